@@ -1,0 +1,3 @@
+from kernels.mla_decode.problem import MlaDecode
+
+OP = MlaDecode()

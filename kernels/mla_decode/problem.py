@@ -1,0 +1,263 @@
+"""MLA decode, absorbed: one new token per sequence attends to a paged latent KV cache.
+
+    out[b, h] = softmax_j(scale * q[b, h] . kv[j]) . kv[j, :512]     j over the sequence's tokens
+
+All heads of a rank share one cached row of 576 = 512 latent + 64 rope per token; the value is the
+latent part. scale = 1/sqrt(192), of the 128 + 64 wide query-key product before absorption
+(DeepSeek-V3 technical report, section 2.1.1).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from kernels.op import Op, Operands, Reference, Seeds, Tolerance, Work
+from shapes.lengths import parse_span, spread
+
+if TYPE_CHECKING:
+    import torch
+
+LATENT = 512
+ROPE = 64
+WIDTH = LATENT + ROPE
+SCALE = 192**-0.5
+
+KV_BYTES = {"bf16": 2, "fp8": 1}
+SPARE_PAGES = 3
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """batch: sequences; ctx: tokens cached per sequence, one length or low..high, spread evenly;
+    heads: query heads of the rank; page: tokens per KV page; kv: bf16, or fp8 (e4m3fn, one scale)."""
+
+    batch: int
+    ctx: str
+    heads: int = 16
+    page: int = 64
+    kv: str = "bf16"
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "heads", "page"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"size {name}={getattr(self, name)} of mla_decode must be at least 1")
+        parse_span(self.ctx)
+        if self.kv not in KV_BYTES:
+            raise ValueError(f"size kv={self.kv!r} of mla_decode must be {' or '.join(KV_BYTES)}")
+
+    def lengths(self, seed: int = 0) -> list[int]:
+        return spread(parse_span(self.ctx), self.batch, seed)
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths())
+
+    @property
+    def used_pages(self) -> int:
+        return sum(-(-n // self.page) for n in self.lengths())
+
+
+@dataclass
+class MlaDecodeOperands(Operands):
+    """q          bf16 [batch, heads, 576]
+    kv         bf16 or e4m3fn [pages, page, 576]; slots that hold no token are NaN
+    page_table int32 [batch, max_pages + 1], padded with the number of a page full of NaN
+    lengths    int32 [batch] on the device, and `host_lengths` as a list
+    kv_scale   a cached value means kv * kv_scale (1.0 for bf16)
+    """
+
+    q: torch.Tensor
+    kv: torch.Tensor
+    page_table: torch.Tensor
+    lengths: torch.Tensor
+    host_lengths: list[int]
+    kv_scale: float
+    scale: float = SCALE
+
+    live: ClassVar = ("q", "kv")
+    streamed: ClassVar = ("kv",)
+
+    @property
+    def page(self) -> int:
+        return self.kv.shape[1]
+
+    def token_slots(self, sequence: int) -> torch.Tensor:
+        """Rows of kv.view(-1, 576) that hold the sequence's tokens, int64 [length]."""
+        import torch
+
+        length, page = self.host_lengths[sequence], self.page
+        pages = self.page_table[sequence, : -(-length // page)].long()
+        return (pages[:, None] * page + torch.arange(page, device=pages.device)).flatten()[:length]
+
+    def split_pages(self, page: int) -> torch.Tensor:
+        """The page table of the same cache seen as smaller pages, int32 [batch, max_pages * parts]:
+        a kernel whose page divides the case's takes `kv.view(-1, page, 576)` with this table."""
+        import torch
+
+        parts = self.page // page
+        part = torch.arange(parts, dtype=torch.int32, device=self.page_table.device)
+        return (self.page_table[:, :, None] * parts + part).flatten(1).contiguous()
+
+
+class MlaDecode(Op):
+    name = "mla_decode"
+    Sizes = Sizes
+    baseline: ClassVar = {"cpu": "torch.sdpa", "cuda": "torch.sdpa", "rocm": "torch.sdpa"}
+
+    def work(self, sizes: Sizes) -> Work:
+        """2 * tokens * heads * (576 + 512) flops; each cached row, q and out moved once."""
+        flops = 2.0 * sizes.tokens * sizes.heads * (WIDTH + LATENT)
+        rows = sizes.batch * sizes.heads
+        return Work(flops, sizes.tokens * WIDTH * KV_BYTES[sizes.kv] + rows * (WIDTH + LATENT) * 2.0)
+
+    def operand_bytes(self, sizes: Sizes) -> int:
+        slots = (sizes.used_pages + SPARE_PAGES) * sizes.page
+        return slots * WIDTH * KV_BYTES[sizes.kv] + sizes.batch * sizes.heads * WIDTH * 2
+
+    def streamed_bytes(self, sizes: Sizes) -> int:
+        return sizes.tokens * WIDTH * KV_BYTES[sizes.kv]
+
+    def empty_output(self, sizes: Sizes, device: str) -> torch.Tensor:
+        import torch
+
+        return torch.empty(sizes.batch, sizes.heads, LATENT, dtype=torch.bfloat16, device=device)
+
+    def operands(self, sizes: Sizes, seeds: Seeds, device: str) -> MlaDecodeOperands:
+        """Operands on which the usual mistakes show, whatever the sizes.
+
+        - Temperature differs by head, from flat to peaked (scores deviate by 0.3 to 8), so that a
+          wrong scale or a combine without rescaling is visible and so is a lost page.
+        - The first and the last token of each sequence are landmarks to which every head gives about
+          as much weight as to a sixteenth of the rest, so that a length off by one shows at any context.
+        - Three latent channels are 2^17 large in kv and 2^-17 small in q: bf16 holds them, fp16 does not
+          (bf16 cache only; e4m3 ends at 448).
+        - Pages are shuffled; every slot that holds no token is NaN, as is the page that pads the table.
+        """
+        import torch
+
+        lengths = sizes.lengths(seeds.stationary)
+        counts = [-(-n // sizes.page) for n in lengths]
+        total = sum(counts) + SPARE_PAGES
+        pages = list(range(total))
+        random.Random(seeds.stationary).shuffle(pages)
+        poison, free = pages[0], iter(pages[1:])
+        width = max(counts) + 1
+        table = [[next(free) for _ in range(n)] + [poison] * (width - n) for n in counts]
+
+        generator = torch.Generator(device).manual_seed(1_000_003 * seeds.stationary + seeds.live)
+
+        def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
+
+        q, kv = normal(sizes.batch, sizes.heads, WIDTH), normal(total, sizes.page, WIDTH, dtype=torch.bfloat16)
+        operands = MlaDecodeOperands(
+            q=q,
+            kv=kv,
+            page_table=torch.tensor(table, dtype=torch.int32, device=device),
+            lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
+            host_lengths=lengths,
+            kv_scale=1.0,
+        )
+        # scale * q.kv has deviation sqrt(576/192) = 1.73 for normal q and kv.
+        temperature = torch.logspace(-2.5, 2.2, sizes.heads, base=2.0, device=device)
+        q *= temperature[torch.randperm(sizes.heads, generator=generator, device=device)][None, :, None]
+        _add_landmarks(operands, normal(sizes.batch, WIDTH))
+        if sizes.kv == "bf16":
+            channels = torch.randperm(LATENT, generator=generator, device=device)[:3]
+            q[..., channels] *= 2.0**-17
+            kv[..., channels] *= 2.0**17
+        operands.q = q.bfloat16()
+        _poison_unused(operands)
+        if sizes.kv == "fp8":
+            operands.kv_scale = 1 / 32
+            operands.kv = (kv.float() / operands.kv_scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+        return operands
+
+    def reference(self, operands: MlaDecodeOperands, max_flops: float = float("inf")) -> Reference:
+        """fp64, one sequence at a time. Above `max_flops` it takes the shortest, the longest, the first
+        and the last sequence and then others at even distance, as many as fit.
+
+        sigma: a right kernel reads exact bf16 products, sums in fp32, and rounds twice: the softmax
+        weights to bf16 before the second product (relative 2^-9 each, independent), and the output
+        (relative 2^-9). Per element the first adds up to 2^-9 * sqrt(sum_j p_j^2 (v_j - out)^2)
+        (the common part of the errors cancels in the normalisation, or is covered by the second), plus
+        the fp32 error of a score of size |s|, which acts like a relative error of a weight.
+        """
+        import torch
+
+        rows = _sampled_rows(operands, max_flops)
+        chosen = range(len(operands.host_lengths)) if rows is None else rows
+        heads = operands.q.shape[1]
+        shape = (len(chosen), heads, LATENT)
+        value = torch.empty(shape, dtype=torch.float64, device=operands.q.device)
+        sigma = torch.empty_like(value)
+        flat = operands.kv.view(-1, WIDTH)
+        unit = 2.0**-9
+        for i, sequence in enumerate(chosen):
+            kv = flat[operands.token_slots(sequence)].double() * operands.kv_scale
+            v = kv[:, :LATENT]
+            scores = operands.q[sequence].double() @ kv.T * operands.scale
+            p = scores.softmax(-1)
+            value[i] = p @ v
+            # fp32 sums of 576 products of the scores' size err by about sqrt(576) 2^-24 |s|.
+            relative = unit + 24 * 2.0**-24 * scores.abs()
+            weight = (p * relative) ** 2
+            spread_about_mean = weight @ v**2 - 2 * value[i] * (weight @ v) + value[i] ** 2 * weight.sum(
+                -1, keepdim=True
+            )
+            sigma[i] = (spread_about_mean.clamp(min=0) + (unit * value[i]) ** 2).sqrt()
+        return Reference(value, sigma, rows)
+
+    def tolerance(self, sizes: Sizes) -> Tolerance:
+        """A kernel with exactly the two roundings of `reference` has a row error of 0.4 to 0.8 sigma
+        (uniform rounding errors reach their bound 2^-9 only at worst); split-KV with bf16 partial
+        results adds one more rounding, exp2 with a rounded log2(e) less. 2 leaves room for those and
+        nothing else; single elements of millions reach 4 to 5 times their row's error."""
+        return Tolerance(row=2.0, element=10.0)
+
+
+def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor) -> None:
+    """Makes the first and last token of each sequence heard by all its heads at once.
+
+    direction: [batch, 576], normalised to u; q becomes 1 along u and a landmark row score / scale, so
+    that its score lies ln(length / 16) above the others' average, in every head.
+    """
+    unit = direction / direction.norm(dim=-1, keepdim=True)
+    operands.q -= (operands.q @ unit[:, :, None]) * unit[:, None, :]
+    flat = operands.kv.view(-1, WIDTH)
+    for sequence, length in enumerate(operands.host_lengths):
+        u, slots = unit[sequence], operands.token_slots(sequence)
+        score = max(0.0, math.log(length / 16))
+        operands.q[sequence] += u
+        for slot in {int(slots[0]), int(slots[-1])}:
+            row = flat[slot].float()
+            flat[slot] = (row - (row @ u) * u + score / operands.scale * u).to(flat.dtype)
+
+
+def _poison_unused(operands: MlaDecodeOperands) -> None:
+    import torch
+
+    unused = torch.ones(operands.kv.shape[0] * operands.page, dtype=torch.bool, device=operands.kv.device)
+    for sequence in range(len(operands.host_lengths)):
+        unused[operands.token_slots(sequence)] = False
+    operands.kv.view(-1, WIDTH)[unused] = float("nan")
+
+
+def _sampled_rows(operands: MlaDecodeOperands, max_flops: float) -> list[int] | None:
+    lengths = operands.host_lengths
+    per_token = 2 * operands.q.shape[1] * (WIDTH + LATENT)
+    if sum(lengths) * per_token <= max_flops:
+        return None
+    count = len(lengths)
+    first = [lengths.index(min(lengths)), lengths.index(max(lengths)), 0, count - 1]
+    order = dict.fromkeys(first + [i * 37 % count for i in range(count)])
+    rows, flops = [], 0.0
+    for row in order:
+        flops += lengths[row] * per_token
+        if rows and flops > max_flops:
+            break
+        rows.append(row)
+    return sorted(rows)

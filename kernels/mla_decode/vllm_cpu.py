@@ -1,0 +1,134 @@
+"""vLLM's two CPU kernels for MLA decode: the ones it serves DeepSeek with on x86-64 servers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernels.mla_decode.problem import LATENT, WIDTH, MlaDecodeOperands, Sizes
+from kernels.op import Implementation, Prepared, Support, Unsupported, need
+from kernels.platform import Platform
+
+if TYPE_CHECKING:
+    import torch
+
+
+class _VllmCpu(Implementation):
+    runtime = "vllm"
+    kernel: str
+
+    def available(self, platform: Platform) -> Support:
+        return Support.all_of(
+            platform.is_a("cpu"),
+            platform.has("avx512f"),
+            platform.library("torch"),
+            platform.library("vllm", install="pip install '.[cpu]' (x86-64 Linux, Python 3.11 or later)"),
+        )
+
+    def fits(self, sizes: Sizes) -> Support:
+        return need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}")
+
+    def bind(self):
+        """The registered torch operator; importing vLLM's module loads its library."""
+        import torch
+
+        try:
+            import vllm._custom_ops  # noqa: F401
+        except ImportError as error:
+            raise Unsupported(f"vllm cannot be imported: {error}") from error
+        if not hasattr(torch.ops._C, self.kernel):
+            raise Unsupported(f"this vllm has no {self.kernel} (not its CPU build, or no AVX-512)")
+        return getattr(torch.ops._C, self.kernel)
+
+
+class Vec(_VllmCpu):
+    """`mla_decode_kvcache`, of the backend CPU_MLA: one thread per sequence, page 16 built in."""
+
+    name = "vllm.vec"
+    requires = "vLLM's CPU build, AVX-512"
+    kernel = "mla_decode_kvcache"
+
+    PAGE = 16
+
+    def fits(self, sizes: Sizes) -> Support:
+        divides = need(sizes.page % self.PAGE == 0, f"needs a page that is a multiple of {self.PAGE}")
+        return Support.all_of(super().fits(sizes), divides)
+
+    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+        return _Vec(operands, out, self.bind())
+
+
+class _Vec(Prepared):
+    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, kernel) -> None:
+        super().__init__(operands, out)
+        self.kernel = kernel
+        self.kv = operands.kv.view(-1, Vec.PAGE, WIDTH)
+        self.table = operands.split_pages(Vec.PAGE)
+
+    def call(self) -> None:
+        o = self.operands
+        self.kernel(self.out, o.q, self.kv, o.scale, self.table, o.lengths)
+
+
+class Amx(_VllmCpu):
+    """`decode_attention_cpu` (SGLang's CPU kernel), of the backend AMX_MLA: split over the cache, with
+    a combine. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not."""
+
+    name = "vllm.amx"
+    requires = "vLLM's CPU build, AVX-512 (AMX tiles where the CPU has them)"
+    kernel = "decode_attention_cpu"
+
+    # vllm/v1/attention/backends/mla/amx_mla.py, _compute_num_kv_splits, of vLLM 0.32.
+    MIN_WORK_PER_SPLIT = 512
+    SPLITS_PER_THREAD = 2
+
+    def splits(self, longest: int, threads: int) -> int:
+        ideal = 1
+        while ideal < max(1, longest // self.MIN_WORK_PER_SPLIT):
+            ideal *= 2
+        return min(ideal, threads * self.SPLITS_PER_THREAD)
+
+    def workspace(self, sizes: Sizes) -> int:
+        return sizes.batch * sizes.heads * 64 * (LATENT + 1) * 4 + sizes.tokens * 4
+
+    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+        import torch
+
+        splits = self.splits(max(operands.host_lengths), torch.get_num_threads())
+        return _Amx(operands, out, self.bind(), splits)
+
+
+class _Amx(Prepared):
+    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, kernel, splits: int) -> None:
+        import torch
+
+        super().__init__(operands, out)
+        batch, heads = operands.q.shape[:2]
+        self.kernel = kernel
+        self.kv = operands.kv.view(-1, 1, WIDTH)
+        self.value = self.kv[..., :LATENT]
+        self.partial = torch.zeros(batch, heads, splits, LATENT + 1)
+        self.rows = operands.split_pages(1)
+        self.requests = torch.arange(batch)
+        self.lengths = operands.lengths.long()
+
+    def call(self) -> None:
+        o = self.operands
+        self.kernel(
+            o.q,
+            self.kv,
+            self.value,
+            self.out,
+            None,
+            None,
+            None,
+            self.partial,
+            self.rows,
+            self.requests,
+            self.lengths,
+            o.scale,
+            0.0,
+            False,
+            0,
+            None,
+            None,
+        )

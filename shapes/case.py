@@ -1,0 +1,70 @@
+"""A case: an op at concrete sizes, with the place it has in a model and a boundary."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+Size = int | str
+
+
+def text_of(sizes: Mapping[str, Size]) -> str:
+    """`{"batch": 64, "ctx": "3200..3999"}` -> `batch=64 ctx=3200..3999`."""
+    return " ".join(f"{name}={value}" for name, value in sizes.items())
+
+
+@dataclass(frozen=True)
+class Case:
+    """One op at concrete sizes.
+
+    sizes:    what the op's `Sizes` reads; plain integers and words, no units
+    boundary: what the timed call covers (`core`, `with_quant`, `with_routing`)
+    place:    where in a model it occurs, for people (`deepseek-r1 tp8 decode`)
+    weight:   how often the step that contains it occurs in the suite's workload, 0..1
+    """
+
+    op: str
+    sizes: Mapping[str, Size]
+    boundary: str = "core"
+    place: str = "ad hoc"
+    weight: float = 1.0
+
+    @property
+    def text(self) -> str:
+        return text_of(self.sizes)
+
+    @property
+    def key(self) -> str:
+        """Names the case within a run; cases of equal key are the same measurement."""
+        return f"{self.op} {self.text} {self.boundary}"
+
+    def with_sizes(self, sizes: Mapping[str, Size]) -> Case:
+        return replace(self, sizes=dict(sizes))
+
+
+def merge(cases: Iterable[Case]) -> list[Case]:
+    """Cases of equal key become one that carries the sum of their weights, order kept."""
+    merged: dict[str, Case] = {}
+    for case in cases:
+        known = merged.get(case.key)
+        merged[case.key] = replace(known, weight=known.weight + case.weight) if known else case
+    return list(merged.values())
+
+
+def parse(text: str) -> list[dict[str, str]]:
+    """`batch=1,16 ctx=4096` -> one dict of sizes for each combination of the listed values.
+
+    Raises ValueError with one line that says what is wrong.
+    """
+    axes: dict[str, list[str]] = {}
+    for word in text.split():
+        name, equals, values = word.partition("=")
+        if not (name and equals and all(values.split(","))):
+            raise ValueError(f"cannot read {word!r} in case {text!r}; write name=value[,value...]")
+        if name in axes:
+            raise ValueError(f"size {name!r} stands twice in case {text!r}")
+        axes[name] = values.split(",")
+    if not axes:
+        raise ValueError("an empty case; write for example 'batch=64 ctx=4096 heads=16'")
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]

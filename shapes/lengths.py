@@ -1,0 +1,37 @@
+"""Sequence lengths of a batch: one value for all, or spread evenly over a span and shuffled."""
+
+from __future__ import annotations
+
+import random
+
+
+def parse_span(text: int | str) -> tuple[int, int]:
+    """`4096` -> (4096, 4096); `3200..3999` -> (3200, 3999), both ends included.
+
+    Raises ValueError with one line that says what is wrong.
+    """
+    low, dots, high = str(text).partition("..")
+    try:
+        span = (int(low), int(high) if dots else int(low))
+    except ValueError:
+        raise ValueError(f"cannot read length {text!r}; write 4096 or 3200..3999") from None
+    if not 1 <= span[0] <= span[1]:
+        raise ValueError(f"length {text!r} must be at least 1 and rise from low to high")
+    return span
+
+
+def span_text(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low}..{high}"
+
+
+def spread(span: tuple[int, int], count: int, seed: int) -> list[int]:
+    """`count` lengths at even quantiles of the span, both ends hit where count > 1, in seeded order.
+
+    Stratified and not drawn: the sum, and with it the work, is the same for every seed.
+    """
+    low, high = span
+    if count == 1:
+        return [(low + high + 1) // 2]
+    lengths = [low + round(i * (high - low) / (count - 1)) for i in range(count)]
+    random.Random(seed).shuffle(lengths)
+    return lengths

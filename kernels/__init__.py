@@ -2,36 +2,80 @@
 
 An op is a folder here whose package has `OP`; an implementation is a subclass of `Implementation`
 in any of that folder's modules (those named `*_jit` hold Triton sources and are imported only to run).
-Nothing is registered anywhere else.
+Nothing is registered anywhere else. A kernel of your own joins without touching this folder: name its
+file in the environment variable KERNEL_BENCH_PLUGINS (several are separated by `:`) and give its
+class an `op`.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
+import os
 import pkgutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 from kernels import namesake
 from kernels.op import Implementation, Op
 
 _HERE = Path(__file__).parent
+PLUGINS = "KERNEL_BENCH_PLUGINS"
+
+
+class PluginError(Exception):
+    """A plugin that cannot be used; one line for its author."""
 
 
 @functools.cache
 def implementations(op: str) -> list[Implementation]:
-    """All implementations of an op, by name; importing them imports no library."""
-    found = {}
-    for module in pkgutil.iter_modules([str(_HERE / op)]):
-        if module.name.endswith("_jit"):
-            continue
-        for value in vars(importlib.import_module(f"kernels.{op}.{module.name}")).values():
-            concrete = isinstance(value, type) and issubclass(value, Implementation)
-            if concrete and "name" in vars(value) and value.__module__ == f"kernels.{op}.{module.name}":
-                found[value.name] = value()
-                found[value.name].op = op
+    """All implementations of an op, by name; importing them imports no library.
+
+    Raises PluginError where a plugin cannot be imported or takes a name that is taken.
+    """
+    found: dict[str, Implementation] = {}
+    for module in _modules(op):
+        for value in vars(module).values():
+            if not (isinstance(value, type) and issubclass(value, Implementation)):
+                continue
+            if value.__module__ != module.__name__ or "name" not in vars(value):
+                continue
+            implementation = value()
+            implementation.op = implementation.op or op
+            if implementation.op != op:
+                continue
+            if implementation.name in found:
+                raise PluginError(f"two implementations of {op} are called {implementation.name}")
+            found[implementation.name] = implementation
     return [found[name] for name in sorted(found)]
+
+
+def _modules(op: str) -> Iterator[ModuleType]:
+    for module in pkgutil.iter_modules([str(_HERE / op)]):
+        if not module.name.endswith("_jit"):
+            yield importlib.import_module(f"kernels.{op}.{module.name}")
+    yield from map(_plugin, plugin_files())
+
+
+def plugin_files() -> list[Path]:
+    return [Path(path).resolve() for path in os.environ.get(PLUGINS, "").split(os.pathsep) if path]
+
+
+@functools.cache
+def _plugin(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"kernel_bench_plugin_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise PluginError(f"{PLUGINS} names {path}, which is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise PluginError(f"cannot import {path}, named by {PLUGINS}: {error}") from error
+    return module
 
 
 namesake.share(sys.modules[__name__])

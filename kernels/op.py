@@ -124,8 +124,8 @@ class Operands(ABC):
         total = 0
         for tensor in self.tensors().values():
             flat = tensor.detach().contiguous().view(torch.uint8).flatten()
-            words = flat[: flat.numel() // 4 * 4].view(torch.int32)
-            total += int(words.sum(dtype=torch.int64)) + int(flat[words.numel() * 4 :].sum())
+            words = flat[: flat.numel() // 8 * 8].view(torch.int64)
+            total += int(words.sum()) + int(flat[words.numel() * 8 :].sum())
         return total
 
 
@@ -191,6 +191,10 @@ class Implementation(ABC):
         """True where it runs only through an interpreter: checked, never timed."""
         return False
 
+    def environment(self, platform: Platform) -> dict[str, str]:
+        """Variables its worker process needs from the start; equal for all of one runtime."""
+        return {}
+
     def supports(self, case: Case, platform: Platform) -> Support:
         from kernels import OPS
 
@@ -235,6 +239,9 @@ class Op(ABC):
     @abstractmethod
     def operand_bytes(self, sizes: Any) -> int:
         """Bytes of one full set of operands, for the memory plan."""
+
+    @abstractmethod
+    def output_bytes(self, sizes: Any) -> int: ...
 
     @abstractmethod
     def streamed_bytes(self, sizes: Any) -> int:

@@ -117,6 +117,9 @@ class MlaDecode(Op):
         slots = (sizes.used_pages + SPARE_PAGES) * sizes.page
         return slots * WIDTH * KV_BYTES[sizes.kv] + sizes.batch * sizes.heads * WIDTH * 2
 
+    def output_bytes(self, sizes: Sizes) -> int:
+        return sizes.batch * sizes.heads * LATENT * 2
+
     def streamed_bytes(self, sizes: Sizes) -> int:
         return sizes.tokens * WIDTH * KV_BYTES[sizes.kv]
 

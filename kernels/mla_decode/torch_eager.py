@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.mla_decode.problem import LATENT, WIDTH, MlaDecodeOperands, Sizes
+from kernels.mla_decode.problem import KV_BYTES, LATENT, WIDTH, MlaDecodeOperands, Sizes
 from kernels.op import Implementation, Prepared, Support
 from kernels.platform import Platform
 
@@ -80,11 +80,16 @@ class _Sdpa(_Padded):
     that the cache is read once and not once per head; the value keeps all 576 columns, because the
     flash kernels want one head size, and the last 64 are dropped."""
 
+    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor) -> None:
+        super().__init__(operands, out)
+        self.rows = operands.kv.new_empty(*self.slots.shape, WIDTH)
+
     def call(self) -> None:
         import torch
 
-        o = self.operands
-        rows = o.kv.view(-1, WIDTH)[self.slots]
+        o, rows = self.operands, self.rows
+        # Into a buffer that is there already: faulting in fresh memory costs more than the copy.
+        torch.index_select(o.kv.view(-1, WIDTH), 0, self.slots.flatten(), out=rows.view(-1, WIDTH))
         if o.kv_scale != 1.0:
             rows = (rows.float() * o.kv_scale).bfloat16()
         rows = rows[:, None]
@@ -99,7 +104,8 @@ class Sdpa(Naive):
     requires = "torch"
 
     def workspace(self, sizes: Sizes) -> int:
-        return sizes.batch * max(sizes.lengths()) * (WIDTH * 2 * 2 + 8 + 1)
+        slots = sizes.batch * max(sizes.lengths())
+        return slots * (WIDTH * KV_BYTES[sizes.kv] + (WIDTH * 6 if sizes.kv == "fp8" else 0) + 8 + 1)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         return _Sdpa(operands, out)

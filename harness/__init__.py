@@ -1,0 +1,1 @@
+"""How it is measured: plan, workers, blocks and rounds, check, journal, verdicts, tables."""

@@ -1,0 +1,126 @@
+"""From rounds to records: times with intervals, ratios with verdicts, gates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import kernels
+from harness.ceilings import Ceilings
+from harness.records import Cell, Samples, Verdict
+from harness.runner import Measured
+from harness.stations import Contender
+from harness.statistics import compare, interval, noise_floor
+from kernels.op import Work
+from kernels.platform import Platform, version
+
+
+@dataclass(frozen=True)
+class Yardsticks:
+    """What a time is held against: measured ceilings for percentages, datasheet peaks for the gate."""
+
+    ceilings: Ceilings | None
+    peaks: Ceilings | None
+    confidence: float
+
+
+def assess(measured: Measured, platform: Platform, yardsticks: Yardsticks) -> tuple[list[Cell], list[Verdict]]:
+    """The cells of a case, and the verdicts between those that may carry a time."""
+    op = kernels.OPS[measured.case.op]
+    work = op.work(op.sizes(measured.case.sizes))
+    cells = [_cell(c, measured, platform, work, yardsticks) for c in measured.contenders]
+    valid = {
+        c.name: cell.time_us
+        for c, cell in zip(measured.contenders, cells, strict=True)
+        if cell.status == "ok" and cell.time_us is not None
+    }
+    return cells, _verdicts(measured, valid, yardsticks.confidence)
+
+
+def _cell(
+    contender: Contender, measured: Measured, platform: Platform, work: Work, yardsticks: Yardsticks
+) -> Cell:
+    case, rotation = measured.case, measured.rotation
+    cell = Cell(
+        op=case.op,
+        case=case.key,
+        boundary=case.boundary,
+        impl=contender.impl.name,
+        platform=platform.kind,
+        arch=platform.arch,
+        arm=contender.arm.name,
+        launch=contender.launch,
+        cache=rotation.mode,
+        status=contender.status or ("checked" if contender.interpreted else "ok"),
+        reason=contender.reason,
+        check=contender.check,
+        kernels=contender.kernels,
+        setup_s=contender.setup_s or None,
+        place=case.place,
+        weight=case.weight,
+        version=version(contender.impl.provider) or "",
+        rotation=asdict(rotation),
+    )
+    rounds = [r for r in measured.rounds.rounds if contender.name in r.seconds]
+    if cell.status != "ok" or not rounds:
+        if cell.status == "ok":
+            cell.status, cell.reason = "error", "the budget ended before its first round"
+        return cell
+    seconds = [r.seconds[contender.name] for r in rounds]
+    cell.samples = Samples(block=[r.block for r in rounds], round=[r.index for r in rounds], seconds=seconds)
+    logs = ((r.block, math.log(s)) for r, s in zip(rounds, seconds, strict=True))
+    over_blocks = interval(logs, yardsticks.confidence)
+    time = math.exp(over_blocks.mean)
+    from_memory = rotation.mode != "warm"
+    if yardsticks.peaks and time < (least := yardsticks.peaks.least_time(work, from_memory and rotation.enough)):
+        cell.status = "impossible"
+        cell.reason = f"{time * 1e6:.3g} us, but the datasheet's peaks allow no less than {least * 1e6:.3g} us"
+        return cell
+    cell.time_us = time * 1e6
+    if over_blocks.groups > 1:
+        cell.low_us, cell.high_us = (math.exp(v) * 1e6 for v in (over_blocks.low, over_blocks.high))
+    cell.tflops = work.flops / time / 1e12
+    cell.gbps = work.bytes / time / 1e9
+    if yardsticks.ceilings:
+        cell.percent_of_ceiling = 100 * yardsticks.ceilings.least_time(work, from_memory) / time
+    return cell
+
+
+def _verdicts(measured: Measured, valid: dict[str, float], confidence: float) -> list[Verdict]:
+    """The A/A pair, each contender against the anchor, and the winner against the runner-up."""
+    anchor, twin, rounds = measured.anchor, measured.twin, measured.rounds
+    if anchor is None or twin is None or anchor.name not in valid:
+        return []
+
+    def against(a: str, b: str, about: str, floor: float) -> Verdict:
+        pairs = (rounds.series(a), rounds.series(b))
+        found = compare(*pairs, blocks=rounds.blocks, floor=floor, confidence=confidence)
+        ratio, low, high, shown = (_finite(v) for v in (found.ratio, found.low, found.high, floor))
+        return Verdict(
+            case=measured.case.key,
+            a=a,
+            b=b,
+            ratio=ratio,
+            low=low,
+            high=high,
+            floor=shown,
+            verdict=found.verdict,  # type: ignore[arg-type]
+            confidence=confidence,
+            about=about,  # type: ignore[arg-type]
+        )
+
+    pair = compare(
+        rounds.series(twin.name), rounds.series(anchor.name), blocks=rounds.blocks, confidence=confidence
+    )
+    floor = noise_floor(pair)
+    found = [against(twin.name, anchor.name, "A/A", 0.0)]
+    found += [against(name, anchor.name, "baseline", floor) for name in valid if name != anchor.name]
+    ranked: Sequence[str] = sorted(valid, key=lambda name: valid[name])
+    if len(ranked) > 1:
+        found.append(against(ranked[0], ranked[1], "runner-up", floor))
+    return found
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,120 @@
+"""Inside a worker: one case's operands and the contenders prepared on them.
+
+Every public method is one request that the parent makes; arguments and answers are plain values.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import kernels
+from harness.device import Call, Timer, kernel_names, timer_for
+from kernels.op import Op, Operands, Prepared, Seeds
+
+
+@dataclass
+class _Seated:
+    """A contender that is ready: prepared once on each set of operands, with what a turn calls."""
+
+    prepared: list[Prepared]
+    calls: list[Call]
+    timer: Timer
+
+
+class Bench:
+    """Holds the sets of operands (the first is checked; the others make calls rotate) and who sits."""
+
+    op: Op
+    sets: list[Operands]
+
+    def __init__(self) -> None:
+        self.seated: dict[str, _Seated] = {}
+        self.timers: dict[str, Timer] = {}
+
+    def hello(self, kind: str, device: str, threads: int) -> dict[str, Any]:
+        """Readies the device; fails where this torch cannot reach it."""
+        import torch
+
+        self.kind, self.device, self.threads = kind, device, threads
+        torch.set_num_threads(threads)
+        facts = {"torch": torch.__version__, "threads": torch.get_num_threads(), "last_level": 0}
+        if kind != "cpu":
+            if not torch.cuda.is_available():
+                raise RuntimeError(f"torch {torch.__version__} sees no GPU; {device} needs its {kind} build")
+            torch.cuda.set_device(device)
+            facts["last_level"] = torch.cuda.get_device_properties(device).L2_cache_size
+        return facts
+
+    def open(self, op: str, sizes: Mapping[str, Any], seeds: Mapping[str, int]) -> int:
+        """Makes the canonical operands; the digest tells the parent whether they are the judge's."""
+        self.close()
+        self.op = kernels.OPS[op]
+        self.sizes = self.op.sizes(sizes)
+        self.sets = [self.op.operands(self.sizes, Seeds(**seeds), self.device)]
+        return self.sets[0].digest()
+
+    def fresh(self, mode: str, copies: int) -> None:
+        """Moves the operands to fresh buffers, in `copies` sets: those that a serving step streams are
+        each set's own, the others shared (`cold`: all are its own). Everybody has to be prepared again."""
+        self.seated.clear()
+        first = self.sets[0].copy()
+        own = None if mode == "cold" else first.streamed
+        self.sets = [first, *(first.copy(own) for _ in range(copies - 1))]
+
+    def prepare(self, contender: str, impl: str, launch: str) -> float:
+        """Prepares on every set and calls each once (JIT compilers run here); returns seconds."""
+        import torch
+
+        started = time.perf_counter()
+        if launch not in self.timers:
+            self.timers[launch] = timer_for(self.kind, launch)
+        timer = self.timers[launch]
+        implementation = next(i for i in kernels.implementations(self.op.name) if i.name == impl)
+        prepared = []
+        for operands in self.sets:
+            out = None if implementation.allocates else self.op.empty_output(self.sizes, self.device)
+            prepared.append(implementation.prepare(operands, out))
+            prepared[-1].call()
+        timer.synchronize()
+        # A library that was just imported may have changed it.
+        torch.set_num_threads(self.threads)
+        self.seated[contender] = _Seated(prepared, timer.capture([p.call for p in prepared]), timer)
+        return time.perf_counter() - started
+
+    def turn(self, contender: str, at_least: float) -> dict[str, Any]:
+        seated = self.seated[contender]
+        return asdict(seated.timer.turn(seated.calls, at_least))
+
+    def output(self, contender: str, path: str, fresh: bool) -> int:
+        """Saves the output on the first set: of a new call into a poisoned output, or as the timed
+        calls left it. Returns the digest of the operands, which no call may change."""
+        import torch
+
+        seated = self.seated[contender]
+        prepared = seated.prepared[0]
+        if fresh:
+            if prepared.out is not None:
+                prepared.out.fill_(float("nan"))
+            seated.calls[0]()
+            seated.timer.synchronize()
+        torch.save(prepared.result().detach().cpu().contiguous(), path)
+        return self.sets[0].digest()
+
+    def load(self, seeds: Mapping[str, int]) -> int:
+        """New live operands for all on the first set, stationary ones kept; returns the digest."""
+        live = self.op.operands(self.sizes, Seeds(**seeds), self.device).live_tensors()
+        for seated in self.seated.values():
+            seated.prepared[0].load(live)
+        for name, tensor in live.items():
+            getattr(self.sets[0], name).copy_(tensor)
+        return self.sets[0].digest()
+
+    def profile(self, contender: str) -> list[str]:
+        return kernel_names(self.seated[contender].prepared[0].call, self.kind)
+
+    def close(self) -> None:
+        self.seated.clear()
+        self.sets = []

@@ -1,0 +1,108 @@
+"""The command line. Imports nothing heavy: `--help` and `list` start at once."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from harness.errors import USAGE, HarnessError
+from kernels import PluginError
+from kernels.platform import KINDS
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+def cli() -> None:
+    """Which implementation of DeepSeek's inference kernels is fastest here, and is it right?
+
+    \b
+    python -m harness run --op mla_decode                    rank the implementations at a few small shapes
+    python -m harness run --op mla_decode --suite r1-tp8     ... at DeepSeek-R1's shapes on one of 8 GPUs
+    python -m harness run --op mla_decode --case "batch=1,64 ctx=4096 heads=16"
+    python -m harness list impls                             what there is, what it needs, what can run here
+
+    Exit codes: 0 all that could run is right; 1 something was wrong, crashed or timed out; 2 the command
+    cannot be understood or an input not read; 3 nothing could run.
+    """
+
+
+@cli.command("list")
+@click.argument("what", default="impls", type=click.Choice(["ops", "impls", "cases", "suites"]))
+@click.option("--op", help="Only this op.")
+@click.option("--suite", default=None, help="For cases: of this suite (default: all suites).")
+@click.option("--platform", type=click.Choice(KINDS), help="Ask about another platform than this machine.")
+@click.option("--arch", default="", help="Its architecture: sm_90, sm_100, gfx942, gfx950, x86-amx ...")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of a table.")
+def list_command(**options: Any) -> None:
+    """What there is, and what can run here, with reasons."""
+    from harness.listing import show
+
+    show(**options)
+
+
+@cli.command()
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of a table.")
+def doctor(json_to: str | None) -> None:
+    """Platform, device, libraries, ceilings, and what would improve them."""
+    from harness.doctor import show
+
+    show(json_to)
+
+
+@cli.command()
+@click.option("--op", help="The op to measure.")
+@click.option("--impl", metavar="PATTERN,...", help="Only implementations that match ('vllm.*,torch.sdpa').")
+@click.option("--suite", help="Named cases (default: smoke); see `list suites`.")
+@click.option("--case", multiple=True, metavar='"NAME=V[,V...] ..."', help="Ad hoc cases; lists multiply.")
+@click.option("--boundary", help="What the timed call covers: core, with_quant, with_routing.")
+@click.option("--baseline", help="Compare with this one (default: the op's best torch implementation).")
+@click.option("--device", help="cpu, cuda, cuda:1 ... (default: the first GPU, else the CPU).")
+@click.option(
+    "--cache",
+    type=click.Choice(["serving", "cold", "warm"]),
+    default="serving",
+    show_default=True,
+    help="Streamed operands from memory; all operands from memory; nothing moved out of the cache.",
+)
+@click.option("--launch", type=click.Choice(["graph", "eager", "both"]), help="On GPUs (default: graph).")
+@click.option("--budget", metavar="60s", help="Time for measuring, set-up apart.  [default: 60s]")
+@click.option("--set", multiple=True, metavar="NAME=VALUE", help="Environment of the workers.")
+@click.option("--resume", metavar="RUN", help="Measure what this run did not finish.")
+@click.option("--retry", is_flag=True, help="With --resume: measure cases with crashed cells again.")
+@click.option("--out", metavar="DIR", help="The run's folder (default: a new one under results/local/).")
+@click.option("--json", metavar="FILE|-", help="Write run, cells and verdicts there; - is stdout.")
+@click.option("--csv", metavar="FILE|-", help="Write the cells there.")
+@click.option("--quiet", is_flag=True, help="No tables and no progress.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of operands and orders.")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads (default: the physical cores).")
+@click.option("--prepare-timeout", type=float, default=900, show_default=True, help="Seconds to prepare one.")
+@click.option("--call-timeout", type=float, default=120, show_default=True, help="Seconds for one request.")
+def run(**options: Any) -> None:
+    """Rank implementations of an op: each checked against a reference, then timed in interleaved rounds."""
+    from harness.run_command import Request
+    from harness.run_command import run as run_request
+
+    sys.exit(run_request(Request(**options)))
+
+
+def main() -> int:
+    """Runs the command; a user's mistake is one line on stderr and an exit code."""
+    try:
+        cli(standalone_mode=False)
+    except HarnessError as error:
+        click.echo(f"error: {error}", err=True)
+        return error.exit_code
+    except PluginError as error:
+        click.echo(f"error: {error}", err=True)
+        return USAGE
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return USAGE
+    except click.ClickException as error:
+        click.echo(f"error: {error.format_message()}", err=True)
+        return USAGE
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("stopped; finished cases are recorded, --resume RUN measures the rest", err=True)
+        return 130
+    return 0

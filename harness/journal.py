@@ -1,0 +1,118 @@
+"""A run folder: run.json, written once, and cells.jsonl, to which each finished case is added whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from harness.errors import HarnessError, UsageError
+from harness.records import SCHEMA, CaseDone, Cell, Record, Run, Verdict
+
+KINDS: dict[str, type[Record]] = {"cell": Cell, "verdict": Verdict, "case": CaseDone}
+
+
+class JournalFull(HarnessError):
+    """A finished case could not be written; the journal is as it was before."""
+
+
+class Journal:
+    """Appends to, and reads, one run folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cells = folder / "cells.jsonl"
+
+    @staticmethod
+    def create(folder: Path, run: Run) -> Journal:
+        journal = Journal(folder)
+        if (folder / "run.json").exists():
+            raise UsageError(f"{folder} already holds a run; choose another --out, or --resume {folder}")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            partial = folder / "run.json.partial"
+            with partial.open("w") as file:
+                file.write(run.model_dump_json(indent=1) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            journal.cells.touch()
+            partial.replace(folder / "run.json")
+        except OSError as error:
+            raise UsageError(f"cannot write results to {folder}: {error.strerror}; choose another --out") from None
+        return journal
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Adds a finished case in one write and waits until it is on the disk.
+
+        What an earlier kill left of an unfinished write is cut off first; if the disk fills up, the
+        part that was written is cut off again and JournalFull raised.
+        """
+        data = "".join(record.model_dump_json() + "\n" for record in records).encode()
+        try:
+            with self.cells.open("r+b", buffering=0) as file:
+                end = _whole_lines(file.read())
+                file.truncate(end)
+                file.seek(end)
+                try:
+                    rest = memoryview(data)
+                    while rest:
+                        rest = rest[file.write(rest) :]
+                    os.fsync(file.fileno())
+                except OSError:
+                    file.truncate(end)
+                    raise
+        except OSError as error:
+            raise JournalFull(f"cannot write to {self.cells}: {error.strerror}") from None
+
+    def run(self) -> Run:
+        path = self.folder / "run.json"
+        try:
+            text = path.read_text()
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        try:
+            found = json.loads(text).get("schema_version")
+            if not isinstance(found, int):
+                raise UsageError(f"{path} is not a run of this suite: it has no schema_version")
+            if found > SCHEMA:
+                raise UsageError(
+                    f"{path} has schema {found}; this version reads up to {SCHEMA}: update deepseek-kernel-bench"
+                )
+            return Run.model_validate_json(text)
+        except (ValueError, AttributeError) as error:
+            raise UsageError(f"cannot read {path}: {_first_line(error)}") from None
+
+    def finished(self) -> dict[str, list[Record]]:
+        """Finished cases by key, in order: the records of each. A cut-off last line is ignored; anything
+        else that cannot be read is an error that names the line."""
+        try:
+            data = self.cells.read_bytes()
+        except OSError as error:
+            raise UsageError(f"cannot read {self.cells}: {error.strerror}") from None
+        cases: dict[str, list[Record]] = {}
+        pending: list[Record] = []
+        for number, line in enumerate(data[: _whole_lines(data)].splitlines(), 1):
+            try:
+                record = KINDS[json.loads(line)["kind"]].model_validate_json(line)
+            except (ValueError, KeyError, TypeError, ValidationError) as error:
+                raise UsageError(f"cannot read {self.cells}, line {number}: {_first_line(error)}") from None
+            pending.append(record)
+            if isinstance(record, CaseDone):
+                cases[record.case] = [r for r in pending if getattr(r, "case", None) == record.case]
+                pending = []
+        return cases
+
+
+def _whole_lines(data: bytes) -> int:
+    """How many bytes end with the last whole line."""
+    return data.rfind(b"\n") + 1
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

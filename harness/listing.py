@@ -1,0 +1,98 @@
+"""`python -m harness list`: ops, implementations, cases and suites, without importing torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+import kernels
+from harness.errors import UsageError
+from harness.plan import choose_op
+from kernels.platform import Platform, detect, named, version
+from shapes.suites import suite, suites
+
+
+def show(
+    what: str, op: str | None, suite: str | None, platform: str | None, arch: str, json_to: str | None
+) -> None:
+    """Prints a table, or writes a list of objects with the same columns as JSON."""
+    if arch and not platform:
+        raise UsageError("--arch needs --platform")
+    here = named(platform, arch) if platform else detect()
+    ops = [choose_op(op).name] if op else list(kernels.OPS)
+    rows = {"ops": _ops, "impls": _impls, "cases": _cases, "suites": _suites}[what](ops, here, suite)
+    if json_to:
+        text = json.dumps(rows, indent=1) + "\n"
+        if json_to == "-":
+            sys.stdout.write(text)
+        else:
+            _write(json_to, text)
+        return
+    if what == "impls":
+        print(f"{here.kind} {here.arch} {here.name}".strip() + ("" if here.here else " (not this machine)"))
+    print(tabulate([list(map(_cell, row.values())) for row in rows], list(rows[0]) if rows else []))
+
+
+def _cell(value: Any) -> Any:
+    return ("yes" if value else "no") if isinstance(value, bool) else value
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _ops(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[str, Any]]:
+    return [
+        {
+            "op": op,
+            "sizes": ", ".join(kernels.OPS[op].Sizes.__dataclass_fields__),
+            "boundaries": ", ".join(kernels.OPS[op].boundaries),
+            "implementations": len(kernels.implementations(op)),
+            "baseline here": kernels.OPS[op].baseline[here.kind],
+        }
+        for op in ops
+    ]
+
+
+def _impls(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[str, Any]]:
+    rows = []
+    for op in ops:
+        for impl in kernels.implementations(op):
+            support = impl.available(here)
+            how = "checked, not timed (interpreted)" if support.ok and impl.interpreted(here) else ""
+            rows.append(
+                {
+                    "op": op,
+                    "implementation": impl.name,
+                    "provider": impl.provider,
+                    "version": (version(impl.provider) or "") if here.here else "",
+                    "boundary": impl.boundary,
+                    "runs": support.ok,
+                    "why not": support.reason or how,
+                    "requires": impl.requires,
+                }
+            )
+    return rows
+
+
+def _cases(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[str, Any]]:
+    if suite_name is not None and suite_name not in suites():
+        raise UsageError(f"unknown suite {suite_name!r}; suites: {', '.join(suites())}")
+    names = [suite_name] if suite_name else list(suites())
+    return [
+        {"suite": name, "op": op, "case": kernels.OPS[op].case(c.sizes).text, "weight": round(c.weight, 4), "place": c.place}
+        for name in names
+        for op in ops
+        for c in suite(name).cases(op)
+    ]
+
+
+def _suites(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[str, Any]]:
+    return [{"suite": s.name, "description": s.description} for s in suites().values()]

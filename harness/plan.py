@@ -1,0 +1,172 @@
+"""What will be measured: which cases within the budget, which contenders, in how much memory."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import kernels
+from harness.errors import UsageError
+from kernels.op import Implementation, Op
+from kernels.platform import Platform
+from shapes.case import Case, merge, parse
+from shapes.suites import suite, suites
+
+# Below this a case gets too few rounds for an interval worth printing.
+LEAST_CASE_S = 15.0
+# Calls rotate over copies of the streamed operands until this many last-level caches have gone by ...
+ROTATE_CACHES = 2
+# ... but over no more copies than this.
+MOST_COPIES = 64
+MEMORY_SHARE = 0.8
+
+
+def choose_op(name: str) -> Op:
+    if name not in kernels.OPS:
+        raise UsageError(f"unknown op {name!r}; ops: {', '.join(kernels.OPS)}")
+    return kernels.OPS[name]
+
+
+def choose_cases(op: Op, suite_name: str | None, texts: Sequence[str], boundary: str | None) -> list[Case]:
+    """The cases of a suite or of `--case` texts, canonical, heaviest first among equals in suite order."""
+    if boundary is not None and boundary not in op.boundaries:
+        raise UsageError(f"unknown boundary {boundary!r} for {op.name}; boundaries: {', '.join(op.boundaries)}")
+    boundaries = [boundary] if boundary else list(op.boundaries)
+    try:
+        if texts:
+            sizes = [s for text in texts for s in parse(text)]
+            found = [op.case(s, boundary=b, weight=1 / len(sizes)) for s in sizes for b in boundaries]
+        else:
+            found = [
+                op.case(c.sizes, boundary=b, place=c.place, weight=c.weight)
+                for c in _suite(suite_name or "smoke").cases(op.name)
+                for b in boundaries
+            ]
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if not found:
+        raise UsageError(f"suite {suite_name!r} has no cases for {op.name}")
+    return sorted(merge(found), key=lambda case: -case.weight)
+
+
+def _suite(name: str) -> Any:
+    if name not in suites():
+        raise UsageError(f"unknown suite {name!r}; suites: {', '.join(suites())}")
+    return suite(name)
+
+
+def choose_implementations(op: Op, patterns: str | None) -> list[Implementation]:
+    """Implementations that match any of the comma-separated shell patterns; each must match one."""
+    available = kernels.implementations(op.name)
+    if not patterns:
+        return available
+    chosen: dict[str, Implementation] = {}
+    for pattern in patterns.split(","):
+        matches = [i for i in available if fnmatch.fnmatchcase(i.name, pattern.strip())]
+        if not matches:
+            names = ", ".join(i.name for i in available)
+            raise UsageError(f"no implementation of {op.name} matches {pattern!r}; there are: {names}")
+        chosen.update({i.name: i for i in matches})
+    return [chosen[name] for name in sorted(chosen)]
+
+
+def choose_baseline(op: Op, platform: Platform, named: str | None, chosen: list[Implementation]) -> str:
+    """The named baseline, or the op's best torch implementation here; it joins the chosen ones."""
+    known = {i.name: i for i in kernels.implementations(op.name)}
+    baseline = named or op.baseline[platform.kind]
+    if baseline not in known:
+        raise UsageError(f"unknown baseline {baseline!r}; implementations: {', '.join(known)}")
+    if baseline not in {i.name for i in chosen}:
+        chosen.append(known[baseline])
+    return baseline
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A set of environment variables under which cells run; the plain arm sets none."""
+
+    variables: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return " ".join(f"{k}={v}" for k, v in self.variables.items()) or "plain"
+
+
+def parse_arm(settings: Iterable[str]) -> Arm:
+    variables = {}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise UsageError(f"cannot read --set {text!r}; write NAME=VALUE")
+        variables[name] = value
+    return Arm(variables)
+
+
+def launches(platform: Platform, wanted: str | None) -> list[str]:
+    """Launch modes to measure; a CPU has no graphs."""
+    if platform.kind == "cpu":
+        if wanted in ("graph", "both"):
+            raise UsageError(f"--launch {wanted} needs a GPU; this is a CPU, whose calls are eager")
+        return ["eager"]
+    return {"graph": ["graph"], "eager": ["eager"], "both": ["graph", "eager"]}[wanted or "graph"]
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Over how many copies of the operands calls rotate, and what that amounts to.
+
+    mode:   serving (the streamed operands differ), cold (all differ), warm (one copy)
+    bytes:  touched before a copy's turn comes again
+    enough: whether that is twice what the last-level cache holds
+    """
+
+    mode: str
+    copies: int
+    bytes: int
+    last_level: int
+    enough: bool
+
+
+def rotation(op: Op, sizes: Any, mode: str, last_level: int) -> Rotation:
+    """The cache policy of a case. An unknown last level counts as 256 MiB, the largest of today's GPUs."""
+    level = last_level or 256 << 20
+    touched = int(op.work(sizes).bytes) if mode == "cold" else op.streamed_bytes(sizes)
+    wanted = 1 if touched >= ROTATE_CACHES * level else math.ceil(ROTATE_CACHES * level / touched) + 1
+    copies = 1 if mode == "warm" else min(wanted, MOST_COPIES)
+    return Rotation(mode, copies, copies * touched, level, copies >= wanted)
+
+
+def memory_needed(op: Op, sizes: Any, contenders: Sequence[Implementation], copies: int) -> int:
+    """Bytes of one worker: operands twice (moving to fresh buffers, loading new live ones), the copies
+    that calls rotate over, and each contender's outputs and workspace."""
+    output = op.output_bytes(sizes)
+    per_contender = sum(i.workspace(sizes) + output * (copies + 1) for i in contenders)
+    return 2 * op.operand_bytes(sizes) + copies * op.streamed_bytes(sizes) + per_contender
+
+
+def allowance(remaining_s: float, case: Case, left: Sequence[Case]) -> float:
+    """Seconds of the remaining budget for the next case: its share by weight, at least the least that
+    is worth it, at most all."""
+    total = sum(c.weight for c in left) or 1.0
+    return min(remaining_s, max(LEAST_CASE_S, remaining_s * case.weight / total))
+
+
+def affordable(budget_s: float, cases: Sequence[Case]) -> list[Case]:
+    """The heaviest cases that fit the budget with at least the least time each, one at any rate."""
+    return list(cases[: max(1, int(budget_s // LEAST_CASE_S))])
+
+
+def parse_seconds(text: str) -> float:
+    """`60`, `60s`, `5m`, `1h` -> seconds."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    number, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, 1)
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise UsageError(f"cannot read --budget {text!r}; write for example 60s, 5m or 1h")
+    return seconds

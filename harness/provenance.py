@@ -1,0 +1,70 @@
+"""What a number needs beside it: the machine, the versions, the code, the environment."""
+
+from __future__ import annotations
+
+import os
+import platform as host
+import re
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from harness.workers import ROOT
+from kernels.platform import Platform, version
+
+LIBRARIES = (
+    "torch triton vllm aiter flashinfer flash_attn flash_mla deep_gemm sglang sgl_kernel "
+    "numpy scipy pandas pydantic"
+).split()
+
+# Variables by which the kernels, their libraries and their threads are steered.
+STEERING = re.compile(
+    r"^(AITER|AMD|AMDGCN|CUDA|CK|DG|DNNL|FLASHINFER|GOMP|GPU|HIP|HSA|KERNEL_BENCH|KMP|MIOPEN|MKL|NCCL|NVIDIA|OMP|ONEDNN|"
+    r"PYTORCH|ROCM|ROCR|SGL|SGLANG|TORCH|TORCHINDUCTOR|TRITON|TRTLLM|VLLM)_|^(LD_PRELOAD|ENABLE_CK|MALLOC_CONF)$"
+)
+
+
+def provenance(platform: Platform, threads: int) -> dict[str, Any]:
+    """Everything that identifies the measurement's surroundings, as plain values."""
+    return {
+        "machine": {
+            "host": socket.gethostname(),
+            "platform": platform.kind,
+            "arch": platform.arch,
+            "device": platform.name,
+            "device_id": platform.device,
+            "device_memory": platform.memory,
+            "last_level_cache": platform.last_level,
+            "driver": driver(platform),
+            "cpus": os.cpu_count(),
+            "threads": threads,
+            "os": host.platform(),
+        },
+        "versions": {"python": host.python_version()}
+        | {module: found for module in LIBRARIES if (found := version(module))},
+        "git": git_state(),
+        "environment": {k: v for k, v in sorted(os.environ.items()) if STEERING.match(k)},
+    }
+
+
+def driver(platform: Platform) -> str:
+    if platform.kind == "cuda":
+        return _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
+    module = Path("/sys/module/amdgpu/version")
+    return module.read_text().strip() if platform.kind == "rocm" and module.exists() else ""
+
+
+def git_state() -> dict[str, Any]:
+    """The commit of the code, and whether anything but results differs from it."""
+    commit = _run("git", "-C", str(ROOT), "rev-parse", "HEAD")
+    changed = _run("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!results")
+    return {"commit": commit, "dirty": bool(changed)}
+
+
+def _run(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

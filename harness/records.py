@@ -1,0 +1,125 @@
+"""The record format: what a run folder holds. Versioned; readers refuse what is newer than they are."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA = 1
+
+Status = Literal[
+    "ok", "checked", "wrong", "unsupported", "impossible", "error", "crashed", "timeout"
+]
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Samples(Record):
+    """Seconds per call of each round that gave a time, with its block and its number in it."""
+
+    block: list[int] = []
+    round: list[int] = []
+    seconds: list[float] = []
+
+
+class Cell(Record):
+    """Case x implementation x arm x launch x cache on one device.
+
+    time_us with low_us..high_us: median over blocks and its interval, microseconds per call
+    tflops, gbps: from the op's own count of work, each byte once
+    percent_of_ceiling: of what this machine was measured to reach; null where nothing was
+    check: the judge's report of every stage, the last entry the one that decided
+    setup_s: preparing, JIT and the first call
+    """
+
+    kind: Literal["cell"] = "cell"
+    op: str
+    case: str
+    boundary: str
+    impl: str
+    platform: str
+    arch: str
+    arm: str
+    launch: str
+    cache: str
+    status: Status
+    reason: str = ""
+    time_us: float | None = None
+    low_us: float | None = None
+    high_us: float | None = None
+    tflops: float | None = None
+    gbps: float | None = None
+    percent_of_ceiling: float | None = None
+    check: dict[str, Any] = {}
+    kernels: list[str] = []
+    setup_s: float | None = None
+    place: str = ""
+    weight: float = 0.0
+    version: str = ""
+    rotation: dict[str, Any] = {}
+    samples: Samples = Field(default_factory=Samples)
+
+
+class Verdict(Record):
+    """ratio = time(b) / time(a), so > 1 means that a is faster, and the verdict is a's.
+
+    about: against the baseline, the winner against the runner-up, or the A/A pair
+    """
+
+    kind: Literal["verdict"] = "verdict"
+    case: str
+    a: str
+    b: str
+    ratio: float | None
+    low: float | None
+    high: float | None
+    floor: float | None
+    verdict: Literal["faster", "slower", "same", "unclear"]
+    confidence: float
+    about: Literal["baseline", "runner-up", "A/A"]
+
+
+class CaseDone(Record):
+    """Ends a case in the journal: without it the case counts as unfinished."""
+
+    kind: Literal["case"] = "case"
+    case: str
+    measured_s: float
+    setup_s: float
+    rounds: int
+    blocks: int
+    stopped: str
+
+
+class PlannedCase(Record):
+    op: str
+    sizes: dict[str, int | str]
+    boundary: str
+    place: str
+    weight: float
+    key: str
+
+
+class Run(Record):
+    """What a command set out to do, and on what; written once, before anything is measured."""
+
+    schema_version: int = SCHEMA
+    id: str
+    created: str
+    command: list[str]
+    op: str
+    suite: str
+    cases: list[PlannedCase]
+    implementations: list[str]
+    baseline: str
+    arms: dict[str, dict[str, str]]
+    launches: list[str]
+    cache: str
+    budget_s: float
+    seed: int
+    confidence: float
+    ceilings: dict[str, Any]
+    provenance: dict[str, Any]

@@ -1,0 +1,47 @@
+"""Stored runs as one table."""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.errors import UsageError
+from harness.journal import Journal
+from harness.records import Cell
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def run_folders(path_or_glob: str | Path) -> list[Path]:
+    """Run folders at a path (a run, its cells.jsonl, or any folder above runs) or matching a glob."""
+    text = str(path_or_glob)
+    found = [Path(text)] if Path(text).exists() else [Path(p) for p in sorted(glob.glob(text, recursive=True))]
+    folders: dict[Path, None] = {}
+    for path in found:
+        folder = path if path.is_dir() else path.parent
+        runs = [folder] if (folder / "run.json").exists() else [p.parent for p in sorted(folder.rglob("run.json"))]
+        folders.update(dict.fromkeys(runs))
+    if not folders:
+        raise UsageError(f"no run at {text!r}; a run is a folder with run.json and cells.jsonl")
+    return list(folders)
+
+
+def load(path_or_glob: str | Path) -> pandas.DataFrame:
+    """One row per cell of every finished case, with the run it belongs to and the machine it ran on.
+
+    Raises UsageError where there is no run, one cannot be read, or its schema is newer.
+    """
+    import pandas
+
+    rows = []
+    for folder in run_folders(path_or_glob):
+        journal = Journal(folder)
+        run = journal.run()
+        for records in journal.finished().values():
+            for cell in (r for r in records if isinstance(r, Cell)):
+                machine = run.provenance.get("machine", {}).get("device", "")
+                rows.append({"run": run.id, "suite": run.suite, "machine": machine} | cell.model_dump())
+    columns = ["run", "suite", "machine", *(n for n in Cell.model_fields if n != "kind")]
+    return pandas.DataFrame(rows, columns=columns)

@@ -1,0 +1,241 @@
+"""`python -m harness run`: reads the request, plans, measures, prints."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import kernels
+from harness import plan, tables
+from harness.assess import Yardsticks
+from harness.ceilings import Ceilings, ceilings, peaks
+from harness.errors import UsageError
+from harness.journal import Journal, JournalFull
+from harness.progress import Progress
+from harness.provenance import provenance
+from harness.records import Cell, PlannedCase, Record, Run, Verdict
+from harness.session import Session, device_lock, exit_code
+from harness.stations import Deadlines
+from harness.statistics import CONFIDENCE
+from harness.workers import ROOT, WorkerFailure, physical_cores
+from kernels.platform import Platform, detect
+from shapes.case import Case
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line of `run`, unread."""
+
+    op: str | None = None
+    impl: str | None = None
+    suite: str | None = None
+    case: Sequence[str] = ()
+    boundary: str | None = None
+    baseline: str | None = None
+    device: str | None = None
+    cache: str = "serving"
+    launch: str | None = None
+    budget: str | None = None
+    set: Sequence[str] = ()
+    resume: str | None = None
+    retry: bool = False
+    out: str | None = None
+    json: str | None = None
+    csv: str | None = None
+    quiet: bool = False
+    seed: int = 0
+    threads: int | None = None
+    prepare_timeout: float = 900.0
+    call_timeout: float = 120.0
+
+
+def run(request: Request) -> int:
+    """Returns the exit code; raises HarnessError."""
+    platform = _platform(request.device)
+    with device_lock(platform):
+        journal, settings, finished = _resumed(request, platform) if request.resume else _begun(request, platform)
+        human: IO[str] = sys.stderr if "-" in (request.json, request.csv) else sys.stdout
+        records = {key: list(found) for key, found in finished.items()}
+
+        def report(case: Case, found: list[Record]) -> None:
+            records[case.key] = found
+            if not request.quiet:
+                print("\n" + tables.case_table(found) + "\n", file=human, flush=True)
+
+        session = _session(settings, request, platform, journal, report)
+        session.spent_s = sum(r.measured_s for found in finished.values() for r in found if r.kind == "case")  # type: ignore[attr-defined]
+        todo = [_case(c) for c in settings.cases if c.key not in finished]
+        budget_s = plan.parse_seconds(request.budget) if request.budget else settings.budget_s
+        try:
+            session.run(todo, budget_s)
+        except JournalFull as failure:
+            _rescue(failure, records, journal)
+            raise
+        _print_end(session, records, budget_s, journal, human)
+        write_outputs(request, settings, records)
+    return exit_code([r for found in records.values() for r in found if isinstance(r, Cell)])
+
+
+def _platform(device: str | None) -> Platform:
+    try:
+        return detect(device)
+    except LookupError as error:
+        raise UsageError(str(error)) from None
+
+
+def _begun(request: Request, platform: Platform) -> tuple[Journal, Run, dict[str, list[Record]]]:
+    """Plans a new run and opens its folder."""
+    if request.op is None:
+        raise UsageError(f"--op is missing; ops: {', '.join(kernels.OPS)}")
+    if request.suite and request.case:
+        raise UsageError("give --suite or --case, not both")
+    if request.retry:
+        raise UsageError("--retry needs --resume RUN")
+    op = plan.choose_op(request.op)
+    cases = plan.choose_cases(op, request.suite, request.case, request.boundary)
+    chosen = plan.choose_implementations(op, request.impl)
+    baseline = plan.choose_baseline(op, platform, request.baseline, chosen)
+    arm = plan.parse_arm(request.set)
+    launches = plan.launches(platform, request.launch)
+    budget_s = plan.parse_seconds(request.budget or "60s")
+    suite = "ad hoc" if request.case else request.suite or "smoke"
+    threads = request.threads or physical_cores()
+    created = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    device = re.sub(r"[^a-z0-9]+", "-", f"{platform.name or platform.kind}".lower()).strip("-")
+    identity = f"{created}-{op.name}-{suite.replace(' ', '-')}-{device}"
+    folder = Path(request.out) if request.out else ROOT / "results" / "local" / identity
+    settings = Run(
+        id=folder.name,
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        command=sys.argv[1:],
+        op=op.name,
+        suite=suite,
+        cases=[PlannedCase(**_planned(case)) for case in cases],
+        implementations=[i.name for i in chosen],
+        baseline=baseline,
+        arms={arm.name: arm.variables},
+        launches=launches,
+        cache=request.cache,
+        budget_s=budget_s,
+        seed=request.seed,
+        confidence=CONFIDENCE,
+        ceilings=_ceilings(platform, threads, request.quiet),
+        provenance=provenance(platform, threads),
+    )
+    journal = Journal.create(folder, settings)
+    return journal, settings, {}
+
+
+def _ceilings(platform: Platform, threads: int, quiet: bool) -> dict[str, Any]:
+    try:
+        return asdict(ceilings(platform, threads))
+    except WorkerFailure as failure:
+        if not quiet:
+            print(f"no ceilings, so no percentages: {failure.reason}", file=sys.stderr)
+        return {}
+
+
+def _planned(case: Case) -> dict[str, Any]:
+    facts = asdict(case) | {"key": case.key}
+    return {name: facts[name] for name in PlannedCase.model_fields}
+
+
+def _case(planned: PlannedCase) -> Case:
+    return Case(planned.op, planned.sizes, planned.boundary, planned.place, planned.weight)
+
+
+def _resumed(request: Request, platform: Platform) -> tuple[Journal, Run, dict[str, list[Record]]]:
+    """Opens a run again; what it measured must be this machine and these libraries."""
+    journal = Journal(Path(request.resume or ""))
+    settings = journal.run()
+    if request.op not in (None, settings.op):
+        raise UsageError(f"{journal.folder} is a run of {settings.op}, not {request.op}")
+    now = provenance(platform, settings.provenance["machine"]["threads"])
+    for group, names in (("machine", ("device", "device_id", "arch", "driver")), ("versions", None)):
+        before, after = settings.provenance[group], now[group]
+        for name in names or sorted(before | after):
+            if before.get(name) != after.get(name):
+                raise UsageError(
+                    f"{journal.folder} was measured with {name} {before.get(name)}; here it is "
+                    f"{after.get(name)}: start a new run"
+                )
+    finished = journal.finished()
+    if request.retry:
+        broken = {"crashed", "timeout", "error"}
+        finished = {
+            key: found
+            for key, found in finished.items()
+            if not any(isinstance(r, Cell) and r.status in broken for r in found)
+        }
+    return journal, settings, finished
+
+
+def _session(settings: Run, request: Request, platform: Platform, journal: Journal, report: Any) -> Session:
+    op = kernels.OPS[settings.op]
+    measured = Ceilings(**settings.ceilings) if settings.ceilings else None
+    return Session(
+        op=op,
+        platform=platform,
+        implementations=[i for i in kernels.implementations(op.name) if i.name in settings.implementations],
+        baseline=settings.baseline,
+        arms=[plan.Arm(variables) for variables in settings.arms.values()],
+        launches=settings.launches,
+        cache=settings.cache,
+        seed=settings.seed,
+        threads=settings.provenance["machine"]["threads"],
+        deadlines=Deadlines(request.prepare_timeout, request.call_timeout),
+        yardsticks=Yardsticks(measured, peaks(platform), settings.confidence),
+        journal=journal,
+        progress=Progress(request.quiet),
+        report=report,
+    )
+
+
+def _print_end(
+    session: Session, records: dict[str, list[Record]], budget_s: float, journal: Journal, human: IO[str]
+) -> None:
+    if text := tables.left_out(session.left_out, budget_s):
+        print(text, file=human)
+    print(
+        f"{len(records)} case{'s' * (len(records) != 1)}; measuring {session.spent_s:.1f} s of {budget_s:g} s, "
+        f"set-up and checks {session.setup_s:.1f} s; recorded in {journal.folder}",
+        file=human,
+    )
+
+
+def write_outputs(request: Request, settings: Run, records: dict[str, list[Record]]) -> None:
+    """`--json` and `--csv`; `-` is stdout. Raises UsageError where one cannot be written."""
+    flat = [record for found in records.values() for record in found]
+    cells = [r.model_dump(exclude={"kind"}) for r in flat if isinstance(r, Cell)]
+    if request.json:
+        verdicts = [r.model_dump(exclude={"kind"}) for r in flat if isinstance(r, Verdict)]
+        whole = {"run": settings.model_dump(), "cells": cells, "verdicts": verdicts}
+        _write(request.json, json.dumps(whole, indent=1, allow_nan=False) + "\n")
+    if request.csv:
+        import pandas
+
+        columns = [n for n in Cell.model_fields if n not in ("kind", "samples")]
+        _write(request.csv, pandas.DataFrame(cells, columns=columns).to_csv(index=False))
+
+
+def _write(target: str, text: str) -> None:
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(target).write_text(text)
+    except OSError as error:
+        raise UsageError(f"cannot write {target}: {error.strerror}; the run itself is recorded") from None
+
+
+def _rescue(failure: JournalFull, records: dict[str, list[Record]], journal: Journal) -> None:
+    """The journal's disk is full: what was measured goes to stderr, whole."""
+    last = list(records.values())[-1:] or [[]]
+    for record in last[0]:
+        print(record.model_dump_json(), file=sys.stderr)

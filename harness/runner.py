@@ -1,0 +1,166 @@
+"""One case, from operands to rounds: check, time in blocks and rounds, check again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from harness.plan import Rotation
+from harness.stations import Contender, Station, attempt
+from harness.timing import Policy, Rounds, measure
+from harness.workers import Worker
+from kernels.op import Seeds
+from shapes.case import Case
+
+TURN_S = 0.05
+REFERENCE_S = 900.0
+
+
+@dataclass
+class Measured:
+    """What one case gave to the contenders that shared its rounds.
+
+    anchor, twin: the A/A pair, one contender prepared twice; None where nothing was timed
+    """
+
+    case: Case
+    contenders: list[Contender]
+    rotation: Rotation
+    rounds: Rounds = field(default_factory=Rounds)
+    anchor: Contender | None = None
+    twin: Contender | None = None
+    setup_s: float = 0.0
+
+
+class CaseRun:
+    """Drives the judge and the stations through one case.
+
+    Three sets of operands: `first`, on which it is timed, `live`, the same with other live ones, and
+    `other`, different altogether.
+    """
+
+    def __init__(
+        self, case: Case, stations: list[Station], judge: Worker, seed: int, scratch: Path, say: Callable[[str], None]
+    ) -> None:
+        self.case = case
+        self.stations = stations
+        self.judge = judge
+        self.seed = seed
+        self.scratch = scratch
+        self.say = say
+        self.seeds = {
+            "first": asdict(Seeds(seed, seed)),
+            "live": asdict(Seeds(seed, seed + 1)),
+            "other": asdict(Seeds(seed + 1, seed + 1)),
+        }
+        self.digests: dict[str, int] = {}
+
+    @property
+    def seats(self) -> list[tuple[Station, Contender]]:
+        """Everyone who is still in it."""
+        return [(station, contender) for station in self.stations for contender in station.living]
+
+    def run(self, rotation: Rotation, budget_s: float, baseline: str) -> Measured:
+        """Raises WorkerFailure where the judge cannot compute or compare."""
+        started = time.perf_counter()
+        everyone = [c for station in self.stations for c in station.contenders]
+        measured = Measured(self.case, everyone, rotation)
+        self.say("computing the reference")
+        self._references()
+        self.say("preparing and checking")
+        self._open("first")
+        for station, contender in self.seats:
+            self._check(station, contender, "first", "")
+        self.say("measuring")
+        self._measure(measured, budget_s, baseline)
+        self.say("checking again")
+        self._check_again()
+        measured.setup_s = time.perf_counter() - started - measured.rounds.spent_s
+        return measured
+
+    def _references(self) -> None:
+        for name, seeds in self.seeds.items():
+            sizes = dict(self.case.sizes)
+            self.digests[name] = self.judge.ask(
+                "reference", REFERENCE_S, name=name, op=self.case.op, sizes=sizes, seeds=seeds
+            )
+
+    def _open(self, name: str) -> None:
+        """The named operands in every station; one that makes others than the judge is of no use."""
+        for station in self.stations:
+            digest = attempt(station.living, lambda s=station: s.open(self.case, self.seeds[name]))
+            if digest is not None and digest != self.digests[name]:
+                for contender in station.living:
+                    contender.fail("error", "its worker made other operands than the judge from the same seed")
+
+    def _check(self, station: Station, contender: Contender, name: str, stage: str, fresh: bool = True) -> None:
+        """Has an output judged against the named reference; `stage` says in words when it was taken."""
+        if not contender.alive:
+            return
+        path = str(self.scratch / "output.pt")
+        digest = attempt([contender], lambda: station.ask(contender, "output", path=path, fresh=fresh))
+        if digest is None:
+            return
+        contender.check = self.judge.ask("judge", REFERENCE_S, name=name, path=path)
+        if not contender.check["ok"]:
+            contender.fail("wrong", f"{stage}{contender.check['reason']}")
+        elif digest != self.digests[name]:
+            contender.check["ok"] = False
+            contender.fail("wrong", f"{stage}it changed its operands")
+            station.stop()
+
+    def _measure(self, measured: Measured, budget_s: float, baseline: str) -> None:
+        timed = [(station, contender) for station, contender in self.seats if not contender.interpreted]
+        if not timed:
+            return
+        station, anchor = next(((s, c) for s, c in timed if c.impl.name == baseline), timed[0])
+        twin = replace(anchor, name=f"{anchor.name} (again)")
+        timed.append((station, twin))
+
+        def begin_block(block: int) -> None:
+            for station in self.stations:
+                here = [c for s, c in timed if s is station and c.alive]
+                if here:
+                    attempt(here, lambda s=station: s.fresh(measured.rotation))
+            for station, contender in timed:
+                if contender.alive:
+                    attempt([contender], lambda s=station, c=contender: s.seat(c))
+
+        def turn(station: Station, contender: Contender) -> float:
+            if contender.alive:
+                answer = attempt([contender], lambda: station.ask(contender, "turn", at_least=TURN_S))
+                if answer is not None:
+                    return answer["seconds"]
+                # Whoever shared its worker is seated again now, not in a turn of his own.
+                for other in station.living:
+                    attempt([other], lambda: station.seat(other))
+            raise RuntimeError(contender.reason)
+
+        turns = {c.name: (lambda s=s, c=c: turn(s, c)) for s, c in timed}
+        policy = Policy(budget_s=budget_s, begin_block=begin_block, seed=self.seed)
+        measured.rounds = measure(turns, policy)
+        measured.anchor, measured.twin = anchor, twin
+        for _, contender in timed:
+            if contender.name in measured.rounds.dropped:
+                contender.fail("error", measured.rounds.dropped[contender.name])
+
+    def _check_again(self) -> None:
+        """The output that timing left; then other live operands, which a cached answer misses; then
+        other operands altogether, which a cached preparation misses."""
+        for station, contender in self.seats:
+            if not contender.interpreted:
+                self._check(station, contender, "first", "after timing: ", fresh=False)
+                names = attempt([contender], lambda s=station, c=contender: s.ask(c, "profile"))
+                contender.kernels = names or []
+        for station in self.stations:
+            for contender in station.living:
+                attempt([contender], lambda s=station, c=contender: s.seat(c))
+            if station.living:
+                attempt(station.living, lambda s=station: s.load(self.seeds["live"]))
+        for station, contender in self.seats:
+            self._check(station, contender, "live", "with other live operands: ")
+        self._open("other")
+        for station, contender in self.seats:
+            self._check(station, contender, "other", "with other stationary operands: ")

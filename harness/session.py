@@ -1,0 +1,219 @@
+"""A run from its first case to its last: workers, memory, budget, journal."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness import plan
+from harness.assess import Yardsticks, assess
+from harness.ceilings import last_level, thread_environment
+from harness.errors import HarnessError, NothingRan
+from harness.journal import Journal
+from harness.plan import Arm, Rotation
+from harness.records import CaseDone, Cell, Record
+from harness.runner import CaseRun, Measured
+from harness.stations import Contender, Deadlines, Station
+from harness.timing import Rounds
+from harness.workers import Worker, WorkerFailure
+from kernels.op import Implementation, Op
+from kernels.platform import Platform, available_memory
+from shapes.case import Case
+
+GIB = 1 << 30
+
+
+@dataclass
+class Session:
+    """Everything a run needs once its plan stands. `report` is given each finished case's records."""
+
+    op: Op
+    platform: Platform
+    implementations: Sequence[Implementation]
+    baseline: str
+    arms: Sequence[Arm]
+    launches: Sequence[str]
+    cache: str
+    seed: int
+    threads: int
+    deadlines: Deadlines
+    yardsticks: Yardsticks
+    journal: Journal
+    progress: Any
+    report: Any
+    spent_s: float = 0.0
+    setup_s: float = 0.0
+    left_out: list[Case] = field(default_factory=list)
+
+    def run(self, cases: Sequence[Case], budget_s: float) -> None:
+        """Measures the cases that fit the rest of the budget, heaviest first, and notes the others."""
+        queue = list(cases)
+        with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as folder:
+            scratch = Path(folder)
+            while queue:
+                remaining = budget_s - self.spent_s
+                if queue != list(cases) and remaining < plan.LEAST_CASE_S:
+                    break
+                affordable = plan.affordable(remaining, queue)
+                share = plan.allowance(remaining, queue[0], affordable)
+                self._case(queue.pop(0), max(share, 1e-3), len(affordable), scratch)
+        self.left_out = queue
+
+    def _case(self, case: Case, budget_s: float, to_go: int, scratch: Path) -> None:
+        self.progress.case(case, to_go, budget_s)
+        contenders, refused = self._contenders(case)
+        sizes = self.op.sizes(case.sizes)
+        rotation = plan.rotation(self.op, sizes, self.cache, last_level(self.platform, 0))
+        groups, too_large = self._groups(sizes, rotation, contenders)
+        parts = [Measured(case, [*refused, *too_large], rotation)]
+        for group in groups:
+            parts.append(self._group(case, group, rotation, budget_s / len(groups), scratch))
+        records = self._records(case, parts)
+        try:
+            self.journal.append(records)
+        finally:
+            self.report(case, records)
+
+    def _contenders(self, case: Case) -> tuple[list[Contender], list[Contender]]:
+        """Who can run the case, and who cannot, with the reason written down."""
+        able, refused = [], []
+        for impl in self.implementations:
+            support = impl.supports(case, self.platform)
+            interpreted = support.ok and impl.interpreted(self.platform)
+            for arm in self.arms:
+                for launch in self.launches:
+                    eager = interpreted or not impl.captures or launch == "eager"
+                    name = " ".join(
+                        [impl.name]
+                        + ([f"@ {arm.name}"] if len(self.arms) > 1 else [])
+                        + ([launch] if len(self.launches) > 1 else [])
+                    )
+                    contender = Contender(name, impl, arm, "eager" if eager else launch, interpreted)
+                    if not support.ok:
+                        contender.fail("unsupported", support.reason)
+                    (able if support.ok else refused).append(contender)
+        return able, refused
+
+    def _groups(
+        self, sizes: Any, rotation: Rotation, contenders: list[Contender]
+    ) -> tuple[list[list[Contender]], list[Contender]]:
+        """Groups of contenders that fit in memory beside each other, each with the baseline; and those
+        that do not fit even beside the baseline alone."""
+        free = available_memory() if self.platform.kind == "cpu" else self.platform.memory
+        # The judge keeps value and sigma of three references in fp64, of an output in 2 bytes.
+        judge = self.op.operand_bytes(sizes) + 3 * 2 * 4 * self.op.output_bytes(sizes)
+
+        def needed(group: Sequence[Contender]) -> int:
+            workers: dict[tuple[str, str], list[Implementation]] = {}
+            for c in group:
+                workers.setdefault((c.arm.name, c.impl.runtime), []).append(c.impl)
+            return judge + sum(
+                plan.memory_needed(self.op, sizes, members, rotation.copies) for members in workers.values()
+            )
+
+        limit = plan.MEMORY_SHARE * free if free else float("inf")
+        anchors = [c for c in contenders if c.impl.name == self.baseline][:1]
+        groups: list[list[Contender]] = [list(anchors)]
+        too_large = []
+        for contender in contenders:
+            if contender in anchors:
+                continue
+            if needed([*groups[-1], contender]) <= limit:
+                groups[-1].append(contender)
+            elif needed([*anchors, contender]) <= limit:
+                groups.append([*anchors, contender])
+            else:
+                too_large.append(contender)
+        if anchors and needed(anchors) > limit:
+            too_large.append(anchors[0])
+            groups = [[c for c in g if c is not anchors[0]] for g in groups]
+        for contender in too_large:
+            need = needed([contender])
+            contender.fail("unsupported", f"needs {need / GIB:.1f} GiB of memory; {limit / GIB:.1f} GiB may be used")
+        return [group for group in groups if group], too_large
+
+    def _group(
+        self, case: Case, group: list[Contender], rotation: Rotation, budget_s: float, scratch: Path
+    ) -> Measured:
+        stations: dict[tuple[str, str], Station] = {}
+        for contender in group:
+            key = (contender.arm.name, contender.impl.runtime)
+            if key not in stations:
+                log = scratch / f"{contender.impl.runtime}-{len(stations)}.log"
+                stations[key] = Station([], self.platform, self.threads, self.deadlines, log)
+            stations[key].contenders.append(contender)
+        started = time.perf_counter()
+        judge = None
+        try:
+            judge = Worker("judge", thread_environment(self.platform, self.threads), scratch / "judge.log")
+            kind, device = self.platform.kind, self.platform.device
+            judge.ask("hello", self.deadlines.prepare, kind=kind, device=device, threads=self.threads)
+            runner = CaseRun(case, list(stations.values()), judge, self.seed, scratch, self.progress.say)
+            measured = runner.run(rotation, budget_s, self.baseline)
+        except WorkerFailure as failure:
+            for contender in group:
+                contender.fail("error", f"the reference could not be computed or compared: {failure.reason}")
+            measured = Measured(case, group, rotation, Rounds(), setup_s=time.perf_counter() - started)
+        finally:
+            for station in stations.values():
+                station.stop()
+            if judge is not None:
+                judge.kill()
+        return measured
+
+    def _records(self, case: Case, parts: Sequence[Measured]) -> list[Record]:
+        cells: dict[str, Record] = {}
+        verdicts: list[Record] = []
+        for part in parts:
+            found, compared = assess(part, self.platform, self.yardsticks)
+            # The baseline of every group but the first is there for the ratios only.
+            for contender, cell in zip(part.contenders, found, strict=True):
+                cells.setdefault(contender.name, cell)
+            verdicts += compared
+        rounds = [r for part in parts for r in part.rounds.rounds]
+        timed = [part for part in parts if part.anchor is not None]
+        done = CaseDone(
+            case=case.key,
+            measured_s=sum(part.rounds.spent_s for part in parts),
+            setup_s=sum(part.setup_s for part in parts),
+            rounds=len(rounds),
+            blocks=sum(len({r.block for r in part.rounds.rounds}) for part in timed),
+            stopped=", ".join(dict.fromkeys(part.rounds.stopped for part in timed)),
+        )
+        self.spent_s += done.measured_s
+        self.setup_s += done.setup_s
+        return [*cells.values(), *verdicts, done]
+
+
+def exit_code(cells: Sequence[Cell]) -> int:
+    """0 all that could run is right; 1 something was wrong or broke; 3 nothing could run."""
+    statuses = {cell.status for cell in cells}
+    if statuses & {"wrong", "impossible", "error", "crashed", "timeout"}:
+        return HarnessError.exit_code
+    return 0 if statuses & {"ok", "checked"} else NothingRan.exit_code
+
+
+@contextlib.contextmanager
+def device_lock(platform: Platform) -> Iterator[None]:
+    """One run at a time on a device: two would measure each other."""
+    path = Path(tempfile.gettempdir()) / f"deepseek-kernel-bench-{platform.device.replace(':', '-')}.lock"
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise NothingRan(
+                f"device {platform.device} is being measured by process {file.read().strip() or '?'}; "
+                "wait for it, or choose another --device"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

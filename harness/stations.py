@@ -1,0 +1,171 @@
+"""Contenders and the workers they sit in: a worker that dies costs the contender it was on, and is
+replaced for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.ceilings import thread_environment
+from harness.plan import Arm, Rotation
+from harness.workers import Worker, WorkerFailure, cache_environment
+from kernels.op import Implementation
+from kernels.platform import Platform
+from shapes.case import Case
+
+
+@dataclass
+class Contender:
+    """An implementation under an arm and a launch mode.
+
+    name:           unique in its case
+    status, reason: where it ended; None while nothing is against it
+    setup_s:        preparing, JIT and first call, at their longest
+    check:          the judge's last report
+    """
+
+    name: str
+    impl: Implementation
+    arm: Arm
+    launch: str
+    interpreted: bool = False
+    status: str | None = None
+    reason: str = ""
+    setup_s: float = 0.0
+    check: dict[str, Any] = field(default_factory=dict)
+    kernels: list[str] = field(default_factory=list)
+
+    @property
+    def alive(self) -> bool:
+        return self.status is None
+
+    def fail(self, status: str, reason: str) -> None:
+        if self.alive:
+            self.status, self.reason = status, reason
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds: preparing may build for minutes, a call may not."""
+
+    prepare: float = 900.0
+    call: float = 120.0
+
+
+class Station:
+    """One worker for the contenders of an arm and a runtime.
+
+    It remembers the stage it is in (operands, fresh buffers, loaded live ones, who is prepared), so
+    that a replacement can be brought to the same point.
+    """
+
+    def __init__(
+        self, contenders: list[Contender], platform: Platform, threads: int, deadlines: Deadlines, log: Path
+    ) -> None:
+        self.contenders = contenders
+        self.platform = platform
+        self.threads = threads
+        self.deadlines = deadlines
+        self.log = log
+        self.worker: Worker | None = None
+        self.facts: dict[str, Any] = {}
+        self.restore: list[Callable[[], Any]] = []
+        self.prepared: set[str] = set()
+
+    @property
+    def living(self) -> list[Contender]:
+        return [c for c in self.contenders if c.alive]
+
+    def start(self) -> None:
+        arm, first = self.contenders[0].arm, self.contenders[0].impl
+        environment = (
+            thread_environment(self.platform, self.threads)
+            | cache_environment(arm.name)
+            | first.environment(self.platform)
+            | arm.variables
+        )
+        self.worker = Worker("bench", environment, self.log)
+        self.prepared.clear()
+        self.facts = self._raw(
+            "hello",
+            self.deadlines.prepare,
+            kind=self.platform.kind,
+            device=self.platform.device,
+            threads=self.threads,
+        )
+
+    def stop(self) -> None:
+        if self.worker is not None:
+            self.worker.kill()
+            self.worker = None
+
+    def _raw(self, request: str, deadline: float, **arguments: Any) -> Any:
+        assert self.worker is not None
+        return self.worker.ask(request, deadline, **arguments)
+
+    def ready(self) -> None:
+        """A living worker at the current stage; raises WorkerFailure if none can be had."""
+        if self.worker is None or not self.worker.alive:
+            self.start()
+            for step in self.restore:
+                step()
+
+    def open(self, case: Case, seeds: dict[str, int]) -> int:
+        """New operands; nobody is prepared on them yet."""
+        self.restore = []
+        self.ready()
+        self.restore = [lambda: self._open(case, seeds)]
+        return self._open(case, seeds)
+
+    def _open(self, case: Case, seeds: dict[str, int]) -> int:
+        self.prepared.clear()
+        sizes = dict(case.sizes)
+        return self._raw("open", self.deadlines.prepare, op=case.op, sizes=sizes, seeds=seeds)
+
+    def fresh(self, rotation: Rotation) -> None:
+        """The same operands in fresh buffers; nobody is prepared on them yet."""
+
+        def step() -> None:
+            self.prepared.clear()
+            self._raw("fresh", self.deadlines.prepare, mode=rotation.mode, copies=rotation.copies)
+
+        self.ready()
+        step()
+        self.restore = [self.restore[0], step]
+
+    def load(self, seeds: dict[str, int]) -> None:
+        """New live operands for everyone prepared."""
+
+        def step() -> None:
+            self._raw("load", self.deadlines.prepare, seeds=seeds)
+
+        self.ready()
+        step()
+        self.restore = [*self.restore, step]
+
+    def seat(self, contender: Contender) -> None:
+        """Prepares a contender on the current operands, unless it is."""
+        self.ready()
+        if contender.name not in self.prepared:
+            arguments = {"contender": contender.name, "impl": contender.impl.name, "launch": contender.launch}
+            contender.setup_s = max(contender.setup_s, self._raw("prepare", self.deadlines.prepare, **arguments))
+            self.prepared.add(contender.name)
+
+    def ask(self, contender: Contender, request: str, **arguments: Any) -> Any:
+        """A request about a prepared contender, which is prepared first if its worker was replaced."""
+        self.seat(contender)
+        deadline = self.deadlines.prepare if contender.interpreted else self.deadlines.call
+        return self._raw(request, deadline, contender=contender.name, **arguments)
+
+
+
+def attempt(contenders: Iterable[Contender], action: Callable[[], Any]) -> Any:
+    """Does something for contenders; what goes wrong is written down against them, and None returned."""
+    try:
+        return action()
+    except WorkerFailure as failure:
+        for contender in contenders:
+            contender.fail(failure.status, failure.reason)
+        return None

@@ -1,0 +1,98 @@
+"""What a person reads: a table per case, and what the run left undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tabulate import tabulate
+
+from harness.records import CaseDone, Cell, Record, Verdict
+from shapes.case import Case
+
+HEADERS = ("implementation", "status", "boundary", "time", "interval", "vs baseline", "verdict",
+           "TFLOPS", "GB/s", "% of limit", "note")  # fmt: skip
+NUMERIC = ("time", "TFLOPS", "GB/s", "% of limit")
+
+
+def case_table(records: Sequence[Record]) -> str:
+    """The table of one finished case, fastest first, with its noise floor and its winner."""
+    cells = [r for r in records if isinstance(r, Cell)]
+    verdicts = [r for r in records if isinstance(r, Verdict)]
+    done = next(r for r in records if isinstance(r, CaseDone))
+    names = _names(cells)
+    against = {v.a: v for v in verdicts if v.about == "baseline"}
+    anchor = next((v.b for v in verdicts if v.about == "A/A"), "")
+    order = sorted(zip(names, cells, strict=True), key=lambda nc: (nc[1].time_us is None, nc[1].time_us or 0, nc[0]))
+    rows = [_row(name, cell, against.get(name), name == anchor) for name, cell in order]
+    first = cells[0]
+    place = f"{first.place}, {first.weight:.1%} of the suite" if first.place != "ad hoc" else first.place
+    lines = [f"{first.case}  ({place})", tabulate(rows, HEADERS, disable_numparse=True, colalign=_align())]
+    return "\n".join([*lines, *_conclusions(verdicts, done)])
+
+
+def _names(cells: Sequence[Cell]) -> list[str]:
+    """Cells under the names that the verdicts use."""
+    arms, launches = {c.arm for c in cells}, {c.launch for c in cells if c.status not in ("checked", "unsupported")}
+    return [
+        " ".join([c.impl] + ([f"@ {c.arm}"] if len(arms) > 1 else []) + ([c.launch] if len(launches) > 1 else []))
+        for c in cells
+    ]
+
+
+def _align() -> list[str]:
+    return ["right" if header in NUMERIC else "left" for header in HEADERS]
+
+
+def _row(name: str, cell: Cell, verdict: Verdict | None, is_anchor: bool) -> list[str]:
+    interval = f"{micro(cell.low_us)}..{micro(cell.high_us)}" if cell.low_us and cell.high_us else ""
+    ratio = _ratio(verdict) if verdict else "baseline" if is_anchor else ""
+    percent = f"{cell.percent_of_ceiling:.0f}" if cell.percent_of_ceiling is not None else ""
+    return [
+        name,
+        cell.status,
+        cell.boundary,
+        micro(cell.time_us),
+        interval,
+        ratio,
+        verdict.verdict if verdict else "",
+        f"{cell.tflops:.3g}" if cell.tflops is not None else "",
+        f"{cell.gbps:.3g}" if cell.gbps is not None else "",
+        percent,
+        cell.reason,
+    ]
+
+
+def micro(value: float | None) -> str:
+    """Microseconds in three or four figures: `48.1 ms`, `312 us`."""
+    if value is None:
+        return ""
+    number, unit = (value / 1e6, "s") if value >= 1e6 else (value / 1e3, "ms") if value >= 1e3 else (value, "us")
+    return f"{number:.4g} {unit}"
+
+
+def _ratio(verdict: Verdict) -> str:
+    if verdict.ratio is None:
+        return "?"
+    if verdict.low is None or verdict.high is None:
+        return f"{verdict.ratio:.3f}x"
+    return f"{verdict.ratio:.3f}x ({verdict.low:.3f}..{verdict.high:.3f})"
+
+
+def _conclusions(verdicts: Sequence[Verdict], done: CaseDone) -> list[str]:
+    lines = []
+    for v in verdicts:
+        if v.about == "A/A":
+            lines.append(f"noise floor: {v.b} against itself, prepared apart, gave {_ratio(v)}")
+        if v.about == "runner-up":
+            lines.append(f"fastest: {v.a}, {v.verdict} against the runner-up {v.b}: {_ratio(v)}")
+    confidence = f"{verdicts[0].confidence:.0%} intervals over {done.blocks} blocks, " if verdicts else ""
+    timed = f"{done.rounds} rounds in {done.measured_s:.1f} s of measuring; set-up and checks {done.setup_s:.1f} s"
+    return [*lines, confidence + timed]
+
+
+def left_out(cases: Iterable[Case], budget_s: float) -> str:
+    """Names what the budget did not reach; empty if nothing."""
+    rows = [f"  {case.text}  ({case.weight:.1%})" for case in cases]
+    if not rows:
+        return ""
+    return f"left out, the budget of {budget_s:g} s being spent (give --budget more, or --case):\n" + "\n".join(rows)

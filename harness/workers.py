@@ -1,0 +1,145 @@
+"""The parent's side of a child process: start it, ask it, give up on it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import kernels
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class WorkerFailure(Exception):
+    """A request that gave no answer. status: error, unsupported, crashed or timeout."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+    @property
+    def fatal(self) -> bool:
+        """Whether the process is gone with it."""
+        return self.status in ("crashed", "timeout")
+
+
+class Worker:
+    """One child process of a role (see worker.py), with its environment set before it starts."""
+
+    def __init__(self, role: str, environment: Mapping[str, str], log: Path) -> None:
+        self.role = role
+        self.log = log
+        self.log_start = log.stat().st_size if log.exists() else 0
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "harness.worker", role, str(theirs.fileno())]
+        with log.open("ab") as sink:
+            self.process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env=worker_environment(environment),
+                cwd=ROOT,
+                start_new_session=True,
+            )
+        theirs.close()
+        self.connection = Connection(ours.detach())
+        self._answer(deadline=120, doing="starting")
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None and not self.connection.closed
+
+    def ask(self, request: str, deadline: float, **arguments: Any) -> Any:
+        """Sends a request and waits at most `deadline` seconds for its answer; raises WorkerFailure."""
+        try:
+            self.connection.send((request, arguments))
+        except OSError:
+            raise self._crashed(request) from None
+        return self._answer(deadline, request)
+
+    def _answer(self, deadline: float, doing: str) -> Any:
+        try:
+            if not self.connection.poll(deadline):
+                self.kill()
+                raise WorkerFailure("timeout", f"no answer within {deadline:g} s while in {doing}")
+            kind, value = self.connection.recv()
+        except (EOFError, OSError):
+            raise self._crashed(doing) from None
+        if kind in ("error", "unsupported"):
+            raise WorkerFailure(kind, value)
+        return value
+
+    def _crashed(self, doing: str) -> WorkerFailure:
+        try:
+            code = self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            code = None
+        self.kill()
+        if code is not None and code < 0:
+            how = f"died of {signal.Signals(-code).name}"
+        else:
+            how = f"ended with exit code {code}"
+        return WorkerFailure("crashed", f"the worker {how} while in {doing}{self._last_words()}")
+
+    def _last_words(self) -> str:
+        """The last line of its log before Python's own report of a fatal signal."""
+        with self.log.open("rb") as log:
+            log.seek(self.log_start)
+            text = log.read().decode(errors="replace").split("Fatal Python error", 1)[0]
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return f"; its last words: {lines[-1][:120]}" if lines else ""
+
+    def kill(self) -> None:
+        """Ends the process and whatever it started."""
+        self.connection.close()
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+
+def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The user's environment, the project first on the path, quiet waiting threads, then `extra`."""
+    environment = dict(os.environ)
+    path = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(path)
+    # Workers run in the project's folder, the user perhaps elsewhere.
+    environment[kernels.PLUGINS] = os.pathsep.join(map(str, kernels.plugin_files()))
+    # A worker that waits for its turn must not take a core from the one whose turn it is.
+    environment.setdefault("KMP_BLOCKTIME", "1")
+    environment.setdefault("TOKENIZERS_PARALLELISM", "false")
+    environment.setdefault("HF_HUB_OFFLINE", "1")
+    return environment | dict(extra)
+
+
+def physical_cores() -> int:
+    """Cores this process may use, hyper-threads of one core counted once."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = set()
+    for cpu in allowed:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.add(siblings.read_text().strip() if siblings.exists() else str(cpu))
+    return max(1, len(cores))
+
+
+def cache_environment(arm: str) -> dict[str, str]:
+    """Compile caches of an arm's own: what one arm compiled must not serve another."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "deepseek-kernel-bench" / arm
+    return {
+        "TRITON_CACHE_DIR": str(base / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(base / "inductor"),
+        "TORCH_EXTENSIONS_DIR": str(base / "extensions"),
+    }
+
+

@@ -1,0 +1,181 @@
+"""The suite's own MLA decode in Triton: one source for CUDA and ROCm, interpreted on a CPU."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kernels.mla_decode.problem import LATENT, ROPE, MlaDecodeOperands, Sizes
+from kernels.op import Implementation, Prepared, Support, Unsupported
+from kernels.platform import Platform
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program of the split kernel takes.
+
+    heads:    query heads
+    tokens:   cached rows per step of its loop
+    resident: programs that a compute unit holds at once, by their registers and shared memory
+    options:  Triton's own (warps, pipeline stages, shape of the matrix instruction)
+    """
+
+    heads: int
+    tokens: int
+    resident: int = 1
+    options: Mapping[str, int] = field(default_factory=dict)
+
+
+# Per platform, for ranks of up to 32 heads and for those of more (attention data-parallel: 128).
+# 16 heads is the smallest matrix instruction. 64 take wgmma on sm_90 and tcgen05 on sm_100, and on ROCm
+# give each of 4 waves heads of its own. Tokens and stages are the most that fit gfx942's 64 KB of shared
+# memory and its registers without a spill, and two programs in the registers of an NVIDIA unit.
+TILES = {
+    "cuda": (
+        Tile(16, 32, resident=2, options={"num_warps": 4, "num_stages": 5}),
+        Tile(64, 32, options={"num_warps": 8, "num_stages": 3}),
+    ),
+    "rocm": (
+        Tile(16, 32, options={"num_warps": 4, "num_stages": 2, "matrix_instr_nonkdim": 16}),
+        Tile(64, 16, options={"num_warps": 4, "num_stages": 2, "matrix_instr_nonkdim": 16}),
+    ),
+    "cpu": (Tile(16, 128), Tile(64, 128)),
+}
+WIDE = 32  # heads above which the second tile is taken
+
+MIN_STEPS = 4  # below that a split costs more than it brings: its partial, and a pipeline to fill
+MOST_PROGRAMS = 608  # that any device holds: 304 compute units of an MI300X, two on each
+CPU_PROGRAMS = 128  # of no meaning to the interpreter: enough that it sees several splits
+COMBINE_VALUES = 8192  # partial values at once in a program of the combine: 64 registers per thread
+
+
+def tile_for(kind: str, heads: int) -> Tile:
+    narrow, wide = TILES[kind]
+    return wide if heads > WIDE else narrow
+
+
+def splits_for(tile: Tile, programs: int, batch: int, heads: int, longest: int) -> int:
+    """As many splits as fill a device that holds `programs` at once, in one wave, if the longest
+    sequence has enough tokens for them."""
+    fill = programs // (batch * math.ceil(heads / tile.heads))
+    return max(1, min(fill, longest // (MIN_STEPS * tile.tokens)))
+
+
+def _kind(device: torch.device) -> str:
+    import torch
+
+    return "cpu" if device.type == "cpu" else "rocm" if torch.version.hip else "cuda"
+
+
+def _programs(tile: Tile, device: torch.device) -> int:
+    import torch
+
+    if device.type == "cpu":
+        return CPU_PROGRAMS
+    return torch.cuda.get_device_properties(device).multi_processor_count * tile.resident
+
+
+class SplitKv(Implementation):
+    """Each sequence is split between programs; a second kernel combines what they found."""
+
+    name = "triton.split_kv"
+    requires = "Triton (on cpu through its interpreter: checked, never timed)"
+    runtime = "triton"
+
+    def available(self, platform: Platform) -> Support:
+        return Support.all_of(platform.library("torch"), platform.library("triton"))
+
+    def interpreted(self, platform: Platform) -> bool:
+        return platform.kind == "cpu"
+
+    def environment(self, platform: Platform) -> dict[str, str]:
+        return {"TRITON_INTERPRET": "1"} if platform.kind == "cpu" else {}
+
+    def workspace(self, sizes: Sizes) -> int:
+        """An upper bound over all platforms: their tiles and their number of programs differ."""
+        rows = sizes.batch * sizes.heads
+        splits = max(
+            splits_for(
+                tile_for(kind, sizes.heads), MOST_PROGRAMS, sizes.batch, sizes.heads, max(sizes.lengths())
+            )
+            for kind in TILES
+        )
+        return rows * splits * (LATENT + 1) * 4 + rows * LATENT * 4
+
+    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+        kind = _kind(out.device)
+        if kind == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+            raise Unsupported(
+                "Triton runs on a CPU only interpreted: set TRITON_INTERPRET=1 before it is imported"
+            )
+        batch, heads = operands.q.shape[:2]
+        tile = tile_for(kind, heads)
+        splits = splits_for(tile, _programs(tile, out.device), batch, heads, max(operands.host_lengths))
+        return _SplitKv(operands, out, tile, splits)
+
+
+class _SplitKv(Prepared):
+    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, tile: Tile, splits: int) -> None:
+        import torch
+        import triton
+        import triton.language as tl
+
+        from kernels.mla_decode.split_kv_jit import combine_kernel, split_kernel
+
+        super().__init__(operands, out)
+        batch, heads = operands.q.shape[:2]
+        interpreted = out.device.type == "cpu"
+        # The interpreter truncates where it should round to bf16: there torch rounds the output.
+        self.written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
+        self.splits = splits
+        parts = batch * heads * splits
+        self.log_sums = torch.empty(parts, dtype=torch.float32, device=out.device)
+        self.partial = torch.empty(parts if splits > 1 else 0, LATENT, dtype=torch.float32, device=out.device)
+
+        self.split = split_kernel[(triton.cdiv(heads, tile.heads), batch, splits)]
+        self.split_options = {
+            "table_width": operands.page_table.shape[1],
+            "score_scale": operands.scale * operands.kv_scale * math.log2(math.e),
+            "value_scale": operands.kv_scale,
+            "HEADS": heads,
+            "PAGE": operands.page,
+            "LATENT": LATENT,
+            "ROPE": ROPE,
+            "SPLITS": splits,
+            "BLOCK_H": tile.heads,
+            "BLOCK_N": tile.tokens,
+            "PRODUCT": tl.float32 if interpreted else tl.bfloat16,
+            **tile.options,
+        }
+        padded = triton.next_power_of_2(splits)
+        columns = min(LATENT, COMBINE_VALUES // padded)
+        self.combine = combine_kernel[(batch * heads, LATENT // columns)]
+        self.combine_options = {
+            "LATENT": LATENT,
+            "SPLITS": splits,
+            "SPLITS_PADDED": padded,
+            "BLOCK_D": columns,
+        }
+
+    def call(self) -> None:
+        o = self.operands
+        self.split(
+            o.q,
+            o.kv,
+            o.page_table,
+            o.lengths,
+            self.partial,
+            self.log_sums,
+            self.written,
+            **self.split_options,
+        )
+        if self.splits > 1:
+            self.combine(self.partial, self.log_sums, self.written, **self.combine_options)
+        if self.written is not self.out:
+            self.out.copy_(self.written)

@@ -25,7 +25,9 @@ class Yardsticks:
     confidence: float
 
 
-def assess(measured: Measured, platform: Platform, yardsticks: Yardsticks) -> tuple[list[Cell], list[Verdict]]:
+def assess(
+    measured: Measured, platform: Platform, yardsticks: Yardsticks
+) -> tuple[list[Cell], list[Verdict]]:
     """The cells of a case, and the verdicts between those that may carry a time."""
     op = kernels.OPS[measured.case.op]
     work = op.work(op.sizes(measured.case.sizes))
@@ -73,9 +75,13 @@ def _cell(
     over_blocks = interval(logs, yardsticks.confidence)
     time = math.exp(over_blocks.mean)
     from_memory = rotation.mode != "warm"
-    if yardsticks.peaks and time < (least := yardsticks.peaks.least_time(work, from_memory and rotation.enough)):
+    if yardsticks.peaks and time < (
+        least := yardsticks.peaks.least_time(work, from_memory and rotation.enough)
+    ):
         cell.status = "impossible"
-        cell.reason = f"{time * 1e6:.3g} us, but the datasheet's peaks allow no less than {least * 1e6:.3g} us"
+        cell.reason = (
+            f"{time * 1e6:.3g} us, but the datasheet's peaks allow no less than {least * 1e6:.3g} us"
+        )
         return cell
     cell.time_us = time * 1e6
     if over_blocks.groups > 1:

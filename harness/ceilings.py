@@ -63,7 +63,9 @@ def ceilings(platform: Platform, threads: int) -> Ceilings:
         with tempfile.TemporaryDirectory() as folder:
             worker = Worker("ceilings", environment, Path(folder) / "log")
             try:
-                facts = worker.ask("measure", 120, kind=platform.kind, device=platform.device, threads=threads)
+                facts = worker.ask(
+                    "measure", 120, kind=platform.kind, device=platform.device, threads=threads
+                )
             finally:
                 worker.kill()
         known[key] = facts | {"measured": time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime())}

@@ -43,7 +43,9 @@ def show(json_to: str | None) -> None:
 def examine(here: Platform) -> dict[str, Any]:
     surroundings = provenance(here, physical_cores())
     entry = datasheet(here)
-    sheet = f"{entry['name']}: {entry['source']}" if entry else "none known, so no row can be called impossible"
+    sheet = (
+        f"{entry['name']}: {entry['source']}" if entry else "none known, so no row can be called impossible"
+    )
     limits: dict[str, Any] = {"datasheet": sheet}
     try:
         found = ceilings(here, physical_cores())
@@ -54,7 +56,9 @@ def examine(here: Platform) -> dict[str, Any]:
         }
     except WorkerFailure as failure:
         limits["measured"] = f"could not be: {failure.reason}"
-    limits["last-level cache"] = f"{last_level(here, 0) / (1 << 20):.0f} MiB" if last_level(here, 0) else "unknown"
+    limits["last-level cache"] = (
+        f"{last_level(here, 0) / (1 << 20):.0f} MiB" if last_level(here, 0) else "unknown"
+    )
     runs = [i for op in kernels.OPS for i in kernels.implementations(op) if i.available(here).ok]
     return {
         "machine": {k: v for k, v in surroundings["machine"].items() if v != ""},

@@ -41,7 +41,9 @@ class Journal:
             journal.cells.touch()
             partial.replace(folder / "run.json")
         except OSError as error:
-            raise UsageError(f"cannot write results to {folder}: {error.strerror}; choose another --out") from None
+            raise UsageError(
+                f"cannot write results to {folder}: {error.strerror}; choose another --out"
+            ) from None
         return journal
 
     def append(self, records: Iterable[Record]) -> None:

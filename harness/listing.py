@@ -87,7 +87,13 @@ def _cases(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[
         raise UsageError(f"unknown suite {suite_name!r}; suites: {', '.join(suites())}")
     names = [suite_name] if suite_name else list(suites())
     return [
-        {"suite": name, "op": op, "case": kernels.OPS[op].case(c.sizes).text, "weight": round(c.weight, 4), "place": c.place}
+        {
+            "suite": name,
+            "op": op,
+            "case": kernels.OPS[op].case(c.sizes).text,
+            "weight": round(c.weight, 4),
+            "place": c.place,
+        }
         for name in names
         for op in ops
         for c in suite(name).cases(op)

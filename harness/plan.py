@@ -15,7 +15,7 @@ from kernels.platform import Platform
 from shapes.case import Case, merge, parse
 from shapes.suites import suite, suites
 
-# Below this a case gets too few rounds for an interval worth printing.
+# With less, a case of R1's sizes gets too few rounds on a CPU for an interval worth printing.
 LEAST_CASE_S = 15.0
 # Calls rotate over copies of the streamed operands until this many last-level caches have gone by ...
 ROTATE_CACHES = 2
@@ -33,7 +33,9 @@ def choose_op(name: str) -> Op:
 def choose_cases(op: Op, suite_name: str | None, texts: Sequence[str], boundary: str | None) -> list[Case]:
     """The cases of a suite or of `--case` texts, canonical, heaviest first among equals in suite order."""
     if boundary is not None and boundary not in op.boundaries:
-        raise UsageError(f"unknown boundary {boundary!r} for {op.name}; boundaries: {', '.join(op.boundaries)}")
+        raise UsageError(
+            f"unknown boundary {boundary!r} for {op.name}; boundaries: {', '.join(op.boundaries)}"
+        )
     boundaries = [boundary] if boundary else list(op.boundaries)
     try:
         if texts:
@@ -147,20 +149,16 @@ def memory_needed(op: Op, sizes: Any, contenders: Sequence[Implementation], copi
     return 2 * op.operand_bytes(sizes) + copies * op.streamed_bytes(sizes) + per_contender
 
 
-def allowance(remaining_s: float, case: Case, left: Sequence[Case]) -> float:
-    """Seconds of the remaining budget for the next case: its share by weight, at least the least that
-    is worth it, at most all."""
-    total = sum(c.weight for c in left) or 1.0
-    return min(remaining_s, max(LEAST_CASE_S, remaining_s * case.weight / total))
+def allowance(remaining_s: float, queue: Sequence[Case], least_s: float) -> tuple[float, int]:
+    """Seconds of the remaining budget for the first case of the queue, and how many cases it reaches:
+    as many as get `least_s` each, one at any rate, and among those by weight."""
+    reached = queue[: max(1, int(remaining_s // least_s))]
+    share = remaining_s * queue[0].weight / (sum(case.weight for case in reached) or 1.0)
+    return max(1e-3, min(remaining_s, max(least_s, share))), len(reached)
 
 
-def affordable(budget_s: float, cases: Sequence[Case]) -> list[Case]:
-    """The heaviest cases that fit the budget with at least the least time each, one at any rate."""
-    return list(cases[: max(1, int(budget_s // LEAST_CASE_S))])
-
-
-def parse_seconds(text: str) -> float:
-    """`60`, `60s`, `5m`, `1h` -> seconds."""
+def parse_seconds(text: str, option: str) -> float:
+    """`60`, `60s`, `5m`, `1h` -> seconds; `option` is named in the error."""
     units = {"s": 1, "m": 60, "h": 3600}
     number, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, 1)
     try:
@@ -168,5 +166,5 @@ def parse_seconds(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not (math.isfinite(seconds) and seconds > 0):
-        raise UsageError(f"cannot read --budget {text!r}; write for example 60s, 5m or 1h")
+        raise UsageError(f"cannot read {option} {text!r}; write for example 60s, 5m or 1h")
     return seconds

@@ -8,9 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA = 1
 
-Status = Literal[
-    "ok", "checked", "wrong", "unsupported", "impossible", "error", "crashed", "timeout"
-]
+Status = Literal["ok", "checked", "wrong", "unsupported", "impossible", "error", "crashed", "timeout"]
 
 
 class Record(BaseModel):
@@ -119,6 +117,7 @@ class Run(Record):
     launches: list[str]
     cache: str
     budget_s: float
+    per_case_s: float
     seed: int
     confidence: float
     ceilings: dict[str, Any]

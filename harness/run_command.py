@@ -42,6 +42,7 @@ class Request:
     cache: str = "serving"
     launch: str | None = None
     budget: str | None = None
+    per_case: str | None = None
     set: Sequence[str] = ()
     resume: str | None = None
     retry: bool = False
@@ -59,7 +60,9 @@ def run(request: Request) -> int:
     """Returns the exit code; raises HarnessError."""
     platform = _platform(request.device)
     with device_lock(platform):
-        journal, settings, finished = _resumed(request, platform) if request.resume else _begun(request, platform)
+        journal, settings, finished = (
+            _resumed(request, platform) if request.resume else _begun(request, platform)
+        )
         human: IO[str] = sys.stderr if "-" in (request.json, request.csv) else sys.stdout
         records = {key: list(found) for key, found in finished.items()}
 
@@ -71,7 +74,7 @@ def run(request: Request) -> int:
         session = _session(settings, request, platform, journal, report)
         session.spent_s = sum(r.measured_s for found in finished.values() for r in found if r.kind == "case")  # type: ignore[attr-defined]
         todo = [_case(c) for c in settings.cases if c.key not in finished]
-        budget_s = plan.parse_seconds(request.budget) if request.budget else settings.budget_s
+        budget_s = plan.parse_seconds(request.budget, "--budget") if request.budget else settings.budget_s
         try:
             session.run(todo, budget_s)
         except JournalFull as failure:
@@ -103,7 +106,7 @@ def _begun(request: Request, platform: Platform) -> tuple[Journal, Run, dict[str
     baseline = plan.choose_baseline(op, platform, request.baseline, chosen)
     arm = plan.parse_arm(request.set)
     launches = plan.launches(platform, request.launch)
-    budget_s = plan.parse_seconds(request.budget or "60s")
+    budget_s = plan.parse_seconds(request.budget or "60s", "--budget")
     suite = "ad hoc" if request.case else request.suite or "smoke"
     threads = request.threads or physical_cores()
     created = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
@@ -123,6 +126,9 @@ def _begun(request: Request, platform: Platform) -> tuple[Journal, Run, dict[str
         launches=launches,
         cache=request.cache,
         budget_s=budget_s,
+        per_case_s=plan.parse_seconds(request.per_case, "--per-case")
+        if request.per_case
+        else plan.LEAST_CASE_S,
         seed=request.seed,
         confidence=CONFIDENCE,
         ceilings=_ceilings(platform, threads, request.quiet),
@@ -187,6 +193,7 @@ def _session(settings: Run, request: Request, platform: Platform, journal: Journ
         arms=[plan.Arm(variables) for variables in settings.arms.values()],
         launches=settings.launches,
         cache=settings.cache,
+        least_s=settings.per_case_s,
         seed=settings.seed,
         threads=settings.provenance["machine"]["threads"],
         deadlines=Deadlines(request.prepare_timeout, request.call_timeout),

@@ -42,7 +42,13 @@ class CaseRun:
     """
 
     def __init__(
-        self, case: Case, stations: list[Station], judge: Worker, seed: int, scratch: Path, say: Callable[[str], None]
+        self,
+        case: Case,
+        stations: list[Station],
+        judge: Worker,
+        seed: int,
+        scratch: Path,
+        say: Callable[[str], None],
     ) -> None:
         self.case = case
         self.stations = stations
@@ -93,9 +99,13 @@ class CaseRun:
             digest = attempt(station.living, lambda s=station: s.open(self.case, self.seeds[name]))
             if digest is not None and digest != self.digests[name]:
                 for contender in station.living:
-                    contender.fail("error", "its worker made other operands than the judge from the same seed")
+                    contender.fail(
+                        "error", "its worker made other operands than the judge from the same seed"
+                    )
 
-    def _check(self, station: Station, contender: Contender, name: str, stage: str, fresh: bool = True) -> None:
+    def _check(
+        self, station: Station, contender: Contender, name: str, stage: str, fresh: bool = True
+    ) -> None:
         """Has an output judged against the named reference; `stage` says in words when it was taken."""
         if not contender.alive:
             return

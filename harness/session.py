@@ -41,6 +41,7 @@ class Session:
     arms: Sequence[Arm]
     launches: Sequence[str]
     cache: str
+    least_s: float
     seed: int
     threads: int
     deadlines: Deadlines
@@ -59,11 +60,10 @@ class Session:
             scratch = Path(folder)
             while queue:
                 remaining = budget_s - self.spent_s
-                if queue != list(cases) and remaining < plan.LEAST_CASE_S:
+                if len(queue) < len(cases) and remaining < self.least_s:
                     break
-                affordable = plan.affordable(remaining, queue)
-                share = plan.allowance(remaining, queue[0], affordable)
-                self._case(queue.pop(0), max(share, 1e-3), len(affordable), scratch)
+                share_s, reached = plan.allowance(remaining, queue, self.least_s)
+                self._case(queue.pop(0), share_s, reached, scratch)
         self.left_out = queue
 
     def _case(self, case: Case, budget_s: float, to_go: int, scratch: Path) -> None:
@@ -136,7 +136,9 @@ class Session:
             groups = [[c for c in g if c is not anchors[0]] for g in groups]
         for contender in too_large:
             need = needed([contender])
-            contender.fail("unsupported", f"needs {need / GIB:.1f} GiB of memory; {limit / GIB:.1f} GiB may be used")
+            contender.fail(
+                "unsupported", f"needs {need / GIB:.1f} GiB of memory; {limit / GIB:.1f} GiB may be used"
+            )
         return [group for group in groups if group], too_large
 
     def _group(

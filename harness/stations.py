@@ -150,7 +150,9 @@ class Station:
         self.ready()
         if contender.name not in self.prepared:
             arguments = {"contender": contender.name, "impl": contender.impl.name, "launch": contender.launch}
-            contender.setup_s = max(contender.setup_s, self._raw("prepare", self.deadlines.prepare, **arguments))
+            contender.setup_s = max(
+                contender.setup_s, self._raw("prepare", self.deadlines.prepare, **arguments)
+            )
             self.prepared.add(contender.name)
 
     def ask(self, contender: Contender, request: str, **arguments: Any) -> Any:
@@ -158,7 +160,6 @@ class Station:
         self.seat(contender)
         deadline = self.deadlines.prepare if contender.interpreted else self.deadlines.call
         return self._raw(request, deadline, contender=contender.name, **arguments)
-
 
 
 def attempt(contenders: Iterable[Contender], action: Callable[[], Any]) -> Any:

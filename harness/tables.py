@@ -22,7 +22,9 @@ def case_table(records: Sequence[Record]) -> str:
     names = _names(cells)
     against = {v.a: v for v in verdicts if v.about == "baseline"}
     anchor = next((v.b for v in verdicts if v.about == "A/A"), "")
-    order = sorted(zip(names, cells, strict=True), key=lambda nc: (nc[1].time_us is None, nc[1].time_us or 0, nc[0]))
+    order = sorted(
+        zip(names, cells, strict=True), key=lambda nc: (nc[1].time_us is None, nc[1].time_us or 0, nc[0])
+    )
     rows = [_row(name, cell, against.get(name), name == anchor) for name, cell in order]
     first = cells[0]
     place = f"{first.place}, {first.weight:.1%} of the suite" if first.place != "ad hoc" else first.place
@@ -32,9 +34,14 @@ def case_table(records: Sequence[Record]) -> str:
 
 def _names(cells: Sequence[Cell]) -> list[str]:
     """Cells under the names that the verdicts use."""
-    arms, launches = {c.arm for c in cells}, {c.launch for c in cells if c.status not in ("checked", "unsupported")}
+    arms, launches = (
+        {c.arm for c in cells},
+        {c.launch for c in cells if c.status not in ("checked", "unsupported")},
+    )
     return [
-        " ".join([c.impl] + ([f"@ {c.arm}"] if len(arms) > 1 else []) + ([c.launch] if len(launches) > 1 else []))
+        " ".join(
+            [c.impl] + ([f"@ {c.arm}"] if len(arms) > 1 else []) + ([c.launch] if len(launches) > 1 else [])
+        )
         for c in cells
     ]
 
@@ -66,7 +73,9 @@ def micro(value: float | None) -> str:
     """Microseconds in three or four figures: `48.1 ms`, `312 us`."""
     if value is None:
         return ""
-    number, unit = (value / 1e6, "s") if value >= 1e6 else (value / 1e3, "ms") if value >= 1e3 else (value, "us")
+    number, unit = (
+        (value / 1e6, "s") if value >= 1e6 else (value / 1e3, "ms") if value >= 1e3 else (value, "us")
+    )
     return f"{number:.4g} {unit}"
 
 
@@ -95,4 +104,7 @@ def left_out(cases: Iterable[Case], budget_s: float) -> str:
     rows = [f"  {case.text}  ({case.weight:.1%})" for case in cases]
     if not rows:
         return ""
-    return f"left out, the budget of {budget_s:g} s being spent (give --budget more, or --case):\n" + "\n".join(rows)
+    return (
+        f"left out, the budget of {budget_s:g} s being spent (more with --budget, or less --per-case):\n"
+        + "\n".join(rows)
+    )

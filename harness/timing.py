@@ -65,7 +65,9 @@ class Rounds:
         """Seconds per call: (block, round) x contender."""
         import pandas
 
-        index = pandas.MultiIndex.from_tuples([(r.block, r.index) for r in self.rounds], names=["block", "round"])
+        index = pandas.MultiIndex.from_tuples(
+            [(r.block, r.index) for r in self.rounds], names=["block", "round"]
+        )
         return pandas.DataFrame([dict(r.seconds) for r in self.rounds], index=index)
 
     def series(self, contender: str) -> list[float]:

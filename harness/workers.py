@@ -141,5 +141,3 @@ def cache_environment(arm: str) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": str(base / "inductor"),
         "TORCH_EXTENSIONS_DIR": str(base / "extensions"),
     }
-
-

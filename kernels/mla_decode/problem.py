@@ -155,7 +155,10 @@ class MlaDecode(Op):
         def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
 
-        q, kv = normal(sizes.batch, sizes.heads, WIDTH), normal(total, sizes.page, WIDTH, dtype=torch.bfloat16)
+        q, kv = (
+            normal(sizes.batch, sizes.heads, WIDTH),
+            normal(total, sizes.page, WIDTH, dtype=torch.bfloat16),
+        )
         operands = MlaDecodeOperands(
             q=q,
             kv=kv,
@@ -208,8 +211,8 @@ class MlaDecode(Op):
             # fp32 sums of 576 products of the scores' size err by about sqrt(576) 2^-24 |s|.
             relative = unit + 24 * 2.0**-24 * scores.abs()
             weight = (p * relative) ** 2
-            spread_about_mean = weight @ v**2 - 2 * value[i] * (weight @ v) + value[i] ** 2 * weight.sum(
-                -1, keepdim=True
+            spread_about_mean = (
+                weight @ v**2 - 2 * value[i] * (weight @ v) + value[i] ** 2 * weight.sum(-1, keepdim=True)
             )
             sigma[i] = (spread_about_mean.clamp(min=0) + (unit * value[i]) ** 2).sqrt()
         return Reference(value, sigma, rows)

@@ -1,0 +1,88 @@
+"""Model configurations as data: the public config.json of each, under its own key names."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+_DATA = Path(__file__).parent / "data"
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """YaRN: stretches a context of `original_max_position_embeddings` tokens by `factor`."""
+
+    type: str
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: int
+    beta_slow: int
+    mscale: float
+    mscale_all_dim: float
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Widths in elements, counts in units; keys as in Hugging Face's config.json, `source` its address.
+
+    first_k_dense_replace: the first layers, whose MLP is dense; the others are MoE
+    weight_block_size:     rows x columns of a weight that share one FP8 scale
+    """
+
+    name: str
+    source: str
+    hidden_size: int
+    intermediate_size: int
+    moe_intermediate_size: int
+    num_hidden_layers: int
+    first_k_dense_replace: int
+    num_attention_heads: int
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    n_routed_experts: int
+    n_shared_experts: int
+    num_experts_per_tok: int
+    n_group: int
+    topk_group: int
+    scoring_func: str
+    norm_topk_prob: bool
+    routed_scaling_factor: float
+    vocab_size: int
+    max_position_embeddings: int
+    rope_theta: float
+    rope_scaling: RopeScaling
+    weight_block_size: tuple[int, int]
+    torch_dtype: str
+
+
+def models() -> list[str]:
+    """Names of the models that have data here."""
+    return sorted(file.stem for file in _DATA.glob("*.json"))
+
+
+@functools.cache
+def model(name: str) -> ModelConfig:
+    """The model of this name; raises ValueError with one line that lists the models."""
+    if name not in models():
+        raise ValueError(f"unknown model {name!r}; models: {', '.join(models())}")
+    own = _read(name)
+    config = _read(own["same_as"])["config"] if "same_as" in own else own["config"]
+    return ModelConfig(
+        name=name,
+        source=own["source"],
+        **config
+        | {
+            "rope_scaling": RopeScaling(**config["rope_scaling"]),
+            "weight_block_size": tuple(config["weight_block_size"]),
+        },
+    )
+
+
+def _read(name: str) -> dict:
+    import json
+
+    return json.loads((_DATA / f"{name}.json").read_text(encoding="utf-8"))

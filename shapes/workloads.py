@@ -1,0 +1,118 @@
+"""The serving workloads that public documents ran DeepSeek-R1 under, by name.
+
+AMD      "Supercharge DeepSeek-R1 Inference on AMD Instinct MI300X", ROCm blogs, 21 March 2025
+dstack   "DeepSeek R1 inference performance: MI300X vs. H200", 18 March 2025; raw numbers in
+         github dstackai/benchmarks, branch deepseek-r1-benchmark
+MoAI     "DeepSeek R1 671B on AMD MI300X GPUs: Maximum Throughput", Moreh, 2025
+
+"DeepSeek R1 Benchmark Results - MI350X" (vLLM, 1 to 256 requests) does not say how long its prompts
+were, so it has no workload here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shapes.attention import Parallel
+from shapes.serving import Workload
+
+
+@dataclass(frozen=True)
+class Documented:
+    """A workload of the whole system, how the model was split, its KV cache format, and who ran it."""
+
+    workload: Workload
+    parallel: Parallel
+    source: str
+    kv: str = "bf16"
+
+    @property
+    def on_rank(self) -> Workload:
+        return self.workload.on_rank(self.parallel.dp)
+
+
+TP8 = Parallel(tp=8)
+MOAI = Parallel(dp=24, ep=8)
+"""Three decode nodes of eight data-parallel ranks, experts split within a node."""
+
+CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def documented() -> dict[str, Documented]:
+    """Name -> workload: `serving-ISL-OSL-cCONCURRENCY[-mixed]` and `offline-ISL-OSL-bBATCH`."""
+    return _prefill_first() | _mixed() | _offline() | _disaggregated()
+
+
+def _prefill_first() -> dict[str, Documented]:
+    served = {
+        f"serving-3200-800-c{c}": Documented(
+            Workload(3200, 800, c, 500, token_budget=131_072),
+            TP8,
+            f"SGLang, 8x MI300X, chunked prefill 131072, 500 prompts (AMD{'; dstack' * (c >= 4)})",
+        )
+        for c in CONCURRENCIES
+    }
+    longer = {
+        f"serving-3200-{osl}-c128": Documented(
+            Workload(3200, osl, 128, 500), TP8, "SGLang, 8x MI300X, 500 prompts (dstack)"
+        )
+        for osl in (1600, 3200, 6400)
+    }
+    return served | longer
+
+
+def _mixed() -> dict[str, Documented]:
+    """2048 is the max_num_batched_tokens that vLLM 0.7 set for --enable-chunked-prefill."""
+    return {
+        f"serving-3200-800-c{c}-mixed": Documented(
+            Workload(3200, 800, c, 500, policy="mixed", token_budget=2048),
+            TP8,
+            "vLLM, 8x H200, chunked prefill 2048, 500 prompts, KV memory taken as ample (dstack)",
+        )
+        for c in CONCURRENCIES
+        if c >= 4
+    }
+
+
+def _offline() -> dict[str, Documented]:
+    """dstack set no limit of its own, so vLLM 0.7 let 256 sequences in at a time; its tokens per second
+    on MI300X rise up to a batch of 256 and are level beyond."""
+    batches = {800: (32, 64, 128, 256, 512, 1024), 1600: (256, 512, 1024), 3200: (256, 512, 1024)}
+    return {
+        f"offline-3200-{osl}-b{b}": Documented(
+            Workload(3200, osl, b, b, token_budget=32_768, max_running=256),
+            TP8,
+            f"vLLM, 8x MI300X, {b} prompts at once{', 256 running' * (b > 256)} (dstack)",
+        )
+        for osl in batches
+        for b in batches[osl]
+    }
+
+
+def _disaggregated() -> dict[str, Documented]:
+    """Requests a second times the mean inter-token latency (ms, ShareGPT runs) are requests a step: they
+    spread the answers over all stages. The number of prompts of 2000/100 is not given; the steady part
+    has no need of it."""
+    runs = (
+        (512, 512, 140, 160.33),
+        (1000, 1000, 80, 172.16),
+        (2000, 2000, 48, 208.59),
+        (2000, 100, 1500, 191.71),
+    )
+    return {
+        f"serving-{isl}-{osl}-c10800": Documented(
+            Workload(
+                isl,
+                osl,
+                concurrency=10_800,
+                num_prompts=32_400,
+                policy="disaggregated",
+                arrival_steps=1000 / (rate * itl_ms),
+                steady=True,
+            ),
+            MOAI,
+            f"24 decode ranks of 40x MI300X, {rate} requests/s, fp8 KV, steady part (MoAI)",
+            kv="fp8",
+        )
+        for isl, osl, rate, itl_ms in runs
+    }

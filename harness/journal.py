@@ -41,9 +41,8 @@ class Journal:
             journal.cells.touch()
             partial.replace(folder / "run.json")
         except OSError as error:
-            raise UsageError(
-                f"cannot write results to {folder}: {error.strerror}; choose another --out"
-            ) from None
+            reason = f"cannot write results to {folder}: {error.strerror}"
+            raise UsageError(f"{reason}; choose another --out") from None
         return journal
 
     def append(self, records: Iterable[Record]) -> None:
@@ -81,7 +80,7 @@ class Journal:
                 raise UsageError(f"{path} is not a run of this suite: it has no schema_version")
             if found > SCHEMA:
                 raise UsageError(
-                    f"{path} has schema {found}; this version reads up to {SCHEMA}: update deepseek-kernel-bench"
+                    f"{path} has schema {found}; this version of the suite reads up to {SCHEMA}: update it"
                 )
             return Run.model_validate_json(text)
         except (ValueError, AttributeError) as error:

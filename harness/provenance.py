@@ -13,10 +13,10 @@ from typing import Any
 from harness.workers import ROOT
 from kernels.platform import Platform, version
 
-LIBRARIES = (
-    "torch triton vllm aiter flashinfer flash_attn flash_mla deep_gemm sglang sgl_kernel "
-    "numpy scipy pandas pydantic"
-).split()
+LIBRARIES = [
+    *("torch", "triton", "vllm", "aiter", "flashinfer", "flash_attn", "flash_mla", "deep_gemm"),
+    *("sglang", "sgl_kernel", "numpy", "scipy", "pandas", "pydantic"),
+]
 
 # Variables by which the kernels, their libraries and their threads are steered.
 STEERING = re.compile(

@@ -17,18 +17,12 @@ if TYPE_CHECKING:
 def run_folders(path_or_glob: str | Path) -> list[Path]:
     """Run folders at a path (a run, its cells.jsonl, or any folder above runs) or matching a glob."""
     text = str(path_or_glob)
-    found = (
-        [Path(text)] if Path(text).exists() else [Path(p) for p in sorted(glob.glob(text, recursive=True))]
-    )
+    matches = [text] if Path(text).exists() else sorted(glob.glob(text, recursive=True))  # noqa: PTH207
     folders: dict[Path, None] = {}
-    for path in found:
+    for path in map(Path, matches):
         folder = path if path.is_dir() else path.parent
-        runs = (
-            [folder]
-            if (folder / "run.json").exists()
-            else [p.parent for p in sorted(folder.rglob("run.json"))]
-        )
-        folders.update(dict.fromkeys(runs))
+        is_run = (folder / "run.json").exists()
+        folders |= dict.fromkeys([folder] if is_run else (p.parent for p in sorted(folder.rglob("run.json"))))
     if not folders:
         raise UsageError(f"no run at {text!r}; a run is a folder with run.json and cells.jsonl")
     return list(folders)

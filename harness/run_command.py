@@ -19,7 +19,7 @@ from harness.errors import UsageError
 from harness.journal import Journal, JournalFull
 from harness.progress import Progress
 from harness.provenance import provenance
-from harness.records import Cell, PlannedCase, Record, Run, Verdict
+from harness.records import CaseDone, Cell, PlannedCase, Record, Run, Verdict
 from harness.session import Session, device_lock, exit_code
 from harness.stations import Deadlines
 from harness.statistics import CONFIDENCE
@@ -72,7 +72,7 @@ def run(request: Request) -> int:
                 print("\n" + tables.case_table(found) + "\n", file=human, flush=True)
 
         session = _session(settings, request, platform, journal, report)
-        session.spent_s = sum(r.measured_s for found in finished.values() for r in found if r.kind == "case")  # type: ignore[attr-defined]
+        session.spent_s = sum(r.measured_s for r in _flat(finished) if isinstance(r, CaseDone))
         todo = [_case(c) for c in settings.cases if c.key not in finished]
         budget_s = plan.parse_seconds(request.budget, "--budget") if request.budget else settings.budget_s
         try:
@@ -82,7 +82,11 @@ def run(request: Request) -> int:
             raise
         _print_end(session, records, budget_s, journal, human)
         write_outputs(request, settings, records)
-    return exit_code([r for found in records.values() for r in found if isinstance(r, Cell)])
+    return exit_code([r for r in _flat(records) if isinstance(r, Cell)])
+
+
+def _flat(records: dict[str, list[Record]]) -> list[Record]:
+    return [record for found in records.values() for record in found]
 
 
 def _platform(device: str | None) -> Platform:
@@ -209,16 +213,16 @@ def _print_end(
 ) -> None:
     if text := tables.left_out(session.left_out, budget_s):
         print(text, file=human)
+    cases = f"{len(records)} case" + "s" * (len(records) != 1)
     print(
-        f"{len(records)} case{'s' * (len(records) != 1)}; measuring {session.spent_s:.1f} s of {budget_s:g} s, "
-        f"set-up and checks {session.setup_s:.1f} s; recorded in {journal.folder}",
+        f"{cases}; measuring {session.spent_s:.1f} s of {budget_s:g} s, set-up and checks {session.setup_s:.1f} s; recorded in {journal.folder}",
         file=human,
     )
 
 
 def write_outputs(request: Request, settings: Run, records: dict[str, list[Record]]) -> None:
     """`--json` and `--csv`; `-` is stdout. Raises UsageError where one cannot be written."""
-    flat = [record for found in records.values() for record in found]
+    flat = _flat(records)
     cells = [r.model_dump(exclude={"kind"}) for r in flat if isinstance(r, Cell)]
     if request.json:
         verdicts = [r.model_dump(exclude={"kind"}) for r in flat if isinstance(r, Verdict)]

@@ -145,7 +145,7 @@ class CaseRun:
                     return answer["seconds"]
                 # Whoever shared its worker is seated again now, not in a turn of his own.
                 for other in station.living:
-                    attempt([other], lambda: station.seat(other))
+                    attempt([other], lambda o=other: station.seat(o))
             raise RuntimeError(contender.reason)
 
         turns = {c.name: (lambda s=s, c=c: turn(s, c)) for s, c in timed}

@@ -95,8 +95,8 @@ def _conclusions(verdicts: Sequence[Verdict], done: CaseDone) -> list[str]:
         if v.about == "runner-up":
             lines.append(f"fastest: {v.a}, {v.verdict} against the runner-up {v.b}: {_ratio(v)}")
     confidence = f"{verdicts[0].confidence:.0%} intervals over {done.blocks} blocks, " if verdicts else ""
-    timed = f"{done.rounds} rounds in {done.measured_s:.1f} s of measuring; set-up and checks {done.setup_s:.1f} s"
-    return [*lines, confidence + timed]
+    timed = f"{done.rounds} rounds in {done.measured_s:.1f} s of measuring; "
+    return [*lines, f"{confidence}{timed}set-up and checks {done.setup_s:.1f} s"]
 
 
 def left_out(cases: Iterable[Case], budget_s: float) -> str:
@@ -104,7 +104,5 @@ def left_out(cases: Iterable[Case], budget_s: float) -> str:
     rows = [f"  {case.text}  ({case.weight:.1%})" for case in cases]
     if not rows:
         return ""
-    return (
-        f"left out, the budget of {budget_s:g} s being spent (more with --budget, or less --per-case):\n"
-        + "\n".join(rows)
-    )
+    heading = f"left out, the budget of {budget_s:g} s being spent (more with --budget, or less --per-case):"
+    return "\n".join([heading, *rows])

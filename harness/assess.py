@@ -74,14 +74,11 @@ def _cell(
     logs = ((r.block, math.log(s)) for r, s in zip(rounds, seconds, strict=True))
     over_blocks = interval(logs, yardsticks.confidence)
     time = math.exp(over_blocks.mean)
-    from_memory = rotation.mode != "warm"
-    if yardsticks.peaks and time < (
-        least := yardsticks.peaks.least_time(work, from_memory and rotation.enough)
-    ):
+    from_memory = rotation.mode != "warm" and rotation.enough
+    least = yardsticks.peaks.least_time(work, from_memory) if yardsticks.peaks else 0.0
+    if time < least:
         cell.status = "impossible"
-        cell.reason = (
-            f"{time * 1e6:.3g} us, but the datasheet's peaks allow no less than {least * 1e6:.3g} us"
-        )
+        cell.reason = f"{time * 1e6:.3g} us; the datasheet's peaks allow no less than {least * 1e6:.3g} us"
         return cell
     cell.time_us = time * 1e6
     if over_blocks.groups > 1:
@@ -96,7 +93,7 @@ def _cell(
 def _verdicts(measured: Measured, valid: dict[str, float], confidence: float) -> list[Verdict]:
     """The A/A pair, each contender against the anchor, and the winner against the runner-up."""
     anchor, twin, rounds = measured.anchor, measured.twin, measured.rounds
-    if anchor is None or twin is None or anchor.name not in valid:
+    if anchor is None or twin is None:
         return []
 
     def against(a: str, b: str, about: str, floor: float) -> Verdict:
@@ -121,7 +118,8 @@ def _verdicts(measured: Measured, valid: dict[str, float], confidence: float) ->
     )
     floor = noise_floor(pair)
     found = [against(twin.name, anchor.name, "A/A", 0.0)]
-    found += [against(name, anchor.name, "baseline", floor) for name in valid if name != anchor.name]
+    if anchor.name in valid:
+        found += [against(name, anchor.name, "baseline", floor) for name in valid if name != anchor.name]
     ranked: Sequence[str] = sorted(valid, key=lambda name: valid[name])
     if len(ranked) > 1:
         found.append(against(ranked[0], ranked[1], "runner-up", floor))

@@ -45,11 +45,11 @@ def peaks(platform: Platform) -> Ceilings | None:
     return Ceilings(max(entry["tflops"].values()) * 1e12, entry["tbps"] * 1e12)
 
 
-def last_level(platform: Platform, reported: int) -> int:
-    """Bytes of the last-level cache: the system's figure, the datasheet's, else what torch reports
-    (which on AMD is the L2 before the last level)."""
+def last_level(platform: Platform) -> int:
+    """Bytes of the last-level cache by the system or the datasheet, 0 if neither knows. Not what torch
+    reports: on AMD that is the L2, before the last level."""
     entry = datasheet(platform)
-    return max(platform.last_level, (entry["last_level_mb"] << 20) if entry else 0, reported)
+    return max(platform.last_level, (entry["last_level_mb"] << 20) if entry else 0)
 
 
 def ceilings(platform: Platform, threads: int) -> Ceilings:

@@ -56,9 +56,8 @@ def examine(here: Platform) -> dict[str, Any]:
         }
     except WorkerFailure as failure:
         limits["measured"] = f"could not be: {failure.reason}"
-    limits["last-level cache"] = (
-        f"{last_level(here, 0) / (1 << 20):.0f} MiB" if last_level(here, 0) else "unknown"
-    )
+    level = last_level(here)
+    limits["last-level cache"] = f"{level / (1 << 20):.0f} MiB" if level else "unknown"
     runs = [i for op in kernels.OPS for i in kernels.implementations(op) if i.available(here).ok]
     return {
         "machine": {k: v for k, v in surroundings["machine"].items() if v != ""},

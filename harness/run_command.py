@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
@@ -54,6 +55,10 @@ class Request:
     threads: int | None = None
     prepare_timeout: float = 900.0
     call_timeout: float = 120.0
+
+
+# What decides a run's plan, and so cannot be said again when it is resumed.
+PLANNING = ("impl", "suite", "case", "boundary", "baseline", "launch", "set", "out", "threads")
 
 
 def run(request: Request) -> int:
@@ -112,7 +117,7 @@ def _begun(request: Request, platform: Platform) -> tuple[Journal, Run, dict[str
     launches = plan.launches(platform, request.launch)
     budget_s = plan.parse_seconds(request.budget or "60s", "--budget")
     suite = "ad hoc" if request.case else request.suite or "smoke"
-    threads = request.threads or physical_cores()
+    threads = request.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or physical_cores()
     created = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     device = re.sub(r"[^a-z0-9]+", "-", f"{platform.name or platform.kind}".lower()).strip("-")
     identity = f"{created}-{op.name}-{suite.replace(' ', '-')}-{device}"
@@ -161,7 +166,10 @@ def _case(planned: PlannedCase) -> Case:
 
 
 def _resumed(request: Request, platform: Platform) -> tuple[Journal, Run, dict[str, list[Record]]]:
-    """Opens a run again; what it measured must be this machine and these libraries."""
+    """Opens a run again, as it was planned; it must be on this machine and with these libraries."""
+    given = [name for name in PLANNING if getattr(request, name)]
+    if given:
+        raise UsageError(f"--resume goes on with the run's own plan; leave out --{given[0]}")
     journal = Journal(Path(request.resume or ""))
     settings = journal.run()
     if request.op not in (None, settings.op):
@@ -215,7 +223,8 @@ def _print_end(
         print(text, file=human)
     cases = f"{len(records)} case" + "s" * (len(records) != 1)
     print(
-        f"{cases}; measuring {session.spent_s:.1f} s of {budget_s:g} s, set-up and checks {session.setup_s:.1f} s; recorded in {journal.folder}",
+        f"{cases}; measuring {session.spent_s:.1f} s of {budget_s:g} s, "
+        f"set-up and checks {session.setup_s:.1f} s; recorded in {journal.folder}",
         file=human,
     )
 

@@ -70,7 +70,7 @@ class Session:
         self.progress.case(case, to_go, budget_s)
         contenders, refused = self._contenders(case)
         sizes = self.op.sizes(case.sizes)
-        rotation = plan.rotation(self.op, sizes, self.cache, last_level(self.platform, 0))
+        rotation = plan.rotation(self.op, sizes, self.cache, last_level(self.platform))
         groups, too_large = self._groups(sizes, rotation, contenders)
         parts = [Measured(case, [*refused, *too_large], rotation)]
         for group in groups:

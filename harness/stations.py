@@ -93,7 +93,7 @@ class Station:
             self.deadlines.prepare,
             kind=self.platform.kind,
             device=self.platform.device,
-            threads=self.threads,
+            threads=int(environment.get("OMP_NUM_THREADS", self.threads)),
         )
 
     def stop(self) -> None:

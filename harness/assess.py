@@ -55,7 +55,7 @@ def _cell(
         launch=contender.launch,
         cache=rotation.mode,
         status=contender.status or ("checked" if contender.interpreted else "ok"),
-        reason=contender.reason,
+        reason=contender.reason or ("right when interpreted; not timed" if contender.interpreted else ""),
         check=contender.check,
         kernels=contender.kernels,
         setup_s=contender.setup_s or None,

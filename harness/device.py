@@ -59,7 +59,7 @@ class EventTimer(Timer):
     device sleep, so that the time between the events holds no host time. Untested on hardware."""
 
     SLEEP_S = 0.02
-    MAX_QUEUED = 512
+    MAX_QUEUED = 100  # calls; a device queues about a thousand kernels before the host has to wait
 
     def __init__(self, graph: bool) -> None:
         import torch

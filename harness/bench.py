@@ -62,8 +62,11 @@ class Bench:
         own = None if mode == "cold" else first.streamed
         self.sets = [first, *(first.copy(own) for _ in range(copies - 1))]
 
-    def prepare(self, contender: str, impl: str, launch: str) -> float:
-        """Prepares on every set and calls each once (JIT compilers run here); returns seconds."""
+    def prepare(self, contender: str, impl: str, launch: str, call: bool = True) -> float:
+        """Prepares on every set and calls each once (JIT compilers run here); returns seconds.
+
+        call: False spares the call where nothing will be timed.
+        """
         import torch
 
         started = time.perf_counter()
@@ -75,7 +78,8 @@ class Bench:
         for operands in self.sets:
             out = None if implementation.allocates else self.op.empty_output(self.sizes, self.device)
             prepared.append(implementation.prepare(operands, out))
-            prepared[-1].call()
+            if call:
+                prepared[-1].call()
         timer.synchronize()
         # A library that was just imported may have changed it.
         torch.set_num_threads(self.threads)

@@ -50,6 +50,12 @@ def doctor(json_to: str | None) -> None:
     show(json_to)
 
 
+def _seconds(context: click.Context, option: click.Parameter, text: str) -> float:
+    from harness.plan import parse_seconds
+
+    return parse_seconds(text, option.opts[0])
+
+
 @cli.command()
 @click.option("--op", help="The op to measure.")
 @click.option("--impl", metavar="PATTERN,...", help="Only implementations that match ('vllm.*,torch.sdpa').")
@@ -67,7 +73,7 @@ def doctor(json_to: str | None) -> None:
 )
 @click.option("--launch", type=click.Choice(["graph", "eager", "both"]), help="On GPUs (default: graph).")
 @click.option("--budget", metavar="60s", help="Time for measuring, set-up apart.  [default: 60s]")
-@click.option("--per-case", metavar="15s", help="Least of it that is worth a case.  [default: 15s]")
+@click.option("--per-case", metavar="20s", help="Least of it that is worth a case.  [default: 20s]")
 @click.option("--set", multiple=True, metavar="NAME=VALUE", help="Environment of the workers.")
 @click.option("--resume", metavar="RUN", help="Measure what this run did not finish.")
 @click.option("--retry", is_flag=True, help="With --resume: measure cases with crashed cells again.")
@@ -77,8 +83,10 @@ def doctor(json_to: str | None) -> None:
 @click.option("--quiet", is_flag=True, help="No tables and no progress.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of operands and orders.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads (default: the physical cores).")
-@click.option("--prepare-timeout", type=float, default=900, show_default=True, help="Seconds to prepare one.")
-@click.option("--call-timeout", type=float, default=120, show_default=True, help="Seconds for one request.")
+@click.option(
+    "--prepare-timeout", default="900s", callback=_seconds, show_default=True, help="To prepare one."
+)
+@click.option("--call-timeout", default="120s", callback=_seconds, show_default=True, help="For one request.")
 def run(**options: Any) -> None:
     """Rank implementations of an op: each checked against a reference, then timed in interleaved rounds."""
     from harness.run_command import Request

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable
@@ -48,13 +49,13 @@ class Journal:
     def append(self, records: Iterable[Record]) -> None:
         """Adds a finished case in one write and waits until it is on the disk.
 
-        What an earlier kill left of an unfinished write is cut off first; if the disk fills up, the
-        part that was written is cut off again and JournalFull raised.
+        What an earlier kill left of an unfinished write, whole lines of it too, is cut off first; if
+        the disk fills up, the part that was written is cut off again and JournalFull raised.
         """
         data = "".join(record.model_dump_json() + "\n" for record in records).encode()
         try:
             with self.cells.open("r+b", buffering=0) as file:
-                end = _whole_lines(file.read())
+                end = _finished_cases(file.read())
                 file.truncate(end)
                 file.seek(end)
                 try:
@@ -71,7 +72,7 @@ class Journal:
     def run(self) -> Run:
         path = self.folder / "run.json"
         try:
-            text = path.read_text()
+            text = path.read_bytes()
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}") from None
         try:
@@ -110,6 +111,18 @@ class Journal:
 def _whole_lines(data: bytes) -> int:
     """How many bytes end with the last whole line."""
     return data.rfind(b"\n") + 1
+
+
+def _finished_cases(data: bytes) -> int:
+    """How many bytes end with the last finished case."""
+    end = _whole_lines(data)
+    while end:
+        start = data.rfind(b"\n", 0, end - 1) + 1
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            if json.loads(data[start:end])["kind"] == "case":
+                break
+        end = start
+    return end
 
 
 def _first_line(error: Exception) -> str:

@@ -16,7 +16,7 @@ from shapes.case import Case, merge, parse
 from shapes.suites import suite, suites
 
 # With less, a case of R1's sizes gets too few rounds on a CPU for an interval worth printing.
-LEAST_CASE_S = 15.0
+LEAST_CASE_S = 20.0
 # Calls rotate over copies of the streamed operands until this many last-level caches have gone by ...
 ROTATE_CACHES = 2
 # ... but over no more copies than this.
@@ -104,6 +104,7 @@ def parse_arm(settings: Iterable[str]) -> Arm:
         if not (name and equals):
             raise UsageError(f"cannot read --set {text!r}; write NAME=VALUE")
         variables[name] = value
+    parse_threads(variables.get("OMP_NUM_THREADS"))
     return Arm(variables)
 
 
@@ -155,6 +156,15 @@ def allowance(remaining_s: float, queue: Sequence[Case], least_s: float) -> tupl
     reached = queue[: max(1, int(remaining_s // least_s))]
     share = remaining_s * queue[0].weight / (sum(case.weight for case in reached) or 1.0)
     return max(1e-3, min(remaining_s, max(least_s, share))), len(reached)
+
+
+def parse_threads(text: str | None) -> int | None:
+    """OMP_NUM_THREADS as a number; None where it is not set."""
+    if not text:
+        return None
+    if not (text.isdecimal() and int(text)):
+        raise UsageError(f"cannot read OMP_NUM_THREADS={text!r}; write a number of threads")
+    return int(text)
 
 
 def parse_seconds(text: str, option: str) -> float:

@@ -63,6 +63,7 @@ PLANNING = ("impl", "suite", "case", "boundary", "baseline", "launch", "set", "o
 
 def run(request: Request) -> int:
     """Returns the exit code; raises HarnessError."""
+    require_writable(request)
     platform = _platform(request.device)
     with device_lock(platform):
         journal, settings, finished = (
@@ -117,7 +118,7 @@ def _begun(request: Request, platform: Platform) -> tuple[Journal, Run, dict[str
     launches = plan.launches(platform, request.launch)
     budget_s = plan.parse_seconds(request.budget or "60s", "--budget")
     suite = "ad hoc" if request.case else request.suite or "smoke"
-    threads = request.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or physical_cores()
+    threads = request.threads or plan.parse_threads(os.environ.get("OMP_NUM_THREADS")) or physical_cores()
     created = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     device = re.sub(r"[^a-z0-9]+", "-", f"{platform.name or platform.kind}".lower()).strip("-")
     identity = f"{created}-{op.name}-{suite.replace(' ', '-')}-{device}"
@@ -174,9 +175,18 @@ def _resumed(request: Request, platform: Platform) -> tuple[Journal, Run, dict[s
     settings = journal.run()
     if request.op not in (None, settings.op):
         raise UsageError(f"{journal.folder} is a run of {settings.op}, not {request.op}")
-    now = provenance(platform, settings.provenance["machine"]["threads"])
+    present = [i.name for i in kernels.implementations(plan.choose_op(settings.op).name)]
+    if missing := sorted(set(settings.implementations) - set(present)):
+        raise UsageError(
+            f"{journal.folder} measures {missing[0]}, which is not here; set {kernels.PLUGINS} as then"
+        )
+    try:
+        then = {group: dict(settings.provenance[group]) for group in ("machine", "versions")}
+        now = provenance(platform, int(then["machine"]["threads"]))
+    except (KeyError, TypeError, ValueError):
+        raise UsageError(f"cannot read {journal.folder / 'run.json'}: its provenance is not whole") from None
     for group, names in (("machine", ("device", "device_id", "arch", "driver")), ("versions", None)):
-        before, after = settings.provenance[group], now[group]
+        before, after = then[group], now[group]
         for name in names or sorted(before | after):
             if before.get(name) != after.get(name):
                 raise UsageError(
@@ -205,7 +215,9 @@ def _session(settings: Run, request: Request, platform: Platform, journal: Journ
         arms=[plan.Arm(variables) for variables in settings.arms.values()],
         launches=settings.launches,
         cache=settings.cache,
-        least_s=settings.per_case_s,
+        least_s=plan.parse_seconds(request.per_case, "--per-case")
+        if request.per_case
+        else settings.per_case_s,
         seed=settings.seed,
         threads=settings.provenance["machine"]["threads"],
         deadlines=Deadlines(request.prepare_timeout, request.call_timeout),
@@ -227,6 +239,23 @@ def _print_end(
         f"set-up and checks {session.setup_s:.1f} s; recorded in {journal.folder}",
         file=human,
     )
+
+
+def require_writable(request: Request) -> None:
+    """Raises UsageError before anything is measured if `--json` or `--csv` could not be written after."""
+    if request.json == request.csv == "-":
+        raise UsageError("give --json - or --csv -, not both: stdout holds one of them")
+    for target in filter(None, (request.json, request.csv)):
+        path = Path(target)
+        if target == "-" or path.is_fifo():
+            continue
+        try:
+            is_new = not path.exists()
+            path.open("a").close()
+            if is_new:
+                path.unlink()
+        except OSError as error:
+            raise UsageError(f"cannot write {target}: {error.strerror}") from None
 
 
 def write_outputs(request: Request, settings: Run, records: dict[str, list[Record]]) -> None:

@@ -60,7 +60,7 @@ class Session:
             scratch = Path(folder)
             while queue:
                 remaining = budget_s - self.spent_s
-                if len(queue) < len(cases) and remaining < self.least_s:
+                if self.spent_s and remaining < self.least_s:
                     break
                 share_s, reached = plan.allowance(remaining, queue, self.least_s)
                 self._case(queue.pop(0), share_s, reached, scratch)
@@ -206,7 +206,11 @@ def exit_code(cells: Sequence[Cell]) -> int:
 def device_lock(platform: Platform) -> Iterator[None]:
     """One run at a time on a device: two would measure each other."""
     path = Path(tempfile.gettempdir()) / f"deepseek-kernel-bench-{platform.device.replace(':', '-')}.lock"
-    with path.open("a+") as file:
+    try:
+        file = path.open("a+")
+    except OSError as error:
+        raise NothingRan(f"cannot lock device {platform.device}: {path}: {error.strerror}") from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

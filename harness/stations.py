@@ -149,10 +149,15 @@ class Station:
         """Prepares a contender on the current operands, unless it is."""
         self.ready()
         if contender.name not in self.prepared:
-            arguments = {"contender": contender.name, "impl": contender.impl.name, "launch": contender.launch}
-            contender.setup_s = max(
-                contender.setup_s, self._raw("prepare", self.deadlines.prepare, **arguments)
+            seconds = self._raw(
+                "prepare",
+                self.deadlines.prepare,
+                contender=contender.name,
+                impl=contender.impl.name,
+                launch=contender.launch,
+                call=not contender.interpreted,
             )
+            contender.setup_s = max(contender.setup_s, seconds)
             self.prepared.add(contender.name)
 
     def ask(self, contender: Contender, request: str, **arguments: Any) -> Any:

@@ -60,7 +60,7 @@ def compare(
     if not logs:
         return Comparison(math.nan, 0.0, math.inf, "unclear")
     over_blocks = interval(logs, confidence)
-    ratio, low, high = (math.exp(v) for v in (over_blocks.mean, over_blocks.low, over_blocks.high))
+    ratio, low, high = (_exp(v) for v in (over_blocks.mean, over_blocks.low, over_blocks.high))
     return Comparison(ratio, low, high, verdict(low, high, floor=floor, margin=margin))
 
 
@@ -98,6 +98,10 @@ def noise_floor(same_thing_twice: Comparison) -> float:
     if not math.isfinite(same_thing_twice.ratio) or not math.isfinite(same_thing_twice.high):
         return math.inf
     return max(abs(same_thing_twice.low - 1), abs(same_thing_twice.high - 1))
+
+
+def _exp(log: float) -> float:
+    return math.exp(log) if log < 700 else math.inf
 
 
 def _is_time(seconds: float | None) -> bool:

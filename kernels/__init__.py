@@ -74,7 +74,8 @@ def _plugin(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise PluginError(f"cannot import {path}, named by {PLUGINS}: {error}") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise PluginError(f"cannot import {path}, named by {PLUGINS}: {reason}") from error
     return module
 
 

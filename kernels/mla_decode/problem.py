@@ -133,8 +133,9 @@ class MlaDecode(Op):
 
         - Temperature differs by head, from flat to peaked (scores deviate by 0.3 to 8), so that a
           wrong scale or a combine without rescaling is visible and so is a lost page.
-        - The first and the last token of each sequence are landmarks to which every head gives about
-          as much weight as to a sixteenth of the rest, so that a length off by one shows at any context.
+        - The first and the last token of each sequence are landmarks: every other head gives each at most
+          a sixteenth of the weight of the rest, and as much to a row of zeros that a mask lets in, so that
+          a length off by one shows at any context. The other heads do not, so that a lost page shows in them.
         - Three latent channels are 2^17 large in kv and 2^-17 small in q: bf16 holds them, fp16 does not
           (bf16 cache only; e4m3 ends at 448).
         - Pages are shuffled; every slot that holds no token is NaN, as is the page that pads the table.
@@ -170,7 +171,7 @@ class MlaDecode(Op):
         # scale * q.kv has deviation sqrt(576/192) = 1.73 for normal q and kv.
         temperature = torch.logspace(-2.5, 2.2, sizes.heads, base=2.0, device=device)
         q *= temperature[torch.randperm(sizes.heads, generator=generator, device=device)][None, :, None]
-        _add_landmarks(operands, normal(sizes.batch, WIDTH))
+        _add_landmarks(operands, normal(sizes.batch, ROPE))
         if sizes.kv == "bf16":
             channels = torch.randperm(LATENT, generator=generator, device=device)[:3]
             q[..., channels] *= 2.0**-17
@@ -226,21 +227,25 @@ class MlaDecode(Op):
 
 
 def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor) -> None:
-    """Makes the first and last token of each sequence heard by all its heads at once.
+    """Lets every other head hear the first and the last token of each sequence.
 
-    direction: [batch, 576], normalised to u; q becomes 1 along u and a landmark row score / scale, so
-    that its score lies ln(length / 16) above the others' average, in every head.
+    direction: [batch, 64], normalised to u, in the rope part: it is in the scores and not in the values.
+    Along u, q becomes 4 in the even heads and 0 in the odd ones, a landmark row 0, and any other row so far
+    below 0 that it scores ln(length / 16) less than a landmark. A row of zeros scores like a landmark.
     """
+    import torch
+
     unit = direction / direction.norm(dim=-1, keepdim=True)
-    operands.q -= (operands.q @ unit[:, :, None]) * unit[:, None, :]
+    q_rope = operands.q[..., LATENT:]
+    q_rope -= (q_rope @ unit[:, :, None]) * unit[:, None, :]
+    q_rope[:, ::2] += 4.0 * unit[:, None, :]
     flat = operands.kv.view(-1, WIDTH)
     for sequence, length in enumerate(operands.host_lengths):
         u, slots = unit[sequence], operands.token_slots(sequence)
-        score = max(0.0, math.log(length / 16))
-        operands.q[sequence] += u
-        for slot in {int(slots[0]), int(slots[-1])}:
-            row = flat[slot].float()
-            flat[slot] = (row - (row @ u) * u + score / operands.scale * u).to(flat.dtype)
+        below = torch.full((length,), max(0.0, math.log(length / 16)) / operands.scale / 4.0, device=u.device)
+        below[0] = below[-1] = 0.0
+        rope = flat[slots, LATENT:].float()
+        flat[slots, LATENT:] = (rope - (rope @ u + below)[:, None] * u).to(flat.dtype)
 
 
 def _poison_unused(operands: MlaDecodeOperands) -> None:

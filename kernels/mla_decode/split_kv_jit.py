@@ -26,7 +26,7 @@ def split_kernel(
     SPLITS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    PRODUCT: tl.constexpr,  # operands of the products: bf16, or fp32 in the interpreter, which has no bf16 dot
+    PRODUCT: tl.constexpr,  # what tl.dot takes: bf16, or fp32 in the interpreter, whose dot gets bf16 wrong
 ):
     """One program: BLOCK_H heads of one sequence over one split of its tokens, BLOCK_N at a time.
 

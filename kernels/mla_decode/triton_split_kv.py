@@ -32,10 +32,10 @@ class Tile:
     options: Mapping[str, int] = field(default_factory=dict)
 
 
-# Per platform, for ranks of up to 32 heads and for those of more (attention data-parallel: 128).
-# 16 heads is the smallest matrix instruction. 64 take wgmma on sm_90 and tcgen05 on sm_100, and on ROCm
-# give each of 4 waves heads of its own. Tokens and stages are the most that fit gfx942's 64 KB of shared
-# memory and its registers without a spill, and two programs in the registers of an NVIDIA unit.
+# Per platform: for ranks of few heads, and of many (attention data-parallel: 128). 16 heads are the
+# smallest matrix instruction; 64 take wgmma on sm_90 and tcgen05 on sm_100, and on ROCm give each of the
+# four waves its own heads. Tokens and stages: what fits gfx942's 64 KB of shared memory without a spill,
+# and what lets an NVIDIA unit hold two programs of 16 heads. From compiling, not yet from measuring.
 TILES = {
     "cuda": (
         Tile(16, 32, resident=2, options={"num_warps": 4, "num_stages": 5}),
@@ -47,17 +47,21 @@ TILES = {
     ),
     "cpu": (Tile(16, 128), Tile(64, 128)),
 }
-WIDE = 32  # heads above which the second tile is taken
+FEW = 32  # heads; more take the second tile
 
 MIN_STEPS = 4  # below that a split costs more than it brings: its partial, and a pipeline to fill
 MOST_PROGRAMS = 608  # that any device holds: 304 compute units of an MI300X, two on each
 CPU_PROGRAMS = 128  # of no meaning to the interpreter: enough that it sees several splits
 COMBINE_VALUES = 8192  # partial values at once in a program of the combine: 64 registers per thread
 
+# One thread for numpy, with which Triton interprets: on products this small more of them wait for each
+# other, three times as long where other processes run.
+INTERPRETER = {"TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1"}
+
 
 def tile_for(kind: str, heads: int) -> Tile:
     narrow, wide = TILES[kind]
-    return wide if heads > WIDE else narrow
+    return narrow if heads <= FEW else wide
 
 
 def splits_for(tile: Tile, programs: int, batch: int, heads: int, longest: int) -> int:
@@ -95,7 +99,7 @@ class SplitKv(Implementation):
         return platform.kind == "cpu"
 
     def environment(self, platform: Platform) -> dict[str, str]:
-        return {"TRITON_INTERPRET": "1"} if platform.kind == "cpu" else {}
+        return dict(INTERPRETER) if platform.kind == "cpu" else {}
 
     def workspace(self, sizes: Sizes) -> int:
         """An upper bound over all platforms: their tiles and their number of programs differ."""

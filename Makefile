@@ -1,0 +1,43 @@
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?= --op mla_decode --suite r1-tp8 --budget 40s
+# Which tests `make test-all` runs, as pytest's -m takes it; empty: all. CI gives `slow` after `make test`.
+MARK ?=
+
+SET_UP = @$(PYTHON) tools/set_up.py --venv $(VENV)
+IN_VENV = @$(VENV)/bin/python -m
+SOURCES = $(wildcard kernels harness shapes tools tests)
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-all lint format set-up set-up-test clean
+
+help: ## what there is (this list)
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@echo 'Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  ARGS="$(ARGS)"'
+
+run: set-up ## set up, then measure: make run ARGS="--op mla_decode --suite smoke"
+	$(IN_VENV) harness run $(ARGS)
+
+test: lint ## set up, lint, then the quick tests
+	$(IN_VENV) pytest
+
+test-all: lint ## set up, lint, then all tests, the slow ones too (MARK=slow: those alone)
+	$(IN_VENV) pytest -m "$(MARK)"
+
+lint: set-up-test ## what ruff finds, and whether the format is ruff's
+	$(IN_VENV) ruff check $(SOURCES)
+	$(IN_VENV) ruff format --check $(SOURCES)
+
+format: set-up-test ## put imports and format right
+	$(IN_VENV) ruff check --fix $(SOURCES)
+	$(IN_VENV) ruff format $(SOURCES)
+
+set-up: ## make .venv, or bring it up to date
+	$(SET_UP)
+
+set-up-test:
+	$(SET_UP) --extra test
+
+clean: ## remove .venv and caches; recorded runs stay
+	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis .benchmarks *.egg-info
+	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,220 @@
+"""Makes the virtual environment that the suite runs in; quick when nothing changed.
+
+A torch or Triton that the interpreter's image brings (ROCm's and CUDA's do) is used and never replaced:
+the environment sees the image's packages, pip is held to their versions, and at the end it is looked at
+which torch and Triton the environment finds. The project itself is not installed: it runs from its
+checkout, and an installed top-level `kernels` would stand in the way of another public package.
+
+Standard library only, since nothing is installed yet when this runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import re
+import shutil
+import site
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+from set_up_plan import AUTOMATIC, Environment, Step, name_of, plan, todo
+
+ROOT = Path(__file__).resolve().parent.parent
+ROCM_SMI = Path("/opt/rocm/share/amd_smi")
+
+
+class SetUpError(Exception):
+    """One line for the user."""
+
+
+def find_environment() -> Environment:
+    modules = find_modules(sys.executable) or {}
+    packages: dict[str, str] = {}
+    for found in importlib.metadata.distributions() if modules else ():
+        if found.metadata["Name"] and found.version:
+            packages.setdefault(name_of(found.metadata["Name"]), found.version)
+    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    gpus = {"nvidia": "/dev/nvidiactl", "amd": "/dev/kfd"}
+    return Environment(
+        python=sys.version_info[:2],
+        system=platform.system(),
+        machine=platform.machine(),
+        gpu=next((gpu for gpu, device in gpus.items() if Path(device).exists()), ""),
+        modules=modules,
+        packages=packages,
+        sites=tuple(folder for folder in [*user, *site.getsitepackages()] if Path(folder).is_dir()),
+        rocm_smi=str(ROCM_SMI) if ROCM_SMI.is_dir() else "",
+    )
+
+
+def find_modules(python: str | Path) -> dict[str, str] | None:
+    """Where an interpreter finds torch and triton, without importing them; None if it does not run."""
+    code = (
+        "import importlib.util, json\n"
+        "found = {name: importlib.util.find_spec(name) for name in ('torch', 'triton')}\n"
+        "print(json.dumps({name: spec.origin for name, spec in found.items() if spec and spec.origin}))"
+    )
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return json.loads(done.stdout) if done.returncode == 0 else None
+
+
+def keeps(venv: Path, image: dict[str, str]) -> bool:
+    """Whether the environment works, has a torch, and has the image's torch and Triton if there are any."""
+    found = find_modules(venv / "bin" / "python") or {}
+    return "torch" in found and image.items() <= found.items()
+
+
+def read_project() -> dict:
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        try:
+            from pip._vendor import tomli as tomllib  # type: ignore[no-redef]
+        except ImportError:
+            raise SetUpError(f"{sys.executable} has no pip: apt install python3-pip") from None
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def read_pins() -> list[str]:
+    lines = (line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines())
+    return [line for line in lines if line]
+
+
+def fingerprint(*things: object) -> str:
+    return hashlib.sha256(repr(things).encode()).hexdigest()
+
+
+def read_state(venv: Path) -> dict:
+    try:
+        return json.loads((venv / "set-up.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def write_state(venv: Path, state: dict) -> None:
+    (venv / "set-up.json").write_text(json.dumps(state, indent=1))
+
+
+def set_up(venv: Path, extras: set[str]) -> None:
+    project, pins, env, state = read_project(), read_pins(), find_environment(), read_state(venv)
+    offered = sorted(set(project["optional-dependencies"]) - set(AUTOMATIC))
+    if unknown := sorted(extras - set(offered)):
+        raise SetUpError(f"unknown extra {', '.join(unknown)}; extras: {', '.join(offered)}")
+    if not state and venv.is_dir() and any(venv.iterdir()):
+        raise SetUpError(f"{venv} was not made by set-up: remove it, or name another folder with VENV=DIR")
+
+    base = fingerprint(sys.prefix, sys.version, sorted(env.modules.items()), sorted(env.packages.items()))
+    sources = [file.read_text() for file in sorted(Path(__file__).parent.glob("set_up*.py"))]
+    inputs = fingerprint(project, pins, env.gpu, sources)
+    what = todo(state, base, inputs, extras) if keeps(venv, env.modules) else "rebuild"
+    if what == "nothing":
+        return
+
+    extras = extras | set(state.get("extras", ()))
+    new = {"python": sys.executable, "base": base, "inputs": inputs, "extras": sorted(extras)}
+    planned = plan(env, project, pins, extras)
+    if env.modules:
+        say(f"keeping this Python's own {' and '.join(env.modules)} ({', '.join(env.modules.values())})")
+    if what == "rebuild":
+        build(venv, planned.links, new)
+    write_state(venv, new)  # not complete: if this is cut off, the next set-up builds anew
+    (venv / "constraints.txt").write_text("".join(f"{line}\n" for line in planned.constraints))
+    try:
+        for step in planned.steps:
+            install(venv, step)
+    except SetUpError:
+        if what == "update":  # pip undoes what it could not finish: what was complete still is
+            write_state(venv, state)
+        raise
+    if not keeps(venv, env.modules):
+        raise SetUpError(
+            f"{find_modules(venv / 'bin' / 'python')} in {venv} must be the image's, {env.modules}"
+        )
+    write_state(venv, {**new, "complete": True})
+    for note in planned.notes:
+        say(note)
+
+
+def build(venv: Path, links: tuple[str, ...], state: dict) -> None:
+    if importlib.util.find_spec("ensurepip") is None or importlib.util.find_spec("venv") is None:
+        package = f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
+        raise SetUpError(f"{sys.executable} cannot make virtual environments: apt install {package}")
+    if venv.exists():
+        shutil.rmtree(venv)
+    venv.mkdir(parents=True)
+    write_state(venv, state)  # first, so that an environment cut off half-way is known as ours
+    done = subprocess.run([sys.executable, "-m", "venv", venv], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SetUpError(f"cannot make {venv}: {' '.join((done.stdout + done.stderr).split())}")
+    if links:
+        # Not --system-site-packages: in an image whose Python is itself a virtual environment it leads past
+        # that one to the system's. addsitedir follows the .pth files there too (AITER is often installed so).
+        (folder,) = venv.glob("lib/python*/site-packages")
+        (folder / "image.pth").write_text(
+            "".join(f"import site; site.addsitedir({link!r})\n" for link in links)
+        )
+
+
+def install(venv: Path, step: Step) -> None:
+    say(f"installing {step.what} ...")
+    started = time.monotonic()
+    pip = [venv / "bin" / "python", "-m", "pip", "install", "-q", "--no-input", "--disable-pip-version-check"]
+    command = [*pip, "-c", venv / "constraints.txt", *step.requirements]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode == 0:
+        say(f"installed in {time.monotonic() - started:.0f} s")
+        return
+    # pip says of every index that is a folder that packages without a page there are "ignored"
+    lines = [line for line in done.stdout.splitlines() if line.strip() and "is ignored" not in line]
+    errors = re.findall(r"^ERROR: (?!ResolutionImpossible)(.+)", "\n".join(lines), re.MULTILINE)
+    reason = textwrap.shorten(errors[-1], 200) if errors else f"pip ended with {done.returncode}"
+    if not step.without:
+        print("\n".join(lines), file=sys.stderr)
+        raise SetUpError(f"installing failed: {reason}")
+    say(f"{step.what} not installed: {reason}; {step.without}. After `make clean` it is tried again")
+
+
+def say(line: str) -> None:
+    print(f"set-up: {line}", file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--venv", type=Path, default=ROOT / ".venv", metavar="DIR")
+    parser.add_argument("--extra", action="append", default=[], metavar="NAME", help="such as test")
+    options = parser.parse_args(arguments)
+    venv = options.venv.resolve()
+    try:
+        if Path(sys.prefix).resolve() == venv:  # activated: it cannot be made from itself
+            python = read_state(venv).get("python")
+            if not python:
+                raise SetUpError(f"{venv} was not made by set-up: deactivate it, or choose VENV=DIR")
+            return subprocess.run([python, __file__, *arguments], check=False).returncode
+        with (ROOT / "pyproject.toml").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two set-ups of one checkout: one after the other
+            set_up(venv, set(options.extra))
+    except SetUpError as error:
+        say(str(error))
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted; the next one builds anew")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.version_info < (3, 10):  # noqa: UP036
+        sys.exit(f"set-up: needs Python 3.10 or newer, not {platform.python_version()}; PYTHON=... names it")
+    sys.exit(main(sys.argv[1:]))

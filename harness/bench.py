@@ -90,20 +90,24 @@ class Bench:
         seated = self.seated[contender]
         return asdict(seated.timer.turn(seated.calls, at_least))
 
-    def output(self, contender: str, path: str, fresh: bool) -> int:
+    def output(self, contender: str, path: str, fresh: bool) -> dict[str, Any]:
         """Saves the output on the first set: of a new call into a poisoned output, or as the timed
-        calls left it. Returns the digest of the operands, which no call may change."""
+        calls left it. Returns the digest of the operands, which no call may change, and the seconds
+        of the new call."""
         import torch
 
         seated = self.seated[contender]
         prepared = seated.prepared[0]
+        seconds = 0.0
         if fresh:
             if prepared.out is not None:
                 prepared.out.fill_(float("nan"))
+            started = time.perf_counter()
             seated.calls[0]()
             seated.timer.synchronize()
+            seconds = time.perf_counter() - started
         torch.save(prepared.result().detach().cpu().contiguous(), path)
-        return self.sets[0].digest()
+        return {"digest": self.sets[0].digest(), "seconds": seconds}
 
     def load(self, seeds: Mapping[str, int]) -> int:
         """New live operands for all on the first set, stationary ones kept; returns the digest."""

@@ -68,8 +68,9 @@ class CaseRun:
         """Everyone who is still in it."""
         return [(station, contender) for station in self.stations for contender in station.living]
 
-    def run(self, rotation: Rotation, budget_s: float, baseline: str) -> Measured:
-        """Raises WorkerFailure where the judge cannot compute or compare."""
+    def run(self, rotation: Rotation, budget_s: float, most_s: float, baseline: str) -> Measured:
+        """Measures for `budget_s` seconds, or up to `most_s` where one round in each block takes longer.
+        Raises WorkerFailure where the judge cannot compute or compare."""
         started = time.perf_counter()
         everyone = [c for station in self.stations for c in station.contenders]
         measured = Measured(self.case, everyone, rotation)
@@ -80,7 +81,7 @@ class CaseRun:
         for station, contender in self.seats:
             self._check(station, contender, "first", "")
         self.say("measuring")
-        self._measure(measured, budget_s, baseline)
+        self._measure(measured, budget_s, most_s, baseline)
         self.say("checking again")
         self._check_again()
         measured.setup_s = time.perf_counter() - started - measured.rounds.spent_s
@@ -110,18 +111,19 @@ class CaseRun:
         if not contender.alive:
             return
         path = str(self.scratch / "output.pt")
-        digest = attempt([contender], lambda: station.ask(contender, "output", path=path, fresh=fresh))
-        if digest is None:
+        answer = attempt([contender], lambda: station.ask(contender, "output", path=path, fresh=fresh))
+        if answer is None:
             return
+        contender.call_s = answer["seconds"] or contender.call_s
         contender.check = self.judge.ask("judge", REFERENCE_S, name=name, path=path)
         if not contender.check["ok"]:
             contender.fail("wrong", f"{stage}{contender.check['reason']}")
-        elif digest != self.digests[name]:
+        elif answer["digest"] != self.digests[name]:
             contender.check["ok"] = False
             contender.fail("wrong", f"{stage}it changed its operands")
             station.stop()
 
-    def _measure(self, measured: Measured, budget_s: float, baseline: str) -> None:
+    def _measure(self, measured: Measured, budget_s: float, most_s: float, baseline: str) -> None:
         timed = [(station, contender) for station, contender in self.seats if not contender.interpreted]
         if not timed:
             return
@@ -144,12 +146,15 @@ class CaseRun:
                 if answer is not None:
                     return answer["seconds"]
                 # Whoever shared its worker is seated again now, not in a turn of his own.
-                for other in station.living:
+                for other in (c for s, c in timed if s is station and c.alive):
                     attempt([other], lambda o=other: station.seat(o))
             raise RuntimeError(contender.reason)
 
         turns = {c.name: (lambda s=s, c=c: turn(s, c)) for s, c in timed}
-        policy = Policy(budget_s=budget_s, begin_block=begin_block, seed=self.seed)
+        policy = Policy(begin_block=begin_block, seed=self.seed)
+        # A turn is an untimed call and then timed ones; a fifth more for what the estimate misses.
+        least_s = 1.2 * policy.blocks * sum(c.call_s + max(c.call_s, TURN_S) for _, c in timed)
+        policy = replace(policy, budget_s=min(most_s, max(budget_s, least_s)))
         measured.rounds = measure(turns, policy)
         measured.anchor, measured.twin = anchor, twin
         for _, contender in timed:

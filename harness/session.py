@@ -63,10 +63,10 @@ class Session:
                 if self.spent_s and remaining < self.least_s:
                     break
                 share_s, reached = plan.allowance(remaining, queue, self.least_s)
-                self._case(queue.pop(0), share_s, reached, scratch)
+                self._case(queue.pop(0), share_s, remaining, reached, scratch)
         self.left_out = queue
 
-    def _case(self, case: Case, budget_s: float, to_go: int, scratch: Path) -> None:
+    def _case(self, case: Case, budget_s: float, most_s: float, to_go: int, scratch: Path) -> None:
         self.progress.case(case, to_go, budget_s)
         contenders, refused = self._contenders(case)
         sizes = self.op.sizes(case.sizes)
@@ -74,7 +74,8 @@ class Session:
         groups, too_large = self._groups(sizes, rotation, contenders)
         parts = [Measured(case, [*refused, *too_large], rotation)]
         for group in groups:
-            parts.append(self._group(case, group, rotation, budget_s / len(groups), scratch))
+            shares = (budget_s / len(groups), most_s / len(groups))
+            parts.append(self._group(case, group, rotation, *shares, scratch))
         records = self._records(case, parts)
         try:
             self.journal.append(records)
@@ -142,7 +143,13 @@ class Session:
         return [group for group in groups if group], too_large
 
     def _group(
-        self, case: Case, group: list[Contender], rotation: Rotation, budget_s: float, scratch: Path
+        self,
+        case: Case,
+        group: list[Contender],
+        rotation: Rotation,
+        budget_s: float,
+        most_s: float,
+        scratch: Path,
     ) -> Measured:
         stations: dict[tuple[str, str], Station] = {}
         for contender in group:
@@ -158,7 +165,7 @@ class Session:
             kind, device = self.platform.kind, self.platform.device
             judge.ask("hello", self.deadlines.prepare, kind=kind, device=device, threads=self.threads)
             runner = CaseRun(case, list(stations.values()), judge, self.seed, scratch, self.progress.say)
-            measured = runner.run(rotation, budget_s, self.baseline)
+            measured = runner.run(rotation, budget_s, most_s, self.baseline)
         except WorkerFailure as failure:
             for contender in group:
                 contender.fail("error", f"the reference could not be computed or compared: {failure.reason}")

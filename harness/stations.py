@@ -23,6 +23,7 @@ class Contender:
     name:           unique in its case
     status, reason: where it ended; None while nothing is against it
     setup_s:        preparing, JIT and first call, at their longest
+    call_s:         one call, roughly: the last one that was checked
     check:          the judge's last report
     """
 
@@ -34,6 +35,7 @@ class Contender:
     status: str | None = None
     reason: str = ""
     setup_s: float = 0.0
+    call_s: float = 0.0
     check: dict[str, Any] = field(default_factory=dict)
     kernels: list[str] = field(default_factory=list)
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 CONFIDENCE = 0.95
 MARGIN = 0.005
+# An A/A pair that may be further apart measures the disturbance, not the machine.
+MOST_NOISE = 0.25
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,10 @@ def interval(values: Iterable[tuple[int, float]], confidence: float = CONFIDENCE
 
 
 def noise_floor(same_thing_twice: Comparison) -> float:
-    """The floor that an A/A pair shows: as far from 1 as its interval reaches."""
-    if not math.isfinite(same_thing_twice.ratio) or not math.isfinite(same_thing_twice.high):
-        return math.inf
-    return max(abs(same_thing_twice.low - 1), abs(same_thing_twice.high - 1))
+    """The floor that an A/A pair shows: as far from 1 as its interval reaches. Infinite, which makes
+    every verdict `unclear`, where the pair says no more than that the machine was disturbed."""
+    reach = max(abs(same_thing_twice.low - 1), abs(same_thing_twice.high - 1))
+    return reach if reach <= MOST_NOISE else math.inf
 
 
 def _exp(log: float) -> float:

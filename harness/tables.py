@@ -92,6 +92,8 @@ def _conclusions(verdicts: Sequence[Verdict], done: CaseDone) -> list[str]:
     for v in verdicts:
         if v.about == "A/A":
             lines.append(f"noise floor: {v.b} against itself, prepared apart, gave {_ratio(v)}")
+            if all(other.floor is None for other in verdicts if other is not v):
+                lines.append("  too much for a verdict: this machine was disturbed, or the budget too short")
         if v.about == "runner-up":
             lines.append(f"fastest: {v.a}, {v.verdict} against the runner-up {v.b}: {_ratio(v)}")
     confidence = f"{verdicts[0].confidence:.0%} intervals over {done.blocks} blocks, " if verdicts else ""

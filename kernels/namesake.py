@@ -44,5 +44,9 @@ def _load(alias: str, folder: Path) -> ModuleType:
         spec = importlib.util.spec_from_file_location(alias, folder / "__init__.py")
         assert spec is not None and spec.loader is not None
         sys.modules[alias] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[alias]
+            raise
     return sys.modules[alias]

@@ -1,0 +1,58 @@
+"""What the tests share: a place of their own, and the command line as a user calls it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def place_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Device locks, caches and measured ceilings of this session: its runs neither wait for nor disturb
+    a real one, and do not depend on what the user's environment steers."""
+    place = tmp_path_factory.mktemp("place")
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, name in (("TMPDIR", "tmp"), ("XDG_CACHE_HOME", "cache")):
+            (place / name).mkdir()
+            patch.setenv(variable, str(place / name))
+        patch.setattr(tempfile, "tempdir", str(place / "tmp"))
+        patch.delenv("KERNEL_BENCH_PLUGINS", raising=False)
+        patch.delenv("OMP_NUM_THREADS", raising=False)
+        yield
+
+
+class CommandLine:
+    """`python -m harness ...` in a process of its own."""
+
+    folder = Path(__file__).resolve().parent.parent
+
+    @staticmethod
+    def command(*arguments: object) -> list[str]:
+        return [sys.executable, "-m", "harness", *map(str, arguments)]
+
+    @staticmethod
+    def environment(**variables: object) -> dict[str, str]:
+        return os.environ | {name: str(value) for name, value in variables.items()}
+
+    def __call__(self, *arguments: object, **variables: object) -> subprocess.CompletedProcess[str]:
+        """Runs it to its end; `variables` are added to its environment."""
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=self.folder,
+            env=self.environment(**variables),
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="session")
+def cli() -> CommandLine:
+    return CommandLine()

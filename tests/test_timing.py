@@ -1,0 +1,226 @@
+"""harness.timing.measure, with contenders that only move a clock."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+import pandas
+import pytest
+
+from harness.timing import Policy, Rounds, measure
+
+
+class Clock:
+    """Stands still until somebody spends time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Race:
+    """Contenders that take known seconds a turn, and what they were asked to do, in order."""
+
+    def __init__(self, **turn_s: float) -> None:
+        self.clock = Clock()
+        self.log: list[str] = []
+        self.contenders = {name: self.turn(name, s) for name, s in turn_s.items()}
+
+    def turn(self, name: str, took: float, value: object = None) -> Callable[[], object]:
+        """A turn that takes so long and gives a thousandth of it as its time, or `value`."""
+
+        def run() -> object:
+            self.log.append(name)
+            self.clock.now += took
+            return took / 1000 if value is None else value
+
+        return run
+
+    def begin_block(self, block: int) -> None:
+        self.log.append(f"block {block}")
+        self.clock.now += 1000.0
+
+    def measure(self, **policy: object) -> Rounds:
+        policy = {"budget_s": 1e9, "clock": self.clock, "begin_block": self.begin_block} | policy
+        return measure(self.contenders, Policy(**policy))
+
+
+def orders(race: Race, size: int) -> list[tuple[str, ...]]:
+    """The order of each round, from the log."""
+    turns = [name for name in race.log if not name.startswith("block")]
+    return [tuple(turns[i : i + size]) for i in range(0, len(turns), size)]
+
+
+def test_every_round_holds_every_contender_in_an_order_of_its_own():
+    race = Race(a=1, b=2, c=3)
+    race.measure(blocks=5, max_rounds=40)
+    found = orders(race, 3)
+    assert len(found) == 200
+    assert all(sorted(order) == ["a", "b", "c"] for order in found)
+    # All six orders, each about equally often: 200 / 6 = 33, standard deviation 5.
+    counts = Counter(found)
+    assert len(counts) == 6
+    assert all(12 < n < 55 for n in counts.values())
+
+
+def test_seeds_reproduce_the_order():
+    def order(seed: int) -> list[str]:
+        race = Race(a=1, b=2, c=3, d=4)
+        race.measure(blocks=3, max_rounds=5, seed=seed)
+        return race.log
+
+    assert order(7) == order(7)
+    assert order(7) != order(8)
+
+
+def test_blocks_and_rounds_are_numbered_and_prepared_once_each():
+    race = Race(a=1, b=2)
+    found = race.measure(blocks=3, max_rounds=4)
+    assert [(r.block, r.index) for r in found.rounds] == [(b, i) for b in range(3) for i in range(4)]
+    assert [name for name in race.log if name.startswith("block")] == ["block 0", "block 1", "block 2"]
+    assert race.log[0] == "block 0", "prepared before its first turn"
+    assert found.stopped == "complete"
+    assert found.dropped == {}
+
+
+def test_preparing_a_block_is_not_on_the_budget():
+    race = Race(a=1, b=2)
+    found = race.measure(blocks=5, max_rounds=2, budget_s=100)
+    assert race.clock.now == 5 * 1000 + 5 * 2 * 3
+    assert found.spent_s == 30
+    assert found.stopped == "complete"
+
+
+@pytest.mark.parametrize("budget_s", [0.001, 1, 3, 10, 15, 16, 31, 59, 60, 61, 200, 1000])
+def test_the_budget_holds_and_is_shared_by_the_blocks(budget_s):
+    race = Race(a=1, b=2)
+    found = race.measure(blocks=5, max_rounds=20, budget_s=budget_s)
+    one_round = 3
+    assert found.spent_s == one_round * len(found.rounds)
+    assert found.spent_s <= max(budget_s, one_round), "one round at any rate, and then none that does not fit"
+    assert found.stopped == ("complete" if budget_s >= 5 * 20 * one_round else "budget")
+    rounds = Counter(found.blocks)
+    assert len(rounds) == min(5, max(1, int(budget_s // one_round)))
+    assert max(rounds.values()) - min(rounds.values()) <= 1
+
+
+def test_no_round_is_begun_that_may_not_fit():
+    """Rounds get longer: what is left must hold the longest so far."""
+    race = Race(a=1)
+    lengths = iter([1, 1, 5, 1, 1, 1, 1])
+
+    def slower() -> float:
+        race.clock.now += next(lengths)
+        return 1.0
+
+    race.contenders["a"] = slower
+    found = race.measure(blocks=1, max_rounds=20, budget_s=10)
+    assert found.spent_s <= 10
+    assert [r.seconds["a"] for r in found.rounds] == [1.0] * 3
+
+
+def raising(error: Exception) -> Callable[[], float]:
+    def turn() -> float:
+        raise error
+
+    return turn
+
+
+@pytest.mark.parametrize(
+    ("turn", "reason"),
+    [
+        (raising(RuntimeError("out of luck")), "out of luck"),
+        (raising(KeyError()), "KeyError"),
+        (lambda: math.nan, "gave nan as its time"),
+        (lambda: math.inf, "gave inf as its time"),
+        (lambda: 0.0, "gave 0.0 as its time"),
+        (lambda: -1.0, "gave -1.0 as its time"),
+        (lambda: None, "gave None as its time"),
+        (lambda: "1.0", "gave '1.0' as its time"),
+    ],
+)
+def test_one_that_fails_costs_itself_only(turn, reason):
+    race = Race(a=1, b=2)
+    race.contenders["bad"] = turn
+    found = race.measure(blocks=5, max_rounds=4)
+    assert found.dropped == {"bad": reason}
+    assert len(found.rounds) == 20
+    assert all(set(r.seconds) == {"a", "b"} for r in found.rounds)
+    assert found.stopped == "complete"
+
+
+def test_one_that_fails_later_keeps_its_earlier_times_and_gets_no_other_turn():
+    race = Race(a=1, b=2)
+    values = iter([0.5, 0.5, 0.5, -1.0])
+    race.contenders["bad"] = lambda: next(values)  # a further turn would raise StopIteration
+    found = race.measure(blocks=2, max_rounds=4)
+    assert found.dropped == {"bad": "gave -1.0 as its time"}
+    series = found.series("bad")
+    assert series[:3] == [0.5] * 3
+    assert all(map(math.isnan, series[3:]))
+    assert found.series("a") == [0.001] * 8
+
+
+def test_what_a_failure_wasted_is_not_the_others_budget():
+    race = Race(a=1, b=1)
+    race.contenders["slow and wrong"] = race.turn("slow and wrong", 1000.0, value=-1.0)
+    found = race.measure(blocks=5, max_rounds=4, budget_s=40)
+    assert "slow and wrong" in found.dropped
+    assert len(found.rounds) == 20
+    assert found.spent_s == 40
+
+
+def test_all_of_them_fail():
+    found = measure({"a": raising(ValueError("a")), "b": raising(ValueError("b"))}, Policy(clock=Clock()))
+    assert found.stopped == "no contenders"
+    assert found.dropped == {"a": "a", "b": "b"}
+    assert found.spent_s == 0
+    assert len(found.table()) <= 1
+
+
+def test_no_contenders():
+    race = Race()
+    found = race.measure()
+    assert found.rounds == []
+    assert found.stopped == "no contenders"
+    assert race.log == [], "nothing is prepared for nobody"
+    assert found.table().empty
+    assert found.table().index.names == ["block", "round"]
+
+
+def test_table():
+    race = Race(a=1, b=2)
+    race.contenders["late"] = race.turn("late", 1, value=-1)
+    table = race.measure(blocks=2, max_rounds=3).table()
+    assert isinstance(table, pandas.DataFrame)
+    assert table.shape == (6, 2)
+    assert sorted(table.columns) == ["a", "b"]
+    assert table.index.names == ["block", "round"]
+    assert list(table.index) == [(b, i) for b in range(2) for i in range(3)]
+    assert (table["a"] == 0.001).all()
+    assert (table["b"] == 0.002).all()
+    assert table.loc[(1, 2), "b"] == 0.002
+
+
+def test_table_has_nan_where_a_contender_gave_no_time():
+    values = iter([0.5, -1.0])
+    found = measure({"a": lambda: 1e-3, "bad": lambda: next(values)}, Policy(blocks=1, max_rounds=3))
+    table = found.table()
+    assert table["bad"].isna().tolist() == [False, True, True]
+    assert table["a"].notna().all()
+
+
+def test_default_policy():
+    found = measure({"a": lambda: 1e-3, "b": lambda: 2e-3})
+    assert len({r.block for r in found.rounds}) >= 5
+    assert found.stopped == "complete"
+    assert found.blocks == [r.block for r in found.rounds]
+
+
+def test_interrupting_is_not_a_contenders_failure():
+    with pytest.raises(KeyboardInterrupt):
+        measure({"a": raising(KeyboardInterrupt())})

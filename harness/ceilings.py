@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +78,11 @@ def thread_environment(platform: Platform, threads: int) -> dict[str, str]:
 
 
 def _read(store: Path) -> dict[str, Any]:
+    """What is known; what another version stored in another form, or broke, is not."""
+    names = {field.name for field in fields(Ceilings)}
     try:
-        return json.loads(store.read_text())
-    except (OSError, ValueError):
+        return {key: facts for key, facts in json.loads(store.read_text()).items() if set(facts) == names}
+    except (OSError, ValueError, AttributeError, TypeError):
         return {}
 
 

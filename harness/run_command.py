@@ -86,7 +86,8 @@ def run(request: Request) -> int:
         except JournalFull as failure:
             _rescue(failure, records, journal)
             raise
-        _print_end(session, records, budget_s, journal, human)
+        if not request.quiet:
+            _print_end(session, records, budget_s, journal, human)
         write_outputs(request, settings, records)
     return exit_code([r for r in _flat(records) if isinstance(r, Cell)])
 

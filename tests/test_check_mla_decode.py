@@ -138,17 +138,20 @@ def test_any_page_that_is_lost_is_missed(text):
 
 
 def test_scores_in_bf16_pass_only_where_softmax_is_flat():
-    """A rounding of the scores s errs by 2^-9 |s|, beside 2^-9 of the weights. Up to a deviation of the
-    scores of 0.7 it passes, from 2.8 on it does not at this length; in between it depends on the head."""
+    """Rounding a score s changes its weight by up to 2^-8 |s|, as much as rounding the weight where |s| is 1.
+    Row errors measured here: below 1.1 sigma where scores deviate by less than 0.7, 1 to 4.5 around 1.5,
+    2.4 to 28 from 2.8 on. An output of 16 heads, from flat to peaked, has always been found wrong."""
     problem = make("batch=4 ctx=4096 heads=128")
-    out = problem.output(planted_bugs.scores_in_bf16).double()
-    z = (out - problem.reference.value) / problem.reference.sigma
+    out = problem.output(planted_bugs.scores_in_bf16)
+    assert not problem.judge(out)["ok"]
+    z = (out.double() - problem.reference.value) / problem.reference.sigma
     error = z.square().mean(-1).sqrt()[:, 1::2]  # of heads that do not hear the landmarks
+    limit = OP.tolerance(problem.sizes).row
     for sequence, errors in enumerate(error):
         kv = planted_bugs.rows(problem.operands, problem.operands.token_slots(sequence))
         deviation = planted_bugs.scores_of(problem.operands, sequence, kv).std(-1)[1::2]
-        assert errors[deviation < 0.7].max() < OP.tolerance(problem.sizes).row
-        assert errors[deviation > 2.8].min() > OP.tolerance(problem.sizes).row
+        assert errors[deviation < 0.7].max() < limit
+        assert errors[deviation > 2.8].median() > 2 * limit
 
 
 # What the judge says of any op's output

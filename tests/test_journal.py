@@ -124,7 +124,7 @@ def test_cut_off_anywhere_in_the_last_case(tmp_path):
     line_ends = [i + 1 for i in range(len(two), len(whole)) if whole[i : i + 1] == b"\n"]
     assert len(line_ends) == len(last)
     around_line_ends = [end + by for end in line_ends for by in (-1, 0, 1) if end + by < len(whole)]
-    for end in sorted({*range(len(two), len(whole), 11), *around_line_ends}):
+    for end in sorted({*range(len(two), len(whole), 9), *around_line_ends}):
         journal.cells.write_bytes(whole[:end])
         assert journal.finished() == before, f"cut at {end}"
         journal.append(last)

@@ -5,8 +5,9 @@ Every public method is one request that the parent makes; arguments and answers 
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,11 +18,12 @@ from kernels.op import Op, Operands, Prepared, Seeds
 
 @dataclass
 class _Seated:
-    """A contender that is ready: prepared once on each set of operands, with what a turn calls."""
+    """A contender that is ready: prepared once on each set of operands, with what turns call in rotation."""
 
     prepared: list[Prepared]
-    calls: list[Call]
+    calls: Sequence[Call]
     timer: Timer
+    rotation: Iterator[Call]
 
 
 class Bench:
@@ -76,38 +78,44 @@ class Bench:
         implementation = next(i for i in kernels.implementations(self.op.name) if i.name == impl)
         prepared = []
         for operands in self.sets:
-            out = None if implementation.allocates else self.op.empty_output(self.sizes, self.device)
+            out = None
+            if not implementation.allocates:
+                out = self.op.empty_output(self.sizes, self.device).fill_(float("nan"))
             prepared.append(implementation.prepare(operands, out))
             if call:
                 prepared[-1].call()
         timer.synchronize()
         # A library that was just imported may have changed it.
         torch.set_num_threads(self.threads)
-        self.seated[contender] = _Seated(prepared, timer.capture([p.call for p in prepared]), timer)
+        calls = timer.capture([p.call for p in prepared])
+        self.seated[contender] = _Seated(prepared, calls, timer, itertools.cycle(calls))
         return time.perf_counter() - started
 
     def turn(self, contender: str, at_least: float) -> dict[str, Any]:
         seated = self.seated[contender]
-        return asdict(seated.timer.turn(seated.calls, at_least))
+        return asdict(seated.timer.turn(seated.rotation, at_least))
 
-    def output(self, contender: str, path: str, fresh: bool) -> dict[str, Any]:
-        """Saves the output on the first set: of a new call into a poisoned output, or as the timed
-        calls left it. Returns the digest of the operands, which no call may change, and the seconds
-        of the new call."""
+    def output(self, contender: str, path: str, fresh: bool, which: int = 0) -> dict[str, Any]:
+        """Saves the output on one of the sets (they hold the same values): of a new call into a poisoned
+        output, or as the timed calls left it. Returns the digest of the operands, which no call may
+        change, and the seconds of the new call."""
         import torch
 
         seated = self.seated[contender]
-        prepared = seated.prepared[0]
+        prepared = seated.prepared[which]
         seconds = 0.0
         if fresh:
             if prepared.out is not None:
                 prepared.out.fill_(float("nan"))
             started = time.perf_counter()
-            seated.calls[0]()
+            seated.calls[which]()
             seated.timer.synchronize()
             seconds = time.perf_counter() - started
         torch.save(prepared.result().detach().cpu().contiguous(), path)
-        return {"digest": self.sets[0].digest(), "seconds": seconds}
+        return {"digest": self.sets[which].digest(), "seconds": seconds}
+
+    def digest(self) -> int:
+        return self.sets[0].digest()
 
     def load(self, seeds: Mapping[str, int]) -> int:
         """New live operands for all on the first set, stationary ones kept; returns the digest."""

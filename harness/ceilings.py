@@ -3,6 +3,7 @@ impossible."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import tempfile
@@ -110,11 +111,13 @@ class Meter:
         on_cpu = kind == "cpu"
         numbers = torch.ones((1 << 28) if on_cpu else (1 << 31), dtype=torch.uint8, device=device)
         words = numbers.view(torch.int64)
-        read = min(timer.turn([lambda: words.sum()], 0.05).seconds for _ in range(5))
+        read = min(timer.turn(itertools.repeat(lambda: words.sum()), 0.05).seconds for _ in range(5))
         size = 2048 if on_cpu else 8192
         a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
         b = torch.randn(size, size, device=device, dtype=torch.bfloat16)
         out = torch.empty_like(a)
-        product = min(timer.turn([lambda: torch.mm(a, b, out=out)], 0.05).seconds for _ in range(5))
+        product = min(
+            timer.turn(itertools.repeat(lambda: torch.mm(a, b, out=out)), 0.05).seconds for _ in range(5)
+        )
         found = Ceilings(flops=2.0 * size**3 / product, bytes=numbers.numel() / read)
         return {k: v for k, v in asdict(found).items() if k != "measured"}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ class Turn:
 
 
 class Timer(ABC):
-    """Times calls that rotate over copies of the operands.
+    """Times calls that rotate over copies of the operands; a turn goes on where the last one stopped.
 
     A turn lasts at least `at_least` seconds, after one untimed call that wakes threads and clocks.
     """
@@ -31,7 +30,7 @@ class Timer(ABC):
         return calls
 
     @abstractmethod
-    def turn(self, calls: Sequence[Call], at_least: float) -> Turn: ...
+    def turn(self, rotation: Iterator[Call], at_least: float) -> Turn: ...
 
     @abstractmethod
     def synchronize(self) -> None: ...
@@ -40,8 +39,7 @@ class Timer(ABC):
 class CpuTimer(Timer):
     """The monotonic clock around as many calls as fill the turn."""
 
-    def turn(self, calls: Sequence[Call], at_least: float) -> Turn:
-        rotation = itertools.cycle(calls)
+    def turn(self, rotation: Iterator[Call], at_least: float) -> Turn:
         next(rotation)()
         count = 0
         started = time.perf_counter()
@@ -102,8 +100,7 @@ class EventTimer(Timer):
         self.torch.cuda.synchronize()
         return graphs
 
-    def turn(self, calls: Sequence[Call], at_least: float) -> Turn:
-        rotation = itertools.cycle(calls)
+    def turn(self, rotation: Iterator[Call], at_least: float) -> Turn:
         next(rotation)()
         self.torch.cuda.synchronize()
         # Host time to enqueue one call decides how many fit behind one sleep.

@@ -83,6 +83,7 @@ class CaseRun:
         self.say("measuring")
         self._measure(measured, budget_s, most_s, baseline)
         self.say("checking again")
+        self._check_timed(rotation.copies)
         self._check_again()
         measured.setup_s = time.perf_counter() - started - measured.rounds.spent_s
         return measured
@@ -105,13 +106,22 @@ class CaseRun:
                     )
 
     def _check(
-        self, station: Station, contender: Contender, name: str, stage: str, fresh: bool = True
+        self,
+        station: Station,
+        contender: Contender,
+        name: str,
+        stage: str,
+        fresh: bool = True,
+        which: int = 0,
     ) -> None:
-        """Has an output judged against the named reference; `stage` says in words when it was taken."""
+        """Has an output judged against the named reference: of a fresh call or as it was left, on one of
+        the sets of operands. `stage` says in words when it was taken."""
         if not contender.alive:
             return
         path = str(self.scratch / "output.pt")
-        answer = attempt([contender], lambda: station.ask(contender, "output", path=path, fresh=fresh))
+        answer = attempt(
+            [contender], lambda: station.ask(contender, "output", path=path, fresh=fresh, which=which)
+        )
         if answer is None:
             return
         contender.call_s = answer["seconds"] or contender.call_s
@@ -161,14 +171,36 @@ class CaseRun:
             if contender.name in measured.rounds.dropped:
                 contender.fail("error", measured.rounds.dropped[contender.name])
 
+    def _check_timed(self, copies: int) -> None:
+        """The outputs that timing left, on the first and on the last set of operands; and what ran."""
+        for station in self.stations:
+            timed = [c for c in station.living if not c.interpreted]
+            if timed and attempt(timed, station.digest) not in (None, self.digests["first"]):
+                self._find_writer(station, timed)
+            for contender in timed:
+                for which in sorted({0, copies - 1}):
+                    self._check(station, contender, "first", "after timing: ", fresh=False, which=which)
+                if contender.alive:
+                    names = attempt([contender], lambda s=station, c=contender: s.ask(c, "profile"))
+                    contender.kernels = names or []
+
+    def _find_writer(self, station: Station, timed: list[Contender]) -> None:
+        """Somebody changed the operands that all of a worker's contenders were timed on: whoever does it
+        alone is wrong, and nobody's time counts."""
+        names: list[str] = []
+        for contender in timed:
+            attempt([contender], lambda: station.open(self.case, self.seeds["first"]))
+            attempt([contender], lambda c=contender: station.ask(c, "turn", at_least=TURN_S))
+            if contender.alive and attempt([contender], station.digest) != self.digests["first"]:
+                contender.fail("wrong", "after timing: it changed its operands")
+                names.append(contender.name)
+        by = " and ".join(names) or "another of its worker's contenders"
+        for contender in timed:
+            contender.fail("error", f"{by} changed the operands that it was timed on: leave that out")
+
     def _check_again(self) -> None:
-        """The output that timing left; then other live operands, which a cached answer misses; then
-        other operands altogether, which a cached preparation misses."""
-        for station, contender in self.seats:
-            if not contender.interpreted:
-                self._check(station, contender, "first", "after timing: ", fresh=False)
-                names = attempt([contender], lambda s=station, c=contender: s.ask(c, "profile"))
-                contender.kernels = names or []
+        """With other live operands, which a cached answer misses; then with other operands altogether,
+        which a cached preparation misses."""
         for station in self.stations:
             for contender in station.living:
                 attempt([contender], lambda s=station, c=contender: s.seat(c))

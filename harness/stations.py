@@ -162,6 +162,11 @@ class Station:
             contender.setup_s = max(contender.setup_s, seconds)
             self.prepared.add(contender.name)
 
+    def digest(self) -> int:
+        """Of the operands as they are now."""
+        self.ready()
+        return self._raw("digest", self.deadlines.prepare)
+
     def ask(self, contender: Contender, request: str, **arguments: Any) -> Any:
         """A request about a prepared contender, which is prepared first if its worker was replaced."""
         self.seat(contender)

@@ -118,15 +118,22 @@ class Operands(ABC):
         return type(self)(**values)
 
     def digest(self) -> int:
-        """A sum over all bits: equal operands have equal digests, across processes too."""
-        import torch
+        """Of all bits and their places: equal operands have equal digests, across processes too."""
+        return sum((i + 1) * _digest(tensor) for i, tensor in enumerate(self.tensors().values()))
 
-        total = 0
-        for tensor in self.tensors().values():
-            flat = tensor.detach().contiguous().view(torch.uint8).flatten()
-            words = flat[: flat.numel() // 8 * 8].view(torch.int64)
-            total += int(words.sum()) + int(flat[words.numel() * 8 :].sum())
-        return total
+
+def _digest(tensor: torch.Tensor) -> int:
+    """Sums of 64-bit words by rows of a table and by its columns, each weighted by its place."""
+    import torch
+
+    def weighted(words: torch.Tensor) -> int:
+        return int((words * (2 * torch.arange(words.numel(), device=words.device) + 1)).sum())
+
+    flat = tensor.detach().contiguous().view(torch.uint8).flatten()
+    columns = 512
+    table = flat[: flat.numel() // (8 * columns) * 8 * columns].view(torch.int64).view(-1, columns)
+    rest = flat[table.numel() * 8 :].long()
+    return weighted(table.sum(0)) + 3 * weighted(table.sum(1)) + 5 * weighted(rest)
 
 
 class Prepared(ABC):

@@ -27,11 +27,13 @@ def span_text(low: int, high: int) -> str:
 def spread(span: tuple[int, int], count: int, seed: int) -> list[int]:
     """`count` lengths at even quantiles of the span, both ends hit where count > 1, in seeded order.
 
-    Stratified and not drawn: the sum, and with it the work, is the same for every seed.
+    Stratified and not drawn: the sum, and with it the work, is the same for every seed. Neighbouring
+    seeds never give the same order, unless all lengths are equal.
     """
     low, high = span
     if count == 1:
         return [(low + high + 1) // 2]
     lengths = [low + round(i * (high - low) / (count - 1)) for i in range(count)]
-    random.Random(seed).shuffle(lengths)
-    return lengths
+    random.Random(count).shuffle(lengths)
+    turn = seed % count
+    return lengths[turn:] + lengths[:turn]

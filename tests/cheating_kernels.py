@@ -124,11 +124,31 @@ class WritesOperands(_Cheating):
         prepared.operands.kv.nan_to_num_()
 
 
+class FirstSetOnly(_Cheating):
+    """Computes on the first of the sets of operands that calls rotate over (they share q), and nothing on
+    the others."""
+
+    name = "cheating.first_set_only"
+    first = (0, 0)
+
+    def prepare(self, operands, out):
+        prepared = super().prepare(operands, out)
+        pointers = operands.q.data_ptr(), operands.kv.data_ptr()
+        if pointers[0] != self.first[0]:
+            self.first = pointers
+        prepared.is_first = pointers == self.first
+        return prepared
+
+    def cheat(self, prepared):
+        if prepared.is_first:
+            prepared.compute()
+
+
 class WritesOperandsWhenTimed(_Cheating):
-    """The same, but not before it is timed; in a worker of its own, whose operands nobody shares."""
+    """The same, but not before it is timed."""
 
     name = "cheating.writes_operands_when_timed"
-    runtime = "cheating"
+    runtime = "writer"
     calls = 0
 
     def cheat(self, prepared):
@@ -136,3 +156,11 @@ class WritesOperandsWhenTimed(_Cheating):
         prepared.compute()
         if self.calls > CHECKED:
             prepared.operands.kv.nan_to_num_()
+
+
+class SharesWithTheWriter(Naive):
+    """Honest, in the worker of the one above."""
+
+    name = "cheating.shares_with_the_writer"
+    op = "mla_decode"
+    runtime = "writer"

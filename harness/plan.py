@@ -23,6 +23,8 @@ ROTATE_CACHES = 2
 MOST_COPIES = 64
 MEMORY_SHARE = 0.8
 
+PLAIN = "plain"
+
 
 def choose_op(name: str) -> Op:
     if name not in kernels.OPS:
@@ -94,7 +96,15 @@ class Arm:
 
     @property
     def name(self) -> str:
-        return " ".join(f"{k}={v}" for k, v in self.variables.items()) or "plain"
+        return " ".join(f"{k}={v}" for k, v in self.variables.items()) or PLAIN
+
+
+def contender_name(impl: str, arm: str, launch: str, platform: str) -> str:
+    """What verdicts call a cell: the implementation, with what is not the rule, an arm that sets
+    something or an eager launch on a GPU."""
+    special = [f"@ {arm}"] if arm != PLAIN else []
+    special += ["eager"] if launch == "eager" and platform != "cpu" else []
+    return " ".join([impl, *special])
 
 
 def parse_arm(settings: Iterable[str]) -> Arm:

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from harness.plan import contender_name
+
 SCHEMA = 1
 
 Status = Literal["ok", "checked", "wrong", "unsupported", "impossible", "error", "crashed", "timeout"]
@@ -59,6 +61,10 @@ class Cell(Record):
     version: str = ""
     rotation: dict[str, Any] = {}
     samples: Samples = Field(default_factory=Samples)
+
+    @property
+    def name(self) -> str:
+        return contender_name(self.impl, self.arm, self.launch, self.platform)
 
 
 class Verdict(Record):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import tempfile
 import time
@@ -88,18 +89,13 @@ class Session:
         for impl in self.implementations:
             support = impl.supports(case, self.platform)
             interpreted = support.ok and impl.interpreted(self.platform)
-            for arm in self.arms:
-                for launch in self.launches:
-                    eager = interpreted or not impl.captures or launch == "eager"
-                    name = " ".join(
-                        [impl.name]
-                        + ([f"@ {arm.name}"] if len(self.arms) > 1 else [])
-                        + ([launch] if len(self.launches) > 1 else [])
-                    )
-                    contender = Contender(name, impl, arm, "eager" if eager else launch, interpreted)
-                    if not support.ok:
-                        contender.fail("unsupported", support.reason)
-                    (able if support.ok else refused).append(contender)
+            launches = self.launches if impl.captures and not interpreted else ["eager"]
+            for arm, launch in itertools.product(self.arms, launches):
+                name = plan.contender_name(impl.name, arm.name, launch, self.platform.kind)
+                contender = Contender(name, impl, arm, launch, interpreted)
+                if not support.ok:
+                    contender.fail("unsupported", support.reason)
+                (able if support.ok else refused).append(contender)
         return able, refused
 
     def _groups(
@@ -193,7 +189,7 @@ class Session:
             measured_s=sum(part.rounds.spent_s for part in parts),
             setup_s=sum(part.setup_s for part in parts),
             rounds=len(rounds),
-            blocks=sum(len({r.block for r in part.rounds.rounds}) for part in timed),
+            blocks=min((len({r.block for r in part.rounds.rounds}) for part in timed), default=0),
             stopped=", ".join(dict.fromkeys(part.rounds.stopped for part in timed)),
         )
         self.spent_s += done.measured_s

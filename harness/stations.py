@@ -72,7 +72,6 @@ class Station:
         self.deadlines = deadlines
         self.log = log
         self.worker: Worker | None = None
-        self.facts: dict[str, Any] = {}
         self.restore: list[Callable[[], Any]] = []
         self.prepared: set[str] = set()
 
@@ -90,13 +89,13 @@ class Station:
         )
         self.worker = Worker("bench", environment, self.log)
         self.prepared.clear()
-        self.facts = self._raw(
-            "hello",
-            self.deadlines.prepare,
-            kind=self.platform.kind,
-            device=self.platform.device,
-            threads=int(environment.get("OMP_NUM_THREADS", self.threads)),
-        )
+        kind, device = self.platform.kind, self.platform.device
+        threads = int(environment.get("OMP_NUM_THREADS", self.threads))
+        try:
+            self._raw("hello", self.deadlines.prepare, kind=kind, device=device, threads=threads)
+        except WorkerFailure:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         if self.worker is not None:

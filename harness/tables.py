@@ -19,43 +19,26 @@ def case_table(records: Sequence[Record]) -> str:
     cells = [r for r in records if isinstance(r, Cell)]
     verdicts = [r for r in records if isinstance(r, Verdict)]
     done = next(r for r in records if isinstance(r, CaseDone))
-    names = _names(cells)
     against = {v.a: v for v in verdicts if v.about == "baseline"}
     anchor = next((v.b for v in verdicts if v.about == "A/A"), "")
-    order = sorted(
-        zip(names, cells, strict=True), key=lambda nc: (nc[1].time_us is None, nc[1].time_us or 0, nc[0])
-    )
-    rows = [_row(name, cell, against.get(name), name == anchor) for name, cell in order]
+    order = sorted(cells, key=lambda cell: (cell.time_us is None, cell.time_us or 0, cell.name))
+    rows = [_row(cell, against.get(cell.name), cell.name == anchor) for cell in order]
     first = cells[0]
     place = f"{first.place}, {first.weight:.1%} of the suite" if first.place != "ad hoc" else first.place
     lines = [f"{first.case}  ({place})", tabulate(rows, HEADERS, disable_numparse=True, colalign=_align())]
     return "\n".join([*lines, *_conclusions(verdicts, done)])
 
 
-def _names(cells: Sequence[Cell]) -> list[str]:
-    """Cells under the names that the verdicts use."""
-    arms, launches = (
-        {c.arm for c in cells},
-        {c.launch for c in cells if c.status not in ("checked", "unsupported")},
-    )
-    return [
-        " ".join(
-            [c.impl] + ([f"@ {c.arm}"] if len(arms) > 1 else []) + ([c.launch] if len(launches) > 1 else [])
-        )
-        for c in cells
-    ]
-
-
 def _align() -> list[str]:
     return ["right" if header in NUMERIC else "left" for header in HEADERS]
 
 
-def _row(name: str, cell: Cell, verdict: Verdict | None, is_anchor: bool) -> list[str]:
+def _row(cell: Cell, verdict: Verdict | None, is_anchor: bool) -> list[str]:
     interval = f"{micro(cell.low_us)}..{micro(cell.high_us)}" if cell.low_us and cell.high_us else ""
     ratio = _ratio(verdict) if verdict else "baseline" if is_anchor else ""
     percent = f"{cell.percent_of_ceiling:.0f}" if cell.percent_of_ceiling is not None else ""
     return [
-        name,
+        cell.name,
         cell.status,
         cell.boundary,
         micro(cell.time_us),

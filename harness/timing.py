@@ -25,6 +25,8 @@ class Policy:
 
     blocks:      how often everything is prepared anew, at least 5 for an interval that holds
     max_rounds:  rounds in a block at most
+    slow:        who takes more than this many times as long as the fastest has a turn in a block's first
+                 round only: the rest of the budget goes to those between whom the choice is
     budget_s:    seconds of turns for all blocks together; a round that would not fit is not begun
     begin_block: called before each block, outside the budget, to prepare the contenders anew
     seed:        of the random order
@@ -32,6 +34,7 @@ class Policy:
 
     blocks: int = 5
     max_rounds: int = 20
+    slow: float = math.inf
     budget_s: float = 10.0
     begin_block: Callable[[int], None] = _nothing
     seed: int = 0
@@ -85,8 +88,8 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
     Each contender performs one timed turn and returns seconds per call. One that raises, or returns
     anything but a positive finite number, is dropped; deadlines are the caller's.
 
-    How many rounds are made depends on the budget and on how long rounds take, never on what the
-    times look like, so that looking cannot bias them.
+    How many rounds are made depends on the budget and on how long rounds take, never on how the times
+    compare (but for who is `slow`), so that looking cannot bias them.
     """
     policy = policy or Policy()
     order = random.Random(policy.seed)
@@ -102,40 +105,44 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
             break
         policy.begin_block(block)
         block_end = result.spent_s + remaining / (policy.blocks - block)
+        contending, expected_s = active, 0.0
         for index in range(policy.max_rounds):
-            if index and result.spent_s + longest_round > block_end:
+            if index and result.spent_s + expected_s > block_end:
                 result.stopped = "budget"
                 break
-            seconds, took = _one_round(active, order, result.dropped, policy.clock)
-            longest_round = max(longest_round, took)
-            result.spent_s += took
+            seconds, took = _one_round(contending, order, result.dropped, policy.clock)
+            longest_round = max(longest_round, sum(took.values()))
+            result.spent_s += sum(took.values())
             result.rounds.append(Round(block, index, seconds))
             active = {name: turn for name, turn in active.items() if name not in result.dropped}
-            if not active:
+            if not seconds:
                 break
+            fast = [name for name in seconds if seconds[name] <= policy.slow * min(seconds.values())]
+            contending = {name: active[name] for name in (fast if len(fast) > 1 else seconds)}
+            expected_s = sum(took[name] for name in contending)
     if not active:
         result.stopped = "no contenders"
     return result
 
 
 def _one_round(
-    active: Mapping[str, Turn], order: random.Random, dropped: dict[str, str], clock: Callable[[], float]
-) -> tuple[dict[str, float], float]:
-    """Seconds per call of each contender, and the seconds that their turns took. What a contender wasted
+    contending: Mapping[str, Turn], order: random.Random, dropped: dict[str, str], clock: Callable[[], float]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds per call of each contender, and the seconds that its turn took. What a contender wasted
     that gave no time is not the others' budget."""
-    names = list(active)
+    names = list(contending)
     order.shuffle(names)
-    seconds, took = {}, 0.0
+    seconds, took = {}, {}
     for name in names:
         started = clock()
         try:
-            value = active[name]()
+            value = contending[name]()
         except Exception as error:
             dropped[name] = str(error) or type(error).__name__
             continue
         if isinstance(value, int | float) and math.isfinite(value) and value > 0:
             seconds[name] = float(value)
-            took += clock() - started
+            took[name] = clock() - started
         else:
             dropped[name] = f"gave {value!r} as its time"
     return seconds, took

@@ -224,3 +224,26 @@ def test_default_policy():
 def test_interrupting_is_not_a_contenders_failure():
     with pytest.raises(KeyboardInterrupt):
         measure({"a": raising(KeyboardInterrupt())})
+
+
+def test_who_is_slow_has_a_turn_in_the_first_round_of_each_block_only():
+    race = Race(a=1, b=3, slow=9)
+    found = race.measure(blocks=3, max_rounds=4, slow=4.0)
+    for name, turns in (("a", 12), ("b", 12), ("slow", 3)):
+        assert race.log.count(name) == turns
+    assert [r.index for r in found.rounds if "slow" in r.seconds] == [0, 0, 0]
+    assert found.dropped == {}
+
+
+def test_nobody_sits_out_where_only_the_fastest_would_be_left():
+    race = Race(a=1, b=5, c=9)
+    race.measure(blocks=2, max_rounds=3, slow=4.0)
+    assert {race.log.count(name) for name in "abc"} == {6}
+
+
+def test_the_time_of_who_sits_out_goes_to_the_others():
+    race = Race(a=1, b=1, slow=50)
+    found = race.measure(blocks=5, max_rounds=100, slow=4.0, budget_s=400)
+    assert race.log.count("slow") == 5
+    assert race.log.count("a") > 40
+    assert found.spent_s <= 400

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from harness.workers import ROOT
+from harness.workers import DEFAULTS, ROOT
 from kernels.platform import Platform, version
 
 LIBRARIES = [
@@ -20,8 +20,8 @@ LIBRARIES = [
 
 # Variables by which the kernels, their libraries and their threads are steered.
 STEERING = re.compile(
-    r"^(AITER|AMD|AMDGCN|CUDA|CK|DG|DNNL|FLASHINFER|GOMP|GPU|HIP|HSA|KERNEL_BENCH|KMP|MIOPEN|MKL|NCCL|NVIDIA|OMP|ONEDNN|"
-    r"PYTORCH|ROCM|ROCR|SGL|SGLANG|TORCH|TORCHINDUCTOR|TRITON|TRTLLM|VLLM)_|^(LD_PRELOAD|ENABLE_CK|MALLOC_CONF)$"
+    r"^(AITER|AMD|AMDGCN|CUDA|CK|DG|DNNL|FLASHINFER|GOMP|GPU|HIP|HSA|KERNEL_BENCH|KMP|MALLOC|MIOPEN|MKL|NCCL|NVIDIA|OMP|ONEDNN|"
+    r"PYTORCH|ROCM|ROCR|SGL|SGLANG|TORCH|TORCHINDUCTOR|TRITON|TRTLLM|VLLM)_|^(LD_PRELOAD|ENABLE_CK|GLIBC_TUNABLES)$"
 )
 
 
@@ -45,6 +45,7 @@ def provenance(platform: Platform, threads: int) -> dict[str, Any]:
         | {module: found for module in LIBRARIES if (found := version(module))},
         "git": git_state(),
         "environment": {k: v for k, v in sorted(os.environ.items()) if STEERING.match(k)},
+        "worker_defaults": DEFAULTS,
     }
 
 

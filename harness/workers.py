@@ -18,6 +18,17 @@ import kernels
 ROOT = Path(__file__).resolve().parent.parent
 
 
+DEFAULTS = {
+    # A worker that waits for its turn must not take a core from the one whose turn it is.
+    "KMP_BLOCKTIME": "1",
+    # Freed memory stays in the process, as under the caching allocators that engines run with: faulting it
+    # in anew at each call was two thirds of what torch.naive took, and most of its noise.
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "HF_HUB_OFFLINE": "1",
+}
+
+
 class WorkerFailure(Exception):
     """A request that gave no answer. status: error, unsupported, crashed or timeout."""
 
@@ -109,17 +120,13 @@ class Worker:
 
 
 def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The user's environment, the project first on the path, quiet waiting threads, then `extra`."""
+    """Our defaults, over them the user's environment with the project first on the path, then `extra`."""
     environment = dict(os.environ)
     path = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(path)
     # Workers run in the project's folder, the user perhaps elsewhere.
     environment[kernels.PLUGINS] = os.pathsep.join(map(str, kernels.plugin_files()))
-    # A worker that waits for its turn must not take a core from the one whose turn it is.
-    environment.setdefault("KMP_BLOCKTIME", "1")
-    environment.setdefault("TOKENIZERS_PARALLELISM", "false")
-    environment.setdefault("HF_HUB_OFFLINE", "1")
-    return environment | dict(extra)
+    return DEFAULTS | environment | dict(extra)
 
 
 def physical_cores() -> int:

@@ -1,6 +1,6 @@
 PYTHON ?= python3
 VENV ?= .venv
-ARGS ?= --op mla_decode --suite r1-tp8
+ARGS ?= --op mla_decode --suite r1-tp8 --budget 40s
 # Which tests `make test-all` runs, as pytest's -m takes it; empty: all. CI gives `slow` after `make test`.
 MARK ?=
 

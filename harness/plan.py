@@ -156,7 +156,7 @@ def memory_needed(op: Op, sizes: Any, contenders: Sequence[Implementation], copi
     """Bytes of one worker: operands twice (moving to fresh buffers, loading new live ones), the copies
     that calls rotate over, and each contender's outputs and workspace."""
     output = op.output_bytes(sizes)
-    per_contender = sum(i.workspace(sizes) + output * (copies + 1) for i in contenders)
+    per_contender = sum(copies * (i.workspace(sizes) + output) for i in contenders)
     return 2 * op.operand_bytes(sizes) + copies * op.streamed_bytes(sizes) + per_contender
 
 

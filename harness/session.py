@@ -109,7 +109,8 @@ class Session:
 
         def needed(group: Sequence[Contender]) -> int:
             workers: dict[tuple[str, str], list[Implementation]] = {}
-            for c in group:
+            # The baseline stands for two: it is prepared twice, as the A/A pair.
+            for c in [*group, *(c for c in group if c.impl.name == self.baseline)]:
                 workers.setdefault((c.arm.name, c.impl.runtime), []).append(c.impl)
             return judge + sum(
                 plan.memory_needed(self.op, sizes, members, rotation.copies) for members in workers.values()

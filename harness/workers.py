@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DEFAULTS = {
     # A worker that waits for its turn must not take a core from the one whose turn it is.
     "KMP_BLOCKTIME": "1",
-    # Freed memory stays in the process, as under the caching allocators that engines run with: faulting it
-    # in anew at each call was two thirds of what torch.naive took, and most of its noise.
+    # Freed memory stays in the process, as under the caching allocators that engines run with. Faulting it
+    # in anew at each call can be most of what an allocating call takes, and most of its noise.
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     "HF_HUB_OFFLINE": "1",

@@ -112,3 +112,20 @@ def test_seconds_are_read(text, seconds):
 def test_other_seconds_are_refused_in_one_line(text):
     with pytest.raises(UsageError, match="--budget"):
         plan.parse_seconds(text, "--budget")
+
+
+def test_memory_counts_what_each_copy_is_prepared_with():
+    naive = next(i for i in kernels.implementations("mla_decode") if i.name == "torch.naive")
+    sizes = OP.sizes({"batch": 4, "ctx": 512})
+    one, nine = (plan.memory_needed(OP, sizes, [naive], copies) for copies in (1, 9))
+    assert nine - one == 8 * (OP.streamed_bytes(sizes) + OP.output_bytes(sizes) + naive.workspace(sizes))
+
+
+def test_memory_counts_the_baseline_twice(monkeypatch):
+    sizes = OP.sizes({"batch": 64, "ctx": 4096})
+    sdpa = next(i for i in kernels.implementations("mla_decode") if i.name == "torch.sdpa")
+    judge = OP.operand_bytes(sizes) + 24 * OP.output_bytes(sizes)
+    once = judge + plan.memory_needed(OP, sizes, [sdpa], 1)
+    found, too_large = groups(monkeypatch, free=int(1.1 * once / plan.MEMORY_SHARE))
+    assert not found
+    assert "torch.sdpa" in {c.name for c in too_large}

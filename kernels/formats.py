@@ -1,0 +1,198 @@
+"""DeepSeek's block-scale FP8: activations scaled by 1x128 blocks, weights by 128x128.
+
+A block's scale is its largest magnitude over the format's largest value, so that q * scale restores
+the block. Sources: DeepSeek-V3 technical report (arXiv:2412.19437), section 3.3.2, fine-grained
+quantisation; act_quant in DeepSeek-V3's inference/kernel.py; for e4m3fn the OCP 8-bit floating point
+specification; for power-of-two scales ceil_to_ue8m0 in DeepGEMM's deep_gemm/utils/math.py.
+
+Libraries differ in two points that change bits, not accuracy. Small blocks: DeepGEMM takes no amax below
+1e-4, vLLM none below 1e-10; here the scale itself is at least 2^-126. e4m3fnuz: vLLM quantises to 224
+(quantization/input_quant_fp8.py), here as in AITER to the format's 240.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK = 128
+
+Scales = Literal["fp32", "ue8m0"]
+SCALES: tuple[Scales, ...] = ("fp32", "ue8m0")
+
+# The smallest normal fp32. An all-zero block gets it, and no block a scale that a GPU might flush to 0.
+SMALLEST_SCALE = 2.0**-126
+
+
+@dataclass(frozen=True)
+class Fp8Format:
+    """An FP8 format of 4 exponent and 3 mantissa bits, without infinities.
+
+    max:                largest finite value
+    smallest_normal:    smallest positive value with all mantissa bits
+    smallest_subnormal: the step between values below that
+    """
+
+    name: str
+    max: float
+    smallest_normal: float
+    smallest_subnormal: float
+
+    @property
+    def dtype(self) -> torch.dtype:
+        import torch
+
+        return getattr(torch, f"float8_{self.name}")
+
+
+FORMATS = {
+    f.name: f
+    for f in (
+        Fp8Format("e4m3fn", 448.0, 2.0**-6, 2.0**-9),
+        # One exponent lower, its only NaN in the place of -0.
+        Fp8Format("e4m3fnuz", 240.0, 2.0**-7, 2.0**-10),
+    )
+}
+
+
+def fp8_format(name: str) -> Fp8Format:
+    """The format of that name; raises ValueError with the names there are."""
+    if name not in FORMATS:
+        raise ValueError(f"unknown FP8 format {name!r}; formats: {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+def native(arch: str) -> str:
+    """The format that an architecture's matrix instructions take: e4m3fnuz on CDNA 3, else e4m3fn."""
+    return "e4m3fnuz" if arch in ("gfx940", "gfx941", "gfx942") else "e4m3fn"
+
+
+def quantise_activations(
+    x: torch.Tensor, fmt: Fp8Format, scales: Scales = "fp32"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantises with one scale per row and 128 of K; K may end in a partial block.
+
+    x:      [..., K], bf16, fp16 or fp32, finite
+    scales: "fp32" for amax / max, rounded to fp32; "ue8m0" for that rounded up to a power of two. Both at
+            least 2^-126, which is what an all-zero block gets.
+    Returns q [..., K] in fmt, the fp32 quotient x / scale rounded to nearest, ties to even; and scale
+    [..., ceil(K/128)] fp32. Raises ValueError for unknown scales.
+    """
+    scale = block_scale(_amax(x), fmt, scales)
+    return _divide(x, scale).to(fmt.dtype), scale
+
+
+def quantise_weights(
+    w: torch.Tensor, fmt: Fp8Format, scales: Scales = "fp32"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantises with one scale per 128 of N and 128 of K; both may end in a partial block.
+
+    w: [..., N, K]; otherwise as quantise_activations.
+    Returns q [..., N, K] in fmt, and scale [..., ceil(N/128), ceil(K/128)] fp32.
+    """
+    amax = _blocks(_amax(w).mT).amax(-1).mT
+    scale = block_scale(amax, fmt, scales).contiguous()
+    return _divide(w, _every_row(scale, w.shape[-2])).to(fmt.dtype), scale
+
+
+def dequantise_activations(
+    q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """q * scale, the product rounded to fp32 and then to dtype (default fp32; exact in fp64).
+
+    q: [..., K] FP8; scale: [..., ceil(K/128)] fp32. Returns [..., K] in dtype.
+    """
+    import torch
+
+    dtype = dtype or torch.float32
+    wide = torch.promote_types(dtype, torch.float32)
+    return _joined(_blocks(q.to(wide)).mul_(scale.to(wide).unsqueeze(-1)), q.shape[-1]).to(dtype)
+
+
+def dequantise_weights(
+    q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """As dequantise_activations, of q [..., N, K] FP8 and scale [..., ceil(N/128), ceil(K/128)] fp32."""
+    return dequantise_activations(q, _every_row(scale, q.shape[-2]), dtype)
+
+
+def rounding_deviation(x: torch.Tensor, fmt: Fp8Format, scales: Scales = "ue8m0") -> torch.Tensor:
+    """An upper estimate of the error that quantising x by 1x128 makes, element by element.
+
+    Rounding to nearest errs by up to half a unit in the last place; errors spread evenly over that range
+    have a root mean square of half a unit / sqrt(3). With 3 mantissa bits half a unit is at most 2^-4 of
+    the value, reached where the mantissa is 1.0. Below the smallest normal value it is half of the
+    smallest subnormal times the block's scale, whatever the value. That scale is taken as amax / max for
+    "fp32", and as twice that for "ue8m0", a bound for every scheme in use.
+
+    x: [..., K] as in quantise_activations. Returns [..., K] fp32, in the unit of x.
+    """
+    import torch
+
+    largest_scale = block_scale(_amax(x), fmt, "fp32") * {"fp32": 1, "ue8m0": 2}[_known(scales)]
+    floor = largest_scale * (fmt.smallest_subnormal / 12**0.5)
+    relative = _blocks(x.float().abs().mul_(2**-4 / 3**0.5))
+    return _joined(torch.maximum(relative, floor.unsqueeze(-1)), x.shape[-1])
+
+
+def block_scale(amax: torch.Tensor, fmt: Fp8Format, scales: Scales) -> torch.Tensor:
+    """The scale of blocks whose largest magnitudes are amax (any shape): fp32, of the same shape."""
+    import torch
+
+    # A tensor on amax's device, because CUDA divides by a number by multiplying with its inverse.
+    largest = torch.full((), fmt.max, dtype=torch.float32, device=amax.device)
+    scale = (amax.float() / largest).clamp_(min=SMALLEST_SCALE)
+    if _known(scales) == "fp32":
+        return scale
+    # Any mantissa bit carries into the exponent; then the mantissa goes.
+    return ((scale.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
+
+
+def _known(scales: str) -> Scales:
+    if scales not in SCALES:
+        raise ValueError(f"unknown scales {scales!r}; scales: {', '.join(SCALES)}")
+    return scales
+
+
+def _amax(x: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude of every 128 of the last dimension: [..., ceil(K/128)]."""
+    import torch
+
+    # Two passes over x, but no copy of it as with abs().
+    blocks = _blocks(x)
+    return torch.maximum(blocks.amax(-1), blocks.amin(-1).neg_())
+
+
+def _divide(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """x [..., K] / scale [..., ceil(K/128)] in fp32.
+
+    No quotient needs clamping: amax / scale exceeds max by two roundings of fp32 at most, and what lies
+    less than half a step above max rounds to max.
+    """
+    import torch
+
+    copy = x.to(torch.float32, copy=True)
+    return _joined(_blocks(copy).div_(scale.unsqueeze(-1)), x.shape[-1])
+
+
+def _every_row(scale: torch.Tensor, n: int) -> torch.Tensor:
+    """Scales of 128x128 blocks as scales of 1x128 blocks: [..., N, ceil(K/128)]."""
+    return scale.repeat_interleave(BLOCK, dim=-2)[..., :n, :]
+
+
+def _blocks(x: torch.Tensor) -> torch.Tensor:
+    """The last dimension in blocks, filled up with zeros: [..., ceil(K/128), 128]; a view if K is even."""
+    import torch
+
+    missing = -x.shape[-1] % BLOCK
+    if missing:
+        x = torch.nn.functional.pad(x, (0, missing))
+    return x.unflatten(-1, (-1, BLOCK))
+
+
+def _joined(blocks: torch.Tensor, k: int) -> torch.Tensor:
+    """The inverse of _blocks, contiguous."""
+    return blocks.flatten(-2)[..., :k].contiguous()

@@ -30,7 +30,7 @@ def assess(
 ) -> tuple[list[Cell], list[Verdict]]:
     """The cells of a case, and the verdicts between those that may carry a time."""
     op = kernels.OPS[measured.case.op]
-    work = op.work(op.sizes(measured.case.sizes))
+    work = op.work(op.sizes(measured.case.sizes), measured.case.boundary)
     cells = [_cell(c, measured, platform, work, yardsticks) for c in measured.contenders]
     valid = {
         c.name: cell.time_us
@@ -55,7 +55,7 @@ def _cell(
         launch=contender.launch,
         cache=rotation.mode,
         status=contender.status or ("checked" if contender.interpreted else "ok"),
-        reason=contender.reason or ("right when interpreted; not timed" if contender.interpreted else ""),
+        reason=contender.reason or _note(contender, case.boundary),
         check=contender.check,
         kernels=contender.kernels,
         setup_s=contender.setup_s or None,
@@ -88,6 +88,11 @@ def _cell(
     if yardsticks.ceilings:
         cell.percent_of_ceiling = 100 * yardsticks.ceilings.least_time(work, from_memory) / time
     return cell
+
+
+def _note(contender: Contender, boundary: str) -> str:
+    composed = contender.impl.composition(boundary)
+    return "; ".join(filter(None, [composed, "right when interpreted; not timed" * contender.interpreted]))
 
 
 def _verdicts(measured: Measured, valid: dict[str, float], confidence: float) -> list[Verdict]:

@@ -13,7 +13,9 @@ from typing import Any
 
 import kernels
 from harness.device import Call, Timer, kernel_names, timer_for
-from kernels.op import Op, Operands, Prepared, Seeds
+from kernels.compose import bind
+from kernels.op import Op, Prepared
+from kernels.operands import Operands, Seeds
 
 
 @dataclass
@@ -48,21 +50,24 @@ class Bench:
             torch.cuda.set_device(device)
         return {"torch": torch.__version__, "threads": torch.get_num_threads()}
 
-    def open(self, op: str, sizes: Mapping[str, Any], seeds: Mapping[str, int]) -> int:
+    def open(self, op: str, sizes: Mapping[str, Any], boundary: str, seeds: Mapping[str, int]) -> int:
         """Makes the canonical operands; the digest tells the parent whether they are the judge's."""
         self.close()
         self.op = kernels.OPS[op]
         self.sizes = self.op.sizes(sizes)
-        self.sets = [self.op.operands(self.sizes, Seeds(**seeds), self.device)]
+        self.boundary = boundary
+        self.sets = [self._make(seeds)]
         return self.sets[0].digest()
+
+    def _make(self, seeds: Mapping[str, int]) -> Operands:
+        return self.op.make(self.sizes, Seeds(**seeds), self.device, self.boundary)
 
     def fresh(self, mode: str, copies: int) -> None:
         """Moves the operands to fresh buffers, in `copies` sets: those that a serving step streams are
         each set's own, the others shared (`cold`: all are its own). Everybody has to be prepared again."""
         self.seated.clear()
         first = self.sets[0].copy()
-        own = None if mode == "cold" else first.streamed
-        self.sets = [first, *(first.copy(own) for _ in range(copies - 1))]
+        self.sets = [first, *(first.turned(turn, mode == "cold") for turn in range(1, copies))]
 
     def prepare(self, contender: str, impl: str, launch: str, call: bool = True) -> float:
         """Prepares on every set and calls each once (JIT compilers run here); returns seconds.
@@ -76,12 +81,13 @@ class Bench:
             self.timers[launch] = timer_for(self.kind, launch)
         timer = self.timers[launch]
         implementation = next(i for i in kernels.implementations(self.op.name) if i.name == impl)
-        prepared = []
+        prepared: list[Prepared] = []
         for operands in self.sets:
             out = None
             if not implementation.allocates:
                 out = self.op.empty_output(self.sizes, self.device).fill_(float("nan"))
-            prepared.append(implementation.prepare(operands, out))
+            first = prepared[0] if prepared else None
+            prepared.append(bind(self.op, implementation, operands, out, first))
             if call:
                 prepared[-1].call()
         timer.synchronize()
@@ -96,7 +102,7 @@ class Bench:
         return asdict(seated.timer.turn(seated.rotation, at_least))
 
     def output(self, contender: str, path: str, fresh: bool, which: int = 0) -> dict[str, Any]:
-        """Saves the output on one of the sets (they hold the same values): of a new call into a poisoned
+        """Saves the output on one of the sets: of a new call into a poisoned
         output, or as the timed calls left it. Returns the digest of the operands, which no call may
         change, and the seconds of the new call."""
         import torch
@@ -119,7 +125,7 @@ class Bench:
 
     def load(self, seeds: Mapping[str, int]) -> int:
         """New live operands for all on the first set, stationary ones kept; returns the digest."""
-        live = self.op.operands(self.sizes, Seeds(**seeds), self.device).live_tensors()
+        live = self._make(seeds).live_tensors()
         for seated in self.seated.values():
             seated.prepared[0].load(live)
         for name, tensor in live.items():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import kernels
-from kernels.op import Reference, Seeds, Tolerance
+from kernels.op import Reference, Tolerance
+from kernels.operands import Seeds
 
 if TYPE_CHECKING:
     import torch
@@ -31,34 +33,46 @@ class Judge:
         torch.backends.cudnn.allow_tf32 = False
         return {"torch": torch.__version__, "threads": torch.get_num_threads()}
 
-    def reference(self, name: str, op: str, sizes: Mapping[str, Any], seeds: Mapping[str, int]) -> int:
+    def reference(
+        self, name: str, op: str, sizes: Mapping[str, Any], boundary: str, seeds: Mapping[str, int]
+    ) -> int:
         """Computes and keeps a reference under a name; returns the digest of its operands."""
         chosen = kernels.OPS[op]
         read = chosen.sizes(sizes)
-        operands = chosen.operands(read, Seeds(**seeds), self.device)
+        operands = chosen.make(read, Seeds(**seeds), self.device, boundary)
         reference = chosen.reference(operands, MAX_FLOPS[self.kind])
-        reference = Reference(reference.value.cpu(), reference.sigma.cpu(), reference.rows)
+        on_host = {
+            f.name: value.cpu()
+            for f in fields(reference)
+            if (value := getattr(reference, f.name)) is not None and f.name != "rows"
+        }
+        reference = replace(reference, **on_host)
         shape = tuple(chosen.empty_output(read, "meta").shape)
         self.references[name] = (reference, chosen.tolerance(read), shape)
         return operands.digest()
 
-    def judge(self, name: str, path: str) -> dict[str, Any]:
+    def judge(self, name: str, path: str, fp8: bool = False) -> dict[str, Any]:
         import torch
 
         reference, tolerance, shape = self.references[name]
-        return judge(torch.load(path, weights_only=True), reference, tolerance, shape)
+        return judge(torch.load(path, weights_only=True), reference, tolerance, shape, fp8)
 
     def forget(self) -> None:
         self.references.clear()
 
 
 def judge(
-    output: torch.Tensor, reference: Reference, tolerance: Tolerance, shape: tuple[int, ...] | None = None
+    output: torch.Tensor,
+    reference: Reference,
+    tolerance: Tolerance,
+    shape: tuple[int, ...] | None = None,
+    fp8: bool = False,
 ) -> dict[str, Any]:
     """Compares an output with its reference; a plain dict for the record.
 
     Every element must be finite, also outside the sampled rows. An error is measured in units of
-    `reference.sigma`; a row is the last dimension.
+    `reference.sigma`, or of its `sigma_fp8` for a call that rounds activations to FP8 itself; a row is
+    the last dimension, or a segment of it.
 
     ok, reason:   the judgement, in words where it is not ok
     row_error, element_error: the worst, in sigma, beside their limits; None if not finite
@@ -75,8 +89,11 @@ def judge(
     got = sampled.double()
     error = got - reference.value
     # Where sigma is 0 the right value is exact: any error is too much, none is none.
-    z = torch.where(error == 0, 0.0, error / reference.sigma)
-    row_error = z.square().mean(-1).sqrt()
+    sigma = reference.sigma_fp8 if fp8 and reference.sigma_fp8 is not None else reference.sigma
+    z = torch.where(error == 0, 0.0, error / sigma)
+    segment = tolerance.segment or z.shape[-1]
+    parts = [part.square().mean(-1).sqrt() for part in z.split(segment, -1)]
+    row_error = torch.stack(parts, -1).amax(-1)
     worst_row, worst_element = _largest(row_error), _largest(z.abs())
     relative = float(error.norm()) / (float(reference.value.norm()) or 1.0)
     report = {

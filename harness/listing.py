@@ -73,7 +73,7 @@ def _impls(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[
                     "implementation": impl.name,
                     "provider": impl.provider,
                     "version": (version(impl.provider) or "") if here.here else "",
-                    "boundary": impl.boundary,
+                    "boundary": ", ".join(impl.boundaries),
                     "runs": support.ok,
                     "why not": support.reason or how,
                     "requires": impl.requires,
@@ -90,7 +90,7 @@ def _cases(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[
         {
             "suite": name,
             "op": op,
-            "case": kernels.OPS[op].case(c.sizes).text,
+            "case": kernels.OPS[op].case({**kernels.OPS[op].defaults(here.arch), **c.sizes}).text,
             "weight": round(c.weight, 4),
             "place": c.place,
         }

@@ -32,8 +32,11 @@ def choose_op(name: str) -> Op:
     return kernels.OPS[name]
 
 
-def choose_cases(op: Op, suite_name: str | None, texts: Sequence[str], boundary: str | None) -> list[Case]:
-    """The cases of a suite or of `--case` texts, canonical, heaviest first among equals in suite order."""
+def choose_cases(
+    op: Op, suite_name: str | None, texts: Sequence[str], boundary: str | None, arch: str = ""
+) -> list[Case]:
+    """The cases of a suite or of `--case` texts in each boundary, canonical, heaviest first, among equals in
+    suite order; sizes that they leave open are the architecture's."""
     if boundary is not None and boundary not in op.boundaries:
         raise UsageError(
             f"unknown boundary {boundary!r} for {op.name}; boundaries: {', '.join(op.boundaries)}"
@@ -41,11 +44,11 @@ def choose_cases(op: Op, suite_name: str | None, texts: Sequence[str], boundary:
     boundaries = [boundary] if boundary else list(op.boundaries)
     try:
         if texts:
-            sizes = [s for text in texts for s in parse(text)]
+            sizes = [{**op.defaults(arch), **s} for text in texts for s in parse(text)]
             found = [op.case(s, boundary=b, weight=1 / len(sizes)) for s in sizes for b in boundaries]
         else:
             found = [
-                op.case(c.sizes, boundary=b, place=c.place, weight=c.weight)
+                op.case({**op.defaults(arch), **c.sizes}, boundary=b, place=c.place, weight=c.weight)
                 for c in _suite(suite_name or "smoke").cases(op.name)
                 for b in boundaries
             ]
@@ -131,7 +134,7 @@ def launches(platform: Platform, wanted: str | None) -> list[str]:
 class Rotation:
     """Over how many copies of the operands calls rotate, and what that amounts to.
 
-    mode:   serving (the streamed operands differ), cold (all differ), warm (one copy)
+    mode:   serving (the streamed operands differ), cold (all differ), warm (one set)
     bytes:  touched before a copy's turn comes again
     enough: whether that is twice what the last-level cache holds
     """
@@ -146,18 +149,29 @@ class Rotation:
 def rotation(op: Op, sizes: Any, mode: str, last_level: int) -> Rotation:
     """The cache policy of a case. An unknown last level counts as 256 MiB, the largest of today's GPUs."""
     level = last_level or 256 << 20
-    touched = int(op.work(sizes).bytes) if mode == "cold" else op.streamed_bytes(sizes)
-    wanted = 1 if touched >= ROTATE_CACHES * level else math.ceil(ROTATE_CACHES * level / touched) + 1
-    copies = 1 if mode == "warm" else min(wanted, MOST_COPIES)
-    return Rotation(mode, copies, copies * touched, level, copies >= wanted)
+    rest = int(op.work(sizes).bytes) - op.streamed_bytes(sizes) if mode == "cold" else 0
+
+    def touched(copies: int) -> int:
+        return op.streamed_bytes(sizes, copies) + copies * rest
+
+    def enough(copies: int) -> bool:
+        between = touched(copies) if copies == 1 else touched(copies) - touched(1)
+        return between >= ROTATE_CACHES * level
+
+    most = 1 if mode == "warm" or not touched(1) else MOST_COPIES
+    copies = next(n for n in range(1, most + 1) if enough(n) or touched(n) == touched(most))
+    return Rotation(mode, copies, touched(copies), level, enough(copies))
 
 
 def memory_needed(op: Op, sizes: Any, contenders: Sequence[Implementation], copies: int) -> int:
-    """Bytes of one worker: operands twice (moving to fresh buffers, loading new live ones), the copies
-    that calls rotate over, and each contender's outputs and workspace."""
+    """Bytes of one worker: operands twice (moving to fresh buffers, loading new live ones), the sets that
+    calls rotate over, and each contender's own layout of stationary operands, workspace and outputs."""
     output = op.output_bytes(sizes)
-    per_contender = sum(copies * (i.workspace(sizes) + output) for i in contenders)
-    return 2 * op.operand_bytes(sizes) + copies * op.streamed_bytes(sizes) + per_contender
+    layouts = 1 if op.turns else copies
+    per_contender = sum(
+        layouts * i.layout(sizes) + copies * (i.workspace(sizes) + output) for i in contenders
+    )
+    return 2 * op.operand_bytes(sizes) + copies * op.turn_bytes(sizes) + per_contender
 
 
 def allowance(remaining_s: float, queue: Sequence[Case], least_s: float) -> tuple[float, int]:

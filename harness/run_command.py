@@ -112,7 +112,7 @@ def _begun(request: Request, platform: Platform) -> tuple[Journal, Run, dict[str
     if request.retry:
         raise UsageError("--retry needs --resume RUN")
     op = plan.choose_op(request.op)
-    cases = plan.choose_cases(op, request.suite, request.case, request.boundary)
+    cases = plan.choose_cases(op, request.suite, request.case, request.boundary, platform.arch)
     chosen = plan.choose_implementations(op, request.impl)
     baseline = plan.choose_baseline(op, platform, request.baseline, chosen)
     arm = plan.parse_arm(request.set)

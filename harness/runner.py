@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import kernels
 from harness.plan import Rotation
 from harness.stations import Contender, Station, attempt
 from harness.timing import Policy, Rounds, measure
 from harness.workers import Worker
-from kernels.op import Seeds
+from kernels.operands import Seeds
 from shapes.case import Case
 
 TURN_S = 0.05
@@ -38,8 +39,8 @@ class Measured:
 class CaseRun:
     """Drives the judge and the stations through one case.
 
-    Three sets of operands: `first`, on which it is timed, `live`, the same with other live ones, and
-    `other`, different altogether.
+    Sets of operands: `first`, on which it is timed, `last` of those that calls rotate over where they
+    differ in value, `live`, the first with other live ones, and `other`, different altogether.
     """
 
     def __init__(
@@ -73,6 +74,8 @@ class CaseRun:
         """Measures for `budget_s` seconds, or up to `most_s` where one round in each block takes longer.
         Raises WorkerFailure where the judge cannot compute or compare."""
         started = time.perf_counter()
+        if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
+            self.seeds["last"] = asdict(Seeds(self.seed, self.seed, turn=rotation.copies - 1))
         everyone = [c for station in self.stations for c in station.contenders]
         measured = Measured(self.case, everyone, rotation)
         self.say("computing the reference")
@@ -91,9 +94,15 @@ class CaseRun:
 
     def _references(self) -> None:
         for name, seeds in self.seeds.items():
-            sizes = dict(self.case.sizes)
+            case = self.case
             self.digests[name] = self.judge.ask(
-                "reference", REFERENCE_S, name=name, op=self.case.op, sizes=sizes, seeds=seeds
+                "reference",
+                REFERENCE_S,
+                name=name,
+                op=case.op,
+                sizes=dict(case.sizes),
+                boundary=case.boundary,
+                seeds=seeds,
             )
 
     def _open(self, name: str) -> None:
@@ -126,7 +135,8 @@ class CaseRun:
         if answer is None:
             return
         contender.call_s = answer["seconds"] or contender.call_s
-        contender.check = self.judge.ask("judge", REFERENCE_S, name=name, path=path)
+        fp8 = contender.impl.rounds_to_fp8(self.case.boundary)
+        contender.check = self.judge.ask("judge", REFERENCE_S, name=name, path=path, fp8=fp8)
         if not contender.check["ok"]:
             contender.fail("wrong", f"{stage}{contender.check['reason']}")
         if answer["digest"] != self.digests[name]:
@@ -181,7 +191,8 @@ class CaseRun:
                 self._find_writer(station, timed)
             for contender in timed:
                 for which in sorted({0, copies - 1}):
-                    self._check(station, contender, "first", "after timing: ", fresh=False, which=which)
+                    name = "last" if which and "last" in self.seeds else "first"
+                    self._check(station, contender, name, "after timing: ", fresh=False, which=which)
                 if contender.alive:
                     names = attempt([contender], lambda s=station, c=contender: s.ask(c, "profile"))
                     contender.kernels = names or []

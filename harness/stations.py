@@ -123,7 +123,9 @@ class Station:
     def _open(self, case: Case, seeds: dict[str, int]) -> int:
         self.prepared.clear()
         sizes = dict(case.sizes)
-        return self._raw("open", self.deadlines.prepare, op=case.op, sizes=sizes, seeds=seeds)
+        return self._raw(
+            "open", self.deadlines.prepare, op=case.op, sizes=sizes, boundary=case.boundary, seeds=seeds
+        )
 
     def fresh(self, rotation: Rotation) -> None:
         """The same operands in fresh buffers; nobody is prepared on them yet."""

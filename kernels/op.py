@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from kernels.operands import Operands, Seeds
 from shapes.case import Case, Size
 
 if TYPE_CHECKING:
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
     from kernels.platform import Platform
 
 BOUNDARIES = ("core", "with_quant", "with_routing")
+"""What a timed call covers, each with all of those before it."""
+
+PRODUCERS = {"with_quant": "quantise", "with_routing": "routing"}
+"""The suite's own kernel that stands between a boundary and the one before it."""
+
+INTERPRETED_S = 120.0
+"""Seconds that one interpreted call may take: it is made four times a case."""
 
 
 class Unsupported(Exception):
@@ -58,82 +66,31 @@ class Tolerance:
     `sigma` is the error that rounding alone explains, element by element (see each problem.py for
     its derivation), so the limits are the same for flat and peaked, small and large inputs.
 
-    row:     root mean square over one row (the smallest unit that one thread block writes)
+    row:     root mean square over one row of the output's last dimension, or over each segment of it
     element: largest single element
+    segment: elements of a row that are judged together; None: all. The smallest unit that one thread
+             block writes, so that an error in one block is not diluted by those beside it
     """
 
     row: float
     element: float
+    segment: int | None = None
 
 
 @dataclass
 class Reference:
     """The right answer for the rows that were computed, and the error rounding explains there.
 
-    value, sigma: fp64 [rows, ...], rows indexing the output's first dimension
+    value, sigma: [rows, ...], rows indexing the output's first dimension; sigma for activations that
+                  enter products in bf16
     rows:         None if all rows were computed, else the sampled row numbers
+    sigma_fp8:    for calls that round activations to FP8 themselves; None where none can
     """
 
     value: torch.Tensor
     sigma: torch.Tensor
     rows: list[int] | None = None
-
-
-@dataclass(frozen=True)
-class Seeds:
-    """Operands are a pure function of (case, seeds, device): every process makes the same ones."""
-
-    stationary: int = 0
-    live: int = 0
-
-
-class Operands(ABC):
-    """The canonical operands of one case on one device; a dataclass of tensors and plain values.
-
-    live:     names of the tensors produced anew every step; the others are stationary
-    streamed: names of those that a serving step reads from memory, not from a warm cache
-    """
-
-    live: ClassVar[tuple[str, ...]]
-    streamed: ClassVar[tuple[str, ...]]
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        import torch
-
-        return {
-            f.name: value
-            for f in fields(self)  # type: ignore[arg-type]
-            if isinstance(value := getattr(self, f.name), torch.Tensor)
-        }
-
-    def live_tensors(self) -> dict[str, torch.Tensor]:
-        return {name: getattr(self, name) for name in self.live}
-
-    def copy(self, names: Iterable[str] | None = None) -> Operands:
-        """The same operands with the named tensors (default: all) in fresh buffers, the rest shared."""
-        tensors = self.tensors()
-        chosen = set(tensors if names is None else names)
-        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        values |= {name: tensors[name].clone() for name in chosen}
-        return type(self)(**values)
-
-    def digest(self) -> int:
-        """Of all bits and their places: equal operands have equal digests, across processes too."""
-        return sum((i + 1) * _digest(tensor) for i, tensor in enumerate(self.tensors().values()))
-
-
-def _digest(tensor: torch.Tensor) -> int:
-    """Sums of 64-bit words by rows of a table and by its columns, each weighted by its place."""
-    import torch
-
-    def weighted(words: torch.Tensor) -> int:
-        return int((words * (2 * torch.arange(words.numel(), device=words.device) + 1)).sum())
-
-    flat = tensor.detach().contiguous().view(torch.uint8).flatten()
-    columns = 512
-    table = flat[: flat.numel() // (8 * columns) * 8 * columns].view(torch.int64).view(-1, columns)
-    rest = flat[table.numel() * 8 :].long()
-    return weighted(table.sum(0)) + 3 * weighted(table.sum(1)) + 5 * weighted(rest)
+    sigma_fp8: torch.Tensor | None = None
 
 
 class Prepared(ABC):
@@ -148,13 +105,15 @@ class Prepared(ABC):
         """Timed: compute the op once, from whatever the operands hold now."""
 
     def load(self, live: Mapping[str, torch.Tensor]) -> None:
-        """Untimed: put new live operands where `call` reads them.
+        """Untimed: put new live operands where `call` reads them."""
+        for name, target in self.inputs().items():
+            target.copy_(live[name])
 
-        The default writes into the canonical tensors in place, which is right for whatever reads
-        them there, graphs included. Whoever keeps a copy in another layout extends this.
-        """
-        for name, tensor in live.items():
-            getattr(self.operands, name).copy_(tensor)
+    def inputs(self) -> Mapping[str, torch.Tensor]:
+        """Where `call` reads each live operand, as views of its canonical shape with any strides: `load`
+        and the suite's own producer kernels write there. The default, the canonical tensors themselves,
+        is right for whatever reads them in place; whoever wants another layout gives that."""
+        return self.operands.live_tensors()
 
     def result(self) -> torch.Tensor:
         """The output of the last call in the op's canonical layout."""
@@ -169,7 +128,8 @@ class Implementation(ABC):
     op:             filled in by the op that finds it
     requires:       what it needs, for people
     runtime:        implementations of one runtime share a worker process, others never do
-    boundary:       the boundary its call covers
+    boundaries:     those its call covers by itself; wider ones it joins by composition
+    activations:    what its call rounds bf16 activations to before products: bf16 (W8A16) or fp8 (W8A8)
     allocates:      True if the library allocates its own output (`out` is then None, never poisoned)
     captures:       False if the call cannot be recorded into a CUDA/HIP graph
     """
@@ -178,7 +138,8 @@ class Implementation(ABC):
     requires: ClassVar[str]
     op: str = ""
     runtime: ClassVar[str] = "torch"
-    boundary: ClassVar[str] = "core"
+    boundaries: ClassVar[tuple[str, ...]] = ("core",)
+    activations: ClassVar[str] = "bf16"
     allocates: ClassVar[bool] = False
     captures: ClassVar[bool] = True
 
@@ -202,35 +163,75 @@ class Implementation(ABC):
         """Variables its worker process needs from the start; equal for all of one runtime."""
         return {}
 
+    def native(self, boundary: str) -> str | None:
+        """The widest boundary within this one that its call covers by itself; None if there is none."""
+        within = BOUNDARIES[: BOUNDARIES.index(boundary) + 1]
+        return next((b for b in reversed(within) if b in self.boundaries), None)
+
+    def rounds_to_fp8(self, boundary: str) -> bool:
+        """Whether activations are rounded to FP8 inside this boundary, by the call or before it."""
+        return self.activations == "fp8" or self.native(boundary) == "core" != boundary
+
+    def composition(self, boundary: str) -> str:
+        """What stands before its call in this boundary, for people; empty if nothing."""
+        native = self.native(boundary) or boundary
+        between = BOUNDARIES[BOUNDARIES.index(native) + 1 : BOUNDARIES.index(boundary) + 1]
+        names = " and ".join(PRODUCERS[b] for b in reversed(between))
+        return f"{native} call after the suite's own {names}" if names else ""
+
     def supports(self, case: Case, platform: Platform) -> Support:
         from kernels import OPS
 
+        sizes = OPS[self.op].sizes(case.sizes)
+        interpreted_s = self.interpreted_s(sizes) if self.interpreted(platform) else 0.0
         return Support.all_of(
             self.available(platform),
             need(
-                case.boundary == self.boundary,
-                f"covers the boundary {self.boundary}, not {case.boundary}",
+                self.native(case.boundary),
+                f"its call covers {' and '.join(self.boundaries)}, which is more than {case.boundary}",
             ),
-            self.fits(OPS[self.op].sizes(case.sizes)),
+            self.fits(sizes),
+            need(
+                interpreted_s <= INTERPRETED_S,
+                f"interpreting one call would take {interpreted_s:.0f} s or so: checked at smaller sizes",
+            ),
         )
 
+    def interpreted_s(self, sizes: Any) -> float:
+        """About how many seconds Triton's interpreter takes for a call."""
+        return 0.0
+
+    def layout(self, sizes: Any) -> int:
+        """Bytes of stationary operands that prepare brings into a layout of its own, for the memory plan."""
+        return 0
+
     def workspace(self, sizes: Any) -> int:
-        """Bytes that prepare and call allocate beyond operands and output, for the memory plan."""
+        """Bytes that prepare and call allocate beyond operands, layout and output, for the memory plan."""
         return 0
 
     @abstractmethod
     def prepare(self, operands: Any, out: torch.Tensor | None) -> Prepared:
         """Untimed: bring stationary operands into the library's layout. Raises Unsupported."""
 
+    def prepare_turn(self, first: Any, operands: Any, out: torch.Tensor | None) -> Prepared:
+        """Prepares a further set of those that calls rotate over; `first` was prepared on the first. Where
+        the sets share stationary operands, whoever brought them into a layout of its own takes that."""
+        return self.prepare(operands, out)
+
 
 class Op(ABC):
-    """What is computed: its sizes, operands, reference, work and tolerance."""
+    """What is computed: its sizes, operands, reference, work and tolerance.
+
+    boundaries: that it has, from the narrowest
+    baseline:   platform kind -> the best torch implementation there: the default baseline
+    turns:      True if the sets that calls rotate over hold other live values, not copies
+    """
 
     name: ClassVar[str]
     Sizes: ClassVar[type]
     boundaries: ClassVar[tuple[str, ...]] = ("core",)
     baseline: ClassVar[Mapping[str, str]]
-    """Platform kind -> the best torch implementation there: the default baseline."""
+    turns: ClassVar[bool] = False
 
     def sizes(self, given: Mapping[str, Size]) -> Any:
         """Reads sizes given as text or numbers; raises ValueError with one clear line."""
@@ -240,32 +241,52 @@ class Op(ABC):
         """The case of these sizes in canonical form, defaults filled in."""
         return Case(self.name, asdict(self.sizes(given)), **place)
 
-    @abstractmethod
-    def work(self, sizes: Any) -> Work: ...
+    def defaults(self, arch: str) -> Mapping[str, Size]:
+        """Sizes that a case leaves to the architecture it runs on: its FP8 format, say."""
+        return {}
+
+    def make(self, sizes: Any, seeds: Seeds, device: str, boundary: str = "core") -> Any:
+        """The canonical operands of a case, of the set that `seeds.turn` says."""
+        operands = self.operands(sizes, seeds, device, boundary)
+        return operands.turned(seeds.turn) if seeds.turn else operands
 
     @abstractmethod
-    def operand_bytes(self, sizes: Any) -> int:
-        """Bytes of one full set of operands, for the memory plan."""
+    def operands(self, sizes: Any, seeds: Seeds, device: str, boundary: str = "core") -> Operands: ...
 
-    @abstractmethod
-    def output_bytes(self, sizes: Any) -> int: ...
-
-    @abstractmethod
-    def streamed_bytes(self, sizes: Any) -> int:
-        """Bytes of the streamed operands that one call touches, for the cache policy."""
-
-    @abstractmethod
-    def operands(self, sizes: Any, seeds: Seeds, device: str) -> Operands: ...
+    def step(self, operands: Any, into: Mapping[str, torch.Tensor]) -> Callable[[], None]:
+        """What the suite's own kernel does between `operands.boundary` and the next narrower one: a call
+        that reads `operands` and writes the narrower boundary's live operands into these views."""
+        raise NotImplementedError(f"{self.name} has no step inside {operands.boundary}")
 
     @abstractmethod
     def empty_output(self, sizes: Any, device: str) -> torch.Tensor: ...
 
     @abstractmethod
     def reference(self, operands: Any, max_flops: float = float("inf")) -> Reference:
-        """Computes the op from the same operands in fp64, streamed; samples rows above `max_flops`."""
+        """Computes the op from the same operands in fp64, or fp32 where that errs far below a sigma,
+        streamed; samples rows above `max_flops`."""
 
     @abstractmethod
     def tolerance(self, sizes: Any) -> Tolerance: ...
+
+    @abstractmethod
+    def work(self, sizes: Any, boundary: str = "core") -> Work: ...
+
+    @abstractmethod
+    def operand_bytes(self, sizes: Any) -> int:
+        """Bytes of one full set of operands, for the memory plan; of the boundary with the most."""
+
+    @abstractmethod
+    def output_bytes(self, sizes: Any) -> int: ...
+
+    @abstractmethod
+    def streamed_bytes(self, sizes: Any, turns: int = 1) -> int:
+        """Bytes that so many calls read from memory at least, on the sets that calls rotate over, each
+        byte once: for the cache policy. 0 if nothing is streamed."""
+
+    def turn_bytes(self, sizes: Any) -> int:
+        """Bytes of memory that a further set takes."""
+        return self.streamed_bytes(sizes)
 
 
 def read_sizes(op: str, cls: type, given: Mapping[str, Size]) -> Any:

@@ -25,7 +25,8 @@ from planted_bugs import BUGS, ONLY_WITH, RIGHT, Variant
 import kernels
 from harness.check import judge
 from kernels.mla_decode.problem import LATENT, WIDTH, MlaDecodeOperands, Sizes
-from kernels.op import Implementation, Reference, Seeds, Tolerance
+from kernels.op import Implementation, Reference, Tolerance
+from kernels.operands import Seeds
 from kernels.platform import detect
 from shapes.case import parse
 
@@ -381,7 +382,7 @@ def test_unused_slots_are_poisoned_and_tokens_are_finite():
 @pytest.mark.parametrize("text", ["batch=3 ctx=1..200 page=16", "batch=2 ctx=50 heads=20 page=7 kv=fp8"])
 def test_processes_make_the_same_operands(text):
     code = (
-        "from kernels import OPS; from kernels.op import Seeds; from shapes.case import parse;"
+        "from kernels import OPS; from kernels.operands import Seeds; from shapes.case import parse;"
         f"op = OPS['mla_decode']; sizes = op.sizes(parse({text!r})[0]);"
         "print(op.operands(sizes, Seeds(3, 5), 'cpu').digest())"
     )

@@ -22,7 +22,8 @@ import pytest
 import kernels
 from kernels.mla_decode import triton_split_kv as provider
 from kernels.mla_decode.problem import WIDTH, MlaDecodeOperands, Sizes
-from kernels.op import Seeds, Unsupported
+from kernels.op import Unsupported
+from kernels.operands import Seeds
 from kernels.platform import named
 from shapes.case import parse
 

@@ -14,7 +14,8 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kernels.op import Op, Operands, Reference, Seeds, Tolerance, Work
+from kernels.op import Op, Reference, Tolerance, Work
+from kernels.operands import Operands, Seeds
 from shapes.lengths import parse_span, spread
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class MlaDecodeOperands(Operands):
     host_lengths: list[int]
     kv_scale: float
     scale: float = SCALE
+    boundary: str = "core"
 
     live: ClassVar = ("q", "kv")
     streamed: ClassVar = ("kv",)
@@ -107,7 +109,7 @@ class MlaDecode(Op):
     Sizes = Sizes
     baseline: ClassVar = {"cpu": "torch.sdpa", "cuda": "torch.sdpa", "rocm": "torch.sdpa"}
 
-    def work(self, sizes: Sizes) -> Work:
+    def work(self, sizes: Sizes, boundary: str = "core") -> Work:
         """2 * tokens * heads * (576 + 512) flops; each cached row, q and out moved once."""
         flops = 2.0 * sizes.tokens * sizes.heads * (WIDTH + LATENT)
         rows = sizes.batch * sizes.heads
@@ -120,15 +122,15 @@ class MlaDecode(Op):
     def output_bytes(self, sizes: Sizes) -> int:
         return sizes.batch * sizes.heads * LATENT * 2
 
-    def streamed_bytes(self, sizes: Sizes) -> int:
-        return sizes.tokens * WIDTH * KV_BYTES[sizes.kv]
+    def streamed_bytes(self, sizes: Sizes, turns: int = 1) -> int:
+        return turns * sizes.tokens * WIDTH * KV_BYTES[sizes.kv]
 
     def empty_output(self, sizes: Sizes, device: str) -> torch.Tensor:
         import torch
 
         return torch.empty(sizes.batch, sizes.heads, LATENT, dtype=torch.bfloat16, device=device)
 
-    def operands(self, sizes: Sizes, seeds: Seeds, device: str) -> MlaDecodeOperands:
+    def operands(self, sizes: Sizes, seeds: Seeds, device: str, boundary: str = "core") -> MlaDecodeOperands:
         """Operands on which the usual mistakes show, whatever the sizes.
 
         - Temperature differs by head, from flat to peaked (scores deviate by 0.3 to 8), so that a

@@ -1,0 +1,87 @@
+"""What a call reads: the canonical operands of a case, live ones and stationary ones."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Operands are a pure function of (case, seeds, device): every process makes the same ones.
+
+    turn: which of the sets that calls rotate over (see `Operands.turned`)
+    """
+
+    stationary: int = 0
+    live: int = 0
+    turn: int = 0
+
+
+class Operands(ABC):
+    """The canonical operands of one case on one device; a dataclass of tensors and plain values.
+
+    boundary: what the timed call covers; tensors that a call of this boundary has to produce itself,
+              or that it does not need, are None
+    live:     names of the tensors produced anew every step; the others are stationary
+    streamed: names of those that a serving step reads from memory, not from a warm cache
+    """
+
+    boundary: str
+    live: ClassVar[tuple[str, ...]]
+    streamed: ClassVar[tuple[str, ...]]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        import torch
+
+        return {
+            f.name: value
+            for f in fields(self)  # type: ignore[arg-type]
+            if isinstance(value := getattr(self, f.name), torch.Tensor)
+        }
+
+    def live_tensors(self) -> dict[str, torch.Tensor]:
+        return {name: tensor for name, tensor in self.tensors().items() if name in self.live}
+
+    def replaced(self, **values: Any) -> Any:
+        return replace(self, **values)  # type: ignore[type-var]
+
+    def copy(self, names: Iterable[str] | None = None) -> Any:
+        """The same operands with the named tensors (default: all) in fresh buffers, the rest shared."""
+        tensors = self.tensors()
+        chosen = tensors if names is None else [name for name in names if name in tensors]
+        return self.replaced(**{name: tensors[name].clone() for name in chosen})
+
+    def turned(self, turn: int, cold: bool = False) -> Any:
+        """The operands of a further set that calls rotate over: copies of what a step streams (`cold`: of
+        everything), of the same values. An op whose calls touch only some of their stationary operands
+        gives other live ones instead, which make a call touch others (then `Op.turns` is true)."""
+        return self.copy(None if cold else self.streamed)
+
+    def narrowed(self) -> Any:
+        """The operands of the next narrower boundary: the same stationary ones, and empty buffers for the
+        live ones that `Op.step` produces."""
+        raise NotImplementedError(f"{type(self).__name__} has no boundary narrower than {self.boundary}")
+
+    def digest(self) -> int:
+        """Of all bits and their places: equal operands have equal digests, across processes too."""
+        return sum((i + 1) * _digest(tensor) for i, tensor in enumerate(self.tensors().values()))
+
+
+def _digest(tensor: torch.Tensor) -> int:
+    """Sums of 64-bit words by rows of a table and by its columns, each weighted by its place."""
+    import torch
+
+    def weighted(words: torch.Tensor) -> int:
+        return int((words * (2 * torch.arange(words.numel(), device=words.device) + 1)).sum())
+
+    flat = tensor.detach().contiguous().view(torch.uint8).flatten()
+    columns = 512
+    table = flat[: flat.numel() // (8 * columns) * 8 * columns].view(torch.int64).view(-1, columns)
+    rest = flat[table.numel() * 8 :].long()
+    return weighted(table.sum(0)) + 3 * weighted(table.sum(1)) + 5 * weighted(rest)

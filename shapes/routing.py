@@ -1,0 +1,251 @@
+"""Which experts the tokens of a MoE layer go to, as one rank sees it.
+
+DeepSeek's router is group-limited: the experts stand in groups of consecutive ones, and the picks of a
+token lie in `group_topk` of them (DeepSeek-V3 technical report, section 2.1.2). Patterns:
+
+balanced  dealt in turn: loads of experts differ by at most one (DeepSeek's profile-data simulates this)
+uniform   every token draws at random
+zipf:S    like uniform, experts drawn in proportion to rank^-S of their popularity, whose order is shuffled
+one       every token picks the same experts
+
+One base routing is drawn for each pattern. A seed moves experts only within slices that lie on one rank and
+in one group, and tokens: counts and loads, and with them the work, are the same for every seed.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate, islice, pairwise
+
+PATTERNS = ("balanced", "uniform", "zipf:S", "one")
+MOST_ZIPF = 2.0
+MISSES = 64
+"""Draws in a row of experts that a token cannot pick, after which it draws among those that it can."""
+
+Picks = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Routing:
+    """The routing of one MoE layer on one rank, which holds the first experts / ep routed experts.
+
+    tokens:       rows of the rank's kernel; each has at least one pick on the rank
+    experts:      routed experts of the layer
+    topk:         routed experts that a token picks, all distinct
+    ep:           ranks that share the routed experts
+    shared:       1: the shared expert is fused as one more expert of the rank, which every row picks last
+    pattern:      one of PATTERNS
+    groups:       of experts / groups consecutive experts; where they do not divide, routing is not limited
+    group_topk:   groups that the picks of a token lie in, at most
+    """
+
+    tokens: int
+    experts: int
+    topk: int
+    ep: int = 1
+    shared: int = 0
+    pattern: str = "balanced"
+    groups: int = 8
+    group_topk: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "experts", "topk", "ep", "groups", "group_topk"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} of a routing must be at least 1")
+        if self.shared not in (0, 1):
+            raise ValueError(f"shared={self.shared} of a routing must be 0 or 1")
+        if self.experts % self.ep:
+            raise ValueError(f"ep={self.ep} must divide the {self.experts} experts")
+        if self.topk > self._limit * self._group:
+            raise ValueError(
+                f"topk={self.topk} does not fit into {self._limit} groups of {self._group} experts"
+            )
+        self._exponent  # noqa: B018 - raises for an unknown pattern
+
+    def picks(self, seed: int = 0, turn: int = 0) -> Picks:
+        """The picks of each row in the rank's own numbering, -1 where the expert is on another rank.
+
+        Routed experts are 0 .. local - 1, the fused shared expert is `local`. Neighbouring seeds give other
+        experts to every row; turns of one seed touch other experts for as long as there are some.
+        """
+        last = (self.local,) * self.shared
+        return tuple(
+            tuple(expert if expert < self.local else -1 for expert in row) + last
+            for row in self.global_picks(seed, turn)
+        )
+
+    def global_picks(self, seed: int = 0, turn: int = 0) -> Picks:
+        """The picks of the same rows in the layer's numbering, without the shared expert."""
+        base = _base(self)
+        to = list(range(self.experts))
+        for slice_, hit in base.slices:
+            size = len(slice_)
+            # The hit experts stand first: each turn moves them on to as many others.
+            shift = seed + turn * (hit % size or 1)
+            for i, expert in enumerate(slice_):
+                to[expert] = slice_[(i + shift) % size]
+        # Tokens move once the experts have come round, so that neither undoes the other.
+        first = seed // min(len(slice_) for slice_, _ in base.slices) % self.tokens
+        rows = base.rows[first:] + base.rows[:first]
+        return tuple(tuple(map(to.__getitem__, row)) for row in rows)
+
+    def loads(self, seed: int = 0, turn: int = 0) -> list[int]:
+        """Rows of each of the rank's experts, the shared one last."""
+        counts = Counter(expert for row in self.picks(seed, turn) for expert in row)
+        return [counts[expert] for expert in range(self.local + self.shared)]
+
+    @property
+    def local(self) -> int:
+        """Routed experts on the rank."""
+        return self.experts // self.ep
+
+    @property
+    def hit(self) -> int:
+        """The rank's experts with at least one row, the shared one included; the same for every seed."""
+        return sum(load > 0 for load in _loads(self))
+
+    @property
+    def pairs(self) -> int:
+        """(row, expert) pairs on the rank, those of the shared expert included."""
+        return sum(_loads(self))
+
+    @property
+    def skew(self) -> float:
+        """Rows of the busiest routed expert of the rank over their mean."""
+        routed = _loads(self)[: self.local]
+        return max(routed) * self.local / sum(routed)
+
+    def touched(self, turns: int) -> int:
+        """The rank's experts hit in at least one of the turns 0 .. turns - 1, the shared one included."""
+        if turns < 1:
+            return 0
+        on_rank = [(len(slice_), hit) for slice_, hit in _base(self).slices if slice_[0] < self.local]
+        return sum(min(size, turns * hit) for size, hit in on_rank) + self.shared
+
+    @property
+    def _group(self) -> int:
+        """Experts of a group."""
+        return self.experts // self.groups if self.experts % self.groups == 0 else self.experts
+
+    @property
+    def _limit(self) -> int:
+        """Groups that the picks of a token lie in, at most."""
+        return min(self.group_topk, self.experts // self._group)
+
+    @property
+    def _exponent(self) -> float | None:
+        """S of zipf:S, 0 for uniform draws, None where nothing is drawn."""
+        if self.pattern in ("balanced", "one"):
+            return None
+        if self.pattern == "uniform":
+            return 0.0
+        zipf = re.fullmatch(r"zipf:(\d+(?:\.\d+)?)", self.pattern)
+        if not zipf or not 0 < float(zipf[1]) <= MOST_ZIPF:
+            raise ValueError(
+                f"unknown routing {self.pattern!r}; routings: {', '.join(PATTERNS)} "
+                f"with S a decimal up to {MOST_ZIPF:g}, for example zipf:0.8"
+            )
+        return float(zipf[1])
+
+
+@dataclass(frozen=True)
+class _Base:
+    """rows: experts of each in the layer's numbering; slices: experts of each, the hit ones first, and how
+    many those are."""
+
+    rows: Picks
+    slices: tuple[tuple[tuple[int, ...], int], ...]
+
+
+@functools.lru_cache(maxsize=32)
+def _base(routing: Routing) -> _Base:
+    arriving = (row for row in _tokens(routing) if min(row) < routing.local)
+    rows = list(islice(arriving, routing.tokens))
+    order = random.Random("order of tokens and experts")
+    order.shuffle(rows)
+    hit = {expert for row in rows for expert in row}
+    slices = []
+    for slice_ in _slices(routing):
+        experts = list(slice_)
+        order.shuffle(experts)
+        experts.sort(key=lambda expert: expert not in hit)
+        slices.append((tuple(experts), len(hit.intersection(experts))))
+    return _Base(tuple(rows), tuple(slices))
+
+
+@functools.lru_cache(maxsize=4096)
+def _loads(routing: Routing) -> tuple[int, ...]:
+    return tuple(routing.loads())
+
+
+def _slices(routing: Routing) -> list[range]:
+    """Experts that lie on one rank and in one group."""
+    ends = {*range(0, routing.experts + 1, routing.local), *range(0, routing.experts + 1, routing._group)}
+    edges = sorted(ends)
+    return [range(low, high) for low, high in pairwise(edges)]
+
+
+def _tokens(routing: Routing) -> Iterator[tuple[int, ...]]:
+    """The picks of all tokens of the expert-parallel group, in the layer's numbering, without end."""
+    if routing._exponent is not None:
+        yield from _drawn(routing, routing._exponent)
+    hands = _hands(routing)
+    while True:
+        yield from hands[:1] if routing.pattern == "one" else hands
+
+
+def _hands(routing: Routing) -> list[tuple[int, ...]]:
+    """Hands of `topk` experts dealt from one deck over and over, until they repeat.
+
+    The deck goes round `width` groups at a time: as wide as the group limit allows every hand. Where hands
+    end with such a block of groups, blocks take turns.
+    """
+    group, topk = routing._group, routing.topk
+    for width in range(routing._limit, 0, -1):
+        firsts = range(0, routing.experts, group)
+        rounds = [firsts[i : i + width] for i in range(0, len(firsts), width)]
+        deck = [first + i for block in rounds for i in range(group) for first in block]
+        hands = []
+        while not hands or len(hands) * topk % len(deck):
+            start = len(hands) * topk
+            hands.append(tuple(deck[(start + i) % len(deck)] for i in range(topk)))
+        if all(len({expert // group for expert in hand}) <= routing._limit for hand in hands):
+            each, left = divmod(width * group, topk)
+            if left or len(firsts) % width:
+                return hands
+            return [hand for i in range(each) for hand in hands[i::each]]
+    raise ValueError(
+        f"no balanced routing has topk={topk} in {routing._limit} of the groups of {group} experts"
+    )
+
+
+def _drawn(routing: Routing, exponent: float) -> Iterator[tuple[int, ...]]:
+    """Draws experts by popularity; those of further groups do not count once the limit is reached."""
+    chance = random.Random("picks")
+    experts, group, limit = range(routing.experts), routing._group, routing._limit
+    weights = [(rank + 1) ** -exponent for rank in experts]
+    chance.shuffle(weights)
+    sums = list(accumulate(weights))
+    stream = iter(lambda: chance.choices(experts, cum_weights=sums, k=1024), None)
+    draws = (expert for many in stream for expert in many)
+    while True:
+        row: list[int] = []
+        groups: set[int] = set()
+        misses = 0
+        while len(row) < routing.topk:
+            expert = next(draws)
+            if expert in row or (len(groups) == limit and expert // group not in groups):
+                misses += 1
+                if misses < MISSES:
+                    continue
+                left = [e for e in experts if e not in row and (len(groups) < limit or e // group in groups)]
+                expert = chance.choices(left, [weights[e] for e in left])[0]
+            row.append(expert)
+            groups.add(expert // group)
+            misses = 0
+        yield tuple(row)

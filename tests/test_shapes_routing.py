@@ -1,0 +1,181 @@
+"""Routing patterns: limits, loads and counts by brute force, for every seed and turn."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import pytest
+
+from shapes.routing import Routing
+
+PATTERNS = ("balanced", "uniform", "zipf:0.6", "zipf:1.2", "one")
+R1 = {"experts": 256, "topk": 8}
+LAYERS = (
+    R1,
+    R1 | {"ep": 8},
+    R1 | {"shared": 1},
+    {"experts": 16, "topk": 8},
+    {"experts": 16, "topk": 6},
+    {"experts": 32, "topk": 4, "ep": 2},
+    {"experts": 24, "topk": 5, "ep": 6},
+    {"experts": 20, "topk": 3},
+    {"experts": 16, "topk": 2, "groups": 1, "group_topk": 1, "ep": 4, "shared": 1},
+)
+ROUTINGS = [
+    Routing(tokens, pattern=pattern, **layer)
+    for tokens in (1, 3, 40)
+    for pattern in PATTERNS
+    for layer in LAYERS
+]
+
+
+def groups_of(routing: Routing) -> tuple[int, int]:
+    """(experts of a group, groups allowed); one group where the groups do not divide the experts."""
+    if routing.experts % routing.groups:
+        return routing.experts, 1
+    return routing.experts // routing.groups, routing.group_topk
+
+
+@pytest.mark.parametrize("routing", ROUTINGS, ids=str)
+def test_rows_obey_the_router(routing):
+    size, limit = groups_of(routing)
+    for seed, turn in ((0, 0), (1, 0), (0, 3), (7, 2)):
+        rows = routing.global_picks(seed, turn)
+        assert len(rows) == routing.tokens
+        for row in rows:
+            assert len(set(row)) == len(row) == routing.topk
+            assert all(0 <= expert < routing.experts for expert in row)
+            assert len({expert // size for expert in row}) <= limit
+            assert min(row) < routing.local, "a row that arrives has a pick on the rank"
+
+
+@pytest.mark.parametrize("routing", ROUTINGS, ids=str)
+def test_picks_are_the_rank_s_part_of_the_layer_s(routing):
+    local = routing.experts // routing.ep
+    for own, layer in zip(routing.picks(2, 1), routing.global_picks(2, 1), strict=True):
+        assert len(own) == routing.topk + routing.shared
+        assert own[: routing.topk] == tuple(expert if expert < local else -1 for expert in layer)
+        assert own[routing.topk :] == (local,) * routing.shared
+
+
+@pytest.mark.parametrize("routing", ROUTINGS, ids=str)
+def test_counts_are_exact_for_every_seed_and_turn(routing):
+    loads = sorted(routing.loads())
+    for seed, turn in [(seed, 0) for seed in range(20)] + [(0, 1), (0, 2), (5, 7), (10**9, 3)]:
+        counts = Counter(e for row in routing.picks(seed, turn) for e in row if e >= 0)
+        assert routing.pairs == sum(counts.values())
+        assert routing.hit == len(counts)
+        found = routing.loads(seed, turn)
+        assert found == [counts[e] for e in range(routing.local + routing.shared)]
+        assert sorted(found) == loads
+        routed = found[: routing.local]
+        assert routing.skew == pytest.approx(max(routed) / (sum(routed) / len(routed)))
+
+
+@pytest.mark.parametrize("routing", ROUTINGS, ids=str)
+def test_touched_is_the_union_over_turns(routing):
+    for seed in (0, 3):
+        union: set[int] = set()
+        for turn in range(6):
+            union.update(e for row in routing.picks(seed, turn) for e in row if e >= 0)
+            assert routing.touched(turn + 1) == len(union)
+    assert (routing.touched(0), routing.touched(1)) == (0, routing.hit)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS, ids=str)
+def test_neighbouring_seeds_differ(routing):
+    for seed in range(12):
+        here, next_ = routing.global_picks(seed), routing.global_picks(seed + 1)
+        assert here == routing.global_picks(seed)
+        assert here != next_
+        if routing.tokens == 1 and routing.experts != 24:  # there, some slices have one expert
+            assert all(a != b for a, b in zip(here[0], next_[0], strict=True))
+
+
+def test_turns_of_one_token_touch_all_experts_of_its_groups():
+    """Four groups of 32 experts, two picks in each: 16 turns."""
+    one = Routing(1, **R1)
+    assert [one.touched(turns) for turns in (1, 2, 16, 17)] == [8, 16, 128, 128]
+
+
+def test_balanced_loads_differ_by_at_most_one():
+    for layer in LAYERS:
+        for tokens in (1, 2, 5, 16, 33, 100):
+            routing = Routing(tokens, pattern="balanced", **layer)
+            routed = routing.loads()[: routing.local]
+            assert max(routed) - min(routed) <= 1, routing
+
+
+def test_balanced_tokens_use_as_many_groups_as_they_may():
+    for row in Routing(100, **R1).picks():
+        assert sorted(Counter(expert // 32 for expert in row).values()) == [2, 2, 2, 2]
+
+
+def test_the_slices_of_all_ranks_hold_all_pairs():
+    routing = Routing(100, **R1, ep=8, pattern="uniform")
+    ranks = Counter(expert // 32 for row in routing.global_picks() for expert in row)
+    assert sum(ranks.values()) == 100 * 8
+    assert ranks[0] == routing.pairs
+
+
+def test_rows_of_a_rank_are_those_of_the_group_that_reach_it():
+    """Of 4 groups of 8, a rank that holds one is reached by about half of the tokens, with two picks each."""
+    routing = Routing(4000, **R1, ep=8, pattern="uniform")
+    assert routing.pairs / routing.tokens == pytest.approx(2, rel=0.03)
+
+
+def test_popular_experts_are_busier():
+    skews = [Routing(4000, **R1, pattern=p).skew for p in ("uniform", "zipf:0.3", "zipf:0.8", "zipf:1.6")]
+    assert skews == sorted(skews)
+    assert skews[0] < 1.5 < 10 < skews[2]
+
+
+def test_uniform_draws_hit_as_many_experts_as_chance_has_it():
+    assert Routing(64, **R1, pattern="uniform").hit == pytest.approx(
+        256 * (1 - (1 - 8 / 256) ** 64), rel=0.03
+    )
+
+
+def test_one_sends_all_tokens_to_the_same_experts():
+    routing = Routing(10, **R1, pattern="one", shared=1)
+    assert len(set(routing.picks(3, 2))) == 1
+    assert (routing.hit, routing.pairs, routing.skew) == (9, 90, 32.0)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["", "Uniform", "zipf", "zipf:", "zipf:-1", "zipf:0", "zipf:9", "zipf:1e0"]
+)
+def test_an_unknown_pattern_is_one_clear_line(pattern):
+    with pytest.raises(
+        ValueError, match=r"^unknown routing .*; routings: balanced, uniform, zipf:S, one "
+    ) as error:
+        Routing(1, **R1, pattern=pattern)
+    assert repr(pattern) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"tokens": 0}, "tokens=0 of a routing must be at least 1"),
+        ({"ep": 3}, "ep=3 must divide the 256 experts"),
+        ({"shared": 2}, "shared=2 of a routing must be 0 or 1"),
+        ({"experts": 8}, "topk=8 does not fit into 4 groups of 1 experts"),
+        ({"experts": 4}, "topk=8 does not fit into 1 groups of 4 experts"),
+    ],
+)
+def test_an_impossible_routing_is_one_clear_line(fields, line):
+    with pytest.raises(ValueError) as error:
+        Routing(**{"tokens": 1} | R1 | fields)
+    assert str(error.value) == line
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_routing_many_tokens_takes_less_than_a_second(pattern):
+    start = time.perf_counter()
+    routing = Routing(16_384, **R1, ep=8, pattern=pattern)
+    assert routing.hit
+    assert routing.pairs
+    assert routing.touched(3)
+    assert time.perf_counter() - start < 1

@@ -25,6 +25,7 @@ from kernels.mla_decode.problem import WIDTH, MlaDecodeOperands, Sizes
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from kernels.platform import named
+from kernels.triton_runtime import INTERPRETER
 from shapes.case import parse
 
 torch = pytest.importorskip("torch")
@@ -81,7 +82,7 @@ def interpret(text: str, tokens: int | None, splits: int | None) -> dict[str, li
 @pytest.fixture(scope="module")
 def interpreted() -> list[dict[str, list[float]]]:
     root = Path(__file__).parents[1]
-    environment = os.environ | provider.INTERPRETER | {"PYTHONPATH": str(root)}
+    environment = os.environ | INTERPRETER | {"PYTHONPATH": str(root)}
     command = [sys.executable, __file__]
     done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kernels.mla_decode.problem import LATENT, ROPE, MlaDecodeOperands, Sizes
-from kernels.op import Implementation, Prepared, Support, Unsupported
-from kernels.platform import Platform
+from kernels.op import Prepared
+from kernels.triton_runtime import TritonImplementation, kind_of, require_interpreter
 
 if TYPE_CHECKING:
     import torch
@@ -54,10 +53,6 @@ MOST_PROGRAMS = 608  # that any device holds: 304 compute units of an MI300X, tw
 CPU_PROGRAMS = 128  # of no meaning to the interpreter: enough that it sees several splits
 COMBINE_VALUES = 8192  # partial values at once in a program of the combine: 64 registers per thread
 
-# One thread for numpy, with which Triton interprets: on products this small more of them wait for each
-# other, three times as long where other processes run.
-INTERPRETER = {"TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1"}
-
 
 def tile_for(kind: str, heads: int) -> Tile:
     narrow, wide = TILES[kind]
@@ -71,12 +66,6 @@ def splits_for(tile: Tile, programs: int, batch: int, heads: int, longest: int) 
     return max(1, min(fill, longest // (MIN_STEPS * tile.tokens)))
 
 
-def _kind(device: torch.device) -> str:
-    import torch
-
-    return "cpu" if device.type == "cpu" else "rocm" if torch.version.hip else "cuda"
-
-
 def _programs(tile: Tile, device: torch.device) -> int:
     import torch
 
@@ -85,21 +74,10 @@ def _programs(tile: Tile, device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count * tile.resident
 
 
-class SplitKv(Implementation):
+class SplitKv(TritonImplementation):
     """Each sequence is split between programs; a second kernel combines what they found."""
 
     name = "triton.split_kv"
-    requires = "Triton (on cpu through its interpreter: checked, never timed)"
-    runtime = "triton"
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(platform.library("torch"), platform.library("triton"))
-
-    def interpreted(self, platform: Platform) -> bool:
-        return platform.kind == "cpu"
-
-    def environment(self, platform: Platform) -> dict[str, str]:
-        return dict(INTERPRETER) if platform.kind == "cpu" else {}
 
     def workspace(self, sizes: Sizes) -> int:
         """An upper bound over all platforms: their tiles and their number of programs differ."""
@@ -113,13 +91,9 @@ class SplitKv(Implementation):
         return rows * splits * (LATENT + 1) * 4 + rows * LATENT * 4
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        kind = _kind(out.device)
-        if kind == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-            raise Unsupported(
-                "Triton runs on a CPU only interpreted: set TRITON_INTERPRET=1 before it is imported"
-            )
+        require_interpreter(out.device)
         batch, heads = operands.q.shape[:2]
-        tile = tile_for(kind, heads)
+        tile = tile_for(kind_of(out.device), heads)
         splits = splits_for(tile, _programs(tile, out.device), batch, heads, max(operands.host_lengths))
         return _SplitKv(operands, out, tile, splits)
 

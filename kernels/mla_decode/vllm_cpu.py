@@ -5,42 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.mla_decode.problem import LATENT, WIDTH, MlaDecodeOperands, Sizes
-from kernels.op import Implementation, Prepared, Support, Unsupported, need
-from kernels.platform import Platform
+from kernels.op import Prepared, Support, need
+from kernels.vllm_runtime import VllmCpu
 
 if TYPE_CHECKING:
     import torch
 
 
-class _VllmCpu(Implementation):
-    runtime = "vllm"
-    kernel: str
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("cpu"),
-            platform.has("avx512f"),
-            platform.library("torch"),
-            platform.library("vllm", install="pip install '.[cpu]' (x86-64 Linux, Python 3.11 or later)"),
-        )
-
+class _MlaDecode(VllmCpu):
     def fits(self, sizes: Sizes) -> Support:
         return need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}")
 
-    def bind(self):
-        """The registered torch operator; importing vLLM's module loads its library."""
-        import torch
 
-        try:
-            import vllm._custom_ops  # noqa: F401
-        except ImportError as error:
-            raise Unsupported(f"vllm cannot be imported: {error}") from error
-        if not hasattr(torch.ops._C, self.kernel):
-            raise Unsupported(f"this vllm has no {self.kernel} (not its CPU build, or no AVX-512)")
-        return getattr(torch.ops._C, self.kernel)
-
-
-class Vec(_VllmCpu):
+class Vec(_MlaDecode):
     """`mla_decode_kvcache`, of the backend CPU_MLA: one thread per sequence, page 16 built in."""
 
     name = "vllm.vec"
@@ -69,12 +46,11 @@ class _Vec(Prepared):
         self.kernel(self.out, o.q, self.kv, o.scale, self.table, o.lengths)
 
 
-class Amx(_VllmCpu):
+class Amx(_MlaDecode):
     """`decode_attention_cpu` (SGLang's CPU kernel), of the backend AMX_MLA: split over the cache, with
     a combine. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not."""
 
     name = "vllm.amx"
-    requires = "vLLM's CPU build, AVX-512 (AMX tiles where the CPU has them)"
     kernel = "decode_attention_cpu"
 
     # vllm/v1/attention/backends/mla/amx_mla.py, _compute_num_kv_splits, of vLLM 0.32.

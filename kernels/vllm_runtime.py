@@ -1,0 +1,42 @@
+"""What the kernels of vLLM's CPU build share: where they run, and how they are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from kernels.op import Implementation, Support, Unsupported
+from kernels.platform import Platform
+
+
+class VllmCpu(Implementation):
+    """A kernel that vLLM serves DeepSeek with on x86-64 servers.
+
+    kernel: its name among vLLM's torch operators
+    """
+
+    runtime = "vllm"
+    requires = "vLLM's CPU build, AVX-512 (AMX tiles where the CPU has them)"
+    kernel: ClassVar[str]
+
+    def available(self, platform: Platform) -> Support:
+        return Support.all_of(
+            platform.is_a("cpu"),
+            platform.has("avx512f"),
+            platform.library("torch"),
+            platform.library("vllm", install="pip install '.[cpu]' (x86-64 Linux, Python 3.11 or later)"),
+        )
+
+    def bind(self, kernel: str | None = None) -> Callable:
+        """The torch operator called `kernel`, by default the class's own. Raises Unsupported without it."""
+        import torch
+
+        name = kernel or self.kernel
+        try:
+            # Importing the module loads vLLM's library of operators.
+            import vllm._custom_ops  # noqa: F401
+        except ImportError as error:
+            raise Unsupported(f"vllm cannot be imported: {error}") from error
+        if not hasattr(torch.ops._C, name):
+            raise Unsupported(f"this vllm has no {name} (not its CPU build, or no AVX-512)")
+        return getattr(torch.ops._C, name)

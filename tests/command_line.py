@@ -1,0 +1,35 @@
+"""What the tests of the command line share."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+TINY = ("--device", "cpu", "--cache", "warm", "--case", "batch=1 ctx=5..20", "--budget", "3s")
+
+PLUGIN = """
+from kernels.mla_decode.torch_eager import Naive
+
+class Elsewhere(Naive):
+    op = "mla_decode"
+    name = "elsewhere.kernel"
+    requires = "a library that nobody has"
+
+    def available(self, platform):
+        return platform.library("no_such_library", install="there is none")
+"""
+
+
+def error_line(done: subprocess.CompletedProcess[str], code: int = 2) -> str:
+    """The one line that a mistake gives."""
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert done.stderr.endswith("\n")
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("error: ")
+    return lines[0].removeprefix("error: ")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}

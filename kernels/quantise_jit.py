@@ -1,0 +1,44 @@
+"""Triton source of quantising activations by 1x128 blocks."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def quantise_kernel(
+    x,  # bf16 [rows, columns]; fp32 in the interpreter, as q: its conversions are not exact
+    q,  # FP8 [rows, columns]
+    scale,  # fp32 [rows, ceil(columns / BLOCK)]
+    rows,
+    columns,
+    x_row,  # strides in elements, here and below
+    x_column,
+    q_row,
+    q_column,
+    scale_row,
+    scale_column,
+    LARGEST: tl.constexpr,  # finite value of the format
+    SMALLEST_SCALE: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,  # whether scales are rounded up to one
+    BLOCK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """One program: one block of columns of BLOCK_M rows. Grid (row blocks, column blocks).
+
+    The arithmetic of kernels.formats bit by bit, so both divisions round correctly: `/` need not.
+    """
+    row = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    block = tl.program_id(1)
+    column = (block * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    ok = (row < rows)[:, None] & (column < columns)[None, :]
+
+    value = tl.load(x + row[:, None] * x_row + column[None, :] * x_column, mask=ok, other=0.0).to(tl.float32)
+    amax = tl.max(tl.abs(value), axis=1)
+    step = tl.maximum(tl.div_rn(amax, tl.full([BLOCK_M], LARGEST, tl.float32)), SMALLEST_SCALE)
+    if POWER_OF_TWO:
+        step = ((step.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+    quotient = tl.div_rn(value, tl.broadcast_to(step[:, None], [BLOCK_M, BLOCK]))
+
+    tl.store(scale + row * scale_row + block * scale_column, step, mask=row < rows)
+    q_at = q + row[:, None] * q_row + column[None, :] * q_column
+    tl.store(q_at, quotient.to(q.dtype.element_ty), mask=ok)

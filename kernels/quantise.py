@@ -28,7 +28,8 @@ def quantiser(
     q:     [M, K] in one of kernels.formats.FORMATS; on a GPU one that it converts to (kernels.formats.native)
     scale: fp32 [M, ceil(K/128)]
     All of any strides, on one device. A Triton kernel, on a CPU too where TRITON_INTERPRET=1; otherwise
-    torch's operators there, some rows at a time. Raises ValueError for dtypes and shapes other than these.
+    torch's operators there, some rows at a time. Raises ValueError for shapes that do not fit, a q that is
+    not in one of these formats, or unknown scales.
     """
     fmt = fp8_format(str(q.dtype).removeprefix("torch.float8_"))
     blocks = -(-x.shape[1] // BLOCK)

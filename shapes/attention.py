@@ -57,3 +57,11 @@ def mla_decode_sizes(
 ) -> dict[str, Size]:
     """Sizes of `mla_decode` on one rank; batch is the rank's, ctx in tokens, as `shapes.lengths` reads it."""
     return {"batch": batch, "ctx": ctx, "heads": parallel.heads(model), "page": page, "kv": kv}
+
+
+def mha_prefill_sizes(
+    model: ModelConfig, parallel: Parallel, batch: int, new: str, prefix: str = "0"
+) -> dict[str, Size]:
+    """Sizes of `mha_prefill` on one rank: new and prefix are tokens of a sequence in this step and cached
+    before it, as `shapes.lengths` reads them."""
+    return {"batch": batch, "new": new, "prefix": prefix, "heads": parallel.heads(model)}

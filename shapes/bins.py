@@ -5,18 +5,15 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from operator import mul
 from typing import NamedTuple
 
+from shapes.grouping import grouped
 from shapes.lengths import span_text
 from shapes.serving import Phase, Workload, simulate
 
 MOST = 8
-CLOSE = 0.04
-"""Relative deviation of the steps from their bin, root mean square, below which no bin is split."""
-RARE = 0.005
-"""Share of the decode steps below which steps get no bin of their own."""
 BATCH_COUNTS = 4.0
 """How much more a deviation in batch matters than one in context: kernels tile by batch."""
 PIECE = 16
@@ -49,21 +46,13 @@ def decode_bins(workload: Workload) -> tuple[Bin, ...]:
 
 
 def reduce_phases(phases: Iterable[Phase], most: int = MOST) -> list[Bin]:
-    """Cuts the steps where that lowers their deviation most, until they lie close or bins run out.
-
-    Each bin keeps the number of steps and the sum of cached tokens of those it stands for, the latter
+    """Each bin keeps the number of steps and the sum of cached tokens of those it stands for, the latter
     to within half a token a request; its span reproduces the mean spread of lengths inside a batch.
     """
     pieces = _pieces(phases)
     total = sum(piece.steps for piece in pieces)
-    bins = [_Group(pieces, RARE * total)] if pieces else []
-    while len(bins) < most and sum(group.deviation for group in bins) > CLOSE**2 * total:
-        best = max(bins, key=lambda group: group.gain)
-        if not best.parts:
-            break
-        bins.remove(best)
-        bins += [_Group(part, RARE * total) for part in best.parts]
-    return sorted((_representative(group.pieces, total) for group in bins), reverse=True)
+    groups = grouped(pieces, (_log_batch, _log_mean), most)
+    return sorted((_representative(group, total) for group in groups), reverse=True)
 
 
 def _pieces(phases: Iterable[Phase]) -> list[_Piece]:
@@ -81,36 +70,6 @@ def _pieces(phases: Iterable[Phase]) -> list[_Piece]:
             end = start + steps - 1
             counts[batch, mean + (start + end) / 2, variance, shortest + start, longest + end] += steps
     return [_Piece(steps, *piece) for piece, steps in counts.items()]
-
-
-class _Group:
-    """Pieces in one bin, and the cut in two of at least `least` steps each that would gain most.
-
-    deviation: squared distance from the mean in the logarithms of batch and context, summed over steps
-    gain:      how much of it the cut removes
-    """
-
-    def __init__(self, pieces: list[_Piece], least: float) -> None:
-        self.pieces = pieces
-        self.deviation = 0.0
-        self.gain = 0.0
-        self.parts: list[list[_Piece]] = []
-        for axis in (_log_batch, _log_mean):
-            self._try(axis, least)
-
-    def _try(self, axis: Callable[[_Piece], float], least: float) -> None:
-        points = sorted((axis(piece), piece) for piece in self.pieces)
-        weight = sum(piece.steps for piece in self.pieces)
-        mean = sum(x * piece.steps for x, piece in points) / weight
-        self.deviation += sum(piece.steps * (x - mean) ** 2 for x, piece in points)
-        left, moment = 0, 0.0
-        for i, (x, piece) in enumerate(points[:-1], 1):
-            left += piece.steps
-            moment += piece.steps * (x - mean)
-            gain = moment**2 * weight / (left * (weight - left))
-            if gain > self.gain and min(left, weight - left) >= least:
-                self.gain = gain
-                self.parts = [[p for _, p in points[:i]], [p for _, p in points[i:]]]
 
 
 def _log_batch(piece: _Piece) -> float:

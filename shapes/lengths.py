@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 
-def parse_span(text: int | str) -> tuple[int, int]:
-    """`4096` -> (4096, 4096); `3200..3999` -> (3200, 3999), both ends included.
+def parse_span(text: int | str, least: int = 1) -> tuple[int, int]:
+    """`4096` -> (4096, 4096); `3200..3999` -> (3200, 3999), both ends included, neither below `least`.
 
     Raises ValueError with one line that says what is wrong.
     """
@@ -15,8 +15,8 @@ def parse_span(text: int | str) -> tuple[int, int]:
         span = (int(low), int(high) if dots else int(low))
     except ValueError:
         raise ValueError(f"cannot read length {text!r}; write 4096 or 3200..3999") from None
-    if not 1 <= span[0] <= span[1]:
-        raise ValueError(f"length {text!r} must be at least 1 and rise from low to high")
+    if not least <= span[0] <= span[1]:
+        raise ValueError(f"length {text!r} must be at least {least} and rise from low to high")
     return span
 
 

@@ -1,4 +1,4 @@
-"""What the decode steps of a serving workload see: a deterministic simulation of a scheduler.
+"""What the steps of a serving workload see: a deterministic simulation of a scheduler.
 
 Time is counted in steps, not seconds. A client keeps `concurrency` requests open and sends the next
 one the moment an answer ends; the engine lets them in first come, first served. KV memory has no
@@ -6,7 +6,8 @@ limit here: where it runs out, an engine decodes smaller batches than these.
 
 The convention throughout: the first token of an answer comes from the prefill of its prompt, so a
 request decodes osl - 1 times, and the attention of its j-th decode sees isl + j cached tokens (the
-token being decoded included): 3200 in and 800 out see 3201 to 3999.
+token being decoded included): 3200 in and 800 out see 3201 to 3999. A chunk of a prompt is (new, prefix):
+its tokens, and those of the same prompt that earlier steps cached.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Workload:
     range_ratio:   lengths are uniform between range_ratio * length and length, as SGLang's
                    bench_serving draws them for --random-range-ratio; 1: all alike
     arrival_steps: steps between the sending of one request and the next, at least
+    whole_prompts: no prompt is split over steps unless it alone exceeds the budget (vLLM V0 without
+                   chunked prefill); else the last one of a step fills the budget
     steady:        leave out the ramp before all places are taken first, and the drain after the last
                    request was let in
     """
@@ -50,6 +53,7 @@ class Workload:
     max_running: int | None = None
     range_ratio: float = 1.0
     arrival_steps: float = 0.0
+    whole_prompts: bool = False
     steady: bool = False
     seed: int = 0
 
@@ -101,11 +105,14 @@ class Phase(NamedTuple):
     lengths: cached tokens of each decoding request in the first of the steps; each grows by one a
              step; empty where the steps only prefill
     prefill: prompt tokens in each of the steps
+    chunks:  the prompt chunks of the first of the steps as (new, prefix); of more steps than one, there is
+             a single chunk, whose prefix grows by its new tokens a step
     """
 
     steps: int
     lengths: tuple[int, ...]
     prefill: int
+    chunks: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass
@@ -159,30 +166,36 @@ def simulate(workload: Workload) -> Iterator[Phase]:
             limits.append(math.ceil(arrival - clock))
         steps = min(limits)
 
-        taken = _take(prompts, budget * steps)
-        prefilled = sum(tokens for _, tokens in taken)
+        taken = _take(prompts, budget * steps, workload.whole_prompts)
+        prefilled = sum(tokens for _, tokens, _ in taken)
         if (decoding or taken) and (not workload.steady or (ramped and queue)):
             lengths = tuple(answer.offset + count for answer in decoding)
-            yield Phase(steps, lengths, prefilled // steps)
+            chunks = tuple((tokens // steps, prefix) for _, tokens, prefix in taken)
+            yield Phase(steps, lengths, prefilled // steps, chunks)
 
         clock += steps
         if decoding:
             count += steps
             answers = [answer for answer in answers if answer.end > count]
-        for prompt, _ in taken:
+        for prompt, _, _ in taken:
             if not prompt.left:
                 start(prompt.isl, prompt.osl)
 
 
-def _take(prompts: deque[_Prompt], budget: int) -> list[tuple[_Prompt, int]]:
-    """Takes prompt tokens in order until the budget is spent; finished prompts leave the queue."""
+def _take(prompts: deque[_Prompt], budget: int, whole: bool) -> list[tuple[_Prompt, int, int]]:
+    """Takes prompt tokens in order until the budget is spent; finished prompts leave the queue.
+
+    Gives each prompt with the tokens taken from it, and those taken before.
+    """
     taken = []
     while prompts and budget:
         prompt = prompts[0]
+        if whole and taken and prompt.left > budget:
+            break
         tokens = min(prompt.left, budget)
+        taken.append((prompt, tokens, prompt.isl - prompt.left))
         prompt.left -= tokens
         budget -= tokens
-        taken.append((prompt, tokens))
         if not prompt.left:
             prompts.popleft()
     return taken

@@ -1,0 +1,144 @@
+"""Many steps to a few weighted ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shapes.bins import MOST, decode_bins, reduce_phases, span_of
+from shapes.lengths import parse_span, spread
+from shapes.prefill_bins import prefill_bins, reduce_chunks
+from shapes.serving import Phase, Workload, simulate
+from shapes.token_bins import reduce_tokens, token_bins
+from shapes.workloads import documented
+
+WORKLOADS = {name: run.on_rank for name, run in documented().items()} | {
+    "ragged": Workload(3200, 800, 128, 500, range_ratio=0.1),
+    "ragged mixed": Workload(3200, 800, 64, 500, policy="mixed", token_budget=8192, range_ratio=0.3),
+    "short": Workload(100, 40, 16, 100, policy="mixed", token_budget=64),
+}
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_bins_keep_the_kv_tokens_of_the_simulation(name):
+    phases = [phase for phase in simulate(WORKLOADS[name]) if phase.lengths]
+    count = sum(phase.steps for phase in phases)
+    requests = sum(phase.steps * len(phase.lengths) for phase in phases)
+    tokens = sum(
+        phase.steps * sum(phase.lengths) + len(phase.lengths) * phase.steps * (phase.steps - 1) // 2
+        for phase in phases
+    )
+    bins = decode_bins(WORKLOADS[name])
+    assert 1 <= len(bins) <= MOST
+    assert sum(b.weight for b in bins) == pytest.approx(1)
+    binned = sum(b.weight * sum(spread(parse_span(b.ctx), b.batch, 0)) for b in bins)
+    assert binned == pytest.approx(tokens / count, rel=0.01)
+    assert sum(b.weight * b.batch for b in bins) == pytest.approx(requests / count, rel=0.02)
+
+
+def test_bins_are_made_once_and_ordered_by_weight():
+    workload = documented()["serving-3200-800-c128-mixed"].on_rank
+    bins = decode_bins(workload)
+    assert decode_bins(replace(workload)) is bins
+    assert [b.weight for b in bins] == sorted((b.weight for b in bins), reverse=True)
+
+
+def test_a_wave_of_its_own_size_is_a_bin_of_its_own():
+    bins = decode_bins(documented()["serving-3200-800-c128"].on_rank)
+    assert {b.batch for b in bins} == {128, 116}
+    assert sum(b.weight for b in bins if b.batch == 116) == pytest.approx(0.25)
+    assert not any(".." in b.ctx for b in bins), "requests in lockstep have one length"
+
+
+def test_a_bin_never_exceeds_the_lengths_of_its_steps():
+    for name in ("serving-2000-2000-c10800", "serving-3200-800-c128-mixed"):
+        workload = documented()[name].on_rank
+        for b in decode_bins(workload):
+            low, high = parse_span(b.ctx)
+            assert workload.isl < low <= high < workload.isl + workload.osl
+
+
+@pytest.mark.parametrize("span", [(100, 100), (3201, 3999), (10, 400)])
+@pytest.mark.parametrize("count", [2, 9, 450])
+def test_span_of_gives_back_the_span_that_was_spread(span, count):
+    lengths = spread(span, count, 0)
+    mean = sum(lengths) / count
+    variance = sum((length - mean) ** 2 for length in lengths) / count
+    found = parse_span(span_of(mean, variance, count, seen=(1, 10_000)))
+    assert abs(found[0] - span[0]) <= 1
+    assert abs(found[1] - span[1]) <= 1
+
+
+def test_no_decode_step_makes_no_bin():
+    assert reduce_phases(simulate(Workload(10, 1, 2, 4))) == []
+
+
+def test_few_bins_still_keep_the_tokens():
+    phases = [Phase(10, (100, 300), 0), Phase(30, (1000, 1000), 0)]
+    (only,) = reduce_phases(phases, most=1)
+    assert (only.weight, only.batch) == (1.0, 2)
+    tokens = (10 * (400 + 9) + 30 * (2000 + 29)) / 40
+    assert sum(spread(parse_span(only.ctx), 2, 0)) == pytest.approx(tokens, abs=1)
+
+
+# Tokens of a step
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_token_bins_keep_steps_and_tokens(name):
+    phases = list(simulate(WORKLOADS[name]))
+    steps = sum(phase.steps for phase in phases)
+    for prefills in (False, True):
+        kind = [phase for phase in phases if bool(phase.prefill) == prefills]
+        bins = [b for b in token_bins(WORKLOADS[name]) if bool(b.prompt) == prefills]
+        assert len(bins) <= 4
+        assert sum(b.weight for b in bins) == pytest.approx(sum(p.steps for p in kind) / steps)
+        tokens = sum(p.steps * (p.prefill + len(p.lengths)) for p in kind) / steps
+        assert sum(b.weight * b.tokens for b in bins) == pytest.approx(tokens, rel=0.01)
+        prompt = sum(p.steps * p.prefill for p in kind) / steps
+        assert sum(b.weight * b.prompt for b in bins) == pytest.approx(prompt, rel=0.01)
+
+
+def test_token_bins_by_hand():
+    phases = [Phase(3, (9, 9), 0), Phase(1, (9,), 7, ((7, 0),)), Phase(4, (), 100, ((100, 0),))]
+    bins = reduce_tokens(phases)
+    assert bins == [(3 / 8, 2, 0), (4 / 8, 100, 100), (1 / 8, 8, 7)]
+    assert [b.phase for b in bins] == ["decode", "prefill", "mixed"]
+
+
+# Prompt chunks
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_prefill_bins_keep_new_tokens_and_nearly_the_attended_pairs(name):
+    steps = [
+        [(new, prefix + i * new) for new, prefix in phase.chunks]
+        for phase in simulate(WORKLOADS[name])
+        if phase.chunks
+        for i in range(phase.steps)
+    ]
+    bins = prefill_bins(WORKLOADS[name])
+    assert len(bins) <= 4
+    if not steps:
+        assert bins == ()
+        return
+    assert sum(b.weight for b in bins) == pytest.approx(1)
+    drawn = [(b.weight, spread(parse_span(b.new), b.batch, 0), int(b.prefix)) for b in bins]
+    tokens = sum(new for chunks in steps for new, _ in chunks) / len(steps)
+    assert sum(weight * sum(new) for weight, new, _ in drawn) == pytest.approx(tokens, rel=0.01)
+    pairs = sum(new * (prefix + new / 2) for chunks in steps for new, prefix in chunks) / len(steps)
+    binned = sum(weight * n * (prefix + n / 2) for weight, new, prefix in drawn for n in new)
+    assert binned == pytest.approx(pairs, rel=0.1), "spread evenly, lengths vary less"
+
+
+def test_prefill_bins_by_hand():
+    """A prompt of 3200 in a budget of 2048, step by step; phases of more steps are taken apart."""
+    phases = [Phase(1, (), 2048, ((2048, 0),)), Phase(1, (5,), 1152, ((1152, 2048),))]
+    assert sorted(reduce_chunks(phases)) == [(0.5, 1, "1152", "2048"), (0.5, 1, "2048", "0")]
+    assert reduce_chunks([Phase(2, (), 100, ((100, 0),))], most=1) == [(1.0, 1, "100", "50")]
+
+
+def test_a_negligible_prefix_is_left_out():
+    (only,) = reduce_chunks([Phase(1, (), 3300, ((3200, 0), (100, 60)))])
+    assert (only.batch, only.prefix) == (2, "0")

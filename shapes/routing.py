@@ -19,13 +19,15 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice, pairwise
 
 PATTERNS = ("balanced", "uniform", "zipf:S", "one")
 MOST_ZIPF = 2.0
 MISSES = 64
 """Draws in a row of experts that a token cannot pick, after which it draws among those that it can."""
+SAMPLE = 4096
+"""Tokens whose ranks are counted for the share that reaches one."""
 
 Picks = tuple[tuple[int, ...], ...]
 
@@ -105,6 +107,11 @@ class Routing:
         return self.experts // self.ep
 
     @property
+    def reach(self) -> float:
+        """Share of the tokens of all ranks that become rows of one rank, in the mean over the ranks."""
+        return _reach(replace(self, tokens=1, shared=0))
+
+    @property
     def hit(self) -> int:
         """The rank's experts with at least one row, the shared one included; the same for every seed."""
         return sum(load > 0 for load in _loads(self))
@@ -181,6 +188,13 @@ def _base(routing: Routing) -> _Base:
 @functools.lru_cache(maxsize=4096)
 def _loads(routing: Routing) -> tuple[int, ...]:
     return tuple(routing.loads())
+
+
+@functools.lru_cache(maxsize=256)
+def _reach(routing: Routing) -> float:
+    sample = islice(_tokens(routing), SAMPLE)
+    reached = sum(len({expert // routing.local for expert in row}) for row in sample)
+    return reached / (SAMPLE * routing.ep)
 
 
 def _slices(routing: Routing) -> list[range]:

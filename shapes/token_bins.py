@@ -23,13 +23,6 @@ class TokenBin(NamedTuple):
     tokens: int
     prompt: int
 
-    @property
-    def phase(self) -> str:
-        """`decode`, `prefill`, or `mixed` where a step does both."""
-        if not self.prompt:
-            return "decode"
-        return "prefill" if self.prompt == self.tokens else "mixed"
-
 
 class _Piece(NamedTuple):
     """Like steps: how many, their tokens, and the prompt tokens among these."""

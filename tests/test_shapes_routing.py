@@ -125,6 +125,15 @@ def test_rows_of_a_rank_are_those_of_the_group_that_reach_it():
     assert routing.pairs / routing.tokens == pytest.approx(2, rel=0.03)
 
 
+def test_reach_is_the_share_of_tokens_that_a_rank_gets():
+    """Four of eight groups, a group to a rank: half of the tokens; all of them without expert parallelism."""
+    for pattern in ("balanced", "uniform"):
+        assert Routing(1, **R1, ep=8, pattern=pattern).reach == pytest.approx(0.5, abs=0.005)
+    assert Routing(1, **R1, pattern="uniform").reach == 1
+    two = Routing(1, **R1, ep=16, pattern="uniform").reach
+    assert 0.25 < two < 0.5, "two ranks to a group"
+
+
 def test_popular_experts_are_busier():
     skews = [Routing(4000, **R1, pattern=p).skew for p in ("uniform", "zipf:0.3", "zipf:0.8", "zipf:1.6")]
     assert skews == sorted(skews)

@@ -10,9 +10,14 @@ import pytest
 
 from kernels import OPS
 from shapes.attention import Parallel, mla_decode_sizes
+from shapes.experts import fused_moe_sizes, rows
 from shapes.lengths import parse_span, spread
 from shapes.models import model
+from shapes.routing import Routing
+from shapes.suites import OPS as CASES
 from shapes.suites import suite, suites
+from shapes.token_bins import token_bins
+from shapes.workloads import documented
 
 ROOT = Path(__file__).parent.parent
 
@@ -41,7 +46,7 @@ def test_a_suite_has_weighted_cases_that_the_op_reads_unchanged(name):
 
 
 def test_an_op_without_cases_has_none():
-    assert suite("r1-tp8").cases("block_scale_gemm") == []
+    assert suite("r1-tp8").cases("layer_norm") == []
 
 
 def test_smoke_is_small():
@@ -93,3 +98,133 @@ def test_listing_suites_imports_no_library_and_simulates_nothing():
     )
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[] False"
+
+
+# The other ops
+
+SIZES = {
+    "block_scale_gemm": ("m", "n", "k"),
+    "fused_moe": ("tokens", "experts", "topk", "hidden", "inter", "ep", "shared", "routing"),
+    "mla_decode": ("batch", "ctx", "heads", "page", "kv"),
+    "mha_prefill": ("batch", "new", "prefix", "heads"),
+}
+TP8 = Parallel(tp=8)
+
+
+@pytest.mark.parametrize("op", SIZES)
+@pytest.mark.parametrize("name", suites())
+def test_cases_of_every_op_are_weighted_named_and_different(name, op):
+    cases = suite(name).cases(op)
+    if op == "mha_prefill" and name.endswith("c10800"):
+        assert cases == [], "its prompts are prefilled on other ranks"
+        return
+    assert 1 <= len(cases) <= 80
+    assert sum(case.weight for case in cases) == pytest.approx(1)
+    assert len({case.key for case in cases}) == len(cases)
+    for case in cases:
+        assert (case.op, case.boundary) == (op, "core")
+        assert tuple(case.sizes) == SIZES[op]
+        assert case.place == "smoke" or case.place.startswith("deepseek-r1 ")
+
+
+def test_every_op_has_its_cases():
+    assert list(CASES) == list(SIZES)
+
+
+def test_the_most_important_case_of_each_op_is_first():
+    first = {op: suite("r1-tp8").cases(op)[0] for op in SIZES}
+    assert {op: case.text for op, case in first.items()} == {
+        "block_scale_gemm": "m=64 n=2112 k=7168",
+        "fused_moe": "tokens=64 experts=256 topk=8 hidden=7168 inter=256 ep=1 shared=0 routing=uniform",
+        "mla_decode": "batch=64 ctx=3201..3999 heads=16 page=64 kv=bf16",
+        "mha_prefill": "batch=1 new=3200 prefix=0 heads=16",
+    }
+    assert first["block_scale_gemm"].place == "deepseek-r1 tp8 decode qkv_a"
+
+
+def test_smoke_of_the_other_ops_is_small():
+    smoke = suite("smoke")
+    gemms = [case.sizes for case in smoke.cases("block_scale_gemm")]
+    assert all(s["m"] * s["n"] * s["k"] < 4e6 and s["k"] % 128 == 0 for s in gemms)
+    assert any(s["n"] % 128 for s in gemms)
+    moes = [case.sizes for case in smoke.cases("fused_moe")]
+    assert all(s["tokens"] * s["topk"] * s["hidden"] * s["inter"] * 3 < 4e7 for s in moes)
+    assert {s["ep"] for s in moes} == {1, 2}
+    assert {s["shared"] for s in moes} == {0, 1}
+    for case in smoke.cases("mha_prefill"):
+        new, prefix = (parse_span(case.sizes[name], least=0) for name in ("new", "prefix"))
+        assert 1 <= new[0]
+        assert new[1] + prefix[1] <= 150
+
+
+@pytest.mark.parametrize("case", suite("smoke").cases("fused_moe"), ids=lambda case: case.text)
+def test_smoke_routings_exist_and_differ_between_neighbouring_seeds(case):
+    names = ("tokens", "experts", "topk", "ep", "shared")
+    routing = Routing(**{name: case.sizes[name] for name in names}, pattern=case.sizes["routing"])
+    assert all(routing.picks(seed) != routing.picks(seed + 1) for seed in range(10))
+
+
+def test_gemms_weigh_the_calls_of_their_layers():
+    weights = {case.place: case.weight for case in suite("r1-tp8").cases("block_scale_gemm")}
+    qkv_a, down = (weights[f"deepseek-r1 tp8 decode {name}"] for name in ("qkv_a", "dense down"))
+    assert qkv_a / down == pytest.approx(61 / 3)
+    assert not any(place.endswith("decode kv_b") for place in weights)
+    assert "deepseek-r1 tp8 prefill kv_b" in weights
+
+
+def test_mixed_steps_project_the_latents_of_prompt_tokens_alone():
+    run = documented()["serving-3200-800-c64-mixed"]
+    cases = suite("serving-3200-800-c64-mixed").cases("block_scale_gemm")
+    tokens = {case.sizes["m"] for case in cases if case.place == "deepseek-r1 tp8 mixed qkv_a"}
+    prompts = {case.sizes["m"] for case in cases if case.place == "deepseek-r1 tp8 mixed kv_b"}
+    mixed = [bin_ for bin_ in token_bins(run.on_rank) if bin_.prompt]
+    assert tokens == {bin_.tokens for bin_ in mixed}
+    assert prompts == {bin_.prompt for bin_ in mixed}
+    assert max(prompts) < max(tokens) <= 2048
+
+
+@pytest.mark.parametrize(
+    "name", ["serving-3200-800-c128", "serving-3200-800-c64-mixed", "serving-512-512-c10800"]
+)
+def test_served_cases_keep_the_tokens_of_the_bins(name):
+    run = documented()[name]
+    bins = token_bins(run.on_rank)
+    mean = sum(bin_.weight * bin_.tokens for bin_ in bins)
+    reach = 4 if run.parallel.ep == 8 else 1  # half of eight ranks' tokens
+    moe = sum(case.weight * case.sizes["tokens"] for case in suite(name).cases("fused_moe"))
+    assert moe == pytest.approx(mean * reach, rel=0.01)
+    gemms = [case for case in suite(name).cases("block_scale_gemm") if case.place.endswith("qkv_a")]
+    total = sum(case.weight for case in gemms)
+    assert sum(case.weight * case.sizes["m"] for case in gemms) / total == pytest.approx(mean)
+
+
+def test_expert_ranks_get_whole_experts_and_half_of_all_tokens():
+    sizes = [case.sizes for case in suite("r1-dp-ep8").cases("fused_moe")]
+    assert {(s["inter"], s["ep"]) for s in sizes} == {(2048, 8)}
+    assert sizes[0]["tokens"] == pytest.approx(128 * 8 / 2, abs=2)
+    tp4 = fused_moe_sizes(model("deepseek-r1"), Parallel(tp=4), 64)
+    assert (tp4["inter"], tp4["ep"]) == (512, 1)
+    assert rows(model("deepseek-r1"), TP8, 64) == 64
+    with pytest.raises(ValueError, match=r"^tp=3 must divide the 2048 expert columns of deepseek-r1$"):
+        fused_moe_sizes(model("deepseek-r1"), Parallel(tp=3), 64)
+
+
+def test_a_skewed_case_says_how_skewed_it_is():
+    cases = [case for case in suite("r1-tp8").cases("fused_moe") if "zipf" in case.sizes["routing"]]
+    assert cases
+    for case in cases:
+        skew = Routing(case.sizes["tokens"], 256, 8, pattern=case.sizes["routing"]).skew
+        assert case.place.endswith(f", {case.sizes['routing']}, busiest expert {skew:.1f}x the mean")
+
+
+def test_the_sweep_fuses_the_shared_expert_in_cases_of_their_own():
+    cases = [case for case in suite("r1-tp8").cases("fused_moe") if case.sizes["shared"]]
+    assert {case.sizes["tokens"] for case in cases} == {64, 16, 1, 3200}
+    assert all(case.place.endswith(", shared expert fused") for case in cases)
+
+
+def test_the_sweep_s_prompts_fill_sglang_s_chunk_budget():
+    batches = [case.sizes["batch"] * int(case.sizes["new"]) for case in suite("r1-tp8").cases("mha_prefill")]
+    assert max(batches) <= 131_072 < max(batches) + 3200 + 1
+    chunks = [(case.sizes["new"], case.sizes["prefix"]) for case in suite("r1-tp8").cases("mha_prefill")]
+    assert chunks[-2:] == [("2048", "0"), ("1152", "2048")]

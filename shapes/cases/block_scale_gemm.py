@@ -1,0 +1,51 @@
+"""Cases of block_scale_gemm: the FP8 linears of a rank, the fused qkv_a first."""
+
+from __future__ import annotations
+
+from shapes.attention import Parallel
+from shapes.case import Case
+from shapes.cases import BATCHES, DP_BATCHES, DP_EP8, DP_PROMPTS, ISL, PROMPTS, R1, phase, r1
+from shapes.linears import FP8, block_scale_gemm_sizes, linears
+from shapes.workloads import Documented
+
+
+def _step(parallel: Parallel, tokens: int, prompt: int = 0, weight: float = 1.0) -> list[Case]:
+    """The FP8 linears of a step of `tokens`, `prompt` of them of prompts.
+
+    A linear that decoding does not call sees the prompts' tokens alone.
+    """
+    cases = []
+    for linear in linears(r1(), parallel):
+        calls = linear.prefill_calls if prompt else linear.decode_calls
+        if linear.kind == FP8 and calls:
+            sizes = block_scale_gemm_sizes(linear, tokens if linear.decode_calls else prompt)
+            place = f"{R1} {parallel.text} {phase(tokens, prompt)} {linear.name}"
+            cases.append(Case("block_scale_gemm", sizes, place=place, weight=weight * calls))
+    return cases
+
+
+def smoke() -> list[Case]:
+    """Last blocks of 64 columns as in qkv_a, rows below and beyond a tile, several blocks of k."""
+    chosen = [(16, 320, 384), (1, 576, 256), (33, 192, 512), (7, 256, 640), (32, 384, 128)]
+    return [Case("block_scale_gemm", {"m": m, "n": n, "k": k}, place="smoke") for m, n, k in chosen]
+
+
+def sweep(parallel: Parallel) -> list[Case]:
+    decoding = [case for batch in BATCHES for case in _step(parallel, batch)]
+    return decoding + [case for count in PROMPTS for case in _step(parallel, count * ISL, count * ISL)]
+
+
+def production() -> list[Case]:
+    decoding = [case for batch in DP_BATCHES for case in _step(DP_EP8, batch)]
+    prefills = [count * isl for count, isl in DP_PROMPTS]
+    return decoding + [case for tokens in prefills for case in _step(DP_EP8, tokens, tokens)]
+
+
+def served(run: Documented) -> list[Case]:
+    from shapes.token_bins import token_bins
+
+    return [
+        case
+        for bin_ in token_bins(run.on_rank)
+        for case in _step(run.parallel, bin_.tokens, bin_.prompt, bin_.weight)
+    ]

@@ -1,0 +1,76 @@
+"""Cases of fused_moe: the routed experts of a rank, routed at random unless the place says otherwise."""
+
+from __future__ import annotations
+
+from shapes.attention import Parallel
+from shapes.case import Case
+from shapes.cases import BATCHES, DP_BATCHES, DP_EP8, DP_PROMPTS, ISL, PROMPTS, R1, phase, r1
+from shapes.experts import fused_moe_sizes, route, rows
+from shapes.workloads import Documented
+
+OTHER_ROUTINGS = ("balanced", "zipf:0.4", "zipf:0.8")
+
+
+def _case(
+    parallel: Parallel,
+    tokens: int,
+    prompt: int = 0,
+    weight: float = 1.0,
+    shared: int = 0,
+    routing: str = "uniform",
+) -> Case:
+    """The experts in a step of `tokens` on each rank's attention, `prompt` of them of prompts."""
+    model = r1()
+    here = rows(model, parallel, tokens, routing)
+    place = [f"{R1} {parallel.text} {phase(tokens, prompt)}"]
+    if shared:
+        place.append("shared expert fused")
+    if routing != "uniform":
+        place.append(routing)
+    if routing.startswith("zipf"):
+        place.append(f"busiest expert {route(model, parallel, here, shared, routing).skew:.1f}x the mean")
+    sizes = fused_moe_sizes(model, parallel, here, shared, routing)
+    return Case("fused_moe", sizes, place=", ".join(place), weight=weight)
+
+
+def smoke() -> list[Case]:
+    """One and many rows, experts without rows, a rank of two, a fused shared expert, a skewed routing."""
+    chosen = [
+        (16, 16, 4, 256, 128, 1, 0, "uniform"),
+        (1, 32, 8, 512, 128, 1, 0, "uniform"),
+        (40, 16, 4, 256, 256, 2, 0, "balanced"),
+        (8, 16, 4, 256, 128, 1, 1, "uniform"),
+        (33, 32, 4, 256, 128, 1, 0, "zipf:0.8"),
+    ]
+    names = ("tokens", "experts", "topk", "hidden", "inter", "ep", "shared", "routing")
+    return [Case("fused_moe", dict(zip(names, sizes, strict=True)), place="smoke") for sizes in chosen]
+
+
+def sweep(parallel: Parallel) -> list[Case]:
+    """The uniform routing at each step's tokens; other routings, and the shared expert fused, at a few."""
+    decoding = [_case(parallel, batch) for batch in BATCHES]
+    prefills = [_case(parallel, count * ISL, count * ISL) for count in PROMPTS]
+    fused = [_case(parallel, batch, shared=1) for batch in (64, 16, 1)] + [
+        _case(parallel, ISL, ISL, shared=1)
+    ]
+    others = [
+        _case(parallel, tokens, prompt, routing=routing)
+        for tokens, prompt in ((64, 0), (ISL, ISL))
+        for routing in OTHER_ROUTINGS
+    ]
+    return decoding + prefills + fused + others
+
+
+def production() -> list[Case]:
+    """DeepSeek's profiles are of a balanced routing."""
+    decoding = [_case(DP_EP8, batch) for batch in DP_BATCHES]
+    prefills = [_case(DP_EP8, count * isl, count * isl) for count, isl in DP_PROMPTS]
+    fused = [_case(DP_EP8, DP_BATCHES[0], shared=1)]
+    others = [_case(DP_EP8, DP_BATCHES[0], routing=routing) for routing in OTHER_ROUTINGS]
+    return decoding + prefills + fused + others
+
+
+def served(run: Documented) -> list[Case]:
+    from shapes.token_bins import token_bins
+
+    return [_case(run.parallel, bin_.tokens, bin_.prompt, bin_.weight) for bin_ in token_bins(run.on_rank)]

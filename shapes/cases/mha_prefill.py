@@ -1,0 +1,46 @@
+"""Cases of mha_prefill."""
+
+from __future__ import annotations
+
+from shapes.attention import Parallel, mha_prefill_sizes
+from shapes.case import Case
+from shapes.cases import CHUNK, DP_EP8, DP_PROMPTS, ISL, PROMPTS, R1, r1
+from shapes.workloads import Documented
+
+
+def _case(parallel: Parallel, batch: int, new: str, prefix: str = "0", weight: float = 1.0) -> Case:
+    sizes = mha_prefill_sizes(r1(), parallel, batch, new, prefix)
+    return Case("mha_prefill", sizes, place=f"{R1} {parallel.text} prefill", weight=weight)
+
+
+def smoke() -> list[Case]:
+    """Ragged batches with and without a cached prefix, one token, ends of tiles."""
+    chosen = [
+        (3, "1..90", "0", 4),
+        (1, "130", "0", 2),
+        (2, "20..70", "0..60", 2),
+        (4, "1..40", "30..100", 2),
+        (1, "65", "64", 4),
+    ]
+    names = ("batch", "new", "prefix", "heads")
+    return [Case("mha_prefill", dict(zip(names, sizes, strict=True)), place="smoke") for sizes in chosen]
+
+
+def sweep(parallel: Parallel) -> list[Case]:
+    """Whole prompts together, and one in two chunks."""
+    together = [_case(parallel, count, str(ISL)) for count in PROMPTS]
+    return [*together, _case(parallel, 1, str(CHUNK)), _case(parallel, 1, str(ISL - CHUNK), str(CHUNK))]
+
+
+def production() -> list[Case]:
+    return [_case(DP_EP8, count, str(isl)) for count, isl in DP_PROMPTS]
+
+
+def served(run: Documented) -> list[Case]:
+    """None for a rank whose prompts are prefilled elsewhere."""
+    from shapes.prefill_bins import prefill_bins
+
+    return [
+        _case(run.parallel, bin_.batch, bin_.new, bin_.prefix, bin_.weight)
+        for bin_ in prefill_bins(run.on_rank)
+    ]

@@ -1,0 +1,51 @@
+"""Cases of mla_decode."""
+
+from __future__ import annotations
+
+from shapes.attention import Parallel, mla_decode_sizes
+from shapes.case import Case
+from shapes.cases import BATCHES, DP_BATCHES, DP_EP8, ISL, OSL, R1, r1
+from shapes.lengths import span_text
+from shapes.workloads import Documented
+
+SEEN = span_text(ISL + 1, ISL + OSL - 1)
+"""Tokens a request attends to from its first to its last decode step (see shapes.serving)."""
+
+
+def _case(parallel: Parallel, batch: int, ctx: str, weight: float = 1.0, kv: str = "bf16") -> Case:
+    sizes = mla_decode_sizes(r1(), parallel, batch, ctx, kv=kv)
+    return Case("mla_decode", sizes, place=f"{R1} {parallel.text} decode", weight=weight)
+
+
+def smoke() -> list[Case]:
+    """Below 0.2 million KV values each; page ends, one token, one request and a page of one token."""
+    chosen = [(4, "1..120", 1), (2, "40..150", 16), (1, "130", 64), (4, "17..65", 64), (2, "64..128", 16)]
+    return [
+        Case(
+            "mla_decode",
+            {"batch": batch, "ctx": ctx, "heads": 16, "page": page, "kv": "bf16"},
+            place="smoke",
+        )
+        for batch, ctx, page in chosen
+    ]
+
+
+def sweep(parallel: Parallel) -> list[Case]:
+    """A full batch whose requests are at all stages of their answers."""
+    return [_case(parallel, batch, SEEN) for batch in BATCHES]
+
+
+def production() -> list[Case]:
+    """4989: mean tokens cached per output token in a day of DeepSeek's service (open-infra-index, day 6; how
+    they spread is not published). 128 requests a GPU, 4K prompts: its decode profile, said to match the
+    service closely (profile-data)."""
+    service = [_case(DP_EP8, 128, ctx) for ctx in ("4989", "4096")]
+    return service + [_case(DP_EP8, batch, SEEN) for batch in DP_BATCHES]
+
+
+def served(run: Documented) -> list[Case]:
+    from shapes.bins import decode_bins
+
+    return [
+        _case(run.parallel, bin_.batch, bin_.ctx, bin_.weight, run.kv) for bin_ in decode_bins(run.on_rank)
+    ]

@@ -28,9 +28,9 @@ def cli() -> None:
 
 
 @cli.command("list")
-@click.argument("what", default="impls", type=click.Choice(["ops", "impls", "cases", "suites"]))
+@click.argument("what", default="impls", type=click.Choice(["ops", "impls", "cases", "suites", "linears"]))
 @click.option("--op", help="Only this op.")
-@click.option("--suite", default=None, help="For cases: of this suite (default: all suites).")
+@click.option("--suite", default=None, help="For cases: of this suite, or all (default: smoke).")
 @click.option("--platform", type=click.Choice(KINDS), help="Ask about another platform than this machine.")
 @click.option("--arch", default="", help="Its architecture: sm_90, sm_100, gfx942, gfx950, x86-amx ...")
 @click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of a table.")

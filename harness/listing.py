@@ -1,9 +1,10 @@
-"""`python -m harness list`: ops, implementations, cases and suites, without importing torch."""
+"""`python -m harness list`: what there is, found without importing torch."""
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,13 @@ import kernels
 from harness.errors import UsageError
 from harness.plan import choose_op
 from kernels.platform import Platform, detect, named, version
+from shapes.attention import Parallel
+from shapes.cases import R1
+from shapes.linears import linears
+from shapes.models import model
 from shapes.suites import suite, suites
+
+ALL = "all"
 
 
 def show(
@@ -24,7 +31,7 @@ def show(
         raise UsageError("--arch needs --platform")
     here = named(platform, arch) if platform else detect()
     ops = [choose_op(op).name] if op else list(kernels.OPS)
-    rows = {"ops": _ops, "impls": _impls, "cases": _cases, "suites": _suites}[what](ops, here, suite)
+    rows = KINDS[what](ops, here, suite)
     if json_to:
         text = json.dumps(rows, indent=1) + "\n"
         if json_to == "-":
@@ -83,9 +90,9 @@ def _impls(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[
 
 
 def _cases(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[str, Any]]:
-    if suite_name is not None and suite_name not in suites():
-        raise UsageError(f"unknown suite {suite_name!r}; suites: {', '.join(suites())}")
-    names = [suite_name] if suite_name else list(suites())
+    name = suite_name or "smoke"
+    if name not in (*suites(), ALL):
+        raise UsageError(f"unknown suite {name!r}; suites: {', '.join(suites())}, or {ALL}")
     return [
         {
             "suite": name,
@@ -94,7 +101,7 @@ def _cases(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[
             "weight": round(c.weight, 4),
             "place": c.place,
         }
-        for name in names
+        for name in (suites() if name == ALL else [name])
         for op in ops
         for c in suite(name).cases(op)
     ]
@@ -102,3 +109,15 @@ def _cases(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[
 
 def _suites(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[str, Any]]:
     return [{"suite": s.name, "description": s.description} for s in suites().values()]
+
+
+def _linears(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[str, Any]]:
+    """Every linear of DeepSeek-R1 on one rank; those of kind fp8 block-scale are block_scale_gemm's."""
+    return [
+        {"parallel": parallel.text, **asdict(linear)}
+        for parallel in (Parallel(tp=8), Parallel(tp=4), Parallel(dp=8, ep=8))
+        for linear in linears(model(R1), parallel)
+    ]
+
+
+KINDS = {"ops": _ops, "impls": _impls, "cases": _cases, "suites": _suites, "linears": _linears}

@@ -1,25 +1,27 @@
 """Named suites: which cases of an op a workload asks for, and how often.
 
-A suite has a function for each op that it has cases for (see shapes.cases). Listing suites calls none of
-them, and what only they need (model data, the simulation) they import themselves.
+Each module of shapes.cases is an op's: its functions `smoke`, `sweep`, `production` and `served` make the
+cases of the suites here. Listing suites calls none of them, and what only they need (model data, the
+simulation) they import themselves.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from shapes import cases as _cases
 from shapes.attention import Parallel
 from shapes.case import Case, merge
-from shapes.cases import R1, block_scale_gemm, fused_moe, mha_prefill, mla_decode
+from shapes.cases import R1
 from shapes.workloads import documented
 
 OPS = {
-    "block_scale_gemm": block_scale_gemm,
-    "fused_moe": fused_moe,
-    "mla_decode": mla_decode,
-    "mha_prefill": mha_prefill,
+    module.name: importlib.import_module(f"{_cases.__name__}.{module.name}")
+    for module in pkgutil.iter_modules(_cases.__path__)
 }
 
 

@@ -58,9 +58,7 @@ def test_it_runs_from_any_folder(cli, tmp_path):
 # list and doctor
 
 
-@pytest.mark.parametrize(
-    "what", [["ops"], ["impls"], ["cases", "--suite", "smoke"], ["suites"]], ids=" ".join
-)
+@pytest.mark.parametrize("what", [["ops"], ["impls"], ["cases"], ["suites"], ["linears"]], ids=" ".join)
 def test_list_prints_the_same_rows_as_table_and_json(cli, tmp_path, what):
     table = cli("list", *what)
     assert (table.returncode, table.stderr) == (0, "")

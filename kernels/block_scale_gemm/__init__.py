@@ -1,0 +1,3 @@
+from kernels.block_scale_gemm.problem import BlockScaleGemm
+
+OP = BlockScaleGemm()

@@ -1,0 +1,230 @@
+"""Block-scale GEMM in plain torch: the obvious code, what torch does best, what its compiler makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kernels.block_scale_gemm.problem import BlockScaleGemmOperands, Sizes
+from kernels.formats import BLOCK, dequantise_activations, dequantise_weights
+from kernels.op import Implementation, Prepared, Support, Unsupported, need
+from kernels.platform import Platform, version
+
+if TYPE_CHECKING:
+    import torch
+
+
+class _Naive(Prepared):
+    """The obvious code: dequantise both, multiply, all in fp32."""
+
+    def call(self) -> None:
+        o = self.operands
+        self.out.copy_(dequantise_activations(o.a_q, o.a_scale) @ dequantise_weights(o.b_q, o.b_scale).T)
+
+
+class Naive(Implementation):
+    name = "torch.naive"
+    requires = "torch"
+
+    def available(self, platform: Platform) -> Support:
+        return platform.library("torch")
+
+    def workspace(self, sizes: Sizes) -> int:
+        wide = 8 * (sizes.m + sizes.n) * sizes.k + 4 * sizes.n * sizes.k_blocks
+        return sizes.quantised_bytes + wide + 4 * sizes.m * sizes.n
+
+    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
+        return _Naive(operands, out)
+
+
+class Bf16(Implementation):
+    """Weights dequantised to bf16 once; a call is cuBLAS's, hipBLASLt's or oneDNN's bf16 product, preceded by
+    dequantising the activations where they come quantised. What serving without an FP8 kernel does: twice
+    the bytes of weights."""
+
+    name = "torch.bf16"
+    requires = "torch"
+    boundaries = ("core", "with_quant")
+
+    def available(self, platform: Platform) -> Support:
+        return platform.library("torch")
+
+    def layout(self, sizes: Sizes) -> int:
+        return 2 * sizes.n * sizes.k
+
+    def workspace(self, sizes: Sizes) -> int:
+        return 2 * sizes.m * sizes.k_blocks * BLOCK + 2 * sizes.m * sizes.n
+
+    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
+        return _Bf16(operands, out)
+
+
+class _Bf16(Prepared):
+    def __init__(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> None:
+        import torch
+
+        super().__init__(operands, out)
+        b = _dequantised(operands)
+        if out.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            # oneDNN's blocked layout, as torch.compile packs frozen weights: a third less time at few rows.
+            b = torch.ops.mkldnn._reorder_linear_weight(b, operands.m)
+            self.multiply = lambda a: out.copy_(
+                torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
+            )
+        else:
+            self.multiply = lambda a: torch.mm(a, b.t(), out=out)
+        if operands.a is None:
+            m, blocks = operands.a_scale.shape
+            wide = torch.zeros(m, blocks, BLOCK, dtype=torch.bfloat16, device=out.device)
+            self.blocks, self.a = wide, wide.flatten(1)[:, : operands.a_q.shape[1]]
+
+    def call(self) -> None:
+        o = self.operands
+        if o.a is not None:
+            self.multiply(o.a)
+            return
+        self.a.copy_(o.a_q)
+        self.blocks.mul_(o.a_scale.unsqueeze(-1))
+        self.multiply(self.a)
+
+
+def _dequantised(operands: BlockScaleGemmOperands) -> torch.Tensor:
+    """b in bf16 [N, K], some blocks of N at a time."""
+    import torch
+
+    b = torch.empty(operands.b_q.shape, dtype=torch.bfloat16, device=operands.b_q.device)
+    rows = 8 * BLOCK
+    for target, q, scale in zip(
+        b.split(rows), operands.b_q.split(rows), operands.b_scale.split(rows // BLOCK), strict=True
+    ):
+        target.copy_(dequantise_weights(q, scale))
+    return b
+
+
+def _w8a8(a_q: torch.Tensor, a_scale: torch.Tensor, b_q: torch.Tensor, b_scale: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return _w8a16(dequantise_activations(a_q, a_scale, torch.bfloat16), b_q, b_scale)
+
+
+def _w8a16(a: torch.Tensor, b_q: torch.Tensor, b_scale: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return a @ dequantise_weights(b_q, b_scale, torch.bfloat16).T
+
+
+class Compiled(Implementation):
+    """Weights stay FP8 and are dequantised in the call: the compiler fuses that into one kernel, or into the
+    product where it finds a template that takes it."""
+
+    name = "torch.compile"
+    requires = "torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)"
+    boundaries = ("core", "with_quant")
+
+    def available(self, platform: Platform) -> Support:
+        return Support.all_of(platform.library("torch"), platform.compiler())
+
+    def workspace(self, sizes: Sizes) -> int:
+        return 2 * (sizes.m + sizes.n) * sizes.k + 2 * sizes.m * sizes.n
+
+    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
+        return _Compiled(operands, out)
+
+
+class _Compiled(Prepared):
+    def __init__(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> None:
+        import torch
+
+        super().__init__(operands, out)
+        self.function = torch.compile(_w8a8 if operands.a is None else _w8a16, dynamic=False)
+        live = tuple(operands.live_tensors().values())
+        self.arguments = (*live, operands.b_q, operands.b_scale)
+
+    def call(self) -> None:
+        self.out.copy_(self.function(*self.arguments))
+
+
+class ScaledMm(Implementation):
+    """cuBLASLt's block-scaled FP8 product, through torch.nn.functional.scaled_mm. Layouts as in torch's
+    aten/src/ATen/native/cuda/ScaledBlas.cpp, _scaled_block1x128_block128x128: scales of a lie column by
+    column, those of b with their blocks of K together, padded to a multiple of four."""
+
+    name = "torch.scaled_mm"
+    requires = "torch 2.10 with CUDA 12.9, sm_90"
+    allocates = True
+
+    def available(self, platform: Platform) -> Support:
+        found = version("torch") or "0"
+        new = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdecimal()) >= (2, 10)
+        return Support.all_of(
+            platform.is_a("cuda"),
+            need(
+                platform.arch == "sm_90",
+                f"cuBLASLt takes these scales on sm_90 only; this is {platform.arch}",
+            ),
+            platform.library("torch"),
+            need(not platform.here or new, f"needs torch 2.10, which has scaled_mm; this is {found}"),
+        )
+
+    def fits(self, sizes: Sizes) -> Support:
+        return Support.all_of(
+            need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}"),
+            need(sizes.m % 4 == 0, "cuBLASLt needs m to be a multiple of 4"),
+            need(sizes.n % 16 == 0 and sizes.k % 16 == 0, "cuBLASLt needs n and k to be multiples of 16"),
+        )
+
+    def layout(self, sizes: Sizes) -> int:
+        return 4 * sizes.n_blocks * (sizes.k_blocks + 3)
+
+    def workspace(self, sizes: Sizes) -> int:
+        return sizes.quantised_bytes + 4 * sizes.m * sizes.k_blocks
+
+    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
+        import torch
+
+        cuda = tuple(map(int, (torch.version.cuda or "0.0").split(".")))
+        if operands.b_q.device.type == "cuda" and cuda < (12, 9):
+            raise Unsupported(
+                f"cuBLASLt has these scales from CUDA 12.9; torch was built with {torch.version.cuda}"
+            )
+        return _ScaledMm(operands)
+
+
+class _ScaledMm(Prepared):
+    def __init__(self, operands: BlockScaleGemmOperands) -> None:
+        import torch
+
+        super().__init__(operands)
+        self.a_scale = column_major(operands.a_scale)
+        n_blocks, k_blocks = operands.b_scale.shape
+        padded = operands.b_scale.new_zeros(n_blocks, -(-k_blocks // 4) * 4)
+        padded[:, :k_blocks] = operands.b_scale
+        self.b_scale = padded.t()
+        kinds = torch.nn.functional.ScalingType
+        self.recipes = (kinds.BlockWise1x128, kinds.BlockWise128x128)
+
+    def inputs(self) -> Mapping[str, torch.Tensor]:
+        return {"a_q": self.operands.a_q, "a_scale": self.a_scale}
+
+    def call(self) -> None:
+        import torch
+
+        o, (recipe_a, recipe_b) = self.operands, self.recipes
+        self.out = torch.nn.functional.scaled_mm(
+            o.a_q,
+            o.b_q.t(),
+            scale_a=self.a_scale,
+            scale_recipe_a=recipe_a,
+            scale_b=self.b_scale,
+            scale_recipe_b=recipe_b,
+            output_dtype=torch.bfloat16,
+        )
+
+
+def column_major(a_scale: torch.Tensor) -> torch.Tensor:
+    """A copy of [M, blocks] with strides (1, M): the scales of all rows lie together, block by block."""
+    import torch
+
+    m, blocks = a_scale.shape
+    columns = torch.empty(blocks, m, dtype=a_scale.dtype, device=a_scale.device).t()
+    return columns.copy_(a_scale)

@@ -1,0 +1,3 @@
+from kernels.mha_prefill.problem import MhaPrefill
+
+OP = MhaPrefill()

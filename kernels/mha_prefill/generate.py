@@ -1,0 +1,105 @@
+"""Operands of MHA prefill on which the usual mistakes show, whatever the sizes and in every row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernels.mha_prefill.problem import (
+    NOPE,
+    SCALE,
+    VALUE,
+    WIDTH,
+    MhaPrefillOperands,
+    Sequence,
+    Sizes,
+    guarded,
+    sequences_of,
+)
+from kernels.operands import Seeds
+
+if TYPE_CHECKING:
+    import torch
+
+DRAWN = 4096  # tokens; those behind take the same numbers with other signs
+FAR = 4.0  # by so much an ordinary key lies below a landmark, along their channel
+
+
+def generate(sizes: Sizes, seeds: Seeds, device: str) -> MhaPrefillOperands:
+    """A pure function of its arguments.
+
+    - Temperature differs by head, from flat to peaked (in the odd heads scores deviate by 0.3 to 8), so that
+      a wrong scale or a block that was not rescaled is visible and so is a lost block.
+    - In the even, flat heads every query hears four keys: the first of its sequence, its own, and, if they
+      are let in, the one behind its own and the last of the sequence before. Each has as much weight as a
+      sixteenth of the others, and so has a row of zeros that a mask lets in (see `_add_landmarks`).
+    - Three channels are 2^17 large in k and 2^-17 small in q, three more 2^17 large in v: bf16 holds them,
+      fp16 does not.
+    - Before and behind q, k and v lie tokens of NaN.
+    """
+    import torch
+
+    lengths = sizes.lengths(seeds.stationary)
+    sequences = sequences_of(lengths)
+    generator = torch.Generator(device).manual_seed(1_000_003 * seeds.stationary + seeds.live)
+
+    def normal(tokens: int, width: int) -> torch.Tensor:
+        drawn = guarded(tokens, sizes.heads, width, device)
+        drawn[:DRAWN].normal_(generator=generator)
+        for start in range(DRAWN, tokens, DRAWN):
+            further = drawn[start : start + DRAWN]
+            signs = torch.rand(sizes.heads, width, device=device, generator=generator).sub_(0.5).sign_()
+            torch.mul(drawn[: len(further)], signs.to(drawn.dtype), out=further)
+        return drawn
+
+    q, k, v = normal(sizes.queries, WIDTH), normal(sizes.keys, WIDTH), normal(sizes.keys, VALUE)
+    # scale * q.k deviates by 1 for normal q and k.
+    temperature = torch.empty(sizes.heads, device=device)
+    temperature[::2] = torch.logspace(-2, 0, len(temperature[::2]), base=2.0, device=device)
+    peaked = torch.logspace(-1.75, 3, len(temperature[1::2]), base=2.0, device=device)
+    temperature[1::2] = peaked[torch.randperm(len(peaked), generator=generator, device=device)]
+    q *= temperature[:, None].to(q.dtype)
+    _add_landmarks(q, k, sequences)
+    loud = torch.randperm(NOPE, generator=generator, device=device)[:3]
+    q[..., loud] *= 2.0**-17
+    k[..., loud] *= 2.0**17
+    v[..., torch.randperm(VALUE, generator=generator, device=device)[:3]] *= 2.0**17
+
+    def starts(slices: list[slice]) -> torch.Tensor:
+        return torch.tensor([0, *(s.stop for s in slices)], dtype=torch.int32, device=device)
+
+    return MhaPrefillOperands(
+        q=q,
+        k=k,
+        v=v,
+        cu_q=starts([s.queries for s in sequences]),
+        cu_k=starts([s.keys for s in sequences]),
+        sequences=sequences,
+    )
+
+
+def _add_landmarks(q: torch.Tensor, k: torch.Tensor, sequences: list[Sequence]) -> None:
+    """Gives the rope part of the even heads a meaning; it is in the scores and not in the values.
+
+    Along the rope part's first channel an ordinary key lies so far below 0 that it scores L less than a
+    first or last key, or a row of zeros. A query that sees n keys takes L = ln(n / 16), so that each of
+    those weighs as much as a sixteenth of the n. The other 63 channels of key j hold two random codes, its
+    own and that of key j - 1; the query in its place scores L more on its own key's code, which lifts j and
+    j + 1 to a landmark's score. The first key of a sequence leaves out the code of the key before it, the
+    last its own.
+    """
+    import torch
+
+    q_rope, k_rope = q[:, ::2, NOPE:], k[:, ::2, NOPE:]
+    code = k_rope.clone()
+    k_rope[1:] += code[:-1]
+    k_rope[..., 0] = -FAR
+    for sequence in sequences:
+        first, last = sequence.keys.start, sequence.keys.stop - 1
+        k_rope[last] = code[last - 1] if last > first else 0.0
+        k_rope[first] = code[first]
+        k_rope[[first, last], :, 0] = 0.0
+        seen = torch.arange(sequence.prefix + 1, sequence.length + 1, device=q.device)
+        lift = (seen / 16).log().clamp(min=0.5)[:, None, None] / SCALE
+        own = code[sequence.keys][sequence.prefix :]
+        q_rope[sequence.queries] = (own * (lift / (WIDTH - NOPE - 1))).to(q.dtype)
+        q_rope[sequence.queries, :, 0] = (lift[..., 0] / FAR).to(q.dtype)

@@ -1,0 +1,106 @@
+"""The right answer of MHA prefill, streamed over sequences, heads and query rows."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from kernels.mha_prefill.problem import VALUE, WIDTH, MhaPrefillOperands, Sequence
+from kernels.op import Reference
+
+if TYPE_CHECKING:
+    import torch
+
+UNIT = 2.0**-9  # relative error of rounding to bf16, in root mean square about
+HEADS = 16  # at once
+SCORES = 1 << 22  # at once, of all those heads
+OVERHEAD = 3  # times as long as its products takes the whole of it
+TILES = (64, 128, 256)  # query rows that kernels take per program
+
+
+def reference(operands: MhaPrefillOperands, max_flops: float = float("inf")) -> Reference:
+    """fp32: its products err by some 1e-6 of a score, a thousandth of a sigma. Above `max_flops` it takes the
+    first and the last row of every sequence, rows at the edges of tiles, and others at even distance, as many
+    as fit.
+
+    sigma, as in MLA decode: a right kernel reads exact bf16 products, sums in fp32, and rounds twice to
+    bf16 (relative 2^-8 at most, about 2^-9 in root mean square): the softmax weights before the second
+    product, each by itself, and the output. The first adds up to 2^-9 * sqrt(sum_j p_j^2 (v_j - out)^2) per
+    element (the common part of the errors cancels in the normalisation, or is covered by the second), the
+    second to 2^-9 * |out|; the fp32 error of a score of size |s| acts like one of its weight.
+    """
+    import torch
+
+    q, k, v = operands.q, operands.k, operands.v
+    rows = sampled_rows(operands.sequences, q.shape[1], max_flops)
+    every = torch.arange(len(q)) if rows is None else torch.tensor(rows)
+    value = torch.empty(len(every), q.shape[1], VALUE, device=q.device)
+    sigma = torch.empty_like(value)
+    for sequence in operands.sequences:
+        place = torch.nonzero((every >= sequence.queries.start) & (every < sequence.queries.stop)).flatten()
+        for first in range(0, q.shape[1], HEADS):
+            heads = slice(first, first + HEADS)
+            keys = k[sequence.keys, heads].float().permute(1, 2, 0)
+            values = v[sequence.keys, heads].float().transpose(0, 1).contiguous()
+            values = torch.cat([values, values.square()], -1)
+            for part in place.split(max(1, SCORES // (keys.shape[0] * sequence.length))):
+                position = (every[part] - sequence.queries.start + sequence.prefix).to(q.device)
+                seen = int(position[-1]) + 1
+                found = _attend(
+                    q[every[part].to(q.device), heads].float().transpose(0, 1),
+                    keys[..., :seen],
+                    values[:, :seen],
+                    position,
+                    operands.scale,
+                )
+                for target, result in zip((value, sigma), found, strict=True):
+                    target[part.to(q.device), heads] = result.transpose(0, 1)
+    return Reference(value, sigma, rows)
+
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Value and sigma [heads, n, 128] of q [heads, n, 192], at these positions of its sequence, int64 [n],
+    over k [heads, 192, keys] and v beside its squares [heads, keys, 128 + 128]."""
+    import torch
+
+    scores = (q @ k).mul_(scale)
+    # fp32 sums of 192 products of the scores' size err by about sqrt(192) 2^-24 |s|.
+    relative = scores.abs().mul_(14 * 2.0**-24).add_(UNIT)
+    hidden = torch.arange(k.shape[-1], device=k.device) > position[:, None]
+    p = scores.masked_fill_(hidden, -math.inf).softmax(-1)
+    value = p @ v[..., :VALUE]
+    weight = relative.mul_(p).square_()
+    first, spread = (weight @ v).split(VALUE, -1)
+    spread = spread - 2 * value * first + value.square() * weight.sum(-1, keepdim=True)
+    return value, (spread.clamp(min=0) + (UNIT * value).square()).sqrt()
+
+
+def sampled_rows(sequences: list[Sequence], heads: int, max_flops: float) -> list[int] | None:
+    """Rows of the output to compute, ascending, within the reference's own cost; None for all."""
+    per_pair = OVERHEAD * 2 * heads * (WIDTH + 3 * VALUE)
+    keys = [n for s in sequences for n in range(s.prefix + 1, s.length + 1)]
+    if sum(keys) * per_pair <= max_flops:
+        return None
+    ends = [row for s in sequences for row in (s.queries.start, s.queries.stop - 1)]
+    edges = [s.queries.start + row for s in sequences for row in _edges(s.new)]
+    rows, flops = [], 0.0
+    for row in dict.fromkeys([*ends, *edges, *_evenly(len(keys))]):
+        flops += keys[row] * per_pair
+        if rows and flops > max_flops:
+            break
+        rows.append(row)
+    return sorted(rows)
+
+
+def _edges(new: int) -> list[int]:
+    """Rows of a sequence on both sides of where its second and its last tile begin."""
+    begins = [start for tile in TILES for start in (tile, (new - 1) // tile * tile)]
+    return [row for start in begins for row in (start - 1, start) if 0 <= row < new]
+
+
+def _evenly(count: int) -> list[int]:
+    """All of 0 .. count - 1, in steps of the golden section: any beginning of it is spread evenly."""
+    step = next(n for n in range(max(1, int(count * 0.618)), 2 * count + 1) if math.gcd(n, count) == 1)
+    return [i * step % count for i in range(count)]

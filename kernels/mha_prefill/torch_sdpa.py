@@ -1,0 +1,193 @@
+"""MHA prefill with torch's fused attention: one call per sequence, or one for all where torch has that."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from kernels.mha_prefill.problem import (
+    BYTES,
+    GUARD,
+    VALUE,
+    WIDTH,
+    MhaPrefillOperands,
+    Sequence,
+    Sizes,
+    guarded,
+)
+from kernels.op import Implementation, Prepared, Support, Unsupported, need
+from kernels.platform import Platform
+from kernels.triton_runtime import kind_of
+
+if TYPE_CHECKING:
+    import torch
+
+
+class _Padded(Prepared):
+    """Keeps v as wide as q and k, filled up with zeros: torch's flash kernels take one head size. kv_b's
+    product would write it so; the output's columns behind the 128th are dropped."""
+
+    def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor, padded: bool = True) -> None:
+        super().__init__(operands, out)
+        self.v = operands.v
+        if padded:
+            tokens, heads, _ = operands.v.shape
+            self.v = guarded(tokens, heads, WIDTH, operands.v.device).zero_()
+            self.v[..., :VALUE] = operands.v
+
+    def inputs(self) -> Mapping[str, torch.Tensor]:
+        return {**super().inputs(), "v": self.v[..., :VALUE]}
+
+
+class _Sdpa(_Padded):
+    def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor, backend: str, padded: bool) -> None:
+        import torch.nn.attention
+
+        super().__init__(operands, out, padded)
+        self.masks = [_causal(s, out.device) for s in operands.sequences]
+        self.chosen = contextlib.nullcontext
+        if backend:
+            kernel = getattr(torch.nn.attention.SDPBackend, f"{backend.upper()}_ATTENTION")
+            self.chosen = lambda: torch.nn.attention.sdpa_kernel(kernel)
+
+    def call(self) -> None:
+        import torch
+
+        o = self.operands
+        with self.chosen():
+            for sequence, mask in zip(o.sequences, self.masks, strict=True):
+                q, k, v = _batched(o.q[sequence.queries], o.k[sequence.keys], self.v[sequence.keys])
+                attended = torch.nn.functional.scaled_dot_product_attention(
+                    q, k, v, attn_mask=mask, scale=o.scale
+                )
+                self.out[sequence.queries] = attended[0, ..., :VALUE].transpose(0, 1)
+
+
+def _batched(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """[tokens, heads, n] as [1, heads, tokens, n]."""
+    return [tensor.transpose(0, 1)[None] for tensor in tensors]
+
+
+def _causal(sequence: Sequence, device: torch.device) -> torch.Tensor:
+    """The mask [new, length]: torch's own bias, which its kernels know as causal. Where they align that to
+    the first key and not to the last, on ROCm, it is written out if tokens are cached."""
+    import torch
+    from torch.nn.attention.bias import causal_lower_right
+
+    if sequence.prefix and kind_of(device) == "rocm":
+        every = torch.ones(sequence.new, sequence.length, dtype=torch.bool, device=device)
+        return every.tril_(sequence.prefix)
+    return causal_lower_right(sequence.new, sequence.length)
+
+
+class Sdpa(Implementation):
+    """scaled_dot_product_attention, by the kernel that torch chooses.
+
+    backend: the one that it is held to, by its name in torch.nn.attention.SDPBackend
+    padded:  whether v stands as wide as q and k
+    """
+
+    name = "torch.sdpa"
+    requires = "torch"
+    backend: ClassVar[str] = ""
+    padded: ClassVar[bool] = True
+
+    def available(self, platform: Platform) -> Support:
+        return platform.library("torch")
+
+    def workspace(self, sizes: Sizes) -> int:
+        """v in its layout, and of the longest sequence the mask written out and the call's own output."""
+        padded = (sizes.keys + 2 * GUARD) * sizes.heads * WIDTH * BYTES[sizes.dtype] if self.padded else 0
+        longest = max(new * (prefix + new) * (1 + 2) for prefix, new in sizes.lengths())
+        return padded + longest + max(new for _, new in sizes.lengths()) * sizes.heads * WIDTH * 2
+
+    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
+        import torch
+
+        prepared = _Sdpa(operands, out, self.backend, self.padded)
+        if self.backend:
+            # One that torch lacks for these operands would be an error in the call.
+            can_use = getattr(torch.backends.cuda, f"can_use_{self.backend}_attention")
+            for sequence, mask in zip(operands.sequences, prepared.masks, strict=True):
+                tensors = _batched(operands.q[sequence.queries], operands.k[sequence.keys])
+                tensors += _batched(prepared.v[sequence.keys])
+                written_out = mask if type(mask) is torch.Tensor else None
+                causal = sequence.prefix == 0
+                params = torch.backends.cuda.SDPAParams(*tensors, written_out, 0.0, causal, False)
+                if not can_use(params, False):
+                    raise Unsupported(
+                        f"this torch's {self.backend} kernel does not take {sequence.new} queries over "
+                        f"{sequence.length} keys with v {prepared.v.shape[-1]} wide on this device"
+                    )
+        return prepared
+
+
+class _OnGpu(Sdpa):
+    def available(self, platform: Platform) -> Support:
+        return Support.all_of(platform.is_a("cuda", "rocm"), super().available(platform))
+
+
+class Flash(_OnGpu):
+    name = "torch.sdpa_flash"
+    requires = "torch's build for CUDA or ROCm"
+    backend = "flash"
+
+
+class Efficient(_OnGpu):
+    name = "torch.sdpa_efficient"
+    requires = "torch's build for CUDA or ROCm"
+    backend = "efficient"
+    padded = False
+
+
+class Cudnn(Sdpa):
+    name = "torch.sdpa_cudnn"
+    requires = "torch's build for CUDA, with cuDNN 9 or later"
+    backend = "cudnn"
+    padded = False
+
+    def available(self, platform: Platform) -> Support:
+        return Support.all_of(platform.is_a("cuda"), super().available(platform))
+
+    def fits(self, sizes: Sizes) -> Support:
+        cached = any(prefix for prefix, _ in sizes.lengths())
+        return need(not cached, "torch gives cuDNN no causal mask over cached tokens; needs prefix=0")
+
+
+class _Varlen(_Padded):
+    def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor) -> None:
+        super().__init__(operands, out)
+        try:
+            from torch.nn.attention.varlen import varlen_attn
+        except ImportError:
+            raise Unsupported("this torch has no torch.nn.attention.varlen (2.10 or later has)") from None
+        takes = inspect.signature(varlen_attn).parameters
+        if "scale" not in takes and operands.scale != WIDTH**-0.5:
+            raise Unsupported("this torch's varlen_attn takes no scale")
+        self.attend = varlen_attn
+        self.options = {"window_size": (-1, 0)} if "window_size" in takes else {"is_causal": True}
+        self.options |= {"scale": operands.scale} if "scale" in takes else {}
+
+    def call(self) -> None:
+        o = self.operands
+        attended = self.attend(o.q, o.k, self.v, o.cu_q, o.cu_k, *o.longest, **self.options)
+        self.out.copy_(attended[..., :VALUE])
+
+
+class Varlen(Implementation):
+    """varlen_attn, FlashAttention over all sequences at once; it aligns the causal mask to the last key."""
+
+    name = "torch.varlen"
+    requires = "torch's build for CUDA, 2.10 or later"
+
+    def available(self, platform: Platform) -> Support:
+        return Support.all_of(platform.is_a("cuda"), platform.library("torch"))
+
+    def workspace(self, sizes: Sizes) -> int:
+        rows = sizes.keys + 2 * GUARD + sizes.queries
+        return rows * sizes.heads * WIDTH * 2 + 4 * sizes.queries * sizes.heads
+
+    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
+        return _Varlen(operands, out)

@@ -1,0 +1,3 @@
+from kernels.fused_moe.problem import FusedMoe
+
+OP = FusedMoe()

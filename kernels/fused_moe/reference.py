@@ -1,0 +1,172 @@
+"""The right answer of the fused MoE, expert by expert, and the error that rounding alone explains."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernels.formats import dequantise_activations, fp8_format, rounding_deviation
+from kernels.fused_moe.widening import widened
+from kernels.op import Reference
+
+if TYPE_CHECKING:
+    import torch
+
+    from kernels.fused_moe.problem import FusedMoeOperands, Sizes
+
+UNIT = 2.0**-9
+"""Relative error of rounding to bf16, root mean square."""
+
+EXPERT_PAIRS = 100
+"""Converting an expert to fp32 takes as long as about so many (row, expert) pairs."""
+
+
+def routing(operands: FusedMoeOperands) -> tuple[torch.Tensor, torch.Tensor]:
+    """The picks, int64 [tokens, picks] in the rank's numbering, and their weights fp64: those given, or
+    those of the logits by DeepSeek-V3's rule (technical report, 2.1.2; Gate in inference/model.py):
+    sigmoid scores; the sum of the two highest biased scores of each group chooses the groups, the biased
+    scores in them the experts; the unbiased ones of those, normalised, times 2.5, are the weights."""
+    import torch
+
+    from kernels.fused_moe.problem import SCALING
+
+    if operands.logits is None:
+        return operands.topk_ids.long(), operands.topk_weights.double()
+    sizes: Sizes = operands.sizes
+    groups, limit = sizes.group_limit
+    scores = operands.logits.double().sigmoid()
+    biased = (scores + operands.bias.double()).unflatten(-1, (groups, -1))
+    sums = biased.topk(min(2, biased.shape[-1]), -1).values.sum(-1)
+    allowed = torch.zeros_like(sums, dtype=torch.bool).scatter_(1, sums.topk(limit, -1).indices, True)
+    biased = biased.masked_fill(~allowed.unsqueeze(-1), float("-inf")).flatten(1)
+    ids = biased.topk(sizes.topk, -1).indices
+    weights = scores.gather(1, ids)
+    weights = weights / weights.sum(-1, keepdim=True) * SCALING
+    ids = torch.where(ids < sizes.routed.local, ids, -1)
+    if sizes.shared:
+        ids = torch.cat([ids, torch.full_like(ids[:, :1], sizes.routed.local)], 1)
+        weights = torch.cat([weights, torch.ones_like(weights[:, :1])], 1)
+    return ids, weights
+
+
+def reference(operands: FusedMoeOperands, max_flops: float) -> Reference:
+    """The products are fp32's, of exact operands: they err by some 2^-24 sqrt(K) of the root of the summed
+    squares of their terms, 5e-6 at K = 7168, where a sigma has at least 2^-9 of it. Sums over experts are fp64's.
+
+    Above `max_flops`, to which the conversion of each expert counts too, it takes the first row, the last
+    one and others at even distance.
+
+    sigma: a right call rounds to bf16 (relative 2^-9 each, in root mean square) the activations that it
+    dequantises and the weights, where they enter products, gate and up, h = silu(gate) * up, what each expert gives before and after it
+    is weighted, and the output. Errors of weights and of results are independent of each other: they add in
+    squares through the products, and through h by its derivatives. An error of x is common to gate and up,
+    and where one element of x dominates to all rows of both: there the two add as they are. The slope of
+    SiLU is the steepest within two deviations of gate.
+
+    sigma_fp8: the call also rounds h to FP8 by 1x128, and x unless the boundary is `core`, as far as
+    kernels.formats.rounding_deviation says.
+    """
+    import torch
+
+    sizes: Sizes = operands.sizes
+    ids, weights = routing(operands)
+    rows = _sampled_rows(ids, sizes, max_flops)
+    if rows is not None:
+        ids, weights = ids[rows], weights[rows]
+    x = _x(operands, rows)
+    if operands.boundary == "core":
+        errors = [x * UNIT]
+    else:
+        errors = [torch.zeros_like(x), rounding_deviation(x, fp8_format(sizes.fp8))]
+    value = torch.zeros(len(x), sizes.hidden, dtype=torch.float64, device=x.device)
+    variance = torch.zeros(2, *value.shape, dtype=torch.float64, device=x.device)
+    for expert in ids.unique().tolist():
+        if expert < 0:
+            continue
+        row, place = torch.nonzero(ids == expert, as_tuple=True)
+        weight = weights[row, place].unsqueeze(-1)
+        y, deviations = _expert(operands, expert, x[row], [e[row] for e in errors])
+        value.index_add_(0, row, weight * y)
+        variance.index_add_(1, row, weight**2 * deviations)
+    sigma = (variance + (UNIT * value) ** 2).sqrt()
+    return Reference(value, sigma[0], rows, sigma[1])
+
+
+def _expert(
+    operands: FusedMoeOperands, expert: int, x: torch.Tensor, errors: list[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What an expert gives for rows x fp32 [m, hidden]: [m, hidden]; and the variances of that, [2, m, hidden],
+    for activations in bf16 and in FP8. errors: of x, in bf16 and, if others, in FP8."""
+    import torch
+
+    sizes: Sizes = operands.sizes
+    inputs = torch.stack([x**2, *(error**2 for error in errors)])
+    both, squares = _products(operands.w13[expert], operands.w13_scale[expert], x, inputs)
+    gate, up = both.chunk(2, -1)
+    own_gate, own_up = (UNIT**2 * (squares[0] + both**2)).chunk(2, -1)
+    sigmoid = gate.sigmoid()
+    silu = gate * sigmoid
+    h = silu * up
+    variances = []
+    for kind in ("bf16", "fp8"):
+        of_x = squares[1 if kind == "bf16" else -1]
+        x_gate, x_up = of_x.chunk(2, -1)
+        all_gate, all_up = own_gate + x_gate, own_up + x_up
+        slope = _steepest(gate, 2 * all_gate.sqrt())
+        from_x = slope * up.abs() * x_gate.sqrt() + silu.abs() * x_up.sqrt()
+        own = (slope * up) ** 2 * own_gate + silu**2 * own_up
+        variance = from_x**2 + own + slope**2 * all_gate * all_up + (UNIT * h) ** 2
+        if kind == "fp8":
+            variance += rounding_deviation(h, fp8_format(sizes.fp8)) ** 2
+        variances.append(variance + (UNIT * h) ** 2)  # that of the weights they are multiplied by
+    y, of_h = _products(operands.w2[expert], operands.w2_scale[expert], h, torch.stack(variances))
+    return y, of_h + 2 * (UNIT * y) ** 2
+
+
+def _steepest(gate: torch.Tensor, reach: torch.Tensor) -> torch.Tensor:
+    """The largest |silu'| at gate - reach, gate and gate + reach."""
+    import torch
+
+    def slope(at: torch.Tensor) -> torch.Tensor:
+        sigmoid = at.sigmoid()
+        return (sigmoid * (1 + at * (1 - sigmoid))).abs()
+
+    return torch.maximum(slope(gate), torch.maximum(slope(gate - reach), slope(gate + reach)))
+
+
+def _products(
+    q: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, squared: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x @ w^T, and squared @ (w^2)^T, of w = q * scale. q: FP8 [N, K]; x: fp32 [m, K]; squared: [c, m, K]."""
+    w = widened(q, scale)
+    product = x @ w.T
+    return product, (squared.flatten(0, 1) @ w.square_().T).unflatten(0, squared.shape[:2])
+
+
+def _x(operands: FusedMoeOperands, rows: list[int] | None) -> torch.Tensor:
+    """The activations of the chosen rows, fp32."""
+    chosen = slice(None) if rows is None else rows
+    if operands.boundary == "core":
+        return dequantise_activations(operands.x_q[chosen], operands.x_scale[chosen])
+    return operands.x[chosen].float()
+
+
+def _sampled_rows(ids: torch.Tensor, sizes: Sizes, max_flops: float) -> list[int] | None:
+    per_pair = 6 * sizes.hidden * sizes.inter
+    tokens = len(ids)
+    local = (ids >= 0).sum(-1).tolist()
+    hit = len(ids.unique())
+    if per_pair * (sum(local) + EXPERT_PAIRS * hit) <= max_flops:
+        return None
+    # At even distance in an order that begins with the ends: multiples of the golden section.
+    order = dict.fromkeys([0, tokens - 1, *(int(i * 0.6180339887 % 1 * tokens) for i in range(4 * tokens))])
+    rows: list[int] = []
+    seen: set[int] = set()
+    flops = 0.0
+    for row, experts in ((row, ids[row].tolist()) for row in order):
+        new = {expert for expert in experts if expert >= 0} - seen
+        flops += per_pair * (local[row] + EXPERT_PAIRS * len(new))
+        if rows and flops > max_flops:
+            break
+        rows.append(row)
+        seen |= new
+    return sorted(rows)

@@ -86,7 +86,7 @@ def _conclusions(verdicts: Sequence[Verdict], done: CaseDone) -> list[str]:
 
 def left_out(cases: Iterable[Case], budget_s: float) -> str:
     """Names what the budget did not reach; empty if nothing."""
-    rows = [f"  {case.text}  ({case.weight:.1%})" for case in cases]
+    rows = [f"  {case.text} {case.boundary}  ({case.weight:.1%})" for case in cases]
     if not rows:
         return ""
     heading = f"left out, the budget of {budget_s:g} s being spent (more with --budget, or less --per-case):"

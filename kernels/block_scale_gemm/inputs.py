@@ -30,8 +30,8 @@ def weights(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """b_q FP8 [N, K] and b_scale fp32 [ceil(N/128), ceil(K/128)].
 
-    Scales lie on three levels 1.3 octaves apart, by (block of N - block of K) modulo 3, each off by up to
-    0.15 octaves. So neighbours differ by 1 octave at least, a transposed table is another one, and no block
+    Scales lie on three levels 1.1 octaves apart, by (block of N - block of K) modulo 3, each off by up to
+    0.05 octaves. So neighbours differ by 1 octave at least, a transposed table is another one, and no block
     is so small that the others hide it.
     """
     import torch
@@ -44,18 +44,19 @@ def weights(
         part.copy_(values[: len(part)])
 
     block_n, block_k = (torch.arange(-(-size // BLOCK), device=device) for size in (n, k))
-    level = 1.3 * ((block_n[:, None] - block_k) % 3 - 1)
-    level += torch.empty(level.shape, device=device).uniform_(-0.15, 0.15, generator=generator)
+    level = 1.1 * ((block_n[:, None] - block_k) % 3 - 1)
+    level += torch.empty(level.shape, device=device).uniform_(-0.05, 0.05, generator=generator)
     return b_q.view(fmt.dtype).view(n, k), block_scale(level.exp2() * TYPICAL_SCALE * fmt.max, fmt, scales)
 
 
 def activations(m: int, k: int, seed: int, device: str) -> torch.Tensor:
     """bf16 [M, K], of normal blocks of 128 brought to the magnitudes of `_octaves`, and outliers.
 
-    Every second row is flat: in it a mistake in any block of K is visible. The first is, which is all that
-    a decode step of one token has. The others in turn are hot in a few blocks, have outlier channels (the
-    same ones) of 2^10 to 2^13 times the rest, range over 18 octaves, or have blocks of zeros; one row in
-    61 is zero altogether. Neighbouring rows lie 14 or 21 octaves apart.
+    Every second row is flat but for neighbouring blocks, which differ by an octave: in it a mistake in any
+    block of K is visible. The first is, which is all that a decode step of one token has. The others in
+    turn are hot in a few blocks, have outlier channels (the same ones) of 2^10 to 2^13 times the rest,
+    range over 18 octaves, or have blocks of zeros; one row in 61 is zero altogether. Neighbouring rows lie
+    14 or 21 octaves apart.
     """
     import torch
 
@@ -93,7 +94,7 @@ def _magnitudes(m: int, blocks: int, generator: torch.Generator) -> torch.Tensor
         return torch.empty(shape, device=device).uniform_(generator=generator)
 
     octaves = 7.0 * ((2 * row + 2) % 5 - 2) + uniform(m, 1)
-    octaves = octaves + 1.2 * ((row + block) % 2) + 0.2 * uniform(m, blocks)
+    octaves = octaves + 1.1 * ((row + block) % 2) + 0.1 * uniform(m, blocks)
     chance = uniform(m, blocks)
     kind = row % 8
     octaves += torch.where((kind == 1) & (chance < max(0.05, 2 / blocks)), 6.0, 0.0)

@@ -24,6 +24,7 @@ def gemm_kernel(
     SCALE_N: tl.constexpr,  # rows of b that share a scale
     GROUP_M: tl.constexpr,
     EVEN_K: tl.constexpr,  # whether BLOCK_K divides K
+    SWAP: tl.constexpr,  # computes the transposed tile: matrix instructions that want 64 rows get those of b
     PRODUCT: tl.constexpr,  # what tl.dot takes: the FP8 format, or fp32 in the interpreter
     FNUZ_BITS: tl.constexpr,
 ):
@@ -50,7 +51,7 @@ def gemm_kernel(
     blocks = tl.cdiv(K, BLOCK_K)
     b_scales = b_scale + tile_n * BLOCK_N // SCALE_N * blocks
 
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    total = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
     first = split * per_split
     for block in range(first, tl.minimum(first + per_split, blocks)):
         if EVEN_K:
@@ -63,8 +64,13 @@ def gemm_kernel(
         scale = tl.load(a_scale + block * M + m_read) * tl.load(b_scales + block)
         a_values = widen(a_codes, PRODUCT, FNUZ_BITS)
         b_values = widen(b_codes, PRODUCT, FNUZ_BITS)
-        total += tl.dot(a_values, tl.trans(b_values)) * scale[:, None]
+        if SWAP:
+            total += tl.dot(b_values, tl.trans(a_values)) * scale[None, :]
+        else:
+            total += tl.dot(a_values, tl.trans(b_values)) * scale[:, None]
 
+    if SWAP:
+        total = tl.trans(total)
     stored = (m < M)[:, None] & (n < N)[None, :]
     at = (split.to(tl.int64) * M + m)[:, None] * N + n[None, :]
     tl.store(out + at, total.to(out.dtype.element_ty), mask=stored)

@@ -29,9 +29,10 @@ def generate(sizes: Sizes, seeds: Seeds, device: str) -> MhaPrefillOperands:
 
     - Temperature differs by head, from flat to peaked (in the odd heads scores deviate by 0.3 to 8), so that
       a wrong scale or a block that was not rescaled is visible and so is a lost block.
-    - In the even, flat heads every query hears four keys: the first of its sequence, its own, and, if they
-      are let in, the one behind its own and the last of the sequence before. Each has as much weight as a
-      sixteenth of the others, and so has a row of zeros that a mask lets in (see `_add_landmarks`).
+    - In the even, flat heads every query hears certain keys: the first of its sequence, the last that is
+      cached, the first that is new, its own; and, if they are let in, the one behind its own, the last of
+      the sequence before and the first of the next. Each has as much weight as a sixteenth of the others,
+      and so has a row of zeros that a mask lets in (see `_add_landmarks`).
     - Three channels are 2^17 large in k and 2^-17 small in q, three more 2^17 large in v: bf16 holds them,
       fp16 does not.
     - Before and behind q, k and v lie tokens of NaN.
@@ -81,11 +82,12 @@ def _add_landmarks(q: torch.Tensor, k: torch.Tensor, sequences: list[Sequence]) 
     """Gives the rope part of the even heads a meaning; it is in the scores and not in the values.
 
     Along the rope part's first channel an ordinary key lies so far below 0 that it scores L less than a
-    first or last key, or a row of zeros. A query that sees n keys takes L = ln(n / 16), so that each of
-    those weighs as much as a sixteenth of the n. The other 63 channels of key j hold two random codes, its
-    own and that of key j - 1; the query in its place scores L more on its own key's code, which lifts j and
-    j + 1 to a landmark's score. The first key of a sequence leaves out the code of the key before it, the
-    last its own.
+    landmark (the first key and the last, of those cached and of those new) or a row of zeros. A query that
+    sees n keys takes L = ln(n / 16), so that each of those weighs as much as a sixteenth of the n. The other
+    63 channels of key j hold two random codes, its own and that of key j - 1; the query in its place scores
+    L more on its own key's code, which lifts j and j + 1 to a landmark's score. Landmarks leave out their
+    own code, so that their own query does not hear them twice; the first key leaves out the other too, which
+    is of another sequence.
     """
     import torch
 
@@ -94,10 +96,10 @@ def _add_landmarks(q: torch.Tensor, k: torch.Tensor, sequences: list[Sequence]) 
     k_rope[1:] += code[:-1]
     k_rope[..., 0] = -FAR
     for sequence in sequences:
-        first, last = sequence.keys.start, sequence.keys.stop - 1
-        k_rope[last] = code[last - 1] if last > first else 0.0
-        k_rope[first] = code[first]
-        k_rope[[first, last], :, 0] = 0.0
+        begin, end, new = sequence.keys.start, sequence.keys.stop - 1, sequence.keys.start + sequence.prefix
+        k_rope[[new, end]] = code[[new - 1, end - 1]]
+        k_rope[begin] = 0.0
+        k_rope[[begin, max(begin, new - 1), new, end], :, 0] = 0.0
         seen = torch.arange(sequence.prefix + 1, sequence.length + 1, device=q.device)
         lift = (seen / 16).log().clamp(min=0.5)[:, None, None] / SCALE
         own = code[sequence.keys][sequence.prefix :]

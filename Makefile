@@ -1,6 +1,7 @@
 PYTHON ?= python3
 VENV ?= .venv
-ARGS ?= --op mla_decode --suite r1-tp8 --budget 40s
+OP ?= mla_decode
+ARGS ?= --op $(OP) --suite r1-tp8 --budget 40s
 # Which tests `make test-all` runs, as pytest's -m takes it; empty: all. CI gives `slow` after `make test`.
 MARK ?=
 
@@ -13,9 +14,9 @@ SOURCES = $(wildcard kernels harness shapes tools tests)
 
 help: ## what there is (this list)
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
-	@echo 'Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  ARGS="$(ARGS)"'
+	@echo 'Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  OP=$(OP)  ARGS="$(ARGS)"'
 
-run: set-up ## set up, then measure: make run ARGS="--op mla_decode --suite smoke"
+run: set-up ## set up, then measure: make run OP=fused_moe, or ARGS="--op mla_decode --suite smoke"
 	$(IN_VENV) harness run $(ARGS)
 
 test: lint ## set up, lint, then the quick tests

@@ -20,6 +20,7 @@ def cli() -> None:
     python -m harness run --op mla_decode                    rank the implementations at a few small shapes
     python -m harness run --op mla_decode --suite r1-tp8     ... at DeepSeek-R1's shapes on one of 8 GPUs
     python -m harness run --op mla_decode --case "batch=1,64 ctx=4096 heads=16"
+    python -m harness run --op fused_moe --boundary with_quant
     python -m harness list impls                             what there is, what it needs, what can run here
 
     Exit codes: 0 all that could run is right; 1 something was wrong, crashed or timed out; 2 the command

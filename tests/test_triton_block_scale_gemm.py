@@ -40,11 +40,11 @@ IMPLEMENTATION = provider.SplitK()
 # Sizes, boundary, splits (None: the provider's choice), and rows of a tile with whether it is swapped.
 CASES: list[tuple[str, str, int | None, int, bool]] = [
     ("m=1 n=1 k=1", "core", None, 64, False),
-    ("m=1 n=2112 k=1024", "core", None, 64, False),
+    ("m=1 n=576 k=1024", "core", None, 64, False),
     ("m=9 n=300 k=1280", "core", 1, 16, True),
     ("m=9 n=300 k=1280", "core", 4, 16, True),
     ("m=70 n=200 k=1300", "core", 3, 64, False),
-    ("m=300 n=129 k=640", "core", 5, 16, False),
+    ("m=150 n=129 k=640", "core", 5, 16, False),
     ("m=70 n=200 k=300 scales=ue8m0", "with_quant", 2, 64, False),
     ("m=5 n=160 k=384 fp8=e4m3fnuz", "core", 3, 16, True),
     ("m=5 n=160 k=200 fp8=e4m3fnuz scales=ue8m0", "with_quant", 1, 64, False),
@@ -169,7 +169,7 @@ INSTRUCTIONS = {
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("m", "splits"), [(1, 4), (16, 1), (64, 4), (4096, 1)])
-@pytest.mark.parametrize("k", [7168, 7208])
+@pytest.mark.parametrize("k", [7168, 7216])
 def test_gemm_kernel_compiles(target: str, m: int, splits: int, k: int) -> None:
     from kernels.block_scale_gemm.split_k_jit import gemm_kernel
 
@@ -178,8 +178,7 @@ def test_gemm_kernel_compiles(target: str, m: int, splits: int, k: int) -> None:
     compiled = compile_launch(gemm_kernel, target, *launched(prepared, "gemm"))
     assert INSTRUCTIONS[target][m > 16] in assembly(compiled)
     assert compiled.metadata.shared <= TARGETS[target][1] << 10
-    # Masked loads of the rest of K take registers; no DeepSeek layer has one.
-    assert spilled(compiled) <= (1100 if k % 128 and kind_of(target) == "cuda" else 0)
+    assert spilled(compiled) == 0
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -43,13 +43,17 @@ def launched(prepared: Any, name: str) -> tuple[tuple, dict[str, Any]]:
 
 
 def compile_launch(kernel: Any, target: str, arguments: tuple, options: dict[str, Any]) -> Any:
-    """Types, constants and the divisibility by 16 of pointers and sizes are those of the launch."""
+    """Types, constants (a size of 1 is one) and divisibility by 16 are those of the launch."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     given = dict(zip(kernel.arg_names, arguments, strict=False)) | options
-    constants = {p.name: given[p.name] for p in kernel.params if p.is_constexpr}
+    constants = {
+        p.name: given[p.name]
+        for p in kernel.params
+        if p.is_constexpr or (type(given[p.name]) is int and given[p.name] == 1)
+    }
 
     def type_of(value: object) -> str:
         if isinstance(value, torch.Tensor):

@@ -34,9 +34,8 @@ class Tile:
     options: Mapping[str, int] = field(default_factory=dict)
 
 
-# Per platform, for up to so many tokens. Matrix instructions on FP8 without a spill, in gfx942's 64 KB of
-# shared memory. From compiling, not yet from measuring. A K that 128 does not divide, which no DeepSeek
-# layer has, spills on NVIDIA.
+# Per platform, for up to so many tokens. Matrix instructions on FP8, without a spill if 16 divides K, in
+# gfx942's 64 KB of shared memory. From compiling, not yet from measuring.
 TILES: dict[str, dict[float, Tile]] = {
     "cuda": {
         32: Tile(16, 128, resident=2, swap=True, options={"num_warps": 4, "num_stages": 5}),

@@ -71,7 +71,7 @@ class Sizes:
 
     @property
     def group_limit(self) -> tuple[int, int]:
-        """(groups, groups that the picks of a token lie in): (1, 1) where groups do not divide the experts."""
+        """(groups, those that the picks of a token lie in): (1, 1) where groups do not divide the experts."""
         routing = self.routed
         if self.experts % routing.groups:
             return 1, 1
@@ -95,8 +95,9 @@ class FusedMoeOperands(Operands):
     topk_ids      int32 [tokens, picks] in the rank's numbering, -1 where the expert is on another rank;
                   None in `with_routing`
     topk_weights  fp32 [tokens, picks], true also where the id is -1; None in `with_routing`
-    w13, w13_scale  FP8 [held, 2 * inter, hidden], gate rows before up rows; fp32 [held, 2 * inter/128, hidden/128]
-    w2, w2_scale    FP8 [held, hidden, inter]; fp32 [held, hidden/128, inter/128]
+    w13           FP8 [held, 2 * inter, hidden], gate rows before up rows
+    w13_scale     fp32 [held, 2 * inter/128, hidden/128]
+    w2, w2_scale  FP8 [held, hidden, inter], fp32 [held, hidden/128, inter/128]
     """
 
     w13: torch.Tensor
@@ -161,8 +162,8 @@ class FusedMoe(Op):
         return {"fp8": native(arch), "scales": "ue8m0" if arch == "sm_100" else "fp32"}
 
     def work(self, sizes: Sizes, boundary: str = "core") -> Work:
-        """6 * pairs * hidden * inter flops of the pairs on this rank. Bytes of the experts that are hit, of the
-        activations as this boundary takes them, of ids and weights (or of logits and bias), and of out."""
+        """6 * pairs * hidden * inter flops of the pairs on this rank. Bytes of the experts that are hit, of
+        x as this boundary takes it, of ids and weights (or of logits and bias), and of out."""
         routing = sizes.routed
         x = sizes.tokens * sizes.hidden
         activations = x + x // BLOCK * 4 if boundary == "core" else 2 * x
@@ -211,7 +212,7 @@ class FusedMoe(Op):
         )
 
     def step(self, operands: FusedMoeOperands, into: Mapping[str, torch.Tensor]) -> Callable[[], None]:
-        """Routing, or quantising. What both boundaries have is copied where the narrower call keeps it apart."""
+        """Routing, or quantising. What both boundaries have is copied where the inner call keeps it apart."""
         sizes: Sizes = operands.sizes
         if operands.boundary == "with_routing":
             from kernels.fused_moe.route import Router, router

@@ -50,17 +50,18 @@ def routing(operands: FusedMoeOperands) -> tuple[torch.Tensor, torch.Tensor]:
 
 def reference(operands: FusedMoeOperands, max_flops: float) -> Reference:
     """The products are fp32's, of exact operands: they err by some 2^-24 sqrt(K) of the root of the summed
-    squares of their terms, 5e-6 at K = 7168, where a sigma has at least 2^-9 of it. Sums over experts are fp64's.
+    squares of their terms, 5e-6 at K = 7168, where a sigma has at least 2^-9 of it. Sums over experts are
+    fp64's.
 
     Above `max_flops`, to which the conversion of each expert counts too, it takes the first row, the last
     one and others at even distance.
 
     sigma: a right call rounds to bf16 (relative 2^-9 each, in root mean square) the activations that it
-    dequantises and the weights, where they enter products, gate and up, h = silu(gate) * up, what each expert gives before and after it
-    is weighted, and the output. Errors of weights and of results are independent of each other: they add in
-    squares through the products, and through h by its derivatives. An error of x is common to gate and up,
-    and where one element of x dominates to all rows of both: there the two add as they are. The slope of
-    SiLU is the steepest within two deviations of gate.
+    dequantises and the weights, where they enter products, gate and up, h = silu(gate) * up, what each
+    expert gives before and after it is weighted, and the output. Errors of weights and of results are
+    independent of each other: they add in squares through the products, and through h by its derivatives.
+    An error of x is common to gate and up, and where one element of x dominates to all rows of both: there
+    the two add as they are. The slope of SiLU is the steepest within two deviations of gate.
 
     sigma_fp8: the call also rounds h to FP8 by 1x128, and x unless the boundary is `core`, as far as
     kernels.formats.rounding_deviation says.
@@ -94,8 +95,8 @@ def reference(operands: FusedMoeOperands, max_flops: float) -> Reference:
 def _expert(
     operands: FusedMoeOperands, expert: int, x: torch.Tensor, errors: list[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What an expert gives for rows x fp32 [m, hidden]: [m, hidden]; and the variances of that, [2, m, hidden],
-    for activations in bf16 and in FP8. errors: of x, in bf16 and, if others, in FP8."""
+    """What an expert gives for rows x fp32 [m, hidden]: [m, hidden]; and the variances of that, of shape
+    [2, m, hidden], for activations in bf16 and in FP8. errors: of x, in bf16 and, if others, in FP8."""
     import torch
 
     sizes: Sizes = operands.sizes

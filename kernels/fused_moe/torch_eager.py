@@ -28,7 +28,7 @@ class Naive(Implementation):
         return platform.library("torch")
 
     def workspace(self, sizes: Sizes) -> int:
-        """One expert in fp32 three times over while it is dequantised; x and the sum; the rows of an expert."""
+        """One expert in fp32, three times while it is dequantised; x and the sum; the rows of an expert."""
         expert = 2 * sizes.hidden * sizes.inter * 4
         return 3 * expert + sizes.tokens * (sizes.hidden * 4 * 5 + sizes.inter * 4 * 4)
 

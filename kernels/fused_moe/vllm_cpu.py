@@ -33,7 +33,7 @@ class Amx(VllmCpu):
         return sizes.held * 3 * sizes.hidden * sizes.inter
 
     def workspace(self, sizes: Sizes) -> int:
-        """Its caches: gate and up, h, what experts give; a tile of 32 rows and unpacked weights per thread."""
+        """Its caches: gate and up, h, what experts give; per thread 32 rows of x and unpacked weights."""
         pairs = sizes.tokens * sizes.picks
         per_thread = (32 + 32 * 32) * max(sizes.hidden, sizes.inter) * 2
         return pairs * (3 * sizes.inter + sizes.hidden) * 2 + 256 * per_thread

@@ -132,15 +132,21 @@ def _dequantised(operands: BlockScaleGemmOperands) -> torch.Tensor:
 
 
 def _w8a8(a_q: torch.Tensor, a_scale: torch.Tensor, b_q: torch.Tensor, b_scale: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return _w8a16(dequantise_activations(a_q, a_scale, torch.bfloat16), b_q, b_scale)
+    a = (a_q.float() * a_scale[:, _block_of(a_q, 1)]).bfloat16()
+    return _w8a16(a, b_q, b_scale)
 
 
 def _w8a16(a: torch.Tensor, b_q: torch.Tensor, b_scale: torch.Tensor) -> torch.Tensor:
+    scale = b_scale[_block_of(b_q, 0)[:, None], _block_of(b_q, 1)]
+    return a @ (b_q.float() * scale).bfloat16().T
+
+
+def _block_of(q: torch.Tensor, dim: int) -> torch.Tensor:
+    """The block that each row or column lies in. By index, because torch 2.13 compiles repeat_interleave with
+    a slice behind it for a CPU into loads past the end of the scales."""
     import torch
 
-    return a @ dequantise_weights(b_q, b_scale, torch.bfloat16).T
+    return torch.arange(q.shape[dim], device=q.device) // BLOCK
 
 
 class Compiled(Implementation):

@@ -31,7 +31,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 OP = kernels.OPS["fused_moe"]
-IMPLEMENTATION = provider.Grouped()
+IMPLEMENTATION = next(i for i in kernels.implementations(OP.name) if i.name == "triton.grouped")
 
 SMALL = "experts=16 topk=4 hidden=256 inter=128"
 CASES = [
@@ -202,7 +202,8 @@ def launches_of(text: str, kind: str) -> dict[str, tuple[tuple, dict]]:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
-    "text", ["tokens=64 shared=1", "tokens=1024", pytest.param("tokens=8192", marks=pytest.mark.slow)]
+    "text",
+    ["tokens=64 shared=1", *(pytest.param(f"tokens={n}", marks=pytest.mark.slow) for n in (1024, 8192))],
 )
 def test_compiles(target: str, text: str) -> None:
     from kernels.fused_moe import align_jit, grouped_jit
@@ -210,6 +211,9 @@ def test_compiles(target: str, text: str) -> None:
     kind = "rocm" if target.startswith("gfx") else "cuda"
     fp8 = "e4m3fnuz" if target == "gfx942" else "e4m3fn"
     _, shared, instruction = TARGETS[target]
+    if kind == "cuda" and "tokens=64" in text:
+        # Below 64 rows Triton takes the older instruction, which has no FP8 there: exact in fp16.
+        instruction = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
     for name, launch in launches_of(f"{text} fp8={fp8}", kind).items():
         kernel = getattr(align_jit if name in ("count", "place") else grouped_jit, f"{name}_kernel")
         compiled = compile_launch(kernel, launch, target)
@@ -229,7 +233,6 @@ def test_compiles(target: str, text: str) -> None:
 def test_routing_compiles(target: str) -> None:
     from kernels.fused_moe import route_jit
 
-    found = {}
     empty = torch.empty(64, 9, device="meta")
     rule = Router(8, 4, 8, SCALING, 256, 1)
     route = router(

@@ -87,7 +87,7 @@ def reference(operands: FusedMoeOperands, max_flops: float) -> Reference:
         weight = weights[row, place].unsqueeze(-1)
         y, deviations = _expert(operands, expert, x[row], [e[row] for e in errors])
         value.index_add_(0, row, weight * y)
-        variance.index_add_(1, row, weight**2 * deviations)
+        variance.index_add_(1, row, (weight * deviations) ** 2)
     sigma = (variance + (UNIT * value) ** 2).sqrt()
     return Reference(value, sigma[0], rows, sigma[1])
 
@@ -95,32 +95,33 @@ def reference(operands: FusedMoeOperands, max_flops: float) -> Reference:
 def _expert(
     operands: FusedMoeOperands, expert: int, x: torch.Tensor, errors: list[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What an expert gives for rows x fp32 [m, hidden]: [m, hidden]; and the variances of that, of shape
+    """What an expert gives for rows x fp32 [m, hidden]: [m, hidden]; and the deviations of that, of shape
     [2, m, hidden], for activations in bf16 and in FP8. errors: of x, in bf16 and, if others, in FP8."""
     import torch
 
     sizes: Sizes = operands.sizes
-    inputs = torch.stack([x**2, *(error**2 for error in errors)])
-    both, squares = _products(operands.w13[expert], operands.w13_scale[expert], x, inputs)
+    both, of_inputs = _products(
+        operands.w13[expert], operands.w13_scale[expert], x, torch.stack([x, *errors])
+    )
     gate, up = both.chunk(2, -1)
-    own_gate, own_up = (UNIT**2 * (squares[0] + both**2)).chunk(2, -1)
+    own_gate, own_up = (UNIT * torch.hypot(of_inputs[0], both)).chunk(2, -1)
     sigmoid = gate.sigmoid()
     silu = gate * sigmoid
     h = silu * up
-    variances = []
+    deviations = []
     for kind in ("bf16", "fp8"):
-        of_x = squares[1 if kind == "bf16" else -1]
-        x_gate, x_up = of_x.chunk(2, -1)
-        all_gate, all_up = own_gate + x_gate, own_up + x_up
-        slope = _steepest(gate, 2 * all_gate.sqrt())
-        from_x = slope * up.abs() * x_gate.sqrt() + silu.abs() * x_up.sqrt()
-        own = (slope * up) ** 2 * own_gate + silu**2 * own_up
-        variance = from_x**2 + own + slope**2 * all_gate * all_up + (UNIT * h) ** 2
+        x_gate, x_up = of_inputs[1 if kind == "bf16" else -1].chunk(2, -1)
+        all_gate, all_up = torch.hypot(own_gate, x_gate), torch.hypot(own_up, x_up)
+        slope = _steepest(gate, 2 * all_gate)
+        from_x = slope * up.abs() * x_gate + silu.abs() * x_up
+        own = torch.hypot(slope * up * own_gate, silu * own_up)
+        # h is rounded, and so are the weights that it is multiplied by.
+        rounded = torch.hypot(slope * all_gate * all_up, 2**0.5 * UNIT * h)
         if kind == "fp8":
-            variance += rounding_deviation(h, fp8_format(sizes.fp8)) ** 2
-        variances.append(variance + (UNIT * h) ** 2)  # that of the weights they are multiplied by
-    y, of_h = _products(operands.w2[expert], operands.w2_scale[expert], h, torch.stack(variances))
-    return y, of_h + 2 * (UNIT * y) ** 2
+            rounded = torch.hypot(rounded, rounding_deviation(h, fp8_format(sizes.fp8)))
+        deviations.append(torch.hypot(torch.hypot(from_x, own), rounded))
+    y, of_h = _products(operands.w2[expert], operands.w2_scale[expert], h, torch.stack(deviations))
+    return y, torch.hypot(of_h, 2**0.5 * UNIT * y)
 
 
 def _steepest(gate: torch.Tensor, reach: torch.Tensor) -> torch.Tensor:
@@ -135,12 +136,20 @@ def _steepest(gate: torch.Tensor, reach: torch.Tensor) -> torch.Tensor:
 
 
 def _products(
-    q: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, squared: torch.Tensor
+    q: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, deviations: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x @ w^T, and squared @ (w^2)^T, of w = q * scale. q: FP8 [N, K]; x: fp32 [m, K]; squared: [c, m, K]."""
+    """x @ w^T of w = q * scale, and the deviations that independent ones of x give it, sqrt(d^2 @ (w^2)^T).
+
+    q: FP8 [N, K]; x: fp32 [m, K]; deviations: [c, m, K]. Squares are taken of values near 1: those of small
+    scales would underflow.
+    """
     w = widened(q, scale)
     product = x @ w.T
-    return product, (squared.flatten(0, 1) @ w.square_().T).unflatten(0, squared.shape[:2])
+    tiny = 2.0**-126
+    largest_w = w.abs().amax().clamp_(min=tiny)
+    largest = deviations.abs().amax(-1, keepdim=True).clamp_(min=tiny)
+    squares = (deviations / largest).square_().flatten(0, 1) @ w.div_(largest_w).square_().T
+    return product, squares.sqrt_().unflatten(0, deviations.shape[:2]) * largest * largest_w
 
 
 def _x(operands: FusedMoeOperands, rows: list[int] | None) -> torch.Tensor:

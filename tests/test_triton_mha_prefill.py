@@ -1,0 +1,163 @@
+"""The Triton flash kernel: right in the interpreter, and compiled for GPUs that need not be here.
+
+As in test_triton_mla_decode, the interpreted cases run in a process of their own: this file as a script.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kernels
+from harness.check import judge
+from kernels.mha_prefill import triton_flash as provider
+from kernels.mha_prefill.problem import VALUE, WIDTH, MhaPrefillOperands, sequences_of
+from kernels.op import Unsupported
+from kernels.operands import Seeds
+from kernels.platform import named
+from kernels.triton_runtime import INTERPRETER
+from shapes.case import parse
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from triton_compiling import TARGETS, assembly, compile_launch, kind_of, launched, spilled  # noqa: E402
+
+OP = kernels.OPS["mha_prefill"]
+IMPLEMENTATION = next(i for i in kernels.implementations("mha_prefill") if i.name == "triton.flash_varlen")
+
+# Sizes, then query rows and keys of a tile: with tiles this small there are blocks before the diagonal, on it
+# and behind it, and sequences that end inside a tile, at its edge and one row behind.
+RAGGED = "batch=3 new=1..90 prefix=0..70 heads=2"
+CASES = [
+    ("batch=1 new=1 heads=1", 128, 128),
+    ("batch=1 new=300 prefix=40 heads=1", 128, 128),
+    (RAGGED, 16, 16),
+    (RAGGED, 32, 16),
+    (RAGGED, 16, 64),
+    (RAGGED, 64, 32),
+    ("batch=3 new=63..65 heads=3", 32, 32),
+    ("batch=2 new=1 prefix=64..95 heads=2", 32, 32),
+    ("batch=2 new=64 prefix=1 heads=2", 32, 32),
+]
+INSTRUCTIONS = {
+    "gfx942": "v_mfma_f32_16x16x16_bf16",
+    "gfx950": "v_mfma_f32_16x16x32_bf16",
+    "sm_90": "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16",
+    "sm_100": "tcgen05.mma.cta_group::1.kind::f16",
+}
+
+
+def sizes_of(text: str):
+    return OP.sizes(parse(text)[0])
+
+
+def interpret(text: str, rows: int, keys: int) -> list[dict[str, Any]]:
+    """Reports of the first call, and of one after other q, k and v were loaded."""
+    sizes = sizes_of(text)
+    operands, out = OP.operands(sizes, Seeds(), "cpu"), OP.empty_output(sizes, "cpu")
+    tile = dataclasses.replace(provider.TILES["cpu"], rows=rows, keys=keys)
+    prepared = provider._FlashVarlen(operands, out, tile)
+    reports = []
+    for live in (0, 1):
+        prepared.load(OP.operands(sizes, Seeds(live=live), "cpu").live_tensors())
+        for buffer in (out, prepared.written):
+            buffer.fill_(math.nan)
+        prepared.call()
+        reference = OP.reference(operands)
+        reports.append(judge(prepared.result(), reference, OP.tolerance(sizes), tuple(out.shape)))
+    return reports
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> list[list[dict[str, Any]]]:
+    root = Path(__file__).parents[1]
+    path = os.pathsep.join(map(str, (root, root / "tests")))
+    environment = os.environ | INTERPRETER | {"PYTHONPATH": path}
+    command = [sys.executable, __file__]
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "RuntimeWarning" not in done.stderr, "computes what it should not:\n" + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("index", range(len(CASES)), ids=[" ".join(map(str, case)) for case in CASES])
+def test_interpreted(interpreted: list[list[dict[str, Any]]], index: int) -> None:
+    assert all(report["ok"] for report in interpreted[index]), interpreted[index]
+
+
+def test_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    sizes = sizes_of("batch=1 new=1")
+    with pytest.raises(Unsupported, match="TRITON_INTERPRET=1"):
+        IMPLEMENTATION.prepare(OP.operands(sizes, Seeds(), "cpu"), OP.empty_output(sizes, "cpu"))
+    for kind in ("cpu", "cuda", "rocm"):
+        assert IMPLEMENTATION.interpreted(named(kind)) == (kind == "cpu")
+
+
+@pytest.mark.parametrize("tile", provider.TILES.values(), ids=provider.TILES)
+def test_tiles_cover_every_row_once_the_longest_first(tile: provider.Tile) -> None:
+    sequences = sequences_of([(0, 1), (300, 200), (5, 64), (0, 129)])
+    tiles = provider.tiles_of(sequences, tile)
+    rows = [(i, row) for i, first in tiles for row in range(first, min(first + tile.rows, sequences[i].new))]
+    assert sorted(rows) == [(i, row) for i, s in enumerate(sequences) for row in range(s.new)]
+    first_keys = [sequences[i].prefix + first for i, first in tiles]
+    assert first_keys == sorted(first_keys, reverse=True)
+
+
+def test_a_case_too_long_to_interpret_says_so() -> None:
+    case = OP.case({"batch": 40, "new": "3200"})
+    support = IMPLEMENTATION.supports(case, named("cpu"))
+    assert not support.ok and "interpreting one call would take" in support.reason
+    assert IMPLEMENTATION.supports(case, named("cuda")).ok
+    assert IMPLEMENTATION.interpreted_s(sizes_of("batch=1 new=130 heads=2")) < 1
+
+
+def on_no_device(text: str, kind: str) -> provider._FlashVarlen:
+    """Prepared on torch's meta device: shapes and types without memory, launches as on a GPU."""
+    sizes = sizes_of(text)
+    empty = partial(torch.empty, device="meta", dtype=torch.bfloat16)
+    starts = torch.empty(sizes.batch + 1, dtype=torch.int32, device="meta")
+    operands = MhaPrefillOperands(
+        q=empty(sizes.queries, sizes.heads, WIDTH),
+        k=empty(sizes.keys, sizes.heads, WIDTH),
+        v=empty(sizes.keys, sizes.heads, VALUE),
+        cu_q=starts,
+        cu_k=starts,
+        sequences=sequences_of(sizes.lengths()),
+    )
+    return provider._FlashVarlen(operands, OP.empty_output(sizes, "meta"), provider.TILES[kind])
+
+
+@pytest.mark.parametrize("kind", provider.TILES)
+@pytest.mark.parametrize("text", ["batch=1 new=1", "batch=7 new=1..600 heads=4", "batch=40 new=3200"])
+def test_workspace_is_a_bound(kind: str, text: str) -> None:
+    prepared = on_no_device(text, kind)
+    apart = prepared.written.nbytes if prepared.written is not prepared.out else 0
+    assert prepared.tiles.nbytes + apart <= IMPLEMENTATION.workspace(sizes_of(text))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("heads", [16, 128])
+def test_flash_kernel_compiles(target: str, heads: int) -> None:
+    from kernels.mha_prefill.flash_varlen_jit import flash_kernel
+
+    prepared = on_no_device(f"batch=2 new=3200 heads={heads}", kind_of(target))
+    compiled = compile_launch(flash_kernel, target, *launched(prepared, "flash"))
+    assert INSTRUCTIONS[target] in assembly(compiled)
+    assert compiled.metadata.shared <= TARGETS[target][1] << 10
+    assert spilled(compiled) == 0
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        print(json.dumps(interpret(*case)))

@@ -77,13 +77,16 @@ def compute(
     fp8: bool = False,
     picks: tuple[torch.Tensor, torch.Tensor] | None = None,
     only: set[int] | None = None,
+    token: int | None = None,
 ) -> torch.Tensor:
     """fp32 [tokens, hidden]. fp8: x and h are requantised. picks: ids and weights, by default the right ones.
-    only: experts that are computed, for differences."""
+    only: experts that are computed, for differences. token: the only row that is computed, [1, hidden]."""
     ids, weights = picks or routing(o)
+    rows = slice(None) if token is None else slice(token, token + 1)
+    ids, weights = ids[rows], weights[rows]
     if fp8:
         plan = replace(plan, h=(lambda h, step=plan.h: requantised(o)(step(h))))
-    x = plan.x(activations(o, fp8))
+    x = plan.x(activations(o, fp8)[rows])
     total = torch.zeros(len(x), o.sizes.hidden, dtype=torch.float64)
     for expert in ids.unique().tolist():
         if expert < 0 or (only is not None and expert not in only):

@@ -245,6 +245,7 @@ class FusedMoe(Op):
         return reference(operands, max_flops)
 
     def tolerance(self, sizes: Sizes) -> Tolerance:
-        """A segment is as wide as a weight block, so that one block is not diluted by the others. Right ways
-        to compute it reach row errors of TODO sigma over 60 random cases (tests/test_check_fused_moe.py)."""
+        """A segment is as wide as a weight block, so that one block is not diluted by the others. The
+        worst of 60 random cases, with outliers, zero blocks and extreme scales: 1.1 sigma in bf16, 1.7 of
+        sigma_fp8 (tests/test_check_fused_moe.py); 1.2 and 0.7 at R1's sizes, where maxima are of more."""
         return Tolerance(row=2.0, element=10.0, segment=BLOCK)

@@ -112,7 +112,9 @@ def bugs_of(kind: str, sizes: Sizes) -> list[Variant]:
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "size", [pytest.param(s, marks=pytest.mark.slow) if s == "o_proj" else s for s in SIZES]
+)
 def test_bug_in_one_row_of_one_block_is_caught(size, kind, margins):
     boundary, fp8 = CLASSES[kind]
     problem = make(SIZES[size], boundary, fp8=fp8)

@@ -18,6 +18,7 @@ from kernels.block_scale_gemm import inputs
 from kernels.formats import (
     BLOCK,
     SCALES,
+    Fp8Format,
     Scales,
     dequantise_activations,
     dequantise_weights,
@@ -144,8 +145,6 @@ class BlockScaleGemm(Op):
         self, sizes: Sizes, seeds: Seeds, device: str, boundary: str = "core"
     ) -> BlockScaleGemmOperands:
         """See inputs.py for what makes the usual mistakes visible in them."""
-        import torch
-
         fmt = fp8_format(sizes.fp8)
         b_q, b_scale = inputs.weights(sizes.n, sizes.k, fmt, sizes.scales, seeds.stationary, device)
         a = inputs.activations(sizes.m, sizes.k, 1_000_003 * seeds.stationary + seeds.live, device)
@@ -153,8 +152,7 @@ class BlockScaleGemm(Op):
         if boundary == "with_quant":
             return wide
         core = wide.narrowed()
-        with torch.no_grad():
-            inputs.quantise(a, core.a_q, core.a_scale, fmt, sizes.scales)
+        inputs.quantise(a, core.a_q, core.a_scale, fmt, sizes.scales)
         return core
 
     def step(self, operands: BlockScaleGemmOperands, into: Mapping[str, torch.Tensor]) -> Callable[[], None]:
@@ -236,7 +234,7 @@ class BlockScaleGemm(Op):
         return Tolerance(row=max(2.0, 8.0 / columns**0.5), element=10.0, segment=columns)
 
 
-def _format_of(q: torch.Tensor):
+def _format_of(q: torch.Tensor) -> Fp8Format:
     return fp8_format(str(q.dtype).removeprefix("torch.float8_"))
 
 

@@ -73,7 +73,7 @@ def make(text: str, seed: int = 1) -> Problem:
 # Bugs that show in one output
 
 SIZES = {
-    "small": "batch=3 new=2..90 heads=4",
+    "small": "batch=3 new=100..150 heads=4",
     "small cached": "batch=3 new=90 prefix=1..60 heads=4",
     "full": "batch=2 new=100..3200 heads=16",
     "full cached": "batch=2 new=64..1152 prefix=2048 heads=16",

@@ -181,7 +181,11 @@ class MhaPrefill(Op):
         return reference(operands, max_flops)
 
     def tolerance(self, sizes: Sizes) -> Tolerance:
-        return Tolerance(row=2.0, element=10.0)
+        """The worst rows of random cases, in sigma: 1.3 for a kernel with exactly the two roundings of
+        `reference`, 1.9 where weights are rounded after they were normalised, 2.0 where cached and new keys'
+        results are rounded to bf16 and then merged (tests/test_check_mha_prefill.py). 2.5 passes those; a row
+        of zeros counted as a key reaches 4 times that, weights in fp8 6 times."""
+        return Tolerance(row=2.5, element=10.0)
 
 
 def sequences_of(lengths: list[tuple[int, int]]) -> list[Sequence]:

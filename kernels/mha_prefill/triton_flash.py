@@ -35,7 +35,7 @@ TILES = {
     "rocm": Tile(128, 32, {"num_warps": 4, "num_stages": 2, "matrix_instr_nonkdim": 16}),
     "cpu": Tile(128, 128),
 }
-INTERPRETED_STEP_S = 2.5e-3  # of a step over 128 rows and 128 keys, and of a program around its steps
+INTERPRETED_STEP_S = 4e-3  # of a step over 128 rows and 128 keys, and of a program around its steps
 
 
 def tiles_of(sequences: list[Sequence], tile: Tile) -> list[tuple[int, int]]:

@@ -22,6 +22,8 @@ ROTATE_CACHES = 2
 # ... but over no more copies than this.
 MOST_COPIES = 64
 MEMORY_SHARE = 0.8
+# A reference of more than this is sampled: about 10 s of products on two CPU cores.
+MAX_FLOPS = {"cpu": 4e11, "cuda": 2e13, "rocm": 2e13}
 
 PLAIN = "plain"
 
@@ -172,6 +174,14 @@ def memory_needed(op: Op, sizes: Any, contenders: Sequence[Implementation], copi
         layouts * i.layout(sizes) + copies * (i.workspace(sizes) + output) for i in contenders
     )
     return 2 * op.operand_bytes(sizes) + copies * op.turn_bytes(sizes) + per_contender
+
+
+def judge_memory(op: Op, sizes: Any, kind: str) -> int:
+    """Bytes of the judge: operands, and per reference up to 16 bytes for each 2 of the output rows that it
+    computes, four references in each of up to two boundaries."""
+    references = 4 * len(op.boundaries[:2])
+    sampled = min(1.0, MAX_FLOPS[kind] / op.work(sizes).flops)
+    return op.operand_bytes(sizes) + int(references * 8 * sampled * op.output_bytes(sizes))
 
 
 def allowance(remaining_s: float, queue: Sequence[Case], least_s: float) -> tuple[float, int]:

@@ -104,8 +104,7 @@ class Session:
         """Groups of contenders that fit in memory beside each other, each with the baseline; and those
         that do not fit even beside the baseline alone."""
         free = available_memory() if self.platform.kind == "cpu" else self.platform.memory
-        # The judge keeps value and sigma of three references in fp64, of an output in 2 bytes.
-        judge = self.op.operand_bytes(sizes) + 3 * 2 * 4 * self.op.output_bytes(sizes)
+        judge = plan.judge_memory(self.op, sizes, self.platform.kind)
 
         def needed(group: Sequence[Contender]) -> int:
             workers: dict[tuple[str, str], list[Implementation]] = {}

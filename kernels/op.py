@@ -129,7 +129,7 @@ class Implementation(ABC):
     requires:       what it needs, for people
     runtime:        implementations of one runtime share a worker process, others never do
     boundaries:     those its call covers by itself; wider ones it joins by composition
-    activations:    what its call rounds bf16 activations to before products: bf16 (W8A16) or fp8 (W8A8)
+    activations:    what its own call rounds bf16 activations to before products: bf16, or fp8
     allocates:      True if the library allocates its own output (`out` is then None, never poisoned)
     captures:       False if the call cannot be recorded into a CUDA/HIP graph
     """
@@ -167,10 +167,6 @@ class Implementation(ABC):
         """The widest boundary within this one that its call covers by itself; None if there is none."""
         within = BOUNDARIES[: BOUNDARIES.index(boundary) + 1]
         return next((b for b in reversed(within) if b in self.boundaries), None)
-
-    def rounds_to_fp8(self, boundary: str) -> bool:
-        """Whether activations are rounded to FP8 inside this boundary, by the call or before it."""
-        return self.activations == "fp8" or self.native(boundary) == "core" != boundary
 
     def composition(self, boundary: str) -> str:
         """What stands before its call in this boundary, for people; empty if nothing."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from judging import judged
 
 import kernels
-from harness.check import judge
 from kernels.compose import bind
 from kernels.formats import FORMATS, rounding_deviation
 from kernels.op import Unsupported
@@ -208,12 +208,10 @@ TEXTS = (
 def check(name: str, text: str, boundary: str) -> None:
     """A first call, one after other live operands, one prepared on other weights."""
     implementation, sizes = IMPLEMENTATIONS[name], sizes_of(text)
-    fp8 = implementation.rounds_to_fp8(boundary)
 
-    def judged(prepared, operands) -> dict:
+    def called(prepared, operands) -> dict:
         prepared.call()
-        tolerance, shape = OP.tolerance(sizes), (sizes.m, sizes.n)
-        return judge(prepared.result(), OP.reference(operands), tolerance, shape, fp8)
+        return judged(OP, implementation, sizes, operands, prepared.result())
 
     def prepare(operands):
         out = None if implementation.allocates else OP.empty_output(sizes, "cpu").fill_(math.nan)
@@ -224,12 +222,12 @@ def check(name: str, text: str, boundary: str) -> None:
         prepared = prepare(operands)
     except Unsupported as reason:
         pytest.skip(str(reason))
-    reports = [judged(prepared, operands)]
+    reports = [called(prepared, operands)]
     other = OP.operands(sizes, Seeds(live=1), "cpu", boundary)
     prepared.load(other.live_tensors())
-    reports.append(judged(prepared, other))
+    reports.append(called(prepared, other))
     further = OP.operands(sizes, Seeds(1, 1), "cpu", boundary)
-    reports.append(judged(prepare(further), further))
+    reports.append(called(prepare(further), further))
     assert all(report["ok"] for report in reports), reports
 
 
@@ -264,8 +262,7 @@ def test_codes_at_the_end_of_e4m3fnuz():
         out = OP.empty_output(sizes, "cpu")
         prepared = bind(OP, IMPLEMENTATIONS[name], operands, out)
         prepared.call()
-        fp8 = IMPLEMENTATIONS[name].rounds_to_fp8(boundary)
-        assert judge(out, OP.reference(operands), OP.tolerance(sizes), fp8=fp8)["ok"]
+        assert judged(OP, IMPLEMENTATIONS[name], sizes, operands, out)["ok"]
 
 
 def test_where_no_bf16_instructions_are_torch_multiplies_all_the_same(monkeypatch):

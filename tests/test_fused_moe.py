@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from judging import judged
 
 import kernels
-from harness.check import judge
 from kernels.compose import bind
 from kernels.formats import dequantise_activations, dequantise_weights
 from kernels.fused_moe.problem import SCALING, Sizes
@@ -220,7 +220,7 @@ def test_sizes_that_are_none(text):
 @pytest.mark.parametrize("name", ["torch.naive", "torch.bf16"])
 def test_torch_is_right_after_reload_and_on_turns(name, text, boundary):
     implementation = next(i for i in kernels.implementations("fused_moe") if i.name == name)
-    sizes, fp8 = sizes_of(text), implementation.rounds_to_fp8(boundary)
+    sizes = sizes_of(text)
     first = OP.operands(sizes, Seeds(1, 1), "cpu", boundary)
     prepared = bind(OP, implementation, first, OP.empty_output(sizes, "cpu"))
     turned = first.turned(2)
@@ -232,7 +232,7 @@ def test_torch_is_right_after_reload_and_on_turns(name, text, boundary):
     def wrong(which, operands) -> str:
         which.out.fill_(math.nan)
         which.call()
-        return judge(which.result(), OP.reference(operands), OP.tolerance(sizes), None, fp8)["reason"]
+        return judged(OP, implementation, sizes, operands, which.result())["reason"]
 
     assert not wrong(prepared, first)
     assert not wrong(on_turn, turned)

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 import kernels
-from harness.check import judge
 from kernels.block_scale_gemm import triton_split_k as provider
 from kernels.block_scale_gemm.problem import BlockScaleGemmOperands
 from kernels.compose import bind
@@ -32,6 +31,7 @@ from shapes.case import parse
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from judging import judged  # noqa: E402
 from triton_compiling import TARGETS, assembly, compile_launch, kind_of, launched, spilled  # noqa: E402
 
 OP = kernels.OPS["block_scale_gemm"]
@@ -88,9 +88,7 @@ def interpret(text: str, boundary: str, splits: int | None, rows: int, swap: boo
         for buffer in (out, inner.parts, inner.written):
             buffer.fill_(math.nan)
         prepared.call()
-        fp8 = IMPLEMENTATION.rounds_to_fp8(boundary)
-        reference = OP.reference(operands)
-        reports.append(judge(prepared.result(), reference, OP.tolerance(sizes), tuple(out.shape), fp8))
+        reports.append(judged(OP, IMPLEMENTATION, sizes, operands, prepared.result()))
     return reports
 
 

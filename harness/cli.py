@@ -74,7 +74,7 @@ def _seconds(context: click.Context, option: click.Parameter, text: str) -> floa
 )
 @click.option("--launch", type=click.Choice(["graph", "eager", "both"]), help="On GPUs (default: graph).")
 @click.option("--budget", metavar="60s", help="Time for measuring, set-up apart.  [default: 60s]")
-@click.option("--per-case", metavar="20s", help="Least of it that is worth a case.  [default: 20s]")
+@click.option("--per-case", metavar="20s", help="Least of it that is worth a case.  [default: 20s; smoke 3s]")
 @click.option("--set", multiple=True, metavar="NAME=VALUE", help="Environment of the workers.")
 @click.option("--resume", metavar="RUN", help="Measure what this run did not finish.")
 @click.option("--retry", is_flag=True, help="With --resume: measure cases with crashed cells again.")

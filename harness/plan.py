@@ -15,8 +15,6 @@ from kernels.platform import Platform
 from shapes.case import Case, merge, parse
 from shapes.suites import suite, suites
 
-# With less, a case of R1's sizes gets too few rounds on a CPU for an interval worth printing.
-LEAST_CASE_S = 20.0
 # Calls rotate over copies of the streamed operands until this many last-level caches have gone by ...
 ROTATE_CACHES = 2
 # ... but over no more copies than this.

@@ -27,6 +27,7 @@ from harness.statistics import CONFIDENCE
 from harness.workers import ROOT, WorkerFailure, physical_cores
 from kernels.platform import Platform, detect
 from shapes.case import Case
+from shapes.suites import CASE_S, suites
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,10 @@ def _begun(request: Request, platform: Platform) -> tuple[Journal, Run, dict[str
     launches = plan.launches(platform, request.launch)
     budget_s = plan.parse_seconds(request.budget or "60s", "--budget")
     suite = "ad hoc" if request.case else request.suite or "smoke"
+    if request.per_case:
+        per_case_s = plan.parse_seconds(request.per_case, "--per-case")
+    else:
+        per_case_s = suites()[suite].per_case_s if suite in suites() else CASE_S
     threads = request.threads or plan.parse_threads(os.environ.get("OMP_NUM_THREADS")) or physical_cores()
     created = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     device = re.sub(r"[^a-z0-9]+", "-", f"{platform.name or platform.kind}".lower()).strip("-")
@@ -137,9 +142,7 @@ def _begun(request: Request, platform: Platform) -> tuple[Journal, Run, dict[str
         launches=launches,
         cache=request.cache,
         budget_s=budget_s,
-        per_case_s=plan.parse_seconds(request.per_case, "--per-case")
-        if request.per_case
-        else plan.LEAST_CASE_S,
+        per_case_s=per_case_s,
         seed=request.seed,
         confidence=CONFIDENCE,
         ceilings=_ceilings(platform, threads, request.quiet),

@@ -19,6 +19,9 @@ from shapes.case import Case, merge
 from shapes.cases import R1
 from shapes.workloads import documented
 
+CASE_S = 20.0
+"""With less, a case of R1's sizes gets too few rounds on a CPU for an interval worth printing."""
+
 OPS = {
     module.name: importlib.import_module(f"{_cases.__name__}.{module.name}")
     for module in pkgutil.iter_modules(_cases.__path__)
@@ -27,11 +30,13 @@ OPS = {
 
 @dataclass(frozen=True)
 class Suite:
-    """name, one line on what it holds and whence, and op -> function that makes the op's cases."""
+    """name, one line on what it holds and whence, op -> function that makes the op's cases, and the least
+    seconds of measuring that are worth one of them."""
 
     name: str
     description: str
     by_op: Mapping[str, Callable[[], list[Case]]]
+    per_case_s: float = CASE_S
 
     def cases(self, op: str) -> list[Case]:
         """The weights of an op's cases sum to 1; empty if the op has none."""
@@ -48,6 +53,7 @@ def suites() -> dict[str, Suite]:
             "smoke",
             "seconds on any machine: small and ragged, with every kind of remainder",
             {op: cases.smoke for op, cases in OPS.items()},
+            per_case_s=3.0,
         ),
         *(
             Suite(

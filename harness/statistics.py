@@ -17,9 +17,9 @@ CONFIDENCE = 0.95
 MARGIN = 0.005
 # Nothing is looked at before so many blocks are there: fewer leave Student's t too wide to be of use.
 LEAST_BLOCKS = 6
-# Who has more blocks has looked before and gone on, which wants an interval so much wider
-# (tools/simulate_sessions.py: without it up to 7 % false verdicts where preparations differ).
-LOOKED = 1.1
+# With so many, looking may have decided how many, which wants an interval so much wider
+# (tools/simulate_sessions.py: without it 7 % false verdicts where preparations differ).
+LOOKED = 1.2
 # An A/A pair that may be further apart measures the disturbance, not the machine.
 MOST_NOISE = 0.25
 
@@ -92,23 +92,26 @@ def verdict(low: float, high: float, *, floor: float, margin: float = MARGIN) ->
 def interval(values: Iterable[tuple[int, float]], confidence: float = CONFIDENCE) -> Interval:
     """The mean over groups and its interval, from (group, value) pairs; one group: infinite.
 
-    Student's t with a degree of freedom less than there are groups, as groups may differ by more than
-    their scatter explains. Groups of a single value are one sample: there is no within and between.
+    The wider of two: Student's over the groups, with Hartung and Knapp's error from how far they lie apart
+    (2001, Statistics in Medicine 20:3875), and the normal one that the values' scatter within groups
+    explains, so that groups that agree by luck end nothing (Roever, Knapp and Friede 2015, BMC Medical
+    Research Methodology 15:99). Groups of a single value are one sample: there is no within and between.
     """
     grouped: dict[int, list[float]] = {}
     for group, value in values:
         grouped.setdefault(group, []).append(value)
-    groups = list(grouped.values())
+    groups = [centre(tuple(group)) for group in grouped.values()]
     if len(groups) < 2:
-        return Interval(centre(groups[0]).value, -math.inf, math.inf, 1)
-    half = _student(len(groups) - 1, confidence)
-    if all(len(group) == 1 for group in groups):
-        found = centre([value for (value,) in groups])
+        return Interval(groups[0].value, -math.inf, math.inf, 1)
+    student = _student(len(groups) - 1, confidence)
+    if all(group.n == 1 for group in groups):
+        whole = centre(tuple(group.value for group in groups))
+        mean, half = whole.value, student * whole.error
     else:
-        found = _pool([centre(group) for group in groups])
-        half *= LOOKED if len(groups) > LEAST_BLOCKS else 1.0
-    half *= found.error
-    return Interval(found.value, found.value - half, found.value + half, len(groups))
+        mean, explained, apart = _pool(groups)
+        looked = LOOKED if len(groups) >= LEAST_BLOCKS else 1.0
+        half = max(looked * student * apart, _student(math.inf, confidence) * explained)
+    return Interval(mean, mean - half, mean + half, len(groups))
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,8 @@ class Centre:
     n: int
 
 
-def centre(values: Sequence[float]) -> Centre:
+@functools.lru_cache(maxsize=1 << 14)
+def centre(values: tuple[float, ...]) -> Centre:
     """Hodges and Lehmann's estimate: the median of the averages of all pairs (Walsh averages).
 
     It needs 5 % more rounds than the mean where noise is normal, far fewer where it has heavy tails or
@@ -143,28 +147,25 @@ def _at(ordered: Sequence[float], position: float) -> float:
     return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
-def _pool(centres: Sequence[Centre]) -> Centre:
-    """Random effects: each centre counts by 1 / (variance between + its own variance).
+def _pool(centres: Sequence[Centre]) -> tuple[float, float, float]:
+    """Random effects: the mean, each centre counting by 1 / (variance between + its own variance); its
+    error as these variances explain it; and as the centres show it, lying apart.
 
-    Between is DerSimonian and Laird's estimate (1986, Controlled Clinical Trials 7:177). The error is
-    Hartung and Knapp's (2001, Statistics in Medicine 20:3875), from how far the centres really lie apart;
-    never less than their own scatter explains, so that centres that agree by luck do not end a session
-    (Roever, Knapp and Friede 2015, BMC Medical Research Methodology 15:99).
+    Between is DerSimonian and Laird's estimate (1986, Controlled Clinical Trials 7:177).
     """
     k = len(centres)
-    # A round's variance, the same in all blocks; the median over rounds, as a block may be disturbed.
+    # The variance of one round, the same in all blocks; the median over rounds: a block may be disturbed.
     unit = statistics.median([c.n * c.error**2 for c in centres for _ in range(c.n) if c.n > 1])
+    weights = [1.0] * k
     if unit > 0:
-        plain = [c.n / unit for c in centres]
-        between = max(0.0, _spread(centres, plain) - (k - 1)) / (
-            sum(plain) - sum(w * w for w in plain) / sum(plain)
-        )
+        # A block more disturbed than the others counts by its own scatter.
+        plain = [1 / max(unit / c.n, c.error**2) for c in centres]
+        effective = sum(plain) - sum(w * w for w in plain) / sum(plain)
+        between = max(0.0, _spread(centres, plain) - (k - 1)) / effective
         weights = [1 / (between + 1 / w) for w in plain]
-    else:
-        weights = [1.0] * k
-    apart = _spread(centres, weights) / (k - 1)
-    error = math.sqrt(max(apart, 1.0 if unit > 0 else 0.0) / sum(weights))
-    return Centre(_mean(centres, weights), error, sum(c.n for c in centres))
+    explained = 1 / math.sqrt(sum(weights)) if unit > 0 else 0.0
+    apart = math.sqrt(_spread(centres, weights) / (k - 1) / sum(weights))
+    return _mean(centres, weights), explained, apart
 
 
 def _mean(centres: Sequence[Centre], weights: Sequence[float]) -> float:
@@ -178,7 +179,7 @@ def _spread(centres: Sequence[Centre], weights: Sequence[float]) -> float:
 
 
 @functools.cache
-def _student(degrees: int, confidence: float) -> float:
+def _student(degrees: float, confidence: float) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, 0.5 + confidence / 2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -41,9 +41,9 @@ class Policy:
     seed:         of the random order
     """
 
-    blocks: int = 10
+    blocks: int = 14
     first_rounds: int = 5
-    max_rounds: int = 40
+    max_rounds: int = 20
     half_width: float = 0.005
     anchor: str | None = None
     twin: str | None = None
@@ -130,9 +130,10 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
             result.stopped = "budget"
             break
         policy.begin_block(block)
-        ahead = (policy.opening if block < policy.opening else policy.blocks) - block
+        opening = block < policy.opening
+        ahead = (policy.opening if opening else policy.blocks) - block
         # A preparation is worth some rounds: better a few blocks less than such short ones.
-        share = max(remaining / ahead, policy.first_rounds * round_s if block >= policy.opening else 0.0)
+        share = max(remaining / ahead, 0.0 if opening else policy.first_rounds * round_s)
         block_end = result.spent_s + min(share, remaining)
         contending, expected_s = active, 0.0
         for index in range(policy.rounds_in(block)):
@@ -150,9 +151,7 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
             contending = {name: active[name] for name in (fast if len(fast) > 1 else seconds)}
             expected_s = round_s = sum(took[name] for name in contending)
         if policy.opening <= block + 1 < policy.blocks:
-            reason = _look(
-                result, [name for name in contending if name in active], next(iter(contenders)), policy
-            )
+            reason = _look(result, [n for n in contending if n in active], next(iter(contenders)), policy)
             if reason:
                 result.stopped = reason
                 break
@@ -161,7 +160,7 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
     return result
 
 
-def _look(result: Rounds, contending: Sequence[str], first: str, policy: Policy) -> str:
+def _look(result: Rounds, contending: Collection[str], first: str, policy: Policy) -> str:
     """Why measuring may end; who is slow and rarely measured is not waited for."""
     anchor = policy.anchor or first
     series = {name: result.series(name) for name in (*contending, anchor, policy.twin) if name}

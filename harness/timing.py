@@ -126,15 +126,17 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
         if not active:
             break
         remaining = policy.budget_s - result.spent_s
-        if result.rounds and remaining < longest_round:
+        opening = block < policy.opening
+        # Of what is left over, a block gets as many rounds as a first one had, or it is not worth preparing.
+        worth_s = 0.0 if opening else policy.first_rounds * round_s
+        if result.rounds and remaining < max(longest_round, worth_s):
             result.stopped = "budget"
             break
         policy.begin_block(block)
-        opening = block < policy.opening
         ahead = (policy.opening if opening else policy.blocks) - block
-        # A preparation is worth some rounds: better a few blocks less than such short ones.
-        share = max(remaining / ahead, 0.0 if opening else policy.first_rounds * round_s)
-        block_end = result.spent_s + min(share, remaining)
+        if worth_s:
+            ahead = min(ahead, int(remaining / worth_s))
+        block_end = result.spent_s + remaining / ahead
         contending, expected_s = active, 0.0
         for index in range(policy.rounds_in(block)):
             if index and result.spent_s + expected_s > block_end:

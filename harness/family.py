@@ -98,11 +98,13 @@ def settled(
     confidence, which leaves the end's its own (Haybittle 1971, British Journal of Radiology 44:793; Peto
     and others 1976, British Journal of Cancer 34:585).
     """
-    at_the_end = judge(series, blocks, wanted, anchor, twin, confidence)
-    tight = {(j.a, j.b) for j in at_the_end if j.half_width <= half_width}
-    if len(tight) == len({(j.a, j.b) for j in at_the_end}):
+    loose = [
+        j for j in judge(series, blocks, wanted, anchor, twin, confidence) if not j.half_width <= half_width
+    ]
+    if not loose:
         return "tight"
+    if any(j.found.verdict == "unclear" for j in loose):
+        return ""
     now = judge(series, blocks, wanted, anchor, twin, 1 - LOOK * (1 - confidence))
-    if all((j.a, j.b) in tight or j.found.verdict != "unclear" for j in now):
-        return "clear"
-    return ""
+    pairs = {(j.a, j.b) for j in loose}
+    return "clear" if all(j.found.verdict != "unclear" for j in now if (j.a, j.b) in pairs) else ""

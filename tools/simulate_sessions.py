@@ -9,6 +9,7 @@ and pyperf measure one contender after the other, as people use them.
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import secrets
 import statistics
@@ -184,10 +185,15 @@ def block_centres(found: Rounds, a: str, b: str, centre: Callable) -> np.ndarray
 
 
 def half_width(values: np.ndarray) -> float:
+    n = len(values)
+    return float(students_quantile(n - 1) * values.std(ddof=1) / math.sqrt(n))
+
+
+@functools.cache
+def students_quantile(degrees: int) -> float:
     from scipy.special import stdtrit
 
-    n = len(values)
-    return float(stdtrit(n - 1, 0.975) * values.std(ddof=1) / math.sqrt(n))
+    return float(stdtrit(degrees, 0.975))
 
 
 def student(values: np.ndarray) -> Outcome:

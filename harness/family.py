@@ -92,17 +92,16 @@ def settled(
     half_width: float,
 ) -> str:
     """Why no more rounds are needed, or nothing: all wanted intervals are `tight`, or what is not has a
-    `clear` verdict.
+    `clear` verdict (nobody being left to compare is clear).
 
     Looking may not inflate errors: before the end a verdict counts only if it is clear at a far higher
     confidence, which leaves the end's its own (Haybittle 1971, British Journal of Radiology 44:793; Peto
     and others 1976, British Journal of Cancer 34:585).
     """
-    loose = [
-        j for j in judge(series, blocks, wanted, anchor, twin, confidence) if not j.half_width <= half_width
-    ]
+    at_the_end = judge(series, blocks, wanted, anchor, twin, confidence)
+    loose = [j for j in at_the_end if not j.half_width <= half_width]
     if not loose:
-        return "tight"
+        return "tight" if at_the_end else "clear"
     if any(j.found.verdict == "unclear" for j in loose):
         return ""
     now = judge(series, blocks, wanted, anchor, twin, 1 - LOOK * (1 - confidence))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -153,7 +154,7 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
             contending = {name: active[name] for name in (fast if len(fast) > 1 else seconds)}
             expected_s = round_s = sum(took[name] for name in contending)
         if policy.opening <= block + 1 < policy.blocks:
-            reason = _look(result, [n for n in contending if n in active], next(iter(contenders)), policy)
+            reason = _look(result, active, policy.anchor or next(iter(contenders)), policy)
             if reason:
                 result.stopped = reason
                 break
@@ -162,11 +163,13 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
     return result
 
 
-def _look(result: Rounds, contending: Collection[str], first: str, policy: Policy) -> str:
+def _look(result: Rounds, active: Collection[str], anchor: str, policy: Policy) -> str:
     """Why measuring may end; who is slow and rarely measured is not waited for."""
-    anchor = policy.anchor or first
-    series = {name: result.series(name) for name in (*contending, anchor, policy.twin) if name}
-    wanted = [name for name in contending if name != policy.twin]
+    series = {name: result.series(name) for name in (*active, anchor, policy.twin) if name}
+    typical = {
+        name: statistics.median(s for s in series[name] if s == s) for name in active if name != policy.twin
+    }
+    wanted = [name for name in typical if typical[name] <= policy.slow * min(typical.values())]
     return settled(series, result.blocks, wanted, anchor, policy.twin, policy.confidence, policy.half_width)
 
 

@@ -310,3 +310,14 @@ def test_looking_costs_less_than_a_hundredth_of_a_round(benchmark):
     assert len(found.rounds) == 190
     round_s = 10 * TURN_S
     assert benchmark.stats["min"] / len(found.rounds) < 0.01 * round_s
+
+
+def test_measuring_ends_without_an_anchor_that_failed():
+    machine = Machine(Family(own=0.03), {"anchor": 1.0, "a": 1.0, "b": 2.0}, seed=1)
+    turns = machine.contenders
+    lives = iter([1.0] * 3)  # a further turn raises StopIteration
+    policy = Policy(clock=machine.clock, begin_block=machine.prepare, anchor="anchor", twin="none of them")
+    found = measure(turns | {"anchor": lambda: next(lives)}, policy)
+    assert set(found.dropped) == {"anchor"}
+    assert len(found.rounds) == 30
+    assert found.stopped == "clear"

@@ -100,12 +100,13 @@ def _verdicts(measured: Measured, valid: Collection[str], confidence: float) -> 
     anchor, twin, rounds = measured.anchor, measured.twin, measured.rounds
     if anchor is None or twin is None:
         return []
-    series = {name: rounds.series(name) for name in (*valid, anchor.name, twin.name)}
-    same = compare(series[twin.name], series[anchor.name], blocks=rounds.blocks, confidence=confidence)
-    pair = Judged(twin.name, anchor.name, "A/A", 0.0, confidence, same)
-    found = [_verdict(measured.case.key, pair)]
+    pair = (rounds.series(twin.name), rounds.series(anchor.name))
+    same = compare(*pair, blocks=rounds.blocks, confidence=confidence)
+    found = [_verdict(measured.case.key, Judged(twin.name, anchor.name, "A/A", 0.0, confidence, same))]
     # The twin has no cell: its samples stand here.
     found[0].samples = _samples(measured, twin.name)
+    lasted = {*valid, anchor.name, twin.name} - rounds.dropped.keys()
+    series = {name: rounds.series(name) for name in lasted}
     judged = judge(series, rounds.blocks, valid, anchor.name, twin.name, confidence)
     return found + [_verdict(measured.case.key, one) for one in judged]
 

@@ -40,7 +40,7 @@ def judge(
 ) -> list[Judged]:
     """The verdicts on the wanted contenders: `baseline` for each but the anchor, and one `runner-up`.
 
-    series: seconds of each round, NaN where there are none, of the wanted, the anchor and its twin
+    series: seconds of each round, NaN where there are none, of those who lasted to the end
     twin:   the anchor prepared a second time: the pair gives the floor; without it the floor is 0
 
     All of them hold together with the stated confidence by Holm's procedure (1979, Scandinavian Journal

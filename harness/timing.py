@@ -165,10 +165,9 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
 
 def _look(result: Rounds, active: Collection[str], anchor: str, policy: Policy) -> str:
     """Why measuring may end; who is slow and rarely measured is not waited for."""
-    series = {name: result.series(name) for name in (*active, anchor, policy.twin) if name}
-    typical = {
-        name: statistics.median(s for s in series[name] if s == s) for name in active if name != policy.twin
-    }
+    series = {name: result.series(name) for name in active}
+    typical = {name: statistics.median(s for s in series[name] if s == s) for name in series}
+    typical.pop(policy.twin, None)
     wanted = [name for name in typical if typical[name] <= policy.slow * min(typical.values())]
     return settled(series, result.blocks, wanted, anchor, policy.twin, policy.confidence, policy.half_width)
 

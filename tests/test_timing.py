@@ -313,10 +313,10 @@ def test_looking_costs_less_than_a_hundredth_of_a_round(benchmark):
 
 
 def test_measuring_ends_without_an_anchor_that_failed():
-    machine = Machine(Family(own=0.03), {"anchor": 1.0, "a": 1.0, "b": 2.0}, seed=1)
+    machine = Machine(Family(own=0.03), {"anchor": 1.0, "again": 1.0, "a": 1.0, "b": 2.0}, seed=1)
     turns = machine.contenders
     lives = iter([1.0] * 3)  # a further turn raises StopIteration
-    policy = Policy(clock=machine.clock, begin_block=machine.prepare, anchor="anchor", twin="none of them")
+    policy = Policy(clock=machine.clock, begin_block=machine.prepare, anchor="anchor", twin="again")
     found = measure(turns | {"anchor": lambda: next(lives)}, policy)
     assert set(found.dropped) == {"anchor"}
     assert len(found.rounds) == 30

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
 import kernels
 from harness.ceilings import Ceilings
+from harness.family import Judged, judge
 from harness.records import Cell, Samples, Verdict
 from harness.runner import Measured
 from harness.stations import Contender
-from harness.statistics import compare, interval, noise_floor
+from harness.statistics import compare, interval
 from kernels.op import Work
 from kernels.platform import Platform, version
 
@@ -32,11 +33,11 @@ def assess(
     op = kernels.OPS[measured.case.op]
     work = op.work(op.sizes(measured.case.sizes), measured.case.boundary)
     cells = [_cell(c, measured, platform, work, yardsticks) for c in measured.contenders]
-    valid = {
-        c.name: cell.time_us
+    valid = [
+        c.name
         for c, cell in zip(measured.contenders, cells, strict=True)
         if cell.status == "ok" and cell.time_us is not None
-    }
+    ]
     return cells, _verdicts(measured, valid, yardsticks.confidence)
 
 
@@ -64,14 +65,13 @@ def _cell(
         version=version(contender.impl.provider) or "",
         rotation=asdict(rotation),
     )
-    rounds = [r for r in measured.rounds.rounds if contender.name in r.seconds]
-    if cell.status != "ok" or not rounds:
+    samples = _samples(measured, contender.name)
+    if cell.status != "ok" or not samples.seconds:
         if cell.status == "ok":
             cell.status, cell.reason = "error", "the budget ended before its first round"
         return cell
-    seconds = [r.seconds[contender.name] for r in rounds]
-    cell.samples = Samples(block=[r.block for r in rounds], round=[r.index for r in rounds], seconds=seconds)
-    logs = ((r.block, math.log(s)) for r, s in zip(rounds, seconds, strict=True))
+    cell.samples = samples
+    logs = ((block, math.log(s)) for block, s in zip(samples.block, samples.seconds, strict=True))
     over_blocks = interval(logs, yardsticks.confidence)
     time = math.exp(over_blocks.mean)
     from_memory = rotation.mode != "warm" and rotation.enough
@@ -95,40 +95,46 @@ def _note(contender: Contender, boundary: str) -> str:
     return "; ".join(filter(None, [composed, "right when interpreted; not timed" * contender.interpreted]))
 
 
-def _verdicts(measured: Measured, valid: dict[str, float], confidence: float) -> list[Verdict]:
+def _verdicts(measured: Measured, valid: Collection[str], confidence: float) -> list[Verdict]:
     """The A/A pair, each contender against the anchor, and the winner against the runner-up."""
     anchor, twin, rounds = measured.anchor, measured.twin, measured.rounds
     if anchor is None or twin is None:
         return []
+    pair = (rounds.series(twin.name), rounds.series(anchor.name))
+    same = compare(*pair, blocks=rounds.blocks, confidence=confidence)
+    found = [_verdict(measured.case.key, Judged(twin.name, anchor.name, "A/A", 0.0, confidence, same))]
+    # The twin has no cell: its samples stand here.
+    found[0].samples = _samples(measured, twin.name)
+    lasted = {*valid, anchor.name, twin.name} - rounds.dropped.keys()
+    series = {name: rounds.series(name) for name in lasted}
+    judged = judge(series, rounds.blocks, valid, anchor.name, twin.name, confidence)
+    return found + [_verdict(measured.case.key, one) for one in judged]
 
-    def against(a: str, b: str, about: str, floor: float) -> Verdict:
-        pairs = (rounds.series(a), rounds.series(b))
-        found = compare(*pairs, blocks=rounds.blocks, floor=floor, confidence=confidence)
-        ratio, low, high, shown = (_finite(v) for v in (found.ratio, found.low, found.high, floor))
-        return Verdict(
-            case=measured.case.key,
-            a=a,
-            b=b,
-            ratio=ratio,
-            low=low,
-            high=high,
-            floor=shown,
-            verdict=found.verdict,  # type: ignore[arg-type]
-            confidence=confidence,
-            about=about,  # type: ignore[arg-type]
-        )
 
-    pair = compare(
-        rounds.series(twin.name), rounds.series(anchor.name), blocks=rounds.blocks, confidence=confidence
+def _verdict(case: str, judged: Judged) -> Verdict:
+    found = judged.found
+    ratio, low, high, floor = (_finite(v) for v in (found.ratio, found.low, found.high, judged.floor))
+    return Verdict(
+        case=case,
+        a=judged.a,
+        b=judged.b,
+        ratio=ratio,
+        low=low,
+        high=high,
+        floor=floor,
+        verdict=found.verdict,  # type: ignore[arg-type]
+        confidence=judged.confidence,
+        about=judged.about,  # type: ignore[arg-type]
     )
-    floor = noise_floor(pair)
-    found = [against(twin.name, anchor.name, "A/A", 0.0)]
-    if anchor.name in valid:
-        found += [against(name, anchor.name, "baseline", floor) for name in valid if name != anchor.name]
-    ranked: Sequence[str] = sorted(valid, key=lambda name: valid[name])
-    if len(ranked) > 1:
-        found.append(against(ranked[0], ranked[1], "runner-up", floor))
-    return found
+
+
+def _samples(measured: Measured, name: str) -> Samples:
+    rounds = [r for r in measured.rounds.rounds if name in r.seconds]
+    return Samples(
+        block=[r.block for r in rounds],
+        round=[r.index for r in rounds],
+        seconds=[r.seconds[name] for r in rounds],
+    )
 
 
 def _finite(value: float) -> float | None:

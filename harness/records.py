@@ -28,7 +28,7 @@ class Samples(Record):
 class Cell(Record):
     """Case x implementation x arm x launch x cache on one device.
 
-    time_us with low_us..high_us: median over blocks and its interval, microseconds per call
+    time_us with low_us..high_us: over blocks and its interval, microseconds per call
     tflops, gbps: from the op's own count of work, each byte once
     percent_of_ceiling: of what this machine was measured to reach; null where nothing was
     check: the judge's report of every stage, the last entry the one that decided
@@ -71,6 +71,9 @@ class Verdict(Record):
     """ratio = time(b) / time(a), so > 1 means that a is faster, and the verdict is a's.
 
     about: against the baseline, the winner against the runner-up, or the A/A pair
+    confidence, floor: with which `harness.statistics.compare` gives this verdict from the samples; the
+        confidence is adjusted so that the verdicts of a case hold together; no floor: infinite
+    samples: of the baseline's twin, in an A/A pair; all others are in the cells
     """
 
     kind: Literal["verdict"] = "verdict"
@@ -84,10 +87,14 @@ class Verdict(Record):
     verdict: Literal["faster", "slower", "same", "unclear"]
     confidence: float
     about: Literal["baseline", "runner-up", "A/A"]
+    samples: Samples = Field(default_factory=Samples)
 
 
 class CaseDone(Record):
-    """Ends a case in the journal: without it the case counts as unfinished."""
+    """Ends a case in the journal: without it the case counts as unfinished.
+
+    stopped: why measuring ended, in the words of `harness.timing.Rounds`
+    """
 
     kind: Literal["case"] = "case"
     case: str

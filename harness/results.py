@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import glob
+import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import UsageError
 from harness.journal import Journal
-from harness.records import Cell
+from harness.records import Cell, Record, Samples, Verdict
+from harness.statistics import Comparison, compare
 
 if TYPE_CHECKING:
     import pandas
@@ -45,3 +48,24 @@ def load(path_or_glob: str | Path) -> pandas.DataFrame:
                 rows.append({"run": run.id, "suite": run.suite, "machine": machine} | cell.model_dump())
     columns = ["run", "suite", "machine", *(n for n in Cell.model_fields if n != "kind")]
     return pandas.DataFrame(rows, columns=columns)
+
+
+def redo(records: Iterable[Record]) -> list[tuple[Verdict, Comparison]]:
+    """Each verdict of a case, and what its samples give with the floor and the confidence that it states."""
+    records = list(records)
+    samples = {r.name: r.samples for r in records if isinstance(r, Cell)}
+    verdicts = [r for r in records if isinstance(r, Verdict)]
+    samples |= {v.a: v.samples for v in verdicts if v.about == "A/A"}
+    return [(v, _compared(v, samples[v.a], samples[v.b])) for v in verdicts]
+
+
+def _compared(verdict: Verdict, a: Samples, b: Samples) -> Comparison:
+    times_a, times_b = (dict(zip(zip(s.block, s.round, strict=True), s.seconds, strict=True)) for s in (a, b))
+    shared = sorted(times_a.keys() & times_b.keys())
+    return compare(
+        [times_a[place] for place in shared],
+        [times_b[place] for place in shared],
+        blocks=[block for block, _ in shared],
+        floor=math.inf if verdict.floor is None else verdict.floor,
+        confidence=verdict.confidence,
+    )

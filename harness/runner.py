@@ -184,9 +184,15 @@ class CaseRun:
             raise RuntimeError(contender.reason)
 
         turns = {c.name: (lambda s=s, c=c: turn(s, c)) for s, c in timed}
-        policy = Policy(begin_block=begin_block, slow=SLOW, seed=self.seed)
+        policy = Policy(
+            begin_block=begin_block,
+            slow=SLOW,
+            seed=self.seed,
+            anchor=anchor.name,
+            twin=twin.name,
+        )
         # A turn is an untimed call and then timed ones; a fifth more for what the estimate misses.
-        least_s = 1.2 * policy.blocks * sum(c.call_s + max(c.call_s, TURN_S) for _, c in timed)
+        least_s = 1.2 * policy.opening * sum(c.call_s + max(c.call_s, TURN_S) for _, c in timed)
         policy = replace(policy, budget_s=min(most_s, max(budget_s, least_s)))
         measured.rounds = measure(turns, policy)
         measured.anchor, measured.twin = anchor, twin

@@ -1,7 +1,13 @@
-"""Intervals for time ratios from paired rounds."""
+"""Intervals for time ratios from paired rounds.
+
+Rounds of a block share one preparation, so blocks are what is independent. A block's centre is its
+Hodges-Lehmann estimate; the blocks are pooled as a meta-analysis pools studies: random effects with
+Hartung and Knapp's interval.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -9,6 +15,11 @@ from dataclasses import dataclass
 
 CONFIDENCE = 0.95
 MARGIN = 0.005
+# Nothing is looked at before so many blocks are there: fewer leave Student's t too wide to be of use.
+LEAST_BLOCKS = 6
+# With so many, looking may have decided how many, which wants an interval so much wider
+# (tools/simulate_sessions.py: without it 7 % false verdicts where preparations differ).
+LOOKED = 1.2
 # An A/A pair that may be further apart measures the disturbance, not the machine.
 MOST_NOISE = 0.25
 
@@ -44,9 +55,8 @@ def compare(
 ) -> Comparison:
     """Compares two contenders timed in the same rounds; a and b are paired by position.
 
-    blocks: the block of each round. Rounds of a block share one preparation and neighbouring times,
-    so blocks are what is independent: the interval is Student's t over the blocks' medians of
-    log(b / a). Without blocks each round counts by itself.
+    blocks: the block of each round; without blocks each round counts by itself. The interval is that
+    of `interval`, over log(b / a).
 
     same: the interval lies inside 1 +- max(floor, margin); else faster or slower if it lies outside
     1 +- floor on one side; else unclear. Pairs with a missing, zero or negative time are left out.
@@ -80,26 +90,109 @@ def verdict(low: float, high: float, *, floor: float, margin: float = MARGIN) ->
 
 
 def interval(values: Iterable[tuple[int, float]], confidence: float = CONFIDENCE) -> Interval:
-    """Student's t interval over the medians of groups; (group, value) pairs, one group: infinite."""
+    """The mean over groups and its interval, from (group, value) pairs; one group: infinite.
+
+    The wider of two: Student's over the groups, with Hartung and Knapp's error from how far they lie apart
+    (2001, Statistics in Medicine 20:3875), and the normal one that the values' scatter within groups
+    explains, so that groups that agree by luck end nothing (Roever, Knapp and Friede 2015, BMC Medical
+    Research Methodology 15:99). Groups of a single value are one sample: there is no within and between.
+    """
     grouped: dict[int, list[float]] = {}
     for group, value in values:
         grouped.setdefault(group, []).append(value)
-    centres = [statistics.median(group) for group in grouped.values()]
-    mean = statistics.fmean(centres)
-    if len(centres) < 2:
-        return Interval(mean, -math.inf, math.inf, len(centres))
+    groups = [centre(tuple(group)) for group in grouped.values()]
+    if len(groups) < 2:
+        return Interval(groups[0].value, -math.inf, math.inf, 1)
+    student = _student(len(groups) - 1, confidence)
+    if all(group.n == 1 for group in groups):
+        whole = centre(tuple(group.value for group in groups))
+        mean, half = whole.value, student * whole.error
+    else:
+        mean, explained, apart = _pool(groups)
+        looked = LOOKED if len(groups) >= LEAST_BLOCKS else 1.0
+        half = max(looked * student * apart, _student(math.inf, confidence) * explained)
+    return Interval(mean, mean - half, mean + half, len(groups))
+
+
+@dataclass(frozen=True)
+class Centre:
+    """Where values lie, its standard error, and how many they are."""
+
+    value: float
+    error: float
+    n: int
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def centre(values: tuple[float, ...]) -> Centre:
+    """Hodges and Lehmann's estimate: the median of the averages of all pairs (Walsh averages).
+
+    It needs 5 % more rounds than the mean where noise is normal, far fewer where it has heavy tails or
+    two states (a median needs 57 % more). Its standard error is half the distance between the averages
+    one standard deviation of Wilcoxon's signed-rank statistic to either side of the middle
+    (Hodges and Lehmann 1963, Annals of Mathematical Statistics 34:598; Lehmann 1963, ibid. 34:1507).
+    """
+    n = len(values)
+    averages = sorted((x + y) / 2 for i, x in enumerate(values) for y in values[i:])
+    middle, reach = (len(averages) - 1) / 2, math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
+    spread = _at(averages, middle + reach) - _at(averages, middle - reach)
+    return Centre(_at(averages, middle), spread / 2, n)
+
+
+def _at(ordered: Sequence[float], position: float) -> float:
+    """The value at a fractional position, the ends beyond the ends."""
+    position = min(max(position, 0.0), len(ordered) - 1.0)
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+
+
+def _pool(centres: Sequence[Centre]) -> tuple[float, float, float]:
+    """Random effects: the mean, each centre counting by 1 / (variance between + its own variance); its
+    error as these variances explain it; and as the centres show it, lying apart.
+
+    Between is DerSimonian and Laird's estimate (1986, Controlled Clinical Trials 7:177).
+    """
+    k = len(centres)
+    # The variance of one round, the same in all blocks; the median over rounds: a block may be disturbed.
+    unit = statistics.median([c.n * c.error**2 for c in centres for _ in range(c.n) if c.n > 1])
+    weights = [1.0] * k
+    if unit > 0:
+        # A block more disturbed than the others counts by its own scatter.
+        plain = [1 / max(unit / c.n, c.error**2) for c in centres]
+        effective = sum(plain) - sum(w * w for w in plain) / sum(plain)
+        between = max(0.0, _spread(centres, plain) - (k - 1)) / effective
+        weights = [1 / (between + 1 / w) for w in plain]
+    explained = 1 / math.sqrt(sum(weights)) if unit > 0 else 0.0
+    apart = math.sqrt(_spread(centres, weights) / (k - 1) / sum(weights))
+    return _mean(centres, weights), explained, apart
+
+
+def _mean(centres: Sequence[Centre], weights: Sequence[float]) -> float:
+    return sum(w * c.value for w, c in zip(weights, centres, strict=True)) / sum(weights)
+
+
+def _spread(centres: Sequence[Centre], weights: Sequence[float]) -> float:
+    """The weighted sum of squares about the weighted mean: Cochran's Q."""
+    mean = _mean(centres, weights)
+    return sum(w * (c.value - mean) ** 2 for w, c in zip(weights, centres, strict=True))
+
+
+@functools.cache
+def _student(degrees: float, confidence: float) -> float:
     from scipy.special import stdtrit
 
-    t = float(stdtrit(len(centres) - 1, 0.5 + confidence / 2))
-    half = t * statistics.stdev(centres) / math.sqrt(len(centres))
-    return Interval(mean, mean - half, mean + half, len(centres))
+    return float(stdtrit(degrees, 0.5 + confidence / 2))
 
 
 def noise_floor(same_thing_twice: Comparison) -> float:
-    """The floor that an A/A pair shows: as far from 1 as its interval reaches. Infinite, which makes
-    every verdict `unclear`, where the pair says no more than that the machine was disturbed."""
-    reach = max(abs(same_thing_twice.low - 1), abs(same_thing_twice.high - 1))
-    return reach if reach <= MOST_NOISE else math.inf
+    """The floor that an A/A pair shows: how far its interval stays away from 1, which is what intervals
+    leave unexplained on this machine; mostly 0. Infinite, which makes every verdict `unclear`, where the
+    pair says no more than that the machine was disturbed."""
+    low, high = same_thing_twice.low, same_thing_twice.high
+    if max(abs(low - 1), abs(high - 1)) > MOST_NOISE:
+        return math.inf
+    return max(0.0, low - 1, 1 - high)
 
 
 def _exp(log: float) -> float:

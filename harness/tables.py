@@ -11,6 +11,13 @@ from shapes.case import Case
 
 HEADERS = ("implementation", "status", "boundary", "time", "interval", "vs baseline", "verdict",
            "TFLOPS", "GB/s", "% of limit", "note")  # fmt: skip
+ENDED = {
+    "tight": "all intervals were tight",
+    "clear": "all verdicts were clear",
+    "budget": "the budget was spent",
+    "complete": "all rounds were made",
+    "no contenders": "nobody was left",
+}
 NUMERIC = ("time", "TFLOPS", "GB/s", "% of limit")
 
 
@@ -79,9 +86,11 @@ def _conclusions(verdicts: Sequence[Verdict], done: CaseDone) -> list[str]:
                 lines.append("  too much for a verdict: this machine was disturbed, or the budget too short")
         if v.about == "runner-up":
             lines.append(f"fastest: {v.a}, {v.verdict} against the runner-up {v.b}: {_ratio(v)}")
-    confidence = f"{verdicts[0].confidence:.0%} intervals over {done.blocks} blocks, " if verdicts else ""
-    timed = f"{done.rounds} rounds in {done.measured_s:.1f} s of measuring; "
-    return [*lines, f"{confidence}{timed}set-up and checks {done.setup_s:.1f} s"]
+    confidence = f"all verdicts together {verdicts[0].confidence:.0%} sure; " if verdicts else ""
+    timed = f"{done.rounds} rounds in {done.blocks} blocks, {done.measured_s:.1f} s of measuring"
+    ended = " and ".join(ENDED.get(word, word) for word in filter(None, done.stopped.split(", ")))
+    until = f", until {ended}" if ended else ""
+    return [*lines, f"{confidence}{timed}{until}; set-up and checks {done.setup_s:.1f} s"]
 
 
 def left_out(cases: Iterable[Case], budget_s: float) -> str:

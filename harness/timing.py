@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from harness.family import settled
+from harness.statistics import CONFIDENCE, LEAST_BLOCKS
 
 if TYPE_CHECKING:
     import pandas
@@ -21,24 +25,44 @@ def _nothing(block: int) -> None:
 
 @dataclass(frozen=True)
 class Policy:
-    """How long to measure and in what order.
+    """How long to measure, in what order, and what for.
 
-    blocks:      how often everything is prepared anew, at least 5 for an interval that holds
-    max_rounds:  rounds in a block at most
-    slow:        who takes more than this many times as long as the fastest has a turn in a block's first
-                 round only: the rest of the budget goes to those between whom the choice is
-    budget_s:    seconds of turns for all blocks together; a round that would not fit is not begun
-    begin_block: called before each block, outside the budget, to prepare the contenders anew
-    seed:        of the random order
+    blocks:       how often everything is prepared anew at most. Measuring may end before, after
+                  LEAST_BLOCKS blocks or more; with no more than those there is nothing to decide
+    first_rounds: rounds in each of the first LEAST_BLOCKS blocks, enough to see what is far apart
+    max_rounds:   rounds in each later block, at most
+    half_width:   of a ratio's interval that is tight enough; 0: goes on until blocks or budget are spent
+    anchor:       whom all others are compared with; the first contender where it is not said
+    twin:         the anchor prepared a second time, whose ratio to the anchor gives the floor
+    confidence:   with which the wanted verdicts hold, all together
+    slow:         who takes more than this many times as long as the fastest has a turn in a block's first
+                  round only: the rest of the budget goes to those between whom the choice is
+    budget_s:     seconds of turns for all blocks together; a round that would not fit is not begun
+    begin_block:  called before each block, outside the budget, to prepare the contenders anew
+    seed:         of the random order
     """
 
-    blocks: int = 5
+    blocks: int = 14
+    first_rounds: int = 5
     max_rounds: int = 20
+    half_width: float = 0.005
+    anchor: str | None = None
+    twin: str | None = None
+    confidence: float = CONFIDENCE
     slow: float = math.inf
-    budget_s: float = 10.0
+    budget_s: float = 30.0
     begin_block: Callable[[int], None] = _nothing
     seed: int = 0
     clock: Callable[[], float] = time.perf_counter
+
+    @property
+    def opening(self) -> int:
+        """The first block after which measuring may end."""
+        return min(LEAST_BLOCKS, self.blocks) if self.half_width > 0 else self.blocks
+
+    def rounds_in(self, block: int) -> int:
+        short = block < self.opening < self.blocks
+        return min(self.first_rounds, self.max_rounds) if short else self.max_rounds
 
 
 @dataclass(frozen=True)
@@ -55,7 +79,8 @@ class Rounds:
     """All that was measured.
 
     dropped: contender -> why it was taken out; its earlier times stay in `rounds`
-    stopped: `complete` (all blocks and rounds), `budget`, or `no contenders`
+    stopped: `tight` (the wanted ratios' intervals), `clear` (those intervals or their verdicts), `budget`,
+             `complete` (all blocks and rounds), or `no contenders`
     spent_s: seconds spent in turns
     """
 
@@ -88,25 +113,33 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
     Each contender performs one timed turn and returns seconds per call. One that raises, or returns
     anything but a positive finite number, is dropped; deadlines are the caller's.
 
-    How many rounds are made depends on the budget and on how long rounds take, never on how the times
-    compare (but for who is `slow`), so that looking cannot bias them.
+    The first blocks are short, so that a large difference costs few rounds and yet every contender was
+    prepared several times. What they leave open gets long blocks, a look after each (`family.settled`).
     """
+    import scipy.special  # noqa: F401 - a look needs it, and shall not load it between turns
+
     policy = policy or Policy()
     order = random.Random(policy.seed)
     active = dict(contenders)
     result = Rounds()
-    longest_round = 0.0
+    longest_round = round_s = 0.0
     for block in range(policy.blocks):
         if not active:
             break
         remaining = policy.budget_s - result.spent_s
-        if result.rounds and remaining < longest_round:
+        opening = block < policy.opening
+        # Of what is left over, a block gets as many rounds as a first one had, or it is not worth preparing.
+        worth_s = 0.0 if opening else policy.first_rounds * round_s
+        if result.rounds and remaining < max(longest_round, worth_s):
             result.stopped = "budget"
             break
         policy.begin_block(block)
-        block_end = result.spent_s + remaining / (policy.blocks - block)
+        ahead = (policy.opening if opening else policy.blocks) - block
+        if worth_s:
+            ahead = min(ahead, int(remaining / worth_s))
+        block_end = result.spent_s + remaining / ahead
         contending, expected_s = active, 0.0
-        for index in range(policy.max_rounds):
+        for index in range(policy.rounds_in(block)):
             if index and result.spent_s + expected_s > block_end:
                 result.stopped = "budget"
                 break
@@ -119,10 +152,24 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
                 break
             fast = [name for name in seconds if seconds[name] <= policy.slow * min(seconds.values())]
             contending = {name: active[name] for name in (fast if len(fast) > 1 else seconds)}
-            expected_s = sum(took[name] for name in contending)
+            expected_s = round_s = sum(took[name] for name in contending)
+        if policy.opening <= block + 1 < policy.blocks:
+            reason = _look(result, active, policy.anchor or next(iter(contenders)), policy)
+            if reason:
+                result.stopped = reason
+                break
     if not active:
         result.stopped = "no contenders"
     return result
+
+
+def _look(result: Rounds, active: Collection[str], anchor: str, policy: Policy) -> str:
+    """Why measuring may end; who is slow and rarely measured is not waited for."""
+    series = {name: result.series(name) for name in active}
+    typical = {name: statistics.median(s for s in series[name] if s == s) for name in series}
+    typical.pop(policy.twin, None)
+    wanted = [name for name in typical if typical[name] <= policy.slow * min(typical.values())]
+    return settled(series, result.blocks, wanted, anchor, policy.twin, policy.confidence, policy.half_width)
 
 
 def _one_round(

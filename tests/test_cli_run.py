@@ -80,7 +80,7 @@ def test_what_ran_has_times(finished):
         assert cell["check"]["ok"]
         assert cell["kernels"]
         assert cell["setup_s"] > 0
-        assert set(cell["samples"]["block"]) == set(range(5))
+        assert set(cell["samples"]["block"]) >= set(range(6)), "every preparation of the first look"
         assert (cell["platform"], cell["arm"], cell["launch"]) == ("cpu", "plain", "eager")
         assert (cell["op"], cell["boundary"], cell["cache"]) == ("mla_decode", "core", "warm")
 

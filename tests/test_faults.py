@@ -125,7 +125,7 @@ def test_a_fault_costs_nobody_else(faulty, name):
     cell = faulty[1][name]
     assert (cell.status, cell.reason) == ("ok", "")
     assert cell.time_us > 0
-    assert set(cell.samples.block) == BLOCKS
+    assert set(cell.samples.block) >= BLOCKS
 
 
 # A worker killed from outside, and crashed cells measured again

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 
 import pytest
 
-from harness.statistics import compare, interval, noise_floor, verdict
+from harness.statistics import LEAST_BLOCKS, LOOKED, Centre, centre, compare, interval, noise_floor, verdict
 
 BLOCKS = [block for block in range(5) for _ in range(4)]
 
@@ -156,12 +157,63 @@ def test_an_interval_too_wide_for_a_float_is_infinite():
     assert (found.low, found.high, found.verdict) == (0.0, math.inf, "unclear")
 
 
-def test_interval_is_students_over_the_medians_of_groups():
-    values = [(0, 1.0), (0, 2.0), (0, 90.0), (1, 4.0), (2, 3.0), (2, 3.0)]  # medians 2, 4, 3
+def test_interval_is_students_over_groups_that_differ_by_more_than_they_scatter():
+    values = [(0, 2.0), (0, 2.0), (1, 4.0), (1, 4.0), (2, 3.0), (2, 3.0)]
     found = interval(values)
-    half = 4.302653 / math.sqrt(3)  # t at 97.5 % with two degrees of freedom; the medians' deviation is 1
+    half = 4.302653 / math.sqrt(3)  # t at 97.5 % with two degrees of freedom; the groups' deviation is 1
     assert (found.mean, found.low, found.high) == pytest.approx((3, 3 - half, 3 + half), abs=1e-5)
     assert found.groups == 3
+
+
+def test_interval_is_no_narrower_than_scatter_within_groups_explains():
+    """Groups that agree by luck, with rounds that do not."""
+    group = [-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0]
+    found = interval([(g, x) for g in range(5) for x in group])
+    assert found.mean == 0
+    assert found.high == pytest.approx(1.959964 * centre(tuple(group)).error / math.sqrt(5))
+
+
+def test_looking_has_its_price():
+    """As many blocks as looking begins with, and the interval is wider than Student's."""
+    values = [(g, float(g)) for g in range(LEAST_BLOCKS) for _ in range(2)]
+    found = interval(values)
+    t, deviation = 2.570582, math.sqrt(3.5)
+    assert found.high - found.mean == pytest.approx(LOOKED * t * deviation / math.sqrt(LEAST_BLOCKS))
+    assert LOOKED <= 1.3
+
+
+def test_longer_blocks_count_more():
+    rng = random.Random(4)
+    short = [(block, rng.gauss(1, 1)) for block in range(5) for _ in range(4)]
+    long = [(block, rng.gauss(0, 1)) for block in range(5, 10) for _ in range(40)]
+    assert abs(interval(short + long).mean) < 0.35
+
+
+def test_blocks_count_alike_where_preparations_differ_by_far_more_than_rounds():
+    values = [(0, x) for x in (0.99, 1, 1.01)] + [(1, x) for x in (2.99, 3, 3.01) * 30]
+    assert interval(values).mean == pytest.approx(2, abs=0.01)
+
+
+def test_a_disturbed_block_counts_less():
+    calm = [(block, x) for block in range(6) for x in (-0.01, 0, 0.01)]
+    found = interval([*calm, *((6, x) for x in (-3.0, 2.0, 9.0))])
+    assert abs(found.mean) < 0.01
+    assert found.high < 0.05
+
+
+def test_centre_is_the_median_of_walsh_averages():
+    assert centre((1.0, 2.0, 6.0)).value == 2.75  # of 1, 1.5, 2, 3.5, 4, 6
+    assert centre((5.0,)) == Centre(5.0, 0.0, 1)
+    assert centre((1.0, 3.0)).value == 2
+
+
+def test_the_error_of_a_centre_is_its_standard_deviation():
+    rng = random.Random(5)
+    for n in (5, 10, 20):
+        found = [centre(tuple(rng.gauss(0, 1) for _ in range(n))) for _ in range(1000)]
+        deviation = statistics.stdev(c.value for c in found)
+        assert math.sqrt(statistics.fmean(c.error**2 for c in found)) == pytest.approx(deviation, rel=0.12)
+        assert deviation < 1.1 / math.sqrt(n), "a median has 1.25"
 
 
 def test_the_interval_holds_what_it_says():
@@ -199,11 +251,12 @@ def test_an_effect_that_is_not_there_is_seldom_called():
     assert called <= 65
 
 
-def test_noise_floor_is_how_far_from_one_the_pair_reaches():
+def test_noise_floor_is_what_the_interval_of_the_pair_does_not_explain():
     found = compare(noisy(1, 1), noisy(1.02, 2), blocks=BLOCKS)
-    assert noise_floor(found) == pytest.approx(found.high - 1)
+    assert noise_floor(found) == pytest.approx(found.low - 1)
     found = compare(noisy(1.02, 1), noisy(1, 2), blocks=BLOCKS)
-    assert noise_floor(found) == pytest.approx(1 - found.low)
+    assert noise_floor(found) == pytest.approx(1 - found.high)
+    assert noise_floor(compare(noisy(1, 1), noisy(1, 2), blocks=BLOCKS)) == 0
 
 
 def test_noise_floor_of_a_disturbed_pair_is_infinite():

@@ -9,7 +9,9 @@ from collections.abc import Callable
 import pandas
 import pytest
 
+from harness.statistics import LEAST_BLOCKS
 from harness.timing import Policy, Rounds, measure
+from tools.simulated_machine import TURN_S, Family, Machine
 
 
 class Clock:
@@ -217,7 +219,7 @@ def test_table_has_nan_where_a_contender_gave_no_time():
 def test_default_policy():
     found = measure({"a": lambda: 1e-3, "b": lambda: 2e-3})
     assert len({r.block for r in found.rounds}) >= 5
-    assert found.stopped == "complete"
+    assert found.stopped == "tight"
     assert found.blocks == [r.block for r in found.rounds]
 
 
@@ -247,3 +249,75 @@ def test_the_time_of_who_sits_out_goes_to_the_others():
     assert race.log.count("slow") == 5
     assert race.log.count("a") > 40
     assert found.spent_s <= 400
+
+
+def test_measuring_ends_after_short_blocks_when_they_settle_it():
+    race = Race(a=1, b=2)
+    found = race.measure()
+    assert Counter(found.blocks) == dict.fromkeys(range(LEAST_BLOCKS), 5)
+    assert found.stopped == "tight"
+
+
+def test_what_short_blocks_leave_open_gets_long_ones():
+    machine = Machine(Family(own=0.1), {"a": 1.0, "b": 1.0}, seed=1)
+    policy = Policy(clock=machine.clock, begin_block=machine.prepare)
+    found = measure(machine.contenders, policy)
+    rounds = Counter(found.blocks)
+    assert [rounds[block] for block in range(14)] == [5] * 6 + [20] * 8
+    assert found.stopped == "complete"
+
+
+def test_a_clear_verdict_ends_it_though_the_interval_is_wide():
+    machine = Machine(Family(own=0.03), {"a": 1.0, "b": 1.5}, seed=1)
+    found = measure(machine.contenders, Policy(clock=machine.clock, begin_block=machine.prepare))
+    assert len(found.rounds) == 30
+    assert found.stopped == "clear"
+
+
+def test_without_a_half_width_it_goes_on_to_the_end():
+    found = Race(a=1, b=2).measure(half_width=0, blocks=8, max_rounds=3)
+    assert Counter(found.blocks) == dict.fromkeys(range(8), 3)
+    assert found.stopped == "complete"
+
+
+def test_the_budget_of_the_first_blocks_is_shared_and_the_rest_makes_no_crumbs():
+    machine = Machine(Family(own=0.2), {"a": 1.0, "b": 1.0}, seed=1)
+    policy = Policy(clock=machine.clock, begin_block=machine.prepare, budget_s=0.1 * 42)
+    found = measure(machine.contenders, policy)
+    rounds = Counter(found.blocks)
+    assert [rounds[block] for block in range(9)] == [5, 5, 5, 5, 5, 5, 6, 6, 0]
+    assert found.stopped == "budget"
+
+
+def test_who_is_slow_is_not_waited_for():
+    machine = Machine(Family(own=0.05), {"a": 1.0, "slow": 50.0, "b": 2.0}, seed=1)
+    policy = Policy(clock=machine.clock, begin_block=machine.prepare, slow=4.0, half_width=0.05)
+    found = measure(machine.contenders, policy)
+    assert len(found.rounds) == 30
+    assert found.stopped in ("clear", "tight")
+
+
+def test_looking_costs_less_than_a_hundredth_of_a_round(benchmark):
+    """Ten contenders that are nearly equal: all looks are taken, and no verdict is clear."""
+
+    def session() -> Rounds:
+        true = {f"c{i}": 1 + 0.002 * i for i in range(10)}
+        machine = Machine(Family(), true, seed=3)
+        policy = Policy(clock=machine.clock, begin_block=machine.prepare, twin="c1", budget_s=1e9)
+        return measure(machine.contenders, policy)
+
+    found = benchmark.pedantic(session, rounds=3, warmup_rounds=1)
+    assert len(found.rounds) == 190
+    round_s = 10 * TURN_S
+    assert benchmark.stats["min"] / len(found.rounds) < 0.01 * round_s
+
+
+def test_measuring_ends_without_an_anchor_that_failed():
+    machine = Machine(Family(own=0.03), {"anchor": 1.0, "again": 1.0, "a": 1.0, "b": 2.0}, seed=1)
+    turns = machine.contenders
+    lives = iter([1.0] * 3)  # a further turn raises StopIteration
+    policy = Policy(clock=machine.clock, begin_block=machine.prepare, anchor="anchor", twin="again")
+    found = measure(turns | {"anchor": lambda: next(lives)}, policy)
+    assert set(found.dropped) == {"anchor"}
+    assert len(found.rounds) == 30
+    assert found.stopped == "clear"

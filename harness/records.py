@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from harness.plan import contender_name
 
-SCHEMA = 1
+SCHEMA = 2  # 1 had no samples in verdicts
 
 Status = Literal["ok", "checked", "wrong", "unsupported", "impossible", "error", "crashed", "timeout"]
 

@@ -33,7 +33,7 @@ def case_table(records: Sequence[Record]) -> str:
     first = cells[0]
     place = f"{first.place}, {first.weight:.1%} of the suite" if first.place != "ad hoc" else first.place
     lines = [f"{first.case}  ({place})", tabulate(rows, HEADERS, disable_numparse=True, colalign=_align())]
-    return "\n".join([*lines, *_conclusions(verdicts, done)])
+    return "\n".join([*lines, *_conclusions(verdicts, done, order[0].name)])
 
 
 def _align() -> list[str]:
@@ -77,14 +77,19 @@ def _ratio(verdict: Verdict) -> str:
     return f"{verdict.ratio:.3f}x ({verdict.low:.3f}..{verdict.high:.3f})"
 
 
-def _conclusions(verdicts: Sequence[Verdict], done: CaseDone) -> list[str]:
+def _conclusions(verdicts: Sequence[Verdict], done: CaseDone, fastest: str) -> list[str]:
+    """What the verdicts come to. Contenders that memory splits into groups have an A/A pair and a runner-up
+    in each; the runner-up that counts is that of whoever is fastest of all."""
     lines = []
+    groups = sum(v.about == "A/A" for v in verdicts)
+    if groups > 1:
+        lines.append(f"measured in {groups} groups, each with the baseline: memory does not hold all at once")
     for v in verdicts:
         if v.about == "A/A":
             lines.append(f"noise floor: {v.b} against itself, prepared apart, gave {_ratio(v)}")
             if all(other.floor is None for other in verdicts if other is not v):
                 lines.append("  too much for a verdict: this machine was disturbed, or the budget too short")
-        if v.about == "runner-up":
+        if v.about == "runner-up" and v.a == fastest:
             lines.append(f"fastest: {v.a}, {v.verdict} against the runner-up {v.b}: {_ratio(v)}")
     confidence = f"all verdicts together {verdicts[0].confidence:.0%} sure; " if verdicts else ""
     timed = f"{done.rounds} rounds in {done.blocks} blocks, {done.measured_s:.1f} s of measuring"

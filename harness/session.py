@@ -101,15 +101,16 @@ class Session:
     def _groups(
         self, sizes: Any, rotation: Rotation, contenders: list[Contender]
     ) -> tuple[list[list[Contender]], list[Contender]]:
-        """Groups of contenders that fit in memory beside each other, each with the baseline; and those
-        that do not fit even beside the baseline alone."""
+        """Groups of contenders that fit in memory beside each other, each with the baseline; who does not
+        fit beside the baseline stands alone, with a time and no ratio. And those that do not fit at all."""
         free = available_memory() if self.platform.kind == "cpu" else self.platform.memory
         judge = plan.judge_memory(self.op, sizes, self.platform.kind)
 
         def needed(group: Sequence[Contender]) -> int:
             workers: dict[tuple[str, str], list[Implementation]] = {}
-            # The baseline stands for two: it is prepared twice, as the A/A pair.
-            for c in [*group, *(c for c in group if c.impl.name == self.baseline)]:
+            # The baseline, or else the first, stands for two: it is prepared twice, as the A/A pair.
+            twins = [c for c in group if c.impl.name == self.baseline] or group
+            for c in [*group, twins[0]]:
                 workers.setdefault((c.arm.name, c.impl.runtime), []).append(c.impl)
             return judge + sum(
                 plan.memory_needed(self.op, sizes, members, rotation.copies) for members in workers.values()
@@ -118,7 +119,7 @@ class Session:
         limit = plan.MEMORY_SHARE * free if free else float("inf")
         anchors = [c for c in contenders if c.impl.name == self.baseline][:1]
         groups: list[list[Contender]] = [list(anchors)]
-        too_large = []
+        too_large, alone = [], []
         for contender in contenders:
             if contender in anchors:
                 continue
@@ -126,6 +127,8 @@ class Session:
                 groups[-1].append(contender)
             elif needed([*anchors, contender]) <= limit:
                 groups.append([*anchors, contender])
+            elif needed([contender]) <= limit:
+                alone.append([contender])
             else:
                 too_large.append(contender)
         if anchors and needed(anchors) > limit:
@@ -136,7 +139,7 @@ class Session:
             contender.fail(
                 "unsupported", f"needs {need / GIB:.1f} GiB of memory; {limit / GIB:.1f} GiB may be used"
             )
-        return [group for group in groups if group], too_large
+        return [group for group in [*groups, *alone] if group], too_large
 
     def _group(
         self,

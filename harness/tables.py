@@ -83,7 +83,7 @@ def _conclusions(verdicts: Sequence[Verdict], done: CaseDone, fastest: str) -> l
     lines = []
     groups = sum(v.about == "A/A" for v in verdicts)
     if groups > 1:
-        lines.append(f"measured in {groups} groups, each with the baseline: memory does not hold all at once")
+        lines.append(f"measured in {groups} groups: memory does not hold all at once")
     for v in verdicts:
         if v.about == "A/A":
             lines.append(f"noise floor: {v.b} against itself, prepared apart, gave {_ratio(v)}")

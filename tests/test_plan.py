@@ -94,6 +94,21 @@ def test_contenders_that_do_not_fit_together_each_meet_the_baseline(monkeypatch)
     assert not too_large
 
 
+def test_who_does_not_fit_beside_the_baseline_stands_alone(monkeypatch):
+    moe = kernels.OPS["fused_moe"]
+    two = [i for i in kernels.implementations("fused_moe") if i.name in ("torch.bf16", "torch.compile")]
+    case = moe.case({"tokens": 64})
+    sizes = moe.sizes(case.sizes)
+    pair = plan.judge_memory(moe, sizes, "cpu") + plan.memory_needed(moe, sizes, [two[0]] * 2, 1)
+    given = {"op": moe, "implementations": two, "baseline": "torch.bf16"}
+    made = make_session(monkeypatch, free=int(1.01 * pair / plan.MEMORY_SHARE))
+    for name, value in given.items():
+        setattr(made, name, value)
+    found, too_large = made._groups(sizes, plan.rotation(moe, sizes, "warm", 0), made._contenders(case)[0])
+    assert [[c.name for c in group] for group in found] == [["torch.bf16"], ["torch.compile"]]
+    assert not too_large
+
+
 def test_what_fits_with_nobody_is_said_and_not_run(monkeypatch):
     found, too_large = groups(monkeypatch, free=1 << 30)
     assert found == []

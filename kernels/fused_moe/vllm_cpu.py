@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from kernels.formats import BLOCK
@@ -36,7 +37,7 @@ class Amx(VllmCpu):
         """Its caches: gate and up, h, what experts give; per thread 32 rows of x and unpacked weights."""
         pairs = sizes.tokens * sizes.picks
         per_thread = (32 + 32 * 32) * max(sizes.hidden, sizes.inter) * 2
-        return pairs * (3 * sizes.inter + sizes.hidden) * 2 + 256 * per_thread
+        return pairs * (3 * sizes.inter + sizes.hidden) * 2 + (os.cpu_count() or 1) * per_thread
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         return self.prepare_turn(None, operands, out)

@@ -131,3 +131,34 @@ def test_who_joins_which_boundary():
     if vllm.available(cpu).ok:
         assert "more than core" in vllm.supports(case["core"], cpu).reason
         assert vllm.supports(case["with_quant"], cpu).ok
+
+
+OFF_BY_ONE = """
+from kernels.block_scale_gemm.torch_eager import Naive
+
+class OffByOne(Naive):
+    name = "wrong.one_block_of_k"
+    op = "block_scale_gemm"
+
+    def prepare(self, operands, out):
+        scale = operands.b_scale.clone()
+        scale[:, 5] = scale[:, 6]
+        return super().prepare(operands.replaced(b_scale=scale), out)
+"""
+
+
+def test_a_composed_call_is_held_to_the_core_tolerance(cli, tmp_path):
+    """Rounding to FP8 would explain the wrong scale of one block; the call was given what was rounded."""
+    (tmp_path / "plugin.py").write_text(OFF_BY_ONE)
+    done = cli(
+        *("run", "--op", "block_scale_gemm", "--boundary", "with_quant"),
+        *("--impl", "wrong.*,torch.naive", "--baseline", "torch.naive", "--case", "m=8 n=256 k=7168"),
+        *("--device", "cpu", "--cache", "warm", "--budget", "2s", "--json", "-", "--quiet"),
+        *("--out", tmp_path / "run"),
+        KERNEL_BENCH_PLUGINS=tmp_path / "plugin.py",
+    )
+    assert done.returncode == 1, done.stderr
+    cells = {cell["impl"]: cell for cell in json.loads(done.stdout)["cells"]}
+    assert cells["wrong.one_block_of_k"]["status"] == "wrong"
+    assert cells["torch.naive"]["status"] == "ok"
+    assert cells["torch.naive"]["reason"] == "core call after the suite's own quantise"

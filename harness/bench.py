@@ -102,9 +102,9 @@ class Bench:
         return asdict(seated.timer.turn(seated.rotation, at_least))
 
     def output(self, contender: str, path: str, fresh: bool, which: int = 0) -> dict[str, Any]:
-        """Saves the output on one of the sets: of a new call into a poisoned
-        output, or as the timed calls left it. Returns the digest of the operands, which no call may
-        change, and the seconds of the new call."""
+        """Saves the output on one of the sets: of a new call into a poisoned output, or as the timed calls
+        left it. Returns the digest of the operands, which no call may change, and the seconds of the new
+        call."""
         import torch
 
         seated = self.seated[contender]

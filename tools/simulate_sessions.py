@@ -352,7 +352,10 @@ HEAD = """# What decision rules make of a disturbed machine
 Printed by `python -m tools.simulate_sessions --sessions {sessions} --seed {seed}` (without `--seed` it
 draws a fresh one): {sessions} simulated sessions per rule, family and true difference.
 `tools/simulated_machine.py` says what disturbs the machine. Every sample has 2 % noise of its own (0.3 % in
-the last family); in the families with offsets every preparation moves each contender by 0.5 %."""
+the last family); in the families with offsets every preparation moves each contender by 0.5 %.
+
+The rules of do_bench, nvbench and pyperf are ours to read: written from their descriptions, not run from their
+sources. Our own rule's constants were chosen on these same families; only the seed is fresh."""
 
 
 if __name__ == "__main__":

@@ -354,7 +354,7 @@ draws a fresh one): {sessions} simulated sessions per rule, family and true diff
 `tools/simulated_machine.py` says what disturbs the machine. Every sample has 2 % noise of its own (0.3 % in
 the last family); in the families with offsets every preparation moves each contender by 0.5 %.
 
-The rules of do_bench, nvbench and pyperf are ours to read: written from their descriptions, not run from their
+The rules of do_bench, nvbench and pyperf are written from their descriptions, not run from their
 sources. Our own rule's constants were chosen on these same families; only the seed is fresh."""
 
 

@@ -1,0 +1,147 @@
+"""NVML without a GPU: the functions and errors of pynvml.py in nvidia-ml-py 13.615.71 that the monitor
+uses, with its argument checks. What the real one would not take raises here too."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+# Of NVMLError._errcode_to_string.
+TEXTS = {3: "Not Supported", 6: "Not Found", 9: "Driver Not Loaded", 13: "Function Not Found"}
+
+
+class NVMLError(Exception):
+    def __init__(self, value: int) -> None:
+        super().__init__(value)
+        self.value = value
+
+    def __str__(self) -> str:
+        return TEXTS[self.value]
+
+
+class Handle:
+    """As c_nvmlDevice_t: to be handed back, and nothing else."""
+
+    def __init__(self, uuid: str) -> None:
+        self.uuid = uuid
+
+
+class FakeNvml:
+    """refused: function -> error code it answers with. Functions named in `absent` do not exist."""
+
+    NVMLError = NVMLError
+    NVML_ERROR_NOT_FOUND = 6
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+    NVML_DEVICE_MIG_ENABLE = 1
+
+    def __init__(self, uuids: tuple[str, ...] = ("GPU-aa",), absent: tuple[str, ...] = ()) -> None:
+        self.handles = [Handle(uuid) for uuid in uuids]
+        self.absent = absent
+        self.started = False
+        self.asked: set[str] = set()
+        self.refused: dict[str, int] = {"nvmlDeviceGetMigMode": 3}
+        self.clocks = {1: 1980, 2: 2619}
+        self.reasons = 0
+        self.milliwatts = 512_345
+        self.celsius = 61
+        self.mode = 0
+        self.mig = 0
+        self.utilisation = 0
+        self.violations = {0: 0, 1: 0}
+        self.processes: dict[int, int | None] = {}
+        self.samples: list[tuple[int, int, int]] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("nvml"):
+            if name in self.absent:
+                raise AttributeError(f"module 'pynvml' has no attribute '{name}'")
+            if name in self.refused:
+                return self._refuse(name)
+        return super().__getattribute__(name)
+
+    def _refuse(self, name: str) -> Any:
+        def refuse(*arguments: Any) -> None:
+            raise NVMLError(self.refused[name])
+
+        return refuse
+
+    def _device(self, handle: Handle) -> None:
+        assert self.started
+        if not isinstance(handle, Handle):
+            raise TypeError("expected LP_struct_c_nvmlDevice_t")
+        self.asked.add(handle.uuid)
+
+    def nvmlInit(self) -> None:
+        self.started = True
+
+    def nvmlDeviceGetCount(self) -> int:
+        assert self.started
+        return len(self.handles)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle:
+        return self.handles[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Handle:
+        return Handle(uuid)
+
+    def nvmlDeviceGetUUID(self, handle: Handle) -> str:
+        return handle.uuid
+
+    def nvmlDeviceGetClockInfo(self, handle: Handle, type: int) -> int:
+        self._device(handle)
+        return self.clocks[type]
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle) -> int:
+        self._device(handle)
+        return self.reasons
+
+    nvmlDeviceGetCurrentClocksThrottleReasons = nvmlDeviceGetCurrentClocksEventReasons
+
+    def nvmlDeviceGetTemperatureV(self, handle: Handle, sensor: int, version: int = 0x100000C) -> int:
+        self._device(handle)
+        assert sensor == self.NVML_TEMPERATURE_GPU
+        return self.celsius
+
+    def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int:
+        return FakeNvml.nvmlDeviceGetTemperatureV(self, handle, sensor)
+
+    def nvmlDeviceGetPowerUsage(self, handle: Handle) -> int:
+        self._device(handle)
+        return self.milliwatts
+
+    def nvmlDeviceGetComputeMode(self, handle: Handle) -> int:
+        self._device(handle)
+        return self.mode
+
+    def nvmlDeviceGetMigMode(self, device: Handle) -> list[int]:
+        self._device(device)
+        return [self.mig, self.mig]
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> SimpleNamespace:
+        self._device(handle)
+        return SimpleNamespace(gpu=self.utilisation, memory=0)
+
+    def nvmlDeviceGetViolationStatus(self, device: Handle, perfPolicyType: int) -> SimpleNamespace:
+        self._device(device)
+        return SimpleNamespace(referenceTime=0, violationTime=self.violations[perfPolicyType])
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Handle) -> list[SimpleNamespace]:
+        self._device(handle)
+        return [SimpleNamespace(pid=pid, usedGpuMemory=held) for pid, held in self.processes.items()]
+
+    def nvmlSystemGetProcessName(self, pid: int) -> str:
+        if not isinstance(pid, int):
+            raise TypeError("an integer is required")
+        if pid > 100_000:
+            raise NVMLError(6)
+        return "/usr/bin/python3"
+
+    def nvmlDeviceGetProcessUtilization(self, handle: Handle, timeStamp: int) -> list[SimpleNamespace]:
+        """samples: (pid, microseconds since 1970, per cent of the SMs' time)"""
+        self._device(handle)
+        if not isinstance(timeStamp, int):
+            raise TypeError("an integer is required")  # c_ulonglong takes no float
+        later = [s for s in self.samples if s[1] > timeStamp]
+        if not later:
+            raise NVMLError(6)
+        return [SimpleNamespace(pid=p, timeStamp=t, smUtil=u, memUtil=0) for p, t, u in later]

@@ -5,14 +5,15 @@ Every public method is one request that the parent makes; arguments and answers 
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import kernels
-from harness.device import Call, Timer, kernel_names, timer_for
+from harness import threads as cpu_threads
+from harness.device import Program, Timer, timer_for
+from harness.profiling import profile
 from kernels.compose import bind
 from kernels.op import Op, Prepared
 from kernels.operands import Operands, Seeds
@@ -20,12 +21,11 @@ from kernels.operands import Operands, Seeds
 
 @dataclass
 class _Seated:
-    """A contender that is ready: prepared once on each set of operands, with what turns call in rotation."""
+    """A contender that is ready: prepared once on each set of operands, with the program that turns run."""
 
     prepared: list[Prepared]
-    calls: Sequence[Call]
     timer: Timer
-    rotation: Iterator[Call]
+    program: Program
 
 
 class Bench:
@@ -39,7 +39,8 @@ class Bench:
         self.timers: dict[str, Timer] = {}
 
     def hello(self, kind: str, device: str, threads: int) -> dict[str, Any]:
-        """Readies the device; fails where this torch cannot reach it."""
+        """Readies the device; fails where this torch cannot reach it. `pinned`: the CPU that each thread is
+        bound to, or why none is."""
         import torch
 
         self.kind, self.device, self.threads = kind, device, threads
@@ -48,7 +49,8 @@ class Bench:
             if not torch.cuda.is_available():
                 raise RuntimeError(f"torch {torch.__version__} sees no GPU; {device} needs its {kind} build")
             torch.cuda.set_device(device)
-        return {"torch": torch.__version__, "threads": torch.get_num_threads()}
+        pinned = cpu_threads.pinned(threads) if kind == "cpu" else "no: the device computes"
+        return {"torch": torch.__version__, "threads": torch.get_num_threads(), "pinned": pinned}
 
     def open(self, op: str, sizes: Mapping[str, Any], boundary: str, seeds: Mapping[str, int]) -> int:
         """Makes the canonical operands; the digest tells the parent whether they are the judge's."""
@@ -69,11 +71,16 @@ class Bench:
         first = self.sets[0].copy()
         self.sets = [first, *(first.turned(turn, mode == "cold") for turn in range(1, copies))]
 
-    def prepare(self, contender: str, impl: str, launch: str, call: bool = True) -> float:
-        """Prepares on every set and calls each once (JIT compilers run here); returns seconds.
+    def prepare(self, contender: str, impl: str, launch: str, call: bool = True) -> dict[str, Any]:
+        """Prepares on every set and calls each once (JIT compilers run here). Returns the seconds, and
+        whether a call synchronises the host. Raises Unsupported where a call cannot be launched so.
 
-        call: False spares the call where nothing will be timed.
+        call: False spares the calls where nothing will be timed.
         """
+        with cpu_threads.released():
+            return self._prepare(contender, impl, launch, call)
+
+    def _prepare(self, contender: str, impl: str, launch: str, call: bool) -> dict[str, Any]:
         import torch
 
         started = time.perf_counter()
@@ -93,13 +100,14 @@ class Bench:
         timer.synchronize()
         # A library that was just imported may have changed it.
         torch.set_num_threads(self.threads)
-        calls = timer.capture([p.call for p in prepared])
-        self.seated[contender] = _Seated(prepared, calls, timer, itertools.cycle(calls))
-        return time.perf_counter() - started
+        calls = [p.call for p in prepared]
+        program = timer.program(calls) if call else Program(calls)
+        self.seated[contender] = _Seated(prepared, timer, program)
+        return {"seconds": time.perf_counter() - started, "synchronises": program.synchronises}
 
     def turn(self, contender: str, at_least: float) -> dict[str, Any]:
         seated = self.seated[contender]
-        return asdict(seated.timer.turn(seated.rotation, at_least))
+        return asdict(seated.timer.turn(seated.program, at_least))
 
     def output(self, contender: str, path: str, fresh: bool, which: int = 0) -> dict[str, Any]:
         """Saves the output on one of the sets: of a new call into a poisoned output, or as the timed calls
@@ -114,7 +122,7 @@ class Bench:
             if prepared.out is not None:
                 prepared.out.fill_(float("nan"))
             started = time.perf_counter()
-            seated.calls[which]()
+            seated.program.reproduce(which)
             seated.timer.synchronize()
             seconds = time.perf_counter() - started
         torch.save(prepared.result().detach().cpu().contiguous(), path)
@@ -132,8 +140,14 @@ class Bench:
             getattr(self.sets[0], name).copy_(tensor)
         return self.sets[0].digest()
 
-    def profile(self, contender: str) -> list[str]:
-        return kernel_names(self.seated[contender].prepared[0].call, self.kind)
+    def profile(self, contender: str) -> dict[str, Any]:
+        """What ran in a call and for how long (see profiling.py); of a graph, in the eager calls."""
+        seated = self.seated[contender]
+        calls = [p.call for p in seated.prepared]
+        found = profile(calls, self.kind, seated.timer.synchronize)
+        # Outputs that calls allocate are now those of the eager calls, which no replay writes.
+        seated.program = seated.timer.program(calls)
+        return found
 
     def close(self) -> None:
         self.seated.clear()

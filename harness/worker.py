@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.errors import one_line
 
-ROLES = {"bench": "harness.bench:Bench", "judge": "harness.check:Judge", "ceilings": "harness.ceilings:Meter"}
+ROLES = {"bench": "harness.bench:Bench", "judge": "harness.check:Judge", "meter": "harness.meter:Meter"}
 
 
 def main() -> None:

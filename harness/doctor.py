@@ -1,90 +1,116 @@
-"""`python -m harness doctor`: what this machine is, and what would make its numbers better."""
+"""`python -m harness doctor`: what this machine is, what it can tell apart, and what would improve that."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import shutil
+import math
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
 import kernels
-from harness.ceilings import ceilings, datasheet, last_level
-from harness.errors import UsageError
+from harness import instruments
+from harness.advice import advice
+from harness.ceilings import datasheets, last_level, measured, meters, stored
+from harness.disturbance import monitor_for
+from harness.errors import NothingRan, UsageError
+from harness.findings import text
 from harness.provenance import LIBRARIES, provenance
-from harness.workers import WorkerFailure, physical_cores
+from harness.statistics import noise_floor
+from harness.threads import default_threads
+from harness.workers import WorkerFailure, worker_pids
 from kernels.platform import Platform, detect, devices, version
 
 
-def show(json_to: str | None) -> None:
-    """Prints the findings; measures the device's ceilings where they are not known yet."""
-    here = detect()
-    facts = examine(here)
-    if json_to == "-":
-        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
-        return
-    if json_to:
-        try:
-            Path(json_to).write_text(json.dumps(facts, indent=1) + "\n")
-        except OSError as error:
-            raise UsageError(f"cannot write {json_to}: {error.strerror}") from None
-        return
-    for title, values in facts.items():
-        if isinstance(values, dict):
-            print(f"{title}\n" + tabulate([[f"  {k}", v] for k, v in values.items()], tablefmt="plain"))
-        else:
-            print(f"{title}\n" + "\n".join(f"  - {line}" for line in values or ["nothing found"]))
-        print()
-
-
-def examine(here: Platform) -> dict[str, Any]:
-    surroundings = provenance(here, physical_cores())
-    entry = datasheet(here)
-    sheet = (
-        f"{entry['name']}: {entry['source']}" if entry else "none known, so no row can be called impossible"
-    )
-    limits: dict[str, Any] = {"datasheet": sheet}
+def show(json_to: str | None = None, device: str | None = None, quick: bool = False) -> None:
+    """Prints the findings, as text or JSON. Measures nothing on a device that a run is measuring."""
     try:
-        found = ceilings(here, physical_cores())
-        limits |= {
-            "read from memory": f"{found.bytes / 1e9:.1f} GB/s",
-            "bf16 product": f"{found.flops / 1e12:.3g} TFLOPS",
-            "measured": found.measured,
-        }
-    except WorkerFailure as failure:
-        limits["measured"] = f"could not be: {failure.reason}"
-    level = last_level(here)
-    limits["last-level cache"] = f"{level / (1 << 20):.0f} MiB" if level else "unknown"
+        here = detect(device)
+    except LookupError as error:
+        raise UsageError(str(error)) from None
+    complaints: list[str] = []
+    with contextlib.ExitStack() as held:
+        if not quick:
+            from harness.session import device_lock  # loads what reads records, which --quick does without
+
+            try:
+                held.enter_context(device_lock(here))
+            except NothingRan as busy:
+                quick, complaints = True, [str(busy)]
+        monitor = monitor_for(here, worker_pids)
+        complaints += [*filter(None, [monitor.blocked()]), *monitor.before()]
+        facts = examine(here, monitor.readable(), complaints, quick)
+    if json_to is None:
+        print(text(facts))
+        return
+    whole = json.dumps(facts, indent=1, allow_nan=False) + "\n"
+    if json_to == "-":
+        sys.stdout.write(whole)
+        return
+    try:
+        Path(json_to).write_text(whole)
+    except OSError as error:
+        raise UsageError(f"cannot write {json_to}: {error.strerror}") from None
+
+
+def examine(
+    here: Platform,
+    conditions: Mapping[str, str] | None = None,
+    complaints: Sequence[str] = (),
+    quick: bool = False,
+) -> dict[str, Any]:
+    """Plain values in SI units.
+
+    conditions: clocks and the like, as the driver gives them now
+    complaints: what is wrong with them
+    quick:      measures nothing; ceilings are those of an earlier time, if there are any
+    """
+    threads = default_threads()
+    machine = provenance(here, threads)["machine"] | {"last_level_cache": last_level(here)}
+    improve = [*complaints, *advice(here, threads)]  # before our own work disturbs what it looks at
     runs = [i for op in kernels.OPS for i in kernels.implementations(op) if i.available(here).ok]
     return {
-        "machine": {k: v for k, v in surroundings["machine"].items() if v != ""},
+        "machine": {name: value for name, value in machine.items() if value not in ("", 0)},
         "devices": {device: f"{p.kind} {p.arch} {p.name}" for device, p in devices().items()},
         "libraries": {name: version(name) or "not installed" for name in LIBRARIES},
-        "ceilings": limits,
-        "runs here": {i.op + " " + i.name: "checked only" if i.interpreted(here) else "timed" for i in runs},
-        "what would improve it": advice(here),
+        "ceilings": _ceilings(here, threads, quick),
+        "datasheet": datasheets(here),
+        "instruments": {} if quick else _instruments(here, threads),
+        "conditions": dict(conditions or {}),
+        "runs here": {f"{i.op} {i.name}": "checked only" if i.interpreted(here) else "timed" for i in runs},
+        "what would improve it": improve,
     }
 
 
-def advice(here: Platform) -> list[str]:
-    """What stands between this machine and quieter or more complete numbers."""
-    found = []
-    for op in kernels.OPS:
-        for impl in kernels.implementations(op):
-            support = impl.available(here)
-            if not support.ok and "not installed" in support.reason:
-                found.append(f"{impl.name}: {support.reason}")
-    load = os.getloadavg()[0]
-    if load > 0.5:
-        found.append(f"other work is running here (load {load:.1f}): its noise will be in the numbers")
-    governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    if here.kind == "cpu" and governor.exists() and (name := governor.read_text().strip()) != "performance":
-        found.append(f"the CPU frequency governor is {name}: performance drifts less")
-    if here.kind == "cpu" and "hypervisor" in here.features:
-        found.append("this is a virtual machine: its neighbours' noise is not visible from inside")
-    if here.kind == "cpu" and shutil.which("nvidia-smi"):
-        found.append("nvidia-smi is installed but shows no GPU")
-    return found
+def _ceilings(here: Platform, threads: int, quick: bool) -> dict[str, Any]:
+    """Those of `harness.ceilings`, measured again: the best so far."""
+    try:
+        found = stored(here, threads) if quick else measured(here, threads)
+    except WorkerFailure as failure:
+        return {"problem": failure.reason}
+    return asdict(found) if found else {}
+
+
+def _instruments(here: Platform, threads: int) -> dict[str, Any]:
+    """The clock's steps, and how far equal things differ; null for what is infinite: a floor where the pair
+    says only that the machine was disturbed."""
+    try:
+        with meters(here, threads, 2) as pair:
+            clock, pairs = instruments.clock(pair[0]), instruments.differences(pair)
+    except WorkerFailure as failure:
+        return {"problem": failure.reason}
+    return {"clock": clock} | {
+        workload: {
+            name: value if math.isfinite(value) else None
+            for name, value in (
+                ("ratio", seen.ratio),
+                ("low", seen.low),
+                ("high", seen.high),
+                ("floor", noise_floor(seen)),
+            )
+        }
+        for workload, seen in pairs.items()
+    }

@@ -51,12 +51,20 @@ def need(condition: object, reason: str) -> Support:
     return Support(True) if condition else Support(False, reason)
 
 
+DTYPES = ("fp8", "bf16", "fp32")
+"""Of operands of products, from the narrowest: each holds all values of those before it."""
+
+
 @dataclass(frozen=True)
 class Work:
-    """What a call must do at least: floating-point operations, and bytes moved, each byte once."""
+    """What a call must do at least: floating-point operations, and bytes moved, each byte once.
+
+    dtype: the narrowest that right products may take their operands in; a ceiling is that of this dtype
+    """
 
     flops: float
     bytes: float
+    dtype: str = "bf16"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
@@ -10,6 +11,7 @@ import platform as host
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,7 +165,8 @@ def _cpu() -> Platform:
     else:
         arch = machine
     name = model.group(1).strip() if model else host.processor() or machine
-    return Platform("cpu", arch, "cpu", name, features, available_memory(), _cpu_last_level())
+    ours = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return Platform("cpu", arch, "cpu", name, features, available_memory(), _cpu_last_level(ours))
 
 
 def available_memory() -> int:
@@ -177,9 +180,17 @@ def available_memory() -> int:
     return free
 
 
-def _cpu_last_level() -> int:
-    sizes = []
-    for cache in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        number, unit = re.fullmatch(r"(\d+)([KMG]?)", cache.read_text().strip()).groups()  # type: ignore[union-attr]
-        sizes.append(int(number) << {"": 0, "K": 10, "M": 20, "G": 30}[unit])
-    return max(sizes, default=0)
+def _cpu_last_level(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Of these CPUs together: chips of several dies have a last-level cache on each, and what comes from
+    memory has gone past all of them."""
+    caches: dict[tuple[str, str], tuple[int, int]] = {}
+    for index in (index for cpu in cpus for index in root.glob(f"cpu{cpu}/cache/index*")):
+        with contextlib.suppress(OSError):
+            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+            shared = (index / "shared_cpu_list").read_text().strip()
+            if kind != "Instruction":
+                number, unit = re.fullmatch(r"(\d+)([KMG]?)", size).groups()  # type: ignore[union-attr]
+                scale = {"": 0, "K": 10, "M": 20, "G": 30}[unit]
+                caches[level, shared] = (int(level), int(number) << scale)
+    last = max((level for level, _ in caches.values()), default=0)
+    return sum(size for level, size in caches.values() if level == last)

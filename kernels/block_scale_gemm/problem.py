@@ -120,11 +120,13 @@ class BlockScaleGemm(Op):
         return {"fp8": native(arch)} | ({"scales": "ue8m0"} if arch == "sm_100" else {})
 
     def work(self, sizes: Sizes, boundary: str = "core") -> Work:
-        """2 * m * n * k flops; activations, weights with their scales, and the output moved once."""
+        """2 * m * n * k flops; activations, weights with their scales, and the output moved once. Products
+        take FP8 operands by definition, with_quant too: the call may quantise its activations itself."""
         activations = sizes.quantised_bytes if boundary == "core" else 2 * sizes.m * sizes.k
         return Work(
             2.0 * sizes.m * sizes.n * sizes.k,
             float(activations + self.streamed_bytes(sizes) + self.output_bytes(sizes)),
+            "fp8",
         )
 
     def operand_bytes(self, sizes: Sizes) -> int:

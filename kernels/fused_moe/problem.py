@@ -163,7 +163,8 @@ class FusedMoe(Op):
 
     def work(self, sizes: Sizes, boundary: str = "core") -> Work:
         """6 * pairs * hidden * inter flops of the pairs on this rank. Bytes of the experts that are hit, of
-        x as this boundary takes it, of ids and weights (or of logits and bias), and of out."""
+        x as this boundary takes it, of ids and weights (or of logits and bias), and of out. Products are of
+        FP8 operands: weights by definition, activations as the call may quantise them."""
         routing = sizes.routed
         x = sizes.tokens * sizes.hidden
         activations = x + x // BLOCK * 4 if boundary == "core" else 2 * x
@@ -172,7 +173,7 @@ class FusedMoe(Op):
         else:
             choice = sizes.tokens * sizes.picks * 8
         moved = routing.hit * sizes.expert_bytes + activations + choice + self.output_bytes(sizes)
-        return Work(6.0 * routing.pairs * sizes.hidden * sizes.inter, float(moved))
+        return Work(6.0 * routing.pairs * sizes.hidden * sizes.inter, float(moved), "fp8")
 
     def operand_bytes(self, sizes: Sizes) -> int:
         """The weights; x in bf16, and quantised where a step does that; picks and logits."""

@@ -147,7 +147,7 @@ class MhaPrefill(Op):
         out moved once."""
         flops = 2.0 * sizes.heads * (WIDTH + VALUE) * sizes.pairs
         moved = self._bytes(sizes, sizes.queries, sizes.keys) + self.output_bytes(sizes)
-        return Work(flops, float(moved))
+        return Work(flops, float(moved), sizes.dtype)
 
     def _bytes(self, sizes: Sizes, queries: int, keys: int) -> int:
         return sizes.heads * (queries * WIDTH + keys * (WIDTH + VALUE)) * BYTES[sizes.dtype]

@@ -110,10 +110,12 @@ class MlaDecode(Op):
     baseline: ClassVar = {"cpu": "torch.sdpa", "cuda": "torch.sdpa", "rocm": "torch.sdpa"}
 
     def work(self, sizes: Sizes, boundary: str = "core") -> Work:
-        """2 * tokens * heads * (576 + 512) flops; each cached row, q and out moved once."""
+        """2 * tokens * heads * (576 + 512) flops; each cached row, q and out moved once. On an FP8 cache a
+        kernel may round q and the softmax weights to FP8 too and multiply in that: FP8 products bound it."""
         flops = 2.0 * sizes.tokens * sizes.heads * (WIDTH + LATENT)
         rows = sizes.batch * sizes.heads
-        return Work(flops, sizes.tokens * WIDTH * KV_BYTES[sizes.kv] + rows * (WIDTH + LATENT) * 2.0)
+        moved = sizes.tokens * WIDTH * KV_BYTES[sizes.kv] + rows * (WIDTH + LATENT) * 2.0
+        return Work(flops, moved, sizes.kv)
 
     def operand_bytes(self, sizes: Sizes) -> int:
         slots = (sizes.used_pages + SPARE_PAGES) * sizes.page

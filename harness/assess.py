@@ -68,7 +68,7 @@ def _cell(
     samples = _samples(measured, contender.name)
     if cell.status != "ok" or not samples.seconds:
         if cell.status == "ok":
-            cell.status, cell.reason = "error", "the budget ended before its first round"
+            cell.status, cell.reason = "error", "the budget ended before its first undisturbed round"
         return cell
     cell.samples = samples
     logs = ((block, math.log(s)) for block, s in zip(samples.block, samples.seconds, strict=True))

@@ -43,12 +43,14 @@ def list_command(**options: Any) -> None:
 
 
 @cli.command()
-@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of a table.")
-def doctor(json_to: str | None) -> None:
-    """Platform, device, libraries, ceilings, and what would improve them."""
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of text.")
+@click.option("--device", help="cpu, cuda, cuda:1 ... (default: the first GPU, else the CPU).")
+@click.option("--quick", is_flag=True, help="Measure nothing (measuring takes about half a minute).")
+def doctor(**options: Any) -> None:
+    """Platform, device, libraries, ceilings, noise, clocks, and what would improve them."""
     from harness.doctor import show
 
-    show(json_to)
+    show(**options)
 
 
 def _seconds(context: click.Context, option: click.Parameter, text: str) -> float:
@@ -81,9 +83,15 @@ def _seconds(context: click.Context, option: click.Parameter, text: str) -> floa
 @click.option("--out", metavar="DIR", help="The run's folder (default: a new one under results/local/).")
 @click.option("--json", metavar="FILE|-", help="Write run, cells and verdicts there; - is stdout.")
 @click.option("--csv", metavar="FILE|-", help="Write the cells there.")
+@click.option(
+    "--disturbed",
+    type=click.Choice(["drop", "keep"]),
+    envvar="KERNEL_BENCH_DISTURBED",
+    help="Rounds that other work or throttling disturbed: make them again, or count them (default: drop).",
+)
 @click.option("--quiet", is_flag=True, help="No tables and no progress.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of operands and orders.")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads (default: the physical cores).")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads (default: the cores of a NUMA node).")
 @click.option(
     "--prepare-timeout", default="900s", callback=_seconds, show_default=True, help="To prepare one."
 )

@@ -1,4 +1,4 @@
-"""What will be measured: which cases within the budget, which contenders, in how much memory."""
+"""What will be measured: which cases within the budget, which contenders."""
 
 from __future__ import annotations
 
@@ -14,14 +14,6 @@ from kernels.op import Implementation, Op
 from kernels.platform import Platform
 from shapes.case import Case, merge, parse
 from shapes.suites import suite, suites
-
-# Calls rotate over copies of the streamed operands until this many last-level caches have gone by ...
-ROTATE_CACHES = 2
-# ... but over no more copies than this.
-MOST_COPIES = 64
-MEMORY_SHARE = 0.8
-# A reference of more than this is sampled: about 10 s of products on two CPU cores.
-MAX_FLOPS = {"cpu": 4e11, "cuda": 2e13, "rocm": 2e13}
 
 PLAIN = "plain"
 
@@ -128,58 +120,6 @@ def launches(platform: Platform, wanted: str | None) -> list[str]:
             raise UsageError(f"--launch {wanted} needs a GPU; this is a CPU, whose calls are eager")
         return ["eager"]
     return {"graph": ["graph"], "eager": ["eager"], "both": ["graph", "eager"]}[wanted or "graph"]
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """Over how many copies of the operands calls rotate, and what that amounts to.
-
-    mode:   serving (the streamed operands differ), cold (all differ), warm (one set)
-    bytes:  touched before a copy's turn comes again
-    enough: whether that is twice what the last-level cache holds
-    """
-
-    mode: str
-    copies: int
-    bytes: int
-    last_level: int
-    enough: bool
-
-
-def rotation(op: Op, sizes: Any, mode: str, last_level: int) -> Rotation:
-    """The cache policy of a case. An unknown last level counts as 256 MiB, the largest of today's GPUs."""
-    level = last_level or 256 << 20
-    rest = int(op.work(sizes).bytes) - op.streamed_bytes(sizes) if mode == "cold" else 0
-
-    def touched(copies: int) -> int:
-        return op.streamed_bytes(sizes, copies) + copies * rest
-
-    def enough(copies: int) -> bool:
-        between = touched(copies) if copies == 1 else touched(copies) - touched(1)
-        return between >= ROTATE_CACHES * level
-
-    most = 1 if mode == "warm" or not touched(1) else MOST_COPIES
-    copies = next(n for n in range(1, most + 1) if enough(n) or touched(n) == touched(most))
-    return Rotation(mode, copies, touched(copies), level, enough(copies))
-
-
-def memory_needed(op: Op, sizes: Any, contenders: Sequence[Implementation], copies: int) -> int:
-    """Bytes of one worker: operands twice (moving to fresh buffers, loading new live ones), the sets that
-    calls rotate over, and each contender's own layout of stationary operands, workspace and outputs."""
-    output = op.output_bytes(sizes)
-    layouts = 1 if op.turns else copies
-    per_contender = sum(
-        layouts * i.layout(sizes) + copies * (i.workspace(sizes) + output) for i in contenders
-    )
-    return 2 * op.operand_bytes(sizes) + copies * op.turn_bytes(sizes) + per_contender
-
-
-def judge_memory(op: Op, sizes: Any, kind: str) -> int:
-    """Bytes of the judge: operands, and per reference up to 16 bytes for each 2 of the output rows that it
-    computes, four references in each of up to two boundaries."""
-    references = 4 * len(op.boundaries[:2])
-    sampled = min(1.0, MAX_FLOPS[kind] / op.work(sizes).flops)
-    return op.operand_bytes(sizes) + int(references * 8 * sampled * op.output_bytes(sizes))
 
 
 def allowance(remaining_s: float, queue: Sequence[Case], least_s: float) -> tuple[float, int]:

@@ -51,19 +51,19 @@ def provenance(platform: Platform, threads: int) -> dict[str, Any]:
 
 def driver(platform: Platform) -> str:
     if platform.kind == "cuda":
-        return _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
+        return run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
     module = Path("/sys/module/amdgpu/version")
     return module.read_text().strip() if platform.kind == "rocm" and module.exists() else ""
 
 
 def git_state() -> dict[str, Any]:
     """The commit of the code, and whether anything but results differs from it."""
-    commit = _run("git", "-C", str(ROOT), "rev-parse", "HEAD")
-    changed = _run("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!results")
+    commit = run("git", "-C", str(ROOT), "rev-parse", "HEAD")
+    changed = run("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!results")
     return {"commit": commit, "dirty": bool(changed)}
 
 
-def _run(*command: str) -> str:
+def run(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from harness.plan import contender_name
 
-SCHEMA = 2  # 1 had no samples in verdicts
+SCHEMA = 3  # 1 had no samples in verdicts; 2 no disturbed rounds and no launch times
 
 Status = Literal["ok", "checked", "wrong", "unsupported", "impossible", "error", "crashed", "timeout"]
 
@@ -90,10 +90,24 @@ class Verdict(Record):
     samples: Samples = Field(default_factory=Samples)
 
 
+class DisturbedRound(Record):
+    """counted: whether its times are in the cells' samples (`--disturbed keep`); otherwise `seconds` holds
+    them, by contender, and no statistic does."""
+
+    block: int
+    round: int
+    reason: str
+    counted: bool
+    seconds: dict[str, float] = {}
+
+
 class CaseDone(Record):
     """Ends a case in the journal: without it the case counts as unfinished.
 
-    stopped: why measuring ended, in the words of `harness.timing.Rounds`
+    stopped:    why measuring ended, in the words of `harness.timing.Rounds`
+    disturbed:  rounds during which something else used the machine, or slowed it
+    conditions: clocks, temperature, power, other processes' share ... as the rounds saw them, or why not; one
+                entry for each group of contenders that memory holds at once
     """
 
     kind: Literal["case"] = "case"
@@ -103,6 +117,8 @@ class CaseDone(Record):
     rounds: int
     blocks: int
     stopped: str
+    disturbed: list[DisturbedRound] = []
+    conditions: list[dict[str, Any]] = []
 
 
 class PlannedCase(Record):
@@ -115,7 +131,10 @@ class PlannedCase(Record):
 
 
 class Run(Record):
-    """What a command set out to do, and on what; written once, before anything is measured."""
+    """What a command set out to do, and on what; written once, before anything is measured.
+
+    busy: what else used the device then
+    """
 
     schema_version: int = SCHEMA
     id: str
@@ -133,5 +152,7 @@ class Run(Record):
     per_case_s: float
     seed: int
     confidence: float
+    disturbed: Literal["drop", "keep"] = "drop"
+    busy: list[str] = []
     ceilings: dict[str, Any]
     provenance: dict[str, Any]

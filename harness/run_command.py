@@ -16,7 +16,8 @@ import kernels
 from harness import plan, tables
 from harness.assess import Yardsticks
 from harness.ceilings import Ceilings, ceilings, peaks
-from harness.errors import UsageError
+from harness.disturbance import Monitor, monitor_for
+from harness.errors import NothingRan, UsageError
 from harness.journal import Journal, JournalFull
 from harness.progress import Progress
 from harness.provenance import provenance
@@ -24,7 +25,8 @@ from harness.records import CaseDone, Cell, PlannedCase, Record, Run, Verdict
 from harness.session import Session, device_lock, exit_code
 from harness.stations import Deadlines
 from harness.statistics import CONFIDENCE
-from harness.workers import ROOT, WorkerFailure, physical_cores
+from harness.threads import default_threads
+from harness.workers import ROOT, WorkerFailure, worker_pids
 from kernels.platform import Platform, detect
 from shapes.case import Case
 from shapes.suites import CASE_S, suites
@@ -52,6 +54,7 @@ class Request:
     json: str | None = None
     csv: str | None = None
     quiet: bool = False
+    disturbed: str | None = None
     seed: int = 0
     threads: int | None = None
     prepare_timeout: float = 900.0
@@ -66,9 +69,16 @@ def run(request: Request) -> int:
     """Returns the exit code; raises HarnessError."""
     require_writable(request)
     platform = _platform(request.device)
+    monitor = monitor_for(platform, worker_pids)
     with device_lock(platform):
+        if reason := monitor.blocked():
+            raise NothingRan(f"{platform.device} cannot be measured: {reason}")
+        busy = monitor.before()
+        if not request.quiet:
+            for line in busy:
+                print(f"note: {line}", file=sys.stderr)
         journal, settings, finished = (
-            _resumed(request, platform) if request.resume else _begun(request, platform)
+            _resumed(request, platform) if request.resume else _begun(request, platform, busy)
         )
         human: IO[str] = sys.stderr if "-" in (request.json, request.csv) else sys.stdout
         records = {key: list(found) for key, found in finished.items()}
@@ -78,7 +88,7 @@ def run(request: Request) -> int:
             if not request.quiet:
                 print("\n" + tables.case_table(found) + "\n", file=human, flush=True)
 
-        session = _session(settings, request, platform, journal, report)
+        session = _session(settings, request, platform, monitor, journal, report)
         session.spent_s = sum(r.measured_s for r in _flat(finished) if isinstance(r, CaseDone))
         todo = [_case(c) for c in settings.cases if c.key not in finished]
         budget_s = plan.parse_seconds(request.budget, "--budget") if request.budget else settings.budget_s
@@ -104,7 +114,9 @@ def _platform(device: str | None) -> Platform:
         raise UsageError(str(error)) from None
 
 
-def _begun(request: Request, platform: Platform) -> tuple[Journal, Run, dict[str, list[Record]]]:
+def _begun(
+    request: Request, platform: Platform, busy: list[str]
+) -> tuple[Journal, Run, dict[str, list[Record]]]:
     """Plans a new run and opens its folder."""
     if request.op is None:
         raise UsageError(f"--op is missing; ops: {', '.join(kernels.OPS)}")
@@ -124,7 +136,7 @@ def _begun(request: Request, platform: Platform) -> tuple[Journal, Run, dict[str
         per_case_s = plan.parse_seconds(request.per_case, "--per-case")
     else:
         per_case_s = suites()[suite].per_case_s if suite in suites() else CASE_S
-    threads = request.threads or plan.parse_threads(os.environ.get("OMP_NUM_THREADS")) or physical_cores()
+    threads = request.threads or plan.parse_threads(os.environ.get("OMP_NUM_THREADS")) or default_threads()
     created = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     device = re.sub(r"[^a-z0-9]+", "-", f"{platform.name or platform.kind}".lower()).strip("-")
     identity = f"{created}-{op.name}-{suite.replace(' ', '-')}-{device}"
@@ -145,6 +157,8 @@ def _begun(request: Request, platform: Platform) -> tuple[Journal, Run, dict[str
         per_case_s=per_case_s,
         seed=request.seed,
         confidence=CONFIDENCE,
+        disturbed=request.disturbed or "drop",  # type: ignore[arg-type]
+        busy=busy,
         ceilings=_ceilings(platform, threads, request.quiet),
         provenance=provenance(platform, threads),
     )
@@ -208,9 +222,10 @@ def _resumed(request: Request, platform: Platform) -> tuple[Journal, Run, dict[s
     return journal, settings, finished
 
 
-def _session(settings: Run, request: Request, platform: Platform, journal: Journal, report: Any) -> Session:
+def _session(
+    settings: Run, request: Request, platform: Platform, monitor: Monitor, journal: Journal, report: Any
+) -> Session:
     op = kernels.OPS[settings.op]
-    measured = Ceilings(**settings.ceilings) if settings.ceilings else None
     return Session(
         op=op,
         platform=platform,
@@ -225,7 +240,9 @@ def _session(settings: Run, request: Request, platform: Platform, journal: Journ
         seed=settings.seed,
         threads=settings.provenance["machine"]["threads"],
         deadlines=Deadlines(request.prepare_timeout, request.call_timeout),
-        yardsticks=Yardsticks(measured, peaks(platform), settings.confidence),
+        yardsticks=Yardsticks(Ceilings.recorded(settings.ceilings), peaks(platform), settings.confidence),
+        monitor=monitor,
+        keep_disturbed=(request.disturbed or settings.disturbed) == "keep",
         journal=journal,
         progress=Progress(request.quiet),
         report=report,

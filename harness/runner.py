@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import kernels
-from harness.plan import Rotation
+from harness.disturbance import Monitor
+from harness.rotation import Rotation
 from harness.stations import Contender, Station, attempt
 from harness.timing import Policy, Rounds, measure
 from harness.workers import Worker
@@ -35,6 +37,7 @@ class Measured:
     anchor: Contender | None = None
     twin: Contender | None = None
     setup_s: float = 0.0
+    conditions: dict[str, Any] = field(default_factory=dict)
 
 
 class CaseRun:
@@ -52,6 +55,8 @@ class CaseRun:
         seed: int,
         scratch: Path,
         say: Callable[[str], None],
+        monitor: Monitor,
+        keep_disturbed: bool = False,
     ) -> None:
         self.case = case
         self.stations = stations
@@ -59,6 +64,8 @@ class CaseRun:
         self.seed = seed
         self.scratch = scratch
         self.say = say
+        self.monitor = monitor
+        self.keep_disturbed = keep_disturbed
         self.seeds = {
             "first": asdict(Seeds(seed, seed)),
             "live": asdict(Seeds(seed, seed + 1)),
@@ -176,6 +183,7 @@ class CaseRun:
         def turn(station: Station, contender: Contender) -> float:
             if contender.alive:
                 answer = attempt([contender], lambda: station.ask(contender, "turn", at_least=TURN_S))
+                self.monitor.sample(f"{self.case.key} {contender.name}")
                 if answer is not None:
                     return answer["seconds"]
                 # Whoever shared its worker is seated again now, not in a turn of his own.
@@ -186,6 +194,9 @@ class CaseRun:
         turns = {c.name: (lambda s=s, c=c: turn(s, c)) for s, c in timed}
         policy = Policy(
             begin_block=begin_block,
+            begin_round=self.monitor.begin,
+            end_round=self.monitor.end,
+            keep_disturbed=self.keep_disturbed,
             slow=SLOW,
             seed=self.seed,
             anchor=anchor.name,
@@ -194,11 +205,15 @@ class CaseRun:
         # A turn is an untimed call and then timed ones; a fifth more for what the estimate misses.
         least_s = 1.2 * policy.opening * sum(c.call_s + max(c.call_s, TURN_S) for _, c in timed)
         policy = replace(policy, budget_s=min(most_s, max(budget_s, least_s)))
-        measured.rounds = measure(turns, policy)
+        self.monitor.conditions()  # what was before is not this case's
+        rounds = measured.rounds = measure(turns, policy)
+        measured.conditions = self.monitor.conditions()
         measured.anchor, measured.twin = anchor, twin
         for _, contender in timed:
-            if contender.name in measured.rounds.dropped:
-                contender.fail("error", measured.rounds.dropped[contender.name])
+            if contender.name in rounds.dropped:
+                contender.fail("error", rounds.dropped[contender.name])
+            if rounds.stopped == "disturbed":
+                contender.fail("error", _too_disturbed(rounds))
 
     def _check_timed(self, copies: int) -> None:
         """The outputs that timing left, on the first and on the last set of operands; and what ran."""
@@ -211,8 +226,8 @@ class CaseRun:
                     name = "last" if which and "last" in self.seeds else "first"
                     self._check(station, contender, name, "after timing: ", fresh=False, which=which)
                 if contender.alive:
-                    names = attempt([contender], lambda s=station, c=contender: s.ask(c, "profile"))
-                    contender.kernels = names or []
+                    found = attempt([contender], lambda s=station, c=contender: s.ask(c, "profile"))
+                    contender.kernels = [kernel["name"] for kernel in found["kernels"]] if found else []
 
     def _find_writer(self, station: Station, timed: list[Contender]) -> None:
         """Somebody changed the operands that all of a worker's contenders were timed on: whoever does it
@@ -241,3 +256,9 @@ class CaseRun:
         self._open("other")
         for station, contender in self.seats:
             self._check(station, contender, "other", "with other stationary operands: ")
+
+
+def _too_disturbed(rounds: Rounds) -> str:
+    share = f"{len(rounds.disturbed)} of {rounds.made} rounds"
+    reason = rounds.disturbed[-1].disturbed
+    return f"too disturbed to measure, {share}: {reason} (to count them all the same: --disturbed keep)"

@@ -15,20 +15,22 @@ from typing import Any
 
 from harness import plan
 from harness.assess import Yardsticks, assess
-from harness.ceilings import last_level, thread_environment
+from harness.ceilings import last_level
+from harness.disturbance import Monitor
 from harness.errors import HarnessError, NothingRan
 from harness.journal import Journal
-from harness.plan import Arm, Rotation
-from harness.records import CaseDone, Cell, Record
+from harness.memory import Memory
+from harness.plan import Arm
+from harness.records import CaseDone, Cell, DisturbedRound, Record
+from harness.rotation import Rotation, rotation
 from harness.runner import CaseRun, Measured
 from harness.stations import Contender, Deadlines, Station
+from harness.threads import thread_environment
 from harness.timing import Rounds
 from harness.workers import Worker, WorkerFailure
 from kernels.op import Implementation, Op
-from kernels.platform import Platform, available_memory
+from kernels.platform import Platform
 from shapes.case import Case
-
-GIB = 1 << 30
 
 
 @dataclass
@@ -47,6 +49,8 @@ class Session:
     threads: int
     deadlines: Deadlines
     yardsticks: Yardsticks
+    monitor: Monitor
+    keep_disturbed: bool
     journal: Journal
     progress: Any
     report: Any
@@ -71,12 +75,20 @@ class Session:
         self.progress.case(case, to_go, budget_s)
         contenders, refused = self._contenders(case)
         sizes = self.op.sizes(case.sizes)
-        rotation = plan.rotation(self.op, sizes, self.cache, last_level(self.platform))
-        groups, too_large = self._groups(sizes, rotation, contenders)
-        parts = [Measured(case, [*refused, *too_large], rotation)]
+        memory = Memory(self.op, sizes, self.platform, self.baseline)
+        anchors = memory.anchors(contenders)
+        turns = rotation(
+            self.op,
+            sizes,
+            self.cache,
+            last_level(self.platform),
+            lambda copies: not anchors or memory.fits(anchors, copies),
+        )
+        groups, too_large = memory.groups(contenders, turns.copies)
+        parts = [Measured(case, [*refused, *too_large], turns)]
         for group in groups:
             shares = (budget_s / len(groups), most_s / len(groups))
-            parts.append(self._group(case, group, rotation, *shares, scratch))
+            parts.append(self._group(case, group, turns, *shares, scratch))
         records = self._records(case, parts)
         try:
             self.journal.append(records)
@@ -98,54 +110,11 @@ class Session:
                 (able if support.ok else refused).append(contender)
         return able, refused
 
-    def _groups(
-        self, sizes: Any, rotation: Rotation, contenders: list[Contender]
-    ) -> tuple[list[list[Contender]], list[Contender]]:
-        """Groups of contenders that fit in memory beside each other, each with the baseline; who does not
-        fit beside the baseline stands alone, with a time and no ratio. And those that do not fit at all."""
-        free = available_memory() if self.platform.kind == "cpu" else self.platform.memory
-        judge = plan.judge_memory(self.op, sizes, self.platform.kind)
-
-        def needed(group: Sequence[Contender]) -> int:
-            workers: dict[tuple[str, str], list[Implementation]] = {}
-            # The baseline, or else the first, stands for two: it is prepared twice, as the A/A pair.
-            twins = [c for c in group if c.impl.name == self.baseline] or group
-            for c in [*group, twins[0]]:
-                workers.setdefault((c.arm.name, c.impl.runtime), []).append(c.impl)
-            return judge + sum(
-                plan.memory_needed(self.op, sizes, members, rotation.copies) for members in workers.values()
-            )
-
-        limit = plan.MEMORY_SHARE * free if free else float("inf")
-        anchors = [c for c in contenders if c.impl.name == self.baseline][:1]
-        groups: list[list[Contender]] = [list(anchors)]
-        too_large, alone = [], []
-        for contender in contenders:
-            if contender in anchors:
-                continue
-            if needed([*groups[-1], contender]) <= limit:
-                groups[-1].append(contender)
-            elif needed([*anchors, contender]) <= limit:
-                groups.append([*anchors, contender])
-            elif needed([contender]) <= limit:
-                alone.append([contender])
-            else:
-                too_large.append(contender)
-        if anchors and needed(anchors) > limit:
-            too_large.append(anchors[0])
-            groups = [[c for c in g if c is not anchors[0]] for g in groups]
-        for contender in too_large:
-            need = needed([contender])
-            contender.fail(
-                "unsupported", f"needs {need / GIB:.1f} GiB of memory; {limit / GIB:.1f} GiB may be used"
-            )
-        return [group for group in [*groups, *alone] if group], too_large
-
     def _group(
         self,
         case: Case,
         group: list[Contender],
-        rotation: Rotation,
+        turns: Rotation,
         budget_s: float,
         most_s: float,
         scratch: Path,
@@ -163,12 +132,21 @@ class Session:
             judge = Worker("judge", thread_environment(self.platform, self.threads), scratch / "judge.log")
             kind, device = self.platform.kind, self.platform.device
             judge.ask("hello", self.deadlines.prepare, kind=kind, device=device, threads=self.threads)
-            runner = CaseRun(case, list(stations.values()), judge, self.seed, scratch, self.progress.say)
-            measured = runner.run(rotation, budget_s, most_s, self.baseline)
+            runner = CaseRun(
+                case,
+                list(stations.values()),
+                judge,
+                self.seed,
+                scratch,
+                self.progress.say,
+                self.monitor,
+                self.keep_disturbed,
+            )
+            measured = runner.run(turns, budget_s, most_s, self.baseline)
         except WorkerFailure as failure:
             for contender in group:
                 contender.fail("error", f"the reference could not be computed or compared: {failure.reason}")
-            measured = Measured(case, group, rotation, Rounds(), setup_s=time.perf_counter() - started)
+            measured = Measured(case, group, turns, Rounds(), setup_s=time.perf_counter() - started)
         finally:
             for station in stations.values():
                 station.stop()
@@ -194,10 +172,27 @@ class Session:
             rounds=len(rounds),
             blocks=min((len({r.block for r in part.rounds.rounds}) for part in timed), default=0),
             stopped=", ".join(dict.fromkeys(part.rounds.stopped for part in timed)),
+            disturbed=[found for part in timed for found in _disturbed(part.rounds)],
+            conditions=[part.conditions for part in timed],
         )
         self.spent_s += done.measured_s
         self.setup_s += done.setup_s
         return [*cells.values(), *verdicts, done]
+
+
+def _disturbed(rounds: Rounds) -> list[DisturbedRound]:
+    left_out = [(r, False) for r in rounds.disturbed]
+    kept = [(r, True) for r in rounds.rounds if r.disturbed]
+    return [
+        DisturbedRound(
+            block=r.block,
+            round=r.index,
+            reason=r.disturbed,
+            counted=counted,
+            seconds={} if counted else dict(r.seconds),
+        )
+        for r, counted in sorted([*left_out, *kept], key=lambda one: (one[0].block, one[0].index))
+    ]
 
 
 def exit_code(cells: Sequence[Cell]) -> int:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.ceilings import thread_environment
-from harness.plan import Arm, Rotation
+from harness.plan import Arm
+from harness.rotation import Rotation
+from harness.threads import thread_environment
 from harness.workers import Worker, WorkerFailure, cache_environment
 from kernels.op import Implementation
 from kernels.platform import Platform
@@ -25,6 +26,7 @@ class Contender:
     setup_s:        preparing, JIT and first call, at their longest
     call_s:         one call, roughly: the last one that was checked
     check:          the judge's last report
+    synchronises:   whether its calls wait for the device before they return
     """
 
     name: str
@@ -38,6 +40,7 @@ class Contender:
     call_s: float = 0.0
     check: dict[str, Any] = field(default_factory=dict)
     kernels: list[str] = field(default_factory=list)
+    synchronises: bool = False
 
     @property
     def alive(self) -> bool:
@@ -82,7 +85,7 @@ class Station:
     def start(self) -> None:
         arm, first = self.contenders[0].arm, self.contenders[0].impl
         environment = (
-            thread_environment(self.platform, self.threads)
+            thread_environment(self.platform, self.threads, arm.variables)
             | cache_environment(arm.name)
             | first.environment(self.platform)
             | arm.variables
@@ -152,7 +155,7 @@ class Station:
         """Prepares a contender on the current operands, unless it is."""
         self.ready()
         if contender.name not in self.prepared:
-            seconds = self._raw(
+            answer = self._raw(
                 "prepare",
                 self.deadlines.prepare,
                 contender=contender.name,
@@ -160,7 +163,8 @@ class Station:
                 launch=contender.launch,
                 call=not contender.interpreted,
             )
-            contender.setup_s = max(contender.setup_s, seconds)
+            contender.setup_s = max(contender.setup_s, answer["seconds"])
+            contender.synchronises = answer["synchronises"]
             self.prepared.add(contender.name)
 
     def digest(self) -> int:

@@ -16,6 +16,7 @@ ENDED = {
     "clear": "all verdicts were clear",
     "budget": "the budget was spent",
     "complete": "all rounds were made",
+    "disturbed": "most rounds had been disturbed",
     "no contenders": "nobody was left",
 }
 NUMERIC = ("time", "TFLOPS", "GB/s", "% of limit")
@@ -33,7 +34,7 @@ def case_table(records: Sequence[Record]) -> str:
     first = cells[0]
     place = f"{first.place}, {first.weight:.1%} of the suite" if first.place != "ad hoc" else first.place
     lines = [f"{first.case}  ({place})", tabulate(rows, HEADERS, disable_numparse=True, colalign=_align())]
-    return "\n".join([*lines, *_conclusions(verdicts, done, order[0].name)])
+    return "\n".join([*lines, *_conclusions(cells, verdicts, done, order[0].name)])
 
 
 def _align() -> list[str]:
@@ -77,7 +78,9 @@ def _ratio(verdict: Verdict) -> str:
     return f"{verdict.ratio:.3f}x ({verdict.low:.3f}..{verdict.high:.3f})"
 
 
-def _conclusions(verdicts: Sequence[Verdict], done: CaseDone, fastest: str) -> list[str]:
+def _conclusions(
+    cells: Sequence[Cell], verdicts: Sequence[Verdict], done: CaseDone, fastest: str
+) -> list[str]:
     """What the verdicts come to. Contenders that memory splits into groups have an A/A pair and a runner-up
     in each; the runner-up that counts is that of whoever is fastest of all."""
     lines = []
@@ -91,11 +94,23 @@ def _conclusions(verdicts: Sequence[Verdict], done: CaseDone, fastest: str) -> l
                 lines.append("  too much for a verdict: this machine was disturbed, or the budget too short")
         if v.about == "runner-up" and v.a == fastest:
             lines.append(f"fastest: {v.a}, {v.verdict} against the runner-up {v.b}: {_ratio(v)}")
+    if why := cells[0].rotation.get("why"):
+        lines.append(f"calls may read caches: {why}")
+    if done.disturbed:
+        lines.append(_disturbed(done))
     confidence = f"all verdicts together {verdicts[0].confidence:.0%} sure; " if verdicts else ""
     timed = f"{done.rounds} rounds in {done.blocks} blocks, {done.measured_s:.1f} s of measuring"
     ended = " and ".join(ENDED.get(word, word) for word in filter(None, done.stopped.split(", ")))
     until = f", until {ended}" if ended else ""
     return [*lines, f"{confidence}{timed}{until}; set-up and checks {done.setup_s:.1f} s"]
+
+
+def _disturbed(done: CaseDone) -> str:
+    """How many rounds were, what was done with them, and the first that says what it was."""
+    dropped = sum(not r.counted for r in done.disturbed)
+    made = done.rounds + dropped
+    fate = "left out and made again" if dropped else "counted all the same"
+    return f"{len(done.disturbed)} of {made} rounds were disturbed, {fate}; e.g. {done.disturbed[0].reason}"
 
 
 def left_out(cases: Iterable[Case], budget_s: float) -> str:

@@ -18,9 +18,18 @@ if TYPE_CHECKING:
 
 Turn = Callable[[], float]
 
+# Rounds that a block may try for each that it wants: disturbed ones are made again.
+TRIES = 2
+# A machine that disturbs a larger part of the rounds measures nothing; so many rounds show it.
+MOST_DISTURBED, ENOUGH_ROUNDS = 0.5, 30
 
-def _nothing(block: int) -> None:
+
+def _nothing(*_: int) -> None:
     pass
+
+
+def _undisturbed() -> str:
+    return ""
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,10 @@ class Policy:
                   round only: the rest of the budget goes to those between whom the choice is
     budget_s:     seconds of turns for all blocks together; a round that would not fit is not begun
     begin_block:  called before each block, outside the budget, to prepare the contenders anew
+    begin_round:  called before each round
+    end_round:    called after it: what disturbed the machine meanwhile, in a short phrase, or nothing.
+                  It must not depend on the times: leaving out rounds by their outcome biases the rest
+    keep_disturbed: disturbed rounds count
     seed:         of the random order
     """
 
@@ -52,6 +65,9 @@ class Policy:
     slow: float = math.inf
     budget_s: float = 30.0
     begin_block: Callable[[int], None] = _nothing
+    begin_round: Callable[[], None] = _nothing
+    end_round: Callable[[], str] = _undisturbed
+    keep_disturbed: bool = False
     seed: int = 0
     clock: Callable[[], float] = time.perf_counter
 
@@ -67,24 +83,28 @@ class Policy:
 
 @dataclass(frozen=True)
 class Round:
-    """Seconds per call of every contender that gave a time."""
+    """Seconds per call of every contender that gave a time, and what disturbed it, if anything did."""
 
     block: int
     index: int
     seconds: Mapping[str, float]
+    disturbed: str = ""
 
 
 @dataclass
 class Rounds:
     """All that was measured.
 
-    dropped: contender -> why it was taken out; its earlier times stay in `rounds`
-    stopped: `tight` (the wanted ratios' intervals), `clear` (those intervals or their verdicts), `budget`,
-             `complete` (all blocks and rounds), or `no contenders`
-    spent_s: seconds spent in turns
+    rounds:    those that count
+    disturbed: those that do not, having been disturbed; they were paid for and made again
+    dropped:   contender -> why it was taken out; its earlier times stay in `rounds`
+    stopped:   `tight` (the wanted ratios' intervals), `clear` (those intervals or their verdicts), `budget`,
+               `complete` (all blocks and rounds), `disturbed` (most rounds were), or `no contenders`
+    spent_s:   seconds spent in turns
     """
 
     rounds: list[Round] = field(default_factory=list)
+    disturbed: list[Round] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
     stopped: str = "complete"
     spent_s: float = 0.0
@@ -105,6 +125,15 @@ class Rounds:
     @property
     def blocks(self) -> list[int]:
         return [r.block for r in self.rounds]
+
+    @property
+    def made(self) -> int:
+        """Rounds, the disturbed ones too."""
+        return len(self.rounds) + len(self.disturbed)
+
+    @property
+    def mostly_disturbed(self) -> bool:
+        return len(self.disturbed) > MOST_DISTURBED * self.made
 
 
 def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rounds:
@@ -130,7 +159,7 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
         opening = block < policy.opening
         # Of what is left over, a block gets as many rounds as a first one had, or it is not worth preparing.
         worth_s = 0.0 if opening else policy.first_rounds * round_s
-        if result.rounds and remaining < max(longest_round, worth_s):
+        if result.made and remaining < max(longest_round, worth_s):
             result.stopped = "budget"
             break
         policy.begin_block(block)
@@ -139,34 +168,48 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
             ahead = min(ahead, int(remaining / worth_s))
         block_end = result.spent_s + remaining / ahead
         contending, expected_s = active, 0.0
-        for index in range(policy.rounds_in(block)):
+        wanted = policy.rounds_in(block)
+        for index in range(TRIES * wanted):
+            if not wanted:
+                break
             if index and result.spent_s + expected_s > block_end:
                 result.stopped = "budget"
                 break
+            policy.begin_round()
             seconds, took = _one_round(contending, order, result.dropped, policy.clock)
+            disturbed = policy.end_round()
             longest_round = max(longest_round, sum(took.values()))
             result.spent_s += sum(took.values())
-            result.rounds.append(Round(block, index, seconds))
+            counts = policy.keep_disturbed or not disturbed
+            (result.rounds if counts else result.disturbed).append(Round(block, index, seconds, disturbed))
             active = {name: turn for name, turn in active.items() if name not in result.dropped}
             if not seconds:
                 break
-            fast = [name for name in seconds if seconds[name] <= policy.slow * min(seconds.values())]
+            wanted -= counts
+            # Who is slow had its turn only if the round counts.
+            fastest = min(seconds.values()) if counts else math.inf
+            fast = [name for name in seconds if seconds[name] <= policy.slow * fastest]
             contending = {name: active[name] for name in (fast if len(fast) > 1 else seconds)}
             expected_s = round_s = sum(took[name] for name in contending)
-        if policy.opening <= block + 1 < policy.blocks:
+        if result.made >= ENOUGH_ROUNDS and result.mostly_disturbed:
+            break
+        if policy.opening <= len(set(result.blocks)) and block + 1 < policy.blocks:
             reason = _look(result, active, policy.anchor or next(iter(contenders)), policy)
             if reason:
                 result.stopped = reason
                 break
     if not active:
         result.stopped = "no contenders"
+    elif result.mostly_disturbed:
+        result.stopped = "disturbed"
     return result
 
 
 def _look(result: Rounds, active: Collection[str], anchor: str, policy: Policy) -> str:
     """Why measuring may end; who is slow and rarely measured is not waited for."""
     series = {name: result.series(name) for name in active}
-    typical = {name: statistics.median(s for s in series[name] if s == s) for name in series}
+    times = {name: [s for s in series[name] if s == s] for name in series}
+    typical = {name: statistics.median(found) for name, found in times.items() if found}
     typical.pop(policy.twin, None)
     wanted = [name for name in typical if typical[name] <= policy.slow * min(typical.values())]
     return settled(series, result.blocks, wanted, anchor, policy.twin, policy.confidence, policy.half_width)

@@ -29,6 +29,14 @@ DEFAULTS = {
 }
 
 
+_living: set[int] = set()
+
+
+def worker_pids() -> list[int]:
+    """The living workers of this process."""
+    return sorted(_living)
+
+
 class WorkerFailure(Exception):
     """A request that gave no answer. status: error, unsupported, crashed or timeout."""
 
@@ -64,6 +72,7 @@ class Worker:
                 start_new_session=True,
             )
         theirs.close()
+        _living.add(self.process.pid)
         self.connection = Connection(ours.detach())
         self._answer(deadline=120, doing="starting")
 
@@ -117,6 +126,7 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        _living.discard(self.process.pid)
 
 
 def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -127,16 +137,6 @@ def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
     # Workers run in the project's folder, the user perhaps elsewhere.
     environment[kernels.PLUGINS] = os.pathsep.join(map(str, kernels.plugin_files()))
     return DEFAULTS | environment | dict(extra)
-
-
-def physical_cores() -> int:
-    """Cores this process may use, hyper-threads of one core counted once."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    cores = set()
-    for cpu in allowed:
-        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        cores.add(siblings.read_text().strip() if siblings.exists() else str(cpu))
-    return max(1, len(cores))
 
 
 def cache_environment(arm: str) -> dict[str, str]:

@@ -11,8 +11,9 @@ import kernels
 from harness import results
 from harness.assess import Yardsticks, assess
 from harness.family import Judged, judge
-from harness.plan import Arm, Rotation
+from harness.plan import Arm
 from harness.records import CaseDone, Record
+from harness.rotation import Rotation
 from harness.runner import Measured
 from harness.stations import Contender
 from harness.timing import Policy, Rounds, measure

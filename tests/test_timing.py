@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -321,3 +322,95 @@ def test_measuring_ends_without_an_anchor_that_failed():
     assert set(found.dropped) == {"anchor"}
     assert len(found.rounds) == 30
     assert found.stopped == "clear"
+
+
+class Weather:
+    """Says after each round what disturbed it: the given words, over and over."""
+
+    def __init__(self, race: Race, *words: str) -> None:
+        self.race, self.words = race, itertools.cycle(words)
+        self.policy = {"begin_round": lambda: race.log.append("begin"), "end_round": self.end}
+
+    def end(self) -> str:
+        self.race.log.append("end")
+        return next(self.words)
+
+
+def test_disturbed_rounds_are_kept_apart_and_made_again():
+    race = Race(a=1, b=2)
+    weather = Weather(race, "", "", "steal 9 %")
+    found = race.measure(blocks=4, max_rounds=6, half_width=0, **weather.policy)
+    assert Counter(found.blocks) == dict.fromkeys(range(4), 6), "as many as without disturbance"
+    assert {r.disturbed for r in found.rounds} == {""}
+    assert {r.disturbed for r in found.disturbed} == {"steal 9 %"}
+    assert found.made == len(found.rounds) + len(found.disturbed) == 35
+    assert all(set(r.seconds) == {"a", "b"} for r in found.disturbed), "nothing is lost"
+    places = [(r.block, r.index) for r in [*found.rounds, *found.disturbed]]
+    assert len(set(places)) == len(places)
+    assert found.spent_s == 3 * found.made, "they were paid for"
+    assert found.stopped == "complete"
+
+
+def test_the_watch_is_set_around_each_round():
+    race = Race(a=1, b=2)
+    weather = Weather(race, "")
+    race.measure(blocks=2, max_rounds=3, half_width=0, **weather.policy)
+    assert len(race.log) == 2 * (1 + 3 * 4)
+    assert [entry for entry in race.log if entry not in "ab"] == (["block 0"] + ["begin", "end"] * 3) + (
+        ["block 1"] + ["begin", "end"] * 3
+    )
+
+
+@pytest.mark.parametrize("words", [["hot"], ["hot", "hot", ""]])
+def test_a_machine_that_is_mostly_disturbed_is_given_up(words):
+    race = Race(a=1, b=2)
+    weather = Weather(race, *words)
+    found = race.measure(blocks=14, max_rounds=20, **weather.policy)
+    assert found.stopped == "disturbed"
+    assert found.made <= 40, "soon, and at any rate"
+
+
+def test_a_machine_that_is_always_disturbed_ends_within_its_budget():
+    race = Race(a=1, b=2)
+    weather = Weather(race, "hot")
+    found = race.measure(budget_s=7, **weather.policy)
+    assert found.stopped == "disturbed"
+    assert found.rounds == []
+    assert found.spent_s <= 7
+    assert found.table().empty
+
+
+def test_half_the_rounds_disturbed_is_a_measurement_yet():
+    race = Race(a=1, b=2)
+    weather = Weather(race, "", "hot")
+    found = race.measure(**weather.policy)
+    assert found.stopped == "tight"
+    assert Counter(found.blocks) == dict.fromkeys(range(LEAST_BLOCKS), 5)
+
+
+def test_who_is_slow_has_its_turn_in_a_round_that_counts():
+    race = Race(a=1, b=1, slow=9)
+    weather = Weather(race, "hot", "", "")
+    found = race.measure(blocks=3, max_rounds=4, slow=4.0, half_width=0, **weather.policy)
+    assert sum("slow" in r.seconds for r in found.rounds) == 3
+    assert all("slow" in r.seconds for r in found.rounds if r.index < 2)
+
+
+def test_who_was_never_timed_undisturbed_is_not_waited_for():
+    """Its only turns were in disturbed rounds; the others are far apart, and that ends it."""
+    race = Race(a=1, b=2)
+    lives = iter([1e-3])
+    race.contenders["once"] = lambda: next(lives)
+    weather = Weather(race, "hot", *[""] * 1000)
+    found = race.measure(**weather.policy)
+    assert found.stopped == "tight"
+    assert set(found.dropped) == {"once"}
+
+
+def test_the_first_look_has_enough_blocks_that_count():
+    """A block whose rounds were all disturbed shows nothing of what a preparation makes."""
+    race = Race(a=1, b=2)
+    weather = Weather(race, *["hot"] * 10, *[""] * 1000)
+    found = race.measure(**weather.policy)
+    assert len(set(found.blocks)) == LEAST_BLOCKS
+    assert found.stopped == "tight"

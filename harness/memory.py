@@ -1,0 +1,90 @@
+"""The memory plan: who can sit beside whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.check import MAX_FLOPS
+from harness.stations import Contender
+from kernels.op import Implementation, Op
+from kernels.platform import Platform, available_memory
+
+MEMORY_SHARE = 0.8
+GIB = 1 << 30
+
+
+class Memory:
+    """Of one case on one device: bytes that groups of contenders need, and may take."""
+
+    def __init__(self, op: Op, sizes: Any, platform: Platform, baseline: str) -> None:
+        self.op, self.sizes, self.baseline = op, sizes, baseline
+        free = available_memory() if platform.kind == "cpu" else platform.memory
+        self.limit = MEMORY_SHARE * free if free else float("inf")
+        self.judge = judge_memory(op, sizes, platform.kind)
+
+    def needed(self, group: Sequence[Contender], copies: int) -> int:
+        """Of the judge and the group's workers, on so many sets of operands."""
+        workers: dict[tuple[str, str], list[Implementation]] = {}
+        # The baseline, or else the first, stands for two: it is prepared twice, as the A/A pair.
+        twins = [c for c in group if c.impl.name == self.baseline] or group
+        for c in [*group, twins[0]]:
+            workers.setdefault((c.arm.name, c.impl.runtime), []).append(c.impl)
+        return self.judge + sum(
+            memory_needed(self.op, self.sizes, members, copies) for members in workers.values()
+        )
+
+    def fits(self, group: Sequence[Contender], copies: int) -> bool:
+        return self.needed(group, copies) <= self.limit
+
+    def anchors(self, contenders: Sequence[Contender]) -> list[Contender]:
+        """The one that stands in every group, if it is there."""
+        return [c for c in contenders if c.impl.name == self.baseline][:1]
+
+    def groups(
+        self, contenders: Sequence[Contender], copies: int
+    ) -> tuple[list[list[Contender]], list[Contender]]:
+        """Groups of contenders that fit in memory beside each other, each with the baseline; who does not
+        fit beside the baseline stands alone, with a time and no ratio. And those that do not fit at all."""
+        anchors = self.anchors(contenders)
+        groups: list[list[Contender]] = [list(anchors)]
+        too_large, alone = [], []
+        for contender in contenders:
+            if contender in anchors:
+                continue
+            if self.fits([*groups[-1], contender], copies):
+                groups[-1].append(contender)
+            elif self.fits([*anchors, contender], copies):
+                groups.append([*anchors, contender])
+            elif self.fits([contender], copies):
+                alone.append([contender])
+            else:
+                too_large.append(contender)
+        if anchors and not self.fits(anchors, copies):
+            too_large.append(anchors[0])
+            groups = [[c for c in g if c is not anchors[0]] for g in groups]
+        for contender in too_large:
+            need = self.needed([contender], copies)
+            contender.fail(
+                "unsupported", f"needs {need / GIB:.1f} GiB of memory; {self.limit / GIB:.1f} GiB may be used"
+            )
+        return [group for group in [*groups, *alone] if group], too_large
+
+
+def memory_needed(op: Op, sizes: Any, contenders: Sequence[Implementation], copies: int) -> int:
+    """Bytes of one worker: operands twice (moving to fresh buffers, loading new live ones), the sets that
+    calls rotate over, and each contender's own layout of stationary operands, workspace and outputs."""
+    output = op.output_bytes(sizes)
+    layouts = 1 if op.turns else copies
+    per_contender = sum(
+        layouts * i.layout(sizes) + copies * (i.workspace(sizes) + output) for i in contenders
+    )
+    return 2 * op.operand_bytes(sizes) + copies * op.turn_bytes(sizes) + per_contender
+
+
+def judge_memory(op: Op, sizes: Any, kind: str) -> int:
+    """Bytes of the judge: operands, and per reference up to 16 bytes for each 2 of the output rows that it
+    computes, four references in each of up to two boundaries."""
+    references = 4 * len(op.boundaries[:2])
+    sampled = min(1.0, MAX_FLOPS[kind] / op.work(sizes).flops)
+    return op.operand_bytes(sizes) + int(references * 8 * sampled * op.output_bytes(sizes))

@@ -1,0 +1,72 @@
+"""The cache policy: over how many sets of operands calls rotate, so that what a serving step streams comes
+from memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kernels.op import Op
+
+# Calls rotate until this many last-level caches have gone by ...
+ROTATE_CACHES = 2
+# ... but over no more sets than this.
+MOST_COPIES = 64
+# What an unknown last level counts as: the largest of today's GPUs.
+UNKNOWN_LEVEL = 256 << 20
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Over how many sets of the operands calls rotate, and what that amounts to.
+
+    mode:   serving (the streamed operands differ), cold (all differ), warm (one set)
+    bytes:  touched before a set's turn comes again
+    enough: whether that is twice what the last-level cache holds
+    why:    it is not
+    """
+
+    mode: str
+    copies: int
+    bytes: int
+    last_level: int
+    enough: bool
+    why: str = ""
+
+
+def _always(copies: int) -> bool:
+    return True
+
+
+def rotation(
+    op: Op, sizes: Any, mode: str, last_level: int, fits: Callable[[int], bool] = _always
+) -> Rotation:
+    """The cache policy of a case, sized by the bytes that calls touch.
+
+    last_level: bytes; 0 if unknown
+    fits:       whether memory holds so many sets; one set is made at any rate
+    """
+    level = last_level or UNKNOWN_LEVEL
+    rest = int(op.work(sizes).bytes) - op.streamed_bytes(sizes) if mode == "cold" else 0
+
+    def touched(copies: int) -> int:
+        return op.streamed_bytes(sizes, copies) + copies * rest
+
+    def enough(copies: int) -> bool:
+        between = touched(copies) if copies == 1 else touched(copies) - touched(1)
+        return between >= ROTATE_CACHES * level
+
+    most = 1 if mode == "warm" or not touched(1) else MOST_COPIES
+    wanted = next(n for n in range(1, most + 1) if enough(n) or touched(n) == touched(most))
+    copies = next((n for n in range(wanted, 1, -1) if fits(n)), 1)
+    if enough(copies):
+        why = ""
+    elif mode == "warm":
+        why = "one set, over and over, as asked"
+    elif copies < wanted:
+        why = f"memory holds {copies} of the {wanted} sets of operands that it takes"
+    else:
+        sets = f"{copies} sets of operands touch" if copies > 1 else "one set of operands touches"
+        why = f"{sets} {touched(copies) / 1e6:.3g} MB; the last level holds {level / 1e6:.3g} MB"
+    return Rotation(mode, copies, touched(copies), level, enough(copies), why)

@@ -1,0 +1,81 @@
+"""Contenders whose verdicts are known, for KERNEL_BENCH_PLUGINS: the baseline under another name, and the
+baseline made slower by a known share."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from kernels.block_scale_gemm.torch_eager import Bf16
+from kernels.op import Prepared, Unsupported
+
+HANDICAP = 0.02
+
+
+class Again(Bf16):
+    """torch.bf16 itself."""
+
+    name = "control.again"
+    op = "block_scale_gemm"
+
+
+class Handicapped(Bf16):
+    """torch.bf16, and then 2 % of its time once more."""
+
+    name = "control.handicapped"
+    op = "block_scale_gemm"
+
+    def prepare(self, operands: Any, out: Any) -> Prepared:
+        prepared = super().prepare(operands, out)
+        slower = _slower_on_cpu if out.device.type == "cpu" else _slower_on_gpu
+        prepared.call = slower(prepared.call)  # type: ignore[method-assign]
+        return prepared
+
+
+def _slower_on_cpu(call: Any) -> Any:
+    """Spins for the share of what this very call took, so that the handicap is exact whatever the clock."""
+
+    def slower() -> None:
+        started = time.perf_counter()
+        call()
+        until = time.perf_counter()
+        until += HANDICAP * (until - started)
+        while time.perf_counter() < until:
+            pass
+
+    return slower
+
+
+def _slower_on_gpu(call: Any) -> Any:
+    """Lets the device sleep for the share of what a call took when it was prepared."""
+    import torch
+
+    def seconds(work: Any, repeats: int) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        torch.cuda._sleep(50_000_000)
+        start.record()
+        for _ in range(repeats):
+            work()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3 / repeats
+
+    def sleep(cycles: int) -> Any:
+        return lambda: torch.cuda._sleep(cycles)
+
+    seconds(call, 20)
+    # A sleep has a cost of its own: two lengths give its slope and its start.
+    short, long = (min(seconds(sleep(n), 20) for _ in range(5)) for n in (10_000, 1_000_000))
+    slope = (long - short) / 990_000
+    start = short - 10_000 * slope
+    wanted = HANDICAP * min(seconds(call, 20) for _ in range(5))
+    cycles = int((wanted - start) / slope)
+    if cycles < 1:
+        raise Unsupported(f"{HANDICAP:.0%} of a call is less than a device sleep's {start * 1e6:.1f} us")
+
+    def slower() -> None:
+        call()
+        torch.cuda._sleep(cycles)
+
+    return slower

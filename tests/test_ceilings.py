@@ -11,10 +11,11 @@ import kernels
 from harness import meter
 from harness.assess import Yardsticks, assess
 from harness.ceilings import Ceilings, ceilings, datasheets, last_level, measured, peaks, stored
+from harness.device import Program, Turn
 from harness.meter import MIB, Meter, buffer_bytes
 from harness.plan import Arm
-from harness.rotation import Rotation
 from harness.records import Cell
+from harness.rotation import Rotation
 from harness.runner import Measured
 from harness.stations import Contender
 from harness.timing import Round, Rounds
@@ -354,12 +355,14 @@ def test_every_reader_reads_the_whole_buffer_and_every_copy_writes_it(small):
 class Timed:
     """A timer whose calls say themselves how long they take, a new time at each try."""
 
-    def turn(self, rotation, at_least):
-        return type("Turn", (), {"seconds": next(rotation)()})
+    program = staticmethod(Program)
+
+    def turn(self, program, at_least):
+        return Turn(next(program.rotation)(), 1)
 
 
 def candidate(amount: float, *seconds: float):
-    """One that takes these times in turn, the last of them from then on."""
+    """One that takes these times in turn, its untimed first call too, the last of them from then on."""
     times = list(seconds)
     return amount, lambda: lambda: times.pop(0) if len(times) > 1 else times[0]
 
@@ -368,8 +371,8 @@ def candidate(amount: float, *seconds: float):
     ("candidates", "best"),
     [
         ([candidate(1, 0.1), candidate(3, 0.15), candidate(0.5, 0.1)], 20.0),
-        ([candidate(1, 0.9, 0.1), candidate(1, 0.2)], 10.0),
-        ([candidate(1, 0.1, 0.9), candidate(1, 0.2)], 10.0),
+        ([candidate(1, 0.9, 0.9, 0.1), candidate(1, 0.2)], 10.0),
+        ([candidate(1, 0.1, 0.1, 0.9), candidate(1, 0.2)], 10.0),
         ([candidate(100, 10.0), candidate(100, 5.0)], 20.0),
     ],
     ids=["of all", "after a disturbed first try", "of an early try", "however slow"],

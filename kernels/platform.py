@@ -14,8 +14,12 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kernels.op import Support, need
+
+if TYPE_CHECKING:
+    import torch
 
 KINDS = ("cuda", "rocm", "cpu")
 
@@ -131,6 +135,11 @@ def detect(device: str | None = None) -> Platform:
     if wanted not in found:
         raise LookupError(f"no device {device!r}; devices here: {', '.join(found)}")
     return found[wanted]
+
+
+def of(device: torch.device) -> Platform:
+    """The platform that a tensor's device belongs to."""
+    return devices()["cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"]
 
 
 @functools.cache

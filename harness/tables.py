@@ -9,7 +9,7 @@ from tabulate import tabulate
 from harness.records import CaseDone, Cell, Record, Verdict
 from shapes.case import Case
 
-HEADERS = ("implementation", "status", "boundary", "time", "interval", "vs baseline", "verdict",
+HEADERS = ("implementation", "status", "boundary", "time", "interval", "host", "vs baseline", "verdict",
            "TFLOPS", "GB/s", "% of limit", "note")  # fmt: skip
 ENDED = {
     "tight": "all intervals were tight",
@@ -19,7 +19,7 @@ ENDED = {
     "disturbed": "most rounds had been disturbed",
     "no contenders": "nobody was left",
 }
-NUMERIC = ("time", "TFLOPS", "GB/s", "% of limit")
+NUMERIC = ("time", "host", "TFLOPS", "GB/s", "% of limit")
 
 
 def case_table(records: Sequence[Record]) -> str:
@@ -33,12 +33,19 @@ def case_table(records: Sequence[Record]) -> str:
     rows = [_row(cell, against.get(cell.name), cell.name == anchor) for cell in order]
     first = cells[0]
     place = f"{first.place}, {first.weight:.1%} of the suite" if first.place != "ad hoc" else first.place
-    lines = [f"{first.case}  ({place})", tabulate(rows, HEADERS, disable_numparse=True, colalign=_align())]
+    lines = [f"{first.case}  ({place})", _table(rows)]
     return "\n".join([*lines, *_conclusions(cells, verdicts, done, order[0].name)])
 
 
-def _align() -> list[str]:
-    return ["right" if header in NUMERIC else "left" for header in HEADERS]
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Without the columns that nobody has anything in."""
+    used = [i for i in range(len(HEADERS)) if any(row[i] for row in rows)]
+    return tabulate(
+        [[row[i] for i in used] for row in rows],
+        [HEADERS[i] for i in used],
+        disable_numparse=True,
+        colalign=["right" if HEADERS[i] in NUMERIC else "left" for i in used],
+    )
 
 
 def _row(cell: Cell, verdict: Verdict | None, is_anchor: bool) -> list[str]:
@@ -51,6 +58,7 @@ def _row(cell: Cell, verdict: Verdict | None, is_anchor: bool) -> list[str]:
         cell.boundary,
         micro(cell.time_us),
         interval,
+        micro(cell.host_us),
         ratio,
         verdict.verdict if verdict else "",
         f"{cell.tflops:.3g}" if cell.tflops is not None else "",

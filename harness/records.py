@@ -35,7 +35,7 @@ class Cell(Record):
     setup_s: preparing, JIT and the first call
     kernels, kernel_us: what ran in a call, and its own time by torch's profiler, microseconds per call; of a
         graph, in eager calls
-    host_us: the host's time to launch a call, microseconds, the median over turns; null where the host computes
+    host_us: the host's time to launch a call, microseconds, the median over turns; null on a CPU
     synchronises: its calls wait for the device before they return, so that time_us holds host time
     pinned: the CPU that each of its threads is bound to, or why none is
     """

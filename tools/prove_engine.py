@@ -26,8 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 OP, BASELINE = "block_scale_gemm", "torch.bf16"
 AGAIN, HANDICAPPED = "control.again", "control.handicapped"
 SIZES = "n=2112 k=7168"  # DeepSeek-R1's qkv_a
-# On a GPU so many rows that 2 % of a call is more than a device sleep costs.
-ROWS = {"cpu": lambda i: 1 + i, "gpu": lambda i: 8192 + 128 * i}
+# So many that a CPU computes, memory being what neighbours on a host share most; on a GPU so many that 2 %
+# of a call is more than a device sleep costs.
+ROWS = {"cpu": lambda i: 128 + 8 * i, "gpu": lambda i: 8192 + 128 * i}
 # Weights of 15 MB in bf16: within a last level of 32 MiB, and far beyond it when they rotate.
 STREAMED = "m=1 n=1024 k=7168"
 SET_UP_S = 10  # a case, about

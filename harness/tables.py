@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
+from harness.published import Figure
 from harness.records import CaseDone, Cell, Record, Verdict
 from shapes.case import Case
 
@@ -119,6 +120,26 @@ def _disturbed(done: CaseDone) -> str:
     made = done.rounds + dropped
     fate = "left out and made again" if dropped else "counted all the same"
     return f"{len(done.disturbed)} of {made} rounds were disturbed, {fate}; e.g. {done.disturbed[0].reason}"
+
+
+def published(figures: Iterable[Figure], case: Case) -> str:
+    """What others published of a case, a table of its own; empty if nothing."""
+    rows = [
+        [
+            f.implementation,
+            f.device,
+            micro(f.time_us),
+            f"{f.tflops:.3g}" if f.tflops else "",
+            f"{f.source}; {f.method}",
+        ]
+        for f in figures
+        if f.of(case.op, case.sizes)
+    ]
+    if not rows:
+        return ""
+    table = tabulate(rows, ["implementation", "device", "time", "TFLOPS", "source; how it was timed"],
+                     disable_numparse=True)  # fmt: skip
+    return f"published by others, neither measured here nor ranked:\n{table}"
 
 
 def left_out(cases: Iterable[Case], budget_s: float) -> str:

@@ -27,9 +27,9 @@ RIVALS = {
 CONFIDENCE = 0.95
 
 EXPLAINED = """
-Each ratio is the largest of all recorded cases, with an interval wide enough for having looked for it. The last
-column is no evidence for a claim: other kernels on other hardware, which show how large such factors get, and
-where. What measures the claims, on their hardware, and which of its rows this machine can run:"""
+Each ratio is the largest of all recorded cases, with an interval wide enough for having looked for it. The
+last column is no evidence for a claim: other kernels on other hardware, which show how large such factors
+get, and where. What measures the claims, on their hardware, and which of its rows this machine can time:"""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Test:
     claimed: by the claim's kernels on the claim's hardware: the largest ratio of all cases, or None
     here:    the largest that any kernel of any provider reached over that rival in runs on this machine's
              architecture: how large such factors get, and no evidence for the claim
-    runs:    implementations of either side that this machine can run
+    runs:    implementations of either side that this machine can time
     """
 
     op: str
@@ -98,14 +98,16 @@ def show(runs: Sequence[str], json_to: str | None = None) -> None:
 def _told(found: Ratio | None) -> str:
     if found is None:
         return "not measured"
-    return f"{found.ratio:.2f}x ({found.low:.2f}..{found.high:.2f}) {found.a} over {found.b}, {found.case.partition(' ')[2]}"
+    sizes = found.case.partition(" ")[2]
+    return f"{found.ratio:.2f}x ({found.low:.2f}..{found.high:.2f}) {found.a} over {found.b}, {sizes}"
 
 
 def examine(document: dict[str, Any], here: Platform, cells: Sequence[tuple[str, Any]]) -> list[Test]:
     """cells: (run, cell) of any runs; each is used for the architecture that it was measured on."""
     tests = []
     for claim in document["claims"]:
-        op, able = claim["op"], [i for i in kernels.implementations(claim["op"]) if i.available(here).ok]
+        op = claim["op"]
+        able = [i for i in kernels.implementations(op) if i.available(here).ok and not i.interpreted(here)]
         ours = tuple(document["kernels"])
         for against, rivals in RIVALS.items():
             there = ratios(op, document["arch"], cells, ours, rivals)

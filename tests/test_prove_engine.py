@@ -1,4 +1,4 @@
-"""The program that proves the engine on a machine: it runs to its end, and its page says what the runs say."""
+"""The program that proves the engine on a machine: it runs to its end, and its page is of its runs."""
 
 from __future__ import annotations
 

@@ -61,6 +61,7 @@ def _cell(
         check=contender.check,
         kernels=[kernel["name"] for kernel in contender.kernels],
         kernel_us=[kernel["us"] for kernel in contender.kernels],
+        picked=contender.picked,
         host_us=statistics.median(contender.host_s) * 1e6 if contender.host_s else None,
         synchronises=contender.synchronises,
         setup_s=contender.setup_s or None,
@@ -98,6 +99,7 @@ def _cell(
 def _note(contender: Contender, boundary: str) -> str:
     notes = [
         contender.impl.composition(boundary),
+        contender.picked,
         "right when interpreted; not timed" * contender.interpreted,
         "waits for the device: its time holds the host's" * contender.synchronises,
     ]

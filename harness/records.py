@@ -35,6 +35,7 @@ class Cell(Record):
     setup_s: preparing, JIT and the first call
     kernels, kernel_us: what ran in a call, and its own time by torch's profiler, microseconds per call; of a
         graph, in eager calls
+    picked: what its library says that it chose to run, a tuned configuration say; empty where it does not
     host_us: the host's time to launch a call, microseconds, the median over turns; null on a CPU
     synchronises: its calls wait for the device before they return, so that time_us holds host time
     pinned: the CPU that each of its threads is bound to, or why none is
@@ -61,6 +62,7 @@ class Cell(Record):
     check: dict[str, Any] = {}
     kernels: list[str] = []
     kernel_us: list[float] = []
+    picked: str = ""
     host_us: float | None = None
     synchronises: bool = False
     setup_s: float | None = None

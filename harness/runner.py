@@ -229,7 +229,8 @@ class CaseRun:
                     self._check(station, contender, name, "after timing: ", fresh=False, which=which)
                 if contender.alive:
                     found = attempt([contender], lambda s=station, c=contender: s.ask(c, "profile"))
-                    contender.kernels = found["kernels"] if found else []
+                    if found:
+                        contender.kernels, contender.picked = found["kernels"], found["picked"]
 
     def _find_writer(self, station: Station, timed: list[Contender]) -> None:
         """Somebody changed the operands that all of a worker's contenders were timed on: whoever does it

@@ -27,6 +27,7 @@ class Contender:
     call_s:         one call, roughly: the last one that was checked
     check:          the judge's last report
     kernels:        what ran in a call (see profiling.py)
+    picked:         what its library says that it chose to run
     synchronises:   whether its calls wait for the device before they return
     host_s:         of each turn on a GPU: the host's seconds to launch one call
     pinned:         the CPU that each of its worker's threads is bound to, or why none is
@@ -43,6 +44,7 @@ class Contender:
     call_s: float = 0.0
     check: dict[str, Any] = field(default_factory=dict)
     kernels: list[dict[str, Any]] = field(default_factory=list)
+    picked: str = ""
     synchronises: bool = False
     host_s: list[float] = field(default_factory=list)
     pinned: list[int] | str = ""

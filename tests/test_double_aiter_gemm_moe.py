@@ -1,4 +1,5 @@
-"""The double of AITER's GEMM and MoE entry points against plain torch, and what it refuses or gets wrong with."""
+"""The double of AITER's GEMM and MoE entry points against plain torch, and what it refuses or gets wrong
+with."""
 
 import functools
 import inspect
@@ -219,7 +220,7 @@ def test_names_and_signatures(gfx942):
     import aiter
     from aiter.fused_moe import fused_moe, moe_sorting
 
-    # What is guarded says nothing by inspect; its operator's schema does (torch_guard.py:252).
+    # What is guarded says nothing by inspect; its operator's schema does (torch_guard.py:292).
     kinds = [p.kind for p in inspect.signature(aiter.gemm_a8w8_blockscale).parameters.values()]
     assert kinds == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]
     schema = torch.ops.aiter.gemm_a8w8_blockscale_bpreshuffle.default._schema

@@ -22,9 +22,9 @@ def dynamic_per_token_scaled_quant(
     num_rows: torch.Tensor | None = None,
     num_rows_factor: int = 1,
 ) -> None:
-    """quant.py:755, csrc/kernels/quant_kernels.cu:720. Here: input viewed as [-1, 128], out [rows, columns] fp8.
-    shuffle_scale stores scales column-major, `rows` apart, in a tensor whose shape does not say so; rows past
-    num_rows * num_rows_factor are left as they were."""
+    """quant.py:755, csrc/kernels/quant_kernels.cu:720. Here: input viewed as [-1, 128], out [rows, columns]
+    fp8. shuffle_scale stores scales column-major, `rows` apart, in a tensor whose shape does not say so; rows
+    past num_rows * num_rows_factor are left as they were."""
     if not input.is_contiguous() or not out.is_contiguous():
         raise RuntimeError("input and out must be contiguous")
     if input.dtype not in (torch.float16, torch.bfloat16):  # AITER_DISPATCH_FLOATING16_TYPES

@@ -236,4 +236,5 @@ def asm_stage1(
             hidden = hidden * weight[kept][:, None]
         values, s = quantise(hidden.reshape(-1, inter // 128, 128))
         slots = token[kept] * topk + place[kept]
-        rows[slots], behind[slots] = values.reshape(-1, inter), s
+        rows.view(torch.uint8)[slots] = values.reshape(-1, inter).view(torch.uint8)
+        behind[slots] = s

@@ -90,7 +90,11 @@ def get_hip_quant(qType):
 
 @compile_ops("module_quant", develop=True)
 def partial_transpose(out: Tensor, input: Tensor, num_rows: Tensor) -> None:
-    """quant.py:1225, csrc/kernels/quant_kernels.cu:1152: num_rows is a tensor, not optional."""
+    """quant.py:1225, csrc/kernels/quant_kernels.cu:1152: num_rows is a tensor, not optional. Torch
+    lets None through to a Tensor argument; it is the check of types before the kernel (jit/core.py:1850) that
+    refuses it."""
+    if num_rows is None:
+        raise TypeError("partial_transpose: num_rows needs to be a tensor but got None")
     if not out.is_contiguous() or not input.is_contiguous():
         raise RuntimeError("out and input must be contiguous")
     rows, columns = int(num_rows[0]), input.shape[-1]

@@ -137,7 +137,7 @@ def test_two_query_tokens_see_what_they_may(aiter, heads, fp8):
 
 def test_many_splits_over_few_compute_units(aiter, monkeypatch):
     monkeypatch.setenv("CU_NUM", "5")
-    case = Decode(aiter, [170, 3, 65], 16)
+    case = Decode(aiter, [700, 3, 65], 16)
     plan = case.plan()
     assert plan["reduce_indptr"][-1] > 0
     assert close(case.call(**plan), case.wanted())
@@ -197,7 +197,7 @@ def test_wrong_tensors_are_refused(aiter):
 
 
 def test_head_counts_without_a_kernel_are_refused(aiter):
-    for heads, persistent in ((48, False), (24, True), (4, False)):
+    for heads, persistent in ((48, False), (4, False), (136, True)):
         case = Decode(aiter, [20], heads)
         with pytest.raises((RuntimeError, AssertionError, TypeError)):
             case.call(**(case.plan() if persistent else {}))

@@ -77,6 +77,7 @@ def stage1(q, kv, qo_indptr, cache_arrays, splits, work, qlen, page_size, nhead_
 
     cache = Cache(kv, page_size, *cache_arrays, batch)
     queries = indices("qo_indptr", qo_indptr, batch + 1)
+    wide = q.float()
 
     def part(rows, first, skip, tokens, offset, end):
         """Rows of q over tokens of the cache; `offset` tokens follow them, `end` is behind the last query."""
@@ -86,7 +87,7 @@ def stage1(q, kv, qo_indptr, cache_arrays, splits, work, qlen, page_size, nhead_
             behind_key = offset + tokens - 1 - torch.arange(tokens)
             behind_query = torch.tensor([end - 1 - row for row in rows])
             seen = behind_key[None, :] >= behind_query[:, None]
-        out, lse = attend(q[rows], keys, keys[..., :VALUE], scale * q_times * kv_times, seen)
+        out, lse = attend(wide[rows], keys, keys[..., :VALUE], scale * q_times * kv_times, seen)
         return out * kv_times, lse
 
     if persistent:

@@ -106,7 +106,7 @@ def _forward(q, k, v, cu_q, cu_k, max_q, max_k, scale, causal, window, cap, desc
         and q.dtype == dtypes.bf16
         and (dim, v_dim) == (192, 128)
         and heads % kv_heads == 0
-        and descales == (None, None, None)
+        and all(d is None for d in descales)
         and not return_lse
     )
     if opus:  # its wrapper converts: fmha_fwd_bf16_opus_varlen_fwd

@@ -28,7 +28,10 @@ def on(arch: str):
 
 def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     found, wanted = found.float(), wanted.float()
-    return bool(torch.isfinite(found).all()) and (found - wanted).abs().max().item() < 0.02 * wanted.abs().max().item()
+    return (
+        bool(torch.isfinite(found).all())
+        and (found - wanted).abs().max().item() < 0.02 * wanted.abs().max().item()
+    )
 
 
 class Decode:
@@ -273,7 +276,10 @@ def test_varlen_prefill(aiter, dtype, new, past):
         arguments = case.arguments | {"causal": causal}
         found = aiter.flash_attn_varlen_func(case.q, case.k, case.v, **arguments)
         assert close(found, case.wanted(causal=causal))
-        assert aiter.flash_attn_varlen_func(case.q, case.k, case.v, **arguments, out=given).data_ptr() == given.data_ptr()
+        assert (
+            aiter.flash_attn_varlen_func(case.q, case.k, case.v, **arguments, out=given).data_ptr()
+            == given.data_ptr()
+        )
         assert torch.equal(given, found)
     found, lse = aiter.flash_attn_varlen_func(case.q, case.k, case.v, **case.arguments, return_lse=True)
     assert close(found, case.wanted()) and lse.shape == (case.heads, sum(new))
@@ -288,7 +294,9 @@ def test_fp8_prefill_per_tensor(aiter, dims):
     descales = [torch.tensor([x]) for x in (0.5, 0.75, 2.0)]
     found = aiter.flash_attn_varlen_fp8_pertensor_func(case.q, case.k, case.v, *descales, **case.arguments)
     assert found.dtype == torch.bfloat16 and close(found, case.wanted((0.5, 0.75, 2.0)))
-    swapped = aiter.flash_attn_varlen_fp8_pertensor_func(case.q, case.k, case.v, *descales[::-1], **case.arguments)
+    swapped = aiter.flash_attn_varlen_fp8_pertensor_func(
+        case.q, case.k, case.v, *descales[::-1], **case.arguments
+    )
     assert not close(swapped, case.wanted((0.5, 0.75, 2.0)))
     with pytest.raises((RuntimeError, ValueError)):
         aiter.flash_attn_varlen_fp8_pertensor_func(
@@ -314,7 +322,9 @@ def plan_ps(aiter, case, **changed):
     batch, heads = len(case.new), case.heads
     info = aiter.get_ps_metadata_info_v1(batch, heads, max(case.new))
     meta, work_indptr, work_info, *maps = (torch.zeros(shape, dtype=kind) for shape, kind in info)
-    options = dict(qhead_granularity=1, qlen_granularity=256, kvlen_granularity=128, block_size=1, is_causal=True)
+    options = dict(
+        qhead_granularity=1, qlen_granularity=256, kvlen_granularity=128, block_size=1, is_causal=True
+    )
     aiter.get_ps_metadata_v1(
         case.cu_q, case.cu_k, torch.tensor(case.keys, dtype=torch.int32), 1, heads, meta, work_indptr, work_info,
         *maps, **(options | changed),
@@ -330,13 +340,28 @@ def test_persistent_fp8_prefill(unit):
         out = torch.full((47, 16, 128), float("nan"), dtype=torch.bfloat16)
         one = torch.ones(1)
         pages = torch.arange(sum(case.keys), dtype=torch.int32)
-        arguments = [case.q, case.k, case.v, out, case.cu_q, case.cu_k, pages, work_indptr, work_info, 40, True, *maps]
+        arguments = [
+            case.q,
+            case.k,
+            case.v,
+            out,
+            case.cu_q,
+            case.cu_k,
+            pages,
+            work_indptr,
+            work_info,
+            40,
+            True,
+            *maps,
+        ]
         aiter.mla.mla_prefill_ps_fwd(*arguments, SCALE, one, one, one)
         assert close(out, case.wanted())
         aiter.mla.mla_prefill_ps_fwd(*arguments, None, one, one, one)
         assert not close(out, case.wanted())
         with pytest.raises(ValueError, match="packed"):
-            aiter.mla.mla_prefill_ps_fwd(case.q.transpose(0, 1).contiguous().transpose(0, 1), *arguments[1:], SCALE)
+            aiter.mla.mla_prefill_ps_fwd(
+                case.q.transpose(0, 1).contiguous().transpose(0, 1), *arguments[1:], SCALE
+            )
 
 
 def test_persistent_fp8_prefill_is_not_on_gfx942():
@@ -347,7 +372,19 @@ def test_persistent_fp8_prefill_is_not_on_gfx942():
         pages = torch.arange(4, dtype=torch.int32)
         with pytest.raises(RuntimeError, match="not supported on gfx942"):
             aiter.mla.mla_prefill_ps_fwd(
-                case.q, case.k, case.v, out, case.cu_q, case.cu_k, pages, work_indptr, work_info, 4, True, *maps, SCALE
+                case.q,
+                case.k,
+                case.v,
+                out,
+                case.cu_q,
+                case.cu_k,
+                pages,
+                work_indptr,
+                work_info,
+                4,
+                True,
+                *maps,
+                SCALE,
             )
 
 
@@ -371,7 +408,9 @@ def test_triton_decode(aiter, page, kv_fp8):
     plain.decode_attention_fwd(case.q, case.kv, case.kv[..., :V], o, lse, table, lengths, logits, 4, SCALE, page, 0.0,
                                scale, scale)  # fmt: skip
     assert close(o, case.wanted())
-    plain.decode_attention_fwd(case.q, case.kv, case.kv[..., :V], o, lse, table, lengths - 1, logits, 4, SCALE, page)
+    plain.decode_attention_fwd(
+        case.q, case.kv, case.kv[..., :V], o, lse, table, lengths - 1, logits, 4, SCALE, page
+    )
     assert not close(o, case.wanted())
 
 

@@ -135,7 +135,9 @@ def mla_decode_fwd(
         or (kinds == ("bf16", "bf16") and nhead in (8, 32))
     )
     if direct:  # the kernel writes packed bf16 into o
-        sure(o.dtype == dtypes.bf16 and o.is_contiguous(), "with one split the kernel writes o as packed bf16")
+        sure(
+            o.dtype == dtypes.bf16 and o.is_contiguous(), "with one split the kernel writes o as packed bf16"
+        )
         logits = o.view((total_s, num_kv_splits, *o.shape[1:]))
     else:
         logits = _unwritten(total_s, num_kv_splits, *o.shape[1:])

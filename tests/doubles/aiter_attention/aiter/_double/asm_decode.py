@@ -25,7 +25,9 @@ class Cache:
     """The paged cache as a kernel sees it: a base, one stride per page (s_Bs) and log2 of the page size."""
 
     def __init__(self, kv, page_size, kv_indptr, kv_indices, kv_last_page_lens, batch):
-        sure(page_size > 0 and page_size & (page_size - 1) == 0, f"page_size={page_size} is passed as its log2")
+        sure(
+            page_size > 0 and page_size & (page_size - 1) == 0, f"page_size={page_size} is passed as its log2"
+        )
         self.kv, self.page_size = kv, page_size
         self.indptr = indices("kv_indptr", kv_indptr, batch + 1)
         self.pages = indices("kv_indices", kv_indices)
@@ -37,14 +39,18 @@ class Cache:
         slots = torch.arange(skip, skip + tokens)
         entries = [first + slot // self.page_size for slot in slots.tolist()]
         known = not entries or (entries[0] >= 0 and entries[-1] < len(self.pages))
-        sure(known, f"kv_indices has {len(self.pages)} entries, [{first}, {entries and entries[-1]}] are read")
+        sure(
+            known, f"kv_indices has {len(self.pages)} entries, [{first}, {entries and entries[-1]}] are read"
+        )
         pages = torch.tensor([self.pages[e] for e in entries], dtype=torch.int64)
         outside = tokens and not (0 <= int(pages.min()) and int(pages.max()) < self.kv.shape[0])
         sure(not outside, f"kv_indices names a page outside the {self.kv.shape[0]} of the cache")
         at = pages * self.kv.stride(0) + slots % self.page_size * HEAD
         size = self.kv.untyped_storage().nbytes() // self.kv.element_size() - self.kv.storage_offset()
         sure(not tokens or int(at.max()) + HEAD <= size, "the slots of a page lie outside the cache")
-        raw = self.kv.as_strided((size,), (1,)).view(torch.int16 if self.kv.element_size() == 2 else torch.uint8)
+        raw = self.kv.as_strided((size,), (1,)).view(
+            torch.int16 if self.kv.element_size() == 2 else torch.uint8
+        )
         return raw[at[:, None] + torch.arange(HEAD)].view(self.kv.dtype).float()
 
     def length(self, sequence: int) -> int:
@@ -98,7 +104,10 @@ def stage1(q, kv, qo_indptr, cache_arrays, splits, work, qlen, page_size, nhead_
         ends = indices("num_kv_splits_indptr", splits, batch + 1)
         for b in range(batch):
             rows = list(range(queries[b], queries[b + 1]))
-            sure(len(rows) == qlen, f"sequence {b} has {len(rows)} query tokens; Q's stride is that of {qlen} each")
+            sure(
+                len(rows) == qlen,
+                f"sequence {b} has {len(rows)} query tokens; Q's stride is that of {qlen} each",
+            )
             sure(0 <= queries[b] and queries[b + 1] <= q.shape[0], "qo_indptr leads outside q")
             count, blocks = ends[b + 1] - ends[b], -(-cache.length(b) // step)
             sure(0 < count <= split_data.shape[1], f"num_kv_splits_indptr gives sequence {b} {count} splits")
@@ -133,14 +142,21 @@ def _whole(split_data, split_lse, output, lse, rows, out, found_lse, kinds, qlen
 def _persistent(q, cache, queries, batch, work, qlen, partial, output, lse, part):
     meta, work_indptr, work_info = work
     split_data, split_lse = partial
-    sure(work_indptr is not None and work_info is not None, "the grid is work_indptr's, None is a null pointer")
+    sure(
+        work_indptr is not None and work_info is not None, "the grid is work_indptr's, None is a null pointer"
+    )
     sure(meta.dtype == torch.uint64 and meta.numel() >= 2, "work_meta_data holds two 64-bit pointers")
     # asm_mla.cu: ptr_STP = work_meta_data; the kernel follows the pointers that the planner left there
     pointers = [work_indptr.data_ptr(), work_info.data_ptr()]
-    sure(meta.view(torch.int64).tolist()[:2] == pointers, "work_meta_data points at other buffers than those given")
+    sure(
+        meta.view(torch.int64).tolist()[:2] == pointers,
+        "work_meta_data points at other buffers than those given",
+    )
     sure(output.dtype == torch.bfloat16 and output.is_contiguous(), "the kernel writes o as packed bf16")
     starts = indices("work_indptr", work_indptr)
-    sure(work_info.dtype == torch.int32 and work_info.is_contiguous(), "work_info_set is read as packed int32")
+    sure(
+        work_info.dtype == torch.int32 and work_info.is_contiguous(), "work_info_set is read as packed int32"
+    )
     works = work_info.view(-1, 8).tolist()
     heads_folded = q.shape[0] // max(queries[batch], 1)  # mla.py folds heads into rows: batches times as many
     for w in (w for cu in range(len(starts) - 1) for w in range(starts[cu], starts[cu + 1])):
@@ -161,6 +177,9 @@ def _persistent(q, cache, queries, batch, work, qlen, partial, output, lse, part
             if lse is not None:
                 lse[rows] = found_lse
         else:
-            sure(0 <= loc and loc + len(rows) <= split_data.shape[0], f"work {w} writes outside the partial buffer")
+            sure(
+                0 <= loc and loc + len(rows) <= split_data.shape[0],
+                f"work {w} writes outside the partial buffer",
+            )
             split_data[loc : loc + len(rows), 0] = out
             split_lse[loc : loc + len(rows), 0, :, 0] = found_lse

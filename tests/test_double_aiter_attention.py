@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-
 from doubles import lent
 
 D, V, SCALE = 576, 512, 0.1352337788608801
@@ -56,7 +55,12 @@ class Decode:
         self.times = (0.5 if q_fp8 else 1.0), (2.0 if kv_fp8 else 1.0)
 
     def call(self, q=None, o=None, kv=None, **changed):
-        keywords = dict(max_seqlen_q=self.qlen, page_size=self.page, nhead_kv=1, sm_scale=SCALE) | self.arrays
+        keywords = {
+            "max_seqlen_q": self.qlen,
+            "page_size": self.page,
+            "nhead_kv": 1,
+            "sm_scale": SCALE,
+        } | self.arrays
         target = self.o if o is None else o
         self.returned = self.aiter.mla.mla_decode_fwd(
             q=self.q if q is None else q, kv_buffer=self.kv if kv is None else kv, o=target,
@@ -66,17 +70,24 @@ class Decode:
 
     def plan(self, **changed):
         """The metadata of the persistent path, as vLLM makes it; SGLang's with fast_mode=False."""
-        keywords = dict(fast_mode=True, intra_batch_mode=False) | changed.pop("mode", {})
+        keywords = {"fast_mode": True, "intra_batch_mode": False} | changed.pop("mode", {})
         info = self.aiter.get_mla_metadata_info_v1(
             len(self.lengths), self.qlen, self.heads, self.q.dtype, self.kv.dtype, is_sparse=False, **keywords
         )
-        names = "work_meta_data work_indptr work_info_set reduce_indptr reduce_final_map reduce_partial_map".split()
+        names = [
+            "work_meta_data",
+            "work_indptr",
+            "work_info_set",
+            "reduce_indptr",
+            "reduce_final_map",
+            "reduce_partial_map",
+        ]
         made = {n: torch.zeros(shape, dtype=kind) for n, (shape, kind) in zip(names, info, strict=True)}
         arrays = [self.arrays[n] for n in ("qo_indptr", "kv_indptr", "kv_last_page_lens")]
-        options = dict(
-            page_size=self.page, kv_granularity=max(self.page, 16), max_seqlen_qo=self.qlen,
-            uni_seqlen_qo=self.qlen, max_split_per_batch=32, dtype_q=self.q.dtype, dtype_kv=self.kv.dtype,
-        )  # fmt: skip
+        options = {
+            "page_size": self.page, "kv_granularity": max(self.page, 16), "max_seqlen_qo": self.qlen,
+            "uni_seqlen_qo": self.qlen, "max_split_per_batch": 32, "dtype_q": self.q.dtype, "dtype_kv": self.kv.dtype,
+        }  # fmt: skip
         self.aiter.get_mla_metadata_v1(
             *arrays, self.heads, 1, True, made["work_meta_data"], made["work_info_set"], made["work_indptr"],
             made["reduce_indptr"], made["reduce_final_map"], made["reduce_partial_map"],
@@ -153,7 +164,7 @@ def test_many_splits_over_few_compute_units(aiter, monkeypatch):
 def test_sglangs_plan(heads):
     with on("gfx942") as aiter:
         case = Decode(aiter, [70, 40], heads, q_fp8=True, kv_fp8=True)
-        plan = case.plan(mode=dict(fast_mode=False, intra_batch_mode=True))
+        plan = case.plan(mode={"fast_mode": False, "intra_batch_mode": True})
         assert close(case.call(**plan, num_kv_splits=32, intra_batch_mode=True), case.wanted())
 
 
@@ -247,10 +258,10 @@ class Prefill:
             torch.randn(sum(n), heads, d).to(dtype) for n, d in ((new, dim), (keys, dim), (keys, v_dim))
         )
         self.cu_q, self.cu_k = (torch.tensor([0, *n]).cumsum(0).int() for n in (new, keys))
-        self.arguments = dict(
-            cu_seqlens_q=self.cu_q, cu_seqlens_k=self.cu_k, max_seqlen_q=max(new), max_seqlen_k=max(keys),
-            softmax_scale=SCALE, causal=True,
-        )  # fmt: skip
+        self.arguments = {
+            "cu_seqlens_q": self.cu_q, "cu_seqlens_k": self.cu_k, "max_seqlen_q": max(new), "max_seqlen_k": max(keys),
+            "softmax_scale": SCALE, "causal": True,
+        }  # fmt: skip
 
     def wanted(self, times=(1.0, 1.0, 1.0), causal=True):
         outs, q0, k0 = [], 0, 0
@@ -322,9 +333,13 @@ def plan_ps(aiter, case, **changed):
     batch, heads = len(case.new), case.heads
     info = aiter.get_ps_metadata_info_v1(batch, heads, max(case.new))
     meta, work_indptr, work_info, *maps = (torch.zeros(shape, dtype=kind) for shape, kind in info)
-    options = dict(
-        qhead_granularity=1, qlen_granularity=256, kvlen_granularity=128, block_size=1, is_causal=True
-    )
+    options = {
+        "qhead_granularity": 1,
+        "qlen_granularity": 256,
+        "kvlen_granularity": 128,
+        "block_size": 1,
+        "is_causal": True,
+    }
     aiter.get_ps_metadata_v1(
         case.cu_q, case.cu_k, torch.tensor(case.keys, dtype=torch.int32), 1, heads, meta, work_indptr, work_info,
         *maps, **(options | changed),

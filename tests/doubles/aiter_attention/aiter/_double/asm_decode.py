@@ -72,7 +72,7 @@ def stage1(q, kv, qo_indptr, cache_arrays, splits, work, qlen, page_size, nhead_
     sure(kv.shape[2] == 1 and kv.stride(3) == 1, "a row of the cache is read as 576 neighbours")
     sure(output.shape[:2] == q.shape[:2], "q and o differ in tokens or heads")
     kinds = letter(q.dtype), letter(kv.dtype)
-    for name, kind in zip("Q KV".split(), kinds, strict=True):
+    for name, kind in zip(["Q", "KV"], kinds, strict=True):
         check(kind in ("bf16", "fp8"), f"mla_decode_stage1_asm_fwd: unsupport {name} dtype:{kind}")
     q_scale, kv_scale = scales
     if kinds[0] == "fp8":

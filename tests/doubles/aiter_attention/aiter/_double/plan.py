@@ -98,9 +98,9 @@ def v1_2(arrays, heads, causal, page, step, qlen, uniform, topk, max_splits, fp8
     p = _problem(arrays, heads, ratio, qlen, uniform, page, step, causal)
     p.splits = p.clusters if max_splits < 0 else min(p.clusters, max_splits * p.batches)
     packed = heads * qlen
-    if arch == "gfx950" and none and packed >= 64 and heads <= 64 and (packed < 128 or heads == 48):
-        p.per_group = 64
-    elif arch == "gfx950" and both and heads == 32 and qlen == 3:
+    if (arch == "gfx950" and none and packed >= 64 and heads <= 64 and (packed < 128 or heads == 48)) or (
+        arch == "gfx950" and both and heads == 32 and qlen == 3
+    ):
         p.per_group = 64
     split_queries = not 0 < qlen * heads_of_group <= p.per_group  # MLA_METADATA_DISPATCHER
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ....utility import dtypes
 from ...._double.softmax import attend
 from ...._double.strict import doubled, indices, scalar, sure
+from ....utility import dtypes
 
 
 def mla_decode_fwd(

@@ -86,7 +86,8 @@ class Decode:
         arrays = [self.arrays[n] for n in ("qo_indptr", "kv_indptr", "kv_last_page_lens")]
         options = {
             "page_size": self.page, "kv_granularity": max(self.page, 16), "max_seqlen_qo": self.qlen,
-            "uni_seqlen_qo": self.qlen, "max_split_per_batch": 32, "dtype_q": self.q.dtype, "dtype_kv": self.kv.dtype,
+            "uni_seqlen_qo": self.qlen, "max_split_per_batch": 32,
+            "dtype_q": self.q.dtype, "dtype_kv": self.kv.dtype,
         }  # fmt: skip
         self.aiter.get_mla_metadata_v1(
             *arrays, self.heads, 1, True, made["work_meta_data"], made["work_info_set"], made["work_indptr"],
@@ -169,7 +170,8 @@ def test_sglangs_plan(heads):
 
 
 @pytest.mark.parametrize("wrong", [
-    {"sm_scale": SCALE / 2}, {"sm_scale": None}, {"kv_scale": torch.tensor([1.0])}, {"q_scale": torch.tensor([1.0])},
+    {"sm_scale": SCALE / 2}, {"sm_scale": None}, {"kv_scale": torch.tensor([1.0])},
+    {"q_scale": torch.tensor([1.0])},
 ])  # fmt: skip
 def test_a_wrong_scale_gives_another_answer(aiter, wrong):
     case = Decode(aiter, [70, 3], 16, q_fp8=True, kv_fp8=True)
@@ -202,7 +204,8 @@ def test_wrong_tensors_are_refused(aiter):
     other = torch.float8_e4m3fn if aiter.dtypes.fp8 == torch.float8_e4m3fnuz else torch.float8_e4m3fnuz
     for wrong in (
         {"q": wide}, {"q": case.q.half()}, {"q": case.q.to(aiter.dtypes.fp8), "q_scale": None},
-        {"kv": case.kv.to(other)}, {"kv": case.kv[..., :V]}, {"logit_cap": 30.0}, {"nhead_kv": 2}, {"causal": 0.5},
+        {"kv": case.kv.to(other)}, {"kv": case.kv[..., :V]}, {"logit_cap": 30.0}, {"nhead_kv": 2},
+        {"causal": 0.5},
         {"sm_scale": "1"}, {"q": case.q.to(aiter.dtypes.fp8)}, {"max_seqlen_q": torch.tensor(1)},
         {"kv": case.kv.to(aiter.dtypes.fp8), "kv_scale": torch.tensor([1.0]).double()},
     ):  # fmt: skip
@@ -259,7 +262,8 @@ class Prefill:
         )
         self.cu_q, self.cu_k = (torch.tensor([0, *n]).cumsum(0).int() for n in (new, keys))
         self.arguments = {
-            "cu_seqlens_q": self.cu_q, "cu_seqlens_k": self.cu_k, "max_seqlen_q": max(new), "max_seqlen_k": max(keys),
+            "cu_seqlens_q": self.cu_q, "cu_seqlens_k": self.cu_k, "max_seqlen_q": max(new),
+            "max_seqlen_k": max(keys),
             "softmax_scale": SCALE, "causal": True,
         }  # fmt: skip
 
@@ -341,7 +345,8 @@ def plan_ps(aiter, case, **changed):
         "is_causal": True,
     }
     aiter.get_ps_metadata_v1(
-        case.cu_q, case.cu_k, torch.tensor(case.keys, dtype=torch.int32), 1, heads, meta, work_indptr, work_info,
+        case.cu_q, case.cu_k, torch.tensor(case.keys, dtype=torch.int32), 1, heads, meta, work_indptr,
+        work_info,
         *maps, **(options | changed),
     )  # fmt: skip
     return work_indptr, work_info, maps
@@ -417,10 +422,11 @@ def test_triton_decode(aiter, page, kv_fp8):
     scale = torch.tensor([2.0]) if kv_fp8 else None
     arguments = (case.arrays["qo_indptr"], lengths, 70, table, SCALE, 512, 64, True, None, scale)
     assert close(mla.mla_decode_fwd(case.q, case.kv, case.o, *arguments), case.wanted())
-    with pytest.raises(ValueError, match="tl.dot"):
+    with pytest.raises(ValueError, match=r"tl\.dot"):
         mla.mla_decode_fwd(case.q, case.kv.view(-1, 1, 1, D), case.o, *arguments)
     logits, lse, o = torch.empty(2, 16, 4, V + 1), torch.empty(2, 16), torch.empty_like(case.o)
-    plain.decode_attention_fwd(case.q, case.kv, case.kv[..., :V], o, lse, table, lengths, logits, 4, SCALE, page, 0.0,
+    plain.decode_attention_fwd(case.q, case.kv, case.kv[..., :V], o, lse, table, lengths, logits, 4, SCALE, page,
+                               0.0,
                                scale, scale)  # fmt: skip
     assert close(o, case.wanted())
     plain.decode_attention_fwd(

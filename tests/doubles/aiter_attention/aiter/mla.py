@@ -253,7 +253,8 @@ def mla_prefill_ps_fwd(
     attn_lse = _unwritten(reduce_partial_map.size(0) * tile_q, nhead)
     final_lse = _unwritten(total_s, nhead)
     aiter.mla_prefill_ps_asm_fwd(
-        Q, K, V, qo_indptr, kv_indptr, kv_page_indices, work_indptr, work_info_set, max_seqlen_q, softmax_scale,
+        Q, K, V, qo_indptr, kv_indptr, kv_page_indices, work_indptr, work_info_set, max_seqlen_q,
+        softmax_scale,
         is_causal, logits, attn_lse, output, q_scale, k_scale, v_scale,
     )  # fmt: skip
     aiter.mla_reduce_v1(

@@ -34,7 +34,7 @@ class Cache:
         self.last = indices("kv_last_page_lens", kv_last_page_lens, batch)
 
     def rows(self, first: int, skip: int, tokens: int) -> torch.Tensor:
-        """fp32 [tokens, 576]: those behind the first `skip` slots of the page that entry `first` names, a slot
+        """fp32 [tokens, 576]: those behind the first `skip` slots of the page of entry `first`, a slot
         being 576 elements, and on through the entries that follow."""
         slots = torch.arange(skip, skip + tokens)
         entries = [first + slot // self.page_size for slot in slots.tolist()]
@@ -58,7 +58,8 @@ class Cache:
         return (pages - 1) * self.page_size + self.last[sequence] if pages > 0 else 0
 
 
-def stage1(q, kv, qo_indptr, cache_arrays, splits, work, qlen, page_size, nhead_kv, scale, partial, output, lse,
+def stage1(q, kv, qo_indptr, cache_arrays, splits, work, qlen, page_size, nhead_kv, scale, partial, output,
+           lse,
            scales, causal):  # fmt: skip
     """Checks as asm_mla.cu does, then runs the kernel: persistent where no split counts are given."""
     split_data, split_lse = partial
@@ -124,7 +125,8 @@ def stage1(q, kv, qo_indptr, cache_arrays, splits, work, qlen, page_size, nhead_
 
 
 def _whole(split_data, split_lse, output, lse, rows, out, found_lse, kinds, qlen):
-    """One split. The kernel writes bf16 (`out_16_nosplit`), into o itself where mla.py passed it as a view; only
+    """One split. The kernel writes bf16 (`out_16_nosplit`), into o itself where mla.py passed a view;
+    only
     the 16-head single-token kernel keeps fp32 for stage 2 (mla.py MAYBE_FINAL_OUT)."""
     if split_data.dtype == torch.bfloat16:
         split_data[rows, 0] = out.bfloat16()

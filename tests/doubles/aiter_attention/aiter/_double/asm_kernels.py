@@ -1,4 +1,4 @@
-"""Which assembly MLA decode kernel there is for a call: csrc/py_itfs_cu/asm_mla.cu and hsa/ARCH/mla/mla_asm.csv."""
+"""The assembly MLA decode kernels there are: csrc/py_itfs_cu/asm_mla.cu and hsa/ARCH/mla/mla_asm.csv."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def kernel(
         f" q_type:{q} kv_type:{kv} gqa:{look_gqa} ps:{int(ps)} prefill:0 causal:{int(masked)}"
         f" qseqlen:{look_qlen} lse:{int(with_lse)} cprr:0",
     )
-    # gfx942's persistent 128-head FP8 kernel is "mla_a8w8_qh128_m32x4_n16x2_msk0_ps": the planner trims instead
+    # gfx942's persistent 128-head FP8 kernel is
+    # "mla_a8w8_qh128_m32x4_n16x2_msk0_ps": the planner trims instead
     unmasked = arch == "gfx942" and (*pair, gqa, ps) == ("fp8", "fp8", 128, True)
     return Kernel(masks=masked and not unmasked)
 

@@ -20,7 +20,7 @@ def cdiv(a: int, b: int) -> int:
 
 
 class Buffers:
-    """The six buffers; a write behind the end of one raises where the device would write over its neighbour."""
+    """The six buffers; a write behind the end of one raises where the device writes on."""
 
     _NAMES = ("work_info_set", "work_indptr", "reduce_indptr", "reduce_final_map", "reduce_partial_map")
 
@@ -93,7 +93,8 @@ def v1_2(arrays, heads, causal, page, step, qlen, uniform, topk, max_splits, fp8
     known = native or heads in (16, 128) or (heads == 8 and (
         (arch == "gfx950" and qlen == 4 and both) or (arch == "gfx942" and qlen == 2 and none)
     ))  # fmt: skip
-    check(known, "get_mla_metadata_v1_2_device: only supports #heads in [16, 64, 128], or (#head, uni_seqlen_qo)"
+    check(known, "get_mla_metadata_v1_2_device:"
+          " only supports #heads in [16, 64, 128], or (#head, uni_seqlen_qo)"
           " = (16*N, 1) where N is in [2, 8)")  # fmt: skip
     p = _problem(arrays, heads, ratio, qlen, uniform, page, step, causal)
     p.splits = p.clusters if max_splits < 0 else min(p.clusters, max_splits * p.batches)

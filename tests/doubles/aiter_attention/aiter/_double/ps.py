@@ -1,4 +1,4 @@
-"""Persistent FP8 prefill: its planner (csrc/kernels/mla/metadata/v1_2_host.cuh) and its kernel (asm_mla.cu)."""
+"""Persistent FP8 prefill: planner (csrc/kernels/mla/metadata/v1_2_host.cuh) and kernel (asm_mla.cu)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .strict import check, indices, scalar, sure
 def plan(
     qo_indptr, kv_indptr, context_lens, heads, buffers: Buffers, per_head, per_tile, per_unit, block, causal
 ):
-    """get_ps_metadata_v1_2_host: clusters of compute units share the heads, units of kv are dealt out in turn."""
+    """get_ps_metadata_v1_2_host: clusters of compute units share the heads, units of kv are dealt out."""
     queries = indices("seqlens_qo_indptr", qo_indptr)
     batch = len(queries) - 1
     pages, lengths = (

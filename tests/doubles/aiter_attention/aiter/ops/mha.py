@@ -156,7 +156,7 @@ def _forward(q, k, v, cu_q, cu_k, max_q, max_k, scale, causal, window, cap, desc
 @compiled("pybind")
 def _check_types(max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float, is_causal: bool,
                  return_softmax_lse: bool) -> None:  # fmt: skip
-    """The compiled ops' hints (fmha_v3_varlen_fwd, mha_varlen_fwd): a tensor is no int, an int is no float."""
+    """The compiled ops' hints: a tensor is no int, an int is no float."""
 
 
 def _check_tensors(q, k, v, cu_q, cu_k, out) -> None:
@@ -174,7 +174,8 @@ def _check_tensors(q, k, v, cu_q, cu_k, out) -> None:
         "k must have shape (total_k, num_heads_k, head_size_q)",
     )
     if out is not None:
-        check(out.dtype == _out_dtype(q), "For FP16/BF16 input, output must have the same dtype as inputs. For FP8"
+        check(out.dtype == _out_dtype(q),
+              "For FP16/BF16 input, output must have the same dtype as inputs. For FP8"
               " input, output must have dtype BF16")  # fmt: skip
         check(out.stride(-1) == 1, "Output tensor must have contiguous last dimension")
         check(

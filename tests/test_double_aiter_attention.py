@@ -425,7 +425,8 @@ def test_triton_decode(aiter, page, kv_fp8):
     with pytest.raises(ValueError, match=r"tl\.dot"):
         mla.mla_decode_fwd(case.q, case.kv.view(-1, 1, 1, D), case.o, *arguments)
     logits, lse, o = torch.empty(2, 16, 4, V + 1), torch.empty(2, 16), torch.empty_like(case.o)
-    plain.decode_attention_fwd(case.q, case.kv, case.kv[..., :V], o, lse, table, lengths, logits, 4, SCALE, page,
+    plain.decode_attention_fwd(case.q, case.kv, case.kv[..., :V], o, lse, table, lengths, logits,
+        4, SCALE, page,
                                0.0,
                                scale, scale)  # fmt: skip
     assert close(o, case.wanted())

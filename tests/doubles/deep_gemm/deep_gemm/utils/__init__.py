@@ -1,0 +1,3 @@
+from . import layout, math
+from .layout import *  # noqa: F403
+from .math import *  # noqa: F403

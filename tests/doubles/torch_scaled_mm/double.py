@@ -36,7 +36,11 @@ def scaled_mm(
     aten/src/ATen/native/Blas.cpp, ScaledBlasUtils.cpp, then _scaled_mm_cuda_v2_out."""
     scale_a, scale_b = _list(scale_a), _list(scale_b)
     recipe_a, recipe_b = _list(scale_recipe_a), _list(scale_recipe_b)
-    _check(all(isinstance(r, ScalingType) for r in (*recipe_a, *recipe_b)), "recipes are of ScalingType", TypeError)
+    _check(
+        all(isinstance(r, ScalingType) for r in (*recipe_a, *recipe_b)),
+        "recipes are of ScalingType",
+        TypeError,
+    )
     _matrices(mat_a, mat_b, ValueError)
     if tuple(contraction_dim) not in ((), (1, 0)):
         raise NotImplementedError("the double of scaled_mm does not cover contraction_dim")
@@ -45,11 +49,15 @@ def scaled_mm(
     recipe = (recipe_a[0], recipe_b[0]) if len(recipe_a) == len(recipe_b) == 1 else None
     one = len(scale_a) == len(scale_b) == 1 and scale_a[0].dtype == scale_b[0].dtype == torch.float32
     e4m3 = mat_a.dtype == mat_b.dtype == torch.float8_e4m3fn
-    _check(one and recipe in _IMPLEMENTATIONS and (recipe in _ANY_FP8 or e4m3), "Invalid scaling configuration.")
+    _check(
+        one and recipe in _IMPLEMENTATIONS and (recipe in _ANY_FP8 or e4m3), "Invalid scaling configuration."
+    )
     _operands(mat_a, mat_b, bias, output_dtype or mat_a.dtype, ValueError, scale_a[0], scale_b[0])
     _check(not _list(swizzle_a) or _list(swizzle_a) == [SwizzleType.NO_SWIZZLE], "swizzle_a is NO_SWIZZLE")
     _check(not _list(swizzle_b) or _list(swizzle_b) == [SwizzleType.NO_SWIZZLE], "swizzle_b is NO_SWIZZLE")
-    out = torch.empty((mat_a.shape[0], mat_b.shape[1]), dtype=output_dtype or mat_a.dtype, device=mat_a.device)
+    out = torch.empty(
+        (mat_a.shape[0], mat_b.shape[1]), dtype=output_dtype or mat_a.dtype, device=mat_a.device
+    )
     if 0 in (*mat_a.shape, mat_b.shape[1]):
         return out.zero_() if mat_a.shape[1] == 0 else out
     return _IMPLEMENTATIONS[recipe](mat_a, mat_b, scale_a[0], scale_b[0], bias, out)
@@ -67,8 +75,8 @@ def _scaled_mm(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Signature: aten::_scaled_mm's schema (torch/_C/_VariableFunctions.pyi). _scaled_mm_out_cuda: the kind of
-    scaling is guessed from the scales' shapes and strides, simpler kinds first (get_joint_scaling)."""
+    """Signature: aten::_scaled_mm's schema (torch/_C/_VariableFunctions.pyi). _scaled_mm_out_cuda: the kind
+    of scaling is guessed from the scales' shapes and strides, simpler kinds first (get_joint_scaling)."""
     _matrices(input, mat2, RuntimeError)
     kind = _joint_scaling(input, mat2, scale_a, scale_b)
     if scale_result is not None:
@@ -112,8 +120,13 @@ def _row_wise(a, b, scale_a, scale_b, bias, out):
 def _block_of(kind):
     def run(a, b, scale_a, scale_b, bias, out):
         if _major() != 9:  # _check_deepseek_support
-            raise NotImplementedError("DeepSeek style (1x128, 128x128) scaling only supported in CUDA for SM90")
-        for name, scale, side, outer in (("a", scale_a, kind[0], a.shape[0]), ("b", scale_b, kind[1], b.shape[1])):
+            raise NotImplementedError(
+                "DeepSeek style (1x128, 128x128) scaling only supported in CUDA for SM90"
+            )
+        for name, scale, side, outer in (
+            ("a", scale_a, kind[0], a.shape[0]),
+            ("b", scale_b, kind[1], b.shape[1]),
+        ):
             _block_scale(f"scale_{name}", scale, side, outer, a.shape[1])
         return _block(kind, a, b, scale_a, scale_b, bias, out)
 
@@ -122,7 +135,7 @@ def _block_of(kind):
 
 def _block_scale(name, scale, kind, outer, k):
     """_scaled_block1x128_block128x128 and its like: 1x128 [outer, ceil(k/128)], strides (1, outer); 128x128
-    [round_up(ceil(k/128), 4), ceil(outer/128)], strides (1, the former). Shape (., 1) may have strides (1, 1)."""
+    [round_up(ceil(k/128), 4), ceil(outer/128)], strides (1, the former). Of one column (1, 1) will do."""
     _check(scale.dim() == 2, "Dimension out of range", IndexError)
     groups = _ceil(k, 128)
     if kind is ScalingType.BlockWise1x128:
@@ -130,13 +143,15 @@ def _block_scale(name, scale, kind, outer, k):
     else:
         shape, column = (_ceil(groups, 4) * 4, _ceil(outer, 128)), _ceil(groups, 4) * 4
     got = f"got {tuple(scale.shape)}, strides {scale.stride()}"
-    _check(tuple(scale.shape) == shape, f"{name} must have shape {shape[0]} x {shape[1]} Float elements, {got}")
+    _check(
+        tuple(scale.shape) == shape, f"{name} must have shape {shape[0]} x {shape[1]} Float elements, {got}"
+    )
     strided = scale.stride(0) == 1 and (scale.stride(1) == column or (shape[1] == 1 and scale.stride(1) == 1))
     _check(strided, f"{name} must have strides (1, {column}); {got}")
 
 
 def _block(kind, a, b, scale_a, scale_b, bias, out):
-    """cuBLASLt reads 1x128 scales outer-major and 128x128 scales K-major with a stride of round_up(K/128, 4)."""
+    """cuBLASLt reads 1x128 scales outer-major and 128x128 scales K-major, stride round_up(K/128, 4)."""
     _cublas(out.dtype in HIGH, f"output dtype {out.dtype} with block scales (pytorch issue 160816)")
     m, k = a.shape
     # Not in aten: cuBLASLt refuses 1x128 scales of an M that is no multiple of 4 (vLLM's pull request 49932).
@@ -157,7 +172,9 @@ def _read(scale, kind, outer, k):
     last = scale.storage_offset() + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     inside = last < scale.untyped_storage().nbytes() // 4
     _check(inside, "CUDA error: an illegal memory access was encountered (scales)", RuntimeError)
-    return scale.as_strided(shape, strides).repeat_interleave(repeat, 0)[:outer].repeat_interleave(128, 1)[:, :k]
+    return (
+        scale.as_strided(shape, strides).repeat_interleave(repeat, 0)[:outer].repeat_interleave(128, 1)[:, :k]
+    )
 
 
 def _joint_scaling(a, b, scale_a, scale_b):
@@ -177,7 +194,7 @@ def _is_kind(kind, t, scale):
         return False
     if kind is ScalingType.TensorWise:
         return scale.numel() == 1
-    (outer, k), groups = t.shape, _ceil(t.shape[1], 128)
+    outer, groups = t.shape[0], _ceil(t.shape[1], 128)
     if scale.dim() != 2:
         return False
     if kind is ScalingType.RowWise:
@@ -194,14 +211,20 @@ def _is_kind(kind, t, scale):
 def _matrices(a, b, error):
     _check(a.dim() == 2, "mat_a must be a matrix", error)
     _check(b.dim() == 2, "mat_b must be a matrix", error)
-    _check(a.shape[1] == b.shape[0], f"mat_a and mat_b shapes cannot be multiplied ({a.shape} and {b.shape})", error)
+    _check(
+        a.shape[1] == b.shape[0],
+        f"mat_a and mat_b shapes cannot be multiplied ({a.shape} and {b.shape})",
+        error,
+    )
 
 
 def _operands(a, b, bias, dtype, error, *scales):
     """What both entry points check, in words nearly the same."""
     n = b.shape[1]
     _check(a.shape[1] % 16 == 0, "Expected trailing dimension of mat1 to be divisible by 16", error)
-    _check(b.shape[0] % 16 == 0 and n % 16 == 0, f"mat2 shape {tuple(b.shape)} must be divisible by 16", error)
+    _check(
+        b.shape[0] % 16 == 0 and n % 16 == 0, f"mat2 shape {tuple(b.shape)} must be divisible by 16", error
+    )
     _check(a.dtype in FP8 and b.dtype in FP8, "Expected Float8 matrices", error)
     both = a.dtype == b.dtype == torch.float8_e5m2
     _check(not both, "Multiplication of two Float8_e5m2 matrices is not supported")
@@ -218,8 +241,7 @@ def _operands(a, b, bias, dtype, error, *scales):
 
 def _multipliable(a, b):
     """_scaled_gemm: on sm_90 row-major by column-major. cublasCommonArgs copies what is neither."""
-    k, n = b.shape
-    column_major = b.stride(0) == 1 and b.stride(1) >= max(1, k)
+    column_major = b.stride(0) == 1 and b.stride(1) >= max(1, b.shape[0])
     row_major = a.stride(1) == 1 and a.stride(0) >= max(1, a.shape[1])
     if _major() == 9:
         _check(
@@ -261,7 +283,9 @@ def _check(holds: bool, what: str, error: type[Exception] = ValueError) -> None:
 
 def _cublas(holds: bool, what: str) -> None:
     if not holds:
-        raise RuntimeError(f"CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmulAlgoGetHeuristic ({what})")
+        raise RuntimeError(
+            f"CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmulAlgoGetHeuristic ({what})"
+        )
 
 
 _ROW, _BLOCK, _SQUARE = ScalingType.RowWise, ScalingType.BlockWise1x128, ScalingType.BlockWise128x128

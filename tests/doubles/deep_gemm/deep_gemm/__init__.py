@@ -1,4 +1,5 @@
-"""A double of sgl-deep-gemm 0.2.5 (SGLang's wheel of DeepGEMM), its FP8 block-scale GEMMs on sm_90 and sm_100.
+"""A double of sgl-deep-gemm 0.2.5 (SGLang's wheel of DeepGEMM), its FP8 block-scale GEMMs on sm_90 and
+sm_100.
 
 Signatures are those of the wheel's deep_gemm/__init__.py and utils/layout.py. Upstream 2.6.1 has the same
 names from pybind (no signature to inspect; csrc/apis/gemm.hpp register_apis) without `alpha` and `epilogue`,
@@ -8,8 +9,11 @@ out)` and `m_grouped_gemm_fp8_fp8_bf16_nt_{contiguous,masked}`.
 
 import torch
 
-from . import _gemm, _layout, utils
-from ._arch import arch_major, get_num_sms, set_num_sms
+from . import _gemm, _layout
+from . import utils as utils
+from ._arch import arch_major
+from ._arch import get_num_sms as get_num_sms
+from ._arch import set_num_sms as set_num_sms
 from ._errors import not_doubled
 from .utils import *  # noqa: F403
 

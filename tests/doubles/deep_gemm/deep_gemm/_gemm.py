@@ -59,7 +59,7 @@ def sfa_values(sfa: torch.Tensor, m: int, k: int) -> torch.Tensor:
 
 
 def unpack_ue8m0(packed: torch.Tensor) -> torch.Tensor:
-    """2 ** (e - 127) of each byte, lowest first; 0xff is NaN (the UE8M0 of the tensor cores' block scaling)."""
+    """2 ** (e - 127) of each byte, lowest first; 0xff is NaN, as the tensor cores' UE8M0 has it."""
     shifts = torch.arange(4, device=packed.device) * 8
     exponents = (packed[..., None] >> shifts) & 0xFF
     values = torch.ldexp(torch.ones((), device=packed.device), (exponents - 127).to(torch.int32))
@@ -99,7 +99,9 @@ def pair(given):
     """The wheel's deep_gemm/__init__.py _parse_tensor_or_tuple: a bare tensor gets one scale of 1."""
     if type(given) in (tuple, list):
         return given[0], given[1]
-    assert isinstance(given, torch.Tensor), "Expected Tensor, (Tensor, Tensor) tuple, or [Tensor, Tensor] list"
+    assert isinstance(given, torch.Tensor), (
+        "Expected Tensor, (Tensor, Tensor) tuple, or [Tensor, Tensor] list"
+    )
     return given, torch.ones(1, dtype=torch.float32, device=given.device)
 
 
@@ -172,17 +174,24 @@ def grouped_masked(a, b, d, masked_m, expected_m, recipe, recipe_a, recipe_b, di
     (a, sfa), (b, sfb) = pair(a), pair(b)
     same_device(a, sfa, b, sfb, d, masked_m)
     for t in (a, b):
-        host_assert(_layout.major(t) == "K", "major_a == cute::UMMA::Major::K and major_b == cute::UMMA::Major::K")
+        host_assert(
+            _layout.major(t) == "K", "major_a == cute::UMMA::Major::K and major_b == cute::UMMA::Major::K"
+        )
         operand(t, 3)
     host_assert(masked_m.is_contiguous(), "masked_m.is_contiguous()")
     host_assert(d.dim() == 3, "t.dim() == N")
     (groups, m, k), n = a.shape, b.shape[1]
     numbers = groups == b.shape[0] == d.shape[0] == masked_m.numel()
-    host_assert(numbers, "num_groups == num_groups_ and num_groups == num_groups__ and num_groups == num_groups___")
+    host_assert(
+        numbers, "num_groups == num_groups_ and num_groups == num_groups__ and num_groups == num_groups___"
+    )
     host_assert(d.shape[1:] == (m, n) and b.shape[2] == k, "m == m_ and n == n_ and k == k_")
     if not isinstance(expected_m, int):
         raise TypeError("expected_m must be an int")
-    host_assert(min(expected_m, m, n, k, groups) > 0, "expected_m > 0 and m > 0 and n > 0 and k > 0 and num_groups > 0")
+    host_assert(
+        min(expected_m, m, n, k, groups) > 0,
+        "expected_m > 0 and m > 0 and n > 0 and k > 0 and num_groups > 0",
+    )
     host_assert(d.dtype == torch.bfloat16, "d.scalar_type() == torch::kBFloat16")
     host_assert(masked_m.dtype == torch.int32, "masked_m.scalar_type() == torch::kInt")
     output(d, 3)

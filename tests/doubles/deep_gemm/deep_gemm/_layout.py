@@ -40,7 +40,9 @@ def default_recipe(sfa: torch.Tensor, sfb: torch.Tensor) -> tuple[int, int, int]
 
 def check_sf_layout(sf, mn, k, gran_mn, gran_k, num_groups, tma_stride=False, sm90_sfb=False):
     """csrc/utils/layout.hpp check_sf_layout."""
-    host_assert(sf.dtype in (torch.float32, torch.int32), "sf_dtype == torch::kFloat or sf_dtype == torch::kInt")
+    host_assert(
+        sf.dtype in (torch.float32, torch.int32), "sf_dtype == torch::kFloat or sf_dtype == torch::kInt"
+    )
     host_assert(sf.dim() == 2 + (num_groups is not None), "sf.dim() == num_groups.has_value() + 2")
     if num_groups is not None:
         host_assert(sf.size(-3) == num_groups, "sf.size(-3) == num_groups.value()")
@@ -57,15 +59,19 @@ def check_sf_layout(sf, mn, k, gran_mn, gran_k, num_groups, tma_stride=False, sm
         host_assert(sf.stride(-1) >= tma_aligned_size(mn, 4), "sf.stride(-1) >= compact_stride")
     if sm90_sfb:
         if num_groups is not None:
-            host_assert(sf.stride(-3) == sf.size(-2) * sf.size(-1), "sf.stride(-3) == sf.size(-2) * sf.size(-1)")
+            host_assert(
+                sf.stride(-3) == sf.size(-2) * sf.size(-1), "sf.stride(-3) == sf.size(-2) * sf.size(-1)"
+            )
         plain = sf.stride(-1) == 1 and sf.stride(-2) == sf.size(-1)
         turned = sf.stride(-1) == sf.size(-2) and sf.stride(-2) == 1
         host_assert(plain or turned, "SFB is contiguous, or is after a transpose of its last two dimensions")
     return sf
 
 
-def empty_mn_major(groups: int, mn: int, columns: int, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """smxx_layout.hpp: empty_strided, its padding never written. Poisoned here, as a reader of it is wrong."""
+def empty_mn_major(
+    groups: int, mn: int, columns: int, like: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """smxx_layout.hpp: empty_strided, its padding never written. Poisoned here: to read it is wrong."""
     aligned = tma_aligned_size(mn, 4)
     poison = float("nan") if dtype.is_floating_point else -1
     storage = torch.full((groups * aligned * columns,), poison, dtype=dtype, device=like.device)

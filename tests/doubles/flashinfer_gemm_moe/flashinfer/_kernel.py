@@ -1,4 +1,4 @@
-"""How the C++ side fails and reads: pointers, not strides, so what it would misread unseen is refused here."""
+"""How the C++ side fails and reads: pointers, not strides; what it would misread unseen is refused here."""
 
 import torch
 

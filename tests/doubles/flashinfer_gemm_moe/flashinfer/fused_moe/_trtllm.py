@@ -1,5 +1,6 @@
 """trtllm_fp8_block_scale_moe with DeepSeek's FP8. Checks: csrc/trtllm_fused_moe_kernel_launcher.cu
-(Fp8BlockScaleLauncher check_routing, check_moe, check_weights_shape); the routing: csrc/fused_moe/trtllm_backend."""
+(Fp8BlockScaleLauncher check_routing, check_moe, check_weights_shape); the routing:
+csrc/fused_moe/trtllm_backend."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ class Weights(NamedTuple):
 
 
 def run(logits, bias, x, x_scale, weights: Weights, routing: Routing, inter, offset, local, output):
-    icheck(get_compute_capability(x.device)[0] == 10, "the trtllm-gen MoE runs on SM100 (SM12x is not doubled)")
+    icheck(
+        get_compute_capability(x.device)[0] == 10, "the trtllm-gen MoE runs on SM100 (SM12x is not doubled)"
+    )
     tokens, hidden = x.shape
     if output is None:
         output = torch.empty(tokens, hidden, dtype=torch.bfloat16, device=x.device)
@@ -78,10 +81,13 @@ def run(logits, bias, x, x_scale, weights: Weights, routing: Routing, inter, off
 
 def _weight(w, shape, local, weights: Weights, name: str) -> torch.Tensor:
     """[local, Mn, K] in logical order. The combinations that have kernels: tests/moe/
-    test_trtllm_gen_fused_moe.py; shuffled with tiles of 64 (trtllm_gen_fused_moe_utils.py FP8BlockScaleMoe)."""
+    test_trtllm_gen_fused_moe.py; shuffled in tiles of 64 (trtllm_gen_fused_moe_utils.py FP8BlockScaleMoe)."""
     icheck(w.dtype == FP8, f"{name} must be fp8.")
     icheck(weights.layout in (WeightLayout.MajorK, WeightLayout.BlockMajorK), "Unsupported weight_layout")
-    icheck(weights.shuffled or weights.layout == WeightLayout.MajorK, "no kernel for BlockMajorK without a shuffle")
+    icheck(
+        weights.shuffled or weights.layout == WeightLayout.MajorK,
+        "no kernel for BlockMajorK without a shuffle",
+    )
     rows, k = shape
     if weights.layout == WeightLayout.BlockMajorK:
         icheck(tuple(w.shape[1:]) == (k // 128, rows, 128), f"{name} is [experts, K / 128, Mn, 128]")
@@ -100,25 +106,35 @@ def _weight(w, shape, local, weights: Weights, name: str) -> torch.Tensor:
 
 def _check_routing(logits, bias, tokens, routing: Routing, offset, local) -> None:
     experts, top_k, n_group, topk_group, _, method, _ = routing
-    icheck(logits.ndim == 2 and tuple(logits.shape) == (tokens, experts), "routing_logits is [tokens, num_experts]")
+    icheck(
+        logits.ndim == 2 and tuple(logits.shape) == (tokens, experts),
+        "routing_logits is [tokens, num_experts]",
+    )
     icheck(logits.dtype in (torch.float32, torch.bfloat16), "routing_logits must be float or bfloat16.")
     unseen(logits.is_contiguous(), "routing_logits is read as contiguous")
     if bias is not None:
         icheck(bias.dtype in (torch.bfloat16, torch.float32), "routing_bias must be bfloat16 or float.")
         icheck(tuple(bias.shape) == (experts,), "routing_bias has incorrect shape.")
     icheck(0 < top_k <= experts, "top_k is within num_experts")
-    icheck(0 < local <= experts and offset >= 0 and local + offset <= experts, "local experts are within num_experts")
+    icheck(
+        0 < local <= experts and offset >= 0 and local + offset <= experts,
+        "local experts are within num_experts",
+    )
     if method == RoutingMethodType.DeepSeekV3:
         icheck(n_group != 0, "n_group should not be zero for DeepSeekV3 routing")
         icheck(topk_group != 0, "if n_group is given, topk_group must be given")
         icheck(experts % n_group == 0, "num_experts must be divisible by n_group")
         icheck(top_k <= (8 if experts <= 384 else 22), "top_k<=8 (22 for more than 384 experts)")
         icheck(0 < topk_group <= min(4, n_group), "topk_group<=4 && topk_group > 0, and not above n_group")
-        icheck(top_k < topk_group * experts // n_group, "top_k must be less than the experts in selected groups")
+        icheck(
+            top_k < topk_group * experts // n_group, "top_k must be less than the experts in selected groups"
+        )
         # trtllm_fused_moe_routing_deepseek.cu, with groups only
         icheck(n_group <= 8 and (n_group == 1 or experts // n_group <= 32), "at most 8 groups, of 32 experts")
     else:
-        icheck(n_group <= 1 and topk_group <= 1, "Current routing kernel (no groups) only supports n_group <= 1")
+        icheck(
+            n_group <= 1 and topk_group <= 1, "Current routing kernel (no groups) only supports n_group <= 1"
+        )
         icheck(top_k <= 32, "Current routing kernel (no groups) only supports top_k<=32 && top_k>0.")
     icheck(experts % 4 == 0, "Routing kernel expects that num_experts must be divisible by 4")
     icheck(experts > top_k, "num_experts must be greater than top_k")
@@ -133,7 +149,9 @@ def route(logits, bias, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
         biased = scores if bias is None else scores + bias.float()
         if n_group > 1:
             best = biased.view(-1, n_group, experts // n_group).topk(2, -1).values.sum(-1)
-            kept = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best.topk(topk_group, -1).indices, True)
+            kept = torch.zeros_like(best, dtype=torch.bool).scatter_(
+                1, best.topk(topk_group, -1).indices, True
+            )
             biased = biased.masked_fill(~kept.repeat_interleave(experts // n_group, 1), float("-inf"))
         chosen = biased.topk(top_k, -1).indices
         shares = scores.gather(1, chosen)

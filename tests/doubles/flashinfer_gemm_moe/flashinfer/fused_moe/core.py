@@ -114,8 +114,12 @@ def trtllm_fp8_block_scale_moe(
 ) -> list[torch.Tensor] | torch.Tensor:
     not_doubled(do_finalize, "do_finalize=False")
     not_doubled(fp8_quantization_type == Fp8QuantizationType.DeepSeekFp8, "MXFP8")
-    not_doubled(not num_fused_shared_experts and routing_replay_out is None, "fused shared experts, routing replay")
-    not_doubled(gemm1_alpha is None and gemm1_beta is None and gemm1_clamp_limit is None, "parameters of SwiGLU")
+    not_doubled(
+        not num_fused_shared_experts and routing_replay_out is None, "fused shared experts, routing replay"
+    )
+    not_doubled(
+        gemm1_alpha is None and gemm1_beta is None and gemm1_clamp_limit is None, "parameters of SwiGLU"
+    )
     if activation_type != ActivationType.Swiglu:  # csrc/trtllm_fused_moe_kernel_launcher.cu
         raise NotImplementedError("DeepSeekFp8 only supports ActivationType::Swiglu in this runner path.")
     routing = _trtllm.Routing(
@@ -128,7 +132,12 @@ def trtllm_fp8_block_scale_moe(
         norm_topk_prob,
     )
     weights = _trtllm.Weights(
-        gemm1_weights, gemm1_weights_scale, gemm2_weights, gemm2_weights_scale, use_shuffled_weight, weight_layout
+        gemm1_weights,
+        gemm1_weights_scale,
+        gemm2_weights,
+        gemm2_weights_scale,
+        use_shuffled_weight,
+        weight_layout,
     )
     return _trtllm.run(
         routing_logits,

@@ -1,4 +1,4 @@
-"""Signatures and Python checks: flashinfer/gemm/gemm_base.py of 0.6.18; the C++ behind each is named below."""
+"""Signatures and Python checks: flashinfer/gemm/gemm_base.py of 0.6.18; the C++ behind each is named."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import torch
 from .._kernel import FP8, ceil_div, dense, expand, icheck, packed, quantised, raw, unseen
 from ..utils import BackendSupportedError, get_compute_capability
 
-_GROUPWISE = {"cutlass": (100, 103, 107, 120, 121), "trtllm": (100, 103, 107), "cutile": (100, 103, 110, 120, 121)}
+_GROUPWISE = {
+    "cutlass": (100, 103, 107, 120, 121),
+    "trtllm": (100, 103, 107),
+    "cutile": (100, 103, 110, 120, 121),
+}
 
 
 def _demand(holds: bool, what: str) -> None:
@@ -26,7 +30,9 @@ def fp8_blockscale_gemm_sm90(
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """csrc/fp8_blockscale_gemm_sm90_binding.cu runGemm, then TensorRT-LLM's DeepGEMM in csrc/nv_internal."""
-    _demand(get_compute_capability(input.device)[0] == 9, "fp8_blockscale_gemm_sm90 is only supported on SM90")
+    _demand(
+        get_compute_capability(input.device)[0] == 9, "fp8_blockscale_gemm_sm90 is only supported on SM90"
+    )
     _demand(input.ndim == 2, f"Input must be 2D (M, K), got shape {input.shape}")
     _demand(weight.ndim == 2, f"Weight must be 2D (N, K), got shape {weight.shape}")
     (m, k), (n, k_weight) = input.shape, weight.shape
@@ -46,16 +52,23 @@ def fp8_blockscale_gemm_sm90(
         _demand(weight_scale is not None, "weight_scale is required when weight is FP8.")
         fits = tuple(weight_scale.shape) in ((n, k // 128), (ceil_div(n, 128), k // 128))
         _demand(fits, f"weight_scale shape mismatch, got {weight_scale.shape}")
-        _demand(weight_scale.dtype == torch.float32, f"weight_scale must be float32, got {weight_scale.dtype}")
+        _demand(
+            weight_scale.dtype == torch.float32, f"weight_scale must be float32, got {weight_scale.dtype}"
+        )
     else:
         _demand(weight.dtype == torch.bfloat16, f"Weight must be either FP8 or BF16, got {weight.dtype}")
         _demand(weight_scale is None, "weight_scale should not be provided for BF16 weights.")
     if out is not None:
         _demand(out.shape == (m, n), f"Output shape mismatch. Expected ({m}, {n}), got {out.shape}")
         _demand(out.device == input.device, "Output device mismatch.")
-        _demand(out_dtype in (None, out.dtype), f"Output dtype mismatch. Expected {out_dtype}, got {out.dtype}")
+        _demand(
+            out_dtype in (None, out.dtype), f"Output dtype mismatch. Expected {out_dtype}, got {out.dtype}"
+        )
     out_dtype = out.dtype if out is not None else out_dtype or torch.bfloat16
-    _demand(out_dtype in (torch.bfloat16, torch.float16), f"Output dtype must be bfloat16 or float16, got {out_dtype}")
+    _demand(
+        out_dtype in (torch.bfloat16, torch.float16),
+        f"Output dtype must be bfloat16 or float16, got {out_dtype}",
+    )
     if out is None:
         out = torch.empty(m, n, dtype=out_dtype, device=input.device)
     dense(input, "input", input.dtype)
@@ -85,7 +98,9 @@ def _weights(weight, scale):
     if scale is None:
         return quantised(weight, 128)
     n, k = weight.shape
-    return weight.float() * expand(packed(scale, (ceil_div(n, 128), k // 128), "weight_scale"), n, k, (128, 128))
+    return weight.float() * expand(
+        packed(scale, (ceil_div(n, 128), k // 128), "weight_scale"), n, k, (128, 128)
+    )
 
 
 def gemm_fp8_nt_groupwise(
@@ -100,8 +115,8 @@ def gemm_fp8_nt_groupwise(
     out_dtype: torch.dtype | None = None,
     backend: Literal["cutlass", "trtllm", "cutile"] = "cutlass",
 ) -> torch.Tensor:
-    """csrc/gemm_groupwise_sm100.cu (cutlass), csrc/trtllm_gemm_runner.cu (trtllm). Scales are read by pointer;
-    no shape of theirs is checked."""
+    """csrc/gemm_groupwise_sm100.cu (cutlass), csrc/trtllm_gemm_runner.cu (trtllm). Scales are read by
+    pointer; no shape of theirs is checked."""
     major, minor = get_compute_capability(a.device)
     if major * 10 + minor not in _GROUPWISE.get(backend, ()):
         where = f"backend '{backend}' with capability {major * 10 + minor}"
@@ -124,7 +139,9 @@ def gemm_fp8_nt_groupwise(
         _demand(gran == (1, 128, 128), "scale_granularity_mnk must be (1, 128, 128) in TRTLLM")
         _demand(k >= 256, "a.shape[1] must be >= 256 in TRTLLM")
         icheck(a.dtype == FP8, "a.dtype() == dl_float8_e4m3fn")
-        icheck(a_scale.is_contiguous() and b_scale.is_contiguous(), "CHECK_INPUT(a_scale), CHECK_INPUT(b_scale)")
+        icheck(
+            a_scale.is_contiguous() and b_scale.is_contiguous(), "CHECK_INPUT(a_scale), CHECK_INPUT(b_scale)"
+        )
         unseen(dtype == torch.bfloat16, f"out is {dtype}, written as bfloat16")
     if out is None:
         out = torch.empty(m, n, dtype=dtype, device=a.device)

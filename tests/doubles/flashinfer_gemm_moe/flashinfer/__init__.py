@@ -1,4 +1,4 @@
-"""A double of flashinfer-python 0.6.18 (sources of 2026-08): FP8 block-scale GEMM and MoE, sm_90 and sm_100."""
+"""A double of flashinfer-python 0.6.18 (sources of 2026-08): FP8 block-scale GEMM and MoE."""
 
 from . import fused_moe as fused_moe
 from . import gemm as gemm

@@ -1,5 +1,5 @@
-"""cutlass_fused_moe with DeepSeek's FP8 block scale. Checks: csrc/fused_moe/cutlass_backend/
-flashinfer_cutlass_fused_moe_binding.cu runMoe; the steps: cutlass_fused_moe_kernels.cuh BlockScaleFC1 and 2."""
+"""cutlass_fused_moe with DeepSeek's FP8 scales. Checks: csrc/fused_moe/cutlass_backend/
+flashinfer_cutlass_fused_moe_binding.cu runMoe; the steps: cutlass_fused_moe_kernels.cuh BlockScaleFC1, 2."""
 
 import torch
 

@@ -21,7 +21,6 @@ class Routing(NamedTuple):
     topk_group: int
     scale: float
     method: int
-    norm_topk_prob: bool
 
 
 class Weights(NamedTuple):
@@ -105,7 +104,7 @@ def _weight(w, shape, local, weights: Weights, name: str) -> torch.Tensor:
 
 
 def _check_routing(logits, bias, tokens, routing: Routing, offset, local) -> None:
-    experts, top_k, n_group, topk_group, _, method, _ = routing
+    experts, top_k, n_group, topk_group, scale, method = routing
     icheck(
         logits.ndim == 2 and tuple(logits.shape) == (tokens, experts),
         "routing_logits is [tokens, num_experts]",
@@ -132,6 +131,8 @@ def _check_routing(logits, bias, tokens, routing: Routing, offset, local) -> Non
         # trtllm_fused_moe_routing_deepseek.cu, with groups only
         icheck(n_group <= 8 and (n_group == 1 or experts // n_group <= 32), "at most 8 groups, of 32 experts")
     else:
+        # trtllm_fused_moe_routing_runner.cu sets mRouteScale for DeepSeekV3 and MiniMax2 alone.
+        unseen(scale == 1, f"routed_scaling_factor {scale} is ignored by this routing method")
         icheck(
             n_group <= 1 and topk_group <= 1, "Current routing kernel (no groups) only supports n_group <= 1"
         )
@@ -142,7 +143,7 @@ def _check_routing(logits, bias, tokens, routing: Routing, offset, local) -> Non
 
 def route(logits, bias, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
     """[tokens, top_k] of experts and of weights, which are bfloat16 (prepare_routing)."""
-    experts, top_k, n_group, topk_group, scale, method, _ = routing
+    experts, top_k, n_group, topk_group, scale, method = routing
     logits = logits.float()
     if method == RoutingMethodType.DeepSeekV3:
         scores = torch.sigmoid(logits)

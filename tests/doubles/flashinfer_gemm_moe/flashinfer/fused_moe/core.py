@@ -129,7 +129,6 @@ def trtllm_fp8_block_scale_moe(
         topk_group or 0,
         1.0 if routed_scaling_factor is None else routed_scaling_factor,
         routing_method_type,
-        norm_topk_prob,
     )
     weights = _trtllm.Weights(
         gemm1_weights,

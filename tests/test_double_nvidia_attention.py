@@ -55,7 +55,7 @@ def fa4():
 
 
 def decode(lengths, heads, page, s_q=1, dtype=torch.bfloat16, columns=4, seed=0):
-    """Latent keys of 576 in scattered pages, NaN wherever no sequence's token stands, and the right answer."""
+    """Latent keys of 576 in scattered pages, NaN where no token stands, and the right answer."""
     g = torch.Generator().manual_seed(seed)
     b, counts = len(lengths), [-(-n // page) for n in lengths]
     width = -(-max(counts) // columns) * columns
@@ -103,9 +103,7 @@ def prefill(queries, keys, heads=4, dtype=torch.bfloat16, seed=0):
         )
         hidden = torch.ones(n, m).triu(m - n + 1).bool()
         weights = (scores * SCALE).masked_fill(hidden, -math.inf).softmax(-1)
-        right[rows[i] : rows[i + 1]] = torch.einsum(
-            "hnm,mhd->nhd", weights, v[cols[i] : cols[i + 1]].float()
-        )
+        right[rows[i] : rows[i + 1]] = torch.einsum("hnm,mhd->nhd", weights, v[cols[i] : cols[i + 1]].float())
     cu = (torch.tensor(rows, dtype=torch.int32), torch.tensor(cols, dtype=torch.int32))
     return SimpleNamespace(
         q=q, k=k, v=v, cu_q=cu[0], cu_k=cu[1], max_q=max(queries), max_k=max(keys), right=right
@@ -128,8 +126,8 @@ DECODES = [((1,), 16, 1), ((130,), 128, 1), ((64, 1, 100), 16, 1), ((65, 130), 1
 
 def mla(library, o, meta=None, splits=None, lengths=None, **changed):
     q, cache, table, used = o.q, o.cache[:, :, None], o.table, o.lengths if lengths is None else lengths
-    given = dict(q=q, k_cache=cache, block_table=table, cache_seqlens=used, head_dim_v=512)
-    given |= dict(tile_scheduler_metadata=meta, num_splits=splits, softmax_scale=SCALE, causal=True)
+    given = {"q": q, "k_cache": cache, "block_table": table, "cache_seqlens": used, "head_dim_v": 512}
+    given |= {"tile_scheduler_metadata": meta, "num_splits": splits, "softmax_scale": SCALE, "causal": True}
     return library.flash_mla_with_kvcache(**given | changed)
 
 
@@ -188,19 +186,19 @@ def wrong_mla(o):
     """Changes to a right call that a caller may well make."""
     table, cache = o.table, o.cache[:, :, None]
     return {
-        "long table": dict(block_table=table.long()),
-        "long lengths": dict(cache_seqlens=o.lengths.long()),
-        "strided lengths": dict(cache_seqlens=o.lengths.repeat_interleave(2)[::2]),
-        "another dtype": dict(q=o.q.half()),
-        "float": dict(q=o.q.float(), k_cache=cache.float()),
-        "page of 32": dict(k_cache=cache.reshape(-1, 32, 1, 576), block_table=table * 2),
-        "heads swapped": dict(q=o.q.transpose(1, 2)),
-        "no scale": dict(softmax_scale=None),
-        "another table": dict(block_table=table.flip(0)),
-        "a page too far": dict(block_table=table + len(cache)),
-        "values of 576": dict(head_dim_v=576),
-        "column-major q": dict(q=o.q.transpose(2, 3).contiguous().transpose(2, 3)),
-        "unaligned cache": dict(k_cache=torch.nn.functional.pad(cache, (0, 1))[..., :576]),
+        "long table": {"block_table": table.long()},
+        "long lengths": {"cache_seqlens": o.lengths.long()},
+        "strided lengths": {"cache_seqlens": o.lengths.repeat_interleave(2)[::2]},
+        "another dtype": {"q": o.q.half()},
+        "float": {"q": o.q.float(), "k_cache": cache.float()},
+        "page of 32": {"k_cache": cache.reshape(-1, 32, 1, 576), "block_table": table * 2},
+        "heads swapped": {"q": o.q.transpose(1, 2)},
+        "no scale": {"softmax_scale": None},
+        "another table": {"block_table": table.flip(0)},
+        "a page too far": {"block_table": table + len(cache)},
+        "values of 576": {"head_dim_v": 576},
+        "column-major q": {"q": o.q.transpose(2, 3).contiguous().transpose(2, 3)},
+        "unaligned cache": {"k_cache": torch.nn.functional.pad(cache, (0, 1))[..., :576]},
     }
 
 
@@ -225,18 +223,40 @@ def test_flash_mla_needs_hopper():
 
 
 def plan(flashinfer, o, page, backend="auto", dtype=None, **changed):
-    wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(torch.empty(128 << 20, dtype=torch.int8), backend=backend)
+    wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(
+        torch.empty(128 << 20, dtype=torch.int8), backend=backend
+    )
     b, s_q, heads, _ = o.q.shape
-    given = dict(qo_indptr=torch.arange(b + 1, dtype=torch.int32) * s_q, kv_indptr=o.indptr, kv_indices=o.indices)
-    given |= dict(kv_len_arr=o.lengths, num_heads=heads, head_dim_ckv=512, head_dim_kpe=64, page_size=page)
-    given |= dict(causal=True, sm_scale=SCALE, q_data_type=o.q.dtype, kv_data_type=dtype or o.cache.dtype)
+    given = {
+        "qo_indptr": torch.arange(b + 1, dtype=torch.int32) * s_q,
+        "kv_indptr": o.indptr,
+        "kv_indices": o.indices,
+    }
+    given |= {
+        "kv_len_arr": o.lengths,
+        "num_heads": heads,
+        "head_dim_ckv": 512,
+        "head_dim_kpe": 64,
+        "page_size": page,
+    }
+    given |= {
+        "causal": True,
+        "sm_scale": SCALE,
+        "q_data_type": o.q.dtype,
+        "kv_data_type": dtype or o.cache.dtype,
+    }
     wrapper.plan(**given | changed)
     return wrapper
 
 
 def halves(o):
     q = o.q.flatten(0, 1)
-    return dict(q_nope=q[..., :512], q_pe=q[..., 512:], ckv_cache=o.cache[..., :512], kpe_cache=o.cache[..., 512:])
+    return {
+        "q_nope": q[..., :512],
+        "q_pe": q[..., 512:],
+        "ckv_cache": o.cache[..., :512],
+        "kpe_cache": o.cache[..., 512:],
+    }
 
 
 @pytest.mark.parametrize(("lengths", "heads", "s_q"), DECODES)
@@ -273,16 +293,16 @@ def test_flashinfer_mla_reads_what_plan_saw(flashinfer):
 
 
 WRONG_PLANS = {
-    "long indptr": lambda o: dict(kv_indptr=o.indptr.long()),
-    "short indptr": lambda o: dict(kv_indptr=o.indptr[:-1]),
-    "long lengths": lambda o: dict(kv_len_arr=o.lengths.long()),
-    "long indices": lambda o: dict(kv_indices=o.indices.long()),
-    "another scale": lambda o: dict(sm_scale=192**-0.5),
-    "another dtype": lambda o: dict(q_data_type=torch.float16),
-    "other heads": lambda o: dict(num_heads=8),
-    "page of 1": lambda o: dict(page_size=1),
-    "page indices of tokens": lambda o: dict(kv_indptr=torch.tensor([0, 130, 133], dtype=torch.int32)),
-    "last page lengths": lambda o: dict(kv_len_arr=(o.lengths - 1) % 64 + 1),
+    "long indptr": lambda o: {"kv_indptr": o.indptr.long()},
+    "short indptr": lambda o: {"kv_indptr": o.indptr[:-1]},
+    "long lengths": lambda o: {"kv_len_arr": o.lengths.long()},
+    "long indices": lambda o: {"kv_indices": o.indices.long()},
+    "another scale": lambda o: {"sm_scale": 192**-0.5},
+    "another dtype": lambda o: {"q_data_type": torch.float16},
+    "other heads": lambda o: {"num_heads": 8},
+    "page of 1": lambda o: {"page_size": 1},
+    "page indices of tokens": lambda o: {"kv_indptr": torch.tensor([0, 130, 133], dtype=torch.int32)},
+    "last page lengths": lambda o: {"kv_len_arr": (o.lengths - 1) % 64 + 1},
 }
 
 
@@ -300,12 +320,12 @@ def test_flashinfer_mla_notices_operands(flashinfer):
     o = decode((130, 3), 16, 64)
     wrapper, parts = plan(flashinfer, o, 64), halves(o)
     for wrong in (
-        dict(q_nope=parts["q_pe"]),
-        dict(ckv_cache=parts["ckv_cache"][:, :, None]),
-        dict(ckv_cache=parts["ckv_cache"].half()),
-        dict(out=torch.empty(2, 16, 512)),
-        dict(o_scale=1.0),
-        dict(ckv_scale=1.0, kpe_scale=1.0),
+        {"q_nope": parts["q_pe"]},
+        {"ckv_cache": parts["ckv_cache"][:, :, None]},
+        {"ckv_cache": parts["ckv_cache"].half()},
+        {"out": torch.empty(2, 16, 512)},
+        {"o_scale": 1.0},
+        {"ckv_scale": 1.0, "kpe_scale": 1.0},
     ):
         with pytest.raises(MISUSE):
             wrapper.run(**parts | wrong)
@@ -324,7 +344,7 @@ def test_flashinfer_backends_by_architecture(flashinfer_sm_100):
 def test_flashinfer_cutlass_has_a_scale_of_its_own(flashinfer_sm_100):
     wrapper = flashinfer_sm_100.mla.BatchMLAPagedAttentionWrapper(torch.empty(1 << 20), backend="cutlass")
     o = decode((130, 3), 128, 64)
-    more = dict(kv_len=o.lengths, page_table=o.table)
+    more = {"kv_len": o.lengths, "page_table": o.table}
     out = wrapper.run(**halves(o), **more)
     assert differs(out.view(o.right.shape), o.right)
     o.q *= SCALE / 192**-0.5
@@ -337,9 +357,9 @@ def test_flashinfer_cutlass_has_a_scale_of_its_own(flashinfer_sm_100):
 
 
 def trtllm(flashinfer, o, **changed):
-    given = dict(query=o.q, kv_cache=o.cache, workspace_buffer=torch.zeros(1 << 20, dtype=torch.uint8))
-    given |= dict(qk_nope_head_dim=128, kv_lora_rank=512, qk_rope_head_dim=64, block_tables=o.table)
-    given |= dict(seq_lens=o.lengths, max_seq_len=int(o.lengths.max()), bmm1_scale=SCALE)
+    given = {"query": o.q, "kv_cache": o.cache, "workspace_buffer": torch.zeros(1 << 20, dtype=torch.uint8)}
+    given |= {"qk_nope_head_dim": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "block_tables": o.table}
+    given |= {"seq_lens": o.lengths, "max_seq_len": int(o.lengths.max()), "bmm1_scale": SCALE}
     return flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla(**given | changed)
 
 
@@ -352,20 +372,22 @@ def test_trtllm_mla(flashinfer_sm_100):
     o = decode((130, 3), 16, 64)
     assert differs(trtllm(flashinfer_sm_100, o, bmm1_scale=1.0), o.right)
     for wrong in (
-        dict(query=o.q[:, 0]),
-        dict(block_tables=o.table.long()),
-        dict(block_tables=o.table[:, :3].contiguous()),
-        dict(max_seq_len=64),
-        dict(seq_lens=None),
-        dict(out=torch.empty(2, 1, 16, 512)),
-        dict(kv_cache=o.cache[:, :, None]),
-        dict(query=o.q.half(), kv_cache=o.cache.half()),
-        dict(bmm1_scale=torch.tensor([SCALE])),
-        dict(query=o.q.repeat(1, 1, 6, 1)),
+        {"query": o.q[:, 0]},
+        {"block_tables": o.table.long()},
+        {"block_tables": o.table[:, :3].contiguous()},
+        {"max_seq_len": 64},
+        {"seq_lens": None},
+        {"out": torch.empty(2, 1, 16, 512)},
+        {"kv_cache": o.cache[:, :, None]},
+        {"query": o.q.half(), "kv_cache": o.cache.half()},
+        {"bmm1_scale": torch.tensor([SCALE])},
+        {"query": o.q.repeat(1, 1, 6, 1)},
     ):
         with pytest.raises(MISUSE):
             trtllm(flashinfer_sm_100, o, **wrong)
-    close(trtllm(flashinfer_sm_100, o, block_tables=o.table[:, :3].contiguous(), backend="trtllm-gen"), o.right)
+    close(
+        trtllm(flashinfer_sm_100, o, block_tables=o.table[:, :3].contiguous(), backend="trtllm-gen"), o.right
+    )
 
 
 def test_trtllm_mla_needs_blackwell(flashinfer):
@@ -383,8 +405,14 @@ def ragged(flashinfer, o, backend="auto", **changed):
         torch.empty(1 << 20, dtype=torch.uint8), "NHD", backend=backend
     )
     heads = o.q.shape[1]
-    given = dict(qo_indptr=o.cu_q, kv_indptr=o.cu_k, num_qo_heads=heads, num_kv_heads=heads, head_dim_qk=192)
-    given |= dict(head_dim_vo=128, causal=True, sm_scale=SCALE, q_data_type=o.q.dtype)
+    given = {
+        "qo_indptr": o.cu_q,
+        "kv_indptr": o.cu_k,
+        "num_qo_heads": heads,
+        "num_kv_heads": heads,
+        "head_dim_qk": 192,
+    }
+    given |= {"head_dim_vo": 128, "causal": True, "sm_scale": SCALE, "q_data_type": o.q.dtype}
     wrapper.plan(**given | changed)
     return wrapper
 
@@ -404,18 +432,18 @@ def test_flashinfer_ragged_prefill_is_right(queries, keys, arch, backend):
 def test_flashinfer_ragged_prefill_notices(flashinfer):
     o = prefill((3, 20), (30, 25))
     for wrong in (
-        dict(q_data_type="float16"),
-        dict(qo_indptr=o.cu_q.long()),
-        dict(qo_indptr=o.cu_q[:-1]),
-        dict(head_dim_vo=None),
-        dict(num_qo_heads=8),
-        dict(q_data_type=torch.float8_e4m3fn),
-        dict(backend="cutlass"),
-        dict(o_data_type=torch.float32),
+        {"q_data_type": "float16"},
+        {"qo_indptr": o.cu_q.long()},
+        {"qo_indptr": o.cu_q[:-1]},
+        {"head_dim_vo": None},
+        {"num_qo_heads": 8},
+        {"q_data_type": torch.float8_e4m3fn},
+        {"backend": "cutlass"},
+        {"o_data_type": torch.float32},
     ):
         with pytest.raises(MISUSE):
             ragged(flashinfer, o, **wrong).run(o.q, o.k, o.v)
-    for wrong in (dict(causal=False), dict(sm_scale=None), dict(qo_indptr=torch.tensor([0, 20, 23]).int())):
+    for wrong in ({"causal": False}, {"sm_scale": None}, {"qo_indptr": torch.tensor([0, 20, 23]).int()}):
         assert differs(ragged(flashinfer, o, **wrong).run(o.q, o.k, o.v), o.right)
     wrapper = ragged(flashinfer, o)
     for q, k, v in ((o.q[1:], o.k, o.v), (o.q, o.k[:-1], o.v[:-1]), (o.q, o.k, o.k), (o.q, o.k, o.v.half())):
@@ -427,8 +455,15 @@ def test_flashinfer_ragged_prefill_notices(flashinfer):
 
 
 def varlen(function, o, **changed):
-    given = dict(q=o.q, k=o.k, v=o.v, cu_seqlens_q=o.cu_q, cu_seqlens_k=o.cu_k, max_seqlen_q=o.max_q)
-    out = function(**given | dict(max_seqlen_k=o.max_k, softmax_scale=SCALE, causal=True) | changed)
+    given = {
+        "q": o.q,
+        "k": o.k,
+        "v": o.v,
+        "cu_seqlens_q": o.cu_q,
+        "cu_seqlens_k": o.cu_k,
+        "max_seqlen_q": o.max_q,
+    }
+    out = function(**given | {"max_seqlen_k": o.max_k, "softmax_scale": SCALE, "causal": True} | changed)
     return out[0] if isinstance(out, tuple) else out
 
 
@@ -443,17 +478,17 @@ def test_flash_attention_is_right(fa2, fa3, fa4, queries, keys):
 
 def test_flash_attention_notices(fa2, fa3, fa4):
     o = prefill((3, 20), (30, 25))
-    right = {fa2: dict(v=torch.nn.functional.pad(o.v, (0, 64))), fa3: {}, fa4: {}}
+    right = {fa2: {"v": torch.nn.functional.pad(o.v, (0, 64))}, fa3: {}, fa4: {}}
     wrongs = (
-        dict(cu_seqlens_q=o.cu_q.long()),
-        dict(cu_seqlens_k=o.cu_k[:-1]),
-        dict(cu_seqlens_k=o.cu_q),
-        dict(k=o.k.half()),
-        dict(max_seqlen_q=3),
-        dict(max_seqlen_k=3),
-        dict(causal=False),
-        dict(softmax_scale=None),
-        dict(q=o.q.float(), k=o.k.float()),
+        {"cu_seqlens_q": o.cu_q.long()},
+        {"cu_seqlens_k": o.cu_k[:-1]},
+        {"cu_seqlens_k": o.cu_q},
+        {"k": o.k.half()},
+        {"max_seqlen_q": 3},
+        {"max_seqlen_k": 3},
+        {"causal": False},
+        {"softmax_scale": None},
+        {"q": o.q.float(), "k": o.k.float()},
     )
     for module, base in right.items():
         for wrong in wrongs:
@@ -471,14 +506,14 @@ def test_flash_attention_3_of_fp8(fa3):
     scale, fp8 = 0.02, torch.float8_e4m3fn
     o8 = {n: (getattr(o, n).float() / scale).to(fp8) for n in "qkv"}
     descale = torch.full((2, 4), scale)
-    descales = dict(q_descale=descale, k_descale=descale, v_descale=descale)
+    descales = {"q_descale": descale, "k_descale": descale, "v_descale": descale}
     out = varlen(fa3.flash_attn_varlen_func, o, **o8, **descales)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out.float(), o.right, atol=0.3, rtol=0.3)
     assert differs(varlen(fa3.flash_attn_varlen_func, o, **o8), o.right)
     for wrong in (torch.full((2, 4), scale).double(), torch.full((1,), scale), torch.full((2, 8), scale)):
         with pytest.raises(RuntimeError):
-            varlen(fa3.flash_attn_varlen_func, o, **o8, **descales | dict(q_descale=wrong))
+            varlen(fa3.flash_attn_varlen_func, o, **o8, **descales | {"q_descale": wrong})
 
 
 def test_flash_attention_4_of_fp8_is_blackwell_and_without_scales(fa4):
@@ -489,15 +524,22 @@ def test_flash_attention_4_of_fp8_is_blackwell_and_without_scales(fa4):
 
 
 def fa3_decode(fa3, o, **changed):
-    given = dict(q=o.q[..., 512:], qv=o.q[..., :512], k_cache=o.cache[:, :, None, 512:])
-    given |= dict(v_cache=o.cache[:, :, None, :512], cache_seqlens=o.lengths, page_table=o.table)
-    return fa3.flash_attn_with_kvcache(**given | dict(softmax_scale=SCALE, causal=True) | changed)
+    given = {"q": o.q[..., 512:], "qv": o.q[..., :512], "k_cache": o.cache[:, :, None, 512:]}
+    given |= {"v_cache": o.cache[:, :, None, :512], "cache_seqlens": o.lengths, "page_table": o.table}
+    return fa3.flash_attn_with_kvcache(**given | {"softmax_scale": SCALE, "causal": True} | changed)
 
 
 def fa3_metadata(fa3, o, page, **changed):
     b, s_q, heads, _ = o.q.shape
-    given = dict(batch_size=b, max_seqlen_q=s_q, max_seqlen_k=int(o.lengths.max()), num_heads_q=heads)
-    given |= dict(num_heads_kv=1, headdim=64, cache_seqlens=o.lengths, headdim_v=512, page_size=page, causal=True)
+    given = {"batch_size": b, "max_seqlen_q": s_q, "max_seqlen_k": int(o.lengths.max()), "num_heads_q": heads}
+    given |= {
+        "num_heads_kv": 1,
+        "headdim": 64,
+        "cache_seqlens": o.lengths,
+        "headdim_v": 512,
+        "page_size": page,
+        "causal": True,
+    }
     return fa3.get_scheduler_metadata(**given | changed)
 
 
@@ -511,7 +553,11 @@ def test_flash_attention_3_decodes(fa3, lengths, heads, s_q, page):
 
 def test_flash_attention_3_metadata_of_others_is_stale(fa3):
     o = decode((130, 64, 3), 128, 64, 2)
-    for wrong in (dict(batch_size=2, cache_seqlens=o.lengths[:2]), dict(max_seqlen_q=1), dict(num_heads_q=64)):
+    for wrong in (
+        {"batch_size": 2, "cache_seqlens": o.lengths[:2]},
+        {"max_seqlen_q": 1},
+        {"num_heads_q": 64},
+    ):
         meta = fa3_metadata(fa3, o, 64, **wrong)
         try:
             out = fa3_decode(fa3, o, scheduler_metadata=meta)
@@ -525,18 +571,18 @@ def test_flash_attention_3_metadata_of_others_is_stale(fa3):
 def test_flash_attention_3_decoding_notices(fa3):
     o = decode((130, 30), 16, 64)
     for wrong in (
-        dict(qv=None),
-        dict(softmax_scale=None),
-        dict(cache_seqlens=130),
-        dict(cache_seqlens=o.lengths.long()),
-        dict(page_table=o.table.long()),
-        dict(page_table=o.table.flip(0)),
-        dict(q=o.q[..., :64]),
-        dict(k_cache=o.cache[..., 512:]),
+        {"qv": None},
+        {"softmax_scale": None},
+        {"cache_seqlens": 130},
+        {"cache_seqlens": o.lengths.long()},
+        {"page_table": o.table.long()},
+        {"page_table": o.table.flip(0)},
+        {"q": o.q[..., :64]},
+        {"k_cache": o.cache[..., 512:]},
     ):
         try:
             out = fa3_decode(fa3, o, **wrong)
-        except MISUSE + (IndexError,):
+        except (*MISUSE, IndexError):
             continue
         assert differs(out, o.right), wrong
 
@@ -585,17 +631,24 @@ def graph(cudnn, o, fp8=None, alter=lambda tensors: None, **changed):
         pack[t] = (cu[1:] - cu[:-1]).view(-1, 1, 1, 1)
         return t
 
-    operands = dict(q=o.q, k=o.k, v=o.v) if fp8 is None else fp8
-    given = {n: ragged(n, t, *((o.cu_q, o.max_q) if n == "q" else (o.cu_k, o.max_k))) for n, t in operands.items()}
-    given |= dict(attn_scale=SCALE, use_padding_mask=True, seq_len_q=lengths(o.cu_q), seq_len_kv=lengths(o.cu_k))
-    given |= dict(use_causal_mask_bottom_right=True, generate_stats=False)
+    operands = {"q": o.q, "k": o.k, "v": o.v} if fp8 is None else fp8
+    given = {
+        n: ragged(n, t, *((o.cu_q, o.max_q) if n == "q" else (o.cu_k, o.max_k))) for n, t in operands.items()
+    }
+    given |= {
+        "attn_scale": SCALE,
+        "use_padding_mask": True,
+        "seq_len_q": lengths(o.cu_q),
+        "seq_len_kv": lengths(o.cu_k),
+    }
+    given |= {"use_causal_mask_bottom_right": True, "generate_stats": False}
     if fp8 is None:
         y, stats = g.sdpa(**given | changed)
     else:
         for name, value in o.scales.items():
             given[name] = g.tensor(dim=(1, 1, 1, 1), stride=(1, 1, 1, 1), data_type=kind.FLOAT)
             pack[given[name]] = torch.tensor([value])
-        y, stats, amax_s, amax_o = g.sdpa_fp8(**given | changed)
+        y, stats, *_ = g.sdpa_fp8(**given | changed)
     assert stats is None
     ragged("o", out, o.cu_q, o.max_q, y)
     alter(made)
@@ -614,19 +667,23 @@ def test_cudnn_is_right(cudnn, queries, keys):
 def test_cudnn_notices(cudnn):
     o = prefill((3, 20), (30, 25))
     bottom_right = cudnn.diagonal_alignment.BOTTOM_RIGHT
-    band = dict(diagonal_alignment=bottom_right, diagonal_band_right_bound=0, use_causal_mask_bottom_right=False)
+    band = {
+        "diagonal_alignment": bottom_right,
+        "diagonal_band_right_bound": 0,
+        "use_causal_mask_bottom_right": False,
+    }
     close(graph(cudnn, o, **band), o.right)
     for wrong in (
-        dict(use_causal_mask=True, use_causal_mask_bottom_right=False),
-        dict(use_causal_mask_bottom_right=False),
-        dict(attn_scale=None),
+        {"use_causal_mask": True, "use_causal_mask_bottom_right": False},
+        {"use_causal_mask_bottom_right": False},
+        {"attn_scale": None},
     ):
         assert differs(graph(cudnn, o, **wrong), o.right), wrong
     for wrong in (
-        dict(use_padding_mask=False),
-        dict(seq_len_kv=None),
-        dict(is_inference=True),
-        dict(use_causal_mask=True),
+        {"use_padding_mask": False},
+        {"seq_len_kv": None},
+        {"is_inference": True},
+        {"use_causal_mask": True},
     ):
         with pytest.raises(RuntimeError):
             graph(cudnn, o, **wrong)
@@ -647,7 +704,14 @@ def test_cudnn_of_fp8_is_blackwell():
     o = prefill((3, 20), (30, 25))
     scale = 0.02
     fp8 = {n: (getattr(o, n).float() / scale).to(torch.float8_e4m3fn) for n in "qkv"}
-    o.scales = dict(descale_q=scale, descale_k=scale, descale_v=scale, descale_s=1 / 256, scale_s=256.0, scale_o=1.0)
+    o.scales = {
+        "descale_q": scale,
+        "descale_k": scale,
+        "descale_v": scale,
+        "descale_s": 1 / 256,
+        "scale_s": 256.0,
+        "scale_o": 1.0,
+    }
     with lent("cuda", "sm_100", "cudnn_frontend"):
         out = graph(importlib.import_module("cudnn"), o, fp8)
         torch.testing.assert_close(out.float(), o.right, atol=0.3, rtol=0.3)

@@ -4,27 +4,26 @@ Not doubled: cudnn.Graph, cudnn.graph, cudnn.jit, the execution of chosen plans,
 """
 
 from cudnn._compiled_module import (
-    attention_implementation as attention_implementation,
+    attention_implementation,
+    build_plan_policy,
+    cudnnGraphNotSupportedError,
+    data_type,
+    diagonal_alignment,
+    heur_mode,
+    tensor,
 )
-from cudnn._compiled_module import (
-    build_plan_policy as build_plan_policy,
-)
-from cudnn._compiled_module import (
-    cudnnGraphNotSupportedError as cudnnGraphNotSupportedError,
-)
-from cudnn._compiled_module import (
-    data_type as data_type,
-)
-from cudnn._compiled_module import (
-    diagonal_alignment as diagonal_alignment,
-)
-from cudnn._compiled_module import (
-    heur_mode as heur_mode,
-)
-from cudnn._compiled_module import (
-    tensor as tensor,
-)
-from cudnn._pygraph import pygraph as pygraph
+from cudnn._pygraph import pygraph
+
+__all__ = [
+    "attention_implementation",
+    "build_plan_policy",
+    "cudnnGraphNotSupportedError",
+    "data_type",
+    "diagonal_alignment",
+    "heur_mode",
+    "pygraph",
+    "tensor",
+]
 
 __version__ = "1.23.0"  # python/cudnn/__init__.py:56
 

@@ -3,7 +3,6 @@ include/cudnn_frontend/node/sdpa_support_surface.h (S)."""
 
 import os
 
-
 from cudnn import _sdpa
 from cudnn._compiled_module import (
     attention_implementation,
@@ -94,7 +93,7 @@ class pygraph:
         sink_token=None,
         unfuse_fma=False,
     ):
-        """sdpa.cpp:1063. q [b, h, s, d], k, v alike; (o, stats or None). No scale unless attn_scale is given."""
+        """sdpa.cpp:1063. q, k, v [b, h, s, d]; (o, stats or None). No scale unless attn_scale is given."""
         _undoubled(bias, block_mask, use_alibi_mask, sliding_window_length, diagonal_band_left_bound, dropout)
         _undoubled(rng_dump, paged_attention_k_table, paged_attention_v_table, paged_attention_max_seq_len_kv)
         _undoubled(score_mod, score_max, score_sum_exp, sink_token)
@@ -181,7 +180,7 @@ class pygraph:
         _sdpa.infer(node)
         padding, len_q, len_kv = node.lengths
         dims = [t.dim for t in (*node.qkv, o)]
-        (b, h, s_q, d_qk), (_, h_k, s_kv, _), (_, h_v, _, d_v), _ = dims
+        (_, h, s_q, d_qk), (_, h_k, s_kv, _), (_, h_v, _, d_v), _ = dims
         if h % h_k or h % h_v:
             _unsupported("number of heads for key and query must be a factor of number of heads for query")
         if padding and (len_q is None or len_kv is None):
@@ -197,7 +196,9 @@ class pygraph:
         if node.right_bound not in (None, 0):
             raise NotImplementedError("bands other than causal are not doubled")
         if self._intermediate is data_type.NOT_SET:
-            raise RuntimeError("Intermediate tensor data type needs to be set as internal tensors require it.")
+            raise RuntimeError(
+                "Intermediate tensor data type needs to be set as internal tensors require it."
+            )
         types = {t.type for t in node.qkv}
         if len(types) > 1 or types > {*FP8, *HALF}:
             _unsupported("q, k and v have one data type")
@@ -269,13 +270,17 @@ class pygraph:
         override_shapes=None,
         override_strides=None,
     ):
-        """python/cudnn/__init__.py:117: pointers alone are taken, by tensor or by uid; the dims, strides and types
+        """python/cudnn/__init__.py:117: pointers alone are taken; dims, strides and types
         are the graph's. The overrides are taken and not passed on (:141)."""
         if self._stage < len(STAGES):
             raise RuntimeError("no plan has been built")
         if workspace is None or workspace.numel() * workspace.element_size() < WORKSPACE:
             raise RuntimeError("the workspace is smaller than get_workspace_size()")
-        pack = {t if type(t) is int else t.get_uid(): b for t, b in tensor_to_device_buffer.items() if t is not None}
+        pack = {
+            t if type(t) is int else t.get_uid(): b
+            for t, b in tensor_to_device_buffer.items()
+            if t is not None
+        }
         _sdpa.run(self._node, pack)
 
 

@@ -1,5 +1,5 @@
 """The node: what include/cudnn_frontend/node/scaled_dot_product_flash_attention.h describes, computed from
-pointers, dims, strides and ragged offsets (in elements: test/python/test_sdpa_thd.py, compute_ragged_offsets)."""
+pointers, dims, strides and ragged offsets (in elements: test/python/test_sdpa_thd.py)."""
 
 import math
 from typing import NamedTuple
@@ -40,7 +40,12 @@ def shapes(node):
     q, k, v = node.qkv
     o, stats, *amax = node.outputs
     b, h, s_q, d_qk = q.dim
-    right = k.dim[0] == v.dim[0] == b and k.dim[2] == v.dim[2] and k.dim[3] == d_qk and o.dim == [b, h, s_q, v.dim[3]]
+    right = (
+        k.dim[0] == v.dim[0] == b
+        and k.dim[2] == v.dim[2]
+        and k.dim[3] == d_qk
+        and o.dim == [b, h, s_q, v.dim[3]]
+    )
     check(right, "dims of q, k, v and o do not go together")
     check(all(len(t.dim) == len(t.stride) == 4 for t in (q, k, v, o)), "dims and strides have 4 numbers")
     last = all(t.stride[3] == 1 for t in (q, k, v, o))
@@ -67,7 +72,9 @@ def run(node, pack):
     cols = flat(len_kv, pack)[:b].tolist() if padding else [k.dim[2]] * b
     check(max(rows) <= s_q and max(cols) <= k.dim[2], "a sequence is longer than the graph's dim")
     scale = node.attn_scale  # none given: 1
-    scale = 1.0 if scale is None else scale if isinstance(scale, (int, float)) else flat(scale, pack)[0].item()
+    scale = (
+        1.0 if scale is None else scale if isinstance(scale, (int, float)) else flat(scale, pack)[0].item()
+    )
     of_q, of_k, of_v, of_s, to_s, to_o = [flat(t, pack)[0].item() for t in node.scales] or [1.0] * 6
     largest_s = largest_o = 0.0
     for i, (n, m) in enumerate(zip(rows, cols, strict=True)):
@@ -103,7 +110,7 @@ def narrow(t, dtype):
 
 
 def flat(t, pack):
-    """All the elements from a tensor's pointer on. A type other than the graph's would be misread: refused."""
+    """All the elements from a pointer on. Another type than the graph's would be misread: refused."""
     check(t.uid in pack, f"Uid {t.uid} ({t.name}) does not exist in variant pack")
     given = pack[t.uid]
     check(given.dtype == TORCH[t.type], f"{t.name}: {given.dtype} under a pointer to {t.type.name}")
@@ -120,7 +127,7 @@ def view(t, pack, i, length):
     if h * length * d == 0:
         return data[:0].view(h, length, d)
     end = begin + (h - 1) * t.stride[1] + (length - 1) * t.stride[2] + (d - 1) * t.stride[3]
-    check(0 <= begin and end < len(data), f"illegal memory access: {t.name} beyond its buffer")
+    check(begin >= 0 and end < len(data), f"illegal memory access: {t.name} beyond its buffer")
     return data.as_strided((h, length, d), t.stride[1:], data.storage_offset() + begin)
 
 

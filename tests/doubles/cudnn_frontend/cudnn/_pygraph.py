@@ -200,7 +200,7 @@ class pygraph:
                 "Intermediate tensor data type needs to be set as internal tensors require it."
             )
         types = {t.type for t in node.qkv}
-        if len(types) > 1 or types > {*FP8, *HALF}:
+        if len(types) > 1:
             _unsupported("q, k and v have one data type")
         if node.scales:
             self._fp8(node, major, d_qk, d_v, types, o)

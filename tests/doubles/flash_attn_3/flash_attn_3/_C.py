@@ -93,6 +93,7 @@ def fwd(q, k, v, qv, cu_q, cu_k, used_k, max_q, max_k, table, descales, scale, c
             query, None if qv is None else flat_qv[at].float(), key.float(), value.float(), scale, causal
         )
         keep = tiles(i, counts[i])[:, :, None]
+        keep = keep.repeat(1, h // keep.shape[1], 1)
         out[at] = torch.where(keep, o, math.nan).to(out.dtype)
         lse[at] = torch.where(keep[..., 0], log, math.nan)
     if cu_q is not None:

@@ -94,7 +94,13 @@ class _Gemm(Prepared):
         return {"a_q": self.operands.a_q, "a_scale": self.a_scale}
 
     def call(self) -> None:
-        result = self.function(**self.arguments)
+        try:
+            result = self.function(**self.arguments)
+        except RuntimeError as error:
+            # Which sizes a kernel of CK's takes is known to its instance alone.
+            if "not supported" in str(error):
+                raise Unsupported(f"{self.implementation.function}: {' '.join(str(error).split())}") from error
+            raise
         if self.implementation.allocates:
             self.out = result
 

@@ -13,7 +13,7 @@ from kernels import platform as platforms
 from kernels.binding import find, keywords
 from kernels.block_scale_gemm.layouts import column_major, rounded_up
 from kernels.block_scale_gemm.problem import BlockScaleGemmOperands, Sizes
-from kernels.op import Implementation, Prepared, Support, need
+from kernels.op import Implementation, Prepared, Support, Unsupported, need
 from kernels.platform import Platform
 
 if TYPE_CHECKING:
@@ -57,9 +57,11 @@ class DeepGemm(Implementation):
         return sizes.quantised_bytes + 4 * rounded_up(sizes.m, TMA_ROWS) * (sizes.k_blocks + 3) * 2
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
-        if platforms.of(out.device).arch == "sm_100":
-            return _Packed(operands, out)
-        return _Aligned(operands, out)
+        if platforms.of(out.device).arch != "sm_100":
+            return _Aligned(operands, out)
+        if operands.scales != "ue8m0":
+            raise Unsupported(f"sm_100 takes power-of-two scales (scales=ue8m0), not {operands.scales}")
+        return _Packed(operands, out)
 
 
 class _DeepGemm(Prepared):

@@ -137,6 +137,21 @@ def test_aiter_tells_what_its_table_picked(name, text, told):
     assert "tuned: " not in told or "splitK=" in picked
 
 
+def test_deepgemm_1_has_other_names():
+    """Of the function and its arguments: deep_gemm/jit_kernels/gemm.py of 1.0.0."""
+    with at(place("deepgemm", "sm_90")) as platform, pytest.MonkeyPatch.context() as patch:
+        import deep_gemm as library
+
+        second = library.fp8_gemm_nt
+
+        def gemm_fp8_fp8_bf16_nt(lhs: tuple, rhs: tuple, out: torch.Tensor) -> None:
+            second(lhs, rhs, out)
+
+        patch.delattr(library, "fp8_gemm_nt")
+        patch.setattr(library, "gemm_fp8_fp8_bf16_nt", gemm_fp8_fp8_bf16_nt, raising=False)
+        assert contract(place("deepgemm", "sm_90"), ROWS, "core", platform) == ""
+
+
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 def test_deepgemm_transforms_no_scales_inside_a_core_call(arch):
     place = next(p for p in PLACES if p.name == "deepgemm" and p.arch == arch)
@@ -219,7 +234,9 @@ MUTATIONS = [
     Mutation("neither in its layout", ASM, aiter.Asm, "shuffles", False),
     Mutation("scales of a by rows", place("cublaslt", "sm_90"), cublaslt, "column_major", row_major),
     Mutation("rows not padded", place("cublaslt", "sm_90"), cublaslt, "padded_rows", lambda t, _: t.clone()),
-    Mutation("scales of b not padded", place("cublaslt", "sm_90"), cublaslt, "b_scale_by_blocks_of_k", torch.t),
+    Mutation(
+        "scales of b not padded", place("cublaslt", "sm_90"), cublaslt, "b_scale_by_blocks_of_k", torch.t
+    ),
     Mutation("scales not aligned", place("flashinfer.sm90", "sm_90"), flashinfer, "aligned", unaligned),
     Mutation("scales of a by rows", place("flashinfer.sm90", "sm_90"), flashinfer, "aligned", row_major),
     Mutation(

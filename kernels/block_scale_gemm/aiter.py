@@ -1,7 +1,7 @@
 """AITER's FP8 products: CK, CK Tile, assembly and Triton, and the tuned table that picks among them.
 
-Read in AITER e404860 (August 2026) and its tags v0.1.4 to v0.1.20: aiter/ops/gemm_op_a8w8.py, aiter/ops/shuffle.py,
-csrc/ck_gemm_a8w8_blockscale*/, csrc/py_itfs_cu/asm_a8w8_blockscale_bpreshuffle.cu,
+Read in AITER e404860 (August 2026) and its tags v0.1.4 to v0.1.20: aiter/ops/gemm_op_a8w8.py,
+aiter/ops/shuffle.py, csrc/ck_gemm_a8w8_blockscale*/, csrc/py_itfs_cu/asm_a8w8_blockscale_bpreshuffle.cu,
 aiter/ops/triton/gemm/basic/gemm_a8w8_blockscale.py.
 """
 
@@ -99,7 +99,9 @@ class _Gemm(Prepared):
         except RuntimeError as error:
             # Which sizes a kernel of CK's takes is known to its instance alone.
             if "not supported" in str(error):
-                raise Unsupported(f"{self.implementation.function}: {' '.join(str(error).split())}") from error
+                raise Unsupported(
+                    f"{self.implementation.function}: {' '.join(str(error).split())}"
+                ) from error
             raise
         if self.implementation.allocates:
             self.out = result

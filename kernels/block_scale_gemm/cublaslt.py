@@ -23,8 +23,8 @@ K_BLOCKS = 4  # likewise, of the scales of b
 
 
 class CublasLt(Implementation):
-    """Where M is no multiple of four, the call computes rows of zeros up to the next: what an engine that pads
-    its tokens for this kernel does."""
+    """Where M is no multiple of four, the call computes rows of zeros up to the next, as in an engine that
+    pads its tokens for this kernel."""
 
     name = "cublaslt"
     requires = "torch 2.10 or later with CUDA 12.9 or later, sm_90"

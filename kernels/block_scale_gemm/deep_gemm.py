@@ -1,7 +1,8 @@
 """DeepGEMM's FP8 product, DeepSeek's own: MN-major scales aligned for TMA on sm_90, packed UE8M0 on sm_100.
 
-Read in DeepGEMM 1.0.0 (deep_gemm/jit_kernels/gemm.py), 2.1.0 and 2.6.1 (csrc/apis/gemm.hpp, csrc/apis/layout.hpp,
-csrc/utils/layout.hpp, csrc/jit_kernels/impls/smxx_layout.hpp), and sgl-deep-gemm 0.2.5 (deep_gemm/__init__.py).
+Read in DeepGEMM 1.0.0 (deep_gemm/jit_kernels/gemm.py), 2.1.0 and 2.6.1 (csrc/apis/gemm.hpp,
+csrc/apis/layout.hpp, csrc/utils/layout.hpp, csrc/jit_kernels/impls/smxx_layout.hpp), and sgl-deep-gemm 0.2.5
+(deep_gemm/__init__.py).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ RECIPE = (1, 128, 128)  # rows of M and of N, and columns of K, that share a sca
 
 
 class DeepGemm(Implementation):
-    """Live scales lie in the kernel's layout before timing, as an engine's quantiser writes them. On sm_100 the
-    suite's own quantiser, which writes fp32, is followed by DeepGEMM's packing inside the timed call."""
+    """Live scales lie in the kernel's layout before timing, as an engine's quantiser writes them. On sm_100
+    the suite's own quantiser, which writes fp32, is followed by DeepGEMM's packing inside the timed call."""
 
     name = "deepgemm"
     requires = (
@@ -123,6 +124,8 @@ def aligned(a_scale: torch.Tensor) -> torch.Tensor:
 
 
 def packed(scale: torch.Tensor, rows: int, k: int, is_a: bool) -> torch.Tensor:
-    """int32 [rows, blocks of K / 4] with strides (1, rows rounded up to four); those of b for every row of N."""
+    """int32 [rows, blocks of K / 4] with strides (1, rows rounded up to four); those of b for every row."""
     transform = find("deep_gemm.transform_sf_into_required_layout")
-    return transform(**keywords(transform, {"sf": scale, "mn": rows, "k": k, "recipe": RECIPE, "is_sfa": is_a}))
+    return transform(
+        **keywords(transform, {"sf": scale, "mn": rows, "k": k, "recipe": RECIPE, "is_sfa": is_a})
+    )

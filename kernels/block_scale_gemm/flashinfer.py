@@ -45,8 +45,8 @@ class _FlashInfer(Implementation):
 
 
 class Sm90(_FlashInfer):
-    """Transposes the product below 32 rows. With bf16 activations it quantises them itself, in a kernel of its
-    own inside the call, to fp32 scales."""
+    """Transposes the product below 32 rows. Given bf16 activations it quantises them itself, in a kernel of
+    its own inside the call, to fp32 scales."""
 
     name = "flashinfer.sm90"
     requires = "FlashInfer 0.6.0 to 0.6.18, CUDA 12.8 or later, sm_90"

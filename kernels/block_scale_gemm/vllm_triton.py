@@ -1,7 +1,7 @@
 """vLLM's Triton kernel for FP8 linear layers with block scales: what it serves DeepSeek with where nothing
 faster takes the sizes.
 
-Read in vLLM 0.32 (vllm/model_executor/layers/quantization/utils/fp8_utils.py, vllm/triton_utils/importing.py).
+Read in vLLM 0.32: vllm/model_executor/layers/quantization/utils/fp8_utils.py, vllm/triton_utils/importing.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The double of AITER's GEMM and MoE entry points against plain torch, and what it refuses or gets wrong with."""
+"""The double of AITER's GEMM and MoE entry points against plain torch, and what it refuses or gets wrong
+with."""
 
 import functools
 import inspect
@@ -202,8 +203,8 @@ def test_gemm_triton(arch):
     import aiter.ops.triton.gemm_a8w8_blockscale as flat
     from aiter.ops.triton.gemm.basic import gemm_a8w8_blockscale as module
 
-    assert flat.gemm_a8w8_blockscale is module.gemm_a8w8_blockscale
     x, w, xs, ws, right = problem(arch, 16, 384, 512)
+    assert close(flat.gemm_a8w8_blockscale(x, w, xs, ws), right)
     assert close(module.gemm_a8w8_blockscale(x, w, xs.t().contiguous().t(), ws), right)  # by its strides
     config, tuned = module._get_config(16, 384, 512)
     assert tuned == (arch == "gfx942") and "SPLITK_BLOCK_SIZE" not in config
@@ -219,7 +220,7 @@ def test_names_and_signatures(gfx942):
     import aiter
     from aiter.fused_moe import fused_moe, moe_sorting
 
-    # What is guarded says nothing by inspect; its operator's schema does (torch_guard.py:252).
+    # What is guarded says nothing by inspect; its operator's schema does (torch_guard.py:292).
     kinds = [p.kind for p in inspect.signature(aiter.gemm_a8w8_blockscale).parameters.values()]
     assert kinds == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]
     schema = torch.ops.aiter.gemm_a8w8_blockscale_bpreshuffle.default._schema
@@ -263,6 +264,7 @@ def test_quantiser(arch):
 def layer(arch, tokens, hidden=256, inter=256, experts=8, topk=2, seed=3):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(tokens, hidden, generator=generator).bfloat16()
+    x *= 2.0 ** (torch.arange(tokens) % 3)[:, None]
     (w1, s1), (w2, s2) = (
         weights((experts, 2 * inter, hidden), arch, 20),
         weights((experts, hidden, inter), arch, 30),
@@ -369,7 +371,7 @@ def test_fused_moe_expert_parallel(gfx942, tokens):
     keep = [2, 3, 4, 5]
     mask = torch.zeros(9, dtype=torch.int32)
     mask[keep] = 1
-    here = (w1[keep], w2[keep], s1[keep], s2[keep])
+    here = (w1[2:6], w2[2:6], s1[2:6], s2[2:6])
     routed = torch.cat([routed, torch.zeros(tokens, 1)], 1)
     ids = torch.cat([ids, torch.full((tokens, 1), 8, dtype=torch.int32)], 1)
     right = reference(x, *here, routed, ids, keep=keep)
@@ -392,7 +394,7 @@ def test_fused_moe_quantised_input(gfx942):
         with pytest.raises(AssertionError):
             run(q, *rest, a1_scale=s)  # the output would be FP8
         if tokens == 40:  # in one stage
-            with pytest.raises(RuntimeError):
+            with pytest.raises(TypeError, match="num_rows"):
                 run(q, *rest, a1_scale=s, dtype=torch.bfloat16)
 
 
@@ -406,7 +408,7 @@ def test_fused_moe_quantised_input(gfx942):
         lambda c: c | {"ids": c["ids"][:, :1].expand(-1, 2).contiguous()},
         lambda c: c | {"ids": c["ids"].t().contiguous().t()},
         lambda c: c | {"s1": c["s1"].bfloat16()},
-        lambda c: c | {"s1": c["s1"][:, :1]},
+        lambda c: c | {"s1": c["s1"][:, :1].contiguous()},
         lambda c: c | {"w1": c["w1"].float().to(torch.float8_e4m3fn)},
         lambda c: c | {"x": c["x"].float()},
     ],
@@ -435,16 +437,15 @@ def test_sorting(gfx942):
     ids = torch.tensor([[0, 3, 5], [2, 3, 5], [1, 3, 5], [1, 2, 3], [1, 3, 5]], dtype=torch.int32)
     routed = torch.arange(1.0, 16.0).view(5, 3)
     tokens, weight, experts, valid, buf = moe_sorting(ids, routed, 6, 128, torch.bfloat16, block_size=4)
-    assert valid.tolist() == [28, 5] and experts[:7].tolist() == [0, 1, 2, 3, 3, 5, 5]
-    assert (tokens[:28] & 0xFFFFFF).tolist() == [
-        *(0, 5, 5, 5, 2, 3, 4, 5, 1, 3, 5, 5),
-        *(0, 1, 2, 3, 4, 5, 5, 5, 0, 1, 2, 4, 5, 5, 5, 5)[:16],
-    ][:28]
+    assert valid.tolist() == [24, 5] and experts[:6].tolist() == [0, 1, 2, 3, 3, 5]
+    sorted_tokens = [0, 5, 5, 5, 2, 3, 4, 5, 1, 3, 5, 5, 0, 1, 2, 3, 4, 5, 5, 5, 0, 1, 2, 4]
+    assert (tokens[:24] & 0xFFFFFF).tolist() == sorted_tokens
+    assert (tokens[:5] >> 24).tolist() == [0, 3, 3, 3, 0]  # the place in top-k; of padding, top-k itself
     assert weight[:12].tolist() == [1.0, 0, 0, 0, 7.0, 10.0, 13.0, 0, 4.0, 11.0, 0, 0]
     assert buf.shape == (5, 128) and not buf.any() and len(tokens) == 15 + 6 * 4 - 3
     mask = torch.tensor([1, 0, 1, 1, 0, 1], dtype=torch.int32)
     _, _, experts, valid, _ = moe_sorting(ids, routed, 6, 128, torch.bfloat16, block_size=4, expert_mask=mask)
-    assert valid[0] == 24 and experts[:6].tolist() == [0, 1, 2, 2, 3, 3]
+    assert valid[0] == 20 and experts[:5].tolist() == [0, 1, 2, 2, 3]
     with pytest.raises(RuntimeError, match="FP32"):
         moe_sorting(ids, routed.half(), 6, 128, torch.bfloat16)
 
@@ -471,8 +472,7 @@ def test_one_stage_kernel(arch):
     assert close(call(block=64, block_size_M=64), right, MOE)
     assert not close(call(scale=s), right, 0.1)
     assert close(call(out=right.bfloat16()), 2 * right, MOE)  # it adds to what is there
-    with pytest.raises(RuntimeError):
-        call(block=16)  # sorted for other blocks than the kernel's 32
+    assert not close(call(block=16), right, 0.1)  # sorted for other blocks than the kernel's 32
     with pytest.raises(RuntimeError):
         call(block=48, block_size_M=48)
     with pytest.raises(RuntimeError):

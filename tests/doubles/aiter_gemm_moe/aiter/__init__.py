@@ -2,6 +2,7 @@
 (46 commits after v0.1.20, 2026-08-22). File and line numbers in the modules are of that commit. Importing it
 makes operators `torch.ops.aiter.NAME`, as the real one does."""
 
+# ruff: noqa: F401, I001
 from .jit import core as core
 from .utility import dtypes as dtypes
 from .ops.enum import ActivationType, QuantType

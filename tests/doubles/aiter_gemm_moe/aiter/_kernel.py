@@ -37,7 +37,8 @@ def packed(tensor, *shape):
 
 
 def as_fp8(tensor, what):
-    """The bytes as this GPU's FP8. The real kernels do not ask which FP8 they are given and misread the other."""
+    """The bytes as this GPU's FP8. The real kernels do not ask which FP8 they are given and misread the
+    other."""
     if tensor.dtype == torch.uint8:
         return tensor.view(fp8())
     if tensor.dtype != fp8():
@@ -46,7 +47,8 @@ def as_fp8(tensor, what):
 
 
 def unshuffle(weight):
-    """[..., N, K] in the (16, 16) layout of aiter/ops/shuffle.py:189, back in rows. K: multiple of 32 bytes."""
+    """[..., N, K] in the (16, 16) layout of aiter/ops/shuffle.py:192, back in rows. K: multiple of 32
+    bytes."""
     *lead, n, k = weight.shape
     tiles = weight.reshape(-1, n // 16, k // 32, 2, 16, 16)
     return tiles.permute(0, 1, 4, 2, 3, 5).reshape(*lead, n, k)

@@ -42,8 +42,9 @@ def moe_sorting(
     flat=False,
     output_aux=False,
 ):
-    """fused_moe.py:341: sorted_ids, sorted_weights, sorted_expert_ids, num_valid_ids, and an output buffer set to
-    zero. accumulate since v0.1.17, output_aux since v0.1.19. num_experts counts all ranks' with a mask."""
+    """fused_moe.py:341: sorted_ids, sorted_weights, sorted_expert_ids, num_valid_ids, and an output buffer
+    set to zero. accumulate since v0.1.17, output_aux since v0.1.19. num_experts counts all ranks' with a
+    mask."""
     if return_local_topk_ids or flat or output_aux:
         raise NotImplementedError("the double sorts without the extras")
     M, topk = topk_ids.shape
@@ -107,8 +108,8 @@ def fused_moe(
     shared_expert_id: int = -1,
     stage2_scatter=None,
 ):
-    """fused_moe.py:458. Since when: moe_sorting_dispatch_policy v0.1.5; pads and biases v0.1.7; splitk v0.1.9;
-    swiglu_limit, gate_mode v0.1.15; beta v0.1.19; shared_* v0.1.20; stage2_scatter after v0.1.20."""
+    """fused_moe.py:458. Since when: moe_sorting_dispatch_policy v0.1.5; pads and biases v0.1.7; splitk
+    v0.1.9; swiglu_limit, gate_mode v0.1.15; beta v0.1.19; shared_* v0.1.20; stage2_scatter after v0.1.20."""
     if stage2_scatter is not None or any(s is not None for s in (shared_w1, shared_w2, shared_w1_scale)):
         raise NotImplementedError("the double has no heterogeneous shared expert and no scatter")
     return fused_moe_(
@@ -271,7 +272,7 @@ def fused_moe_1stage(
     flat: int = 0,
 ):
     """fused_moe.py:1065. Activations that come quantised must come with num_local_tokens: partial_transpose
-    takes no None (:1160)."""
+    takes no None (:1155)."""
     if xbf16:
         a1, a1_scale = hidden_states, torch.empty(0)
     elif hidden_states.dtype != q_dtype_a:
@@ -511,8 +512,8 @@ def use_nt(token, topk, e):
     return bool(forced) if forced != -1 else (token * topk // e) < 64
 
 
-# fused_moe.py:1310: what may run in one stage. Only these keys are doubled; for 1x128 the function stored there is
-# not the one that runs (fused_moe_1stage takes fmoe_fp8_blockscale_g1u1, :1182).
+# fused_moe.py:1281: what may run in one stage. Only these keys are doubled; for 1x128 the function stored
+# there is not the one that runs (fused_moe_1stage takes fmoe_fp8_blockscale_g1u1, :1178).
 _BLOCK_SCALED = (QuantType.per_1x128, dtypes.bf16, dtypes.fp8, dtypes.fp8, True, False)
 fused_moe_1stage_dict = {
     "gfx942": {(ActivationType.Silu, *_BLOCK_SCALED): "fmoe_g1u1"},
@@ -540,8 +541,8 @@ def get_padded_M(M):
 
 @dataclass
 class MOEMetadata:
-    """fused_moe.py:1350. stage1 and stage2 are partials: `.func`, and `.keywords["kernelName"]` ("" is a kernel's
-    own choice)."""
+    """fused_moe.py:1350. stage1 and stage2 are partials: `.func`, and `.keywords["kernelName"]` ("" is a
+    kernel's own choice)."""
 
     stage1: Callable | None
     stage2: Callable | None
@@ -563,15 +564,29 @@ class MOEMetadata:
 
 
 def _tuned_row(key):
-    """fused_moe.py:2163 get_cfg_2stages and :2303 _lookup_cfg: act_type does not matter, as the enum never equals
-    the table's text and the second lookup is without it; larger counts fall back to the smaller tier."""
+    """fused_moe.py:2172 get_cfg_2stages and :2289 _lookup_cfg: act_type does not matter, as the enum never
+    equals the table's text and the second lookup is without it; larger counts fall back to the smaller
+    tier."""
     import pandas as pd
 
     table = pd.read_csv(AITER_CONFIGS.AITER_CONFIG_FMOE_FILE)
     if "gfx" not in table.columns:
         table["gfx"] = table["cu_num"].map(gfx_from_cu_num)
-    columns = "gfx cu_num token model_dim inter_dim expert topk dtype q_dtype_a q_dtype_w q_type use_g1u1 doweight_stage1"
-    rows = table.drop_duplicates(columns.split()).set_index(columns.split()).to_dict("index")
+    columns = [
+        "gfx",
+        "cu_num",
+        "token",
+        "model_dim",
+        "inter_dim",
+        "expert",
+        "topk",
+        "dtype",
+        "q_dtype_a",
+        "q_dtype_w",
+        "q_type",
+    ]
+    columns += ["use_g1u1", "doweight_stage1"]
+    rows = table.drop_duplicates(columns).set_index(columns).to_dict("index")
     row = rows.get(key)
     if row is None and key[2] == _PADDED_M_TIERS[1]:
         row = rows.get((*key[:2], _PADDED_M_TIERS[0], *key[3:]))
@@ -601,10 +616,10 @@ def get_2stage_cfgs(
     opus_weights_shuffled=None,
     config_file=None,
 ):
-    """fused_moe.py:2110: what will run. `token` is get_padded_M's, q_type already per_1x128, `expert` the local
-    count, and with is_ep top-k counts one masked slot more than is routed (:2205). hidden_pad and intermediate_pad
-    since v0.1.7 (with biases until v0.1.9), is_shuffled v0.1.13, gate_mode v0.1.15, is_ep v0.1.17. That a row was
-    found shows only in kernel names that are not empty."""
+    """fused_moe.py:2110: what will run. `token` is get_padded_M's, q_type already per_1x128, `expert` the
+    local count, and with is_ep top-k counts one masked slot more than is routed (:2230). hidden_pad and
+    intermediate_pad since v0.1.7 (with biases until v0.1.9), is_shuffled v0.1.13, gate_mode v0.1.15, is_ep
+    v0.1.17. That a row was found shows only in kernel names that are not empty."""
     GateMode(gate_mode)
     if q_type != QuantType.per_1x128 or not use_g1u1 or q_dtype_w != dtypes.fp8 or config_file is not None:
         raise NotImplementedError("the double has gated block-scaled FP8 alone")

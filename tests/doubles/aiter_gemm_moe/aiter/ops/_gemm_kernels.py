@@ -8,7 +8,10 @@ from .._kernel import as_fp8, cdiv, packed, raw, rows_scaled, tiles_scaled, unsh
 CK_DEFAULT = (
     "a8w8_blockscale_1x128x128_256x16x128x256_16x16_16x16_1x2_16x16x1_16x16x1_1x16x1x16_8_1x2_intrawave_v1"
 )
-CK_BPRESHUFFLE_DEFAULT = "a8w8_blockscale_bpreshuffle_1x128x128_256x64x64x128_16x16_16x16_8x32x1_8x32x1_1x32x1x8_8_2x1_intrawave_v1"
+CK_BPRESHUFFLE_DEFAULT = (
+    "a8w8_blockscale_bpreshuffle_1x128x128_256x64x64x128_16x16_16x16_8x32x1_8x32x1_1x32x1x8_8_2x1"
+    "_intrawave_v1"
+)
 CKTILE_DEFAULT = "a8w8_blockscale_cktile_128x128x128_1x4x1_16x16x64_intrawave_0x1x0_1"
 # csrc/ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale_instance.py:83 rows 5 and 10; ..._cktile_instance.py:108
 CK_BUILT = (
@@ -18,7 +21,8 @@ CK_BUILT = (
 )
 CK_BPRESHUFFLE_BUILT = (CK_BPRESHUFFLE_DEFAULT,)
 CKTILE_BUILT = (CKTILE_DEFAULT, "a8w8_blockscale_cktile_16x128x256_1x4x1_16x16x64_intrawave_0x1x0_1")
-# hsa/gfx942/fp8gemm_blockscale/fp8gemm_bf16_blockscale.csv, the same on gfx950: all with split-K, bpreshuffle 1
+# hsa/gfx942/fp8gemm_blockscale/fp8gemm_bf16_blockscale.csv, the same on gfx950: all with split-K, bpreshuffle
+# 1
 ASM_BUILT = {
     f"_ZN5aiter{43 if m == 128 else 42}fp8gemm_bf16_blockscale_BpreShuffle_{m}x128E"
     for m in (32, 48, 64, 80, 96, 128)
@@ -47,16 +51,16 @@ def _sizes(XQ, WQ, Y):
 def _built(kernelName, built, default):
     if kernelName and kernelName not in built:
         raise RuntimeError(
-            f"kernel '{kernelName}' is not present in the compiled registry. The tuned CSV references a kernel "
-            "that was not built into aiter."
+            f"kernel '{kernelName}' is not present in the compiled registry. The tuned CSV references a "
+            "kernel that was not built into aiter."
         )
     return kernelName or default
 
 
 def _ck_supported(name, n, k, splits):
     """CK's CheckValidity (gridwise_gemm_xdl_cshuffle_v3_multi_d_ab_scale.hpp) with the padding that
-    csrc/ck_gemm_a8w8_blockscale/gen_instances.py:94 and ..._bpreshuffle/gen_instances.py:68 choose: what the tile
-    does not divide is padded, so K need only be whole vectors, and N whole stores."""
+    csrc/ck_gemm_a8w8_blockscale/gen_instances.py:94 and ..._bpreshuffle/gen_instances.py:68 choose: what the
+    tile does not divide is padded, so K need only be whole vectors, and N whole stores."""
     fields = name.split("_")
     block_k = int(next(f for f in fields if f.count("x") == 3).split("x")[3])
     vectors = [int(v) for v in fields[fields.index("1x128x128") + 2].split("x")]
@@ -73,8 +77,8 @@ def _ck_supported(name, n, k, splits):
 
 
 def ck(XQ, WQ, x_scale, w_scale, Y, splitK, kernelName):
-    """gemm_a8w8_blockscale_common.cuh:113: row strides of XQ and WQ are honoured, their inner stride is taken to
-    be 1; scales are read and Y is written as contiguous row-major, whatever their strides."""
+    """gemm_a8w8_blockscale_common.cuh:123: row strides of XQ and WQ are honoured, their inner stride is taken
+    to be 1; scales are read and Y is written as contiguous row-major, whatever their strides."""
     _dtypes(XQ, WQ, x_scale, w_scale, Y)
     if not 0 <= splitK <= 30:
         raise RuntimeError(f"splitK must be in the range [0, 30], got {splitK}")
@@ -95,7 +99,7 @@ def _shuffled_weight(WQ, n, k, depth):
 
 
 def ck_bpreshuffle(XQ, WQ, x_scale, w_scale, Y, kernelName):
-    """gemm_a8w8_blockscale_bpreshuffle_common.cuh:101. x_scale is read as column-major storage, whatever its
+    """gemm_a8w8_blockscale_bpreshuffle_common.cuh:118. x_scale is read as column-major storage, whatever its
     strides (both forms in op_tests/test_gemm_a8w8_blockscale.py:113-139 are right)."""
     _dtypes(XQ, WQ, x_scale, w_scale, Y)
     m, n, k = _sizes(XQ, WQ, Y)
@@ -108,9 +112,9 @@ def ck_bpreshuffle(XQ, WQ, x_scale, w_scale, Y, kernelName):
 
 
 def cktile(XQ, WQ, x_scale, w_scale, Y, preshuffled, splitK, kernelName):
-    """gemm_a8w8_blockscale_cktile_common.cuh:277-423. Leading strides of all five tensors are honoured. Neither
-    kernel here has eight waves, so a column-major x_scale of a preshuffled call is transposed through `.view`
-    (line 361), which takes the contiguous form alone."""
+    """gemm_a8w8_blockscale_cktile_common.cuh:276-423. Leading strides of all five tensors are honoured.
+    Neither kernel here has eight waves, so a column-major x_scale of a preshuffled call is transposed through
+    `.view` (line 353), which takes the contiguous form alone."""
     _dtypes(XQ, WQ, x_scale, w_scale, Y)
     if not 0 <= splitK <= 30:
         raise RuntimeError(f"splitK must be in the range [0, 30], got {splitK}")
@@ -120,7 +124,7 @@ def cktile(XQ, WQ, x_scale, w_scale, Y, preshuffled, splitK, kernelName):
             raise RuntimeError(f"CKTile blockscale GEMM: {what} inner dim must be contiguous")
     block_k = int(_built(kernelName, CKTILE_BUILT, CKTILE_DEFAULT).split("_")[3].split("x")[2])
     splits = 1 << splitK
-    # CK's QuantGemmKernel::IsSupportedArgument: pad_k is chosen by K % 128 alone (line 236)
+    # CK's QuantGemmKernel::IsSupportedArgument: pad_k is chosen by K % 128 alone (line 255)
     if k % 16 or (k % 128 == 0 and k % (splits * block_k)) or n % 8:
         raise RuntimeError("Wrong! Arguments not supported! Skipping gemm!\n")
     stride = x_scale.stride(0)
@@ -137,8 +141,8 @@ def cktile(XQ, WQ, x_scale, w_scale, Y, preshuffled, splitK, kernelName):
 
 
 def asm_bpreshuffle(A, B, out, A_scale, B_scale, bias, splitK, kernelName, bpreshuffle):
-    """asm_a8w8_blockscale_bpreshuffle.cu:61 validate_inputs, :266 entry. splitK counts splits here (1 is none),
-    where CK's is a power of two."""
+    """asm_a8w8_blockscale_bpreshuffle.cu:61 validate_inputs, :266 entry. splitK counts splits here (1 is
+    none), where CK's is a power of two."""
     if out.dtype != torch.bfloat16:
         raise RuntimeError("MI308 A8W8 blockscale asm only support BFloat16 output now!")
     for what, tensor in (("A", A), ("B", B)):

@@ -8,8 +8,8 @@ from .._kernel import as_fp8, cdiv, fp8, packed, quantise, raw, rows_scaled, til
 from ..jit.utils.chip_info import get_gfx
 from .enum import ActivationType, QuantType
 
-# hsa/ARCH/fmoe/{silu,gelu}/fmoe_bf16_blockscale{Fp8,Bf16}_g1u1_*.csv, rows with vskip 1 and flat 0: rows per block
-# to tiles of inter_dim. The input is FP8, or bf16 and quantised inside.
+# hsa/ARCH/fmoe/{silu,gelu}/fmoe_bf16_blockscale{Fp8,Bf16}_g1u1_*.csv, rows with vskip 1 and flat 0: rows per
+# block to tiles of inter_dim. The input is FP8, or bf16 and quantised inside.
 ONE_STAGE = {
     ("gfx942", "fp8"): {32: (128, 256), 64: (256,)},
     ("gfx942", "bf16"): {16: (128, 256)},  # silu alone
@@ -32,8 +32,8 @@ CK_NAMED = re.compile(r"moe_ck2stages_gemm[12]_\d+x(16|32|64)x128x(128|256)_.*bl
 
 
 def _blocks(ids, experts, valid, weights, block, count):
-    """Per block of `block` sorted slots: its expert, tokens, places in top-k, and routed weights. Slots past the
-    valid part are not run."""
+    """Per block of `block` sorted slots: its expert, tokens, places in top-k, and routed weights. Slots past
+    the valid part are not run."""
     end = int(valid[0])
     for tensor in (ids, experts, valid):
         if tensor.dtype != torch.int32 or not tensor.is_contiguous():
@@ -151,8 +151,9 @@ def _ck_checked(quant_type, *scales):
 def ck_stage1(
     x, w1, w2, ids, experts, valid, out, topk, name, w_scale, x_scale, block, weights, quant, act, splits
 ):
-    """csrc/ck_gemm_moe_2stages_codegen/gemm_moe_ck2stages.cu:69, ..._common_blockscale.cuh:26. Row-major scales,
-    read as contiguous; one output row per token and place. With splits > 1 the product alone, in fp32."""
+    """csrc/ck_gemm_moe_2stages_codegen/gemm_moe_ck2stages.cu:69, ..._common_blockscale.cuh:26. Row-major
+    scales, read as contiguous; one output row per token and place. With splits > 1 the product alone, in
+    fp32."""
     dtypes = (torch.float32,) if splits > 1 else (torch.bfloat16, torch.float16)
     if out.dtype not in dtypes:
         raise RuntimeError(f"Out dtype only support {dtypes}!")
@@ -161,8 +162,8 @@ def ck_stage1(
     (tokens, k), count, inter = x.shape, w1.shape[0], w1.shape[1] // 2
     if k % depth or inter % 128:
         raise RuntimeError(
-            "wrong! device_gemm with the specified compilation parameters does not support this GEMM problem: "
-            f"K={k} must be a multiple of {depth}, inter_dim={inter} of 128"
+            "wrong! device_gemm with the specified compilation parameters does not support this GEMM "
+            f"problem: K={k} must be a multiple of {depth}, inter_dim={inter} of 128"
         )
     gate_up = _weights(w1, 2 * inter, k)
     a = rows_scaled(packed(as_fp8(x, "hidden_states"), tokens, k), packed(x_scale, tokens, k // 128))
@@ -187,8 +188,8 @@ def ck_stage2(x, w1, w2, ids, experts, valid, out, topk, name, w_scale, x_scale,
     block, depth = _ck_block(name, block, 256 if k % 256 == 0 else 128)
     if k % depth or dim % 128:
         raise RuntimeError(
-            "wrong! device_gemm with the specified compilation parameters does not support this GEMM problem: "
-            f"inter_dim={k} must be a multiple of {depth}, N={dim} of 128"
+            "wrong! device_gemm with the specified compilation parameters does not support this GEMM "
+            f"problem: inter_dim={k} must be a multiple of {depth}, N={dim} of 128"
         )
     down = _weights(w2, dim, k)
     values = packed(as_fp8(x, "inter_states"), tokens * topk, k)
@@ -206,8 +207,8 @@ def ck_stage2(x, w1, w2, ids, experts, valid, out, topk, name, w_scale, x_scale,
 def asm_stage1(
     x, w1, w2, ids, experts, valid, out, inter, name, block, splits, act, quant, x_scale, w_scale, weights
 ):
-    """csrc/py_itfs_cu/asm_moe_2stage.cu:150, for per_1x128: FP8 in `out` [tokens and some, top_k, inter_dim], and
-    its scales as fp32 right behind the tokens (fused_moe.py:3296). x_scale column-major."""
+    """csrc/py_itfs_cu/asm_moe_2stage.cu:150, for per_1x128: FP8 in `out` [tokens and some, top_k, inter_dim],
+    and its scales as fp32 right behind the tokens (fused_moe.py:3321). x_scale column-major."""
     if int(quant) != QuantType.per_1x128.value or splits or out.dtype != fp8():
         raise NotImplementedError("the double has the block-scaled kernel without split-K alone")
     if name not in ASM_STAGE1_NAMED:
@@ -235,4 +236,5 @@ def asm_stage1(
             hidden = hidden * weight[kept][:, None]
         values, s = quantise(hidden.reshape(-1, inter // 128, 128))
         slots = token[kept] * topk + place[kept]
-        rows[slots], behind[slots] = values.reshape(-1, inter), s
+        rows.view(torch.uint8)[slots] = values.reshape(-1, inter).view(torch.uint8)
+        behind[slots] = s

@@ -1,4 +1,5 @@
-"""aiter/ops/enum.py, values from csrc/include/aiter_enum.h. pybind's enums: not ints, but they convert to int."""
+"""aiter/ops/enum.py, values from csrc/include/aiter_enum.h. pybind's enums: not ints, but they convert to
+int."""
 
 from enum import Enum
 

@@ -23,7 +23,7 @@ def gemm_a8w8_blockscale_ck(
     splitK: int = 0,
     kernelName: str = "",
 ) -> torch.Tensor:
-    """gemm_op_a8w8.py:282, csrc/ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale.cu:79."""
+    """gemm_op_a8w8.py:290, csrc/ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale.cu:79."""
     return kernels.ck(XQ, WQ, x_scale, w_scale, Out, splitK, kernelName)
 
 
@@ -38,7 +38,7 @@ def gemm_a8w8_blockscale_cktile(
     splitK: int = 0,
     kernelName: str = "",
 ) -> torch.Tensor:
-    """gemm_op_a8w8.py:298, csrc/ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale_cktile.cu:62."""
+    """gemm_op_a8w8.py:306, csrc/ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale_cktile.cu:62."""
     return kernels.cktile(XQ, WQ, x_scale, w_scale, Out, isBpreshuffled, splitK, kernelName)
 
 
@@ -51,7 +51,8 @@ def gemm_a8w8_blockscale_bpreshuffle_ck(
     Out: torch.Tensor,
     kernelName: str = "",
 ) -> torch.Tensor:
-    """gemm_op_a8w8.py:315, csrc/ck_gemm_a8w8_blockscale_bpreshuffle/gemm_a8w8_blockscale_bpreshuffle.cu:65."""
+    """gemm_op_a8w8.py:323,
+    csrc/ck_gemm_a8w8_blockscale_bpreshuffle/gemm_a8w8_blockscale_bpreshuffle.cu:65."""
     return kernels.ck_bpreshuffle(XQ, WQ, x_scale, w_scale, Out, kernelName)
 
 
@@ -67,7 +68,7 @@ def gemm_a8w8_blockscale_bpreshuffle_cktile(
     isBpreshuffled: bool = True,
     kernelName: str = "",
 ) -> torch.Tensor:
-    """gemm_op_a8w8.py:330."""
+    """gemm_op_a8w8.py:338."""
     return kernels.cktile(XQ, WQ, x_scale, w_scale, Out, isBpreshuffled, 0, kernelName)
 
 
@@ -88,7 +89,7 @@ def _gemm_a8w8_blockscale_bpreshuffle_asm(
     bpreshuffle: int = 1,
     zero_bias_buf: Tensor | None = None,
 ) -> None:
-    """gemm_op_a8w8.py:367, csrc/py_itfs_cu/asm_a8w8_blockscale_bpreshuffle.cu:266."""
+    """gemm_op_a8w8.py:377, csrc/py_itfs_cu/asm_a8w8_blockscale_bpreshuffle.cu:266."""
     kernels.asm_bpreshuffle(A, B, out, A_scale, B_scale, bias, splitK, kernelName, bpreshuffle)
 
 
@@ -104,7 +105,7 @@ def gemm_a8w8_blockscale_bpreshuffle_asm(
     bpreshuffle: bool | None = True,
     zero_bias_buf: Tensor | None = None,
 ) -> Tensor:
-    """gemm_op_a8w8.py:395. The real one makes a buffer of zeros where there is no bias."""
+    """gemm_op_a8w8.py:404. The real one makes a buffer of zeros where there is no bias."""
     split = splitK if splitK is not None else -1
     shuffled = int(bpreshuffle) if bpreshuffle is not None else 1
     _gemm_a8w8_blockscale_bpreshuffle_asm(
@@ -114,13 +115,14 @@ def gemm_a8w8_blockscale_bpreshuffle_asm(
 
 
 def get_CKGEMM_config(M: int, N: int, K: int, tuned_file=None):
-    """gemm_op_a8w8.py:439: the tuned row of (gfx, CUs, M, N, K) as a dict without the key, or None. M is tried as
-    it is, then padded finely (gl 0), then coarsely (gl 1). The real one is behind functools.lru_cache."""
+    """gemm_op_a8w8.py:449: the tuned row of (gfx, CUs, M, N, K) as a dict without the key, or None. M is
+    tried as it is, then padded finely (gl 0), then coarsely (gl 1). The real one is behind
+    functools.lru_cache."""
     if tuned_file is None:
         tuned_file = AITER_CONFIGS.AITER_CONFIG_GEMM_A8W8_FILE
     table = pd.read_csv(tuned_file).drop_duplicates()
     keys = ["gfx", "cu_num", "M", "N", "K"]
-    has_gfx = "gfx" in table.columns  # gemm_op_a8w8.py:448: tables without it are keyed by CUs alone
+    has_gfx = "gfx" in table.columns  # gemm_op_a8w8.py:456: tables without it are keyed by CUs alone
     rows = table.set_index(keys if has_gfx else keys[1:]).to_dict("index")
     for granularity in (None, 0, 1):
         padded = M if granularity is None else get_padded_m(M, N, K, granularity)
@@ -134,7 +136,7 @@ def get_CKGEMM_config(M: int, N: int, K: int, tuned_file=None):
 def gfx950_a8w8_blockscale_ASM(
     XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, Y: Tensor, dtype=dtypes.bf16
 ):
-    """gemm_op_a8w8.py:1088. What it calls is defined nowhere in this version (line 1101, noqa: F821)."""
+    """gemm_op_a8w8.py:1090. What it calls is defined nowhere in this version (line 1101, noqa: F821)."""
     return gfx950_a8w8_blockscale_asm(XQ, WQ, x_scale, w_scale, Y)  # noqa: F821
 
 
@@ -180,8 +182,8 @@ def gemm_a8w8_blockscale_bpreshuffle(
     dtype: torch.dtype = dtypes.bf16,
     out: Tensor | None = None,
 ) -> Tensor:
-    """gemm_op_a8w8.py:909 (`out` since v0.1.20). Weights through shuffle_weight (16, 16); x_scale holds its data
-    column-major, in an [M, K/128] tensor that is either contiguous or of strides (1, M)
+    """gemm_op_a8w8.py:909 (`out` since v0.1.20). Weights through shuffle_weight (16, 16); x_scale holds its
+    data column-major, in an [M, K/128] tensor that is either contiguous or of strides (1, M)
     (op_tests/test_gemm_a8w8_blockscale.py:113-139)."""
     assert dtype in [dtypes.bf16, dtypes.fp16], f"Output {dtype=} is currently not supported in gemm_a8w8"
     m, k = XQ.shape

@@ -29,7 +29,8 @@ def fmoe_fp8_blockscale_g1u1(
     activation: int | None = ActivationType.Silu.value,
     block_size_M: int = 32,
 ) -> None:
-    """moe_op.py:225. kernelName is there since v0.1.5 and has a default since v0.1.13, as has block_size_M."""
+    """moe_op.py:225. kernelName is there since v0.1.5 and has a default since v0.1.13, as has
+    block_size_M."""
     kernels.one_stage(
         out,
         input,
@@ -112,7 +113,8 @@ def ck_moe_stage1_fwd(
     dst_type: torch.dtype | None = None,
 ):
     """moe_op.py:587. Whether w1 is marked is_shuffled only names the module that is built
-    (preshuffle_on or _off): the block-scaled kernels read shuffled weights all the same (gen_instances.py:339)."""
+    (preshuffle_on or _off): the block-scaled kernels read shuffled weights all the same
+    (gen_instances.py:339)."""
     kernels.ck_stage1(
         hidden_states,
         w1,

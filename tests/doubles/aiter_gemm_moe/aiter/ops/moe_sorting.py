@@ -1,4 +1,5 @@
-"""aiter/ops/moe_sorting.py and moe_sorting_opus.py: slots of tokens sorted by expert, padded to whole blocks."""
+"""aiter/ops/moe_sorting.py and moe_sorting_opus.py: slots of tokens sorted by expert, padded to whole
+blocks."""
 
 import torch
 

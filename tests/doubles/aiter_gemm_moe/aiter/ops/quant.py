@@ -22,9 +22,9 @@ def dynamic_per_token_scaled_quant(
     num_rows: torch.Tensor | None = None,
     num_rows_factor: int = 1,
 ) -> None:
-    """quant.py:755, csrc/kernels/quant_kernels.cu:720. Here: input viewed as [-1, 128], out [rows, columns] fp8.
-    shuffle_scale stores scales column-major, `rows` apart, in a tensor whose shape does not say so; rows past
-    num_rows * num_rows_factor are left as they were."""
+    """quant.py:755, csrc/kernels/quant_kernels.cu:720. Here: input viewed as [-1, 128], out [rows, columns]
+    fp8. shuffle_scale stores scales column-major, `rows` apart, in a tensor whose shape does not say so; rows
+    past num_rows * num_rows_factor are left as they were."""
     if not input.is_contiguous() or not out.is_contiguous():
         raise RuntimeError("input and out must be contiguous")
     if input.dtype not in (torch.float16, torch.bfloat16):  # AITER_DISPATCH_FLOATING16_TYPES
@@ -90,7 +90,11 @@ def get_hip_quant(qType):
 
 @compile_ops("module_quant", develop=True)
 def partial_transpose(out: Tensor, input: Tensor, num_rows: Tensor) -> None:
-    """quant.py:1225, csrc/kernels/quant_kernels.cu:1152: num_rows is a tensor, not optional."""
+    """quant.py:1225, csrc/kernels/quant_kernels.cu:1152: num_rows is a tensor, not optional. Torch
+    lets None through to a Tensor argument; it is the check of types before the kernel (jit/core.py:1850) that
+    refuses it."""
+    if num_rows is None:
+        raise TypeError("partial_transpose: num_rows needs to be a tensor but got None")
     if not out.is_contiguous() or not input.is_contiguous():
         raise RuntimeError("out and input must be contiguous")
     rows, columns = int(num_rows[0]), input.shape[-1]

@@ -11,8 +11,9 @@ def shuffle_weight(
     gate_up: bool = False,
     pad_k_to: int = 0,
 ) -> torch.Tensor:
-    """shuffle.py:145. Rows in tiles of 16, K in tiles of 32 bytes: [N/16, K/32, 2, 16 rows, 16 bytes]; the shape
-    stays, and the result carries the attribute is_shuffled. The interleaved and int4 layouts are not doubled."""
+    """shuffle.py:148. Rows in tiles of 16, K in tiles of 32 bytes: [N/16, K/32, 2, 16 rows, 16 bytes]; the
+    shape stays, and the result carries the attribute is_shuffled. The interleaved and int4 layouts are not
+    doubled."""
     if use_int4 or is_guinterleave:
         raise NotImplementedError("the double has the plain layout alone")
     if pad_k_to:

@@ -1,4 +1,5 @@
-"""aiter/ops/triton/__init__.py: the flat module names of up to v0.1.9 still resolve (_BACKWARD_COMPAT_MAP)."""
+"""aiter/ops/triton/__init__.py: the flat module names of up to v0.1.9 still resolve
+(_BACKWARD_COMPAT_MAP)."""
 
 import importlib
 import importlib.util

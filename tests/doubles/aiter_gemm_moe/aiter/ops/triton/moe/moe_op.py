@@ -1,4 +1,5 @@
-"""aiter/ops/triton/moe/moe_op.py: one GEMM of an MoE layer, to be called twice; block-scaled FP8 alone here."""
+"""aiter/ops/triton/moe/moe_op.py: one GEMM of an MoE layer, to be called twice; block-scaled FP8 alone
+here."""
 
 from typing import Any
 
@@ -30,10 +31,10 @@ def fused_moe(
     block_shape: list[int] | None = None,
     config: dict[str, Any] | None = None,
 ) -> None:
-    """:58. A [rows, K] fp8 already, A_scale [rows, K/128] (group quantisation is a TODO at :131); B [E, N, K] not
-    shuffled, B_scale [E, N/128, K/128]; C [tokens, top_k, N] by its last two strides, one row per slot. Without
-    routed weights here the caller multiplies in the second GEMM and sums over top_k itself. `config` has a
-    default of None that cannot be used (:156)."""
+    """:55. A [rows, K] fp8 already, A_scale [rows, K/128] (group quantisation is a TODO at :120); B [E, N, K]
+    not shuffled, B_scale [E, N/128, K/128]; C [tokens, top_k, N] by its last two strides, one row per slot.
+    Without routed weights here the caller multiplies in the second GEMM and sums over top_k itself. `config`
+    has a default of None that cannot be used (:137)."""
     assert topk_weights.stride(1) == 1
     assert sorted_token_ids.stride(0) == 1
     if not use_fp8_w8a8 or use_int8_w8a16 or use_int4_w4a16 or block_shape is None:
@@ -52,7 +53,7 @@ def fused_moe(
         raise RuntimeError("sorted_token_ids and expert_ids must be int32")
     rows = torch.as_strided(C, (slots, B.shape[1]), (C.stride(1), C.stride(2)), C.storage_offset())
     used = len(sorted_token_ids)
-    if A.shape[0] < block_m:  # :156
+    if A.shape[0] < block_m:  # :137
         used = min(used, A.shape[0] * top_k * block_m)
     for start in range(0, min(int(num_tokens_post_padded[0]), used), block_m):
         block = sorted_token_ids[start : start + block_m].long()

@@ -5,8 +5,8 @@ import copy
 from aiter._kernel import cdiv
 from aiter.jit.utils.chip_info import get_gfx
 
-# aiter/ops/triton/configs/gemm/gfx942-GEMM-A8W8_BLOCKSCALE.json, ...PRESHUFFLED.json, whole; of gfx950's the first
-# entry. The specialised table (is_tuned) is invented: the real ones are for models' sizes.
+# aiter/ops/triton/configs/gemm/gfx942-GEMM-A8W8_BLOCKSCALE.json, ...PRESHUFFLED.json, whole; of gfx950's the
+# first entry. The specialised table (is_tuned) is invented: the real ones are for models' sizes.
 _ANY = {
     "BLOCK_SIZE_M": 128,
     "BLOCK_SIZE_N": 128,
@@ -41,8 +41,8 @@ def get_gemm_config(
     backend: str | None = None,
     B: int | None = None,
 ) -> tuple[dict, bool]:
-    """gemm_config_utils.py:133: a copy that the caller may change, and whether a table for this N and K gave it
-    (an "any" entry always says False)."""
+    """gemm_config_utils.py:142: a copy that the caller may change, and whether a table for this N and K gave
+    it (an "any" entry always says False)."""
     tables = _TABLES[get_gfx(), config_name]
     specialised = _TABLES.get((get_gfx(), f"{config_name}-N={N}-K={K}"))
     table, tuned = (specialised, True) if specialised else (tables, False)
@@ -53,7 +53,7 @@ def get_gemm_config(
 
 
 def compute_splitk_params(config: dict, K: int) -> dict:
-    """gemm_config_utils.py:197: changes the config in place."""
+    """gemm_config_utils.py:205: changes the config in place."""
     assert K > 0, "K must be positive"
     config.setdefault("NUM_KSPLIT", 1)
     config.setdefault("cache_modifier", None)

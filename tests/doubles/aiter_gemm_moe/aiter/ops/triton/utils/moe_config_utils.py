@@ -6,7 +6,8 @@ import torch
 
 from aiter.jit.utils.chip_info import get_gfx
 
-# aiter/ops/triton/configs/moe/gfx942-MOE-FP8_W8A8.json and gfx950's: M, N, K tiles of small_M, medium_M, large_M
+# aiter/ops/triton/configs/moe/gfx942-MOE-FP8_W8A8.json and gfx950's: M, N, K tiles of small_M, medium_M,
+# large_M
 _TILES = {
     "gfx942": ((64, 64, 128), (128, 128, 128), (128, 128, 128)),
     "gfx950": ((64, 64, 128), (128, 128, 128), (256, 256, 128)),

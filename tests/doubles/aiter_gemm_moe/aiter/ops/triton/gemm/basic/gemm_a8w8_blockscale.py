@@ -1,4 +1,5 @@
-"""aiter/ops/triton/gemm/basic/gemm_a8w8_blockscale.py: Triton's block-scaled GEMMs. They read all by strides."""
+"""aiter/ops/triton/gemm/basic/gemm_a8w8_blockscale.py: Triton's block-scaled GEMMs. They read all by
+strides."""
 
 import torch
 
@@ -13,7 +14,7 @@ def _next_power_of_2(n):
 
 def _run(x, w, x_scale, w_scale, y, config, dtype, skip_reduce):
     """w [N, K] in rows, x_scale [M, K/128] and w_scale [N/128, K/128] as the kernel sees them; GROUP_K is
-    BLOCK_SIZE_K (gemm_a8w8_blockscale.py:131)."""
+    BLOCK_SIZE_K (gemm_a8w8_blockscale.py:123)."""
     (m, k), n, splits = x.shape, w.shape[0], config["NUM_KSPLIT"]
     if x.dtype != w.dtype:
         raise RuntimeError(f"tl.dot of {x.dtype} and {w.dtype}")
@@ -56,8 +57,8 @@ def gemm_a8w8_blockscale(
     kernel_type: str = "bandwidth_bound",
     backend: str | None = None,
 ):
-    """:45. x [M, K], w [N, K] not shuffled, x_scale [M, K/128], w_scale [N/128, K/128], of any strides. A config
-    that is given is changed; y, if given, decides the output's dtype."""
+    """:43. x [M, K], w [N, K] not shuffled, x_scale [M, K/128], w_scale [N/128, K/128], of any strides. A
+    config that is given is changed; y, if given, decides the output's dtype."""
     m, k = x.shape
     assert x.shape[1] == w.shape[1], "Incompatible dimensions!!!"
     backend = _backend(backend)
@@ -80,8 +81,9 @@ def gemm_a8w8_blockscale_preshuffle(
     kernel_type: str = "bandwidth_bound",
     backend: str | None = None,
 ):
-    """:237. w [N/16, K*16]: a view of the (16, 16)-shuffled weight. x_scale: column-major data in a contiguous
-    [M, K/128] tensor, or with is_x_scale_tranposed=False one that is read by its strides (:397)."""
+    """:253. w [N/16, K*16]: a view of the (16, 16)-shuffled weight. x_scale: column-major data in a
+    contiguous [M, K/128] tensor, or with is_x_scale_tranposed=False one that is read by its strides
+    (:423)."""
     m, k = x.shape
     n = w.shape[0] * 16
     assert x.shape[1] == w.shape[1] // 16, "Incompatible dimensions!!!"

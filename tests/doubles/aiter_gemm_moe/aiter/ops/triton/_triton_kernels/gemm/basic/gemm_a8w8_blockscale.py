@@ -10,7 +10,7 @@ def _get_config(
     shuffle: bool = False,
     backend: str | None = None,
 ):
-    """:434. (config, is_tuned)."""
+    """:430. (config, is_tuned)."""
     return get_gemm_config(
         f"GEMM-A8W8_BLOCKSCALE{'_PRESHUFFLED' if shuffle else ''}", M, N, K, backend=backend
     )

@@ -14,6 +14,11 @@ from kernels import platform
 FP8 = torch.float8_e4m3fn
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.fixture(params=["sm_90", "sm_100"])
 def deep_gemm(request) -> ModuleType:
     with lent("cuda", request.param, "deep_gemm"):

@@ -13,6 +13,11 @@ from doubles import lent
 from kernels import platform
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def hopper() -> ModuleType:
     with lent("cuda", "sm_90", "flashinfer_gemm_moe"):

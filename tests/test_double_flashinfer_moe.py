@@ -12,6 +12,11 @@ from doubles import lent
 EXPERTS, HIDDEN, TOP_K = 8, 256, 2
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def hopper() -> ModuleType:
     with lent("cuda", "sm_90", "flashinfer_gemm_moe"):
@@ -29,7 +34,7 @@ def blackwell() -> ModuleType:
 
 
 def moe(tokens: int, inter: int, local: int = EXPERTS) -> dict:
-    """Weights [up, gate], routing, and `wanted` for experts 0 to local."""
+    """Weights, [up, gate] first, with their scales and products, and routing logits of all experts."""
     (w1, s1, full1), (w2, s2, full2) = weights(local, 2 * inter, HIDDEN), weights(local, HIDDEN, inter)
     s1, full1, s2, full2 = s1 / 16, full1 / 16, s2 / 16, full2 / 16
     logits = torch.randn(tokens, EXPERTS)

@@ -13,6 +13,11 @@ FP8 = torch.float8_e4m3fn
 ROW, BLOCK, SQUARE = ScalingType.RowWise, ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
 def operands(m: int, n: int, k: int) -> tuple[dict, torch.Tensor]:
     """Arguments in the layout that cuBLASLt wants, and the product."""
     a, b = torch.randn(m, k).to(FP8), torch.randn(n, k).to(FP8)

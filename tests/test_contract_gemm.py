@@ -87,10 +87,21 @@ def contract(place: Place, text: str = ROWS, boundary: str = "core", platform: P
     prepared = bind(OP, implementation, operands, out)
     first = called(prepared, implementation, sizes, operands)
     live = OP.operands(sizes, Seeds(live=1), "cpu", boundary).live_tensors()
+    before = pointers(prepared)
     prepared.load(live)
+    if pointers(prepared) != before:
+        return "a recorded graph would not see what was loaded"
     for name, tensor in live.items():
         getattr(operands, name).copy_(tensor)
     return first or called(prepared, implementation, sizes, operands)
+
+
+def pointers(prepared: Any) -> list[int]:
+    """Where the library reads and writes."""
+    prepared = getattr(prepared, "inner", prepared)
+    given = getattr(prepared, "arguments", {}).values()
+    flat = itertools.chain(*(argument if isinstance(argument, tuple) else [argument] for argument in given))
+    return [argument.data_ptr() for argument in flat if isinstance(argument, torch.Tensor)]
 
 
 def case(place: Place) -> str:
@@ -118,6 +129,7 @@ def test_others_do_too(place):
         assert contract(place, "m=5 n=192 k=640", "core", platform) == ""
 
 
+@pytest.mark.parametrize("boundary", OP.boundaries)
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
@@ -128,11 +140,11 @@ def test_others_do_too(place):
         ("aiter.ck", "m=16 n=384 k=512", ""),
     ],
 )
-def test_aiter_tells_what_its_table_picked(name, text, told):
+def test_aiter_tells_what_its_table_picked(name, text, told, boundary):
     with at(Place(name, "rocm", "gfx942", "aiter_gemm_moe")):
-        operands = OP.operands(sizes_of(text, "gfx942"), Seeds(), "cpu")
+        operands = OP.operands(sizes_of(text, "gfx942"), Seeds(), "cpu", boundary)
         out = OP.empty_output(sizes_of(text, "gfx942"), "cpu")
-        picked = IMPLEMENTATIONS[name].prepare(operands, out).picked()
+        picked = bind(OP, IMPLEMENTATIONS[name], operands, out).picked()
     assert picked.startswith(told) and bool(picked) == bool(told)
     assert "tuned: " not in told or "splitK=" in picked
 
@@ -175,7 +187,7 @@ def scales_handed_on(place: Place) -> bool:
 
     for seed in (0, 1):
         prepared.load(OP.operands(sizes, Seeds(live=seed), "cpu").live_tensors())
-        given_a, given_b = (argument[1] for argument in list(prepared.arguments().values())[:2])
+        given_a, given_b = (argument[1] for argument in list(prepared.arguments.values())[:2])
         if not (untouched(given_a, sizes.m, True) and untouched(given_b, sizes.n, False)):
             return False
     return True
@@ -308,12 +320,19 @@ def test_the_other_fp8_format_is_refused_and_would_be_misread(arch, fp8, monkeyp
         assert fails(place("aiter.ck", arch), f"{ROWS} fp8={fp8}")
 
 
-def test_live_scales_that_are_packed_only_once_break_the_contract(monkeypatch):
-    def load(self, live):
-        self.operands.a_q.copy_(live["a_q"])
-        self.a_scale.copy_(live["a_scale"])
+def packed_once(self: Any, live: Any) -> None:
+    self.operands.a_q.copy_(live["a_q"])
 
+
+def packed_elsewhere(self: Any, live: Any) -> None:
+    self.operands.a_q.copy_(live["a_q"])
+    self.take(deep_gemm.packed(live["a_scale"], *live["a_q"].shape, is_a=True))
+
+
+@pytest.mark.parametrize("load", [packed_once, packed_elsewhere])
+def test_live_scales_that_are_not_packed_in_place_break_the_contract(load, monkeypatch):
     with at(place("deepgemm", "sm_100")):
+        assert contract(place("deepgemm", "sm_100")) == ""
         monkeypatch.setattr(deep_gemm._Packed, "load", load)
         assert fails(place("deepgemm", "sm_100"))
 

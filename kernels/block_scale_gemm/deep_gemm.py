@@ -8,7 +8,7 @@ csrc/apis/layout.hpp, csrc/utils/layout.hpp, csrc/jit_kernels/impls/smxx_layout.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernels import platform as platforms
 from kernels.binding import find, keywords
@@ -66,55 +66,59 @@ class DeepGemm(Implementation):
 
 
 class _DeepGemm(Prepared):
-    """scales: of a, as the call takes them."""
-
-    scales: torch.Tensor
-
-    def __init__(self, operands: BlockScaleGemmOperands, out: torch.Tensor, b_scale: torch.Tensor) -> None:
+    def __init__(
+        self,
+        operands: BlockScaleGemmOperands,
+        out: torch.Tensor,
+        a_scale: torch.Tensor,
+        b_scale: torch.Tensor,
+    ) -> None:
         super().__init__(operands, out)
         self.multiply = find("deep_gemm.fp8_gemm_nt", "deep_gemm.gemm_fp8_fp8_bf16_nt")
-        first = self.multiply.__name__ == "gemm_fp8_fp8_bf16_nt"
-        self.names = ("lhs", "rhs", "out") if first else ("a", "b", "d")
-        self.b = (operands.b_q, b_scale)
-        keywords(self.multiply, self.arguments())
+        self.b_scale = b_scale
+        self.take(a_scale)
 
-    def arguments(self) -> dict[str, Any]:
-        return dict(zip(self.names, ((self.operands.a_q, self.scales), self.b, self.out), strict=True))
+    def take(self, a_scale: torch.Tensor) -> None:
+        """Scales of a for the calls to come."""
+        o = self.operands
+        names = ("lhs", "rhs", "out") if self.multiply.__name__ == "gemm_fp8_fp8_bf16_nt" else ("a", "b", "d")
+        given = ((o.a_q, a_scale), (o.b_q, self.b_scale), self.out)
+        self.arguments = keywords(self.multiply, dict(zip(names, given, strict=True)))
 
     def call(self) -> None:
-        self.multiply(**self.arguments())
+        self.multiply(**self.arguments)
 
 
 class _Aligned(_DeepGemm):
     """sm_90: fp32 scales of a column by column; those of b as they are."""
 
     def __init__(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> None:
-        self.scales = aligned(operands.a_scale)
-        super().__init__(operands, out, operands.b_scale)
+        self.a_scale = aligned(operands.a_scale)
+        super().__init__(operands, out, self.a_scale, operands.b_scale)
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
-        return {"a_q": self.operands.a_q, "a_scale": self.scales}
+        return {"a_q": self.operands.a_q, "a_scale": self.a_scale}
 
 
 class _Packed(_DeepGemm):
     """sm_100: the exponents of four scales in an int32, which no view of fp32 scales is."""
 
     def __init__(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> None:
-        self.a_scale = operands.a_scale.clone()
-        self.scales = packed(self.a_scale, operands.m, operands.a_q.shape[1], is_a=True)
-        n, k = operands.b_q.shape
-        super().__init__(operands, out, packed(operands.b_scale, n, k, is_a=False))
+        self.a_packed = packed(operands.a_scale, *operands.a_q.shape, is_a=True)
+        super().__init__(
+            operands, out, self.a_packed, packed(operands.b_scale, *operands.b_q.shape, is_a=False)
+        )
 
     def load(self, live: Mapping[str, torch.Tensor]) -> None:
+        """In place, for the graphs that were recorded."""
         self.operands.a_q.copy_(live["a_q"])
-        self.a_scale.copy_(live["a_scale"])
-        self.scales = packed(self.a_scale, *self.operands.a_q.shape, is_a=True)
+        self.a_packed.copy_(packed(live["a_scale"], *live["a_q"].shape, is_a=True))
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
-        """For a producer kernel that writes in every call: from then on the call takes what it wrote, and
-        DeepGEMM packs that."""
-        self.scales = self.a_scale
-        return {"a_q": self.operands.a_q, "a_scale": self.a_scale}
+        """For a producer kernel that writes in every call: from now on the call takes the fp32 scales that it
+        wrote, and DeepGEMM packs those."""
+        self.take(self.operands.a_scale)
+        return super().inputs()
 
 
 def aligned(a_scale: torch.Tensor) -> torch.Tensor:

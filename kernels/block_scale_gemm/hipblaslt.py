@@ -25,7 +25,7 @@ class Dequantised(Bf16):
     architectures): TORCH_BLAS_PREFER_HIPBLASLT in torch's aten/src/ATen/Context.h."""
 
     name = "hipblaslt.dequantised"
-    requires = "torch 2.6 or later for ROCm, gfx942 or gfx950"
+    requires = "torch for ROCm with hipBLASLt (read in 2.13)"
     runtime = "hipblaslt"
 
     def available(self, platform: Platform) -> Support:

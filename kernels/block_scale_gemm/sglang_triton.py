@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 class SglangTriton(Implementation):
     name = "sglang.triton"
-    requires = "SGLang 0.4.3 or later with Triton, cuda or rocm"
+    requires = "SGLang with Triton, cuda or rocm (read at 008601f)"
     runtime = "sglang"
     allocates = True
 

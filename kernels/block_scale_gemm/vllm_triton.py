@@ -30,7 +30,7 @@ class VllmTriton(TritonImplementation):
     """Keeps a tuned configuration for some sizes and devices; reads every layout as it is."""
 
     name = "vllm.triton"
-    requires = "vLLM to 0.32 with Triton (on cpu through its interpreter: checked, never timed)"
+    requires = "vLLM with Triton, read in 0.32 (on cpu through its interpreter: checked, never timed)"
     runtime = "vllm_triton"
     allocates = True
 

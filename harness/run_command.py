@@ -76,12 +76,12 @@ def run(request: Request) -> int:
         if reason := monitor.blocked():
             raise NothingRan(f"{platform.device} cannot be measured: {reason}")
         busy = monitor.before()
-        if not request.quiet:
-            for line in busy:
-                print(f"note: {line}", file=sys.stderr)
         journal, settings, finished = (
             _resumed(request, platform) if request.resume else _begun(request, platform, busy)
         )
+        if not request.quiet:
+            for line in busy:
+                print(f"note: {line}", file=sys.stderr)
         human: IO[str] = sys.stderr if "-" in (request.json, request.csv) else sys.stdout
         records = {key: list(found) for key, found in finished.items()}
         known = figures() if request.published else []

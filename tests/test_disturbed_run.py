@@ -9,7 +9,7 @@ import pytest
 
 from harness import run_command
 from harness.disturbance import Monitor
-from harness.errors import NothingRan
+from harness.errors import NothingRan, UsageError
 from harness.journal import Journal
 from harness.records import CaseDone, Cell, Verdict
 from harness.run_command import Request
@@ -147,3 +147,10 @@ def test_a_busy_device_is_said_so_and_recorded(measured):
 def test_a_device_for_one_process_alone_is_refused(measured):
     with pytest.raises(NothingRan, match=r"^cpu cannot be measured: it is in exclusive mode$"):
         measured(Scripted([], blocked="it is in exclusive mode"))
+
+
+def test_a_mistake_is_one_line_on_a_busy_machine_too(monkeypatch, capsys):
+    monkeypatch.setattr(run_command, "monitor_for", lambda platform, ours: Scripted([], busy=[WHO]))
+    with pytest.raises(UsageError, match="no implementation of mla_decode matches"):
+        run_command.run(Request(op="mla_decode", device="cpu", impl="nobody's"))
+    assert capsys.readouterr().err == ""

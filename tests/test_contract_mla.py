@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 import torch
+from doubles import lent
 
 import kernels
 from harness.check import judge
 from kernels.binding import keywords
-from kernels.mla_decode import aiter, flash_attn, flash_mla, flashinfer, paging
+from kernels.mla_decode import aiter, aiter_triton, flash_attn, flash_mla, flashinfer, paging, vllm_triton
 from kernels.op import Implementation, Reference
 from kernels.operands import Seeds
 from kernels.platform import Platform
 from shapes.case import parse
-from doubles import lent
 
 OP = kernels.OPS["mla_decode"]
 RAGGED = "batch=3 ctx=1..130"
@@ -80,6 +80,13 @@ CONTRACTS = (
         "aiter_attention",
         (f"{RAGGED} page=16", f"{RAGGED} heads=128 page=64", f"{RAGGED} page=64 kv=fp8 fp8=e4m3fnuz"),
     ),
+    Contract(
+        "aiter.triton_split",
+        "rocm",
+        "gfx942",
+        "aiter_attention",
+        (f"{RAGGED} page=1", f"{RAGGED} heads=128 page=64", f"{RAGGED} page=16 kv=fp8 fp8=e4m3fnuz"),
+    ),
     *(
         Contract(
             "flashmla",
@@ -130,6 +137,12 @@ CONTRACTS = (
         "fa4.mla", "cuda", "sm_100", "flash_attn_4", (f"{RAGGED} page=16", f"{RAGGED} heads=128 page=64")
     ),
 )
+
+
+@pytest.fixture(autouse=True)
+def a_device_of_few_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_triton, "units", lambda device: 4)
+
 
 CASES = [(contract, text) for contract in CONTRACTS for text in contract.texts]
 
@@ -212,6 +225,20 @@ def without_scale(right: Callable) -> Callable:
         return keywords(function, {n: v for n, v in needed.items() if n not in dropped}, wished)
 
     return broken
+
+
+def scale_of_576(right: Callable) -> Callable:
+    """Where the library has no default."""
+
+    def broken(function: Callable, needed: dict, wished: dict | None = None) -> dict:
+        return keywords(function, needed | {"sm_scale": 576**-0.5}, wished)
+
+    return broken
+
+
+def rope_read_as_values(right: Callable) -> Callable:
+    """The cache's rows begin 64 columns later."""
+    return lambda kv: right(kv.roll(-64, -1))
 
 
 def stale_schedule(schedule: Callable) -> Callable:
@@ -313,10 +340,13 @@ MUTATIONS = (
     mutation(one_less, aiter, "page_starts", "aiter.asm_persistent", f"{RAGGED} page=16"),
     mutation(stale_schedule, aiter, "schedule", "aiter.asm_persistent", f"{RAGGED} page=16"),
     mutation(kv_scale_one, aiter, "scales", "aiter.asm_persistent", f"{RAGGED} page=1 {FNUZ}"),
-    mutation(without_scale, aiter, "keywords", "aiter.triton", f"{RAGGED} page=16"),
-    mutation(table_not_split, aiter, "full_pages", "aiter.triton", f"{RAGGED} page=48"),
-    mutation(kv_scale_one, aiter, "kv_scale", "aiter.triton", f"{RAGGED} page=64 {FNUZ}"),
+    mutation(without_scale, aiter_triton, "keywords", "aiter.triton", f"{RAGGED} page=16"),
+    mutation(table_not_split, aiter_triton, "full_pages", "aiter.triton", f"{RAGGED} page=48"),
+    mutation(kv_scale_one, aiter_triton, "kv_scale", "aiter.triton", f"{RAGGED} page=64 {FNUZ}"),
     mutation(nothing_loaded, paging.FiniteCache, "load", "aiter.triton", f"{RAGGED} page=16"),
+    mutation(scale_of_576, vllm_triton, "keywords", "aiter.triton_split", f"{RAGGED} page=16"),
+    mutation(kv_scale_one, vllm_triton, "scales", "aiter.triton_split", f"{RAGGED} page=16 {FNUZ}"),
+    mutation(rope_read_as_values, vllm_triton, "one_head", "aiter.triton_split", f"{RAGGED} page=16"),
     mutation(table_not_split, flash_mla, "full_pages", "flashmla", "batch=3 ctx=1..130 page=128"),
     *(
         mutation(broken, flash_mla, step, "flashmla", "batch=3 ctx=1..300 page=64", double)

@@ -1,8 +1,8 @@
-"""AITER's MLA decode on AMD GPUs: assembly kernels as vLLM and SGLang call them, and its Triton kernel.
+"""AITER's MLA decode on AMD GPUs: its assembly kernels, as vLLM and SGLang call them.
 
-Sources: aiter/mla.py, aiter/ops/attention.py, aiter/ops/triton/attention/mla.py, csrc/py_itfs_cu/asm_mla.cu
-and hsa/*/mla/mla_asm.csv of ROCm/aiter at e404860 (2026-08) and at the tags v0.1.4 to v0.1.20.post1; for how
-an engine calls them v1/attention/backends/mla/rocm_aiter_mla.py of vLLM 0.32. Untested on hardware.
+Sources: aiter/mla.py, aiter/ops/attention.py, csrc/py_itfs_cu/asm_mla.cu and hsa/*/mla/mla_asm.csv of
+ROCm/aiter at e404860 (2026-08), the Python of its tags v0.1.4 to v0.1.20.post1; for how an engine calls them
+v1/attention/backends/mla/rocm_aiter_mla.py of vLLM 0.32. Untested on hardware.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ from kernels.binding import find, keywords
 from kernels.formats import native
 from kernels.mla_decode.paging import (
     SLACK,
-    FiniteCache,
-    cache_bytes,
-    full_pages,
     last_page_lengths,
     page_list,
     page_starts,
@@ -42,7 +39,9 @@ Q_SCALE = 1.0
 q lie near 30, a tenth of what either format holds."""
 
 
-class _Aiter(Implementation):
+class Aiter(Implementation):
+    """What all of AITER's need."""
+
     runtime = "aiter"
 
     def available(self, platform: Platform) -> Support:
@@ -66,7 +65,7 @@ class _Aiter(Implementation):
         )
 
 
-class Asm(_Aiter):
+class Asm(Aiter):
     """`mla_decode_fwd` without metadata: the sequence is split evenly, a Triton kernel combines. On an FP8
     cache the call rounds q to FP8 first, which engines fuse into the kernel before."""
 
@@ -144,59 +143,6 @@ class _AsmPersistent(_Asm):
         return schedule(self.operands, self.query.dtype, layout)
 
 
-class Triton(_Aiter):
-    """The segmented kernel of AITER's Triton collection. It multiplies whole pages, bf16 by bf16, so that
-    it gets a cache without NaN."""
-
-    name = "aiter.triton"
-    requires = "AITER 0.1.15 or later, gfx942 or gfx950"
-
-    SEGMENTS = 128
-
-    def fits(self, sizes: Sizes) -> Support:
-        page = tile_page(sizes.page)
-        return need(page >= 16, f"needs pages of a multiple of 16 tokens, not {sizes.page}")
-
-    def workspace(self, sizes: Sizes) -> int:
-        partial = sizes.batch * sizes.heads * self.SEGMENTS * (LATENT + 2) * 4
-        return partial + cache_bytes(sizes)
-
-    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return _Triton(operands, out)
-
-
-class _Triton(FiniteCache):
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor) -> None:
-        super().__init__(operands, out)
-        self.decode = find("aiter.ops.triton.attention.mla.mla_decode_fwd")
-        page = tile_page(operands.page)
-        needed = {
-            "q": operands.q,
-            "kv_buffer": pages_of(self.kv, page)[:, :, None],
-            "out": out,
-            "cu_seqlens_q": query_starts(operands),
-            "seqused_k": operands.lengths,
-            "max_seqlen_kv": max(operands.host_lengths),
-            "block_tables": full_pages(operands, page),
-            "softmax_scale": operands.scale,
-            "kv_lora_rank": LATENT,
-            "qk_rope_head_dim": ROPE,
-            "causal": True,
-            "q_descale": None,
-            "kv_descale": kv_scale(operands),
-        }
-        # Both without a default at 0.1.15.
-        self.arguments = keywords(self.decode, needed, {"out_scale": None, "shuffled_kv_cache": False})
-
-    def call(self) -> None:
-        self.decode(**self.arguments)
-
-
-def tile_page(page: int) -> int:
-    """The page as its tile, as vLLM chooses it: the largest power of two that divides it, up to 128."""
-    return min(128, page & -page)
-
-
 def query_buffer(operands: MlaDecodeOperands) -> torch.Tensor:
     """What the kernel reads: q itself, or on an FP8 cache one of the cache's format."""
     import torch
@@ -221,18 +167,17 @@ def token_pages(operands: MlaDecodeOperands) -> dict[str, torch.Tensor]:
     }
 
 
-def kv_scale(operands: MlaDecodeOperands) -> torch.Tensor | None:
-    """fp32 [1] on an FP8 cache."""
-    return None if operands.kv.element_size() > 1 else one_value(operands.kv_scale, operands.kv.device)
-
-
 def scales(operands: MlaDecodeOperands) -> dict[str, Any]:
     """q_scale and kv_scale, fp32 [1] each, on an FP8 cache."""
-    kv = kv_scale(operands)
-    if kv is None:
+    if operands.kv.element_size() > 1:
         return {}
+    device = operands.kv.device
     # The last is of 0.1.8: 0.1.7 leaves the answer of a single split in a tensor of its own.
-    return {"q_scale": one_value(Q_SCALE, kv.device), "kv_scale": kv, "intra_batch_mode": False}
+    return {
+        "q_scale": one_value(Q_SCALE, device),
+        "kv_scale": one_value(operands.kv_scale, device),
+        "intra_batch_mode": False,
+    }
 
 
 def one_value(value: float, device: torch.device) -> torch.Tensor:

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kernels.formats import Fp8Format, fp8_format, native, rounding_deviation
+from kernels.formats import fp8_format, native
+from kernels.mla_decode.rounding import fp8_variance, format_of
 from kernels.op import Op, Reference, Tolerance, Work
 from kernels.operands import Operands, Seeds
 from shapes.case import Case, Size
@@ -217,7 +218,7 @@ class MlaDecode(Op):
         (the common part of the errors cancels in the normalisation, or is covered by the second), the
         second to 2^-9 * |out|; the fp32 error of a score of size |s| acts like one of its weight.
 
-        sigma_fp8, where the cache is FP8: see `_fp8_variance`, which is added.
+        sigma_fp8, where the cache is FP8: rounding.fp8_variance is added.
         """
         import torch
 
@@ -247,7 +248,7 @@ class MlaDecode(Op):
             sigma[i] = variance.sqrt()
             if fmt:
                 q = operands.q[sequence].float() * operands.scale
-                sigma_fp8[i] = (variance + _fp8_variance(q, kv, p, value[i], fmt)).sqrt()
+                sigma_fp8[i] = (variance + fp8_variance(q, kv, p, value[i], fmt)).sqrt()
         return Reference(value, sigma, rows, sigma_fp8)
 
     def tolerance(self, sizes: Sizes) -> Tolerance:
@@ -260,42 +261,6 @@ class MlaDecode(Op):
 
         Against sigma_fp8, right calls on an FP8 cache reach FIGURES."""
         return Tolerance(row=2.0, element=10.0)
-
-
-def format_of(tensor: torch.Tensor) -> Fp8Format:
-    """Raises ValueError for a tensor that is not FP8."""
-    return fp8_format(str(tensor.dtype).removeprefix("torch.float8_"))
-
-
-def _fp8_variance(
-    q: torch.Tensor, kv: torch.Tensor, p: torch.Tensor, out: torch.Tensor, fmt: Fp8Format
-) -> torch.Tensor:
-    """What a call adds to the squared error that rounds q and the softmax weights to FP8 too, [heads, 512].
-
-    q: fp32 [heads, 576], times the softmax scale; kv: [tokens, 576]; p: [heads, tokens]; out: [heads, 512]
-
-    An error d of q (formats.rounding_deviation) moves all of a head's scores together, by d . kv_j, and the
-    output by d . C to first order, where C = sum_j p_j kv_j (v_j - out) is the covariance under the weights.
-    The weights before they are normalised lie in [0, 1]; each errs by 2^-4 / sqrt(3) of itself at most in
-    root mean square, or by the format's subnormal step / sqrt(12). That moves the output by the error times
-    v_j where their sum is of unrounded weights, v_j - out where of rounded ones: the larger counts.
-    """
-    import torch
-
-    kv, p, out = kv.float(), p.float(), out.float()
-    v = kv[:, :LATENT]
-    deviation = rounding_deviation(q, fmt).square_()
-    of_q = torch.stack(
-        [
-            d @ ((kv.T * weights) @ (v - mean)).square_()
-            for d, weights, mean in zip(deviation, p, out, strict=True)
-        ]
-    )
-    floor = p.amax(-1, keepdim=True) * (fmt.smallest_subnormal / 12**0.5)
-    error = torch.maximum(p * (2**-4 / 3**0.5), floor).square_()
-    about_zero = error @ v.square()
-    about_mean = about_zero - 2 * out * (error @ v) + out.square() * error.sum(-1, keepdim=True)
-    return of_q + torch.maximum(about_zero, about_mean)
 
 
 def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor) -> None:
@@ -331,7 +296,7 @@ def _poison_unused(operands: MlaDecodeOperands) -> None:
 
 def _sampled_rows(operands: MlaDecodeOperands, max_flops: float) -> list[int] | None:
     lengths = operands.host_lengths
-    # On an FP8 cache the covariances of `_fp8_variance` are by far the most.
+    # On an FP8 cache the covariances of `fp8_variance` are by far the most.
     covariance = WIDTH * LATENT if operands.kv.element_size() == 1 else 0
     per_token = 2 * operands.q.shape[1] * (WIDTH + LATENT + covariance)
     if sum(lengths) * per_token <= max_flops:

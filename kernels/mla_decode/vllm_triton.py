@@ -6,6 +6,7 @@ vLLM 0.32. Its CPU build switches Triton off, interpreted too. Untested on hardw
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kernels.binding import find, keywords
@@ -39,21 +40,24 @@ class Triton(Implementation):
         )
 
     def workspace(self, sizes: Sizes) -> int:
-        return sizes.batch * sizes.heads * splits_for(max(sizes.lengths()), MOST_UNITS) * (LATENT + 1) * 4
+        return workspace(sizes)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return _Triton(operands, out)
-
-
-class _Triton(Prepared):
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor) -> None:
-        import torch
-
-        super().__init__(operands, out)
-        self.decode = find(
+        decode = find(
             "vllm.v1.attention.ops.triton_decode_attention.decode_attention_fwd",
             "vllm.attention.ops.triton_decode_attention.decode_attention_fwd",
         )
+        return SplitKv(operands, out, decode)
+
+
+class SplitKv(Prepared):
+    """`decode_attention_fwd` of vLLM, or of a library that took it over."""
+
+    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, decode: Callable) -> None:
+        import torch
+
+        super().__init__(operands, out)
+        self.decode = decode
         batch, heads = operands.q.shape[:2]
         splits = splits_for(max(operands.host_lengths), units(operands.q.device))
         partial = torch.empty(batch, heads, splits, LATENT + 1, dtype=torch.float32, device=operands.q.device)
@@ -76,6 +80,11 @@ class _Triton(Prepared):
 
     def call(self) -> None:
         self.decode(**self.arguments)
+
+
+def workspace(sizes: Sizes) -> int:
+    """Partial results, fp32, as many as the largest device would split into."""
+    return sizes.batch * sizes.heads * splits_for(max(sizes.lengths()), MOST_UNITS) * (LATENT + 1) * 4
 
 
 def splits_for(longest: int, units: int) -> int:

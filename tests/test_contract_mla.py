@@ -221,7 +221,6 @@ def table_not_padded(table: Callable) -> Callable:
 def without_scale(right: Callable) -> Callable:
     def broken(function: Callable, needed: dict, wished: dict | None = None) -> dict:
         dropped = ("sm_scale", "softmax_scale")
-        assert any(name in needed for name in dropped)
         return keywords(function, {n: v for n, v in needed.items() if n not in dropped}, wished)
 
     return broken
@@ -231,7 +230,8 @@ def scale_of_576(right: Callable) -> Callable:
     """Where the library has no default."""
 
     def broken(function: Callable, needed: dict, wished: dict | None = None) -> dict:
-        return keywords(function, needed | {"sm_scale": 576**-0.5}, wished)
+        (name,) = needed.keys() & {"sm_scale", "softmax_scale"}
+        return keywords(function, needed | {name: 576**-0.5}, wished)
 
     return broken
 
@@ -340,7 +340,7 @@ MUTATIONS = (
     mutation(one_less, aiter, "page_starts", "aiter.asm_persistent", f"{RAGGED} page=16"),
     mutation(stale_schedule, aiter, "schedule", "aiter.asm_persistent", f"{RAGGED} page=16"),
     mutation(kv_scale_one, aiter, "scales", "aiter.asm_persistent", f"{RAGGED} page=1 {FNUZ}"),
-    mutation(without_scale, aiter_triton, "keywords", "aiter.triton", f"{RAGGED} page=16"),
+    mutation(scale_of_576, aiter_triton, "keywords", "aiter.triton", f"{RAGGED} page=16"),
     mutation(table_not_split, aiter_triton, "full_pages", "aiter.triton", f"{RAGGED} page=48"),
     mutation(kv_scale_one, aiter_triton, "kv_scale", "aiter.triton", f"{RAGGED} page=64 {FNUZ}"),
     mutation(nothing_loaded, paging.FiniteCache, "load", "aiter.triton", f"{RAGGED} page=16"),

@@ -6,6 +6,7 @@ interprets is settled when it is imported: the cases run in a process of their o
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -48,6 +49,7 @@ def lend_vllm_source() -> None:
     for name in ("vllm", "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.ops"):
         sys.modules[name] = ModuleType(name)
         sys.modules[name].__path__ = []
+        sys.modules[name].__spec__ = importlib.machinery.ModuleSpec(name, None)
     sys.modules["vllm.platforms"] = SimpleNamespace(current_platform=SimpleNamespace(is_rocm=lambda: False))
     sys.modules["vllm.triton_utils"] = SimpleNamespace(triton=triton, tl=tl)
     name = "vllm.v1.attention.ops.triton_decode_attention"

@@ -1,6 +1,6 @@
 """AITER's Triton kernels for MLA decode on AMD GPUs.
 
-Sources: aiter/ops/triton/attention/mla.py and mla_decode.py of ROCm/aiter at e404860 (2026-08) and at its tags
+Sources: mla.py and mla_decode.py in aiter/ops/triton/attention of ROCm/aiter at e404860 and its tags
 v0.1.15 to v0.1.20.post1. Untested on hardware.
 """
 

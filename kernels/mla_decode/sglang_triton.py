@@ -1,7 +1,9 @@
 """SGLang's Triton kernel for MLA decode, its default on GPUs without a kernel of their own.
 
-Sources: python/sglang/srt/layers/attention/triton_ops/{decode_attention,metadata}.py and triton_backend.py of
-sgl-project/sglang at 03cd2ec and 0085842 (2026). Untested on hardware.
+Sources: sglang/kernels/ops/attention/decode_attention.py and metadata.py of SGLang 0.5.23, and how its
+sglang/srt/layers/attention/triton_backend.py calls them; sglang/srt/layers/attention/triton_ops, where they
+were before, at sgl-project/sglang 03cd2ec. The "lean" kernel for long sequences on ROCm is not asked for.
+Untested on hardware.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from kernels.platform import Platform, of
 if TYPE_CHECKING:
     import torch
 
-OPS = "sglang.srt.layers.attention.triton_ops"
+OPS = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
 
 # triton_backend.py, _mla_decode_kv_splits_cap; the first is the server's --triton-attention-num-kv-splits.
 LEAST_CAP = 8
@@ -33,7 +35,7 @@ class Triton(Implementation):
     kernel says, which runs before timing. On an FP8 cache the softmax weights are rounded to FP8."""
 
     name = "sglang.triton"
-    requires = "SGLang for cuda or rocm (read of 2026; older ones as far as their signature agrees)"
+    requires = "SGLang for cuda or rocm (read at 0.5.23; older ones as far as their signature agrees)"
     runtime = "sglang"
     activations = "fp8"
 
@@ -61,7 +63,7 @@ class _Triton(Prepared):
         import torch
 
         super().__init__(operands, out)
-        self.decode = find(f"{OPS}.decode_attention.decode_attention_fwd")
+        self.decode = find(*(f"{ops}.decode_attention.decode_attention_fwd" for ops in OPS))
         device = operands.q.device
         cores = units(device)
         batch, heads = operands.q.shape[:2]
@@ -81,11 +83,11 @@ class _Triton(Prepared):
             "max_kv_splits": most,
             "sm_scale": operands.scale,
         }
-        scales = {"k_scale": operands.kv_scale, "v_scale": operands.kv_scale}
+        scales, wished = {"k_scale": operands.kv_scale, "v_scale": operands.kv_scale}, {"has_mla": True}
         if operands.kv_scale == 1.0:
-            self.arguments = keywords(self.decode, needed, scales)
+            self.arguments = keywords(self.decode, needed, wished | scales)
         else:
-            self.arguments = keywords(self.decode, needed | scales)
+            self.arguments = keywords(self.decode, needed | scales, wished)
 
     def call(self) -> None:
         self.decode(**self.arguments)
@@ -111,7 +113,7 @@ def splits(operands: MlaDecodeOperands, most: int, cores: int) -> torch.Tensor:
     import torch
 
     schedule = find(
-        f"{OPS}.metadata.get_num_kv_splits_triton",
+        *(f"{ops}.metadata.get_num_kv_splits_triton" for ops in OPS),
         "sglang.srt.layers.attention.triton_backend.get_num_kv_splits_triton",
     )
     batch, heads = operands.q.shape[:2]

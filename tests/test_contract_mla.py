@@ -24,7 +24,7 @@ from kernels.binding import keywords
 from kernels.mla_decode import aiter, aiter_triton, flash_attn, flash_mla, flashinfer, paging, vllm_triton
 from kernels.op import Implementation, Reference
 from kernels.operands import Seeds
-from kernels.platform import Platform
+from kernels.platform import Platform, named
 from shapes.case import parse
 
 OP = kernels.OPS["mla_decode"]
@@ -410,3 +410,25 @@ def noticed_by(error: BaseException) -> set[str]:
         for frame, _ in traceback.walk_tb(error.__traceback__)
         for part in Path(frame.f_code.co_filename).parts
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "arch", "sizes", "reason"),
+    [
+        ("aiter.asm", "rocm", "gfx942", "kv=fp8 fp8=e4m3fn", "takes e4m3fnuz on gfx942, not e4m3fn"),
+        ("aiter.asm", "rocm", "gfx950", "kv=fp8 fp8=e4m3fnuz", "takes e4m3fn on gfx950, not e4m3fnuz"),
+        ("aiter.asm", "rocm", "gfx950", "heads=64 kv=fp8", "takes 8, 16, 128 heads with kv=fp8"),
+        ("aiter.asm_persistent", "rocm", "gfx950", "heads=8", "takes multiples of 16 heads, 128 at the most"),
+        ("aiter.triton", "rocm", "gfx942", "page=8", "needs pages of a multiple of 16 tokens, not 8"),
+        ("flashmla", "cuda", "sm_90", "page=16", "needs a page that is a multiple of 64"),
+        ("flashmla", "cuda", "sm_100", "", "has a dense kernel for sm_90, not sm_100"),
+        ("flashinfer.fa2", "cuda", "sm_100", "kv=fp8", "takes an FP8 cache on sm_90, not on sm_100"),
+        ("flashinfer.cutlass", "cuda", "sm_100", "heads=16", "takes 128 heads, not 16"),
+        ("fa3.mla", "cuda", "sm_90", "kv=fp8", "takes a bf16 cache, not fp8"),
+        ("vllm.triton", "cpu", "x86-avx512", "", "needs cuda or rocm; this is cpu x86-avx512"),
+    ],
+)
+def test_what_a_library_does_not_take_is_refused_in_words(name, kind, arch, sizes, reason) -> None:
+    (implementation,) = [i for i in kernels.implementations("mla_decode") if i.name == name]
+    case = OP.case(parse(f"batch=2 ctx=100 {sizes}")[0])
+    assert implementation.supports(case, named(kind, arch)).reason == reason

@@ -7,10 +7,8 @@ import torch
 
 import kernels
 from kernels.mla_decode import paging
-from kernels.mla_decode.aiter import Asm
 from kernels.mla_decode.problem import MlaDecodeOperands
 from kernels.operands import Seeds
-from kernels.platform import named
 from shapes.case import parse
 
 OP = kernels.OPS["mla_decode"]
@@ -37,14 +35,6 @@ def test_a_finite_cache_holds_the_same_tokens_and_zeros_elsewhere(kv: str) -> No
         assert torch.equal(rows, given.nan_to_num(0.0))
         assert torch.equal(prepared_on.q, operands.q)
     assert not torch.isfinite(prepared_on.kv.float()).all()  # the op's own cache is not touched
-
-
-def test_a_cache_of_another_format_is_refused() -> None:
-    for arch, fp8 in (("gfx942", "e4m3fn"), ("gfx950", "e4m3fnuz")):
-        (implementation,) = [i for i in kernels.implementations("mla_decode") if i.name == Asm.name]
-        case = OP.case({"batch": 1, "ctx": "9", "kv": "fp8", "fp8": fp8})
-        support = implementation.supports(case, named("rocm", arch))
-        assert support.reason == f"takes {OP.defaults(arch)['fp8']} on {arch}, not {fp8}"
 
 
 @pytest.mark.parametrize("text", [f"{RAGGED} page=1", f"{RAGGED} page=48", "batch=2 ctx=64 page=64"])

@@ -23,6 +23,7 @@ from kernels.mla_decode.paging import (
 from kernels.mla_decode.problem import LATENT, ROPE, MlaDecodeOperands, Sizes
 from kernels.op import Implementation, Prepared, Support, need
 from kernels.platform import Platform
+from shapes.case import Case
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +61,15 @@ class Fa2(_FlashInfer):
     requires = "flashinfer 0.2.2 or later, sm_80 or later (FP8 cache: 0.6.14 or later, sm_90)"
     archs = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
     backend: ClassVar = "fa2"
+
+    def supports(self, case: Case, platform: Platform) -> Support:
+        return Support.all_of(
+            super().supports(case, platform),
+            need(
+                case.sizes.get("kv") != "fp8" or platform.arch == "sm_90",
+                f"takes an FP8 cache on sm_90, not on {platform.arch}",
+            ),
+        )
 
     def fits(self, sizes: Sizes) -> Support:
         return need(

@@ -1,0 +1,95 @@
+"""flash_mla/flash_mla_interface.py at 9241ae3: metadata is empty until the first call fills it."""
+
+import dataclasses
+from typing import Optional, Tuple
+
+import torch
+
+import flash_mla.cuda as flash_mla_cuda
+
+
+@dataclasses.dataclass
+class FlashMLASchedMeta:
+    """flash_mla_interface.py, FlashMLASchedMeta: tile_scheduler_metadata i32 [sm parts, 8], num_splits i32
+    [b + 1], both made by the first call."""
+
+    @dataclasses.dataclass
+    class Config:
+        b: int
+        s_q: int
+        h_q: int
+        page_block_size: int
+        h_k: int
+
+        causal: bool
+        is_fp8_kvcache: bool
+        topk: Optional[int]
+
+        extra_page_block_size: Optional[int]
+        extra_topk: Optional[int]
+
+    have_initialized: bool = False
+    config: Optional[Config] = None
+    tile_scheduler_metadata: Optional[torch.Tensor] = None
+    num_splits: Optional[torch.Tensor] = None
+
+
+def get_mla_metadata(*args, **kwargs) -> Tuple[FlashMLASchedMeta, None]:
+    """Takes any argument and reads none (for the older interface); the second of the pair is None."""
+    return FlashMLASchedMeta(), None
+
+
+def flash_mla_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    block_table: Optional[torch.Tensor],
+    cache_seqlens: Optional[torch.Tensor],
+    head_dim_v: int,
+    tile_scheduler_metadata: FlashMLASchedMeta,
+    num_splits: None = None,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    is_fp8_kvcache: bool = False,
+    indices: Optional[torch.Tensor] = None,
+    attn_sink: Optional[torch.Tensor] = None,
+    extra_k_cache: Optional[torch.Tensor] = None,
+    extra_indices_in_kvcache: Optional[torch.Tensor] = None,
+    topk_length: Optional[torch.Tensor] = None,
+    extra_topk_length: Optional[torch.Tensor] = None,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """q [b, s_q, h_q, 576], k_cache [blocks, 64, 1, 576] -> out [b, s_q, h_q, 512], lse f32 [b, h_q, s_q]
+    (natural logarithm). The default scale is 576**-0.5, which is not DeepSeek's."""
+    meta = tile_scheduler_metadata
+    # same order of checks as the source: the metadata, the number of splits, then the stored configuration
+    assert isinstance(meta, FlashMLASchedMeta), "tile_scheduler_metadata must be of type FlashMLASchedMeta"
+    assert num_splits is None, "num_splits must be None"
+    if indices is not None:
+        raise NotImplementedError("the sparse kernels are not doubled")
+    if softmax_scale is None:
+        softmax_scale = q.shape[-1] ** (-0.5)
+    config = FlashMLASchedMeta.Config(
+        *(q.shape[:3]), k_cache.shape[1], k_cache.shape[2], causal, is_fp8_kvcache, None, None, None
+    )
+    if not meta.have_initialized:
+        meta.have_initialized = True
+        meta.config = config
+    else:
+        for field in dataclasses.fields(config):
+            kept, given = getattr(meta.config, field.name), getattr(config, field.name)
+            assert kept == given, f"sched_meta.config.{field.name} is {kept}, the arguments' is {given}"
+    unused = (attn_sink, extra_k_cache, extra_indices_in_kvcache, topk_length, extra_topk_length)
+    assert all(argument is None for argument in unused), "must be None when dense attention is used."
+    assert block_table is not None and cache_seqlens is not None, "block_table and cache_seqlens are needed"
+    # is_fp8_kvcache is only compared: the dense kernel below looks at the dtypes
+    out, lse, meta.tile_scheduler_metadata, meta.num_splits = flash_mla_cuda.dense_decode_fwd(
+        q,
+        k_cache,
+        head_dim_v,
+        cache_seqlens,
+        block_table,
+        softmax_scale,
+        causal,
+        meta.tile_scheduler_metadata,
+        meta.num_splits,
+    )
+    return out, lse

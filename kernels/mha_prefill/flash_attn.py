@@ -62,10 +62,10 @@ class Fa2(FlashAttention):
     """One head size only: v stands 192 wide, filled up with zeros, as vLLM calls it."""
 
     name = "flash_attn.fa2"
-    requires = "flash-attn 2.1 or later (head sizes above 128), CUDA sm_80 or later"
+    requires = "flash-attn 2.1 or later (before, causal began at the first key), CUDA sm_80 or later"
     module = "flash_attn"
     install = "pip install flash-attn --no-build-isolation"
-    archs = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+    archs = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
 
     def workspace(self, sizes: Sizes) -> int:
         """v in its layout, the call's own output as wide, and a sum of exponentials per row."""

@@ -45,8 +45,5 @@ def lent(kind: str, arch: str, *names: str) -> Iterator[Platform]:
 
 
 def _inside(module: str, folder: Path) -> bool:
-    """By its file; a namespace package has none, but a path."""
-    found = sys.modules[module]
-    file = getattr(found, "__file__", None)
-    places = [file] if file else list(getattr(found, "__path__", ()))
-    return any(Path(place).is_relative_to(folder) for place in places)
+    file = getattr(sys.modules[module], "__file__", None)
+    return file is not None and Path(file).is_relative_to(folder)

@@ -45,5 +45,7 @@ def lent(kind: str, arch: str, *names: str) -> Iterator[Platform]:
 
 
 def _inside(module: str, folder: Path) -> bool:
-    file = getattr(sys.modules[module], "__file__", None)
-    return file is not None and Path(file).is_relative_to(folder)
+    found = sys.modules[module]
+    file = getattr(found, "__file__", None)
+    places = [file] if file else getattr(found, "__path__", ())  # a namespace package has no file
+    return any(Path(place).is_relative_to(folder) for place in places)

@@ -1,9 +1,7 @@
-"""Double of Dao-AILab/flash-attention 0251105 (2026-08-15), FA3: hopper/flash_attn_interface.py. Hopper alone.
+"""Double of Dao-AILab/flash-attention 0251105 (2026-08-15), FA3: hopper/flash_attn_interface.py, sm_90.
 
 Not doubled: appending keys, rotary embedding, windows, chunks, soft caps, batch indices, left padding.
 """
-
-from typing import Optional, Union
 
 import torch
 from flash_attn_3 import _C
@@ -59,17 +57,17 @@ def flash_attn_with_kvcache(
     qv=None,
     rotary_cos=None,
     rotary_sin=None,
-    cache_seqlens: Optional[Union[(int, torch.Tensor)]] = None,
-    cache_batch_idx: Optional[torch.Tensor] = None,
-    cache_leftpad: Optional[torch.Tensor] = None,
-    page_table: Optional[torch.Tensor] = None,
-    cu_seqlens_q: Optional[torch.Tensor] = None,
-    cu_seqlens_k_new: Optional[torch.Tensor] = None,
-    max_seqlen_q: Optional[int] = None,
-    rotary_seqlens: Optional[torch.Tensor] = None,
-    q_descale: Optional[torch.Tensor] = None,
-    k_descale: Optional[torch.Tensor] = None,
-    v_descale: Optional[torch.Tensor] = None,
+    cache_seqlens: int | torch.Tensor | None = None,
+    cache_batch_idx: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
+    page_table: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
     softmax_scale=None,
     causal=False,
     window_size=(-1, -1),
@@ -82,7 +80,7 @@ def flash_attn_with_kvcache(
     sm_margin=0,
     return_softmax_lse=False,
 ):
-    """MLA: q (rope) [b, s, h, 64], qv [b, s, h, 512], k_cache [pages, page, 1, 64], v_cache [pages, page, 1, 512]
+    """MLA: q [b, s, h, 64], qv [b, s, h, 512], k_cache [pages, page, 1, 64], v_cache [pages, page, 1, 512]
     -> out [b, s, h, 512]; with return_softmax_lse (out, natural lse f32 [b, h, s], ...)."""
     _plain(window_size, attention_chunk, softcap, k, v, rotary_cos, rotary_sin, rotary_seqlens)
     _plain((-1, -1), 0, 0.0, cache_batch_idx, cache_leftpad, cu_seqlens_k_new)
@@ -110,10 +108,10 @@ def get_scheduler_metadata(
     cache_seqlens: torch.Tensor,
     qkv_dtype=torch.bfloat16,
     headdim_v=None,
-    cu_seqlens_q: Optional[torch.Tensor] = None,
-    cu_seqlens_k_new: Optional[torch.Tensor] = None,
-    cache_leftpad: Optional[torch.Tensor] = None,
-    page_size: Optional[int] = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
+    page_size: int | None = None,
     max_seqlen_k_new=0,
     causal=False,
     window_size=(-1, -1),
@@ -132,8 +130,10 @@ def get_scheduler_metadata(
     )
 
 
-def _forward(q, k, v, qv, cu_q, cu_k, used_k, max_q, max_k, page_table, descales, scale, causal, meta, splits, pack):
-    """_flash_attn_forward (hopper/flash_attn_interface.py:97-106): what it makes contiguous for the caller."""
+def _forward(
+    q, k, v, qv, cu_q, cu_k, used_k, max_q, max_k, page_table, descales, scale, causal, meta, splits, pack
+):
+    """_flash_attn_forward (hopper/flash_attn_interface.py:97-106): what it makes contiguous."""
     q, k = maybe_contiguous(q), maybe_contiguous(k)
     v = v.contiguous() if v.stride(-1) != 1 and v.stride(-3) != 1 else v
     cu_q, cu_k, used_k, page_table = (maybe_contiguous(t) for t in (cu_q, cu_k, used_k, page_table))

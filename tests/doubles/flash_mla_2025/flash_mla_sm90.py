@@ -1,7 +1,7 @@
 """flash_mla_sm90: csrc/sm90/flash_api.cpp and csrc/sm90/kernels/ at ebf3064.
 
-The kernel's walk is kept: parts of the schedule, blocks of the table, partial results, their combination. So
-metadata that was made for other lengths gives what the real kernel would give; what it leaves unwritten is NaN.
+The kernel's walk is kept: parts of the schedule, blocks of the table, partial results, combination. Metadata
+that was made for other lengths gives what the real kernel would give; what it leaves unwritten is NaN.
 """
 
 import math
@@ -90,7 +90,9 @@ def fwd_kvcache_mla(q, kcache, head_size_v, seqlens_k, block_table, softmax_scal
             start_block = begin // BLOCK if i == first else 0
             end_block = math.ceil((end if i == last else length) / BLOCK)
             whole = start_block == 0 and end_block == math.ceil(length / BLOCK)
-            o, log = attend(q[i], kcache, block_table[i], start_block, end_block, length - hidden, softmax_scale)
+            o, log = attend(
+                q[i], kcache, block_table[i], start_block, end_block, length - hidden, softmax_scale
+            )
             if whole:  # :1233
                 out[i], lse[i] = o, torch.where(log == -math.inf, math.inf, log)
             else:
@@ -127,7 +129,7 @@ def attend(q, kcache, table, start_block, end_block, borders, scale):
 
 
 def tma(t, name):
-    """What cuTensorMapEncodeTiled takes: a base and outer strides of 16 bytes (splitkv_mla.cu, make_tma_copy)."""
+    """What cuTensorMapEncodeTiled takes: a base and outer strides of 16 bytes (splitkv_mla.cu)."""
     outer = [s for n, s in zip(t.shape[:-1], t.stride()[:-1], strict=True) if n > 1]
     aligned = t.data_ptr() % 16 == 0 and all(s * t.element_size() % 16 == 0 for s in outer)
     check(aligned, f"{name}: TMA needs a base and strides of 16 bytes")

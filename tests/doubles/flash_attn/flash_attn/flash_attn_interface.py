@@ -4,6 +4,7 @@ One head size for q, k and v: DeepSeek's 192/128 needs v padded to 192, and out 
 """
 
 import math
+from itertools import pairwise
 
 import torch
 
@@ -58,10 +59,13 @@ def flash_attn_varlen_func(
         check(aligned, f"{name}: misaligned address")
     rows, keys = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     for name, t, total in (("cu_seqlens_q", rows, total_q), ("cu_seqlens_k", keys, total_k)):
-        check(t == sorted(t) and 0 <= t[0] and t[-1] <= total, f"illegal memory access: {name} beyond its tensor")
+        check(
+            t == sorted(t) and t[0] >= 0 and t[-1] <= total,
+            f"illegal memory access: {name} beyond its tensor",
+        )
     # the grid and, at 1, the mask are made for max_seqlen_q (flash_api.cpp:615): longer rows are not computed
-    check(max_seqlen_q >= max(e - s for s, e in zip(rows, rows[1:], strict=False)), "max_seqlen_q is too small")
-    check(max_seqlen_k >= max(e - s for s, e in zip(keys, keys[1:], strict=False)), "max_seqlen_k is too small")
+    check(max_seqlen_q >= max(e - s for s, e in pairwise(rows)), "max_seqlen_q is too small")
+    check(max_seqlen_k >= max(e - s for s, e in pairwise(keys)), "max_seqlen_k is too small")
     out = torch.full_like(q, math.nan)
     lse = torch.full((h, total_q), math.nan)
     for i in range(b):

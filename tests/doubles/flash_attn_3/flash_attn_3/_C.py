@@ -3,6 +3,7 @@ mha_fwd_get_scheduler_metadata (522-670)."""
 
 import math
 import os
+from itertools import pairwise
 
 import torch
 
@@ -15,7 +16,9 @@ def fwd(q, k, v, qv, cu_q, cu_k, used_k, max_q, max_k, table, descales, scale, c
     check(q.dtype in HALF or fp8, "FlashAttention only supports fp16, bf16, and fp8_e4m3 data type")
     check(k.dtype == q.dtype, "query and key must have the same dtype")
     check(v.dtype == q.dtype, "query and value must have the same dtype")
-    check(q.stride(-1) == k.stride(-1) == v.stride(-1) == 1, "Input tensor must have contiguous last dimension")
+    check(
+        q.stride(-1) == k.stride(-1) == v.stride(-1) == 1, "Input tensor must have contiguous last dimension"
+    )
     if table is not None:
         check(table.dtype == torch.int32, "page_table must have dtype torch.int32")
     for name, cu, longest in (("cu_seqlens_q", cu_q, max_q), ("cu_seqlens_k", cu_k, max_k)):
@@ -26,7 +29,9 @@ def fwd(q, k, v, qv, cu_q, cu_k, used_k, max_q, max_k, table, descales, scale, c
     b = len(q) if cu_q is None else len(cu_q) - 1
     h, d = q.shape[-2:]
     h_k, dv = k.shape[-2], v.shape[-1]
-    check(b == (len(table) if table is not None else len(k) if cu_k is None else len(cu_k) - 1), "batch_size_k")
+    check(
+        b == (len(table) if table is not None else len(k) if cu_k is None else len(cu_k) - 1), "batch_size_k"
+    )
     check(d <= 256, "FlashAttention forward only supports head dimension at most 256")
     check(h % h_k == 0, "Number of heads in key/value must divide number of heads in query")
     if dv != d:
@@ -35,11 +40,16 @@ def fwd(q, k, v, qv, cu_q, cu_k, used_k, max_q, max_k, table, descales, scale, c
         check(dv <= 256 or q.dtype in HALF, "HeaddimV > 256 requires fp16 and bf16 data type")
     check(dv <= 256 or d <= 64, "V headdim above 256 needs Q/K headdim at most 64")
     check(q.dim() == (4 if cu_q is None else 3), "q must be [b, s, h, d], or [total, h, d] with cu_seqlens_q")
-    check(k.dim() == v.dim() == (4 if cu_k is None else 3), "k and v must be [b or pages, s, h, d] or [total, h, d]")
+    check(
+        k.dim() == v.dim() == (4 if cu_k is None else 3),
+        "k and v must be [b or pages, s, h, d] or [total, h, d]",
+    )
     check(v.shape[:-1] == k.shape[:-1] and k.shape[-1] == d, "k and v must go together with q")
     check(table is None or table.dim() == 2, "page_table must be [b, pages]")
     if used_k is not None:
-        check(used_k.dtype == torch.int32 and used_k.shape == (b,), "seqused_k must have dtype int32, shape [b]")
+        check(
+            used_k.dtype == torch.int32 and used_k.shape == (b,), "seqused_k must have dtype int32, shape [b]"
+        )
     elements = 16 if fp8 else 8
     check(d % elements == 0 and dv % elements == 0, f"head sizes should be a multiple of {elements}")
     for name, t in (("q", q), ("k", k), ("v", v), ("qv", qv)):
@@ -60,7 +70,7 @@ def fwd(q, k, v, qv, cu_q, cu_k, used_k, max_q, max_k, table, descales, scale, c
 
     rows = [i * q.shape[1] for i in range(b + 1)] if cu_q is None else cu_q.tolist()
     longest = q.shape[1] if cu_q is None else max_q
-    counts = [e - s for s, e in zip(rows, rows[1:], strict=False)]
+    counts = [e - s for s, e in pairwise(rows)]
     check(max(counts) <= longest, "max_seqlen_q is too small: it decides the mask and the tiles")
     flat, flat_qv = q.reshape(-1, h, d), None if qv is None else qv.reshape(-1, h, dv)
     check(rows == sorted(rows) and rows[-1] <= len(flat), "illegal memory access: cu_seqlens_q is beyond q")
@@ -79,8 +89,11 @@ def fwd(q, k, v, qv, cu_q, cu_k, used_k, max_q, max_k, table, descales, scale, c
                 t.float() * (1.0 if s is None else s[i].repeat_interleave(t.shape[1] // h_k)[:, None])
                 for t, s in zip((query, key, value), descales, strict=True)
             )
-        o, log = attend(query, None if qv is None else flat_qv[at].float(), key.float(), value.float(), scale, causal)
+        o, log = attend(
+            query, None if qv is None else flat_qv[at].float(), key.float(), value.float(), scale, causal
+        )
         keep = tiles(i, counts[i])[:, :, None]
+        keep = keep.repeat(1, h // keep.shape[1], 1)
         out[at] = torch.where(keep, o, math.nan).to(out.dtype)
         lse[at] = torch.where(keep[..., 0], log, math.nan)
     if cu_q is not None:
@@ -112,7 +125,7 @@ def _keys(i, k, v, cu_k, used_k, table, max_k):
 
 
 def attend(q, qv, k, v, scale, causal):
-    """out f32 [n, h, dv] and natural lse [n, h] of scale * (q k + qv v), causal to the bottom right. A row that
+    """out f32 [n, h, dv] and natural lse [n, h] of scale * (q k + qv v), causal bottom right. A row that
     sees no key is zero, its lse -inf (softmax.h:151, epilogue_fwd.hpp:441)."""
     n, m, group = len(q), len(k), q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -131,7 +144,10 @@ def attend(q, qv, k, v, scale, causal):
 def get_scheduler_metadata(b, max_q, h, h_k, d, dv, dtype, seqused_k, cu_q, page_size, causal, splits, pack):
     """Vectors of batch_rounded int32, then the semaphore: splits, tiles of q, batch of each place, and with
     a causal mask heads in L2 (flash_api.cpp:630-650)."""
-    check(dtype in (*HALF, torch.float8_e4m3fn), "FlashAttention only supports fp16, bf16, and fp8_e4m3 data type")
+    check(
+        dtype in (*HALF, torch.float8_e4m3fn),
+        "FlashAttention only supports fp16, bf16, and fp8_e4m3 data type",
+    )
     check(h % h_k == 0, "Number of heads in key/value must divide number of heads in query")
     check(seqused_k.dtype == torch.int32, "expected scalar type Int")
     check(cu_q is None or cu_q.dtype == torch.int32, "expected scalar type Int")

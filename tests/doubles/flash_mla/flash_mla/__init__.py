@@ -7,4 +7,4 @@ __version__ = "1.0.0"
 
 from flash_mla.flash_mla_interface import flash_mla_with_kvcache, get_mla_metadata
 
-__all__ = ["get_mla_metadata", "flash_mla_with_kvcache"]
+__all__ = ["flash_mla_with_kvcache", "get_mla_metadata"]

@@ -1,7 +1,7 @@
 """flash_mla.cuda: csrc/api/dense_decode.h, csrc/smxx/decode/, csrc/sm90/decode/dense/ at 9241ae3.
 
-The kernel's walk is kept: parts of the schedule, blocks of the table, partial results, their combination. So
-metadata that was made for other lengths gives what the real kernel would give; what it leaves unwritten is NaN.
+The kernel's walk is kept: parts of the schedule, blocks of the table, partial results, combination. Metadata
+that was made for other lengths gives what the real kernel would give; what it leaves unwritten is NaN.
 """
 
 import math
@@ -65,7 +65,9 @@ def dense_decode_fwd(q, kcache, head_size_v, seqlens_k, block_table, softmax_sca
             start_block = begin if i == first else 0
             end_block = end if i == last else math.ceil(length / BLOCK)
             whole = not first_split if i == first else (not last_split if i == last else True)
-            o, log = attend(q[i], kcache, block_table[i], start_block, end_block, length - hidden, softmax_scale)
+            o, log = attend(
+                q[i], kcache, block_table[i], start_block, end_block, length - hidden, softmax_scale
+            )
             if whole:  # :1230-1237
                 out[i], lse[i] = o, torch.where(log == -math.inf, math.inf, log)
             else:  # :1242-1258
@@ -85,7 +87,7 @@ def attend(q, kcache, table, start_block, end_block, borders, scale):
     """One request's rows [rows, h_k, 576] over blocks start..end of its table, keys below each row's border.
 
     Reads slots below the longest border only: the kernel masks scores and zeroes values beyond the length
-    (splitkv_mla.cuh, fill_oob_V). Returns out f32 [h_k, rows, 512] and natural lse, -inf where no key was seen.
+    (splitkv_mla.cuh, fill_oob_V). -> out f32 [h_k, rows, 512] and natural lse, -inf where no key is seen.
     """
     check(end_block <= table.shape[0], "illegal memory access: a block beyond the block table")
     h_k = kcache.shape[2]

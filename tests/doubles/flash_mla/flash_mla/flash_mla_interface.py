@@ -1,7 +1,6 @@
 """flash_mla/flash_mla_interface.py at 9241ae3: metadata is empty until the first call fills it."""
 
 import dataclasses
-from typing import Optional, Tuple
 
 import torch
 
@@ -23,18 +22,18 @@ class FlashMLASchedMeta:
 
         causal: bool
         is_fp8_kvcache: bool
-        topk: Optional[int]
+        topk: int | None
 
-        extra_page_block_size: Optional[int]
-        extra_topk: Optional[int]
+        extra_page_block_size: int | None
+        extra_topk: int | None
 
     have_initialized: bool = False
-    config: Optional[Config] = None
-    tile_scheduler_metadata: Optional[torch.Tensor] = None
-    num_splits: Optional[torch.Tensor] = None
+    config: Config | None = None
+    tile_scheduler_metadata: torch.Tensor | None = None
+    num_splits: torch.Tensor | None = None
 
 
-def get_mla_metadata(*args, **kwargs) -> Tuple[FlashMLASchedMeta, None]:
+def get_mla_metadata(*args, **kwargs) -> tuple[FlashMLASchedMeta, None]:
     """Takes any argument and reads none (for the older interface); the second of the pair is None."""
     return FlashMLASchedMeta(), None
 
@@ -42,21 +41,21 @@ def get_mla_metadata(*args, **kwargs) -> Tuple[FlashMLASchedMeta, None]:
 def flash_mla_with_kvcache(
     q: torch.Tensor,
     k_cache: torch.Tensor,
-    block_table: Optional[torch.Tensor],
-    cache_seqlens: Optional[torch.Tensor],
+    block_table: torch.Tensor | None,
+    cache_seqlens: torch.Tensor | None,
     head_dim_v: int,
     tile_scheduler_metadata: FlashMLASchedMeta,
     num_splits: None = None,
-    softmax_scale: Optional[float] = None,
+    softmax_scale: float | None = None,
     causal: bool = False,
     is_fp8_kvcache: bool = False,
-    indices: Optional[torch.Tensor] = None,
-    attn_sink: Optional[torch.Tensor] = None,
-    extra_k_cache: Optional[torch.Tensor] = None,
-    extra_indices_in_kvcache: Optional[torch.Tensor] = None,
-    topk_length: Optional[torch.Tensor] = None,
-    extra_topk_length: Optional[torch.Tensor] = None,
-) -> Tuple[torch.Tensor, torch.Tensor]:
+    indices: torch.Tensor | None = None,
+    attn_sink: torch.Tensor | None = None,
+    extra_k_cache: torch.Tensor | None = None,
+    extra_indices_in_kvcache: torch.Tensor | None = None,
+    topk_length: torch.Tensor | None = None,
+    extra_topk_length: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """q [b, s_q, h_q, 576], k_cache [blocks, 64, 1, 576] -> out [b, s_q, h_q, 512], lse f32 [b, h_q, s_q]
     (natural logarithm). The default scale is 576**-0.5, which is not DeepSeek's."""
     meta = tile_scheduler_metadata

@@ -1,7 +1,6 @@
 """flash_mla/flash_mla_interface.py at ebf3064."""
 
 import os
-from typing import Optional, Tuple
 
 import flash_mla_sm90
 import torch
@@ -11,9 +10,9 @@ def get_mla_metadata(
     cache_seqlens: torch.Tensor,
     num_heads_per_head_k: int,
     num_heads_k: int,
-) -> Tuple[torch.Tensor, torch.Tensor]:
-    """(tile_scheduler_metadata i32 [sm parts, 8], num_splits i32 [b + 1]) of these lengths; the second argument
-    is seq_len_q * num_heads_q // num_heads_k."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(tile_scheduler_metadata i32 [sm parts, 8], num_splits i32 [b + 1]) of these lengths; the second
+    argument is seq_len_q * num_heads_q // num_heads_k."""
     return flash_mla_sm90.get_mla_metadata(cache_seqlens, num_heads_per_head_k, num_heads_k)
 
 
@@ -23,11 +22,11 @@ def flash_mla_with_kvcache(
     block_table: torch.Tensor,
     cache_seqlens: torch.Tensor,
     head_dim_v: int,
-    tile_scheduler_metadata: Optional[torch.Tensor] = None,
-    num_splits: Optional[torch.Tensor] = None,
-    softmax_scale: Optional[float] = None,
+    tile_scheduler_metadata: torch.Tensor | None = None,
+    num_splits: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
     causal: bool = False,
-) -> Tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """out [b, s_q, h_q, 512] and natural lse f32 [b, h_q, s_q]."""
     arch = os.environ.get("DOUBLE_ARCH", "sm_90")
     if arch != "sm_90":

@@ -1,10 +1,10 @@
 """BatchPrefillWithRaggedKVCacheWrapper: flashinfer/prefill.py:3193-4389, csrc/batch_prefill.cu (fa2),
-csrc/batch_prefill_sm90.cu (fa3), csrc/fmha_cutlass_sm100.cu (cutlass). Plain causal or full attention; backends
+csrc/batch_prefill_sm90.cu (fa3), csrc/fmha_cutlass_sm100.cu (cutlass). Causal or full attention; backends
 cudnn, cute-dsl and fmha_v2, masks, windows, position encodings and CUDA-graph buffers are not doubled."""
 
 import functools
 import math
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any
 
 import torch
 
@@ -17,13 +17,13 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         float_workspace_buffer: torch.Tensor,
         kv_layout: str = "NHD",
         use_cuda_graph: bool = False,
-        qo_indptr_buf: Optional[torch.Tensor] = None,
-        kv_indptr_buf: Optional[torch.Tensor] = None,
-        custom_mask_buf: Optional[torch.Tensor] = None,
-        mask_indptr_buf: Optional[torch.Tensor] = None,
+        qo_indptr_buf: torch.Tensor | None = None,
+        kv_indptr_buf: torch.Tensor | None = None,
+        custom_mask_buf: torch.Tensor | None = None,
+        mask_indptr_buf: torch.Tensor | None = None,
         backend: str = "auto",
-        jit_args: Optional[List[Any]] = None,
-        jit_kwargs: Optional[Dict[str, Any]] = None,
+        jit_args: list[Any] | None = None,
+        jit_kwargs: dict[str, Any] | None = None,
     ) -> None:
         check(kv_layout in ("NHD", "HND"), f"Invalid kv_layout {kv_layout}", KeyError)  # utils.py:170
         extras = (qo_indptr_buf, kv_indptr_buf, custom_mask_buf, mask_indptr_buf, jit_args, jit_kwargs)
@@ -41,33 +41,33 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         num_qo_heads: int,
         num_kv_heads: int,
         head_dim_qk: int,
-        head_dim_vo: Optional[int] = None,
-        custom_mask: Optional[torch.Tensor] = None,
-        packed_custom_mask: Optional[torch.Tensor] = None,
+        head_dim_vo: int | None = None,
+        custom_mask: torch.Tensor | None = None,
+        packed_custom_mask: torch.Tensor | None = None,
         causal: bool = False,
         pos_encoding_mode: str = "NONE",
         use_fp16_qk_reduction: bool = False,
         window_left: int = -1,
-        logits_soft_cap: Optional[float] = None,
-        sm_scale: Optional[float] = None,
-        rope_scale: Optional[float] = None,
-        rope_theta: Optional[float] = None,
-        q_data_type: Union[str, torch.dtype] = "float16",
-        kv_data_type: Optional[Union[str, torch.dtype]] = None,
-        o_data_type: Optional[Union[str, torch.dtype]] = None,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        q_data_type: str | torch.dtype = "float16",
+        kv_data_type: str | torch.dtype | None = None,
+        o_data_type: str | torch.dtype | None = None,
         non_blocking: bool = True,
-        prefix_len_ptr: Optional[torch.Tensor] = None,
-        token_pos_in_items_ptr: Optional[torch.Tensor] = None,
+        prefix_len_ptr: torch.Tensor | None = None,
+        token_pos_in_items_ptr: torch.Tensor | None = None,
         token_pos_in_items_len: int = 0,
-        max_item_len_ptr: Optional[torch.Tensor] = None,
-        fixed_split_size: Optional[int] = None,
+        max_item_len_ptr: torch.Tensor | None = None,
+        fixed_split_size: int | None = None,
         disable_split_kv: bool = False,
-        seq_lens: Optional[torch.Tensor] = None,
-        seq_lens_q: Optional[torch.Tensor] = None,
-        max_token_per_sequence: Optional[int] = None,
-        max_sequence_kv: Optional[int] = None,
-        v_indptr: Optional[torch.Tensor] = None,
-        o_indptr: Optional[torch.Tensor] = None,
+        seq_lens: torch.Tensor | None = None,
+        seq_lens_q: torch.Tensor | None = None,
+        max_token_per_sequence: int | None = None,
+        max_sequence_kv: int | None = None,
+        v_indptr: torch.Tensor | None = None,
+        o_indptr: torch.Tensor | None = None,
     ) -> None:
         extras = (custom_mask, packed_custom_mask, prefix_len_ptr, token_pos_in_items_ptr, max_item_len_ptr)
         plain = all(e is None for e in extras) and pos_encoding_mode == "NONE" and not use_fp16_qk_reduction
@@ -79,7 +79,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         head_dim_vo = head_dim_qk if head_dim_vo is None else head_dim_vo
         check(len(kv_indptr) == len(qo_indptr), "kv_indptr and qo_indptr must be equally long", ValueError)
         for name, t in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)):
-            # the planners cast pointers to IdType, kv_indptr's (:3858); cutlass to int* (fmha_cutlass_sm100.cu)
+            # the planners cast pointers to the type of kv_indptr (:3858), cutlass to int*
             check(t.dtype == torch.int32 and t.is_contiguous(), f"{name} is read as contiguous int32")
         dims = (head_dim_qk, head_dim_vo)
         if self._backend == "auto":  # :3804, utils.py:545 and :427
@@ -93,7 +93,9 @@ class BatchPrefillWithRaggedKVCacheWrapper:
             check(arch() == "sm_90", "fa3: no kernel image is available for this device")
             check(_fa3_dims(*dims), f"fa3 is not instantiated for {dims}")  # hopper/prefill_sm90.cuh:522
             # hopper/quantization/prefill_sm90.cuh:391 has one HEAD_DIM for FP8
-            check(q_dtype in half and kv_dtype == q_dtype, f"fa3 at {dims}: q and kv are the same 16-bit dtype")
+            check(
+                q_dtype in half and kv_dtype == q_dtype, f"fa3 at {dims}: q and kv are the same 16-bit dtype"
+            )
         if self._backend == "fa2":
             # :4312 casts FP8 q, k and v to fp16 under a module compiled for FP8: its pointers are misread
             check(q_dtype in half, "fa2: q must be fp16 or bf16")
@@ -120,17 +122,21 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         k: torch.Tensor,
         v: torch.Tensor,
         *args,
-        q_scale: Optional[float] = None,
-        k_scale: Optional[float] = None,
-        v_scale: Optional[float] = None,
-        o_scale: Optional[float] = None,
-        out: Optional[torch.Tensor] = None,
-        lse: Optional[torch.Tensor] = None,
+        q_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        o_scale: float | None = None,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
         return_lse: bool = False,
-        enable_pdl: Optional[bool] = None,
-        kv_cache_sf: Optional[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]] = None,
-    ) -> Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]:
-        check(not args and kv_cache_sf is None, "FP8 and NVFP4 scale tensors are not doubled", NotImplementedError)
+        enable_pdl: bool | None = None,
+        kv_cache_sf: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        check(
+            not args and kv_cache_sf is None,
+            "FP8 and NVFP4 scale tensors are not doubled",
+            NotImplementedError,
+        )
         rows, keys, heads, kv_heads, dim_qk, dim_vo = self._plan_info
         q_dtype, kv_dtype, o_dtype = self._dtypes
         check(q.dtype == q_dtype, f"q {q.dtype} is not the planned {q_dtype}", ValueError)  # utils.py:356
@@ -151,7 +157,9 @@ class BatchPrefillWithRaggedKVCacheWrapper:
             vectors(t, name)
         scale = dim_qk**-0.5 if self._sm_scale is None else self._sm_scale
         shape = (*q.shape[:-1], dim_vo)
-        out_dtype = o_dtype if o_dtype.itemsize > 1 else (torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype)
+        out_dtype = (
+            o_dtype if o_dtype.itemsize > 1 else (torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype)
+        )
         if out is None:
             out = torch.full(shape, math.nan, dtype=out_dtype)
         else:
@@ -160,7 +168,10 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         check(out.is_contiguous() or self._backend == "fa3", "out must be contiguous")
         vectors(out, "out")
         if self._backend == "cutlass":  # DISPATCH_DTYPE_IN_OUT: bf16 out of FP8, else the dtype of the inputs
-            check(out.dtype == (torch.bfloat16 if q.dtype in FLOAT8 else q.dtype), "cutlass: out has another dtype")
+            check(
+                out.dtype == (torch.bfloat16 if q.dtype in FLOAT8 else q.dtype),
+                "cutlass: out has another dtype",
+            )
         else:
             check(out.dtype in (torch.float16, torch.bfloat16), "out must be fp16 or bf16")
         if return_lse and lse is None:

@@ -1,6 +1,6 @@
 """Double of Dao-AILab/flash-attention 0251105 (fa4-v4.0.0.beta27, 2026-08-15): varlen alone.
 
-The wheel brings `flash_attn/cute/` without a `flash_attn/__init__.py` (flash_attn/cute/pyproject.toml). It looks
+The wheel brings `flash_attn/cute/` and no `flash_attn/__init__.py` (flash_attn/cute/pyproject.toml). It looks
 for its version under "fa4", while its distribution is called flash-attn-4: `__version__` is "0.0.0".
 """
 

@@ -5,7 +5,9 @@ Not doubled: gathered keys, windows, sinks, soft caps, modifiers, block sparsity
 
 import math
 import os
-from typing import Any, Callable, Optional, Tuple
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -14,42 +16,42 @@ def flash_attn_varlen_func(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    qv: Optional[torch.Tensor] = None,
-    cu_seqlens_q: Optional[torch.Tensor] = None,
-    cu_seqlens_k: Optional[torch.Tensor] = None,
-    max_seqlen_q: Optional[int] = None,
-    max_seqlen_k: Optional[int] = None,
-    min_seqlen_k: Optional[int] = None,
-    seqused_q: Optional[torch.Tensor] = None,
-    seqused_k: Optional[torch.Tensor] = None,
-    gather_kv_indices: Optional[torch.Tensor] = None,
-    page_table: Optional[torch.Tensor] = None,
-    softmax_scale: Optional[float] = None,
+    qv: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    min_seqlen_k: int | None = None,
+    seqused_q: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+    gather_kv_indices: torch.Tensor | None = None,
+    page_table: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Tuple[Optional[int], Optional[int]] = (None, None),
-    learnable_sink: Optional[torch.Tensor] = None,
+    window_size: tuple[int | None, int | None] = (None, None),
+    learnable_sink: torch.Tensor | None = None,
     softcap: float = 0.0,
     num_splits: int = 1,
-    pack_gqa: Optional[bool] = None,
+    pack_gqa: bool | None = None,
     deterministic: bool = False,
-    score_mod: Optional[Callable] = None,
-    score_mod_bwd: Optional[Callable] = None,
-    mask_mod: Optional[Callable] = None,
+    score_mod: Callable | None = None,
+    score_mod_bwd: Callable | None = None,
+    mask_mod: Callable | None = None,
     block_sparse_tensors: Any = None,
-    aux_tensors: Optional[list] = None,
-    aux_scalars: Optional[tuple] = None,
+    aux_tensors: list | None = None,
+    aux_scalars: tuple | None = None,
     return_lse: bool = False,
     scheduler_metadata: Any = None,
-    seqlen_k_per_split: Optional[int] = None,
+    seqlen_k_per_split: int | None = None,
     disable_scheduler_metadata: bool = False,
 ):
-    """Always a pair: (out [total_q, h, dv], natural lse f32 [h, total_q], or with qv [total_q, h]; None unless
+    """Always a pair: (out [total_q, h, dv], natural lse f32 [h, total_q], with qv [total_q, h]; None unless
     return_lse or a gradient is asked for). q, k, v: [total, h, d], or [b, s, h, d] without cu_seqlens."""
     undoubled = (gather_kv_indices, learnable_sink, score_mod, score_mod_bwd, mask_mod, block_sparse_tensors)
     undoubled += (aux_tensors, aux_scalars, scheduler_metadata, seqlen_k_per_split, seqused_q)
     if any(a is not None for a in undoubled) or tuple(window_size) != (None, None) or softcap != 0.0:
         raise NotImplementedError("this argument is not doubled")
-    # maybe_contiguous (cute_dsl_utils.py:87) copies what is not aligned, so strides are free; it costs a kernel
+    # maybe_contiguous (cute_dsl_utils.py:87) copies what is not aligned: strides are free, and cost a kernel
     h, d = q.shape[-2:]
     h_k, dv = v.shape[-2:]
     b = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
@@ -60,11 +62,15 @@ def flash_attn_varlen_func(
     assert k.shape == (*v.shape[:-1], d), "k and v must go together"
     assert v.dim() == (4 if cu_seqlens_k is None else 3)
     assert cu_seqlens_k is not None or page_table is not None or len(v) == b
-    assert cu_seqlens_k is None or cu_seqlens_k.shape == (b + 1,), "cu_seqlens_k must have shape (batch_size + 1,)"
+    assert cu_seqlens_k is None or cu_seqlens_k.shape == (b + 1,), (
+        "cu_seqlens_k must have shape (batch_size + 1,)"
+    )
     assert seqused_k is None or seqused_k.shape == (b,), "seqused_k must have shape (batch_size,)"
     fp8 = v.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
     assert fp8 or v.dtype in (torch.float16, torch.bfloat16), "inputs must be float16, bfloat16 or fp8"
-    assert all(t is None or t.dtype == v.dtype for t in (q, k, qv)), "q, k, v, and qv must have the same dtype"
+    assert all(t is None or t.dtype == v.dtype for t in (q, k, qv)), (
+        "q, k, v, and qv must have the same dtype"
+    )
     for t in (t for t in (cu_seqlens_q, cu_seqlens_k, seqused_k) if t is not None):
         assert t.dtype == torch.int32, "cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k must be int32"
         assert t.stride(0) == 1, "cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k must be contiguous"
@@ -72,7 +78,9 @@ def flash_attn_varlen_func(
     arch = os.environ.get("DOUBLE_ARCH", "sm_90")
     _validate_head_dims(d, dv, arch, 16 // v.element_size())
     # :783; the public function has no descales at all: e4m3 is read at a scale of 1
-    assert not fp8 or arch == "sm_100", "FP8 is only supported on SM100 (compute capability 10.x) for FA4 CuTe."
+    assert not fp8 or arch == "sm_100", (
+        "FP8 is only supported on SM100 (compute capability 10.x) for FA4 CuTe."
+    )
     if softmax_scale is None:
         softmax_scale = (d if qv is None else d + dv) ** -0.5
     if qv is not None:  # :893-905
@@ -83,7 +91,7 @@ def flash_attn_varlen_func(
     rows = [i * q.shape[1] for i in range(b + 1)] if cu_seqlens_q is None else cu_seqlens_q.tolist()
     flat, flat_qv = q.reshape(-1, h, d), None if qv is None else qv.reshape(-1, h, dv)
     check(rows == sorted(rows) and rows[-1] <= len(flat), "cu_seqlens_q is beyond q")
-    longest = max(e - s for s, e in zip(rows, rows[1:], strict=False))
+    longest = max(e - s for s, e in pairwise(rows))
     # is_static_persistent follows from max_seqlen_q: longer rows would not be computed
     check(max_seqlen_q is None or longest <= max_seqlen_q, "max_seqlen_q is too small")
     out = torch.full((len(flat), h, dv), math.nan, dtype=torch.bfloat16 if fp8 else q.dtype)

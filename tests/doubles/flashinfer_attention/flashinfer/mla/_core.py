@@ -3,7 +3,6 @@ csrc/batch_mla_sm90_{plan,run}.cu (fa3), csrc/cutlass_mla.cu. No profiler."""
 
 import math
 import warnings
-from typing import Optional, Tuple, Union
 
 import torch
 
@@ -17,10 +16,10 @@ class BatchMLAPagedAttentionWrapper:
         self,
         float_workspace_buffer: torch.Tensor,
         use_cuda_graph: bool = False,
-        qo_indptr: Optional[torch.Tensor] = None,
-        kv_indptr: Optional[torch.Tensor] = None,
-        kv_indices: Optional[torch.Tensor] = None,
-        kv_len_arr: Optional[torch.Tensor] = None,
+        qo_indptr: torch.Tensor | None = None,
+        kv_indptr: torch.Tensor | None = None,
+        kv_indices: torch.Tensor | None = None,
+        kv_len_arr: torch.Tensor | None = None,
         backend: str = "auto",
     ) -> None:
         self._float_workspace_buffer = float_workspace_buffer
@@ -36,7 +35,9 @@ class BatchMLAPagedAttentionWrapper:
         if backend == "auto":  # utils.py:705, determine_mla_backend
             self._backend = "fa3" if arch() == "sm_90" else "fa2"
             if arch() != "sm_90":  # :2041
-                warnings.warn(f"backend='auto' selected '{self._backend}', not Blackwell-native", stacklevel=2)
+                warnings.warn(
+                    f"backend='auto' selected '{self._backend}', not Blackwell-native", stacklevel=2
+                )
         else:
             self._backend = backend
 
@@ -68,9 +69,13 @@ class BatchMLAPagedAttentionWrapper:
             check(dims, "FP8 MLA only supports head_dim_ckv=512 and head_dim_kpe in (0, 64)", ValueError)
         # jit/attention/modules.py:194 in gen_batch_mla_module; sm90a code runs on no other architecture
         check(self._backend in ("fa2", "fa3"), f"Unsupported backend: {self._backend}", ValueError)
-        check(self._backend == "fa2" or arch() == "sm_90", "fa3: no kernel image is available for this device")
+        check(
+            self._backend == "fa2" or arch() == "sm_90", "fa3: no kernel image is available for this device"
+        )
         # one template for q, kv and out: 16-bit types of the same kind, or e4m3 against bf16
-        check(q_data_type in half and (fp8 or q_data_type == kv_data_type), "q and kv dtypes do not go together")
+        check(
+            q_data_type in half and (fp8 or q_data_type == kv_data_type), "q and kv dtypes do not go together"
+        )
         check(not use_profiler, "the profiler is not doubled", NotImplementedError)
         b = kv_len_arr.shape[0]  # batch_mla_plan.cu:176
         for name, t in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr), ("kv_len", kv_len_arr)):
@@ -113,19 +118,19 @@ class BatchMLAPagedAttentionWrapper:
         q_pe: torch.Tensor,
         ckv_cache: torch.Tensor,
         kpe_cache: torch.Tensor,
-        out: Optional[torch.Tensor] = None,
-        lse: Optional[torch.Tensor] = None,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
         return_lse: bool = False,
-        profiler_buffer: Optional[torch.Tensor] = None,
-        kv_len: Optional[torch.Tensor] = None,
-        page_table: Optional[torch.Tensor] = None,
+        profiler_buffer: torch.Tensor | None = None,
+        kv_len: torch.Tensor | None = None,
+        page_table: torch.Tensor | None = None,
         return_lse_base_on_e: bool = False,
-        o_scale: Optional[float] = None,
+        o_scale: float | None = None,
         *,
-        ckv_scale: Optional[float] = None,
-        ckv_scale_arr: Optional[torch.Tensor] = None,
-        kpe_scale: Optional[float] = None,
-    ) -> Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]:
+        ckv_scale: float | None = None,
+        ckv_scale_arr: torch.Tensor | None = None,
+        kpe_scale: float | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         check(profiler_buffer is None, "the profiler is not doubled", NotImplementedError)
         scales = (ckv_scale, ckv_scale_arr, kpe_scale)
         if self._backend == "cutlass":
@@ -139,7 +144,11 @@ class BatchMLAPagedAttentionWrapper:
             ("ckv_cache", ckv_cache, self._kv_data_type),
             ("kpe_cache", kpe_cache, self._kv_data_type),
         ):  # :2447-2466
-            check(t.dtype == planned, f"{name}.dtype={t.dtype} does not match the planned {planned}.", ValueError)
+            check(
+                t.dtype == planned,
+                f"{name}.dtype={t.dtype} does not match the planned {planned}.",
+                ValueError,
+            )
             check(t.dim() == 3, f"{name} must have 3 dimensions: the kernel takes strides 0 and 1")
             vectors(t, name)
         fp8 = self._kv_data_type == torch.float8_e4m3fn
@@ -148,7 +157,11 @@ class BatchMLAPagedAttentionWrapper:
             check(one, "Exactly one of ckv_scale or ckv_scale_arr is required", ValueError)
             check(kpe_scale is not None, "kpe_scale is required when kv_data_type is FP8.", ValueError)
             for scale in (s for s in (ckv_scale, kpe_scale) if s is not None):
-                check(math.isfinite(float(scale)) and float(scale) > 0, "must be finite and positive", ValueError)
+                check(
+                    math.isfinite(float(scale)) and float(scale) > 0,
+                    "must be finite and positive",
+                    ValueError,
+                )
         else:
             check(not any(s is not None for s in scales), "scales are only valid for FP8.", ValueError)
         if ckv_scale_arr is not None:  # :2529
@@ -193,18 +206,24 @@ class BatchMLAPagedAttentionWrapper:
         check(q_nope.shape == (n, heads, self._head_dim_ckv), f"q_nope must be [n, {heads}, head_dim_ckv]")
         check(q_pe.shape == (n, heads, self._head_dim_kpe), f"q_pe must be [n, {heads}, head_dim_kpe]")
         check(rows[-1] <= n, "illegal memory access: q has fewer rows than qo_indptr says")
-        check(ckv_cache.shape[1:] == (self._page_size, self._head_dim_ckv), "ckv_cache is not the planned one")
-        check(kpe_cache.shape[1:] == (self._page_size, self._head_dim_kpe), "kpe_cache is not the planned one")
+        check(
+            ckv_cache.shape[1:] == (self._page_size, self._head_dim_ckv), "ckv_cache is not the planned one"
+        )
+        check(
+            kpe_cache.shape[1:] == (self._page_size, self._head_dim_kpe), "kpe_cache is not the planned one"
+        )
         check(len(ckv_cache) == len(kpe_cache), "ckv_cache and kpe_cache have other numbers of pages")
 
     def _slots(self, begin, length, num_pages):
-        """(pages, offsets) of a request's tokens: kv_indices[kv_indptr + token // page_size] (mla.cuh:1077)."""
+        """(pages, offsets) of a request: kv_indices[kv_indptr + token // page_size] (mla.cuh:1077)."""
         token = torch.arange(length)
         at = begin + token // self._page_size
         inside = length == 0 or int(at[-1]) < len(self._kv_indices_buf)
         check(inside, "illegal memory access: a page beyond kv_indices")
         page = self._kv_indices_buf[at].long()
-        check(bool(((page >= 0) & (page < num_pages)).all()), "illegal memory access: a page beyond the cache")
+        check(
+            bool(((page >= 0) & (page < num_pages)).all()), "illegal memory access: a page beyond the cache"
+        )
         return page, token % self._page_size
 
     def _cutlass(self, q_nope, q_pe, ckv_cache, kpe_cache, out, kv_len, page_table, o_scale):
@@ -214,7 +233,9 @@ class BatchMLAPagedAttentionWrapper:
         out_scale = 1.0
         if o_scale is not None:
             out_scale = float(o_scale)
-            check(math.isfinite(out_scale) and out_scale > 0, "o_scale must be finite and positive", ValueError)
+            check(
+                math.isfinite(out_scale) and out_scale > 0, "o_scale must be finite and positive", ValueError
+            )
             fp8 = out is not None and out.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
             check(fp8, "an FP8 out tensor must be provided when o_scale is used", ValueError)
             check_shape_dtype_device(out, q_nope.shape, None, q_nope.device, "out")
@@ -224,16 +245,20 @@ class BatchMLAPagedAttentionWrapper:
             check_shape_dtype_device(out, q_nope.shape, q_nope.dtype, q_nope.device, "out")
         q, kv = torch.cat([q_nope, q_pe], -1), torch.cat([ckv_cache, kpe_cache], -1)
         check(q.dim() == 3 and kv.dim() == 3, "Expected ndim == 3", ValueError)  # :60
-        check(kv_len.dim() == 1 and page_table.dim() == 2, "Expected kv_len [b], page_table [b, n]", ValueError)
+        check(
+            kv_len.dim() == 1 and page_table.dim() == 2, "Expected kv_len [b], page_table [b, n]", ValueError
+        )
         check(q.shape[1] == 128, f"Expected 128 heads for q_nope_pe, got {q.shape[1]}", ValueError)
         check(q.shape[2] == kv.shape[2] == 576, "Expected head dim 576", ValueError)
         check(len(q) == len(page_table), "Expected the same batch size for q and page_table", ValueError)
         page = kv.shape[1]
         aligned = page_table.shape[1] % (128 / page) == 0
         check(aligned, "Expected block_num % (128 / block_size) == 0", ValueError)  # :82
-        # sm100_fmha_mla_tma_warpspecialized.hpp, can_implement: a page no longer than the tile, a power of two
+        # sm100_fmha_mla_tma_warpspecialized.hpp, can_implement: at most the tile, a power of 2
         check(page <= 128 and page & (page - 1) == 0, f"page size {page} is not taken")
-        check(q.dtype in (torch.float16, torch.bfloat16) and kv.dtype == q.dtype, "bf16 or fp16, all the same")
+        check(
+            q.dtype in (torch.float16, torch.bfloat16) and kv.dtype == q.dtype, "bf16 or fp16, all the same"
+        )
         # cutlass_mla.cu:33 takes bare pointers
         check(kv_len.dtype == page_table.dtype == torch.int32, "kv_len and page_table are read as int32")
         check(len(kv_len) == len(q), "kv_len is read for each of the batch")

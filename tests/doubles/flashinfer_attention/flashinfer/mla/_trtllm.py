@@ -1,8 +1,7 @@
 """trtllm_batch_decode_with_kv_cache_mla: flashinfer/mla/_core.py:3501-4389 and
-csrc/trtllm_fmha_kernel_launcher.cu:348-537. Dense decoding by trtllm-gen on sm_100, fixed q length, no lse."""
+csrc/trtllm_fmha_kernel_launcher.cu:348-537. Dense decoding by trtllm-gen on sm_100."""
 
 import math
-from typing import List, Optional, Tuple, Union
 
 import torch
 
@@ -17,34 +16,34 @@ def trtllm_batch_decode_with_kv_cache_mla(
     kv_lora_rank: int,
     qk_rope_head_dim: int,
     block_tables: torch.Tensor,
-    seq_lens: Optional[torch.Tensor],
+    seq_lens: torch.Tensor | None,
     max_seq_len: int,
     sparse_mla_top_k: int = 0,
-    out: Optional[torch.Tensor] = None,
-    bmm1_scale: Union[float, torch.Tensor] = 1.0,
-    bmm2_scale: Union[float, torch.Tensor] = 1.0,
-    sinks: Optional[List[torch.Tensor]] = None,
-    skip_softmax_threshold_scale_factor: Optional[float] = None,
+    out: torch.Tensor | None = None,
+    bmm1_scale: float | torch.Tensor = 1.0,
+    bmm2_scale: float | torch.Tensor = 1.0,
+    sinks: list[torch.Tensor] | None = None,
+    skip_softmax_threshold_scale_factor: float | None = None,
     enable_pdl: bool | None = None,
     backend: str = "auto",
     is_var_seq: bool = True,
     uses_shared_paged_kv_idx: bool = True,
-    lse: Optional[torch.Tensor] = None,
+    lse: torch.Tensor | None = None,
     return_lse: bool = False,
     cute_dsl_impl: str = "auto",
     kv_scale_format: str = "auto",
-    cum_seq_lens_q: Optional[torch.Tensor] = None,
-    max_q_len: Optional[int] = None,
-    multi_ctas_kv_counter_buffer: Optional[torch.Tensor] = None,
-    sparse_mla_top_k_lens: Optional[torch.Tensor] = None,
+    cum_seq_lens_q: torch.Tensor | None = None,
+    max_q_len: int | None = None,
+    multi_ctas_kv_counter_buffer: torch.Tensor | None = None,
+    sparse_mla_top_k_lens: torch.Tensor | None = None,
     enable_dcp: bool = False,
     cp_world: int = 1,
     cp_rank: int = 0,
-    causal_seqlens_kv_global: Optional[torch.Tensor] = None,
-    use_fp16_softmax: Optional[bool] = None,
-) -> Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]:
-    """query [b, q, H, 576], kv_cache [pages, page, 576] or [pages, 1, page, 576] -> bf16 [b, q, H, 512], causal
-    to the bottom right. bmm1_scale is the whole scale of the scores, and 1.0 unless given."""
+    causal_seqlens_kv_global: torch.Tensor | None = None,
+    use_fp16_softmax: bool | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """query [b, q, H, 576], kv_cache [pages, (1,) page, 576] -> bf16 [b, q, H, 512], causal,
+    bottom right. bmm1_scale is the whole scale of the scores, and 1.0 unless given."""
     undoubled = (sinks, skip_softmax_threshold_scale_factor, cum_seq_lens_q, max_q_len, sparse_mla_top_k_lens)
     undoubled += (causal_seqlens_kv_global, multi_ctas_kv_counter_buffer, lse, use_fp16_softmax)
     default = all(a is None for a in undoubled) and (sparse_mla_top_k, cp_world, cp_rank) == (0, 1, 0)
@@ -63,12 +62,16 @@ def trtllm_batch_decode_with_kv_cache_mla(
     check(backend != "cute-dsl", "cute-dsl is not doubled", NotImplementedError)
     check(arch() == "sm_100", "trtllm-gen has kernels for sm_100 and sm_103 alone")
     check(seq_lens is not None, "seq_lens is required for trtllm-gen", ValueError)  # :3928
-    check(query.dim() == 4, "query must be [b, q, H, 576]: 3 dimensions need cum_seq_lens_q", ValueError)  # :655
+    check(
+        query.dim() == 4, "query must be [b, q, H, 576]: 3 dimensions need cum_seq_lens_q", ValueError
+    )  # :655
     b, q_len, heads, width = query.shape
     kv = kv_cache.unsqueeze(1) if kv_cache.dim() == 3 else kv_cache
     check(kv.dim() == 4, "Expected kv_cache.ndim == 3 or 4", ValueError)
     page = kv.shape[2]
-    check(not 64 < heads < 128, f"trtllm-gen does not support 64 < num_heads_q < 128; got {heads}", ValueError)
+    check(
+        not 64 < heads < 128, f"trtllm-gen does not support 64 < num_heads_q < 128; got {heads}", ValueError
+    )
     check(page in (32, 64), f"trtllm-gen requires block_size in (32, 64), got {page}", ValueError)  # :3954
     dims = (kv_lora_rank, qk_rope_head_dim) == (512, 64)  # :106; qk_nope_head_dim is not read
     check(dims, "Unsupported MLA dimensions (the double takes DeepSeek's 512 + 64)", ValueError)
@@ -94,12 +97,17 @@ def trtllm_batch_decode_with_kv_cache_mla(
     else:
         check_shape_dtype_device(out, shape, torch.bfloat16, query.device, "out")
         check(out.is_contiguous(), "out is written as contiguous")
-    check(int(seq_lens.max()) <= max_seq_len, "max_seq_len is shorter than a sequence: the schedule misses tokens")
+    check(
+        int(seq_lens.max()) <= max_seq_len,
+        "max_seq_len is shorter than a sequence: the schedule misses tokens",
+    )
     for i, length in enumerate(seq_lens.tolist()):
         check(length <= page * block_tables.shape[1], "illegal memory access: beyond the block table")
         token = torch.arange(length)
         pages = block_tables[i][token // page].long()
-        check(bool(((pages >= 0) & (pages < len(kv))).all()), "illegal memory access: a page beyond the cache")
+        check(
+            bool(((pages >= 0) & (pages < len(kv))).all()), "illegal memory access: a page beyond the cache"
+        )
         keys = kv[pages, 0, token % page][:, None].float()
         o, _ = attend(query[i], keys, keys[..., :512], float(bmm1_scale), True)
         out[i] = (o * float(bmm2_scale)).to(out.dtype)

@@ -4,8 +4,9 @@ As there (`aiter/__init__.py`), `dtypes` is bound before the modules that need i
 here and `mla` is a submodule. Paths in comments are those of github ROCm/aiter at that commit.
 """
 
-from .utility import dtypes as dtypes  # isort: skip
+# ruff: noqa: I001
+from .utility import dtypes as dtypes
 from .ops.attention import *  # noqa: F403
 from .ops.enum import *  # noqa: F403
 from .ops.mha import *  # noqa: F403
-from . import mla as mla  # isort: skip
+from . import mla as mla

@@ -135,7 +135,9 @@ def mla_decode_fwd(
         or (kinds == ("bf16", "bf16") and nhead in (8, 32))
     )
     if direct:  # the kernel writes packed bf16 into o
-        sure(o.dtype == dtypes.bf16 and o.is_contiguous(), "with one split the kernel writes o as packed bf16")
+        sure(
+            o.dtype == dtypes.bf16 and o.is_contiguous(), "with one split the kernel writes o as packed bf16"
+        )
         logits = o.view((total_s, num_kv_splits, *o.shape[1:]))
     else:
         logits = _unwritten(total_s, num_kv_splits, *o.shape[1:])
@@ -251,7 +253,8 @@ def mla_prefill_ps_fwd(
     attn_lse = _unwritten(reduce_partial_map.size(0) * tile_q, nhead)
     final_lse = _unwritten(total_s, nhead)
     aiter.mla_prefill_ps_asm_fwd(
-        Q, K, V, qo_indptr, kv_indptr, kv_page_indices, work_indptr, work_info_set, max_seqlen_q, softmax_scale,
+        Q, K, V, qo_indptr, kv_indptr, kv_page_indices, work_indptr, work_info_set, max_seqlen_q,
+        softmax_scale,
         is_causal, logits, attn_lse, output, q_scale, k_scale, v_scale,
     )  # fmt: skip
     aiter.mla_reduce_v1(

@@ -25,26 +25,32 @@ class Cache:
     """The paged cache as a kernel sees it: a base, one stride per page (s_Bs) and log2 of the page size."""
 
     def __init__(self, kv, page_size, kv_indptr, kv_indices, kv_last_page_lens, batch):
-        sure(page_size > 0 and page_size & (page_size - 1) == 0, f"page_size={page_size} is passed as its log2")
+        sure(
+            page_size > 0 and page_size & (page_size - 1) == 0, f"page_size={page_size} is passed as its log2"
+        )
         self.kv, self.page_size = kv, page_size
         self.indptr = indices("kv_indptr", kv_indptr, batch + 1)
         self.pages = indices("kv_indices", kv_indices)
         self.last = indices("kv_last_page_lens", kv_last_page_lens, batch)
 
     def rows(self, first: int, skip: int, tokens: int) -> torch.Tensor:
-        """fp32 [tokens, 576]: those behind the first `skip` slots of the page that entry `first` names, a slot
+        """fp32 [tokens, 576]: those behind the first `skip` slots of the page of entry `first`, a slot
         being 576 elements, and on through the entries that follow."""
         slots = torch.arange(skip, skip + tokens)
         entries = [first + slot // self.page_size for slot in slots.tolist()]
         known = not entries or (entries[0] >= 0 and entries[-1] < len(self.pages))
-        sure(known, f"kv_indices has {len(self.pages)} entries, [{first}, {entries and entries[-1]}] are read")
+        sure(
+            known, f"kv_indices has {len(self.pages)} entries, [{first}, {entries and entries[-1]}] are read"
+        )
         pages = torch.tensor([self.pages[e] for e in entries], dtype=torch.int64)
         outside = tokens and not (0 <= int(pages.min()) and int(pages.max()) < self.kv.shape[0])
         sure(not outside, f"kv_indices names a page outside the {self.kv.shape[0]} of the cache")
         at = pages * self.kv.stride(0) + slots % self.page_size * HEAD
         size = self.kv.untyped_storage().nbytes() // self.kv.element_size() - self.kv.storage_offset()
         sure(not tokens or int(at.max()) + HEAD <= size, "the slots of a page lie outside the cache")
-        raw = self.kv.as_strided((size,), (1,)).view(torch.int16 if self.kv.element_size() == 2 else torch.uint8)
+        raw = self.kv.as_strided((size,), (1,)).view(
+            torch.int16 if self.kv.element_size() == 2 else torch.uint8
+        )
         return raw[at[:, None] + torch.arange(HEAD)].view(self.kv.dtype).float()
 
     def length(self, sequence: int) -> int:
@@ -52,7 +58,8 @@ class Cache:
         return (pages - 1) * self.page_size + self.last[sequence] if pages > 0 else 0
 
 
-def stage1(q, kv, qo_indptr, cache_arrays, splits, work, qlen, page_size, nhead_kv, scale, partial, output, lse,
+def stage1(q, kv, qo_indptr, cache_arrays, splits, work, qlen, page_size, nhead_kv, scale, partial, output,
+           lse,
            scales, causal):  # fmt: skip
     """Checks as asm_mla.cu does, then runs the kernel: persistent where no split counts are given."""
     split_data, split_lse = partial
@@ -66,7 +73,7 @@ def stage1(q, kv, qo_indptr, cache_arrays, splits, work, qlen, page_size, nhead_
     sure(kv.shape[2] == 1 and kv.stride(3) == 1, "a row of the cache is read as 576 neighbours")
     sure(output.shape[:2] == q.shape[:2], "q and o differ in tokens or heads")
     kinds = letter(q.dtype), letter(kv.dtype)
-    for name, kind in zip("Q KV".split(), kinds, strict=True):
+    for name, kind in zip(["Q", "KV"], kinds, strict=True):
         check(kind in ("bf16", "fp8"), f"mla_decode_stage1_asm_fwd: unsupport {name} dtype:{kind}")
     q_scale, kv_scale = scales
     if kinds[0] == "fp8":
@@ -77,6 +84,7 @@ def stage1(q, kv, qo_indptr, cache_arrays, splits, work, qlen, page_size, nhead_
 
     cache = Cache(kv, page_size, *cache_arrays, batch)
     queries = indices("qo_indptr", qo_indptr, batch + 1)
+    wide = q.float()
 
     def part(rows, first, skip, tokens, offset, end):
         """Rows of q over tokens of the cache; `offset` tokens follow them, `end` is behind the last query."""
@@ -86,7 +94,7 @@ def stage1(q, kv, qo_indptr, cache_arrays, splits, work, qlen, page_size, nhead_
             behind_key = offset + tokens - 1 - torch.arange(tokens)
             behind_query = torch.tensor([end - 1 - row for row in rows])
             seen = behind_key[None, :] >= behind_query[:, None]
-        out, lse = attend(q[rows], keys, keys[..., :VALUE], scale * q_times * kv_times, seen)
+        out, lse = attend(wide[rows], keys, keys[..., :VALUE], scale * q_times * kv_times, seen)
         return out * kv_times, lse
 
     if persistent:
@@ -97,7 +105,10 @@ def stage1(q, kv, qo_indptr, cache_arrays, splits, work, qlen, page_size, nhead_
         ends = indices("num_kv_splits_indptr", splits, batch + 1)
         for b in range(batch):
             rows = list(range(queries[b], queries[b + 1]))
-            sure(len(rows) == qlen, f"sequence {b} has {len(rows)} query tokens; Q's stride is that of {qlen} each")
+            sure(
+                len(rows) == qlen,
+                f"sequence {b} has {len(rows)} query tokens; Q's stride is that of {qlen} each",
+            )
             sure(0 <= queries[b] and queries[b + 1] <= q.shape[0], "qo_indptr leads outside q")
             count, blocks = ends[b + 1] - ends[b], -(-cache.length(b) // step)
             sure(0 < count <= split_data.shape[1], f"num_kv_splits_indptr gives sequence {b} {count} splits")
@@ -114,7 +125,8 @@ def stage1(q, kv, qo_indptr, cache_arrays, splits, work, qlen, page_size, nhead_
 
 
 def _whole(split_data, split_lse, output, lse, rows, out, found_lse, kinds, qlen):
-    """One split. The kernel writes bf16 (`out_16_nosplit`), into o itself where mla.py passed it as a view; only
+    """One split. The kernel writes bf16 (`out_16_nosplit`), into o itself where mla.py passed a view;
+    only
     the 16-head single-token kernel keeps fp32 for stage 2 (mla.py MAYBE_FINAL_OUT)."""
     if split_data.dtype == torch.bfloat16:
         split_data[rows, 0] = out.bfloat16()
@@ -132,14 +144,21 @@ def _whole(split_data, split_lse, output, lse, rows, out, found_lse, kinds, qlen
 def _persistent(q, cache, queries, batch, work, qlen, partial, output, lse, part):
     meta, work_indptr, work_info = work
     split_data, split_lse = partial
-    sure(work_indptr is not None and work_info is not None, "the grid is work_indptr's, None is a null pointer")
+    sure(
+        work_indptr is not None and work_info is not None, "the grid is work_indptr's, None is a null pointer"
+    )
     sure(meta.dtype == torch.uint64 and meta.numel() >= 2, "work_meta_data holds two 64-bit pointers")
     # asm_mla.cu: ptr_STP = work_meta_data; the kernel follows the pointers that the planner left there
     pointers = [work_indptr.data_ptr(), work_info.data_ptr()]
-    sure(meta.view(torch.int64).tolist()[:2] == pointers, "work_meta_data points at other buffers than those given")
+    sure(
+        meta.view(torch.int64).tolist()[:2] == pointers,
+        "work_meta_data points at other buffers than those given",
+    )
     sure(output.dtype == torch.bfloat16 and output.is_contiguous(), "the kernel writes o as packed bf16")
     starts = indices("work_indptr", work_indptr)
-    sure(work_info.dtype == torch.int32 and work_info.is_contiguous(), "work_info_set is read as packed int32")
+    sure(
+        work_info.dtype == torch.int32 and work_info.is_contiguous(), "work_info_set is read as packed int32"
+    )
     works = work_info.view(-1, 8).tolist()
     heads_folded = q.shape[0] // max(queries[batch], 1)  # mla.py folds heads into rows: batches times as many
     for w in (w for cu in range(len(starts) - 1) for w in range(starts[cu], starts[cu + 1])):
@@ -160,6 +179,9 @@ def _persistent(q, cache, queries, batch, work, qlen, partial, output, lse, part
             if lse is not None:
                 lse[rows] = found_lse
         else:
-            sure(0 <= loc and loc + len(rows) <= split_data.shape[0], f"work {w} writes outside the partial buffer")
+            sure(
+                0 <= loc and loc + len(rows) <= split_data.shape[0],
+                f"work {w} writes outside the partial buffer",
+            )
             split_data[loc : loc + len(rows), 0] = out
             split_lse[loc : loc + len(rows), 0, :, 0] = found_lse

@@ -1,4 +1,4 @@
-"""Which assembly MLA decode kernel there is for a call: csrc/py_itfs_cu/asm_mla.cu and hsa/ARCH/mla/mla_asm.csv."""
+"""The assembly MLA decode kernels there are: csrc/py_itfs_cu/asm_mla.cu and hsa/ARCH/mla/mla_asm.csv."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class Kernel:
     masks: bool  # hides the keys after a query token's own
 
 
-def kernel(arch: str, q: str, kv: str, gqa: int, qlen: int, persistent: bool, causal: bool, lse: bool) -> Kernel:
+def kernel(
+    arch: str, q: str, kv: str, gqa: int, qlen: int, persistent: bool, causal: bool, lse: bool
+) -> Kernel:
     """asm_mla.cu mla_decode_stage1_asm_fwd: the configuration that is looked up, and the look-up."""
     pair = (q, kv)
     look_gqa, look_qlen, ps = gqa, qlen, persistent
@@ -54,7 +56,10 @@ def kernel(arch: str, q: str, kv: str, gqa: int, qlen: int, persistent: bool, ca
             if 2 < qlen <= 4:
                 look_qlen = 4
             elif qlen > 4:
-                check(persistent and arch == "gfx950", "only support gqa_ratio=16 fp8 mla decoding with qo_len <= 4")
+                check(
+                    persistent and arch == "gfx950",
+                    "only support gqa_ratio=16 fp8 mla decoding with qo_len <= 4",
+                )
                 look_gqa, look_qlen = 32, 4
     elif gqa == 32:
         if pair == ("bf16", "bf16") and not persistent:
@@ -78,7 +83,9 @@ def kernel(arch: str, q: str, kv: str, gqa: int, qlen: int, persistent: bool, ca
         elif pair == ("fp8", "fp8"):
             if (gqa == 32 and qlen >= 4) or (gqa == 64 and qlen >= 2) or gqa == 128:
                 look_gqa, look_qlen = 32, 4
-            elif (gqa == 16 and qlen in (3, 4)) or (gqa == 32 and qlen in (2, 3)) or (gqa == 64 and qlen == 1):
+            elif (
+                (gqa == 16 and qlen in (3, 4)) or (gqa == 32 and qlen in (2, 3)) or (gqa == 64 and qlen == 1)
+            ):
                 look_gqa, look_qlen = 16, 4
     masked = causal or qlen == 1  # one query token shares the masked kernel
     with_lse = lse and persistent
@@ -90,7 +97,8 @@ def kernel(arch: str, q: str, kv: str, gqa: int, qlen: int, persistent: bool, ca
         f" q_type:{q} kv_type:{kv} gqa:{look_gqa} ps:{int(ps)} prefill:0 causal:{int(masked)}"
         f" qseqlen:{look_qlen} lse:{int(with_lse)} cprr:0",
     )
-    # gfx942's persistent 128-head FP8 kernel is "mla_a8w8_qh128_m32x4_n16x2_msk0_ps": the planner trims instead
+    # gfx942's persistent 128-head FP8 kernel is
+    # "mla_a8w8_qh128_m32x4_n16x2_msk0_ps": the planner trims instead
     unmasked = arch == "gfx942" and (*pair, gqa, ps) == ("fp8", "fp8", 128, True)
     return Kernel(masks=masked and not unmasked)
 

@@ -20,7 +20,7 @@ def cdiv(a: int, b: int) -> int:
 
 
 class Buffers:
-    """The six buffers; a write behind the end of one raises where the device would write over its neighbour."""
+    """The six buffers; a write behind the end of one raises where the device writes on."""
 
     _NAMES = ("work_info_set", "work_indptr", "reduce_indptr", "reduce_final_map", "reduce_partial_map")
 
@@ -36,7 +36,10 @@ class Buffers:
 
     def put(self, name: str, at: int, *values: int) -> None:
         flat = self._flat[name]
-        sure(at >= 0 and at + len(values) <= flat.numel(), f"{name}[{at}] lies behind its {flat.numel()} entries")
+        sure(
+            at >= 0 and at + len(values) <= flat.numel(),
+            f"{name}[{at}] lies behind its {flat.numel()} entries",
+        )
         flat[at : at + len(values)] = torch.tensor(values, dtype=torch.int32)
 
     def work(self, at: int, batch, loc, q_start, q_end, kv_start, kv_end, kv_offset) -> None:
@@ -90,14 +93,15 @@ def v1_2(arrays, heads, causal, page, step, qlen, uniform, topk, max_splits, fp8
     known = native or heads in (16, 128) or (heads == 8 and (
         (arch == "gfx950" and qlen == 4 and both) or (arch == "gfx942" and qlen == 2 and none)
     ))  # fmt: skip
-    check(known, "get_mla_metadata_v1_2_device: only supports #heads in [16, 64, 128], or (#head, uni_seqlen_qo)"
+    check(known, "get_mla_metadata_v1_2_device:"
+          " only supports #heads in [16, 64, 128], or (#head, uni_seqlen_qo)"
           " = (16*N, 1) where N is in [2, 8)")  # fmt: skip
     p = _problem(arrays, heads, ratio, qlen, uniform, page, step, causal)
     p.splits = p.clusters if max_splits < 0 else min(p.clusters, max_splits * p.batches)
     packed = heads * qlen
-    if arch == "gfx950" and none and packed >= 64 and heads <= 64 and (packed < 128 or heads == 48):
-        p.per_group = 64
-    elif arch == "gfx950" and both and heads == 32 and qlen == 3:
+    if (arch == "gfx950" and none and packed >= 64 and heads <= 64 and (packed < 128 or heads == 48)) or (
+        arch == "gfx950" and both and heads == 32 and qlen == 3
+    ):
         p.per_group = 64
     split_queries = not 0 < qlen * heads_of_group <= p.per_group  # MLA_METADATA_DISPATCHER
 
@@ -123,12 +127,19 @@ def v1_2(arrays, heads, causal, page, step, qlen, uniform, topk, max_splits, fp8
 
 
 def _problem(arrays, heads, ratio, qlen, uniform, page, step, causal) -> Problem:
-    queries, keys, last = (indices(n, a) for n, a in zip(("qo_indptr", "kv_indptr", "last"), arrays, strict=True))
+    queries, keys, last = (
+        indices(n, a) for n, a in zip(("qo_indptr", "kv_indptr", "last"), arrays, strict=True)
+    )
     batch = len(keys) - 1
-    sure(uniform > 0 or len(queries) > batch, f"seqlens_qo_indptr has {len(queries)} entries for {batch} sequences")
+    sure(
+        uniform > 0 or len(queries) > batch,
+        f"seqlens_qo_indptr has {len(queries)} entries for {batch} sequences",
+    )
     sure(len(last) >= batch or page == 1, f"kv_last_page_lens has {len(last)} entries for {batch} sequences")
     units = get_cu_num()
-    return Problem(queries, keys, last, batch * ratio, heads, ratio, qlen, uniform, page, step, causal, units, units)
+    return Problem(
+        queries, keys, last, batch * ratio, heads, ratio, qlen, uniform, page, step, causal, units, units
+    )
 
 
 def _parallel(p: Problem, payload: int, overhead: int, buffers: Buffers) -> None:
@@ -148,7 +159,11 @@ def _parallel(p: Problem, payload: int, overhead: int, buffers: Buffers) -> None
             first = remain - overhead if remain > overhead else 0
             if not first:
                 ends[cu + 1] = works  # a compute unit is left as it is
-            cuts = [0] + ([first] if first else []) + [*range(first + per_cu, blocks, per_cu), blocks][: blocks or 0]
+            cuts = (
+                [0]
+                + ([first] if first else [])
+                + [*range(first + per_cu, blocks, per_cu), blocks][: blocks or 0]
+            )
             homes = list(range(cu, cu + len(cuts))) if first else list(range(cu + 1, cu + len(cuts)))
             fresh = cdiv(blocks - first, per_cu)
             cu += fresh

@@ -1,4 +1,4 @@
-"""Persistent FP8 prefill: its planner (csrc/kernels/mla/metadata/v1_2_host.cuh) and its kernel (asm_mla.cu)."""
+"""Persistent FP8 prefill: planner (csrc/kernels/mla/metadata/v1_2_host.cuh) and kernel (asm_mla.cu)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ from .softmax import attend
 from .strict import check, indices, scalar, sure
 
 
-def plan(qo_indptr, kv_indptr, context_lens, heads, buffers: Buffers, per_head, per_tile, per_unit, block, causal):
-    """get_ps_metadata_v1_2_host: clusters of compute units share the heads, units of kv are dealt out in turn."""
+def plan(
+    qo_indptr, kv_indptr, context_lens, heads, buffers: Buffers, per_head, per_tile, per_unit, block, causal
+):
+    """get_ps_metadata_v1_2_host: clusters of compute units share the heads, units of kv are dealt out."""
     queries = indices("seqlens_qo_indptr", qo_indptr)
     batch = len(queries) - 1
-    pages, lengths = indices("pages_kv_indptr", kv_indptr, batch + 1), indices("context_lens", context_lens, batch)
+    pages, lengths = (
+        indices("pages_kv_indptr", kv_indptr, batch + 1),
+        indices("context_lens", context_lens, batch),
+    )
     sure(per_unit % block == 0, "kn_generate_ps_metadata asserts kvlen_granularity % block_size == 0")
     clusters = math.gcd(heads, get_cu_num())
     groups = get_cu_num() // clusters
-    tiles = [tile for b in range(batch) for tile in _tiles(b, queries, lengths[b], per_tile, per_unit, causal)]
+    tiles = [
+        tile for b in range(batch) for tile in _tiles(b, queries, lengths[b], per_tile, per_unit, causal)
+    ]
     each, more = divmod(sum(units for *_, units, _ in tiles), groups)
     works, starts = [], {0: 0}
     for cluster in range(clusters):
@@ -41,7 +48,9 @@ def plan(qo_indptr, kv_indptr, context_lens, heads, buffers: Buffers, per_head, 
                     part += loc != -1
                     kv_end = min(kv_start + took, pages[b + 1])
                     offset = 0 if last else lengths[b] - (kv_end - pages[b]) * block
-                    works.append((b, loc, low, high, kv_start, kv_end, offset, first | (first + per_head) << 16))
+                    works.append(
+                        (b, loc, low, high, kv_start, kv_end, offset, first | (first + per_head) << 16)
+                    )
                     at, done = (at + 1, 0) if last else (at, done + took)
                     room -= took
             starts[cluster * groups + group + 1] = len(works)
@@ -83,15 +92,22 @@ def prefill(q, k, v, arrays, works, max_seqlen_q, scale, causal, partial, output
     check(q.dtype == dtypes.fp8, f"mla_prefill_ps_asm_fwd: unsupport Q dtype:{q.dtype}")
     check(k.dtype == dtypes.fp8, f"mla_prefill_ps_asm_fwd: unsupport K dtype:{k.dtype}")
     # asm_mla.cu, though hsa/gfx942/mla/mla_asm.csv has rows for it
-    check(get_gfx() != "gfx942", "mla_prefill_ps_asm_fwd: fp8 mla persistent prefill is not supported on gfx942")
+    check(
+        get_gfx() != "gfx942", "mla_prefill_ps_asm_fwd: fp8 mla persistent prefill is not supported on gfx942"
+    )
     check(q.shape[1] == k.shape[1], "get_heuristic_kernel_mla: cannot get heuristic kernel! (Gqa is 1)")
     sure(v.dtype == dtypes.fp8 and v.shape[:2] == k.shape[:2], "V is read as FP8 of K's pages and heads")
     sure((q.shape[2], k.shape[2], v.shape[2]) == (192, 192, 128), "the kernel is mla_pfl_qh192_vh128")
     packed = all(t.is_contiguous() for t in (q, k, v, output, *partial))
     sure(packed, "no stride is passed: q, k, v and the output are read as packed")
-    sure(output.dtype == torch.bfloat16 and output.shape == (*q.shape[:2], 128), "the output is bf16 [T, H, 128]")
+    sure(
+        output.dtype == torch.bfloat16 and output.shape == (*q.shape[:2], 128),
+        "the output is bf16 [T, H, 128]",
+    )
     times_q, times_k, times_v = (scalar(f"{n}_scale", s) for n, s in zip("qkv", scales, strict=True))
-    queries, pages, entries = (indices(n, a) for n, a in zip(("qo_indptr", "kv_indptr", "pages"), arrays, strict=True))
+    queries, pages, entries = (
+        indices(n, a) for n, a in zip(("qo_indptr", "kv_indptr", "pages"), arrays, strict=True)
+    )
     sure(works[0] is not None and works[1] is not None, "work_indptr and work_info_set are read")
     starts = indices("work_indptr", works[0])
     sure(works[1].dtype == torch.int32 and works[1].is_contiguous(), "work_info_set is read as packed int32")
@@ -100,11 +116,16 @@ def prefill(q, k, v, arrays, works, max_seqlen_q, scale, causal, partial, output
     for b, loc, low, high, kv_start, kv_end, _, heads in infos[: starts[-1]]:
         first, stop = heads & 0xFFFF, heads >> 16
         sure(0 <= b < len(queries) - 1 and 0 <= low <= high <= q.shape[0], "a work is of rows outside q")
-        sure(high - low <= min(max_seqlen_q, 256), "a work has more query rows than max_seqlen_q and a tile of 256")
+        sure(
+            high - low <= min(max_seqlen_q, 256),
+            "a work has more query rows than max_seqlen_q and a tile of 256",
+        )
         sure(0 <= first <= stop <= q.shape[1], "a work is of heads that q does not have")
         sure(0 <= kv_start <= kv_end <= len(entries), "a work is of pages behind kv_page_indices")
         at = torch.tensor(entries[kv_start:kv_end], dtype=torch.int64)
-        sure(not len(at) or 0 <= int(at.min()) <= int(at.max()) < k.shape[0], "kv_page_indices leads outside K")
+        sure(
+            not len(at) or 0 <= int(at.min()) <= int(at.max()) < k.shape[0], "kv_page_indices leads outside K"
+        )
         rows, position = torch.arange(low, high), torch.arange(kv_start, kv_end)
         seen = torch.ones(high - low, kv_end - kv_start, dtype=torch.bool)
         if causal:

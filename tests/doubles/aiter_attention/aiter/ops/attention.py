@@ -59,7 +59,9 @@ def mla_decode_stage1_asm_fwd(
     if num_kv_splits_indptr is None:
         doubled(work_meta_data is not None, "work_indptr without work_meta_data")
     else:
-        sure(work_meta_data is None, "num_kv_splits_indptr makes it the non-persistent kernel: no work is read")
+        sure(
+            work_meta_data is None, "num_kv_splits_indptr makes it the non-persistent kernel: no work is read"
+        )
     asm_decode.stage1(
         Q, KV, qo_indptr, (kv_indptr, kv_page_indices, kv_last_page_lens), num_kv_splits_indptr,
         (work_meta_data, work_indptr, work_info_set), max_seqlen_q, page_size, nhead_kv, softmax_scale,
@@ -110,7 +112,9 @@ def get_ps_metadata_v1(
     # the host planner leaves work_metadata_ptrs alone: a scratch one takes the pointers
     scratch = torch.empty(2, dtype=torch.uint64)
     sure(work_metadata_ptrs.numel() >= 2, "work_metadata_ptrs holds two 64-bit pointers")
-    buffers = plan.Buffers(scratch, work_info, work_indptr, reduce_indptr, reduce_final_map, reduce_partial_map)
+    buffers = plan.Buffers(
+        scratch, work_info, work_indptr, reduce_indptr, reduce_final_map, reduce_partial_map
+    )
     ps.plan(
         seqlens_qo_indptr, pages_kv_indptr, context_lens, num_heads_k, buffers,
         qhead_granularity, qlen_granularity, kvlen_granularity, block_size, is_causal,
@@ -314,5 +318,11 @@ def mla_reduce_v1(
     final_lse: torch.Tensor | None = None,
 ) -> None:
     reduce.reduce(
-        partial_output, partial_lse, reduce_indptr, reduce_final_map, reduce_partial_map, final_output, final_lse
+        partial_output,
+        partial_lse,
+        reduce_indptr,
+        reduce_final_map,
+        reduce_partial_map,
+        final_output,
+        final_lse,
     )

@@ -50,7 +50,9 @@ def flash_attn_varlen_func(
             "Paged/Split-KV attention (using block_table) does not currently support "
             "physical sequence padding (cu_seqlens_*_padded)."
         )
-    plain = block_table is cu_seqlens_q_padded is cu_seqlens_k_padded is bias is alibi_slopes is sink_ptr is None
+    plain = (
+        block_table is cu_seqlens_q_padded is cu_seqlens_k_padded is bias is alibi_slopes is sink_ptr is None
+    )
     doubled(plain, "pages, padding, bias, ALiBi, sinks")
     doubled(dropout_p == 0.0 and not return_attn_probs, "dropout")
     if softmax_scale is None:
@@ -106,7 +108,7 @@ def _forward(q, k, v, cu_q, cu_k, max_q, max_k, scale, causal, window, cap, desc
         and q.dtype == dtypes.bf16
         and (dim, v_dim) == (192, 128)
         and heads % kv_heads == 0
-        and descales == (None, None, None)
+        and all(d is None for d in descales)
         and not return_lse
     )
     if opus:  # its wrapper converts: fmha_fwd_bf16_opus_varlen_fwd
@@ -121,7 +123,11 @@ def _forward(q, k, v, cu_q, cu_k, max_q, max_k, scale, causal, window, cap, desc
     per_head = same and descales[0].shape == (cu_q.numel() - 1, kv_heads)
     square = (dim, v_dim) == (128, 128)
     v3_fp8 = fp8 and same and square and (per_tensor or per_head)
-    v3 = (square or (dim, v_dim) == (192, 128)) and heads % kv_heads == 0 and (q.dtype == dtypes.bf16 or v3_fp8)
+    v3 = (
+        (square or (dim, v_dim) == (192, 128))
+        and heads % kv_heads == 0
+        and (q.dtype == dtypes.bf16 or v3_fp8)
+    )
     ratio = heads // kv_heads
     v3 = v3 and not (v3_fp8 and ratio & (ratio - 1))
     if not opus:
@@ -136,16 +142,21 @@ def _forward(q, k, v, cu_q, cu_k, max_q, max_k, scale, causal, window, cap, desc
         doubled((dim, v_dim) in square_dims, f"head dimensions {dim} and {v_dim} in CK")
     _check_tensors(q, k, v, cu_q, cu_k, out)
     if fp8 and v3:
-        check(all(d.dtype == torch.float32 for d in descales), "q_descale, k_descale, v_descale must be float32")
+        check(
+            all(d.dtype == torch.float32 for d in descales), "q_descale, k_descale, v_descale must be float32"
+        )
     given = [d is not None for d in descales]
-    check(all(given) or not any(given), "q_descale, k_descale, v_descale must be all provided or all not provided")
+    check(
+        all(given) or not any(given),
+        "q_descale, k_descale, v_descale must be all provided or all not provided",
+    )
     return _run(q, k, v, cu_q, cu_k, max_q, max_k, scale, causal, descales, v3_fp8, return_lse, out)
 
 
 @compiled("pybind")
 def _check_types(max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float, is_causal: bool,
                  return_softmax_lse: bool) -> None:  # fmt: skip
-    """The compiled ops' hints (fmha_v3_varlen_fwd, mha_varlen_fwd): a tensor is no int, an int is no float."""
+    """The compiled ops' hints: a tensor is no int, an int is no float."""
 
 
 def _check_tensors(q, k, v, cu_q, cu_k, out) -> None:
@@ -158,12 +169,18 @@ def _check_tensors(q, k, v, cu_q, cu_k, out) -> None:
         check(cu.shape == (cu_q.numel(),), f"{name} must have shape (batch_size + 1)")
     check(cu_q.numel() > 1, "batch size must be postive")
     check(q.shape[1] % k.shape[-2] == 0, "Number of heads in key/value must divide number of heads in query")
-    check(k.shape == (v.shape[0], v.shape[1], q.shape[2]), "k must have shape (total_k, num_heads_k, head_size_q)")
+    check(
+        k.shape == (v.shape[0], v.shape[1], q.shape[2]),
+        "k must have shape (total_k, num_heads_k, head_size_q)",
+    )
     if out is not None:
-        check(out.dtype == _out_dtype(q), "For FP16/BF16 input, output must have the same dtype as inputs. For FP8"
+        check(out.dtype == _out_dtype(q),
+              "For FP16/BF16 input, output must have the same dtype as inputs. For FP8"
               " input, output must have dtype BF16")  # fmt: skip
         check(out.stride(-1) == 1, "Output tensor must have contiguous last dimension")
-        check(out.shape == (*q.shape[:2], v.shape[2]), "out must have shape (total_q, num_heads, head_size_v)")
+        check(
+            out.shape == (*q.shape[:2], v.shape[2]), "out must have shape (total_q, num_heads, head_size_v)"
+        )
 
 
 def _out_dtype(q: torch.Tensor) -> torch.dtype:
@@ -174,7 +191,9 @@ def _run(q, k, v, cu_q, cu_k, max_q, max_k, scale, causal, descales, v3_fp8, ret
     starts, key_starts = indices("cu_seqlens_q", cu_q), indices("cu_seqlens_k", cu_k)
     if out is None:
         out = torch.full((*q.shape[:2], v.shape[2]), float("nan"), dtype=_out_dtype(q))
-    lse = torch.full((q.shape[1], q.shape[0]), float("nan")) if return_lse else None  # [heads, tokens], natural
+    lse = (
+        torch.full((q.shape[1], q.shape[0]), float("nan")) if return_lse else None
+    )  # [heads, tokens], natural
     if max_k <= 0:
         out.zero_()
         if lse is not None:
@@ -184,7 +203,10 @@ def _run(q, k, v, cu_q, cu_k, max_q, max_k, scale, causal, descales, v3_fp8, ret
         rows, keys = range(starts[b], starts[b + 1]), range(key_starts[b], key_starts[b + 1])
         sure(0 <= starts[b] <= starts[b + 1] <= q.shape[0], "cu_seqlens_q leads outside q")
         sure(0 <= key_starts[b] <= key_starts[b + 1] <= k.shape[0], "cu_seqlens_k leads outside k")
-        sure(len(rows) <= max_q, f"sequence {b} has {len(rows)} query tokens, the grid is of max_seqlen_q={max_q}")
+        sure(
+            len(rows) <= max_q,
+            f"sequence {b} has {len(rows)} query tokens, the grid is of max_seqlen_q={max_q}",
+        )
         sure(len(keys) <= max_k, f"sequence {b} has {len(keys)} keys, more than max_seqlen_k={max_k}")
         times = [_descale(d, b, v3_fp8, n) for n, d in zip("qkv", descales, strict=True)]
         wide = [_slice(x, keys).float() * t for x, t in zip((k, v), times[1:], strict=True)]
@@ -192,7 +214,11 @@ def _run(q, k, v, cu_q, cu_k, max_q, max_k, scale, causal, descales, v3_fp8, ret
         query = _slice(q, rows).float() * torch.as_tensor(times[0]).repeat_interleave(
             q.shape[1] // k.shape[1] if v3_fp8 and descales[0].dim() == 2 else 1, dim=0
         )
-        seen = bottom_right(len(rows), len(keys)) if causal else torch.ones(len(rows), len(keys), dtype=torch.bool)
+        seen = (
+            bottom_right(len(rows), len(keys))
+            if causal
+            else torch.ones(len(rows), len(keys), dtype=torch.bool)
+        )
         found, found_lse = attend(query, *wide, scale, seen)
         out[rows.start : rows.stop] = found.to(out.dtype)
         if lse is not None:

@@ -2,7 +2,7 @@
 
 import importlib
 
-_BACKWARD_COMPAT_MAP = {"mha": "attention.mha", "mla_decode": "attention.mla_decode", "types": "utils.types"}
+_BACKWARD_COMPAT_MAP = {"mha": "attention.mha", "mla_decode": "attention.mla_decode"}
 
 
 def __getattr__(name):

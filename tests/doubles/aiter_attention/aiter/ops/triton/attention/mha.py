@@ -54,16 +54,25 @@ def flash_attn_varlen_func(
     sure(k.shape == (v.shape[0], v.shape[1], dim), "the kernel reads as many rows and heads of v as of k")
     sure(heads % k.shape[1] == 0, "query heads are dealt out to KV heads in equal groups")
     starts, key_starts = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
-    sure(not (cu_seqlens_q.is_floating_point() or cu_seqlens_k.is_floating_point()), "cu_seqlens are integers")
+    sure(
+        not (cu_seqlens_q.is_floating_point() or cu_seqlens_k.is_floating_point()), "cu_seqlens are integers"
+    )
     sure(len(starts) == len(key_starts), "cu_seqlens_k is read for the sequences of cu_seqlens_q")
     result = torch.zeros((*q.shape[:-1], v_dim), dtype=q.dtype)
     lse = torch.zeros((q.shape[0], heads), dtype=torch.float32)  # [tokens, heads], unlike CK's
     for b in range(len(starts) - 1):
         low, high, first, last = starts[b], starts[b + 1], key_starts[b], key_starts[b + 1]
-        sure(0 <= low <= high <= q.shape[0] and 0 <= first <= last <= k.shape[0], "cu_seqlens lead outside q or k")
-        sure(high - low <= max_seqlen_q, f"sequence {b} is longer than the grid of max_seqlen_q={max_seqlen_q}")
+        sure(
+            0 <= low <= high <= q.shape[0] and 0 <= first <= last <= k.shape[0],
+            "cu_seqlens lead outside q or k",
+        )
+        sure(
+            high - low <= max_seqlen_q, f"sequence {b} is longer than the grid of max_seqlen_q={max_seqlen_q}"
+        )
         wide = [x[first:last].repeat_interleave(heads // k.shape[1], dim=1) for x in (k, v)]
-        seen = bottom_right(high - low, last - first) if causal else torch.ones(high - low, last - first).bool()
+        seen = (
+            bottom_right(high - low, last - first) if causal else torch.ones(high - low, last - first).bool()
+        )
         found, found_lse = attend(q[low:high], *wide, softmax_scale, seen)
         result[low:high] = found.to(q.dtype)
         lse[low:high] = found_lse.masked_fill(found_lse == float("-inf"), 0.0)  # _attn_fwd stores 0 there

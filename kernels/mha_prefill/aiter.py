@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kernels import binding
+from kernels.binding import find, keywords
 from kernels.mha_prefill import varlen
 from kernels.mha_prefill.problem import BYTES, VALUE, WIDTH, MhaPrefillOperands, Sizes, require_native, takes
 from kernels.op import Implementation, Prepared, Support, Unsupported, need
@@ -54,7 +54,7 @@ def operator(name: str) -> Callable:
     same name takes *args and **kwargs (aiter/jit/utils/torch_guard.py)."""
     import torch
 
-    function = binding.find(f"aiter.{name}", f"aiter.ops.mha.{name}")
+    function = find(f"aiter.{name}", f"aiter.ops.mha.{name}")
     return getattr(torch.ops.aiter, name, function)
 
 
@@ -66,7 +66,7 @@ class Dispatch(Aiter):
     requires = "AITER 0.1.4 or later, gfx942 or gfx950"
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        function = binding.find("aiter.flash_attn_varlen_func", "aiter.ops.mha.flash_attn_varlen_func")
+        function = find("aiter.flash_attn_varlen_func", "aiter.ops.mha.flash_attn_varlen_func")
         return varlen.Varlen(operands, out, function)
 
 
@@ -94,7 +94,7 @@ class _Direct(Prepared):
         super().__init__(operands, out)
         self.function = function
         needed = {"q": operands.q, "k": operands.k, "v": operands.v, "out": out, **arguments}
-        self.arguments = binding.keywords(function, needed)
+        self.arguments = keywords(function, needed)
 
     def call(self) -> None:
         self.function(**self.arguments)
@@ -151,7 +151,7 @@ class Opus(Aiter):
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
         name = "fmha_fwd_bf16_opus_varlen_fwd"
-        function = binding.find(f"aiter.ops.mha.{name}", f"aiter.{name}")
+        function = find(f"aiter.ops.mha.{name}", f"aiter.{name}")
         return _Direct(operands, out, function, opus_lengths(operands) | varlen.mask())
 
 
@@ -168,7 +168,7 @@ class Triton(Aiter):
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
         name = "flash_attn_varlen_func"
-        function = binding.find(f"aiter.ops.triton.attention.mha.{name}", f"aiter.ops.triton.mha.{name}")
+        function = find(f"aiter.ops.triton.attention.mha.{name}", f"aiter.ops.triton.mha.{name}")
         return varlen.Varlen(operands, None, function)
 
 
@@ -193,7 +193,7 @@ class Fp8(Aiter):
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
         require_native(operands)
         name = "flash_attn_varlen_fp8_pertensor_func"
-        function = binding.find(f"aiter.{name}", f"aiter.ops.mha.{name}")
+        function = find(f"aiter.{name}", f"aiter.ops.mha.{name}")
         return varlen.Varlen(operands, None, function, descales(operands))
 
 
@@ -246,10 +246,10 @@ def planned(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
 
     heads = o.q.shape[1]
     most_new, _ = o.longest
-    info = binding.find("aiter.get_ps_metadata_info_v1", "aiter.ops.attention.get_ps_metadata_info_v1")
-    plan = binding.find("aiter.get_ps_metadata_v1", "aiter.ops.attention.get_ps_metadata_v1")
+    info = find("aiter.get_ps_metadata_info_v1", "aiter.ops.attention.get_ps_metadata_info_v1")
+    plan = find("aiter.get_ps_metadata_v1", "aiter.ops.attention.get_ps_metadata_v1")
     wanted = info(
-        **binding.keywords(
+        **keywords(
             info,
             {
                 "batch_size": len(o.sequences),
@@ -275,7 +275,7 @@ def planned(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
     }
     cu_q, cu_k, keys = host_lengths(o)
     plan(
-        **binding.keywords(
+        **keywords(
             plan,
             {
                 "seqlens_qo_indptr": cu_q,
@@ -300,8 +300,8 @@ class _Persistent(Prepared):
         super().__init__(operands, out)
         o, plan = operands, planned(operands)
         descale = descales(o)
-        self.function = binding.find("aiter.mla.mla_prefill_ps_fwd")
-        self.arguments = binding.keywords(
+        self.function = find("aiter.mla.mla_prefill_ps_fwd")
+        self.arguments = keywords(
             self.function,
             {
                 "Q": o.q,

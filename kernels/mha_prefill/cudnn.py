@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kernels import binding
+from kernels.binding import load
 from kernels.mha_prefill.problem import VALUE, WIDTH, MhaPrefillOperands, Sizes, require_native, takes
 from kernels.op import Implementation, Prepared, Support, Unsupported, need
 from kernels.platform import Platform
@@ -49,7 +49,7 @@ class Sdpa(Implementation):
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
         require_native(operands)
-        return _Graph(operands, out, binding.load("cudnn"))
+        return _Graph(operands, out, load("cudnn"))
 
 
 def sequence_lengths(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:

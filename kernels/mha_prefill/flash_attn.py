@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kernels import binding
+from kernels.binding import find
 from kernels.mha_prefill import varlen
 from kernels.mha_prefill.problem import (
     BYTES,
@@ -74,7 +74,7 @@ class Fa2(FlashAttention):
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
         # flash_attn may be installed without its kernels, as what FlashAttention 4 lives in.
-        function = binding.find("flash_attn.flash_attn_interface.flash_attn_varlen_func")
+        function = find("flash_attn.flash_attn_interface.flash_attn_varlen_func")
         return varlen.Varlen(operands, None, function, pads=True)
 
 
@@ -100,7 +100,7 @@ class Fa3(FlashAttention):
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
         require_native(operands)
-        function = binding.find("flash_attn_interface.flash_attn_varlen_func")
+        function = find("flash_attn_interface.flash_attn_varlen_func")
         return varlen.Varlen(operands, None, function, descales(operands))
 
 
@@ -114,7 +114,7 @@ class Fa4(FlashAttention):
     archs = ("sm_90", "sm_100", "sm_103")
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
-        function = binding.find(
+        function = find(
             "flash_attn.cute.flash_attn_varlen_func", "flash_attn.cute.interface.flash_attn_varlen_func"
         )
         return varlen.Varlen(operands, None, function)

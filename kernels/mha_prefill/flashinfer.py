@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kernels import binding
+from kernels.binding import find, keywords
 from kernels.mha_prefill.problem import VALUE, WIDTH, MhaPrefillOperands, Sizes, require_native, takes
 from kernels.op import Implementation, Prepared, Support, need
 from kernels.platform import Platform
@@ -76,10 +76,10 @@ class _Ragged(Prepared):
 
         super().__init__(operands, out)
         name = "BatchPrefillWithRaggedKVCacheWrapper"
-        make = binding.find(f"flashinfer.{name}", f"flashinfer.prefill.{name}")
+        make = find(f"flashinfer.{name}", f"flashinfer.prefill.{name}")
         room = torch.empty(WORKSPACE, dtype=torch.uint8, device=out.device)
         wrapper = make(
-            **binding.keywords(make, {"float_workspace_buffer": room, "kv_layout": "NHD", "backend": backend})
+            **keywords(make, {"float_workspace_buffer": room, "kv_layout": "NHD", "backend": backend})
         )
         o, dtype = operands, operands.q.dtype
         dtypes = {"q_data_type": dtype, "kv_data_type": dtype}
@@ -88,11 +88,9 @@ class _Ragged(Prepared):
             ({"o_data_type": out.dtype}, {}) if dtype != out.dtype else ({}, {"o_data_type": out.dtype})
         )
         needed |= sizes_of(o) | scoring(o) | dtypes | self.lengths(o)
-        wrapper.plan(**binding.keywords(wrapper.plan, needed, wished))
+        wrapper.plan(**keywords(wrapper.plan, needed, wished))
         self.run = wrapper.run
-        self.arguments = binding.keywords(
-            wrapper.run, {"q": o.q, "k": o.k, "v": o.v, "out": out, **scales(o)}
-        )
+        self.arguments = keywords(wrapper.run, {"q": o.q, "k": o.k, "v": o.v, "out": out, **scales(o)})
 
     def lengths(self, o: MhaPrefillOperands) -> dict[str, Any]:
         return begins(o)
@@ -244,7 +242,7 @@ class _TrtLlm(Prepared):
 
         super().__init__(operands, out)
         o, name = operands, "trtllm_ragged_attention_deepseek"
-        self.function = binding.find(f"flashinfer.prefill.{name}", f"flashinfer.{name}")
+        self.function = find(f"flashinfer.prefill.{name}", f"flashinfer.{name}")
         needed = {
             "query": o.q,
             "key": o.k,
@@ -262,7 +260,7 @@ class _TrtLlm(Prepared):
         }
         if backend:
             needed["backend"] = backend
-        self.arguments = binding.keywords(self.function, needed, known_lengths(o))
+        self.arguments = keywords(self.function, needed, known_lengths(o))
 
     def call(self) -> None:
         self.function(**self.arguments)

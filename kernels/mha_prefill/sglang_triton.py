@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kernels import binding
+from kernels.binding import find, keywords
 from kernels.mha_prefill.problem import BYTES, VALUE, WIDTH, MhaPrefillOperands, Sizes, takes
 from kernels.op import Implementation, Prepared, Support
 from kernels.platform import Platform
@@ -72,9 +72,7 @@ class _Extend(Prepared):
         self.rows = new_rows(o) if any(s.prefix for s in o.sequences) else None
         self.k, self.v = (t if self.rows is None else t[self.rows] for t in (o.k, o.v))
         begins, cached = cached_rows(o)
-        self.function = binding.find(
-            "sglang.srt.layers.attention.triton_ops.extend_attention.extend_attention_fwd"
-        )
+        self.function = find("sglang.srt.layers.attention.triton_ops.extend_attention.extend_attention_fwd")
         needed = {
             "q_extend": o.q,
             "k_extend": self.k,
@@ -92,7 +90,7 @@ class _Extend(Prepared):
         }
         # Versions without is_causal are.
         wished = {"is_causal": True, "k_scale": 1.0, "v_scale": 1.0}
-        self.arguments = binding.keywords(self.function, needed, wished)
+        self.arguments = keywords(self.function, needed, wished)
 
     def load(self, live: Mapping[str, torch.Tensor]) -> None:
         super().load(live)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kernels import binding
+from kernels.binding import keywords
 from kernels.mha_prefill.problem import VALUE, WIDTH, MhaPrefillOperands, guarded
 from kernels.op import Prepared
 
@@ -68,7 +68,7 @@ class Varlen(Prepared):
         needed |= lengths(operands) | mask() | dict(further or {})
         if out is not None:
             needed["out"] = out
-        self.arguments = binding.keywords(function, needed, wished)
+        self.arguments = keywords(function, needed, wished)
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
         return {**super().inputs(), "v": self.v[..., :VALUE]}

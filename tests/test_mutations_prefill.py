@@ -9,7 +9,7 @@ import pytest
 import torch
 from contract_prefill import CACHED, LONG, ROWS, keep
 
-from kernels.mha_prefill import aiter, cudnn, flash_attn, flashinfer, varlen
+from kernels.mha_prefill import aiter, aiter_persistent, cudnn, flash_attn, flashinfer, varlen
 from kernels.op import Unsupported
 
 
@@ -149,22 +149,26 @@ def mutations() -> list[Mutation]:
         Mutation(
             "planned for new tokens only",
             PS,
-            aiter,
+            aiter_persistent,
             "host_lengths",
-            changed(aiter.host_lengths, lambda h, o: (h[0], h[1], h[0].diff())),
+            changed(aiter_persistent.host_lengths, lambda h, o: (h[0], h[1], h[0].diff())),
         ),
         Mutation(
             "planned for other lengths",
             PS,
-            aiter,
+            aiter_persistent,
             "host_lengths",
             changed(
-                aiter.host_lengths,
+                aiter_persistent.host_lengths,
                 lambda h, o: (in_another_order(h[0]), in_another_order(h[1]), h[2].flip(0)),
             ),
         ),
         Mutation(
-            "keys one page on", PS, aiter, "pages", changed(aiter.pages, lambda pages, o: pages.roll(1))
+            "keys one page on",
+            PS,
+            aiter_persistent,
+            "pages",
+            changed(aiter_persistent.pages, lambda pages, o: pages.roll(1)),
         ),
         Mutation(
             "planned for other lengths",

@@ -105,6 +105,8 @@ class _Graph(Prepared):
     """Tensors have numbers, by which a call gives their addresses."""
 
     def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor, cudnn: ModuleType) -> None:
+        import torch
+
         super().__init__(operands, out)
         self.cudnn = cudnn
         self.handle = cudnn.create_handle()
@@ -118,8 +120,6 @@ class _Graph(Prepared):
                 f"cudnn {cudnn.__version__} with cuDNN {cudnn.backend_version()}: {reason}"
             ) from error
         size = max(self.graph.get_workspace_size(), 1)
-        import torch
-
         self.room = torch.empty(size, dtype=torch.uint8, device=out.device)
 
     def _built(self) -> Any:

@@ -121,7 +121,7 @@ class Fa3(FlashInfer):
 
 class Cutlass(FlashInfer):
     name = "flashinfer.cutlass"
-    requires = "flashinfer-python 0.2.9 or later (FP8: 0.6.0 or later), CUDA sm_100 or sm_103"
+    requires = "flashinfer-python 0.2.6 or later (FP8: 0.6.0 or later), CUDA sm_100 or sm_103"
     archs = ("sm_100", "sm_103")
     dtypes = ("bf16", "fp8")
     activations = "fp8"
@@ -204,7 +204,7 @@ class CuteDsl(TrtLlm):
     """The same entry with FlashInfer's own kernels in CuTe."""
 
     name = "flashinfer.cute_dsl"
-    requires = "flashinfer-python 0.6.18 or later, CUDA sm_100 or sm_103"
+    requires = "flashinfer-python 0.6.10 or later, CUDA sm_100 or sm_103"
     backend = "cute-dsl"
 
 

@@ -22,7 +22,7 @@ class Extend(Implementation):
     """`extend_attention_fwd`: cached keys through a table of rows, then the new ones, causal among those."""
 
     name = "sglang.triton_extend"
-    requires = "an SGLang whose kernel takes qo_indptr, kv_indptr and kv_indices (2025 or later), CUDA or ROCm"
+    requires = "SGLang of 2025 or later (its kernel takes qo_indptr and kv_indptr), CUDA or ROCm"
     runtime = "sglang"
 
     def available(self, platform: Platform) -> Support:

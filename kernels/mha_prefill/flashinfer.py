@@ -84,9 +84,8 @@ class _Ragged(Prepared):
         o, dtype = operands, operands.q.dtype
         dtypes = {"q_data_type": dtype, "kv_data_type": dtype}
         # An output unlike q, from 0.6.0, is wanted for FP8 only.
-        needed, wished = (
-            ({"o_data_type": out.dtype}, {}) if dtype != out.dtype else ({}, {"o_data_type": out.dtype})
-        )
+        output = {"o_data_type": out.dtype}
+        needed, wished = (output, {}) if dtype != out.dtype else ({}, output)
         needed |= sizes_of(o) | scoring(o) | dtypes | self.lengths(o)
         wrapper.plan(**keywords(wrapper.plan, needed, wished))
         self.run = wrapper.run

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,32 +12,13 @@ import kernels
 from harness.provenance import run
 from kernels.platform import Platform
 
-BUSY = 0.2  # CPUs
-LOOK_S = 0.5
-
 Ask = Callable[..., str]
 
 
 def advice(here: Platform, threads: int, root: Path = Path("/"), ask: Ask = run) -> list[str]:
     """root: of /sys and /proc; ask: runs a command and gives what it prints, nothing where it fails."""
     machine = _cpu(root, threads) if here.kind == "cpu" else _gpu(here, ask)
-    return [*_load(root), *machine, *_virtual(here), *_libraries(here)]
-
-
-def _load(root: Path) -> list[str]:
-    """What others use while we wait: the load average would count what we did in the last minute."""
-    busy, whole = _jiffies(root)
-    time.sleep(LOOK_S)
-    busy, whole = (now - then for now, then in zip(_jiffies(root), (busy, whole), strict=True))
-    cpus = busy / whole * (os.cpu_count() or 1) if whole else 0.0
-    return [f"other work takes {cpus:.1f} CPUs: stop it, or wait until it ends"] if cpus > BUSY else []
-
-
-def _jiffies(root: Path) -> tuple[int, int]:
-    """Busy and in all, of all CPUs since boot. The fields are user, nice, system, idle, iowait, irq, softirq
-    and steal (proc(5), /proc/stat)."""
-    fields = [int(n) for n in _text(root, "proc/stat").partition("\n")[0].split()[1:9]]
-    return (sum(fields) - sum(fields[3:5]), sum(fields))
+    return [*machine, *_virtual(here), *_libraries(here)]
 
 
 def _virtual(here: Platform) -> list[str]:
@@ -143,24 +123,14 @@ def _driver() -> list[str]:
 
 
 def _gpu(here: Platform, ask: Ask) -> list[str]:
-    """Compute mode, persistence and other processes, as nvidia-smi tells. Untested on hardware."""
+    """Persistence mode, as nvidia-smi tells. Untested on hardware."""
     if here.kind != "cuda":
         return []
     index = here.device.partition(":")[2] or "0"
     one = ("nvidia-smi", "-i", index)
-    reply = ask(*one, "--query-gpu=compute_mode,persistence_mode", "--format=csv,noheader")
-    mode, _, persistence = reply.partition(", ")
-    others = len(ask(*one, "--query-compute-apps=pid", "--format=csv,noheader").split())
-    found = []
-    if mode not in ("", "Default"):
-        found.append(
-            f"compute mode {mode} lets one process in, and workers are several: `nvidia-smi -i {index} -c 0`"
-        )
-    if persistence == "Disabled":
-        found.append(f"persistence mode is off, so the GPU wakes anew: `nvidia-smi -i {index} -pm 1`")
-    if others:
-        found.append(f"{others} other processes hold this GPU: stop them, or choose another with --device")
-    return found
+    if ask(*one, "--query-gpu=persistence_mode", "--format=csv,noheader") != "Disabled":
+        return []
+    return [f"persistence mode is off, so the GPU wakes anew: `nvidia-smi -i {index} -pm 1`"]
 
 
 def cpus_in(text: str) -> set[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
@@ -58,8 +59,13 @@ def _cell(
         status=contender.status or ("checked" if contender.interpreted else "ok"),
         reason=contender.reason or _note(contender, case.boundary),
         check=contender.check,
-        kernels=contender.kernels,
+        kernels=[kernel["name"] for kernel in contender.kernels],
+        kernel_us=[kernel["us"] for kernel in contender.kernels],
+        picked=contender.picked,
+        host_us=statistics.median(contender.host_s) * 1e6 if contender.host_s else None,
+        synchronises=contender.synchronises,
         setup_s=contender.setup_s or None,
+        pinned=contender.pinned,
         place=case.place,
         weight=case.weight,
         version=version(contender.impl.provider) or "",
@@ -91,8 +97,13 @@ def _cell(
 
 
 def _note(contender: Contender, boundary: str) -> str:
-    composed = contender.impl.composition(boundary)
-    return "; ".join(filter(None, [composed, "right when interpreted; not timed" * contender.interpreted]))
+    notes = [
+        contender.impl.composition(boundary),
+        contender.picked,
+        "right when interpreted; not timed" * contender.interpreted,
+        "waits for the device: its time holds the host's" * contender.synchronises,
+    ]
+    return "; ".join(filter(None, notes))
 
 
 def _verdicts(measured: Measured, valid: Collection[str], confidence: float) -> list[Verdict]:

@@ -141,13 +141,14 @@ class Bench:
         return self.sets[0].digest()
 
     def profile(self, contender: str) -> dict[str, Any]:
-        """What ran in a call and for how long (see profiling.py); of a graph, in the eager calls."""
+        """What ran in a call and for how long (see profiling.py), of a graph in the eager calls;
+        `picked`: what its library says of that."""
         seated = self.seated[contender]
         calls = [p.call for p in seated.prepared]
         found = profile(calls, self.kind, seated.timer.synchronize)
         # Outputs that calls allocate are now those of the eager calls, which no replay writes.
         seated.program = seated.timer.program(calls)
-        return found
+        return found | {"picked": seated.prepared[0].picked()}
 
     def close(self) -> None:
         self.seated.clear()

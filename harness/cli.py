@@ -11,6 +11,8 @@ from harness.errors import USAGE, HarnessError
 from kernels import PluginError
 from kernels.platform import KINDS
 
+LISTS = ["ops", "impls", "cases", "suites", "linears", "published"]
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 def cli() -> None:
@@ -29,7 +31,7 @@ def cli() -> None:
 
 
 @cli.command("list")
-@click.argument("what", default="impls", type=click.Choice(["ops", "impls", "cases", "suites", "linears"]))
+@click.argument("what", default="impls", type=click.Choice(LISTS))
 @click.option("--op", help="Only this op.")
 @click.option("--suite", default=None, help="For cases: of this suite, or all (default: smoke).")
 @click.option("--platform", type=click.Choice(KINDS), help="Ask about another platform than this machine.")
@@ -51,6 +53,17 @@ def doctor(**options: Any) -> None:
     from harness.doctor import show
 
     show(**options)
+
+
+@cli.command()
+@click.argument("runs", nargs=-1)
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of a table.")
+def claims(runs: tuple[str, ...], json_to: str | None) -> None:
+    """What AITER's headline claims (2x GEMM, 3x MoE, 17x MLA decode, 14x MHA prefill) come to in recorded
+    RUNS (default: all under results/)."""
+    from harness.claims import show
+
+    show(runs, json_to)
 
 
 def _seconds(context: click.Context, option: click.Parameter, text: str) -> float:
@@ -89,6 +102,7 @@ def _seconds(context: click.Context, option: click.Parameter, text: str) -> floa
     envvar="KERNEL_BENCH_DISTURBED",
     help="Rounds that other work or throttling disturbed: make them again, or count them (default: drop).",
 )
+@click.option("--published", is_flag=True, help="Show what others published of these cases, unranked.")
 @click.option("--quiet", is_flag=True, help="No tables and no progress.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of operands and orders.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads (default: the cores of a NUMA node).")

@@ -13,8 +13,10 @@ from tabulate import tabulate
 import kernels
 from harness.errors import UsageError
 from harness.plan import choose_op
+from harness.published import figures
 from kernels.platform import Platform, detect, named, version
 from shapes.attention import Parallel
+from shapes.case import text_of
 from shapes.cases import R1
 from shapes.linears import linears
 from shapes.models import model
@@ -37,7 +39,7 @@ def show(
         if json_to == "-":
             sys.stdout.write(text)
         else:
-            _write(json_to, text)
+            write(json_to, text)
         return
     if what == "impls":
         print(f"{here.kind} {here.arch} {here.name}".strip() + ("" if here.here else " (not this machine)"))
@@ -48,7 +50,8 @@ def _cell(value: Any) -> Any:
     return ("yes" if value else "no") if isinstance(value, bool) else value
 
 
-def _write(path: str, text: str) -> None:
+def write(path: str, text: str) -> None:
+    """Raises UsageError where that cannot be done."""
     try:
         Path(path).write_text(text)
     except OSError as error:
@@ -120,4 +123,30 @@ def _linears(ops: list[str], here: Platform, suite_name: str | None) -> list[dic
     ]
 
 
-KINDS = {"ops": _ops, "impls": _impls, "cases": _cases, "suites": _suites, "linears": _linears}
+def _published(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[str, Any]]:
+    """Figures of others, of all devices."""
+    return [
+        {
+            "op": f.op,
+            "sizes": text_of(f.sizes),
+            "implementation": f.implementation,
+            "device": f.device,
+            "us": f.time_us,
+            "TFLOPS": f.tflops,
+            "source": f.source,
+            "timed": f.method,
+            "where": f.where,
+        }
+        for f in figures()
+        if f.op in ops
+    ]
+
+
+KINDS = {
+    "ops": _ops,
+    "impls": _impls,
+    "cases": _cases,
+    "suites": _suites,
+    "linears": _linears,
+    "published": _published,
+}

@@ -33,6 +33,12 @@ class Cell(Record):
     percent_of_ceiling: of what this machine was measured to reach; null where nothing was
     check: the judge's report of every stage, the last entry the one that decided
     setup_s: preparing, JIT and the first call
+    kernels, kernel_us: what ran in a call, and its own time by torch's profiler, microseconds per call; of a
+        graph, in eager calls
+    picked: what its library says that it chose to run, a tuned configuration say; empty where it does not
+    host_us: the host's time to launch a call, microseconds, the median over turns; null on a CPU
+    synchronises: its calls wait for the device before they return, so that time_us holds host time
+    pinned: the CPU that each of its threads is bound to, or why none is
     """
 
     kind: Literal["cell"] = "cell"
@@ -55,7 +61,12 @@ class Cell(Record):
     percent_of_ceiling: float | None = None
     check: dict[str, Any] = {}
     kernels: list[str] = []
+    kernel_us: list[float] = []
+    picked: str = ""
+    host_us: float | None = None
+    synchronises: bool = False
     setup_s: float | None = None
+    pinned: list[int] | str = ""
     place: str = ""
     weight: float = 0.0
     version: str = ""

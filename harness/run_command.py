@@ -21,6 +21,7 @@ from harness.errors import NothingRan, UsageError
 from harness.journal import Journal, JournalFull
 from harness.progress import Progress
 from harness.provenance import provenance
+from harness.published import figures
 from harness.records import CaseDone, Cell, PlannedCase, Record, Run, Verdict
 from harness.session import Session, device_lock, exit_code
 from harness.stations import Deadlines
@@ -53,6 +54,7 @@ class Request:
     out: str | None = None
     json: str | None = None
     csv: str | None = None
+    published: bool = False
     quiet: bool = False
     disturbed: str | None = None
     seed: int = 0
@@ -74,19 +76,21 @@ def run(request: Request) -> int:
         if reason := monitor.blocked():
             raise NothingRan(f"{platform.device} cannot be measured: {reason}")
         busy = monitor.before()
-        if not request.quiet:
-            for line in busy:
-                print(f"note: {line}", file=sys.stderr)
         journal, settings, finished = (
             _resumed(request, platform) if request.resume else _begun(request, platform, busy)
         )
+        if not request.quiet:
+            for line in busy:
+                print(f"note: {line}", file=sys.stderr)
         human: IO[str] = sys.stderr if "-" in (request.json, request.csv) else sys.stdout
         records = {key: list(found) for key, found in finished.items()}
+        known = figures() if request.published else []
 
         def report(case: Case, found: list[Record]) -> None:
             records[case.key] = found
             if not request.quiet:
-                print("\n" + tables.case_table(found) + "\n", file=human, flush=True)
+                shown = [tables.case_table(found), tables.published(known, case)]
+                print("\n" + "\n".join(filter(None, shown)) + "\n", file=human, flush=True)
 
         session = _session(settings, request, platform, monitor, journal, report)
         session.spent_s = sum(r.measured_s for r in _flat(finished) if isinstance(r, CaseDone))

@@ -185,6 +185,8 @@ class CaseRun:
                 answer = attempt([contender], lambda: station.ask(contender, "turn", at_least=TURN_S))
                 self.monitor.sample(f"{self.case.key} {contender.name}")
                 if answer is not None:
+                    if answer["host_seconds"] is not None:
+                        contender.host_s.append(answer["host_seconds"])
                     return answer["seconds"]
                 # Whoever shared its worker is seated again now, not in a turn of his own.
                 for other in (c for s, c in timed if s is station and c.alive):
@@ -227,7 +229,8 @@ class CaseRun:
                     self._check(station, contender, name, "after timing: ", fresh=False, which=which)
                 if contender.alive:
                     found = attempt([contender], lambda s=station, c=contender: s.ask(c, "profile"))
-                    contender.kernels = [kernel["name"] for kernel in found["kernels"]] if found else []
+                    if found:
+                        contender.kernels, contender.picked = found["kernels"], found["picked"]
 
     def _find_writer(self, station: Station, timed: list[Contender]) -> None:
         """Somebody changed the operands that all of a worker's contenders were timed on: whoever does it

@@ -26,7 +26,11 @@ class Contender:
     setup_s:        preparing, JIT and first call, at their longest
     call_s:         one call, roughly: the last one that was checked
     check:          the judge's last report
+    kernels:        what ran in a call (see profiling.py)
+    picked:         what its library says that it chose to run
     synchronises:   whether its calls wait for the device before they return
+    host_s:         of each turn on a GPU: the host's seconds to launch one call
+    pinned:         the CPU that each of its worker's threads is bound to, or why none is
     """
 
     name: str
@@ -39,8 +43,11 @@ class Contender:
     setup_s: float = 0.0
     call_s: float = 0.0
     check: dict[str, Any] = field(default_factory=dict)
-    kernels: list[str] = field(default_factory=list)
+    kernels: list[dict[str, Any]] = field(default_factory=list)
+    picked: str = ""
     synchronises: bool = False
+    host_s: list[float] = field(default_factory=list)
+    pinned: list[int] | str = ""
 
     @property
     def alive(self) -> bool:
@@ -95,10 +102,12 @@ class Station:
         kind, device = self.platform.kind, self.platform.device
         threads = int(environment.get("OMP_NUM_THREADS", self.threads))
         try:
-            self._raw("hello", self.deadlines.prepare, kind=kind, device=device, threads=threads)
+            hello = self._raw("hello", self.deadlines.prepare, kind=kind, device=device, threads=threads)
         except WorkerFailure:
             self.stop()
             raise
+        for contender in self.contenders:
+            contender.pinned = hello["pinned"]
 
     def stop(self) -> None:
         if self.worker is not None:

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
+from harness.published import Figure
 from harness.records import CaseDone, Cell, Record, Verdict
 from shapes.case import Case
 
-HEADERS = ("implementation", "status", "boundary", "time", "interval", "vs baseline", "verdict",
+HEADERS = ("implementation", "status", "boundary", "time", "interval", "host", "vs baseline", "verdict",
            "TFLOPS", "GB/s", "% of limit", "note")  # fmt: skip
 ENDED = {
     "tight": "all intervals were tight",
@@ -19,7 +20,7 @@ ENDED = {
     "disturbed": "most rounds had been disturbed",
     "no contenders": "nobody was left",
 }
-NUMERIC = ("time", "TFLOPS", "GB/s", "% of limit")
+NUMERIC = ("time", "host", "TFLOPS", "GB/s", "% of limit")
 
 
 def case_table(records: Sequence[Record]) -> str:
@@ -33,12 +34,19 @@ def case_table(records: Sequence[Record]) -> str:
     rows = [_row(cell, against.get(cell.name), cell.name == anchor) for cell in order]
     first = cells[0]
     place = f"{first.place}, {first.weight:.1%} of the suite" if first.place != "ad hoc" else first.place
-    lines = [f"{first.case}  ({place})", tabulate(rows, HEADERS, disable_numparse=True, colalign=_align())]
+    lines = [f"{first.case}  ({place})", _table(rows)]
     return "\n".join([*lines, *_conclusions(cells, verdicts, done, order[0].name)])
 
 
-def _align() -> list[str]:
-    return ["right" if header in NUMERIC else "left" for header in HEADERS]
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Without the columns that nobody has anything in."""
+    used = [i for i in range(len(HEADERS)) if any(row[i] for row in rows)]
+    return tabulate(
+        [[row[i] for i in used] for row in rows],
+        [HEADERS[i] for i in used],
+        disable_numparse=True,
+        colalign=["right" if HEADERS[i] in NUMERIC else "left" for i in used],
+    )
 
 
 def _row(cell: Cell, verdict: Verdict | None, is_anchor: bool) -> list[str]:
@@ -51,6 +59,7 @@ def _row(cell: Cell, verdict: Verdict | None, is_anchor: bool) -> list[str]:
         cell.boundary,
         micro(cell.time_us),
         interval,
+        micro(cell.host_us),
         ratio,
         verdict.verdict if verdict else "",
         f"{cell.tflops:.3g}" if cell.tflops is not None else "",
@@ -111,6 +120,26 @@ def _disturbed(done: CaseDone) -> str:
     made = done.rounds + dropped
     fate = "left out and made again" if dropped else "counted all the same"
     return f"{len(done.disturbed)} of {made} rounds were disturbed, {fate}; e.g. {done.disturbed[0].reason}"
+
+
+def published(figures: Iterable[Figure], case: Case) -> str:
+    """What others published of a case, a table of its own; empty if nothing."""
+    rows = [
+        [
+            f.implementation,
+            f.device,
+            micro(f.time_us),
+            f"{f.tflops:.3g}" if f.tflops else "",
+            f"{f.source}; {f.method}",
+        ]
+        for f in figures
+        if f.of(case.op, case.sizes)
+    ]
+    if not rows:
+        return ""
+    table = tabulate(rows, ["implementation", "device", "time", "TFLOPS", "source; how it was timed"],
+                     disable_numparse=True)  # fmt: skip
+    return f"published by others, neither measured here nor ranked:\n{table}"
 
 
 def left_out(cases: Iterable[Case], budget_s: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 
@@ -153,3 +154,12 @@ def test_operators_of_torch_tell_by_their_schema():
     }
     with pytest.raises(Unsupported, match=r"add takes no later"):
         binding.keywords(add, {"self": 1, "other": 2, "later": 3})
+
+
+def test_functions_of_cpp_are_given_everything():
+    import torch
+
+    tell_nothing = torch._C._get_cpp_backtrace
+    with pytest.raises(ValueError):
+        inspect.signature(tell_nothing)
+    assert binding.keywords(tell_nothing, {"q": 1}, {"later": 4}) == {"q": 1, "later": 4}

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kernels.block_scale_gemm.layouts import column_major
 from kernels.block_scale_gemm.problem import BlockScaleGemmOperands, Sizes
-from kernels.block_scale_gemm.torch_eager import column_major
 from kernels.formats import BLOCK, native
 from kernels.op import Prepared, Unsupported
 from kernels.triton_runtime import TritonImplementation, kind_of, require_interpreter

@@ -29,6 +29,7 @@ class Sdpa(Implementation):
         "nvidia-cudnn-frontend 1.13 or later and cuDNN 9.10.2 or later, CUDA sm_90 or later; "
         "FP8: cuDNN 9.19 or later, sm_100 or later"
     )
+    runtime = "cudnn"
     activations = "fp8"
 
     def available(self, platform: Platform) -> Support:

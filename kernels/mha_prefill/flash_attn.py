@@ -36,6 +36,7 @@ class FlashAttention(Implementation):
     dtypes: of q, k and v
     """
 
+    runtime = "flash_attn"
     allocates = True
     module: ClassVar[str]
     install: ClassVar[str]

@@ -28,6 +28,7 @@ class FlashInfer(Implementation):
     dtypes: of q, k and v
     """
 
+    runtime = "flashinfer"
     archs: ClassVar[tuple[str, ...]]
     dtypes: ClassVar[tuple[str, ...]] = ("bf16",)
 

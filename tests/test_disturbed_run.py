@@ -1,0 +1,156 @@
+"""What a run makes of a monitor that sees the machine disturbed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+from harness import run_command
+from harness.disturbance import Monitor
+from harness.errors import NothingRan, UsageError
+from harness.journal import Journal
+from harness.records import CaseDone, Cell, Verdict
+from harness.run_command import Request
+from harness.statistics import compare
+
+WHO = "process 7 (cc1plus) took 80% of a CPU"
+
+
+class Scripted(Monitor):
+    """Every round's disturbance is what `says` gives next."""
+
+    def __init__(self, says, busy=(), blocked=""):
+        super().__init__()
+        self.says, self.busy, self.why = iter(says), list(busy), blocked
+        self.sampled = set()
+
+    def begin(self):
+        pass
+
+    def sample(self, who=""):
+        self.sampled.add(who)
+        self.notes.add("frequency_mhz", 2400)
+
+    def end(self):
+        return next(self.says)
+
+    def before(self):
+        return self.busy
+
+    def readable(self):
+        return {}
+
+    def blocked(self):
+        return self.why
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch, capsys):
+    """Runs one tiny case under a monitor: exit code, records by kind, stdout, stderr, the monitor."""
+
+    def run(monitor: Scripted, **options):
+        monkeypatch.setattr(run_command, "monitor_for", lambda platform, ours: monitor)
+        out = tmp_path / "run"
+        request = Request(
+            op="mla_decode",
+            impl="torch.naive,torch.sdpa",
+            device="cpu",
+            case=("batch=1 ctx=5..20",),
+            cache="warm",
+            budget="4s",
+            out=str(out),
+            json=str(tmp_path / "run.json"),
+            **options,
+        )
+        code = run_command.run(request)
+        (found,) = Journal(out).finished().values()
+        kinds = {kind: [r for r in found if isinstance(r, kind)] for kind in (Cell, Verdict, CaseDone)}
+        return code, kinds, *capsys.readouterr(), json.loads((tmp_path / "run.json").read_text())
+
+    return run
+
+
+def test_disturbed_rounds_are_left_out_counted_and_kept_with_their_reasons(measured):
+    monitor = Scripted(itertools.cycle(["", "", WHO]))
+    code, found, out, _, whole = measured(monitor)
+    (done,) = found[CaseDone]
+    assert code == 0
+    assert len(done.disturbed) == pytest.approx((done.rounds + len(done.disturbed)) / 3, abs=1)
+    assert {(r.reason, r.counted) for r in done.disturbed} == {(WHO, False)}
+    assert all(set(r.seconds) >= {"torch.naive", "torch.sdpa"} for r in done.disturbed)
+    left_out = {(r.block, r.round) for r in done.disturbed}
+    for cell in found[Cell]:
+        assert cell.status == "ok"
+        assert not left_out & set(zip(cell.samples.block, cell.samples.round, strict=True))
+    assert f"{len(done.disturbed)} of {done.rounds + len(done.disturbed)} rounds were disturbed" in out
+    assert WHO in out
+    assert done.conditions[0]["frequency_mhz"]["median"] == 2400
+    assert whole["run"]["disturbed"] == "drop"
+    assert len(monitor.sampled) == 3, "each contender and the twin, by case and name"
+
+
+def test_verdicts_can_be_made_again_from_the_samples_that_count(measured):
+    _, found, *_ = measured(Scripted(itertools.cycle(["", WHO, ""])))
+    samples = {cell.name: cell.samples for cell in found[Cell]}
+    (verdict,) = [v for v in found[Verdict] if v.about == "baseline"]
+    a, b = samples[verdict.a], samples[verdict.b]
+    again = compare(a.seconds, b.seconds, blocks=a.block, floor=verdict.floor, confidence=verdict.confidence)
+    assert (a.block, a.round) == (b.block, b.round)
+    assert (again.ratio, again.low, again.high, again.verdict) == (
+        verdict.ratio,
+        verdict.low,
+        verdict.high,
+        verdict.verdict,
+    )
+
+
+def test_a_machine_too_disturbed_gives_no_number(measured):
+    code, found, out, *_ = measured(Scripted(itertools.cycle([WHO, WHO, ""])))
+    (done,) = found[CaseDone]
+    assert code == 1
+    assert done.stopped == "disturbed"
+    assert "until most rounds had been disturbed" in out
+    for cell in found[Cell]:
+        assert (cell.status, cell.time_us) == ("error", None)
+        assert cell.reason.startswith("too disturbed to measure, ")
+        assert WHO in cell.reason
+        assert cell.reason.endswith("(to count them all the same: --disturbed keep)")
+    assert not [v for v in found[Verdict] if v.about != "A/A"]
+
+
+def test_a_machine_disturbed_without_end_ends(measured):
+    code, found, *_ = measured(Scripted(itertools.repeat(WHO)))
+    assert code == 1
+    (done,) = found[CaseDone]
+    assert done.rounds == 0
+    assert 0 < len(done.disturbed) < 100
+
+
+def test_whoever_wants_them_counts_them(measured):
+    code, found, out, *_ = measured(Scripted(itertools.repeat(WHO)), disturbed="keep")
+    (done,) = found[CaseDone]
+    assert code == 0
+    assert len(done.disturbed) == done.rounds
+    assert all(r.counted and not r.seconds for r in done.disturbed)
+    assert all(cell.time_us for cell in found[Cell])
+    assert "counted all the same" in out
+
+
+def test_a_busy_device_is_said_so_and_recorded(measured):
+    _, _, _, err, whole = measured(Scripted(itertools.repeat(""), busy=[WHO]))
+    assert f"note: {WHO}\n" in err
+    assert whole["run"]["busy"] == [WHO]
+
+
+def test_a_device_for_one_process_alone_is_refused(measured):
+    with pytest.raises(NothingRan, match=r"^cpu cannot be measured: it is in exclusive mode$"):
+        measured(Scripted([], blocked="it is in exclusive mode"))
+
+
+def test_a_mistake_is_one_line_on_a_busy_machine_too(monkeypatch, capsys):
+    monkeypatch.setattr(run_command, "monitor_for", lambda platform, ours: Scripted([], busy=[WHO]))
+    with pytest.raises(UsageError, match="no implementation of mla_decode matches"):
+        run_command.run(Request(op="mla_decode", device="cpu", impl="nobody's"))
+    assert capsys.readouterr().err == ""

@@ -1,7 +1,7 @@
 """The Triton kernel that SGLang prefills with where nothing else is chosen.
 
-Read in python/sglang/srt/layers/attention/triton_ops/extend_attention.py of sgl-project/sglang (2026, which
-takes k_scale and v_scale). Untested on hardware.
+Read in extend_attention.py of sgl-project/sglang (2026, which takes k_scale and v_scale), in
+sglang/kernels/ops/attention, before in sglang/srt/layers/attention/triton_ops. Untested on hardware.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from kernels.platform import Platform
 
 if TYPE_CHECKING:
     import torch
+
+OPS = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
 
 
 class Extend(Implementation):
@@ -72,7 +74,7 @@ class _Extend(Prepared):
         self.rows = new_rows(o) if any(s.prefix for s in o.sequences) else None
         self.k, self.v = (t if self.rows is None else t[self.rows] for t in (o.k, o.v))
         begins, cached = cached_rows(o)
-        self.function = find("sglang.srt.layers.attention.triton_ops.extend_attention.extend_attention_fwd")
+        self.function = find(*(f"{ops}.extend_attention.extend_attention_fwd" for ops in OPS))
         needed = {
             "q_extend": o.q,
             "k_extend": self.k,

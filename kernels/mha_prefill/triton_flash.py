@@ -7,8 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kernels.mha_prefill.problem import NOPE, ROPE, VALUE, MhaPrefillOperands, Sequence, Sizes, sequences_of
-from kernels.op import Prepared
+from kernels.mha_prefill.problem import (
+    NOPE,
+    ROPE,
+    VALUE,
+    MhaPrefillOperands,
+    Sequence,
+    Sizes,
+    sequences_of,
+    takes,
+)
+from kernels.op import Prepared, Support
 from kernels.triton_runtime import TritonImplementation, kind_of, require_interpreter
 
 if TYPE_CHECKING:
@@ -50,6 +59,9 @@ class FlashVarlen(TritonImplementation):
     those on it are masked. q and k are multiplied in parts of 128 and 64, nothing is padded."""
 
     name = "triton.flash_varlen"
+
+    def fits(self, sizes: Sizes) -> Support:
+        return takes(sizes, "bf16")
 
     def workspace(self, sizes: Sizes) -> int:
         """The list of tiles, and on a CPU an output in fp32."""

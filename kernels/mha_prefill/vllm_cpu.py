@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from kernels.mha_prefill.problem import BYTES, VALUE, WIDTH, MhaPrefillOperands, Sizes
-from kernels.op import Prepared
+from kernels.mha_prefill.problem import BYTES, VALUE, WIDTH, MhaPrefillOperands, Sizes, takes
+from kernels.op import Prepared, Support
 from kernels.vllm_runtime import VllmCpu
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ class Extend(VllmCpu):
 
     name = "vllm.extend"
     kernel = "extend_attention_cpu"
+
+    def fits(self, sizes: Sizes) -> Support:
+        return takes(sizes, "bf16")
 
     def workspace(self, sizes: Sizes) -> int:
         """Its table of rows, and the new tokens' keys and values where they stand apart from cached ones."""

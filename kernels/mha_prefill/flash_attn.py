@@ -1,0 +1,121 @@
+"""FlashAttention 2, 3 and 4, each a package of its own.
+
+Read at 2026-08: flash_attn/flash_attn_interface.py (2.8.3), hopper/flash_attn_interface.py and
+hopper/flash_api.cpp (3.0.0), flash_attn/cute/interface.py. All align the causal mask to the last key. Their
+varlen calls allocate the output. Untested on hardware.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kernels.binding import find
+from kernels.mha_prefill import varlen
+from kernels.mha_prefill.problem import (
+    BYTES,
+    GUARD,
+    VALUE,
+    WIDTH,
+    MhaPrefillOperands,
+    Sizes,
+    require_native,
+    takes,
+)
+from kernels.op import Implementation, Prepared, Support, need
+from kernels.platform import Platform
+
+if TYPE_CHECKING:
+    import torch
+
+
+class FlashAttention(Implementation):
+    """A generation of FlashAttention.
+
+    module: that brings its flash_attn_varlen_func
+    archs:  those that it has kernels for at 192/128
+    dtypes: of q, k and v
+    """
+
+    runtime = "flash_attn"
+    allocates = True
+    module: ClassVar[str]
+    install: ClassVar[str]
+    archs: ClassVar[tuple[str, ...]]
+    dtypes: ClassVar[tuple[str, ...]] = ("bf16",)
+
+    def available(self, platform: Platform) -> Support:
+        return Support.all_of(
+            platform.is_a("cuda"),
+            need(platform.arch in self.archs, f"needs {' or '.join(self.archs)}; this is {platform.arch}"),
+            platform.library("torch"),
+            platform.library(self.module, install=self.install),
+        )
+
+    def fits(self, sizes: Sizes) -> Support:
+        return takes(sizes, *self.dtypes)
+
+    def workspace(self, sizes: Sizes) -> int:
+        """The call's own output, and a sum of exponentials per row."""
+        return sizes.queries * sizes.heads * (VALUE * BYTES["bf16"] + 4)
+
+
+class Fa2(FlashAttention):
+    """One head size only: v stands 192 wide, filled up with zeros, as vLLM calls it."""
+
+    name = "flash_attn.fa2"
+    requires = "flash-attn 2.1 or later (before, causal began at the first key), CUDA sm_80 or later"
+    module = "flash_attn"
+    install = "pip install flash-attn --no-build-isolation"
+    archs = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
+
+    def workspace(self, sizes: Sizes) -> int:
+        """v in its layout, the call's own output as wide, and a sum of exponentials per row."""
+        wide = (sizes.keys + 2 * GUARD + sizes.queries) * sizes.heads * WIDTH * BYTES["bf16"]
+        return wide + sizes.queries * sizes.heads * 4
+
+    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
+        # flash_attn may be installed without its kernels, as what FlashAttention 4 lives in.
+        function = find("flash_attn.flash_attn_interface.flash_attn_varlen_func")
+        return varlen.Varlen(operands, None, function, pads=True)
+
+
+def descales(o: MhaPrefillOperands) -> dict[str, Any]:
+    """fp32 [batch, heads]: the one of the tensor for each."""
+    if o.q_descale is None:
+        return {}
+    shape = (len(o.sequences), o.q.shape[1])
+    named = {"q_descale": o.q_descale, "k_descale": o.k_descale, "v_descale": o.v_descale}
+    return {name: descale.expand(shape).contiguous() for name, descale in named.items()}
+
+
+class Fa3(FlashAttention):
+    """Hopper's, 192/128 as it is; FP8 with weights rounded to e4m3fn."""
+
+    name = "flash_attn.fa3"
+    requires = "flash-attn-3 3.0.0b1 or later (module flash_attn_interface), CUDA sm_90"
+    module = "flash_attn_interface"
+    install = "build the hopper/ folder of github.com/Dao-AILab/flash-attention"
+    archs = ("sm_90",)
+    dtypes = ("bf16", "fp8")
+    activations = "fp8"
+
+    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
+        require_native(operands)
+        function = find("flash_attn_interface.flash_attn_varlen_func")
+        return varlen.Varlen(operands, None, function, descales(operands))
+
+
+class Fa4(FlashAttention):
+    """In CuTe, for Hopper and Blackwell, 192/128 as it is."""
+
+    name = "flash_attn.fa4"
+    requires = "flash-attn-4 4.0.0b1 or later (module flash_attn.cute), CUDA sm_90, sm_100 or sm_103"
+    module = "flash_attn.cute"
+    install = "pip install --pre flash-attn-4"
+    archs = ("sm_90", "sm_100", "sm_103")
+
+    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
+        function = find(
+            "flash_attn.cute.flash_attn_varlen_func", "flash_attn.cute.interface.flash_attn_varlen_func"
+        )
+        return varlen.Varlen(operands, None, function)

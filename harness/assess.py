@@ -15,7 +15,7 @@ from harness.runner import Measured
 from harness.stations import Contender
 from harness.statistics import compare, interval
 from kernels.op import Work
-from kernels.platform import Platform, version
+from kernels.platform import Platform
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _cell(
         pinned=contender.pinned,
         place=case.place,
         weight=case.weight,
-        version=version(contender.impl.provider) or "",
+        version=contender.impl.version,
         rotation=asdict(rotation),
     )
     samples = _samples(measured, contender.name)

@@ -22,7 +22,7 @@ from harness.provenance import LIBRARIES, provenance
 from harness.statistics import noise_floor
 from harness.threads import default_threads
 from harness.workers import WorkerFailure, worker_pids
-from kernels.platform import Platform, detect, devices, version
+from kernels.platform import Platform, detect, devices, lookalike, version
 
 
 def show(json_to: str | None = None, device: str | None = None, quick: bool = False) -> None:
@@ -75,7 +75,7 @@ def examine(
     return {
         "machine": {name: value for name, value in machine.items() if value not in ("", 0)},
         "devices": {device: f"{p.kind} {p.arch} {p.name}" for device, p in devices().items()},
-        "libraries": {name: version(name) or "not installed" for name in LIBRARIES},
+        "libraries": {name: version(name) or lookalike(name) or "not installed" for name in LIBRARIES},
         "ceilings": _ceilings(here, threads, quick),
         "datasheet": datasheets(here),
         "instruments": {} if quick else _instruments(here, threads),

@@ -60,9 +60,12 @@ def _machine(machine: Mapping[str, Any], devices: Mapping[str, str]) -> Lines:
 
 
 def _libraries(libraries: Mapping[str, str]) -> Lines:
-    installed = [f"{name} {found}" for name, found in libraries.items() if found != "not installed"]
     missing = [name for name, found in libraries.items() if found == "not installed"]
-    return [(label, ", ".join(names)) for label, names in _told(installed=installed, missing=missing)]
+    others = {name: found for name, found in libraries.items() if found.startswith("PyPI's ")}
+    known = libraries.keys() - {*missing, *others}
+    installed = [f"{name} {found}" for name, found in libraries.items() if name in known]
+    groups = [(label, ", ".join(names)) for label, names in _told(installed=installed, missing=missing)]
+    return [*groups, *((f"not {name}", found) for name, found in others.items())]
 
 
 def _told(**groups: list[str]) -> Iterable[tuple[str, list[str]]]:

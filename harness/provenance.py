@@ -14,8 +14,9 @@ from harness.workers import DEFAULTS, ROOT
 from kernels.platform import Platform, version
 
 LIBRARIES = [
-    *("torch", "triton", "vllm", "aiter", "flashinfer", "flash_attn", "flash_mla", "deep_gemm"),
-    *("sglang", "sgl_kernel", "numpy", "scipy", "pandas", "pydantic"),
+    *("torch", "triton", "vllm", "aiter", "flashinfer", "flash_mla", "deep_gemm", "cudnn"),
+    *("flash_attn", "flash_attn_interface", "flash_attn.cute"),
+    *("sglang", "sgl_kernel", "triton_kernels", "numpy", "scipy", "pandas", "pydantic"),
 ]
 
 # Variables by which the kernels, their libraries and their threads are steered.

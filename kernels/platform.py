@@ -104,9 +104,10 @@ def lookalike(module: str) -> str:
 
 @functools.cache
 def version(module: str) -> str | None:
-    """The installed version of the distribution that brings a module, or None; imports nothing."""
+    """The installed version of the distribution that brings a module, or None, as where only a look-alike is
+    installed; imports nothing."""
     try:
-        if importlib.util.find_spec(module) is None:
+        if importlib.util.find_spec(module) is None or lookalike(module):
             return None
     except ModuleNotFoundError:  # of a package around it
         return None

@@ -116,14 +116,18 @@ CONTRACTS = (
         (f"{RAGGED} page=64", f"{RAGGED} heads=128 page=32", f"{RAGGED} page=64 kv=fp8"),
     ),
     Contract(
-        "fa3.mla",
+        "flash_attn.fa3",
         "cuda",
         "sm_90",
         "flash_attn_3",
         (f"{RAGGED} page=1", f"{RAGGED} page=16", f"{RAGGED} heads=128 page=64"),
     ),
     Contract(
-        "fa4.mla", "cuda", "sm_100", "flash_attn_4", (f"{RAGGED} page=16", f"{RAGGED} heads=128 page=64")
+        "flash_attn.fa4",
+        "cuda",
+        "sm_100",
+        "flash_attn_4",
+        (f"{RAGGED} page=16", f"{RAGGED} heads=128 page=64"),
     ),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from pathlib import Path
 
@@ -78,6 +79,17 @@ def test_the_real_one_is_taken(packages, name, file):
     packages({f"{name}/__init__.py": "", file: ""})
     assert lookalike(name) == ""
     assert HERE.library(name).ok
+
+
+@pytest.mark.parametrize("name", list(platform._MARKS))
+def test_the_doctor_names_a_lookalike(packages, cli, name):
+    folder = packages({f"{name}/__init__.py": "raise SystemExit('imported')", f"{name}/other.py": ""})
+    done = cli("doctor", "--quick", "--json", "-", PYTHONPATH=folder)
+    assert done.returncode == 0, done.stderr
+    libraries = json.loads(done.stdout)["libraries"]
+    assert libraries[name].startswith("PyPI's ")
+    assert str(folder / name) in libraries[name]
+    assert f"not {name} " in cli("doctor", "--quick", PYTHONPATH=folder).stdout
 
 
 def test_elsewhere_nothing_is_looked_at(packages):

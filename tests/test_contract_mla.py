@@ -49,7 +49,7 @@ def test_right_on_the_double(contract: Contract, text: str) -> None:
         ("flashmla", "cuda", "sm_100", "", "has a dense kernel for sm_90, not sm_100"),
         ("flashinfer.fa2", "cuda", "sm_100", "kv=fp8", "takes an FP8 cache on sm_90, not on sm_100"),
         ("flashinfer.cutlass", "cuda", "sm_100", "heads=16", "takes 128 heads, not 16"),
-        ("fa3.mla", "cuda", "sm_90", "kv=fp8", "takes a bf16 cache, not fp8"),
+        ("flash_attn.fa3", "cuda", "sm_90", "kv=fp8", "takes a bf16 cache, not fp8"),
         ("vllm.triton", "cpu", "x86-avx512", "", "needs cuda or rocm; this is cpu x86-avx512"),
     ],
 )

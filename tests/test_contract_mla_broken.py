@@ -211,11 +211,11 @@ MUTATIONS = (
         scale_of_values_one, flashinfer, "product_scales", "flashinfer.trtllm", f"{RAGGED} page=64 kv=fp8"
     ),
     mutation(table_not_split, flashinfer, "full_pages", "flashinfer.trtllm", "batch=3 ctx=1..300 page=128"),
-    mutation(rope_first, flash_attn, "parts", "fa3.mla", f"{RAGGED} page=16"),
-    mutation(without_scale, flash_attn, "keywords", "fa3.mla", f"{RAGGED} page=16"),
-    mutation(last_sequence_for_all, flash_attn, "full_pages", "fa3.mla", f"{RAGGED} page=16"),
-    mutation(rope_first, flash_attn, "parts", "fa4.mla", f"{RAGGED} page=16"),
-    mutation(without_scale, flash_attn, "keywords", "fa4.mla", f"{RAGGED} page=16"),
+    mutation(rope_first, flash_attn, "parts", "flash_attn.fa3", f"{RAGGED} page=16"),
+    mutation(without_scale, flash_attn, "keywords", "flash_attn.fa3", f"{RAGGED} page=16"),
+    mutation(last_sequence_for_all, flash_attn, "full_pages", "flash_attn.fa3", f"{RAGGED} page=16"),
+    mutation(rope_first, flash_attn, "parts", "flash_attn.fa4", f"{RAGGED} page=16"),
+    mutation(without_scale, flash_attn, "keywords", "flash_attn.fa4", f"{RAGGED} page=16"),
 )
 
 

@@ -27,6 +27,7 @@ class CublasLt(Implementation):
     pads its tokens for this kernel."""
 
     name = "cublaslt"
+    library = "torch"
     requires = "torch 2.10 or later with CUDA 12.9 or later, sm_90"
     allocates = True
 

@@ -29,6 +29,7 @@ class DeepGemm(Implementation):
     the suite's own quantiser, which writes fp32, is followed by DeepGEMM's packing inside the timed call."""
 
     name = "deepgemm"
+    library = "deep_gemm"
     requires = (
         "DeepGEMM 1.0 to 2.6.1 or sgl-deep-gemm to 0.2.5, with nvcc or NVRTC; "
         "sm_90, or from 2.1 sm_100 with power-of-two scales"

@@ -25,6 +25,7 @@ class Dequantised(Bf16):
     architectures): TORCH_BLAS_PREFER_HIPBLASLT in torch's aten/src/ATen/Context.h."""
 
     name = "hipblaslt.dequantised"
+    library = "torch"
     requires = "torch for ROCm with hipBLASLt (read in 2.13)"
     runtime = "hipblaslt"
 

@@ -31,14 +31,13 @@ if TYPE_CHECKING:
 class FlashAttention(Implementation):
     """A generation of FlashAttention.
 
-    module: that brings its flash_attn_varlen_func
+    library: that brings its flash_attn_varlen_func
     archs:  those that it has kernels for at 192/128
     dtypes: of q, k and v
     """
 
     runtime = "flash_attn"
     allocates = True
-    module: ClassVar[str]
     install: ClassVar[str]
     archs: ClassVar[tuple[str, ...]]
     dtypes: ClassVar[tuple[str, ...]] = ("bf16",)
@@ -48,7 +47,7 @@ class FlashAttention(Implementation):
             platform.is_a("cuda"),
             need(platform.arch in self.archs, f"needs {' or '.join(self.archs)}; this is {platform.arch}"),
             platform.library("torch"),
-            platform.library(self.module, install=self.install),
+            platform.library(self.library, install=self.install),
         )
 
     def fits(self, sizes: Sizes) -> Support:
@@ -64,7 +63,7 @@ class Fa2(FlashAttention):
 
     name = "flash_attn.fa2"
     requires = "flash-attn 2.1 or later (before, causal began at the first key), CUDA sm_80 or later"
-    module = "flash_attn"
+    library = "flash_attn"
     install = "pip install flash-attn --no-build-isolation"
     archs = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
 
@@ -93,7 +92,7 @@ class Fa3(FlashAttention):
 
     name = "flash_attn.fa3"
     requires = "flash-attn-3 3.0.0b1 or later (module flash_attn_interface), CUDA sm_90"
-    module = "flash_attn_interface"
+    library = "flash_attn_interface"
     install = "build the hopper/ folder of github.com/Dao-AILab/flash-attention"
     archs = ("sm_90",)
     dtypes = ("bf16", "fp8")
@@ -110,7 +109,7 @@ class Fa4(FlashAttention):
 
     name = "flash_attn.fa4"
     requires = "flash-attn-4 4.0.0b1 or later (module flash_attn.cute), CUDA sm_90, sm_100 or sm_103"
-    module = "flash_attn.cute"
+    library = "flash_attn.cute"
     install = "pip install --pre flash-attn-4"
     archs = ("sm_90", "sm_100", "sm_103")
 

@@ -33,7 +33,8 @@ class Fa3(_Mla):
     """`flash_attn_with_kvcache`, its schedule made before timing. With more than 64 heads it multiplies whole
     pages, so that it gets a cache without NaN."""
 
-    name = "fa3.mla"
+    name = "flash_attn.fa3"
+    library = "flash_attn_interface"
     requires = "FlashAttention 3 with qv and get_scheduler_metadata (2025-03 or later, from source), sm_90"
 
     def available(self, platform: Platform) -> Support:
@@ -87,7 +88,8 @@ class Fa4(_Mla):
     """`flash_attn_varlen_func` of the CuTe DSL. It does not split a sequence, so that few of them leave most
     of the device idle. It is not known to mask values, so that it gets a cache without NaN."""
 
-    name = "fa4.mla"
+    name = "flash_attn.fa4"
+    library = "flash_attn.cute"
     requires = "FlashAttention 4 (flash-attn-4) with qv, sm_100 or sm_103"
 
     def available(self, platform: Platform) -> Support:

@@ -27,6 +27,7 @@ MODULES = ("flash_mla", "sgl_kernel.flash_mla")
 
 class FlashMla(Implementation):
     name = "flashmla"
+    library = "flash_mla"
     requires = "FlashMLA (from source, 2025-04 or later), or an sgl-kernel that has it; sm_90"
     runtime = "flash_mla"
     allocates = True

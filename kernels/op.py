@@ -128,6 +128,10 @@ class Prepared(ABC):
         assert self.out is not None, f"{type(self).__name__} got no output tensor and kept none"
         return self.out
 
+    def picked(self) -> str:
+        """What the library chose to run, where it tells; for the record."""
+        return ""
+
 
 class Implementation(ABC):
     """One way to compute an op.

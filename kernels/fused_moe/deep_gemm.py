@@ -2,7 +2,7 @@
 
 Contiguous: the experts' rows follow each other, each expert's a multiple of the alignment. Masked: each
 expert has as many rows as there are tokens, and a count of those that hold something. Sources, 2.1.0 to 2.6.1
-and sgl-deep-gemm 0.2.5: csrc/apis/{gemm,layout}.hpp, csrc/utils/layout.hpp, csrc/jit_kernels/heuristics, tests.
+and sgl-deep-gemm 0.2.5: csrc/apis/{gemm,layout}.hpp, csrc/utils/layout.hpp, csrc/jit_kernels.
 """
 
 from __future__ import annotations

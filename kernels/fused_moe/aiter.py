@@ -26,6 +26,9 @@ ARCHS = ("gfx942", "gfx950")
 ONE_STAGE_ROWS = 32
 """Pairs of an expert that a program of the one-stage assembly takes: rows of a sorted block."""
 
+PAIRS = ("sorted_token_ids", "sorted_weights", "sorted_expert_ids", "num_valid_ids", "out")
+"""What sorting gives, by the names of the kernels' arguments."""
+
 MOST_ROWS = 128
 """Rows of the largest sorted block, for the memory plan."""
 
@@ -154,8 +157,7 @@ class _Sorted(_Bound):
     def sorted_pairs(self) -> dict[str, torch.Tensor]:
         """Sorted afresh, by the names of the kernels' arguments; `out` is zeroed, as they add to it."""
         self.local.write()
-        names = ("sorted_token_ids", "sorted_weights", "sorted_expert_ids", "num_valid_ids", "out")
-        return dict(zip(names, self.sort(**self.sorting), strict=True))
+        return dict(zip(PAIRS, self.sort(**self.sorting), strict=True))
 
 
 class _OneStage(_Sorted):
@@ -163,42 +165,41 @@ class _OneStage(_Sorted):
         super().__init__(operands, first, ONE_STAGE_ROWS)
         self.x_scale = block_major(operands.x_scale)
         self.kernel = find("aiter.fmoe_fp8_blockscale_g1u1", "aiter.ops.moe_op.fmoe_fp8_blockscale_g1u1")
+        given = {
+            "input": operands.x_q,
+            "gate": self.w13,
+            "down": self.w2,
+            "topk": operands.sizes.picks,
+            "input_scale": self.x_scale,
+            "fc1_scale": operands.w13_scale,
+            "fc2_scale": operands.w2_scale,
+        }
+        self.arguments = keywords(self.kernel, dict.fromkeys(PAIRS) | given)
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
         return {**self.operands.live_tensors(), "x_scale": self.x_scale.t()}
 
     def call(self) -> None:
-        o = self.operands
         pairs = self.sorted_pairs()
+        self.kernel(**self.arguments | pairs)
         self.out = pairs["out"]
-        given = {
-            "input": o.x_q,
-            "gate": self.w13,
-            "down": self.w2,
-            "topk": o.sizes.picks,
-            "input_scale": self.x_scale,
-            "fc1_scale": o.w13_scale,
-            "fc2_scale": o.w2_scale,
-        }
-        self.kernel(**keywords(self.kernel, pairs | given))
 
 
 class _TwoStages(_Sorted):
     def __init__(self, operands: FusedMoeOperands, first: _Bound | None) -> None:
         import torch
 
-        sizes = operands.sizes
+        o, sizes = operands, operands.sizes
         super().__init__(operands, first, two_stage_rows(sizes.tokens))
+        quantiser = find("aiter.get_hip_quant", "aiter.ops.quant.get_hip_quant")
+        self.quantise = quantiser(enum("QuantType").per_1x128)
+        shape = (sizes.tokens, sizes.picks, sizes.inter)
+        self.h = torch.empty(shape, dtype=torch.bfloat16, device=o.x_q.device)
         self.up, self.down = (
             find(f"aiter.{name}", f"aiter.ops.moe_op.{name}")
             for name in ("ck_moe_stage1_fwd", "ck_moe_stage2_fwd")
         )
-        self.quantise = find("aiter.get_hip_quant", "aiter.ops.quant.get_hip_quant")(
-            enum("QuantType").per_1x128
-        )
-        shape = (sizes.tokens, sizes.picks, sizes.inter)
-        self.h = torch.empty(shape, dtype=torch.bfloat16, device=operands.x_q.device)
-        self.both = {
+        both = dict.fromkeys(PAIRS) | {
             "w1": self.w13,
             "w2": self.w2,
             "topk": sizes.picks,
@@ -206,30 +207,22 @@ class _TwoStages(_Sorted):
             "quant_type": enum("QuantType").per_1x128,
             "activation": enum("ActivationType").Silu,
         }
+        up = {"hidden_states": o.x_q, "a1_scale": o.x_scale, "w1_scale": o.w13_scale}
+        self.up_arguments = keywords(self.up, both | up, {"splitk": 0, "dst_type": self.h.dtype})
+        down = {"inter_states": None, "a2_scale": None, "w2_scale": o.w2_scale}
+        self.down_arguments = keywords(self.down, both | down)
 
     def call(self) -> None:
-        o = self.operands
         pairs = self.sorted_pairs()
-        # Routing weights count once, after down.
-        self.out, weights = pairs.pop("out"), pairs.pop("sorted_weights")
-        both = self.both | pairs
-        up = {
-            "hidden_states": o.x_q,
-            "a1_scale": o.x_scale,
-            "w1_scale": o.w13_scale,
-            "out": self.h,
-            "sorted_weights": None,
-        }
-        self.up(**keywords(self.up, both | up, {"splitk": 0, "dst_type": self.h.dtype}))
-        h_q, h_scale = self.quantise(self.h, quant_dtype=o.x_q.dtype)
-        down = {
-            "inter_states": h_q,
-            "a2_scale": h_scale,
-            "w2_scale": o.w2_scale,
-            "out": self.out,
-            "sorted_weights": weights,
-        }
-        self.down(**keywords(self.down, both | down))
+        self.up(**self.up_arguments | pairs | unweighted(self.h))
+        h_q, h_scale = self.quantise(self.h, quant_dtype=self.operands.x_q.dtype)
+        self.down(**self.down_arguments | pairs | {"inter_states": h_q, "a2_scale": h_scale})
+        self.out = pairs["out"]
+
+
+def unweighted(h: torch.Tensor) -> dict[str, torch.Tensor | None]:
+    """The first stage's output; routing weights count once, after the second."""
+    return {"out": h, "sorted_weights": None}
 
 
 class _Aiter(NativeFp8):

@@ -42,6 +42,12 @@ def scale_columns(k: int, packed: bool) -> int:
     return -(-k // (BLOCK * WORD if packed else BLOCK))
 
 
+def alignment() -> int:
+    """Rows of a tile, of which an expert's are a multiple: 128, or what was set."""
+    names = ("get_mk_alignment_for_contiguous_layout", "get_m_alignment_for_contiguous_layout")
+    return find(*(f"deep_gemm.{name}" for name in names))()
+
+
 def mn_major(groups: int, rows: int, k: int, packed: bool, device: torch.device) -> torch.Tensor:
     """Scales of activations [groups, rows, columns] as TMA reads them: rows side by side. `rows` is a
     multiple of 4, so that columns begin at multiples of 16 bytes. fp32, or packed int32."""
@@ -136,10 +142,7 @@ class _Bound(Prepared):
         )
         self.w2_scale = first.w2_scale if shared else weight_scale(operands.w2_scale, hidden, inter, packed)
 
-        self.aligned: int = find(
-            "deep_gemm.get_mk_alignment_for_contiguous_layout",
-            "deep_gemm.get_m_alignment_for_contiguous_layout",
-        )()
+        self.aligned = alignment()
         groups, rows = self.groups(sizes, self.aligned)
 
         def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:

@@ -27,8 +27,8 @@ DEEPSEEK_V3 = 2
 BLOCK_MAJOR_K = 2
 """Of flashinfer's WeightLayout: [K/128, N, 128]."""
 
-MOST_GROUPS, MOST_PICKS = 4, 8
-"""That its routing for DeepSeek-V3 chooses of at most."""
+MOST_GROUPS, MOST_PICKS, MOST_OF_GROUP = 4, 8, 32
+"""Groups and experts that its routing for DeepSeek-V3 chooses at most, and experts of a group."""
 
 
 class _FlashInfer(Implementation):
@@ -140,6 +140,10 @@ class Trtllm(_FlashInfer):
             need(not (sizes.shared and sizes.ep > 1), "fuses a shared expert only where ep=1"),
             need(sizes.experts % 4 == 0, f"routes to a multiple of 4 experts, not {sizes.experts}"),
             need(limit <= MOST_GROUPS, f"routes to at most {MOST_GROUPS} groups, not {limit}"),
+            need(
+                groups == 1 or 2 <= sizes.experts // groups <= MOST_OF_GROUP,
+                f"takes groups of 2 to {MOST_OF_GROUP} experts, not of {sizes.experts // groups}",
+            ),
             need(
                 sizes.topk <= MOST_PICKS and sizes.topk < reachable,
                 f"picks at most {MOST_PICKS}, and fewer than the {reachable} in reach, not {sizes.topk}",

@@ -1,0 +1,290 @@
+"""The adapters of vendors' fused MoE keep to what the libraries take, by their doubles; an adapter with one step
+of a layout broken is caught.
+
+DeepGEMM's stand between the suite's own Triton kernels, which a CPU interprets: as in
+test_triton_mla_decode, those cases run in a process of their own, this file as a script.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from doubles import lent
+from judging import judged
+
+import kernels
+from kernels.compose import bind
+from kernels.fused_moe import aiter, deep_gemm, flashinfer
+from kernels.operands import Seeds
+from kernels.triton_runtime import INTERPRETER
+from shapes.case import parse
+
+OP = kernels.OPS["fused_moe"]
+IMPLEMENTATIONS = {i.name: i for i in kernels.implementations(OP.name)}
+DOUBLES = {"aiter": "aiter_gemm_moe", "deepgemm": "deep_gemm", "flashinfer": "flashinfer_gemm_moe"}
+
+SMALL = "tokens=6 experts=8 topk=2 hidden=256 inter=128"
+MANY = "tokens=40 experts=8 topk=3 hidden=256 inter=128 shared=1"
+EP = "tokens=9 experts=16 topk=4 hidden=256 inter=128 ep=2 shared=1"
+DEEP = "tokens=5 experts=8 topk=2 hidden=640 inter=640"
+ROUTED = "tokens=7 experts=32 topk=4 hidden=256 inter=128"
+
+
+@dataclass(frozen=True)
+class Contract:
+    name: str
+    arch: str
+    boundary: str
+    text: str = SMALL
+    changed: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.arch} {self.boundary} {self.text}"
+
+    def found(self, mutation: Mutation | None = None) -> list[str]:
+        """What the judge has against the outputs: of two loads of live operands, of another set that shares
+        the weights. Raises what the library raises."""
+        kind = "rocm" if self.arch.startswith("gfx") else "cuda"
+        with lent(kind, self.arch, DOUBLES[self.name.split(".")[0]]), pytest.MonkeyPatch.context() as patch:
+            if mutation is not None:
+                mutation.breaks(patch)
+            return list(self._found())
+
+    def _found(self):
+        implementation = IMPLEMENTATIONS[self.name]
+        sizes = OP.sizes({**OP.defaults(self.arch), **parse(self.text)[0], **self.changed})
+        operands = OP.operands(sizes, Seeds(1, 1), "cpu", self.boundary)
+        first = self._bound(operands)
+        for live in (2, 3):
+            other = OP.operands(sizes, Seeds(1, live), "cpu", self.boundary)
+            first.load(other.live_tensors())
+            yield self._judged(implementation, sizes, other, first)
+        turned = operands.turned(1)
+        yield self._judged(implementation, sizes, turned, self._bound(turned, first))
+
+    def _bound(self, operands: Any, first: Any = None) -> Any:
+        implementation = IMPLEMENTATIONS[self.name]
+        out = None if implementation.allocates else OP.empty_output(operands.sizes, "cpu")
+        return bind(OP, implementation, operands, out, first)
+
+    @staticmethod
+    def _judged(implementation: Any, sizes: Any, operands: Any, prepared: Any) -> str:
+        if not implementation.allocates:
+            prepared.result().fill_(float("nan"))
+        prepared.call()
+        return judged(OP, implementation, sizes, operands, prepared.result())["reason"]
+
+
+CONTRACTS = [
+    Contract("aiter.dispatch", "gfx942", "with_quant"),
+    Contract("aiter.dispatch", "gfx942", "with_quant", MANY),
+    Contract("aiter.dispatch", "gfx950", "with_quant", MANY),
+    Contract("aiter.dispatch", "gfx950", "with_routing", EP),
+    Contract("aiter.asm", "gfx942", "core"),
+    Contract("aiter.asm", "gfx950", "with_quant", MANY),
+    Contract("aiter.asm", "gfx942", "with_routing", EP),
+    Contract("aiter.ck", "gfx942", "core"),
+    Contract("aiter.ck", "gfx950", "with_quant", MANY),
+    Contract("aiter.ck", "gfx942", "with_routing", EP),
+    Contract("flashinfer.cutlass", "sm_90", "with_quant"),
+    Contract("flashinfer.cutlass", "sm_90", "with_routing", EP),
+    Contract("flashinfer.trtllm", "sm_100", "with_routing", ROUTED),
+    Contract("flashinfer.trtllm", "sm_100", "with_routing", f"{ROUTED} ep=2"),
+    *(
+        Contract(f"deepgemm.{layout}", arch, boundary, text)
+        for layout in ("contiguous", "masked")
+        for arch in ("sm_90", "sm_100")
+        for boundary, text in (("core", DEEP), ("with_quant", SMALL), ("with_routing", EP))
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One step of an adapter broken.
+
+    breaks: does that to the provider's module
+    """
+
+    what: str
+    contract: Contract
+    breaks: Callable[[pytest.MonkeyPatch], None] = lambda patch: None
+
+    def __str__(self) -> str:
+        return f"{self.contract.name} {self.contract.arch}: {self.what}"
+
+    def found(self) -> list[str]:
+        try:
+            return self.contract.found(self)
+        except Exception as error:
+            return [f"{type(error).__name__}: {error}"]
+
+
+def instead(module: Any, step: str, broken: Callable) -> Callable[[pytest.MonkeyPatch], None]:
+    """The step replaced by `broken(right, *arguments)`."""
+    right = getattr(module, step)
+    return lambda patch: patch.setattr(module, step, lambda *args, **given: broken(right, *args, **given))
+
+
+def once(owner: type, step: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """The step done for the first call only: what it gave stays."""
+    right = getattr(owner, step)
+
+    def breaks(patch: pytest.MonkeyPatch) -> None:
+        def first(self):
+            if "kept" not in vars(self):
+                self.kept = right(self)
+            return dict(self.kept) if self.kept else None
+
+        patch.setattr(owner, step, first)
+
+    return breaks
+
+
+def unshuffled(_, weight):
+    plain = weight.clone()
+    plain.is_shuffled = True
+    return plain
+
+
+def swapped(right, weight):
+    """w13 with its halves exchanged; w2 as it is."""
+    gate_up = weight.shape[1] == 2 * 128
+    return right(weight.view(torch.uint8).roll(128, 1).view(weight.dtype) if gate_up else weight)
+
+
+def row_major(right, groups, rows, k, packed, device):
+    return right(groups, rows, k, packed, device).contiguous()
+
+
+def row_major_weights(right, *args):
+    return right(*args).contiguous()
+
+
+ASM, CK = Contract("aiter.asm", "gfx942", "core", MANY), Contract("aiter.ck", "gfx942", "core", MANY)
+DISPATCH = Contract("aiter.dispatch", "gfx950", "with_quant", MANY)
+ASM_EP, CK_EP = (Contract(c.name, c.arch, "core", EP) for c in (ASM, CK))
+CUTLASS = Contract("flashinfer.cutlass", "sm_90", "with_quant", EP)
+TRTLLM = Contract("flashinfer.trtllm", "sm_100", "with_routing", ROUTED)
+HOPPER = {n: Contract(f"deepgemm.{n}", "sm_90", "core", MANY) for n in ("contiguous", "masked")}
+BLACKWELL = {n: Contract(f"deepgemm.{n}", "sm_100", "core", DEEP) for n in ("contiguous", "masked")}
+# Powers of two would be packed by the library, in the call.
+UNROUNDED = {n: Contract(c.name, c.arch, "core", DEEP, {"scales": "fp32"}) for n, c in BLACKWELL.items()}
+FN = {"fp8": "e4m3fn"}
+
+MUTATIONS = [
+    *(Mutation("shuffle dropped", c, instead(aiter, "shuffled", unshuffled)) for c in (DISPATCH, ASM, CK)),
+    *(Mutation("up before gate", c, instead(aiter, "shuffled", swapped)) for c in (DISPATCH, ASM, CK)),
+    Mutation("scales of x not transposed", ASM, instead(aiter, "block_major", lambda _, x: x.t())),
+    Mutation("sorted pairs of another routing", ASM, once(aiter._Sorted, "sorted_pairs")),
+    Mutation("sorted pairs of another routing", CK, once(aiter._Sorted, "sorted_pairs")),
+    Mutation("weights applied twice", CK, instead(aiter, "unweighted", lambda _, h: {"out": h})),
+    *(
+        Mutation("experts elsewhere not masked", c, instead(aiter, "expert_mask", lambda *_: None))
+        for c in (ASM_EP, CK_EP)
+    ),
+    Mutation("blocks of 64 rows for kernels of 32", ASM, lambda p: p.setattr(aiter, "ONE_STAGE_ROWS", 64)),
+    *(
+        Mutation("e4m3fn on gfx942", Contract(c.name, "gfx942", c.boundary, MANY, FN))
+        for c in (DISPATCH, ASM, CK)
+    ),
+    *(
+        Mutation("gate before up", c, instead(flashinfer, "up_first", lambda _, rows, inter: rows))
+        for c in (CUTLASS, TRTLLM)
+    ),
+    Mutation(
+        "scales in the other order",
+        CUTLASS,
+        instead(flashinfer, "up_first", lambda right, x, n: x if x.dtype == torch.float32 else right(x, n)),
+    ),
+    Mutation("tiles of 128 rows", TRTLLM, lambda p: p.setattr(flashinfer, "EPILOGUE_ROWS", 128)),
+    Mutation(
+        "no blocks along K",
+        TRTLLM,
+        instead(flashinfer, "blocked", lambda right, w: right(w).permute(0, 2, 1, 3).reshape(w.shape)),
+    ),
+    Mutation("unscaled weights", TRTLLM, lambda p: p.setattr(flashinfer, "SCALING", 1.0)),
+    Mutation("softmax before the top", TRTLLM, lambda p: p.setattr(flashinfer, "DEEPSEEK_V3", 1)),
+    *(
+        Mutation("scales row-major", c, instead(deep_gemm, "mn_major", row_major))
+        for c in (*HOPPER.values(), *BLACKWELL.values())
+    ),
+    *(
+        Mutation("rows of another routing", c, once(owner, "place"))
+        for c, owner in zip(HOPPER.values(), (deep_gemm._Contiguous, deep_gemm._Masked), strict=True)
+    ),
+    *(
+        Mutation("scales not packed to UE8M0", c, instead(deep_gemm, "packs", lambda *_: False))
+        for c in UNROUNDED.values()
+    ),
+    *(
+        Mutation("weights' scales row-major", c, instead(deep_gemm, "weight_scale", row_major_weights))
+        for c in BLACKWELL.values()
+    ),
+    *(
+        Mutation("scales packed to UE8M0", c, instead(deep_gemm, "packs", lambda *_: True))
+        for c in HOPPER.values()
+    ),
+    *(
+        Mutation("experts aligned to 64 rows", c, instead(deep_gemm, "alignment", lambda _: 64))
+        for c in HOPPER.values()
+    ),
+]
+
+
+def interpreted(contract: Contract) -> bool:
+    return contract.name.startswith("deepgemm")
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> dict[str, list[str]]:
+    """What the cases with DeepGEMM find, by name."""
+    folder = Path(__file__).parent
+    environment = os.environ | INTERPRETER | {"PYTHONPATH": f"{folder.parent}{os.pathsep}{folder}"}
+    done = subprocess.run(
+        [sys.executable, __file__],
+        env=environment,
+        cwd=folder.parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(line) for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("contract", CONTRACTS, ids=str)
+def test_contract(contract: Contract, request: pytest.FixtureRequest) -> None:
+    found = request.getfixturevalue("elsewhere")[str(contract)] if interpreted(contract) else contract.found()
+    assert found == ["", "", ""]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
+def test_mutation_is_caught(mutation: Mutation, request: pytest.FixtureRequest) -> None:
+    apart = interpreted(mutation.contract)
+    assert any(request.getfixturevalue("elsewhere")[str(mutation)] if apart else mutation.found())
+
+
+def main() -> None:
+    for contract in filter(interpreted, CONTRACTS):
+        try:
+            found = contract.found()
+        except Exception as error:
+            found = [f"{type(error).__name__}: {error}"]
+        print(json.dumps((str(contract), found)))
+    for mutation in MUTATIONS:
+        if interpreted(mutation.contract):
+            print(json.dumps((str(mutation), mutation.found())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,5 @@
-"""The adapters of vendors' fused MoE keep to what the libraries take, by their doubles; an adapter with one step
-of a layout broken is caught.
+"""The adapters of vendors' fused MoE keep to what the libraries take, by their doubles; an adapter with one
+step of a layout broken is caught.
 
 DeepGEMM's stand between the suite's own Triton kernels, which a CPU interprets: as in
 test_triton_mla_decode, those cases run in a process of their own, this file as a script.
@@ -272,6 +272,25 @@ def test_contract(contract: Contract, request: pytest.FixtureRequest) -> None:
 def test_mutation_is_caught(mutation: Mutation, request: pytest.FixtureRequest) -> None:
     apart = interpreted(mutation.contract)
     assert any(request.getfixturevalue("elsewhere")[str(mutation)] if apart else mutation.found())
+
+
+def test_aiter_says_what_it_picked() -> None:
+    with lent("rocm", DISPATCH.arch, DOUBLES["aiter"]):
+        sizes = OP.sizes({**OP.defaults(DISPATCH.arch), **parse(MANY)[0]})
+        picked = DISPATCH._bound(OP.operands(sizes, Seeds(1, 1), "cpu", "with_quant")).picked()
+    assert picked in ("one stage, not tuned", "two stages, not tuned")
+
+
+def test_vllm_takes_what_its_adapter_gives() -> None:
+    """By signature and by what its map of experts makes of the ids; its kernels need a GPU."""
+    pytest.importorskip("vllm")
+    operands = OP.operands(OP.sizes(parse(EP)[0]), Seeds(1, 1), "cpu", "with_quant")
+    prepared = IMPLEMENTATIONS["vllm.triton"].prepare(operands, None)
+    given = prepared.arguments
+    prepared.local.write()
+    assert torch.equal(given["expert_map"][given["topk_ids"].long()], operands.topk_ids)
+    assert int(given["topk_ids"].max()) < given["global_num_experts"]
+    assert given["quant_config"].use_fp8_w8a8 and given["quant_config"].block_shape == [128, 128]
 
 
 def main() -> None:

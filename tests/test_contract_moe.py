@@ -182,6 +182,7 @@ CUTLASS = Contract("flashinfer.cutlass", "sm_90", "with_quant", EP)
 TRTLLM = Contract("flashinfer.trtllm", "sm_100", "with_routing", ROUTED)
 HOPPER = {n: Contract(f"deepgemm.{n}", "sm_90", "core") for n in ("contiguous", "masked")}
 BLACKWELL = {n: Contract(f"deepgemm.{n}", "sm_100", "core", DEEP) for n in ("contiguous", "masked")}
+ROUNDED = {n: Contract(c.name, c.arch, "core", SMALL, {"scales": "ue8m0"}) for n, c in HOPPER.items()}
 # Powers of two would be packed by the library, in the call.
 UNROUNDED = {n: Contract(c.name, c.arch, "core", DEEP, {"scales": "fp32"}) for n, c in BLACKWELL.items()}
 FN = {"fp8": "e4m3fn"}
@@ -198,10 +199,7 @@ MUTATIONS = [
         for c in (ASM_EP, CK_EP)
     ),
     Mutation("blocks of 64 rows for kernels of 32", ASM, lambda p: p.setattr(aiter, "ONE_STAGE_ROWS", 64)),
-    *(
-        Mutation("e4m3fn on gfx942", Contract(c.name, "gfx942", c.boundary, MANY, FN))
-        for c in (DISPATCH, ASM, CK)
-    ),
+    *(Mutation("e4m3fn on gfx942", Contract(c.name, c.arch, c.boundary, MANY, FN)) for c in (ASM, CK)),
     *(
         Mutation("gate before up", c, instead(flashinfer, "up_first", lambda _, rows, inter: rows))
         for c in (CUTLASS, TRTLLM)
@@ -237,7 +235,7 @@ MUTATIONS = [
     ),
     *(
         Mutation("scales packed to UE8M0", c, instead(deep_gemm, "packs", lambda *_: True))
-        for c in HOPPER.values()
+        for c in ROUNDED.values()
     ),
     *(
         Mutation("experts aligned to 64 rows", c, instead(deep_gemm, "alignment", lambda _: 64))

@@ -62,7 +62,7 @@ def unpack_ue8m0(packed: torch.Tensor) -> torch.Tensor:
     """2 ** (e - 127) of each byte, lowest first; 0xff is NaN, as the tensor cores' UE8M0 has it."""
     shifts = torch.arange(4, device=packed.device) * 8
     exponents = (packed[..., None] >> shifts) & 0xFF
-    values = torch.ldexp(torch.ones((), device=packed.device), (exponents - 127).to(torch.int32))
+    values = torch.ldexp(torch.ones(exponents.shape, device=packed.device), (exponents - 127).to(torch.int32))
     values = torch.where(exponents == 255, torch.nan, values)
     return values.flatten(-2)
 

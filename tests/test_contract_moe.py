@@ -1,8 +1,8 @@
 """The adapters of vendors' fused MoE keep to what the libraries take, by their doubles; an adapter with one
 step of a layout broken is caught.
 
-DeepGEMM's stand between the suite's own Triton kernels, which a CPU interprets: as in
-test_triton_mla_decode, those cases run in a process of their own, this file as a script.
+Some stand between the suite's own Triton kernels, which a CPU interprets: as in test_triton_mla_decode, those
+cases run in a process of their own, this file as a script.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from judging import judged
 
 import kernels
 from kernels.compose import bind
-from kernels.fused_moe import aiter, deep_gemm, flashinfer, vllm_triton
+from kernels.fused_moe import aiter, aiter_triton, deep_gemm, flashinfer, vllm_triton
 from kernels.operands import Seeds
 from kernels.triton_runtime import INTERPRETER
 from shapes.case import parse
@@ -36,10 +36,10 @@ OP = kernels.OPS["fused_moe"]
 IMPLEMENTATIONS = {i.name: i for i in kernels.implementations(OP.name)}
 DOUBLES = {"aiter": "aiter_gemm_moe", "deepgemm": "deep_gemm", "flashinfer": "flashinfer_gemm_moe"}
 
-SMALL = "tokens=6 experts=8 topk=2 hidden=256 inter=128"
+SMALL = "tokens=5 experts=8 topk=2 hidden=256 inter=128"
 MANY = "tokens=40 experts=8 topk=3 hidden=256 inter=128 shared=1"
-EP = "tokens=9 experts=16 topk=4 hidden=256 inter=128 ep=2 shared=1 routing=uniform"
-DEEP = "tokens=5 experts=4 topk=2 hidden=640 inter=640"
+EP = "tokens=5 experts=16 topk=4 hidden=256 inter=128 ep=2 shared=1 routing=uniform"
+DEEP = "tokens=3 experts=4 topk=2 hidden=640 inter=640"
 ROUTED = "tokens=7 experts=32 topk=4 hidden=256 inter=128"
 
 
@@ -100,16 +100,18 @@ CONTRACTS = [
     Contract("aiter.ck", "gfx942", "core"),
     Contract("aiter.ck", "gfx950", "with_quant", MANY),
     Contract("aiter.ck", "gfx942", "with_routing", EP),
+    Contract("aiter.triton", "gfx942", "core"),
+    Contract("aiter.triton", "gfx950", "with_routing", EP),
     Contract("flashinfer.cutlass", "sm_90", "with_quant"),
     Contract("flashinfer.cutlass", "sm_90", "with_routing", EP),
     Contract("flashinfer.trtllm", "sm_100", "with_routing", ROUTED),
     Contract("flashinfer.trtllm", "sm_100", "with_routing", f"{ROUTED} ep=2 routing=uniform"),
-    *(
-        Contract(f"deepgemm.{layout}", arch, boundary, text)
-        for layout in ("contiguous", "masked")
-        for arch in ("sm_90", "sm_100")
-        for boundary, text in (("core", DEEP), ("with_routing", EP))
-    ),
+    Contract("deepgemm.contiguous", "sm_90", "core", DEEP),
+    Contract("deepgemm.contiguous", "sm_90", "with_routing", EP),
+    Contract("deepgemm.contiguous", "sm_100", "core", DEEP),
+    Contract("deepgemm.masked", "sm_90", "core"),
+    Contract("deepgemm.masked", "sm_100", "core", DEEP),
+    Contract("deepgemm.masked", "sm_100", "with_routing", EP),
 ]
 
 
@@ -176,6 +178,7 @@ def row_major_weights(right, *args):
 
 
 ASM, CK = Contract("aiter.asm", "gfx942", "core", MANY), Contract("aiter.ck", "gfx942", "core", MANY)
+TRITON = Contract("aiter.triton", "gfx942", "core")
 DISPATCH = Contract("aiter.dispatch", "gfx950", "with_quant", MANY)
 ASM_EP, CK_EP = (Contract(c.name, c.arch, "core", EP) for c in (ASM, CK))
 CUTLASS = Contract("flashinfer.cutlass", "sm_90", "with_quant", EP)
@@ -199,7 +202,15 @@ MUTATIONS = [
         for c in (ASM_EP, CK_EP)
     ),
     Mutation("blocks of 64 rows for kernels of 32", ASM, lambda p: p.setattr(aiter, "ONE_STAGE_ROWS", 64)),
-    *(Mutation("e4m3fn on gfx942", Contract(c.name, c.arch, c.boundary, MANY, FN)) for c in (ASM, CK)),
+    *(
+        Mutation("e4m3fn on gfx942", Contract(c.name, c.arch, c.boundary, SMALL, FN))
+        for c in (ASM, CK, TRITON)
+    ),
+    Mutation(
+        "steps of 256 of K",
+        TRITON,
+        instead(aiter_triton, "configuration", lambda right, sizes: right(sizes) | {"BLOCK_SIZE_K": 256}),
+    ),
     *(
         Mutation("gate before up", c, instead(flashinfer, "up_first", lambda _, rows, inter: rows))
         for c in (CUTLASS, TRTLLM)
@@ -245,12 +256,12 @@ MUTATIONS = [
 
 
 def interpreted(contract: Contract) -> bool:
-    return contract.name.startswith("deepgemm")
+    return contract.name.startswith(("deepgemm", "aiter.triton"))
 
 
 @pytest.fixture(scope="module")
 def elsewhere() -> dict[str, list[str]]:
-    """What the cases with DeepGEMM find, by name."""
+    """What the interpreted cases find, by name."""
     folder = Path(__file__).parent
     environment = os.environ | INTERPRETER | {"PYTHONPATH": f"{folder.parent}{os.pathsep}{folder}"}
     done = subprocess.run(

@@ -225,13 +225,11 @@ def unweighted(h: torch.Tensor) -> dict[str, torch.Tensor | None]:
     return {"out": h, "sorted_weights": None}
 
 
-class _Aiter(NativeFp8):
-    """What AITER's variants share. `Bound` is what prepare gives."""
+class AiterImplementation(NativeFp8):
+    """Where AITER's variants run."""
 
     requires = "AITER 0.1.5 to 0.1.20 (github ROCm/aiter; distribution amd-aiter), gfx942 or gfx950"
     runtime = "aiter"
-    allocates = True
-    Bound: ClassVar[type[_Bound]]
 
     def available(self, platform: Platform) -> Support:
         return Support.all_of(
@@ -240,6 +238,13 @@ class _Aiter(NativeFp8):
             platform.library("torch"),
             platform.library("aiter", install="build github ROCm/aiter (amd-aiter)"),
         )
+
+
+class _Shuffled(AiterImplementation):
+    """Variants that take shuffled weights and give an output of their own. `Bound` is what prepare gives."""
+
+    allocates = True
+    Bound: ClassVar[type[_Bound]]
 
     def layout(self, sizes: Sizes) -> int:
         return sizes.held * 3 * sizes.hidden * sizes.inter
@@ -261,7 +266,7 @@ class _Aiter(NativeFp8):
         return self.Bound(operands, first)
 
 
-class Dispatch(_Aiter):
+class Dispatch(_Shuffled):
     """`fused_moe` as vLLM and SGLang call it: quantises, sorts, and takes one stage or two by its tuned
     configurations, or by its own rule where it has none for the size."""
 
@@ -270,7 +275,7 @@ class Dispatch(_Aiter):
     Bound = _Dispatch
 
 
-class OneStage(_Aiter):
+class OneStage(_Shuffled):
     """Sorting, then `fmoe_fp8_blockscale_g1u1`: gate, up, SiLU, requantising and down in one assembly kernel
     that adds to the output with atomics."""
 
@@ -278,7 +283,7 @@ class OneStage(_Aiter):
     Bound = _OneStage
 
 
-class TwoStages(_Aiter):
+class TwoStages(_Shuffled):
     """Sorting, CK's gate and up with SiLU in bf16, requantising, CK's down; CK's own choice of kernels."""
 
     name = "aiter.ck"

@@ -17,7 +17,7 @@ from kernels.fused_moe.problem import FusedMoeOperands, Sizes
 from kernels.fused_moe.triton_grouped import CHUNK, COMBINED, tiles_for
 from kernels.op import Implementation, Prepared, Support, Unsupported, need
 from kernels.platform import Platform
-from kernels.triton_runtime import INTERPRETER, require_interpreter
+from kernels.triton_runtime import require_interpreter
 from shapes.case import Case
 
 if TYPE_CHECKING:
@@ -92,9 +92,6 @@ class _DeepGemm(Implementation):
             super().supports(case, platform),
             need(not packs(platform.arch) or scales == "ue8m0", f"{platform.arch} takes scales=ue8m0"),
         )
-
-    def environment(self, platform: Platform) -> dict[str, str]:
-        return dict(INTERPRETER) if platform.kind == "cpu" else {}
 
     def fits(self, sizes: Sizes) -> Support:
         return need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}")

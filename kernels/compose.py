@@ -42,3 +42,6 @@ class _Composed(Prepared):
 
     def result(self) -> torch.Tensor:
         return self.inner.result()
+
+    def picked(self) -> str:
+        return self.inner.picked()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 from kernels.binding import find, keywords, takes
@@ -20,7 +22,8 @@ MOE = "sglang.srt.layers.moe"
 
 class Triton(NativeFp8):
     """`fused_experts` of SGLang (fused_moe_triton/fused_moe.py to 0.5.18, moe_runner/triton_utils from
-    0.5.19), which skips ids of -1 by itself where the rank holds fewer experts than there are."""
+    0.5.19), which skips ids of -1 by itself where the rank holds fewer experts than there are. Not in place,
+    as engines have it: x would hold the output."""
 
     name = "sglang.triton"
     requires = "SGLang 0.5.3 to 0.5.19 (CUDA or ROCm)"
@@ -39,17 +42,24 @@ class Triton(NativeFp8):
         return triton_workspace(sizes)
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
-        serving_arguments()
+        alone()
         return _Triton(operands)
 
 
-def serving_arguments() -> None:
-    """SGLang's kernels ask for the server's arguments; its own benchmarks give these."""
-    try:
-        publish = find("sglang.srt.server_args.set_global_server_args_for_scheduler")
-    except Unsupported:  # before 0.5.5 nothing asked
+def alone() -> None:
+    """A server of one process, as SGLang's own tests set it up: where the kernels write to a new tensor they
+    ask for the server's arguments and the group of tensor-parallel ranks."""
+    groups = "sglang.srt.distributed.parallel_state"
+    if find(f"{groups}.model_parallel_is_initialized")():
         return
-    publish(find("sglang.srt.server_args.ServerArgs")(model_path="dummy"))
+    with contextlib.suppress(Unsupported):  # older versions ask for no arguments
+        publish = find("sglang.srt.server_args.set_global_server_args_for_scheduler")
+        publish(find("sglang.srt.server_args.ServerArgs")(model_path="dummy"))
+    start, form = find(f"{groups}.init_distributed_environment"), find(f"{groups}.initialize_model_parallel")
+    meeting = f"file://{tempfile.mkdtemp()}/ranks"
+    one = {"world_size": 1, "rank": 0, "local_rank": 0, "distributed_init_method": meeting}
+    start(**keywords(start, one))
+    form(**keywords(form, {"tensor_model_parallel_size": 1}))
 
 
 class _Triton(Prepared):

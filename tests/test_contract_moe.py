@@ -173,6 +173,11 @@ def row_major(right, groups, rows, k, packed, device):
     return right(groups, rows, k, packed, device).contiguous()
 
 
+def unaligned(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(deep_gemm, "alignment", lambda expected: 64)
+    patch.setattr(deep_gemm, "setter", lambda: lambda rows: None)
+
+
 def row_major_weights(right, *args):
     return right(*args).contiguous()
 
@@ -249,9 +254,10 @@ MUTATIONS = [
         for c in ROUNDED.values()
     ),
     *(
-        Mutation("experts aligned to 64 rows", c, instead(deep_gemm, "alignment", lambda _: 64))
-        for c in HOPPER.values()
+        Mutation("library not told the alignment", c, instead(deep_gemm, "setter", lambda _: id))
+        for c in BLACKWELL.values()
     ),
+    *(Mutation("experts aligned to 64 rows", c, unaligned) for c in HOPPER.values()),
 ]
 
 

@@ -7,6 +7,8 @@ and sgl-deep-gemm 0.2.5: csrc/apis/{gemm,layout}.hpp, csrc/utils/layout.hpp, csr
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 
 ARCHS = ("sm_90", "sm_100")
 
-ALIGNMENT = 128
-"""Rows that an expert's are a multiple of, for the memory plan; prepare asks the library."""
+ALIGNMENTS = range(32, 225, 32)
+"""Rows that an expert's may have to be a multiple of, for the memory plan; prepare asks the library."""
 
 WORD = 4
 """Exponents of scales in an int32."""
@@ -42,10 +44,24 @@ def scale_columns(k: int, packed: bool) -> int:
     return -(-k // (BLOCK * WORD if packed else BLOCK))
 
 
-def alignment() -> int:
-    """Rows of a tile, of which an expert's are a multiple: 128, or what was set."""
-    names = ("get_mk_alignment_for_contiguous_layout", "get_m_alignment_for_contiguous_layout")
-    return find(*(f"deep_gemm.{name}" for name in names))()
+def alignment(expected: int) -> int:
+    """Rows of a tile where an expert has so many on average, of which its rows are a multiple: 128, or on
+    sm_100 what the library advises and vLLM takes."""
+    with contextlib.suppress(Unsupported):  # before 2026-04 it advised nothing
+        return find(*places("get_theoretical_mk_alignment_for_contiguous_layout"))(expected)
+    return find(*places("get_mk_alignment_for_contiguous_layout"))()
+
+
+def setter() -> Callable[[int], object]:
+    """What tells the library the alignment. It stays set, for all: every product is told anew."""
+    try:
+        return find(*places("set_mk_alignment_for_contiguous_layout"))
+    except Unsupported:
+        return lambda rows: None
+
+
+def places(name: str) -> tuple[str, str]:
+    return f"deep_gemm.{name}", f"deep_gemm.utils.layout.{name}"
 
 
 def mn_major(groups: int, rows: int, k: int, packed: bool, device: torch.device) -> torch.Tensor:
@@ -67,10 +83,7 @@ def weight_scale(scale: torch.Tensor, rows: int, k: int, packed: bool) -> torch.
 
 
 class _DeepGemm(Implementation):
-    """What both layouts share. `Bound` is what prepare gives.
-
-    groups: of rows, each of which has scales of its own: (how many, rows of each)
-    """
+    """What both layouts share. `Bound` is what prepare gives."""
 
     requires = "DeepGEMM 2.1.0 to 2.6.1, or sgl-deep-gemm to 0.2.5; Triton, nvcc; sm_90 or sm_100"
     runtime = "deep_gemm"
@@ -103,9 +116,9 @@ class _DeepGemm(Implementation):
 
     def workspace(self, sizes: Sizes) -> int:
         """Per row x, gate and up, h, what the expert gives, and scales; per pair its row."""
-        groups, rows = self.Bound.groups(sizes, ALIGNMENT)
+        rows = max(math.prod(self.Bound.groups(sizes, aligned)) for aligned in ALIGNMENTS)
         of_row = sizes.hidden * 3 + sizes.inter * 5 + (sizes.hidden + sizes.inter) // BLOCK * 4 + 4
-        return groups * rows * of_row + sizes.tokens * sizes.picks * 4 + sizes.held * 4
+        return rows * of_row + sizes.tokens * sizes.picks * 4 + sizes.held * 4
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         return self.prepare_turn(None, operands, out)
@@ -139,7 +152,8 @@ class _Bound(Prepared):
         )
         self.w2_scale = first.w2_scale if shared else weight_scale(operands.w2_scale, hidden, inter, packed)
 
-        self.aligned = alignment()
+        self.expected = max(1, -(-sizes.routed.pairs // max(1, sizes.routed.hit)))
+        self.aligned, self.align = alignment(self.expected), setter()
         groups, rows = self.groups(sizes, self.aligned)
 
         def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -185,6 +199,7 @@ class _Bound(Prepared):
 
     @staticmethod
     def groups(sizes: Sizes, aligned: int) -> tuple[int, int]:
+        """Groups of rows, each of which has scales of its own, and the rows of each."""
         raise NotImplementedError
 
     def place(self) -> None:
@@ -248,6 +263,7 @@ class _Contiguous(_Bound):
         self.contiguous(ids, self.counts, self.row_of, self.owners, **self.placing)
 
     def multiply(self, a, a_scale, b, b_scale, d) -> None:
+        self.align(self.aligned)
         self.product((a[0], a_scale[0]), (b, b_scale), d[0], self.owners)
 
 
@@ -256,9 +272,7 @@ class _Masked(_Bound):
         from kernels.fused_moe import rows_jit
 
         super().__init__(operands, out, *rest)
-        routed = operands.sizes.routed
         self.product = product("m_grouped_fp8_gemm_nt_masked", "fp8_m_grouped_gemm_nt_masked")
-        self.expected = max(1, -(-routed.pairs // max(1, routed.hit)))
         self.masked = rows_jit.masked_kernel[(operands.sizes.held,)]
         self.placing = {"pairs": self.pairs, "CAPACITY": self.a.shape[1], "CHUNK": self.chunk}
 
@@ -270,11 +284,13 @@ class _Masked(_Bound):
         self.masked(self.operands.topk_ids, self.counts, self.row_of, **self.placing)
 
     def multiply(self, a, a_scale, b, b_scale, d) -> None:
+        self.align(self.aligned)
         self.product((a, a_scale), (b, b_scale), d, self.counts, self.expected)
 
 
 class Contiguous(_DeepGemm):
-    """`m_grouped_fp8_gemm_nt_contiguous`, what engines take for prefill. Its grid is sized for any picks."""
+    """`m_grouped_fp8_gemm_nt_contiguous`, what engines take for prefill. Sized for any picks, as vLLM has
+    it; rows beyond the last expert's are skipped on sm_90, and multiplied all the same on sm_100."""
 
     name = "deepgemm.contiguous"
     Bound = _Contiguous

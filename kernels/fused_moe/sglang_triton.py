@@ -26,7 +26,7 @@ class Triton(NativeFp8):
     as engines have it: x would hold the output."""
 
     name = "sglang.triton"
-    requires = "SGLang 0.5.3 to 0.5.19 (CUDA or ROCm)"
+    requires = "SGLang 0.5.19, or older whose fused_experts takes a moe_runner_config (CUDA or ROCm)"
     runtime = "sglang"
     boundaries = ("with_quant",)
     allocates = True

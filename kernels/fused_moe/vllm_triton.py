@@ -33,7 +33,7 @@ class Triton(NativeFp8):
     of `fused_moe_kernel` with SiLU and requantising between, a sum over picks."""
 
     name = "vllm.triton"
-    requires = "vLLM 0.11 to 0.32, a GPU build (CUDA or ROCm)"
+    requires = "vLLM 0.32, or older whose fused_experts takes a quant_config; a GPU build (CUDA or ROCm)"
     runtime = "vllm"
     boundaries = ("with_quant",)
     allocates = True

@@ -24,6 +24,7 @@ POINTERS = {
     "float8_e4m3fnuz": "*fp8e4b8",
     "float32": "*fp32",
     "int32": "*i32",
+    "uint8": "*u8",
 }
 
 

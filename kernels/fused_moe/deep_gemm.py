@@ -293,6 +293,7 @@ class Contiguous(_DeepGemm):
     it; rows beyond the last expert's are skipped on sm_90, and multiplied all the same on sm_100."""
 
     name = "deepgemm.contiguous"
+    library = "deep_gemm"
     Bound = _Contiguous
 
 
@@ -301,4 +302,5 @@ class Masked(_DeepGemm):
     no use in memory only."""
 
     name = "deepgemm.masked"
+    library = "deep_gemm"
     Bound = _Masked

@@ -168,10 +168,14 @@ def _nvidia() -> list[Platform]:
     return gpus
 
 
-def _amd() -> list[Platform]:
+def _amd(root: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> list[Platform]:
     gpus = []
-    for node in sorted(Path("/sys/class/kfd/kfd/topology/nodes").glob("*"), key=lambda p: int(p.name)):
-        facts = dict(line.split(None, 1) for line in (node / "properties").read_text().splitlines())
+    for node in sorted(root.glob("*"), key=lambda p: int(p.name)):
+        try:
+            properties = (node / "properties").read_text()
+        except OSError:  # EPERM: a GPU that this container was not given; ROCm does not count it either
+            continue
+        facts = dict(line.split(None, 1) for line in properties.splitlines())
         version_number = int(facts.get("gfx_target_version", 0))
         if not version_number:
             continue

@@ -1,0 +1,29 @@
+"""What machine this is, read from made-up systems."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kernels.platform import _amd
+
+MI300X = "simd_count 1216\ngfx_target_version 90402\n"
+
+
+def node(root: Path, number: int, properties: str) -> Path:
+    folder = root / str(number)
+    (folder / "mem_banks/0").mkdir(parents=True)
+    (folder / "mem_banks/0/properties").write_text("heap_type 1\nsize_in_bytes 206141652992\n")
+    (folder / "properties").write_text(properties)
+    return folder
+
+
+def test_gpus_that_a_container_was_not_given_are_no_devices(tmp_path):
+    """The kernel driver shows their nodes and refuses to let them be read (kfd_topology.c: EPERM); a folder
+    cannot be read either, by root too."""
+    node(tmp_path, 0, "cpu_cores_count 96\ngfx_target_version 0\n")
+    refused = node(tmp_path, 1, MI300X)
+    node(tmp_path, 2, MI300X)
+    (refused / "properties").unlink()
+    (refused / "properties").mkdir()
+    (found,) = _amd(tmp_path)
+    assert (found.device, found.arch, found.memory) == ("cuda:0", "gfx942", 206141652992)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness import control_group
+
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -185,18 +187,6 @@ class Counters:
 
 
 def _quota_files(root: Path) -> list[Path]:
-    """cpu.stat of our control group and of those around it, where they count throttling."""
-    try:
-        groups = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    found = []
-    for group in groups:
-        _, controllers, path = group.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        # In a container the mount's root is our own group, and `path` may be seen from outside.
-        mount = root / "sys/fs/cgroup" / controllers
-        inner = mount / path.lstrip("/")
-        found += [folder / "cpu.stat" for folder in (inner, *inner.parents) if folder.is_relative_to(mount)]
-    return [file for file in found if file.exists() and "throttled" in file.read_text()]
+    """cpu.stat of our control groups, where they count throttling."""
+    files = [folder / "cpu.stat" for folder in control_group.folders(root)]
+    return [file for file in files if file.exists() and "throttled" in file.read_text()]

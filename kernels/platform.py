@@ -215,14 +215,20 @@ def _cpu() -> Platform:
     return Platform("cpu", arch, "cpu", name, features, available_memory(), _cpu_last_level(ours))
 
 
-def available_memory() -> int:
+def available_memory(root: Path = Path("/")) -> int:
     """Bytes of RAM that this process may still take: what is free, within its control group."""
-    text = Path("/proc/meminfo").read_text() if Path("/proc/meminfo").exists() else ""
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    info = root / "proc/meminfo"
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", info.read_text() if info.exists() else "", re.MULTILINE)
     free = int(match.group(1)) << 10 if match else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (ceiling := limit.read_text().strip()).isdigit():
-        free = min(free, int(ceiling) - int(used.read_text()))
+    # Versions 2 and 1 of control groups; `max` or an enormous number where there is no limit.
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError):
+            ceiling = (root / "sys/fs/cgroup" / limit).read_text().strip()
+            if ceiling.isdigit():
+                free = min(free, int(ceiling) - int((root / "sys/fs/cgroup" / used).read_text()))
     return free
 
 

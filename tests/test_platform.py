@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernels.platform import _amd
+import pytest
+
+from kernels.platform import _amd, available_memory
 
 MI300X = "simd_count 1216\ngfx_target_version 90402\n"
 
@@ -27,3 +29,28 @@ def test_gpus_that_a_container_was_not_given_are_no_devices(tmp_path):
     (refused / "properties").mkdir()
     (found,) = _amd(tmp_path)
     assert (found.device, found.arch, found.memory) == ("cuda:0", "gfx942", 206141652992)
+
+
+@pytest.mark.parametrize(
+    ("files", "mebibytes"),
+    [
+        ({}, 4096),
+        ({"memory.max": "max", "memory.current": "7"}, 4096),
+        ({"memory.max": str(1024 << 20), "memory.current": str(256 << 20)}, 768),
+        (
+            {
+                "memory/memory.limit_in_bytes": str(1024 << 20),
+                "memory/memory.usage_in_bytes": str(512 << 20),
+            },
+            512,
+        ),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": "7"}, 4096),
+    ],
+    ids=["no group", "2, no limit", "2", "1", "1, no limit"],
+)
+def test_memory_is_what_the_control_group_leaves(tmp_path, files, mebibytes):
+    of_root = {f"sys/fs/cgroup/{name}": content for name, content in files.items()}
+    for name, content in (of_root | {"proc/meminfo": "MemAvailable: 4194304 kB"}).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content + "\n")
+    assert available_memory(tmp_path) == mebibytes << 20

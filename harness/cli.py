@@ -92,7 +92,11 @@ def _seconds(context: click.Context, option: click.Parameter, text: str) -> floa
 @click.option("--per-case", metavar="20s", help="Least of it that is worth a case.  [default: 20s; smoke 3s]")
 @click.option("--set", multiple=True, metavar="NAME=VALUE", help="Environment of the workers.")
 @click.option("--resume", metavar="RUN", help="Measure what this run did not finish.")
-@click.option("--retry", is_flag=True, help="With --resume: measure cases with crashed cells again.")
+@click.option(
+    "--retry",
+    is_flag=True,
+    help="With --resume: measure cases with cells that failed (crashed, timeout, error) again.",
+)
 @click.option("--out", metavar="DIR", help="The run's folder (default: a new one under results/local/).")
 @click.option("--json", metavar="FILE|-", help="Write run, cells and verdicts there; - is stdout.")
 @click.option("--csv", metavar="FILE|-", help="Write the cells there.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import time
@@ -65,7 +66,7 @@ class Reading:
 
 class Counters:
     """root: where proc and sys are; cpus: those this process may use; cpu_time: of a process, seconds.
-    Raises OSError where there is no /proc/stat."""
+    Raises OSError where there is no /proc/stat, or none with CPUs in it."""
 
     def __init__(
         self,
@@ -83,6 +84,8 @@ class Counters:
         mine = {f"cpu{cpu}" for cpu in self.cpus}
         # A container may count its CPUs from 0, whichever they are.
         self.lines = sorted(mine if mine <= present else present)
+        if not self.lines:
+            raise OSError(errno.ENODATA, "it counts no CPU", f"{self.proc}/stat")
         # The sum over all CPUs is rounded once, their own lines once each.
         self.sum_lines = ["cpu"] if len(self.lines) == len(present) else self.lines
         self.quota_files = _quota_files(root)

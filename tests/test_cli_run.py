@@ -257,6 +257,8 @@ def test_resume_with_a_library_less_or_more_is_refused(cli, copied, place):
         ("--suite", "smoke"),
         ("--out", "x"),
         ("--set", "A=1"),
+        ("--cache", "warm"),
+        ("--seed", "0"),
     ],
 )
 def test_resume_with_another_plan_is_refused(cli, copied, arguments):

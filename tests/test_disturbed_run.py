@@ -9,7 +9,7 @@ import pytest
 
 from harness import run_command
 from harness.disturbance import Monitor
-from harness.errors import NothingRan
+from harness.errors import NothingRan, UsageError
 from harness.journal import Journal
 from harness.records import CaseDone, Cell, Verdict
 from harness.run_command import Request
@@ -147,3 +147,11 @@ def test_a_busy_device_is_said_so_and_recorded(measured):
 def test_a_device_for_one_process_alone_is_refused(measured):
     with pytest.raises(NothingRan, match=r"^cpu cannot be measured: it is in exclusive mode$"):
         measured(Scripted([], blocked="it is in exclusive mode"))
+
+
+def test_a_mistake_on_a_busy_machine_is_one_line_still(monkeypatch, capsys):
+    monitor = Scripted([], busy=[WHO])
+    monkeypatch.setattr(run_command, "monitor_for", lambda platform, ours: monitor)
+    with pytest.raises(UsageError, match="unknown op"):
+        run_command.run(Request(op="nonsense", device="cpu"))
+    assert capsys.readouterr() == ("", "")

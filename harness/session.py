@@ -75,7 +75,7 @@ class Session:
         self.progress.case(case, to_go, budget_s)
         contenders, refused = self._contenders(case)
         sizes = self.op.sizes(case.sizes)
-        memory = Memory(self.op, sizes, self.platform, self.baseline)
+        memory = Memory(self.op, sizes, self.platform, self.baseline, self.cache)
         anchors = memory.anchors(contenders)
         turns = rotation(
             self.op,

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import kernels
 from harness.control_group import quota
-from harness.provenance import run
 from harness.threads import cores, cpus_in
-from kernels.platform import Platform
+from kernels.platform import Platform, run
 
 Ask = Callable[..., str]
 

@@ -149,16 +149,18 @@ def devices() -> dict[str, Platform]:
     return {p.device: p for p in [*gpus, _cpu()]}
 
 
-def _run(*command: str) -> str:
-    if shutil.which(command[0]) is None:
+def run(*command: str) -> str:
+    """What a command prints; nothing where it is missing, fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
         return ""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    return done.stdout if done.returncode == 0 else ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def _nvidia() -> list[Platform]:
     query = "--query-gpu=compute_cap,name,memory.total"
-    rows = _run("nvidia-smi", query, "--format=csv,noheader,nounits").splitlines()
+    rows = run("nvidia-smi", query, "--format=csv,noheader,nounits").splitlines()
     gpus = []
     for index, row in enumerate(rows):
         capability, name, mebibytes = (cell.strip() for cell in row.split(",", 2))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from kernels.platform import _amd, available_memory
+from kernels.platform import _amd, available_memory, run
 
 MI300X = "simd_count 1216\ngfx_target_version 90402\n"
 
@@ -54,3 +55,14 @@ def test_memory_is_what_the_control_group_leaves(tmp_path, files, mebibytes):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content + "\n")
     assert available_memory(tmp_path) == mebibytes << 20
+
+
+def test_a_command_that_is_missing_fails_or_hangs_says_nothing(monkeypatch):
+    assert run("echo", "it works") == "it works"
+    assert run("no-such-command") == run("false") == ""
+
+    def hang(*command, **how):
+        raise subprocess.TimeoutExpired(command, 30)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert run("nvidia-smi") == ""

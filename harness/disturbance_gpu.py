@@ -39,7 +39,7 @@ class Holder:
     """A process with a context on the device, and the bytes it holds there; None where that is not told."""
 
     name: str
-    bytes: int | None
+    bytes: float | None
 
 
 class Residents:

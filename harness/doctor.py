@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from harness.ceilings import datasheets, last_level, measured, meters, stored
 from harness.disturbance import monitor_for
 from harness.errors import NothingRan, UsageError
 from harness.findings import text
+from harness.plan import parse_threads
 from harness.provenance import LIBRARIES, provenance
 from harness.statistics import noise_floor
 from harness.threads import default_threads
@@ -68,7 +70,7 @@ def examine(
     complaints: what is wrong with them
     quick:      measures nothing; ceilings are those of an earlier time, if there are any
     """
-    threads = default_threads()
+    threads = parse_threads(os.environ.get("OMP_NUM_THREADS")) or default_threads()  # as a run
     machine = provenance(here, threads)["machine"] | {"last_level_cache": last_level(here)}
     improve = [*complaints, *advice(here, threads)]  # before our own work disturbs what it looks at
     runs = [i for op in kernels.OPS for i in kernels.implementations(op) if i.available(here).ok]

@@ -53,7 +53,7 @@ def _machine(machine: Mapping[str, Any], devices: Mapping[str, str]) -> Lines:
         lines.append(("memory", f"{machine['device_memory'] / (1 << 30):.1f} GiB"))
     cache = machine.get("last_level_cache")
     lines.append(("last-level cache", f"{cache / (1 << 20):.0f} MiB" if cache else "unknown"))
-    lines.append(("threads", f"{machine['threads']}, one for each core, of {machine['cpus']} CPUs"))
+    lines.append(("threads", f"{machine['threads']} on {machine['cpus']} CPUs"))
     if "driver" in machine:
         lines.append(("driver", machine["driver"]))
     return [*lines, ("system", machine["os"])]

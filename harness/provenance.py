@@ -6,12 +6,11 @@ import os
 import platform as host
 import re
 import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from harness.workers import DEFAULTS, ROOT
-from kernels.platform import Platform, version
+from kernels.platform import Platform, run, version
 
 LIBRARIES = [
     *("torch", "triton", "vllm", "aiter", "flashinfer", "flash_mla", "deep_gemm", "cudnn"),
@@ -62,11 +61,3 @@ def git_state() -> dict[str, Any]:
     commit = run("git", "-C", str(ROOT), "rev-parse", "HEAD")
     changed = run("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!results")
     return {"commit": commit, "dirty": bool(changed)}
-
-
-def run(*command: str) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

@@ -75,7 +75,7 @@ class Session:
         self.progress.case(case, to_go, budget_s)
         contenders, refused = self._contenders(case)
         sizes = self.op.sizes(case.sizes)
-        memory = Memory(self.op, sizes, self.platform, self.baseline)
+        memory = Memory(self.op, sizes, self.platform, self.baseline, self.cache)
         anchors = memory.anchors(contenders)
         turns = rotation(
             self.op,
@@ -155,13 +155,20 @@ class Session:
         return measured
 
     def _records(self, case: Case, parts: Sequence[Measured]) -> list[Record]:
-        cells: dict[str, Record] = {}
+        cells: dict[str, Cell] = {}
         verdicts: list[Record] = []
+        blocks = 0
         for part in parts:
+            # A block and a round name one moment of the case: groups share none.
+            part.rounds = part.rounds.numbered(blocks)
+            made = (r.block for r in (*part.rounds.rounds, *part.rounds.disturbed))
+            blocks = max(made, default=blocks - 1) + 1
             found, compared = assess(part, self.platform, self.yardsticks)
             # The baseline of every group but the first is there for the ratios only.
             for contender, cell in zip(part.contenders, found, strict=True):
-                cells.setdefault(contender.name, cell)
+                first = cells.setdefault(contender.name, cell)
+                if first is not cell:
+                    first.samples.add(cell.samples)
             verdicts += compared
         rounds = [r for part in parts for r in part.rounds.rounds]
         timed = [part for part in parts if part.anchor is not None]

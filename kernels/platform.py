@@ -150,16 +150,18 @@ def devices() -> dict[str, Platform]:
     return {p.device: p for p in [*gpus, _cpu()]}
 
 
-def _run(*command: str) -> str:
-    if shutil.which(command[0]) is None:
+def run(*command: str) -> str:
+    """What a command prints; nothing where it is missing, fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
         return ""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    return done.stdout if done.returncode == 0 else ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def _nvidia() -> list[Platform]:
     query = "--query-gpu=compute_cap,name,memory.total"
-    rows = _run("nvidia-smi", query, "--format=csv,noheader,nounits").splitlines()
+    rows = run("nvidia-smi", query, "--format=csv,noheader,nounits").splitlines()
     gpus = []
     for index, row in enumerate(rows):
         capability, name, mebibytes = (cell.strip() for cell in row.split(",", 2))
@@ -169,10 +171,14 @@ def _nvidia() -> list[Platform]:
     return gpus
 
 
-def _amd() -> list[Platform]:
+def _amd(root: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> list[Platform]:
     gpus = []
-    for node in sorted(Path("/sys/class/kfd/kfd/topology/nodes").glob("*"), key=lambda p: int(p.name)):
-        facts = dict(line.split(None, 1) for line in (node / "properties").read_text().splitlines())
+    for node in sorted(root.glob("*"), key=lambda p: int(p.name)):
+        try:
+            properties = (node / "properties").read_text()
+        except OSError:  # EPERM: a GPU that this container was not given; ROCm does not count it either
+            continue
+        facts = dict(line.split(None, 1) for line in properties.splitlines())
         version_number = int(facts.get("gfx_target_version", 0))
         if not version_number:
             continue
@@ -212,14 +218,20 @@ def _cpu() -> Platform:
     return Platform("cpu", arch, "cpu", name, features, available_memory(), _cpu_last_level(ours))
 
 
-def available_memory() -> int:
+def available_memory(root: Path = Path("/")) -> int:
     """Bytes of RAM that this process may still take: what is free, within its control group."""
-    text = Path("/proc/meminfo").read_text() if Path("/proc/meminfo").exists() else ""
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    info = root / "proc/meminfo"
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", info.read_text() if info.exists() else "", re.MULTILINE)
     free = int(match.group(1)) << 10 if match else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (ceiling := limit.read_text().strip()).isdigit():
-        free = min(free, int(ceiling) - int(used.read_text()))
+    # Versions 2 and 1 of control groups; `max` or an enormous number where there is no limit.
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError):
+            ceiling = (root / "sys/fs/cgroup" / limit).read_text().strip()
+            if ceiling.isdigit():
+                free = min(free, int(ceiling) - int((root / "sys/fs/cgroup" / used).read_text()))
     return free
 
 

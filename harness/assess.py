@@ -115,15 +115,18 @@ def _note(contender: Contender, boundary: str) -> str:
 
 
 def _verdicts(measured: Measured, valid: Collection[str], confidence: float) -> list[Verdict]:
-    """The A/A pair, each contender against the anchor, and the winner against the runner-up."""
+    """The A/A pair, each contender against the anchor, and the winner against the runner-up. There is no A/A
+    verdict of an anchor without a time: nobody could make it again from the record."""
     anchor, twin, rounds = measured.anchor, measured.twin, measured.rounds
     if anchor is None or twin is None:
         return []
-    pair = (rounds.series(twin.name), rounds.series(anchor.name))
-    same = compare(*pair, blocks=rounds.blocks, confidence=confidence)
-    found = [_verdict(measured.case.key, Judged(twin.name, anchor.name, "A/A", 0.0, confidence, same))]
-    # The twin has no cell: its samples stand here.
-    found[0].samples = _samples(measured, twin.name)
+    found = []
+    if anchor.name in valid:
+        pair = (rounds.series(twin.name), rounds.series(anchor.name))
+        same = compare(*pair, blocks=rounds.blocks, confidence=confidence)
+        found = [_verdict(measured.case.key, Judged(twin.name, anchor.name, "A/A", 0.0, confidence, same))]
+        # The twin has no cell: its samples stand here.
+        found[0].samples = _samples(measured, twin.name)
     lasted = {*valid, anchor.name, twin.name} - rounds.dropped.keys()
     series = {name: rounds.series(name) for name in lasted}
     judged = judge(series, rounds.blocks, valid, anchor.name, twin.name, confidence)

@@ -118,11 +118,11 @@ def _gpu(here: Platform, ask: Ask) -> list[str]:
     """Persistence mode, as nvidia-smi tells. Untested on hardware."""
     if here.kind != "cuda":
         return []
-    index = here.device.partition(":")[2] or "0"
-    one = ("nvidia-smi", "-i", index)
+    device = here.uuid or here.device.partition(":")[2] or "0"
+    one = ("nvidia-smi", "-i", device)
     if ask(*one, "--query-gpu=persistence_mode", "--format=csv,noheader") != "Disabled":
         return []
-    return [f"persistence mode is off, so the GPU wakes anew: `nvidia-smi -i {index} -pm 1`"]
+    return [f"persistence mode is off, so the GPU wakes anew: `nvidia-smi -i {device} -pm 1`"]
 
 
 def _text(root: Path, path: str) -> str:

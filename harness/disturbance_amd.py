@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.disturbance import Blind, Monitor, Ours
-from harness.disturbance_gpu import GpuMonitor, Holder, Look, visible
+from harness.disturbance_gpu import GpuMonitor, Holder, Look
 from harness.errors import one_line
 from kernels.platform import Platform
+from kernels.visibility import visible
 
 POWER_LIMIT = "package power limit"
 # Metrics that count for how many of `accumulation_counter` steps each was on (MI300 and newer).
@@ -54,9 +55,7 @@ def open_amd(
     try:
         smi.amdsmi_init()
         handles = _in_order(smi, smi.amdsmi_get_processor_handles())
-        for variables in (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")):
-            setting = next((environment[v] for v in variables if v in environment), None)
-            handles = visible(handles, setting, lambda handle: _unique_name(smi, handle))
+        handles = visible("rocm", handles, lambda handle: _unique_name(smi, handle), environment)
         index = int(platform.device.partition(":")[2] or 0)
         if index >= len(handles):
             return Blind(f"of the devices {len(handles)} are left, by ROCR_ or HIP_VISIBLE_DEVICES")

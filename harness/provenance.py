@@ -34,6 +34,7 @@ def provenance(platform: Platform, threads: int) -> dict[str, Any]:
             "arch": platform.arch,
             "device": platform.name,
             "device_id": platform.device,
+            "uuid": platform.uuid,
             "device_memory": platform.memory,
             "last_level_cache": platform.last_level,
             "driver": driver(platform),

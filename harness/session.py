@@ -212,8 +212,9 @@ def exit_code(cells: Sequence[Cell]) -> int:
 
 @contextlib.contextmanager
 def device_lock(platform: Platform) -> Iterator[None]:
-    """One run at a time on a device: two would measure each other."""
-    path = Path(tempfile.gettempdir()) / f"deepseek-kernel-bench-{platform.device.replace(':', '-')}.lock"
+    """One run at a time on a device, however it is numbered: two would measure each other."""
+    device = platform.uuid or platform.device.replace(":", "-")
+    path = Path(tempfile.gettempdir()) / f"deepseek-kernel-bench-{device}.lock"
     try:
         file = path.open("a+")
     except OSError as error:

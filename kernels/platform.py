@@ -12,11 +12,12 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernels.op import Support, need
+from kernels.visibility import visible
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +36,7 @@ class Platform:
     features:     instruction sets of a CPU
     memory:       bytes of device memory (of RAM usable by this process on cpu); 0 if unknown
     last_level:   bytes of the last-level cache; 0 if unknown
+    uuid:         by which the driver knows the device, however it is numbered here
     here:         False for a platform only asked about: its libraries cannot be looked at
     """
 
@@ -45,6 +47,7 @@ class Platform:
     features: frozenset[str] = frozenset()
     memory: int = 0
     last_level: int = 0
+    uuid: str = ""
     here: bool = True
 
     def is_a(self, *kinds: str) -> Support:
@@ -160,15 +163,20 @@ def run(*command: str) -> str:
 
 
 def _nvidia() -> list[Platform]:
-    query = "--query-gpu=compute_cap,name,memory.total"
-    rows = run("nvidia-smi", query, "--format=csv,noheader,nounits").splitlines()
+    query = "--query-gpu=compute_cap,uuid,memory.total,name"
     gpus = []
-    for index, row in enumerate(rows):
-        capability, name, mebibytes = (cell.strip() for cell in row.split(",", 2))
+    for row in run("nvidia-smi", query, "--format=csv,noheader,nounits").splitlines():
+        capability, uuid, mebibytes, name = (cell.strip() for cell in row.split(",", 3))
         arch = "sm_" + capability.replace(".", "")
         memory = int(mebibytes) << 20 if mebibytes.isdigit() else 0
-        gpus.append(Platform("cuda", arch, f"cuda:{index}", name, memory=memory))
-    return gpus
+        gpus.append(Platform("cuda", arch, name=name, memory=memory, uuid=uuid))
+    return _numbered(gpus)
+
+
+def _numbered(gpus: list[Platform]) -> list[Platform]:
+    """Those that this process is shown, by torch's names."""
+    left = visible(gpus[0].kind, gpus, lambda gpu: gpu.uuid) if gpus else []
+    return [replace(gpu, device=f"cuda:{index}") for index, gpu in enumerate(left)]
 
 
 def _amd(root: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> list[Platform]:
@@ -197,9 +205,11 @@ def _amd(root: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> list[Platfor
             for size in re.findall(r"size (\d+)", text)
         ]
         arch = f"gfx{major}{minor:x}{step:x}"
-        device = f"cuda:{len(gpus)}"
-        gpus.append(Platform("rocm", arch, device, name, memory=memory, last_level=max(caches, default=0)))
-    return gpus
+        # As ROCm writes it: what ROCR_VISIBLE_DEVICES takes.
+        uuid = f"GPU-{int(facts.get('unique_id', 0)):016x}"
+        level = max(caches, default=0)
+        gpus.append(Platform("rocm", arch, name=name, memory=memory, last_level=level, uuid=uuid))
+    return _numbered(gpus)
 
 
 def _cpu() -> Platform:

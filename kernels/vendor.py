@@ -18,6 +18,9 @@ BLACKWELL = ("sm_100", "sm_103")
 
 SINCE_AMPERE = ("sm_80", "sm_86", "sm_89", "sm_90", *BLACKWELL, "sm_120")
 
+TRITON: Mapping[str, str] = {"triton": ""}
+"""For `also`; torch brings it."""
+
 
 class Vendor(Implementation):
     """A kernel of a library. Besides what any implementation says:
@@ -140,7 +143,7 @@ class Sglang(Vendor):
     library = "sglang"
     install = "pip install sglang, or take an image that has it"
     kinds = ("cuda", "rocm")
-    also: ClassVar = {"triton": ""}
+    also = TRITON
 
     ATTENTION = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
 
@@ -156,4 +159,4 @@ class Vllm(Vendor):
     library = "vllm"
     install = "pip install vllm, or its CPU build: pip install '.[cpu]' (x86-64 Linux, Python 3.11 or later)"
     kinds = ("cuda", "rocm")
-    also: ClassVar = {"triton": ""}
+    also = TRITON

@@ -175,7 +175,7 @@ class Triton(Aiter):
     requires = "AITER 0.1.4 to 0.1.20 with Triton, gfx942 or gfx950"
     function = "gemm_a8w8_blockscale"
     names = ("x", "w", "x_scale", "w_scale", "y")
-    also: ClassVar = {"triton": ""}
+    also = vendor.TRITON
 
     def workspace(self, sizes: Sizes) -> int:
         return super().workspace(sizes) + 4 * MOST_SPLITS * sizes.m * sizes.n

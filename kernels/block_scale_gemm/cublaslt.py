@@ -31,12 +31,10 @@ class CublasLt(Vendor):
     requires = "torch 2.10 or later with CUDA 12.9 or later, sm_90"
     allocates = True
     kinds = ("cuda",)
-    archs = ("sm_90",)
+    archs = ("sm_90",)  # it takes these scales on no other
 
     def fits(self, sizes: Sizes) -> Support:
-        return need(
-            sizes.n % 16 == 0 and sizes.k % 16 == 0, "cuBLASLt needs n and k to be multiples of 16"
-        )
+        return need(sizes.n % 16 == 0 and sizes.k % 16 == 0, "cuBLASLt needs n and k to be multiples of 16")
 
     def layout(self, sizes: Sizes) -> int:
         return 4 * sizes.n_blocks * rounded_up(sizes.k_blocks, K_BLOCKS)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.binding import find, keywords
 from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
-from kernels.fused_moe.aiter import AiterImplementation
+from kernels.fused_moe.aiter import Aiter
 from kernels.fused_moe.problem import FusedMoeOperands, Sizes
 from kernels.fused_moe.triton_grouped import CHUNK, COMBINED, tiles_for
 from kernels.op import Prepared
 from kernels.triton_runtime import require_interpreter
+from kernels.vendor import TRITON
 
 if TYPE_CHECKING:
     import torch
@@ -20,11 +21,12 @@ SMALLEST_TILE = 16
 """Rows, for the memory plan: smaller tiles make more of them, in which fewer are empty."""
 
 
-class Triton(AiterImplementation):
+class Triton(Aiter):
     """`moe_op.fused_moe`, with the configuration that AITER has for these tokens: gate and up of quantised x,
     SiLU, down, of weights that are not shuffled."""
 
     name = "aiter.triton"
+    also = TRITON
 
     def workspace(self, sizes: Sizes) -> int:
         """Per pair gate and up, h, what the expert gives, its row; slots of tiles of 16 to 256 rows."""

@@ -13,19 +13,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels import platform as machine
+from kernels import vendor
 from kernels.binding import find
 from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
 from kernels.fused_moe.problem import FusedMoeOperands, Sizes
 from kernels.fused_moe.triton_grouped import CHUNK, COMBINED, tiles_for
-from kernels.op import Implementation, Prepared, Support, Unsupported, need
-from kernels.platform import Platform
+from kernels.op import Prepared, Unsupported
 from kernels.triton_runtime import require_interpreter
-from shapes.case import Case
 
 if TYPE_CHECKING:
     import torch
-
-ARCHS = ("sm_90", "sm_100")
 
 ALIGNMENTS = range(32, 225, 32)
 """Rows that an expert's may have to be a multiple of, for the memory plan; prepare asks the library."""
@@ -82,32 +79,13 @@ def weight_scale(scale: torch.Tensor, rows: int, k: int, packed: bool) -> torch.
     return transform(sf=scale, mn=rows, k=k, recipe=(1, BLOCK, BLOCK), num_groups=len(scale), is_sfa=False)
 
 
-class _DeepGemm(Implementation):
+class DeepGemm(vendor.DeepGemm):
     """What both layouts share. `Bound` is what prepare gives."""
 
     requires = "DeepGEMM 2.1.0 to 2.6.1, or sgl-deep-gemm to 0.2.5; Triton, nvcc; sm_90 or sm_100"
-    runtime = "deep_gemm"
     activations = "fp8"
+    also = vendor.TRITON
     Bound: ClassVar[type[_Bound]]
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("cuda"),
-            need(platform.arch in ARCHS, f"needs {' or '.join(ARCHS)}; this is {platform.arch}"),
-            platform.library("torch"),
-            platform.library("triton"),
-            platform.library("deep_gemm", install="pip install sgl-deep-gemm (needs nvcc)"),
-        )
-
-    def supports(self, case: Case, platform: Platform) -> Support:
-        scales = case.sizes.get("scales", "ue8m0" if packs(platform.arch) else "fp32")
-        return Support.all_of(
-            super().supports(case, platform),
-            need(not packs(platform.arch) or scales == "ue8m0", f"{platform.arch} takes scales=ue8m0"),
-        )
-
-    def fits(self, sizes: Sizes) -> Support:
-        return need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}")
 
     def layout(self, sizes: Sizes) -> int:
         """Scales of weights, where they are packed."""
@@ -125,10 +103,7 @@ class _DeepGemm(Implementation):
 
     def prepare_turn(self, first: Any, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         require_interpreter(out.device)
-        arch = machine.of(out.device).arch
-        if packs(arch) and operands.sizes.scales != "ue8m0":
-            raise Unsupported(f"{arch} takes scales=ue8m0")
-        return self.Bound(operands, out, packs(arch), first)
+        return self.Bound(operands, out, packs(machine.of(out.device).arch), first)
 
 
 class _Bound(Prepared):
@@ -288,19 +263,17 @@ class _Masked(_Bound):
         self.product((a, a_scale), (b, b_scale), d, self.counts, self.expected)
 
 
-class Contiguous(_DeepGemm):
+class Contiguous(DeepGemm):
     """`m_grouped_fp8_gemm_nt_contiguous`, what engines take for prefill. Sized for any picks, as vLLM has
     it; rows beyond the last expert's are skipped on sm_90, and multiplied all the same on sm_100."""
 
     name = "deepgemm.contiguous"
-    library = "deep_gemm"
     Bound = _Contiguous
 
 
-class Masked(_DeepGemm):
+class Masked(DeepGemm):
     """`m_grouped_fp8_gemm_nt_masked`, what engines take for decode: no counting before placing, and rows of
     no use in memory only."""
 
     name = "deepgemm.masked"
-    library = "deep_gemm"
     Bound = _Masked

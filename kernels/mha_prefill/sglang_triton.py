@@ -11,29 +11,18 @@ from typing import TYPE_CHECKING
 
 from kernels.binding import find, keywords
 from kernels.mha_prefill.problem import BYTES, VALUE, WIDTH, MhaPrefillOperands, Sizes, takes
-from kernels.op import Implementation, Prepared, Support
-from kernels.platform import Platform
+from kernels.op import Prepared, Support
+from kernels.vendor import Sglang
 
 if TYPE_CHECKING:
     import torch
 
-OPS = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
 
-
-class Extend(Implementation):
+class Extend(Sglang):
     """`extend_attention_fwd`: cached keys through a table of rows, then the new ones, causal among those."""
 
     name = "sglang.triton_extend"
     requires = "SGLang of 2025 or later (its kernel takes qo_indptr and kv_indptr), CUDA or ROCm"
-    runtime = "sglang"
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("cuda", "rocm"),
-            platform.library("torch"),
-            platform.library("triton"),
-            platform.library("sglang", install="pip install sglang"),
-        )
 
     def fits(self, sizes: Sizes) -> Support:
         return takes(sizes, "bf16")
@@ -74,7 +63,7 @@ class _Extend(Prepared):
         self.rows = new_rows(o) if any(s.prefix for s in o.sequences) else None
         self.k, self.v = (t if self.rows is None else t[self.rows] for t in (o.k, o.v))
         begins, cached = cached_rows(o)
-        self.function = find(*(f"{ops}.extend_attention.extend_attention_fwd" for ops in OPS))
+        self.function = find(*(f"{ops}.extend_attention.extend_attention_fwd" for ops in Sglang.ATTENTION))
         needed = {
             "q_extend": o.q,
             "k_extend": self.k,

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kernels import platform as machine
 from kernels import vendor
 from kernels.binding import find
-from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
+from kernels.formats import BLOCK, fp8_format
+from kernels.fused_moe.around import WORD, Around
 from kernels.fused_moe.problem import FusedMoeOperands, Sizes
-from kernels.fused_moe.triton_grouped import CHUNK, COMBINED, tiles_for
+from kernels.fused_moe.triton_grouped import CHUNK, tiles_for
 from kernels.op import Prepared, Unsupported
 from kernels.triton_runtime import require_interpreter
 
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 ALIGNMENTS = range(32, 225, 32)
 """Rows that an expert's may have to be a multiple of, for the memory plan; prepare asks the library."""
-
-WORD = 4
-"""Exponents of scales in an int32."""
 
 
 def packs(arch: str) -> bool:
@@ -106,7 +104,7 @@ class DeepGemm(vendor.DeepGemm):
         return self.Bound(operands, out, packs(machine.of(out.device).arch), first)
 
 
-class _Bound(Prepared):
+class _Bound(Around):
     """Rows of experts, the scales in the library's layout, and the launches around the two products."""
 
     def __init__(
@@ -142,35 +140,20 @@ class _Bound(Prepared):
         self.h_q = empty(groups, rows, inter, dtype=fmt.dtype)
         self.h_scale = mn_major(groups, rows, inter, packed, device)
         self.given = empty(groups, rows, hidden, dtype=torch.bfloat16)
-        # The interpreter truncates where it should round to FP8 and to bf16: there torch rounds.
-        self.interpreted = device.type == "cpu"
-        self.h_written = torch.zeros_like(self.h_q, dtype=torch.float32) if self.interpreted else self.h_q
-        self.written = torch.empty_like(out, dtype=torch.float32) if self.interpreted else out
 
-        self.chunk = min(CHUNK["cpu" if self.interpreted else "cuda"], triton.next_power_of_2(self.pairs))
+        self.chunk = min(CHUNK["cpu" if device.type == "cpu" else "cuda"], triton.next_power_of_2(self.pairs))
         self.count = align_jit.count_kernel[(sizes.held,)]
         self.gather = rows_jit.gather_kernel[(self.pairs,)]
-        self.silu = rows_jit.silu_kernel[(self.pairs, triton.cdiv(inter, BLOCK * WORD))]
-        self.combine = rows_jit.combine_kernel[(sizes.tokens, triton.cdiv(hidden, COMBINED))]
-        of_rows = {"CAPACITY": rows, "PACKED": packed, "BLOCK": BLOCK}
-        self.gathering = of_rows | {
+        self.gathering = {
+            "CAPACITY": rows,
+            "PACKED": packed,
+            "BLOCK": BLOCK,
             "PICKS": sizes.picks,
             "HIDDEN": hidden,
             "BLOCK_D": triton.next_power_of_2(hidden),
             "WORDS": triton.next_power_of_2(scale_columns(hidden, packed=True)),
         }
-        self.activating = of_rows | {
-            "INTER": inter,
-            "POWER_OF_TWO": sizes.scales == "ue8m0",
-            "LARGEST": fmt.max,
-            "SMALLEST_SCALE": SMALLEST_SCALE,
-        }
-        self.combining = {
-            "HIDDEN": hidden,
-            "PICKS": sizes.picks,
-            "PICKS_PADDED": triton.next_power_of_2(sizes.picks),
-            "BLOCK_D": COMBINED,
-        }
+        self.surround(rows, packed)
 
     @staticmethod
     def groups(sizes: Sizes, aligned: int) -> tuple[int, int]:
@@ -192,13 +175,9 @@ class _Bound(Prepared):
         x_q, a = o.x_q.view(torch.uint8), self.a.view(torch.uint8)
         self.gather(x_q, o.x_scale, o.topk_ids, self.row_of, a, self.a_scale, **self.gathering)
         self.multiply(self.a, self.a_scale, o.w13, self.w13_scale, self.gate_up)
-        self.silu(self.gate_up, o.topk_ids, self.row_of, self.h_written, self.h_scale, **self.activating)
-        if self.interpreted:
-            self.h_q.copy_(self.h_written)
+        self.activate()
         self.multiply(self.h_q, self.h_scale, o.w2, self.w2_scale, self.given)
-        self.combine(self.given, o.topk_ids, self.row_of, o.topk_weights, self.written, **self.combining)
-        if self.written is not self.out:
-            self.out.copy_(self.written)
+        self.add_up()
 
 
 def product(*names: str) -> Callable:

@@ -223,7 +223,7 @@ def unweighted(h: torch.Tensor) -> dict[str, torch.Tensor | None]:
 
 
 class Aiter(vendor.Aiter):
-    """Activations are rounded to FP8, x within the call and h."""
+    """Rounds h to FP8, and x where the call takes it in bf16."""
 
     requires = "AITER 0.1.5 to 0.1.20 (github ROCm/aiter; distribution amd-aiter), gfx942 or gfx950"
     activations = "fp8"

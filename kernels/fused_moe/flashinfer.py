@@ -109,7 +109,7 @@ class _Cutlass(Prepared):
         self.fused_moe(**self.arguments)
 
 
-class Trtllm(FlashInfer):
+class TrtLlm(FlashInfer):
     """`trtllm_fp8_block_scale_moe`: routing and everything after it, of x that the suite's own kernel
     quantises before, as engines do."""
 
@@ -143,16 +143,16 @@ class Trtllm(FlashInfer):
         return self.prepare_turn(None, operands, out)
 
     def prepare_turn(
-        self, first: _Trtllm | None, operands: FusedMoeOperands, out: torch.Tensor | None
+        self, first: _TrtLlm | None, operands: FusedMoeOperands, out: torch.Tensor | None
     ) -> Prepared:
-        prepared = _Trtllm(operands, first)
+        prepared = _TrtLlm(operands, first)
         if first is None:
             tune(prepared, operands.sizes.tokens)
         return prepared
 
 
-class _Trtllm(Prepared):
-    def __init__(self, operands: FusedMoeOperands, first: _Trtllm | None) -> None:
+class _TrtLlm(Prepared):
+    def __init__(self, operands: FusedMoeOperands, first: _TrtLlm | None) -> None:
         import torch
 
         from kernels.quantise import quantiser

@@ -9,24 +9,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kernels import vendor
 from kernels.binding import find, keywords
 from kernels.mla_decode.paging import FiniteCache, cache_bytes, full_pages, one_head, parts
 from kernels.mla_decode.problem import LATENT, ROPE, MlaDecodeOperands, Sizes
 from kernels.mla_decode.query import OneToken, one_token
 from kernels.mla_decode.units import HOPPER_UNITS
 from kernels.op import Prepared, Support, need
-from kernels.vendor import BLACKWELL, FlashAttention, FlashAttention3, FlashAttention4
 
 if TYPE_CHECKING:
     import torch
 
 
-class Mla(FlashAttention):
+class FlashAttention(vendor.FlashAttention):
     def fits(self, sizes: Sizes) -> Support:
         return need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}")
 
 
-class Fa3(Mla, FlashAttention3):
+class Fa3(FlashAttention, vendor.FlashAttention3):
     """`flash_attn_with_kvcache`, its schedule made before timing. With more than 64 heads it multiplies whole
     pages, so that it gets a cache without NaN."""
 
@@ -66,13 +66,13 @@ class _Fa3(OneToken, FiniteCache):
         self.answer = self.attend(**self.arguments)
 
 
-class Fa4(Mla, FlashAttention4):
+class Fa4(FlashAttention, vendor.FlashAttention4):
     """`flash_attn_varlen_func` of the CuTe DSL. It does not split a sequence, so that few of them leave most
     of the device idle. It is not known to mask values, so that it gets a cache without NaN."""
 
     name = "flash_attn.fa4"
     requires = "FlashAttention 4 (flash-attn-4) with qv, sm_100 or sm_103"
-    archs = BLACKWELL  # those on which it takes qv
+    archs = vendor.BLACKWELL  # those on which it takes qv
 
     def fits(self, sizes: Sizes) -> Support:
         heads = need(128 % sizes.heads == 0, f"takes heads that divide 128, not {sizes.heads}")

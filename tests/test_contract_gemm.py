@@ -300,23 +300,29 @@ def test_scales_that_deepgemm_would_transform_in_every_call_are_seen(arch, step,
 
 
 def test_scales_that_are_no_powers_of_two_are_refused_on_sm_100():
-    with at(place("deepgemm", "sm_100")), pytest.raises(Unsupported, match="power-of-two"):
-        contract(place("deepgemm", "sm_100"), f"{ROWS} scales=fp32")
+    reason = "sm_100 takes power-of-two scales (scales=ue8m0), not fp32"
+    assert refused("deepgemm", "cuda", "sm_100", f"{ROWS} scales=fp32") == reason
+    assert not refused("deepgemm", "cuda", "sm_90", f"{ROWS} scales=fp32")
 
 
-def test_scales_that_were_not_rounded_break_the_contract(monkeypatch):
+def refused(name: str, kind: str, arch: str, text: str) -> str:
+    """Why a case is; empty if it is not."""
+    case = OP.case(OP.defaults(arch) | parse(text)[0])
+    return IMPLEMENTATIONS[name].supports(case, named(kind, arch)).reason
+
+
+def test_scales_that_were_not_rounded_break_the_contract():
     """The double traps as DeepGEMM's packing kernel does."""
     with at(place("deepgemm", "sm_100")):
-        monkeypatch.setattr(deep_gemm.DeepGemm, "prepare", lambda self, o, out: deep_gemm._Packed(o, out))
         assert fails(place("deepgemm", "sm_100"), f"{ROWS} scales=fp32")
 
 
-@pytest.mark.parametrize(("arch", "fp8"), [("gfx942", "e4m3fn"), ("gfx950", "e4m3fnuz")])
-def test_the_other_fp8_format_is_refused_and_would_be_misread(arch, fp8, monkeypatch):
+@pytest.mark.parametrize(
+    ("arch", "fp8", "taken"), [("gfx942", "e4m3fn", "e4m3fnuz"), ("gfx950", "e4m3fnuz", "e4m3fn")]
+)
+def test_the_other_fp8_format_is_refused_and_would_be_misread(arch, fp8, taken):
+    assert refused("aiter.ck", "rocm", arch, f"{ROWS} fp8={fp8}") == f"{arch} takes {taken}, not {fp8}"
     with at(place("aiter.ck", arch)):
-        with pytest.raises(Unsupported, match=f"products of {fp8} need another architecture"):
-            contract(place("aiter.ck", arch), f"{ROWS} fp8={fp8}")
-        monkeypatch.setattr(aiter, "require_native", lambda q: None)
         assert fails(place("aiter.ck", arch), f"{ROWS} fp8={fp8}")
 
 
@@ -355,7 +361,7 @@ def test_what_ck_does_not_take_is_unsupported():
 def test_what_they_need_is_said():
     sm_90, sm_100, gfx942 = named("cuda", "sm_90"), named("cuda", "sm_100"), named("rocm", "gfx942")
     reasons = {
-        "cublaslt": (sm_100, "sm_90 only"),
+        "cublaslt": (sm_100, "needs sm_90"),
         "flashinfer.sm90": (sm_100, "needs sm_90"),
         "flashinfer.groupwise": (sm_90, "needs sm_100"),
         "deepgemm": (gfx942, "needs cuda"),

@@ -40,13 +40,13 @@ def test_right_on_the_double(contract: Contract, text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "arch", "sizes", "reason"),
     [
-        ("aiter.asm", "rocm", "gfx942", "kv=fp8 fp8=e4m3fn", "takes e4m3fnuz on gfx942, not e4m3fn"),
-        ("aiter.asm", "rocm", "gfx950", "kv=fp8 fp8=e4m3fnuz", "takes e4m3fn on gfx950, not e4m3fnuz"),
+        ("aiter.asm", "rocm", "gfx942", "kv=fp8 fp8=e4m3fn", "gfx942 takes e4m3fnuz, not e4m3fn"),
+        ("aiter.asm", "rocm", "gfx950", "kv=fp8 fp8=e4m3fnuz", "gfx950 takes e4m3fn, not e4m3fnuz"),
         ("aiter.asm", "rocm", "gfx950", "heads=64 kv=fp8", "takes 8, 16, 128 heads with kv=fp8"),
         ("aiter.asm_persistent", "rocm", "gfx950", "heads=8", "takes multiples of 16 heads, 128 at the most"),
         ("aiter.triton", "rocm", "gfx942", "page=8", "needs pages of a multiple of 16 tokens, not 8"),
         ("flashmla", "cuda", "sm_90", "page=16", "needs a page that is a multiple of 64"),
-        ("flashmla", "cuda", "sm_100", "", "has a dense kernel for sm_90, not sm_100"),
+        ("flashmla", "cuda", "sm_100", "", "needs sm_90; this is sm_100"),
         ("flashinfer.fa2", "cuda", "sm_100", "kv=fp8", "takes an FP8 cache on sm_90, not on sm_100"),
         ("flashinfer.cutlass", "cuda", "sm_100", "heads=16", "takes 128 heads, not 16"),
         ("flash_attn.fa3", "cuda", "sm_90", "kv=fp8", "takes a bf16 cache, not fp8"),

@@ -92,7 +92,7 @@ def stale_metadata(schedule: Callable) -> Callable:
         if splits is None:
             from flash_mla import flash_mla_with_kvcache
 
-            q, k = flash_mla.one_token(before.q), flash_mla.one_head(before.kv)
+            q, k = before.q[:, None], paging.pages_of(before.kv, flash_mla.PAGE)[:, :, None]
             table = paging.full_pages(before, flash_mla.PAGE)
             flash_mla_with_kvcache(q, k, table, before.lengths, 512, tiles, softmax_scale=before.scale)
         return tiles, splits

@@ -206,8 +206,9 @@ def test_vllm_takes_new_live_operands():
 
 def test_what_runs_where():
     def names(kind: str, **sizes) -> set[str]:
-        case = OP.case({"batch": 1, "new": "64", **sizes})
-        return {name for name, i in IMPLEMENTATIONS.items() if i.supports(case, named(kind)).ok}
+        here = named(kind)
+        case = OP.case({**OP.defaults(here.arch), "batch": 1, "new": "64", **sizes})
+        return {name for name, i in IMPLEMENTATIONS.items() if i.supports(case, here).ok}
 
     everywhere = {"torch.naive", "torch.sdpa", "torch.compile", "triton.flash_varlen"}
     gpu = everywhere | {"torch.sdpa_flash", "torch.sdpa_efficient", "sglang.triton_extend"}

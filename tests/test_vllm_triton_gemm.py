@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import kernels
-from kernels.block_scale_gemm.vllm_triton import VllmTriton
+from kernels.block_scale_gemm.vllm_triton import Triton
 from kernels.compose import bind
 from kernels.op import Unsupported
 from kernels.operands import Seeds
@@ -21,7 +21,7 @@ from kernels.triton_runtime import INTERPRETER
 from shapes.case import parse
 
 OP = kernels.OPS["block_scale_gemm"]
-IMPLEMENTATION = VllmTriton()
+IMPLEMENTATION = Triton()
 CASES = [
     ("m=1 n=128 k=128", "core"),
     ("m=9 n=300 k=600", "core"),

@@ -10,42 +10,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from kernels import vendor
 from kernels.binding import find, keywords
-from kernels.block_scale_gemm.layouts import require_native
 from kernels.block_scale_gemm.problem import BlockScaleGemmOperands, Sizes
 from kernels.formats import BLOCK
-from kernels.op import Implementation, Prepared, Support, Unsupported, need
-from kernels.platform import Platform
+from kernels.op import Prepared, Support, Unsupported, need
 
 if TYPE_CHECKING:
     import torch
 
-ARCHS = ("gfx942", "gfx950")
 TILE_N = 16  # rows of b in a tile of shuffle_weight(x, layout=(16, 16))
 MOST_SPLITS = 28  # of K in the Triton kernel's tuned configurations
 
 
-class _Aiter(Implementation):
+class Aiter(vendor.Aiter):
     """function: its name in aiter/ops/gemm_op_a8w8.py
     names:    what it calls a, b, the scales of a, the scales of b, and its output (None: it allocates that)
     shuffles: it takes b in tiles and the scales of a column by column
     table:    the tuned table that it looks its kernel up in, an attribute of AITER_CONFIGS
     """
 
-    runtime = "aiter"
     function: ClassVar[str]
     names: ClassVar[tuple[str, str, str, str, str]] = ("XQ", "WQ", "x_scale", "w_scale", "Out")
     shuffles: ClassVar[bool] = False
     step_n: ClassVar[int] = TILE_N
     table: ClassVar[str] = ""
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("rocm"),
-            need(platform.arch in ARCHS, f"needs {' or '.join(ARCHS)}; this is {platform.arch}"),
-            platform.library("torch"),
-            platform.library("aiter", install="it comes with ROCm's images of vLLM and SGLang"),
-        )
 
     def fits(self, sizes: Sizes) -> Support:
         return Support.all_of(
@@ -65,7 +54,6 @@ class _Aiter(Implementation):
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
         import torch
 
-        require_native(operands.b_q)
         function = find(*self.places())
         a_scale = by_columns(operands.a_scale) if self.shuffles else operands.a_scale
         b_q = in_tiles(operands.b_q) if self.shuffles else operands.b_q
@@ -78,7 +66,7 @@ class _Aiter(Implementation):
 class _Gemm(Prepared):
     def __init__(
         self,
-        implementation: _Aiter,
+        implementation: Aiter,
         operands: BlockScaleGemmOperands,
         out: torch.Tensor | None,
         function: Callable,
@@ -112,7 +100,7 @@ class _Gemm(Prepared):
         return tuned_row(self.implementation.table, *self.operands.a_q.shape, self.operands.b_q.shape[0])
 
 
-class Dispatch(_Aiter):
+class Dispatch(Aiter):
     """What vLLM calls: the kernel and split that the tuned table has for these sizes, else CK's default."""
 
     name = "aiter.dispatch"
@@ -123,7 +111,7 @@ class Dispatch(_Aiter):
     table = "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_FILE"
 
 
-class DispatchPreshuffled(_Aiter):
+class DispatchPreshuffled(Aiter):
     """Likewise among the kernels that take b in tiles: CK, CK Tile, assembly and others."""
 
     name = "aiter.dispatch_preshuffled"
@@ -135,7 +123,7 @@ class DispatchPreshuffled(_Aiter):
     table = "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE_FILE"
 
 
-class Ck(_Aiter):
+class Ck(Aiter):
     """CK's default kernel, unsplit; up to 0.1.14 the one that AITER's C++ picks for these sizes."""
 
     name = "aiter.ck"
@@ -143,7 +131,7 @@ class Ck(_Aiter):
     function = "gemm_a8w8_blockscale_ck"
 
 
-class CkTile(_Aiter):
+class CkTile(Aiter):
     """CK Tile's default kernel, unsplit; up to 0.1.14 the one that AITER's C++ picks for these sizes."""
 
     name = "aiter.cktile"
@@ -151,7 +139,7 @@ class CkTile(_Aiter):
     function = "gemm_a8w8_blockscale_cktile"
 
 
-class CkPreshuffled(_Aiter):
+class CkPreshuffled(Aiter):
     """As `aiter.ck`, b in tiles."""
 
     name = "aiter.ck_preshuffled"
@@ -160,7 +148,7 @@ class CkPreshuffled(_Aiter):
     shuffles = True
 
 
-class CkTilePreshuffled(_Aiter):
+class CkTilePreshuffled(Aiter):
     """As `aiter.cktile`, b in tiles. Depending on the kernel the call transposes the scales of a back."""
 
     name = "aiter.cktile_preshuffled"
@@ -169,7 +157,7 @@ class CkTilePreshuffled(_Aiter):
     shuffles = True
 
 
-class Asm(_Aiter):
+class Asm(Aiter):
     """The assembly kernel and split of K that its own heuristic picks; splits add up in the bf16 output."""
 
     name = "aiter.asm"
@@ -180,16 +168,14 @@ class Asm(_Aiter):
     step_n = BLOCK
 
 
-class Triton(_Aiter):
+class Triton(Aiter):
     """AITER's Triton kernel, with the configuration that it keeps for these sizes."""
 
     name = "aiter.triton"
     requires = "AITER 0.1.4 to 0.1.20 with Triton, gfx942 or gfx950"
     function = "gemm_a8w8_blockscale"
     names = ("x", "w", "x_scale", "w_scale", "y")
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(super().available(platform), platform.library("triton"))
+    also = vendor.TRITON
 
     def workspace(self, sizes: Sizes) -> int:
         return super().workspace(sizes) + 4 * MOST_SPLITS * sizes.m * sizes.n

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from kernels.binding import find, keywords
 from kernels.block_scale_gemm.layouts import column_major, padded_rows, rounded_up
 from kernels.block_scale_gemm.problem import BlockScaleGemmOperands, Sizes
-from kernels.op import Implementation, Prepared, Support, Unsupported, need
-from kernels.platform import Platform
+from kernels.op import Prepared, Support, Unsupported, need
+from kernels.vendor import Vendor
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,7 @@ ROWS = 4  # that cuBLASLt takes a multiple of
 K_BLOCKS = 4  # likewise, of the scales of b
 
 
-class CublasLt(Implementation):
+class CublasLt(Vendor):
     """Where M is no multiple of four, the call computes rows of zeros up to the next, as in an engine that
     pads its tokens for this kernel."""
 
@@ -30,22 +30,11 @@ class CublasLt(Implementation):
     library = "torch"
     requires = "torch 2.10 or later with CUDA 12.9 or later, sm_90"
     allocates = True
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("cuda"),
-            need(
-                platform.arch == "sm_90",
-                f"cuBLASLt takes these scales on sm_90 only; this is {platform.arch}",
-            ),
-            platform.library("torch"),
-        )
+    kinds = ("cuda",)
+    archs = ("sm_90",)  # it takes these scales on no other
 
     def fits(self, sizes: Sizes) -> Support:
-        return Support.all_of(
-            need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}"),
-            need(sizes.n % 16 == 0 and sizes.k % 16 == 0, "cuBLASLt needs n and k to be multiples of 16"),
-        )
+        return need(sizes.n % 16 == 0 and sizes.k % 16 == 0, "cuBLASLt needs n and k to be multiples of 16")
 
     def layout(self, sizes: Sizes) -> int:
         return 4 * sizes.n_blocks * rounded_up(sizes.k_blocks, K_BLOCKS)

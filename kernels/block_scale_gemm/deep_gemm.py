@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kernels import platform as platforms
+from kernels import vendor
 from kernels.binding import find, keywords
 from kernels.block_scale_gemm.layouts import column_major, rounded_up
 from kernels.block_scale_gemm.problem import BlockScaleGemmOperands, Sizes
-from kernels.op import Implementation, Prepared, Support, Unsupported, need
-from kernels.platform import Platform
+from kernels.op import Prepared, Support, need
 
 if TYPE_CHECKING:
     import torch
@@ -24,29 +24,18 @@ TMA_ROWS = 4  # fp32 or int32 in 16 bytes (get_tma_aligned_size)
 RECIPE = (1, 128, 128)  # rows of M and of N, and columns of K, that share a scale
 
 
-class DeepGemm(Implementation):
+class DeepGemm(vendor.DeepGemm):
     """Live scales lie in the kernel's layout before timing, as an engine's quantiser writes them. On sm_100
     the suite's own quantiser, which writes fp32, is followed by DeepGEMM's packing inside the timed call."""
 
     name = "deepgemm"
-    library = "deep_gemm"
     requires = (
         "DeepGEMM 1.0 to 2.6.1 or sgl-deep-gemm to 0.2.5, with nvcc or NVRTC; "
         "sm_90, or from 2.1 sm_100 with power-of-two scales"
     )
-    runtime = "deep_gemm"
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("cuda"),
-            need(platform.arch in ("sm_90", "sm_100"), f"needs sm_90 or sm_100; this is {platform.arch}"),
-            platform.library("torch"),
-            platform.library("deep_gemm", install="pip install sgl-deep-gemm, or from its source"),
-        )
 
     def fits(self, sizes: Sizes) -> Support:
         return Support.all_of(
-            need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}"),
             need(sizes.n % 64 == 0, "needs n to be a multiple of 64"),
             need(sizes.k % 128 == 0, "needs k to be a multiple of 128"),
         )
@@ -59,11 +48,8 @@ class DeepGemm(Implementation):
         return sizes.quantised_bytes + 4 * rounded_up(sizes.m, TMA_ROWS) * (sizes.k_blocks + 3) * 2
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
-        if platforms.of(out.device).arch != "sm_100":
-            return _Aligned(operands, out)
-        if operands.scales != "ue8m0":
-            raise Unsupported(f"sm_100 takes power-of-two scales (scales=ue8m0), not {operands.scales}")
-        return _Packed(operands, out)
+        bound = _Packed if platforms.of(out.device).arch == "sm_100" else _Aligned
+        return bound(operands, out)
 
 
 class _DeepGemm(Prepared):

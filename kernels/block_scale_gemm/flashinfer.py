@@ -7,14 +7,14 @@ calls, csrc/nv_internal/tensorrt_llm/deep_gemm/fp8_gemm.cuh; csrc/gemm_groupwise
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
+from kernels import vendor
 from kernels.binding import find, keywords
 from kernels.block_scale_gemm.layouts import column_major, padded_rows, rounded_up
 from kernels.block_scale_gemm.problem import BlockScaleGemmOperands, Sizes
 from kernels.formats import BLOCK
-from kernels.op import Implementation, Prepared, Support, need
-from kernels.platform import Platform
+from kernels.op import Prepared, Support, need
 
 if TYPE_CHECKING:
     import torch
@@ -24,27 +24,15 @@ TWO_SMS = 256  # rows from which an instruction over two SMs is the faster (gemm
 WORKSPACE = 32 << 20  # of gemm_fp8_nt_groupwise
 
 
-class _FlashInfer(Implementation):
-    runtime = "flashinfer"
-    arch: ClassVar[str]
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("cuda"),
-            need(platform.arch == self.arch, f"needs {self.arch}; this is {platform.arch}"),
-            platform.library("torch"),
-            platform.library("flashinfer", install="pip install flashinfer-python"),
-        )
-
+class FlashInfer(vendor.FlashInfer):
     def fits(self, sizes: Sizes) -> Support:
         return Support.all_of(
-            need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}"),
             need(sizes.k % BLOCK == 0, f"needs k to be a multiple of {BLOCK}"),
             need(sizes.n % 64 == 0, "needs n to be a multiple of 64"),
         )
 
 
-class Sm90(_FlashInfer):
+class Sm90(FlashInfer):
     """Transposes the product below 32 rows. Given bf16 activations it quantises them itself, in a kernel of
     its own inside the call, to fp32 scales."""
 
@@ -52,7 +40,7 @@ class Sm90(_FlashInfer):
     requires = "FlashInfer 0.6.0 to 0.6.18, CUDA 12.8 or later, sm_90"
     boundaries = ("core", "with_quant")
     activations = "fp8"
-    arch = "sm_90"
+    archs = ("sm_90",)
 
     def workspace(self, sizes: Sizes) -> int:
         """Every call asks for what quantising both operands would take, even where none is."""
@@ -84,13 +72,13 @@ class _Sm90(Prepared):
         self.multiply(**self.arguments)
 
 
-class Groupwise(_FlashInfer):
+class Groupwise(FlashInfer):
     """Where M is no multiple of four, the call computes rows of zeros up to the next. Scales of both operands
     lie along M and N, the faster of the two ways (include/flashinfer/gemm/gemm_groupwise_sm100.cuh)."""
 
     name = "flashinfer.groupwise"
     requires = "FlashInfer 0.2.8 to 0.6.18, sm_100"
-    arch = "sm_100"
+    archs = ("sm_100",)
 
     def layout(self, sizes: Sizes) -> int:
         return 4 * sizes.n_blocks * sizes.k_blocks

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 
 from kernels.block_scale_gemm.problem import BlockScaleGemmOperands
 from kernels.block_scale_gemm.torch_eager import Bf16
-from kernels.op import Prepared, Support, Unsupported
+from kernels.op import Prepared, Unsupported
 from kernels.platform import Platform
+from kernels.vendor import Vendor
 
 if TYPE_CHECKING:
     import torch
 
 
-class Dequantised(Bf16):
+class Dequantised(Vendor, Bf16):
     """`torch.bf16` with hipBLASLt whatever torch would have picked (hipBLAS on some sizes, versions and
     architectures): TORCH_BLAS_PREFER_HIPBLASLT in torch's aten/src/ATen/Context.h."""
 
@@ -28,9 +29,8 @@ class Dequantised(Bf16):
     library = "torch"
     requires = "torch for ROCm with hipBLASLt (read in 2.13)"
     runtime = "hipblaslt"
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(platform.is_a("rocm"), super().available(platform))
+    kinds = ("rocm",)
+    any_fp8 = True
 
     def environment(self, platform: Platform) -> dict[str, str]:
         return {"TORCH_BLAS_PREFER_HIPBLASLT": "1"}

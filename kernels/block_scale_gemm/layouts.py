@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels import platform
-from kernels.formats import native
-from kernels.op import Unsupported
-
 if TYPE_CHECKING:
     import torch
 
@@ -32,11 +28,3 @@ def padded_rows(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
 
 def rounded_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
-
-
-def require_native(q: torch.Tensor) -> None:
-    """Raises Unsupported where the matrix instructions of the device that q lies on take another format."""
-    given = str(q.dtype).removeprefix("torch.float8_")
-    arch = platform.of(q.device).arch
-    if given != native(arch):
-        raise Unsupported(f"products of {given} need another architecture; {arch} takes {native(arch)}")

@@ -9,38 +9,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.binding import find
-from kernels.block_scale_gemm.layouts import require_native
 from kernels.block_scale_gemm.problem import BlockScaleGemmOperands, Sizes
 from kernels.block_scale_gemm.vllm_triton import TritonProduct
-from kernels.op import Implementation, Prepared, Support
-from kernels.platform import Platform
+from kernels.op import Prepared
+from kernels.vendor import Sglang
 
 if TYPE_CHECKING:
     import torch
 
 
-class SglangTriton(Implementation):
+class Triton(Sglang):
     name = "sglang.triton"
     requires = "SGLang with Triton, cuda or rocm (read at 008601f)"
-    runtime = "sglang"
     allocates = True
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("cuda", "rocm"),
-            platform.library("torch"),
-            platform.library("triton"),
-            platform.library("sglang"),
-        )
-
-    def environment(self, platform: Platform) -> dict[str, str]:
-        return {"SGLANG_ENABLE_JIT_DEEPGEMM": "0", "SGL_ENABLE_JIT_DEEPGEMM": "0"}
 
     def workspace(self, sizes: Sizes) -> int:
         return sizes.quantised_bytes
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
-        require_native(operands.b_q)
         module = "sglang.srt.layers.quantization.fp8_kernel"
         return TritonProduct(
             operands, find(f"{module}.w8a8_block_fp8_matmul_triton", f"{module}.w8a8_block_fp8_matmul")

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from kernels.binding import find, keywords
-from kernels.block_scale_gemm.layouts import require_native
 from kernels.block_scale_gemm.problem import BlockScaleGemmOperands, Sizes
 from kernels.block_scale_gemm.triton_split_k import CODE_S, FLOPS, STEP_S
 from kernels.formats import BLOCK
-from kernels.op import Prepared, Support
-from kernels.platform import Platform
+from kernels.op import Prepared
 from kernels.triton_runtime import TritonImplementation, require_interpreter
+from kernels.vendor import Vllm
 
 if TYPE_CHECKING:
     import torch
@@ -26,16 +25,14 @@ if TYPE_CHECKING:
 TILE_M = 64  # of its default configuration, which it takes on a CPU
 
 
-class VllmTriton(TritonImplementation):
+class Triton(Vllm, TritonImplementation):
     """Keeps a tuned configuration for some sizes and devices; reads every layout as it is."""
 
     name = "vllm.triton"
     requires = "vLLM with Triton, read in 0.32 (on cpu through its interpreter: checked, never timed)"
     runtime = "vllm_triton"
+    kinds = ("cuda", "rocm", "cpu")
     allocates = True
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(super().available(platform), platform.library("vllm"))
 
     def interpreted_s(self, sizes: Sizes) -> float:
         steps = math.ceil(sizes.m / TILE_M) * sizes.n_blocks * sizes.k_blocks
@@ -47,7 +44,6 @@ class VllmTriton(TritonImplementation):
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
         require_interpreter(operands.b_q.device)
-        require_native(operands.b_q)
         with _triton_let_in(operands.b_q.device):
             multiply = find(
                 "vllm.model_executor.layers.quantization.utils.fp8_utils.w8a8_triton_block_scaled_mm"

@@ -10,18 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from kernels import vendor
 from kernels.binding import find, keywords
 from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe.elsewhere import Renumbered
-from kernels.fused_moe.native import NativeFp8
 from kernels.fused_moe.problem import FusedMoeOperands, Sizes
-from kernels.op import Prepared, Support, Unsupported, need
-from kernels.platform import Platform
+from kernels.op import Prepared, Unsupported
 
 if TYPE_CHECKING:
     import torch
-
-ARCHS = ("gfx942", "gfx950")
 
 ONE_STAGE_ROWS = 32
 """Pairs of an expert that a program of the one-stage assembly takes: rows of a sorted block."""
@@ -225,22 +222,14 @@ def unweighted(h: torch.Tensor) -> dict[str, torch.Tensor | None]:
     return {"out": h, "sorted_weights": None}
 
 
-class AiterImplementation(NativeFp8):
-    """Where AITER's variants run."""
+class Aiter(vendor.Aiter):
+    """Rounds h to FP8, and x where the call takes it in bf16."""
 
     requires = "AITER 0.1.5 to 0.1.20 (github ROCm/aiter; distribution amd-aiter), gfx942 or gfx950"
-    runtime = "aiter"
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("rocm"),
-            need(platform.arch in ARCHS, f"needs {' or '.join(ARCHS)}; this is {platform.arch}"),
-            platform.library("torch"),
-            platform.library("aiter", install="build github ROCm/aiter (amd-aiter)"),
-        )
+    activations = "fp8"
 
 
-class _Shuffled(AiterImplementation):
+class Shuffled(Aiter):
     """Variants that take shuffled weights and give an output of their own. `Bound` is what prepare gives."""
 
     allocates = True
@@ -266,7 +255,7 @@ class _Shuffled(AiterImplementation):
         return self.Bound(operands, first)
 
 
-class Dispatch(_Shuffled):
+class Dispatch(Shuffled):
     """`fused_moe` as vLLM and SGLang call it: quantises, sorts, and takes one stage or two by its tuned
     configurations, or by its own rule where it has none for the size."""
 
@@ -275,7 +264,7 @@ class Dispatch(_Shuffled):
     Bound = _Dispatch
 
 
-class OneStage(_Shuffled):
+class OneStage(Shuffled):
     """Sorting, then `fmoe_fp8_blockscale_g1u1`: gate, up, SiLU, requantising and down in one assembly kernel
     that adds to the output with atomics."""
 
@@ -283,7 +272,7 @@ class OneStage(_Shuffled):
     Bound = _OneStage
 
 
-class TwoStages(_Shuffled):
+class TwoStages(Shuffled):
     """Sorting, CK's gate and up with SiLU in bf16, requantising, CK's down; CK's own choice of kernels."""
 
     name = "aiter.ck"

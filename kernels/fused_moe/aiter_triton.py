@@ -6,12 +6,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kernels.binding import find, keywords
-from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
-from kernels.fused_moe.aiter import AiterImplementation
+from kernels.formats import BLOCK, fp8_format
+from kernels.fused_moe.aiter import Aiter
+from kernels.fused_moe.around import Around
 from kernels.fused_moe.problem import FusedMoeOperands, Sizes
-from kernels.fused_moe.triton_grouped import CHUNK, COMBINED, tiles_for
+from kernels.fused_moe.triton_grouped import CHUNK, tiles_for
 from kernels.op import Prepared
 from kernels.triton_runtime import require_interpreter
+from kernels.vendor import TRITON
 
 if TYPE_CHECKING:
     import torch
@@ -20,11 +22,12 @@ SMALLEST_TILE = 16
 """Rows, for the memory plan: smaller tiles make more of them, in which fewer are empty."""
 
 
-class Triton(AiterImplementation):
+class Triton(Aiter):
     """`moe_op.fused_moe`, with the configuration that AITER has for these tokens: gate and up of quantised x,
     SiLU, down, of weights that are not shuffled."""
 
     name = "aiter.triton"
+    also = TRITON
 
     def workspace(self, sizes: Sizes) -> int:
         """Per pair gate and up, h, what the expert gives, its row; slots of tiles of 16 to 256 rows."""
@@ -45,13 +48,13 @@ def configuration(sizes: Sizes) -> dict[str, Any]:
     return choose(**keywords(choose, needed))
 
 
-class _Triton(Prepared):
+class _Triton(Around):
     def __init__(self, operands: FusedMoeOperands, out: torch.Tensor) -> None:
         import torch
         import triton
         import triton.language as tl
 
-        from kernels.fused_moe import align_jit, rows_jit
+        from kernels.fused_moe import align_jit
 
         super().__init__(operands, out)
         o, sizes, device = operands, operands.sizes, out.device
@@ -71,12 +74,8 @@ class _Triton(Prepared):
         self.h_q = empty(self.pairs, sizes.inter, dtype=fmt.dtype)
         self.h_scale = empty(sizes.inter // BLOCK, self.pairs, dtype=torch.float32)
         self.given = empty(sizes.tokens, sizes.picks, sizes.hidden, dtype=torch.bfloat16)
-        # The interpreter truncates where it should round to FP8 and to bf16: there torch rounds.
-        self.interpreted = device.type == "cpu"
-        self.h_written = torch.zeros_like(self.h_q, dtype=torch.float32) if self.interpreted else self.h_q
-        self.written = torch.empty_like(out, dtype=torch.float32) if self.interpreted else out
 
-        chunk = min(CHUNK["cpu" if self.interpreted else "rocm"], triton.next_power_of_2(self.pairs))
+        chunk = min(CHUNK["cpu" if device.type == "cpu" else "rocm"], triton.next_power_of_2(self.pairs))
         self.count, self.place = align_jit.count_kernel[(sizes.held,)], align_jit.place_kernel[(sizes.held,)]
         self.counting = {"pairs": self.pairs, "CHUNK": chunk}
         self.placing = self.counting | {
@@ -84,23 +83,7 @@ class _Triton(Prepared):
             "TILE": self.rows,
             "EXPERTS": triton.next_power_of_2(sizes.held),
         }
-        self.silu = rows_jit.silu_kernel[(self.pairs, triton.cdiv(sizes.inter, BLOCK * 4))]
-        self.activating = {
-            "INTER": sizes.inter,
-            "CAPACITY": self.pairs,
-            "PACKED": False,
-            "POWER_OF_TWO": sizes.scales == "ue8m0",
-            "LARGEST": fmt.max,
-            "SMALLEST_SCALE": SMALLEST_SCALE,
-            "BLOCK": BLOCK,
-        }
-        self.combine = rows_jit.combine_kernel[(sizes.tokens, triton.cdiv(sizes.hidden, COMBINED))]
-        self.combining = {
-            "HIDDEN": sizes.hidden,
-            "PICKS": sizes.picks,
-            "PICKS_PADDED": triton.next_power_of_2(sizes.picks),
-            "BLOCK_D": COMBINED,
-        }
+        self.surround(self.pairs, packed=False)
 
         self.product = find("aiter.ops.triton.moe.moe_op.fused_moe", "aiter.ops.triton.moe_op.fused_moe")
         both = {
@@ -132,13 +115,9 @@ class _Triton(Prepared):
         self.place(o.topk_ids, self.counts, self.slots, self.owners, self.used, **self.placing)
         torch.mul(self.used, self.rows, out=self.padded)
         self.product(**self.up)
-        self.silu(self.gate_up, o.topk_ids, self.row_of, self.h_written, self.h_scale, **self.activating)
-        if self.interpreted:
-            self.h_q.copy_(self.h_written)
+        self.activate()
         self.product(**self.down)
-        self.combine(self.given, o.topk_ids, self.row_of, o.topk_weights, self.written, **self.combining)
-        if self.written is not self.out:
-            self.out.copy_(self.written)
+        self.add_up()
 
     def picked(self) -> str:
         tiles = (self.config.get(f"BLOCK_SIZE_{side}") for side in "MNK")

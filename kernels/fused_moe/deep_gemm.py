@@ -13,25 +13,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels import platform as machine
+from kernels import vendor
 from kernels.binding import find
-from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
+from kernels.formats import BLOCK, fp8_format
+from kernels.fused_moe.around import WORD, Around
 from kernels.fused_moe.problem import FusedMoeOperands, Sizes
-from kernels.fused_moe.triton_grouped import CHUNK, COMBINED, tiles_for
-from kernels.op import Implementation, Prepared, Support, Unsupported, need
-from kernels.platform import Platform
+from kernels.fused_moe.triton_grouped import CHUNK, tiles_for
+from kernels.op import Prepared, Unsupported
 from kernels.triton_runtime import require_interpreter
-from shapes.case import Case
 
 if TYPE_CHECKING:
     import torch
 
-ARCHS = ("sm_90", "sm_100")
-
 ALIGNMENTS = range(32, 225, 32)
 """Rows that an expert's may have to be a multiple of, for the memory plan; prepare asks the library."""
-
-WORD = 4
-"""Exponents of scales in an int32."""
 
 
 def packs(arch: str) -> bool:
@@ -82,32 +77,13 @@ def weight_scale(scale: torch.Tensor, rows: int, k: int, packed: bool) -> torch.
     return transform(sf=scale, mn=rows, k=k, recipe=(1, BLOCK, BLOCK), num_groups=len(scale), is_sfa=False)
 
 
-class _DeepGemm(Implementation):
+class DeepGemm(vendor.DeepGemm):
     """What both layouts share. `Bound` is what prepare gives."""
 
     requires = "DeepGEMM 2.1.0 to 2.6.1, or sgl-deep-gemm to 0.2.5; Triton, nvcc; sm_90 or sm_100"
-    runtime = "deep_gemm"
     activations = "fp8"
+    also = vendor.TRITON
     Bound: ClassVar[type[_Bound]]
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("cuda"),
-            need(platform.arch in ARCHS, f"needs {' or '.join(ARCHS)}; this is {platform.arch}"),
-            platform.library("torch"),
-            platform.library("triton"),
-            platform.library("deep_gemm", install="pip install sgl-deep-gemm (needs nvcc)"),
-        )
-
-    def supports(self, case: Case, platform: Platform) -> Support:
-        scales = case.sizes.get("scales", "ue8m0" if packs(platform.arch) else "fp32")
-        return Support.all_of(
-            super().supports(case, platform),
-            need(not packs(platform.arch) or scales == "ue8m0", f"{platform.arch} takes scales=ue8m0"),
-        )
-
-    def fits(self, sizes: Sizes) -> Support:
-        return need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}")
 
     def layout(self, sizes: Sizes) -> int:
         """Scales of weights, where they are packed."""
@@ -125,13 +101,10 @@ class _DeepGemm(Implementation):
 
     def prepare_turn(self, first: Any, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         require_interpreter(out.device)
-        arch = machine.of(out.device).arch
-        if packs(arch) and operands.sizes.scales != "ue8m0":
-            raise Unsupported(f"{arch} takes scales=ue8m0")
-        return self.Bound(operands, out, packs(arch), first)
+        return self.Bound(operands, out, packs(machine.of(out.device).arch), first)
 
 
-class _Bound(Prepared):
+class _Bound(Around):
     """Rows of experts, the scales in the library's layout, and the launches around the two products."""
 
     def __init__(
@@ -167,35 +140,20 @@ class _Bound(Prepared):
         self.h_q = empty(groups, rows, inter, dtype=fmt.dtype)
         self.h_scale = mn_major(groups, rows, inter, packed, device)
         self.given = empty(groups, rows, hidden, dtype=torch.bfloat16)
-        # The interpreter truncates where it should round to FP8 and to bf16: there torch rounds.
-        self.interpreted = device.type == "cpu"
-        self.h_written = torch.zeros_like(self.h_q, dtype=torch.float32) if self.interpreted else self.h_q
-        self.written = torch.empty_like(out, dtype=torch.float32) if self.interpreted else out
 
-        self.chunk = min(CHUNK["cpu" if self.interpreted else "cuda"], triton.next_power_of_2(self.pairs))
+        self.chunk = min(CHUNK["cpu" if device.type == "cpu" else "cuda"], triton.next_power_of_2(self.pairs))
         self.count = align_jit.count_kernel[(sizes.held,)]
         self.gather = rows_jit.gather_kernel[(self.pairs,)]
-        self.silu = rows_jit.silu_kernel[(self.pairs, triton.cdiv(inter, BLOCK * WORD))]
-        self.combine = rows_jit.combine_kernel[(sizes.tokens, triton.cdiv(hidden, COMBINED))]
-        of_rows = {"CAPACITY": rows, "PACKED": packed, "BLOCK": BLOCK}
-        self.gathering = of_rows | {
+        self.gathering = {
+            "CAPACITY": rows,
+            "PACKED": packed,
+            "BLOCK": BLOCK,
             "PICKS": sizes.picks,
             "HIDDEN": hidden,
             "BLOCK_D": triton.next_power_of_2(hidden),
             "WORDS": triton.next_power_of_2(scale_columns(hidden, packed=True)),
         }
-        self.activating = of_rows | {
-            "INTER": inter,
-            "POWER_OF_TWO": sizes.scales == "ue8m0",
-            "LARGEST": fmt.max,
-            "SMALLEST_SCALE": SMALLEST_SCALE,
-        }
-        self.combining = {
-            "HIDDEN": hidden,
-            "PICKS": sizes.picks,
-            "PICKS_PADDED": triton.next_power_of_2(sizes.picks),
-            "BLOCK_D": COMBINED,
-        }
+        self.surround(rows, packed)
 
     @staticmethod
     def groups(sizes: Sizes, aligned: int) -> tuple[int, int]:
@@ -217,13 +175,9 @@ class _Bound(Prepared):
         x_q, a = o.x_q.view(torch.uint8), self.a.view(torch.uint8)
         self.gather(x_q, o.x_scale, o.topk_ids, self.row_of, a, self.a_scale, **self.gathering)
         self.multiply(self.a, self.a_scale, o.w13, self.w13_scale, self.gate_up)
-        self.silu(self.gate_up, o.topk_ids, self.row_of, self.h_written, self.h_scale, **self.activating)
-        if self.interpreted:
-            self.h_q.copy_(self.h_written)
+        self.activate()
         self.multiply(self.h_q, self.h_scale, o.w2, self.w2_scale, self.given)
-        self.combine(self.given, o.topk_ids, self.row_of, o.topk_weights, self.written, **self.combining)
-        if self.written is not self.out:
-            self.out.copy_(self.written)
+        self.add_up()
 
 
 def product(*names: str) -> Callable:
@@ -288,19 +242,17 @@ class _Masked(_Bound):
         self.product((a, a_scale), (b, b_scale), d, self.counts, self.expected)
 
 
-class Contiguous(_DeepGemm):
+class Contiguous(DeepGemm):
     """`m_grouped_fp8_gemm_nt_contiguous`, what engines take for prefill. Sized for any picks, as vLLM has
     it; rows beyond the last expert's are skipped on sm_90, and multiplied all the same on sm_100."""
 
     name = "deepgemm.contiguous"
-    library = "deep_gemm"
     Bound = _Contiguous
 
 
-class Masked(_DeepGemm):
+class Masked(DeepGemm):
     """`m_grouped_fp8_gemm_nt_masked`, what engines take for decode: no counting before placing, and rows of
     no use in memory only."""
 
     name = "deepgemm.masked"
-    library = "deep_gemm"
     Bound = _Masked

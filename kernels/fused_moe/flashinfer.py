@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kernels import vendor
 from kernels.binding import find, keywords
 from kernels.formats import BLOCK
 from kernels.fused_moe.problem import SCALING, FusedMoeOperands, Sizes
-from kernels.op import Implementation, Prepared, Support, need
-from kernels.platform import Platform
+from kernels.op import Prepared, Support, need
 
 if TYPE_CHECKING:
     import torch
@@ -31,23 +31,10 @@ MOST_GROUPS, MOST_PICKS, MOST_OF_GROUP = 4, 8, 32
 """Groups and experts that its routing for DeepSeek-V3 chooses at most, and experts of a group."""
 
 
-class _FlashInfer(Implementation):
+class FlashInfer(vendor.FlashInfer):
     """What both share."""
 
-    runtime = "flashinfer"
     activations = "fp8"
-    archs: tuple[str, ...]
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("cuda"),
-            need(platform.arch in self.archs, f"needs {' or '.join(self.archs)}; this is {platform.arch}"),
-            platform.library("torch"),
-            platform.library("flashinfer", install="pip install flashinfer-python (nvcc and ninja to build)"),
-        )
-
-    def fits(self, sizes: Sizes) -> Support:
-        return need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}")
 
     def layout(self, sizes: Sizes) -> int:
         return sizes.held * sizes.expert_bytes
@@ -74,7 +61,7 @@ def tune(prepared: Prepared, tokens: int) -> None:
         prepared.call()
 
 
-class Cutlass(_FlashInfer):
+class Cutlass(FlashInfer):
     """`cutlass_fused_moe`: x in bf16 is quantised, permuted and multiplied within, by grouped products of
     DeepSeek's block scales."""
 
@@ -122,7 +109,7 @@ class _Cutlass(Prepared):
         self.fused_moe(**self.arguments)
 
 
-class Trtllm(_FlashInfer):
+class TrtLlm(FlashInfer):
     """`trtllm_fp8_block_scale_moe`: routing and everything after it, of x that the suite's own kernel
     quantises before, as engines do."""
 
@@ -136,7 +123,6 @@ class Trtllm(_FlashInfer):
         groups, limit = sizes.group_limit
         reachable = limit * sizes.experts // groups
         return Support.all_of(
-            super().fits(sizes),
             need(not (sizes.shared and sizes.ep > 1), "fuses a shared expert only where ep=1"),
             need(sizes.experts % 4 == 0, f"routes to a multiple of 4 experts, not {sizes.experts}"),
             need(limit <= MOST_GROUPS, f"routes to at most {MOST_GROUPS} groups, not {limit}"),
@@ -157,16 +143,16 @@ class Trtllm(_FlashInfer):
         return self.prepare_turn(None, operands, out)
 
     def prepare_turn(
-        self, first: _Trtllm | None, operands: FusedMoeOperands, out: torch.Tensor | None
+        self, first: _TrtLlm | None, operands: FusedMoeOperands, out: torch.Tensor | None
     ) -> Prepared:
-        prepared = _Trtllm(operands, first)
+        prepared = _TrtLlm(operands, first)
         if first is None:
             tune(prepared, operands.sizes.tokens)
         return prepared
 
 
-class _Trtllm(Prepared):
-    def __init__(self, operands: FusedMoeOperands, first: _Trtllm | None) -> None:
+class _TrtLlm(Prepared):
+    def __init__(self, operands: FusedMoeOperands, first: _TrtLlm | None) -> None:
         import torch
 
         from kernels.quantise import quantiser

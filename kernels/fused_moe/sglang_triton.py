@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.binding import find, keywords, takes
 from kernels.formats import BLOCK
-from kernels.fused_moe.native import NativeFp8
 from kernels.fused_moe.problem import FusedMoeOperands, Sizes
 from kernels.fused_moe.vllm_triton import triton_workspace
-from kernels.op import Prepared, Support, Unsupported
-from kernels.platform import Platform
+from kernels.op import Prepared, Unsupported
+from kernels.vendor import Sglang
 
 if TYPE_CHECKING:
     import torch
@@ -20,23 +19,16 @@ if TYPE_CHECKING:
 MOE = "sglang.srt.layers.moe"
 
 
-class Triton(NativeFp8):
+class Triton(Sglang):
     """`fused_experts` of SGLang (fused_moe_triton/fused_moe.py to 0.5.18, moe_runner/triton_utils from
     0.5.19), which skips ids of -1 by itself where the rank holds fewer experts than there are. Not in place,
     as engines have it: x would hold the output."""
 
     name = "sglang.triton"
     requires = "SGLang 0.5.19, or older whose fused_experts takes a moe_runner_config (CUDA or ROCm)"
-    runtime = "sglang"
     boundaries = ("with_quant",)
+    activations = "fp8"
     allocates = True
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("cuda", "rocm"),
-            platform.library("torch"),
-            platform.library("sglang", install="pip install sglang"),
-        )
 
     def workspace(self, sizes: Sizes) -> int:
         return triton_workspace(sizes)

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 from kernels.binding import find, keywords, load
 from kernels.formats import BLOCK
 from kernels.fused_moe.elsewhere import Renumbered
-from kernels.fused_moe.native import NativeFp8
 from kernels.fused_moe.problem import FusedMoeOperands, Sizes
-from kernels.op import Prepared, Support, Unsupported
-from kernels.platform import Platform
+from kernels.op import Prepared, Unsupported
+from kernels.vendor import Vllm
 
 if TYPE_CHECKING:
     import torch
@@ -28,22 +27,15 @@ def triton_workspace(sizes: Sizes) -> int:
     return pairs * of_pair + x + (pairs + (sizes.held + 1) * 128) * 8
 
 
-class Triton(NativeFp8):
+class Triton(Vllm):
     """`fused_experts` of vLLM's GPU builds (fused_moe/fused_moe.py of 0.32): quantises, sorts, two launches
     of `fused_moe_kernel` with SiLU and requantising between, a sum over picks."""
 
     name = "vllm.triton"
     requires = "vLLM 0.32, or older whose fused_experts takes a quant_config; a GPU build (CUDA or ROCm)"
-    runtime = "vllm"
     boundaries = ("with_quant",)
+    activations = "fp8"
     allocates = True
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("cuda", "rocm"),
-            platform.library("torch"),
-            platform.library("vllm", install="pip install vllm"),
-        )
 
     def workspace(self, sizes: Sizes) -> int:
         return triton_workspace(sizes)

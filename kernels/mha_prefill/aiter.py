@@ -10,36 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from kernels import vendor
 from kernels.binding import find, keywords
 from kernels.mha_prefill import varlen
-from kernels.mha_prefill.problem import BYTES, VALUE, WIDTH, MhaPrefillOperands, Sizes, require_native, takes
-from kernels.op import Implementation, Prepared, Support, need
-from kernels.platform import Platform
+from kernels.mha_prefill.problem import BYTES, VALUE, WIDTH, MhaPrefillOperands, Sizes, takes
+from kernels.op import Prepared, Support, need
 
 if TYPE_CHECKING:
     import torch
 
-INSTALL = "AMD's AITER comes with ROCm's images or from github.com/ROCm/aiter"
 
-
-class Aiter(Implementation):
+class Aiter(vendor.Aiter):
     """A kernel of AITER.
 
-    archs:  those that it has been built for
     dtypes: of q, k and v
     """
 
-    runtime = "aiter"
-    archs: ClassVar[tuple[str, ...]] = ("gfx942", "gfx950")
     dtypes: ClassVar[tuple[str, ...]] = ("bf16",)
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("rocm"),
-            need(platform.arch in self.archs, f"needs {' or '.join(self.archs)}; this is {platform.arch}"),
-            platform.library("torch"),
-            platform.library("aiter", install=INSTALL),
-        )
 
     def fits(self, sizes: Sizes) -> Support:
         return takes(sizes, *self.dtypes)
@@ -155,6 +142,7 @@ class Triton(Aiter):
     """AITER's Triton kernel, q and k in parts of 128 and 64. Its call allocates an output of zeros."""
 
     name = "aiter.triton"
+    also = vendor.TRITON
     requires = "AITER 0.1.7 or later, gfx942 or gfx950"
     allocates = True
 
@@ -187,7 +175,6 @@ class Fp8(Aiter):
         return sizes.queries * sizes.heads * VALUE * BYTES["bf16"]
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
-        require_native(operands)
         name = "flash_attn_varlen_fp8_pertensor_func"
         function = find(f"aiter.{name}", f"aiter.ops.mha.{name}")
         return varlen.Varlen(operands, None, function, descales(operands))

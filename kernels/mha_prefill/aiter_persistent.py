@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kernels.binding import find, keywords
 from kernels.mha_prefill import varlen
 from kernels.mha_prefill.aiter import Aiter, descales
-from kernels.mha_prefill.problem import VALUE, MhaPrefillOperands, Sizes, require_native
+from kernels.mha_prefill.problem import VALUE, MhaPrefillOperands, Sizes
 from kernels.op import Prepared, Support, Unsupported, need
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ class Fp8Persistent(Aiter):
         return sizes.heads * 4 * (partial * (VALUE + 1) + sizes.queries) + 4 * sizes.keys
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        require_native(operands)
         return _Persistent(operands, out)
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from kernels import vendor
 from kernels.binding import load
-from kernels.mha_prefill.problem import VALUE, WIDTH, MhaPrefillOperands, Sizes, require_native, takes
-from kernels.op import Implementation, Prepared, Support, Unsupported, need
-from kernels.platform import Platform
+from kernels.mha_prefill.problem import VALUE, WIDTH, MhaPrefillOperands, Sizes, takes
+from kernels.op import Prepared, Support, Unsupported
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FP8_WEIGHTS = 256.0  # by which softmax weights, 1 at most, are scaled up into e4m3fn before they are rounded
 
 
-class Sdpa(Implementation):
+class Sdpa(vendor.Cudnn):
     """`sdpa`, or `sdpa_fp8`, with d_qk 192 and d_v 128, causal from the bottom right."""
 
     name = "cudnn"
@@ -29,17 +29,8 @@ class Sdpa(Implementation):
         "nvidia-cudnn-frontend 1.13 or later and cuDNN 9.10.2 or later, CUDA sm_90 or later; "
         "FP8: cuDNN 9.19 or later, sm_100 or later"
     )
-    runtime = "cudnn"
+    archs = ("sm_90", *vendor.BLACKWELL, "sm_120")  # ragged sequences need those
     activations = "fp8"
-
-    def available(self, platform: Platform) -> Support:
-        archs = ("sm_90", "sm_100", "sm_103", "sm_120")
-        return Support.all_of(
-            platform.is_a("cuda"),
-            need(platform.arch in archs, f"ragged sequences need sm_90 or later; this is {platform.arch}"),
-            platform.library("torch"),
-            platform.library("cudnn", install="pip install nvidia-cudnn-frontend"),
-        )
 
     def fits(self, sizes: Sizes) -> Support:
         return takes(sizes, "bf16", "fp8")
@@ -49,7 +40,6 @@ class Sdpa(Implementation):
         return 32 << 20
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        require_native(operands)
         return _Graph(operands, out, load("cudnn"))
 
 

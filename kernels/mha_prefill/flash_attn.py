@@ -9,46 +9,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from kernels import vendor
 from kernels.binding import find
 from kernels.mha_prefill import varlen
-from kernels.mha_prefill.problem import (
-    BYTES,
-    GUARD,
-    VALUE,
-    WIDTH,
-    MhaPrefillOperands,
-    Sizes,
-    require_native,
-    takes,
-)
-from kernels.op import Implementation, Prepared, Support, need
-from kernels.platform import Platform
+from kernels.mha_prefill.problem import BYTES, GUARD, VALUE, WIDTH, MhaPrefillOperands, Sizes, takes
+from kernels.op import Prepared, Support
 
 if TYPE_CHECKING:
     import torch
 
 
-class FlashAttention(Implementation):
+class FlashAttention(vendor.FlashAttention):
     """A generation of FlashAttention.
 
-    library: that brings its flash_attn_varlen_func
     archs:  those that it has kernels for at 192/128
     dtypes: of q, k and v
     """
 
-    runtime = "flash_attn"
-    allocates = True
-    install: ClassVar[str]
-    archs: ClassVar[tuple[str, ...]]
     dtypes: ClassVar[tuple[str, ...]] = ("bf16",)
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("cuda"),
-            need(platform.arch in self.archs, f"needs {' or '.join(self.archs)}; this is {platform.arch}"),
-            platform.library("torch"),
-            platform.library(self.library, install=self.install),
-        )
 
     def fits(self, sizes: Sizes) -> Support:
         return takes(sizes, *self.dtypes)
@@ -65,7 +43,7 @@ class Fa2(FlashAttention):
     requires = "flash-attn 2.1 or later (before, causal began at the first key), CUDA sm_80 or later"
     library = "flash_attn"
     install = "pip install flash-attn --no-build-isolation"
-    archs = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
+    archs = vendor.SINCE_AMPERE
 
     def workspace(self, sizes: Sizes) -> int:
         """v in its layout, the call's own output as wide, and a sum of exponentials per row."""
@@ -87,31 +65,25 @@ def descales(o: MhaPrefillOperands) -> dict[str, Any]:
     return {name: descale.expand(shape).contiguous() for name, descale in named.items()}
 
 
-class Fa3(FlashAttention):
+class Fa3(FlashAttention, vendor.FlashAttention3):
     """Hopper's, 192/128 as it is; FP8 with weights rounded to e4m3fn."""
 
     name = "flash_attn.fa3"
     requires = "flash-attn-3 3.0.0b1 or later (module flash_attn_interface), CUDA sm_90"
-    library = "flash_attn_interface"
-    install = "build the hopper/ folder of github.com/Dao-AILab/flash-attention"
-    archs = ("sm_90",)
     dtypes = ("bf16", "fp8")
     activations = "fp8"
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
-        require_native(operands)
         function = find("flash_attn_interface.flash_attn_varlen_func")
         return varlen.Varlen(operands, None, function, descales(operands))
 
 
-class Fa4(FlashAttention):
+class Fa4(FlashAttention, vendor.FlashAttention4):
     """In CuTe, for Hopper and Blackwell, 192/128 as it is."""
 
     name = "flash_attn.fa4"
     requires = "flash-attn-4 4.0.0b1 or later (module flash_attn.cute), CUDA sm_90, sm_100 or sm_103"
-    library = "flash_attn.cute"
-    install = "pip install --pre flash-attn-4"
-    archs = ("sm_90", "sm_100", "sm_103")
+    archs = ("sm_90", *vendor.BLACKWELL)
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
         function = find(

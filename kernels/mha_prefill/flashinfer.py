@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from kernels import vendor
 from kernels.binding import find, keywords
-from kernels.mha_prefill.problem import VALUE, WIDTH, MhaPrefillOperands, Sizes, require_native, takes
-from kernels.op import Implementation, Prepared, Support, need
-from kernels.platform import Platform
+from kernels.mha_prefill.problem import VALUE, WIDTH, MhaPrefillOperands, Sizes, takes
+from kernels.op import Prepared, Support, need
 
 if TYPE_CHECKING:
     import torch
@@ -21,24 +21,13 @@ WORKSPACE = 384 << 20  # of partial results, as vLLM gives it (VLLM_FLASHINFER_W
 PLAN = 8 << 20  # that the wrapper allocates for its plan
 
 
-class FlashInfer(Implementation):
+class FlashInfer(vendor.FlashInfer):
     """A kernel of FlashInfer.
 
-    archs:  those that it has been built for
     dtypes: of q, k and v
     """
 
-    runtime = "flashinfer"
-    archs: ClassVar[tuple[str, ...]]
     dtypes: ClassVar[tuple[str, ...]] = ("bf16",)
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("cuda"),
-            need(platform.arch in self.archs, f"needs {' or '.join(self.archs)}; this is {platform.arch}"),
-            platform.library("torch"),
-            platform.library("flashinfer", install="pip install flashinfer-python"),
-        )
 
     def fits(self, sizes: Sizes) -> Support:
         return takes(sizes, *self.dtypes)
@@ -102,7 +91,7 @@ class _Ragged(Prepared):
 class Fa2(FlashInfer):
     name = "flashinfer.fa2"
     requires = "flashinfer-python 0.2.3 or later, CUDA sm_80 or later"
-    archs = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
+    archs = vendor.SINCE_AMPERE
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
         return _Ragged(operands, out, "fa2")
@@ -122,7 +111,7 @@ class Fa3(FlashInfer):
 class Cutlass(FlashInfer):
     name = "flashinfer.cutlass"
     requires = "flashinfer-python 0.2.6 or later (FP8: 0.6.0 or later), CUDA sm_100 or sm_103"
-    archs = ("sm_100", "sm_103")
+    archs = vendor.BLACKWELL
     dtypes = ("bf16", "fp8")
     activations = "fp8"
 
@@ -131,7 +120,6 @@ class Cutlass(FlashInfer):
         return super().workspace(sizes) + (32 << 20) + 3 * 4 * 131072
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        require_native(operands)
         return _Ragged(operands, out, "cutlass")
 
 
@@ -167,13 +155,8 @@ class Cudnn(FlashInfer):
 
     name = "flashinfer.cudnn"
     requires = "flashinfer-python 0.6.2 or later, nvidia-cudnn-frontend 1.13 or later, CUDA sm_90 or later"
-    archs = ("sm_90", "sm_100", "sm_103")
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            super().available(platform),
-            platform.library("cudnn", install="pip install nvidia-cudnn-frontend"),
-        )
+    archs = ("sm_90", *vendor.BLACKWELL)
+    also: ClassVar = {"cudnn": vendor.Cudnn.install}
 
     def fits(self, sizes: Sizes) -> Support:
         most = max(sizes.queries, sizes.keys) * sizes.heads * WIDTH
@@ -190,13 +173,12 @@ class TrtLlm(FlashInfer):
 
     name = "flashinfer.trtllm"
     requires = "flashinfer-python 0.2.14 or later, CUDA sm_100 or sm_103"
-    archs = ("sm_100", "sm_103")
+    archs = vendor.BLACKWELL
     dtypes = ("bf16", "fp8")
     activations = "fp8"
     backend: ClassVar[str] = ""
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        require_native(operands)
         return _TrtLlm(operands, out, self.backend)
 
 

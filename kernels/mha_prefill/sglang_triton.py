@@ -6,43 +6,30 @@ sglang/kernels/ops/attention, before in sglang/srt/layers/attention/triton_ops. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kernels.binding import find, keywords
-from kernels.mha_prefill.problem import BYTES, VALUE, WIDTH, MhaPrefillOperands, Sizes, takes
-from kernels.op import Implementation, Prepared, Support
-from kernels.platform import Platform
+from kernels.mha_prefill.extend import Extended, apart_bytes
+from kernels.mha_prefill.problem import MhaPrefillOperands, Sizes, takes
+from kernels.op import Prepared, Support
+from kernels.vendor import Sglang
 
 if TYPE_CHECKING:
     import torch
 
-OPS = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
 
-
-class Extend(Implementation):
+class Extend(Sglang):
     """`extend_attention_fwd`: cached keys through a table of rows, then the new ones, causal among those."""
 
     name = "sglang.triton_extend"
     requires = "SGLang of 2025 or later (its kernel takes qo_indptr and kv_indptr), CUDA or ROCm"
-    runtime = "sglang"
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("cuda", "rocm"),
-            platform.library("torch"),
-            platform.library("triton"),
-            platform.library("sglang", install="pip install sglang"),
-        )
 
     def fits(self, sizes: Sizes) -> Support:
         return takes(sizes, "bf16")
 
     def workspace(self, sizes: Sizes) -> int:
         """Its table of rows, and the new tokens' keys and values where they stand apart from cached ones."""
-        apart = sizes.keys > sizes.queries
-        new = sizes.queries * sizes.heads * (WIDTH + VALUE) * BYTES["bf16"]
-        return 8 * (sizes.keys + sizes.batch) + apart * new
+        return 8 * (sizes.keys + sizes.batch) + apart_bytes(sizes)
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
         return _Extend(operands, out)
@@ -57,24 +44,12 @@ def cached_rows(o: MhaPrefillOperands) -> tuple[torch.Tensor, torch.Tensor]:
     return begins.to(o.k.device), torch.cat(rows).to(o.k.device)
 
 
-def new_rows(o: MhaPrefillOperands) -> torch.Tensor:
-    """The rows of k and v that belong to new tokens, int64 [T]."""
-    import torch
-
-    rows = [torch.arange(s.keys.start + s.prefix, s.keys.stop) for s in o.sequences]
-    return torch.cat(rows).to(o.k.device)
-
-
-class _Extend(Prepared):
-    """The cache is the canonical tensors; the new tokens' keys and values are those too if none is cached."""
-
+class _Extend(Extended):
     def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor) -> None:
         super().__init__(operands, out)
         o = operands
-        self.rows = new_rows(o) if any(s.prefix for s in o.sequences) else None
-        self.k, self.v = (t if self.rows is None else t[self.rows] for t in (o.k, o.v))
         begins, cached = cached_rows(o)
-        self.function = find(*(f"{ops}.extend_attention.extend_attention_fwd" for ops in OPS))
+        self.function = find(*(f"{ops}.extend_attention.extend_attention_fwd" for ops in Sglang.ATTENTION))
         needed = {
             "q_extend": o.q,
             "k_extend": self.k,
@@ -93,12 +68,6 @@ class _Extend(Prepared):
         # Versions without is_causal are.
         wished = {"is_causal": True, "k_scale": 1.0, "v_scale": 1.0}
         self.arguments = keywords(self.function, needed, wished)
-
-    def load(self, live: Mapping[str, torch.Tensor]) -> None:
-        super().load(live)
-        if self.rows is not None:
-            self.k.copy_(live["k"][self.rows])
-            self.v.copy_(live["v"][self.rows])
 
     def call(self) -> None:
         self.function(**self.arguments)

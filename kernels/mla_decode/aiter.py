@@ -10,26 +10,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kernels.binding import find, keywords
-from kernels.formats import native
 from kernels.mla_decode.paging import (
     SLACK,
     last_page_lengths,
+    one_head,
     page_list,
     page_starts,
     pages_of,
     query_starts,
 )
 from kernels.mla_decode.problem import LATENT, ROPE, MlaDecodeOperands, Sizes
-from kernels.op import Implementation, Prepared, Support, need
-from kernels.platform import Platform
-from shapes.case import Case
+from kernels.mla_decode.query import query_buffer
+from kernels.mla_decode.units import MOST_UNITS
+from kernels.op import Prepared, Support, need
+from kernels.vendor import Aiter
 
 if TYPE_CHECKING:
     import torch
-
-
-ARCHS = ("gfx942", "gfx950")
-MOST_UNITS = 304  # compute units of an MI300X, the most of both
 
 # What the assembly kernels take, one query token a sequence. A query on an FP8 cache is FP8 too.
 HEADS = {"bf16": (8, 16, 32, 64, 128), "fp8": (8, 16, 128)}
@@ -37,32 +34,6 @@ HEADS = {"bf16": (8, 16, 32, 64, 128), "fp8": (8, 16, 128)}
 Q_SCALE = 1.0
 """Of a query in FP8, static as in engines: theirs unless a checkpoint brings another. The widest values of
 q lie near 30, a tenth of what either format holds."""
-
-
-class Aiter(Implementation):
-    """What all of AITER's need."""
-
-    runtime = "aiter"
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("rocm"),
-            need(platform.arch in ARCHS, f"has kernels for {' and '.join(ARCHS)}, not {platform.arch}"),
-            platform.library("torch"),
-            platform.library(
-                "aiter", install="build github.com/ROCm/aiter, or take a ROCm image that has it"
-            ),
-        )
-
-    def supports(self, case: Case, platform: Platform) -> Support:
-        fp8 = str(case.sizes.get("fp8", Sizes.fp8))
-        return Support.all_of(
-            super().supports(case, platform),
-            need(
-                case.sizes.get("kv") != "fp8" or fp8 == native(platform.arch),
-                f"takes {native(platform.arch)} on {platform.arch}, not {fp8}",
-            ),
-        )
 
 
 class Asm(Aiter):
@@ -143,18 +114,9 @@ class _AsmPersistent(_Asm):
         return schedule(self.operands, self.query.dtype, layout)
 
 
-def query_buffer(operands: MlaDecodeOperands) -> torch.Tensor:
-    """What the kernel reads: q itself, or on an FP8 cache one of the cache's format."""
-    import torch
-
-    if operands.kv.element_size() > 1:
-        return operands.q
-    return torch.empty_like(operands.q, dtype=operands.kv.dtype)
-
-
 def one_token_pages(kv: torch.Tensor) -> torch.Tensor:
     """[slots, 1, 1, 576]: engines give every token a page of its own, whatever theirs."""
-    return pages_of(kv, 1)[:, :, None]
+    return one_head(pages_of(kv, 1))
 
 
 def token_pages(operands: MlaDecodeOperands) -> dict[str, torch.Tensor]:

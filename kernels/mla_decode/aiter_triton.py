@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from kernels.binding import find, keywords
 from kernels.mla_decode import vllm_triton
-from kernels.mla_decode.aiter import Aiter, one_value
-from kernels.mla_decode.paging import FiniteCache, cache_bytes, full_pages, pages_of, query_starts
+from kernels.mla_decode.aiter import one_value
+from kernels.mla_decode.paging import FiniteCache, cache_bytes, full_pages, one_head, pages_of, query_starts
 from kernels.mla_decode.problem import LATENT, ROPE, MlaDecodeOperands, Sizes
 from kernels.op import Prepared, Support, need
+from kernels.vendor import TRITON, Aiter
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +26,7 @@ class Triton(Aiter):
 
     name = "aiter.triton"
     requires = "AITER 0.1.15 or later, gfx942 or gfx950"
+    also = TRITON
 
     SEGMENTS = 128
 
@@ -47,7 +49,7 @@ class _Triton(FiniteCache):
         page = tile_page(operands.page)
         needed = {
             "q": operands.q,
-            "kv_buffer": pages_of(self.kv, page)[:, :, None],
+            "kv_buffer": one_head(pages_of(self.kv, page)),
             "out": out,
             "cu_seqlens_q": query_starts(operands),
             "seqused_k": operands.lengths,
@@ -72,6 +74,7 @@ class TritonSplit(Aiter):
 
     name = "aiter.triton_split"
     requires = "AITER 0.1.15 or later, gfx942 or gfx950"
+    also = TRITON
 
     def workspace(self, sizes: Sizes) -> int:
         return vllm_triton.workspace(sizes)

@@ -9,54 +9,40 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kernels import vendor
 from kernels.binding import find, keywords
-from kernels.mla_decode.paging import FiniteCache, cache_bytes, full_pages, parts
+from kernels.mla_decode.paging import FiniteCache, cache_bytes, full_pages, one_head, parts
 from kernels.mla_decode.problem import LATENT, ROPE, MlaDecodeOperands, Sizes
-from kernels.op import Implementation, Prepared, Support, need
-from kernels.platform import Platform
+from kernels.mla_decode.query import OneToken, one_token
+from kernels.mla_decode.units import HOPPER_UNITS
+from kernels.op import Prepared, Support, need
 
 if TYPE_CHECKING:
     import torch
 
-UNITS = 132  # of an H100 or H200
 
-
-class _Mla(Implementation):
-    runtime = "flash_attn"
-    allocates = True
-
+class FlashAttention(vendor.FlashAttention):
     def fits(self, sizes: Sizes) -> Support:
         return need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}")
 
 
-class Fa3(_Mla):
+class Fa3(FlashAttention, vendor.FlashAttention3):
     """`flash_attn_with_kvcache`, its schedule made before timing. With more than 64 heads it multiplies whole
     pages, so that it gets a cache without NaN."""
 
     name = "flash_attn.fa3"
-    library = "flash_attn_interface"
     requires = "FlashAttention 3 with qv and get_scheduler_metadata (2025-03 or later, from source), sm_90"
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("cuda"),
-            need(platform.arch == "sm_90", f"has a kernel for sm_90, not {platform.arch}"),
-            platform.library("torch"),
-            platform.library(
-                "flash_attn_interface", install="build hopper/ of github.com/Dao-AILab/flash-attention"
-            ),
-        )
 
     def workspace(self, sizes: Sizes) -> int:
         """Partial results, fp32, of splits that fill the device; the cache."""
-        rows = (sizes.batch + UNITS) * sizes.heads
+        rows = (sizes.batch + HOPPER_UNITS) * sizes.heads
         return rows * (LATENT + 1) * 4 + cache_bytes(sizes)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor | None) -> Prepared:
         return _Fa3(operands)
 
 
-class _Fa3(FiniteCache):
+class _Fa3(OneToken, FiniteCache):
     def __init__(self, operands: MlaDecodeOperands) -> None:
         super().__init__(operands, None)
         self.attend = find("flash_attn_interface.flash_attn_with_kvcache")
@@ -75,31 +61,18 @@ class _Fa3(FiniteCache):
             "scheduler_metadata": schedule(operands, table),
         }
         self.arguments = keywords(self.attend, needed)
-        self.answer: torch.Tensor | None = None
 
     def call(self) -> None:
         self.answer = self.attend(**self.arguments)
 
-    def result(self) -> torch.Tensor:
-        return self.answer[:, 0]
 
-
-class Fa4(_Mla):
+class Fa4(FlashAttention, vendor.FlashAttention4):
     """`flash_attn_varlen_func` of the CuTe DSL. It does not split a sequence, so that few of them leave most
     of the device idle. It is not known to mask values, so that it gets a cache without NaN."""
 
     name = "flash_attn.fa4"
-    library = "flash_attn.cute"
     requires = "FlashAttention 4 (flash-attn-4) with qv, sm_100 or sm_103"
-
-    def available(self, platform: Platform) -> Support:
-        archs = ("sm_100", "sm_103")
-        return Support.all_of(
-            platform.is_a("cuda"),
-            need(platform.arch in archs, f"takes qv on {' and '.join(archs)}, not {platform.arch}"),
-            platform.library("torch"),
-            platform.library("flash_attn.cute", install="pip install --pre flash-attn-4"),
-        )
+    archs = vendor.BLACKWELL  # those on which it takes qv
 
     def fits(self, sizes: Sizes) -> Support:
         heads = need(128 % sizes.heads == 0, f"takes heads that divide 128, not {sizes.heads}")
@@ -112,7 +85,7 @@ class Fa4(_Mla):
         return _Fa4(operands)
 
 
-class _Fa4(FiniteCache):
+class _Fa4(OneToken, FiniteCache):
     def __init__(self, operands: MlaDecodeOperands) -> None:
         super().__init__(operands, None)
         self.attend = find("flash_attn.cute.flash_attn_varlen_func")
@@ -129,13 +102,9 @@ class _Fa4(FiniteCache):
             "causal": False,
         }
         self.arguments = keywords(self.attend, needed)
-        self.answer: torch.Tensor | None = None
 
     def call(self) -> None:
         self.answer, *_ = self.attend(**self.arguments)
-
-    def result(self) -> torch.Tensor:
-        return self.answer[:, 0]
 
 
 def schedule(operands: MlaDecodeOperands, table: torch.Tensor) -> torch.Tensor:
@@ -156,13 +125,3 @@ def schedule(operands: MlaDecodeOperands, table: torch.Tensor) -> torch.Tensor:
         "causal": False,
     }
     return metadata(**keywords(metadata, needed))
-
-
-def one_token(q: torch.Tensor) -> torch.Tensor:
-    """[batch, 1, heads, 576]: one query token per sequence."""
-    return q[:, None]
-
-
-def one_head(kv: torch.Tensor) -> torch.Tensor:
-    """[pages, page, 1, 576]: one head that all query heads share."""
-    return kv[:, :, None]

@@ -12,34 +12,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kernels.binding import find, keywords
-from kernels.mla_decode.paging import full_pages, pages_of
+from kernels.mla_decode.paging import full_pages, one_head, pages_of
 from kernels.mla_decode.problem import LATENT, MlaDecodeOperands, Sizes
-from kernels.op import Implementation, Prepared, Support, need
+from kernels.mla_decode.query import OneToken, one_token
+from kernels.mla_decode.units import HOPPER_UNITS
+from kernels.op import Prepared, Support, need
 from kernels.platform import Platform
+from kernels.vendor import Vendor
 
 if TYPE_CHECKING:
     import torch
 
 PAGE = 64
-UNITS = 132  # of an H100 or H200
 MODULES = ("flash_mla", "sgl_kernel.flash_mla")
 
 
-class FlashMla(Implementation):
+class FlashMla(Vendor):
     name = "flashmla"
     library = "flash_mla"
     requires = "FlashMLA (from source, 2025-04 or later), or an sgl-kernel that has it; sm_90"
     runtime = "flash_mla"
+    install = "build github.com/deepseek-ai/FlashMLA with CUDA"
+    kinds = ("cuda",)
+    archs = ("sm_90",)
     allocates = True
 
-    def available(self, platform: Platform) -> Support:
-        own = platform.library("flash_mla", install="build github.com/deepseek-ai/FlashMLA with CUDA")
-        return Support.all_of(
-            platform.is_a("cuda"),
-            need(platform.arch == "sm_90", f"has a dense kernel for sm_90, not {platform.arch}"),
-            platform.library("torch"),
-            own if own.ok or not platform.library("sgl_kernel").ok else Support(True),
-        )
+    def found(self, platform: Platform) -> Support:
+        """By itself, or as a part of sgl-kernel."""
+        return Support(True) if platform.library("sgl_kernel").ok else super().found(platform)
 
     def fits(self, sizes: Sizes) -> Support:
         return Support.all_of(
@@ -49,7 +49,7 @@ class FlashMla(Implementation):
 
     def workspace(self, sizes: Sizes) -> int:
         """Partial results of all parts, fp32; the table; the answer."""
-        rows = (sizes.batch + UNITS) * sizes.heads
+        rows = (sizes.batch + HOPPER_UNITS) * sizes.heads
         table = sizes.batch * max(sizes.lengths()) // PAGE * 4
         return rows * (LATENT + 1) * 4 + table
 
@@ -57,14 +57,14 @@ class FlashMla(Implementation):
         return _FlashMla(operands)
 
 
-class _FlashMla(Prepared):
+class _FlashMla(OneToken):
     def __init__(self, operands: MlaDecodeOperands) -> None:
         super().__init__(operands)
         self.decode = find(*(f"{module}.flash_mla_with_kvcache" for module in MODULES))
         tiles, splits = schedule(operands)
         needed = {
             "q": one_token(operands.q),
-            "k_cache": one_head(operands.kv),
+            "k_cache": one_head(pages_of(operands.kv, PAGE)),
             "block_table": full_pages(operands, PAGE),
             "cache_seqlens": operands.lengths,
             "head_dim_v": LATENT,
@@ -74,13 +74,9 @@ class _FlashMla(Prepared):
             "causal": False,
         }
         self.arguments = keywords(self.decode, needed)
-        self.answer: torch.Tensor | None = None
 
     def call(self) -> None:
         self.answer, _ = self.decode(**self.arguments)
-
-    def result(self) -> torch.Tensor:
-        return self.answer[:, 0]
 
 
 def schedule(operands: MlaDecodeOperands) -> tuple[Any, Any]:
@@ -90,13 +86,3 @@ def schedule(operands: MlaDecodeOperands) -> tuple[Any, Any]:
     heads = operands.q.shape[1]
     metadata = find(*(f"{module}.get_mla_metadata" for module in MODULES))
     return metadata(operands.lengths, heads, 1)
-
-
-def one_token(q: torch.Tensor) -> torch.Tensor:
-    """[batch, 1, heads, 576]: one query token per sequence."""
-    return q[:, None]
-
-
-def one_head(kv: torch.Tensor) -> torch.Tensor:
-    """[pages, 64, 1, 576]: one head that all query heads share."""
-    return pages_of(kv, PAGE)[:, :, None]

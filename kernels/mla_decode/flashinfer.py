@@ -21,8 +21,10 @@ from kernels.mla_decode.paging import (
     query_starts,
 )
 from kernels.mla_decode.problem import LATENT, ROPE, MlaDecodeOperands, Sizes
-from kernels.op import Implementation, Prepared, Support, need
+from kernels.mla_decode.query import one_token, query_buffer
+from kernels.op import Prepared, Support, need
 from kernels.platform import Platform
+from kernels.vendor import BLACKWELL, SINCE_AMPERE, FlashInfer
 from shapes.case import Case
 
 if TYPE_CHECKING:
@@ -38,28 +40,13 @@ NOPE = 128
 """Width of a head's query before absorption, without the rope part."""
 
 
-class _FlashInfer(Implementation):
-    runtime = "flashinfer"
-    archs: ClassVar[tuple[str, ...]]
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("cuda"),
-            need(
-                platform.arch in self.archs, f"has kernels for {', '.join(self.archs)}, not {platform.arch}"
-            ),
-            platform.library("torch"),
-            platform.library("flashinfer", install="pip install flashinfer-python"),
-        )
-
-
-class Fa2(_FlashInfer):
+class Fa2(FlashInfer):
     """`BatchMLAPagedAttentionWrapper`, planned before timing. An FP8 cache is dequantised on the way, on
     Hopper only: products are of bf16."""
 
     name = "flashinfer.fa2"
     requires = "flashinfer 0.2.2 or later, sm_80 or later (FP8 cache: 0.6.14 or later, sm_90)"
-    archs = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
+    archs = SINCE_AMPERE
     backend: ClassVar = "fa2"
 
     def supports(self, case: Case, platform: Platform) -> Support:
@@ -69,11 +56,6 @@ class Fa2(_FlashInfer):
                 case.sizes.get("kv") != "fp8" or platform.arch == "sm_90",
                 f"takes an FP8 cache on sm_90, not on {platform.arch}",
             ),
-        )
-
-    def fits(self, sizes: Sizes) -> Support:
-        return need(
-            sizes.kv == "bf16" or sizes.fp8 == "e4m3fn", f"takes e4m3fn in the cache, not {sizes.fp8}"
         )
 
     def workspace(self, sizes: Sizes) -> int:
@@ -115,13 +97,13 @@ class _Planned(Prepared):
         self.wrapper.run(**self.arguments)
 
 
-class Cutlass(_FlashInfer):
+class Cutlass(FlashInfer):
     """CUTLASS's kernel through the same wrapper, whose call first joins the two parts of q and of the whole
     cache in new memory: that is in its time. The softmax scale is built in."""
 
     name = "flashinfer.cutlass"
     requires = "flashinfer 0.2.6 or later, sm_100, 128 heads"
-    archs = ("sm_100", "sm_103")
+    archs = BLACKWELL
 
     def fits(self, sizes: Sizes) -> Support:
         return Support.all_of(
@@ -159,14 +141,14 @@ class _Cutlass(FiniteCache):
         self.wrapper.run(**self.arguments)
 
 
-class TrtLlm(_FlashInfer):
+class TrtLlm(FlashInfer):
     """TensorRT-LLM's kernels, which come compiled. They are not known to mask values, so that they get a
     cache without NaN. On an FP8 cache the call rounds q to FP8 first, which engines fuse into the kernel
     before."""
 
     name = "flashinfer.trtllm"
     requires = "flashinfer 0.6.0 or later, sm_100"
-    archs = ("sm_100", "sm_103")
+    archs = BLACKWELL
     activations = "fp8"
     allocates = True  # versions differ in the shape of the output that they take
 
@@ -174,7 +156,6 @@ class TrtLlm(_FlashInfer):
         return Support.all_of(
             need(sizes.heads <= 64 or sizes.heads == 128, f"takes up to 64 heads, or 128, not {sizes.heads}"),
             need(sizes.page % 32 == 0, "needs a page that is a multiple of 32"),
-            need(sizes.kv == "bf16" or sizes.fp8 == "e4m3fn", f"takes e4m3fn in the cache, not {sizes.fp8}"),
         )
 
     def workspace(self, sizes: Sizes) -> int:
@@ -192,7 +173,7 @@ class _TrtLlm(FiniteCache):
         self.query = query_buffer(operands)
         of_scores, of_values = product_scales(operands)
         needed = {
-            "query": self.query[:, None],
+            "query": one_token(self.query),
             "kv_cache": pages_of(self.kv, page),
             "workspace_buffer": workspace(operands),
             "qk_nope_head_dim": NOPE,
@@ -251,12 +232,3 @@ def scales(operands: MlaDecodeOperands) -> dict[str, float]:
 def product_scales(operands: MlaDecodeOperands) -> tuple[float, float]:
     """Of q . kv before softmax, and of weights . kv after it; q in FP8 has the scale 1, as in engines."""
     return operands.scale * operands.kv_scale, operands.kv_scale
-
-
-def query_buffer(operands: MlaDecodeOperands) -> torch.Tensor:
-    """What the kernel reads: q itself, or on an FP8 cache one of the cache's format."""
-    import torch
-
-    if operands.kv.element_size() > 1:
-        return operands.q
-    return torch.empty_like(operands.q, dtype=operands.kv.dtype)

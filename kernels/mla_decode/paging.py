@@ -62,6 +62,11 @@ def pages_of(kv: torch.Tensor, page: int) -> torch.Tensor:
     return kv.view(-1, page, WIDTH)
 
 
+def one_head(kv: torch.Tensor) -> torch.Tensor:
+    """[pages, page, 1, 576]: one head that all query heads share."""
+    return kv[:, :, None]
+
+
 def full_pages(operands: MlaDecodeOperands, page: int, multiple: int = 1) -> torch.Tensor:
     """A page table without the page of NaN: int32 [batch, width], width the most pages of a sequence rounded
     up to a multiple; places that no token needs repeat the sequence's first page."""

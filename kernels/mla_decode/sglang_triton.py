@@ -14,38 +14,28 @@ from typing import TYPE_CHECKING
 from kernels.binding import find, keywords
 from kernels.mla_decode.paging import SLACK, page_list, page_starts, pages_of
 from kernels.mla_decode.problem import LATENT, MlaDecodeOperands, Sizes
-from kernels.op import Implementation, Prepared, Support
-from kernels.platform import Platform, of
+from kernels.mla_decode.units import MOST_UNITS, units
+from kernels.op import Prepared
+from kernels.platform import of
+from kernels.vendor import Sglang
 
 if TYPE_CHECKING:
     import torch
-
-OPS = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
 
 # triton_backend.py, _mla_decode_kv_splits_cap; the first is the server's --triton-attention-num-kv-splits.
 LEAST_CAP = 8
 MIN_BLOCK = 32
 MOST_ON_GFX942 = 256
 
-MOST_UNITS = 304  # compute units of an MI300X, the most of all
 
-
-class Triton(Implementation):
+class Triton(Sglang):
     """`decode_attention_fwd`: split-KV in two kernels, as many splits for each sequence as SGLang's scheduler
     kernel says, which runs before timing. On an FP8 cache the softmax weights are rounded to FP8."""
 
     name = "sglang.triton"
     requires = "SGLang for cuda or rocm (read at 0.5.23; older ones as far as their signature agrees)"
-    runtime = "sglang"
     activations = "fp8"
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("cuda", "rocm"),
-            platform.library("torch"),
-            platform.library("triton"),
-            platform.library("sglang", install="pip install sglang, or take an image that has it"),
-        )
+    any_fp8 = True
 
     def layout(self, sizes: Sizes) -> int:
         return (sizes.tokens + SLACK) * 4
@@ -63,7 +53,7 @@ class _Triton(Prepared):
         import torch
 
         super().__init__(operands, out)
-        self.decode = find(*(f"{ops}.decode_attention.decode_attention_fwd" for ops in OPS))
+        self.decode = find(*(f"{ops}.decode_attention.decode_attention_fwd" for ops in Sglang.ATTENTION))
         device = operands.q.device
         cores = units(device)
         batch, heads = operands.q.shape[:2]
@@ -113,7 +103,7 @@ def splits(operands: MlaDecodeOperands, most: int, cores: int) -> torch.Tensor:
     import torch
 
     schedule = find(
-        *(f"{ops}.metadata.get_num_kv_splits_triton" for ops in OPS),
+        *(f"{ops}.metadata.get_num_kv_splits_triton" for ops in Sglang.ATTENTION),
         "sglang.srt.layers.attention.triton_backend.get_num_kv_splits_triton",
     )
     batch, heads = operands.q.shape[:2]
@@ -122,9 +112,3 @@ def splits(operands: MlaDecodeOperands, most: int, cores: int) -> torch.Tensor:
         chosen, operands.lengths, batch, 1, heads, 1, most, cores, MAX_NUM_SEQ=max(256, power_of_two(batch))
     )
     return chosen
-
-
-def units(device: torch.device) -> int:
-    import torch
-
-    return torch.cuda.get_device_properties(device).multi_processor_count

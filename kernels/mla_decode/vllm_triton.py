@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kernels.binding import find, keywords
+from kernels.mla_decode.paging import one_head
 from kernels.mla_decode.problem import LATENT, MlaDecodeOperands, Sizes
-from kernels.op import Implementation, Prepared, Support
-from kernels.platform import Platform
+from kernels.mla_decode.units import MOST_UNITS, units
+from kernels.op import Prepared
+from kernels.vendor import Vllm
 
 if TYPE_CHECKING:
     import torch
@@ -21,23 +23,13 @@ if TYPE_CHECKING:
 MIN_WORK_PER_SPLIT = 512
 SPLITS_PER_UNIT = 2
 
-MOST_UNITS = 304  # compute units of an MI300X, the most of all
 
-
-class Triton(Implementation):
+class Triton(Vllm):
     """`decode_attention_fwd`: split-KV in two kernels. An FP8 cache is dequantised to bf16 on the way."""
 
     name = "vllm.triton"
     requires = "vLLM for cuda or rocm (read at 0.32; older ones as far as their signature agrees)"
-    runtime = "vllm"
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("cuda", "rocm"),
-            platform.library("torch"),
-            platform.library("triton"),
-            platform.library("vllm", install="pip install vllm, or take an image that has it"),
-        )
+    any_fp8 = True
 
     def workspace(self, sizes: Sizes) -> int:
         return workspace(sizes)
@@ -91,17 +83,6 @@ def splits_for(longest: int, units: int) -> int:
     """vLLM's choice: a power of two, or what fills the device."""
     ideal = 1 << (max(1, longest // MIN_WORK_PER_SPLIT) - 1).bit_length()
     return min(ideal, units * SPLITS_PER_UNIT)
-
-
-def units(device: torch.device) -> int:
-    import torch
-
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def one_head(kv: torch.Tensor) -> torch.Tensor:
-    """[pages, page, 1, 576]: one head that all query heads share."""
-    return kv[:, :, None]
 
 
 def scales(operands: MlaDecodeOperands) -> dict[str, torch.Tensor]:

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from kernels.formats import fp8_format, native
-from kernels.op import Op, Reference, Support, Tolerance, Unsupported, Work, need
+from kernels.op import Op, Reference, Support, Tolerance, Work, need
 from kernels.operands import Operands, Seeds
-from kernels.platform import of as platform_of
 from shapes.case import Case, Size
 from shapes.lengths import parse_span, spread
 
@@ -173,16 +172,6 @@ def guarded(
 def takes(sizes: Sizes, *dtypes: str) -> Support:
     """Whether a kernel that takes these dtypes takes these sizes."""
     return need(sizes.dtype in dtypes, f"takes dtype={' or '.join(dtypes)}, not {sizes.dtype}")
-
-
-def require_native(operands: MhaPrefillOperands) -> None:
-    """Raises Unsupported for an FP8 format that the device's matrix instructions do not take."""
-    if operands.q_descale is None:
-        return
-    given = str(operands.q.dtype).removeprefix("torch.float8_")
-    arch = platform_of(operands.q.device).arch
-    if given != native(arch):
-        raise Unsupported(f"{arch} multiplies FP8 in {native(arch)}, not in {given}: leave fp8= out")
 
 
 class MhaPrefill(Op):

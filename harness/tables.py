@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 
 from tabulate import tabulate
 
@@ -22,6 +23,8 @@ ENDED = {
     "disturbed": "most rounds had been disturbed",
     "no contenders": "nobody was left",
 }
+WIDTH = 150
+NAMED = 8  # of the cases that the budget did not reach
 NUMERIC = ("time", "host", "TFLOPS", "GB/s", "% of limit")
 
 
@@ -33,11 +36,22 @@ def case_table(records: Sequence[Record]) -> str:
     against = {v.a: v for v in verdicts if v.about == "baseline"}
     anchor = next((v.b for v in verdicts if v.about == "A/A"), "")
     order = sorted(cells, key=lambda cell: (cell.time_us is None, cell.time_us or 0, cell.name))
-    rows = [_row(cell, against.get(cell.name), cell.name == anchor) for cell in order]
+    able = [cell for cell in order if cell.status != "unsupported"]
+    rows = [_row(cell, against.get(cell.name), cell.name == anchor) for cell in able]
     first = cells[0]
     place = f"{first.place}, {first.weight:.1%} of the suite" if first.place != "ad hoc" else first.place
-    lines = [f"{first.case}  ({place})", _table(rows)]
+    lines = [f"{first.case}  ({place})", *([_table(rows)] if rows else []), *_unsupported(cells)]
     return "\n".join([*lines, *_conclusions(cells, verdicts, done, order[0].name)])
+
+
+def _unsupported(cells: Iterable[Cell]) -> Iterator[str]:
+    """Each reason once, with those that it keeps away."""
+    reasons: dict[str, list[str]] = {}
+    for cell in cells:
+        if cell.status == "unsupported":
+            reasons.setdefault(cell.reason, []).append(cell.name)
+    for reason, names in reasons.items():
+        yield textwrap.fill(f"unsupported, {reason}: {', '.join(names)}", WIDTH, subsequent_indent="  ")
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
@@ -154,8 +168,11 @@ def published(figures: Iterable[Figure], case: Case) -> str:
 
 def left_out(cases: Iterable[Case], budget_s: float) -> str:
     """Names what the budget did not reach; empty if nothing."""
-    rows = [f"  {case.text} {case.boundary}  ({case.weight:.1%})" for case in cases]
-    if not rows:
+    cases = list(cases)
+    if not cases:
         return ""
     heading = f"left out, the budget of {budget_s:g} s being spent (more with --budget, or less --per-case):"
+    rows = [f"  {case.text} {case.boundary}  ({case.weight:.1%})" for case in cases[:NAMED]]
+    if rest := cases[NAMED:]:
+        rows.append(f"  and {len(rest)} more  ({sum(case.weight for case in rest):.1%})")
     return "\n".join([heading, *rows])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from harness.records import CaseDone, Cell, Verdict
-from harness.tables import case_table
+from harness.tables import NAMED, case_table, left_out
+from shapes.case import Case
 
 CASE = "mla_decode batch=1 ctx=64 core"
 DISTURBED = "too much for a verdict"
@@ -46,3 +47,25 @@ def test_each_group_has_a_pair_of_its_own():
     calm = verdict("torch.naive (again)", "torch.naive", "A/A", 0.99, 1.01, 0.0)
     wide = verdict("torch.naive (again)", "torch.naive", "A/A", 0.5, 1.4, 0.0)
     assert table(calm, wide).count(DISTURBED) == 1
+
+
+def test_who_cannot_run_is_named_once_by_reason():
+    refused = [
+        cell(name).model_copy(update={"status": "unsupported", "reason": reason, "time_us": None})
+        for name, reason in (("aiter.asm", "needs rocm"), ("aiter.ck", "needs rocm"), ("cudnn", "needs cuda"))
+    ]
+    done = CaseDone(case=CASE, measured_s=1, setup_s=1, rounds=30, blocks=6, stopped="tight")
+    lines = case_table([*refused, cell("torch.naive"), done]).splitlines()
+    assert "unsupported, needs rocm: aiter.asm, aiter.ck" in lines
+    assert "unsupported, needs cuda: cudnn" in lines
+    assert sum("aiter" in line for line in lines) == 1
+    assert "unsupported, needs rocm: aiter.asm, aiter.ck" in case_table([*refused, done])
+
+
+def test_of_many_cases_left_out_the_first_are_named():
+    def cases(count: int) -> list[Case]:
+        return [Case("mla_decode", {"batch": i}, weight=0.01) for i in range(count)]
+
+    assert left_out([], 60) == ""
+    assert len(left_out(cases(NAMED), 60).splitlines()) == 1 + NAMED
+    assert left_out(cases(NAMED + 3), 60).splitlines()[-1] == "  and 3 more  (3.0%)"

@@ -66,6 +66,18 @@ def claims(runs: tuple[str, ...], json_to: str | None) -> None:
     show(runs, json_to)
 
 
+@cli.command("compile")
+@click.option("--target", metavar="ARCH,...", help="gfx942, gfx950, sm_90, sm_100 (default: all).")
+@click.option("--op", help="Only this op.")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of a table.")
+def compile_command(**options: Any) -> None:
+    """Compile the suite's Triton kernels as they are shipped, for GPUs that need not be here; exit code 1
+    where one exceeds a limit, spills, or does without the matrix instructions it could have."""
+    from harness.compile_command import show
+
+    sys.exit(show(**options))
+
+
 def _seconds(context: click.Context, option: click.Parameter, text: str) -> float:
     from harness.plan import parse_seconds
 

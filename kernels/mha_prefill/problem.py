@@ -175,6 +175,19 @@ class MhaPrefill(Op):
 
         return generate(sizes, seeds, device)
 
+    def empty_operands(self, sizes: Sizes, device: str) -> MhaPrefillOperands:
+        import torch
+
+        starts = torch.empty(sizes.batch + 1, dtype=torch.int32, device=device)
+        return MhaPrefillOperands(
+            q=guarded(sizes.queries, sizes.heads, WIDTH, device),
+            k=guarded(sizes.keys, sizes.heads, WIDTH, device),
+            v=guarded(sizes.keys, sizes.heads, VALUE, device),
+            cu_q=starts,
+            cu_k=starts,
+            sequences=sequences_of(sizes.lengths()),
+        )
+
     def reference(self, operands: MhaPrefillOperands, max_flops: float = float("inf")) -> Reference:
         from kernels.mha_prefill.reference import reference
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kernels.mha_prefill.problem import NOPE, ROPE, VALUE, MhaPrefillOperands, Sequence, Sizes, sequences_of
 from kernels.op import Prepared
-from kernels.triton_runtime import TritonImplementation, kind_of, require_interpreter
+from kernels.triton_runtime import Target, TritonImplementation
 
 if TYPE_CHECKING:
     import torch
@@ -63,9 +63,8 @@ class FlashVarlen(TritonImplementation):
         steps = sum(-(-(sequences[i].prefix + first + tile.rows) // tile.keys) + 1 for i, first in tiles)
         return INTERPRETED_STEP_S * sizes.heads * steps
 
-    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        require_interpreter(out.device)
-        return _FlashVarlen(operands, out, TILES[kind_of(out.device)])
+    def prepare_for(self, target: Target, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
+        return _FlashVarlen(operands, out, target.choose(TILES))
 
 
 class _FlashVarlen(Prepared):

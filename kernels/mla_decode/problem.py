@@ -187,6 +187,21 @@ class MlaDecode(Op):
             operands.kv = (kv.float() / operands.kv_scale).clamp(-448, 448).to(torch.float8_e4m3fn)
         return operands
 
+    def empty_operands(self, sizes: Sizes, device: str) -> MlaDecodeOperands:
+        import torch
+
+        lengths = sizes.lengths()
+        counts = [-(-n // sizes.page) for n in lengths]
+        kv = torch.bfloat16 if sizes.kv == "bf16" else torch.float8_e4m3fn
+        return MlaDecodeOperands(
+            q=torch.empty(sizes.batch, sizes.heads, WIDTH, dtype=torch.bfloat16, device=device),
+            kv=torch.empty(sum(counts) + SPARE_PAGES, sizes.page, WIDTH, dtype=kv, device=device),
+            page_table=torch.empty(sizes.batch, max(counts) + 1, dtype=torch.int32, device=device),
+            lengths=torch.empty(sizes.batch, dtype=torch.int32, device=device),
+            host_lengths=lengths,
+            kv_scale=1.0,
+        )
+
     def reference(self, operands: MlaDecodeOperands, max_flops: float = float("inf")) -> Reference:
         """fp64, one sequence at a time. Above `max_flops` it takes the shortest, the longest, the first
         and the last sequence and then others at even distance, as many as fit.

@@ -10,6 +10,7 @@ import io
 import json
 import multiprocessing
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -17,6 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from pathlib import Path
 
+import kernels
 from harness import figures as figures_module
 from harness.architectures import architectures, pretended
 from harness.errors import one_line
@@ -93,6 +95,8 @@ def _submit(pool: ProcessPoolExecutor, launch: Launch) -> Future[Figures]:
 
 def _function(kernel: str):
     module, _, name = kernel.partition(":")
+    if module not in sys.modules:
+        kernels.implementations(next(iter(kernels.OPS)))  # brings the plugins along
     return getattr(importlib.import_module(module), name)
 
 

@@ -86,7 +86,7 @@ def _products(launch: Launch, figures: Figures, architecture: Architecture) -> I
     if figures.products and all(product.m >= architecture.rows for product in figures.products):
         for older in set(architecture.older.values()):
             if _any(older, figures):
-                yield f"has {older} where all of its tiles have the rows of {architecture.arch}'s instructions"
+                yield f"has {older} where all tiles have the rows of {architecture.arch}'s instructions"
 
 
 def _any(pattern: str, figures: Figures) -> bool:

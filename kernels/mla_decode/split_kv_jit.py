@@ -37,18 +37,20 @@ def split_kernel(
     sequence, split = tl.program_id(1), tl.program_id(2)
     heads = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
     head_ok = heads < HEADS
-    query = sequence.to(tl.int64) * HEADS + heads
+    # Of the sequence in 64 bits, of a head within it in 32: pointers take half the registers so.
+    query = sequence.to(tl.int64) * HEADS
+    part, part_of = query * splits + split, heads * splits
 
     length = tl.load(lengths + sequence)
     per_split = tl.cdiv(tl.cdiv(length, splits), BLOCK_N) * BLOCK_N
     start = split * per_split
     end = tl.minimum(start + per_split, length)
     if start >= end:
-        tl.store(log_sums + query * splits + split, float("-inf"), mask=head_ok)
+        tl.store(log_sums + part + part_of, float("-inf"), mask=head_ok)
         return
 
     latent, rope = tl.arange(0, LATENT), LATENT + tl.arange(0, ROPE)
-    q_row = q + query[:, None] * (LATENT + ROPE)
+    q_row = q + query * (LATENT + ROPE) + heads[:, None] * (LATENT + ROPE)
     q_latent = tl.load(q_row + latent[None, :], mask=head_ok[:, None], other=0.0).to(PRODUCT)
     q_rope = tl.load(q_row + rope[None, :], mask=head_ok[:, None], other=0.0).to(PRODUCT)
     pages = page_table + sequence.to(tl.int64) * table_width
@@ -79,11 +81,12 @@ def split_kernel(
 
     attended *= (value_scale / total)[:, None]
     if ONE_SPLIT:
-        tl.store(out + query[:, None] * LATENT + latent[None, :], attended, mask=head_ok[:, None])
+        out_at = out + query * LATENT + (heads[:, None] * LATENT + latent[None, :])
+        tl.store(out_at, attended, mask=head_ok[:, None])
     else:
-        part = query * splits + split
-        tl.store(partial + part[:, None] * LATENT + latent[None, :], attended, mask=head_ok[:, None])
-        tl.store(log_sums + part, peak + tl.log2(total), mask=head_ok)
+        partial_at = partial + part * LATENT + (part_of[:, None] * LATENT + latent[None, :])
+        tl.store(partial_at, attended, mask=head_ok[:, None])
+        tl.store(log_sums + part + part_of, peak + tl.log2(total), mask=head_ok)
 
 
 @triton.jit

@@ -45,25 +45,20 @@ def _any_cache(few: Tile, many: Tile) -> Tiles:
     return Tiles(few, many, few, many)
 
 
-def _cuda(many: Tile) -> Tiles:
-    """Widening an FP8 cache takes registers, and 64 heads have none left for it."""
-    return Tiles(
-        few=Tile(16, 32, resident=2, options={"num_warps": 4, "num_stages": 5}),
-        many=many,
-        few_fp8=Tile(16, 32, options={"num_warps": 8, "num_stages": 3}),
-        many_fp8=Tile(32, 16, options={"num_warps": 8, "num_stages": 3}),
-    )
-
-
 _ROCM = {"num_warps": 4, "num_stages": 2, "matrix_instr_nonkdim": 16}
 
 # Per platform or architecture. 16 heads are the smallest matrix instruction; 64 take wgmma on sm_90 and
-# tcgen05 on sm_100, and on ROCm give each of the four waves its own heads. Tokens and stages: what fits
-# without a spill, gfx942's 64 KB of shared memory and sm_100's registers with half as many tokens; and what
-# lets an NVIDIA unit hold two programs of 16 heads. From compiling, not yet from measuring.
+# tcgen05 on sm_100, but leave no registers for widening an FP8 cache; on ROCm they give each of the four
+# waves its own heads. Tokens and stages: what fits without a spill, on gfx942 into 64 KB of shared memory;
+# gfx950's full rate takes 32 tokens; and what lets an NVIDIA unit hold two programs of 16 heads. From
+# compiling, not yet from measuring.
 TILES = {
-    "cuda": _cuda(Tile(64, 32, options={"num_warps": 8, "num_stages": 3})),
-    "sm_100": _cuda(Tile(64, 16, options={"num_warps": 8, "num_stages": 3})),
+    "cuda": Tiles(
+        few=Tile(16, 32, resident=2, options={"num_warps": 4, "num_stages": 5}),
+        many=Tile(64, 32, options={"num_warps": 8, "num_stages": 3}),
+        few_fp8=Tile(16, 32, options={"num_warps": 8, "num_stages": 3}),
+        many_fp8=Tile(32, 32, options={"num_warps": 8, "num_stages": 3}),
+    ),
     "rocm": _any_cache(Tile(16, 32, options=_ROCM), Tile(64, 16, options=_ROCM)),
     "gfx950": _any_cache(Tile(16, 32, options=_ROCM), Tile(64, 32, options=_ROCM)),
     "cpu": _any_cache(Tile(16, 128), Tile(64, 128)),

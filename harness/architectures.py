@@ -35,6 +35,7 @@ class Architecture:
     shared_per_program: int
     shared_per_unit: int
     shared_reserved: int
+    shared_step: int
     tensor_columns: int
     instructions: Mapping[str, str]
     rows: int
@@ -58,9 +59,10 @@ class Architecture:
         step = self.register_step
         per_wave = max(step, math.ceil(registers / step) * step) * self.threads_per_wave
         by_registers = self.registers_per_unit // per_wave // self.waves_step * self.waves_step
+        per_program = math.ceil(shared / self.shared_step) * self.shared_step + self.shared_reserved
         bounds = {
             "registers": by_registers // waves,
-            "shared": self.shared_per_unit // max(1, shared + self.shared_reserved),
+            "shared": self.shared_per_unit // max(1, per_program),
             "tensor memory": self.tensor_columns // columns if columns else self.programs,
             "waves": min(self.programs, self.waves // waves),
         }

@@ -24,9 +24,10 @@ def cli() -> None:
     python -m harness run --op mla_decode --case "batch=1,64 ctx=4096 heads=16"
     python -m harness run --op fused_moe --boundary with_quant
     python -m harness list impls                             what there is, what it needs, what can run here
+    python -m harness compile                                the Triton kernels, for GPUs not at hand
 
-    Exit codes: 0 all that could run is right; 1 something was wrong, crashed or timed out; 2 the command
-    cannot be understood or an input not read; 3 nothing could run.
+    Exit codes: 0 all that could run is right; 1 something was wrong, crashed, timed out or must not be
+    shipped; 2 the command cannot be understood or an input not read; 3 nothing could run.
     """
 
 

@@ -17,6 +17,7 @@ from harness.errors import UsageError
 from harness.figures import Figures, Product
 from harness.launches import Launch, implementations, launches, shipped
 from harness.shippable import objections
+from kernels.mha_prefill import triton_flash as flash
 from kernels.operands import Seeds
 from shapes.case import Case, parse
 
@@ -70,6 +71,13 @@ def test_a_launch_says_what_it_is():
 )
 def test_what_a_unit_holds(arch, registers, shared, columns, waves, resident, bound):
     assert architectures()[arch].resident(registers, shared, columns, waves) == (resident, bound)
+
+
+def test_llvm_agrees_on_what_registers_allow():
+    """`; Occupancy` in the assembly of the suite's own kernels, by their registers: waves of a SIMD."""
+    said = {64: 8, 68: 7, 74: 6, 102: 4, 120: 4, 130: 3, 156: 3, 222: 2, 240: 2, 264: 1, 400: 1}
+    for registers, waves in said.items():
+        assert architectures()["gfx950"].resident(registers, 0, 0, 4)[0] == waves, registers
 
 
 FINE = Figures(
@@ -207,7 +215,24 @@ def test_mistakes_are_one_line(cli):
         assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_planted_configuration_fails_the_command(cli, tmp_path: Path):
+def test_a_planted_configuration_fails_the_command(monkeypatch, tmp_path: Path, capsys):
+    """With one case, in this process; the next test plants it from outside."""
+    from harness import cli, launches
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(launches, "shipped", lambda op: [Case(op, parse("batch=1 new=3200 heads=16")[0])])
+    monkeypatch.setitem(flash.TILES, "gfx942", dataclasses.replace(flash.TILES["rocm"], keys=128))
+    for target, code in (("gfx950", 0), ("gfx942", 1)):
+        monkeypatch.setattr(sys, "argv", ["harness", "compile", "--op", "mha_prefill", "--target", target])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        assert ended.value.code == code and "flash_kernel" in said.out, said.err
+        assert ("bytes of shared memory; gfx942 has 65536" in said.err) == bool(code)
+
+
+@pytest.mark.slow
+def test_a_planted_implementation_fails_the_command(cli, tmp_path: Path):
     plugin = tmp_path / "planted.py"
     plugin.write_text(PLANTED)
     done = cli(

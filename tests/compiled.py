@@ -14,6 +14,13 @@ from shapes.case import Case, parse
 TARGETS = ["gfx942", "sm_90", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("gfx950", "sm_100"))]
 
 
+def resident(arch: str, figures: Figures) -> int:
+    """Programs that a compute unit holds at once."""
+    at = architectures()[arch]
+    waves = figures.threads // at.threads_per_wave
+    return at.resident(figures.registers, figures.shared_bytes, figures.columns, waves)[0]
+
+
 def compiled(op: str, arch: str, text: str, *names: str) -> dict[str, Figures]:
     """By kernel, those named (default: all) that calls of a case launch; none that may not be shipped."""
     architecture, found = architectures()[arch], {}

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import kernels
+from harness.architectures import architectures
 from kernels.block_scale_gemm import triton_split_k as provider
 from kernels.block_scale_gemm.problem import BlockScaleGemmOperands
 from kernels.compose import bind
@@ -30,7 +31,7 @@ from shapes.case import parse
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from compiled import TARGETS, compiled  # noqa: E402
+from compiled import TARGETS, compiled, resident  # noqa: E402
 from judging import judged  # noqa: E402
 
 OP = kernels.OPS["block_scale_gemm"]
@@ -162,6 +163,8 @@ def test_compiles(target: str, m: int, k: int) -> None:
     found = compiled("block_scale_gemm", target, f"m={m} n=2112 k={k}", "gemm_kernel", "sum_kernel")
     assert INSTRUCTIONS[target][m > 16] in found["gemm_kernel"].instructions
     assert ("sum_kernel" in found) == (m < 4096)
+    tile = provider.tile_for(architectures()[target].target.choose(provider.TILES), m)
+    assert tile.resident <= resident(target, found["gemm_kernel"])
 
 
 if __name__ == "__main__":

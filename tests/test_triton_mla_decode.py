@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import kernels
+from harness.architectures import architectures
 from kernels.mla_decode import triton_split_kv as provider
 from kernels.mla_decode.problem import Sizes
 from kernels.op import Unsupported
@@ -28,7 +29,7 @@ from shapes.case import parse
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from compiled import TARGETS, compiled  # noqa: E402
+from compiled import TARGETS, compiled, resident  # noqa: E402
 
 OP = kernels.OPS["mla_decode"]
 IMPLEMENTATION = provider.SplitKv()
@@ -141,6 +142,9 @@ INSTRUCTIONS = {
 def test_compiles(target: str, kv: str, text: str) -> None:
     found = compiled("mla_decode", target, f"{text} ctx=4096 kv={kv}")
     assert ("combine_kernel" in found) == ("batch=4 " in text)
+    tiles = architectures()[target].target.choose(provider.TILES)
+    tile = provider.tile_for(tiles, 128 if "heads=128" in text else 16, kv == "fp8")
+    assert tile.resident <= resident(target, found["split_kernel"])
     if kv == "bf16" and "heads=128" in text:
         assert INSTRUCTIONS[target] in found["split_kernel"].instructions
 

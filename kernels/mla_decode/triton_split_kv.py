@@ -60,7 +60,12 @@ TILES = {
         many_fp8=Tile(32, 32, options={"num_warps": 8, "num_stages": 3}),
     ),
     "rocm": _any_cache(Tile(16, 32, options=_ROCM), Tile(64, 16, options=_ROCM)),
-    "gfx950": _any_cache(Tile(16, 32, options=_ROCM), Tile(64, 32, options=_ROCM)),
+    "gfx950": Tiles(
+        few=Tile(16, 32, resident=2, options=_ROCM),
+        many=Tile(64, 32, options=_ROCM),
+        few_fp8=Tile(16, 32, options=_ROCM),
+        many_fp8=Tile(64, 32, options=_ROCM),
+    ),
     "cpu": _any_cache(Tile(16, 128), Tile(64, 128)),
 }
 FEW = 32  # heads

@@ -45,9 +45,9 @@ def compile_launch(kernel: str, arch: str, data: str) -> Figures:
         try:
             with contextlib.redirect_stdout(log):
                 compiled = _function(kernel).preload(data)
+            return figures(compiled, log.getvalue())
         except Exception as error:
-            return Figures(error=f"does not compile: {one_line(error)}")
-        return figures(compiled, log.getvalue())
+            return Figures(error=f"compiling failed: {one_line(error)}")
 
 
 def compile_all(launches: Sequence[Launch], done: Callable[[int, int], None] | None = None) -> list[Figures]:
@@ -58,7 +58,8 @@ def compile_all(launches: Sequence[Launch], done: Callable[[int, int], None] | N
     todo = {key: launch for key, launch in wanted.items() if key not in found}
     for i, (key, result) in enumerate(_compiled(todo), 1):
         found[key] = result
-        _remember(key, result)
+        if not result.error:
+            _remember(key, result)
         if done:
             done(i, len(todo))
     return [found[key] for key in keys]
@@ -69,7 +70,7 @@ def _compiled(todo: dict[str, Launch]) -> Iterator[tuple[str, Figures]]:
     if not todo:
         return
     left = dict(todo)
-    with _pool(min(os.cpu_count() or 1, len(todo))) as pool:
+    with _pool(min(len(os.sched_getaffinity(0)), len(todo))) as pool:
         futures = {_submit(pool, launch): key for key, launch in todo.items()}
         with contextlib.suppress(BrokenProcessPool):
             for future in as_completed(futures):
@@ -81,12 +82,17 @@ def _compiled(todo: dict[str, Launch]) -> Iterator[tuple[str, Figures]]:
             try:
                 yield key, _submit(pool, launch).result()
             except BrokenProcessPool:
-                yield key, Figures(error="does not compile: the compiler died")
+                yield key, Figures(error="compiling failed: the compiler died")
 
 
-def _pool(workers: int) -> ProcessPoolExecutor:
-    # Not forked: torch's threads would be missing.
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), os.nice, (NICE,))
+@contextlib.contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Stopped early, it ends with what is being compiled. Not forked: torch's threads would be missing."""
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), os.nice, (NICE,))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _submit(pool: ProcessPoolExecutor, launch: Launch) -> Future[Figures]:

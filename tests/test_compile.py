@@ -66,7 +66,7 @@ def test_a_launch_says_what_it_is():
         ("gfx942", 128, 0, 0, 4, 4, "registers"),  # 512 of a lane / 128
         ("gfx942", 257, 0, 0, 4, 1, "registers"),
         ("gfx942", 32, 32 << 10, 0, 4, 2, "shared"),
-        ("gfx950", 32, 32 << 10, 0, 4, 5, "shared"),
+        ("gfx950", 32, 32 << 10, 0, 4, 4, "shared"),  # of 160 KB, in steps of 1280 bytes
     ],
 )
 def test_what_a_unit_holds(arch, registers, shared, columns, waves, resident, bound):
@@ -110,7 +110,7 @@ NARROW = Product(16, 64, 64, "bf16")
         ("gfx942", {"products": [NARROW], "instructions": ["v_mfma_f32_x"]}, "few", "without gfx942"),
         ("gfx950", {"instructions": ["v_mfma_f32_16x16x32_fp8_fp8"]}, "", "without gfx950's instruction"),
         ("gfx950", {"instructions": ["v_mfma_f32_16x16x128_f8f6f4"]}, "", None),
-        ("sm_90", {"error": "does not compile: E"}, "", "does not compile: E"),
+        ("sm_90", {"error": "compiling failed: E"}, "", "compiling failed: E"),
         ("sm_90", {"remarks": ["wgmma.mma_async instructions are serialized"]}, "", "serialized"),
     ],
 )  # fmt: skip
@@ -193,8 +193,9 @@ def test_a_compiler_that_dies_costs_one_configuration(monkeypatch, tmp_path: Pat
     found = launches(case.op, chosen("gfx942")[0], [case])
     dead = dataclasses.replace(found[0], kernel="deadly:kernel")
     results = compiling.compile_all([dead, *found])
-    assert results[0].error == "does not compile: the compiler died"
+    assert results[0].error == "compiling failed: the compiler died"
     assert not any(result.error for result in results[1:])
+    assert len(list(tmp_path.glob("cache/*/compile/*.json"))) == len(found), "a death is remembered"
     sys.modules.pop("deadly", None)
 
 

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import kernels
-from harness.provenance import run
-from kernels.platform import Platform
+from harness.control_group import quota
+from harness.threads import cores, cpus_in
+from kernels.platform import Platform, run
 
 Ask = Callable[..., str]
 
@@ -47,8 +48,7 @@ def _cpu(root: Path, threads: int) -> list[str]:
     return [
         *_governors(root, ours),
         *_turbo(root),
-        *_siblings(root, ours),
-        *_nodes(root, set(ours)),
+        *_places(root, threads, ours),
         *_quota(root, threads),
         *_pages(root),
         *_driver(),
@@ -73,36 +73,28 @@ def _turbo(root: Path) -> list[str]:
     ]
 
 
-def _siblings(root: Path, cpus: list[int]) -> list[str]:
-    path = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-    cores: dict[str, list[int]] = {}
-    for cpu in cpus:
-        cores.setdefault(_text(root, path.format(cpu)) or str(cpu), []).append(cpu)
-    if len(cores) == len(cpus):
-        return []
-    firsts = listed(sorted(min(core) for core in cores.values()))
-    return [
-        f"cores show as several CPUs each, and two threads may meet on one: run under `taskset -c {firsts}`"
-    ]
-
-
-def _nodes(root: Path, cpus: set[int]) -> list[str]:
-    lists = (root / "sys/devices/system/node").glob("node[0-9]*/cpulist")
-    ours = sorted(int(f.parent.name[4:]) for f in lists if cpus_in(f.read_text()) & cpus)
-    if len(ours) < 2:
-        return []
-    node = f"`numactl --cpunodebind={ours[0]} --membind={ours[0]}`"
-    return [f"threads span {len(ours)} NUMA nodes, and where memory lies changes times: run under {node}"]
+def _places(root: Path, threads: int, cpus: list[int]) -> list[str]:
+    """Each thread is bound to a core of its own, on one NUMA node first, as long as there are enough."""
+    nodes = [len(node) for node in cores(root, set(cpus))]
+    if cpus and threads > sum(nodes):
+        return [
+            f"{threads} threads share {sum(nodes)} cores, unbound: run with --threads {sum(nodes)} at most"
+        ]
+    if cpus and threads > nodes[0]:
+        return [
+            f"{threads} threads span NUMA nodes, and where memory lies changes times: --threads {nodes[0]} "
+            "keeps to one node"
+        ]
+    return []
 
 
 def _quota(root: Path, threads: int) -> list[str]:
-    quota, _, period = _text(root, "sys/fs/cgroup/cpu.max").partition(" ")
-    if not quota.isdigit() or int(quota) >= threads * int(period):
+    cpus = quota(root)
+    if cpus >= threads:
         return []
-    cpus = int(quota) / int(period)
     return [
         f"the control group may use {cpus:g} CPUs, so {threads} threads are stopped in mid-call: raise its "
-        f"cpu.max, or run with --threads {max(1, int(cpus))}"
+        f"quota, or run with --threads {max(1, int(cpus))}"
     ]
 
 
@@ -126,28 +118,11 @@ def _gpu(here: Platform, ask: Ask) -> list[str]:
     """Persistence mode, as nvidia-smi tells. Untested on hardware."""
     if here.kind != "cuda":
         return []
-    index = here.device.partition(":")[2] or "0"
-    one = ("nvidia-smi", "-i", index)
+    device = here.uuid or here.device.partition(":")[2] or "0"
+    one = ("nvidia-smi", "-i", device)
     if ask(*one, "--query-gpu=persistence_mode", "--format=csv,noheader") != "Disabled":
         return []
-    return [f"persistence mode is off, so the GPU wakes anew: `nvidia-smi -i {index} -pm 1`"]
-
-
-def cpus_in(text: str) -> set[int]:
-    """The CPUs of a kernel's list (`0-3,8`)."""
-    spans = [part.split("-") for part in text.strip().split(",") if part]
-    return {cpu for span in spans for cpu in range(int(span[0]), int(span[-1]) + 1)}
-
-
-def listed(cpus: list[int]) -> str:
-    """The other way round, for ascending CPUs."""
-    spans: list[list[int]] = []
-    for cpu in cpus:
-        if spans and spans[-1][-1] == cpu - 1:
-            spans[-1] = [spans[-1][0], cpu]
-        else:
-            spans.append([cpu, cpu])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+    return [f"persistence mode is off, so the GPU wakes anew: `nvidia-smi -i {device} -pm 1`"]
 
 
 def _text(root: Path, path: str) -> str:

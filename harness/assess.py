@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import kernels
 from harness.ceilings import Ceilings
@@ -15,7 +15,7 @@ from harness.runner import Measured
 from harness.stations import Contender
 from harness.statistics import compare, interval
 from kernels.op import Work
-from kernels.platform import Platform, version
+from kernels.platform import Platform
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _cell(
         pinned=contender.pinned,
         place=case.place,
         weight=case.weight,
-        version=version(contender.impl.provider) or "",
+        version=contender.impl.version,
         rotation=asdict(rotation),
     )
     samples = _samples(measured, contender.name)
@@ -80,8 +80,8 @@ def _cell(
     logs = ((block, math.log(s)) for block, s in zip(samples.block, samples.seconds, strict=True))
     over_blocks = interval(logs, yardsticks.confidence)
     time = math.exp(over_blocks.mean)
-    from_memory = rotation.mode != "warm" and rotation.enough
-    least = yardsticks.peaks.least_time(work, from_memory) if yardsticks.peaks else 0.0
+    bound = replace(work, bytes=_from_memory(measured, work))
+    least = yardsticks.peaks.least_time(bound) if yardsticks.peaks else 0.0
     if time < least:
         cell.status = "impossible"
         cell.reason = f"{time * 1e6:.3g} us; the datasheet's peaks allow no less than {least * 1e6:.3g} us"
@@ -92,8 +92,16 @@ def _cell(
     cell.tflops = work.flops / time / 1e12
     cell.gbps = work.bytes / time / 1e9
     if yardsticks.ceilings:
-        cell.percent_of_ceiling = 100 * yardsticks.ceilings.least_time(work, from_memory) / time
+        cell.percent_of_ceiling = 100 * yardsticks.ceilings.least_time(bound) / time
     return cell
+
+
+def _from_memory(measured: Measured, work: Work) -> float:
+    """Bytes that a call cannot find in a cache: `serving` keeps what is not streamed warm."""
+    op, rotation = kernels.OPS[measured.case.op], measured.rotation
+    if not rotation.enough or rotation.mode == "warm":
+        return 0.0
+    return work.bytes if rotation.mode == "cold" else op.streamed_bytes(op.sizes(measured.case.sizes))
 
 
 def _note(contender: Contender, boundary: str) -> str:
@@ -107,15 +115,18 @@ def _note(contender: Contender, boundary: str) -> str:
 
 
 def _verdicts(measured: Measured, valid: Collection[str], confidence: float) -> list[Verdict]:
-    """The A/A pair, each contender against the anchor, and the winner against the runner-up."""
+    """The A/A pair, each contender against the anchor, and the winner against the runner-up. There is no A/A
+    verdict of an anchor without a time: nobody could make it again from the record."""
     anchor, twin, rounds = measured.anchor, measured.twin, measured.rounds
     if anchor is None or twin is None:
         return []
-    pair = (rounds.series(twin.name), rounds.series(anchor.name))
-    same = compare(*pair, blocks=rounds.blocks, confidence=confidence)
-    found = [_verdict(measured.case.key, Judged(twin.name, anchor.name, "A/A", 0.0, confidence, same))]
-    # The twin has no cell: its samples stand here.
-    found[0].samples = _samples(measured, twin.name)
+    found = []
+    if anchor.name in valid:
+        pair = (rounds.series(twin.name), rounds.series(anchor.name))
+        same = compare(*pair, blocks=rounds.blocks, confidence=confidence)
+        found = [_verdict(measured.case.key, Judged(twin.name, anchor.name, "A/A", 0.0, confidence, same))]
+        # The twin has no cell: its samples stand here.
+        found[0].samples = _samples(measured, twin.name)
     lasted = {*valid, anchor.name, twin.name} - rounds.dropped.keys()
     series = {name: rounds.series(name) for name in lasted}
     judged = judge(series, rounds.blocks, valid, anchor.name, twin.name, confidence)

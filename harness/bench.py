@@ -145,9 +145,11 @@ class Bench:
         `picked`: what its library says of that."""
         seated = self.seated[contender]
         calls = [p.call for p in seated.prepared]
-        found = profile(calls, self.kind, seated.timer.synchronize)
-        # Outputs that calls allocate are now those of the eager calls, which no replay writes.
-        seated.program = seated.timer.program(calls)
+        try:
+            found = profile(calls, self.kind, seated.timer.synchronize)
+        finally:
+            # Outputs that calls allocate are now those of the eager calls, which no replay writes.
+            seated.program = seated.timer.program(calls)
         return found | {"picked": seated.prepared[0].picked()}
 
     def close(self) -> None:

@@ -61,9 +61,9 @@ class Ceilings:
         moves more, some mix of reads and writes is faster than reads alone, and an op may be that mix."""
         return max(self.read, self.copy)
 
-    def least_time(self, work: Work, from_memory: bool) -> float:
-        """Seconds below which the work cannot be done; bytes count only where they come from memory."""
-        return max(work.flops / self.rate(work.dtype), work.bytes / self.bandwidth if from_memory else 0.0)
+    def least_time(self, work: Work) -> float:
+        """Seconds below which the work cannot be done, all its bytes coming from memory."""
+        return max(work.flops / self.rate(work.dtype), work.bytes / self.bandwidth)
 
     def or_better(self, other: Ceilings | None) -> Ceilings:
         """Whatever is higher of either; of the time of this one."""

@@ -177,7 +177,7 @@ def _cells(run: str | Path) -> list[tuple[str, Any]]:
     from harness.results import run_folders
 
     return [
-        (folder.name, record)
+        (str(folder), record)
         for folder in run_folders(run)
         for records in Journal(folder).finished().values()
         for record in records

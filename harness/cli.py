@@ -96,16 +96,18 @@ def _seconds(context: click.Context, option: click.Parameter, text: str) -> floa
 @click.option(
     "--cache",
     type=click.Choice(["serving", "cold", "warm"]),
-    default="serving",
-    show_default=True,
-    help="Streamed operands from memory; all operands from memory; nothing moved out of the cache.",
+    help="Streamed operands from memory (default); all operands from memory; nothing moved out of the cache.",
 )
 @click.option("--launch", type=click.Choice(["graph", "eager", "both"]), help="On GPUs (default: graph).")
 @click.option("--budget", metavar="60s", help="Time for measuring, set-up apart.  [default: 60s]")
 @click.option("--per-case", metavar="20s", help="Least of it that is worth a case.  [default: 20s; smoke 3s]")
 @click.option("--set", multiple=True, metavar="NAME=VALUE", help="Environment of the workers.")
 @click.option("--resume", metavar="RUN", help="Measure what this run did not finish.")
-@click.option("--retry", is_flag=True, help="With --resume: measure cases with crashed cells again.")
+@click.option(
+    "--retry",
+    is_flag=True,
+    help="With --resume: measure cases with cells that failed (crashed, timeout, error) again.",
+)
 @click.option("--out", metavar="DIR", help="The run's folder (default: a new one under results/local/).")
 @click.option("--json", metavar="FILE|-", help="Write run, cells and verdicts there; - is stdout.")
 @click.option("--csv", metavar="FILE|-", help="Write the cells there.")
@@ -117,8 +119,12 @@ def _seconds(context: click.Context, option: click.Parameter, text: str) -> floa
 )
 @click.option("--published", is_flag=True, help="Show what others published of these cases, unranked.")
 @click.option("--quiet", is_flag=True, help="No tables and no progress.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of operands and orders.")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads (default: the cores of a NUMA node).")
+@click.option("--seed", type=int, help="Of operands and orders (default: 0).")
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    help="CPU threads (default: OMP_NUM_THREADS, else the cores of a NUMA node).",
+)
 @click.option(
     "--prepare-timeout", default="900s", callback=_seconds, show_default=True, help="To prepare one."
 )

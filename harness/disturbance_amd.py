@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.disturbance import Blind, Monitor, Ours
-from harness.disturbance_gpu import GpuMonitor, Holder, Look, visible
+from harness.disturbance_gpu import GpuMonitor, Holder, Look
 from harness.errors import one_line
 from kernels.platform import Platform
+from kernels.visibility import visible
 
 POWER_LIMIT = "package power limit"
 # Metrics that count for how many of `accumulation_counter` steps each was on (MI300 and newer).
@@ -53,10 +54,8 @@ def open_amd(
             return Blind(f"amdsmi cannot be imported: {one_line(error)}")
     try:
         smi.amdsmi_init()
-        handles = sorted(smi.amdsmi_get_processor_handles(), key=lambda handle: _node(smi, handle))
-        for variables in (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")):
-            setting = next((environment[v] for v in variables if v in environment), None)
-            handles = visible(handles, setting, lambda handle: _unique_name(smi, handle))
+        handles = _in_order(smi, smi.amdsmi_get_processor_handles())
+        handles = visible("rocm", handles, lambda handle: _unique_name(smi, handle), environment)
         index = int(platform.device.partition(":")[2] or 0)
         if index >= len(handles):
             return Blind(f"of the devices {len(handles)} are left, by ROCR_ or HIP_VISIBLE_DEVICES")
@@ -69,12 +68,18 @@ def _said(error: Exception) -> str:
     return str(getattr(error, "err_info", "") or one_line(error))
 
 
-def _node(smi: Any, handle: Any) -> int:
-    """The kernel driver's number, in whose order ROCm counts; without it the library's order stays."""
+def _in_order(smi: Any, handles: Sequence[Any]) -> list[Any]:
+    """Those that the kernel driver numbers, in the order of its numbers, as ROCm counts; what it does not
+    number was not given to this container. Where no number is told the library's order stays."""
+    numbered = [(node, handle) for handle in handles if (node := _node(smi, handle)) is not None]
+    return [handle for _, handle in sorted(numbered, key=lambda one: one[0])] or list(handles)
+
+
+def _node(smi: Any, handle: Any) -> int | None:
     try:
         return int(smi.amdsmi_get_gpu_kfd_info(handle)["node_id"])
     except (AttributeError, ValueError, smi.AmdSmiException):
-        return 0
+        return None
 
 
 def _unique_name(smi: Any, handle: Any) -> str:
@@ -170,7 +175,9 @@ class AmdMonitor(GpuMonitor):
 
     def _holders(self) -> dict[int, Holder]:
         return {
-            process["pid"]: Holder("" if process["name"] == "N/A" else process["name"], process.get("mem"))
+            process["pid"]: Holder(
+                "" if process["name"] == "N/A" else process["name"], _number(process.get("mem"))
+            )
             for process in self._ask("processes", "amdsmi_get_gpu_process_list") or []
         }
 

@@ -59,8 +59,14 @@ class CpuMonitor(Monitor):
         found = list(self.clocks.fallen)
         if self.start is not None:
             found += self._judge(self.start, self._read())
-            self.notes.add("load", self.counters.load())
+            self._note_load()
         return "; ".join(found)
+
+    def _note_load(self) -> None:
+        try:
+            self.notes.add("load", self.counters.load())
+        except OSError as error:
+            self.notes.unread["load"] = error.strerror
 
     def before(self) -> list[str]:
         first, spent = self._read(), self._spent()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -39,7 +39,7 @@ class Holder:
     """A process with a context on the device, and the bytes it holds there; None where that is not told."""
 
     name: str
-    bytes: int | None
+    bytes: float | None
 
 
 class Residents:
@@ -183,20 +183,3 @@ class GpuMonitor(Monitor):
         shown = {"slowed by": ", ".join(sorted(look.slowed)) or "nothing"} if look.busy is not None else {}
         shown["processes"] = str(len(self._holders()))
         return shown | self.notes.show()
-
-
-def visible(devices: Sequence[T], setting: str | None, name: Callable[[T], str]) -> list[T]:
-    """The devices that a *_VISIBLE_DEVICES variable leaves, in its order: numbers, or beginnings of names.
-    As in CUDA and ROCm the first entry that fits none ends the list."""
-    if setting is None:
-        return list(devices)
-    found = []
-    for entry in (part.strip() for part in setting.split(",")):
-        if entry.isdigit():
-            fits = [d for i, d in enumerate(devices) if i == int(entry)]
-        else:
-            fits = [d for d in devices if entry and name(d).lower().startswith(entry.lower())]
-        if len(fits) != 1:
-            break
-        found += fits
-    return found

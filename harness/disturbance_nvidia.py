@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from harness.disturbance import Blind, Monitor, Ours
-from harness.disturbance_gpu import GpuMonitor, Holder, Look, visible
+from harness.disturbance_gpu import GpuMonitor, Holder, Look
 from kernels.platform import Platform
+from kernels.visibility import visible
 
 POWER_CAP = "software power cap"
 THERMAL = "thermal slowdown"
@@ -51,7 +52,7 @@ def open_nvidia(
         if chosen and chosen.startswith("MIG-"):
             handles = [nvml.nvmlDeviceGetHandleByUUID(chosen.split(",")[0].strip())]
         else:
-            handles = visible(everything, chosen, nvml.nvmlDeviceGetUUID)
+            handles = visible("cuda", everything, nvml.nvmlDeviceGetUUID, environment)
         index = int(platform.device.partition(":")[2] or 0)
         if index >= len(handles):
             return Blind(f"CUDA_VISIBLE_DEVICES={chosen} leaves {len(handles)} devices")

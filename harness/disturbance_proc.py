@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from harness import control_group
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -63,7 +66,7 @@ class Reading:
 
 class Counters:
     """root: where proc and sys are; cpus: those this process may use; cpu_time: of a process, seconds.
-    Raises OSError where there is no /proc/stat."""
+    Raises OSError where there is no /proc/stat, or none with CPUs in it."""
 
     def __init__(
         self,
@@ -81,6 +84,8 @@ class Counters:
         mine = {f"cpu{cpu}" for cpu in self.cpus}
         # A container may count its CPUs from 0, whichever they are.
         self.lines = sorted(mine if mine <= present else present)
+        if not self.lines:
+            raise OSError(errno.ENODATA, "it counts no CPU", f"{self.proc}/stat")
         # The sum over all CPUs is rounded once, their own lines once each.
         self.sum_lines = ["cpu"] if len(self.lines) == len(present) else self.lines
         self.quota_files = _quota_files(root)
@@ -185,18 +190,6 @@ class Counters:
 
 
 def _quota_files(root: Path) -> list[Path]:
-    """cpu.stat of our control group and of those around it, where they count throttling."""
-    try:
-        groups = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    found = []
-    for group in groups:
-        _, controllers, path = group.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        # In a container the mount's root is our own group, and `path` may be seen from outside.
-        mount = root / "sys/fs/cgroup" / controllers
-        inner = mount / path.lstrip("/")
-        found += [folder / "cpu.stat" for folder in (inner, *inner.parents) if folder.is_relative_to(mount)]
-    return [file for file in found if file.exists() and "throttled" in file.read_text()]
+    """cpu.stat of our control groups, where they count throttling."""
+    files = [folder / "cpu.stat" for folder in control_group.folders(root)]
+    return [file for file in files if file.exists() and "throttled" in file.read_text()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -18,11 +19,12 @@ from harness.ceilings import datasheets, last_level, measured, meters, stored
 from harness.disturbance import monitor_for
 from harness.errors import NothingRan, UsageError
 from harness.findings import text
+from harness.plan import parse_threads
 from harness.provenance import LIBRARIES, provenance
 from harness.statistics import noise_floor
 from harness.threads import default_threads
 from harness.workers import WorkerFailure, worker_pids
-from kernels.platform import Platform, detect, devices, version
+from kernels.platform import Platform, detect, devices, lookalike, version
 
 
 def show(json_to: str | None = None, device: str | None = None, quick: bool = False) -> None:
@@ -68,14 +70,14 @@ def examine(
     complaints: what is wrong with them
     quick:      measures nothing; ceilings are those of an earlier time, if there are any
     """
-    threads = default_threads()
+    threads = parse_threads(os.environ.get("OMP_NUM_THREADS")) or default_threads()  # as a run
     machine = provenance(here, threads)["machine"] | {"last_level_cache": last_level(here)}
     improve = [*complaints, *advice(here, threads)]  # before our own work disturbs what it looks at
     runs = [i for op in kernels.OPS for i in kernels.implementations(op) if i.available(here).ok]
     return {
         "machine": {name: value for name, value in machine.items() if value not in ("", 0)},
         "devices": {device: f"{p.kind} {p.arch} {p.name}" for device, p in devices().items()},
-        "libraries": {name: version(name) or "not installed" for name in LIBRARIES},
+        "libraries": {name: version(name) or lookalike(name) or "not installed" for name in LIBRARIES},
         "ceilings": _ceilings(here, threads, quick),
         "datasheet": datasheets(here),
         "instruments": {} if quick else _instruments(here, threads),

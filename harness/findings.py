@@ -53,16 +53,19 @@ def _machine(machine: Mapping[str, Any], devices: Mapping[str, str]) -> Lines:
         lines.append(("memory", f"{machine['device_memory'] / (1 << 30):.1f} GiB"))
     cache = machine.get("last_level_cache")
     lines.append(("last-level cache", f"{cache / (1 << 20):.0f} MiB" if cache else "unknown"))
-    lines.append(("threads", f"{machine['threads']}, one for each core, of {machine['cpus']} CPUs"))
+    lines.append(("threads", f"{machine['threads']} on {machine['cpus']} CPUs"))
     if "driver" in machine:
         lines.append(("driver", machine["driver"]))
     return [*lines, ("system", machine["os"])]
 
 
 def _libraries(libraries: Mapping[str, str]) -> Lines:
-    installed = [f"{name} {found}" for name, found in libraries.items() if found != "not installed"]
     missing = [name for name, found in libraries.items() if found == "not installed"]
-    return [(label, ", ".join(names)) for label, names in _told(installed=installed, missing=missing)]
+    others = {name: found for name, found in libraries.items() if found.startswith("PyPI's ")}
+    known = libraries.keys() - {*missing, *others}
+    installed = [f"{name} {found}" for name, found in libraries.items() if name in known]
+    groups = [(label, ", ".join(names)) for label, names in _told(installed=installed, missing=missing)]
+    return [*groups, *((f"not {name}", found) for name, found in others.items())]
 
 
 def _told(**groups: list[str]) -> Iterable[tuple[str, list[str]]]:

@@ -16,7 +16,7 @@ from typing import Any
 import kernels
 from harness.architectures import Architecture, pretended
 from kernels.op import Op, Unsupported
-from kernels.triton_runtime import TritonImplementation
+from kernels.triton_runtime import SuiteTriton
 from shapes.case import Case
 from shapes.suites import suites
 
@@ -74,8 +74,8 @@ def shipped(op: str) -> list[Case]:
     return list({case.text: case for case in cases}.values())
 
 
-def implementations(op: str) -> list[TritonImplementation]:
-    return [i for i in kernels.implementations(op) if isinstance(i, TritonImplementation)]
+def implementations(op: str) -> list[SuiteTriton]:
+    return [i for i in kernels.implementations(op) if isinstance(i, SuiteTriton)]
 
 
 def launches(op: str, architecture: Architecture, cases: Iterable[Case]) -> list[Launch]:
@@ -88,7 +88,7 @@ def launches(op: str, architecture: Architecture, cases: Iterable[Case]) -> list
         for implementation in implementations(op):
             if not implementation.fits(sizes).ok:
                 continue
-            with pretended(architecture), _told() as calls:
+            with told(architecture) as calls:
                 _call(it, implementation, architecture, it.empty_operands(sizes, "meta"), sizes)
             for kernel, data in dict.fromkeys(calls):
                 excuse = implementation.older_instructions.get(kernel.partition(":")[2], "")
@@ -97,7 +97,7 @@ def launches(op: str, architecture: Architecture, cases: Iterable[Case]) -> list
     return list(found.values())
 
 
-def _call(op: Op, implementation: TritonImplementation, on: Architecture, operands: Any, sizes: Any) -> Any:
+def _call(op: Op, implementation: SuiteTriton, on: Architecture, operands: Any, sizes: Any) -> Any:
     """Calls it on operands of a boundary, after the steps that lead to its own; gives where it reads them."""
     if operands.boundary in implementation.boundaries:
         try:
@@ -114,20 +114,21 @@ def _call(op: Op, implementation: TritonImplementation, on: Architecture, operan
 
 
 @contextmanager
-def _told() -> Iterator[list[tuple[str, str]]]:
-    """(kernel, data) of each launch within; launches do nothing."""
+def told(architecture: Architecture) -> Iterator[list[tuple[str, str]]]:
+    """(kernel, data) of each launch within, as on this architecture; launches do nothing."""
     from triton import knobs
 
-    told: list[tuple[str, str]] = []
+    calls: list[tuple[str, str]] = []
 
     def hook(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         # The key only names an entry of a cache, and holds what the rest does.
         data = json.loads(compile["specialization_data"]) | {"key": ""}
-        told.append((f"{fn.module}:{fn.jit_function.fn.__qualname__}", json.dumps(data)))
+        calls.append((f"{fn.module}:{fn.jit_function.fn.__qualname__}", json.dumps(data)))
         return True
 
     before, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, hook
     try:
-        yield told
+        with pretended(architecture):
+            yield calls
     finally:
         knobs.runtime.jit_cache_hook = before

@@ -14,7 +14,7 @@ import kernels
 from harness.errors import UsageError
 from harness.plan import choose_op
 from harness.published import figures
-from kernels.platform import Platform, detect, named, version
+from kernels.platform import Platform, detect, named
 from shapes.attention import Parallel
 from shapes.case import text_of
 from shapes.cases import R1
@@ -82,7 +82,7 @@ def _impls(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[
                     "op": op,
                     "implementation": impl.name,
                     "provider": impl.provider,
-                    "version": (version(impl.provider) or "") if here.here else "",
+                    "version": impl.version if here.here else "",
                     "boundary": ", ".join(impl.boundaries),
                     "runs": support.ok,
                     "why not": support.reason or how,

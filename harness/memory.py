@@ -15,10 +15,10 @@ GIB = 1 << 30
 
 
 class Memory:
-    """Of one case on one device: bytes that groups of contenders need, and may take."""
+    """Of one case on one device: bytes that groups of contenders need, and may take, in a cache mode."""
 
-    def __init__(self, op: Op, sizes: Any, platform: Platform, baseline: str) -> None:
-        self.op, self.sizes, self.baseline = op, sizes, baseline
+    def __init__(self, op: Op, sizes: Any, platform: Platform, baseline: str, mode: str) -> None:
+        self.op, self.sizes, self.baseline, self.mode = op, sizes, baseline, mode
         free = available_memory() if platform.kind == "cpu" else platform.memory
         self.limit = MEMORY_SHARE * free if free else float("inf")
         self.judge = judge_memory(op, sizes, platform.kind)
@@ -31,7 +31,7 @@ class Memory:
         for c in [*group, twins[0]]:
             workers.setdefault((c.arm.name, c.impl.runtime), []).append(c.impl)
         return self.judge + sum(
-            memory_needed(self.op, self.sizes, members, copies) for members in workers.values()
+            memory_needed(self.op, self.sizes, members, copies, self.mode) for members in workers.values()
         )
 
     def fits(self, group: Sequence[Contender], copies: int) -> bool:
@@ -71,15 +71,19 @@ class Memory:
         return [group for group in [*groups, *alone] if group], too_large
 
 
-def memory_needed(op: Op, sizes: Any, contenders: Sequence[Implementation], copies: int) -> int:
-    """Bytes of one worker: operands twice (moving to fresh buffers, loading new live ones), the sets that
-    calls rotate over, and each contender's own layout of stationary operands, workspace and outputs."""
+def memory_needed(
+    op: Op, sizes: Any, contenders: Sequence[Implementation], copies: int, mode: str = "serving"
+) -> int:
+    """Bytes of one worker: the sets that calls rotate over, twice while they move to fresh buffers, and each
+    contender's own layout of stationary operands, workspace and outputs."""
+    # In cold mode a set shares nothing with the others (`Operands.turned`).
+    further = op.operand_bytes(sizes) if mode == "cold" else op.turn_bytes(sizes)
     output = op.output_bytes(sizes)
     layouts = 1 if op.turns else copies
     per_contender = sum(
         layouts * i.layout(sizes) + copies * (i.workspace(sizes) + output) for i in contenders
     )
-    return 2 * op.operand_bytes(sizes) + copies * op.turn_bytes(sizes) + per_contender
+    return 2 * (op.operand_bytes(sizes) + (copies - 1) * further) + per_contender
 
 
 def judge_memory(op: Op, sizes: Any, kind: str) -> int:

@@ -6,16 +6,16 @@ import os
 import platform as host
 import re
 import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from harness.workers import DEFAULTS, ROOT
-from kernels.platform import Platform, version
+from kernels.platform import Platform, run, version
 
 LIBRARIES = [
-    *("torch", "triton", "vllm", "aiter", "flashinfer", "flash_attn", "flash_mla", "deep_gemm"),
-    *("sglang", "sgl_kernel", "numpy", "scipy", "pandas", "pydantic"),
+    *("torch", "triton", "vllm", "aiter", "flashinfer", "flash_mla", "deep_gemm", "cudnn"),
+    *("flash_attn", "flash_attn_interface", "flash_attn.cute"),
+    *("sglang", "sgl_kernel", "triton_kernels", "numpy", "scipy", "pandas", "pydantic"),
 ]
 
 # Variables by which the kernels, their libraries and their threads are steered.
@@ -34,6 +34,7 @@ def provenance(platform: Platform, threads: int) -> dict[str, Any]:
             "arch": platform.arch,
             "device": platform.name,
             "device_id": platform.device,
+            "uuid": platform.uuid,
             "device_memory": platform.memory,
             "last_level_cache": platform.last_level,
             "driver": driver(platform),
@@ -61,11 +62,3 @@ def git_state() -> dict[str, Any]:
     commit = run("git", "-C", str(ROOT), "rev-parse", "HEAD")
     changed = run("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!results")
     return {"commit": commit, "dirty": bool(changed)}
-
-
-def run(*command: str) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

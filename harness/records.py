@@ -24,6 +24,11 @@ class Samples(Record):
     round: list[int] = []
     seconds: list[float] = []
 
+    def add(self, others: Samples) -> None:
+        self.block += others.block
+        self.round += others.round
+        self.seconds += others.seconds
+
 
 class Cell(Record):
     """Case x implementation x arm x launch x cache on one device.
@@ -39,6 +44,8 @@ class Cell(Record):
     host_us: the host's time to launch a call, microseconds, the median over turns; null on a CPU
     synchronises: its calls wait for the device before they return, so that time_us holds host time
     pinned: the CPU that each of its threads is bound to, or why none is
+    samples: of the baseline, where memory splits a case into groups, those of every group; its time is that
+        of the first
     """
 
     kind: Literal["cell"] = "cell"

@@ -55,8 +55,9 @@ def redo(records: Iterable[Record]) -> list[tuple[Verdict, Comparison]]:
     records = list(records)
     samples = {r.name: r.samples for r in records if isinstance(r, Cell)}
     verdicts = [r for r in records if isinstance(r, Verdict)]
-    samples |= {v.a: v.samples for v in verdicts if v.about == "A/A"}
-    return [(v, _compared(v, samples[v.a], samples[v.b])) for v in verdicts]
+    # Each group of contenders has a twin of the same name.
+    sides = [(v.samples if v.about == "A/A" else samples[v.a], samples[v.b]) for v in verdicts]
+    return [(v, _compared(v, *pair)) for v, pair in zip(verdicts, sides, strict=True)]
 
 
 def _compared(verdict: Verdict, a: Samples, b: Samples) -> Comparison:

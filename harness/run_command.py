@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -19,10 +18,11 @@ from harness.ceilings import Ceilings, ceilings, peaks
 from harness.disturbance import Monitor, monitor_for
 from harness.errors import NothingRan, UsageError
 from harness.journal import Journal, JournalFull
+from harness.outputs import require_writable, write_outputs
 from harness.progress import Progress
 from harness.provenance import provenance
 from harness.published import figures
-from harness.records import CaseDone, Cell, PlannedCase, Record, Run, Verdict
+from harness.records import CaseDone, Cell, PlannedCase, Record, Run
 from harness.session import Session, device_lock, exit_code
 from harness.stations import Deadlines
 from harness.statistics import CONFIDENCE
@@ -44,7 +44,7 @@ class Request:
     boundary: str | None = None
     baseline: str | None = None
     device: str | None = None
-    cache: str = "serving"
+    cache: str | None = None
     launch: str | None = None
     budget: str | None = None
     per_case: str | None = None
@@ -57,31 +57,32 @@ class Request:
     published: bool = False
     quiet: bool = False
     disturbed: str | None = None
-    seed: int = 0
+    seed: int | None = None
     threads: int | None = None
     prepare_timeout: float = 900.0
     call_timeout: float = 120.0
 
 
 # What decides a run's plan, and so cannot be said again when it is resumed.
-PLANNING = ("impl", "suite", "case", "boundary", "baseline", "launch", "set", "out", "threads")
+PLANNING = ("impl", "suite", "case", "boundary", "baseline", "cache", "launch", "set", "out", "seed",
+            "threads")  # fmt: skip
 
 
 def run(request: Request) -> int:
     """Returns the exit code; raises HarnessError."""
-    require_writable(request)
+    require_writable(request.json, request.csv)
     platform = _platform(request.device)
     monitor = monitor_for(platform, worker_pids)
     with device_lock(platform):
         if reason := monitor.blocked():
             raise NothingRan(f"{platform.device} cannot be measured: {reason}")
         busy = monitor.before()
-        if not request.quiet:
-            for line in busy:
-                print(f"note: {line}", file=sys.stderr)
         journal, settings, finished = (
             _resumed(request, platform) if request.resume else _begun(request, platform, busy)
         )
+        if not request.quiet:
+            for line in busy:
+                print(f"note: {line}", file=sys.stderr)
         human: IO[str] = sys.stderr if "-" in (request.json, request.csv) else sys.stdout
         records = {key: list(found) for key, found in finished.items()}
         known = figures() if request.published else []
@@ -103,7 +104,7 @@ def run(request: Request) -> int:
             raise
         if not request.quiet:
             _print_end(session, records, budget_s, journal, human)
-        write_outputs(request, settings, records)
+        write_outputs(request.json, request.csv, settings, _flat(records))
     return exit_code([r for r in _flat(records) if isinstance(r, Cell)])
 
 
@@ -156,10 +157,10 @@ def _begun(
         baseline=baseline,
         arms={arm.name: arm.variables},
         launches=launches,
-        cache=request.cache,
+        cache=request.cache or "serving",
         budget_s=budget_s,
         per_case_s=per_case_s,
-        seed=request.seed,
+        seed=request.seed or 0,
         confidence=CONFIDENCE,
         disturbed=request.disturbed or "drop",  # type: ignore[arg-type]
         busy=busy,
@@ -190,7 +191,7 @@ def _case(planned: PlannedCase) -> Case:
 
 def _resumed(request: Request, platform: Platform) -> tuple[Journal, Run, dict[str, list[Record]]]:
     """Opens a run again, as it was planned; it must be on this machine and with these libraries."""
-    given = [name for name in PLANNING if getattr(request, name)]
+    given = [name for name in PLANNING if getattr(request, name) not in (None, ())]
     if given:
         raise UsageError(f"--resume goes on with the run's own plan; leave out --{given[0]}")
     journal = Journal(Path(request.resume or ""))
@@ -264,48 +265,6 @@ def _print_end(
         f"set-up and checks {session.setup_s:.1f} s; recorded in {journal.folder}",
         file=human,
     )
-
-
-def require_writable(request: Request) -> None:
-    """Raises UsageError before anything is measured if `--json` or `--csv` could not be written after."""
-    if request.json == request.csv == "-":
-        raise UsageError("give --json - or --csv -, not both: stdout holds one of them")
-    for target in filter(None, (request.json, request.csv)):
-        path = Path(target)
-        if target == "-" or path.is_fifo():
-            continue
-        try:
-            is_new = not path.exists()
-            path.open("a").close()
-            if is_new:
-                path.unlink()
-        except OSError as error:
-            raise UsageError(f"cannot write {target}: {error.strerror}") from None
-
-
-def write_outputs(request: Request, settings: Run, records: dict[str, list[Record]]) -> None:
-    """`--json` and `--csv`; `-` is stdout. Raises UsageError where one cannot be written."""
-    flat = _flat(records)
-    cells = [r.model_dump(exclude={"kind"}) for r in flat if isinstance(r, Cell)]
-    if request.json:
-        verdicts = [r.model_dump(exclude={"kind"}) for r in flat if isinstance(r, Verdict)]
-        whole = {"run": settings.model_dump(), "cells": cells, "verdicts": verdicts}
-        _write(request.json, json.dumps(whole, indent=1, allow_nan=False) + "\n")
-    if request.csv:
-        import pandas
-
-        columns = [n for n in Cell.model_fields if n not in ("kind", "samples")]
-        _write(request.csv, pandas.DataFrame(cells, columns=columns).to_csv(index=False))
-
-
-def _write(target: str, text: str) -> None:
-    if target == "-":
-        sys.stdout.write(text)
-        return
-    try:
-        Path(target).write_text(text)
-    except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror}; the run itself is recorded") from None
 
 
 def _rescue(failure: JournalFull, records: dict[str, list[Record]], journal: Journal) -> None:

@@ -14,7 +14,7 @@ from harness.disturbance import Monitor
 from harness.rotation import Rotation
 from harness.stations import Contender, Station, attempt
 from harness.timing import Policy, Rounds, measure
-from harness.workers import Worker
+from harness.workers import Worker, WorkerFailure
 from kernels.operands import Seeds
 from shapes.case import Case
 
@@ -228,9 +228,18 @@ class CaseRun:
                     name = "last" if which and "last" in self.seeds else "first"
                     self._check(station, contender, name, "after timing: ", fresh=False, which=which)
                 if contender.alive:
-                    found = attempt([contender], lambda s=station, c=contender: s.ask(c, "profile"))
-                    if found:
-                        contender.kernels, contender.picked = found["kernels"], found["picked"]
+                    self._profile(station, contender)
+
+    def _profile(self, station: Station, contender: Contender) -> None:
+        """What ran in a call. Where a machine's profiler does not work the row keeps its time: that the call
+        itself works is checked again after."""
+        try:
+            found = station.ask(contender, "profile")
+            contender.kernels, contender.picked = found["kernels"], found["picked"]
+        except WorkerFailure as failure:
+            if failure.fatal:
+                contender.fail(failure.status, failure.reason)
+            self.say(f"{contender.name} could not be profiled: {failure.reason}")
 
     def _find_writer(self, station: Station, timed: list[Contender]) -> None:
         """Somebody changed the operands that all of a worker's contenders were timed on: whoever does it

@@ -75,7 +75,7 @@ class Session:
         self.progress.case(case, to_go, budget_s)
         contenders, refused = self._contenders(case)
         sizes = self.op.sizes(case.sizes)
-        memory = Memory(self.op, sizes, self.platform, self.baseline)
+        memory = Memory(self.op, sizes, self.platform, self.baseline, self.cache)
         anchors = memory.anchors(contenders)
         turns = rotation(
             self.op,
@@ -155,13 +155,20 @@ class Session:
         return measured
 
     def _records(self, case: Case, parts: Sequence[Measured]) -> list[Record]:
-        cells: dict[str, Record] = {}
+        cells: dict[str, Cell] = {}
         verdicts: list[Record] = []
+        blocks = 0
         for part in parts:
+            # A block and a round name one moment of the case: groups share none.
+            part.rounds = part.rounds.numbered(blocks)
+            made = (r.block for r in (*part.rounds.rounds, *part.rounds.disturbed))
+            blocks = max(made, default=blocks - 1) + 1
             found, compared = assess(part, self.platform, self.yardsticks)
             # The baseline of every group but the first is there for the ratios only.
             for contender, cell in zip(part.contenders, found, strict=True):
-                cells.setdefault(contender.name, cell)
+                first = cells.setdefault(contender.name, cell)
+                if first is not cell:
+                    first.samples.add(cell.samples)
             verdicts += compared
         rounds = [r for part in parts for r in part.rounds.rounds]
         timed = [part for part in parts if part.anchor is not None]
@@ -205,8 +212,9 @@ def exit_code(cells: Sequence[Cell]) -> int:
 
 @contextlib.contextmanager
 def device_lock(platform: Platform) -> Iterator[None]:
-    """One run at a time on a device: two would measure each other."""
-    path = Path(tempfile.gettempdir()) / f"deepseek-kernel-bench-{platform.device.replace(':', '-')}.lock"
+    """One run at a time on a device, however it is numbered: two would measure each other."""
+    device = platform.uuid or platform.device.replace(":", "-")
+    path = Path(tempfile.gettempdir()) / f"deepseek-kernel-bench-{device}.lock"
     try:
         file = path.open("a+")
     except OSError as error:

@@ -8,12 +8,11 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from harness.control_group import ROOT, quota
 from kernels.platform import Platform
 
 # Whoever sets one of these binds threads himself.
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-
-ROOT = Path("/")
 
 
 def _allowed() -> set[int]:
@@ -31,7 +30,9 @@ def nodes(root: Path = ROOT) -> list[set[int]]:
     files = sorted(
         root.glob("sys/devices/system/node/node[0-9]*/cpulist"), key=lambda f: int(f.parent.name[4:])
     )
-    return [cpus for file in files if (cpus := _cpus(file.read_text()))] or [set(range(os.cpu_count() or 1))]
+    return [cpus for file in files if (cpus := cpus_in(file.read_text()))] or [
+        set(range(os.cpu_count() or 1))
+    ]
 
 
 def cores(root: Path = ROOT, allowed: set[int] = ALLOWED) -> list[list[int]]:
@@ -42,14 +43,14 @@ def cores(root: Path = ROOT, allowed: set[int] = ALLOWED) -> list[list[int]]:
         firsts: dict[frozenset[int], int] = {}
         for cpu in sorted(node & allowed):
             file = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-            siblings = _cpus(file.read_text()) if file.exists() else {cpu}
+            siblings = cpus_in(file.read_text()) if file.exists() else {cpu}
             firsts.setdefault(frozenset(siblings), cpu)
         if firsts:
             found.append(list(firsts.values()))
     return sorted(found, key=lambda node: -len(node)) or [sorted(allowed)]
 
 
-def _cpus(text: str) -> set[int]:
+def cpus_in(text: str) -> set[int]:
     """`0-2,8` -> {0, 1, 2, 8}"""
     return {
         cpu
@@ -61,24 +62,7 @@ def _cpus(text: str) -> set[int]:
 def default_threads(root: Path = ROOT, allowed: set[int] = ALLOWED) -> int:
     """The physical cores of one NUMA node, to which engines bind a rank, or the CPUs' worth of time that the
     control group is given, if that is less."""
-    return max(1, int(min(len(cores(root, allowed)[0]), _quota(root))))
-
-
-def _quota(root: Path) -> float:
-    """CPUs' worth of time, the least that this control group or one above it grants (Linux, cgroup 2)."""
-    own = root / "proc/self/cgroup"
-    match = re.search(r"^0::/(.*)$", own.read_text(), re.MULTILINE) if own.exists() else None
-    top = root / "sys/fs/cgroup"
-    group = top / match.group(1) if match else top
-    granted = [float("inf")]
-    for folder in (group, *group.parents):
-        if not folder.is_relative_to(top):
-            break
-        limit = folder / "cpu.max"
-        if limit.exists():
-            share, period = limit.read_text().split()
-            granted += [] if share == "max" else [int(share) / int(period)]
-    return min(granted)
+    return max(1, int(min(len(cores(root, allowed)[0]), quota(root))))
 
 
 def thread_environment(
@@ -107,7 +91,7 @@ def pinned(threads: int) -> list[int] | str:
     # A parallel region of torch's with enough to do for each starts the threads and binds them.
     torch.empty(threads << 17).fill_(0.0)
     # A pool of torch's own, which no kernel here uses, shares the main thread's CPU.
-    bound = dict.fromkeys(cpus.pop() for cpus in map(_cpus, _affinities()) if len(cpus) == 1)
+    bound = dict.fromkeys(cpus.pop() for cpus in map(cpus_in, _affinities()) if len(cpus) == 1)
     if len(bound) == threads:
         return list(bound)
     chosen = ", ".join(f"{name}={os.environ[name]}" for name in BINDING if name in os.environ)

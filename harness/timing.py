@@ -7,7 +7,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from harness.family import settled
@@ -125,6 +125,14 @@ class Rounds:
     @property
     def blocks(self) -> list[int]:
         return [r.block for r in self.rounds]
+
+    def numbered(self, first: int) -> Rounds:
+        """The same, the number of the first block being another."""
+
+        def later(rounds: list[Round]) -> list[Round]:
+            return [replace(r, block=first + r.block) for r in rounds]
+
+        return replace(self, rounds=later(self.rounds), disturbed=later(self.disturbed))
 
     @property
     def made(self) -> int:

@@ -50,7 +50,7 @@ def keywords(function: Callable, needed: Mapping[str, Any], wished: Mapping[str,
     """Arguments by name, as this version's signature takes them: all those needed, and those wished for that
     it knows. Raises Unsupported where one that is needed is not taken, or one that it must have is missing.
 
-    function: of Python, or an operator of torch, whose schema tells
+    function: of Python; an operator of torch, whose schema tells; or of C++, which is given everything
     """
     takes, must, any_name = _parameters(function)
     schema = _schema(function)
@@ -78,7 +78,10 @@ def _parameters(function: Callable) -> tuple[list[str], list[str], bool]:
         names = [a.name for a in schema.arguments]
         return names, [a.name for a in schema.arguments if not a.has_default_value()], False
     kinds = inspect.Parameter
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # of C++ (pybind11), which checks arguments itself, but tells nobody their names
+        return [], [], True
     by_name = [p for p in parameters if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
     must = [p.name for p in by_name if p.default is kinds.empty]
     return [p.name for p in by_name], must, any(p.kind is kinds.VAR_KEYWORD for p in parameters)

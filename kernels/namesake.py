@@ -9,6 +9,7 @@ wants, and does without.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -18,7 +19,8 @@ from typing import Any
 
 def share(ours: ModuleType) -> None:
     """Lets `ours` answer for the installed namesake too, if there is one."""
-    folder = _find(Path(ours.__file__ or "").resolve().parent)
+    own_folder = Path(ours.__file__ or "").resolve().parent
+    folder = _find(own_folder)
     if folder is None:
         return
     ours.__path__.append(str(folder))
@@ -26,6 +28,9 @@ def share(ours: ModuleType) -> None:
     def lookup(name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        # `from kernels import vendor` asks for the attribute before it looks for a module of ours.
+        if any((own_folder / place).exists() for place in (f"{name}.py", f"{name}/__init__.py")):
+            return importlib.import_module(f"{ours.__name__}.{name}")
         return getattr(_load(f"{ours.__name__}._namesake", folder), name)
 
     ours.__getattr__ = lookup  # type: ignore[method-assign]

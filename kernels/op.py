@@ -138,6 +138,7 @@ class Implementation(ABC):
 
     name:           `provider.variant`
     op:             filled in by the op that finds it
+    library:        the module whose version is this row's; the provider where it is not said
     requires:       what it needs, for people
     runtime:        implementations of one runtime share a worker process, others never do
     boundaries:     those its call covers by itself; wider ones it joins by composition
@@ -149,6 +150,7 @@ class Implementation(ABC):
     name: ClassVar[str]
     requires: ClassVar[str]
     op: str = ""
+    library: ClassVar[str] = ""
     runtime: ClassVar[str] = "torch"
     boundaries: ClassVar[tuple[str, ...]] = ("core",)
     activations: ClassVar[str] = "bf16"
@@ -158,6 +160,13 @@ class Implementation(ABC):
     @property
     def provider(self) -> str:
         return self.name.split(".")[0]
+
+    @property
+    def version(self) -> str:
+        """Of its library as installed here, empty where it is not; imports nothing."""
+        from kernels.platform import version
+
+        return version(self.library or self.provider) or ""
 
     @abstractmethod
     def available(self, platform: Platform) -> Support:

@@ -12,11 +12,12 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernels.op import Support, need
+from kernels.visibility import visible
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +36,7 @@ class Platform:
     features:     instruction sets of a CPU
     memory:       bytes of device memory (of RAM usable by this process on cpu); 0 if unknown
     last_level:   bytes of the last-level cache; 0 if unknown
+    uuid:         by which the driver knows the device, however it is numbered here
     here:         False for a platform only asked about: its libraries cannot be looked at
     """
 
@@ -45,6 +47,7 @@ class Platform:
     features: frozenset[str] = frozenset()
     memory: int = 0
     last_level: int = 0
+    uuid: str = ""
     here: bool = True
 
     def is_a(self, *kinds: str) -> Support:
@@ -104,9 +107,10 @@ def lookalike(module: str) -> str:
 
 @functools.cache
 def version(module: str) -> str | None:
-    """The installed version of the distribution that brings a module, or None; imports nothing."""
+    """The installed version of the distribution that brings a module, or None, as where only a look-alike is
+    installed; imports nothing."""
     try:
-        if importlib.util.find_spec(module) is None:
+        if importlib.util.find_spec(module) is None or lookalike(module):
             return None
     except ModuleNotFoundError:  # of a package around it
         return None
@@ -149,29 +153,40 @@ def devices() -> dict[str, Platform]:
     return {p.device: p for p in [*gpus, _cpu()]}
 
 
-def _run(*command: str) -> str:
-    if shutil.which(command[0]) is None:
+def run(*command: str) -> str:
+    """What a command prints; nothing where it is missing, fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
         return ""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    return done.stdout if done.returncode == 0 else ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def _nvidia() -> list[Platform]:
-    query = "--query-gpu=compute_cap,name,memory.total"
-    rows = _run("nvidia-smi", query, "--format=csv,noheader,nounits").splitlines()
+    query = "--query-gpu=compute_cap,uuid,memory.total,name"
     gpus = []
-    for index, row in enumerate(rows):
-        capability, name, mebibytes = (cell.strip() for cell in row.split(",", 2))
+    for row in run("nvidia-smi", query, "--format=csv,noheader,nounits").splitlines():
+        capability, uuid, mebibytes, name = (cell.strip() for cell in row.split(",", 3))
         arch = "sm_" + capability.replace(".", "")
         memory = int(mebibytes) << 20 if mebibytes.isdigit() else 0
-        gpus.append(Platform("cuda", arch, f"cuda:{index}", name, memory=memory))
-    return gpus
+        gpus.append(Platform("cuda", arch, name=name, memory=memory, uuid=uuid))
+    return _numbered(gpus)
 
 
-def _amd() -> list[Platform]:
+def _numbered(gpus: list[Platform]) -> list[Platform]:
+    """Those that this process is shown, by torch's names."""
+    left = visible(gpus[0].kind, gpus, lambda gpu: gpu.uuid) if gpus else []
+    return [replace(gpu, device=f"cuda:{index}") for index, gpu in enumerate(left)]
+
+
+def _amd(root: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> list[Platform]:
     gpus = []
-    for node in sorted(Path("/sys/class/kfd/kfd/topology/nodes").glob("*"), key=lambda p: int(p.name)):
-        facts = dict(line.split(None, 1) for line in (node / "properties").read_text().splitlines())
+    for node in sorted(root.glob("*"), key=lambda p: int(p.name)):
+        try:
+            properties = (node / "properties").read_text()
+        except OSError:  # EPERM: a GPU that this container was not given; ROCm does not count it either
+            continue
+        facts = dict(line.split(None, 1) for line in properties.splitlines())
         version_number = int(facts.get("gfx_target_version", 0))
         if not version_number:
             continue
@@ -190,9 +205,11 @@ def _amd() -> list[Platform]:
             for size in re.findall(r"size (\d+)", text)
         ]
         arch = f"gfx{major}{minor:x}{step:x}"
-        device = f"cuda:{len(gpus)}"
-        gpus.append(Platform("rocm", arch, device, name, memory=memory, last_level=max(caches, default=0)))
-    return gpus
+        # As ROCm writes it: what ROCR_VISIBLE_DEVICES takes.
+        uuid = f"GPU-{int(facts.get('unique_id', 0)):016x}"
+        level = max(caches, default=0)
+        gpus.append(Platform("rocm", arch, name=name, memory=memory, last_level=level, uuid=uuid))
+    return _numbered(gpus)
 
 
 def _cpu() -> Platform:
@@ -211,14 +228,20 @@ def _cpu() -> Platform:
     return Platform("cpu", arch, "cpu", name, features, available_memory(), _cpu_last_level(ours))
 
 
-def available_memory() -> int:
+def available_memory(root: Path = Path("/")) -> int:
     """Bytes of RAM that this process may still take: what is free, within its control group."""
-    text = Path("/proc/meminfo").read_text() if Path("/proc/meminfo").exists() else ""
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    info = root / "proc/meminfo"
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", info.read_text() if info.exists() else "", re.MULTILINE)
     free = int(match.group(1)) << 10 if match else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (ceiling := limit.read_text().strip()).isdigit():
-        free = min(free, int(ceiling) - int(used.read_text()))
+    # Versions 2 and 1 of control groups; `max` or an enormous number where there is no limit.
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError):
+            ceiling = (root / "sys/fs/cgroup" / limit).read_text().strip()
+            if ceiling.isdigit():
+                free = min(free, int(ceiling) - int((root / "sys/fs/cgroup" / used).read_text()))
     return free
 
 

@@ -68,13 +68,27 @@ def require_interpreter(device: torch.device) -> None:
 
 
 class TritonImplementation(Implementation):
-    """A Triton kernel, which a CPU checks through the interpreter and never times.
+    """A Triton kernel, which a CPU checks through the interpreter and never times."""
+
+    requires = "Triton (on cpu through its interpreter: checked, never timed)"
+    runtime = "triton"
+
+    def available(self, platform: Platform) -> Support:
+        return Support.all_of(platform.library("torch"), platform.library("triton"))
+
+    def interpreted(self, platform: Platform) -> bool:
+        return platform.kind == "cpu"
+
+    def environment(self, platform: Platform) -> dict[str, str]:
+        return dict(INTERPRETER) if platform.kind == "cpu" else {}
+
+
+class SuiteTriton(TritonImplementation):
+    """One of the suite's own, which can be asked what it would launch on any target.
 
     older_instructions: kernel -> why its tiles of too few rows for wgmma and tcgen05 make do with mma.sync
     """
 
-    requires = "Triton (on cpu through its interpreter: checked, never timed)"
-    runtime = "triton"
     older_instructions: ClassVar[Mapping[str, str]] = {}
 
     def prepare(self, operands: Any, out: torch.Tensor | None) -> Prepared:
@@ -86,12 +100,3 @@ class TritonImplementation(Implementation):
     def prepare_for(self, target: Target, operands: Any, out: torch.Tensor) -> Prepared:
         """As prepare, for a target that tensors on torch's meta device may stand in for: what its calls
         would launch there can then be compiled anywhere. Raises Unsupported."""
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(platform.library("torch"), platform.library("triton"))
-
-    def interpreted(self, platform: Platform) -> bool:
-        return platform.kind == "cpu"
-
-    def environment(self, platform: Platform) -> dict[str, str]:
-        return dict(INTERPRETER) if platform.kind == "cpu" else {}

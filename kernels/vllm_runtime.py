@@ -5,27 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from kernels.op import Implementation, Support, Unsupported
-from kernels.platform import Platform
+from kernels.op import Unsupported
+from kernels.vendor import Vllm
 
 
-class VllmCpu(Implementation):
+class VllmCpu(Vllm):
     """A kernel that vLLM serves DeepSeek with on x86-64 servers.
 
     kernel: its name among vLLM's torch operators
     """
 
-    runtime = "vllm"
     requires = "vLLM's CPU build, AVX-512 (AMX tiles where the CPU has them)"
+    kinds = ("cpu",)
+    features = ("avx512f",)
+    also: ClassVar = {}
     kernel: ClassVar[str]
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(
-            platform.is_a("cpu"),
-            platform.has("avx512f"),
-            platform.library("torch"),
-            platform.library("vllm", install="pip install '.[cpu]' (x86-64 Linux, Python 3.11 or later)"),
-        )
 
     def bind(self, kernel: str | None = None) -> Callable:
         """The torch operator called `kernel`, by default the class's own. Raises Unsupported without it."""

@@ -93,6 +93,41 @@ RIGHT: dict[str, Variant] = {
 }
 
 
+# Right where a call may round q and the softmax weights to FP8 as well
+
+
+def fp8_products(
+    o: MlaDecodeOperands,
+    i: int,
+    q_scale: float = 1.0,
+    splits: int = 1,
+    sum_of_rounded: bool = False,
+    slots: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """q over q_scale and the weights below 1 of each split in the cache's format. As AITER's
+    op_tests/test_mla_persistent.py computes it, and with the sum of the rounded weights instead."""
+    q = (o.q[i].float() / q_scale).to(o.kv.dtype).float() * q_scale
+    kv = rows(o, o.token_slots(i) if slots is None else slots)
+    found = []
+    for part in torch.arange(len(kv)).chunk(splits):
+        scores = q @ kv[part].T * o.scale
+        peak = scores.amax(-1, keepdim=True)
+        exponentials = (scores - peak).exp()
+        rounded = exponentials.to(o.kv.dtype).float()
+        total = (rounded if sum_of_rounded else exponentials).sum(-1, keepdim=True)
+        found.append((peak + total.log(), rounded @ kv[part, :LATENT] / total))
+    log_sums, results = map(torch.stack, zip(*found, strict=True))
+    return (log_sums.softmax(0) * results).sum(0)
+
+
+RIGHT_IN_FP8: dict[str, Variant] = {
+    "fp8 products": fp8_products,
+    "fp8 products, q scaled": partial(fp8_products, q_scale=0.3),
+    "fp8 products, sum of rounded weights": partial(fp8_products, sum_of_rounded=True),
+    "fp8 products in splits": partial(fp8_products, splits=SPLITS),
+}
+
+
 # Wrong tokens
 
 
@@ -263,6 +298,52 @@ BUGS: tuple[Variant, ...] = (
     sequence_given_to_another,
     row_never_written,
 )
+
+
+def last_page_dropped_in_fp8(o, i):
+    return fp8_products(o, i, slots=o.token_slots(i)[: (o.host_lengths[i] - 1) // o.page * o.page])
+
+
+def q_scale_ignored(o, i):
+    """As q in the wrong of the two formats gives: its bits mean half or twice as much."""
+    return fp8_products(o.replaced(scale=o.scale * 2), i)
+
+
+def q_scale_5_fold(o, i):
+    return fp8_products(o.replaced(scale=o.scale / 5), i)
+
+
+def kv_scale_ignored_in_fp8(o, i):
+    return fp8_products(o.replaced(kv_scale=1.0), i)
+
+
+def kv_scale_ignored_in_values_in_fp8(o, i):
+    return fp8_products(o, i) / o.kv_scale
+
+
+def kv_scale_twice_as_large(o, i):
+    return fp8_products(o.replaced(kv_scale=2 * o.kv_scale), i)
+
+
+def rope_forgotten_in_fp8(o, i):
+    q = o.q.clone()
+    q[..., LATENT:] = 0
+    return fp8_products(o.replaced(q=q), i)
+
+
+BUGS_IN_FP8: tuple[Variant, ...] = (
+    last_page_dropped_in_fp8,
+    q_scale_ignored,
+    q_scale_5_fold,
+    kv_scale_ignored_in_fp8,
+    kv_scale_ignored_in_values_in_fp8,
+    kv_scale_twice_as_large,
+    rope_forgotten_in_fp8,
+    value_from_last_512_columns,
+    head_given_to_another,
+    sequence_given_to_another,
+)
+
 # Bugs with one kind of cache only: fp16 holds every e4m3 value, and a bf16 cache has the scale 1.
 ONLY_WITH: dict[Variant, str] = {
     kv_in_fp16: "bf16",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import sys
 from pathlib import Path
 
@@ -79,6 +81,17 @@ def test_the_real_one_is_taken(packages, name, file):
     assert HERE.library(name).ok
 
 
+@pytest.mark.parametrize("name", list(platform._MARKS))
+def test_the_doctor_names_a_lookalike(packages, cli, name):
+    folder = packages({f"{name}/__init__.py": "raise SystemExit('imported')", f"{name}/other.py": ""})
+    done = cli("doctor", "--quick", "--json", "-", PYTHONPATH=folder)
+    assert done.returncode == 0, done.stderr
+    libraries = json.loads(done.stdout)["libraries"]
+    assert libraries[name].startswith("PyPI's ")
+    assert str(folder / name) in libraries[name]
+    assert f"not {name} " in cli("doctor", "--quick", PYTHONPATH=folder).stdout
+
+
 def test_elsewhere_nothing_is_looked_at(packages):
     packages({"aiter/__init__.py": ""})
     assert platform.named("rocm").library("aiter").ok
@@ -153,3 +166,12 @@ def test_operators_of_torch_tell_by_their_schema():
     }
     with pytest.raises(Unsupported, match=r"add takes no later"):
         binding.keywords(add, {"self": 1, "other": 2, "later": 3})
+
+
+def test_functions_of_cpp_are_given_everything():
+    import torch
+
+    tell_nothing = torch._C._get_cpp_backtrace
+    with pytest.raises(ValueError):
+        inspect.signature(tell_nothing)
+    assert binding.keywords(tell_nothing, {"q": 1}, {"later": 4}) == {"q": 1, "later": 4}

@@ -17,7 +17,7 @@ from kernels.compose import bind
 from kernels.formats import FORMATS, rounding_deviation
 from kernels.op import Unsupported
 from kernels.operands import Seeds
-from kernels.platform import Platform, detect, named
+from kernels.platform import detect
 from shapes.case import parse
 
 OP = kernels.OPS["block_scale_gemm"]
@@ -268,41 +268,6 @@ def test_codes_at_the_end_of_e4m3fnuz():
 def test_where_no_bf16_instructions_are_torch_multiplies_all_the_same(monkeypatch):
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     check("torch.bf16", "m=5 n=129 k=130", "core")
-
-
-# cuBLASLt's block scales: layouts without a GPU
-
-
-def test_scaled_mm_lays_scales_out_as_torch_checks_them(monkeypatch):
-    """aten/src/ATen/native/cuda/ScaledBlas.cpp, _scaled_block1x128_block128x128."""
-    sizes = sizes_of("m=8 n=272 k=640")
-    operands = OP.operands(sizes, Seeds(), "cpu")
-    prepared = IMPLEMENTATIONS["torch.scaled_mm"].prepare(operands, None)
-    seen = {}
-    monkeypatch.setattr(
-        torch.nn.functional, "scaled_mm", lambda *args, **kwargs: seen.update(kwargs, args=args)
-    )
-    prepared.call()
-    a, b = seen["args"]
-    assert (a.shape, a.stride()) == ((8, 640), (640, 1))
-    assert (b.shape, b.stride()) == ((640, 272), (1, 640))
-    assert (seen["scale_a"].shape, seen["scale_a"].stride()) == ((8, 5), (1, 8))
-    assert (seen["scale_b"].shape, seen["scale_b"].stride()) == ((8, 3), (1, 8))
-    assert torch.equal(seen["scale_a"], operands.a_scale)
-    assert torch.equal(seen["scale_b"][:5], operands.b_scale.T)
-    other = OP.operands(sizes, Seeds(live=1), "cpu")
-    prepared.load(other.live_tensors())
-    prepared.call()
-    assert torch.equal(seen["scale_a"], other.a_scale)
-
-
-def test_scaled_mm_says_what_it_needs():
-    scaled_mm = IMPLEMENTATIONS["torch.scaled_mm"]
-    assert scaled_mm.available(named("cuda", "sm_90")).ok
-    assert "sm_90 only" in scaled_mm.available(named("cuda", "sm_100")).reason
-    assert "needs cuda" in scaled_mm.available(Platform("rocm", "gfx942")).reason
-    assert "multiple of 4" in scaled_mm.fits(sizes_of("m=1 n=2112 k=7168")).reason
-    assert scaled_mm.fits(sizes_of("m=4 n=2112 k=7168")).ok
 
 
 def test_vllm_takes_multiples_of_32():

@@ -39,16 +39,16 @@ def test_a_ceiling_is_that_of_the_dtype_or_of_a_wider_one():
 
 def test_least_time_is_the_longer_of_products_and_memory():
     found = Ceilings({"fp8": 8.0, "bf16": 4.0}, read=10.0, copy=5.0)
-    assert found.least_time(Work(16.0, 10.0, "fp8"), from_memory=True) == 2.0
-    assert found.least_time(Work(16.0, 10.0, "bf16"), from_memory=True) == 4.0
-    assert found.least_time(Work(16.0, 50.0, "fp8"), from_memory=True) == 5.0
-    assert found.least_time(Work(16.0, 50.0, "fp8"), from_memory=False) == 2.0
+    assert found.least_time(Work(16.0, 10.0, "fp8")) == 2.0
+    assert found.least_time(Work(16.0, 10.0, "bf16")) == 4.0
+    assert found.least_time(Work(16.0, 50.0, "fp8")) == 5.0
+    assert found.least_time(Work(16.0, 0.0, "fp8")) == 2.0
 
 
 def test_memory_counts_by_the_larger_of_read_and_copy():
     work = Work(0.0, 40.0)
-    assert Ceilings({"bf16": 1.0}, read=10.0, copy=20.0).least_time(work, from_memory=True) == 2.0
-    assert Ceilings({"bf16": 1.0}, read=10.0).least_time(work, from_memory=True) == 4.0
+    assert Ceilings({"bf16": 1.0}, read=10.0, copy=20.0).least_time(work) == 2.0
+    assert Ceilings({"bf16": 1.0}, read=10.0).least_time(work) == 4.0
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,20 @@ def test_a_row_is_held_against_its_own_dtype_and_its_own_memory():
     slow = Ceilings(found.rates, read=warm.gbps * 1e9 * 1.25, copy=warm.gbps * 1e9)
     assert row(case, "warm", True, Yardsticks(slow, None, 0.95)).percent_of_ceiling == pytest.approx(25.0)
     assert row(case, "serving", False, Yardsticks(slow, None, 0.95)).percent_of_ceiling == pytest.approx(25.0)
-    assert row(case, "serving", True, Yardsticks(slow, None, 0.95)).percent_of_ceiling == pytest.approx(80.0)
+    assert row(case, "cold", True, Yardsticks(slow, None, 0.95)).percent_of_ceiling == pytest.approx(80.0)
+
+
+def test_what_serving_keeps_warm_bounds_nothing():
+    """A short context of many heads: q and out are twice the KV cache, and only that comes from memory."""
+    op = kernels.OPS["mla_decode"]
+    case = op.case({"batch": 128, "ctx": 128, "heads": 128})
+    sizes = op.sizes(case.sizes)
+    whole, streamed = op.work(sizes).bytes, op.streamed_bytes(sizes)
+    peak = Ceilings({"bf16": 1e20}, read=1.5 * streamed / 0.01)
+    assert whole > 2.5 * streamed
+    assert row(case, "cold", True, Yardsticks(None, peak, 0.95)).status == "impossible"
+    serving = row(case, "serving", True, Yardsticks(peak, peak, 0.95))
+    assert (serving.status, serving.percent_of_ceiling) == ("ok", pytest.approx(100 / 1.5))
 
 
 def test_a_row_beyond_a_measured_ceiling_stays_and_one_beyond_a_datasheet_goes():
@@ -118,7 +131,7 @@ def test_older_runs_keep_their_yardstick():
     for dtype in ("fp8", "bf16"):
         for flops, moved in ((8.0, 2.0), (4.0, 6.0)):
             wanted = max(flops / old["flops"], moved / old["bytes"])
-            assert found.least_time(Work(flops, moved, dtype), from_memory=True) == wanted
+            assert found.least_time(Work(flops, moved, dtype)) == wanted
 
 
 # Datasheets

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import planted_bugs
 import pytest
 import torch
-from planted_bugs import BUGS, ONLY_WITH, RIGHT, Variant
+from planted_bugs import BUGS, BUGS_IN_FP8, ONLY_WITH, RIGHT, RIGHT_IN_FP8, Variant
 
 import kernels
 from harness.check import judge
@@ -40,9 +40,9 @@ class Problem:
     operands: MlaDecodeOperands
     reference: Reference
 
-    def judge(self, out: torch.Tensor) -> dict[str, Any]:
+    def judge(self, out: torch.Tensor, fp8: bool = False) -> dict[str, Any]:
         shape = tuple(OP.empty_output(self.sizes, "meta").shape)
-        return judge(out, self.reference, OP.tolerance(self.sizes), shape)
+        return judge(out, self.reference, OP.tolerance(self.sizes), shape, fp8)
 
     def output(self, variant: Variant) -> torch.Tensor:
         every = range(self.sizes.batch)
@@ -301,6 +301,64 @@ def test_what_torch_compiles_passes(text):
     problem = make(text)
     report = problem.judge(run("torch.compile", problem))
     assert report["ok"], report["reason"]
+
+
+# Calls that round q and the softmax weights to FP8 themselves
+
+FP8_CACHE = "kv=fp8 fp8={}"
+
+
+@pytest.mark.parametrize("fp8", ["e4m3fn", "e4m3fnuz"])
+def test_right_calls_in_fp8_pass(fp8):
+    """Every one of the right ways on drawn cases whose scores first order holds for; prints the worst row
+    (pytest -s)."""
+    worst, wrong = 0.0, {}
+    for drawn in [d for d in draw(CASES) if d.twist not in ("peaked softmax", "loud token")]:
+        sizes = drawn.text.partition(" kv=")[0].replace("heads=128", "heads=16")
+        text = f"{sizes} {FP8_CACHE.format(fp8)}"
+        problem = twisted(drawn._replace(text=text))
+        for name, variant in RIGHT_IN_FP8.items():
+            report = problem.judge(problem.output(variant), fp8=True)
+            worst = max(worst, report["row_error"])
+            if not report["ok"]:
+                wrong[text, drawn.twist, name] = report["reason"]
+    print(f"{fp8}: {worst:.3g} sigma")
+    assert not wrong
+
+
+def test_right_calls_in_bf16_pass_where_fp8_is_allowed():
+    problem = make(SIZES["small fp8"])
+    assert all(problem.judge(problem.output(variant), fp8=True)["ok"] for variant in RIGHT.values())
+
+
+@pytest.mark.parametrize("fp8", ["e4m3fn", "e4m3fnuz"])
+@pytest.mark.parametrize("bug", BUGS_IN_FP8, ids=lambda bug: bug.__name__)
+def test_a_bug_in_a_call_in_fp8_is_caught(bug, fp8):
+    problem = make(f"batch=3 ctx=1..200 heads=16 page=16 {FP8_CACHE.format(fp8)}")
+    out = problem.output(planted_bugs.fp8_products)
+    assert problem.judge(out, fp8=True)["ok"]
+    victim = max(range(1, 3), key=problem.operands.host_lengths.__getitem__)
+    out[victim] = bug(problem.operands, victim).bfloat16()
+    report = problem.judge(out, fp8=True)
+    assert not report["ok"]
+    print(f"{bug.__name__} {fp8}: {report['row_error'] / report['row_limit']:.3g} times the limit")
+
+
+def test_calls_in_fp8_are_wrong_by_the_measure_of_bf16():
+    problem = make(SIZES["small fp8"])
+    assert not problem.judge(problem.output(planted_bugs.fp8_products))["ok"]
+    assert make(SIZES["small"]).reference.sigma_fp8 is None
+
+
+def test_the_format_follows_the_architecture_and_bf16_cases_keep_their_keys():
+    assert (OP.defaults("gfx942"), OP.defaults("gfx950")) == ({"fp8": "e4m3fnuz"}, {"fp8": "e4m3fn"})
+    recorded = "mla_decode batch=64 ctx=3201..3999 heads=16 page=64 kv=bf16 core"
+    for arch in ("gfx942", "sm_90", "x86-avx512"):
+        given = {**OP.defaults(arch), **parse("batch=64 ctx=3201..3999")[0]}
+        assert OP.case(given).key == recorded
+        assert OP.case({**given, "kv": "fp8"}).key.endswith(f"kv=fp8 fp8={OP.defaults(arch)['fp8']} core")
+    for fp8, dtype in (("e4m3fn", torch.float8_e4m3fn), ("e4m3fnuz", torch.float8_e4m3fnuz)):
+        assert make(f"batch=1 ctx=9 kv=fp8 fp8={fp8}").operands.kv.dtype == dtype
 
 
 # The reference and the operands

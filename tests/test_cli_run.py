@@ -19,6 +19,7 @@ from harness import run_command
 from harness.records import SCHEMA
 from harness.session import device_lock
 from kernels.platform import Platform, detect
+from kernels.vllm_runtime import VllmCpu
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +132,7 @@ def test_nothing_could_run(tmp_path, monkeypatch):
     )
     assert run_command.run(request) == 3
     cells = strict((tmp_path / "found.json").read_text())["cells"]
-    assert {cell["impl"] for cell in cells} == {"vllm.amx", "vllm.vec"}
+    assert {cell["impl"] for cell in cells} == {"vllm.amx", "vllm.triton", "vllm.vec"}
     assert {cell["status"] for cell in cells} == {"unsupported"}
     assert all(cell["reason"] for cell in cells)
 
@@ -140,7 +141,7 @@ def test_without_vllm_its_kernels_say_so(monkeypatch):
     monkeypatch.setattr("kernels.platform.version", lambda name: None if name == "vllm" else "1")
     platform = Platform("cpu", "x86-amx", features=frozenset({"avx512f", "amx_bf16", "amx_tile"}))
     for impl in kernels.implementations("mla_decode"):
-        if impl.provider == "vllm":
+        if isinstance(impl, VllmCpu):
             assert impl.available(platform).reason.startswith("vllm is not installed; pip install")
 
 
@@ -257,6 +258,8 @@ def test_resume_with_a_library_less_or_more_is_refused(cli, copied, place):
         ("--suite", "smoke"),
         ("--out", "x"),
         ("--set", "A=1"),
+        ("--cache", "warm"),
+        ("--seed", "0"),
     ],
 )
 def test_resume_with_another_plan_is_refused(cli, copied, arguments):

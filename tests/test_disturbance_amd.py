@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_amdsmi import FakeAmdSmi
+from fake_amdsmi import FakeAmdSmi, Handle
 
 from harness.disturbance import Blind, Monitor, monitor_for
 from harness.disturbance_amd import QUANTITIES, RESIDENCIES, open_amd
@@ -163,6 +163,25 @@ def test_torch_numbers_in_the_kernel_drivers_order_what_is_visible(
     monitor.begin()
     monitor.sample()
     assert smi.asked == {node}
+
+
+def test_devices_that_this_container_was_not_given_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    smi = FakeAmdSmi(nodes=(5, 1, 3))
+    told = smi.amdsmi_get_gpu_kfd_info
+
+    def some(processor_handle: Handle) -> dict[str, object]:
+        return told(processor_handle) | ({"node_id": "N/A"} if processor_handle.value == 1 else {})
+
+    monkeypatch.setattr(smi, "amdsmi_get_gpu_kfd_info", some)
+    open_amd(MI300X, list, smi, {}).begin()
+    assert smi.asked == {3}
+
+
+def test_memory_of_a_process_that_is_not_told_is_left_out() -> None:
+    smi = FakeAmdSmi()
+    smi.process(900, "N/A", name="trainer")
+    smi.processes[0]["mem"] = "N/A"
+    assert "process 900 (trainer) is on cuda:0" in open_amd(MI300X, list, smi, {}).before()
 
 
 def test_an_older_library_gives_the_order() -> None:

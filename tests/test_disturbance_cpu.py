@@ -269,6 +269,21 @@ def test_why_a_frequency_is_not_read(tmp_path: Path, virtual: bool, why: str) ->
     assert monitor.conditions() == {}
 
 
+def test_a_load_that_cannot_be_read_ends_no_run(linux: FakeLinux) -> None:
+    monitor = watch(linux)
+    (linux.root / "proc/loadavg").unlink()
+    monitor.begin()
+    linux.pass_time(1.0, busy={})
+    assert monitor.end() == ""
+    assert monitor.conditions()["not_read"]["load"] == "No such file or directory"
+
+
+def test_a_proc_without_cpus_is_said_so(linux: FakeLinux) -> None:
+    linux.write("proc/stat", "cpu  1 0 0 1 0 0 0 0 0 0\nintr 1\n")
+    with pytest.raises(OSError, match="counts no CPU"):
+        linux.counters()
+
+
 def test_before_a_run_the_busy_are_named(linux: FakeLinux) -> None:
     linux.start(900, name="chrome")
     linux.start(901, name="sshd")

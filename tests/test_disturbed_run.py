@@ -9,11 +9,11 @@ import pytest
 
 from harness import run_command
 from harness.disturbance import Monitor
-from harness.errors import NothingRan
+from harness.errors import NothingRan, UsageError
 from harness.journal import Journal
 from harness.records import CaseDone, Cell, Verdict
+from harness.results import redo
 from harness.run_command import Request
-from harness.statistics import compare
 
 WHO = "process 7 (cc1plus) took 80% of a CPU"
 
@@ -79,7 +79,7 @@ def test_disturbed_rounds_are_left_out_counted_and_kept_with_their_reasons(measu
     assert code == 0
     assert len(done.disturbed) == pytest.approx((done.rounds + len(done.disturbed)) / 3, abs=1)
     assert {(r.reason, r.counted) for r in done.disturbed} == {(WHO, False)}
-    assert all(set(r.seconds) >= {"torch.naive", "torch.sdpa"} for r in done.disturbed)
+    assert all(r.seconds for r in done.disturbed)
     left_out = {(r.block, r.round) for r in done.disturbed}
     for cell in found[Cell]:
         assert cell.status == "ok"
@@ -93,17 +93,11 @@ def test_disturbed_rounds_are_left_out_counted_and_kept_with_their_reasons(measu
 
 def test_verdicts_can_be_made_again_from_the_samples_that_count(measured):
     _, found, *_ = measured(Scripted(itertools.cycle(["", WHO, ""])))
-    samples = {cell.name: cell.samples for cell in found[Cell]}
-    (verdict,) = [v for v in found[Verdict] if v.about == "baseline"]
-    a, b = samples[verdict.a], samples[verdict.b]
-    again = compare(a.seconds, b.seconds, blocks=a.block, floor=verdict.floor, confidence=verdict.confidence)
-    assert (a.block, a.round) == (b.block, b.round)
-    assert (again.ratio, again.low, again.high, again.verdict) == (
-        verdict.ratio,
-        verdict.low,
-        verdict.high,
-        verdict.verdict,
-    )
+    again = redo([*found[Cell], *found[Verdict]])
+    assert [v.about for v, _ in again] == ["A/A", "baseline", "runner-up"]
+    for verdict, compared in again:
+        kept = (verdict.ratio, verdict.low, verdict.high, verdict.verdict)
+        assert kept == (compared.ratio, compared.low, compared.high, compared.verdict)
 
 
 def test_a_machine_too_disturbed_gives_no_number(measured):
@@ -117,7 +111,7 @@ def test_a_machine_too_disturbed_gives_no_number(measured):
         assert cell.reason.startswith("too disturbed to measure, ")
         assert WHO in cell.reason
         assert cell.reason.endswith("(to count them all the same: --disturbed keep)")
-    assert not [v for v in found[Verdict] if v.about != "A/A"]
+    assert found[Verdict] == []
 
 
 def test_a_machine_disturbed_without_end_ends(measured):
@@ -147,3 +141,11 @@ def test_a_busy_device_is_said_so_and_recorded(measured):
 def test_a_device_for_one_process_alone_is_refused(measured):
     with pytest.raises(NothingRan, match=r"^cpu cannot be measured: it is in exclusive mode$"):
         measured(Scripted([], blocked="it is in exclusive mode"))
+
+
+def test_a_mistake_on_a_busy_machine_is_one_line_still(monkeypatch, capsys):
+    monitor = Scripted([], busy=[WHO])
+    monkeypatch.setattr(run_command, "monitor_for", lambda platform, ours: monitor)
+    with pytest.raises(UsageError, match="unknown op"):
+        run_command.run(Request(op="nonsense", device="cpu"))
+    assert capsys.readouterr() == ("", "")

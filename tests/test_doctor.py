@@ -11,7 +11,7 @@ import pytest
 
 import harness.advice
 from harness import doctor, instruments
-from harness.advice import advice, cpus_in, listed
+from harness.advice import advice
 from harness.findings import text
 from harness.session import device_lock
 from harness.statistics import Comparison, compare
@@ -263,7 +263,7 @@ PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
         ),
         (
             {SIBLINGS.format(cpu): f"{cpu % 2},{cpu % 2 + 2}" for cpu in range(4)},
-            "run under `taskset -c 0-1`",
+            "4 threads share 2 cores, unbound: run with --threads 2 at most",
         ),
         (
             {
@@ -271,11 +271,11 @@ PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
                 "sys/devices/system/node/node1/cpulist": "2-3",
                 "sys/devices/system/node/node2/cpulist": "4-7",
             },
-            "threads span 2 NUMA nodes, and where memory lies changes times: run under `numactl --cpunode",
+            "4 threads span NUMA nodes, and where memory lies changes times: --threads 2 keeps to one node",
         ),
         (
             {"sys/fs/cgroup/cpu.max": "150000 100000"},
-            "may use 1.5 CPUs, so 4 threads are stopped in mid-call: raise its cpu.max, or run with",
+            "may use 1.5 CPUs, so 4 threads are stopped in mid-call: raise its quota, or run with",
         ),
         ({PAGES: "always [madvise] never"}, "huge ones: set GLIBC_TUNABLES=glibc.malloc.hugetlb=1"),
         ({PAGES: "always madvise [never]"}, f"huge ones: `echo madvise > /{PAGES}`, then set GLIBC_TUNABLES"),
@@ -294,7 +294,16 @@ def test_only_our_own_cpus_count(machine):
     machine.has(GOVERNOR, "powersave")
     machine.has("sys/devices/system/node/node0/cpulist", "0-1")
     machine.has("sys/devices/system/node/node1/cpulist", "2-3")
-    assert machine.advice() == []
+    assert machine.advice(threads=2) == []
+
+
+def test_threads_that_have_a_core_each_on_one_node_are_in_order(machine):
+    """As a run has them by default: one on each core, on the node with the most."""
+    for cpu in range(4):
+        machine.has(SIBLINGS.format(cpu), f"{cpu // 2 * 2},{cpu // 2 * 2 + 1}")
+    machine.has("sys/devices/system/node/node0/cpulist", "0-3")
+    machine.has("sys/devices/system/node/node1/cpulist", "4-7")
+    assert machine.advice(threads=2) == []
 
 
 def test_a_quota_of_all_threads_is_none(machine):
@@ -337,11 +346,3 @@ def test_missing_libraries_are_said_once_each(monkeypatch):
     lines = harness.advice._libraries(here)
     assert len({line.split(": ", 1)[1] for line in lines}) == len(lines)
     assert any("torch.bf16" in line and "torch is not installed" in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("said", "cpus"), [("0-3,8", {0, 1, 2, 3, 8}), ("5", {5}), ("", set()), ("0,2-3", {0, 2, 3})]
-)
-def test_lists_of_cpus(said, cpus):
-    assert cpus_in(said + "\n") == cpus
-    assert listed(sorted(cpus)) == said

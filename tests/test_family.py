@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import MISSING, fields
 
 import pytest
 
@@ -12,9 +13,10 @@ from harness import results
 from harness.assess import Yardsticks, assess
 from harness.family import Judged, judge
 from harness.plan import Arm
-from harness.records import CaseDone, Record
+from harness.records import CaseDone, Cell, Record
 from harness.rotation import Rotation
 from harness.runner import Measured
+from harness.session import Session
 from harness.stations import Contender
 from harness.timing import Policy, Rounds, measure
 from kernels.platform import Platform
@@ -129,3 +131,31 @@ def test_verdicts_are_redone_from_the_record(family, spread):
     for stated, found in results.redo(records):
         assert (stated.verdict, stated.ratio) == (found.verdict, pytest.approx(found.ratio))
         assert (stated.low, stated.high) == pytest.approx((found.low, found.high))
+
+
+def test_verdicts_of_groups_are_redone_from_the_record():
+    """The baseline and its twin stand in each group, whose rounds are others: the machine is twice as slow
+    for the second. A group of which nothing came stands between them."""
+    impls = kernels.implementations("mla_decode")[:4]
+    anchor, one, two, broken = (Contender(i.name, i, Arm(), "eager") for i in impls)
+    twin = Contender(f"{anchor.name} (again)", anchor.impl, Arm(), "eager")
+    case = Case("mla_decode", {"batch": 1, "ctx": "64"})
+
+    def group(other: Contender, slower: float, rounds: int) -> Measured:
+        true = {anchor.name: slower, twin.name: slower, other.name: 1.1 * slower}
+        found = session(true, seed=int(slower), anchor=anchor.name, twin=twin.name, first_rounds=rounds)
+        return Measured(case, [anchor, other], Rotation("warm", 1, 0, 0, False), found, anchor, twin)
+
+    broken.fail("error", "it broke")
+    nothing = Measured(case, [broken], Rotation("warm", 1, 0, 0, False))
+    run = Session(
+        **dict.fromkeys(f.name for f in fields(Session) if f.default is MISSING)
+        | {"platform": Platform("cpu", "x86"), "yardsticks": Yardsticks(None, None, 0.95), "left_out": []}
+    )
+    records = run._records(case, [group(one, 1.0, 5), nothing, group(two, 2.0, 4)])
+    redone = results.redo(records)
+    assert [v.about for v, _ in redone].count("A/A") == 2
+    for stated, found in redone:
+        assert (stated.ratio, stated.low, stated.high) == pytest.approx((found.ratio, found.low, found.high))
+    cells = {r.impl: r for r in records if isinstance(r, Cell)}
+    assert math.isnan(results.paired(cells[one.name].samples, cells[two.name].samples).ratio)

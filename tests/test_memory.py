@@ -8,6 +8,7 @@ from harness.memory import MEMORY_SHARE, Memory, judge_memory, memory_needed
 from harness.plan import Arm
 from harness.rotation import rotation
 from harness.stations import Contender
+from kernels.operands import Seeds
 from kernels.platform import Platform
 
 OP = kernels.OPS["mla_decode"]
@@ -21,7 +22,7 @@ def contenders(op: str, *names: str) -> list[Contender]:
 
 def groups(monkeypatch, free, baseline, found, copies=1, op=OP, **sizes):
     monkeypatch.setattr(memory, "available_memory", lambda: int(free))
-    plan = Memory(op, op.sizes(sizes), CPU, baseline)
+    plan = Memory(op, op.sizes(sizes), CPU, baseline, "serving")
     together, too_large = plan.groups(found, copies)
     return [[c.name for c in group] for group in together], too_large
 
@@ -70,8 +71,32 @@ def test_memory_counts_what_each_copy_is_prepared_with():
     (naive,) = contenders("mla_decode", "torch.naive")
     sizes = OP.sizes({"batch": 4, "ctx": 512})
     one, nine = (memory_needed(OP, sizes, [naive.impl], copies) for copies in (1, 9))
-    more = OP.streamed_bytes(sizes) + OP.output_bytes(sizes) + naive.impl.workspace(sizes)
+    more = 2 * OP.streamed_bytes(sizes) + OP.output_bytes(sizes) + naive.impl.workspace(sizes)
     assert nine - one == 8 * more
+
+
+@pytest.mark.parametrize("mode", ["serving", "cold"])
+@pytest.mark.parametrize(
+    ("op", "given"),
+    [
+        ("fused_moe", {"tokens": 8, "experts": 32, "hidden": 512, "inter": 128}),
+        ("mla_decode", {"batch": 4, "ctx": 512}),
+    ],
+)
+def test_what_a_move_to_fresh_buffers_holds_at_once_is_planned(op, given, mode):
+    """The old sets and the new; in cold mode each of them has weights and all of its own."""
+    op = kernels.OPS[op]
+    sizes = op.sizes(given)
+
+    def three_of(first):
+        return [first, *(first.turned(turn, mode == "cold") for turn in (1, 2))]
+
+    old = three_of(op.make(sizes, Seeds(), "cpu"))
+    storages = (
+        t.untyped_storage() for one in (*old, *three_of(old[0].copy())) for t in one.tensors().values()
+    )
+    held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    assert held == pytest.approx(memory_needed(op, sizes, [], 3, mode), rel=0.1)
 
 
 @pytest.mark.parametrize(("share", "fits"), [(1.1, False), (1.6, True)])

@@ -44,8 +44,9 @@ def operands_of(text: str, seeds: Seeds = Seeds()):  # noqa: B008
         ("batch=1 new=1 heads=0", "size heads=0 of mha_prefill must be at least 1"),
         ("batch=1 new=0", "length '0' must be at least 1 and rise from low to high"),
         ("batch=1 new=1 prefix=9..3", "length '9..3' must be at least 0 and rise from low to high"),
-        ("batch=1 new=1 dtype=fp8", "size dtype='fp8' of mha_prefill must be bf16"),
-        ("batch=1", "mha_prefill needs new; sizes: batch, new, prefix, heads, dtype"),
+        ("batch=1 new=1 dtype=fp16", "size dtype='fp16' of mha_prefill must be bf16 or fp8"),
+        ("batch=1 new=1 dtype=fp8 fp8=e5m2", "unknown FP8 format 'e5m2'; formats: e4m3fn, e4m3fnuz"),
+        ("batch=1", "mha_prefill needs new; sizes: batch, new, prefix, heads, dtype, fp8"),
     ],
 )
 def test_sizes_that_cannot_be(text, reason):
@@ -205,15 +206,23 @@ def test_vllm_takes_new_live_operands():
 
 def test_what_runs_where():
     def names(kind: str, **sizes) -> set[str]:
-        case = OP.case({"batch": 1, "new": "64", **sizes})
-        return {name for name, i in IMPLEMENTATIONS.items() if i.supports(case, named(kind)).ok}
+        here = named(kind)
+        case = OP.case({**OP.defaults(here.arch), "batch": 1, "new": "64", **sizes})
+        return {name for name, i in IMPLEMENTATIONS.items() if i.supports(case, here).ok}
 
     everywhere = {"torch.naive", "torch.sdpa", "torch.compile", "triton.flash_varlen"}
-    gpu = everywhere | {"torch.sdpa_flash", "torch.sdpa_efficient"}
+    gpu = everywhere | {"torch.sdpa_flash", "torch.sdpa_efficient", "sglang.triton_extend"}
+    amd = {"aiter.dispatch", "aiter.asm", "aiter.ck", "aiter.triton"}
+    nvidia = {"torch.varlen", "flash_attn.fa2", "flash_attn.fa3", "flash_attn.fa4", "cudnn"}
+    nvidia |= {"flashinfer.fa2", "flashinfer.fa3", "flashinfer.cudnn"}
     assert names("cpu") == everywhere | {"vllm.extend"}
-    assert names("rocm") == gpu
-    assert names("cuda") == gpu | {"torch.varlen", "torch.sdpa_cudnn"}
-    assert names("cuda", prefix="1..9") == gpu | {"torch.varlen"}
+    assert names("rocm") == gpu | amd
+    assert names("cuda") == gpu | nvidia | {"torch.sdpa_cudnn"}
+    assert names("cuda", prefix="1..9") == gpu | nvidia
+    baselines = {"torch.naive", "torch.sdpa", "torch.sdpa_flash", "torch.sdpa_efficient"}
+    assert names("cpu", dtype="fp8") == {"torch.naive", "torch.sdpa"}
+    assert names("rocm", dtype="fp8") == baselines | {"aiter.fp8"}
+    assert names("cuda", dtype="fp8") == baselines | {"torch.sdpa_cudnn", "flash_attn.fa3", "cudnn"}
 
 
 def test_the_compiled_mask_says_what_every_row_sees():

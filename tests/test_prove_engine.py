@@ -8,6 +8,23 @@ import sys
 import pytest
 
 from harness.results import load
+from tools import prove_engine
+
+
+def test_what_is_taken_up_again_is_on_the_same_device(tmp_path, monkeypatch):
+    commands = []
+
+    def noted(command: list[str], **how: object) -> subprocess.CompletedProcess:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(prove_engine.subprocess, "run", noted)
+    prove_engine.pairs(tmp_path, prove_engine.AGAIN, 1, "3s", "cuda:1")
+    (tmp_path / "run.json").touch()
+    prove_engine.pairs(tmp_path, prove_engine.AGAIN, 1, "3s", "cuda:1")
+    for command, how in zip(commands, ("--out", "--resume"), strict=True):
+        assert how in command
+        assert command[command.index("--device") + 1] == "cuda:1"
 
 
 @pytest.mark.slow

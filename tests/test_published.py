@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -125,6 +126,13 @@ def test_what_is_wrong_or_elsewhere_is_no_side_of_a_ratio(spoilt):
 def test_runs_are_not_mixed():
     cells = run_of(cell("aiter.asm", 1e-4)) + run_of(cell("torch.naive", 1e-3), run="another")
     assert ratios("mla_decode", "gfx942", cells, ("aiter.*",), ("torch.naive",)) == []
+
+
+def test_runs_of_two_machines_may_have_the_same_name(tmp_path):
+    recorded = FOLDER.parent / "epyc-zen4-2core" / "fused_moe-prefill"
+    for machine in ("one", "another"):
+        shutil.copytree(recorded, tmp_path / machine / "fused_moe-prefill")
+    assert len({run for run, _ in claims._cells(tmp_path)}) == 2
 
 
 def ratio(low: float, high: float) -> Ratio:

@@ -26,7 +26,7 @@ SHAPES = ((16, 2112, 7168), (128, 2112, 7168), (1024, 2112, 7168), (4096, 7168, 
 READS = (8 << 20, 64 << 20, 1 << 30)  # bytes
 
 
-def contenders(device: str, level: int) -> dict[str, tuple[int, Callable[[], Call]]]:
+def contenders(device: str) -> dict[str, tuple[int, Callable[[], Call]]]:
     """Name -> (bytes that a call reads, what makes a call on operands of its own)."""
     import torch
 
@@ -96,7 +96,7 @@ def main() -> None:
     if platform.kind == "cpu":
         sys.exit("error: no GPU here; this compares device timers")
     level = last_level(platform)
-    found = contenders(platform.device, level)
+    found = contenders(platform.device)
     rows = [row(name, reads, make, level) for name, (reads, make) in found.items()]
     print(f"# Timers on {platform.name}\n")
     print(

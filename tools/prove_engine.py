@@ -33,37 +33,38 @@ STREAMED = "m=1 n=1024 k=7168"
 SET_UP_S = 10  # a case, about
 
 
-def harness_run(out: Path, *arguments: str) -> None:
+def harness_run(out: Path, device: str, *arguments: str) -> None:
     """A run with the control kernels; of one that is there, what is missing or failed. A case that was too
     disturbed to measure ends no proof: the page says so."""
     there = (out / "run.json").exists()
     resume = ["--resume", str(out), "--retry"] if there else ["--out", str(out), *arguments]
     environment = os.environ | {"KERNEL_BENCH_PLUGINS": str(ROOT / "tools" / "control_kernels.py")}
-    command = [sys.executable, "-m", "harness", "run", "--op", OP, *resume]
+    command = [sys.executable, "-m", "harness", "run", "--op", OP, "--device", device, *resume]
     print(" ".join(command), file=sys.stderr, flush=True)
     done = subprocess.run(command, cwd=ROOT, env=environment, check=False, stdout=sys.stderr)
     if done.returncode not in (0, 1):
         sys.exit(done.returncode)
 
 
-def pairs(out: Path, contender: str, count: int, per_case: str, kind: str, device: list[str]) -> None:
-    rows = ",".join(str(ROWS[kind](i)) for i in range(count))
+def pairs(out: Path, contender: str, count: int, per_case: str, device: str) -> None:
+    size = ROWS["cpu" if device == "cpu" else "gpu"]
+    rows = ",".join(str(size(i)) for i in range(count))
     budget_s = count * parse_seconds(per_case, "--per-case")
     harness_run(
         out,
+        device,
         *("--impl", f"{BASELINE},{contender}", "--baseline", BASELINE, "--boundary", "core"),
         *("--case", f"m={rows} {SIZES}", "--budget", f"{budget_s:g}s", "--per-case", per_case),
-        *device,
     )
 
 
-def cache_modes(out: Path, per_case: str, device: list[str]) -> None:
+def cache_modes(out: Path, per_case: str, device: str) -> None:
     for mode in ("serving", "cold", "warm"):
         harness_run(
             out.with_name(f"{out.name}-{mode}"),
+            device,
             *("--impl", BASELINE, "--baseline", BASELINE, "--boundary", "core", "--case", STREAMED),
             *("--cache", mode, "--budget", per_case, "--per-case", per_case),
-            *device,
         )
 
 
@@ -130,19 +131,17 @@ def caches_page(folder: Path) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--device", default=None)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--handicapped", type=int, default=20)
     parser.add_argument("--per-case", default="20s")
     options = parser.parse_args()
-    kind = "gpu" if (options.device or "cpu") != "cpu" else "cpu"
-    device = ["--device", options.device or "cpu"]
     cases = options.pairs + options.handicapped + 3
     longest_s = cases * (parse_seconds(options.per_case, "--per-case") + SET_UP_S)
     print(f"{cases} cases, about {longest_s / 60:.0f} minutes at most", file=sys.stderr)
-    cache_modes(options.out / "cache", options.per_case, device)
-    pairs(options.out / "handicapped", HANDICAPPED, options.handicapped, options.per_case, kind, device)
-    pairs(options.out / "equal", AGAIN, options.pairs, options.per_case, kind, device)
+    cache_modes(options.out / "cache", options.per_case, options.device)
+    pairs(options.out / "handicapped", HANDICAPPED, options.handicapped, options.per_case, options.device)
+    pairs(options.out / "equal", AGAIN, options.pairs, options.per_case, options.device)
     run, _ = records(options.out / "equal")
     lines = [
         "# The engine on this machine\n",

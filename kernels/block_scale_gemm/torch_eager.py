@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kernels.block_scale_gemm.problem import BlockScaleGemmOperands, Sizes
 from kernels.formats import BLOCK, dequantise_activations, dequantise_weights
-from kernels.op import Implementation, Prepared, Support, Unsupported, need
-from kernels.platform import Platform, version
+from kernels.op import Implementation, Prepared, Support
+from kernels.platform import Platform
 
 if TYPE_CHECKING:
     import torch
@@ -178,89 +178,3 @@ class _Compiled(Prepared):
 
     def call(self) -> None:
         self.out.copy_(self.function(*self.arguments))
-
-
-class ScaledMm(Implementation):
-    """cuBLASLt's block-scaled FP8 product, through torch.nn.functional.scaled_mm. Layouts as in torch's
-    aten/src/ATen/native/cuda/ScaledBlas.cpp, _scaled_block1x128_block128x128: scales of a lie column by
-    column, those of b with their blocks of K together, padded to a multiple of four."""
-
-    name = "torch.scaled_mm"
-    requires = "torch 2.10 with CUDA 12.9, sm_90"
-    allocates = True
-
-    def available(self, platform: Platform) -> Support:
-        found = version("torch") or "0"
-        new = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdecimal()) >= (2, 10)
-        return Support.all_of(
-            platform.is_a("cuda"),
-            need(
-                platform.arch == "sm_90",
-                f"cuBLASLt takes these scales on sm_90 only; this is {platform.arch}",
-            ),
-            platform.library("torch"),
-            need(not platform.here or new, f"needs torch 2.10, which has scaled_mm; this is {found}"),
-        )
-
-    def fits(self, sizes: Sizes) -> Support:
-        return Support.all_of(
-            need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}"),
-            need(sizes.m % 4 == 0, "cuBLASLt needs m to be a multiple of 4"),
-            need(sizes.n % 16 == 0 and sizes.k % 16 == 0, "cuBLASLt needs n and k to be multiples of 16"),
-        )
-
-    def layout(self, sizes: Sizes) -> int:
-        return 4 * sizes.n_blocks * (sizes.k_blocks + 3)
-
-    def workspace(self, sizes: Sizes) -> int:
-        return sizes.quantised_bytes + 4 * sizes.m * sizes.k_blocks
-
-    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
-        import torch
-
-        cuda = tuple(map(int, (torch.version.cuda or "0.0").split(".")))
-        if operands.b_q.device.type == "cuda" and cuda < (12, 9):
-            raise Unsupported(
-                f"cuBLASLt has these scales from CUDA 12.9; torch was built with {torch.version.cuda}"
-            )
-        return _ScaledMm(operands)
-
-
-class _ScaledMm(Prepared):
-    def __init__(self, operands: BlockScaleGemmOperands) -> None:
-        import torch
-
-        super().__init__(operands)
-        self.a_scale = column_major(operands.a_scale)
-        n_blocks, k_blocks = operands.b_scale.shape
-        padded = operands.b_scale.new_zeros(n_blocks, -(-k_blocks // 4) * 4)
-        padded[:, :k_blocks] = operands.b_scale
-        self.b_scale = padded.t()
-        kinds = torch.nn.functional.ScalingType
-        self.recipes = (kinds.BlockWise1x128, kinds.BlockWise128x128)
-
-    def inputs(self) -> Mapping[str, torch.Tensor]:
-        return {"a_q": self.operands.a_q, "a_scale": self.a_scale}
-
-    def call(self) -> None:
-        import torch
-
-        o, (recipe_a, recipe_b) = self.operands, self.recipes
-        self.out = torch.nn.functional.scaled_mm(
-            o.a_q,
-            o.b_q.t(),
-            scale_a=self.a_scale,
-            scale_recipe_a=recipe_a,
-            scale_b=self.b_scale,
-            scale_recipe_b=recipe_b,
-            output_dtype=torch.bfloat16,
-        )
-
-
-def column_major(a_scale: torch.Tensor) -> torch.Tensor:
-    """A copy of [M, blocks] with strides (1, M): the scales of all rows lie together, block by block."""
-    import torch
-
-    m, blocks = a_scale.shape
-    columns = torch.empty(blocks, m, dtype=a_scale.dtype, device=a_scale.device).t()
-    return columns.copy_(a_scale)

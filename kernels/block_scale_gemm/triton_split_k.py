@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kernels.block_scale_gemm.layouts import column_major
 from kernels.block_scale_gemm.problem import BlockScaleGemmOperands, Sizes
-from kernels.block_scale_gemm.torch_eager import column_major
 from kernels.formats import BLOCK, native
 from kernels.op import Prepared, Unsupported
-from kernels.triton_runtime import Target, TritonImplementation
+from kernels.triton_runtime import SuiteTriton, Target
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +82,7 @@ def _require_native(q: torch.Tensor, target: Target) -> None:
         raise Unsupported(f"products of {given} need another GPU; {target.arch} takes {taken}")
 
 
-class SplitK(TritonImplementation):
+class SplitK(SuiteTriton):
     """Few tokens leave few tiles: K is split between programs, and a second kernel adds up their parts."""
 
     name = "triton.split_k"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
 from kernels.fused_moe.problem import FusedMoeOperands, Sizes
 from kernels.op import Prepared
-from kernels.triton_runtime import Target, TritonImplementation
+from kernels.triton_runtime import SuiteTriton, Target
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +73,7 @@ def tiles_for(rows: int, sizes: Sizes) -> int:
     return min(pairs, (pairs + min(sizes.held, pairs) * (rows - 1)) // rows)
 
 
-class Grouped(TritonImplementation):
+class Grouped(SuiteTriton):
     """Pairs sorted by expert on the device, two grouped FP8 products, SiLU and requantisation between them, a
     combine without atomics. Grids are sized for any picks; nothing is asked of the host."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kernels.formats import Fp8Format, fp8_format
 from kernels.mha_prefill.problem import (
     NOPE,
     SCALE,
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 DRAWN = 4096  # tokens; those behind take the same numbers with other signs
+# The largest magnitude that FP8 operands hold: beyond the calibrated range they are clipped, as in serving.
+LARGEST = {"q": 64.0, "k": 12.0, "v": 8.0}
 FAR = 4.0  # by so much an ordinary key lies below a landmark, along their channel
 
 
@@ -34,7 +37,8 @@ def generate(sizes: Sizes, seeds: Seeds, device: str) -> MhaPrefillOperands:
       the sequence before and the first of the next. Each has as much weight as a sixteenth of the others,
       and so has a row of zeros that a mask lets in (see `_add_landmarks`).
     - Three channels are 2^17 large in k and 2^-17 small in q, three more 2^17 large in v: bf16 holds them,
-      fp16 does not.
+      fp16 does not. (bf16 only: FP8 with one scale per tensor does not hold them either.)
+    - FP8 operands are those of the same seeds quantised, with three different descales, none a power of two.
     - Before and behind q, k and v lie tokens of NaN.
     """
     import torch
@@ -60,10 +64,21 @@ def generate(sizes: Sizes, seeds: Seeds, device: str) -> MhaPrefillOperands:
     temperature[1::2] = peaked[torch.randperm(len(peaked), generator=generator, device=device)]
     q *= temperature[:, None].to(q.dtype)
     _add_landmarks(q, k, sequences)
-    loud = torch.randperm(NOPE, generator=generator, device=device)[:3]
-    q[..., loud] *= 2.0**-17
-    k[..., loud] *= 2.0**17
-    v[..., torch.randperm(VALUE, generator=generator, device=device)[:3]] *= 2.0**17
+    descales = {}
+    if sizes.dtype == "fp8":
+        fmt = fp8_format(sizes.fp8)
+        descales = {
+            f"{name}_descale": torch.full((1,), largest / fmt.max, device=device)
+            for name, largest in LARGEST.items()
+        }
+        q, k, v = (
+            _quantised(t, descale, fmt) for t, descale in zip((q, k, v), descales.values(), strict=True)
+        )
+    else:
+        loud = torch.randperm(NOPE, generator=generator, device=device)[:3]
+        q[..., loud] *= 2.0**-17
+        k[..., loud] *= 2.0**17
+        v[..., torch.randperm(VALUE, generator=generator, device=device)[:3]] *= 2.0**17
 
     def starts(slices: list[slice]) -> torch.Tensor:
         return torch.tensor([0, *(s.stop for s in slices)], dtype=torch.int32, device=device)
@@ -75,7 +90,16 @@ def generate(sizes: Sizes, seeds: Seeds, device: str) -> MhaPrefillOperands:
         cu_q=starts([s.queries for s in sequences]),
         cu_k=starts([s.keys for s in sequences]),
         sequences=sequences,
+        **descales,
     )
+
+
+def _quantised(values: torch.Tensor, descale: torch.Tensor, fmt: Fp8Format) -> torch.Tensor:
+    """bf16 [tokens, heads, width] in FP8, between guards; some tokens at a time."""
+    quantised = guarded(*values.shape, values.device, fmt.dtype)
+    for target, part in zip(quantised.split(DRAWN), values.split(DRAWN), strict=True):
+        target.copy_((part / descale).clamp_(-fmt.max, fmt.max))
+    return quantised
 
 
 def _add_landmarks(q: torch.Tensor, k: torch.Tensor, sequences: list[Sequence]) -> None:

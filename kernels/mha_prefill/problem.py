@@ -5,17 +5,22 @@
 for the i-th new token of a sequence, which may find `prefix` tokens of it cached. Every query head has a key
 and a value head of its own, as kv_b projects them from the latent: q and k are 192 = 128 + 64 (rope) wide, v
 is 128. scale = 1/sqrt(192) (DeepSeek-V3 technical report, arXiv:2412.19437, section 2.1.1).
+
+With dtype=fp8, q, k and v are FP8, each with one descale for the whole tensor: what is stored times that is
+what is meant. The output is bf16 in both.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from kernels.op import Op, Reference, Tolerance, Work
+from kernels.formats import fp8_format, native
+from kernels.op import Op, Reference, Support, Tolerance, Work, need
 from kernels.operands import Operands, Seeds
+from shapes.case import Case, Size
 from shapes.lengths import parse_span, spread
 
 if TYPE_CHECKING:
@@ -27,21 +32,22 @@ WIDTH = NOPE + ROPE
 VALUE = 128
 SCALE = WIDTH**-0.5
 
-# Where FP8 attention will have its place.
-BYTES = {"bf16": 2}
+BYTES = {"bf16": 2, "fp8": 1}
 GUARD = 256  # tokens of NaN before and behind q, k and v: at least what a kernel's tile reads at once
 
 
 @dataclass(frozen=True)
 class Sizes:
     """batch: sequences; new: query tokens per sequence, one number or low..high, spread evenly; prefix:
-    tokens cached before them, likewise, from 0; heads: of the rank; dtype: of q, k and v."""
+    tokens cached before them, likewise, from 0; heads: of the rank; dtype: of q, k and v, bf16 or fp8;
+    fp8: its format, which a bf16 case does not name."""
 
     batch: int
     new: str
     prefix: str = "0"
     heads: int = 16
     dtype: str = "bf16"
+    fp8: str = "e4m3fn"
 
     def __post_init__(self) -> None:
         for name in ("batch", "heads"):
@@ -51,6 +57,7 @@ class Sizes:
         parse_span(self.prefix, least=0)
         if self.dtype not in BYTES:
             raise ValueError(f"size dtype={self.dtype!r} of mha_prefill must be {' or '.join(BYTES)}")
+        fp8_format(self.fp8)
 
     def lengths(self, seed: int = 0) -> list[tuple[int, int]]:
         """(prefix, new) of each sequence. Every seed gives the same pairs, in another order."""
@@ -89,11 +96,13 @@ class Sequence(NamedTuple):
 
 @dataclass
 class MhaPrefillOperands(Operands):
-    """q         bf16 [T, heads, 192], T new tokens of all sequences
-    k         bf16 [S, heads, 192], S tokens; those of a sequence stand together, cached ones first
-    v         bf16 [S, heads, 128]
+    """q         bf16 or FP8 [T, heads, 192], T new tokens of all sequences
+    k         likewise [S, heads, 192], S tokens; those of a sequence stand together, cached ones first
+    v         likewise [S, heads, 128]
     cu_q      int32 [batch + 1]: sequence b has rows cu_q[b] .. cu_q[b + 1] of q; cu_k likewise of k and v
     sequences the same for the host
+    q_descale fp32 [1], by which a stored q is to be multiplied; None for bf16; k_descale and v_descale
+              likewise. Stationary: calibrated once, as engines hold the scales of an FP8 cache
 
     Nothing is streamed: q, k and v are activations, all just written by the q_b and kv_b products of the same
     layer (the cached tokens' too: only their latents are kept), with nothing large read in between. What the
@@ -108,6 +117,9 @@ class MhaPrefillOperands(Operands):
     cu_k: torch.Tensor
     sequences: list[Sequence]
     scale: float = SCALE
+    q_descale: torch.Tensor | None = None
+    k_descale: torch.Tensor | None = None
+    v_descale: torch.Tensor | None = None
     boundary: str = "core"
 
     live: ClassVar = ("q", "k", "v")
@@ -118,23 +130,48 @@ class MhaPrefillOperands(Operands):
         """The most queries and the most keys of a sequence."""
         return max(s.new for s in self.sequences), max(s.length for s in self.sequences)
 
+    @property
+    def score_scale(self) -> float:
+        """Turns the product of a stored q and a stored k into a score."""
+        return self.scale * _number(self.q_descale) * _number(self.k_descale)
+
+    @property
+    def value_scale(self) -> float:
+        """Turns a stored v into the value that is meant."""
+        return _number(self.v_descale)
+
     def copy(self, names: Iterable[str] | None = None) -> MhaPrefillOperands:
         """As any operands' copy, with guards of its own."""
         copied = super().copy(names)
         for name in self.live:
             if (tensor := getattr(copied, name)) is not getattr(self, name):
-                setattr(copied, name, guarded(*tensor.shape, tensor.device).copy_(tensor))
+                fresh = guarded(*tensor.shape, tensor.device, tensor.dtype)
+                setattr(copied, name, fresh.copy_(tensor))
         return copied
 
 
-def guarded(tokens: int, heads: int, width: int, device: torch.device | str) -> torch.Tensor:
-    """Room for bf16 [tokens, heads, width] between tokens of NaN, so that a read past an end is seen."""
+def _number(descale: torch.Tensor | None) -> float:
+    return 1.0 if descale is None else float(descale)
+
+
+def guarded(
+    tokens: int, heads: int, width: int, device: torch.device | str, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Room for [tokens, heads, width] of dtype, by default bf16, between tokens of NaN, so that a read past
+    an end is seen."""
     import torch
 
-    storage = torch.empty(GUARD + tokens + GUARD, heads, width, dtype=torch.bfloat16, device=device)
-    storage[:GUARD] = torch.nan
-    storage[GUARD + tokens :] = torch.nan
+    shape = (GUARD + tokens + GUARD, heads, width)
+    storage = torch.empty(shape, dtype=dtype or torch.bfloat16, device=device)
+    nan = torch.tensor(torch.nan, device=device)
+    storage[:GUARD].copy_(nan)
+    storage[GUARD + tokens :].copy_(nan)
     return storage[GUARD : GUARD + tokens]
+
+
+def takes(sizes: Sizes, *dtypes: str) -> Support:
+    """Whether a kernel that takes these dtypes takes these sizes."""
+    return need(sizes.dtype in dtypes, f"takes dtype={' or '.join(dtypes)}, not {sizes.dtype}")
 
 
 class MhaPrefill(Op):
@@ -142,9 +179,19 @@ class MhaPrefill(Op):
     Sizes = Sizes
     baseline: ClassVar = {"cpu": "torch.sdpa", "cuda": "torch.sdpa", "rocm": "torch.sdpa"}
 
+    def defaults(self, arch: str) -> Mapping[str, Size]:
+        return {"fp8": native(arch)}
+
+    def case(self, given: Mapping[str, Size], **place: Any) -> Case:
+        """A bf16 case names no FP8 format: it is the same on every architecture."""
+        case = super().case(given, **place)
+        if case.sizes["dtype"] == "fp8":
+            return case
+        return case.with_sizes({name: size for name, size in case.sizes.items() if name != "fp8"})
+
     def work(self, sizes: Sizes, boundary: str = "core") -> Work:
         """2 * heads * (192 + 128) flops for each pair of a query and a key that it attends to; q, k, v and
-        out moved once."""
+        out moved once. An FP8 kernel may round the softmax weights to FP8 too: FP8 products bound it."""
         flops = 2.0 * sizes.heads * (WIDTH + VALUE) * sizes.pairs
         moved = self._bytes(sizes, sizes.queries, sizes.keys) + self.output_bytes(sizes)
         return Work(flops, float(moved), sizes.dtype)
@@ -179,13 +226,19 @@ class MhaPrefill(Op):
         import torch
 
         starts = torch.empty(sizes.batch + 1, dtype=torch.int32, device=device)
+        fp8 = sizes.dtype == "fp8"
+        dtype = fp8_format(sizes.fp8).dtype if fp8 else torch.bfloat16
+        descale = torch.empty(1, device=device) if fp8 else None
         return MhaPrefillOperands(
-            q=guarded(sizes.queries, sizes.heads, WIDTH, device),
-            k=guarded(sizes.keys, sizes.heads, WIDTH, device),
-            v=guarded(sizes.keys, sizes.heads, VALUE, device),
+            q=guarded(sizes.queries, sizes.heads, WIDTH, device, dtype),
+            k=guarded(sizes.keys, sizes.heads, WIDTH, device, dtype),
+            v=guarded(sizes.keys, sizes.heads, VALUE, device, dtype),
             cu_q=starts,
             cu_k=starts,
             sequences=sequences_of(sizes.lengths()),
+            q_descale=descale,
+            k_descale=descale,
+            v_descale=descale,
         )
 
     def reference(self, operands: MhaPrefillOperands, max_flops: float = float("inf")) -> Reference:
@@ -197,7 +250,12 @@ class MhaPrefill(Op):
         """The worst rows of random cases, in sigma: 1.3 for a kernel with exactly the two roundings of
         `reference`, 1.9 where weights are rounded after they were normalised, 2.0 where cached and new keys'
         results are rounded to bf16 and then merged (tests/test_check_mha_prefill.py). 2.5 passes those; a row
-        of zeros counted as a key reaches 4 times that, weights in fp8 6 times."""
+        of zeros counted as a key reaches 4 times that, weights in fp8 6 times.
+
+        FP8 operands: 1.2 for operands made bf16, in sigma; 1.2 for weights in FP8, scaled up or not, summed
+        before or after rounding, in sigma_fp8. That is about 15 times as large: a wrong descale reaches 8
+        times the limit, one key lost or let in 5 times, the scale of the 128 alone 3 times; a row of zeros
+        counted as a key, or a scale 5 percent off, does not reach it (tests/test_mha_prefill_fp8.py)."""
         return Tolerance(row=2.5, element=10.0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from kernels.formats import Fp8Format, fp8_format
 from kernels.mha_prefill.problem import VALUE, WIDTH, MhaPrefillOperands, Sequence
 from kernels.op import Reference
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 UNIT = 2.0**-9  # relative error of rounding to bf16, in root mean square about
+UNIT_FP8 = 2.0**-5  # likewise to FP8 with 3 mantissa bits
+UNIT_SUM = 2.0**-13  # of sums in the 14 bits that Hopper's FP8 products keep
 HEADS = 16  # at once
 SCORES = 1 << 22  # at once, of all those heads
 OVERHEAD = 3  # times as long as its products takes the whole of it
@@ -27,21 +30,30 @@ def reference(operands: MhaPrefillOperands, max_flops: float = float("inf")) -> 
     bf16 (relative 2^-8 at most, about 2^-9 in root mean square): the softmax weights before the second
     product, each by itself, and the output. The first adds up to 2^-9 * sqrt(sum_j p_j^2 (v_j - out)^2) per
     element (the common part of the errors cancels in the normalisation, or is covered by the second), the
-    second to 2^-9 * |out|; the fp32 error of a score of size |s| acts like one of its weight.
+    second to 2^-9 * |out|; the fp32 error of a score of size |s| acts like one of its weight. FP8 products
+    are exact too; whoever multiplies in bf16 instead rounds v there, 2^-9 * sqrt(sum_j p_j^2 v_j^2) more.
+
+    sigma_fp8: the softmax weights are rounded to FP8, relative 2^-4 at most, about 2^-5 in root mean square,
+    and by the format's smallest step beside the row's largest weight, which is 1 where a kernel does not
+    scale them up. Their sum may be that of the rounded ones, whose errors then count about the mean as above,
+    or not, so that they count in full: the larger of the two, element by element. Scores and output may be
+    summed in 14 bits.
     """
     import torch
 
     q, k, v = operands.q, operands.k, operands.v
     rows = sampled_rows(operands.sequences, q.shape[1], max_flops)
     every = torch.arange(len(q)) if rows is None else torch.tensor(rows)
+    fmt = None if operands.q_descale is None else fp8_format(str(q.dtype).removeprefix("torch.float8_"))
     value = torch.empty(len(every), q.shape[1], VALUE, device=q.device)
     sigma = torch.empty_like(value)
+    sigma_fp8 = torch.empty_like(value) if fmt else None
     for sequence in operands.sequences:
         place = torch.nonzero((every >= sequence.queries.start) & (every < sequence.queries.stop)).flatten()
         for first in range(0, q.shape[1], HEADS):
             heads = slice(first, first + HEADS)
             keys = k[sequence.keys, heads].float().permute(1, 2, 0)
-            values = v[sequence.keys, heads].float().transpose(0, 1).contiguous()
+            values = v[sequence.keys, heads].float().mul_(operands.value_scale).transpose(0, 1).contiguous()
             values = torch.cat([values, values.square()], -1)
             for part in place.split(max(1, SCORES // (keys.shape[0] * sequence.length))):
                 position = (every[part] - sequence.queries.start + sequence.prefix).to(q.device)
@@ -51,30 +63,50 @@ def reference(operands: MhaPrefillOperands, max_flops: float = float("inf")) -> 
                     keys[..., :seen],
                     values[:, :seen],
                     position,
-                    operands.scale,
+                    operands.score_scale,
+                    fmt,
                 )
-                for target, result in zip((value, sigma), found, strict=True):
-                    target[part.to(q.device), heads] = result.transpose(0, 1)
-    return Reference(value, sigma, rows)
+                for target, result in zip((value, sigma, sigma_fp8), found, strict=True):
+                    if target is not None:
+                        target[part.to(q.device), heads] = result.transpose(0, 1)
+    return Reference(value, sigma, rows, sigma_fp8)
 
 
 def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Value and sigma [heads, n, 128] of q [heads, n, 192], at these positions of its sequence, int64 [n],
-    over k [heads, 192, keys] and v beside its squares [heads, keys, 128 + 128]."""
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    position: torch.Tensor,
+    scale: float,
+    fmt: Fp8Format | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Value, sigma and, for FP8 operands, sigma_fp8 [heads, n, 128] of q [heads, n, 192], at these positions
+    of its sequence, int64 [n], over k [heads, 192, keys] and v beside its squares [heads, keys, 256]."""
     import torch
 
     scores = (q @ k).mul_(scale)
     # fp32 sums of 192 products of the scores' size err by about sqrt(192) 2^-24 |s|.
-    relative = scores.abs().mul_(14 * 2.0**-24).add_(UNIT)
+    size = scores.abs()
     hidden = torch.arange(k.shape[-1], device=k.device) > position[:, None]
     p = scores.masked_fill_(hidden, -math.inf).softmax(-1)
     value = p @ v[..., :VALUE]
-    weight = relative.mul_(p).square_()
-    first, spread = (weight @ v).split(VALUE, -1)
-    spread = spread - 2 * value * first + value.square() * weight.sum(-1, keepdim=True)
-    return value, (spread.clamp(min=0) + (UNIT * value).square()).sqrt()
+    rounding = (UNIT * value).square()
+
+    def of(deviation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The variance that these deviations of the weights make: about the mean, and in full."""
+        weight = deviation.square_()
+        first, full = (weight @ v).split(VALUE, -1)
+        return (full - 2 * value * first + value.square() * weight.sum(-1, keepdim=True)).clamp_(min=0), full
+
+    if fmt is None:
+        about_mean, _ = of(size.mul_(14 * 2.0**-24).add_(UNIT).mul_(p))
+        return value, (about_mean + rounding).sqrt(), None
+    rounding += UNIT**2 * (p.square() @ v[..., VALUE:])
+    about_mean, _ = of(size.mul(14 * 2.0**-24).add_(UNIT).mul_(p))
+    step = p.amax(-1, keepdim=True) * (fmt.smallest_subnormal / 12**0.5)
+    relative = size.add_(1.0).mul_(UNIT_SUM).add_(UNIT_FP8)
+    rounded = of(torch.maximum(relative.mul_(p), step).masked_fill_(hidden, 0.0))
+    return value, (about_mean + rounding).sqrt(), (torch.maximum(*rounded) + rounding).sqrt()
 
 
 def sampled_rows(sequences: list[Sequence], heads: int, max_flops: float) -> list[int] | None:

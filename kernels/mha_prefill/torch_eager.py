@@ -30,7 +30,7 @@ class _Naive(Prepared):
         o = self.operands
         for sequence in o.sequences:
             k = o.k[sequence.keys].float().transpose(0, 1)
-            v = o.v[sequence.keys].float().transpose(0, 1)
+            v = o.v[sequence.keys].float().mul_(o.value_scale).transpose(0, 1)
             key = torch.arange(sequence.length, device=k.device)
             for first in range(0, sequence.new, ROWS):
                 rows = slice(
@@ -39,7 +39,7 @@ class _Naive(Prepared):
                 )
                 position = sequence.prefix + first + key[: rows.stop - rows.start, None]
                 q = o.q[rows].float().transpose(0, 1)
-                self.out[rows] = attend(q, k, v, key > position, o.scale).transpose(0, 1)
+                self.out[rows] = attend(q, k, v, key > position, o.score_scale).transpose(0, 1)
 
 
 class Naive(Implementation):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kernels.mha_prefill.problem import MhaPrefillOperands, Sizes
+from kernels.mha_prefill.problem import MhaPrefillOperands, Sizes, takes
 from kernels.op import Implementation, Prepared, Support
 from kernels.platform import Platform
 
@@ -99,6 +99,9 @@ class Compile(Implementation):
 
     def available(self, platform: Platform) -> Support:
         return Support.all_of(platform.library("torch"), platform.compiler())
+
+    def fits(self, sizes: Sizes) -> Support:
+        return takes(sizes, "bf16")
 
     def workspace(self, sizes: Sizes) -> int:
         """The call's own output, and the mask's tables, which backward products would read too."""

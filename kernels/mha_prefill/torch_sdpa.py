@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from kernels.mha_prefill.problem import (
-    BYTES,
     GUARD,
     VALUE,
     WIDTH,
     MhaPrefillOperands,
     Sequence,
     Sizes,
-    guarded,
+    takes,
 )
+from kernels.mha_prefill.varlen import padded
 from kernels.op import Implementation, Prepared, Support, Unsupported, need
 from kernels.platform import Platform
 from kernels.triton_runtime import kind_of
@@ -29,23 +29,45 @@ class _Padded(Prepared):
     """Keeps v as wide as q and k, filled up with zeros: torch's flash kernels take one head size. kv_b's
     product would write it so; the output's columns behind the 128th are dropped."""
 
-    def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor, padded: bool = True) -> None:
+    def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor, pads: bool = True) -> None:
         super().__init__(operands, out)
-        self.v = operands.v
-        if padded:
-            tokens, heads, _ = operands.v.shape
-            self.v = guarded(tokens, heads, WIDTH, operands.v.device).zero_()
-            self.v[..., :VALUE] = operands.v
+        self.v = padded(operands.v) if pads else operands.v
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
         return {**super().inputs(), "v": self.v[..., :VALUE]}
 
 
+class _Widened(Prepared):
+    """FP8 operands made bf16 in the call, then what takes that: exact for q and k, whose descales are in the
+    softmax scale, while v is multiplied by its own and rounded."""
+
+    def __init__(
+        self, operands: MhaPrefillOperands, prepare: Callable[[MhaPrefillOperands], Prepared]
+    ) -> None:
+        super().__init__(operands)
+        o = operands
+        widened = {name: tensor.bfloat16() for name, tensor in o.live_tensors().items()}
+        descales = dict.fromkeys(("q_descale", "k_descale", "v_descale"))
+        self.inner = prepare(o.replaced(**widened, **descales, scale=o.score_scale))
+
+    def call(self) -> None:
+        import torch
+
+        o, to = self.operands, self.inner.inputs()
+        to["q"].copy_(o.q)
+        to["k"].copy_(o.k)
+        torch.mul(o.v.bfloat16(), o.v_descale, out=to["v"])
+        self.inner.call()
+
+    def result(self) -> torch.Tensor:
+        return self.inner.result()
+
+
 class _Sdpa(_Padded):
-    def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor, backend: str, padded: bool) -> None:
+    def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor, backend: str, pads: bool) -> None:
         import torch.nn.attention
 
-        super().__init__(operands, out, padded)
+        super().__init__(operands, out, pads)
         self.masks = [_causal(s, out.device) for s in operands.sequences]
         self.chosen = contextlib.nullcontext
         if backend:
@@ -83,7 +105,7 @@ def _causal(sequence: Sequence, device: torch.device) -> torch.Tensor:
 
 
 class Sdpa(Implementation):
-    """scaled_dot_product_attention, by the kernel that torch chooses.
+    """scaled_dot_product_attention, by the kernel that torch chooses; FP8 operands are made bf16 first.
 
     backend: the one that it is held to, by its name in torch.nn.attention.SDPBackend
     padded:  whether v stands as wide as q and k
@@ -98,14 +120,22 @@ class Sdpa(Implementation):
         return platform.library("torch")
 
     def workspace(self, sizes: Sizes) -> int:
-        """v in its layout, and of the longest sequence the mask written out and the call's own output."""
-        padded = (sizes.keys + 2 * GUARD) * sizes.heads * WIDTH * BYTES[sizes.dtype] if self.padded else 0
+        """v in its layout, FP8 operands made bf16, and of the longest sequence the mask written out and the
+        call's own output."""
+        widened = sizes.queries * WIDTH + sizes.keys * (WIDTH + 2 * VALUE) if sizes.dtype == "fp8" else 0
+        padded = (sizes.keys + 2 * GUARD) * WIDTH if self.padded else 0
         longest = max(new * (prefix + new) * (1 + 2) for prefix, new in sizes.lengths())
-        return padded + longest + max(new for _, new in sizes.lengths()) * sizes.heads * WIDTH * 2
+        return (
+            (widened + padded) * sizes.heads * 2
+            + longest
+            + max(new for _, new in sizes.lengths()) * sizes.heads * WIDTH * 2
+        )
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
         import torch
 
+        if operands.q_descale is not None:
+            return _Widened(operands, lambda widened: self.prepare(widened, out))
         prepared = _Sdpa(operands, out, self.backend, self.padded)
         if self.backend:
             # One that torch lacks for these operands would be an error in the call.
@@ -130,14 +160,19 @@ class _OnGpu(Sdpa):
 
 
 class Flash(_OnGpu):
+    """On ROCm this is AOTriton's flash attention, which torch's build carries (CK only where
+    torch.backends.cuda.preferred_rocm_fa_library was set to that): its row there, and it has no other."""
+
     name = "torch.sdpa_flash"
-    requires = "torch's build for CUDA or ROCm"
+    requires = "torch's build for CUDA or ROCm (there AOTriton)"
     backend = "flash"
 
 
 class Efficient(_OnGpu):
+    """On ROCm AOTriton too, by torch's other entry, which takes v as narrow as it is."""
+
     name = "torch.sdpa_efficient"
-    requires = "torch's build for CUDA or ROCm"
+    requires = "torch's build for CUDA or ROCm (there AOTriton)"
     backend = "efficient"
     padded = False
 
@@ -184,6 +219,9 @@ class Varlen(Implementation):
 
     def available(self, platform: Platform) -> Support:
         return Support.all_of(platform.is_a("cuda"), platform.library("torch"))
+
+    def fits(self, sizes: Sizes) -> Support:
+        return takes(sizes, "bf16")
 
     def workspace(self, sizes: Sizes) -> int:
         rows = sizes.keys + 2 * GUARD + sizes.queries

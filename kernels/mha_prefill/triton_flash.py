@@ -7,9 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kernels.mha_prefill.problem import NOPE, ROPE, VALUE, MhaPrefillOperands, Sequence, Sizes, sequences_of
-from kernels.op import Prepared
-from kernels.triton_runtime import Target, TritonImplementation
+from kernels.mha_prefill.problem import (
+    NOPE,
+    ROPE,
+    VALUE,
+    MhaPrefillOperands,
+    Sequence,
+    Sizes,
+    sequences_of,
+    takes,
+)
+from kernels.op import Prepared, Support
+from kernels.triton_runtime import SuiteTriton, Target
 
 if TYPE_CHECKING:
     import torch
@@ -45,11 +54,14 @@ def tiles_of(sequences: list[Sequence], tile: Tile) -> list[tuple[int, int]]:
     return sorted(tiles, key=lambda at: -(sequences[at[0]].prefix + at[1]))
 
 
-class FlashVarlen(TritonImplementation):
+class FlashVarlen(SuiteTriton):
     """One program per tile of a sequence's query rows; blocks of keys above the diagonal are skipped, only
     those on it are masked. q and k are multiplied in parts of 128 and 64, nothing is padded."""
 
     name = "triton.flash_varlen"
+
+    def fits(self, sizes: Sizes) -> Support:
+        return takes(sizes, "bf16")
 
     def workspace(self, sizes: Sizes) -> int:
         """The list of tiles, and on a CPU an output in fp32."""

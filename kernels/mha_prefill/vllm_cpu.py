@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kernels.mha_prefill.problem import BYTES, VALUE, WIDTH, MhaPrefillOperands, Sizes
-from kernels.op import Prepared
+from kernels.mha_prefill.extend import Extended, apart_bytes
+from kernels.mha_prefill.problem import MhaPrefillOperands, Sizes, takes
+from kernels.op import Prepared, Support
 from kernels.vllm_runtime import VllmCpu
 
 if TYPE_CHECKING:
@@ -21,20 +22,19 @@ class Extend(VllmCpu):
     name = "vllm.extend"
     kernel = "extend_attention_cpu"
 
+    def fits(self, sizes: Sizes) -> Support:
+        return takes(sizes, "bf16")
+
     def workspace(self, sizes: Sizes) -> int:
         """Its table of rows, and the new tokens' keys and values where they stand apart from cached ones."""
         table = 8 * sizes.batch * max(prefix + new for prefix, new in sizes.lengths())
-        apart = sizes.keys > sizes.queries
-        return table + apart * sizes.queries * sizes.heads * (WIDTH + VALUE) * BYTES[sizes.dtype]
+        return table + apart_bytes(sizes)
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
         return _Extend(operands, out, self.bind())
 
 
-class _Extend(Prepared):
-    """The kernel takes the cache and the new tokens' keys and values apart, as an engine holds them: the
-    cache is the canonical tensors, the new tokens' are those too where nothing is cached."""
-
+class _Extend(Extended):
     def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor, kernel: Callable) -> None:
         import torch
 
@@ -48,17 +48,6 @@ class _Extend(Prepared):
         self.lengths = torch.tensor([s.length for s in sequences])
         self.new = torch.tensor([s.new for s in sequences])
         self.starts = operands.cu_q[:-1].long()
-        self.k, self.v = operands.k, operands.v
-        self.rows = None
-        if any(s.prefix for s in sequences):
-            self.rows = torch.cat([torch.arange(s.keys.stop - s.new, s.keys.stop) for s in sequences])
-            self.k, self.v = operands.k[self.rows], operands.v[self.rows]
-
-    def load(self, live: Mapping[str, torch.Tensor]) -> None:
-        super().load(live)
-        if self.rows is not None:
-            self.k.copy_(live["k"][self.rows])
-            self.v.copy_(live["v"][self.rows])
 
     def call(self) -> None:
         o = self.operands

@@ -10,7 +10,7 @@ import triton.language as tl
 @triton.jit
 def split_kernel(
     q,  # bf16 [batch, HEADS, LATENT + ROPE]
-    kv,  # bf16 or e4m3fn [pages, PAGE, LATENT + ROPE]
+    kv,  # bf16 or FP8 [pages, PAGE, LATENT + ROPE]
     page_table,  # int32 [batch, table_width]
     lengths,  # int32 [batch], each at least 1
     partial,  # fp32 [batch, HEADS, splits, LATENT]; not touched if ONE_SPLIT

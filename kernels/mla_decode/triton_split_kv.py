@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kernels.mla_decode.problem import LATENT, ROPE, MlaDecodeOperands, Sizes
 from kernels.op import Prepared
-from kernels.triton_runtime import Target, TritonImplementation
+from kernels.triton_runtime import SuiteTriton, Target
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,7 @@ def splits_for(tile: Tile, programs: int, batch: int, heads: int, longest: int) 
     return max(1, min(fill, longest // (MIN_STEPS * tile.tokens)))
 
 
-class SplitKv(TritonImplementation):
+class SplitKv(SuiteTriton):
     """Each sequence is split between programs; a second kernel combines what they found."""
 
     name = "triton.split_kv"

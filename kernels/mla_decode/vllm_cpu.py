@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     import torch
 
 
-class _MlaDecode(VllmCpu):
+class Bf16Cache(VllmCpu):
     def fits(self, sizes: Sizes) -> Support:
         return need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}")
 
 
-class Vec(_MlaDecode):
+class Vec(Bf16Cache):
     """`mla_decode_kvcache`, of the backend CPU_MLA: one thread per sequence, page 16 built in."""
 
     name = "vllm.vec"
@@ -46,7 +46,7 @@ class _Vec(Prepared):
         self.kernel(self.out, o.q, self.kv, o.scale, self.table, o.lengths)
 
 
-class Amx(_MlaDecode):
+class Amx(Bf16Cache):
     """`decode_attention_cpu` (SGLang's CPU kernel), of the backend AMX_MLA: split over the cache, with
     a combine. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not."""
 

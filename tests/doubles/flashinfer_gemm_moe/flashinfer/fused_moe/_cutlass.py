@@ -59,8 +59,10 @@ def run(x, experts, weights, fc1, fc2, output_dtype, quant_scales, input_sf, ran
         packed(quant_scales[1], shape2, "fc2 scales"),
     )
     chosen = experts.long()
+    # An id outside the rank's own experts is skipped, -1 too (cutlass_fused_moe_kernels.cuh: `expert >=
+    # start_expert && expert < end_expert` in the maps, `expert_id < 0` in finalizeMoeRoutingKernel).
     unseen(
-        tokens == 0 or 0 <= int(chosen.min()) <= int(chosen.max()) < local * ep_size,
+        tokens == 0 or -1 <= int(chosen.min()) <= int(chosen.max()) < local * ep_size,
         "an expert that is not there",
     )
     gathered = torch.zeros(tokens, hidden, device=x.device)

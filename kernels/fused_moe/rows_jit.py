@@ -1,0 +1,170 @@
+"""Triton sources between vendors' grouped products: rows of experts from tokens, SiLU with requantising, and
+tokens from rows again.
+
+A pair (token, pick) has one row, whose number `row_of` keeps. Rows stand in groups of CAPACITY: all rows are
+one group where experts follow each other (contiguous), an expert is one where each has its own (masked).
+Scales are MN-major in each group: fp32 [K / 128, CAPACITY], or if PACKED int32 [ceil(K / 512), CAPACITY], a
+word holding the exponents of four power-of-two scales, the first in its lowest byte (pack_ue8m0_to_int in
+DeepGEMM's utils/math.py).
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def contiguous_kernel(
+    ids,  # int32 [pairs]; -1: of another rank
+    counts,  # int32 [experts]
+    row_of,  # int32 [pairs]
+    owners,  # int32 [rows]: the expert of each row, -1 beyond the last expert's rows
+    pairs,
+    experts,
+    rows,
+    ALIGNED: tl.constexpr,  # rows of an expert are a multiple of this
+    CHUNK: tl.constexpr,
+    EXPERTS: tl.constexpr,  # padded to a power of two
+):
+    """One program: the rows of one expert; the program after them marks what is left. Grid (experts + 1,)."""
+    expert = tl.program_id(0)
+    other = tl.arange(0, EXPERTS)
+    padded = (tl.load(counts + other, mask=other < experts, other=0) + ALIGNED - 1) // ALIGNED * ALIGNED
+    first = tl.sum(tl.where(other < expert, padded, 0), 0)
+    end = tl.where(expert < experts, first + tl.sum(tl.where(other == expert, padded, 0), 0), rows)
+    owner = tl.where(expert < experts, expert, -1)
+    for start in range(first, end, CHUNK):
+        row = start + tl.arange(0, CHUNK)
+        tl.store(owners + row, tl.zeros([CHUNK], tl.int32) + owner, mask=row < end)
+    for start in range(0, pairs, CHUNK):
+        at = start + tl.arange(0, CHUNK)
+        mine = (tl.load(ids + at, mask=at < pairs, other=-1) == expert).to(tl.int32)
+        tl.store(row_of + at, first + tl.cumsum(mine, 0) - 1, mask=mine > 0)
+        first += tl.sum(mine, 0)
+
+
+@triton.jit
+def masked_kernel(
+    ids,  # int32 [pairs]; -1: of another rank
+    counts,  # int32 [experts], written here
+    row_of,  # int32 [pairs]
+    pairs,
+    CAPACITY: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """One program: the rows of one expert. Grid (experts,)."""
+    expert = tl.program_id(0)
+    taken = expert * 0
+    for start in range(0, pairs, CHUNK):
+        at = start + tl.arange(0, CHUNK)
+        mine = (tl.load(ids + at, mask=at < pairs, other=-1) == expert).to(tl.int32)
+        tl.store(row_of + at, expert * CAPACITY + taken + tl.cumsum(mine, 0) - 1, mask=mine > 0)
+        taken += tl.sum(mine, 0)
+    tl.store(counts + expert, taken)
+
+
+@triton.jit
+def gather_kernel(
+    x_q,  # bytes [tokens, HIDDEN]
+    x_scale,  # fp32 [tokens, HIDDEN / 128]
+    ids,  # int32 [pairs]
+    row_of,  # int32 [pairs]
+    a,  # bytes [rows, HIDDEN]
+    a_scale,  # see above
+    PICKS: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    PACKED: tl.constexpr,
+    BLOCK: tl.constexpr,  # of scales: 128
+    BLOCK_D: tl.constexpr,  # HIDDEN, padded to a power of two
+    WORDS: tl.constexpr,  # of a row's scales, four each, padded to a power of two
+):
+    """One program: the row of one pair. Grid (pairs,)."""
+    pair = tl.program_id(0)
+    if tl.load(ids + pair) < 0:
+        return
+    token, row = (pair // PICKS).to(tl.int64), tl.load(row_of + pair).to(tl.int64)
+    column = tl.arange(0, BLOCK_D)
+    value = tl.load(x_q + token * HIDDEN + column, mask=column < HIDDEN, other=0)
+    tl.store(a + row * HIDDEN + column, value, mask=column < HIDDEN)
+    BLOCKS: tl.constexpr = HIDDEN // BLOCK
+    block = tl.arange(0, WORDS)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    scale = tl.load(x_scale + token * BLOCKS + block, mask=block < BLOCKS, other=0.0)
+    _store_scales(a_scale, scale, block, row, BLOCKS, CAPACITY, PACKED)
+
+
+@triton.jit
+def silu_kernel(
+    gate_up,  # bf16 [rows, 2 * INTER]
+    ids,  # int32 [pairs]
+    row_of,  # int32 [pairs]
+    h_q,  # FP8 [rows, INTER]; fp32 in the interpreter, whose conversion to FP8 truncates
+    h_scale,  # see above
+    INTER: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    PACKED: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,  # whether scales are rounded up to one
+    LARGEST: tl.constexpr,  # finite value of the FP8 format
+    SMALLEST_SCALE: tl.constexpr,
+    BLOCK: tl.constexpr,  # of scales: 128
+):
+    """One program: four blocks of the row of one pair. Grid (pairs, ceil(INTER / 512))."""
+    pair, word = tl.program_id(0), tl.program_id(1)
+    if tl.load(ids + pair) < 0:
+        return
+    row = tl.load(row_of + pair).to(tl.int64)
+    BLOCKS: tl.constexpr = INTER // BLOCK
+    block = word * 4 + tl.arange(0, 4)
+    column = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    at, ok = gate_up + row * (2 * INTER) + column, column < INTER
+    gate = tl.load(at, mask=ok, other=0.0).to(tl.float32)
+    up = tl.load(at + INTER, mask=ok, other=0.0).to(tl.float32)
+    # silu(gate) by an exponential that cannot overflow.
+    small = tl.exp(-tl.abs(gate))
+    h = gate * tl.where(gate < 0, small, 1.0) / (1.0 + small) * up
+    scale = tl.div_rn(tl.max(tl.abs(h), axis=1), tl.full([4], LARGEST, tl.float32))
+    scale = tl.maximum(scale, SMALLEST_SCALE)
+    if POWER_OF_TWO:
+        scale = ((scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+    quotient = tl.div_rn(h, tl.broadcast_to(scale[:, None], [4, BLOCK]))
+    tl.store(h_q + row * INTER + column, quotient.to(h_q.dtype.element_ty), mask=ok)
+    _store_scales(h_scale, scale[None, :], block[None, :], row, BLOCKS, CAPACITY, PACKED)
+
+
+@triton.jit
+def _store_scales(
+    scales, scale, block, row, BLOCKS: tl.constexpr, CAPACITY: tl.constexpr, PACKED: tl.constexpr
+):
+    """The scales [words, 4] of blocks [words, 4] of a row, MN-major in the row's group."""
+    WORDS: tl.constexpr = (BLOCKS + 3) // 4 if PACKED else BLOCKS
+    at = scales + row // CAPACITY * (CAPACITY * WORDS) + row % CAPACITY
+    if PACKED:
+        exponent = tl.where(block < BLOCKS, scale.to(tl.int32, bitcast=True) >> 23, 0)
+        packed = tl.sum(exponent << (block % 4 * 8), axis=1)
+        word = tl.min(block, axis=1) // 4
+        tl.store(at + word * CAPACITY, packed, mask=word < WORDS)
+    else:
+        tl.store(at + block * CAPACITY, scale, mask=block < BLOCKS)
+
+
+@triton.jit
+def combine_kernel(
+    given,  # bf16 [rows, HIDDEN]
+    ids,  # int32 [tokens, PICKS]
+    row_of,  # int32 [tokens, PICKS]
+    weights,  # fp32 [tokens, PICKS]
+    out,  # bf16 [tokens, HIDDEN]; fp32 in the interpreter
+    HIDDEN: tl.constexpr,
+    PICKS: tl.constexpr,
+    PICKS_PADDED: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One program: BLOCK_D columns of one token. Grid (tokens, ceil(HIDDEN / BLOCK_D))."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    pick = tl.arange(0, PICKS_PADDED)
+    here = tl.load(ids + token * PICKS + pick, mask=pick < PICKS, other=-1) >= 0
+    row = tl.load(row_of + token * PICKS + pick, mask=here, other=0).to(tl.int64)
+    weight = tl.load(weights + token * PICKS + pick, mask=here, other=0.0)
+    at = given + row[:, None] * HIDDEN + column[None, :]
+    value = tl.load(at, mask=here[:, None] & (column < HIDDEN)[None, :], other=0.0).to(tl.float32)
+    tl.store(out + token * HIDDEN + column, tl.sum(value * weight[:, None], 0), mask=column < HIDDEN)

@@ -1,0 +1,162 @@
+"""What the rows of other people's libraries need: said once, in the same words for all.
+
+A row states data: the base class of its library below, and whatever it needs beyond that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from kernels.formats import native
+from kernels.op import Implementation, Support, need
+from kernels.platform import Platform
+from shapes.case import Case
+
+BLACKWELL = ("sm_100", "sm_103")
+"""Of data centres: B200 and B300."""
+
+SINCE_AMPERE = ("sm_80", "sm_86", "sm_89", "sm_90", *BLACKWELL, "sm_120")
+
+TRITON: Mapping[str, str] = {"triton": ""}
+"""For `also`; torch brings it."""
+
+
+class Vendor(Implementation):
+    """A kernel of a library. Besides what any implementation says:
+
+    kinds:    platforms that it runs on
+    archs:    architectures that it has been built for; empty: all of those platforms
+    features: instruction sets that a CPU must have
+    install:  how to get the library
+    also:     modules that it needs beside torch and the library, each with how to get it
+    any_fp8:  it takes FP8 in either format; others take that of the architecture's matrix instructions
+    """
+
+    kinds: ClassVar[tuple[str, ...]]
+    archs: ClassVar[tuple[str, ...]] = ()
+    features: ClassVar[tuple[str, ...]] = ()
+    install: ClassVar[str] = ""
+    also: ClassVar[Mapping[str, str]] = {}
+    any_fp8: ClassVar[bool] = False
+
+    def available(self, platform: Platform) -> Support:
+        archs = self.archs or (platform.arch,)
+        return Support.all_of(
+            platform.is_a(*self.kinds),
+            need(platform.arch in archs, f"needs {either(archs)}; this is {platform.arch}"),
+            platform.has(*self.features),
+            platform.library("torch"),
+            *(platform.library(module, install=install) for module, install in self.also.items()),
+            self.found(platform),
+        )
+
+    def found(self, platform: Platform) -> Support:
+        """Whether its library is installed."""
+        return platform.library(self.library or self.provider, install=self.install)
+
+    def supports(self, case: Case, platform: Platform) -> Support:
+        wanted = native(platform.arch)
+        given = case.sizes.get("fp8", wanted)  # a case without FP8 operands names no format
+        return Support.all_of(
+            super().supports(case, platform),
+            need(self.any_fp8 or given == wanted, f"{platform.arch} takes {wanted}, not {given}"),
+        )
+
+
+def either(names: Sequence[str]) -> str:
+    """`a`, `a or b`, `a, b or c`."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+class Aiter(Vendor):
+    runtime = "aiter"
+    library = "aiter"
+    install = "it comes with ROCm's images of vLLM and SGLang, or build github.com/ROCm/aiter"
+    kinds = ("rocm",)
+    archs = ("gfx942", "gfx950")
+
+
+class Cudnn(Vendor):
+    """NVIDIA's front end to cuDNN."""
+
+    runtime = "cudnn"
+    library = "cudnn"
+    install = "pip install nvidia-cudnn-frontend"
+    kinds = ("cuda",)
+
+
+class DeepGemm(Vendor):
+    """On sm_100 its products take scales that are powers of two alone."""
+
+    runtime = "deep_gemm"
+    library = "deep_gemm"
+    install = "pip install sgl-deep-gemm, or build github.com/deepseek-ai/DeepGEMM"
+    kinds = ("cuda",)
+    archs = ("sm_90", "sm_100")
+
+    def supports(self, case: Case, platform: Platform) -> Support:
+        scales = case.sizes.get("scales", "ue8m0")
+        return Support.all_of(
+            super().supports(case, platform),
+            need(
+                platform.arch != "sm_100" or scales == "ue8m0",
+                f"sm_100 takes power-of-two scales (scales=ue8m0), not {scales}",
+            ),
+        )
+
+
+class FlashAttention(Vendor):
+    """Generations are packages of their own; the calls of all allocate their output."""
+
+    runtime = "flash_attn"
+    allocates = True
+    kinds = ("cuda",)
+
+
+class FlashAttention3(FlashAttention):
+    library = "flash_attn_interface"
+    install = "build hopper/ of github.com/Dao-AILab/flash-attention"
+    archs = ("sm_90",)
+
+
+class FlashAttention4(FlashAttention):
+    library = "flash_attn.cute"
+    install = "pip install --pre flash-attn-4"
+
+
+class FlashInfer(Vendor):
+    runtime = "flashinfer"
+    library = "flashinfer"
+    install = "pip install flashinfer-python"
+    kinds = ("cuda",)
+
+
+class Sglang(Vendor):
+    """Its Triton kernels.
+
+    ATTENTION: where those of attention lie, and before that lay
+    """
+
+    runtime = "sglang"
+    library = "sglang"
+    install = "pip install sglang, or take an image that has it"
+    kinds = ("cuda", "rocm")
+    also = TRITON
+
+    ATTENTION = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
+
+    def environment(self, platform: Platform) -> dict[str, str]:
+        """Not DeepGEMM in their place, which is a row of its own: by its newer and its older name."""
+        return {"SGLANG_ENABLE_JIT_DEEPGEMM": "0", "SGL_ENABLE_JIT_DEEPGEMM": "0"}
+
+
+class Vllm(Vendor):
+    """By default its Triton kernels on GPUs."""
+
+    runtime = "vllm"
+    library = "vllm"
+    install = "pip install vllm, or its CPU build: pip install '.[cpu]' (x86-64 Linux, Python 3.11 or later)"
+    kinds = ("cuda", "rocm")
+    also = TRITON

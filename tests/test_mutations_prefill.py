@@ -1,0 +1,261 @@
+"""One step of an adapter's layout is wrong at a time, and the contract notices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from contract_prefill import CACHED, LONG, ROWS, keep
+
+from kernels.mha_prefill import aiter, aiter_persistent, cudnn, flash_attn, flashinfer, varlen
+from kernels.op import Unsupported
+
+
+def changed(step: Callable, change: Callable) -> Callable:
+    """The step with its result changed, by a function of the result and the operands."""
+    return lambda o, *rest: change(step(o, *rest), o)
+
+
+def but(**values: Any) -> Callable:
+    """A dict with other values, each a function of the dict."""
+    return lambda named, o: named | {name: make(named) for name, make in values.items()}
+
+
+def one_less(tensor: torch.Tensor) -> torch.Tensor:
+    """All ends but the first begin a row too early."""
+    return torch.cat([tensor[:1], tensor[1:] - 1])
+
+
+def swapped(first: str, second: str) -> Callable:
+    return but(**{first: lambda d: d[second], second: lambda d: d[first]})
+
+
+def in_another_order(cumulative: torch.Tensor) -> torch.Tensor:
+    """As many sequences and tokens, but lengths the other way round."""
+    return torch.cat([cumulative[:1], cumulative.diff().flip(0).cumsum(0).int()])
+
+
+def at_the_end(v: torch.Tensor) -> torch.Tensor:
+    """Zeros before v, not behind it."""
+    return varlen.padded(v).roll(64, -1)
+
+
+MI300X, MI350X = "aiter.dispatch gfx942 bf16", "aiter.dispatch gfx950 bf16"
+PS, CK_FP8 = "aiter.fp8_ps gfx950 fp8", "aiter.fp8 gfx942 fp8"
+FA2, FA3, FA3_FP8 = "flash_attn.fa2 sm_90 bf16", "flash_attn.fa3 sm_90 bf16", "flash_attn.fa3 sm_90 fp8"
+
+
+def heads_first(o: Any, name: str, shape: Callable = cudnn.shape) -> tuple[list[int], list[int]]:
+    """Strides as if all tokens of a head lay together."""
+    dims, _ = shape(o, name)
+    _, heads, tokens, width = dims
+    return dims, [heads * tokens * width, tokens * width, width, 1]
+
+
+CUDNN, CUDNN_FP8 = "cudnn sm_100 bf16", "cudnn sm_100 fp8"
+RAGGED, CUTLASS_FP8 = "flashinfer.fa2 sm_90 bf16", "flashinfer.cutlass sm_100 fp8"
+
+
+class Mutation(NamedTuple):
+    """What is wrong, in which row, which module's step, and the step that stands in for it."""
+
+    what: str
+    row: str
+    module: Any
+    step: str
+    instead: Any
+
+
+def mutations() -> list[Mutation]:
+    lengths, begins = varlen.lengths, flashinfer.begins
+    shared = [
+        (
+            "cu_seqlens_q off by one",
+            varlen,
+            "lengths",
+            changed(lengths, but(cu_seqlens_q=lambda d: one_less(d["cu_seqlens_q"]))),
+        ),
+        (
+            "cu_seqlens_k off by one",
+            varlen,
+            "lengths",
+            changed(lengths, but(cu_seqlens_k=lambda d: one_less(d["cu_seqlens_k"]))),
+        ),
+        (
+            "q and k lengths swapped",
+            varlen,
+            "lengths",
+            changed(lengths, swapped("cu_seqlens_q", "cu_seqlens_k")),
+        ),
+        (
+            "longest q one short",
+            varlen,
+            "lengths",
+            changed(lengths, but(max_seqlen_q=lambda d: d["max_seqlen_q"] - 1)),
+        ),
+        (
+            "cu_seqlens in int64",
+            varlen,
+            "lengths",
+            changed(lengths, but(cu_seqlens_q=lambda d: d["cu_seqlens_q"].long())),
+        ),
+        ("scale of the 128 alone", varlen, "scale", lambda o: 128**-0.5),
+        ("scale missing", varlen, "scale", lambda o: 1.0),
+        ("no causal mask", varlen, "mask", lambda: {"causal": False}),
+    ]
+    found = [Mutation(what, row, *rest) for row in (MI300X, MI350X, FA3) for what, *rest in shared]
+    # OPUS converts those (aiter/ops/mha.py, fmha_fwd_bf16_opus_varlen_fwd): nothing is wrong there.
+    found = [m for m in found if (m.row, m.what) != (MI350X, "cu_seqlens in int64")]
+    found += [
+        Mutation("v padded in front", FA2, varlen, "padded", at_the_end),
+        Mutation(
+            "new v in the unpadded place",
+            FA2,
+            varlen.Varlen,
+            "inputs",
+            lambda self: self.operands.live_tensors(),
+        ),
+        Mutation(
+            "v's descale missing",
+            FA3_FP8,
+            flash_attn,
+            "descales",
+            changed(flash_attn.descales, but(v_descale=lambda d: torch.ones_like(d["v_descale"]))),
+        ),
+        Mutation(
+            "descales of q and v swapped",
+            FA3_FP8,
+            flash_attn,
+            "descales",
+            changed(flash_attn.descales, swapped("q_descale", "v_descale")),
+        ),
+        Mutation("one descale for all", FA3_FP8, flash_attn, "descales", aiter.descales),
+        Mutation(
+            "descales inverted",
+            CK_FP8,
+            aiter,
+            "descales",
+            changed(aiter.descales, lambda d, o: {n: 1 / t for n, t in d.items()}),
+        ),
+        Mutation(
+            "k's descale missing",
+            CK_FP8,
+            aiter,
+            "descales",
+            changed(aiter.descales, but(k_descale=lambda d: torch.ones_like(d["k_descale"]))),
+        ),
+        Mutation(
+            "planned for new tokens only",
+            PS,
+            aiter_persistent,
+            "host_lengths",
+            changed(aiter_persistent.host_lengths, lambda h, o: (h[0], h[1], h[0].diff())),
+        ),
+        Mutation(
+            "planned for other lengths",
+            PS,
+            aiter_persistent,
+            "host_lengths",
+            changed(
+                aiter_persistent.host_lengths,
+                lambda h, o: (in_another_order(h[0]), in_another_order(h[1]), h[2].flip(0)),
+            ),
+        ),
+        Mutation(
+            "keys one page on",
+            PS,
+            aiter_persistent,
+            "pages",
+            changed(aiter_persistent.pages, lambda pages, o: pages.roll(1)),
+        ),
+        Mutation(
+            "planned for other lengths",
+            RAGGED,
+            flashinfer,
+            "begins",
+            changed(begins, but(qo_indptr=lambda d: in_another_order(d["qo_indptr"]))),
+        ),
+        Mutation(
+            "q and k lengths swapped",
+            RAGGED,
+            flashinfer,
+            "begins",
+            changed(begins, swapped("qo_indptr", "kv_indptr")),
+        ),
+        Mutation(
+            "scale of the 128 alone",
+            RAGGED,
+            flashinfer,
+            "scoring",
+            changed(flashinfer.scoring, but(sm_scale=lambda d: 128**-0.5)),
+        ),
+        Mutation(
+            "no causal mask",
+            RAGGED,
+            flashinfer,
+            "scoring",
+            changed(flashinfer.scoring, but(causal=lambda d: False)),
+        ),
+        Mutation(
+            "planned as if v were as wide as k",
+            RAGGED,
+            flashinfer,
+            "sizes_of",
+            changed(flashinfer.sizes_of, but(head_dim_vo=lambda d: 192)),
+        ),
+        Mutation("scales missing", CUTLASS_FP8, flashinfer, "scales", lambda o: {}),
+        Mutation(
+            "scales of q and v swapped",
+            CUTLASS_FP8,
+            flashinfer,
+            "scales",
+            changed(flashinfer.scales, swapped("q_scale", "v_scale")),
+        ),
+        *(
+            Mutation(what, CUDNN, cudnn, *rest)
+            for what, *rest in (
+                (
+                    "offsets in tokens",
+                    "offsets",
+                    changed(
+                        cudnn.offsets,
+                        but(q=lambda d: d["q"] // (4 * 192), out=lambda d: d["out"] // (4 * 128)),
+                    ),
+                ),
+                ("v's offsets of k", "offsets", changed(cudnn.offsets, but(v=lambda d: d["k"]))),
+                (
+                    "q and k lengths swapped",
+                    "sequence_lengths",
+                    changed(cudnn.sequence_lengths, swapped("seq_len_q", "seq_len_kv")),
+                ),
+                ("causal from the first key", "mask", lambda: {"use_causal_mask": True}),
+                ("no causal mask", "mask", dict),
+                ("heads before tokens", "shape", heads_first),
+            )
+        ),
+        Mutation(
+            "v's descale missing",
+            CUDNN_FP8,
+            cudnn,
+            "fp8_scales",
+            changed(cudnn.fp8_scales, but(descale_v=lambda d: torch.ones_like(d["descale_v"]))),
+        ),
+        Mutation(
+            "weights scaled up and not down",
+            CUDNN_FP8,
+            cudnn,
+            "fp8_scales",
+            changed(cudnn.fp8_scales, but(descale_s=lambda d: torch.ones_like(d["descale_s"]))),
+        ),
+    ]
+    return found
+
+
+@pytest.mark.parametrize("mutation", mutations(), ids=lambda m: f"{m.row}: {m.what}")
+def test_a_wrong_step_is_noticed(mutation, monkeypatch):
+    monkeypatch.setattr(mutation.module, mutation.step, mutation.instead)
+    with pytest.raises(Exception) as noticed:
+        keep(ROWS[mutation.row], LONG if mutation.row == PS else CACHED)
+    assert not isinstance(noticed.value, Unsupported), noticed.value

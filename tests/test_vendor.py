@@ -1,0 +1,137 @@
+"""The rows of other people's libraries say what they need in the same words, and run where they say."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import kernels
+from kernels import platform
+from kernels.platform import Platform, named
+from kernels.vendor import Vendor, either
+
+ROWS = [i for op in kernels.OPS for i in kernels.implementations(op) if isinstance(i, Vendor)]
+
+GEMM, MOE, MLA, MHA = "block_scale_gemm", "fused_moe", "mla_decode", "mha_prefill"
+AITER = {
+    GEMM: "dispatch dispatch_preshuffled ck cktile ck_preshuffled cktile_preshuffled asm triton",
+    MOE: "dispatch asm ck triton",
+    MLA: "asm asm_persistent triton triton_split",
+    MHA: "dispatch asm ck triton fp8",
+}
+ANY_GPU = {
+    *((op, f"{engine}.triton") for op in (GEMM, MOE, MLA) for engine in ("sglang", "vllm")),
+    (MHA, "sglang.triton_extend"),
+}
+ROCM = {(op, f"aiter.{name}") for op, names in AITER.items() for name in names.split()}
+ROCM |= {*ANY_GPU, (GEMM, "hipblaslt.dequantised")}
+DEEP_GEMM = {(GEMM, "deepgemm"), (MOE, "deepgemm.contiguous"), (MOE, "deepgemm.masked")}
+CUDA = {
+    *ANY_GPU,
+    *DEEP_GEMM,
+    (MLA, "flashinfer.fa2"),
+    *((MHA, name) for name in ("flash_attn.fa2", "flash_attn.fa4", "flashinfer.fa2", "flashinfer.cudnn")),
+    (MHA, "cudnn"),
+}
+HOPPER = {
+    (GEMM, "cublaslt"),
+    (GEMM, "flashinfer.sm90"),
+    (MOE, "flashinfer.cutlass"),
+    (MLA, "flashmla"),
+    *((op, name) for op in (MLA, MHA) for name in ("flash_attn.fa3", "flashinfer.fa3")),
+}
+BLACKWELL = {
+    (GEMM, "flashinfer.groupwise"),
+    (MOE, "flashinfer.trtllm"),
+    (MLA, "flash_attn.fa4"),
+    *((op, f"flashinfer.{name}") for op in (MLA, MHA) for name in ("cutlass", "trtllm")),
+    (MHA, "flashinfer.cute_dsl"),
+}
+RUNS = {
+    ("rocm", "gfx942"): ROCM,
+    ("rocm", "gfx950"): ROCM | {(MHA, "aiter.opus"), (MHA, "aiter.fp8_ps")},
+    ("cuda", "sm_90"): CUDA | HOPPER,
+    ("cuda", "sm_100"): CUDA | BLACKWELL,
+}
+
+
+@pytest.mark.parametrize(("kind", "arch"), RUNS, ids=str)
+def test_rows_run_by_architecture(cli, kind, arch):
+    listed = json.loads(cli("list", "impls", "--platform", kind, "--arch", arch, "--json", "-").stdout)
+    runs = {(row["op"], row["implementation"]) for row in listed if row["runs"]}
+    assert runs & {(row.op, row.name) for row in ROWS} == RUNS[kind, arch]
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        (named("cuda", "sm_90"), "needs rocm; this is cuda sm_90"),
+        (named("rocm", "gfx90a"), "needs gfx942 or gfx950; this is gfx90a"),
+    ],
+)
+def test_all_say_in_the_same_words_where_they_run(place, reason):
+    reasons = {row.available(place).reason for row in ROWS if row.provider == "aiter" and len(row.archs) == 2}
+    assert reasons == {reason}
+
+
+def test_a_provider_is_installed_in_one_way(monkeypatch):
+    """Generations of FlashAttention are packages of their own."""
+    monkeypatch.setattr(platform, "version", lambda module: "1" if module in ("torch", "triton") else None)
+    said: dict[str, set[str]] = {}
+    for row in ROWS:
+        here = Platform(row.kinds[0], (*row.archs, "any")[0], features=frozenset(row.features))
+        module = row.library or row.provider
+        lacks = f"{module} is not installed; {row.install}"
+        if module == "torch":
+            assert row.available(here).ok
+        elif not row.also.keys() - {"triton"}:
+            assert row.available(here).reason == lacks
+        said.setdefault(module, set()).add(row.install)
+    assert {module: len(texts) for module, texts in said.items()} == dict.fromkeys(said, 1)
+    assert all(text for (text,) in (said[module] for module in said if module != "torch"))
+
+
+def test_what_a_row_needs_beside_its_library_is_said(monkeypatch):
+    monkeypatch.setattr(platform, "version", lambda module: None if module == "cudnn" else "1")
+    (row,) = [row for row in ROWS if row.name == "flashinfer.cudnn"]
+    reason = "cudnn is not installed; pip install nvidia-cudnn-frontend"
+    assert row.available(Platform("cuda", "sm_90")).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "arch", "takes", "other"),
+    [
+        ("rocm", "gfx942", "e4m3fnuz", "e4m3fn"),
+        ("rocm", "gfx950", "e4m3fn", "e4m3fnuz"),
+        ("cuda", "sm_90", "e4m3fn", "e4m3fnuz"),
+        ("cuda", "sm_100", "e4m3fn", "e4m3fnuz"),
+    ],
+)
+def test_the_architectures_fp8_format_alone_is_taken(kind, arch, takes, other):
+    """But by those that convert it to bf16 before they multiply."""
+    texts = {
+        GEMM: {"m": 16, "n": 256, "k": 256},
+        MOE: {"tokens": 8, "experts": 64, "topk": 4, "hidden": 512, "inter": 256},
+        MLA: {"batch": 2, "ctx": "100", "heads": 16, "kv": "fp8"},
+        MHA: {"batch": 2, "new": "64", "dtype": "fp8"},
+    }
+    place = named(kind, arch)
+    refused, kept = set(), set()
+    for row in ROWS:
+        op = kernels.OPS[row.op]
+        cases = [
+            op.case({**op.defaults(arch), **texts[row.op], "fp8": fp8}, boundary=op.boundaries[-1])
+            for fp8 in (takes, other)
+        ]
+        if row.supports(cases[0], place).ok:
+            support = row.supports(cases[1], place)
+            (kept if support.ok else refused).add((row.op, row.name))
+            assert support.ok or support.reason == f"{arch} takes {takes}, not {other}"
+    converting = {(MLA, "vllm.triton"), (MLA, "sglang.triton"), (GEMM, "hipblaslt.dequantised")}
+    assert kept == {row for row in converting if row in RUNS[kind, arch]}
+    assert {op for op, _ in refused} == set(kernels.OPS)
+
+
+def test_names_are_joined_as_one_says_them():
+    assert [either(names) for names in ("a", "ab", "abc")] == ["a", "a or b", "a, b or c"]

@@ -24,9 +24,10 @@ def cli() -> None:
     python -m harness run --op mla_decode --case "batch=1,64 ctx=4096 heads=16"
     python -m harness run --op fused_moe --boundary with_quant
     python -m harness list impls                             what there is, what it needs, what can run here
+    python -m harness compile                                the Triton kernels, for GPUs not at hand
 
-    Exit codes: 0 all that could run is right; 1 something was wrong, crashed or timed out; 2 the command
-    cannot be understood or an input not read; 3 nothing could run.
+    Exit codes: 0 all that could run is right; 1 something was wrong, crashed, timed out or must not be
+    shipped; 2 the command cannot be understood or an input not read; 3 nothing could run.
     """
 
 
@@ -64,6 +65,18 @@ def claims(runs: tuple[str, ...], json_to: str | None) -> None:
     from harness.claims import show
 
     show(runs, json_to)
+
+
+@cli.command("compile")
+@click.option("--target", metavar="ARCH,...", help="gfx942, gfx950, sm_90, sm_100 (default: all).")
+@click.option("--op", help="Only this op.")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of a table.")
+def compile_command(**options: Any) -> None:
+    """Compile the suite's Triton kernels as they are shipped, for GPUs that need not be here; exit code 1
+    where one exceeds a limit, spills, or does without the matrix instructions it could have."""
+    from harness.compile_command import show
+
+    sys.exit(show(**options))
 
 
 def _seconds(context: click.Context, option: click.Parameter, text: str) -> float:

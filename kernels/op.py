@@ -270,6 +270,11 @@ class Op(ABC):
     @abstractmethod
     def operands(self, sizes: Any, seeds: Seeds, device: str, boundary: str = "core") -> Operands: ...
 
+    @abstractmethod
+    def empty_operands(self, sizes: Any, device: str) -> Any:
+        """Those of the widest boundary without values, for what only looks at shapes and dtypes: on torch's
+        meta device they take no memory."""
+
     def step(self, operands: Any, into: Mapping[str, torch.Tensor]) -> Callable[[], None]:
         """What the suite's own kernel does between `operands.boundary` and the next narrower one: a call
         that reads `operands` and writes the narrower boundary's live operands into these views."""

@@ -12,13 +12,13 @@ import math
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kernels
+from harness.architectures import architectures
 from kernels.block_scale_gemm import triton_split_k as provider
 from kernels.block_scale_gemm.problem import BlockScaleGemmOperands
 from kernels.compose import bind
@@ -31,8 +31,8 @@ from shapes.case import parse
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from compiled import TARGETS, compiled, resident  # noqa: E402
 from judging import judged  # noqa: E402
-from triton_compiling import TARGETS, assembly, compile_launch, kind_of, launched, spilled  # noqa: E402
 
 OP = kernels.OPS["block_scale_gemm"]
 IMPLEMENTATION = provider.SplitK()
@@ -61,7 +61,7 @@ class Tiled(provider.SplitK):
 
     def __init__(self, splits: int, rows: int, swap: bool) -> None:
         self.splits = splits
-        self.tile = dataclasses.replace(provider.tile_for("cpu", 1), m=rows, swap=swap)
+        self.tile = dataclasses.replace(provider.tile_for(provider.TILES["cpu"], 1), m=rows, swap=swap)
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> provider._SplitK:
         return provider._SplitK(operands, out, self.tile, self.splits)
@@ -117,7 +117,7 @@ def test_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_split_is_without_a_block() -> None:
-    tile = provider.tile_for("cpu", 1)
+    tile = provider.tile_for(provider.TILES["cpu"], 1)
     for k, programs in itertools.product((1, 128, 1000, 7168, 18432), (1, 60, 132, 608)):
         splits = provider.splits_for(tile, programs, 1, 2112, k)
         blocks = math.ceil(k / 128)
@@ -126,22 +126,13 @@ def test_no_split_is_without_a_block() -> None:
     assert provider.splits_for(tile, 132 * 2, 1, 2112, 7168) == 14
 
 
-def on_no_device(text: str, kind: str, splits: int | None = None) -> provider._SplitK:
-    """Prepared on torch's meta device: shapes and types without memory, launches as on a GPU."""
+def on_no_device(text: str, kind: str) -> provider._SplitK:
+    """Prepared on torch's meta device: shapes and types without memory."""
     sizes = sizes_of(text)
-    m, n, k = sizes.m, sizes.n, sizes.k
-    empty = partial(torch.empty, device="meta")
-    dtype = FORMATS[sizes.fp8].dtype
-    operands = BlockScaleGemmOperands(
-        b_q=empty(n, k, dtype=dtype),
-        b_scale=empty(sizes.n_blocks, sizes.k_blocks),
-        scales=sizes.scales,
-        a_q=empty(m, k, dtype=dtype),
-        a_scale=empty(m, sizes.k_blocks),
-    )
-    tile = provider.tile_for(kind, m)
-    fill = provider.splits_for(tile, provider.MOST_PROGRAMS, m, n, k)
-    return provider._SplitK(operands, OP.empty_output(sizes, "meta"), tile, splits or fill)
+    tile = provider.tile_for(provider.TILES[kind], sizes.m)
+    splits = provider.splits_for(tile, provider.MOST_PROGRAMS, sizes.m, sizes.n, sizes.k)
+    operands = OP.empty_operands(sizes, "meta").narrowed()
+    return provider._SplitK(operands, OP.empty_output(sizes, "meta"), tile, splits)
 
 
 @pytest.mark.parametrize("kind", provider.TILES)
@@ -166,26 +157,14 @@ INSTRUCTIONS = {
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("m", "splits"), [(1, 4), (16, 1), (64, 4), (4096, 1)])
+@pytest.mark.parametrize("m", [1, 64, 4096])
 @pytest.mark.parametrize("k", [7168, 7216])
-def test_gemm_kernel_compiles(target: str, m: int, splits: int, k: int) -> None:
-    from kernels.block_scale_gemm.split_k_jit import gemm_kernel
-
-    fp8 = OP.defaults(target)["fp8"]
-    prepared = on_no_device(f"m={m} n=2112 k={k} fp8={fp8}", kind_of(target), splits)
-    compiled = compile_launch(gemm_kernel, target, *launched(prepared, "gemm"))
-    assert INSTRUCTIONS[target][m > 16] in assembly(compiled)
-    assert compiled.metadata.shared <= TARGETS[target][1] << 10
-    assert spilled(compiled) == 0
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_sum_kernel_compiles(target: str) -> None:
-    from kernels.block_scale_gemm.split_k_jit import sum_kernel
-
-    prepared = on_no_device("m=16 n=2112 k=7168", kind_of(target), 14)
-    compiled = compile_launch(sum_kernel, target, *launched(prepared, "sum"))
-    assert spilled(compiled) == 0
+def test_compiles(target: str, m: int, k: int) -> None:
+    found = compiled("block_scale_gemm", target, f"m={m} n=2112 k={k}", "gemm_kernel", "sum_kernel")
+    assert INSTRUCTIONS[target][m > 16] in found["gemm_kernel"].instructions
+    assert ("sum_kernel" in found) == (m < 4096)
+    tile = provider.tile_for(architectures()[target].target.choose(provider.TILES), m)
+    assert tile.resident <= resident(target, found["gemm_kernel"])
 
 
 if __name__ == "__main__":

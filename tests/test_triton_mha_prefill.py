@@ -11,7 +11,6 @@ import math
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import pytest
 import kernels
 from harness.check import judge
 from kernels.mha_prefill import triton_flash as provider
-from kernels.mha_prefill.problem import VALUE, WIDTH, MhaPrefillOperands, sequences_of
+from kernels.mha_prefill.problem import sequences_of
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from kernels.platform import named
@@ -30,7 +29,7 @@ from shapes.case import parse
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from triton_compiling import TARGETS, assembly, compile_launch, kind_of, launched, spilled  # noqa: E402
+from compiled import TARGETS, compiled  # noqa: E402
 
 OP = kernels.OPS["mha_prefill"]
 IMPLEMENTATION = next(i for i in kernels.implementations("mha_prefill") if i.name == "triton.flash_varlen")
@@ -123,18 +122,9 @@ def test_a_case_too_long_to_interpret_says_so() -> None:
 
 
 def on_no_device(text: str, kind: str) -> provider._FlashVarlen:
-    """Prepared on torch's meta device: shapes and types without memory, launches as on a GPU."""
+    """Prepared on torch's meta device: shapes and types without memory."""
     sizes = sizes_of(text)
-    empty = partial(torch.empty, device="meta", dtype=torch.bfloat16)
-    starts = torch.empty(sizes.batch + 1, dtype=torch.int32, device="meta")
-    operands = MhaPrefillOperands(
-        q=empty(sizes.queries, sizes.heads, WIDTH),
-        k=empty(sizes.keys, sizes.heads, WIDTH),
-        v=empty(sizes.keys, sizes.heads, VALUE),
-        cu_q=starts,
-        cu_k=starts,
-        sequences=sequences_of(sizes.lengths()),
-    )
+    operands = OP.empty_operands(sizes, "meta")
     return provider._FlashVarlen(operands, OP.empty_output(sizes, "meta"), provider.TILES[kind])
 
 
@@ -147,15 +137,10 @@ def test_workspace_is_a_bound(kind: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("heads", [16, 128])
-def test_flash_kernel_compiles(target: str, heads: int) -> None:
-    from kernels.mha_prefill.flash_varlen_jit import flash_kernel
-
-    prepared = on_no_device(f"batch=2 new=3200 heads={heads}", kind_of(target))
-    compiled = compile_launch(flash_kernel, target, *launched(prepared, "flash"))
-    assert INSTRUCTIONS[target] in assembly(compiled)
-    assert compiled.metadata.shared <= TARGETS[target][1] << 10
-    assert spilled(compiled) == 0
+@pytest.mark.parametrize("heads", [16, 20])
+def test_compiles(target: str, heads: int) -> None:
+    found = compiled("mha_prefill", target, f"batch=2 new=3200 prefix=0..70 heads={heads}")
+    assert INSTRUCTIONS[target] in found["flash_kernel"].instructions
 
 
 if __name__ == "__main__":

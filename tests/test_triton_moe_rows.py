@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 import kernels
+from harness.architectures import architectures
+from harness.compiling import compile_launch
+from harness.launches import told
 from kernels.fused_moe import deep_gemm
 from kernels.fused_moe.problem import FusedMoeOperands
 from kernels.operands import Seeds
@@ -15,8 +18,6 @@ from shapes.case import parse
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
-
-from triton_compiling import compile_launch, launched, spilled  # noqa: E402
 
 OP = kernels.OPS["fused_moe"]
 LAYOUTS = {"contiguous": deep_gemm.Contiguous, "masked": deep_gemm.Masked}
@@ -53,16 +54,19 @@ def on_no_device(layout: str, text: str, packed: bool, patch: pytest.MonkeyPatch
     return LAYOUTS[layout].Bound(operands, OP.empty_output(sizes, "meta"), packed, None)
 
 
-@pytest.mark.parametrize(("layout", "name"), [(la, n) for la, names in KERNELS.items() for n in names])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("target", ["sm_90", "sm_100"])
-def test_compiles(target: str, layout: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kernels.fused_moe import align_jit, rows_jit
-
+def test_compiles(target: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = target == "sm_100"
     text = f"tokens=64 shared=1 scales={'ue8m0' if packed else 'fp32'}"
-    arguments, options = launched(on_no_device(layout, text, packed, monkeypatch), name)
-    kernel = getattr(align_jit if name == "count" else rows_jit, f"{name}_kernel")
-    assert spilled(compile_launch(kernel, target, arguments, options)) == 0
+    prepared = on_no_device(layout, text, packed, monkeypatch)
+    with told(architectures()[target]) as calls:
+        prepared.call()
+    names = [kernel.partition(":")[2].removesuffix("_kernel") for kernel, _ in calls]
+    assert set(names) == set(KERNELS[layout])
+    for kernel, data in calls:
+        figures = compile_launch(kernel, target, data)
+        assert (figures.error, figures.scratch_bytes) == ("", 0), kernel
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -157,6 +157,17 @@ class BlockScaleGemm(Op):
         inputs.quantise(a, core.a_q, core.a_scale, fmt, sizes.scales)
         return core
 
+    def empty_operands(self, sizes: Sizes, device: str) -> BlockScaleGemmOperands:
+        import torch
+
+        return BlockScaleGemmOperands(
+            b_q=torch.empty(sizes.n, sizes.k, dtype=fp8_format(sizes.fp8).dtype, device=device),
+            b_scale=torch.empty(sizes.n_blocks, sizes.k_blocks, device=device),
+            scales=sizes.scales,
+            a=torch.empty(sizes.m, sizes.k, dtype=torch.bfloat16, device=device),
+            boundary="with_quant",
+        )
+
     def step(self, operands: BlockScaleGemmOperands, into: Mapping[str, torch.Tensor]) -> Callable[[], None]:
         if operands.a is None:
             return super().step(operands, into)

@@ -12,12 +12,11 @@ def gemm_kernel(
     a_scale,  # fp32 [ceil(K / BLOCK_K), M]: the scales that a program takes at once lie side by side
     b,  # FP8 [N, K]
     b_scale,  # fp32 [ceil(N / SCALE_N), ceil(K / BLOCK_K)]
-    out,  # bf16 [M, N]; if SPLITS > 1 fp32 [SPLITS, M, N], the parts
+    out,  # bf16 [M, N]; with several splits fp32 [splits, M, N], the parts
     M,
     N,
     K,
     per_split,  # blocks of K; every split has at least one
-    SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,  # divides SCALE_N
     BLOCK_K: tl.constexpr,  # that share a scale
@@ -28,7 +27,7 @@ def gemm_kernel(
     PRODUCT: tl.constexpr,  # what tl.dot takes: the FP8 format, or fp32 in the interpreter
     FNUZ_BITS: tl.constexpr,
 ):
-    """One program: BLOCK_M x BLOCK_N of the output over one split of K. Grid (tiles, SPLITS).
+    """One program: BLOCK_M x BLOCK_N of the output over one split of K. Grid (tiles, splits).
 
     Tiles go down GROUP_M of M before the next of N, so that those that run together share rows of both.
     Each block of 128 products is summed by itself, then scaled and added in fp32: tensor cores keep fewer

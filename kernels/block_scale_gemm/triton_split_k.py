@@ -11,7 +11,7 @@ from kernels.block_scale_gemm.layouts import column_major
 from kernels.block_scale_gemm.problem import BlockScaleGemmOperands, Sizes
 from kernels.formats import BLOCK, native
 from kernels.op import Prepared, Unsupported
-from kernels.triton_runtime import TritonImplementation, kind_of, require_interpreter
+from kernels.triton_runtime import SuiteTriton, Target
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ class Tile:
     options: Mapping[str, int] = field(default_factory=dict)
 
 
-# Per platform, for up to so many tokens. Matrix instructions on FP8, without a spill if 16 divides K, in
+# Per platform (or architecture), for up to so many tokens. Matrix instructions on FP8, without a spill, in
 # gfx942's 64 KB of shared memory. From compiling, not yet from measuring.
 TILES: dict[str, dict[float, Tile]] = {
     "cuda": {
@@ -62,8 +62,8 @@ CODE_S = 8e-8
 FLOPS = 3e10
 
 
-def tile_for(kind: str, m: int) -> Tile:
-    return next(tile for most, tile in TILES[kind].items() if m <= most)
+def tile_for(tiles: Mapping[float, Tile], m: int) -> Tile:
+    return next(tile for most, tile in tiles.items() if m <= most)
 
 
 def splits_for(tile: Tile, programs: int, m: int, n: int, k: int) -> int:
@@ -75,33 +75,20 @@ def splits_for(tile: Tile, programs: int, m: int, n: int, k: int) -> int:
     return math.ceil(blocks / math.ceil(blocks / splits))
 
 
-def _programs(tile: Tile, device: torch.device) -> int:
-    import torch
-
-    if device.type == "cpu":
-        return CPU_PROGRAMS
-    return torch.cuda.get_device_properties(device).multi_processor_count * tile.resident
-
-
-def _require_native(q: torch.Tensor) -> None:
-    """Raises Unsupported on a GPU whose matrix instructions take the other FP8 format."""
-    import torch
-
-    if q.device.type == "cpu":
-        return
-    arch = getattr(torch.cuda.get_device_properties(q.device), "gcnArchName", "").split(":")[0]
-    given = str(q.dtype).removeprefix("torch.float8_")
-    if given != native(arch):
-        raise Unsupported(f"products of {given} need another GPU; this one takes {native(arch)}")
+def _require_native(q: torch.Tensor, target: Target) -> None:
+    """Raises Unsupported for a GPU whose matrix instructions take the other FP8 format."""
+    given, taken = str(q.dtype).removeprefix("torch.float8_"), native(target.arch)
+    if target.kind != "cpu" and given != taken:
+        raise Unsupported(f"products of {given} need another GPU; {target.arch} takes {taken}")
 
 
-class SplitK(TritonImplementation):
+class SplitK(SuiteTriton):
     """Few tokens leave few tiles: K is split between programs, and a second kernel adds up their parts."""
 
     name = "triton.split_k"
 
     def interpreted_s(self, sizes: Sizes) -> float:
-        tile = tile_for("cpu", sizes.m)
+        tile = tile_for(TILES["cpu"], sizes.m)
         steps = math.ceil(sizes.m / tile.m) * sizes.n_blocks * sizes.k_blocks
         step_s = STEP_S + (tile.m + tile.n) * BLOCK * CODE_S + 2 * tile.m * tile.n * BLOCK / FLOPS
         return steps * step_s
@@ -109,17 +96,18 @@ class SplitK(TritonImplementation):
     def workspace(self, sizes: Sizes) -> int:
         """An upper bound over all platforms: their tiles and their number of programs differ."""
         splits = max(
-            splits_for(tile_for(kind, sizes.m), MOST_PROGRAMS, sizes.m, sizes.n, sizes.k) for kind in TILES
+            splits_for(tile_for(tiles, sizes.m), MOST_PROGRAMS, sizes.m, sizes.n, sizes.k)
+            for tiles in TILES.values()
         )
         outputs = 1 + (splits if splits > 1 else 0)
         return sizes.quantised_bytes + 4 * sizes.m * (sizes.k_blocks + outputs * sizes.n)
 
-    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
-        require_interpreter(out.device)
-        _require_native(operands.b_q)
+    def prepare_for(self, target: Target, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
+        _require_native(operands.b_q, target)
         (m, k), n = operands.a_q.shape, operands.b_q.shape[0]
-        tile = tile_for(kind_of(out.device), m)
-        return _SplitK(operands, out, tile, splits_for(tile, _programs(tile, out.device), m, n, k))
+        tile = tile_for(target.choose(TILES), m)
+        programs = CPU_PROGRAMS if target.kind == "cpu" else target.units * tile.resident
+        return _SplitK(operands, out, tile, splits_for(tile, programs, m, n, k))
 
 
 class _SplitK(Prepared):
@@ -157,7 +145,6 @@ class _SplitK(Prepared):
             triton.cdiv(blocks, splits),
         )
         self.gemm_options = {
-            "SPLITS": splits,
             "BLOCK_M": tile.m,
             "BLOCK_N": tile.n,
             "BLOCK_K": BLOCK,

@@ -212,6 +212,27 @@ class FusedMoe(Op):
             boundary=boundary,
         )
 
+    def empty_operands(self, sizes: Sizes, device: str) -> FusedMoeOperands:
+        from functools import partial
+
+        import torch
+
+        empty = partial(torch.empty, device=device)
+        fp8 = partial(empty, dtype=fp8_format(sizes.fp8).dtype)
+        held, hidden, inter = sizes.held, sizes.hidden, sizes.inter
+        return FusedMoeOperands(
+            w13=fp8(held, 2 * inter, hidden),
+            w13_scale=empty(held, 2 * inter // BLOCK, hidden // BLOCK),
+            w2=fp8(held, hidden, inter),
+            w2_scale=empty(held, hidden // BLOCK, inter // BLOCK),
+            sizes=sizes,
+            seeds=Seeds(),
+            boundary="with_routing",
+            x=empty(sizes.tokens, hidden, dtype=torch.bfloat16),
+            logits=empty(sizes.tokens, sizes.experts),
+            bias=empty(sizes.experts),
+        )
+
     def step(self, operands: FusedMoeOperands, into: Mapping[str, torch.Tensor]) -> Callable[[], None]:
         """Routing, or quantising. What both boundaries have is copied where the inner call keeps it apart."""
         sizes: Sizes = operands.sizes

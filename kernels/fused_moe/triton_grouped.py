@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
 from kernels.fused_moe.problem import FusedMoeOperands, Sizes
 from kernels.op import Prepared
-from kernels.triton_runtime import TritonImplementation, kind_of, require_interpreter
+from kernels.triton_runtime import SuiteTriton, Target
 
 if TYPE_CHECKING:
     import torch
@@ -42,9 +42,9 @@ def _rocm(warps: int) -> dict[str, dict[str, int]]:
     return {"up": options, "down": options}
 
 
-# Per platform, by rows of an expert on average: the smallest tile that holds them, else the last. 16 rows
-# are the smallest matrix instruction, 64 take wgmma; 128 spill on sm_90 and sm_100. From compiling, not yet
-# from measuring. The interpreter's time is per weight that a program reads.
+# Per platform (or architecture), by rows of an expert on average: the smallest tile that holds them, else the
+# last. 16 rows are the smallest matrix instruction, 64 take wgmma; 128 spill on sm_90 and sm_100. From
+# compiling, not yet from measuring. The interpreter's time is per weight that a program reads.
 TILES = {
     "cuda": (Tile(16, **_cuda(4, 3, 3)), Tile(64, **_cuda(8, 3, 3))),
     "rocm": (Tile(16, **_rocm(4)), Tile(64, **_rocm(4)), Tile(128, **_rocm(8))),
@@ -62,9 +62,9 @@ WEIGHT_S, TOKEN_S, EXPERT_S = 1.3e-7, 3e-3, 15e-3
 placing an expert's pairs; seen on a busy Zen 4 core, half more with e4m3fnuz."""
 
 
-def tile_for(kind: str, sizes: Sizes) -> Tile:
+def tile_for(tiles: tuple[Tile, ...], sizes: Sizes) -> Tile:
     rows = sizes.routed.pairs / max(1, sizes.routed.hit)
-    return next((tile for tile in TILES[kind] if rows <= tile.rows), TILES[kind][-1])
+    return next((tile for tile in tiles if rows <= tile.rows), tiles[-1])
 
 
 def tiles_for(rows: int, sizes: Sizes) -> int:
@@ -73,15 +73,19 @@ def tiles_for(rows: int, sizes: Sizes) -> int:
     return min(pairs, (pairs + min(sizes.held, pairs) * (rows - 1)) // rows)
 
 
-class Grouped(TritonImplementation):
+class Grouped(SuiteTriton):
     """Pairs sorted by expert on the device, two grouped FP8 products, SiLU and requantisation between them, a
     combine without atomics. Grids are sized for any picks; nothing is asked of the host."""
 
     name = "triton.grouped"
     activations = "fp8"
+    older_instructions: ClassVar = dict.fromkeys(
+        ("up_kernel", "down_kernel"),
+        "few tokens give an expert a row or two: tiles of 64 would be empty, and weights are what takes time",
+    )
 
     def interpreted_s(self, sizes: Sizes) -> float:
-        rows = tile_for("cpu", sizes).rows
+        rows = tile_for(TILES["cpu"], sizes).rows
         tiles = sum(-(-load // rows) for load in sizes.routed.loads())
         weights = tiles * 3 * sizes.hidden * sizes.inter * (1.5 if sizes.fp8 == "e4m3fnuz" else 1.0)
         return weights * WEIGHT_S + sizes.tokens * TOKEN_S + sizes.held * EXPERT_S
@@ -89,17 +93,16 @@ class Grouped(TritonImplementation):
     def workspace(self, sizes: Sizes) -> int:
         """An upper bound over all platforms; the interpreter writes fp32 and rounds it then."""
         sized = []
-        for kind in TILES:
-            tile = tile_for(kind, sizes)
+        for kind, tiles_of_kind in TILES.items():
+            tile = tile_for(tiles_of_kind, sizes)
             tiles = tiles_for(tile.rows, sizes)
             of_row = 4 + sizes.inter * 5 + sizes.inter // BLOCK * 4
             given = sizes.tokens * sizes.picks * sizes.hidden * (4 if kind == "cpu" else 2)
             sized.append(tiles * (tile.rows * of_row + 4) + given + sizes.held * 4 + 4)
         return max(sized) + sizes.tokens * sizes.hidden * 4
 
-    def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
-        require_interpreter(out.device)
-        return _Grouped(operands, out, tile_for(kind_of(out.device), operands.sizes))
+    def prepare_for(self, target: Target, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
+        return _Grouped(operands, out, tile_for(target.choose(TILES), operands.sizes))
 
 
 def _columns(tile: Tile, sizes: Sizes) -> int:

@@ -222,6 +222,25 @@ class MhaPrefill(Op):
 
         return generate(sizes, seeds, device)
 
+    def empty_operands(self, sizes: Sizes, device: str) -> MhaPrefillOperands:
+        import torch
+
+        starts = torch.empty(sizes.batch + 1, dtype=torch.int32, device=device)
+        fp8 = sizes.dtype == "fp8"
+        dtype = fp8_format(sizes.fp8).dtype if fp8 else torch.bfloat16
+        descale = torch.empty(1, device=device) if fp8 else None
+        return MhaPrefillOperands(
+            q=guarded(sizes.queries, sizes.heads, WIDTH, device, dtype),
+            k=guarded(sizes.keys, sizes.heads, WIDTH, device, dtype),
+            v=guarded(sizes.keys, sizes.heads, VALUE, device, dtype),
+            cu_q=starts,
+            cu_k=starts,
+            sequences=sequences_of(sizes.lengths()),
+            q_descale=descale,
+            k_descale=descale,
+            v_descale=descale,
+        )
+
     def reference(self, operands: MhaPrefillOperands, max_flops: float = float("inf")) -> Reference:
         from kernels.mha_prefill.reference import reference
 

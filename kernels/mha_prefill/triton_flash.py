@@ -18,7 +18,7 @@ from kernels.mha_prefill.problem import (
     takes,
 )
 from kernels.op import Prepared, Support
-from kernels.triton_runtime import TritonImplementation, kind_of, require_interpreter
+from kernels.triton_runtime import SuiteTriton, Target
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +54,7 @@ def tiles_of(sequences: list[Sequence], tile: Tile) -> list[tuple[int, int]]:
     return sorted(tiles, key=lambda at: -(sequences[at[0]].prefix + at[1]))
 
 
-class FlashVarlen(TritonImplementation):
+class FlashVarlen(SuiteTriton):
     """One program per tile of a sequence's query rows; blocks of keys above the diagonal are skipped, only
     those on it are masked. q and k are multiplied in parts of 128 and 64, nothing is padded."""
 
@@ -75,9 +75,8 @@ class FlashVarlen(TritonImplementation):
         steps = sum(-(-(sequences[i].prefix + first + tile.rows) // tile.keys) + 1 for i, first in tiles)
         return INTERPRETED_STEP_S * sizes.heads * steps
 
-    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        require_interpreter(out.device)
-        return _FlashVarlen(operands, out, TILES[kind_of(out.device)])
+    def prepare_for(self, target: Target, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
+        return _FlashVarlen(operands, out, target.choose(TILES))
 
 
 class _FlashVarlen(Prepared):

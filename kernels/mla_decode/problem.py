@@ -208,6 +208,22 @@ class MlaDecode(Op):
             operands.kv = (kv.float() / operands.kv_scale).clamp(-fmt.max, fmt.max).to(fmt.dtype)
         return operands
 
+    def empty_operands(self, sizes: Sizes, device: str) -> MlaDecodeOperands:
+        import torch
+
+        lengths = sizes.lengths()
+        counts = [-(-n // sizes.page) for n in lengths]
+        fp8 = sizes.kv == "fp8"
+        kv = fp8_format(sizes.fp8).dtype if fp8 else torch.bfloat16
+        return MlaDecodeOperands(
+            q=torch.empty(sizes.batch, sizes.heads, WIDTH, dtype=torch.bfloat16, device=device),
+            kv=torch.empty(sum(counts) + SPARE_PAGES, sizes.page, WIDTH, dtype=kv, device=device),
+            page_table=torch.empty(sizes.batch, max(counts) + 1, dtype=torch.int32, device=device),
+            lengths=torch.empty(sizes.batch, dtype=torch.int32, device=device),
+            host_lengths=lengths,
+            kv_scale=KV_SCALE[sizes.fp8] if fp8 else 1.0,
+        )
+
     def reference(self, operands: MlaDecodeOperands, max_flops: float = float("inf")) -> Reference:
         """fp64, one sequence at a time. Above `max_flops` it takes the shortest, the longest, the first
         and the last sequence and then others at even distance, as many as fit.

@@ -13,41 +13,44 @@ def split_kernel(
     kv,  # bf16 or FP8 [pages, PAGE, LATENT + ROPE]
     page_table,  # int32 [batch, table_width]
     lengths,  # int32 [batch], each at least 1
-    partial,  # fp32 [batch, HEADS, SPLITS, LATENT]; not touched if SPLITS == 1
-    log_sums,  # fp32 [batch, HEADS, SPLITS]: log2 of the sum of exp2(score); not touched if SPLITS == 1
-    out,  # bf16 [batch, HEADS, LATENT]; touched only if SPLITS == 1
+    partial,  # fp32 [batch, HEADS, splits, LATENT]; not touched if ONE_SPLIT
+    log_sums,  # fp32 [batch, HEADS, splits]: log2 of the sum of exp2(score); not touched if ONE_SPLIT
+    out,  # bf16 [batch, HEADS, LATENT]; touched only if ONE_SPLIT
     table_width,
     score_scale,  # turns q . kv into a score in the log2 domain
     value_scale,  # turns a cached value into what it means
+    splits,
     HEADS: tl.constexpr,
     PAGE: tl.constexpr,
     LATENT: tl.constexpr,
     ROPE: tl.constexpr,
-    SPLITS: tl.constexpr,
+    ONE_SPLIT: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PRODUCT: tl.constexpr,  # what tl.dot takes: bf16, or fp32 in the interpreter, whose dot gets bf16 wrong
 ):
     """One program: BLOCK_H heads of one sequence over one split of its tokens, BLOCK_N at a time.
 
-    Grid (head blocks, batch, SPLITS): head blocks that read the same rows run side by side, so that all
+    Grid (head blocks, batch, splits): head blocks that read the same rows run side by side, so that all
     but one find them in the cache.
     """
     sequence, split = tl.program_id(1), tl.program_id(2)
     heads = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
     head_ok = heads < HEADS
-    query = sequence.to(tl.int64) * HEADS + heads
+    # Of the sequence in 64 bits, of a head within it in 32: pointers take half the registers so.
+    query = sequence.to(tl.int64) * HEADS
+    part, part_of = query * splits + split, heads * splits
 
     length = tl.load(lengths + sequence)
-    per_split = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_N) * BLOCK_N
+    per_split = tl.cdiv(tl.cdiv(length, splits), BLOCK_N) * BLOCK_N
     start = split * per_split
     end = tl.minimum(start + per_split, length)
     if start >= end:
-        tl.store(log_sums + query * SPLITS + split, float("-inf"), mask=head_ok)
+        tl.store(log_sums + part + part_of, float("-inf"), mask=head_ok)
         return
 
     latent, rope = tl.arange(0, LATENT), LATENT + tl.arange(0, ROPE)
-    q_row = q + query[:, None] * (LATENT + ROPE)
+    q_row = q + query * (LATENT + ROPE) + heads[:, None] * (LATENT + ROPE)
     q_latent = tl.load(q_row + latent[None, :], mask=head_ok[:, None], other=0.0).to(PRODUCT)
     q_rope = tl.load(q_row + rope[None, :], mask=head_ok[:, None], other=0.0).to(PRODUCT)
     pages = page_table + sequence.to(tl.int64) * table_width
@@ -77,21 +80,22 @@ def split_kernel(
         peak = new_peak
 
     attended *= (value_scale / total)[:, None]
-    if SPLITS == 1:
-        tl.store(out + query[:, None] * LATENT + latent[None, :], attended, mask=head_ok[:, None])
+    if ONE_SPLIT:
+        out_at = out + query * LATENT + (heads[:, None] * LATENT + latent[None, :])
+        tl.store(out_at, attended, mask=head_ok[:, None])
     else:
-        part = query * SPLITS + split
-        tl.store(partial + part[:, None] * LATENT + latent[None, :], attended, mask=head_ok[:, None])
-        tl.store(log_sums + part, peak + tl.log2(total), mask=head_ok)
+        partial_at = partial + part * LATENT + (part_of[:, None] * LATENT + latent[None, :])
+        tl.store(partial_at, attended, mask=head_ok[:, None])
+        tl.store(log_sums + part + part_of, peak + tl.log2(total), mask=head_ok)
 
 
 @triton.jit
 def combine_kernel(
-    partial,  # fp32 [queries, SPLITS, LATENT]
-    log_sums,  # fp32 [queries, SPLITS]; -inf where the split had no tokens and its partial holds anything
+    partial,  # fp32 [queries, splits, LATENT]
+    log_sums,  # fp32 [queries, splits]; -inf where the split had no tokens and its partial holds anything
     out,  # bf16 [queries, LATENT]
+    splits,
     LATENT: tl.constexpr,
-    SPLITS: tl.constexpr,
     SPLITS_PADDED: tl.constexpr,  # to a power of two
     BLOCK_D: tl.constexpr,
 ):
@@ -100,10 +104,10 @@ def combine_kernel(
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     split = tl.arange(0, SPLITS_PADDED)
 
-    log_sum = tl.load(log_sums + query * SPLITS + split, mask=split < SPLITS, other=float("-inf"))
+    log_sum = tl.load(log_sums + query * splits + split, mask=split < splits, other=float("-inf"))
     weights = tl.exp2(log_sum - tl.max(log_sum, 0))
     weights /= tl.sum(weights, 0)
     used = log_sum > float("-inf")
-    parts = partial + (query * SPLITS + split)[:, None] * LATENT + column[None, :]
+    parts = partial + (query * splits + split)[:, None] * LATENT + column[None, :]
     values = tl.load(parts, mask=used[:, None], other=0.0)
     tl.store(out + query * LATENT + column, tl.sum(values * weights[:, None], 0))

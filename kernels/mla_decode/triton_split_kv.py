@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from kernels.mla_decode.problem import LATENT, ROPE, MlaDecodeOperands, Sizes
 from kernels.op import Prepared
-from kernels.triton_runtime import TritonImplementation, kind_of, require_interpreter
+from kernels.triton_runtime import SuiteTriton, Target
 
 if TYPE_CHECKING:
     import torch
@@ -31,22 +31,44 @@ class Tile:
     options: Mapping[str, int] = field(default_factory=dict)
 
 
-# Per platform: for ranks of few heads, and of many (attention data-parallel: 128). 16 heads are the
-# smallest matrix instruction; 64 take wgmma on sm_90 and tcgen05 on sm_100, and on ROCm give each of the
-# four waves its own heads. Tokens and stages: what fits gfx942's 64 KB of shared memory without a spill,
-# and what lets an NVIDIA unit hold two programs of 16 heads. From compiling, not yet from measuring.
+@dataclass(frozen=True)
+class Tiles:
+    """For ranks of few heads, and of many (attention data-parallel: 128); and where the cache is FP8."""
+
+    few: Tile
+    many: Tile
+    few_fp8: Tile
+    many_fp8: Tile
+
+
+def _any_cache(few: Tile, many: Tile) -> Tiles:
+    return Tiles(few, many, few, many)
+
+
+_ROCM = {"num_warps": 4, "num_stages": 2, "matrix_instr_nonkdim": 16}
+
+# Per platform or architecture. 16 heads are the smallest matrix instruction; 64 take wgmma on sm_90 and
+# tcgen05 on sm_100, but leave no registers for widening an FP8 cache; on ROCm they give each of the four
+# waves its own heads. Tokens and stages: what fits without a spill, on gfx942 into 64 KB of shared memory;
+# gfx950's full rate takes 32 tokens; and what lets an NVIDIA unit hold two programs of 16 heads. From
+# compiling, not yet from measuring.
 TILES = {
-    "cuda": (
-        Tile(16, 32, resident=2, options={"num_warps": 4, "num_stages": 5}),
-        Tile(64, 32, options={"num_warps": 8, "num_stages": 3}),
+    "cuda": Tiles(
+        few=Tile(16, 32, resident=2, options={"num_warps": 4, "num_stages": 5}),
+        many=Tile(64, 32, options={"num_warps": 8, "num_stages": 3}),
+        few_fp8=Tile(16, 32, options={"num_warps": 8, "num_stages": 3}),
+        many_fp8=Tile(32, 32, options={"num_warps": 8, "num_stages": 3}),
     ),
-    "rocm": (
-        Tile(16, 32, options={"num_warps": 4, "num_stages": 2, "matrix_instr_nonkdim": 16}),
-        Tile(64, 16, options={"num_warps": 4, "num_stages": 2, "matrix_instr_nonkdim": 16}),
+    "rocm": _any_cache(Tile(16, 32, options=_ROCM), Tile(64, 16, options=_ROCM)),
+    "gfx950": Tiles(
+        few=Tile(16, 32, resident=2, options=_ROCM),
+        many=Tile(64, 32, options=_ROCM),
+        few_fp8=Tile(16, 32, options=_ROCM),
+        many_fp8=Tile(64, 32, options=_ROCM),
     ),
-    "cpu": (Tile(16, 128), Tile(64, 128)),
+    "cpu": _any_cache(Tile(16, 128), Tile(64, 128)),
 }
-FEW = 32  # heads; more take the second tile
+FEW = 32  # heads
 
 MIN_STEPS = 4  # below that a split costs more than it brings: its partial, and a pipeline to fill
 MOST_PROGRAMS = 608  # that any device holds: 304 compute units of an MI300X, two on each
@@ -54,9 +76,10 @@ CPU_PROGRAMS = 128  # of no meaning to the interpreter: enough that it sees seve
 COMBINE_VALUES = 8192  # partial values at once in a program of the combine: 64 registers per thread
 
 
-def tile_for(kind: str, heads: int) -> Tile:
-    narrow, wide = TILES[kind]
-    return narrow if heads <= FEW else wide
+def tile_for(tiles: Tiles, heads: int, fp8: bool) -> Tile:
+    if fp8:
+        return tiles.few_fp8 if heads <= FEW else tiles.many_fp8
+    return tiles.few if heads <= FEW else tiles.many
 
 
 def splits_for(tile: Tile, programs: int, batch: int, heads: int, longest: int) -> int:
@@ -66,35 +89,28 @@ def splits_for(tile: Tile, programs: int, batch: int, heads: int, longest: int) 
     return max(1, min(fill, longest // (MIN_STEPS * tile.tokens)))
 
 
-def _programs(tile: Tile, device: torch.device) -> int:
-    import torch
-
-    if device.type == "cpu":
-        return CPU_PROGRAMS
-    return torch.cuda.get_device_properties(device).multi_processor_count * tile.resident
-
-
-class SplitKv(TritonImplementation):
+class SplitKv(SuiteTriton):
     """Each sequence is split between programs; a second kernel combines what they found."""
 
     name = "triton.split_kv"
+    older_instructions: ClassVar = {
+        "split_kernel": "16 heads are 16 rows; 64 and an FP8 cache to widen do not fit the registers"
+    }
 
     def workspace(self, sizes: Sizes) -> int:
         """An upper bound over all platforms: their tiles and their number of programs differ."""
         rows = sizes.batch * sizes.heads
         splits = max(
-            splits_for(
-                tile_for(kind, sizes.heads), MOST_PROGRAMS, sizes.batch, sizes.heads, max(sizes.lengths())
-            )
-            for kind in TILES
+            splits_for(tile, MOST_PROGRAMS, sizes.batch, sizes.heads, max(sizes.lengths()))
+            for tile in (tile_for(tiles, sizes.heads, sizes.kv == "fp8") for tiles in TILES.values())
         )
         return rows * splits * (LATENT + 1) * 4 + rows * LATENT * 4
 
-    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        require_interpreter(out.device)
+    def prepare_for(self, target: Target, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         batch, heads = operands.q.shape[:2]
-        tile = tile_for(kind_of(out.device), heads)
-        splits = splits_for(tile, _programs(tile, out.device), batch, heads, max(operands.host_lengths))
+        tile = tile_for(target.choose(TILES), heads, operands.kv.element_size() == 1)
+        programs = CPU_PROGRAMS if target.kind == "cpu" else target.units * tile.resident
+        splits = splits_for(tile, programs, batch, heads, max(operands.host_lengths))
         return _SplitKv(operands, out, tile, splits)
 
 
@@ -125,7 +141,8 @@ class _SplitKv(Prepared):
             "PAGE": operands.page,
             "LATENT": LATENT,
             "ROPE": ROPE,
-            "SPLITS": splits,
+            "splits": splits,
+            "ONE_SPLIT": splits == 1,
             "BLOCK_H": tile.heads,
             "BLOCK_N": tile.tokens,
             "PRODUCT": tl.float32 if interpreted else tl.bfloat16,
@@ -136,7 +153,7 @@ class _SplitKv(Prepared):
         self.combine = combine_kernel[(batch * heads, LATENT // columns)]
         self.combine_options = {
             "LATENT": LATENT,
-            "SPLITS": splits,
+            "splits": splits,
             "SPLITS_PADDED": padded,
             "BLOCK_D": columns,
         }

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from harness.errors import USAGE, HarnessError
+from harness.errors import STOPPED, USAGE, HarnessError
 from kernels import PluginError
 from kernels.platform import KINDS
 
@@ -134,7 +134,11 @@ def run(**options: Any) -> None:
     from harness.run_command import Request
     from harness.run_command import run as run_request
 
-    sys.exit(run_request(Request(**options)))
+    try:
+        sys.exit(run_request(Request(**options)))
+    except KeyboardInterrupt:
+        click.echo("stopped; finished cases are recorded, --resume RUN measures the rest", err=True)
+        sys.exit(STOPPED)
 
 
 def main() -> int:
@@ -154,6 +158,6 @@ def main() -> int:
         click.echo(f"error: {error.format_message()}", err=True)
         return USAGE
     except (click.Abort, KeyboardInterrupt):
-        click.echo("stopped; finished cases are recorded, --resume RUN measures the rest", err=True)
-        return 130
+        click.echo("stopped", err=True)
+        return STOPPED
     return 0

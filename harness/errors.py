@@ -1,6 +1,7 @@
 """A user's mistakes and a machine's limits: one clear line and an exit code, never a traceback."""
 
 OK, FAILED, USAGE, NOTHING_RAN = 0, 1, 2, 3
+STOPPED = 130  # by control-C, as shells have it
 
 
 class HarnessError(Exception):

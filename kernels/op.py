@@ -6,13 +6,13 @@ imported inside functions, so that `list` works on a machine that has none of th
 
 from __future__ import annotations
 
-import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels.operands import Operands, Seeds
+from kernels.sizes import read_sizes
 from shapes.case import Case, Size
 
 if TYPE_CHECKING:
@@ -309,21 +309,3 @@ class Op(ABC):
     def turn_bytes(self, sizes: Any) -> int:
         """Bytes of memory that a further set takes."""
         return self.streamed_bytes(sizes)
-
-
-def read_sizes(op: str, cls: type, given: Mapping[str, Size]) -> Any:
-    """Builds a Sizes dataclass from text or numbers; names the op's sizes where one is unknown."""
-    kinds = typing.get_type_hints(cls)
-    names = ", ".join(kinds)
-    values: dict[str, Size] = {}
-    for name, value in given.items():
-        if name not in kinds:
-            raise ValueError(f"unknown size {name!r} for {op}; sizes: {names}")
-        try:
-            values[name] = kinds[name](value)
-        except ValueError:
-            raise ValueError(f"size {name}={value!r} of {op} is not a whole number") from None
-    missing = [f.name for f in fields(cls) if f.name not in values and f.default is MISSING]
-    if missing:
-        raise ValueError(f"{op} needs {', '.join(missing)}; sizes: {names}")
-    return cls(**values)

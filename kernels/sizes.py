@@ -1,0 +1,28 @@
+"""Sizes of a case, as text or numbers, read into an op's own class."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from shapes.case import Size
+
+
+def read_sizes(op: str, cls: type, given: Mapping[str, Size]) -> Any:
+    """Builds a Sizes dataclass from text or numbers; names the op's sizes where one is unknown."""
+    kinds = typing.get_type_hints(cls)
+    names = ", ".join(kinds)
+    values: dict[str, Size] = {}
+    for name, value in given.items():
+        if name not in kinds:
+            raise ValueError(f"unknown size {name!r} for {op}; sizes: {names}")
+        try:
+            values[name] = kinds[name](value)
+        except ValueError:
+            raise ValueError(f"size {name}={value!r} of {op} is not a whole number") from None
+    missing = [f.name for f in fields(cls) if f.name not in values and f.default is MISSING]
+    if missing:
+        raise ValueError(f"{op} needs {', '.join(missing)}; sizes: {names}")
+    return cls(**values)

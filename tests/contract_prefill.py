@@ -39,13 +39,18 @@ class Row(NamedTuple):
 AITER = ("aiter_attention",)
 INFER = ("flashinfer_attention",)
 
-# Not doubled, and so not held to any contract: aiter.asm, aiter.ck and aiter.opus called by themselves,
-# flashinfer.cudnn, flashinfer.trtllm and flashinfer.cute_dsl, and sglang.triton_extend.
+INFER_CUDNN = ("flashinfer_attention", "cudnn_frontend")
+
+# Not doubled, and so not held to any contract: sglang.triton_extend.
 ROWS = {
     row.text: row
     for row in (
         Row("aiter.dispatch", "rocm", "gfx942", AITER),
         Row("aiter.dispatch", "rocm", "gfx950", AITER),
+        Row("aiter.asm", "rocm", "gfx942", AITER),
+        Row("aiter.asm", "rocm", "gfx950", AITER),
+        Row("aiter.ck", "rocm", "gfx942", AITER),
+        Row("aiter.opus", "rocm", "gfx950", AITER),
         Row("aiter.triton", "rocm", "gfx942", AITER),
         Row("aiter.fp8", "rocm", "gfx942", AITER, "fp8"),
         Row("aiter.fp8", "rocm", "gfx950", AITER, "fp8"),
@@ -59,6 +64,10 @@ ROWS = {
         Row("flashinfer.fa3", "cuda", "sm_90", INFER),
         Row("flashinfer.cutlass", "cuda", "sm_100", INFER),
         Row("flashinfer.cutlass", "cuda", "sm_100", INFER, "fp8"),
+        Row("flashinfer.cudnn", "cuda", "sm_100", INFER_CUDNN),
+        Row("flashinfer.trtllm", "cuda", "sm_100", INFER),
+        Row("flashinfer.trtllm", "cuda", "sm_100", INFER, "fp8"),
+        Row("flashinfer.cute_dsl", "cuda", "sm_100", INFER, "fp8"),
         Row("cudnn", "cuda", "sm_90", ("cudnn_frontend",)),
         Row("cudnn", "cuda", "sm_100", ("cudnn_frontend",)),
         Row("cudnn", "cuda", "sm_100", ("cudnn_frontend",), "fp8"),

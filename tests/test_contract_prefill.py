@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from contract_prefill import CASES, FRESH, OP, ROWS, keep
+from contract_prefill import CASES, FRESH, IMPLEMENTATIONS, INFER, OP, ROWS, Row, keep
 
 from kernels import vendor
 
@@ -28,3 +28,12 @@ def test_another_fp8_format_would_be_noticed(row, monkeypatch):
     with pytest.raises(Exception) as noticed:  # what the library or the judge says
         keep(row, FRESH, fp8=other)
     assert f"not {other}" not in str(noticed.value)
+
+
+def test_bf16_that_the_library_lacks_would_be_noticed(monkeypatch):
+    row = Row("flashinfer.cute_dsl", "cuda", "sm_100", INFER)
+    with pytest.raises(AssertionError, match="takes dtype=fp8, not bf16"):
+        keep(row, FRESH)
+    monkeypatch.setattr(type(IMPLEMENTATIONS[row.name]), "dtypes", ("bf16",))
+    with pytest.raises(NotImplementedError, match="headdim 192"):
+        keep(row, FRESH)

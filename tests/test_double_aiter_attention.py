@@ -333,6 +333,90 @@ def test_a_wrong_prefill_is_refused_or_seen(aiter, wrong):
     assert not close(found, case.wanted())
 
 
+def entry(aiter, name, case, **changed):
+    """One of the compiled entries, by the arguments that it takes."""
+    arguments = dict(case.arguments) | {"softmax_scale": SCALE}
+    causal = arguments.pop("causal")
+    if name == "fmha_fwd_bf16_opus_varlen_fwd":
+        arguments = {k.replace("cu_seqlens", "seqstart"): v for k, v in arguments.items()}
+        return aiter.fmha_fwd_bf16_opus_varlen_fwd(
+            **({"q": case.q, "k": case.k, "v": case.v, "causal": causal} | arguments | changed)
+        )
+    arguments |= {
+        "q": case.q, "k": case.k, "v": case.v, "is_causal": causal, "min_seqlen_q": 0, "dropout_p": 0.0,
+        "logits_soft_cap": 0.0, "zero_tensors": False, "window_size_left": -1, "window_size_right": -1,
+        "return_softmax_lse": False, "return_dropout_randval": False,
+    }  # fmt: skip
+    arguments |= {"how_v3_bf16_cvt": 1} if name == "fmha_v3_varlen_fwd" else {"sink_size": 0}
+    return getattr(aiter, name)(**(arguments | changed))
+
+
+@pytest.mark.parametrize(("new", "past"), PREFILLS)
+@pytest.mark.parametrize("name", ["fmha_v3_varlen_fwd", "mha_varlen_fwd"])
+def test_prefill_by_one_backend(aiter, name, new, past):
+    case = Prefill(torch.bfloat16, new, past)
+    out, lse, *rest = entry(aiter, name, case)
+    assert close(out, case.wanted()) and lse.numel() == 0 and len(rest) == 2
+    given = torch.empty_like(out)
+    out, lse, *_ = entry(aiter, name, case, out=given, return_softmax_lse=True, is_causal=False)
+    assert out.data_ptr() == given.data_ptr() and close(given, case.wanted(causal=False))
+    assert lse.shape == (case.heads, sum(new)) and torch.isfinite(lse).all()
+    for wrong in (
+        {"softmax_scale": torch.tensor(SCALE)}, {"is_causal": 1}, {"max_seqlen_q": 3}, {"max_seqlen_k": 3},
+        {"q": case.q.half()}, {"k": case.k.transpose(1, 2).contiguous().transpose(1, 2)},
+        {"out": given.float()}, {"cu_seqlens_q": case.cu_q.long()}, {"dropout_p": 0.5},
+        {"cu_seqlens_k": case.cu_k + 1}, {"v": case.k}, {"return_dropout_randval": True},
+    ):  # fmt: skip
+        with pytest.raises((RuntimeError, TypeError, ValueError, NotImplementedError)):
+            entry(aiter, name, case, **wrong)
+
+
+def test_the_assembly_has_kernels_of_its_own(aiter):
+    name, fp8 = "fmha_v3_varlen_fwd", aiter.dtypes.fp8
+    descales = {f"{x}_descale": torch.tensor([t]) for x, t in zip("qkv", (0.5, 0.75, 2.0), strict=True)}
+    case = Prefill(fp8, [5, 12], [9, 0], dim=128)
+    assert close(entry(aiter, name, case, **descales)[0], case.wanted((0.5, 0.75, 2.0)))
+    per_head = {n: d.expand(2, case.heads).contiguous() for n, d in descales.items()}
+    assert close(entry(aiter, name, case, **per_head)[0], case.wanted((0.5, 0.75, 2.0)))
+    wide, half = Prefill(fp8, [5], [0]), Prefill(torch.float16, [5], [0])
+    for wrong, other in (
+        (wide, descales), (half, {}), (case, {}), (case, {n: d.double() for n, d in descales.items()}),
+        (Prefill(torch.bfloat16, [5], [0]), descales),
+    ):  # fmt: skip
+        with pytest.raises((RuntimeError, ValueError)):
+            entry(aiter, name, wrong, **other)
+    with pytest.raises((RuntimeError, ValueError)):
+        entry(aiter, name, case, **(descales | {"v_descale": None}))
+    assert close(entry(aiter, "mha_varlen_fwd", wide, **descales)[0], wide.wanted((0.5, 0.75, 2.0)))
+    assert close(entry(aiter, "mha_varlen_fwd", half)[0], half.wanted())
+    with pytest.raises(RuntimeError, match="invalid argument"):
+        entry(aiter, "mha_varlen_fwd", wide, **descales, return_softmax_lse=True)
+
+
+def test_ck_skips_short_sequences_where_it_is_told_a_shortest_one(aiter):
+    case = Prefill(torch.bfloat16, [5, 12], [9, 0])
+    out = entry(aiter, "mha_varlen_fwd", case, min_seqlen_q=5)[0]
+    assert out[:5].isnan().all() and close(out[5:], case.wanted()[5:])
+    assert close(entry(aiter, "fmha_v3_varlen_fwd", case, min_seqlen_q=5)[0], case.wanted())
+
+
+def test_opus_is_of_gfx950_and_of_one_shape():
+    name = "fmha_fwd_bf16_opus_varlen_fwd"
+    case = Prefill(torch.bfloat16, [5, 12], [9, 0])
+    with on("gfx950") as aiter:
+        given = torch.empty(17, 4, 128, dtype=torch.bfloat16)
+        assert entry(aiter, name, case, out=given) is given and close(given, case.wanted())
+        assert close(entry(aiter, name, case, causal=False), case.wanted(causal=False))
+        for wrong in (
+            {"q": case.q.half()}, {"v": case.k}, {"max_seqlen_k": 0}, {"max_seqlen_q": 3},
+            {"seqstart_k": case.cu_k[:-1]}, {"out": given[1:]}, {"k": case.k[:, :3]},
+        ):  # fmt: skip
+            with pytest.raises((RuntimeError, ValueError)):
+                entry(aiter, name, case, **wrong)
+    with on("gfx942") as aiter, pytest.raises(RuntimeError, match="gfx950"):
+        entry(aiter, name, case)
+
+
 def plan_ps(aiter, case, **changed):
     batch, heads = len(case.new), case.heads
     info = aiter.get_ps_metadata_info_v1(batch, heads, max(case.new))

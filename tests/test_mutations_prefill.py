@@ -55,6 +55,9 @@ def heads_first(o: Any, name: str, shape: Callable = cudnn.shape) -> tuple[list[
 
 
 CUDNN, CUDNN_FP8 = "cudnn sm_100 bf16", "cudnn sm_100 fp8"
+ASM, CK, OPUS = "aiter.asm gfx942 bf16", "aiter.ck gfx942 bf16", "aiter.opus gfx950 bf16"
+INFER_CUDNN, TRTLLM = "flashinfer.cudnn sm_100 bf16", "flashinfer.trtllm sm_100 bf16"
+TRTLLM_FP8, CUTE_FP8 = "flashinfer.trtllm sm_100 fp8", "flashinfer.cute_dsl sm_100 fp8"
 RAGGED, CUTLASS_FP8 = "flashinfer.fa2 sm_90 bf16", "flashinfer.cutlass sm_100 fp8"
 
 
@@ -250,6 +253,58 @@ def mutations() -> list[Mutation]:
             changed(cudnn.fp8_scales, but(descale_s=lambda d: torch.ones_like(d["descale_s"]))),
         ),
     ]
+    found += [
+        Mutation(what, row, aiter, "forward_arguments", changed(aiter.forward_arguments, change))
+        for row in (ASM, CK)
+        for what, change in (
+            ("scale of the 128 alone", but(softmax_scale=lambda d: 128**-0.5)),
+            ("no causal mask", but(is_causal=lambda d: False)),
+            ("q and k lengths swapped", swapped("cu_seqlens_q", "cu_seqlens_k")),
+        )
+    ]
+    found += [
+        Mutation("short sequences skipped", CK, aiter, "forward_arguments",
+                 changed(aiter.forward_arguments, but(min_seqlen_q=lambda d: 40))),
+        Mutation("a window of one token", ASM, aiter, "forward_arguments",
+                 changed(aiter.forward_arguments, but(window_size_left=lambda d: 1))),
+        Mutation("q and k lengths swapped", OPUS, aiter, "opus_lengths",
+                 changed(aiter.opus_lengths, swapped("seqstart_q", "seqstart_k"))),
+        Mutation("longest q one short", OPUS, aiter, "opus_lengths",
+                 changed(aiter.opus_lengths, but(max_seqlen_q=lambda d: d["max_seqlen_q"] - 1))),
+        Mutation("scale missing", OPUS, aiter, "opus_lengths",
+                 changed(aiter.opus_lengths, but(softmax_scale=lambda d: 1.0))),
+        Mutation("seqstart_k off by one", OPUS, aiter, "opus_lengths",
+                 changed(aiter.opus_lengths, but(seqstart_k=lambda d: one_less(d["seqstart_k"])))),
+    ]  # fmt: skip
+    found += [
+        Mutation(what, INFER_CUDNN, flashinfer, step, changed(getattr(flashinfer, step), change))
+        for what, step, change in (
+            ("offsets in tokens", "elements", but(qo_indptr=lambda d: d["qo_indptr"] // (4 * 192))),
+            ("k's offsets in tokens", "elements", but(kv_indptr=lambda d: d["kv_indptr"] // (4 * 192))),
+            ("v's offsets of k", "elements", but(v_indptr=lambda d: d["kv_indptr"])),
+            ("the output's offsets of q", "elements", but(o_indptr=lambda d: d["qo_indptr"])),
+            ("q and k lengths swapped", "sequence_lengths", swapped("seq_lens", "seq_lens_q")),
+            ("lengths in int64", "sequence_lengths", but(seq_lens=lambda d: d["seq_lens"].long())),
+        )
+    ]
+    found += [
+        Mutation(what, row, flashinfer, step, changed(getattr(flashinfer, step), change))
+        for row, what, step, change in (
+            (TRTLLM, "lengths of q", "trtllm_lengths", but(seq_lens=lambda d: d["cum_seq_lens_q"].diff())),
+            (TRTLLM, "lengths in int64", "trtllm_lengths", but(seq_lens=lambda d: d["seq_lens"].long())),
+            (TRTLLM, "q and k swapped", "trtllm_lengths", swapped("cum_seq_lens_q", "cum_seq_lens_kv")),
+            (TRTLLM, "longest q one short", "trtllm_lengths", but(max_q_len=lambda d: d["max_q_len"] - 1)),
+            (TRTLLM, "a sequence too few", "trtllm_lengths", but(batch_size=lambda d: d["batch_size"] - 1)),
+            (TRTLLM, "q and k known swapped", "known_lengths", swapped("q_seq_lens_cpu", "kv_seq_lens_cpu")),
+            (TRTLLM, "no causal mask", "scoring", but(causal=lambda d: False)),
+            (TRTLLM, "scale missing", "product_scales", but(bmm1_scale=lambda d: 1.0)),
+            (TRTLLM_FP8, "scales swapped", "product_scales", swapped("bmm1_scale", "bmm2_scale")),
+            (TRTLLM_FP8, "v's scale missing", "product_scales", but(bmm2_scale=lambda d: 1.0)),
+            (CUTE_FP8, "v's scale missing", "product_scales", but(bmm2_scale=lambda d: 1.0)),
+            (CUTE_FP8, "keys off by one", "trtllm_lengths",
+             but(cum_seq_lens_kv=lambda d: one_less(d["cum_seq_lens_kv"]))),
+        )
+    ]  # fmt: skip
     return found
 
 

@@ -183,10 +183,13 @@ class TrtLlm(FlashInfer):
 
 
 class CuteDsl(TrtLlm):
-    """The same entry with FlashInfer's own kernels in CuTe."""
+    """The same entry with FlashInfer's own kernels in CuTe. At this width they are of FP8: none is published
+    for bf16, and one compiled would want 256 KiB of shared memory
+    (flashinfer/attention/cute_dsl/fmha.py, flashinfer/cute_dsl/attention/fmha/fmha.py)."""
 
     name = "flashinfer.cute_dsl"
     requires = "flashinfer-python 0.6.10 or later, CUDA sm_100 or sm_103"
+    dtypes = ("fp8",)
     backend = "cute-dsl"
 
 

@@ -1,13 +1,17 @@
 """BatchPrefillWithRaggedKVCacheWrapper: flashinfer/prefill.py:3193-4389, csrc/batch_prefill.cu (fa2),
-csrc/batch_prefill_sm90.cu (fa3), csrc/fmha_cutlass_sm100.cu (cutlass). Causal or full attention; backends
-cudnn, cute-dsl and fmha_v2, masks, windows, position encodings and CUDA-graph buffers are not doubled."""
+csrc/batch_prefill_sm90.cu (fa3), csrc/fmha_cutlass_sm100.cu (cutlass), flashinfer/cudnn/prefill.py (cudnn),
+trtllm_ragged_attention_deepseek (cute-dsl at head dimension 128). Causal or full attention; fmha_v2, the
+modular cute-dsl kernel, masks, windows, position encodings and CUDA-graph buffers are not doubled."""
 
 import functools
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
 
+from flashinfer._ragged import trtllm_ragged_attention_deepseek
+from flashinfer.cudnn import cudnn_batch_prefill_with_kv_cache
 from flashinfer.utils import FLOAT8, arch, attend, check, check_shape_dtype_device, vectors
 
 
@@ -82,11 +86,17 @@ class BatchPrefillWithRaggedKVCacheWrapper:
             # the planners cast pointers to the type of kv_indptr (:3858), cutlass to int*
             check(t.dtype == torch.int32 and t.is_contiguous(), f"{name} is read as contiguous int32")
         dims = (head_dim_qk, head_dim_vo)
+        if self._backend == "cute-dsl":  # :3708
+            check(dims[0] == dims[1], "cute-dsl backend requires head_dim_vo == head_dim_qk",
+                  NotImplementedError)  # fmt: skip
+            nhd = self._kv_layout == "NHD"
+            check(nhd, "cute-dsl backend only supports NHD layout", NotImplementedError)
+            check(dims[0] == 128, "the modular cute-dsl kernel is not doubled", NotImplementedError)
         if self._backend == "auto":  # :3804, utils.py:545 and :427
             mixed = kv_dtype in FLOAT8 and q_dtype not in FLOAT8
             hopper = arch() == "sm_90" and not mixed and _fa3_dims(*dims)
             self._backend = "fa3" if hopper else "fa2"  # and stays so for later plans
-        doubled = self._backend in ("fa2", "fa3", "cutlass")
+        doubled = self._backend in ("fa2", "fa3", "cutlass", "cudnn", "cute-dsl")
         check(doubled, f"backend {self._backend} is not doubled", NotImplementedError)
         half = (torch.float16, torch.bfloat16)
         if self._backend == "fa3":
@@ -113,6 +123,10 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         self._plan_info = (rows, keys, num_qo_heads, num_kv_heads, *dims)
         self._dtypes = (q_dtype, kv_dtype, o_dtype)
         self._causal, self._sm_scale = causal, sm_scale
+        self._seq_lens_q, self._seq_lens_kv = seq_lens_q, seq_lens
+        self._max_token_per_sequence, self._max_sequence_kv = max_token_per_sequence, max_sequence_kv
+        self._v_indptr_buf = self._kv_indptr_buf if v_indptr is None else v_indptr.to(self.device)
+        self._o_indptr_buf = self._qo_indptr_buf if o_indptr is None else o_indptr.to(self.device)
 
     begin_forward = plan
 
@@ -142,6 +156,20 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         check(q.dtype == q_dtype, f"q {q.dtype} is not the planned {q_dtype}", ValueError)  # utils.py:356
         check(k.dtype == kv_dtype, f"k {k.dtype} is not the planned {kv_dtype}", ValueError)
         check(v.dtype == kv_dtype, f"v {v.dtype} is read as {kv_dtype}")  # nobody checks it
+        if self._backend in ("cudnn", "cute-dsl"):
+            out_dtype = o_dtype
+            if out_dtype.itemsize == 1:
+                out_dtype = torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype
+            shape = (*q.shape[:-1], v.shape[-1])
+            out = torch.full(shape, math.nan, dtype=out_dtype) if out is None else out
+            check_shape_dtype_device(out, shape, out_dtype, q.device, "out")
+            if return_lse and lse is None:
+                lse = torch.full(q.shape[:2], math.nan)
+            elif return_lse:
+                check_shape_dtype_device(lse, q.shape[:2], torch.float32, q.device, "lse")
+            scales = (q_scale, k_scale, v_scale, o_scale)
+            run = self._cudnn if self._backend == "cudnn" else self._cute_dsl
+            return run(q, k, v, scales, out, lse, return_lse)
         total = q.size(0) == rows[-1]
         check(total, f"q.shape[0] ({q.size(0)}) does not match qo_indptr[-1] ({rows[-1]})", ValueError)
         planned = self._qo_indptr_buf.tolist() == rows and self._kv_indptr_buf.tolist() == keys
@@ -190,6 +218,44 @@ class BatchPrefillWithRaggedKVCacheWrapper:
             if lse is not None:
                 lse[at] = base2
         return (out, lse) if return_lse else out
+
+    def _cudnn(self, q, k, v, scales, out, lse, return_lse):
+        """:4275; qo_indptr and the others are offsets in elements, seq_lens of the two sides are needed. lse
+        is [tokens, heads] here and [sequences, max, heads] there: no call that asks for it gets through."""
+        last = int(self._qo_indptr_buf[-1])
+        check(q.numel() == last, f"q.numel() ({q.numel()}) does not match qo_indptr[-1] ({last})", ValueError)
+        check(self._kv_layout == "NHD", "HND is misread by this backend")
+        check(self._seq_lens_q is not None, "'NoneType' object has no attribute 'dim'", AttributeError)
+        lengths = [
+            t.reshape(-1, 1, 1, 1) if t is not None and t.dim() == 1 else t
+            for t in (self._seq_lens_q, self._seq_lens_kv)
+        ]
+        cudnn_batch_prefill_with_kv_cache(
+            q, k, v, q.shape[-1] ** -0.5 if self._sm_scale is None else self._sm_scale,
+            self._float_workspace_buffer, max_token_per_sequence=self._max_token_per_sequence,
+            max_sequence_kv=self._max_sequence_kv, actual_seq_lens_q=lengths[0],
+            actual_seq_lens_kv=lengths[1], return_lse=return_lse, causal=self._causal, q_scale=scales[0],
+            k_scale=scales[1], v_scale=scales[2], batch_offsets_q=self._qo_indptr_buf,
+            batch_offsets_k=self._kv_indptr_buf, batch_offsets_v=self._v_indptr_buf,
+            batch_offsets_o=self._o_indptr_buf, out=out, lse=lse,
+        )  # fmt: skip
+        return (out, lse) if return_lse else out
+
+    def _cute_dsl(self, q, k, v, scales, out, lse, return_lse):
+        """:4195, the route of head dimension 128."""
+        none = all(s is None for s in scales)
+        check(none, "cute-dsl backend does not support FP8 scale parameters", NotImplementedError)
+        rows = self._plan_info[0]
+        check(q.size(0) == rows[-1], f"q.shape[0] ({q.size(0)}) does not match qo_indptr[-1]", ValueError)
+        lengths = self._kv_indptr_buf[1:] - self._kv_indptr_buf[:-1]
+        return trtllm_ragged_attention_deepseek(
+            query=q, key=k, value=v, workspace_buffer=self._float_workspace_buffer, seq_lens=lengths,
+            max_q_len=max(b - a for a, b in pairwise(rows)),
+            max_kv_len=int(lengths.max()), bmm1_scale=128**-0.5 if self._sm_scale is None else self._sm_scale,
+            bmm2_scale=1.0, o_sf_scale=1.0, batch_size=len(rows) - 1, window_left=-1,
+            cum_seq_lens_q=self._qo_indptr_buf, cum_seq_lens_kv=self._kv_indptr_buf, enable_pdl=None,
+            is_causal=self._causal, return_lse=return_lse, out=out, lse=lse, backend="cute-dsl",
+        )  # fmt: skip
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 

@@ -51,11 +51,12 @@ def scalar(name: str, tensor: torch.Tensor | None) -> float:
     return float(tensor)
 
 
-def compiled(ffi: str):
+def compiled(ffi: str, at_tensors: bool = False):
     """Refuses arguments of another type than the hint's, as aiter/jit/core.py compile_ops does.
 
     `ctypes` takes ints for bools and floats (`_check_args_before_convert`); `pybind` wants the very type
-    (`check_args`). Both turn tensors into aiter_tensor_t, which knows AITER's dtypes alone.
+    (`check_args`). Both turn tensors into aiter_tensor_t, which knows AITER's dtypes alone, but for a
+    `pybind` op without `develop`, which takes `at_tensors`.
     """
     wider = {bool: (bool, int), float: (float, int)} if ffi == "ctypes" else {}
 
@@ -72,7 +73,7 @@ def compiled(ffi: str):
                 allowed = tuple(k for kind in kinds for k in wider.get(kind, (kind,)))
                 if not isinstance(value, allowed):
                     raise TypeError(f"{function.__name__}: {name} needs to be {hint} but got {type(value)}")
-                if isinstance(value, torch.Tensor):
+                if isinstance(value, torch.Tensor) and not at_tensors:
                     _aiter_dtype_id(value.dtype)
             return function(*args, **kwargs)
 

@@ -38,9 +38,10 @@ class Row(NamedTuple):
 
 AITER = ("aiter_attention",)
 INFER = ("flashinfer_attention",)
+SGLANG = ("sglang",)
 
 # Not doubled, and so not held to any contract: aiter.asm, aiter.ck and aiter.opus called by themselves,
-# flashinfer.cudnn, flashinfer.trtllm and flashinfer.cute_dsl, and sglang.triton_extend.
+# flashinfer.cudnn, flashinfer.trtllm and flashinfer.cute_dsl.
 ROWS = {
     row.text: row
     for row in (
@@ -62,6 +63,8 @@ ROWS = {
         Row("cudnn", "cuda", "sm_90", ("cudnn_frontend",)),
         Row("cudnn", "cuda", "sm_100", ("cudnn_frontend",)),
         Row("cudnn", "cuda", "sm_100", ("cudnn_frontend",), "fp8"),
+        Row("sglang.triton_extend", "cuda", "sm_90", SGLANG),
+        Row("sglang.triton_extend", "rocm", "gfx942", SGLANG),
     )
 }
 

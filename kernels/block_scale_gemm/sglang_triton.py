@@ -1,8 +1,8 @@
 """SGLang's Triton kernel for FP8 linear layers with block scales.
 
 Read in SGLang 0.5.23 (sglang/kernels/ops/gemm/fp8_kernel.py) and at 008601f, where it was still in
-srt/layers/quantization: the universal entry point may take DeepGEMM instead, so this asks for the Triton one, and
-versions that lack it not to take DeepGEMM.
+srt/layers/quantization: the universal entry point may take DeepGEMM instead, so this asks for the Triton one,
+and versions that lack it not to take DeepGEMM.
 """
 
 from __future__ import annotations

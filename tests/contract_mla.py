@@ -129,6 +129,20 @@ CONTRACTS = (
         "flash_attn_4",
         (f"{RAGGED} page=16", f"{RAGGED} heads=128 page=64"),
     ),
+    *(
+        Contract(
+            "sglang.triton",
+            kind,
+            arch,
+            "sglang",
+            (
+                f"{RAGGED} page=1",
+                f"{RAGGED} heads=128 page=64",
+                f"batch=2 ctx=100..700 page=16 kv=fp8 fp8={fp8}",
+            ),
+        )
+        for kind, arch, fp8 in (("cuda", "sm_90", "e4m3fn"), ("rocm", "gfx942", "e4m3fnuz"))
+    ),
 )
 
 

@@ -38,10 +38,8 @@ class Row(NamedTuple):
 
 AITER = ("aiter_attention",)
 INFER = ("flashinfer_attention",)
-
+SGLANG = ("sglang",)
 INFER_CUDNN = ("flashinfer_attention", "cudnn_frontend")
-
-# Not doubled, and so not held to any contract: sglang.triton_extend.
 ROWS = {
     row.text: row
     for row in (
@@ -71,6 +69,8 @@ ROWS = {
         Row("cudnn", "cuda", "sm_90", ("cudnn_frontend",)),
         Row("cudnn", "cuda", "sm_100", ("cudnn_frontend",)),
         Row("cudnn", "cuda", "sm_100", ("cudnn_frontend",), "fp8"),
+        Row("sglang.triton_extend", "cuda", "sm_90", SGLANG),
+        Row("sglang.triton_extend", "rocm", "gfx942", SGLANG),
     )
 }
 

@@ -50,6 +50,7 @@ PLACES = [
     Place("flashinfer.groupwise", "cuda", "sm_100", "flashinfer_gemm_moe"),
     Place("hipblaslt.dequantised", "rocm", "gfx942", None),
     *(Place(name, "rocm", arch, "aiter_gemm_moe") for name in AITER for arch in ("gfx942", "gfx950")),
+    *(Place("sglang.triton", kind, arch, "sglang") for kind, arch in (("cuda", "sm_90"), ("rocm", "gfx942"))),
 ]
 
 

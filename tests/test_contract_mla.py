@@ -16,7 +16,7 @@ from contract_mla import CONTRACTS, OP, Contract, reports
 from doubles import lent
 
 import kernels
-from kernels.mla_decode import vllm_triton
+from kernels.mla_decode import sglang_triton, vllm_triton
 from kernels.platform import named
 from shapes.case import parse
 
@@ -25,7 +25,8 @@ CASES = [(contract, text) for contract in CONTRACTS for text in contract.texts]
 
 @pytest.fixture(autouse=True)
 def a_device_of_few_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_triton, "units", lambda device: 4)
+    for module in (vllm_triton, sglang_triton):
+        monkeypatch.setattr(module, "units", lambda device: 4)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,16 @@ from contract_mla import CONTRACTS, RAGGED, Contract, reports
 from doubles import lent
 
 from kernels.binding import keywords
-from kernels.mla_decode import aiter, aiter_triton, flash_attn, flash_mla, flashinfer, paging, vllm_triton
+from kernels.mla_decode import (
+    aiter,
+    aiter_triton,
+    flash_attn,
+    flash_mla,
+    flashinfer,
+    paging,
+    sglang_triton,
+    vllm_triton,
+)
 
 
 def shortened(lengths: torch.Tensor) -> torch.Tensor:
@@ -138,6 +147,17 @@ def last_sequence_for_all(right: Callable) -> Callable:
     return broken
 
 
+def kv_scales_dropped(right: Callable) -> Callable:
+    def broken(function: Callable, needed: dict, wished: dict | None = None) -> dict:
+        return keywords(function, needed | dict.fromkeys(("k_scale", "v_scale"), 1.0), wished)
+
+    return broken
+
+
+def more_splits_than_room(splits: Callable) -> Callable:
+    return lambda operands, most, cores: splits(operands, most, cores).fill_(2 * most)
+
+
 @dataclass(frozen=True)
 class Mutation:
     """A step of a provider, and how it is broken, for the contract on which it shows."""
@@ -216,13 +236,20 @@ MUTATIONS = (
     mutation(last_sequence_for_all, flash_attn, "full_pages", "flash_attn.fa3", f"{RAGGED} page=16"),
     mutation(rope_first, flash_attn, "parts", "flash_attn.fa4", f"{RAGGED} page=16"),
     mutation(without_scale, flash_attn, "keywords", "flash_attn.fa4", f"{RAGGED} page=16"),
+    mutation(one_less, sglang_triton, "page_starts", "sglang.triton", f"{RAGGED} page=16"),
+    mutation(pages_not_split, sglang_triton, "page_list", "sglang.triton", f"{RAGGED} page=16"),
+    mutation(rope_read_as_values, sglang_triton, "tokens", "sglang.triton", f"{RAGGED} page=16"),
+    mutation(scale_of_576, sglang_triton, "keywords", "sglang.triton", f"{RAGGED} page=16"),
+    mutation(kv_scales_dropped, sglang_triton, "keywords", "sglang.triton", f"{RAGGED} page=16 kv=fp8"),
+    mutation(more_splits_than_room, sglang_triton, "splits", "sglang.triton", "batch=1 ctx=700"),
 )
 
 
 @pytest.mark.parametrize("mutated", MUTATIONS, ids=lambda m: m.id)
 def test_a_broken_step_shows(mutated: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error of the library, or an output that the judge finds wrong."""
-    monkeypatch.setattr(vllm_triton, "units", lambda device: 4)
+    for module in (vllm_triton, sglang_triton):
+        monkeypatch.setattr(module, "units", lambda device: 4)
     monkeypatch.setattr(mutated.where, mutated.step, mutated.broken(getattr(mutated.where, mutated.step)))
     contract = mutated.contract
     with lent(contract.kind, contract.arch, contract.double) as here:

@@ -27,14 +27,19 @@ from judging import judged
 
 import kernels
 from kernels.compose import bind
-from kernels.fused_moe import aiter, aiter_triton, deep_gemm, flashinfer, vllm_triton
+from kernels.fused_moe import aiter, aiter_triton, deep_gemm, flashinfer, sglang_triton, vllm_triton
 from kernels.operands import Seeds
 from kernels.triton_runtime import INTERPRETER
 from shapes.case import parse
 
 OP = kernels.OPS["fused_moe"]
 IMPLEMENTATIONS = {i.name: i for i in kernels.implementations(OP.name)}
-DOUBLES = {"aiter": "aiter_gemm_moe", "deepgemm": "deep_gemm", "flashinfer": "flashinfer_gemm_moe"}
+DOUBLES = {
+    "aiter": "aiter_gemm_moe",
+    "deepgemm": "deep_gemm",
+    "flashinfer": "flashinfer_gemm_moe",
+    "sglang": "sglang",
+}
 
 SMALL = "tokens=5 experts=8 topk=2 hidden=256 inter=128"
 MANY = "tokens=40 experts=8 topk=3 hidden=256 inter=128 shared=1"
@@ -111,6 +116,8 @@ CONTRACTS = [
     Contract("deepgemm.masked", "sm_90", "core"),
     Contract("deepgemm.masked", "sm_100", "core", DEEP),
     Contract("deepgemm.masked", "sm_100", "with_routing", EP),
+    Contract("sglang.triton", "sm_90", "with_quant", MANY),
+    Contract("sglang.triton", "gfx942", "with_routing", EP),
 ]
 
 
@@ -193,6 +200,7 @@ ROUNDED = {n: Contract(c.name, c.arch, "core", SMALL, {"scales": "ue8m0"}) for n
 # Powers of two would be packed by the library, in the call.
 UNROUNDED = {n: Contract(c.name, c.arch, "core", DEEP, {"scales": "fp32"}) for n, c in BLACKWELL.items()}
 FN = {"fp8": "e4m3fn"}
+SGLANG = Contract("sglang.triton", "sm_90", "with_quant")
 
 MUTATIONS = [
     *(Mutation("shuffle dropped", c, instead(aiter, "shuffled", unshuffled)) for c in (DISPATCH, ASM, CK)),
@@ -257,6 +265,8 @@ MUTATIONS = [
         for c in BLACKWELL.values()
     ),
     *(Mutation("experts aligned to 64 rows", c, unaligned) for c in HOPPER.values()),
+    Mutation("no server of one process", SGLANG, instead(sglang_triton, "alone", lambda _: None)),
+    Mutation("e4m3fn on gfx942", Contract("sglang.triton", "gfx942", "with_quant", SMALL, FN)),
 ]
 
 

@@ -9,7 +9,16 @@ import pytest
 import torch
 from contract_prefill import CACHED, LONG, ROWS, keep
 
-from kernels.mha_prefill import aiter, aiter_persistent, cudnn, flash_attn, flashinfer, varlen
+from kernels.mha_prefill import (
+    aiter,
+    aiter_persistent,
+    cudnn,
+    extend,
+    flash_attn,
+    flashinfer,
+    sglang_triton,
+    varlen,
+)
 from kernels.op import Unsupported
 
 
@@ -54,6 +63,7 @@ def heads_first(o: Any, name: str, shape: Callable = cudnn.shape) -> tuple[list[
     return dims, [heads * tokens * width, tokens * width, width, 1]
 
 
+EXTEND = "sglang.triton_extend sm_90 bf16"
 CUDNN, CUDNN_FP8 = "cudnn sm_100 bf16", "cudnn sm_100 fp8"
 ASM, CK, OPUS = "aiter.asm gfx942 bf16", "aiter.ck gfx942 bf16", "aiter.opus gfx950 bf16"
 INFER_CUDNN, TRTLLM = "flashinfer.cudnn sm_100 bf16", "flashinfer.trtllm sm_100 bf16"
@@ -209,6 +219,27 @@ def mutations() -> list[Mutation]:
             changed(flashinfer.sizes_of, but(head_dim_vo=lambda d: 192)),
         ),
         Mutation("scales missing", CUTLASS_FP8, flashinfer, "scales", lambda o: {}),
+        Mutation(
+            "cached rows begin too early",
+            EXTEND,
+            sglang_triton,
+            "cached_rows",
+            changed(sglang_triton.cached_rows, lambda found, o: (one_less(found[0]), found[1])),
+        ),
+        Mutation(
+            "cached rows in int16",
+            EXTEND,
+            sglang_triton,
+            "cached_rows",
+            changed(sglang_triton.cached_rows, lambda found, o: (found[0], found[1].short())),
+        ),
+        Mutation(
+            "new tokens one row on",
+            EXTEND,
+            extend,
+            "new_rows",
+            changed(extend.new_rows, lambda rows, o: rows.roll(1)),
+        ),
         Mutation(
             "scales of q and v swapped",
             CUTLASS_FP8,

@@ -1,7 +1,8 @@
 """SGLang's Triton kernel for FP8 linear layers with block scales.
 
-Read in SGLang (python/sglang/srt/layers/quantization/fp8_kernel.py at 008601f): the universal entry point may
-take DeepGEMM instead, so this asks for the Triton one, and versions that lack it not to take DeepGEMM.
+Read in SGLang 0.5.23 (sglang/kernels/ops/gemm/fp8_kernel.py) and at 008601f, where it was still in
+srt/layers/quantization: the universal entry point may take DeepGEMM instead, so this asks for the Triton one,
+and versions that lack it not to take DeepGEMM.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ if TYPE_CHECKING:
 
 class Triton(Sglang):
     name = "sglang.triton"
-    requires = "SGLang with Triton, cuda or rocm (read at 008601f)"
+    requires = "SGLang with Triton, cuda or rocm (read in 0.5.23)"
     allocates = True
 
     def workspace(self, sizes: Sizes) -> int:
         return sizes.quantised_bytes
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
-        module = "sglang.srt.layers.quantization.fp8_kernel"
-        return TritonProduct(
-            operands, find(f"{module}.w8a8_block_fp8_matmul_triton", f"{module}.w8a8_block_fp8_matmul")
+        older = "sglang.srt.layers.quantization.fp8_kernel"
+        multiply = find(
+            "sglang.kernels.ops.gemm.fp8_kernel.w8a8_block_fp8_matmul_triton",
+            f"{older}.w8a8_block_fp8_matmul_triton",
+            f"{older}.w8a8_block_fp8_matmul",
         )
+        return TritonProduct(operands, multiply)

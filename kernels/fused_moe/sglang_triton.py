@@ -51,7 +51,8 @@ def alone() -> None:
     meeting = f"file://{tempfile.mkdtemp()}/ranks"
     one = {"world_size": 1, "rank": 0, "local_rank": 0, "distributed_init_method": meeting}
     start(**keywords(start, one))
-    form(**keywords(form, {"tensor_model_parallel_size": 1}))
+    # From 0.5.23 the published arguments hold the size.
+    form(**keywords(form, {}, {"tensor_model_parallel_size": 1}))
 
 
 class _Triton(Prepared):
@@ -59,8 +60,8 @@ class _Triton(Prepared):
         super().__init__(operands)
         o, sizes = operands, operands.sizes
         self.fused_experts = find(
-            f"{MOE}.fused_moe_triton.fused_moe.fused_experts",
             f"{MOE}.moe_runner.triton_utils.fused_moe.fused_experts",
+            f"{MOE}.fused_moe_triton.fused_moe.fused_experts",
         )
         if not takes(self.fused_experts, "moe_runner_config"):
             raise Unsupported("this sglang's fused_experts takes no moe_runner_config")

@@ -6,18 +6,17 @@ Torch stands in for what vLLM compiles: the sort into blocks, SiLU, and the sum 
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lent_source import lend
 
 import kernels
 from kernels.fused_moe import vllm_triton
@@ -45,42 +44,6 @@ REAL = {
     "vllm.scalar_type",
     "vllm.utils.math_utils",
 }
-
-
-def nothing(_: Any, name: str) -> Any:
-    """A class of any name without a body: to import, to inherit and to annotate with, nothing else."""
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return Nothing(name, (), {})
-
-
-class Nothing(type):
-    __getattr__ = nothing
-
-
-class Empty(ModuleType):
-    __getattr__ = nothing
-
-
-class Lent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """vLLM, of which only the files in REAL are there."""
-
-    def __init__(self) -> None:
-        self.folder = Path(importlib.util.find_spec("vllm").submodule_search_locations[0])
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name.partition(".")[0] != "vllm":
-            return None
-        if name in REAL:
-            file = self.folder.joinpath(*name.split(".")[1:]).with_suffix(".py")
-            return importlib.util.spec_from_file_location(name, file)
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec: Any) -> ModuleType:
-        return Empty(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        vars(module).update(GIVEN.get(module.__name__, {}))
 
 
 def sorted_into_blocks(
@@ -113,7 +76,9 @@ def given() -> dict[str, dict[str, Any]]:
     import triton
     import triton.language as tl
 
-    no = lambda *_: False  # noqa: E731
+    def no(*_: Any) -> bool:
+        return False
+
     platform = SimpleNamespace(
         fp8_dtype=lambda: torch.float8_e4m3fn,
         simple_compile_backend="eager",
@@ -176,10 +141,7 @@ def test_vllms_source_is_right_interpreted() -> None:
 
 
 if __name__ == "__main__":
-    GIVEN = given()
-    sys.meta_path.insert(0, Lent())
-    for name in GIVEN:  # before `from vllm import _custom_ops` finds nothing of that name
-        importlib.import_module(name)
+    lend("vllm", REAL, given())
     torch.ops._C.silu_and_mul = silu_and_mul
     found = {text: interpret(text) for text in CASES}
     print(json.dumps(found | {"stale ids": interpret(CASES[-1], stale=True)}))

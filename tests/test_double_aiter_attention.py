@@ -362,13 +362,24 @@ def test_prefill_by_one_backend(aiter, name, new, past):
     assert out.data_ptr() == given.data_ptr() and close(given, case.wanted(causal=False))
     assert lse.shape == (case.heads, sum(new)) and torch.isfinite(lse).all()
     for wrong in (
-        {"softmax_scale": torch.tensor(SCALE)}, {"is_causal": 1}, {"max_seqlen_q": 3}, {"max_seqlen_k": 3},
+        {"softmax_scale": None}, {"causal": True}, {"max_seqlen_q": 3}, {"max_seqlen_k": 3},
         {"q": case.q.half()}, {"k": case.k.transpose(1, 2).contiguous().transpose(1, 2)},
         {"out": given.float()}, {"cu_seqlens_q": case.cu_q.long()}, {"dropout_p": 0.5},
         {"cu_seqlens_k": case.cu_k + 1}, {"v": case.k}, {"return_dropout_randval": True},
     ):  # fmt: skip
         with pytest.raises((RuntimeError, TypeError, ValueError, NotImplementedError)):
             entry(aiter, name, case, **wrong)
+
+
+@pytest.mark.parametrize("name", ["fmha_v3_varlen_fwd", "mha_varlen_fwd"])
+def test_an_entry_is_an_operator_whose_schema_tells_its_arguments(aiter, name):
+    kinds = [p.kind for p in inspect.signature(getattr(aiter, name)).parameters.values()]
+    assert kinds == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]
+    arguments = getattr(torch.ops.aiter, name).default._schema.arguments
+    assert [a.name for a in arguments[:5]] == ["q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"]
+    assert [a.name for a in arguments if not a.has_default_value()][-1] in (
+        "how_v3_bf16_cvt", "return_dropout_randval"
+    )  # fmt: skip
 
 
 def test_the_assembly_has_kernels_of_its_own(aiter):

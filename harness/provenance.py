@@ -45,9 +45,14 @@ def provenance(platform: Platform, threads: int) -> dict[str, Any]:
         "versions": {"python": host.python_version()}
         | {module: found for module in LIBRARIES if (found := version(module))},
         "git": git_state(),
-        "environment": {k: v for k, v in sorted(os.environ.items()) if STEERING.match(k)},
+        "environment": {k: _elsewhere(v) for k, v in sorted(os.environ.items()) if STEERING.match(k)},
         "worker_defaults": DEFAULTS,
     }
+
+
+def _elsewhere(value: str) -> str:
+    """Files of this checkout by their place in it, which is the same on another machine."""
+    return value.replace(f"{ROOT}{os.sep}", "")
 
 
 def driver(platform: Platform) -> str:

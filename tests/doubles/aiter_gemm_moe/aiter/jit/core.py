@@ -11,7 +11,7 @@ AITER_LOG_TUNED_CONFIG = int(os.getenv("AITER_LOG_TUNED_CONFIG", "0"))
 
 class AITER_CONFIG:
     """core.py:169. Each is a path; the variable of the same name without _FILE says another one. The real one
-    merges the tables of aiter/configs/model_configs into /tmp/aiter_configs; the double has one table each,
+    merges the tables of aiter/configs/model_configs into one temporary file; the double has one table each,
     with invented rows for small sizes."""
 
     def _file(self, variable, name):

@@ -168,7 +168,7 @@ class CaseRun:
         if not timed:
             return
         station, anchor = next(((s, c) for s, c in timed if c.impl.name == baseline), timed[0])
-        twin = replace(anchor, name=f"{anchor.name} (again)")
+        twin = replace(anchor, name=f"{anchor.name} (again)", host_s=[])
         timed.append((station, twin))
 
         def begin_block(block: int) -> None:

@@ -1,5 +1,5 @@
-"""What a worker told of a contender beside its times, in its cell and in the table; and what a run says of its
-environment."""
+"""What a worker tells of a contender beside its times, in its cell and in the table; and what a run says of
+its environment."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import pytest
 
 import kernels
 from harness.assess import Yardsticks, assess
+from harness.disturbance import Blind
 from harness.plan import Arm
 from harness.provenance import provenance
 from harness.records import CaseDone
 from harness.rotation import Rotation
-from harness.runner import Measured
+from harness.runner import CaseRun, Measured
 from harness.stations import Contender
 from harness.tables import case_table
 from harness.timing import Round, Rounds
@@ -65,3 +66,34 @@ def test_files_of_the_checkout_are_recorded_by_their_place_in_it(monkeypatch):
     monkeypatch.setenv("KERNEL_BENCH_PLUGINS", f"{ROOT}/tools/control_kernels.py:/elsewhere/mine.py")
     found = provenance(GPU, 2)["environment"]["KERNEL_BENCH_PLUGINS"]
     assert found == "tools/control_kernels.py:/elsewhere/mine.py"
+
+
+class Told:
+    """A station whose worker answers every turn alike."""
+
+    def __init__(self, contender: Contender, host_seconds: float | None) -> None:
+        self.living = self.contenders = [contender]
+        self.host_seconds = host_seconds
+
+    def fresh(self, rotation: Rotation) -> None:
+        pass
+
+    def seat(self, contender: Contender) -> None:
+        pass
+
+    def ask(self, contender: Contender, request: str, **arguments: float):
+        return {"seconds": 0.01, "host_seconds": self.host_seconds}
+
+
+@pytest.mark.parametrize("host_seconds", [5e-6, None])
+def test_every_turn_tells_its_host_time(tmp_path, host_seconds):
+    case = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 5})
+    (impl,) = [i for i in kernels.implementations(case.op) if i.name == "torch.naive"]
+    contender = Contender(impl.name, impl, Arm(), "graph")
+    station = Told(contender, host_seconds)
+    run = CaseRun(case, [station], None, 0, tmp_path, print, Blind("a test"))
+    measured = Measured(case, [contender], Rotation("warm", 1, 0, 0, False))
+    run._measure(measured, 1.0, 1.0, impl.name)
+    assert measured.rounds.rounds
+    told = [host_seconds] * len(measured.rounds.rounds)
+    assert contender.host_s == (told if host_seconds else [])

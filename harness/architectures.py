@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import UsageError
-from kernels.triton_runtime import Target
+from kernels.tuning import Target
 
 DATA = Path(__file__).parent / "data" / "architectures.json"
 

@@ -71,16 +71,26 @@ class Bench:
         first = self.sets[0].copy()
         self.sets = [first, *(first.turned(turn, mode == "cold") for turn in range(1, copies))]
 
-    def prepare(self, contender: str, impl: str, launch: str, call: bool = True) -> dict[str, Any]:
+    def prepare(
+        self,
+        contender: str,
+        impl: str,
+        launch: str,
+        call: bool = True,
+        config: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """Prepares on every set and calls each once (JIT compilers run here). Returns the seconds, and
         whether a call synchronises the host. Raises Unsupported where a call cannot be launched so.
 
-        call: False spares the calls where nothing will be timed.
+        call:   False spares the calls where nothing will be timed
+        config: that a tunable implementation is told to use; None: it chooses
         """
         with cpu_threads.released():
-            return self._prepare(contender, impl, launch, call)
+            return self._prepare(contender, impl, launch, call, config)
 
-    def _prepare(self, contender: str, impl: str, launch: str, call: bool) -> dict[str, Any]:
+    def _prepare(
+        self, contender: str, impl: str, launch: str, call: bool, config: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
         import torch
 
         started = time.perf_counter()
@@ -88,6 +98,8 @@ class Bench:
             self.timers[launch] = timer_for(self.kind, launch)
         timer = self.timers[launch]
         implementation = next(i for i in kernels.implementations(self.op.name) if i.name == impl)
+        if config is not None:
+            implementation = implementation.configured(config)
         prepared: list[Prepared] = []
         for operands in self.sets:
             out = None

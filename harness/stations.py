@@ -22,6 +22,7 @@ class Contender:
     """An implementation under an arm and a launch mode.
 
     name:           unique in its case
+    config:         of a tunable implementation, that it is told to use; None: it chooses
     status, reason: where it ended; None while nothing is against it
     setup_s:        preparing, JIT and first call, at their longest
     call_s:         one call, roughly: the last one that was checked
@@ -38,6 +39,7 @@ class Contender:
     arm: Arm
     launch: str
     interpreted: bool = False
+    config: dict[str, Any] | None = None
     status: str | None = None
     reason: str = ""
     setup_s: float = 0.0
@@ -170,6 +172,7 @@ class Station:
                 contender=contender.name,
                 impl=contender.impl.name,
                 launch=contender.launch,
+                config=contender.config,
                 call=not contender.interpreted,
             )
             contender.setup_s = max(contender.setup_s, answer["seconds"])

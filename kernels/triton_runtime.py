@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels.op import Implementation, Prepared, Support, Unsupported
 from kernels.platform import Platform
+from kernels.tuning import Choice, Target, Tunable, words
 
 if TYPE_CHECKING:
     import torch
@@ -19,25 +19,14 @@ if TYPE_CHECKING:
 INTERPRETER = {"TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-Choice = TypeVar("Choice")
+CPU = Target("cpu", "cpu", 64)
+"""The interpreter. Compute units are of no meaning to it: enough that it sees several splits."""
 
 
-@dataclass(frozen=True)
-class Target:
-    """What kernels are chosen for; it need not be here.
-
-    kind:  cpu, cuda or rocm
-    arch:  sm_90, gfx942 ...
-    units: compute units (streaming multiprocessors)
-    """
-
-    kind: str
-    arch: str
-    units: int
-
-    def choose(self, choices: Mapping[str, Choice]) -> Choice:
-        """Of choices by architecture or kind: the architecture's own, if there is one."""
-        return choices.get(self.arch, choices[self.kind])
+def options(warps: int, stages: int, instruction: int = 0) -> dict[str, int]:
+    """Triton's options; instruction: rows of AMD's matrix instruction, 0 elsewhere."""
+    common = {"num_warps": warps, "num_stages": stages}
+    return common | {"matrix_instr_nonkdim": instruction} if instruction else common
 
 
 def target_of(device: torch.device) -> Target:
@@ -46,10 +35,10 @@ def target_of(device: torch.device) -> Target:
 
     kind = kind_of(device)
     if kind == "cpu":
-        return Target(kind, kind, 1)
+        return CPU
     found = torch.cuda.get_device_properties(device)
     arch = found.gcnArchName.split(":")[0] if kind == "rocm" else f"sm_{found.major}{found.minor}"
-    return Target(kind, arch, found.multi_processor_count)
+    return Target(kind, arch, found.multi_processor_count, found.name)
 
 
 def kind_of(device: torch.device) -> str:
@@ -83,7 +72,16 @@ class TritonImplementation(Implementation):
         return dict(INTERPRETER) if platform.kind == "cpu" else {}
 
 
-class SuiteTriton(TritonImplementation):
+class ConfiguredPrepared(Prepared):
+    """Prepared under a configuration, which the record says."""
+
+    choice: Choice
+
+    def picked(self) -> str:
+        return f"{words(self.choice.config)} ({self.choice.origin})"
+
+
+class SuiteTriton(TritonImplementation, Tunable):
     """One of the suite's own, which can be asked what it would launch on any target.
 
     older_instructions: kernel -> why its tiles of too few rows for wgmma and tcgen05 make do with mma.sync
@@ -96,7 +94,17 @@ class SuiteTriton(TritonImplementation):
         require_interpreter(out.device)
         return self.prepare_for(target_of(out.device), operands, out)
 
-    @abstractmethod
-    def prepare_for(self, target: Target, operands: Any, out: torch.Tensor) -> Prepared:
+    def prepare_for(self, target: Target, operands: Any, out: torch.Tensor) -> ConfiguredPrepared:
         """As prepare, for a target that tensors on torch's meta device may stand in for: what its calls
         would launch there can then be compiled anywhere. Raises Unsupported."""
+        choice = self.choose(target, operands.sizes)
+        prepared = self.prepare_with(choice.config, target, operands, out)
+        prepared.choice = choice
+        return prepared
+
+    @abstractmethod
+    def prepare_with(
+        self, config: Any, target: Target, operands: Any, out: torch.Tensor
+    ) -> ConfiguredPrepared:
+        """As prepare_for, under this configuration. On a CPU, interpreted, under any: the interpreter takes
+        the constants that change what is computed, and lets Triton's options be."""

@@ -87,6 +87,7 @@ class BlockScaleGemmOperands(Operands):
     b_q: torch.Tensor
     b_scale: torch.Tensor
     scales: Scales
+    sizes: Sizes
     a_q: torch.Tensor | None = None
     a_scale: torch.Tensor | None = None
     a: torch.Tensor | None = None
@@ -150,7 +151,7 @@ class BlockScaleGemm(Op):
         fmt = fp8_format(sizes.fp8)
         b_q, b_scale = inputs.weights(sizes.n, sizes.k, fmt, sizes.scales, seeds.stationary, device)
         a = inputs.activations(sizes.m, sizes.k, 1_000_003 * seeds.stationary + seeds.live, device)
-        wide = BlockScaleGemmOperands(b_q, b_scale, sizes.scales, a=a, boundary="with_quant")
+        wide = BlockScaleGemmOperands(b_q, b_scale, sizes.scales, sizes, a=a, boundary="with_quant")
         if boundary == "with_quant":
             return wide
         core = wide.narrowed()
@@ -164,6 +165,7 @@ class BlockScaleGemm(Op):
             b_q=torch.empty(sizes.n, sizes.k, dtype=fp8_format(sizes.fp8).dtype, device=device),
             b_scale=torch.empty(sizes.n_blocks, sizes.k_blocks, device=device),
             scales=sizes.scales,
+            sizes=sizes,
             a=torch.empty(sizes.m, sizes.k, dtype=torch.bfloat16, device=device),
             boundary="with_quant",
         )

@@ -2,58 +2,60 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernels.block_scale_gemm.layouts import column_major
 from kernels.block_scale_gemm.problem import BlockScaleGemmOperands, Sizes
 from kernels.formats import BLOCK, native
-from kernels.op import Prepared, Unsupported
-from kernels.triton_runtime import SuiteTriton, Target
+from kernels.op import Unsupported
+from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
+from kernels.tuning import Demand, Target
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True)
-class Tile:
-    """What one program computes of the output.
+class Config:
+    """What one program computes, and how many there are.
 
-    m, n:     rows and columns; n divides 128, so that a program has one scale of b per step
-    resident: programs that a compute unit holds at once, by their registers and shared memory
-    swap:     whether it computes the tile transposed: on NVIDIA, FP8 instructions take 64 rows at least
-    options:  Triton's own (warps, pipeline stages, shape of the matrix instruction)
+    rows, columns: of the output; columns divide 128, so that a program has one scale of b per step
+    swap:          whether it computes the tile transposed: on NVIDIA, FP8 instructions take 64 rows at least
+    per_unit:      programs that the splits of K are to give each compute unit
+    warps, stages: Triton's; instruction: rows of AMD's matrix instruction, 0 elsewhere
     """
 
-    m: int
-    n: int
-    resident: int = 1
+    rows: int
+    columns: int
     swap: bool = False
-    options: Mapping[str, int] = field(default_factory=dict)
+    per_unit: int = 1
+    warps: int = 4
+    stages: int = 2
+    instruction: int = 0
 
 
-# Per platform (or architecture), for up to so many tokens. Matrix instructions on FP8, without a spill, in
-# gfx942's 64 KB of shared memory. From compiling, not yet from measuring.
-TILES: dict[str, dict[float, Tile]] = {
+# Matrix instructions on FP8, without a spill, in gfx942's 64 KB of shared memory. By compiling.
+HEURISTIC: dict[str, dict[float, Config]] = {
     "cuda": {
-        32: Tile(16, 128, resident=2, swap=True, options={"num_warps": 4, "num_stages": 5}),
-        256: Tile(64, 128, resident=2, options={"num_warps": 4, "num_stages": 4}),
-        math.inf: Tile(128, 128, options={"num_warps": 8, "num_stages": 4}),
+        32: Config(16, 128, swap=True, per_unit=2, warps=4, stages=5),
+        256: Config(64, 128, per_unit=2, warps=4, stages=4),
+        math.inf: Config(128, 128, warps=8, stages=4),
     },
     "rocm": {
-        32: Tile(16, 128, resident=2, options={"num_warps": 4, "num_stages": 2, "matrix_instr_nonkdim": 16}),
-        256: Tile(64, 128, resident=2, options={"num_warps": 4, "num_stages": 2, "matrix_instr_nonkdim": 16}),
-        math.inf: Tile(128, 128, options={"num_warps": 8, "num_stages": 2, "matrix_instr_nonkdim": 16}),
+        32: Config(16, 128, per_unit=2, warps=4, stages=2, instruction=16),
+        256: Config(64, 128, per_unit=2, warps=4, stages=2, instruction=16),
+        math.inf: Config(128, 128, warps=8, stages=2, instruction=16),
     },
-    "cpu": {64: Tile(64, 128), math.inf: Tile(1024, 128)},
+    "cpu": {64: Config(64, 128), math.inf: Config(1024, 128)},
 }
 GROUP_M = 8
 
 MIN_STEPS = 4  # blocks of K below which a split costs more than it brings: its part, and a pipeline to fill
-MOST_PROGRAMS = 608  # that any device holds: 304 compute units of an MI300X, two on each
-CPU_PROGRAMS = 64  # of no meaning to the interpreter: enough that it sees several splits
+MOST_PROGRAMS = 1216  # that splits make on any device: 304 compute units of an MI300X, four on each
 SUM_VALUES = 1024  # of the output in a program of the sum
 
 # The interpreter on one core of a Zen 4 server: a step of the loop, widening a code, numpy's fp32 products.
@@ -62,16 +64,12 @@ CODE_S = 8e-8
 FLOPS = 3e10
 
 
-def tile_for(tiles: Mapping[float, Tile], m: int) -> Tile:
-    return next(tile for most, tile in tiles.items() if m <= most)
-
-
-def splits_for(tile: Tile, programs: int, m: int, n: int, k: int) -> int:
-    """As many splits as fill a device that holds `programs` at once, in one wave, if K has enough blocks
-    for them; none without a block."""
+def splits_for(config: Config, units: int, m: int, n: int, k: int) -> int:
+    """As many splits as give each compute unit the programs asked for, if K has enough blocks for them; none
+    without a block."""
     blocks = math.ceil(k / BLOCK)
-    fill = programs // (math.ceil(m / tile.m) * math.ceil(n / tile.n))
-    splits = max(1, min(fill, blocks // MIN_STEPS))
+    tiles = math.ceil(m / config.rows) * math.ceil(n / config.columns)
+    splits = max(1, min(units * config.per_unit // tiles, blocks // MIN_STEPS))
     return math.ceil(blocks / math.ceil(blocks / splits))
 
 
@@ -86,32 +84,75 @@ class SplitK(SuiteTriton):
     """Few tokens leave few tiles: K is split between programs, and a second kernel adds up their parts."""
 
     name = "triton.split_k"
+    Config = Config
+
+    def configurations(self, target: Target, sizes: Sizes) -> Iterator[Config]:
+        """Tiles of at most twice the rows that there are. A program waits for what all of its stages read."""
+        rows = [r for r in (16, 32, 64, 128) if r < 2 * max(16, sizes.m)]
+        columns = (64, 128)
+        for m, n, warps, per_unit in itertools.product(rows, columns, (4, 8), (1, 2, 4)):
+            if target.kind == "rocm":
+                for stages, instruction in itertools.product((1, 2, 3), (16, 32)):
+                    if m >= instruction:
+                        yield Config(m, n, False, per_unit, warps, stages, instruction)
+            else:
+                for stages in (2, 3, 4, 5, 6):
+                    yield Config(m, n, m < 64, per_unit, warps, stages)
+
+    def heuristic(self, target: Target, sizes: Sizes) -> Config:
+        return next(config for most, config in target.pick(HEURISTIC).items() if sizes.m <= most)
+
+    def demands(self, config: Config, target: Target, sizes: Sizes) -> list[Demand]:
+        splits = splits_for(config, target.units, sizes.m, sizes.n, sizes.k)
+        blocks = math.ceil(sizes.k_blocks / splits)
+        tiles = math.ceil(sizes.m / config.rows) * math.ceil(sizes.n / config.columns)
+        step = (config.rows + config.columns) * BLOCK
+        parts = 4 * sizes.m * sizes.n * splits if splits > 1 else 2 * sizes.m * sizes.n
+        gemm = Demand(
+            kernel="gemm_kernel",
+            programs=tiles * splits,
+            flops=2.0 * config.rows * config.columns * BLOCK * blocks,
+            dtype="fp8",
+            read=step * blocks,
+            in_flight=step * max(1, config.stages - 1),
+            moved=sizes.m * sizes.k + sizes.n * sizes.k + parts,
+        )
+        if splits == 1:
+            return [gemm]
+        read = 4.0 * SUM_VALUES * splits
+        moved = (4.0 * splits + 2) * sizes.m * sizes.n
+        programs = math.ceil(sizes.m * sizes.n / SUM_VALUES)
+        return [gemm, Demand("sum_kernel", programs, 0, "fp32", read, read, moved)]
 
     def interpreted_s(self, sizes: Sizes) -> float:
-        tile = tile_for(TILES["cpu"], sizes.m)
-        steps = math.ceil(sizes.m / tile.m) * sizes.n_blocks * sizes.k_blocks
-        step_s = STEP_S + (tile.m + tile.n) * BLOCK * CODE_S + 2 * tile.m * tile.n * BLOCK / FLOPS
+        tile = self.heuristic(CPU, sizes)
+        steps = math.ceil(sizes.m / tile.rows) * sizes.n_blocks * sizes.k_blocks
+        step_s = (
+            STEP_S
+            + (tile.rows + tile.columns) * BLOCK * CODE_S
+            + 2 * tile.rows * tile.columns * BLOCK / FLOPS
+        )
         return steps * step_s
 
     def workspace(self, sizes: Sizes) -> int:
-        """An upper bound over all platforms: their tiles and their number of programs differ."""
-        splits = max(
-            splits_for(tile_for(tiles, sizes.m), MOST_PROGRAMS, sizes.m, sizes.n, sizes.k)
-            for tiles in TILES.values()
-        )
+        """An upper bound over all platforms and configurations."""
+        blocks = sizes.k_blocks
+        splits = max(1, min(MOST_PROGRAMS // math.ceil(sizes.n / BLOCK), blocks // MIN_STEPS))
         outputs = 1 + (splits if splits > 1 else 0)
         return sizes.quantised_bytes + 4 * sizes.m * (sizes.k_blocks + outputs * sizes.n)
 
-    def prepare_for(self, target: Target, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
+    def prepare_with(
+        self, config: Config, target: Target, operands: BlockScaleGemmOperands, out: torch.Tensor
+    ) -> ConfiguredPrepared:
         _require_native(operands.b_q, target)
         (m, k), n = operands.a_q.shape, operands.b_q.shape[0]
-        tile = tile_for(target.choose(TILES), m)
-        programs = CPU_PROGRAMS if target.kind == "cpu" else target.units * tile.resident
-        return _SplitK(operands, out, tile, splits_for(tile, programs, m, n, k))
+        return _SplitK(operands, out, config, splits_for(config, target.units, m, n, k))
 
 
-class _SplitK(Prepared):
-    def __init__(self, operands: BlockScaleGemmOperands, out: torch.Tensor, tile: Tile, splits: int) -> None:
+class _SplitK(ConfiguredPrepared):
+    def __init__(
+        self, operands: BlockScaleGemmOperands, out: torch.Tensor, config: Config, splits: int
+    ) -> None:
         import torch
         import triton
         import triton.language as tl
@@ -131,7 +172,7 @@ class _SplitK(Prepared):
         self.parts = torch.empty(splits if splits > 1 else 0, m, n, dtype=torch.float32, device=out.device)
         self.splits = splits
 
-        self.gemm = gemm_kernel[(triton.cdiv(m, tile.m) * triton.cdiv(n, tile.n), splits)]
+        self.gemm = gemm_kernel[(triton.cdiv(m, config.rows) * triton.cdiv(n, config.columns), splits)]
         codes = torch.uint8 if fnuz_bits else operands.b_q.dtype
         self.gemm_arguments = (
             operands.a_q.view(codes),
@@ -145,16 +186,16 @@ class _SplitK(Prepared):
             triton.cdiv(blocks, splits),
         )
         self.gemm_options = {
-            "BLOCK_M": tile.m,
-            "BLOCK_N": tile.n,
+            "BLOCK_M": config.rows,
+            "BLOCK_N": config.columns,
             "BLOCK_K": BLOCK,
             "SCALE_N": BLOCK,
             "GROUP_M": GROUP_M,
             "EVEN_K": k % BLOCK == 0,
-            "SWAP": tile.swap,
+            "SWAP": config.swap,
             "PRODUCT": tl.float32 if interpreted else native_product,
             "FNUZ_BITS": fnuz_bits,
-            **tile.options,
+            **options(config.warps, config.stages, config.instruction),
         }
         self.sum = sum_kernel[(triton.cdiv(m * n, SUM_VALUES),)]
         self.sum_options = {"SPLITS": splits, "BLOCK": SUM_VALUES}

@@ -90,6 +90,7 @@ def generate(sizes: Sizes, seeds: Seeds, device: str) -> MhaPrefillOperands:
         cu_q=starts([s.queries for s in sequences]),
         cu_k=starts([s.keys for s in sequences]),
         sequences=sequences,
+        sizes=sizes,
         **descales,
     )
 

@@ -116,6 +116,7 @@ class MhaPrefillOperands(Operands):
     cu_q: torch.Tensor
     cu_k: torch.Tensor
     sequences: list[Sequence]
+    sizes: Sizes
     scale: float = SCALE
     q_descale: torch.Tensor | None = None
     k_descale: torch.Tensor | None = None
@@ -236,6 +237,7 @@ class MhaPrefill(Op):
             cu_q=starts,
             cu_k=starts,
             sequences=sequences_of(sizes.lengths()),
+            sizes=sizes,
             q_descale=descale,
             k_descale=descale,
             v_descale=descale,

@@ -86,6 +86,7 @@ class MlaDecodeOperands(Operands):
     lengths: torch.Tensor
     host_lengths: list[int]
     kv_scale: float
+    sizes: Sizes
     scale: float = SCALE
     boundary: str = "core"
 
@@ -191,6 +192,7 @@ class MlaDecode(Op):
             lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
             host_lengths=lengths,
             kv_scale=1.0,
+            sizes=sizes,
         )
         # scale * q.kv has deviation sqrt(576/192) = 1.73 for normal q and kv.
         temperature = torch.logspace(-2.5, 2.2, sizes.heads, base=2.0, device=device)
@@ -222,6 +224,7 @@ class MlaDecode(Op):
             lengths=torch.empty(sizes.batch, dtype=torch.int32, device=device),
             host_lengths=lengths,
             kv_scale=KV_SCALE[sizes.fp8] if fp8 else 1.0,
+            sizes=sizes,
         )
 
     def reference(self, operands: MlaDecodeOperands, max_flops: float = float("inf")) -> Reference:

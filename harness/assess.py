@@ -13,18 +13,20 @@ from harness.family import Judged, judge
 from harness.records import Cell, Samples, Verdict
 from harness.runner import Measured
 from harness.stations import Contender
-from harness.statistics import compare, interval
+from harness.statistics import MARGIN, compare, interval
 from kernels.op import Work
 from kernels.platform import Platform
 
 
 @dataclass(frozen=True)
 class Yardsticks:
-    """What a time is held against: measured ceilings for percentages, datasheet peaks for the gate."""
+    """What a time is held against: measured ceilings for percentages, datasheet peaks for the gate; and what
+    differences between times are: confidence in all verdicts together, margin below which there is none."""
 
     ceilings: Ceilings | None
     peaks: Ceilings | None
     confidence: float
+    margin: float = MARGIN
 
 
 def assess(
@@ -39,7 +41,7 @@ def assess(
         for c, cell in zip(measured.contenders, cells, strict=True)
         if cell.status == "ok" and cell.time_us is not None
     ]
-    return cells, _verdicts(measured, valid, yardsticks.confidence)
+    return cells, _verdicts(measured, valid, yardsticks.confidence, yardsticks.margin)
 
 
 def _cell(
@@ -62,6 +64,7 @@ def _cell(
         kernels=[kernel["name"] for kernel in contender.kernels],
         kernel_us=[kernel["us"] for kernel in contender.kernels],
         picked=contender.picked,
+        ran=contender.ran,
         host_us=statistics.median(contender.host_s) * 1e6 if contender.host_s else None,
         synchronises=contender.synchronises,
         setup_s=contender.setup_s or None,
@@ -114,7 +117,7 @@ def _note(contender: Contender, boundary: str) -> str:
     return "; ".join(filter(None, notes))
 
 
-def _verdicts(measured: Measured, valid: Collection[str], confidence: float) -> list[Verdict]:
+def _verdicts(measured: Measured, valid: Collection[str], confidence: float, margin: float) -> list[Verdict]:
     """The A/A pair, each contender against the anchor, and the winner against the runner-up. There is no A/A
     verdict of an anchor without a time: nobody could make it again from the record."""
     anchor, twin, rounds = measured.anchor, measured.twin, measured.rounds
@@ -123,17 +126,18 @@ def _verdicts(measured: Measured, valid: Collection[str], confidence: float) -> 
     found = []
     if anchor.name in valid:
         pair = (rounds.series(twin.name), rounds.series(anchor.name))
-        same = compare(*pair, blocks=rounds.blocks, confidence=confidence)
-        found = [_verdict(measured.case.key, Judged(twin.name, anchor.name, "A/A", 0.0, confidence, same))]
+        same = compare(*pair, blocks=rounds.blocks, margin=margin, confidence=confidence)
+        judged = Judged(twin.name, anchor.name, "A/A", 0.0, confidence, same)
+        found = [_verdict(measured.case.key, judged, margin)]
         # The twin has no cell: its samples stand here.
         found[0].samples = _samples(measured, twin.name)
     lasted = {*valid, anchor.name, twin.name} - rounds.dropped.keys()
     series = {name: rounds.series(name) for name in lasted}
-    judged = judge(series, rounds.blocks, valid, anchor.name, twin.name, confidence)
-    return found + [_verdict(measured.case.key, one) for one in judged]
+    family = judge(series, rounds.blocks, valid, anchor.name, twin.name, confidence, margin)
+    return found + [_verdict(measured.case.key, one, margin) for one in family]
 
 
-def _verdict(case: str, judged: Judged) -> Verdict:
+def _verdict(case: str, judged: Judged, margin: float) -> Verdict:
     found = judged.found
     ratio, low, high, floor = (_finite(v) for v in (found.ratio, found.low, found.high, judged.floor))
     return Verdict(
@@ -144,6 +148,7 @@ def _verdict(case: str, judged: Judged) -> Verdict:
         low=low,
         high=high,
         floor=floor,
+        margin=margin,
         verdict=found.verdict,  # type: ignore[arg-type]
         confidence=judged.confidence,
         about=judged.about,  # type: ignore[arg-type]

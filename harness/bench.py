@@ -13,6 +13,7 @@ from typing import Any
 import kernels
 from harness import threads as cpu_threads
 from harness.device import Program, Timer, timer_for
+from harness.identity import identity
 from harness.profiling import profile
 from kernels.compose import bind
 from kernels.op import Op, Prepared
@@ -154,15 +155,16 @@ class Bench:
 
     def profile(self, contender: str) -> dict[str, Any]:
         """What ran in a call and for how long (see profiling.py), of a graph in the eager calls;
-        `picked`: what its library says of that."""
+        `picked`: what its library says of that, `ran`: what else is known of it (see identity.py)."""
         seated = self.seated[contender]
         calls = [p.call for p in seated.prepared]
         try:
             found = profile(calls, self.kind, seated.timer.synchronize)
+            ran = identity(calls[0], self.kind, [kernel["name"] for kernel in found["kernels"]])
         finally:
             # Outputs that calls allocate are now those of the eager calls, which no replay writes.
             seated.program = seated.timer.program(calls)
-        return found | {"picked": seated.prepared[0].picked()}
+        return found | {"picked": seated.prepared[0].picked(), "ran": ran}
 
     def close(self) -> None:
         self.seated.clear()

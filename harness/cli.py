@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -85,57 +86,105 @@ def _seconds(context: click.Context, option: click.Parameter, text: str) -> floa
     return parse_seconds(text, option.opts[0])
 
 
+def measuring(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of every command that measures."""
+    for option in reversed(MEASURING):
+        command = option(command)
+    return command
+
+
+MEASURING = [
+    click.option("--op", help="The op to measure."),
+    click.option(
+        "--impl", metavar="PATTERN,...", help="Only implementations that match ('vllm.*,torch.sdpa')."
+    ),
+    click.option("--suite", help="Named cases (default: smoke); see `list suites`."),
+    click.option(
+        "--case", multiple=True, metavar='"NAME=V[,V...] ..."', help="Ad hoc cases; lists multiply."
+    ),
+    click.option("--boundary", help="What the timed call covers: core, with_quant, with_routing."),
+    click.option("--device", help="cpu, cuda, cuda:1 ... (default: the first GPU, else the CPU)."),
+    click.option(
+        "--cache",
+        type=click.Choice(["serving", "cold", "warm"]),
+        help="Streamed operands from memory (default); all operands; or nothing moved out of the cache.",
+    ),
+    click.option("--launch", type=click.Choice(["graph", "eager", "both"]), help="On GPUs (default: graph)."),
+    click.option("--budget", metavar="60s", help="Time for measuring, set-up apart.  [default: 60s]"),
+    click.option(
+        "--per-case", metavar="20s", help="Least of it that is worth a case.  [default: 20s; smoke 3s]"
+    ),
+    click.option("--set", multiple=True, metavar="NAME=VALUE", help="Environment of the workers."),
+    click.option("--resume", metavar="RUN", help="Measure what this run did not finish."),
+    click.option(
+        "--retry",
+        is_flag=True,
+        help="With --resume: measure cases with cells that failed (crashed, timeout, error) again.",
+    ),
+    click.option("--out", metavar="DIR", help="The run's folder (default: a new one under results/local/)."),
+    click.option("--json", metavar="FILE|-", help="Write run, cells and verdicts there; - is stdout."),
+    click.option("--csv", metavar="FILE|-", help="Write the cells there."),
+    click.option(
+        "--disturbed",
+        type=click.Choice(["drop", "keep"]),
+        envvar="KERNEL_BENCH_DISTURBED",
+        help="Rounds that other work or throttling disturbed: made again (default), or counted.",
+    ),
+    click.option("--quiet", is_flag=True, help="No tables and no progress."),
+    click.option("--seed", type=int, help="Of operands and orders (default: 0)."),
+    click.option(
+        "--threads",
+        type=click.IntRange(1),
+        help="CPU threads (default: OMP_NUM_THREADS, else the cores of a NUMA node).",
+    ),
+    click.option(
+        "--prepare-timeout", default="900s", callback=_seconds, show_default=True, help="To prepare one."
+    ),
+    click.option(
+        "--call-timeout", default="120s", callback=_seconds, show_default=True, help="For one request."
+    ),
+]
+
+
 @cli.command()
-@click.option("--op", help="The op to measure.")
-@click.option("--impl", metavar="PATTERN,...", help="Only implementations that match ('vllm.*,torch.sdpa').")
-@click.option("--suite", help="Named cases (default: smoke); see `list suites`.")
-@click.option("--case", multiple=True, metavar='"NAME=V[,V...] ..."', help="Ad hoc cases; lists multiply.")
-@click.option("--boundary", help="What the timed call covers: core, with_quant, with_routing.")
+@measuring
 @click.option("--baseline", help="Compare with this one (default: the op's best torch implementation).")
-@click.option("--device", help="cpu, cuda, cuda:1 ... (default: the first GPU, else the CPU).")
-@click.option(
-    "--cache",
-    type=click.Choice(["serving", "cold", "warm"]),
-    help="Streamed operands from memory (default); all operands from memory; nothing moved out of the cache.",
-)
-@click.option("--launch", type=click.Choice(["graph", "eager", "both"]), help="On GPUs (default: graph).")
-@click.option("--budget", metavar="60s", help="Time for measuring, set-up apart.  [default: 60s]")
-@click.option("--per-case", metavar="20s", help="Least of it that is worth a case.  [default: 20s; smoke 3s]")
-@click.option("--set", multiple=True, metavar="NAME=VALUE", help="Environment of the workers.")
-@click.option("--resume", metavar="RUN", help="Measure what this run did not finish.")
-@click.option(
-    "--retry",
-    is_flag=True,
-    help="With --resume: measure cases with cells that failed (crashed, timeout, error) again.",
-)
-@click.option("--out", metavar="DIR", help="The run's folder (default: a new one under results/local/).")
-@click.option("--json", metavar="FILE|-", help="Write run, cells and verdicts there; - is stdout.")
-@click.option("--csv", metavar="FILE|-", help="Write the cells there.")
-@click.option(
-    "--disturbed",
-    type=click.Choice(["drop", "keep"]),
-    envvar="KERNEL_BENCH_DISTURBED",
-    help="Rounds that other work or throttling disturbed: make them again, or count them (default: drop).",
-)
 @click.option("--published", is_flag=True, help="Show what others published of these cases, unranked.")
-@click.option("--quiet", is_flag=True, help="No tables and no progress.")
-@click.option("--seed", type=int, help="Of operands and orders (default: 0).")
-@click.option(
-    "--threads",
-    type=click.IntRange(1),
-    help="CPU threads (default: OMP_NUM_THREADS, else the cores of a NUMA node).",
-)
-@click.option(
-    "--prepare-timeout", default="900s", callback=_seconds, show_default=True, help="To prepare one."
-)
-@click.option("--call-timeout", default="120s", callback=_seconds, show_default=True, help="For one request.")
 def run(**options: Any) -> None:
     """Rank implementations of an op: each checked against a reference, then timed in interleaved rounds."""
     from harness.run_command import Request
     from harness.run_command import run as run_request
 
+    _measured(lambda: run_request(Request(**options)))
+
+
+@cli.command()
+@click.option(
+    "--flag",
+    "flags",
+    multiple=True,
+    metavar="NAME=A[,B...]",
+    help="A variable and its values; NAME= is empty, `unset` takes it away.",
+)
+@click.option(
+    "--design",
+    type=click.Choice(["factorial", "one-at-a-time"]),
+    default="factorial",
+    show_default=True,
+    help="All combinations of the flags' values, or each value alone.",
+)
+@measuring
+def toggle(flags: tuple[str, ...], design: str, **options: Any) -> None:
+    """What environment flags do to each implementation, and whether they changed what ran."""
+    from harness.run_command import Request
+    from harness.toggle_command import toggle as toggle_request
+
+    _measured(lambda: toggle_request(Request(**options), flags, design))
+
+
+def _measured(command: Callable[[], int]) -> None:
     try:
-        sys.exit(run_request(Request(**options)))
+        sys.exit(command())
     except KeyboardInterrupt:
         click.echo("stopped; finished cases are recorded, --resume RUN measures the rest", err=True)
         sys.exit(STOPPED)

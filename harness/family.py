@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.statistics import CONFIDENCE, Comparison, compare, interval, noise_floor
+from harness.statistics import CONFIDENCE, MARGIN, Comparison, compare, interval, noise_floor
 
 # A look before the end takes a contender's word only at a tenth of the error that the end allows.
 LOOK = 0.1
@@ -37,6 +37,7 @@ def judge(
     anchor: str | None,
     twin: str | None = None,
     confidence: float = CONFIDENCE,
+    margin: float = MARGIN,
 ) -> list[Judged]:
     """The verdicts on the wanted contenders: `baseline` for each but the anchor, and one `runner-up`.
 
@@ -58,7 +59,9 @@ def judge(
         share = 1 - (1 - confidence) / len(open_questions)
         for place, (a, b, about) in enumerate(pairs):
             if frozenset((a, b)) in open_questions:
-                found = compare(series[a], series[b], blocks=blocks, floor=floor, confidence=share)
+                found = compare(
+                    series[a], series[b], blocks=blocks, floor=floor, margin=margin, confidence=share
+                )
                 judged[place] = Judged(a, b, about, floor, share, found)
         clear = {frozenset((j.a, j.b)) for j in judged.values() if j.found.verdict in ("faster", "slower")}
         if not clear & open_questions:
@@ -90,6 +93,7 @@ def settled(
     twin: str | None,
     confidence: float,
     half_width: float,
+    margin: float = MARGIN,
 ) -> str:
     """Why no more rounds are needed, or nothing: all wanted intervals are `tight`, or what is not has a
     `clear` verdict (nobody being left to compare is clear).
@@ -98,12 +102,12 @@ def settled(
     confidence, which leaves the end's its own (Haybittle 1971, British Journal of Radiology 44:793; Peto
     and others 1976, British Journal of Cancer 34:585).
     """
-    at_the_end = judge(series, blocks, wanted, anchor, twin, confidence)
+    at_the_end = judge(series, blocks, wanted, anchor, twin, confidence, margin)
     loose = [j for j in at_the_end if not j.half_width <= half_width]
     if not loose:
         return "tight" if at_the_end else "clear"
     if any(j.found.verdict == "unclear" for j in loose):
         return ""
-    now = judge(series, blocks, wanted, anchor, twin, 1 - LOOK * (1 - confidence))
+    now = judge(series, blocks, wanted, anchor, twin, 1 - LOOK * (1 - confidence), margin)
     pairs = {(j.a, j.b) for j in loose}
     return "clear" if all(j.found.verdict != "unclear" for j in now if (j.a, j.b) in pairs) else ""

@@ -28,7 +28,7 @@ class Memory:
         workers: dict[tuple[str, str], list[Implementation]] = {}
         # The baseline, or else the first, stands for two: it is prepared twice, as the A/A pair.
         twins = [c for c in group if c.impl.name == self.baseline] or group
-        for c in [*group, twins[0]]:
+        for c in group if any(c.arm.again for c in group) else [*group, twins[0]]:
             workers.setdefault((c.arm.name, c.impl.runtime), []).append(c.impl)
         return self.judge + sum(
             memory_needed(self.op, self.sizes, members, copies, self.mode) for members in workers.values()
@@ -38,8 +38,10 @@ class Memory:
         return self.needed(group, copies) <= self.limit
 
     def anchors(self, contenders: Sequence[Contender]) -> list[Contender]:
-        """The one that stands in every group, if it is there."""
-        return [c for c in contenders if c.impl.name == self.baseline][:1]
+        """Those that stand in every group: the baseline under the first arm, if it is there, and that arm
+        again."""
+        found = [c for c in contenders if c.impl.name == self.baseline]
+        return [c for i, c in enumerate(found) if i == 0 or c.arm.again]
 
     def groups(
         self, contenders: Sequence[Contender], copies: int
@@ -61,8 +63,9 @@ class Memory:
             else:
                 too_large.append(contender)
         if anchors and not self.fits(anchors, copies):
-            too_large.append(anchors[0])
-            groups = [[c for c in g if c is not anchors[0]] for g in groups]
+            too_large += anchors
+            groups = [[c for c in g if c not in anchors] for g in groups]
+        too_large = [c for c in too_large if not c.arm.again]
         for contender in too_large:
             need = self.needed([contender], copies)
             contender.fail(

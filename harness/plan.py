@@ -85,13 +85,19 @@ def choose_baseline(op: Op, platform: Platform, named: str | None, chosen: list[
 
 @dataclass(frozen=True)
 class Arm:
-    """A set of environment variables under which cells run; the plain arm sets none."""
+    """A set of environment variables under which cells run; the plain arm sets none.
 
-    variables: dict[str, str] = field(default_factory=dict)
+    variables: None takes one away
+    again:     the first arm a second time, in workers of its own: what differs between the two is noise
+    """
+
+    variables: dict[str, str | None] = field(default_factory=dict)
+    again: bool = False
 
     @property
     def name(self) -> str:
-        return " ".join(f"{k}={v}" for k, v in self.variables.items()) or PLAIN
+        words = [f"{k} unset" if v is None else f"{k}={v}" for k, v in self.variables.items()]
+        return (", ".join(words) or PLAIN) + " (again)" * self.again
 
 
 def contender_name(impl: str, arm: str, launch: str, platform: str) -> str:

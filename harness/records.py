@@ -7,8 +7,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from harness.plan import contender_name
+from harness.statistics import MARGIN
 
-SCHEMA = 3  # 1 had no samples in verdicts; 2 no disturbed rounds and no launch times
+SCHEMA = 4  # 1 had no samples in verdicts; 2 no disturbed rounds and no launch times; 3 one arm
 
 Status = Literal["ok", "checked", "wrong", "unsupported", "impossible", "error", "crashed", "timeout"]
 
@@ -41,6 +42,7 @@ class Cell(Record):
     kernels, kernel_us: what ran in a call, and its own time by torch's profiler, microseconds per call; of a
         graph, in eager calls
     picked: what its library says that it chose to run, a tuned configuration say; empty where it does not
+    ran: what is known of that beside the names: oneDNN's implementations, hashes of what Triton generated
     host_us: the host's time to launch a call, microseconds, the median over turns; null on a CPU
     synchronises: its calls wait for the device before they return, so that time_us holds host time
     pinned: the CPU that each of its threads is bound to, or why none is
@@ -70,6 +72,7 @@ class Cell(Record):
     kernels: list[str] = []
     kernel_us: list[float] = []
     picked: str = ""
+    ran: list[str] = []
     host_us: float | None = None
     synchronises: bool = False
     setup_s: float | None = None
@@ -89,8 +92,8 @@ class Verdict(Record):
     """ratio = time(b) / time(a), so > 1 means that a is faster, and the verdict is a's.
 
     about: against the baseline, the winner against the runner-up, or the A/A pair
-    confidence, floor: with which `harness.statistics.compare` gives this verdict from the samples; the
-        confidence is adjusted so that the verdicts of a case hold together; no floor: infinite
+    confidence, floor, margin: with which `harness.statistics.compare` gives this verdict from the samples;
+        the confidence is adjusted so that the verdicts of a case hold together; no floor: infinite
     samples: of the baseline's twin, in an A/A pair; all others are in the cells
     """
 
@@ -102,6 +105,7 @@ class Verdict(Record):
     low: float | None
     high: float | None
     floor: float | None
+    margin: float = MARGIN
     verdict: Literal["faster", "slower", "same", "unclear"]
     confidence: float
     about: Literal["baseline", "runner-up", "A/A"]
@@ -151,6 +155,8 @@ class PlannedCase(Record):
 class Run(Record):
     """What a command set out to do, and on what; written once, before anything is measured.
 
+    arms, flags: the arms by name, the first being what others are compared with; the flags that they differ
+        in, by their values (null: not set). Without flags implementations are compared, under one arm
     busy: what else used the device then
     """
 
@@ -163,13 +169,15 @@ class Run(Record):
     cases: list[PlannedCase]
     implementations: list[str]
     baseline: str
-    arms: dict[str, dict[str, str]]
+    arms: dict[str, dict[str, str | None]]
+    flags: dict[str, list[str | None]] = {}
     launches: list[str]
     cache: str
     budget_s: float
     per_case_s: float
     seed: int
     confidence: float
+    margin: float = MARGIN
     disturbed: Literal["drop", "keep"] = "drop"
     busy: list[str] = []
     ceilings: dict[str, Any]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from harness.errors import UsageError
 from harness.journal import Journal
 from harness.records import Cell, Record, Samples, Verdict
-from harness.statistics import CONFIDENCE, Comparison, compare
+from harness.statistics import CONFIDENCE, MARGIN, Comparison, compare
 
 if TYPE_CHECKING:
     import pandas
@@ -62,10 +62,12 @@ def redo(records: Iterable[Record]) -> list[tuple[Verdict, Comparison]]:
 
 def _compared(verdict: Verdict, a: Samples, b: Samples) -> Comparison:
     floor = math.inf if verdict.floor is None else verdict.floor
-    return paired(a, b, floor=floor, confidence=verdict.confidence)
+    return paired(a, b, floor=floor, margin=verdict.margin, confidence=verdict.confidence)
 
 
-def paired(a: Samples, b: Samples, *, floor: float = 0.0, confidence: float = CONFIDENCE) -> Comparison:
+def paired(
+    a: Samples, b: Samples, *, floor: float = 0.0, margin: float = MARGIN, confidence: float = CONFIDENCE
+) -> Comparison:
     """`compare` over the rounds that both have; they must be of one case of one run."""
     times_a, times_b = (dict(zip(zip(s.block, s.round, strict=True), s.seconds, strict=True)) for s in (a, b))
     shared = sorted(times_a.keys() & times_b.keys())
@@ -74,5 +76,6 @@ def paired(a: Samples, b: Samples, *, floor: float = 0.0, confidence: float = CO
         [times_b[place] for place in shared],
         blocks=[block for block, _ in shared],
         floor=floor,
+        margin=margin,
         confidence=confidence,
     )

@@ -7,12 +7,12 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import kernels
-from harness import plan, tables
+from harness import plan, tables, toggle_tables
 from harness.assess import Yardsticks
 from harness.ceilings import Ceilings, ceilings, peaks
 from harness.disturbance import Monitor, monitor_for
@@ -25,7 +25,7 @@ from harness.published import figures
 from harness.records import CaseDone, Cell, PlannedCase, Record, Run
 from harness.session import Session, device_lock, exit_code
 from harness.stations import Deadlines
-from harness.statistics import CONFIDENCE
+from harness.statistics import CONFIDENCE, MARGIN
 from harness.threads import default_threads
 from harness.workers import ROOT, WorkerFailure, worker_pids
 from kernels.platform import Platform, detect
@@ -35,7 +35,7 @@ from shapes.suites import CASE_S, suites
 
 @dataclass(frozen=True)
 class Request:
-    """The command line of `run`, unread."""
+    """The command line of `run`, unread; of `toggle`, with the arms that it asks for, those of `flags`."""
 
     op: str | None = None
     impl: str | None = None
@@ -49,6 +49,9 @@ class Request:
     budget: str | None = None
     per_case: str | None = None
     set: Sequence[str] = ()
+    margin: float = MARGIN
+    arms: Sequence[plan.Arm] = ()
+    flags: dict[str, list[str | None]] = field(default_factory=dict)
     resume: str | None = None
     retry: bool = False
     out: str | None = None
@@ -90,7 +93,10 @@ def run(request: Request) -> int:
         def report(case: Case, found: list[Record]) -> None:
             records[case.key] = found
             if not request.quiet:
-                shown = [tables.case_table(found), tables.published(known, case)]
+                table = (
+                    toggle_tables.case_table(found, settings) if settings.flags else tables.case_table(found)
+                )
+                shown = [table, tables.published(known, case)]
                 print("\n" + "\n".join(filter(None, shown)) + "\n", file=human, flush=True)
 
         session = _session(settings, request, platform, monitor, journal, report)
@@ -103,6 +109,8 @@ def run(request: Request) -> int:
             _rescue(failure, records, journal)
             raise
         if not request.quiet:
+            if settings.flags:
+                print(toggle_tables.conclusion(_flat(records), settings), file=human)
             _print_end(session, records, budget_s, journal, human)
         write_outputs(request.json, request.csv, settings, _flat(records))
     return exit_code([r for r in _flat(records) if isinstance(r, Cell)])
@@ -133,7 +141,7 @@ def _begun(
     cases = plan.choose_cases(op, request.suite, request.case, request.boundary, platform.arch)
     chosen = plan.choose_implementations(op, request.impl)
     baseline = plan.choose_baseline(op, platform, request.baseline, chosen)
-    arm = plan.parse_arm(request.set)
+    arms = list(request.arms) or [plan.parse_arm(request.set)]
     launches = plan.launches(platform, request.launch)
     budget_s = plan.parse_seconds(request.budget or "60s", "--budget")
     suite = "ad hoc" if request.case else request.suite or "smoke"
@@ -155,13 +163,15 @@ def _begun(
         cases=[PlannedCase(**_planned(case)) for case in cases],
         implementations=[i.name for i in chosen],
         baseline=baseline,
-        arms={arm.name: arm.variables},
+        arms={arm.name: arm.variables for arm in arms if not arm.again},
+        flags=request.flags,
         launches=launches,
         cache=request.cache or "serving",
         budget_s=budget_s,
         per_case_s=per_case_s,
         seed=request.seed or 0,
         confidence=CONFIDENCE,
+        margin=request.margin,
         disturbed=request.disturbed or "drop",  # type: ignore[arg-type]
         busy=busy,
         ceilings=_ceilings(platform, threads, request.quiet),
@@ -231,12 +241,16 @@ def _session(
     settings: Run, request: Request, platform: Platform, monitor: Monitor, journal: Journal, report: Any
 ) -> Session:
     op = kernels.OPS[settings.op]
+    arms = [plan.Arm(variables) for variables in settings.arms.values()]
+    if settings.flags:
+        arms.append(plan.Arm(arms[0].variables, again=True))
     return Session(
         op=op,
         platform=platform,
         implementations=[i for i in kernels.implementations(op.name) if i.name in settings.implementations],
         baseline=settings.baseline,
-        arms=[plan.Arm(variables) for variables in settings.arms.values()],
+        contrast="arms" if settings.flags else "implementations",
+        arms=arms,
         launches=settings.launches,
         cache=settings.cache,
         least_s=plan.parse_seconds(request.per_case, "--per-case")
@@ -245,7 +259,9 @@ def _session(
         seed=settings.seed,
         threads=settings.provenance["machine"]["threads"],
         deadlines=Deadlines(request.prepare_timeout, request.call_timeout),
-        yardsticks=Yardsticks(Ceilings.recorded(settings.ceilings), peaks(platform), settings.confidence),
+        yardsticks=Yardsticks(
+            Ceilings.recorded(settings.ceilings), peaks(platform), settings.confidence, settings.margin
+        ),
         monitor=monitor,
         keep_disturbed=(request.disturbed or settings.disturbed) == "keep",
         journal=journal,

@@ -13,6 +13,7 @@ import kernels
 from harness.disturbance import Monitor
 from harness.rotation import Rotation
 from harness.stations import Contender, Station, attempt
+from harness.statistics import MARGIN
 from harness.timing import Policy, Rounds, measure
 from harness.workers import Worker, WorkerFailure
 from kernels.operands import Seeds
@@ -57,6 +58,7 @@ class CaseRun:
         say: Callable[[str], None],
         monitor: Monitor,
         keep_disturbed: bool = False,
+        margin: float = MARGIN,
     ) -> None:
         self.case = case
         self.stations = stations
@@ -66,6 +68,7 @@ class CaseRun:
         self.say = say
         self.monitor = monitor
         self.keep_disturbed = keep_disturbed
+        self.margin = margin
         self.seeds = {
             "first": asdict(Seeds(seed, seed)),
             "live": asdict(Seeds(seed, seed + 1)),
@@ -84,7 +87,7 @@ class CaseRun:
         started = time.perf_counter()
         if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
             self.seeds["last"] = asdict(Seeds(self.seed, self.seed, turn=rotation.copies - 1))
-        everyone = [c for station in self.stations for c in station.contenders]
+        everyone = [c for station in self.stations for c in station.contenders if not c.arm.again]
         measured = Measured(self.case, everyone, rotation)
         self.say("computing the reference")
         self._references()
@@ -168,8 +171,10 @@ class CaseRun:
         if not timed:
             return
         station, anchor = next(((s, c) for s, c in timed if c.impl.name == baseline), timed[0])
-        twin = replace(anchor, name=f"{anchor.name} (again)", host_s=[])
-        timed.append((station, twin))
+        twin = next((c for _, c in timed if c.arm.again), None)
+        if twin is None:
+            twin = replace(anchor, name=f"{anchor.name} (again)", host_s=[])
+            timed.append((station, twin))
 
         def begin_block(block: int) -> None:
             for station in self.stations:
@@ -199,6 +204,7 @@ class CaseRun:
             begin_round=self.monitor.begin,
             end_round=self.monitor.end,
             keep_disturbed=self.keep_disturbed,
+            margin=self.margin,
             slow=SLOW,
             seed=self.seed,
             anchor=anchor.name,
@@ -236,6 +242,7 @@ class CaseRun:
         try:
             found = station.ask(contender, "profile")
             contender.kernels, contender.picked = found["kernels"], found["picked"]
+            contender.ran = found["ran"]
         except WorkerFailure as failure:
             if failure.fatal:
                 contender.fail(failure.status, failure.reason)

@@ -35,7 +35,12 @@ from shapes.case import Case
 
 @dataclass
 class Session:
-    """Everything a run needs once its plan stands. `report` is given each finished case's records."""
+    """Everything a run needs once its plan stands.
+
+    baseline: whom the others are compared with; where arms are, each implementation's own first arm
+    contrast: what shares rounds and is compared, implementations, or the arms of each implementation
+    report:   is given each finished case's records
+    """
 
     op: Op
     platform: Platform
@@ -54,6 +59,7 @@ class Session:
     journal: Journal
     progress: Any
     report: Any
+    contrast: str = "implementations"
     spent_s: float = 0.0
     setup_s: float = 0.0
     left_out: list[Case] = field(default_factory=list)
@@ -74,8 +80,37 @@ class Session:
     def _case(self, case: Case, budget_s: float, most_s: float, to_go: int, scratch: Path) -> None:
         self.progress.case(case, to_go, budget_s)
         contenders, refused = self._contenders(case)
+        parts: list[Measured] = []
+        groups: list[tuple[list[Contender], str, Rotation]] = []
+        for baseline, able in self._fields(contenders):
+            found, too_large, turns = self._groups(case, baseline, able)
+            groups += [(group, baseline, turns) for group in found]
+            parts.append(Measured(case, [*refused, *too_large], turns))
+            refused = []
+        for group, baseline, turns in groups:
+            shares = (budget_s / len(groups), most_s / len(groups))
+            parts.append(self._group(case, group, baseline, turns, *shares, scratch))
+        records = self._records(case, parts)
+        try:
+            self.journal.append(records)
+        finally:
+            self.report(case, records)
+
+    def _fields(self, contenders: list[Contender]) -> list[tuple[str, list[Contender]]]:
+        """Those that are compared with each other, and the implementation that is their baseline."""
+        if self.contrast == "implementations":
+            return [(self.baseline, contenders)]
+        fields: dict[tuple[str, str], list[Contender]] = {}
+        for contender in contenders:
+            fields.setdefault((contender.impl.name, contender.launch), []).append(contender)
+        return [(name, found) for (name, _), found in fields.items()] or [(self.baseline, [])]
+
+    def _groups(
+        self, case: Case, baseline: str, contenders: list[Contender]
+    ) -> tuple[list[list[Contender]], list[Contender], Rotation]:
+        """Those that memory holds at once, those that it never holds, and the sets that calls rotate over."""
         sizes = self.op.sizes(case.sizes)
-        memory = Memory(self.op, sizes, self.platform, self.baseline, self.cache)
+        memory = Memory(self.op, sizes, self.platform, baseline, self.cache)
         anchors = memory.anchors(contenders)
         turns = rotation(
             self.op,
@@ -84,16 +119,7 @@ class Session:
             last_level(self.platform),
             lambda copies: not anchors or memory.fits(anchors, copies),
         )
-        groups, too_large = memory.groups(contenders, turns.copies)
-        parts = [Measured(case, [*refused, *too_large], turns)]
-        for group in groups:
-            shares = (budget_s / len(groups), most_s / len(groups))
-            parts.append(self._group(case, group, turns, *shares, scratch))
-        records = self._records(case, parts)
-        try:
-            self.journal.append(records)
-        finally:
-            self.report(case, records)
+        return *memory.groups(contenders, turns.copies), turns
 
     def _contenders(self, case: Case) -> tuple[list[Contender], list[Contender]]:
         """Who can run the case, and who cannot, with the reason written down."""
@@ -107,13 +133,19 @@ class Session:
                 contender = Contender(name, impl, arm, launch, interpreted)
                 if not support.ok:
                     contender.fail("unsupported", support.reason)
-                (able if support.ok else refused).append(contender)
+                elif interpreted and self.contrast == "arms":
+                    contender.fail("unsupported", "it is interpreted here: there is no time to compare")
+                if contender.alive:
+                    able.append(contender)
+                elif not arm.again:
+                    refused.append(contender)
         return able, refused
 
     def _group(
         self,
         case: Case,
         group: list[Contender],
+        baseline: str,
         turns: Rotation,
         budget_s: float,
         most_s: float,
@@ -141,8 +173,9 @@ class Session:
                 self.progress.say,
                 self.monitor,
                 self.keep_disturbed,
+                self.yardsticks.margin,
             )
-            measured = runner.run(turns, budget_s, most_s, self.baseline)
+            measured = runner.run(turns, budget_s, most_s, baseline)
         except WorkerFailure as failure:
             for contender in group:
                 contender.fail("error", f"the reference could not be computed or compared: {failure.reason}")

@@ -29,6 +29,7 @@ class Contender:
     check:          the judge's last report
     kernels:        what ran in a call (see profiling.py)
     picked:         what its library says that it chose to run
+    ran:            what is known of that beside the kernels' names (see identity.py)
     synchronises:   whether its calls wait for the device before they return
     host_s:         of each turn on a GPU: the host's seconds to launch one call
     pinned:         the CPU that each of its worker's threads is bound to, or why none is
@@ -47,6 +48,7 @@ class Contender:
     check: dict[str, Any] = field(default_factory=dict)
     kernels: list[dict[str, Any]] = field(default_factory=list)
     picked: str = ""
+    ran: list[str] = field(default_factory=list)
     synchronises: bool = False
     host_s: list[float] = field(default_factory=list)
     pinned: list[int] | str = ""
@@ -102,7 +104,7 @@ class Station:
         self.worker = Worker("bench", environment, self.log)
         self.prepared.clear()
         kind, device = self.platform.kind, self.platform.device
-        threads = int(environment.get("OMP_NUM_THREADS", self.threads))
+        threads = int(environment.get("OMP_NUM_THREADS") or self.threads)
         try:
             hello = self._raw("hello", self.deadlines.prepare, kind=kind, device=device, threads=threads)
         except WorkerFailure:

@@ -40,11 +40,11 @@ def case_table(records: Sequence[Record]) -> str:
     rows = [_row(cell, against.get(cell.name), cell.name == anchor) for cell in able]
     first = cells[0]
     place = f"{first.place}, {first.weight:.1%} of the suite" if first.place != "ad hoc" else first.place
-    lines = [f"{first.case}  ({place})", *([_table(rows)] if rows else []), *_unsupported(cells)]
+    lines = [f"{first.case}  ({place})", *([_table(rows)] if rows else []), *unsupported(cells)]
     return "\n".join([*lines, *_conclusions(cells, verdicts, done, order[0].name)])
 
 
-def _unsupported(cells: Iterable[Cell]) -> Iterator[str]:
+def unsupported(cells: Iterable[Cell]) -> Iterator[str]:
     """Each reason once, with those that it keeps away."""
     reasons: dict[str, list[str]] = {}
     for cell in cells:
@@ -66,15 +66,14 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _row(cell: Cell, verdict: Verdict | None, is_anchor: bool) -> list[str]:
-    interval = f"{micro(cell.low_us)}..{micro(cell.high_us)}" if cell.low_us and cell.high_us else ""
-    ratio = _ratio(verdict) if verdict else "baseline" if is_anchor else ""
+    ratio = ratio_of(verdict) if verdict else "baseline" if is_anchor else ""
     percent = f"{cell.percent_of_ceiling:.0f}" if cell.percent_of_ceiling is not None else ""
     return [
         cell.name,
         cell.status,
         cell.boundary,
         micro(cell.time_us),
-        interval,
+        interval_of(cell),
         micro(cell.host_us),
         ratio,
         verdict.verdict if verdict else "",
@@ -83,6 +82,10 @@ def _row(cell: Cell, verdict: Verdict | None, is_anchor: bool) -> list[str]:
         percent,
         cell.reason,
     ]
+
+
+def interval_of(cell: Cell) -> str:
+    return f"{micro(cell.low_us)}..{micro(cell.high_us)}" if cell.low_us and cell.high_us else ""
 
 
 def micro(value: float | None) -> str:
@@ -95,7 +98,7 @@ def micro(value: float | None) -> str:
     return f"{number:.4g} {unit}"
 
 
-def _ratio(verdict: Verdict) -> str:
+def ratio_of(verdict: Verdict) -> str:
     if verdict.ratio is None:
         return "?"
     if verdict.low is None or verdict.high is None:
@@ -114,20 +117,25 @@ def _conclusions(
         lines.append(f"measured in {groups} groups: memory does not hold all at once")
     for v in verdicts:
         if v.about == "A/A":
-            lines.append(f"noise floor: {v.b} against itself, prepared apart, gave {_ratio(v)}")
+            lines.append(f"noise floor: {v.b} against itself, prepared apart, gave {ratio_of(v)}")
             if noise_floor(_interval(v)) == math.inf:
                 lines.append("  too much for a verdict: this machine was disturbed, or the budget too short")
         if v.about == "runner-up" and v.a == fastest:
-            lines.append(f"fastest: {v.a}, {v.verdict} against the runner-up {v.b}: {_ratio(v)}")
+            lines.append(f"fastest: {v.a}, {v.verdict} against the runner-up {v.b}: {ratio_of(v)}")
     if why := cells[0].rotation.get("why"):
         lines.append(f"calls may read caches: {why}")
     if done.disturbed:
         lines.append(_disturbed(done))
     confidence = f"all verdicts together {verdicts[0].confidence:.0%} sure; " if verdicts else ""
+    return [*lines, f"{confidence}{ended(done)}"]
+
+
+def ended(done: CaseDone) -> str:
+    """How much was measured, and why no more."""
     timed = f"{done.rounds} rounds in {done.blocks} blocks, {done.measured_s:.1f} s of measuring"
-    ended = " and ".join(ENDED.get(word, word) for word in filter(None, done.stopped.split(", ")))
-    until = f", until {ended}" if ended else ""
-    return [*lines, f"{confidence}{timed}{until}; set-up and checks {done.setup_s:.1f} s"]
+    why = " and ".join(ENDED.get(word, word) for word in filter(None, done.stopped.split(", ")))
+    until = f", until {why}" if why else ""
+    return f"{timed}{until}; set-up and checks {done.setup_s:.1f} s"
 
 
 def _interval(verdict: Verdict) -> Comparison:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from harness.family import settled
-from harness.statistics import CONFIDENCE, LEAST_BLOCKS
+from harness.statistics import CONFIDENCE, LEAST_BLOCKS, MARGIN
 
 if TYPE_CHECKING:
     import pandas
@@ -44,6 +44,7 @@ class Policy:
     anchor:       whom all others are compared with; the first contender where it is not said
     twin:         the anchor prepared a second time, whose ratio to the anchor gives the floor
     confidence:   with which the wanted verdicts hold, all together
+    margin:       a difference below it is none: `same`
     slow:         who takes more than this many times as long as the fastest has a turn in a block's first
                   round only: the rest of the budget goes to those between whom the choice is
     budget_s:     seconds of turns for all blocks together; a round that would not fit is not begun
@@ -62,6 +63,7 @@ class Policy:
     anchor: str | None = None
     twin: str | None = None
     confidence: float = CONFIDENCE
+    margin: float = MARGIN
     slow: float = math.inf
     budget_s: float = 30.0
     begin_block: Callable[[int], None] = _nothing
@@ -220,7 +222,16 @@ def _look(result: Rounds, active: Collection[str], anchor: str, policy: Policy) 
     typical = {name: statistics.median(found) for name, found in times.items() if found}
     typical.pop(policy.twin, None)
     wanted = [name for name in typical if typical[name] <= policy.slow * min(typical.values())]
-    return settled(series, result.blocks, wanted, anchor, policy.twin, policy.confidence, policy.half_width)
+    return settled(
+        series,
+        result.blocks,
+        wanted,
+        anchor,
+        policy.twin,
+        policy.confidence,
+        policy.half_width,
+        policy.margin,
+    )
 
 
 def _one_round(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -54,7 +56,7 @@ class WorkerFailure(Exception):
 class Worker:
     """One child process of a role (see worker.py), with its environment set before it starts."""
 
-    def __init__(self, role: str, environment: Mapping[str, str], log: Path) -> None:
+    def __init__(self, role: str, environment: Mapping[str, str | None], log: Path) -> None:
         self.role = role
         self.log = log
         self.log_start = log.stat().st_size if log.exists() else 0
@@ -129,19 +131,24 @@ class Worker:
         _living.discard(self.process.pid)
 
 
-def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Our defaults, over them the user's environment with the project first on the path, then `extra`."""
+def worker_environment(extra: Mapping[str, str | None]) -> dict[str, str]:
+    """Our defaults, over them the user's environment with the project first on the path, then `extra`, where
+    None takes a variable away."""
     environment = dict(os.environ)
     path = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(path)
     # Workers run in the project's folder, the user perhaps elsewhere.
     environment[kernels.PLUGINS] = os.pathsep.join(map(str, kernels.plugin_files()))
-    return DEFAULTS | environment | dict(extra)
+    whole = DEFAULTS | environment | dict(extra)
+    return {name: value for name, value in whole.items() if value is not None}
 
 
 def cache_environment(arm: str) -> dict[str, str]:
     """Compile caches of an arm's own: what one arm compiled must not serve another."""
-    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "deepseek-kernel-bench" / arm
+    folder = arm
+    if not re.fullmatch(r"\w{1,40}", arm):
+        folder = f"{re.sub(r'[^A-Za-z0-9]+', '-', arm)[:40]}-{hashlib.sha256(arm.encode()).hexdigest()[:12]}"
+    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "deepseek-kernel-bench" / folder
     return {
         "TRITON_CACHE_DIR": str(base / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(base / "inductor"),

@@ -1,0 +1,74 @@
+"""Flags and their values, read into the arms of an experiment."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from harness.errors import UsageError
+from harness.plan import Arm
+
+UNSET = "unset"
+MOST_ARMS = 32
+
+
+@dataclass(frozen=True)
+class Flag:
+    """An environment variable and the values it takes; None: not set."""
+
+    name: str
+    values: tuple[str | None, ...]
+
+
+def parse_flags(texts: Iterable[str]) -> list[Flag]:
+    """`NAME=a,b` each: a comma of a value is written `\\,`, no value as `NAME=`, no variable as `NAME=unset`.
+    Raises UsageError."""
+    flags: dict[str, Flag] = {}
+    for text in texts:
+        name, equals, rest = text.partition("=")
+        if not (equals and re.fullmatch(r"[A-Za-z_]\w*", name)):
+            raise UsageError(f"cannot read --flag {text!r}; write NAME=value[,value...], or NAME=unset")
+        values = [value.replace("\\,", ",") for value in re.split(r"(?<!\\),", rest)]
+        for value in values:
+            if any(not c.isprintable() for c in value):
+                raise UsageError(
+                    f"a value of --flag {name} holds {value!r}: no line breaks or other control signs"
+                )
+        if len(set(values)) < len(values):
+            raise UsageError(f"--flag {name} names a value twice: {rest}")
+        if name in flags:
+            raise UsageError(f"--flag {name} is given twice; list its values in one: {name}=a,b")
+        flags[name] = Flag(name, tuple(None if value == UNSET else value for value in values))
+    return list(flags.values())
+
+
+def factorial(flags: Sequence[Flag], common: dict[str, str | None]) -> list[Arm]:
+    """The plain arm, then one for each combination; `common` is set in all of them."""
+    combinations = itertools.product(*(flag.values for flag in flags))
+    names = [flag.name for flag in flags]
+    settings = [dict(zip(names, values, strict=True)) for values in combinations]
+    return _arms(common, [{}, *settings])
+
+
+def one_at_a_time(flags: Sequence[Flag], common: dict[str, str | None]) -> list[Arm]:
+    """The plain arm, then one for each value of each flag."""
+    return _arms(common, [{}, *({flag.name: value} for flag in flags for value in flag.values)])
+
+
+def leave_one_out(recipe: dict[str, str | None], common: dict[str, str | None]) -> list[Arm]:
+    """The whole recipe, which the others are compared with, it without each of its variables, and the plain
+    arm: there none of them is set."""
+    bare = dict.fromkeys(recipe)
+    return _arms(common, [recipe, *(recipe | {name: None} for name in recipe), bare])
+
+
+def _arms(common: dict[str, str | None], settings: Iterable[dict[str, str | None]]) -> list[Arm]:
+    """The first of them a second time at the end, for the noise floor. Raises UsageError for too many."""
+    arms = list({arm.name: arm for arm in (Arm(common | each) for each in settings)}.values())
+    if len(arms) > MOST_ARMS:
+        raise UsageError(
+            f"{len(arms)} arms are more than {MOST_ARMS}: fewer values, or --design one-at-a-time"
+        )
+    return [*arms, Arm(arms[0].variables, again=True)]

@@ -182,6 +182,18 @@ def toggle(flags: tuple[str, ...], design: str, **options: Any) -> None:
     _measured(lambda: toggle_request(Request(**options), flags, design))
 
 
+@cli.command()
+@click.argument("run_a")
+@click.argument("run_b")
+@click.option("--force", is_flag=True, help="Compare what differs in machine or terms too, and mark it.")
+@click.option("--markdown", metavar="FILE|-", help="Write the report there too, for a pull request.")
+def compare(**options: Any) -> None:
+    """What became faster or slower between two recorded runs; exit code 1 where something regressed."""
+    from harness.compare_command import compare as show
+
+    sys.exit(show(**options))
+
+
 def _measured(command: Callable[[], int]) -> None:
     try:
         sys.exit(command())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from harness.plan import contender_name
-from harness.statistics import MARGIN
+from harness.statistics import MARGIN, Comparison
 
 SCHEMA = 4  # 1 had no samples in verdicts; 2 no disturbed rounds and no launch times; 3 one arm
 
@@ -45,6 +46,7 @@ class Cell(Record):
     ran: what is known of that beside the names: oneDNN's implementations, hashes of what Triton generated
     host_us: the host's time to launch a call, microseconds, the median over turns; null on a CPU
     synchronises: its calls wait for the device before they return, so that time_us holds host time
+    version, source: of its library, and a hash of the suite's code around it (see sources.py)
     pinned: the CPU that each of its threads is bound to, or why none is
     samples: of the baseline, where memory splits a case into groups, those of every group; its time is that
         of the first
@@ -80,6 +82,7 @@ class Cell(Record):
     place: str = ""
     weight: float = 0.0
     version: str = ""
+    source: str = ""
     rotation: dict[str, Any] = {}
     samples: Samples = Field(default_factory=Samples)
 
@@ -110,6 +113,13 @@ class Verdict(Record):
     confidence: float
     about: Literal["baseline", "runner-up", "A/A"]
     samples: Samples = Field(default_factory=Samples)
+
+    @property
+    def found(self) -> Comparison:
+        """Where nothing stands for what is not finite."""
+        if self.ratio is None or self.low is None or self.high is None:
+            return Comparison(math.nan, 0.0, math.inf, self.verdict)
+        return Comparison(self.ratio, self.low, self.high, self.verdict)
 
 
 class DisturbedRound(Record):

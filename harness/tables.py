@@ -10,7 +10,7 @@ from tabulate import tabulate
 
 from harness.published import Figure
 from harness.records import CaseDone, Cell, Record, Verdict
-from harness.statistics import Comparison, noise_floor
+from harness.statistics import noise_floor
 from shapes.case import Case
 
 HEADERS = ("implementation", "status", "boundary", "time", "interval", "host", "vs baseline", "verdict",
@@ -118,7 +118,7 @@ def _conclusions(
     for v in verdicts:
         if v.about == "A/A":
             lines.append(f"noise floor: {v.b} against itself, prepared apart, gave {ratio_of(v)}")
-            if noise_floor(_interval(v)) == math.inf:
+            if noise_floor(v.found) == math.inf:
                 lines.append("  too much for a verdict: this machine was disturbed, or the budget too short")
         if v.about == "runner-up" and v.a == fastest:
             lines.append(f"fastest: {v.a}, {v.verdict} against the runner-up {v.b}: {ratio_of(v)}")
@@ -136,14 +136,6 @@ def ended(done: CaseDone) -> str:
     why = " and ".join(ENDED.get(word, word) for word in filter(None, done.stopped.split(", ")))
     until = f", until {why}" if why else ""
     return f"{timed}{until}; set-up and checks {done.setup_s:.1f} s"
-
-
-def _interval(verdict: Verdict) -> Comparison:
-    """Of the record, where nothing stands for what is not finite."""
-    ratio, low, high = verdict.ratio, verdict.low, verdict.high
-    if ratio is None or low is None or high is None:
-        return Comparison(math.nan, 0.0, math.inf, verdict.verdict)
-    return Comparison(ratio, low, high, verdict.verdict)
 
 
 def _disturbed(done: CaseDone) -> str:

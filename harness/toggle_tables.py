@@ -111,7 +111,7 @@ def _effects(one: Compared, run: Run) -> Iterator[str]:
         for arm, variables in run.arms.items()
         if run.flags.keys() <= variables.keys() and arm in cells
     }
-    found = effects(cells, settings, _noise(one.floor), run.confidence)
+    found = effects(cells, settings, noise_floor(one.floor.found) if one.floor else math.inf, run.confidence)
     if not found:
         return
     rows = [[e.kind, e.what, _speedup(e.found), e.found.verdict] for e in found]
@@ -121,13 +121,6 @@ def _effects(one: Compared, run: Run) -> Iterator[str]:
 
 def _speedup(found: Comparison) -> str:
     return f"{found.ratio:.3f}x ({found.low:.3f}..{found.high:.3f})"
-
-
-def _noise(verdict: Verdict | None) -> float:
-    """The floor of verdicts: infinite where the pair is missing or says too little."""
-    if verdict is None or verdict.ratio is None or verdict.low is None or verdict.high is None:
-        return math.inf
-    return noise_floor(Comparison(verdict.ratio, verdict.low, verdict.high, verdict.verdict))
 
 
 def conclusion(records: Sequence[Record], run: Run) -> str:

@@ -1,0 +1,60 @@
+"""Which of the suite's code a row is made of, so that runs of two revisions can tell whose code changed."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import kernels
+from kernels.op import Implementation
+
+PACKAGE = Path(kernels.__file__).parent
+CONTRACTS = {"op", "operands", "platform", "sizes", "visibility"}
+"""Of kernels/: what is around a call and not in it."""
+
+
+def source_of(implementation: Implementation) -> str:
+    """A hash of its provider's file and of all in kernels/ that this imports, however far; comments,
+    docstrings and layout do not count. What its library does is for `version` to say."""
+    return _hash(Path(inspect.getfile(type(implementation))))
+
+
+@functools.cache
+def _hash(provider: Path) -> str:
+    todo, seen = [provider], set()
+    while todo:
+        path = todo.pop()
+        if path not in seen:
+            seen.add(path)
+            todo += _imported(path)
+    texts = sorted((path.name, _code(path)) for path in seen)
+    return hashlib.sha256(repr(texts).encode()).hexdigest()[:12]
+
+
+def _imported(path: Path) -> Iterator[Path]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            package, *rest = name.split(".")
+            file = PACKAGE.joinpath(*rest).with_suffix(".py") if rest else PACKAGE
+            if package == "kernels" and file.is_file() and not (len(rest) == 1 and rest[0] in CONTRACTS):
+                yield file
+
+
+def _code(path: Path) -> str:
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and ast.get_docstring(node) is not None
+        ):
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)

@@ -12,7 +12,6 @@ from harness.ceilings import Ceilings
 from harness.family import Judged, judge
 from harness.records import Cell, Samples, Verdict
 from harness.runner import Measured
-from harness.sources import source_of
 from harness.stations import Contender
 from harness.statistics import MARGIN, compare, interval
 from kernels.op import Work
@@ -73,7 +72,7 @@ def _cell(
         place=case.place,
         weight=case.weight,
         version=contender.impl.version,
-        source=source_of(contender.impl),
+        source=contender.source,
         rotation=asdict(rotation),
     )
     samples = _samples(measured, contender.name)

@@ -15,8 +15,9 @@ from harness import threads as cpu_threads
 from harness.device import Program, Timer, timer_for
 from harness.identity import identity
 from harness.profiling import profile
+from harness.sources import source_of
 from kernels.compose import bind
-from kernels.op import Op, Prepared
+from kernels.op import Op, Prepared, Unsupported
 from kernels.operands import Operands, Seeds
 
 
@@ -80,8 +81,9 @@ class Bench:
         call: bool = True,
         config: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Prepares on every set and calls each once (JIT compilers run here). Returns the seconds, and
-        whether a call synchronises the host. Raises Unsupported where a call cannot be launched so.
+        """Prepares on every set and calls each once (JIT compilers run here). Returns the seconds,
+        whether a call synchronises the host, and a hash of its source. Raises Unsupported where a call
+        cannot be launched so.
 
         call:   False spares the calls where nothing will be timed
         config: that a tunable implementation is told to use; None: it chooses
@@ -98,7 +100,9 @@ class Bench:
         if launch not in self.timers:
             self.timers[launch] = timer_for(self.kind, launch)
         timer = self.timers[launch]
-        implementation = next(i for i in kernels.implementations(self.op.name) if i.name == impl)
+        implementation = next((i for i in kernels.implementations(self.op.name) if i.name == impl), None)
+        if implementation is None:
+            raise Unsupported(f"there is no {impl} in this arm's source tree")
         if config is not None:
             implementation = implementation.configured(config)
         prepared: list[Prepared] = []
@@ -116,7 +120,11 @@ class Bench:
         calls = [p.call for p in prepared]
         program = timer.program(calls) if call else Program(calls)
         self.seated[contender] = _Seated(prepared, timer, program)
-        return {"seconds": time.perf_counter() - started, "synchronises": program.synchronises}
+        return {
+            "seconds": time.perf_counter() - started,
+            "synchronises": program.synchronises,
+            "source": source_of(implementation),
+        }
 
     def turn(self, contender: str, at_least: float) -> dict[str, Any]:
         seated = self.seated[contender]

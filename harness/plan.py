@@ -85,18 +85,23 @@ def choose_baseline(op: Op, platform: Platform, named: str | None, chosen: list[
 
 @dataclass(frozen=True)
 class Arm:
-    """A set of environment variables under which cells run; the plain arm sets none.
+    """What cells run under: a set of environment variables, none in the plain arm, or a source tree.
 
     variables: None takes one away
     again:     the first arm a second time, in workers of its own: what differs between the two is noise
+    tree:      whose kernels/ it runs; None: this one
+    revision:  what the tree is called
     """
 
     variables: dict[str, str | None] = field(default_factory=dict)
     again: bool = False
+    tree: str | None = None
+    revision: str = ""
 
     @property
     def name(self) -> str:
-        words = [f"{k} unset" if v is None else f"{k}={v}" for k, v in self.variables.items()]
+        words = [self.revision] if self.revision else []
+        words += [f"{k} unset" if v is None else f"{k}={v}" for k, v in self.variables.items()]
         return (", ".join(words) or PLAIN) + " (again)" * self.again
 
 

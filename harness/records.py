@@ -166,7 +166,8 @@ class Run(Record):
     """What a command set out to do, and on what; written once, before anything is measured.
 
     arms, flags: the arms by name, the first being what others are compared with; the flags that they differ
-        in, by their values (null: not set). Without flags implementations are compared, under one arm
+        in, by their values (null: not set)
+    trees: of arms that are revisions, their commits
     busy: what else used the device then
     """
 
@@ -181,6 +182,7 @@ class Run(Record):
     baseline: str
     arms: dict[str, dict[str, str | None]]
     flags: dict[str, list[str | None]] = {}
+    trees: dict[str, str] = {}
     launches: list[str]
     cache: str
     budget_s: float
@@ -192,3 +194,8 @@ class Run(Record):
     busy: list[str] = []
     ceilings: dict[str, Any]
     provenance: dict[str, Any]
+
+    @property
+    def contrast(self) -> Literal["implementations", "arms"]:
+        """What is compared with each other: implementations, or the arms of each implementation."""
+        return "arms" if self.flags or self.trees else "implementations"

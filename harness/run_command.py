@@ -7,16 +7,16 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
 import kernels
-from harness import plan, tables, toggle_tables
+from harness import plan, revisions, tables, toggle_tables
 from harness.assess import Yardsticks
 from harness.ceilings import Ceilings, ceilings, peaks
 from harness.disturbance import Monitor, monitor_for
-from harness.errors import NothingRan, UsageError
+from harness.errors import FAILED, OK, NothingRan, UsageError
 from harness.journal import Journal, JournalFull
 from harness.outputs import require_writable, write_outputs
 from harness.progress import Progress
@@ -27,6 +27,7 @@ from harness.session import Session, device_lock, exit_code
 from harness.stations import Deadlines
 from harness.statistics import CONFIDENCE, MARGIN
 from harness.threads import default_threads
+from harness.toggle_tables import regressions
 from harness.workers import ROOT, WorkerFailure, worker_pids
 from kernels.platform import Platform, detect
 from shapes.case import Case
@@ -35,7 +36,8 @@ from shapes.suites import CASE_S, suites
 
 @dataclass(frozen=True)
 class Request:
-    """The command line of `run`, unread; of `toggle`, with the arms that it asks for, those of `flags`."""
+    """The command line of `run`, unread; of `toggle`, with the arms that it asks for;
+    of `compare --revisions`, with a tree in each arm."""
 
     op: str | None = None
     impl: str | None = None
@@ -94,7 +96,9 @@ def run(request: Request) -> int:
             records[case.key] = found
             if not request.quiet:
                 table = (
-                    toggle_tables.case_table(found, settings) if settings.flags else tables.case_table(found)
+                    toggle_tables.case_table(found, settings)
+                    if settings.contrast == "arms"
+                    else tables.case_table(found)
                 )
                 shown = [table, tables.published(known, case)]
                 print("\n" + "\n".join(filter(None, shown)) + "\n", file=human, flush=True)
@@ -109,11 +113,12 @@ def run(request: Request) -> int:
             _rescue(failure, records, journal)
             raise
         if not request.quiet:
-            if settings.flags:
+            if settings.contrast == "arms":
                 print(toggle_tables.conclusion(_flat(records), settings), file=human)
             _print_end(session, records, budget_s, journal, human)
         write_outputs(request.json, request.csv, settings, _flat(records))
-    return exit_code([r for r in _flat(records) if isinstance(r, Cell)])
+    code = exit_code([r for r in _flat(records) if isinstance(r, Cell)])
+    return FAILED if code == OK and settings.trees and regressions(_flat(records)) else code
 
 
 def _flat(records: dict[str, list[Record]]) -> list[Record]:
@@ -165,6 +170,7 @@ def _begun(
         baseline=baseline,
         arms={arm.name: arm.variables for arm in arms if not arm.again},
         flags=request.flags,
+        trees={arm.name: Path(arm.tree).name for arm in arms if arm.tree and not arm.again},
         launches=launches,
         cache=request.cache or "serving",
         budget_s=budget_s,
@@ -237,20 +243,26 @@ def _resumed(request: Request, platform: Platform) -> tuple[Journal, Run, dict[s
     return journal, settings, finished
 
 
+def _arms(settings: Run) -> list[plan.Arm]:
+    """As planned; where they are compared, the first of them again at the end."""
+    arms = [
+        revisions.arm(name, settings.trees[name]) if name in settings.trees else plan.Arm(variables)
+        for name, variables in settings.arms.items()
+    ]
+    return [*arms, replace(arms[0], again=True)] if settings.contrast == "arms" else arms
+
+
 def _session(
     settings: Run, request: Request, platform: Platform, monitor: Monitor, journal: Journal, report: Any
 ) -> Session:
     op = kernels.OPS[settings.op]
-    arms = [plan.Arm(variables) for variables in settings.arms.values()]
-    if settings.flags:
-        arms.append(plan.Arm(arms[0].variables, again=True))
     return Session(
         op=op,
         platform=platform,
         implementations=[i for i in kernels.implementations(op.name) if i.name in settings.implementations],
         baseline=settings.baseline,
-        contrast="arms" if settings.flags else "implementations",
-        arms=arms,
+        contrast=settings.contrast,
+        arms=_arms(settings),
         launches=settings.launches,
         cache=settings.cache,
         least_s=plan.parse_seconds(request.per_case, "--per-case")

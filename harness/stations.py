@@ -29,6 +29,7 @@ class Contender:
     check:          the judge's last report
     kernels:        what ran in a call (see profiling.py)
     picked:         what its library says that it chose to run
+    source:         a hash of its code (see sources.py)
     ran:            what is known of that beside the kernels' names (see identity.py)
     synchronises:   whether its calls wait for the device before they return
     host_s:         of each turn on a GPU: the host's seconds to launch one call
@@ -49,6 +50,7 @@ class Contender:
     kernels: list[dict[str, Any]] = field(default_factory=list)
     picked: str = ""
     ran: list[str] = field(default_factory=list)
+    source: str = ""
     synchronises: bool = False
     host_s: list[float] = field(default_factory=list)
     pinned: list[int] | str = ""
@@ -101,7 +103,7 @@ class Station:
             | first.environment(self.platform)
             | arm.variables
         )
-        self.worker = Worker("bench", environment, self.log)
+        self.worker = Worker("bench", environment, self.log, arm.tree)
         self.prepared.clear()
         kind, device = self.platform.kind, self.platform.device
         threads = int(environment.get("OMP_NUM_THREADS") or self.threads)
@@ -179,6 +181,7 @@ class Station:
             )
             contender.setup_s = max(contender.setup_s, answer["seconds"])
             contender.synchronises = answer["synchronises"]
+            contender.source = answer["source"]
             self.prepared.add(contender.name)
 
     def digest(self) -> int:

@@ -124,7 +124,7 @@ def _speedup(found: Comparison) -> str:
 
 
 def conclusion(records: Sequence[Record], run: Run) -> str:
-    """For each implementation: which arm to take, for which cases, worth how much."""
+    """For each implementation: which arm to take, for which cases, worth how much. Of revisions: what regressed."""
     by_case: dict[str, list[Record]] = {}
     for record in records:
         by_case.setdefault(getattr(record, "case", ""), []).append(record)
@@ -133,6 +133,9 @@ def conclusion(records: Sequence[Record], run: Run) -> str:
         for one in compared(of_case, run):
             if one.anchor.time_us is not None:
                 by_name.setdefault(one.name, []).append(one)
+    if run.trees:
+        slower = [f"  {v.a} at {v.case}: {ratio_of(v)}" for v in regressions(records)]
+        return "\n".join([f"{len(slower)} regressed:", *slower]) if slower else "nothing regressed"
     lines = [f"{name}: {_advice(found)}" for name, found in by_name.items()]
     return "\n".join(["recommendation:", *(f"  {line}" for line in lines)]) if lines else ""
 
@@ -178,3 +181,8 @@ def _worth(found: Sequence[Compared], arm: str) -> _Worth:
         return [anchor.case for anchor, verdict in pairs if verdict.verdict == word]
 
     return _Worth(mean, len(timed), where("faster"), where("slower"))
+
+
+def regressions(records: Iterable[Record]) -> list[Verdict]:
+    """Of the other arms against the first."""
+    return [r for r in records if isinstance(r, Verdict) and r.about == "baseline" and r.verdict == "slower"]

@@ -54,9 +54,12 @@ class WorkerFailure(Exception):
 
 
 class Worker:
-    """One child process of a role (see worker.py), with its environment set before it starts."""
+    """One child process of a role (see worker.py), with its environment set before it starts; of the source
+    tree in the folder `tree`, if that is not this one."""
 
-    def __init__(self, role: str, environment: Mapping[str, str | None], log: Path) -> None:
+    def __init__(
+        self, role: str, environment: Mapping[str, str | None], log: Path, tree: str | None = None
+    ) -> None:
         self.role = role
         self.log = log
         self.log_start = log.stat().st_size if log.exists() else 0
@@ -69,8 +72,8 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                env=worker_environment(environment),
-                cwd=ROOT,
+                env=worker_environment(environment, tree),
+                cwd=tree or ROOT,
                 start_new_session=True,
             )
         theirs.close()
@@ -131,11 +134,11 @@ class Worker:
         _living.discard(self.process.pid)
 
 
-def worker_environment(extra: Mapping[str, str | None]) -> dict[str, str]:
+def worker_environment(extra: Mapping[str, str | None], tree: str | None = None) -> dict[str, str]:
     """Our defaults, over them the user's environment with the project first on the path, then `extra`, where
     None takes a variable away."""
     environment = dict(os.environ)
-    path = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+    path = [tree or str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(path)
     # Workers run in the project's folder, the user perhaps elsewhere.
     environment[kernels.PLUGINS] = os.pathsep.join(map(str, kernels.plugin_files()))

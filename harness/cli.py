@@ -183,15 +183,31 @@ def toggle(flags: tuple[str, ...], design: str, **options: Any) -> None:
 
 
 @cli.command()
-@click.argument("run_a")
-@click.argument("run_b")
+@click.argument("runs", nargs=-1, metavar="[RUN_A RUN_B]")
+@click.option(
+    "--revisions", nargs=2, metavar="A B", help="Measure the kernels of two commits now, interleaved."
+)
 @click.option("--force", is_flag=True, help="Compare what differs in machine or terms too, and mark it.")
 @click.option("--markdown", metavar="FILE|-", help="Write the report there too, for a pull request.")
-def compare(**options: Any) -> None:
-    """What became faster or slower between two recorded runs; exit code 1 where something regressed."""
-    from harness.compare_command import compare as show
+@measuring
+def compare(
+    runs: tuple[str, ...],
+    revisions: tuple[str, str] | None,
+    force: bool,
+    markdown: str | None,
+    **options: Any,
+) -> None:
+    """What became faster or slower between two recorded runs, or between two revisions of this repository
+    (to which the options from --op on apply). Exit code 1 where something regressed."""
+    from harness.compare_command import compare as compare_runs
+    from harness.compare_command import compare_revisions
+    from harness.run_command import Request
 
-    sys.exit(show(**options))
+    if revisions and not runs:
+        _measured(lambda: compare_revisions(revisions, Request(**options)))
+    if len(runs) != 2 or revisions:
+        raise click.UsageError("name two runs, or --revisions A B and an --op")
+    sys.exit(compare_runs(*runs, force, markdown))
 
 
 def _measured(command: Callable[[], int]) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from tabulate import tabulate
 
+from harness import revisions
 from harness.comparison import Compared, Row, compared, means
 from harness.errors import FAILED, OK, NothingRan, UsageError
+from harness.run_command import Request, run
 from harness.stored import Stored, read, unlike
 from harness.tables import micro
 
@@ -34,6 +37,11 @@ def compare(run_a: str, run_b: str, force: bool, markdown: str | None) -> int:
     if markdown:
         _write(markdown, report(a, b, found, "github") + "\n")
     return FAILED if found.regressions else OK
+
+
+def compare_revisions(names: tuple[str, str], request: Request) -> int:
+    """Each revision's kernels are an arm of a run. Raises UsageError for one that git does not know."""
+    return run(replace(request, arms=revisions.arms(names)))
 
 
 def report(a: Stored, b: Stored, found: Compared, style: str) -> str:

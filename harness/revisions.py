@@ -21,9 +21,7 @@ def arms(names: tuple[str, str]) -> list[Arm]:
     """Of each revision, and of the first one again. Raises UsageError for one that git does not know."""
     found = [arm(f"{name} ({commit[:9]})", commit) for name, commit in ((n, _commit(n)) for n in names)]
     if found[0].tree == found[1].tree:
-        raise UsageError(
-            f"{names[0]} and {names[1]} are the same commit, {Path(str(found[0].tree)).name[:9]}"
-        )
+        raise UsageError(f"{' and '.join(names)} are the same commit, {_commit(names[0])[:9]}")
     return [*found, Arm(again=True, tree=found[0].tree, revision=found[0].revision)]
 
 

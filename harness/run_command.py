@@ -95,11 +95,8 @@ def run(request: Request) -> int:
         def report(case: Case, found: list[Record]) -> None:
             records[case.key] = found
             if not request.quiet:
-                table = (
-                    toggle_tables.case_table(found, settings)
-                    if settings.contrast == "arms"
-                    else tables.case_table(found)
-                )
+                arms = settings.contrast == "arms"
+                table = toggle_tables.case_table(found, settings) if arms else tables.case_table(found)
                 shown = [table, tables.published(known, case)]
                 print("\n" + "\n".join(filter(None, shown)) + "\n", file=human, flush=True)
 

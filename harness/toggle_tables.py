@@ -124,7 +124,8 @@ def _speedup(found: Comparison) -> str:
 
 
 def conclusion(records: Sequence[Record], run: Run) -> str:
-    """For each implementation: which arm to take, for which cases, worth how much. Of revisions: what regressed."""
+    """For each implementation: which arm to take, for which cases, worth how much; of revisions, what
+    regressed."""
     by_case: dict[str, list[Record]] = {}
     for record in records:
         by_case.setdefault(getattr(record, "case", ""), []).append(record)

@@ -17,7 +17,7 @@ from harness.identity import identity
 from harness.profiling import profile
 from harness.sources import source_of
 from kernels.compose import bind
-from kernels.op import Op, Prepared, Unsupported
+from kernels.op import Implementation, Op, Prepared, Unsupported
 from kernels.operands import Operands, Seeds
 
 
@@ -31,12 +31,16 @@ class _Seated:
 
 
 class Bench:
-    """Holds the sets of operands (the first is checked; the others make calls rotate) and who sits."""
+    """Holds the sets of operands (the first is checked; the others make calls rotate) and who sits.
+
+    guests: implementations that no folder or plugin holds
+    """
 
     op: Op
     sets: list[Operands]
 
-    def __init__(self) -> None:
+    def __init__(self, *guests: Implementation) -> None:
+        self.guests = guests
         self.seated: dict[str, _Seated] = {}
         self.timers: dict[str, Timer] = {}
 
@@ -100,7 +104,8 @@ class Bench:
         if launch not in self.timers:
             self.timers[launch] = timer_for(self.kind, launch)
         timer = self.timers[launch]
-        implementation = next((i for i in kernels.implementations(self.op.name) if i.name == impl), None)
+        known = [*self.guests, *kernels.implementations(self.op.name)]
+        implementation = next((i for i in known if i.name == impl), None)
         if implementation is None:
             raise Unsupported(f"there is no {impl} in this arm's source tree")
         if config is not None:

@@ -184,9 +184,7 @@ def toggle(flags: tuple[str, ...], design: str, **options: Any) -> None:
 
 @cli.command()
 @click.argument("runs", nargs=-1, metavar="[RUN_A RUN_B]")
-@click.option(
-    "--revisions", nargs=2, metavar="A B", help="Measure the kernels of two commits now, interleaved."
-)
+@click.option("--revisions", nargs=2, metavar="A B", help="Measure two commits' kernels now, interleaved.")
 @click.option("--force", is_flag=True, help="Compare what differs in machine or terms too, and mark it.")
 @click.option("--markdown", metavar="FILE|-", help="Write the report there too, for a pull request.")
 @measuring
@@ -208,6 +206,17 @@ def compare(
     if len(runs) != 2 or revisions:
         raise click.UsageError("name two runs, or --revisions A B and an --op")
     sys.exit(compare_runs(*runs, force, markdown))
+
+
+@cli.command()
+@click.argument("run")
+@click.option("--export", "style", type=click.Choice(["pytest-benchmark"]), default="pytest-benchmark")
+@click.option("-o", "--output", metavar="FILE|-", help="Default: benchmark.json in the run's folder.")
+def export(run: str, style: str, output: str | None) -> None:
+    """A recorded RUN as another tool's file: `pytest-benchmark compare` reads it."""
+    from harness.export import export as write
+
+    sys.exit(write(run, output))
 
 
 def _measured(command: Callable[[], int]) -> None:

@@ -85,23 +85,31 @@ class CaseRun:
         """Measures for `budget_s` seconds, or up to `most_s` where one round in each block takes longer.
         Raises WorkerFailure where the judge cannot compute or compare."""
         started = time.perf_counter()
-        if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
-            self.seeds["last"] = asdict(Seeds(self.seed, self.seed, turn=rotation.copies - 1))
         everyone = [c for station in self.stations for c in station.contenders if not c.arm.again]
         measured = Measured(self.case, everyone, rotation)
+        self.begin(rotation)
+        self.say("measuring")
+        self._measure(measured, budget_s, most_s, baseline)
+        self.end(rotation)
+        measured.setup_s = time.perf_counter() - started - measured.rounds.spent_s
+        return measured
+
+    def begin(self, rotation: Rotation) -> None:
+        """Computes the references and checks everyone once; whoever is wrong is out."""
+        if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
+            self.seeds["last"] = asdict(Seeds(self.seed, self.seed, turn=rotation.copies - 1))
         self.say("computing the reference")
         self._references()
         self.say("preparing and checking")
         self._open("first")
         for station, contender in self.seats:
             self._check(station, contender, "first", "")
-        self.say("measuring")
-        self._measure(measured, budget_s, most_s, baseline)
+
+    def end(self, rotation: Rotation) -> None:
+        """Checks what timing left, and calls with other operands; asks what ran."""
         self.say("checking again")
         self._check_timed(rotation.copies)
         self._check_again()
-        measured.setup_s = time.perf_counter() - started - measured.rounds.spent_s
-        return measured
 
     def _references(self) -> None:
         """Of the case's boundary, and of the narrower ones that a contender's own call covers: the suite's

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["harness.pytest_plugin"]
+
 
 @pytest.fixture(scope="session", autouse=True)
 def place_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

@@ -179,7 +179,7 @@ def made(tmp_path, monkeypatch):
     done: list[str] = []
 
     def build(folder, links, state):
-        folder.mkdir(exist_ok=True)
+        (folder / "lib/python3.11/site-packages").mkdir(parents=True, exist_ok=True)
         done.append("build")
 
     monkeypatch.setattr(set_up, "build", build)
@@ -203,6 +203,15 @@ def test_what_is_done_once_is_not_done_again(made):
     assert made(BARE) == []
     assert made(CUDA_IMAGE)[0] == "build"
     assert set_up.read_state(made.folder)["extras"] == ["test"], "a rebuild keeps the extras"
+
+
+def test_the_pytest_plugin_is_known_in_the_environment_once(made):
+    """Under the name by which a conftest.py of the checkout asks for it."""
+    made(BARE)
+    (about,) = made.folder.glob("lib/*/site-packages/*.dist-info/entry_points.txt")
+    assert "harness.pytest_plugin = deepseek_kernel_bench_pytest" in about.read_text()
+    stub = about.parent.parent / "deepseek_kernel_bench_pytest.py"
+    assert str(set_up.ROOT) in stub.read_text()
 
 
 def test_a_set_up_that_failed_is_not_believed(made, monkeypatch):

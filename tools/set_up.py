@@ -142,6 +142,7 @@ def set_up(venv: Path, extras: set[str]) -> None:
         raise SetUpError(
             f"{find_modules(venv / 'bin' / 'python')} in {venv} must be the image's, {env.modules}"
         )
+    register(venv, project["version"])
     write_state(venv, {**new, "complete": True})
     for note in planned.notes:
         say(note)
@@ -165,6 +166,22 @@ def build(venv: Path, links: tuple[str, ...], state: dict) -> None:
         (folder / "image.pth").write_text(
             "".join(f"import site; site.addsitedir({link!r})\n" for link in links)
         )
+
+
+def register(venv: Path, version: str) -> None:
+    """Makes the fixtures of harness/pytest_plugin.py known to every pytest of the environment, and only there
+    puts the checkout on the path."""
+    (folder,) = venv.glob("lib/python*/site-packages")
+    stub = "deepseek_kernel_bench_pytest"
+    (folder / f"{stub}.py").write_text(
+        f"import sys\n\nsys.path.insert(0, {str(ROOT)!r})\nfrom harness.pytest_plugin import *\n"
+    )
+    about = folder / f"deepseek_kernel_bench-{version}.dist-info"
+    about.mkdir(exist_ok=True)
+    metadata = f"Metadata-Version: 2.1\nName: deepseek-kernel-bench\nVersion: {version}\n"
+    (about / "METADATA").write_text(metadata)
+    # Named as the plugin itself, which a conftest.py of the checkout asks for: it is registered once.
+    (about / "entry_points.txt").write_text(f"[pytest11]\nharness.pytest_plugin = {stub}\n")
 
 
 def install(venv: Path, step: Step) -> None:

@@ -1,0 +1,99 @@
+"""pytest-benchmark with the suite's own check and timing: the fixture `kernel_benchmark`.
+
+    def test_mine(kernel_benchmark):
+        kernel_benchmark("mla_decode", my_kernel, case="batch=16 ctx=4096 heads=16")
+
+The kernel is checked against the op's reference, timed in turns as `run` times it, by the device's own timer,
+and checked again; a wrong one fails its test. What pytest-benchmark saves, compares and plots are seconds per
+call on the device: the clock that it reads is one that each turn advances by so much.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROUNDS = 20
+
+
+class DeviceClock:
+    """Stands where turns have moved it to, in seconds."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("kernel_benchmark", "kernels: which op, implementations, cases, and where")
+    group.addoption("--kernel-op", metavar="OP,...", help="Only these ops.")
+    group.addoption("--kernel-impl", metavar="PATTERN,...", help="Only implementations that match.")
+    group.addoption("--kernel-suite", metavar="NAME", default="smoke", help="Cases (default: smoke).")
+    group.addoption("--kernel-case", metavar='"NAME=V ..."', action="append", help="Ad hoc cases instead.")
+    group.addoption("--kernel-device", metavar="DEVICE", help="cpu, cuda, cuda:1 (default: the first GPU).")
+    group.addoption("--kernel-cache", choices=["serving", "cold", "warm"], default="serving")
+    group.addoption("--kernel-launch", choices=["graph", "eager"], help="On GPUs (default: graph).")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives pytest-benchmark's fixture our clock, which it takes from a marker."""
+    for item in items:
+        if "kernel_benchmark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.benchmark(timer=DeviceClock()))
+
+
+@pytest.fixture
+def kernel_benchmark(
+    benchmark: Any, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Call it with an op, a kernel and a case; it returns what the record would hold beside the times.
+
+    kernel: the name of one of the suite's implementations, which gets a process of its own; or a function of
+            (operands, out) that fills `out` or returns the output, measured in this one; or an Implementation
+    """
+    from harness.benchmarks import Session
+    from harness.errors import HarnessError
+
+    clock = next(m.kwargs["timer"] for m in request.node.iter_markers("benchmark") if "timer" in m.kwargs)
+    with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
+        session = Session(request.config.option, Path(scratch))
+
+        def measure(op: str, kernel: Any, *, rounds: int = ROUNDS, **case: Any) -> dict[str, Any]:
+            """case: `case`, `boundary`, `cache`, `launch`, as `run` takes them."""
+            __tracebackhide__ = True
+            try:
+                contest = session.contest(op, kernel, **case)
+            except HarnessError as error:
+                pytest.fail(str(error), pytrace=False)
+            try:
+                contest.begin()
+                _accept(contest)
+                benchmark.group = benchmark.group or contest.case.key
+
+                def turn() -> None:
+                    clock.now += contest.turn()
+
+                benchmark.pedantic(turn, rounds=rounds, iterations=1, warmup_rounds=1)
+                contest.end()
+                _accept(contest)
+                typical = benchmark.stats.stats.median if benchmark.stats else None
+                benchmark.extra_info.update(contest.facts(typical))
+            finally:
+                contest.close()
+            return dict(benchmark.extra_info)
+
+        yield measure
+
+
+def _accept(contest: Any) -> None:
+    __tracebackhide__ = True
+    if contest.status == "unsupported":
+        pytest.skip(contest.reason)
+    if contest.status is not None:
+        pytest.fail(f"{contest.name} is {contest.status}: {contest.reason}", pytrace=False)

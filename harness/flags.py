@@ -1,0 +1,156 @@
+"""The catalogue of environment flags: what each acts on, when it is read, what its values mean.
+
+The data, with a source for each entry, is `data/flags.json`. A flag acts in one of three ways:
+it changes what rows of this suite run (`touches`), a serving engine chooses between implementations by it
+(`chooses`), or nothing here can show it (`without` says why).
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from harness.errors import UsageError
+from kernels.op import Support, need
+from kernels.platform import Platform
+from kernels.vendor import either
+
+DATA = Path(__file__).parent / "data" / "flags.json"
+
+READ = {
+    "process": "as a process starts",
+    "load": "as a library or a device is initialised",
+    "import": "as its Python package is imported",
+    "first use": "at its first use, then kept",
+    "call": "at each call",
+    "compile": "at each compile of a kernel",
+    "build": "as an extension is built, not where it was built already",
+    "server": "by a serving engine, as it starts or builds its model",
+    "never": "by nothing that was looked at",
+}
+"""When a flag is read."""
+
+UNSET = "unset"
+ALSO = {"true": "1", "false": "0"}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One environment variable.
+
+    library:     that reads it
+    platforms:   kinds of platform that it can matter on; archs: of those, empty for all
+    default:     what holds where it is not set; `unset` where that is a state of its own
+    read:        one of READ
+    effect:      what it does, in words
+    values:      value -> meaning; takes: what else it takes, empty where `values` are all
+    touches:     op -> patterns of the implementations that it can change
+    chooses:     value -> op -> the implementations that it stands for in an engine, its first choice first
+    launch:      the launch mode that alone shows it, empty for both
+    without:     why no kernel on one device can show it, empty where one can
+    versions:    in which it is read, where that is known and not all
+    source:      file and version that it was confirmed in
+    unconfirmed: what of this was not
+    """
+
+    name: str
+    library: str
+    platforms: tuple[str, ...]
+    default: str
+    read: str
+    effect: str
+    source: str
+    values: Mapping[str, str] = field(default_factory=dict)
+    takes: str = ""
+    touches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    chooses: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+    archs: tuple[str, ...] = ()
+    launch: str = ""
+    without: str = ""
+    versions: str = ""
+    unconfirmed: str = ""
+
+    @property
+    def ops(self) -> list[str]:
+        """Those that it can matter to."""
+        return list(dict.fromkeys([*self.touches, *(op for rows in self.chooses.values() for op in rows)]))
+
+    def canonical(self, value: str | None) -> str:
+        """A value as the catalogue writes it: `True` is `1` where that is known; None is the default's."""
+        if value is None:
+            return self.default
+        return next((v for v in (value, ALSO.get(value.lower(), value)) if v in self.values), value)
+
+    def meaning(self, value: str | None) -> Support:
+        """What a value (None: not set) does, or why it is not one that the flag takes."""
+        known = self.canonical(value)
+        if known in self.values:
+            return Support(True, self.values[known])
+        if value is None:
+            return Support(True, "not set")
+        allowed = ", ".join(self.values)
+        return need(self.takes, f"{self.name} takes {allowed}; not {value!r}")
+
+    def stands_for(self, value: str | None, op: str) -> tuple[str, ...]:
+        """The implementations that an engine runs for an op under a value, as far as they are rows here."""
+        return tuple(self.chooses.get(self.canonical(value), {}).get(op, ()))
+
+    def acts_on(self, op: str, implementation: str) -> bool:
+        """Whether it can change what this row runs."""
+        return any(fnmatchcase(implementation, pattern) for pattern in self.touches.get(op, ()))
+
+    def can_touch(self, op: str, platform: Platform, launch: str) -> Support:
+        """Whether toggling it can show anything for an op there, and if not why."""
+        where = f"{platform.kind} {platform.arch}"
+        return Support.all_of(
+            need(not self.without, f"{self.name} has no effect on a kernel on one device: {self.without}"),
+            need(platform.kind in self.platforms, f"{self.name} acts on {either(self.platforms)}; this is {where}"),
+            need(
+                not self.archs or platform.arch in self.archs,
+                f"{self.name} acts on {either(self.archs or ('any',))}; this is {platform.arch}",
+            ),
+            need(op in self.ops, f"{self.name} acts on {either(self.ops or ('no op',))}, not on {op}"),
+            self._compares(op),
+            need(
+                not self.launch or launch == self.launch,
+                f"{self.name} shows in {self.launch} launches only, not in a {launch}: --launch {self.launch}",
+            ),
+        )
+
+    def _compares(self, op: str) -> Support:
+        """Whether what an engine chooses between are rows here."""
+        rows = {tuple(each[op]) for each in self.chooses.values() if each.get(op)}
+        found = ", ".join(name for names in rows for name in names)
+        return need(
+            not self.chooses or len(rows) > 1,
+            f"of what {self.name} chooses between for {op}, only {found or 'nothing'} is a row of this suite",
+        )
+
+
+@functools.cache
+def catalogue() -> dict[str, Flag]:
+    """All flags by name, in the order of the file."""
+    return {each["name"]: _flag(each) for each in json.loads(DATA.read_text())["flags"]}
+
+
+def _flag(entry: Mapping[str, object]) -> Flag:
+    return Flag(**{name: tuple(v) if isinstance(v, list) else v for name, v in entry.items()})  # type: ignore
+
+
+def suggestions(name: str) -> list[str]:
+    """Flags that a misspelt name may have meant, nearest first."""
+    return difflib.get_close_matches(name.upper(), list(catalogue()), n=3, cutoff=0.75)
+
+
+def find(name: str) -> Flag:
+    """Raises UsageError for a name that the catalogue lacks."""
+    if name in catalogue():
+        return catalogue()[name]
+    meant = suggestions(name)
+    hint = f"did you mean {either(meant)}?" if meant else "`list flags` shows all"
+    raise UsageError(f"unknown flag {name!r}; {hint}")

@@ -10,13 +10,13 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from harness.errors import UsageError
-from kernels.op import Support, need
+from kernels.op import Support
 from kernels.platform import Platform
 from kernels.vendor import either
 
@@ -36,7 +36,7 @@ READ = {
 """When a flag is read."""
 
 UNSET = "unset"
-ALSO = {"true": "1", "false": "0"}
+WORDS = {"true": "1", "false": "0"}
 
 
 @dataclass(frozen=True)
@@ -81,20 +81,21 @@ class Flag:
         return list(dict.fromkeys([*self.touches, *(op for rows in self.chooses.values() for op in rows)]))
 
     def canonical(self, value: str | None) -> str:
-        """A value as the catalogue writes it: `True` is `1` where that is known; None is the default's."""
-        if value is None:
+        """A value as the catalogue writes it: `True` is `1` where that is known; None and `unset` are the
+        default."""
+        if value is None or value == UNSET:
             return self.default
-        return next((v for v in (value, ALSO.get(value.lower(), value)) if v in self.values), value)
+        return next((v for v in (value, WORDS.get(value.lower())) if v in self.values), value)
 
     def meaning(self, value: str | None) -> Support:
-        """What a value (None: not set) does, or why it is not one that the flag takes."""
+        """What a value does, or why it is not one that the flag is known to take. That is worth a warning and
+        no more: versions differ, and a library may pass over in silence what it does not know."""
         known = self.canonical(value)
         if known in self.values:
             return Support(True, self.values[known])
-        if value is None:
-            return Support(True, "not set")
-        allowed = ", ".join(self.values)
-        return need(self.takes, f"{self.name} takes {allowed}; not {value!r}")
+        if self.takes or known == self.default:
+            return Support(True, self.takes)
+        return Support(False, f"{self.name} takes {either(list(self.values))}; not {value!r}")
 
     def stands_for(self, value: str | None, op: str) -> tuple[str, ...]:
         """The implementations that an engine runs for an op under a value, as far as they are rows here."""
@@ -106,30 +107,27 @@ class Flag:
 
     def can_touch(self, op: str, platform: Platform, launch: str) -> Support:
         """Whether toggling it can show anything for an op there, and if not why."""
-        where = f"{platform.kind} {platform.arch}"
-        return Support.all_of(
-            need(not self.without, f"{self.name} has no effect on a kernel on one device: {self.without}"),
-            need(platform.kind in self.platforms, f"{self.name} acts on {either(self.platforms)}; this is {where}"),
-            need(
-                not self.archs or platform.arch in self.archs,
-                f"{self.name} acts on {either(self.archs or ('any',))}; this is {platform.arch}",
-            ),
-            need(op in self.ops, f"{self.name} acts on {either(self.ops or ('no op',))}, not on {op}"),
-            self._compares(op),
-            need(
-                not self.launch or launch == self.launch,
-                f"{self.name} shows in {self.launch} launches only, not in a {launch}: --launch {self.launch}",
-            ),
-        )
+        reason = next(self._obstacles(op, platform, launch), "")
+        return Support(not reason, reason)
 
-    def _compares(self, op: str) -> Support:
-        """Whether what an engine chooses between are rows here."""
-        rows = {tuple(each[op]) for each in self.chooses.values() if each.get(op)}
-        found = ", ".join(name for names in rows for name in names)
-        return need(
-            not self.chooses or len(rows) > 1,
-            f"of what {self.name} chooses between for {op}, only {found or 'nothing'} is a row of this suite",
-        )
+    def _obstacles(self, op: str, platform: Platform, launch: str) -> Iterator[str]:
+        where = f"this is {platform.kind} {platform.arch}"
+        if self.without:
+            yield f"{self.name} has no effect on a kernel on one device: {self.without}"
+        if platform.kind not in self.platforms:
+            yield f"{self.name} acts on {either(self.platforms)}; {where}"
+        if self.archs and platform.arch not in self.archs:
+            yield f"{self.name} acts on {either(self.archs)}; {where}"
+        if op not in self.ops:
+            yield f"{self.name} acts on {either(self.ops)}, not on {op}"
+        if (
+            self.chooses
+            and len(rows := {tuple(each[op]) for each in self.chooses.values() if each.get(op)}) < 2
+        ):
+            there = either([name for names in rows for name in names] or ["nothing"])
+            yield f"of what an engine chooses between by {self.name} for {op}, only {there} is a row here"
+        if self.launch and launch != self.launch:
+            yield f"{self.name} shows in {self.launch} launches alone: --launch {self.launch}"
 
 
 @functools.cache

@@ -120,10 +120,8 @@ class Flag:
             yield f"{self.name} acts on {either(self.archs)}; {where}"
         if op not in self.ops:
             yield f"{self.name} acts on {either(self.ops)}, not on {op}"
-        if (
-            self.chooses
-            and len(rows := {tuple(each[op]) for each in self.chooses.values() if each.get(op)}) < 2
-        ):
+        rows = {tuple(by_op[op]) for by_op in self.chooses.values() if by_op.get(op)}
+        if self.chooses and len(rows) < 2:
             there = either([name for names in rows for name in names] or ["nothing"])
             yield f"of what an engine chooses between by {self.name} for {op}, only {there} is a row here"
         if self.launch and launch != self.launch:

@@ -24,9 +24,8 @@ def text(rows: Sequence[Mapping[str, Any]]) -> str:
 def _lines(row: Mapping[str, Any]) -> Iterator[str]:
     yield f"{row['name']}  ({row['platform']} {row['arch']})"
     options = f"and, not applied: {' '.join(row['options'])}" if row["options"] else ""
-    for paragraph in filter(
-        None, (f"{row['document']}: {row['where']}", row["engine"], row["note"], options)
-    ):
+    about = [f"{row['document']}: {row['where']}", row["engine"], row["note"], options]
+    for paragraph in filter(None, about):
         yield from textwrap.wrap(
             paragraph, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False
         )

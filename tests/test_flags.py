@@ -183,7 +183,7 @@ def test_values_have_meanings():
     ],
 )
 def test_a_misspelt_flag_gets_a_suggestion(typed, meant):
-    with pytest.raises(UsageError, match=f"unknown flag '{typed}'; did you mean .*{meant}"):
+    with pytest.raises(UsageError, match=rf"^unknown flag '{typed}'; did you mean .*{meant}"):
         flags.find(typed)
 
 

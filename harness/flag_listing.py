@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from typing import Any
@@ -38,7 +38,7 @@ def text(rows: Sequence[Mapping[str, Any]]) -> str:
         for row in group:
             lines += [_line(_cells(row)), *_below(row)]
     read = [f"read {word}: {words}" for word, words in READ.items() if any(r["read"] == word for r in rows)]
-    return "\n".join([*lines, "", *read])
+    return "\n".join([*lines, "", *read, "--json has what each entry was read in"])
 
 
 def _line(cells: Mapping[str, str]) -> str:
@@ -77,12 +77,10 @@ def _paragraphs(row: Mapping[str, Any]) -> Iterator[str]:
         yield "; or ".join(filter(None, [values, row["takes"]]))
     if row["without"]:
         yield f"no effect on a kernel on one device: {row['without']}"
-    if row["chooses"]:
-        yield f"stands for  {'; '.join(_choices(row['chooses']))}"
-
-
-def _choices(chooses: Mapping[str, Mapping[str, Iterable[str]]]) -> Iterator[str]:
-    """`1: aiter.dispatch in fused_moe`"""
-    for value, by_op in chooses.items():
-        named = [f"{', '.join(names) or 'no row here'} in {op}" for op, names in by_op.items()]
-        yield f"{value}: {', '.join(named)}"
+    for value, by_op in row["chooses"].items():
+        rows = ", ".join(f"{op} by {' or '.join(names) or 'no row here'}" for op, names in by_op.items())
+        yield f"{value} stands for {rows}"
+    if row["versions"]:
+        yield f"versions: {row['versions']}"
+    if row["unconfirmed"]:
+        yield f"not confirmed: {row['unconfirmed']}"

@@ -102,7 +102,8 @@ class Flag:
         return tuple(self.chooses.get(self.canonical(value), {}).get(op, ()))
 
     def acts_on(self, op: str, implementation: str) -> bool:
-        """Whether it can change what this row runs."""
+        """Whether it can change what this row's own call runs. In a wider boundary the suite's quantise and
+        routing kernels, which are Triton's, may stand before it."""
         return any(fnmatchcase(implementation, pattern) for pattern in self.touches.get(op, ()))
 
     def can_touch(self, op: str, platform: Platform, launch: str) -> Support:

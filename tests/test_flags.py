@@ -225,7 +225,7 @@ def test_list_flags_as_text(cli):
     assert {line.split()[0] for line in lines if line[:1].isupper()} >= set(catalogue())
     assert re.search(r"^HIP_FORCE_DEV_KERNARG +0 +load +rocm +all$", done.stdout, re.MULTILINE)
     assert "no effect on a kernel on one device: no op of this suite talks to another device" in done.stdout
-    assert "stands for  1: aiter.dispatch, aiter.triton in block_scale_gemm" in done.stdout
+    assert "1 stands for block_scale_gemm by aiter.dispatch or aiter.triton" in done.stdout
 
 
 def test_list_flags_as_json_has_everything(cli):

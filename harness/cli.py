@@ -12,7 +12,7 @@ from harness.errors import STOPPED, USAGE, HarnessError
 from kernels import PluginError
 from kernels.platform import KINDS
 
-LISTS = ["ops", "impls", "cases", "suites", "linears", "published"]
+LISTS = ["ops", "impls", "cases", "suites", "linears", "published", "flags", "recipes"]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

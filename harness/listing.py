@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from tabulate import tabulate
 
 import kernels
+from harness import flag_listing, recipe_listing
 from harness.errors import UsageError
 from harness.plan import choose_op
 from harness.published import figures
@@ -41,9 +43,13 @@ def show(
         else:
             write(json_to, text)
         return
-    if what == "impls":
+    if what == "impls" or not here.here:
         print(f"{here.kind} {here.arch} {here.name}".strip() + ("" if here.here else " (not this machine)"))
-    print(tabulate([list(map(_cell, row.values())) for row in rows], list(rows[0]) if rows else []))
+    print(TEXTS.get(what, _table)(rows))
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    return tabulate([list(map(_cell, row.values())) for row in rows], list(rows[0]) if rows else [])
 
 
 def _cell(value: Any) -> Any:
@@ -149,4 +155,8 @@ KINDS = {
     "suites": _suites,
     "linears": _linears,
     "published": _published,
+    "flags": flag_listing.rows,
+    "recipes": recipe_listing.rows,
 }
+TEXTS = {"flags": flag_listing.text, "recipes": recipe_listing.text}
+"""What does not read well as a table of its rows."""

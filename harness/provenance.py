@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from harness.flags import catalogue
 from harness.workers import DEFAULTS, ROOT
 from kernels.platform import Platform, run, version
 
@@ -18,7 +19,8 @@ LIBRARIES = [
     *("sglang", "sgl_kernel", "triton_kernels", "numpy", "scipy", "pandas", "pydantic"),
 ]
 
-# Variables by which the kernels, their libraries and their threads are steered.
+# Variables by which the kernels, their libraries and their threads are steered, those of the catalogue
+# beside them.
 STEERING = re.compile(
     r"^(AITER|AMD|AMDGCN|CUDA|CK|DG|DNNL|FLASHINFER|GOMP|GPU|HIP|HSA|KERNEL_BENCH|KMP|MALLOC|MIOPEN|MKL|NCCL|NVIDIA|OMP|ONEDNN|"
     r"PYTORCH|ROCM|ROCR|SGL|SGLANG|TORCH|TORCHINDUCTOR|TRITON|TRTLLM|VLLM)_|^(LD_PRELOAD|ENABLE_CK|GLIBC_TUNABLES)$"
@@ -45,9 +47,13 @@ def provenance(platform: Platform, threads: int) -> dict[str, Any]:
         "versions": {"python": host.python_version()}
         | {module: found for module in LIBRARIES if (found := version(module))},
         "git": git_state(),
-        "environment": {k: _elsewhere(v) for k, v in sorted(os.environ.items()) if STEERING.match(k)},
+        "environment": {k: _elsewhere(v) for k, v in sorted(os.environ.items()) if steers(k)},
         "worker_defaults": DEFAULTS,
     }
+
+
+def steers(variable: str) -> bool:
+    return bool(STEERING.match(variable)) or variable in catalogue()
 
 
 def _elsewhere(value: str) -> str:

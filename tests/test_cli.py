@@ -28,6 +28,8 @@ HEAVY = {"torch", "pandas", "numpy", "scipy", "pydantic", "vllm", "triton", "tra
         ["list", "impls", "--json", "-"],
         ["list", "ops"],
         ["list", "suites"],
+        ["list", "flags"],
+        ["list", "recipes"],
         ["list", "cases", "--suite", "smoke"],
         ["doctor", "--quick"],
         ["run", "--no-such-option"],

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.errors import UsageError
-from harness.plan import Arm
+from harness.plan import Arm, parse_threads
 
 UNSET = "unset"
 MOST_ARMS = 32
@@ -64,9 +64,16 @@ def leave_one_out(recipe: dict[str, str | None], common: dict[str, str | None]) 
     return _arms(common, [recipe, *(recipe | {name: None} for name in recipe), bare])
 
 
+def whole(recipe: dict[str, str | None], common: dict[str, str | None]) -> list[Arm]:
+    """The plain arm, where none of its variables is set, and the whole recipe."""
+    return _arms(common, [dict.fromkeys(recipe), recipe])
+
+
 def _arms(common: dict[str, str | None], settings: Iterable[dict[str, str | None]]) -> list[Arm]:
     """The first of them a second time at the end, for the noise floor. Raises UsageError for too many."""
     arms = list({arm.name: arm for arm in (Arm(common | each) for each in settings)}.values())
+    for arm in arms:
+        parse_threads(arm.variables.get("OMP_NUM_THREADS"))
     if len(arms) > MOST_ARMS:
         raise UsageError(
             f"{len(arms)} arms are more than {MOST_ARMS}: fewer values, or --design one-at-a-time"

@@ -173,13 +173,26 @@ def run(**options: Any) -> None:
     show_default=True,
     help="All combinations of the flags' values, or each value alone.",
 )
+@click.option(
+    "--recipe", metavar="NAME", help="All variables of a documented environment; see `list recipes`."
+)
+@click.option("--leave-one-out", is_flag=True, help="The recipe without each of its variables in turn.")
+@click.option("--force", is_flag=True, help="Set what cannot show anything here, or nobody knows, too.")
 @measuring
-def toggle(flags: tuple[str, ...], design: str, **options: Any) -> None:
-    """What environment flags do to each implementation, and whether they changed what ran."""
+def toggle(
+    flags: tuple[str, ...],
+    design: str,
+    recipe: str | None,
+    leave_one_out: bool,
+    force: bool,
+    **options: Any,
+) -> None:
+    """What environment flags do to each implementation, and whether they changed what ran; `list flags` says
+    what each flag acts on."""
     from harness.run_command import Request
     from harness.toggle_command import toggle as toggle_request
 
-    _measured(lambda: toggle_request(Request(**options), flags, design))
+    _measured(lambda: toggle_request(Request(**options), flags, design, recipe, leave_one_out, force))
 
 
 @cli.command()

@@ -2,22 +2,133 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness import arms, plan
-from harness.errors import UsageError
+import kernels
+from harness import arms, flags, plan, recipes
+from harness.arms import Flag
+from harness.effects import word
+from harness.errors import NothingRan, UsageError
 from harness.run_command import Request, run
+from kernels.platform import Platform, detect
+
+MARGIN = 0.02
+"""A change of less is `same`: nobody changes what runs in production for it, few machines resolve less."""
 
 
-def toggle(request: Request, flags: Sequence[str], design: str) -> int:
+def toggle(
+    request: Request, given: Sequence[str], design: str, recipe: str | None, leave_one_out: bool, force: bool
+) -> int:
     """Returns the exit code; raises HarnessError."""
+    request = replace(request, margin=MARGIN)
     if request.resume:
         return run(request)
-    chosen = arms.parse_flags(flags)
-    if not chosen:
-        raise UsageError("--flag is missing; write --flag NAME=value[,value...]")
+    if bool(given) == bool(recipe):
+        raise UsageError("give --flag NAME=value[,value...], once or more, or --recipe NAME")
+    if leave_one_out and not recipe:
+        raise UsageError("--leave-one-out leaves variables out of a --recipe NAME; name one")
+    if request.op is None:
+        raise UsageError(f"--op is missing; ops: {', '.join(kernels.OPS)}")
+    platform = _platform(request.device)
+    chosen = _of_recipe(recipe) if recipe else arms.parse_flags(given)
+    chosen = _allowed(chosen, request, platform, force, recipe)
+    if not force and (rows := _stand_ins(chosen, request)):
+        return run(replace(request, impl=",".join(rows), baseline=rows[0]))
     common = plan.parse_arm(request.set).variables
-    make = arms.factorial if design == "factorial" else arms.one_at_a_time
     values = {flag.name: list(flag.values) for flag in chosen}
-    return run(replace(request, arms=make(chosen, common), flags=values))
+    if recipe:
+        whole = {flag.name: flag.values[0] for flag in chosen}
+        made = arms.leave_one_out(whole, common) if leave_one_out else arms.whole(whole, common)
+    else:
+        made = (arms.factorial if design == "factorial" else arms.one_at_a_time)(chosen, common)
+    return run(replace(request, arms=made, flags=values))
+
+
+def _platform(device: str | None) -> Platform:
+    try:
+        return detect(device)
+    except LookupError as error:
+        raise UsageError(str(error)) from None
+
+
+def _of_recipe(name: str) -> list[Flag]:
+    """Each variable as the recipe sets it, or not set."""
+    recipe = recipes.find(name)
+    if recipe.options:
+        _say(
+            f"{name} also sets options of {recipe.engine}, which no kernel sees: {', '.join(recipe.options)}"
+        )
+    return [Flag(variable, (value, None)) for variable, value in recipe.environment.items()]
+
+
+def _allowed(
+    chosen: Sequence[Flag], request: Request, platform: Platform, force: bool, recipe: str | None
+) -> list[Flag]:
+    """Those that can show something here; of a recipe, those that act on kernels themselves and not on an
+    engine's choice. Raises UsageError for a misspelt name, NothingRan where none is left, or where one cannot
+    that was asked for by name."""
+    op = plan.choose_op(request.op or "").name
+    launch = "eager" if platform.kind == "cpu" else request.launch or "graph"
+    reasons = {flag.name: _obstacle(flag, op, platform, launch, force) for flag in chosen}
+    if recipe and not force:
+        for name in (flag.name for flag in chosen if _chooses(flag) and not reasons[flag.name]):
+            reasons[name] = f"{name} chooses between implementations, which an engine does: toggle it alone"
+    obstacles = [reason for reason in reasons.values() if reason]
+    able = [flag for flag in chosen if force or not reasons[flag.name]]
+    if obstacles and not (force or recipe):
+        raise NothingRan(f"{'; '.join(obstacles)} (--force runs it all the same)")
+    for reason in obstacles:
+        _say(reason if force else f"left out: {reason}")
+    if not able:
+        raise NothingRan(
+            f"no variable of {recipe} can change what {op} runs here (--force sets them all the same)"
+        )
+    return able
+
+
+def _chooses(flag: Flag) -> bool:
+    known = flags.catalogue().get(flag.name)
+    return known is not None and bool(known.chooses)
+
+
+def _obstacle(flag: Flag, op: str, platform: Platform, launch: str, force: bool) -> str:
+    """Why a flag can show nothing here; empty if it can, or nothing is known of it."""
+    known = flags.catalogue().get(flag.name)
+    if known is None:
+        meant = flags.suggestions(flag.name)
+        if meant and not force:
+            instead = " or ".join(meant)
+            raise UsageError(
+                f"unknown flag {flag.name!r}; did you mean {instead}? (--force sets it as it is)"
+            )
+        _say(f"{flag.name} is not in the catalogue (`list flags`): nothing is known of it")
+        return ""
+    for value in flag.values:
+        if not (meaning := known.meaning(value)).ok:
+            _say(meaning.reason)
+    return known.can_touch(op, platform, launch).reason
+
+
+def _stand_ins(chosen: Sequence[Flag], request: Request) -> list[str]:
+    """The implementations that the values of engines' flags stand for; empty where no flag is one's. Raises
+    UsageError where others stand beside them."""
+    choosing = [flag for flag in chosen if _chooses(flag)]
+    if choosing and len(choosing) < len(chosen):
+        raise UsageError(f"{choosing[0].name} chooses between implementations: toggle it without other flags")
+    rows: dict[str, None] = {}
+    for flag in choosing:
+        known = flags.find(flag.name)
+        for value in flag.values:
+            names = known.stands_for(value, request.op or "")
+            shown = " or ".join(names) or "nothing that is a row here"
+            _say(f"{flag.name}={word(value)} makes {known.library} run {shown} for {request.op}")
+            rows |= dict.fromkeys(names)
+    if rows:
+        _say(f"no engine runs here: comparing {', '.join(rows)} instead of setting it")
+    return list(rows)
+
+
+def _say(line: str) -> None:
+    print(f"note: {line}", file=sys.stderr)

@@ -136,6 +136,8 @@ def conclusion(records: Sequence[Record], run: Run) -> str:
                 by_name.setdefault(one.name, []).append(one)
     if run.trees:
         slower = [f"  {v.a} at {v.case}: {ratio_of(v)}" for v in regressions(records)]
+        if not by_name:
+            return "nothing was measured, so nothing is known"
         return "\n".join([f"{len(slower)} regressed:", *slower]) if slower else "nothing regressed"
     lines = [f"{name}: {_advice(found)}" for name, found in by_name.items()]
     return "\n".join(["recommendation:", *(f"  {line}" for line in lines)]) if lines else ""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from harness.plan import PLAIN
 from harness.records import Cell
 from harness.results import paired
-from harness.statistics import CONFIDENCE, MARGIN, Comparison, verdict
+from harness.statistics import CONFIDENCE, Comparison, verdict
 from harness.stored import Stored, noted
 
 LEAST_FLOOR = 0.03
@@ -123,7 +123,7 @@ def _row(a: Stored, b: Stored, key: tuple[str, str], anchor: str, confidence: fl
     else:
         found = _quotient(_absolute(other), _absolute(one))
     moved = _quotient(_absolute(other), _absolute(one))
-    drift = changed is False and (moved.low > 1 + MARGIN or moved.high < 1 - MARGIN)
+    drift = changed is False and (moved.low > 1 + LEAST_FLOOR or moved.high < 1 - LEAST_FLOOR)
     return Row(
         case,
         name,

@@ -28,10 +28,10 @@ def show(target: str | None, op: str | None, json_to: str | None) -> int:
     ops = [choose_op(op).name] if op else list(kernels.OPS)
     targets = _able(chosen(target))
     rows = compiles(ops, targets)
-    import triton
-
     if not rows:
         raise NothingRan(f"no case of {', '.join(ops)} is one that a Triton kernel takes")
+    import triton
+
     if json_to:
         text = json.dumps({"triton": triton.__version__, "compiles": rows}, indent=1) + "\n"
         if json_to == "-":

@@ -45,13 +45,13 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("m=1 n=1 k=1", "core", {}),
     ("m=1 n=576 k=1024", "core", {"per_unit": 2}),
     ("m=9 n=300 k=1280", "core", {"rows": 16, "columns": 64, "swap": True, "sums": "last", "units": 20}),
-    ("m=9 n=300 k=1296", "core", {"rows": 16, "swap": True, "tma": True, "sums": "last", "units": 9}),
+    ("m=9 n=300 k=656", "core", {"rows": 16, "swap": True, "tma": True, "sums": "last", "units": 9}),
     ("m=70 n=200 k=1300", "core", {"units": 12}),
     ("m=150 n=129 k=640", "core", {"rows": 64, "units": 12, "sums": "last", "dies": 8}),
     ("m=150 n=129 k=656", "core", {"rows": 128, "halves": True, "tma": True, "units": 8, "sums": "last"}),
     ("m=70 n=200 k=200", "core", {"rows": 256, "halves": True, "units": 1}),
-    ("m=300 n=520 k=272", "core", {"persistent": True, "tma": True, "units": 4}),
-    ("m=1200 n=300 k=130", "core", {"rows": 64, "columns": 64, "persistent": True, "units": 7, "dies": 8}),
+    ("m=130 n=260 k=272", "core", {"persistent": True, "tma": True, "units": 4}),
+    ("m=150 n=130 k=130", "core", {"rows": 16, "columns": 64, "persistent": True, "units": 7, "dies": 8}),
     ("m=70 n=200 k=300 scales=ue8m0", "with_quant", {"units": 4}),
     ("m=5 n=160 k=1152 fp8=e4m3fnuz", "core", {"rows": 16, "columns": 32, "units": 13, "dies": 8}),
     ("m=5 n=160 k=200 fp8=e4m3fnuz scales=ue8m0", "with_quant", {}),
@@ -76,7 +76,7 @@ class Set(provider.SplitK):
 
 def interpret(text: str, boundary: str, differs: dict[str, Any]) -> list[dict[str, Any]]:
     """Reports of the first call, of one after other activations were loaded, and of one with codes of the
-    largest magnitude only, which are 0x7F and 0xFF in e4m3fnuz. Each is made twice, with equal bits."""
+    largest magnitude only, which are 0x7F and 0xFF in e4m3fnuz. The first is made twice, with equal bits."""
     sizes = sizes_of(text)
     operands, out = OP.operands(sizes, Seeds(), "cpu", boundary), OP.empty_output(sizes, "cpu")
     prepared = bind(OP, Set(**differs), operands, out)
@@ -93,13 +93,13 @@ def interpret(text: str, boundary: str, differs: dict[str, Any]) -> list[dict[st
             largest = FORMATS[sizes.fp8].max
             operands.b_q.copy_(torch.where(operands.b_q.float() < 0, -largest, largest))
         results = []
-        for _ in range(2):
+        for _ in range(2 if step == 0 else 1):
             for buffer in (out, inner.parts, inner.written):
                 buffer.fill_(math.nan)
             prepared.call()
             results.append(prepared.result().clone())
-        assert torch.equal(*results), "not the same bits"
-        reports.append(judged(OP, IMPLEMENTATION, sizes, operands, results[1]))
+        assert torch.equal(results[0], results[-1]), "not the same bits"
+        reports.append(judged(OP, IMPLEMENTATION, sizes, operands, results[-1]))
     return reports
 
 
@@ -174,7 +174,7 @@ INSTRUCTIONS = {
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("m", [1, 64, 4096])
-@pytest.mark.parametrize("k", [7168, 7180])
+@pytest.mark.parametrize("k", [7168, 7216])
 def test_compiles(target: str, m: int, k: int) -> None:
     found = compiled("block_scale_gemm", target, f"m={m} n=2112 k={k}", "gemm_kernel", "sum_kernel")
     assert INSTRUCTIONS[target][(m > 1) + (m > 64)] in found["gemm_kernel"].instructions

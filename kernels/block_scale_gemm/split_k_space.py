@@ -58,7 +58,7 @@ class Config:
 MIN_STEPS = 2  # blocks of K below which a split costs more than it brings: its part, and a pipeline to fill
 SUM_VALUES = 512  # of the output, by a program of the sum
 MOST_PARTS = 1216 * 4 * 128 * 64
-"""Values in the parts of all splits: of 304 compute units (MI300X) four programs on each, or more with as much
+"""Values in the parts of all splits: of 304 compute units (MI300X) four programs on each, or more of as much
 smaller tiles. `configurations` has none with more."""
 
 ROWS = (16, 32, 64, 128, 256)
@@ -148,10 +148,12 @@ RULE = {
     ),
     "cpu": (Config(1024, 128), Config(64, 128)),
 }
+# There with two stages a program of 8 warps is alone on a unit, and two of 4 warps fit.
+RULE["gfx942"] = (Config(128, 128, per_unit=2), *RULE["rocm"][1:])
 
 
 def heuristic(target: Target, sizes: Sizes) -> Config:
-    rule = RULE[target.kind]
+    rule = target.pick(RULE)
     if target.kind == "cpu":
         return rule[sizes.m <= 64]
     fitting = [config for config in rule if min(64, sizes.m) <= config.rows < 2 * max(16, sizes.m)]

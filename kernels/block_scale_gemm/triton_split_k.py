@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 DIES = {"gfx942": 8, "gfx950": 8}
-"""Accelerator dies, each with an L2 of its own, that programs are dealt to in turn: of an MI300X, an MI355X."""
+"""Accelerator dies of an MI300X and an MI355X, each with its own L2; programs are dealt to them in turn."""
 
 # The interpreter on one core of a Zen 4 server: a step of the loop, widening a code, numpy's fp32 products.
 STEP_S = 4e-4

@@ -61,14 +61,13 @@ MOST_PARTS = 1216 * 4 * 128 * 64
 """Values in the parts of all splits: of 304 compute units (MI300X) four programs on each, or more of as much
 smaller tiles. `configurations` has none with more."""
 
-ROWS = (16, 32, 64, 128, 256)
-
 # (rows, columns, warps, halves). NVIDIA: with 8 warps one program of 128 x 128 is all that an SM's registers
 # hold; with 4, and half of the rows at a time, two are, and one multiplies while the other scales.
 CUDA = (
     (16, 64, 4, False), (16, 128, 4, False), (32, 64, 4, False), (32, 128, 4, False), (64, 64, 4, False),
     (64, 128, 4, False), (128, 64, 4, False), (128, 128, 8, False), (128, 128, 4, True), (256, 128, 8, True),
 )  # fmt: skip
+LAST_SUMS = 64 * 128  # values of the largest tile whose parts, 32 KB each, one program might add up in time
 SHARED = 227 << 10  # bytes of a program, sm_90 and sm_100
 
 # (rows, columns, warps). AMD: few rows go to programs of one wave, many on a unit, as in AITER's tuned tables
@@ -114,7 +113,8 @@ def _cuda(sizes: Sizes) -> Iterator[Config]:
                 if halves and not tma:
                     continue
                 for per_unit, sums in itertools.product((1, 2) if large else (1, 2, 4), ("later", "last")):
-                    yield Config(**common, per_unit=per_unit, sums=sums)
+                    if sums == "later" or rows * columns <= LAST_SUMS:
+                        yield Config(**common, per_unit=per_unit, sums=sums)
                 if large and tma and not halves:
                     yield Config(**common, persistent=True, per_unit=1 if warps == 8 else 2)
 
@@ -173,7 +173,8 @@ def heuristic(target: Target, sizes: Sizes) -> Config:
 
 
 def demands(config: Config, target: Target, sizes: Sizes) -> list[Demand]:
-    """A program multiplies its whole tile, rows that do not exist too, but reads those only from a cache."""
+    """A program multiplies its whole tile, rows that do not exist too, but reads those only from a cache. In
+    a single stage its loads are on the way about half of the time."""
     m, n, k = sizes.m, sizes.n, sizes.k
     splits, programs = config.splits(target, sizes), config.programs(target, sizes)
     turns = math.ceil(config.tiles(sizes) * splits / programs)
@@ -192,7 +193,7 @@ def demands(config: Config, target: Target, sizes: Sizes) -> list[Demand]:
         flops=2.0 * config.rows * config.columns * BLOCK * steps * turns,
         dtype="fp8",
         read=read,
-        in_flight=float(step * max(1, config.stages - 1)),
+        in_flight=step * max(0.5, config.stages - 1),
         moved=moved,
     )
     if not parts or config.sums == "last":

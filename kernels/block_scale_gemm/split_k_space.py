@@ -173,8 +173,7 @@ def heuristic(target: Target, sizes: Sizes) -> Config:
 
 
 def demands(config: Config, target: Target, sizes: Sizes) -> list[Demand]:
-    """A program multiplies its whole tile, rows that do not exist too, but reads those only from a cache. In
-    a single stage its loads are on the way about half of the time."""
+    """A program multiplies its whole tile, rows that do not exist too, but reads those only from a cache."""
     m, n, k = sizes.m, sizes.n, sizes.k
     splits, programs = config.splits(target, sizes), config.programs(target, sizes)
     turns = math.ceil(config.tiles(sizes) * splits / programs)
@@ -193,7 +192,7 @@ def demands(config: Config, target: Target, sizes: Sizes) -> list[Demand]:
         flops=2.0 * config.rows * config.columns * BLOCK * steps * turns,
         dtype="fp8",
         read=read,
-        in_flight=step * max(0.5, config.stages - 1),
+        in_flight=float(step * max(1, config.stages - 1)),
         moved=moved,
     )
     if not parts or config.sums == "last":

@@ -36,7 +36,7 @@ def gemm_kernel(
     HALVES: tl.constexpr,  # a step is two products of half the rows each, one after the other
     PERSISTENT: tl.constexpr,  # whether a program takes several tiles, one after the other
     TMA: tl.constexpr,  # whether a and b are descriptors
-    EVEN_K: tl.constexpr,  # whether BLOCK divides K
+    EVEN_K: tl.constexpr,  # whether loads need no mask: BLOCK divides K, or descriptors know where K ends
     SWAP: tl.constexpr,  # computes the transposed tile: matrix instructions that want 64 rows get those of b
     PRODUCT: tl.constexpr,  # what tl.dot takes: the FP8 format, or fp32 in the interpreter
     FNUZ_BITS: tl.constexpr,

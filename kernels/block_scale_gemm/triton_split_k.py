@@ -125,7 +125,7 @@ class _SplitK(ConfiguredPrepared):
             "HALVES": config.halves,
             "PERSISTENT": config.persistent,
             "TMA": config.tma,
-            "EVEN_K": k % BLOCK == 0,
+            "EVEN_K": config.tma or k % BLOCK == 0,
             "SWAP": config.swap,
             "PRODUCT": tl.float32 if interpreted else native_product,
             "FNUZ_BITS": fnuz_bits,

@@ -155,7 +155,7 @@ def _described(x: torch.Tensor, rows: int) -> Any:
 def _options(config: Config, target: Target) -> dict[str, int]:
     """AMD's instructions of 16 rows, as in all of AITER's tuned tables for this op: as fast as those of 32,
     and no tile is too small. On gfx942 two of them take one read of shared memory. Large tiles
-    are kept to the registers of which a SIMD has two waves'."""
+    are kept to the registers that two waves of a SIMD can have."""
     if target.kind != "rocm":
         return options(config.warps, config.stages)
     heavy = config.warps >= 4 and config.rows * config.columns >= 64 * 64 * config.warps

@@ -167,10 +167,18 @@ def test_empty_operands_are_as_those_with_values(op: str):
                 empty = empty.narrowed()
 
 
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+def test_descriptors_are_told_and_compiled(arch: str):
+    case = Case("block_scale_gemm", parse("m=1 n=576 k=7168")[0])
+    found = next(one for one in launches(case.op, chosen(arch)[0], [case]) if one.name == "gemm_kernel")
+    assert "a=tensordesc<fp8e4nv[16, 128]> " in found.arguments
+    assert not compiling.compile_launch(found.kernel, arch, found.data).error
+
+
 def test_it_is_compiled_once(monkeypatch, tmp_path: Path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     case = Case("block_scale_gemm", parse("m=1 n=576 k=7168")[0])
-    found = [one for one in launches(case.op, chosen("sm_90")[0], [case]) if one.name == "sum_kernel"]
+    found = [one for one in launches(case.op, chosen("gfx942")[0], [case]) if one.name == "sum_kernel"]
     told: list[tuple[int, int]] = []
     first = compiling.compile_all(found * 2, lambda *at: told.append(at))
     assert told == [(1, 1)] and first[0] == first[1] and first[0].registers > 8 and not first[0].error

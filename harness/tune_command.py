@@ -17,6 +17,7 @@ from harness.architectures import Architecture, chosen
 from harness.compile_command import able
 from harness.errors import FAILED, OK, NothingRan, UsageError
 from harness.plan import choose_cases, choose_implementations, choose_op
+from harness.tuned import require_writable
 from kernels.op import Op
 from kernels.tuning import TUNED
 
@@ -37,6 +38,8 @@ def show(
     targets = able(chosen(target))
     part = _shard(shard)
     folder = Path(out) if out else TUNED
+    if not (check or shard):
+        require_writable(folder)
     rows, bad = [], []
     for name in [choose_op(op).name] if op else list(kernels.OPS):
         for architecture in targets:

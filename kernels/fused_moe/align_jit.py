@@ -1,8 +1,8 @@
 """Triton sources that bring (row, expert) pairs into the order of experts, on the device and without atomics.
 
-Each expert's pairs fill tiles of TILE slots; the last tile of an expert ends in empty slots. Pairs stand in an
-expert's slots as they stood before, so every run gives the same order. Few pairs are one launch: every program
-counts for itself. Many are two, each with as many segments of the pairs as keep a device busy.
+Each expert's pairs fill tiles of TILE slots; the last tile of an expert ends in empty slots. Its pairs keep
+the order that they had, so that every run gives the same one. Few pairs are one launch: every program counts
+for itself. Many are two, each with as many segments of the pairs as keep a device busy.
 """
 
 import triton

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from kernels.formats import BLOCK
 from kernels.fused_moe.align import segments_for
 from kernels.fused_moe.problem import Sizes
 from kernels.tuning import Demand, Target
+from shapes.routing import Routing
 
 
 @dataclass(frozen=True)
@@ -126,11 +128,16 @@ def rows_of_expert(sizes: Sizes) -> float:
     return sizes.routed.pairs / max(1, sizes.routed.hit)
 
 
+@functools.lru_cache(maxsize=256)
+def _loads(routed: Routing) -> tuple[int, ...]:
+    return tuple(routed.loads())
+
+
 def tiles_of(config: Config, sizes: Sizes) -> int:
     """That have work to do, with the picks of the routing."""
     if not config.sort:
         return sizes.routed.pairs
-    return sum(math.ceil(load / config.rows) for load in sizes.routed.loads())
+    return sum(math.ceil(load / config.rows) for load in _loads(sizes.routed))
 
 
 def up_columns(config: Config, sizes: Sizes) -> int:

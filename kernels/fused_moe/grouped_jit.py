@@ -1,13 +1,13 @@
 """Triton sources of the grouped MoE: gate and up, SiLU with requantisation, down, weighted combine.
 
 A pair is a token and one of its picks, p = token * PICKS + pick. Tiles have rows of one expert: as align_jit
-places pairs in slots, or if not SORTED each tile one pair. What is written stands where its pair does, so that
-nothing needs to be sorted back. All tensors are contiguous, in the layouts of `FusedMoeOperands`. FP8 tensors
-are uint8 with the bits of e4m3fnuz if FNUZ_BITS (the interpreter takes no e4m3fnuz tensor).
+places pairs in slots, or if not SORTED each tile one pair. What is written stands where its pair does, so
+that nothing is sorted back. All tensors are contiguous, in the layouts of `FusedMoeOperands`. FP8 tensors are
+uint8 with the bits of e4m3fnuz if FNUZ_BITS (the interpreter takes no e4m3fnuz tensor).
 
-The same inputs give the same bits: no atomics, and every sum has its order. K is added up block after block
-within a split, splits in their order, picks in a tree of fixed shape or in their order. How many splits there
-are depends on the configuration and on the number of compute units, and with it the last bits.
+The same inputs give the same bits: there are no atomics, and every sum has its order. K is added up block
+after block within a split, splits in their order, picks in their order or in a tree of fixed shape. How many
+splits there are depends on the configuration and on the number of compute units, and the last bits with it.
 """
 
 import triton
@@ -138,14 +138,20 @@ def up_kernel(
     up = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
     split = tl.program_id(1)
     first = split * per_split
+    # Scales come a step ahead: they enter no product, and Triton's pipeline fetches only what does.
+    row_scale = tl.load(x_scale_at + first, mask=row_ok, other=0.0)
+    gate_scale = tl.load(w_scale + first)
+    up_scale = tl.load(w_scale + BLOCKS * STEPS + first) if FUSE else gate_scale
     for step in range(first, tl.minimum(first + per_split, STEPS)):
         x = widen(tl.load(x_at + step * BLOCK, mask=row_ok[:, None], other=0.0), PRODUCT, FNUZ_BITS)
-        row_scale = tl.load(x_scale_at + step, mask=row_ok, other=0.0)
         w = widen(tl.load(w_at + step * BLOCK), PRODUCT, FNUZ_BITS)
-        total = _product(total, x, w, row_scale * tl.load(w_scale + step), SWAP)
+        total = _product(total, x, w, row_scale * gate_scale, SWAP)
         if FUSE:
             w = widen(tl.load(w_at + (INTER * HIDDEN + step * BLOCK)), PRODUCT, FNUZ_BITS)
-            up = _product(up, x, w, row_scale * tl.load(w_scale + BLOCKS * STEPS + step), SWAP)
+            up = _product(up, x, w, row_scale * up_scale, SWAP)
+            up_scale = tl.load(w_scale + BLOCKS * STEPS + tl.minimum(step + 1, STEPS - 1))
+        row_scale = tl.load(x_scale_at + tl.minimum(step + 1, STEPS - 1), mask=row_ok, other=0.0)
+        gate_scale = tl.load(w_scale + tl.minimum(step + 1, STEPS - 1))
 
     if SWAP:
         total, up = tl.trans(total), tl.trans(up)
@@ -233,22 +239,45 @@ def down_kernel(
     h_at = h_q + row[:, None] * INTER + k[None, :]
     w_at = w2 + expert * (HIDDEN * INTER) + (column[:, None] * INTER + k[None, :])
     w_scale = w2_scale + expert * (HIDDEN // BLOCK * STEPS)
+    # In the interpreter, whose time is per program, it takes columns of several scales.
+    SCALED: tl.constexpr = BLOCK_N <= BLOCK
+    w_scale += (column_block * BLOCK_N if SCALED else column) // BLOCK * STEPS
     total = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
+    row_scale = tl.load(h_scale + row * STEPS, mask=row_ok, other=0.0)
+    scale = tl.load(w_scale)
     for step in range(STEPS):
         h = widen(tl.load(h_at + step * BLOCK, mask=row_ok[:, None], other=0.0), PRODUCT, FNUZ_BITS)
-        row_scale = tl.load(h_scale + row * STEPS + step, mask=row_ok, other=0.0)
         w = widen(tl.load(w_at + step * BLOCK), PRODUCT, FNUZ_BITS)
-        if BLOCK_N <= BLOCK:
-            scale = tl.load(w_scale + column_block * BLOCK_N // BLOCK * STEPS + step)
+        if SCALED:
             total = _product(total, h, w, row_scale * scale, SWAP)
-        else:  # in the interpreter, whose time is per program
-            scale = tl.load(w_scale + column // BLOCK * STEPS + step)
+        else:
             part = _product(tl.zeros_like(total), h, w, row_scale, SWAP)
             total += part * (scale[:, None] if SWAP else scale[None, :])
+        row_scale = tl.load(h_scale + row * STEPS + tl.minimum(step + 1, STEPS - 1), mask=row_ok, other=0.0)
+        scale = tl.load(w_scale + tl.minimum(step + 1, STEPS - 1))
     if SWAP:
         total = tl.trans(total)
     at = given + row[:, None] * HIDDEN + column[None, :]
     tl.store(at, total.to(given.dtype.element_ty), mask=row_ok[:, None])
+
+
+@triton.jit
+def _weighted(
+    i,  # a step of a pick
+    token,
+    ids,
+    weights,
+    h_scale,
+    w_scale,  # of the first expert's block of columns
+    BLOCKS: tl.constexpr,  # of an expert's columns
+    STEPS: tl.constexpr,
+    PICKS: tl.constexpr,
+):
+    """The scale of a step's product: of h, of the expert's weights and of the pick; 0 if on another rank."""
+    pair, step = token * PICKS + i // STEPS, i % STEPS
+    expert = tl.load(ids + pair).to(tl.int64)
+    scale = tl.load(h_scale + pair * STEPS + step, mask=expert >= 0, other=0.0) * tl.load(weights + pair)
+    return scale * tl.load(w_scale + expert * (BLOCKS * STEPS) + step, mask=expert >= 0, other=0.0)
 
 
 @triton.jit
@@ -276,7 +305,9 @@ def down_by_token_kernel(
     block, token = tl.program_id(0), tl.program_id(1)
     column, k, row = block * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK), tl.arange(0, BLOCK_M)
     w_at = column[:, None] * INTER + k[None, :]
+    block_scales = w2_scale + block * BLOCK_N // BLOCK * STEPS
     total = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
+    scale = _weighted(0, token, ids, weights, h_scale, block_scales, HIDDEN // BLOCK, STEPS, PICKS)
     for i in range(PICKS * STEPS):
         pair, step = token * PICKS + i // STEPS, i % STEPS
         expert = tl.load(ids + pair).to(tl.int64)
@@ -284,11 +315,10 @@ def down_by_token_kernel(
         h_at = h_q + pair * INTER + step * BLOCK + row[:, None] * 0 + k[None, :]
         h = widen(tl.load(h_at, mask=(row == 0)[:, None] & here, other=0.0), PRODUCT, FNUZ_BITS)
         w = tl.load(w2 + expert * (HIDDEN * INTER) + step * BLOCK + w_at, mask=here, other=0.0)
-        scale = tl.load(weights + pair) * tl.load(h_scale + pair * STEPS + step, mask=here, other=0.0)
-        w_scale = w2_scale + (expert * (HIDDEN // BLOCK) + block * BLOCK_N // BLOCK) * STEPS + step
-        scale *= tl.load(w_scale, mask=here, other=0.0)
         rows_scale = tl.zeros([BLOCK_M], tl.float32) + scale
         total = _product(total, h, widen(w, PRODUCT, FNUZ_BITS), rows_scale, SWAP)
+        ahead = tl.minimum(i + 1, PICKS * STEPS - 1)
+        scale = _weighted(ahead, token, ids, weights, h_scale, block_scales, HIDDEN // BLOCK, STEPS, PICKS)
     value = tl.sum(total, 1 if SWAP else 0)  # of the first row; the others are zeros
     tl.store(out + token * HIDDEN + column, value.to(out.dtype.element_ty))
 

@@ -6,7 +6,8 @@ a wave takes for it
 
     wave(n) = latency + max(n * flops / compute,                a unit's share of the matrix rate
                             n * read / cache,                   a unit's share of the cache's bandwidth
-                            read / in_flight * latency)         one program waits for its own loads
+                            read / in_flight * latency)         one program waits for its own loads,
+                                                                and multiplies after, if neither overlaps
 
 and the kernel, with `whole` full waves and `rest` programs on the fullest unit of the last one,
 
@@ -101,15 +102,16 @@ def _kernel(on: Peaks, demand: Demand, resident: int, share: float) -> tuple[flo
     waves = [(whole, resident), (1, math.ceil(left / on.units))] if left else [(whole, resident)]
     compute = demand.flops * on.units / (on.flops[demand.dtype] * share) if demand.flops else 0.0
     cache = demand.read * on.units / on.cache
-    loads = demand.read / demand.in_flight * on.latency if demand.read else 0.0
+    alone = demand.read / demand.in_flight * on.latency if demand.read else 0.0
+    alone += 0.0 if demand.overlaps else compute
     all_in_flight = min(demand.programs, on.units * resident) * demand.in_flight
     memory = demand.moved / on.memory
     starved = demand.moved / all_in_flight * on.latency if all_in_flight else 0.0
-    in_waves = sum(times * (on.latency + max(n * compute, n * cache, loads)) for times, n in waves)
+    in_waves = sum(times * (on.latency + max(n * compute, n * cache, alone)) for times, n in waves)
     terms = {
         "compute": sum(times * n for times, n in waves) * compute,
         "cache": sum(times * n for times, n in waves) * cache,
-        "latency": max(sum(times for times, _ in waves) * (on.latency + loads), starved),
+        "latency": max(sum(times for times, _ in waves) * (on.latency + alone), starved),
         "memory": memory,
     }
     return max(in_waves, memory, starved), terms

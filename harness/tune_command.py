@@ -19,7 +19,7 @@ from harness.errors import FAILED, OK, NothingRan, UsageError
 from harness.plan import choose_cases, choose_implementations, choose_op
 from harness.tuned import require_writable
 from kernels.op import Op
-from kernels.tuning import TUNED
+from kernels.tuning import TUNED, Tunable
 
 
 def show(
@@ -86,6 +86,9 @@ def _tuned(
     cases = shipped(op.name) if whole else choose_cases(op, suite, texts, "core", architecture.arch)
     for implementation in implementations(op.name):
         if implementation.name not in wanted:
+            continue
+        if type(implementation).demands is Tunable.demands:
+            print(f"left out: {implementation.name} does not say what its kernels ask for", file=sys.stderr)
             continue
         progress = Progress(f"{architecture.arch} {op.name} {implementation.name}")
         compiling = Compiling(implementation, architecture, shard, progress)

@@ -23,6 +23,7 @@ from harness.figures import Figures
 from harness.launches import implementations, shipped
 from harness.search import Search, fewest, run
 from harness.tuned import Place
+from kernels.platform import version
 from kernels.tuning import TUNED, Demand, words
 from shapes.case import Case, parse
 
@@ -46,6 +47,9 @@ COMPUTE = Demand("k", programs=10, flops=1e8, dtype="fp8", read=1e3, in_flight=1
         ({"programs": 40}, 2, 1.0, 4000 + 2 + 1, "compute"),
         ({"flops": 0, "read": 1e6, "in_flight": 1e6}, 1, 1.0, 1000 + 1 + 1, "cache"),
         ({"flops": 0, "read": 1e6, "in_flight": 100}, 1, 1.0, 10_000 + 1 + 1, "latency"),
+        ({"flops": 1e6, "read": 1e4, "overlaps": False}, 1, 1.0, 10 + 10 + 1 + 1, "latency"),
+        ({"flops": 1e6, "read": 1e4, "overlaps": False}, 2, 1.0, 10 + 10 + 1 + 1, "latency"),
+        ({"flops": 1e6, "read": 1e4, "overlaps": False, "programs": 40}, 4, 1.0, 40 + 1 + 1, "compute"),
         ({"moved": 1e7}, 1, 1.0, 10_000 + 1, "memory"),
         ({"moved": 1e7, "in_flight": 10, "read": 10}, 1, 1.0, 100_000 + 1, "latency"),  # 100 bytes a us
         ({"flops": 0, "read": 0, "moved": 0}, 1, 1.0, 1 + 1, "launch"),
@@ -327,3 +331,28 @@ def test_all_that_is_chosen_by_compiling_is_shipped():
         for implementation in implementations(op):
             for arch in architectures():
                 assert (arch, implementation.name) in there
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", SHIPPED, ids=[f"{path.parent.name}-{path.stem}" for path in SHIPPED])
+def test_what_is_stored_of_compiling_is_what_compiling_finds(path: Path):
+    """Of three configurations of one case: the chosen one and two others."""
+    file = tuned.read(path)
+    if file["measured"] or file["provenance"]["triton"] != version("triton"):
+        pytest.skip("made by another Triton, or not by compiling")
+    architecture = architectures()[file["arch"]]
+    implementation = next(i for op in kernels.OPS for i in implementations(op) if i.name == path.stem)
+    evidence = Evidence.read(evidence_file(TUNED, path.stem, Place(file["kind"], file["arch"])))
+    draw = random.Random(0)
+    choice = draw.choice(file["choices"])
+    compiling = Compiling(implementation, architecture)
+    (search,) = compiling.searches([Case(implementation.op, parse(choice["case"])[0])])
+    known = evidence.cases[search.case]
+    others = draw.sample(sorted(known), min(2, len(known)))
+    chosen = [one for one in search.candidates if words(one.config) in others
+              or dataclasses.asdict(one.config) == choice["config"]]  # fmt: skip
+    compiling.judge([(search, one) for one in chosen])
+    for config, found_now in compiling.found[search.case].items():
+        assert [each if isinstance(each, str) else each.kept() for each in found_now] == [
+            each if isinstance(each, str) else each.kept() for each in known[config]
+        ]

@@ -10,6 +10,7 @@ import click
 from harness.errors import STOPPED, USAGE, HarnessError
 from kernels import PluginError
 from kernels.platform import KINDS
+from kernels.tuning import StoredError
 
 LISTS = ["ops", "impls", "cases", "suites", "linears", "published"]
 
@@ -25,6 +26,7 @@ def cli() -> None:
     python -m harness run --op fused_moe --boundary with_quant
     python -m harness list impls                             what there is, what it needs, what can run here
     python -m harness compile                                the Triton kernels, for GPUs not at hand
+    python -m harness tune --op mla_decode                   their best configurations, stored for runs
 
     Exit codes: 0 all that could run is right; 1 something was wrong, crashed, timed out or must not be
     shipped; 2 the command cannot be understood or an input not read; 3 nothing could run.
@@ -75,6 +77,25 @@ def compile_command(**options: Any) -> None:
     """Compile the suite's Triton kernels as they are shipped, for GPUs that need not be here; exit code 1
     where one exceeds a limit, spills, or does without the matrix instructions it could have."""
     from harness.compile_command import show
+
+    sys.exit(show(**options))
+
+
+@cli.command("tune")
+@click.option("--op", help="Only this op.")
+@click.option("--impl", metavar="PATTERN,...", help="Only implementations that match ('triton.split_k').")
+@click.option("--suite", help="Only these cases (default: those of all suites); see `list suites`.")
+@click.option("--case", multiple=True, metavar='"NAME=V[,V...] ..."', help="Ad hoc cases; lists multiply.")
+@click.option("--target", metavar="ARCH,...", help="gfx942, gfx950, sm_90, sm_100 (default: all).")
+@click.option("--shard", metavar="I/N", help="Only compile, into the cache, the I-th of N parts.")
+@click.option("--out", metavar="DIR", help="Where to store (default: kernels/tuned, which runs read).")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of a table.")
+@click.option("--check", is_flag=True, help="Store nothing; exit code 1 where the stored is not the best.")
+def tune_command(**options: Any) -> None:
+    """Choose configurations of the suite's Triton kernels by compiling them: those that fit an architecture,
+    ranked by an estimate of their time (harness/estimate.py). Runs read what is stored in kernels/tuned, and
+    before it the folder that KERNEL_BENCH_TUNED names."""
+    from harness.tune_command import show
 
     sys.exit(show(**options))
 
@@ -148,7 +169,7 @@ def main() -> int:
     except HarnessError as error:
         click.echo(f"error: {error}", err=True)
         return error.exit_code
-    except PluginError as error:
+    except (PluginError, StoredError) as error:
         click.echo(f"error: {error}", err=True)
         return USAGE
     except click.exceptions.NoArgsIsHelpError as error:

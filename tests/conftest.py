@@ -15,6 +15,7 @@ import pytest
 from harness.ceilings import Ceilings, keep
 from harness.cli import main
 from harness.threads import default_threads
+from kernels import tuning
 from kernels.platform import detect
 
 # Stored from the start, so that no run has to measure them; lower than those of any machine.
@@ -85,3 +86,14 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         return subprocess.CompletedProcess(sys.argv, code or 0, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def no_stored_choices(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Tests in this process choose configurations by rule, whatever `kernels/tuned` holds."""
+    monkeypatch.setattr(tuning, "TUNED", tmp_path_factory.getbasetemp() / "no choices")
+    tuning.stored.cache_clear()
+    yield
+    tuning.stored.cache_clear()

@@ -22,6 +22,7 @@ from harness.architectures import architectures
 from kernels.compose import bind
 from kernels.fused_moe import align, grouped_config
 from kernels.fused_moe.problem import Sizes
+from kernels.fused_moe.route import Router, router
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from kernels.platform import named
@@ -120,6 +121,15 @@ def aligned(launches_for: int, rows: int) -> str:
     return "" if right else f"{alignment.slots.tolist()} of {alignment.owners.tolist()}, {used} tiles"
 
 
+def equal_scores() -> str:
+    """What is wrong with the picks where all scores are equal: the first experts of the first groups."""
+    ids, weights = torch.full((2, 9), -7, dtype=torch.int32), torch.empty(2, 9)
+    router(torch.zeros(2, 256), torch.zeros(256), ids, weights, Router(8, 4, 8, 2.5, 6, 1))()
+    right = ids.tolist() == [[0, 1, 2, 3, 4, 5, -1, -1, 6]] * 2
+    right = right and weights.tolist() == [[2.5 / 8] * 8 + [1.0]] * 2
+    return "" if right else f"{ids.tolist()} {weights.tolist()}"
+
+
 @pytest.fixture(scope="module")
 def interpreted() -> list[list[str]]:
     root = Path(__file__).parents[1]
@@ -140,6 +150,10 @@ def test_interpreted(interpreted: list[list[str]], index: int) -> None:
 @pytest.mark.parametrize("index", range(len(ALIGNED)), ids=map(str, ALIGNED))
 def test_pairs_stand_in_the_order_of_experts(interpreted: list[str], index: int) -> None:
     assert interpreted[len(CASES) + index] == ""
+
+
+def test_of_equal_scores_the_first_are_chosen(interpreted: list[str]) -> None:
+    assert interpreted[-1] == ""
 
 
 def test_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,3 +255,4 @@ if __name__ == "__main__":
         print(json.dumps(interpret(*case)))
     for one in ALIGNED:
         print(json.dumps(aligned(*one)))
+    print(json.dumps(equal_scores()))

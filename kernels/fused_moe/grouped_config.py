@@ -90,32 +90,33 @@ def configurations(target: Target, sizes: Sizes) -> Iterator[Config]:
     rows = [r for r in ROWS if r < 2 * max(16, mean) and r >= min(64, mean / 4)]
     few = _few(target, sizes) if mean <= UNSORTED and not sizes.shared else []
     for config in [*few, *(one for r in rows for one in _sorted(target, sizes, r))]:
-        for warps in (4,) if config.rows == 16 else (4, 8):
+        small = config.rows < 64
+        for warps in (4, 8) if config.sort else (4,):
             if target.kind == "rocm":
-                for stages, instruction in itertools.product((1, 2), (16, 32)):
-                    if config.rows >= instruction:
+                for stages, instruction in itertools.product((2, 3) if small else (1, 2), (16, 32)):
+                    if config.rows >= 2 * instruction or instruction == 16:
                         on = {"chiplets": CHIPLETS, "instruction": instruction}
                         yield replace(config, warps=warps, stages=stages, **on)
             else:
-                for stages in (3, 4, 5) if config.rows < 64 else (3, 4):
-                    yield replace(config, warps=warps, stages=stages, swap=config.rows < 64)
+                for stages in (3, 4, 5) if small else (3, 4):
+                    yield replace(config, warps=warps, stages=stages, swap=small)
 
 
 def _few(target: Target, sizes: Sizes) -> Iterator[Config]:
     for columns, down, by_token in itertools.product((64, 128), (64, 128), (True, False)):
-        yield from _split(Config(16, False, False, columns, 1, down, by_token), target, sizes)
+        yield from _split(Config(16, False, False, columns, 1, down, by_token), (1, 2, 4), target, sizes)
 
 
 def _sorted(target: Target, sizes: Sizes, rows: int) -> Iterator[Config]:
     for down in (64, 128):
         yield Config(rows, down=down)
         for columns in (64, 128):
-            yield from _split(Config(rows, fuse=False, columns=columns, down=down), target, sizes)
+            yield from _split(Config(rows, fuse=False, columns=columns, down=down), (1, 2), target, sizes)
 
 
-def _split(config: Config, target: Target, sizes: Sizes) -> Iterator[Config]:
+def _split(config: Config, intensities: tuple[int, ...], target: Target, sizes: Sizes) -> Iterator[Config]:
     seen: set[int] = set()
-    for per_unit in (1, 2, 4):
+    for per_unit in intensities:
         config = replace(config, per_unit=per_unit)
         splits = splits_for(config, target.units, sizes)
         if splits not in seen:

@@ -53,8 +53,12 @@ CASES: list[tuple[str, str, dict[str, Any] | None]] = [
     # One pair a tile, K split, a token's picks added up by the down product or after it; some elsewhere.
     (f"tokens=1 {DEEP}", "core", PAIRWISE | {"columns": 64, "swap": True}),
     (f"tokens=1 {DEEP} scales=ue8m0", "core", BY_TOKEN),
-    ("tokens=3 experts=8 topk=4 hidden=256 inter=256 ep=2", "core", BY_TOKEN | {"down": 64, "swap": True}),
-    (f"tokens=3 {SMALL} ep=2 fp8=e4m3fnuz", "core", PAIRWISE | {"down": 64}),
+    (
+        "tokens=3 experts=8 topk=4 hidden=256 inter=256 ep=2 routing=uniform",
+        "core",
+        BY_TOKEN | {"down": 64, "swap": True},
+    ),
+    (f"tokens=3 {SMALL} ep=2 routing=uniform fp8=e4m3fnuz", "core", PAIRWISE | {"down": 64}),
     ("tokens=1 experts=1 topk=1 hidden=128 inter=128", "core", PAIRWISE),
     # Sorted: transposed, several tiles an expert that go side by side, chiplets, SiLU apart.
     (f"tokens=20 {SMALL} routing=one", "core", {"rows": 16, "swap": True, "chiplets": 8}),

@@ -51,10 +51,11 @@ class Config:
 CHIPLETS = 8  # of gfx942 and gfx950
 ROWS = (16, 32, 64, 128)
 COMBINED = 1024  # columns of a program of the combine
+FEW_COMBINED = 256  # of fewer than 32 tokens, of which a device would have too few programs
 MIN_STEPS = 4  # blocks of K below which a split costs more than it brings: its part, and a pipeline to fill
 MOST_PROGRAMS = 1216  # that splits make on any device: 304 compute units of an MI300X, four on each
 MOST_GROUP = 8  # tiles that take a block of columns before the next
-UNSORTED = 1.5  # pairs of an expert above which its weights are read too often by tiles of one pair each
+ALONE = (1.5, 4)  # pairs of an expert, on average and at most, whose weights tiles of one pair each may read
 MANY = 8192  # blocks of h above which a program of SiLU takes eight
 
 # By rows of an expert on average; by compiling and by demands, not yet from measuring.
@@ -79,8 +80,9 @@ HEURISTIC: dict[str, dict[float, Config]] = {
 
 
 def heuristic(target: Target, sizes: Sizes) -> Config:
-    rows = rows_of_expert(sizes)
-    return next(config for most, config in target.pick(HEURISTIC).items() if rows <= most)
+    rows, alone = rows_of_expert(sizes), _alone(sizes)
+    of_kind = target.pick(HEURISTIC).items()
+    return next(config for most, config in of_kind if rows <= most and (config.sort or alone))
 
 
 def configurations(target: Target, sizes: Sizes) -> Iterator[Config]:
@@ -88,7 +90,7 @@ def configurations(target: Target, sizes: Sizes) -> Iterator[Config]:
     are given once."""
     mean = rows_of_expert(sizes)
     rows = [r for r in ROWS if r < 2 * max(16, mean) and r >= min(64, mean / 4)]
-    few = _few(target, sizes) if mean <= UNSORTED and not sizes.shared else []
+    few = _few(target, sizes) if _alone(sizes) else []
     for config in [*few, *(one for r in rows for one in _sorted(target, sizes, r))]:
         small = config.rows < 64
         for warps in (4, 8) if config.sort else (4,):
@@ -100,6 +102,12 @@ def configurations(target: Target, sizes: Sizes) -> Iterator[Config]:
             else:
                 for stages in (3, 4, 5) if small else (3, 4):
                     yield replace(config, warps=warps, stages=stages, swap=small)
+
+
+def _alone(sizes: Sizes) -> bool:
+    """Whether nearly all pairs have an expert of their own."""
+    mean, most = ALONE
+    return rows_of_expert(sizes) <= mean and max(_loads(sizes.routed)) <= most
 
 
 def _few(target: Target, sizes: Sizes) -> Iterator[Config]:
@@ -175,6 +183,11 @@ def group_for(config: Config, sizes: Sizes) -> int:
     return max(1, min(MOST_GROUP, round(mean)))
 
 
+def combine_columns(sizes: Sizes) -> int:
+    """Of a program of the combine."""
+    return COMBINED if sizes.tokens >= 32 else FEW_COMBINED
+
+
 def silu_rows(sizes: Sizes) -> int:
     """Pairs of a program of SiLU."""
     return 8 if sizes.tokens * sizes.picks * (sizes.inter // BLOCK) > MANY else 1
@@ -245,8 +258,9 @@ def demands(config: Config, target: Target, sizes: Sizes) -> list[Demand]:
     found = [up, product] if config.fuse else [up, silu, product]
     if not config.by_token:
         moved = 2 * hidden * (pairs + sizes.tokens)
-        programs = sizes.tokens * math.ceil(hidden / COMBINED)
-        read = 2.0 * COMBINED * pairs / sizes.tokens
+        columns = combine_columns(sizes)
+        programs = sizes.tokens * math.ceil(hidden / columns)
+        read = 2.0 * columns * pairs / sizes.tokens
         found.append(Demand("combine_kernel", programs, 0, "bf16", read, read, moved))
     return [*(_aligning(config, sizes) if config.sort else []), *found]
 

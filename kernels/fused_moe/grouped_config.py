@@ -61,18 +61,18 @@ MANY = 8192  # blocks of h above which a program of SiLU takes eight
 # By rows of an expert on average; by compiling and by demands, not yet from measuring.
 HEURISTIC: dict[str, dict[float, Config]] = {
     "cuda": {
-        1.1: Config(16, False, False, 128, 2, 64, swap=True, warps=4, stages=4),
-        16: Config(16, swap=True, warps=4, stages=4),
-        32: Config(32, swap=True, warps=4, stages=4),
-        64: Config(64, fuse=False, warps=4, stages=4),
+        1.1: Config(16, False, False, 64, 1, 64, by_token=True, swap=True, stages=5),
+        16: Config(16, swap=True, stages=3),
+        32: Config(32, swap=True, stages=5),
+        64: Config(64, fuse=False, stages=4),
         math.inf: Config(128, fuse=False, warps=8, stages=4),
     },
     "rocm": {
-        1.1: Config(16, False, False, 128, 2, 64, chiplets=CHIPLETS, warps=4, stages=2, instruction=16),
-        16: Config(16, chiplets=CHIPLETS, warps=4, stages=2, instruction=16),
-        32: Config(32, fuse=False, chiplets=CHIPLETS, warps=4, stages=2, instruction=16),
-        64: Config(64, fuse=False, chiplets=CHIPLETS, warps=4, stages=2, instruction=16),
-        math.inf: Config(128, fuse=False, chiplets=CHIPLETS, warps=8, stages=2, instruction=16),
+        1.1: Config(16, False, False, 64, 1, 64, by_token=True, chiplets=CHIPLETS, stages=3, instruction=16),
+        16: Config(16, chiplets=CHIPLETS, stages=2, instruction=16),
+        32: Config(32, chiplets=CHIPLETS, stages=2, instruction=16),
+        64: Config(64, fuse=False, chiplets=CHIPLETS, stages=2, instruction=16),
+        math.inf: Config(128, fuse=False, chiplets=CHIPLETS, stages=2, instruction=16),
     },
     # The interpreter's time is per program and per weight that it reads.
     "cpu": {16: Config(16, down=1024), 64: Config(64, down=1024), math.inf: Config(128, down=1024)},
@@ -209,7 +209,7 @@ def demands(config: Config, target: Target, sizes: Sizes) -> list[Demand]:
     """Of all launches of a call, in their order. Rows that do not exist are multiplied, but not read."""
     pairs, tiles = sizes.routed.pairs, tiles_of(config, sizes)
     hidden, inter = sizes.hidden, sizes.inter
-    ahead = max(1, config.stages - 1)
+    ahead = config.stages - 1 or 0.5  # without a pipeline nothing is on the way half of the time
     splits = splits_for(config, target.units, sizes)
     part = 2 if splits == 1 else 4  # bytes of gate and up
     parts = 2 * inter * pairs * part * splits

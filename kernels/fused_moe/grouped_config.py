@@ -63,7 +63,7 @@ HEURISTIC: dict[str, dict[float, Config]] = {
     "cuda": {
         1.1: Config(16, False, False, 64, 1, 64, by_token=True, swap=True, stages=5),
         16: Config(16, swap=True, stages=3),
-        32: Config(32, swap=True, stages=5),
+        32: Config(32, swap=True, warps=8, stages=4),
         64: Config(64, fuse=False, stages=4),
         math.inf: Config(128, fuse=False, warps=8, stages=4),
     },

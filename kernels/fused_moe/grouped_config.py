@@ -51,27 +51,28 @@ class Config:
 CHIPLETS = 8  # of gfx942 and gfx950
 ROWS = (16, 32, 64, 128)
 COMBINED = 1024  # columns of a program of the combine
+FEW_COMBINED = 256  # of fewer than 32 tokens, of which a device would have too few programs
 MIN_STEPS = 4  # blocks of K below which a split costs more than it brings: its part, and a pipeline to fill
 MOST_PROGRAMS = 1216  # that splits make on any device: 304 compute units of an MI300X, four on each
 MOST_GROUP = 8  # tiles that take a block of columns before the next
-UNSORTED = 1.5  # pairs of an expert above which its weights are read too often by tiles of one pair each
+ALONE = (1.5, 4)  # pairs of an expert, on average and at most, whose weights tiles of one pair each may read
 MANY = 8192  # blocks of h above which a program of SiLU takes eight
 
 # By rows of an expert on average; by compiling and by demands, not yet from measuring.
 HEURISTIC: dict[str, dict[float, Config]] = {
     "cuda": {
-        1.1: Config(16, False, False, 128, 2, 64, swap=True, warps=4, stages=4),
-        16: Config(16, swap=True, warps=4, stages=4),
-        32: Config(32, swap=True, warps=4, stages=4),
-        64: Config(64, fuse=False, warps=4, stages=4),
+        1.1: Config(16, False, False, 64, 1, 64, by_token=True, swap=True, stages=5),
+        16: Config(16, swap=True, stages=3),
+        32: Config(32, swap=True, warps=8, stages=4),
+        64: Config(64, fuse=False, stages=4),
         math.inf: Config(128, fuse=False, warps=8, stages=4),
     },
     "rocm": {
-        1.1: Config(16, False, False, 128, 2, 64, chiplets=CHIPLETS, warps=4, stages=2, instruction=16),
-        16: Config(16, chiplets=CHIPLETS, warps=4, stages=2, instruction=16),
-        32: Config(32, fuse=False, chiplets=CHIPLETS, warps=4, stages=2, instruction=16),
-        64: Config(64, fuse=False, chiplets=CHIPLETS, warps=4, stages=2, instruction=16),
-        math.inf: Config(128, fuse=False, chiplets=CHIPLETS, warps=8, stages=2, instruction=16),
+        1.1: Config(16, False, False, 64, 1, 64, by_token=True, chiplets=CHIPLETS, stages=3, instruction=16),
+        16: Config(16, chiplets=CHIPLETS, stages=2, instruction=16),
+        32: Config(32, chiplets=CHIPLETS, stages=2, instruction=16),
+        64: Config(64, fuse=False, chiplets=CHIPLETS, stages=2, instruction=16),
+        math.inf: Config(128, fuse=False, chiplets=CHIPLETS, stages=2, instruction=16),
     },
     # The interpreter's time is per program and per weight that it reads.
     "cpu": {16: Config(16, down=1024), 64: Config(64, down=1024), math.inf: Config(128, down=1024)},
@@ -79,8 +80,9 @@ HEURISTIC: dict[str, dict[float, Config]] = {
 
 
 def heuristic(target: Target, sizes: Sizes) -> Config:
-    rows = rows_of_expert(sizes)
-    return next(config for most, config in target.pick(HEURISTIC).items() if rows <= most)
+    rows, alone = rows_of_expert(sizes), _alone(sizes)
+    of_kind = target.pick(HEURISTIC).items()
+    return next(config for most, config in of_kind if rows <= most and (config.sort or alone))
 
 
 def configurations(target: Target, sizes: Sizes) -> Iterator[Config]:
@@ -88,34 +90,41 @@ def configurations(target: Target, sizes: Sizes) -> Iterator[Config]:
     are given once."""
     mean = rows_of_expert(sizes)
     rows = [r for r in ROWS if r < 2 * max(16, mean) and r >= min(64, mean / 4)]
-    few = _few(target, sizes) if mean <= UNSORTED and not sizes.shared else []
+    few = _few(target, sizes) if _alone(sizes) else []
     for config in [*few, *(one for r in rows for one in _sorted(target, sizes, r))]:
-        for warps in (4,) if config.rows == 16 else (4, 8):
+        small = config.rows < 64
+        for warps in (4, 8) if config.sort else (4,):
             if target.kind == "rocm":
-                for stages, instruction in itertools.product((1, 2), (16, 32)):
-                    if config.rows >= instruction:
+                for stages, instruction in itertools.product((2, 3) if small else (1, 2), (16, 32)):
+                    if config.rows >= 2 * instruction or instruction == 16:
                         on = {"chiplets": CHIPLETS, "instruction": instruction}
                         yield replace(config, warps=warps, stages=stages, **on)
             else:
-                for stages in (3, 4, 5) if config.rows < 64 else (3, 4):
-                    yield replace(config, warps=warps, stages=stages, swap=config.rows < 64)
+                for stages in (3, 4, 5) if small else (3, 4):
+                    yield replace(config, warps=warps, stages=stages, swap=small)
+
+
+def _alone(sizes: Sizes) -> bool:
+    """Whether nearly all pairs have an expert of their own."""
+    mean, most = ALONE
+    return rows_of_expert(sizes) <= mean and max(_loads(sizes.routed)) <= most
 
 
 def _few(target: Target, sizes: Sizes) -> Iterator[Config]:
     for columns, down, by_token in itertools.product((64, 128), (64, 128), (True, False)):
-        yield from _split(Config(16, False, False, columns, 1, down, by_token), target, sizes)
+        yield from _split(Config(16, False, False, columns, 1, down, by_token), (1, 2, 4), target, sizes)
 
 
 def _sorted(target: Target, sizes: Sizes, rows: int) -> Iterator[Config]:
     for down in (64, 128):
         yield Config(rows, down=down)
         for columns in (64, 128):
-            yield from _split(Config(rows, fuse=False, columns=columns, down=down), target, sizes)
+            yield from _split(Config(rows, fuse=False, columns=columns, down=down), (1, 2), target, sizes)
 
 
-def _split(config: Config, target: Target, sizes: Sizes) -> Iterator[Config]:
+def _split(config: Config, intensities: tuple[int, ...], target: Target, sizes: Sizes) -> Iterator[Config]:
     seen: set[int] = set()
-    for per_unit in (1, 2, 4):
+    for per_unit in intensities:
         config = replace(config, per_unit=per_unit)
         splits = splits_for(config, target.units, sizes)
         if splits not in seen:
@@ -174,6 +183,11 @@ def group_for(config: Config, sizes: Sizes) -> int:
     return max(1, min(MOST_GROUP, round(mean)))
 
 
+def combine_columns(sizes: Sizes) -> int:
+    """Of a program of the combine."""
+    return COMBINED if sizes.tokens >= 32 else FEW_COMBINED
+
+
 def silu_rows(sizes: Sizes) -> int:
     """Pairs of a program of SiLU."""
     return 8 if sizes.tokens * sizes.picks * (sizes.inter // BLOCK) > MANY else 1
@@ -195,7 +209,7 @@ def demands(config: Config, target: Target, sizes: Sizes) -> list[Demand]:
     """Of all launches of a call, in their order. Rows that do not exist are multiplied, but not read."""
     pairs, tiles = sizes.routed.pairs, tiles_of(config, sizes)
     hidden, inter = sizes.hidden, sizes.inter
-    ahead = max(1, config.stages - 1)
+    ahead = config.stages - 1 or 0.5  # without a pipeline nothing is on the way half of the time
     splits = splits_for(config, target.units, sizes)
     part = 2 if splits == 1 else 4  # bytes of gate and up
     parts = 2 * inter * pairs * part * splits
@@ -246,8 +260,9 @@ def demands(config: Config, target: Target, sizes: Sizes) -> list[Demand]:
     found = [up, product] if config.fuse else [up, silu, product]
     if not config.by_token:
         moved = 2 * hidden * (pairs + sizes.tokens)
-        programs = sizes.tokens * math.ceil(hidden / COMBINED)
-        read = 2.0 * COMBINED * pairs / sizes.tokens
+        columns = combine_columns(sizes)
+        programs = sizes.tokens * math.ceil(hidden / columns)
+        read = 2.0 * columns * pairs / sizes.tokens
         found.append(Demand("combine_kernel", programs, 0, "bf16", read, read, moved))
     return [*(_aligning(config, sizes) if config.sort else []), *found]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
 from kernels.fused_moe import grouped_config
 from kernels.fused_moe.align import MOST_SEGMENTS, Alignment, tiles_for
-from kernels.fused_moe.grouped_config import COMBINED, ROWS, Config
+from kernels.fused_moe.grouped_config import ROWS, Config
 from kernels.fused_moe.problem import FusedMoeOperands, Sizes
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
 from kernels.tuning import Demand, Target
@@ -67,7 +67,7 @@ class _Grouped(ConfiguredPrepared):
         import triton
         import triton.language as tl
 
-        from kernels.fused_moe import grouped_jit
+        from kernels.fused_moe import grouped_jit, pairs_jit
 
         super().__init__(operands, out)
         self.config = config
@@ -129,7 +129,7 @@ class _Grouped(ConfiguredPrepared):
             **options(config.warps, config.stages, config.instruction),
         }
         rows = grouped_config.silu_rows(sizes)
-        self.silu = grouped_jit.silu_kernel[(triton.cdiv(self.pairs, rows), steps)]
+        self.silu = pairs_jit.silu_kernel[(triton.cdiv(self.pairs, rows), steps)]
         self.silu_options = {
             **rounding,
             "INTER": inter,
@@ -152,12 +152,13 @@ class _Grouped(ConfiguredPrepared):
             "BLOCK_N": columns,
             **options(config.warps, stages, config.instruction),
         }
-        self.combine = grouped_jit.combine_kernel[(sizes.tokens, triton.cdiv(hidden, COMBINED))]
+        columns = grouped_config.combine_columns(sizes)
+        self.combine = pairs_jit.combine_kernel[(sizes.tokens, triton.cdiv(hidden, columns))]
         self.combine_options = {
             "HIDDEN": hidden,
             "PICKS": sizes.picks,
             "PICKS_PADDED": triton.next_power_of_2(sizes.picks),
-            "BLOCK_D": COMBINED,
+            "BLOCK_D": columns,
         }
 
     def call(self) -> None:

@@ -41,7 +41,7 @@ class Config:
 
 def lanes(config: Config, target: Target) -> tuple[int, int]:
     """How matrix instructions leave a row of scores: threads that take turns, and columns at each turn."""
-    if target.arch == "gfx942":
+    if config.instruction:
         return 64 // config.instruction, 4
     return 4, 2
 

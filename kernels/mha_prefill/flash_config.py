@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from kernels.mha_prefill.problem import BYTES, VALUE, WIDTH, Sizes
-from kernels.triton_runtime import options
 from kernels.tuning import Demand, Target
 
 PAD = 128  # keys to whose multiple a sequence's turned values are filled up; at least a step's
@@ -21,7 +20,6 @@ class Config:
     rows:          query rows
     keys:          keys per step of its loop; divides PAD
     warps, stages: Triton's; instruction: rows of AMD's matrix instruction, 0 elsewhere
-    waves:         of a SIMD, for which AMD's compiler is to leave registers; 0 lets it say
     turned:        whether a kernel before lays FP8 values so that keys lie side by side
     """
 
@@ -30,13 +28,7 @@ class Config:
     warps: int = 4
     stages: int = 2
     instruction: int = 0
-    waves: int = 0
     turned: bool = False
-
-    def options(self) -> dict[str, int]:
-        """Triton's."""
-        found = options(self.warps, self.stages, self.instruction)
-        return found | {"waves_per_eu": self.waves} if self.waves else found
 
 
 def lanes(config: Config, target: Target) -> tuple[int, int]:
@@ -53,23 +45,22 @@ def turnable(target: Target, sizes: Sizes) -> bool:
 
 
 def configurations(target: Target, sizes: Sizes) -> Iterator[Config]:
-    """Tiles of at most twice the rows of the longest sequence. Two programs of four warps on a compute unit
-    fill each other's waits, one of eight halves what is read; steps of many keys wait less often."""
+    """Tiles of at most twice the rows of the longest sequence, of at least an instruction's rows a warp. Two
+    programs of four warps on a compute unit fill each other's waits, one of eight halves what is read; steps
+    of many keys wait less often."""
     longest = max(new for _, new in sizes.lengths())
     fp8 = sizes.dtype == "fp8"
     turned = (False, True) if turnable(target, sizes) else (False,)
     if target.kind == "rocm":
-        tiles = [(64, 4, 0), (64, 4, 2), (128, 4, 0), (128, 4, 2), (128, 8, 0), (256, 8, 0)]
+        tiles = [(64, 4), (128, 4), (128, 8), (256, 8)]
         keys, instructions = (32, 64, 128) if fp8 else (32, 64), (16, 32)
         stages = (1, 2) if target.arch == "gfx942" else (1, 2, 3)
     else:
-        tiles = [(64, 4, 0), (128, 4, 0), (128, 8, 0)]
+        tiles = [(64, 4), (128, 4), (128, 8)]
         keys, stages, instructions = (32, 64, 128), (2, 3, 4), (0,)
-    for (rows, warps, waves), step, deep, instruction, turn in product(
-        tiles, keys, stages, instructions, turned
-    ):
-        if rows < 2 * max(64, longest):
-            yield Config(rows, step, warps, deep, instruction, waves, turn)
+    for (rows, warps), step, deep, instruction, turn in product(tiles, keys, stages, instructions, turned):
+        if rows < 2 * max(64, longest) and rows >= instruction * warps:
+            yield Config(rows, step, warps, deep, instruction, turn)
 
 
 # From compiling, not yet from measuring: no spill, every product by the fastest instruction, none serialised.
@@ -77,7 +68,7 @@ HEURISTIC = {
     "cuda bf16": Config(128, 128, warps=8, stages=2),
     "cuda fp8": Config(128, 128, warps=8, stages=2),
     "sm_90 fp8": Config(128, 64, warps=4, stages=3, turned=True),
-    "rocm bf16": Config(128, 32, warps=4, stages=3, instruction=16, waves=2),
+    "rocm bf16": Config(128, 32, warps=4, stages=3, instruction=32),
     "rocm fp8": Config(128, 64, warps=4, stages=2, instruction=32),
     "gfx942 bf16": Config(128, 32, warps=4, stages=2, instruction=32),
     "gfx942 fp8": Config(128, 64, warps=4, stages=1, instruction=32, turned=True),
@@ -90,7 +81,7 @@ def heuristic(target: Target, sizes: Sizes) -> Config:
     """By architecture and dtype; half the rows where no sequence has more new tokens."""
     found = HEURISTIC.get(f"{target.arch} {sizes.dtype}") or HEURISTIC[f"{target.kind} {sizes.dtype}"]
     if target.kind != "cpu" and max(new for _, new in sizes.lengths()) <= 64:
-        return replace(found, rows=64, warps=4)
+        return replace(found, rows=64, warps=4, instruction=min(16, found.instruction))
     return found
 
 

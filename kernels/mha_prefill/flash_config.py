@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from kernels.mha_prefill.problem import BYTES, VALUE, WIDTH, Sizes
+from kernels.triton_runtime import options
 from kernels.tuning import Demand, Target
 
 PAD = 128  # keys to whose multiple a sequence's turned values are filled up; at least a step's
@@ -20,6 +21,7 @@ class Config:
     rows:          query rows
     keys:          keys per step of its loop; divides PAD
     warps, stages: Triton's; instruction: rows of AMD's matrix instruction, 0 elsewhere
+    waves:         of a SIMD, for which AMD's compiler must leave registers; 0 lets it say
     turned:        whether a kernel before lays FP8 values so that keys lie side by side
     """
 
@@ -28,7 +30,13 @@ class Config:
     warps: int = 4
     stages: int = 2
     instruction: int = 0
+    waves: int = 0
     turned: bool = False
+
+    def options(self) -> dict[str, int]:
+        """Triton's."""
+        found = options(self.warps, self.stages, self.instruction)
+        return found | {"waves_per_eu": self.waves} if self.waves else found
 
 
 def lanes(config: Config, target: Target) -> tuple[int, int]:
@@ -52,26 +60,29 @@ def configurations(target: Target, sizes: Sizes) -> Iterator[Config]:
     fp8 = sizes.dtype == "fp8"
     turned = (False, True) if turnable(target, sizes) else (False,)
     if target.kind == "rocm":
-        tiles = [(64, 4), (128, 4), (128, 8), (256, 8)]
+        # Eight warps are two waves of each SIMD without being told.
+        tiles = [(64, 4, 0), (64, 4, 2), (128, 4, 0), (128, 4, 2), (128, 8, 0), (256, 8, 0)]
         keys, instructions = (32, 64, 128) if fp8 else (32, 64), (16, 32)
         stages = (1, 2) if target.arch == "gfx942" else (1, 2, 3)
     else:
-        tiles = [(64, 4), (128, 4), (128, 8)]
+        tiles = [(64, 4, 0), (128, 4, 0), (128, 8, 0)]
         keys, stages, instructions = (32, 64, 128), (2, 3, 4), (0,)
-    for (rows, warps), step, deep, instruction, turn in product(tiles, keys, stages, instructions, turned):
+    for tile, step, deep, instruction, turn in product(tiles, keys, stages, instructions, turned):
+        rows, warps, waves = tile
         if rows < 2 * max(64, longest) and rows >= instruction * warps:
-            yield Config(rows, step, warps, deep, instruction, turn)
+            yield Config(rows, step, warps, deep, instruction, waves, turn)
 
 
-# From compiling, not yet from measuring: no spill, every product by the fastest instruction, none serialised.
+# From compiling with Triton 3.6 and 3.7, not yet from measuring: no spill, every product by the fastest
+# instruction, none serialised; on AMD two programs on a unit, for which 3.6 must be told.
 HEURISTIC = {
     "cuda bf16": Config(128, 128, warps=8, stages=2),
     "cuda fp8": Config(128, 128, warps=8, stages=2),
     "sm_90 fp8": Config(128, 64, warps=4, stages=3, turned=True),
-    "rocm bf16": Config(128, 32, warps=4, stages=3, instruction=32),
-    "rocm fp8": Config(128, 64, warps=4, stages=2, instruction=32),
-    "gfx942 bf16": Config(128, 32, warps=4, stages=2, instruction=32),
-    "gfx942 fp8": Config(128, 64, warps=4, stages=1, instruction=32, turned=True),
+    "rocm bf16": Config(128, 32, warps=4, stages=3, instruction=32, waves=2),
+    "rocm fp8": Config(128, 64, warps=4, stages=2, instruction=32, waves=2),
+    "gfx942 bf16": Config(128, 32, warps=4, stages=1, instruction=32, waves=2),
+    "gfx942 fp8": Config(128, 64, warps=4, stages=1, instruction=32, waves=2, turned=True),
     "cpu bf16": Config(128, 128),
     "cpu fp8": Config(128, 128),
 }

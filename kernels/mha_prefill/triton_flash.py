@@ -21,7 +21,7 @@ from kernels.mha_prefill.problem import (
     takes,
 )
 from kernels.op import Support, Unsupported
-from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
+from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton
 from kernels.tuning import Demand, Target
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class _FlashVarlen(ConfiguredPrepared):
             "HEADROOM": int(math.log2(fp8_format(sizes.fp8).max)) if fp8 else 0,
             "PRODUCT": tl.float32 if interpreted else product[sizes.fp8 if fp8 else "bf16"],
             "FNUZ_BITS": fnuz_bits,
-            **options(config.warps, config.stages, config.instruction),
+            **config.options(),
         }
 
     def call(self) -> None:

@@ -10,6 +10,7 @@ import math
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,8 @@ CASES = [
     ("batch=1 new=1 prefix=8191 heads=1", "sm_90", Config(64, 128)),
     ("batch=1 new=300 prefix=40 heads=1", "cpu", Config(128, 128)),
     (RAGGED, "cpu", Config(16, 16)),
-    (RAGGED, "gfx942", Config(32, 16)),
+    (RAGGED, "gfx942", Config(64, 32)),
     (RAGGED, "sm_90", Config(16, 64)),
-    (RAGGED, "cpu", Config(64, 32)),
     (RAGGED, "sm_90", Config(64, 32)),
     ("batch=3 new=63..65 heads=3", "cpu", Config(32, 32)),
     ("batch=2 new=1 prefix=64..95 heads=2", "cpu", Config(32, 32)),
@@ -65,6 +65,12 @@ CASES = [
         Config(64, 64, instruction=32, turned=True),
     ),
 ]
+NEIGHBOURS = "batch=3 new=33..45 prefix=5..9 heads=1"
+ALONE = [
+    (NEIGHBOURS, "cpu", Config(32, 32)),
+    (NEIGHBOURS, "sm_90", Config(32, 32)),
+    (f"{NEIGHBOURS} {FP8['e4m3fnuz']}", "gfx942", Config(32, 64, instruction=16, turned=True)),
+]
 INSTRUCTIONS = {
     ("gfx942", "bf16"): "v_mfma_f32_32x32x8_bf16",
     ("gfx950", "bf16"): "v_mfma_f32_32x32x16_bf16",
@@ -75,6 +81,11 @@ INSTRUCTIONS = {
     ("sm_90", "fp8"): "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3",
     ("sm_100", "fp8"): "tcgen05.mma.cta_group::1.kind::f8f6f4",
 }
+
+
+def name(case: tuple[str, str, Config]) -> str:
+    text, arch, config = case
+    return f"{text} {arch} {config.rows}x{config.keys}{' turned' if config.turned else ''}"
 
 
 def sizes_of(text: str):
@@ -103,6 +114,21 @@ def interpret(text: str, arch: str, config: Config) -> list[dict[str, Any]]:
     return reports
 
 
+def alone(text: str, arch: str, config: Config) -> dict[str, Any]:
+    """Whether a sequence's rows stay as they are where those before and behind it hold NaN."""
+    sizes = sizes_of(text)
+    operands, out = OP.operands(sizes, Seeds(), "cpu"), OP.empty_output(sizes, "cpu")
+    prepared = IMPLEMENTATION.prepare_with(config, ON[arch], operands, out)
+    prepared.call()
+    before, own = out.clone(), operands.sequences[1]
+    for tensor, rows in ((operands.q, own.queries), (operands.k, own.keys), (operands.v, own.keys)):
+        for others in (tensor[: rows.start], tensor[rows.stop :]):
+            others.copy_(torch.tensor(math.nan))
+    with warnings.catch_warnings(action="ignore"):
+        prepared.call()
+    return {"ok": torch.equal(before[own.queries], out[own.queries]), "reason": "NaN of others is heard"}
+
+
 @pytest.fixture(scope="module")
 def interpreted() -> list[list[dict[str, Any]]]:
     root = Path(__file__).parents[1]
@@ -115,7 +141,7 @@ def interpreted() -> list[list[dict[str, Any]]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("index", range(len(CASES)), ids=[" ".join(map(str, case)) for case in CASES])
+@pytest.mark.parametrize("index", range(len(CASES + ALONE)), ids=[name(case) for case in CASES + ALONE])
 def test_interpreted(interpreted: list[list[dict[str, Any]]], index: int) -> None:
     assert all(report["ok"] for report in interpreted[index]), interpreted[index]
 
@@ -132,6 +158,13 @@ def test_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_gpus_fp8_is_refused() -> None:
     with pytest.raises(Unsupported, match=r"^products of e4m3fn need another GPU; gfx942 takes e4m3fnuz$"):
         on_no_device("batch=1 new=1 dtype=fp8 fp8=e4m3fn", ON["gfx942"])
+
+
+@pytest.mark.parametrize("fp8", FORMATS)
+def test_the_largest_weight_uses_the_formats_range(fp8: str) -> None:
+    target = ON["gfx942" if fp8 == "e4m3fnuz" else "sm_90"]
+    largest = 2.0 ** on_no_device(f"batch=1 new=1 dtype=fp8 fp8={fp8}", target).options["HEADROOM"]
+    assert FORMATS[fp8].max / 2 < largest < FORMATS[fp8].max
 
 
 def test_a_case_too_long_to_interpret_says_so() -> None:
@@ -256,3 +289,5 @@ def test_compiles(target: str, dtype: str, text: str) -> None:
 if __name__ == "__main__":
     for case in CASES:
         print(json.dumps(interpret(*case)))
+    for case in ALONE:
+        print(json.dumps([alone(*case)]))

@@ -33,7 +33,7 @@ class Planted(FlashVarlen):
     op = "mha_prefill"
     name = "triton.planted"
     def heuristic(self, target, sizes):
-        return dataclasses.replace(HEURISTIC["gfx942 bf16"], keys=128)
+        return dataclasses.replace(HEURISTIC["gfx942 bf16"], keys=128, stages=2)
 """
 
 
@@ -223,7 +223,7 @@ def test_a_planted_configuration_fails_the_command(monkeypatch, tmp_path: Path, 
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(launches, "shipped", lambda op: [Case(op, parse("batch=1 new=3200 heads=16")[0])])
-    bad = dataclasses.replace(HEURISTIC["gfx942 bf16"], keys=128)
+    bad = dataclasses.replace(HEURISTIC["gfx942 bf16"], keys=128, stages=2)
     monkeypatch.setitem(HEURISTIC, "gfx942 bf16", bad)
     for target, code in (("gfx950", 0), ("gfx942", 1)):
         monkeypatch.setattr(sys, "argv", ["harness", "compile", "--op", "mha_prefill", "--target", target])

@@ -69,7 +69,9 @@ def configurations(target: Target, sizes: Sizes) -> Iterator[Config]:
         keys, stages, instructions = (32, 64, 128), (2, 3, 4), (0,)
     for tile, step, deep, instruction, turn in product(tiles, keys, stages, instructions, turned):
         rows, warps, waves = tile
-        if rows < 2 * max(64, longest) and rows >= instruction * warps:
+        # Scores and sums alone would fill a thread's registers.
+        full = target.kind == "cuda" and rows * (step + VALUE) >= 256 * 32 * warps
+        if rows < 2 * max(64, longest) and rows >= instruction * warps and not full:
             yield Config(rows, step, warps, deep, instruction, waves, turn)
 
 

@@ -150,7 +150,7 @@ def turn_kernel(
 ):
     """One program: PAD keys of one head of one sequence, zeros behind its end. Grid (HEADS, blocks)."""
     head, block = tl.program_id(0), tl.program_id(1)
-    sequence, start = tl.load(blocks + 2 * block), tl.load(blocks + 2 * block + 1)
+    sequence, start = tl.load(blocks + 2 * block), tl.multiple_of(tl.load(blocks + 2 * block + 1), PAD)
     k_start = tl.load(cu_k + sequence)
     length = tl.load(cu_k + sequence + 1) - k_start
     # Which key goes to a column.

@@ -37,8 +37,8 @@ class FlashVarlen(SuiteTriton):
     those on it are masked. q and k are multiplied in parts of 128 and 64, nothing is padded. FP8 operands go
     to FP8 products, the softmax weights rounded to FP8 too, scaled up to use the format's range.
 
-    Equal inputs give equal bits, on every device under the same configuration: a row's keys are summed in
-    order by one program.
+    Equal inputs give equal bits at each call, however many compute units there are: one program sums all keys
+    of a row, in order. Another configuration rounds elsewhere.
     """
 
     name = "triton.flash_varlen"

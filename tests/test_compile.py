@@ -17,7 +17,7 @@ from harness.errors import UsageError
 from harness.figures import Figures, Product
 from harness.launches import Launch, implementations, launches, shipped
 from harness.shippable import objections
-from kernels.mha_prefill import triton_flash as flash
+from kernels.mha_prefill.flash_config import HEURISTIC
 from kernels.operands import Seeds
 from shapes.case import Case, parse
 
@@ -26,13 +26,14 @@ pytest.importorskip("triton")
 
 PLANTED = """
 import dataclasses
-from kernels.mha_prefill import triton_flash as shipped
+from kernels.mha_prefill.flash_config import HEURISTIC
+from kernels.mha_prefill.triton_flash import FlashVarlen
 
-class Planted(shipped.FlashVarlen):
+class Planted(FlashVarlen):
     op = "mha_prefill"
     name = "triton.planted"
     def heuristic(self, target, sizes):
-        return dataclasses.replace(shipped.HEURISTIC["rocm"], keys=128)
+        return dataclasses.replace(HEURISTIC["gfx942 bf16"], keys=128, stages=2)
 """
 
 
@@ -230,8 +231,8 @@ def test_a_planted_configuration_fails_the_command(monkeypatch, tmp_path: Path, 
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(launches, "shipped", lambda op: [Case(op, parse("batch=1 new=3200 heads=16")[0])])
-    bad = dataclasses.replace(flash.HEURISTIC["rocm"], keys=128)
-    monkeypatch.setitem(flash.HEURISTIC, "gfx942", bad)
+    bad = dataclasses.replace(HEURISTIC["gfx942 bf16"], keys=128, stages=2)
+    monkeypatch.setitem(HEURISTIC, "gfx942 bf16", bad)
     for target, code in (("gfx950", 0), ("gfx942", 1)):
         monkeypatch.setattr(sys, "argv", ["harness", "compile", "--op", "mha_prefill", "--target", target])
         with pytest.raises(SystemExit) as ended:

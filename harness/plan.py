@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import kernels
 from harness.errors import UsageError
 from kernels.op import Implementation, Op
 from kernels.platform import Platform
-from shapes.case import Case, merge, parse
+from shapes.case import Case, merge, parse, text_of
 from shapes.suites import suite, suites
 
 PLAIN = "plain"
@@ -94,11 +94,30 @@ class Arm:
         return " ".join(f"{k}={v}" for k, v in self.variables.items()) or PLAIN
 
 
-def contender_name(impl: str, arm: str, launch: str, platform: str) -> str:
-    """What verdicts call a cell: the implementation, with what is not the rule, an arm that sets
-    something or an eager launch on a GPU."""
+@dataclass(frozen=True)
+class Entries:
+    """Under which configurations an implementation enters a case; None: the one that it chooses itself.
+
+    configs: the anchor's first
+    found:   how they were found, for the record
+    """
+
+    configs: Sequence[dict[str, Any] | None] = (None,)
+    found: Mapping[str, Any] = field(default_factory=dict)
+
+
+def as_it_chooses(implementation: Implementation, case: Case) -> Entries:
+    return Entries()
+
+
+def contender_name(
+    impl: str, arm: str, launch: str, platform: str, config: Mapping[str, Any] | None = None
+) -> str:
+    """What verdicts call a cell: the implementation, with what is not the rule: an arm that sets something,
+    an eager launch on a GPU, a configuration that it was told to use."""
     special = [f"@ {arm}"] if arm != PLAIN else []
     special += ["eager"] if launch == "eager" and platform != "cpu" else []
+    special += [text_of(config)] if config else []
     return " ".join([impl, *special])
 
 

@@ -114,8 +114,7 @@ class Tunable(Implementation):
         """The configuration for these sizes: the forced one, else the nearest stored one, else by rule."""
         if self.forced is not None:
             return Choice(self.forced, "as told")
-        stored = nearest(self, target, sizes) if target.kind != "cpu" else None
-        return stored or Choice(self.heuristic(target, sizes), "by rule")
+        return nearest(self, target, sizes) or Choice(self.heuristic(target, sizes), "by rule")
 
 
 def words(config: Any) -> str:
@@ -135,12 +134,15 @@ for exactly these sizes if all sizes together are within a factor of four."""
 
 def nearest(implementation: Tunable, target: Target, sizes: Any) -> Choice | None:
     """The stored choice that is right for these sizes and was made for the nearest; None if there is none."""
+    entries = [entry for entry in stored(implementation.name) if entry["kind"] == target.kind]
+    if not entries:
+        return None
     asked = implementation.features(sizes)
     allowed = {_words(asdict(config)): config for config in implementation.configurations(target, sizes)}
     found = []
-    for entry in stored(implementation.name):
+    for entry in entries:
         config = allowed.get(_words(entry["config"]))
-        if config is None or entry["kind"] != target.kind:
+        if config is None:
             continue
         far = distance(asked, entry["features"])
         away = far + OTHER_ARCH * (entry["arch"] != target.arch)

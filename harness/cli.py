@@ -79,6 +79,24 @@ def compile_command(**options: Any) -> None:
     sys.exit(show(**options))
 
 
+@cli.command("tune")
+@click.option("--op", help="Only this op.")
+@click.option("--impl", metavar="PATTERN,...", help="Only implementations that match ('triton.split_k').")
+@click.option("--suite", help="Only these cases (default: those of all suites); see `list suites`.")
+@click.option("--case", multiple=True, metavar='"NAME=V[,V...] ..."', help="Ad hoc cases; lists multiply.")
+@click.option("--target", metavar="ARCH,...", help="gfx942, gfx950, sm_90, sm_100 (default: all).")
+@click.option("--shard", metavar="I/N", help="Only compile, into the cache, the I-th of N parts.")
+@click.option("--out", metavar="DIR", help="Where to store (default: kernels/tuned, which runs read).")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of a table.")
+@click.option("--check", is_flag=True, help="Store nothing; exit code 1 where the stored is not the best.")
+def tune_command(**options: Any) -> None:
+    """Choose configurations of the suite's Triton kernels by compiling them: those that fit an architecture,
+    ranked by an estimate of their time (harness/estimate.py)."""
+    from harness.tune_command import show
+
+    sys.exit(show(**options))
+
+
 def _seconds(context: click.Context, option: click.Parameter, text: str) -> float:
     from harness.plan import parse_seconds
 

@@ -26,7 +26,7 @@ SAID_S = 10.0
 def show(target: str | None, op: str | None, json_to: str | None) -> int:
     """Prints a table, or JSON; gives the exit code."""
     ops = [choose_op(op).name] if op else list(kernels.OPS)
-    targets = _able(chosen(target))
+    targets = able(chosen(target))
     rows = compiles(ops, targets)
     if not rows:
         raise NothingRan(f"no case of {', '.join(ops)} is one that a Triton kernel takes")
@@ -48,7 +48,7 @@ def show(target: str | None, op: str | None, json_to: str | None) -> int:
     return FAILED if bad else OK
 
 
-def _able(targets: list[Architecture]) -> list[Architecture]:
+def able(targets: list[Architecture]) -> list[Architecture]:
     """Those that the Triton here compiles for. Raises NothingRan where there is none."""
     for module in ("torch", "triton"):
         if importlib.util.find_spec(module) is None:

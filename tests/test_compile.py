@@ -31,8 +31,8 @@ from kernels.mha_prefill import triton_flash as shipped
 class Planted(shipped.FlashVarlen):
     op = "mha_prefill"
     name = "triton.planted"
-    def prepare_for(self, target, operands, out):
-        return shipped._FlashVarlen(operands, out, dataclasses.replace(shipped.TILES["rocm"], keys=128))
+    def heuristic(self, target, sizes):
+        return dataclasses.replace(shipped.HEURISTIC["rocm"], keys=128)
 """
 
 
@@ -222,7 +222,8 @@ def test_a_planted_configuration_fails_the_command(monkeypatch, tmp_path: Path, 
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(launches, "shipped", lambda op: [Case(op, parse("batch=1 new=3200 heads=16")[0])])
-    monkeypatch.setitem(flash.TILES, "gfx942", dataclasses.replace(flash.TILES["rocm"], keys=128))
+    bad = dataclasses.replace(flash.HEURISTIC["rocm"], keys=128)
+    monkeypatch.setitem(flash.HEURISTIC, "gfx942", bad)
     for target, code in (("gfx950", 0), ("gfx942", 1)):
         monkeypatch.setattr(sys, "argv", ["harness", "compile", "--op", "mha_prefill", "--target", target])
         with pytest.raises(SystemExit) as ended:

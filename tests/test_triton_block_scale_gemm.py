@@ -22,16 +22,17 @@ from harness.architectures import architectures
 from kernels.block_scale_gemm import triton_split_k as provider
 from kernels.block_scale_gemm.problem import BlockScaleGemmOperands
 from kernels.compose import bind
-from kernels.formats import FORMATS
+from kernels.formats import FORMATS, native
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from kernels.triton_runtime import INTERPRETER
+from kernels.tuning import Target
 from shapes.case import parse
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from compiled import TARGETS, compiled, resident  # noqa: E402
+from compiled import TARGETS, compiled  # noqa: E402
 from judging import judged  # noqa: E402
 
 OP = kernels.OPS["block_scale_gemm"]
@@ -61,10 +62,12 @@ class Tiled(provider.SplitK):
 
     def __init__(self, splits: int, rows: int, swap: bool) -> None:
         self.splits = splits
-        self.tile = dataclasses.replace(provider.tile_for(provider.TILES["cpu"], 1), m=rows, swap=swap)
+        self.forced = provider.Config(rows, 128, swap)
 
-    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> provider._SplitK:
-        return provider._SplitK(operands, out, self.tile, self.splits)
+    def prepare_with(
+        self, config: provider.Config, target: Target, operands: BlockScaleGemmOperands, out: torch.Tensor
+    ) -> provider._SplitK:
+        return provider._SplitK(operands, out, config, self.splits)
 
 
 def interpret(text: str, boundary: str, splits: int | None, rows: int, swap: bool) -> list[dict[str, Any]]:
@@ -117,31 +120,26 @@ def test_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_split_is_without_a_block() -> None:
-    tile = provider.tile_for(provider.TILES["cpu"], 1)
-    for k, programs in itertools.product((1, 128, 1000, 7168, 18432), (1, 60, 132, 608)):
-        splits = provider.splits_for(tile, programs, 1, 2112, k)
+    config = provider.Config(64, 128)
+    for k, units in itertools.product((1, 128, 1000, 7168, 18432), (1, 60, 132, 608)):
+        splits = provider.splits_for(config, units, 1, 2112, k)
         blocks = math.ceil(k / 128)
         assert 1 <= splits <= max(1, blocks // provider.MIN_STEPS)
         assert (splits - 1) * math.ceil(blocks / splits) < blocks
-    assert provider.splits_for(tile, 132 * 2, 1, 2112, 7168) == 14
+    assert provider.splits_for(dataclasses.replace(config, per_unit=2), 132, 1, 2112, 7168) == 14
 
 
-def on_no_device(text: str, kind: str) -> provider._SplitK:
-    """Prepared on torch's meta device: shapes and types without memory."""
-    sizes = sizes_of(text)
-    tile = provider.tile_for(provider.TILES[kind], sizes.m)
-    splits = provider.splits_for(tile, provider.MOST_PROGRAMS, sizes.m, sizes.n, sizes.k)
-    operands = OP.empty_operands(sizes, "meta").narrowed()
-    return provider._SplitK(operands, OP.empty_output(sizes, "meta"), tile, splits)
-
-
-@pytest.mark.parametrize("kind", provider.TILES)
-def test_workspace_is_a_bound(kind: str) -> None:
+@pytest.mark.parametrize("arch", architectures())
+def test_workspace_is_a_bound(arch: str) -> None:
+    """On torch's meta device: shapes and types without memory."""
+    target = architectures()[arch].target
     for m, n, k in itertools.product((1, 64, 300, 4096), (576, 2112, 36864), (256, 2048, 18432)):
-        text = f"m={m} n={n} k={k}"
-        prepared = on_no_device(text, kind)
-        taken = prepared.parts.nbytes + prepared.a_scale.nbytes + prepared.written.nbytes
-        assert taken <= IMPLEMENTATION.workspace(sizes_of(text)) + prepared.out.nbytes, text
+        sizes = sizes_of(f"m={m} n={n} k={k} fp8={native(arch)}")
+        operands, out = OP.empty_operands(sizes, "meta").narrowed(), OP.empty_output(sizes, "meta")
+        for config in IMPLEMENTATION.configurations(target, sizes):
+            prepared = IMPLEMENTATION.prepare_with(config, target, operands, out)
+            taken = prepared.parts.nbytes + prepared.a_scale.nbytes
+            assert taken <= IMPLEMENTATION.workspace(sizes), f"{sizes} {config}"
 
 
 # The FP8 instructions of tiles for few and for many rows.
@@ -163,8 +161,6 @@ def test_compiles(target: str, m: int, k: int) -> None:
     found = compiled("block_scale_gemm", target, f"m={m} n=2112 k={k}", "gemm_kernel", "sum_kernel")
     assert INSTRUCTIONS[target][m > 16] in found["gemm_kernel"].instructions
     assert ("sum_kernel" in found) == (m < 4096)
-    tile = provider.tile_for(architectures()[target].target.choose(provider.TILES), m)
-    assert tile.resident <= resident(target, found["gemm_kernel"])
 
 
 if __name__ == "__main__":

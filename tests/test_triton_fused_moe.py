@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import kernels
+from harness.architectures import architectures
 from kernels.compose import bind
 from kernels.fused_moe import triton_grouped as provider
 from kernels.fused_moe.problem import Sizes
@@ -101,18 +102,18 @@ def test_grids_hold_any_picks(rows: int) -> None:
         assert sum(-(-load // rows) for load in sizes.routed.loads()) <= provider.tiles_for(rows, sizes)
 
 
-def on_no_device(text: str, kind: str) -> provider._Grouped:
+def on_no_device(text: str, arch: str) -> provider._Grouped:
     """Prepared on torch's meta device: shapes and types without memory."""
     sizes = sizes_of(text)
     operands = OP.empty_operands(sizes, "meta").narrowed().narrowed()
-    tile = provider.tile_for(provider.TILES[kind], sizes)
-    return provider._Grouped(operands, OP.empty_output(sizes, "meta"), tile)
+    target = architectures()[arch].target
+    return IMPLEMENTATION.prepare_for(target, operands, OP.empty_output(sizes, "meta"))
 
 
-@pytest.mark.parametrize("kind", ["cuda", "rocm"])
-def test_workspace_is_a_bound(kind: str) -> None:
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+def test_workspace_is_a_bound(arch: str) -> None:
     for text in ("tokens=1", "tokens=64", "tokens=4096 ep=8 inter=2048 shared=1", "tokens=300 routing=one"):
-        prepared = on_no_device(text, kind)
+        prepared = on_no_device(text, arch)
         taken = sum(
             tensor.nbytes
             for name, tensor in vars(prepared).items()

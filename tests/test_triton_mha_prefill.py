@@ -5,7 +5,6 @@ As in test_triton_mla_decode, the interpreted cases run in a process of their ow
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -23,7 +22,8 @@ from kernels.mha_prefill.problem import sequences_of
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from kernels.platform import named
-from kernels.triton_runtime import INTERPRETER
+from kernels.triton_runtime import CPU, INTERPRETER
+from kernels.tuning import Target
 from shapes.case import parse
 
 torch = pytest.importorskip("torch")
@@ -64,8 +64,7 @@ def interpret(text: str, rows: int, keys: int) -> list[dict[str, Any]]:
     """Reports of the first call, and of one after other q, k and v were loaded."""
     sizes = sizes_of(text)
     operands, out = OP.operands(sizes, Seeds(), "cpu"), OP.empty_output(sizes, "cpu")
-    tile = dataclasses.replace(provider.TILES["cpu"], rows=rows, keys=keys)
-    prepared = provider._FlashVarlen(operands, out, tile)
+    prepared = IMPLEMENTATION.prepare_with(provider.Config(rows, keys), CPU, operands, out)
     reports = []
     for live in (0, 1):
         prepared.load(OP.operands(sizes, Seeds(live=live), "cpu").live_tensors())
@@ -103,12 +102,12 @@ def test_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
         assert IMPLEMENTATION.interpreted(named(kind)) == (kind == "cpu")
 
 
-@pytest.mark.parametrize("tile", provider.TILES.values(), ids=provider.TILES)
-def test_tiles_cover_every_row_once_the_longest_first(tile: provider.Tile) -> None:
+@pytest.mark.parametrize("rows", [64, 128])
+def test_tiles_cover_every_row_once_the_longest_first(rows: int) -> None:
     sequences = sequences_of([(0, 1), (300, 200), (5, 64), (0, 129)])
-    tiles = provider.tiles_of(sequences, tile)
-    rows = [(i, row) for i, first in tiles for row in range(first, min(first + tile.rows, sequences[i].new))]
-    assert sorted(rows) == [(i, row) for i, s in enumerate(sequences) for row in range(s.new)]
+    tiles = provider.tiles_of(sequences, rows)
+    covered = [(i, row) for i, first in tiles for row in range(first, min(first + rows, sequences[i].new))]
+    assert sorted(covered) == [(i, row) for i, s in enumerate(sequences) for row in range(s.new)]
     first_keys = [sequences[i].prefix + first for i, first in tiles]
     assert first_keys == sorted(first_keys, reverse=True)
 
@@ -125,10 +124,11 @@ def on_no_device(text: str, kind: str) -> provider._FlashVarlen:
     """Prepared on torch's meta device: shapes and types without memory."""
     sizes = sizes_of(text)
     operands = OP.empty_operands(sizes, "meta")
-    return provider._FlashVarlen(operands, OP.empty_output(sizes, "meta"), provider.TILES[kind])
+    target = Target(kind, "", 128)
+    return IMPLEMENTATION.prepare_for(target, operands, OP.empty_output(sizes, "meta"))
 
 
-@pytest.mark.parametrize("kind", provider.TILES)
+@pytest.mark.parametrize("kind", provider.HEURISTIC)
 @pytest.mark.parametrize("text", ["batch=1 new=1", "batch=7 new=1..600 heads=4", "batch=40 new=3200"])
 def test_workspace_is_a_bound(kind: str, text: str) -> None:
     prepared = on_no_device(text, kind)

@@ -23,13 +23,13 @@ from kernels.mla_decode.problem import Sizes
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from kernels.platform import named
-from kernels.triton_runtime import INTERPRETER
+from kernels.triton_runtime import CPU, INTERPRETER
 from shapes.case import parse
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from compiled import TARGETS, compiled, resident  # noqa: E402
+from compiled import TARGETS, compiled  # noqa: E402
 
 OP = kernels.OPS["mla_decode"]
 IMPLEMENTATION = provider.SplitKv()
@@ -63,10 +63,8 @@ def interpret(text: str, tokens: int | None, splits: int | None) -> dict[str, li
     if splits is None:
         prepared = IMPLEMENTATION.prepare(operands, out)
     else:
-        tile = dataclasses.replace(
-            provider.tile_for(provider.TILES["cpu"], sizes.heads, fp8=False), tokens=tokens
-        )
-        prepared = provider._SplitKv(operands, out, tile, splits)
+        config = dataclasses.replace(IMPLEMENTATION.heuristic(CPU, sizes), tokens=tokens)
+        prepared = provider._SplitKv(operands, out, config, splits)
 
     errors: dict[str, list[float]] = {"row": [], "element": []}
     for live in (0, 1):
@@ -108,23 +106,16 @@ def test_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ("TRITON_INTERPRET" in IMPLEMENTATION.environment(named(kind))) == (kind == "cpu")
 
 
-def on_no_device(text: str, kind: str) -> provider._SplitKv:
-    """Prepared on torch's meta device: shapes and types without memory."""
-    sizes = sizes_of(text)
-    tile = provider.tile_for(provider.TILES[kind], sizes.heads, sizes.kv == "fp8")
-    longest = max(sizes.lengths())
-    splits = provider.splits_for(tile, provider.MOST_PROGRAMS, sizes.batch, sizes.heads, longest)
-    operands = OP.empty_operands(sizes, "meta")
-    return provider._SplitKv(operands, OP.empty_output(sizes, "meta"), tile, splits)
-
-
-@pytest.mark.parametrize("kind", provider.TILES)
-def test_workspace_is_a_bound(kind: str) -> None:
+@pytest.mark.parametrize("target", architectures())
+def test_workspace_is_a_bound(target: str) -> None:
+    at = architectures()[target].target
     for batch, heads, ctx in itertools.product((1, 7, 64, 512), (16, 20, 128), ("1", "3200..3999", "131072")):
-        text = f"batch={batch} heads={heads} ctx={ctx}"
-        prepared = on_no_device(text, kind)
-        taken = prepared.partial.nbytes + prepared.log_sums.nbytes
-        assert taken <= IMPLEMENTATION.workspace(sizes_of(text)), text
+        sizes = sizes_of(f"batch={batch} heads={heads} ctx={ctx}")
+        for config in IMPLEMENTATION.configurations(at, sizes):
+            operands, out = OP.empty_operands(sizes, "meta"), OP.empty_output(sizes, "meta")
+            prepared = IMPLEMENTATION.prepare_with(config, at, operands, out)
+            taken = prepared.partial.nbytes + prepared.log_sums.nbytes
+            assert taken <= IMPLEMENTATION.workspace(sizes), (sizes, config)
 
 
 # The instruction for 128 heads over a bf16 cache.
@@ -142,9 +133,6 @@ INSTRUCTIONS = {
 def test_compiles(target: str, kv: str, text: str) -> None:
     found = compiled("mla_decode", target, f"{text} ctx=4096 kv={kv}")
     assert ("combine_kernel" in found) == ("batch=4 " in text)
-    tiles = architectures()[target].target.choose(provider.TILES)
-    tile = provider.tile_for(tiles, 128 if "heads=128" in text else 16, kv == "fp8")
-    assert tile.resident <= resident(target, found["split_kernel"])
     if kv == "bf16" and "heads=128" in text:
         assert INSTRUCTIONS[target] in found["split_kernel"].instructions
 

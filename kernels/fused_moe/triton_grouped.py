@@ -2,54 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
 from kernels.fused_moe.problem import FusedMoeOperands, Sizes
-from kernels.op import Prepared
-from kernels.triton_runtime import SuiteTriton, Target
+from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
+from kernels.tuning import Target
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True)
-class Tile:
+class Config:
     """What one program takes.
 
     rows:    (row, expert) pairs of one expert
     columns: of the down product; gate and up take the 128 of one scale of h
-    up, down: Triton's own options (warps, pipeline stages, shape of the matrix instruction)
+    warps, up_stages, down_stages: Triton's; instruction: rows of AMD's matrix instruction, 0 elsewhere
     """
 
     rows: int
     columns: int = 128
-    up: Mapping[str, int] = field(default_factory=dict)
-    down: Mapping[str, int] = field(default_factory=dict)
+    warps: int = 4
+    up_stages: int = 3
+    down_stages: int = 3
+    instruction: int = 0
 
 
-def _cuda(warps: int, up_stages: int, down_stages: int) -> dict[str, dict[str, int]]:
-    return {
-        "up": {"num_warps": warps, "num_stages": up_stages},
-        "down": {"num_warps": warps, "num_stages": down_stages},
-    }
-
-
-def _rocm(warps: int) -> dict[str, dict[str, int]]:
-    options = {"num_warps": warps, "num_stages": 2, "matrix_instr_nonkdim": 16}
-    return {"up": options, "down": options}
-
-
-# Per platform (or architecture), by rows of an expert on average: the smallest tile that holds them, else the
-# last. 16 rows are the smallest matrix instruction, 64 take wgmma; 128 spill on sm_90 and sm_100. From
-# compiling, not yet from measuring. The interpreter's time is per weight that a program reads.
-TILES = {
-    "cuda": (Tile(16, **_cuda(4, 3, 3)), Tile(64, **_cuda(8, 3, 3))),
-    "rocm": (Tile(16, **_rocm(4)), Tile(64, **_rocm(4)), Tile(128, **_rocm(8))),
-    "cpu": (Tile(16, 1024), Tile(64, 1024), Tile(128, 1024)),
+# By rows of an expert on average: the smallest tile that holds them, else the last. 16 rows are the smallest
+# matrix instruction, 64 take wgmma; 128 spill on sm_90 and sm_100. From compiling, not yet from measuring.
+# The interpreter's time is per weight that a program reads.
+HEURISTIC: dict[str, tuple[Config, ...]] = {
+    "cuda": (Config(16), Config(64, warps=8)),
+    "rocm": (
+        Config(16, up_stages=2, down_stages=2, instruction=16),
+        Config(64, up_stages=2, down_stages=2, instruction=16),
+        Config(128, warps=8, up_stages=2, down_stages=2, instruction=16),
+    ),
+    "cpu": (Config(16, 1024), Config(64, 1024), Config(128, 1024)),
 }
+ROWS = (16, 32, 64, 128)
 
 CHUNK = {"cpu": 1 << 16, "cuda": 1024, "rocm": 1024}
 """Pairs at a time where they are counted and placed."""
@@ -62,9 +58,9 @@ WEIGHT_S, TOKEN_S, EXPERT_S = 1.3e-7, 3e-3, 15e-3
 placing an expert's pairs; seen on a busy Zen 4 core, half more with e4m3fnuz."""
 
 
-def tile_for(tiles: tuple[Tile, ...], sizes: Sizes) -> Tile:
-    rows = sizes.routed.pairs / max(1, sizes.routed.hit)
-    return next((tile for tile in tiles if rows <= tile.rows), tiles[-1])
+def rows_of_expert(sizes: Sizes) -> float:
+    """Of those that are hit, on average."""
+    return sizes.routed.pairs / max(1, sizes.routed.hit)
 
 
 def tiles_for(rows: int, sizes: Sizes) -> int:
@@ -78,40 +74,72 @@ class Grouped(SuiteTriton):
     combine without atomics. Grids are sized for any picks; nothing is asked of the host."""
 
     name = "triton.grouped"
+    Config = Config
     activations = "fp8"
     older_instructions: ClassVar = dict.fromkeys(
         ("up_kernel", "down_kernel"),
         "few tokens give an expert a row or two: tiles of 64 would be empty, and weights are what takes time",
     )
 
+    def configurations(self, target: Target, sizes: Sizes) -> Iterator[Config]:
+        rows = [r for r in ROWS if r < 4 * max(16, rows_of_expert(sizes))]
+        columns = [n for n in (64, 128) if sizes.hidden % n == 0]
+        for m, n, warps in itertools.product(rows, columns, (4, 8)):
+            if target.kind == "rocm":
+                for stages, instruction in itertools.product((1, 2), (16, 32)):
+                    if m >= instruction:
+                        yield Config(m, n, warps, stages, stages, instruction)
+            else:
+                for up, down in itertools.product((2, 3, 4), (2, 3, 4)):
+                    yield Config(m, n, warps, up, down)
+
+    def heuristic(self, target: Target, sizes: Sizes) -> Config:
+        return self._heuristic(target.pick(HEURISTIC), sizes)
+
+    @staticmethod
+    def _heuristic(configs: tuple[Config, ...], sizes: Sizes) -> Config:
+        rows = rows_of_expert(sizes)
+        return next((config for config in configs if rows <= config.rows), configs[-1])
+
+    def features(self, sizes: Sizes) -> dict[str, float | str]:
+        """What decides: how many rows experts have, how many are hit, and how large they are."""
+        routed = sizes.routed
+        return {
+            "rows": rows_of_expert(sizes),
+            "hit": routed.hit,
+            "hidden": sizes.hidden,
+            "inter": sizes.inter,
+            "fp8": sizes.fp8,
+            "scales": sizes.scales,
+        }
+
     def interpreted_s(self, sizes: Sizes) -> float:
-        rows = tile_for(TILES["cpu"], sizes).rows
+        rows = self.heuristic(CPU, sizes).rows
         tiles = sum(-(-load // rows) for load in sizes.routed.loads())
         weights = tiles * 3 * sizes.hidden * sizes.inter * (1.5 if sizes.fp8 == "e4m3fnuz" else 1.0)
         return weights * WEIGHT_S + sizes.tokens * TOKEN_S + sizes.held * EXPERT_S
 
     def workspace(self, sizes: Sizes) -> int:
-        """An upper bound over all platforms; the interpreter writes fp32 and rounds it then."""
-        sized = []
-        for kind, tiles_of_kind in TILES.items():
-            tile = tile_for(tiles_of_kind, sizes)
-            tiles = tiles_for(tile.rows, sizes)
-            of_row = 4 + sizes.inter * 5 + sizes.inter // BLOCK * 4
-            given = sizes.tokens * sizes.picks * sizes.hidden * (4 if kind == "cpu" else 2)
-            sized.append(tiles * (tile.rows * of_row + 4) + given + sizes.held * 4 + 4)
-        return max(sized) + sizes.tokens * sizes.hidden * 4
+        """An upper bound over all platforms and configurations; the interpreter writes fp32 and rounds it
+        then."""
+        slots = max(tiles_for(rows, sizes) * rows for rows in ROWS)
+        of_slot = 8 + sizes.inter * 5 + sizes.inter // BLOCK * 4
+        pairs = sizes.tokens * sizes.picks
+        return slots * of_slot + (pairs + sizes.tokens) * sizes.hidden * 4 + sizes.held * 4 + 4
 
-    def prepare_for(self, target: Target, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
-        return _Grouped(operands, out, tile_for(target.choose(TILES), operands.sizes))
+    def prepare_with(
+        self, config: Config, target: Target, operands: FusedMoeOperands, out: torch.Tensor
+    ) -> ConfiguredPrepared:
+        return _Grouped(operands, out, config)
 
 
-def _columns(tile: Tile, sizes: Sizes) -> int:
+def _columns(tile: Config, sizes: Sizes) -> int:
     """The tile's columns, or the most powers of two of 128 below them that divide hidden."""
     return next(n for n in (1024, 512, 256, 128) if n <= tile.columns and sizes.hidden % n == 0)
 
 
-class _Grouped(Prepared):
-    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, tile: Tile) -> None:
+class _Grouped(ConfiguredPrepared):
+    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, tile: Config) -> None:
         import torch
         import triton
         import triton.language as tl
@@ -172,10 +200,14 @@ class _Grouped(Prepared):
             "LARGEST": fmt.max,
             "SMALLEST_SCALE": SMALLEST_SCALE,
             "POWER_OF_TWO": sizes.scales == "ue8m0",
-            **tile.up,
+            **options(tile.warps, tile.up_stages, tile.instruction),
         }
         self.down = grouped_jit.down_kernel[(tiles, sizes.hidden // columns)]
-        self.down_options = {**shared, "BLOCK_N": columns, **tile.down}
+        self.down_options = {
+            **shared,
+            "BLOCK_N": columns,
+            **options(tile.warps, tile.down_stages, tile.instruction),
+        }
         self.combine = grouped_jit.combine_kernel[(sizes.tokens, triton.cdiv(sizes.hidden, COMBINED))]
         self.combine_options = {
             "HIDDEN": sizes.hidden,

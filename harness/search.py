@@ -1,0 +1,156 @@
+"""Which configuration is the best by `harness/estimate.py`, proven by compiling as few as that takes.
+
+What an estimate can be at least is known before compiling, for all that compiling adds is how many programs a
+unit holds and which instructions a product became. Candidates are judged in ascending order of that bound,
+until the next bound is above the best estimate: whatever was not judged is then known to be worse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.architectures import Architecture
+from harness.estimate import WITHIN, Estimate, Peaks, estimate, held, least, share
+from harness.figures import Figures
+from kernels.tuning import Demand, Tunable
+
+FIRST = 4  # candidates of a case that are judged together at first; twice as many each time after
+
+
+@dataclass
+class Candidate:
+    """A configuration of a case.
+
+    least:   seconds that its estimate cannot be below
+    judged:  whether what it compiles to is known
+    refused: why it may not be shipped; empty where it may
+    """
+
+    config: Any
+    demands: list[Demand]
+    least: float
+    judged: bool = False
+    refused: str = ""
+    resident: list[int] = field(default_factory=list)
+    estimate: Estimate | None = None
+
+    def judge(
+        self, on: Peaks, architecture: Architecture, compiled: Sequence[tuple[str, Figures]], refused: str
+    ) -> None:
+        """compiled: kernel and figures of each launch of a call, in order."""
+        self.judged, self.refused = True, refused
+        if refused:
+            return
+        figures = _paired(self.demands, compiled)
+        self.resident = [held(each, architecture) for each in figures]
+        shares = [share(d, each, architecture) for d, each in zip(self.demands, figures, strict=True)]
+        self.estimate = estimate(on, zip(self.demands, self.resident, shares, strict=True))
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Less is better; of what could be judged."""
+        return (self.estimate.seconds, self.estimate.effort) if self.estimate else (math.inf, math.inf)
+
+
+def _paired(demands: Iterable[Demand], compiled: Sequence[tuple[str, Figures]]) -> list[Figures]:
+    """Figures of each demand's kernel: of a kernel that is launched twice, its first and second launch."""
+    left: dict[str, list[Figures]] = {}
+    for kernel, figures in compiled:
+        left.setdefault(kernel, []).append(figures)
+    return [left[demand.kernel].pop(0) for demand in demands]
+
+
+class Search:
+    """Of the best configuration for one case."""
+
+    def __init__(
+        self, implementation: Tunable, architecture: Architecture, on: Peaks, case: str, sizes: Any
+    ) -> None:
+        self.implementation, self.case, self.sizes = implementation, case, sizes
+        target = architecture.target
+        candidates = []
+        for config in implementation.configurations(target, sizes):
+            demands = implementation.demands(config, target, sizes)
+            bound = least(on, ((demand, architecture.programs) for demand in demands))
+            candidates.append(Candidate(config, demands, bound))
+        self.candidates = sorted(candidates, key=lambda one: one.least)
+        self.at = 0
+
+    @property
+    def fitting(self) -> list[Candidate]:
+        return [one for one in self.candidates[: self.at] if one.estimate]
+
+    @property
+    def fitting_best_first(self) -> list[Candidate]:
+        return sorted(self.fitting, key=lambda one: one.rank)
+
+    @property
+    def best(self) -> float:
+        """Seconds."""
+        return min((one.estimate.seconds for one in self.fitting), default=math.inf)  # type: ignore[union-attr]
+
+    def next(self, count: int) -> list[Candidate]:
+        """The next that may be as good as the best so far, or as little above as cannot be told apart."""
+        most = self.best * (1 + WITHIN)
+        found = [one for one in self.candidates[self.at : self.at + count] if one.least <= most]
+        self.at += len(found)
+        return found
+
+    @property
+    def open(self) -> bool:
+        """Whether one that was not judged may be as good."""
+        left = self.candidates[self.at : self.at + 1]
+        return bool(left) and left[0].least <= self.best * (1 + WITHIN)
+
+    @property
+    def good(self) -> list[Candidate]:
+        """Those that cannot be told from the best, best first."""
+        most = self.best * (1 + WITHIN)
+        return [one for one in self.fitting_best_first if one.rank[0] <= most]
+
+    @property
+    def refusals(self) -> Counter[str]:
+        """How many were refused for what."""
+        return Counter(one.refused for one in self.candidates[: self.at] if one.refused)
+
+
+def run(searches: Iterable[Search], judge: Callable[[list[tuple[Search, Candidate]]], None]) -> None:
+    """judge: told of candidates, judges those that it can."""
+    going, count = list(searches), FIRST
+    while going:
+        batch = [(search, one) for search in going for one in search.next(count)]
+        if batch:
+            judge(batch)
+        going = [search for search in going if search.open]
+        count *= 2
+
+
+def fewest(searches: Iterable[Search]) -> Mapping[str, Candidate]:
+    """Case -> one of its good candidates, so that few configurations serve all cases: time and again the one
+    that is good for most of the cases left, of equals the one that estimates less for them."""
+    left = {search.case: {one.config: one for one in search.good} for search in searches}
+    left = {case: good for case, good in left.items() if good}
+    chosen: dict[str, Candidate] = {}
+    while left:
+        serves: Counter[Any] = Counter(config for good in left.values() for config in good)
+        most = max(serves.values())
+        costs = {config: _cost(config, left.values()) for config, count in serves.items() if count == most}
+        config = min(costs, key=lambda one: costs[one])
+        chosen.update({case: good[config] for case, good in left.items() if config in good})
+        left = {case: good for case, good in left.items() if config not in good}
+    return chosen
+
+
+def _cost(config: Any, goods: Iterable[Mapping[Any, Candidate]]) -> tuple[float, float]:
+    """Of a configuration over the cases that it is good for, relative to the best of each."""
+    seconds = effort = 0.0
+    for good in goods:
+        if config in good:
+            best = next(iter(good.values()))
+            seconds += good[config].rank[0] / best.rank[0]
+            effort += good[config].rank[1] / best.rank[1]
+    return seconds, effort

@@ -159,6 +159,7 @@ class Run(Record):
     """What a command set out to do, and on what; written once, before anything is measured.
 
     busy: what else used the device then
+    race: of a race, what its configurations are chosen for, how many of them, and where the winners are stored
     """
 
     schema_version: int = SCHEMA
@@ -178,6 +179,7 @@ class Run(Record):
     seed: int
     confidence: float
     disturbed: Literal["drop", "keep"] = "drop"
+    race: dict[str, Any] | None = None
     busy: list[str] = []
     ceilings: dict[str, Any]
     provenance: dict[str, Any]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -71,18 +72,14 @@ PLANNING = ("impl", "suite", "case", "boundary", "baseline", "cache", "launch", 
 def run(request: Request) -> int:
     """Returns the exit code; raises HarnessError."""
     require_writable(request.json, request.csv)
-    platform = _platform(request.device)
-    monitor = monitor_for(platform, worker_pids)
-    with device_lock(platform):
-        if reason := monitor.blocked():
-            raise NothingRan(f"{platform.device} cannot be measured: {reason}")
-        busy = monitor.before()
-        journal, settings, finished = (
-            _resumed(request, platform) if request.resume else _begun(request, platform, busy)
-        )
-        if not request.quiet:
-            for line in busy:
-                print(f"note: {line}", file=sys.stderr)
+    platform = detected(request.device)
+    with watched(platform) as (monitor, busy):
+        if request.resume:
+            journal, settings = resumed(request, platform)
+        else:
+            journal, settings = _begun(request, platform, busy)
+        finished = finished_cases(journal, request.retry)
+        say_busy(busy, request.quiet)
         human: IO[str] = sys.stderr if "-" in (request.json, request.csv) else sys.stdout
         records = {key: list(found) for key, found in finished.items()}
         known = figures() if request.published else []
@@ -93,35 +90,56 @@ def run(request: Request) -> int:
                 shown = [tables.case_table(found), tables.published(known, case)]
                 print("\n" + "\n".join(filter(None, shown)) + "\n", file=human, flush=True)
 
-        session = _session(settings, request, platform, monitor, journal, report)
-        session.spent_s = sum(r.measured_s for r in _flat(finished) if isinstance(r, CaseDone))
-        todo = [_case(c) for c in settings.cases if c.key not in finished]
-        budget_s = plan.parse_seconds(request.budget, "--budget") if request.budget else settings.budget_s
-        try:
-            session.run(todo, budget_s)
-        except JournalFull as failure:
-            _rescue(failure, records, journal)
-            raise
-        if not request.quiet:
-            _print_end(session, records, budget_s, journal, human)
+        session = session_of(settings, request, platform, monitor, journal, report)
+        measure_rest(session, settings, request, records, human)
         write_outputs(request.json, request.csv, settings, _flat(records))
     return exit_code([r for r in _flat(records) if isinstance(r, Cell)])
+
+
+@contextlib.contextmanager
+def watched(platform: Platform) -> Iterator[tuple[Monitor, list[str]]]:
+    """The device to ourselves, as far as other runs go: what watches it, and what else uses it. Raises
+    NothingRan where it cannot be had."""
+    monitor = monitor_for(platform, worker_pids)
+    with device_lock(platform):
+        if reason := monitor.blocked():
+            raise NothingRan(f"{platform.device} cannot be measured: {reason}")
+        yield monitor, monitor.before()
+
+
+def say_busy(busy: Sequence[str], quiet: bool) -> None:
+    for line in () if quiet else busy:
+        print(f"note: {line}", file=sys.stderr)
+
+
+def measure_rest(
+    session: Session, settings: Run, request: Request, records: dict[str, list[Record]], human: IO[str]
+) -> None:
+    """Measures what is planned and not among the records, which the session's `report` adds to."""
+    session.spent_s = sum(r.measured_s for r in _flat(records) if isinstance(r, CaseDone))
+    todo = [case_of(c) for c in settings.cases if c.key not in records]
+    budget_s = plan.parse_seconds(request.budget, "--budget") if request.budget else settings.budget_s
+    try:
+        session.run(todo, budget_s)
+    except JournalFull:
+        _rescue(records)
+        raise
+    if not request.quiet:
+        _print_end(session, records, budget_s, human)
 
 
 def _flat(records: dict[str, list[Record]]) -> list[Record]:
     return [record for found in records.values() for record in found]
 
 
-def _platform(device: str | None) -> Platform:
+def detected(device: str | None) -> Platform:
     try:
         return detect(device)
     except LookupError as error:
         raise UsageError(str(error)) from None
 
 
-def _begun(
-    request: Request, platform: Platform, busy: list[str]
-) -> tuple[Journal, Run, dict[str, list[Record]]]:
+def _begun(request: Request, platform: Platform, busy: list[str]) -> tuple[Journal, Run]:
     """Plans a new run and opens its folder."""
     if request.op is None:
         raise UsageError(f"--op is missing; ops: {', '.join(kernels.OPS)}")
@@ -133,27 +151,47 @@ def _begun(
     cases = plan.choose_cases(op, request.suite, request.case, request.boundary, platform.arch)
     chosen = plan.choose_implementations(op, request.impl)
     baseline = plan.choose_baseline(op, platform, request.baseline, chosen)
+    suite = "ad hoc" if request.case else request.suite or "smoke"
+    return begin(request, platform, busy, cases, [i.name for i in chosen], baseline, suite)
+
+
+def begin(
+    request: Request,
+    platform: Platform,
+    busy: list[str],
+    cases: Sequence[Case],
+    implementations: Sequence[str],
+    baseline: str,
+    suite: str,
+    race: dict[str, Any] | None = None,
+) -> tuple[Journal, Run]:
+    """Opens the folder of a new run of these cases. The default budget is 60 s, of a race what each of its
+    cases is worth at least."""
+    op = cases[0].op
     arm = plan.parse_arm(request.set)
     launches = plan.launches(platform, request.launch)
-    budget_s = plan.parse_seconds(request.budget or "60s", "--budget")
-    suite = "ad hoc" if request.case else request.suite or "smoke"
     if request.per_case:
         per_case_s = plan.parse_seconds(request.per_case, "--per-case")
     else:
         per_case_s = suites()[suite].per_case_s if suite in suites() else CASE_S
+    if request.budget:
+        budget_s = plan.parse_seconds(request.budget, "--budget")
+    else:
+        budget_s = 60.0 if race is None else per_case_s * len(cases)
     threads = request.threads or plan.parse_threads(os.environ.get("OMP_NUM_THREADS")) or default_threads()
     created = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     device = re.sub(r"[^a-z0-9]+", "-", f"{platform.name or platform.kind}".lower()).strip("-")
-    identity = f"{created}-{op.name}-{suite.replace(' ', '-')}-{device}"
+    what = op if race is None else f"{op}-{baseline}-race"
+    identity = f"{created}-{what}-{suite.replace(' ', '-')}-{device}"
     folder = Path(request.out) if request.out else ROOT / "results" / "local" / identity
     settings = Run(
         id=folder.name,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         command=sys.argv[1:],
-        op=op.name,
+        op=op,
         suite=suite,
         cases=[PlannedCase(**_planned(case)) for case in cases],
-        implementations=[i.name for i in chosen],
+        implementations=list(implementations),
         baseline=baseline,
         arms={arm.name: arm.variables},
         launches=launches,
@@ -164,11 +202,11 @@ def _begun(
         confidence=CONFIDENCE,
         disturbed=request.disturbed or "drop",  # type: ignore[arg-type]
         busy=busy,
+        race=race,
         ceilings=_ceilings(platform, threads, request.quiet),
         provenance=provenance(platform, threads),
     )
-    journal = Journal.create(folder, settings)
-    return journal, settings, {}
+    return Journal.create(folder, settings), settings
 
 
 def _ceilings(platform: Platform, threads: int, quiet: bool) -> dict[str, Any]:
@@ -185,17 +223,23 @@ def _planned(case: Case) -> dict[str, Any]:
     return {name: facts[name] for name in PlannedCase.model_fields}
 
 
-def _case(planned: PlannedCase) -> Case:
+def case_of(planned: PlannedCase) -> Case:
     return Case(planned.op, planned.sizes, planned.boundary, planned.place, planned.weight)
 
 
-def _resumed(request: Request, platform: Platform) -> tuple[Journal, Run, dict[str, list[Record]]]:
-    """Opens a run again, as it was planned; it must be on this machine and with these libraries."""
+def resumed(request: Request, platform: Platform, racing: bool = False) -> tuple[Journal, Run]:
+    """Opens a run again, or a race, as it was planned; it must be on this machine and with these
+    libraries."""
     given = [name for name in PLANNING if getattr(request, name) not in (None, ())]
     if given:
         raise UsageError(f"--resume goes on with the run's own plan; leave out --{given[0]}")
     journal = Journal(Path(request.resume or ""))
     settings = journal.run()
+    if racing != (settings.race is not None):
+        raise UsageError(
+            f"{journal.folder} is a {'run' if racing else 'race'}: "
+            f"python -m harness {'run' if racing else 'tune'} --resume goes on with it"
+        )
     if request.op not in (None, settings.op):
         raise UsageError(f"{journal.folder} is a run of {settings.op}, not {request.op}")
     present = [i.name for i in kernels.implementations(plan.choose_op(settings.op).name)]
@@ -216,18 +260,20 @@ def _resumed(request: Request, platform: Platform) -> tuple[Journal, Run, dict[s
                     f"{journal.folder} was measured with {name} {before.get(name)}; here it is "
                     f"{after.get(name)}: start a new run"
                 )
-    finished = journal.finished()
-    if request.retry:
-        broken = {"crashed", "timeout", "error"}
-        finished = {
-            key: found
-            for key, found in finished.items()
-            if not any(isinstance(r, Cell) and r.status in broken for r in found)
-        }
-    return journal, settings, finished
+    return journal, settings
 
 
-def _session(
+def finished_cases(journal: Journal, retry: bool) -> dict[str, list[Record]]:
+    """Records of each finished case by its key; retry: without those of cases that are to be made again."""
+    broken = {"crashed", "timeout", "error"} if retry else set()
+    return {
+        key: found
+        for key, found in journal.finished().items()
+        if not any(isinstance(r, Cell) and r.status in broken for r in found)
+    }
+
+
+def session_of(
     settings: Run, request: Request, platform: Platform, monitor: Monitor, journal: Journal, report: Any
 ) -> Session:
     op = kernels.OPS[settings.op]
@@ -255,19 +301,19 @@ def _session(
 
 
 def _print_end(
-    session: Session, records: dict[str, list[Record]], budget_s: float, journal: Journal, human: IO[str]
+    session: Session, records: dict[str, list[Record]], budget_s: float, human: IO[str]
 ) -> None:
     if text := tables.left_out(session.left_out, budget_s):
         print(text, file=human)
     cases = f"{len(records)} case" + "s" * (len(records) != 1)
     print(
         f"{cases}; measuring {session.spent_s:.1f} s of {budget_s:g} s, "
-        f"set-up and checks {session.setup_s:.1f} s; recorded in {journal.folder}",
+        f"set-up and checks {session.setup_s:.1f} s; recorded in {session.journal.folder}",
         file=human,
     )
 
 
-def _rescue(failure: JournalFull, records: dict[str, list[Record]], journal: Journal) -> None:
+def _rescue(records: dict[str, list[Record]]) -> None:
     """The journal's disk is full: what was measured goes to stderr, whole."""
     last = list(records.values())[-1:] or [[]]
     for record in last[0]:

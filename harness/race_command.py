@@ -6,8 +6,8 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from harness.workers import Worker, WorkerFailure, cache_environment
 from kernels.op import BOUNDARIES
 from kernels.platform import Platform
 from kernels.tuning import TUNED, Target, Tunable
-from shapes.case import Case, merge
+from shapes.case import Case, merge, text_of
 from shapes.suites import suites
 
 
@@ -268,6 +268,6 @@ def summary(records: Sequence[Record]) -> str:
 
 def told(found: Mapping[str, Any]) -> str:
     """A stored choice in words."""
-    config, against = (tables.words(found[name]) for name in ("config", "against"))
+    config, against = (text_of(found[name]) for name in ("config", "against"))
     ratio = f"{found['ratio']}x ({found['low']}..{found['high']})"
     return f"{config}, {found['verdict']} against {against}: {ratio}"

@@ -12,13 +12,15 @@ import kernels
 from harness import search
 from harness.architectures import Architecture
 from harness.compiling import compile_all, key_of, recall
+from harness.errors import one_line
 from harness.estimate import peaks
+from harness.evidence import Compiled, Judged, judge
 from harness.figures import Figures
 from harness.launches import Launch, launches_of, narrowed
 from harness.search import Candidate, Search
 from harness.shippable import objections
-from kernels.op import Unsupported
 from kernels.triton_runtime import SuiteTriton
+from kernels.tuning import words
 from shapes.case import Case, text_of
 
 Shard = tuple[int, int]
@@ -44,9 +46,8 @@ class Compiling:
         self.shard, self.said = shard, said
         self.on = peaks(architecture)
         self.operands: dict[str, Any] = {}
-        self.figures: dict[tuple[str, str], Figures | None] = {}
-        self.refusals: dict[tuple[str, str], str] = {}
-        self.launched: dict[tuple[str, Any], list[tuple[str, str]]] = {}
+        self.compiled: dict[tuple[str, str], Compiled | None] = {}
+        self.found: dict[str, dict[str, Judged]] = {}
 
     def searches(self, cases: Iterable[Case], keep: int = 1) -> list[Search]:
         """Of those cases that the implementation takes, each once."""
@@ -63,40 +64,40 @@ class Compiling:
 
     def judge(self, batch: list[tuple[Search, Candidate]]) -> None:
         self.said(f"{len(batch)} candidates")
-        told = [(one, self._launches(case, one)) for case, one in batch]
-        self._compile(launch for _, launches in told for launch in launches)
-        for one, launches in told:
-            of_each = [(launch, self.figures[_name(launch)]) for launch in launches]
-            if not launches:
-                one.judged, one.refused = True, "takes other operands"
-            elif all(figures for _, figures in of_each):
-                refused = "; ".join(dict.fromkeys(filter(None, (self.refusals[_name(x)] for x in launches))))
-                one.judge(self.on, self.architecture, [(x.name, f) for x, f in of_each if f], refused)
+        told = [(case, one, self._launches(case, one)) for case, one in batch]
+        self._compile(launch for _, _, found in told if not isinstance(found, str) for launch in found)
+        for case, one, found in told:
+            judged = found if isinstance(found, str) else [self.compiled[_name(each)] for each in found]
+            if None not in judged:
+                self.found.setdefault(case.case, {})[words(one.config)] = judged
+                judge(one, judged, self.on, self.architecture)
 
-    def _launches(self, case: Search, one: Candidate) -> list[Launch]:
-        """Of one call; none where the implementation finds that it cannot do it."""
+    def _launches(self, case: Search, one: Candidate) -> list[Launch] | str:
+        """Of one call, in order; or why the implementation cannot be asked, which costs the configuration
+        and not the command."""
         if case.case not in self.operands:
             self.operands[case.case] = narrowed(self.op, self.implementation, case.sizes)
         operands = self.operands[case.case]
         forced = self.implementation.configured(asdict(one.config))
         try:
-            found = launches_of(self.op, forced, self.architecture, operands, case.sizes)
-        except Unsupported:
-            found = []
-        self.launched[case.case, one.config] = [_name(launch) for launch in found]
-        return found
+            return launches_of(self.op, forced, self.architecture, operands, case.sizes)
+        except Exception as error:
+            return one_line(error)
 
     def _compile(self, launches: Iterable[Launch]) -> None:
-        new = {_name(launch): launch for launch in launches if _name(launch) not in self.figures}
+        new = {_name(launch): launch for launch in launches if _name(launch) not in self.compiled}
         at, of = self.shard
         keys = {name: key_of(launch) for name, launch in new.items()}
         own = {name: launch for name, launch in new.items() if int(keys[name], 16) % of == at - 1}
         found = compile_all(list(own.values()), lambda i, n: self.said(f"{i} of {n} compiled"))
-        self.figures |= {name: recall(key) for name, key in keys.items() if name not in own}
-        self.figures |= dict(zip(own, found, strict=True))
-        for name, launch in new.items():
-            if (figures := self.figures[name]) is not None:
-                self.refusals[name] = "; ".join(objections(launch, figures, self.architecture))
+        figures = {name: recall(key) for name, key in keys.items() if name not in own}
+        figures |= dict(zip(own, found, strict=True))
+        self.compiled |= {name: self._judged(launch, figures[name]) for name, launch in new.items()}
+
+    def _judged(self, launch: Launch, figures: Figures | None) -> Compiled | None:
+        if figures is None:
+            return None
+        return Compiled(launch.name, figures, "; ".join(objections(launch, figures, self.architecture)))
 
 
 def _name(launch: Launch) -> tuple[str, str]:

@@ -38,13 +38,12 @@ class Candidate:
     resident: list[int] = field(default_factory=list)
     estimate: Estimate | None = None
 
-    def judge(
-        self, on: Peaks, architecture: Architecture, compiled: Sequence[tuple[str, Figures]], refused: str
-    ) -> None:
+    def refuse(self, why: str) -> None:
+        self.judged, self.refused, self.estimate = True, why, None
+
+    def judge(self, on: Peaks, architecture: Architecture, compiled: Sequence[tuple[str, Figures]]) -> None:
         """compiled: kernel and figures of each launch of a call, in order."""
-        self.judged, self.refused = True, refused
-        if refused:
-            return
+        self.judged = True
         figures = _paired(self.demands, compiled)
         self.resident = [held(each, architecture) for each in figures]
         shares = [share(d, each, architecture) for d, each in zip(self.demands, figures, strict=True)]

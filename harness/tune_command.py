@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +16,9 @@ import kernels
 from harness.architectures import Architecture, chosen
 from harness.compile_command import able
 from harness.errors import FAILED, OK, NothingRan, UsageError
-from harness.estimate import WITHIN
 from harness.plan import choose_cases, choose_implementations, choose_op
-from harness.provenance import git_state
-from harness.tuned import Place, path, read, source, store
 from kernels.op import Op
-from kernels.platform import version
-from kernels.tuning import TUNED, words
+from kernels.tuning import TUNED
 
 
 def show(
@@ -80,8 +73,9 @@ def _tuned(
     texts: Sequence[str],
     architecture: Architecture,
     shard: tuple[int, int],
-) -> Iterator[Found]:
+) -> Iterator[Any]:
     from harness.candidates import Compiling, Progress
+    from harness.found import Found
     from harness.launches import implementations, shipped
 
     wanted = {i.name for i in choose_implementations(op, impl)}
@@ -96,99 +90,6 @@ def _tuned(
         compiling.run(searches)
         if searches:
             yield Found(compiling, searches)
-
-
-class Found:
-    """What was found for an implementation on an architecture.
-
-    choices: as they are stored
-    rows:    as they are printed
-    """
-
-    def __init__(self, compiling: Any, searches: Sequence[Any]) -> None:
-        from harness.search import fewest
-
-        self.compiling, self.searches = compiling, searches
-        picked = fewest(searches)
-        self.choices = [_choice(one, picked[one.case]) for one in searches if one.case in picked]
-        self.rows = [self._row(one, picked.get(one.case)) for one in searches]
-
-    @property
-    def place(self) -> Place:
-        return Place(self.compiling.architecture.kind, self.compiling.architecture.arch)
-
-    def store(self, folder: Path) -> Path:
-        implementation = self.compiling.implementation
-        provenance = {
-            "triton": version("triton"),
-            "commit": git_state()["commit"],
-            "source": source(implementation),
-            "criterion": _criterion(),
-            "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        }
-        return store(folder, implementation.name, self.place, self.choices, provenance)
-
-    def differences(self, folder: Path) -> list[str]:
-        """One line for each case whose stored choice is not as good as the best, or not of these kernels."""
-        implementation = self.compiling.implementation
-        file = path(folder, implementation.name, self.place)
-        stored = {choice["case"]: choice for choice in read(file)["choices"]}
-        made_of = source(implementation)
-        lines = []
-        for one in self.searches:
-            where = f"{self.place.arch} {implementation.name} {one.case}"
-            choice = stored.get(one.case)
-            if choice is None:
-                lines += [f"{where}: nothing is stored in {file}"] if one.good else []
-            elif choice["source"] != made_of:
-                lines.append(f"{where}: was made from other kernels ({choice['source']}, now {made_of})")
-            elif choice["config"] not in [asdict(good.config) for good in one.good]:
-                best = f"; the best is {words(one.good[0].config)}" if one.good else ""
-                lines.append(f"{where}: its choice is not within {WITHIN:.0%} of the best{best}")
-        return lines
-
-    def _row(self, search: Any, one: Any) -> dict[str, Any]:
-        judged = search.candidates[: search.at]
-        second = next((each for each in search.fitting_best_first if each is not one), None)
-        return {
-            "target": self.place.arch,
-            "op": self.compiling.op.name,
-            "implementation": self.compiling.implementation.name,
-            "case": search.case,
-            "config": asdict(one.config) if one else None,
-            "estimate_us": _us(one),
-            "bound_by": one.estimate.bound if one else "",
-            "resident": one.resident if one else [],
-            "second": asdict(second.config) if second else None,
-            "second_us": _us(second),
-            "configurations": len(search.candidates),
-            "judged": sum(each.judged for each in judged),
-            "refused": dict(search.refusals),
-        }
-
-
-def _choice(search: Any, one: Any) -> dict[str, Any]:
-    return {
-        "case": search.case,
-        "features": search.implementation.features(search.sizes),
-        "config": asdict(one.config),
-        "estimate_us": _us(one),
-        "best_us": _us(search.good[0]),
-        "bound_by": one.estimate.bound,
-        "resident": one.resident,
-    }
-
-
-def _us(one: Any) -> float | None:
-    return round(one.estimate.seconds * 1e6, 2) if one else None
-
-
-def _criterion() -> str:
-    """Changes with the formula and with what it knows of devices."""
-    from harness import architectures, ceilings, estimate
-
-    texts = [Path(f).read_text() for f in (estimate.__file__, architectures.DATA, ceilings.DATA)]
-    return hashlib.sha256("".join(texts).encode()).hexdigest()[:12]
 
 
 def _write(json_to: str, rows: Sequence[Mapping[str, Any]]) -> None:

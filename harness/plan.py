@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -156,6 +157,14 @@ def parse_threads(text: str | None) -> int | None:
     if not (text.isdecimal() and int(text)):
         raise UsageError(f"cannot read OMP_NUM_THREADS={text!r}; write a number of threads")
     return int(text)
+
+
+def parse_shard(text: str | None) -> tuple[int, int]:
+    """`2/4`, the second of four parts; all of one where nothing is said."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text if text is not None else "1/1")
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageError(f"--shard {text}: write 1/4 for the first of four parts")
+    return int(match[1]), int(match[2])
 
 
 def parse_seconds(text: str, option: str) -> float:

@@ -43,6 +43,9 @@ from shapes.case import Case, merge, text_of
 from shapes.suites import suites
 
 
+KEEP, PER_CASE = 24, "30s"
+
+
 @dataclass(frozen=True)
 class Racing:
     """What `tune` is asked about races, unread.
@@ -53,15 +56,21 @@ class Racing:
 
     device: str | None = None
     budget: str | None = None
-    per_case: str = "30s"
+    per_case: str | None = None
     launch: str | None = None
-    keep: int = 24
+    keep: int | None = None
     journal: str | None = None
     resume: str | None = None
     retry: bool = False
     disturbed: str | None = None
     prepare_timeout: float = 900.0
     call_timeout: float = 120.0
+
+    @property
+    def asked(self) -> str:
+        """The first option that only makes sense of a race; empty if there is none."""
+        names = ("device", "budget", "per_case", "launch", "keep", "journal", "resume")
+        return next((f"--{name.replace('_', '-')}" for name in names if getattr(self, name)), "")
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,23 @@ def racers(chosen: Chosen, platform: Platform) -> list[Tunable]:
         and implementation.available(platform).ok
         and not implementation.interpreted(platform)
     ]
+
+
+def tried(
+    chosen: Chosen, racing: Racing, folder: Path, compiling: str
+) -> tuple[int, list[dict[str, Any]]] | None:
+    """As `race`; None where nothing of what is chosen can be timed here, or the option named by `compiling`
+    asks for something else. Raises UsageError or NothingRan where a race is asked for all the same."""
+    if compiling:
+        if racing.asked:
+            raise UsageError(f"{racing.asked} is for races; {compiling} compiles")
+        return None
+    platform = detected(racing.device)
+    if racing.resume or racers(chosen, platform):
+        return race(chosen, racing, platform, folder)
+    if racing.asked:
+        raise NothingRan(f"{racing.asked} is for races, and nothing of these can be timed on {platform.device}")
+    return None
 
 
 def race(chosen: Chosen, racing: Racing, platform: Platform, folder: Path) -> tuple[int, list[dict[str, Any]]]:
@@ -129,7 +155,7 @@ class Race:
             device=racing.device,
             launch=racing.launch,
             budget=racing.budget,
-            per_case=racing.per_case,
+            per_case=racing.per_case or (None if racing.resume else PER_CASE),
             resume=racing.resume,
             retry=racing.retry,
             out=racing.journal,
@@ -140,7 +166,7 @@ class Race:
         if racing.resume:
             self.journal, self.settings = resumed(self.request, platform, racing=True)
         else:
-            race = {"keep": racing.keep, "folder": str(folder.resolve())}
+            race = {"keep": racing.keep or KEEP, "folder": str(folder.resolve())}
             cases = _cases(implementation, chosen, platform)
             suite = "ad hoc" if chosen.case else chosen.suite or "all"
             name = implementation.name

@@ -127,6 +127,7 @@ class DisturbedRound(Record):
 class CaseDone(Record):
     """Ends a case in the journal: without it the case counts as unfinished.
 
+    heats:      rounds of a race's heats, which are not among `rounds`
     stopped:    why measuring ended, in the words of `harness.timing.Rounds`
     disturbed:  rounds during which something else used the machine, or slowed it
     conditions: clocks, temperature, power, other processes' share ... as the rounds saw them, or why not; one
@@ -140,6 +141,7 @@ class CaseDone(Record):
     setup_s: float
     rounds: int
     blocks: int
+    heats: int = 0
     stopped: str
     disturbed: list[DisturbedRound] = []
     conditions: list[dict[str, Any]] = []

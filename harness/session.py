@@ -190,6 +190,7 @@ class Session:
             setup_s=sum(part.setup_s for part in parts),
             rounds=len(rounds),
             blocks=min((len({r.block for r in part.rounds.rounds}) for part in timed), default=0),
+            heats=sum(len(part.rounds.heats) for part in parts),
             stopped=", ".join(dict.fromkeys(part.rounds.stopped for part in timed)),
             disturbed=[found for part in timed for found in _disturbed(part.rounds)],
             conditions=[part.conditions for part in timed],

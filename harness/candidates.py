@@ -67,10 +67,15 @@ class Compiling:
         told = [(case, one, self._launches(case, one)) for case, one in batch]
         self._compile(launch for _, _, found in told if not isinstance(found, str) for launch in found)
         for case, one, found in told:
-            judged = found if isinstance(found, str) else [self.compiled[_name(each)] for each in found]
-            if None not in judged:
+            judged = found if isinstance(found, str) else self._of_each(found)
+            if judged is not None:
                 self.found.setdefault(case.case, {})[words(one.config)] = judged
                 judge(one, judged, self.on, self.architecture)
+
+    def _of_each(self, launches: Sequence[Launch]) -> list[Compiled] | None:
+        """None where some wait for another shard."""
+        known = [self.compiled[_name(each)] for each in launches]
+        return None if None in known else known
 
     def _launches(self, case: Search, one: Candidate) -> list[Launch] | str:
         """Of one call, in order; or why the implementation cannot be asked, which costs the configuration

@@ -10,6 +10,7 @@ import click
 from harness.errors import STOPPED, USAGE, HarnessError
 from kernels import PluginError
 from kernels.platform import KINDS
+from kernels.tuning import StoredError
 
 LISTS = ["ops", "impls", "cases", "suites", "linears", "published"]
 
@@ -25,6 +26,7 @@ def cli() -> None:
     python -m harness run --op fused_moe --boundary with_quant
     python -m harness list impls                             what there is, what it needs, what can run here
     python -m harness compile                                the Triton kernels, for GPUs not at hand
+    python -m harness tune --op mla_decode                   their best configurations, stored for runs
 
     Exit codes: 0 all that could run is right; 1 something was wrong, crashed, timed out or must not be
     shipped; 2 the command cannot be understood or an input not read; 3 nothing could run.
@@ -112,7 +114,8 @@ def tune_command(**options: Any) -> None:
 
     Where they can be timed they are raced: those that compiling leaves, by an estimate of their time
     (harness/estimate.py), are checked and measured as `run` does, and a challenger is stored if it is faster
-    than what was used before (harness/halving.py). Elsewhere, or with --target, the estimate chooses.
+    than what was used before (harness/halving.py). Elsewhere, or with --target, the estimate chooses. Runs
+    read what is stored in kernels/tuned, and before it the folder that KERNEL_BENCH_TUNED names.
     """
     from harness.tune_command import show
 
@@ -186,7 +189,7 @@ def main() -> int:
     except HarnessError as error:
         click.echo(f"error: {error}", err=True)
         return error.exit_code
-    except PluginError as error:
+    except (PluginError, StoredError) as error:
         click.echo(f"error: {error}", err=True)
         return USAGE
     except click.exceptions.NoArgsIsHelpError as error:

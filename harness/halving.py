@@ -78,7 +78,9 @@ def _halved(
     rivals, if that is more than half of them; once the anchor is clearly faster than the best of them, which
     one that is no longer matters."""
     blocks = [r.block for r in found.heats]
-    series: Series = {name: [r.seconds.get(name, math.nan) for r in found.heats] for name in (anchor, *rivals)}
+    series: Series = {
+        name: [r.seconds.get(name, math.nan) for r in found.heats] for name in (anchor, *rivals)
+    }
 
     def time(name: str) -> float:
         return log_time(series[name], blocks) if any(s == s for s in series[name]) else math.inf

@@ -16,10 +16,8 @@ from typing import Any
 
 import kernels
 from harness.architectures import architectures
-from harness.errors import UsageError
 from harness.plan import Entries
 from harness.records import CaseDone, Cell, Record, Run, Verdict
-from kernels.op import Unsupported
 from kernels.triton_runtime import SuiteTriton
 from kernels.tuning import Target, Tunable
 from shapes.case import Case
@@ -44,12 +42,8 @@ class Field:
         return f"all configurations are raced: only those of Triton kernels on {known} are known by compiling"
 
     def entries(self, implementation: Tunable, case: Case) -> Entries:
-        """Raises UsageError where stored choices cannot be read."""
         sizes = self.op.sizes(case.sizes)
-        try:
-            choice = implementation.choose(self.target, sizes)
-        except Unsupported as broken:
-            raise UsageError(str(broken)) from None
+        choice = implementation.choose(self.target, sizes)
         if self.compiling:
             best, considered, pruned = self._best(case)
         else:
@@ -99,7 +93,9 @@ def choice(case: Case, records: Sequence[Record], implementation: Tunable, run: 
     cells = {r.name: r for r in records if isinstance(r, Cell)}
     done = next(r for r in records if isinstance(r, CaseDone))
     held = [
-        v for v in records if isinstance(v, Verdict) and v.about == "baseline" and None not in (v.ratio, v.floor)
+        v
+        for v in records
+        if isinstance(v, Verdict) and v.about == "baseline" and None not in (v.ratio, v.floor)
     ]
     if not held:
         return None

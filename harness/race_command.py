@@ -19,7 +19,7 @@ from harness.errors import FAILED, NOTHING_RAN, OK, NothingRan, UsageError
 from harness.halving import halving
 from harness.journal import Journal
 from harness.race import Field, choice
-from harness.records import CaseDone, Cell, Record, Run
+from harness.records import CaseDone, Cell, Record
 from harness.run_command import (
     Request,
     begin,
@@ -38,10 +38,9 @@ from harness.tuned import Place, path, read, source, store
 from harness.workers import Worker, WorkerFailure, cache_environment
 from kernels.op import BOUNDARIES
 from kernels.platform import Platform
-from kernels.tuning import TUNED, Target, Tunable
+from kernels.tuning import Target, Tunable
 from shapes.case import Case, merge, text_of
 from shapes.suites import suites
-
 
 KEEP, PER_CASE = 24, "30s"
 
@@ -110,11 +109,15 @@ def tried(
     if racing.resume or racers(chosen, platform):
         return race(chosen, racing, platform, folder)
     if racing.asked:
-        raise NothingRan(f"{racing.asked} is for races, and nothing of these can be timed on {platform.device}")
+        raise NothingRan(
+            f"{racing.asked} is for races, and nothing of these can be timed on {platform.device}"
+        )
     return None
 
 
-def race(chosen: Chosen, racing: Racing, platform: Platform, folder: Path) -> tuple[int, list[dict[str, Any]]]:
+def race(
+    chosen: Chosen, racing: Racing, platform: Platform, folder: Path
+) -> tuple[int, list[dict[str, Any]]]:
     """Races what is chosen, one implementation after the other. Gives the exit code and a row for each case."""
     if racing.resume:
         run = Journal(Path(racing.resume)).run()
@@ -196,9 +199,7 @@ class Race:
             print(f"\n{summary(found)}")
             print(f"{self._keep(case, found)}\n", flush=True)
 
-        session = session_of(
-            self.settings, self.request, self.platform, self.monitor, self.journal, report
-        )
+        session = session_of(self.settings, self.request, self.platform, self.monitor, self.journal, report)
         session.entries, session.contest = field.entries, halving
         measure_rest(session, self.settings, self.request, records, sys.stdout)
         return exit_code([r for found in records.values() for r in found if isinstance(r, Cell)])

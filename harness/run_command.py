@@ -300,9 +300,7 @@ def session_of(
     )
 
 
-def _print_end(
-    session: Session, records: dict[str, list[Record]], budget_s: float, human: IO[str]
-) -> None:
+def _print_end(session: Session, records: dict[str, list[Record]], budget_s: float, human: IO[str]) -> None:
     if text := tables.left_out(session.left_out, budget_s):
         print(text, file=human)
     cases = f"{len(records)} case" + "s" * (len(records) != 1)

@@ -17,6 +17,7 @@ from harness.architectures import Architecture, chosen
 from harness.compile_command import able
 from harness.errors import FAILED, OK, NothingRan
 from harness.plan import choose_cases, choose_implementations, choose_op
+from harness.tuned import require_writable
 from kernels.op import Op
 from kernels.tuning import TUNED
 
@@ -42,6 +43,8 @@ def show(
 
     part = plan.parse_shard(shard)
     folder = Path(out) if out else TUNED
+    if not (check or shard):
+        require_writable(folder)
     compiling = "--target" if target else "--check" if check else ""
     found = race_command.tried(
         race_command.Chosen(op, impl, suite, case, part), race_command.Racing(**racing), folder, compiling

@@ -1,5 +1,5 @@
-"""A tunable GEMM of plain torch whose configurations really differ, brought in through KERNEL_BENCH_PLUGINS: the
-columns that it computes at a time, and, for some, a fault."""
+"""A tunable GEMM of plain torch, brought in through KERNEL_BENCH_PLUGINS, whose configurations really differ:
+the columns that it computes at a time, and, for those of the variable FAULTS, what goes wrong."""
 
 from __future__ import annotations
 

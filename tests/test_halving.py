@@ -23,7 +23,9 @@ def field(**times: float) -> dict[str, float]:
     return {name: CALL_S * times.get(name, 1.0) for name in (ANCHOR, *OTHERS, TWIN)}
 
 
-def race(true: dict[str, float], family: Family = FAMILIES["offsets"], seed: int = 0, **policy: object) -> Rounds:
+def race(
+    true: dict[str, float], family: Family = FAMILIES["offsets"], seed: int = 0, **policy: object
+) -> Rounds:
     machine = Machine(family, true, seed)
     given = {"budget_s": BUDGET_S, "anchor": ANCHOR, "twin": TWIN, "seed": seed} | policy
     return halving(machine.contenders, Policy(clock=machine.clock, begin_block=machine.prepare, **given))

@@ -161,7 +161,7 @@ class Run(Record):
     """What a command set out to do, and on what; written once, before anything is measured.
 
     busy: what else used the device then
-    race: of a race, what its configurations are chosen for, how many of them, and where the winners are stored
+    race: of a race: `keep`, the configurations that the estimate leaves, and the `folder` of the winners
     """
 
     schema_version: int = SCHEMA

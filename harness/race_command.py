@@ -234,7 +234,7 @@ class Race:
         row = {"op": case.op, "implementation": self.implementation.name, "target": self.place.folder}
         if found is None:
             self.rows.append(row | {"case": case.text, "config": None})
-            return "nothing stored: no configuration was held against the one that there was"
+            return "nothing stored: there is no verdict on the configuration that was used before"
         self.rows.append(row | found)
         file = path(self.folder, self.implementation.name, self.place)
         newer = [

@@ -24,7 +24,7 @@ from kernels.tuning import Choice, Target
 
 CHUNKED = Path(__file__).parent / "chunked_kernels.py"
 HERE = ("tune", "--op", "block_scale_gemm", "--impl", "plugin.chunked", "--device", "cpu")
-SHORT = ("--budget", "6s", "--per-case", "2s", "--call-timeout", "6s")
+SHORT = ("--budget", "6s", "--per-case", "2s", "--call-timeout", "6s", "--prepare-timeout", "30s")
 SMALL = "m=4 n=512 k=256"
 
 
@@ -42,6 +42,15 @@ def cells(run: Path) -> list[dict[str, Cell]]:
     ]
 
 
+def told_apart(run: Path) -> set[str]:
+    """Cases in which the machine was quiet enough for a verdict."""
+    return {
+        records[0].case.removeprefix("block_scale_gemm ").removesuffix(" core")
+        for records in Journal(run).finished().values()
+        if any(isinstance(r, Verdict) and r.about == "baseline" and r.floor is not None for r in records)
+    }
+
+
 # A race from the command line
 
 
@@ -50,7 +59,18 @@ def raced(cli, tmp_path_factory):
     """One case, with a configuration that is wrong and one that raises after two calls."""
     place = tmp_path_factory.mktemp("race")
     done = cli(
-        *(*HERE, *SHORT, "--case", SMALL, "--out", place / "tuned", "--journal", place / "run", "--json", "-"),
+        *(
+            *HERE,
+            *SHORT,
+            "--case",
+            SMALL,
+            "--out",
+            place / "tuned",
+            "--journal",
+            place / "run",
+            "--json",
+            "-",
+        ),
         KERNEL_BENCH_PLUGINS=CHUNKED,
         KERNEL_BENCH_TUNED=place,
         FAULTS="wrong raise",
@@ -58,8 +78,15 @@ def raced(cli, tmp_path_factory):
     return done, place
 
 
-def test_the_winner_is_stored_with_what_it_was_held_against(raced):
-    done, place = raced
+@pytest.fixture
+def judged(raced):
+    if not told_apart(raced[1] / "run"):
+        pytest.skip("this machine is too disturbed for any verdict")
+    return raced
+
+
+def test_the_winner_is_stored_with_what_it_was_held_against(judged):
+    done, place = judged
     (found,) = stored(place / "tuned").values()
     assert found["config"]["columns"] in (128, 512), "few columns at a time take several times as long"
     assert found["against"] == {"columns": 16, "fault": ""}
@@ -91,7 +118,7 @@ def test_rounds_that_chose_and_rounds_that_judge_are_recorded_apart(raced):
     _, place = raced
     (records,) = Journal(place / "run").finished().values()
     (of,) = cells(place / "run")
-    winner = of[tuning._words(next(iter(stored(place / "tuned").values()))["config"])]
+    (winner,) = (cell for name, cell in of.items() if cell.samples.seconds and "=16 " not in name)
     assert winner.heats.seconds
     assert winner.samples.seconds
     assert set(winner.heats.block).isdisjoint(winner.samples.block)
@@ -107,8 +134,8 @@ def test_rounds_that_chose_and_rounds_that_judge_are_recorded_apart(raced):
     assert done.heats
 
 
-def test_what_was_stored_is_used(raced, monkeypatch):
-    _, place = raced
+def test_what_was_stored_is_used(judged, monkeypatch):
+    _, place = judged
     monkeypatch.setenv("KERNEL_BENCH_PLUGINS", str(CHUNKED))
     monkeypatch.setenv("KERNEL_BENCH_TUNED", str(place / "tuned"))
     kernels.implementations.cache_clear()
@@ -143,9 +170,10 @@ def test_who_hangs_or_dies_costs_only_itself(cli, tmp_path):
         "columns=128 fault=die": "crashed",
         "columns=128 fault=hang": "timeout",
     }
-    (found,) = stored(tmp_path / "tuned").values()
-    assert found["config"]["columns"] in (128, 512)
-    assert found["failed"] == {"crashed": 1, "timeout": 1}
+    assert set(stored(tmp_path / "tuned")) == told_apart(tmp_path / "run")
+    for found in stored(tmp_path / "tuned").values():
+        assert found["config"]["columns"] in (128, 512)
+        assert found["failed"] == {"crashed": 1, "timeout": 1}
 
 
 # Stopped and going on
@@ -181,28 +209,29 @@ def test_a_race_that_is_killed_loses_no_finished_case_and_goes_on(cli, start, tm
     out, run = tmp_path / "tuned", tmp_path / "run"
     two = ("--case", "m=1,4 n=512 k=256", "--out", out, "--journal", run)
     race = start(*HERE, *SHORT, *two)
-    assert within(120, lambda: stored(out))
+    assert within(120, lambda: (run / "run.json").exists() and Journal(run).finished())
     race.kill()
     race.communicate()
     assert within(5, lambda: not workers())
-    (first,) = stored(out).items()
-    (key,) = Journal(run).finished()
+    before = Journal(run).finished()
+    (key,) = before
 
-    # Killed between recording and storing, too: what is recorded is stored again.
-    (out / "cpu" / "plugin.chunked.json").unlink()
+    # Between recording and storing: what is recorded is stored by whoever goes on.
+    (out / "cpu" / "plugin.chunked.json").unlink(missing_ok=True)
     again = cli("tune", "--resume", run, KERNEL_BENCH_PLUGINS=CHUNKED)
     assert again.returncode == 0, again.stderr
-    assert len(stored(out)) == 2
-    assert stored(out)[first[0]] == first[1]
-    assert f"[1/1] {key}" not in again.stderr
+    assert key not in again.stderr, "it is not raced again"
+    assert Journal(run).finished()[key] == before[key]
+    assert len(Journal(run).finished()) == 2
+    assert set(stored(out)) == told_apart(run)
 
-    # Everything is there: nothing is measured, and a newer choice for a case stays.
-    file = out / "cpu" / "plugin.chunked.json"
-    newer = file.read_text().replace(first[1]["created"], "2999-01-01T00:00:00Z")
-    file.write_text(newer)
-    before = (run / "cells.jsonl").read_bytes()
+    # All is there: nothing is measured, and a newer choice for a case stays.
+    file, written = out / "cpu" / "plugin.chunked.json", (run / "cells.jsonl").read_bytes()
+    for one in stored(out).values():
+        file.write_text(file.read_text().replace(one["created"], "2999-01-01T00:00:00Z"))
+    newer = stored(out)
     assert cli("tune", "--resume", run, KERNEL_BENCH_PLUGINS=CHUNKED).returncode == 0
-    assert ((run / "cells.jsonl").read_bytes(), file.read_text()) == (before, newer)
+    assert ((run / "cells.jsonl").read_bytes(), stored(out)) == (written, newer)
 
 
 def test_control_c(start, tmp_path):
@@ -225,7 +254,11 @@ def test_control_c(start, tmp_path):
     [
         (("--target", "sm_90", "--budget", "3s"), "--budget is for races; --target compiles", 2),
         (("--check", "--resume", "x"), "--resume is for races; --check compiles", 2),
-        (("--impl", "triton.*", "--keep", "3"), "--keep is for races, and nothing of these can be timed on", 3),
+        (
+            ("--impl", "triton.*", "--keep", "3"),
+            "--keep is for races, and nothing of these can be timed on",
+            3,
+        ),
         (("--shard", "3/2"), "--shard 3/2: write 1/4 for the first of four parts", 2),
         (("--device", "gpu"), "no device 'gpu'; devices here: ", 2),
     ],

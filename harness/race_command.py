@@ -118,7 +118,7 @@ def tried(
 def race(
     chosen: Chosen, racing: Racing, platform: Platform, folder: Path
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Races what is chosen, one implementation after the other; gives the exit code and a row for each case."""
+    """Races one implementation after the other; gives the exit code and a row for each case."""
     if racing.resume:
         run = Journal(Path(racing.resume)).run()
         found = [i for i in kernels.implementations(plan.choose_op(run.op).name) if i.name == run.baseline]

@@ -1,5 +1,5 @@
-"""`tune` where the implementation can be timed: races of a plugin's configurations on the CPU, from the command
-line; how a stopped one goes on; what is stored of a case, and who enters."""
+"""`tune` where the implementation can be timed: races of a plugin's configurations on the CPU, from the
+command line; how a stopped one goes on; what is stored of a case, and who enters."""
 
 from __future__ import annotations
 

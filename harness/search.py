@@ -50,9 +50,9 @@ class Candidate:
         self.estimate = estimate(on, zip(self.demands, self.resident, shares, strict=True))
 
     @property
-    def rank(self) -> tuple[float, float]:
-        """Less is better; of what could be judged."""
-        return (self.estimate.seconds, self.estimate.effort) if self.estimate else (math.inf, math.inf)
+    def seconds(self) -> float:
+        """By the estimate; infinite of what is refused or not judged."""
+        return self.estimate.seconds if self.estimate else math.inf
 
 
 def _paired(demands: Iterable[Demand], compiled: Sequence[tuple[str, Figures]]) -> list[Figures]:
@@ -91,12 +91,12 @@ class Search:
 
     @property
     def fitting_best_first(self) -> list[Candidate]:
-        return sorted(self.fitting, key=lambda one: one.rank)
+        return sorted(self.fitting, key=lambda one: one.seconds)
 
     @property
     def best(self) -> float:
         """Seconds."""
-        return min((one.estimate.seconds for one in self.fitting), default=math.inf)  # type: ignore[union-attr]
+        return min((one.seconds for one in self.fitting), default=math.inf)
 
     @property
     def limit(self) -> float:
@@ -120,7 +120,7 @@ class Search:
     def good(self) -> list[Candidate]:
         """Those that cannot be told from the best, best first."""
         most = self.best * (1 + WITHIN)
-        return [one for one in self.fitting_best_first if one.rank[0] <= most]
+        return [one for one in self.fitting_best_first if one.seconds <= most]
 
     @property
     def refusals(self) -> Counter[str]:
@@ -156,12 +156,6 @@ def fewest(searches: Iterable[Search]) -> Mapping[str, Candidate]:
     return chosen
 
 
-def _cost(config: Any, goods: Iterable[Mapping[Any, Candidate]]) -> tuple[float, float]:
-    """Of a configuration over the cases that it is good for, relative to the best of each."""
-    seconds = effort = 0.0
-    for good in goods:
-        if config in good:
-            best = next(iter(good.values()))
-            seconds += good[config].rank[0] / best.rank[0]
-            effort += good[config].rank[1] / best.rank[1]
-    return seconds, effort
+def _cost(config: Any, goods: Iterable[Mapping[Any, Candidate]]) -> float:
+    """Seconds of a configuration relative to the best, over the cases that it is good for."""
+    return sum(good[config].seconds / next(iter(good.values())).seconds for good in goods if config in good)

@@ -19,7 +19,7 @@ from harness.errors import FAILED, OK, NothingRan
 from harness.plan import choose_cases, choose_implementations, choose_op
 from harness.tuned import require_writable
 from kernels.op import Op
-from kernels.tuning import TUNED
+from kernels.tuning import TUNED, Tunable
 
 
 def show(
@@ -69,7 +69,7 @@ def show(
     if json_to:
         _write(json_to, rows)
     elif shard is None:
-        print(_table(rows))
+        print(_tables(rows))
     for line in bad:
         print(line, file=sys.stderr)
     return FAILED if bad else OK
@@ -93,6 +93,9 @@ def _tuned(
     for implementation in implementations(op.name):
         if implementation.name not in wanted:
             continue
+        if type(implementation).demands is Tunable.demands:
+            print(f"left out: {implementation.name} does not say what its kernels ask for", file=sys.stderr)
+            continue
         progress = Progress(f"{architecture.arch} {op.name} {implementation.name}")
         compiling = Compiling(implementation, architecture, shard, progress)
         searches = compiling.searches(cases)
@@ -111,34 +114,47 @@ def _write(json_to: str, rows: Sequence[Mapping[str, Any]]) -> None:
         write(json_to, text)
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A line for all cases of a target for which the same configuration was chosen, by the same bound."""
-    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+def _tables(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Of each target and implementation what was considered, and a line for all cases that got the same
+    configuration and are bound by the same."""
+    of_each: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
-        config = _words(row["config"])
-        groups.setdefault((row["target"], row["implementation"], config, row["bound_by"]), []).append(row)
-    lines = []
-    for (target, implementation, config, bound), group in groups.items():
-        refused = Counter[str]()
-        for row in group:
-            refused.update(row["refused"])
-        lines.append(
-            [
-                target,
-                implementation,
-                len(group),
-                group[0]["case"],
-                config or "none fits",
-                _span([row["estimate_us"] for row in group]),
-                bound,
-                "\n".join(dict.fromkeys(_words(row["second"]) for row in group[:2])),
-                sum(row["configurations"] for row in group),
-                sum(row["judged"] for row in group),
-                sum(refused.values()),
-            ]
-        )
-    headers = ["target", "implementation", "cases", "one of them", "configuration", "estimate us",
-               "bound by", "second", "configurations", "compiled", "refused"]  # fmt: skip
+        of_each.setdefault((row["target"], row["implementation"]), []).append(row)
+    return "\n\n".join(
+        f"{target} {implementation}, {_considered(group)}\n{_table(group)}"
+        for (target, implementation), group in of_each.items()
+    )
+
+
+def _considered(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Over all cases; reasons that differ in numbers count as one."""
+    refused = Counter[str]()
+    for row in rows:
+        for why, count in row["refused"].items():
+            refused[re.sub(r"\d+", "N", why)] += count
+    considered, judged = (sum(row[name] for row in rows) for name in ("configurations", "judged"))
+    said = f"{len(rows)} cases: {considered} configurations, {considered - judged} of them known to be worse"
+    said += f" without compiling; {sum(refused.values())} refused"
+    return "\n".join([said, *(f"  {count}: {why}" for why, count in refused.most_common())])
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((_words(row["config"]), row["bound_by"]), []).append(row)
+    lines = [
+        [
+            len(group),
+            group[0]["case"],
+            config or "none may be shipped",
+            _span([row["estimate_us"] for row in group]),
+            bound,
+            _words(group[0]["second"]),
+            group[0]["second_us"],
+        ]
+        for (config, bound), group in groups.items()
+    ]
+    headers = ["cases", "first of them", "configuration", "estimate us", "bound by", "second there", "us"]
     return tabulate(lines, headers, disable_numparse=True)
 
 

@@ -122,21 +122,32 @@ def _lines(file: Mapping[str, Any]) -> str:
 
 def source(implementation: Implementation) -> str:
     """Twelve digits that change with the kernels that an implementation compiles: of the syntax trees of the
-    `*_jit` modules that it imports, and of those that they import. Comments and docstrings do not count."""
-    found: dict[str, str] = {}
-    _follow(type(implementation).__module__, found)
-    return hashlib.sha256(json.dumps(sorted(found.items())).encode()).hexdigest()[:12]
+    `*_jit` modules that it imports, directly or by way of others in its folder or of other `*_jit` modules.
+    Comments and docstrings do not count."""
+    module = type(implementation).__module__
+    trees = _trees(module, module.rpartition(".")[0], {})
+    kernels = {name: _bare(tree) for name, tree in sorted(trees.items()) if name.endswith("_jit")}
+    return hashlib.sha256(json.dumps(kernels).encode()).hexdigest()[:12]
 
 
-def _follow(module: str, found: dict[str, str]) -> None:
-    if (spec := find_spec(module)) is None or spec.origin is None:
-        return
-    tree = ast.parse(Path(spec.origin).read_text())
-    if module.endswith("_jit"):
-        found[module] = _bare(tree)
-    for name in sorted(_imported(tree)):
-        if name.startswith("kernels.") and name.endswith("_jit") and name not in found:
-            _follow(name, found)
+def _trees(module: str, folder: str, found: dict[str, ast.AST]) -> dict[str, ast.AST]:
+    """Module -> syntax tree, of this one and of those that it leads to."""
+    spec = find_spec(module)
+    if spec is not None and spec.origin is not None:
+        found[module] = ast.parse(Path(spec.origin).read_text())
+        for name in _imported(found[module]):
+            own = name.startswith(f"{folder}.") or (name.startswith("kernels.") and name.endswith("_jit"))
+            if own and name not in found and _is_module(name):
+                _trees(name, folder, found)
+    return found
+
+
+def _is_module(name: str) -> bool:
+    """Not a name in one."""
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _imported(tree: ast.AST) -> Iterable[str]:

@@ -62,6 +62,7 @@ class Demand:
     read:      bytes that a program loads, from a cache or from memory
     in_flight: bytes of those that are on the way at once, by the stages of its loop
     moved:     bytes that all programs read and write, each once
+    overlaps:  whether a program's loads go on while it multiplies; not so in a loop of one stage
     """
 
     kernel: str
@@ -71,6 +72,7 @@ class Demand:
     read: float
     in_flight: float
     moved: float
+    overlaps: bool = True
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from kernels import tuning
+
 
 @pytest.fixture(scope="session", autouse=True)
 def place_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -58,3 +60,14 @@ class CommandLine:
 @pytest.fixture(scope="session")
 def cli() -> CommandLine:
     return CommandLine()
+
+
+@pytest.fixture(autouse=True)
+def no_stored_choices(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Tests in this process choose configurations by rule, whatever `kernels/tuned` holds."""
+    monkeypatch.setattr(tuning, "TUNED", tmp_path_factory.getbasetemp() / "no choices")
+    tuning.stored.cache_clear()
+    yield
+    tuning.stored.cache_clear()

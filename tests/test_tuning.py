@@ -56,11 +56,9 @@ class Tiled(Tunable):
 
 
 @pytest.fixture(autouse=True)
-def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(tuning, "TUNED", tmp_path / "shipped")
-    tuning.stored.cache_clear()
-    yield tmp_path / "shipped"
-    tuning.stored.cache_clear()
+    return tmp_path / "shipped"
 
 
 def keep(folder: Path, place: Place, *rows: tuple[int, int]) -> Path:

@@ -191,6 +191,7 @@ def demands(config: Config, target: Target, sizes: Sizes) -> list[Demand]:
         dtype="fp8",
         read=read,
         in_flight=float(step * max(1, config.stages - 1)),
+        overlaps=config.stages > 1,
         moved=moved,
     )
     if not parts or config.sums == "last":

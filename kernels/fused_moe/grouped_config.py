@@ -210,6 +210,7 @@ def demands(config: Config, target: Target, sizes: Sizes) -> list[Demand]:
         dtype="fp8",
         read=step * blocks,
         in_flight=step * min(ahead, blocks),
+        overlaps=config.stages > 1,
         moved=2 * weights + sizes.tokens * hidden + (pairs * inter if config.fuse else parts),
     )
     rows = silu_rows(sizes)
@@ -239,6 +240,7 @@ def demands(config: Config, target: Target, sizes: Sizes) -> list[Demand]:
         dtype="fp8",
         read=step * steps,
         in_flight=step * min(ahead, steps),
+        overlaps=config.stages > 1,
         moved=weights + pairs * inter + given,
     )
     found = [up, product] if config.fuse else [up, silu, product]

@@ -1,9 +1,9 @@
 """Races: one implementation under many configurations, each checked and measured as any contender is.
 
 Who enters: the configuration that would be used if nothing were raced, which is the anchor, and the best by
-harness/estimate.py where it knows the architecture, else all that there are. Who wins, and what that is worth:
-harness/halving.py. What is stored is read off the records alone, so a race that is stopped between recording
-it and storing it loses nothing.
+harness/estimate.py where it knows the architecture, else all that there are. Who wins, and what that is
+worth: harness/halving.py. What is stored is read off the records alone, so that a race that is stopped
+between recording and storing loses nothing.
 """
 
 from __future__ import annotations

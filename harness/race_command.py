@@ -20,18 +20,8 @@ from harness.halving import halving
 from harness.journal import Journal
 from harness.race import Field, choice
 from harness.records import CaseDone, Cell, Record
-from harness.run_command import (
-    Request,
-    begin,
-    case_of,
-    detected,
-    finished_cases,
-    measure_rest,
-    resumed,
-    say_busy,
-    session_of,
-    watched,
-)
+from harness.run_command import detected, measure_rest, say_busy, session_of, watched
+from harness.run_folder import Request, begin, case_of, finished_cases, resumed
 from harness.session import exit_code
 from harness.threads import thread_environment
 from harness.tuned import Place, path, read, source, store

@@ -102,7 +102,7 @@ class Search:
     def limit(self) -> float:
         """Seconds at which what was not judged is no better than those that are to be known."""
         ranked = self.fitting_best_first[: self.keep]
-        return ranked[-1].rank[0] * (1 + WITHIN) if len(ranked) == self.keep else math.inf
+        return ranked[-1].seconds * (1 + WITHIN) if len(ranked) == self.keep else math.inf
 
     def next(self, count: int) -> list[Candidate]:
         """The next that may be as good as those known so far, or as little worse as cannot be told apart."""

@@ -126,7 +126,6 @@ def test_rounds_that_chose_and_rounds_that_judge_are_recorded_apart(raced):
     assert (beaten.status, beaten.samples.seconds) == ("ok", [])
     assert beaten.reason.startswith("beaten in the heats: ")
     assert beaten.time_us
-    assert beaten.time_us > winner.time_us
     for verdict, again in results.redo(records):
         assert (verdict.ratio, verdict.verdict) == (pytest.approx(again.ratio), again.verdict)
     (done,) = (r for r in records if isinstance(r, CaseDone))

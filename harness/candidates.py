@@ -49,14 +49,14 @@ class Compiling:
         self.compiled: dict[tuple[str, str], Compiled | None] = {}
         self.found: dict[str, dict[str, Judged]] = {}
 
-    def searches(self, cases: Iterable[Case]) -> list[Search]:
+    def searches(self, cases: Iterable[Case], keep: int = 1) -> list[Search]:
         """Of those cases that the implementation takes, each once."""
         found = {}
         for case in cases:
             sizes = self.op.sizes({**self.op.defaults(self.architecture.arch), **case.sizes})
             text = text_of(asdict(sizes))
             if text not in found and self.implementation.fits(sizes).ok:
-                found[text] = Search(self.implementation, self.architecture, self.on, text, sizes)
+                found[text] = Search(self.implementation, self.architecture, self.on, text, sizes, keep)
         return list(found.values())
 
     def run(self, searches: Sequence[Search]) -> None:

@@ -81,29 +81,49 @@ def compile_command(**options: Any) -> None:
     sys.exit(show(**options))
 
 
+def _seconds(context: click.Context, option: click.Parameter, text: str) -> float:
+    from harness.plan import parse_seconds
+
+    return parse_seconds(text, option.opts[0])
+
+
 @cli.command("tune")
 @click.option("--op", help="Only this op.")
 @click.option("--impl", metavar="PATTERN,...", help="Only implementations that match ('triton.split_k').")
 @click.option("--suite", help="Only these cases (default: those of all suites); see `list suites`.")
 @click.option("--case", multiple=True, metavar='"NAME=V[,V...] ..."', help="Ad hoc cases; lists multiply.")
-@click.option("--target", metavar="ARCH,...", help="gfx942, gfx950, sm_90, sm_100 (default: all).")
-@click.option("--shard", metavar="I/N", help="Only compile, into the cache, the I-th of N parts.")
+@click.option("--target", metavar="ARCH,...", help="Compile for gfx942, gfx950, sm_90, sm_100.")
+@click.option("--shard", metavar="I/N", help="Compile into the cache, or race, the I-th of N parts only.")
 @click.option("--out", metavar="DIR", help="Where to store (default: kernels/tuned, which runs read).")
 @click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of a table.")
 @click.option("--check", is_flag=True, help="Store nothing; exit code 1 where the stored is not the best.")
+@click.option("--device", help="Race on cpu, cuda, cuda:1 ... (default: the first GPU, else the CPU).")
+@click.option("--launch", type=click.Choice(["graph", "eager"]), help="Of races on GPUs (default: graph).")
+@click.option("--keep", type=click.IntRange(1), help="Race so many of a case, by the estimate (default: 24).")
+@click.option("--budget", metavar="60s", help="Time for measuring a race (default: 30s for each case).")
+@click.option("--per-case", metavar="30s", help="Least of it that is worth a case (default: 30s).")
+@click.option("--journal", metavar="DIR", help="The race's rounds (default: a new folder in results/local/).")
+@click.option("--resume", metavar="RUN", help="Race what this race did not finish.")
+@click.option("--retry", is_flag=True, help="With --resume: cases where something failed again.")
+@click.option("--disturbed", type=click.Choice(["drop", "keep"]), envvar="KERNEL_BENCH_DISTURBED",
+              help="As of `run`.")  # fmt: skip
+@click.option("--prepare-timeout", default="900s", callback=_seconds, help="As of `run`.")
+@click.option("--call-timeout", default="120s", callback=_seconds, help="As of `run`.")
 def tune_command(**options: Any) -> None:
-    """Choose configurations of the suite's Triton kernels by compiling them: those that fit an architecture,
-    ranked by an estimate of their time (harness/estimate.py). Runs read what is stored in kernels/tuned, and
-    before it the folder that KERNEL_BENCH_TUNED names."""
+    """Choose configurations of tunable kernels, the suite's Triton kernels among them.
+
+    Where they can be timed they are raced: those that compiling leaves, by an estimate of their time
+    (harness/estimate.py), are checked and measured as `run` does, and a challenger is stored if it is faster
+    than what was used before (harness/halving.py). Elsewhere, or with --target, the estimate chooses. Runs
+    read what is stored in kernels/tuned, and before it the folder that KERNEL_BENCH_TUNED names.
+    """
     from harness.tune_command import show
 
-    sys.exit(show(**options))
-
-
-def _seconds(context: click.Context, option: click.Parameter, text: str) -> float:
-    from harness.plan import parse_seconds
-
-    return parse_seconds(text, option.opts[0])
+    try:
+        sys.exit(show(**options))
+    except KeyboardInterrupt:
+        click.echo("stopped; finished cases are stored, tune --resume RUN races the rest", err=True)
+        sys.exit(STOPPED)
 
 
 @cli.command()

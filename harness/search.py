@@ -64,12 +64,18 @@ def _paired(demands: Iterable[Demand], compiled: Sequence[tuple[str, Figures]]) 
 
 
 class Search:
-    """Of the best configuration for one case."""
+    """Of the best configurations for one case; keep: how many of them are to be known."""
 
     def __init__(
-        self, implementation: Tunable, architecture: Architecture, on: Peaks, case: str, sizes: Any
+        self,
+        implementation: Tunable,
+        architecture: Architecture,
+        on: Peaks,
+        case: str,
+        sizes: Any,
+        keep: int = 1,
     ) -> None:
-        self.implementation, self.case, self.sizes = implementation, case, sizes
+        self.implementation, self.case, self.sizes, self.keep = implementation, case, sizes, keep
         target = architecture.target
         candidates = []
         for config in implementation.configurations(target, sizes):
@@ -92,10 +98,15 @@ class Search:
         """Seconds."""
         return min((one.seconds for one in self.fitting), default=math.inf)
 
+    @property
+    def limit(self) -> float:
+        """Seconds at which what was not judged is no better than those that are to be known."""
+        ranked = self.fitting_best_first[: self.keep]
+        return ranked[-1].seconds * (1 + WITHIN) if len(ranked) == self.keep else math.inf
+
     def next(self, count: int) -> list[Candidate]:
-        """The next that may be as good as the best so far, or as little above as cannot be told apart."""
-        most = self.best * (1 + WITHIN)
-        found = [one for one in self.candidates[self.at : self.at + count] if one.least <= most]
+        """The next that may be as good as those known so far, or as little worse as cannot be told apart."""
+        found = [one for one in self.candidates[self.at : self.at + count] if one.least <= self.limit]
         self.at += len(found)
         return found
 
@@ -103,7 +114,7 @@ class Search:
     def open(self) -> bool:
         """Whether one that was not judged may be as good."""
         left = self.candidates[self.at : self.at + 1]
-        return bool(left) and left[0].least <= self.best * (1 + WITHIN)
+        return bool(left) and left[0].least <= self.limit
 
     @property
     def good(self) -> list[Candidate]:
@@ -119,7 +130,8 @@ class Search:
 
 def run(searches: Iterable[Search], judge: Callable[[list[tuple[Search, Candidate]]], None]) -> None:
     """judge: told of candidates, judges those that it can."""
-    going, count = list(searches), FIRST
+    going = list(searches)
+    count = max([FIRST, *(search.keep for search in going)])
     while going:
         batch = [(search, one) for search in going for one in search.next(count)]
         if batch:

@@ -13,9 +13,10 @@ from typing import Any
 from tabulate import tabulate
 
 import kernels
+from harness import plan
 from harness.architectures import Architecture, chosen
 from harness.compile_command import able
-from harness.errors import FAILED, OK, NothingRan, UsageError
+from harness.errors import FAILED, OK, NothingRan
 from harness.plan import choose_cases, choose_implementations, choose_op
 from harness.tuned import require_writable
 from kernels.op import Op
@@ -32,14 +33,29 @@ def show(
     out: str | None,
     json_to: str | None,
     check: bool,
+    **racing: Any,
 ) -> int:
-    """Tunes by compiling, prints what was found, and stores it, or holds it against what is stored; gives the
-    exit code."""
-    targets = able(chosen(target))
-    part = _shard(shard)
+    """Races configurations where they can be timed and no target is named, else ranks them by compiling;
+    prints what was found, and stores it, or holds it against what is stored; gives the exit code.
+
+    racing: the fields of harness.race_command.Racing that were given
+    """
+    from harness import race_command
+
+    part = plan.parse_shard(shard)
     folder = Path(out) if out else TUNED
     if not (check or shard):
         require_writable(folder)
+    compiling = "--target" if target else "--check" if check else ""
+    found = race_command.tried(
+        race_command.Chosen(op, impl, suite, case, part), race_command.Racing(**racing), folder, compiling
+    )
+    if found is not None:
+        code, rows = found
+        if json_to:
+            _write(json_to, rows)
+        return code
+    targets = able(chosen(target))
     rows, bad = [], []
     for name in [choose_op(op).name] if op else list(kernels.OPS):
         for architecture in targets:
@@ -58,15 +74,6 @@ def show(
     for line in bad:
         print(line, file=sys.stderr)
     return FAILED if bad else OK
-
-
-def _shard(text: str | None) -> tuple[int, int]:
-    if text is None:
-        return 1, 1
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise UsageError(f"--shard {text}: write 1/4 for the first of four parts")
-    return int(match[1]), int(match[2])
 
 
 def _tuned(

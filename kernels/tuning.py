@@ -121,8 +121,6 @@ class Tunable(Implementation):
         """The configuration for these sizes: the forced one, else the nearest stored one, else by rule."""
         if self.forced is not None:
             return Choice(self.forced, "as told")
-        if target.kind == "cpu":
-            return Choice(self.heuristic(target, sizes), "by rule")
         by_rule = f"by rule: none of the stored fits {target.arch} here"
         return nearest(self, target, sizes) or Choice(self.heuristic(target, sizes), by_rule)
 

@@ -134,10 +134,11 @@ def test_what_is_told_is_taken(folder: Path):
     assert chosen(64).config == Config(32)
 
 
-def test_the_interpreter_reads_nothing(folder: Path):
-    keep(folder, Place("cpu", "cpu"), (64, 32))
-    (folder / "cpu" / f"{Tiled.name}.json").write_text("{")
-    assert chosen(64, CPU) == Choice(Config(16), "by rule")
+def test_a_cpu_takes_what_is_stored_for_cpus(folder: Path):
+    keep(folder, COMPILED, (64, 64))
+    assert chosen(64, CPU) == Choice(Config(16), "by rule: none of the stored fits cpu here")
+    keep(folder, Place("cpu", "cpu", measured=True), (64, 32))
+    assert chosen(64, CPU) == Choice(Config(32), "measured on cpu, for this case")
 
 
 def test_a_folder_of_ones_own_goes_before(folder: Path, monkeypatch, tmp_path: Path):

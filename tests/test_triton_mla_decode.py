@@ -6,24 +6,26 @@ their own (this file, started as a script), and the test process compiles.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kernels
 from harness.architectures import architectures
+from kernels.formats import FORMATS
 from kernels.mla_decode import triton_split_kv as provider
 from kernels.mla_decode.problem import Sizes
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from kernels.platform import named
-from kernels.triton_runtime import CPU, INTERPRETER
+from kernels.triton_runtime import INTERPRETER
+from kernels.tuning import Target
 from shapes.case import parse
 
 torch = pytest.importorskip("torch")
@@ -34,20 +36,29 @@ from compiled import TARGETS, compiled  # noqa: E402
 OP = kernels.OPS["mla_decode"]
 IMPLEMENTATION = provider.SplitKv()
 
-# Sizes, then tokens per step and splits (None: the provider's choice). With lengths of 1, 150 and 300 and
-# 32 tokens a step there are splits without a token, and sequences that end inside a step and a page.
+# Sizes, then what runs them: compute units, for which the plan is made, and the configuration; nothing: what
+# the rule gives. Parts have 64 tokens at least; those of 32 a step begin inside pages of 48, and sequences
+# end inside steps and pages.
 RAGGED = "batch=3 ctx=1..300"
-CASES = [
-    ("batch=1 ctx=1", None, None),
-    ("batch=2 ctx=1100..1300", None, None),
-    ("batch=2 ctx=1100..1300 kv=fp8", None, None),
-    ("batch=1 ctx=1 page=1", 32, 7),
-    ("batch=2 ctx=64 page=64", 32, 2),
-    ("batch=2 ctx=31..65 heads=128 page=16", 16, 7),
-    *((f"{RAGGED} page={page}", 32, 2) for page in (1, 16, 48, 512)),
-    *((f"{RAGGED} page={page} kv=fp8", 32, 2) for page in (1, 48)),
-    *((f"{RAGGED} heads={heads} page=16", 32, 2) for heads in (1, 20, 32)),
-    *((f"{RAGGED} kv={kv}", 32, splits) for kv in ("bf16", "fp8") for splits in (1, 2, 7)),
+STEPS = {"heads": 16, "tokens": 32}
+FNUZ = "kv=fp8 fp8=e4m3fnuz"
+CASES: list[tuple[str, str, int, dict[str, Any]]] = [
+    ("batch=1 ctx=1", "cpu", 64, {}),
+    ("batch=2 ctx=1100..1300", "cpu", 64, {}),
+    ("batch=2 ctx=1100..1300 kv=fp8", "cpu", 64, {}),
+    ("batch=3 ctx=1..8192", "cpu", 5, {"heads": 16, "tokens": 128}),
+    ("batch=1 ctx=1 page=1", "cpu", 8, STEPS),
+    ("batch=2 ctx=64 page=64", "cpu", 8, STEPS),
+    *((f"{RAGGED} page={page}", "cpu", 5, STEPS) for page in (1, 16, 48, 512)),
+    (f"{RAGGED} page=48 kv=fp8", "cpu", 5, STEPS),
+    *((f"{RAGGED} heads={heads} page=16", "cpu", 8, STEPS) for heads in (1, 20)),
+    *((RAGGED, "cpu", units, STEPS) for units in (1, 3, 9)),
+    *((f"{RAGGED} {kv}", "cuda", 5, STEPS | {"swap": True}) for kv in ("kv=bf16", FNUZ)),
+    *((f"{RAGGED} {kv}", "rocm", 5, STEPS | {"reload": True}) for kv in ("kv=bf16", FNUZ)),
+    (f"{RAGGED} heads=20", "rocm", 16, STEPS | {"per_unit": 2}),
+    ("batch=2 ctx=31..65 heads=128 page=16", "rocm", 8, {"heads": 64, "tokens": 16}),
+    ("batch=3 ctx=1..130 heads=128 page=64", "cuda", 8, {"heads": 64, "tokens": 64, "warps": 8}),
+    ("batch=2 ctx=31..300 heads=80 kv=fp8", "cuda", 8, {"heads": 64, "tokens": 32, "warps": 8}),
 ]
 
 
@@ -55,25 +66,34 @@ def sizes_of(text: str) -> Sizes:
     return OP.sizes(parse(text)[0])
 
 
-def interpret(text: str, tokens: int | None, splits: int | None) -> dict[str, list[float]]:
-    """Errors as parts of the tolerance: of the first call, and of one after other q and kv were loaded."""
+def interpret(text: str, kind: str, units: int, words: dict[str, Any]) -> dict[str, list[float]]:
+    """Errors as parts of the tolerance: of the first call, of one after other q and kv were loaded, and of an
+    FP8 cache of largest values only. A second call gives the same bits."""
     sizes = sizes_of(text)
     tolerance = OP.tolerance(sizes)
     operands, out = OP.operands(sizes, Seeds(), "cpu"), OP.empty_output(sizes, "cpu")
-    if splits is None:
-        prepared = IMPLEMENTATION.prepare(operands, out)
-    else:
-        config = dataclasses.replace(IMPLEMENTATION.heuristic(CPU, sizes), tokens=tokens)
-        prepared = provider._SplitKv(operands, out, config, splits)
+    implementation = IMPLEMENTATION.configured(words) if words else IMPLEMENTATION
+    prepared = implementation.prepare_for(Target(kind, kind, units), operands, out)
 
     errors: dict[str, list[float]] = {"row": [], "element": []}
-    for live in (0, 1):
-        prepared.load(OP.operands(sizes, Seeds(live=live), "cpu").live_tensors())
-        for buffer in (out, prepared.partial, prepared.log_sums):
-            buffer.fill_(float("nan"))
-        prepared.call()
+    for step in range(3 if sizes.kv == "fp8" else 2):
+        if step < 2:
+            prepared.load(OP.operands(sizes, Seeds(live=step), "cpu").live_tensors())
+        else:
+            codes, largest = operands.kv.float(), FORMATS[sizes.fp8].max
+            codes = torch.where(
+                codes.isnan(), codes, codes.sign().where(codes != 0, codes.new_ones(())) * largest
+            )
+            operands.kv.copy_(codes.to(operands.kv.dtype))
+        results = []
+        for _ in range(2 if step == 0 else 1):
+            for buffer in (out, prepared.partial, prepared.log_sums):
+                buffer.fill_(float("nan"))
+            prepared.call()
+            results.append(prepared.result().clone())
+        assert torch.equal(results[0], results[-1]), "two calls differ"
         reference = OP.reference(operands)
-        error = (prepared.result().double() - reference.value) / reference.sigma
+        error = (results[0].double() - reference.value) / reference.sigma
         errors["row"].append(error.square().mean(-1).sqrt().max().item() / tolerance.row)
         errors["element"].append(error.abs().max().item() / tolerance.element)
     return errors

@@ -20,7 +20,7 @@ import kernels
 from harness.architectures import architectures
 from kernels.formats import FORMATS
 from kernels.mla_decode import triton_split_kv as provider
-from kernels.mla_decode.problem import Sizes
+from kernels.mla_decode.problem import LATENT, Sizes
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from kernels.platform import named
@@ -31,7 +31,7 @@ from shapes.case import parse
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from compiled import TARGETS, compiled  # noqa: E402
+from compiled import TARGETS, compiled, resident  # noqa: E402
 
 OP = kernels.OPS["mla_decode"]
 IMPLEMENTATION = provider.SplitKv()
@@ -129,21 +129,55 @@ def test_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("target", architectures())
 def test_workspace_is_a_bound(target: str) -> None:
     at = architectures()[target].target
-    for batch, heads, ctx in itertools.product((1, 7, 64, 512), (16, 20, 128), ("1", "3200..3999", "131072")):
+    for batch, heads, ctx in itertools.product((1, 7, 300, 512), (16, 20, 128), ("1", "1..3999", "131072")):
         sizes = sizes_of(f"batch={batch} heads={heads} ctx={ctx}")
+        lengths = sizes.lengths()
         for config in IMPLEMENTATION.configurations(at, sizes):
-            operands, out = OP.empty_operands(sizes, "meta"), OP.empty_output(sizes, "meta")
-            prepared = IMPLEMENTATION.prepare_with(config, at, operands, out)
-            taken = prepared.partial.nbytes + prepared.log_sums.nbytes
+            slots = provider.plan_for(config, at.units, lengths, heads).slots
+            taken = slots * heads * (LATENT + 1) * 4
             assert taken <= IMPLEMENTATION.workspace(sizes), (sizes, config)
 
 
-# The instruction for 128 heads over a bf16 cache.
+@pytest.mark.parametrize("target", architectures())
+@pytest.mark.parametrize("heads", [1, 16, 32, 48, 128, 300])
+@pytest.mark.parametrize("kv", ["bf16", "fp8"])
+def test_configurations(target: str, heads: int, kv: str) -> None:
+    at, sizes = architectures()[target].target, sizes_of(f"batch=64 ctx=100..8192 heads={heads} kv={kv}")
+    configurations = list(IMPLEMENTATION.configurations(at, sizes))
+    assert len(set(configurations)) == len(configurations) and 16 <= len(configurations) <= 150
+    assert IMPLEMENTATION.heuristic(at, sizes) in configurations
+    for config in configurations:
+        split = IMPLEMENTATION.demands(config, at, sizes)[0]
+        least = OP.work(sizes)
+        assert split.programs * split.flops >= 0.9 * least.flops and split.moved >= least.bytes
+        assert 0 < split.in_flight <= split.read
+
+
+def test_demands_of_a_case_by_hand() -> None:
+    """4 sequences of 1,024 tokens on 132 units: 2 programs a unit, 264 in all, would be parts of 16 tokens;
+    the least of 16 heads is 64: 16 parts each."""
+    sizes, at = sizes_of("batch=4 ctx=1024 heads=16"), Target("cuda", "sm_90", 132)
+    config = IMPLEMENTATION.Config(heads=16, tokens=32, per_unit=2, stages=3)
+    split, combine = IMPLEMENTATION.demands(config, at, sizes)
+    assert (split.programs, combine.programs) == (64, 64)
+    assert split.read == 16 * 1152 + 64 * 1152 and split.in_flight == 2 * 32 * 1152
+    assert split.flops == 2 * 16 * 64 * (576 + 512)
+    results = 64 * 16 * 513 * 4
+    assert split.moved == 4 * 1024 * 1152 + 4 * 16 * 1152 + results
+    assert combine.moved == results + 4 * 16 * 512 * 2 and combine.read == 16 * 512 * 4
+
+
+def test_near_cases_are_known_by_their_lengths() -> None:
+    near = [IMPLEMENTATION.features(sizes_of(f"batch=64 ctx={ctx}")) for ctx in ("4096", "4096..4096")]
+    assert near[0] == near[1] and all(isinstance(value, int) for value in near[0].values())
+
+
+# The instructions for 128 heads: of 64 rows and as many columns as warps do not compute twice.
 INSTRUCTIONS = {
-    "gfx942": "v_mfma_f32_16x16x16_bf16",
-    "gfx950": "v_mfma_f32_16x16x32_bf16",
-    "sm_90": "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16",
-    "sm_100": "tcgen05.mma.cta_group::1.kind::f16",
+    "gfx942": ["v_mfma_f32_16x16x16_bf16"],
+    "gfx950": ["v_mfma_f32_16x16x32_bf16"],
+    "sm_90": [f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16" for columns in (256, 32)],
+    "sm_100": ["tcgen05.mma.cta_group::1.kind::f16"],
 }
 
 
@@ -153,8 +187,10 @@ INSTRUCTIONS = {
 def test_compiles(target: str, kv: str, text: str) -> None:
     found = compiled("mla_decode", target, f"{text} ctx=4096 kv={kv}")
     assert ("combine_kernel" in found) == ("batch=4 " in text)
-    if kv == "bf16" and "heads=128" in text:
-        assert INSTRUCTIONS[target] in found["split_kernel"].instructions
+    if "heads=128" in text and (target, kv) != ("sm_100", "fp8"):
+        assert found["split_kernel"].instructions == INSTRUCTIONS[target]
+    if "heads=16" in text and (target, kv, "page" in text) != ("gfx942", "fp8", True):
+        assert resident(target, found["split_kernel"]) >= 2
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ _INTERPRETED = (Config(16, 128, per_unit=2), Config(64, 128, per_unit=2))
 
 # 16 heads: as many programs on a unit as keep enough bytes on their way for memory, which bounds them.
 # 64, which products bound: the fastest instructions, and enough tokens a step that those do not wait for
-# shared memory. No spill on Triton 3.6 and 3.7; on gfx942 in 64 KB of shared memory. By compiling, not timing.
+# shared memory. No spill on Triton 3.6 and 3.7, on gfx942 in 64 KB of it. By compiling, not by timing.
 HEURISTIC = {
     "cuda": Rule(
         few=_FEW,

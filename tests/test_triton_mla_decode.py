@@ -189,7 +189,7 @@ def test_compiles(target: str, kv: str, text: str) -> None:
     assert ("combine_kernel" in found) == ("batch=4 " in text)
     if "heads=128" in text and (target, kv) != ("sm_100", "fp8"):
         assert found["split_kernel"].instructions == INSTRUCTIONS[target]
-    if "heads=16" in text and (target, kv, "page" in text) != ("gfx942", "fp8", True):
+    if "heads=16" in text and ("page=1" not in text or not target.startswith("gfx")):
         assert resident(target, found["split_kernel"]) >= 2
 
 

@@ -84,12 +84,15 @@ _TILES = {"cuda": _CUDA, "rocm": _ROCM, "cpu": _CPU}
 
 
 def tiles(target: Target, heads: int) -> Iterator[Config]:
-    """All blocks of heads that neither are padded to twice the heads nor leave more than four of them, which
-    would read the same tokens."""
-    blocks = [block for block in (16, 32, 64) if heads <= 4 * block and block < 2 * max(16, heads)] or [64]
+    """All blocks of heads that neither are padded to twice the heads nor so small that more than four of them
+    read the same tokens; of very many heads, the larger ones."""
+    blocks = [block for block in (16, 32, 64) if heads <= 4 * block and block < 2 * max(16, heads)] or [
+        32,
+        64,
+    ]
     instruction = 16 if target.kind == "rocm" else 0
     for block, tokens, warps, stages in _TILES[target.kind]:
-        if block in blocks:
+        if block in (blocks or (32, 64)):
             for w, s, per_unit in itertools.product(warps, stages, PER_UNIT):
                 config = Config(block, tokens, per_unit=per_unit, warps=w, stages=s, instruction=instruction)
                 yield config
@@ -137,7 +140,8 @@ HEURISTIC = {
         many_fp8=Config(32, 32, warps=8, stages=4),
     ),
     "rocm": Rule(*_MI300, *_MI300),
-    "gfx950": Rule(*_MI350, *_MI350),
+    # 64 heads and 32 tokens of an FP8 cache spill on Triton 3.6.
+    "gfx950": Rule(*_MI350, _MI350[0], replace(_MI350[1], tokens=16)),
     "cpu": Rule(*_INTERPRETED, *_INTERPRETED),
 }
 FEW = 32  # heads

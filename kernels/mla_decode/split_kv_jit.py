@@ -1,8 +1,9 @@
 """Triton sources of split-KV MLA decode: attend to a part of a sequence per program, then combine.
 
 All tensors are contiguous, in the layouts of `MlaDecodeOperands`. Scores are kept in the log2 domain.
-Parts and slots come from split_kv_plan. A program adds its steps in order and the combine its slots in order:
-the same plan gives the same bits.
+Parts and slots come from split_kv_plan. A program adds its steps in order and the combine its slots in one
+fixed tree, without atomics: the same plan gives the same bits. The plan depends on lengths, configuration and
+compute units: another device may round otherwise.
 """
 
 import triton

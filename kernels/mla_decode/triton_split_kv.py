@@ -52,7 +52,7 @@ class SplitKv(SuiteTriton):
 
     def demands(self, config: Config, target: Target, sizes: Sizes) -> list[Demand]:
         """Of a program of mean length where there are several waves of them, of the longest where one wave
-        has all: it lasts as long as that."""
+        has all: it lasts as long as that. Without a pipeline a step is on its way half of the time."""
         lengths = sizes.lengths()
         found, blocks = plan_for(config, target.units, lengths, sizes.heads), config.blocks(sizes.heads)
         programs = len(found.parts) * blocks
@@ -70,7 +70,7 @@ class SplitKv(SuiteTriton):
             flops=2.0 * config.heads * tokens * (WIDTH * config.score_padding(target) + LATENT),
             dtype="bf16",
             read=config.heads * query + tokens * row * (2 if config.reload else 1),
-            in_flight=row * config.tokens * max(1, config.stages - 1),
+            in_flight=row * config.tokens * (config.stages - 1 or 0.5),
             moved=sizes.tokens * row + sizes.batch * sizes.heads * query + results,
         )
         if not found.split:

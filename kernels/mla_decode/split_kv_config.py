@@ -24,7 +24,7 @@ class Config:
 
     heads:    query heads
     tokens:   cached rows per step of its loop
-    swap:     whether it computes transposed tiles: tokens and latents are the rows of NVIDIA's instructions
+    swap:     whether it computes transposed tiles: tokens and latents are the rows of sm_90's instructions
     reload:   whether it loads the tokens again for the second product, which wants them in another order:
               gfx942 else reads one of the two operands from shared memory in 16 bits at a time
     per_unit: programs that parts of sequences are to give each compute unit
@@ -98,7 +98,7 @@ def tiles(target: Target, heads: int) -> Iterator[Config]:
                 yield config
                 if target.arch == "gfx942" and tokens == 16:
                     yield replace(config, reload=True)
-                if target.kind == "cuda" and tokens == 64 and s == 2 and block < 64:
+                if target.arch == "sm_90" and (block, tokens, w, s) == (16, 64, 4, 2):
                     yield replace(config, swap=True)
 
 

@@ -5,6 +5,7 @@ A kernel's programs go over the compute units in waves of `units x resident`. A 
 a wave takes for it
 
     wave(n) = latency + max(n * flops / compute,            a unit's share of the matrix rate
+                            flops / (reach * compute),      of which one program's waves reach a part
                             n * read / cache,               a unit's share of the cache's bandwidth
                             read / in_flight * latency)     one program waits for its own loads, and for its
                                                             products as well where the two do not overlap
@@ -38,6 +39,9 @@ from kernels.tuning import Demand
 
 HIDDEN = 0.1
 """Of a time that others hide: no overlap is perfect. Without it, all that are bound by memory were equal."""
+
+SIMDS = 4
+"""Of a compute unit of CDNA, and of a streaming multiprocessor."""
 
 WITHIN = 0.03
 """Estimates this much above the best are thought as good: finer differences are beyond what it can tell."""
@@ -84,31 +88,34 @@ class Estimate:
     bound: str
 
 
-def estimate(on: Peaks, asked: Iterable[tuple[Demand, int, float]]) -> Estimate:
-    """Of a call. asked: of each kernel what it asks, how many programs of it a unit holds, and the share of
-    the full matrix rate that its instructions have."""
+def estimate(on: Peaks, asked: Iterable[tuple[Demand, int, float, float]]) -> Estimate:
+    """Of a call. asked: of each kernel what it asks, how many programs of it a unit holds, the share of the
+    full matrix rate that its instructions have, and the part of a unit that a program's waves reach."""
     seconds, bounds = 0.0, Counter[str]()
-    for demand, resident, share in asked:
-        took, bound = _kernel(on, demand, resident, share)
+    for demand, resident, share, reach in asked:
+        took, bound = _kernel(on, demand, resident, share, reach)
         seconds += took + on.launch
         bounds.update({bound: took, "launch": on.launch})
     return Estimate(seconds, max(bounds, key=lambda name: bounds[name]))
 
 
-def _kernel(on: Peaks, demand: Demand, resident: int, share: float) -> tuple[float, str]:
+def _kernel(on: Peaks, demand: Demand, resident: int, share: float, reach: float) -> tuple[float, str]:
     """Its seconds without the launch, and what bounds them."""
     whole, left = divmod(demand.programs, on.units * resident)
     waves = [(whole, resident), (1, math.ceil(left / on.units))] if left else [(whole, resident)]
     compute = demand.flops * on.units / (on.flops[demand.dtype] * share) if demand.flops else 0.0
     cache = demand.read * on.units / on.cache
+    own = compute / reach
     alone = demand.read / demand.in_flight * on.latency if demand.read else 0.0
-    alone += 0.0 if demand.overlaps else compute
+    alone += 0.0 if demand.overlaps else own
     all_in_flight = min(demand.programs, on.units * resident) * demand.in_flight
     memory = demand.moved / on.memory
     starved = demand.moved / all_in_flight * on.latency if all_in_flight else 0.0
-    in_waves = sum(times * (on.latency + max(n * compute, n * cache, alone)) for times, n in waves)
+    in_waves = sum(
+        times * (on.latency + max(max(n, 1 / reach) * compute, n * cache, alone)) for times, n in waves
+    )
     terms = {
-        "compute": sum(times * n for times, n in waves) * compute,
+        "compute": sum(times * max(n * compute, own) for times, n in waves),
         "cache": sum(times * n for times, n in waves) * cache,
         "latency": max(sum(times for times, _ in waves) * (on.latency + alone), starved),
         "memory": memory,
@@ -123,6 +130,12 @@ def held(figures: Figures, architecture: Architecture) -> int:
     return architecture.resident(figures.registers, figures.shared_bytes, figures.columns, waves)[0]
 
 
+def reach(figures: Figures, architecture: Architecture) -> float:
+    """The part of a unit's matrix rate that one program can have: each of a unit's SIMDs (sub-partitions)
+    multiplies for its own waves."""
+    return min(1.0, figures.threads / architecture.threads_per_wave / SIMDS)
+
+
 def share(demand: Demand, figures: Figures, architecture: Architecture) -> float:
     """Of the full matrix rate: less where a product was compiled to the architecture's older instructions."""
     wide = any(re.fullmatch(architecture.instructions.get(demand.dtype, ""), i) for i in figures.instructions)
@@ -134,6 +147,6 @@ def least(on: Peaks, asked: Iterable[tuple[Demand, int]]) -> float:
     most programs that a unit can hold. More of them do not always take less time: a last wave may be emptier.
     """
     return sum(
-        on.launch + min(_kernel(on, demand, resident, 1.0)[0] for resident in range(1, most + 1))
+        on.launch + min(_kernel(on, demand, resident, 1.0, 1.0)[0] for resident in range(1, most + 1))
         for demand, most in asked
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.architectures import Architecture
-from harness.estimate import WITHIN, Estimate, Peaks, estimate, held, least, share
+from harness.estimate import WITHIN, Estimate, Peaks, estimate, held, least, reach, share
 from harness.figures import Figures
 from kernels.tuning import Demand, Tunable
 
@@ -47,7 +47,8 @@ class Candidate:
         figures = _paired(self.demands, compiled)
         self.resident = [held(each, architecture) for each in figures]
         shares = [share(d, each, architecture) for d, each in zip(self.demands, figures, strict=True)]
-        self.estimate = estimate(on, zip(self.demands, self.resident, shares, strict=True))
+        parts = [reach(each, architecture) for each in figures]
+        self.estimate = estimate(on, zip(self.demands, self.resident, shares, parts, strict=True))
 
     @property
     def seconds(self) -> float:

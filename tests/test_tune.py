@@ -58,14 +58,24 @@ COMPUTE = Demand("k", programs=10, flops=1e8, dtype="fp8", read=1e3, in_flight=1
     ],
 )  # fmt: skip
 def test_the_estimate_by_hand(changes, resident, rate, microseconds, hidden, bound):
-    made = estimate(ON, [(dataclasses.replace(COMPUTE, **changes), resident, rate)])
+    made = estimate(ON, [(dataclasses.replace(COMPUTE, **changes), resident, rate, 1.0)])
     assert made.seconds == pytest.approx((microseconds + HIDDEN * hidden) * 1e-6)
     assert made.bound == bound
 
 
+def test_a_program_of_one_wave_multiplies_on_one_simd():
+    """Four of them on a unit together have all of it."""
+    alone, four = (estimate(ON, [(COMPUTE, n, 1.0, 0.25)]).seconds for n in (1, 4))
+    assert alone == pytest.approx(estimate(ON, [(COMPUTE, 1, 0.25, 1.0)]).seconds)
+    many = dataclasses.replace(COMPUTE, programs=40)
+    whole = estimate(ON, [(many, 4, 1.0, 1.0)]).seconds
+    assert estimate(ON, [(many, 4, 1.0, 0.25)]).seconds == pytest.approx(whole)
+    assert four == pytest.approx(alone), "ten programs are one to a unit"
+
+
 def test_kernels_of_a_call_add_up():
-    one = estimate(ON, [(COMPUTE, 1, 1.0)])
-    assert estimate(ON, [(COMPUTE, 1, 1.0)] * 3).seconds == pytest.approx(3 * one.seconds)
+    one = estimate(ON, [(COMPUTE, 1, 1.0, 1.0)])
+    assert estimate(ON, [(COMPUTE, 1, 1.0, 1.0)] * 3).seconds == pytest.approx(3 * one.seconds)
 
 
 def test_no_estimate_is_below_the_bound():
@@ -77,8 +87,8 @@ def test_no_estimate_is_below_the_bound():
                         read / draw.uniform(1, 50), 10 ** draw.uniform(4, 8))  # fmt: skip
         bound = least(ON, [(demand, 32)])
         for resident in range(1, 33):
-            for rate in (0.3, 1.0):
-                assert estimate(ON, [(demand, resident, rate)]).seconds >= bound * (1 - 1e-12)
+            for rate, part in ((0.3, 1.0), (1.0, 0.25), (1.0, 1.0)):
+                assert estimate(ON, [(demand, resident, rate, part)]).seconds >= bound * (1 - 1e-12)
 
 
 def test_older_instructions_and_what_a_unit_holds():

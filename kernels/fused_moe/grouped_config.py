@@ -209,7 +209,7 @@ def demands(config: Config, target: Target, sizes: Sizes) -> list[Demand]:
     """Of all launches of a call, in their order. Rows that do not exist are multiplied, but not read."""
     pairs, tiles = sizes.routed.pairs, tiles_of(config, sizes)
     hidden, inter = sizes.hidden, sizes.inter
-    ahead = config.stages - 1 or 0.5  # without a pipeline nothing is on the way half of the time
+    ahead = max(1, config.stages - 1)
     splits = splits_for(config, target.units, sizes)
     part = 2 if splits == 1 else 4  # bytes of gate and up
     parts = 2 * inter * pairs * part * splits

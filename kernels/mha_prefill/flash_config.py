@@ -112,8 +112,9 @@ def columns(keys: int, batch: int) -> int:
     return (keys // PAD + batch) * PAD
 
 
-def demands(config: Config, sizes: Sizes) -> list[Demand]:
-    """Of the mean program of each kernel; keys are counted as far as its last step reads them."""
+def demands(config: Config, target: Target, sizes: Sizes) -> list[Demand]:
+    """Of the mean program of each kernel; keys are counted as far as its last step reads them. Where values
+    could be turned and are not, their bytes are shuffled in registers, on which each step waits."""
     steps = steps_of(sizes, config)
     item = BYTES[sizes.dtype]
     step = config.keys * (WIDTH + VALUE) * item
@@ -127,6 +128,7 @@ def demands(config: Config, sizes: Sizes) -> list[Demand]:
         read=config.rows * WIDTH * item + step * sum(steps) / len(steps),
         in_flight=step * max(1, config.stages - 1),
         moved=sizes.heads * moved,
+        overlaps=config.stages > 1 and config.turned == turnable(target, sizes),
     )
     if not config.turned:
         return [flash]

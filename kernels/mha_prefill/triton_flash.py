@@ -55,7 +55,7 @@ class FlashVarlen(SuiteTriton):
         return flash_config.heuristic(target, sizes)
 
     def demands(self, config: Config, target: Target, sizes: Sizes) -> list[Demand]:
-        return flash_config.demands(config, sizes)
+        return flash_config.demands(config, target, sizes)
 
     def features(self, sizes: Sizes) -> dict[str, float | str]:
         """Of the whole batch, and of the mean sequence."""

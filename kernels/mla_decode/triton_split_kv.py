@@ -70,7 +70,8 @@ class SplitKv(SuiteTriton):
             flops=2.0 * config.heads * tokens * (WIDTH * config.score_padding(target) + LATENT),
             dtype="bf16",
             read=config.heads * query + tokens * row * (2 if config.reload else 1),
-            in_flight=row * config.tokens * (config.stages - 1 or 0.5),
+            in_flight=row * config.tokens * max(1, config.stages - 1),
+            overlaps=config.stages > 1,
             moved=sizes.tokens * row + sizes.batch * sizes.heads * query + results,
         )
         if not found.split:

@@ -10,7 +10,7 @@ IN_VENV = @$(VENV)/bin/python -m
 SOURCES = $(wildcard kernels harness shapes tools tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all lint format set-up set-up-test clean
+.PHONY: help run test test-all lint format set-up set-up-test other-triton clean
 
 help: ## what there is (this list)
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -22,7 +22,7 @@ run: set-up ## set up, then measure: make run OP=fused_moe, or ARGS="--op mla_de
 test: lint ## set up, lint, then the quick tests
 	$(IN_VENV) pytest
 
-test-all: lint ## set up, lint, then all tests, the slow ones too (MARK=slow: those alone)
+test-all: lint other-triton ## set up, lint, then all tests, the slow ones too (MARK=slow: those alone)
 	$(IN_VENV) pytest -m "$(MARK)"
 
 lint: set-up-test ## what ruff finds, and whether the format is ruff's
@@ -39,6 +39,9 @@ set-up: ## make .venv, or bring it up to date
 set-up-test:
 	$(SET_UP) --extra test
 
+other-triton: set-up-test
+	@$(VENV)/bin/python tools/other_triton.py
+
 clean: ## remove .venv and caches; recorded runs stay
-	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis .benchmarks *.egg-info
+	rm -rf $(VENV) .other-triton build .pytest_cache .ruff_cache .hypothesis .benchmarks *.egg-info
 	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +

@@ -40,6 +40,10 @@ class Architecture:
     instructions: Mapping[str, str]
     rows: int
     older: Mapping[str, str]
+    older_rate: Mapping[str, float]
+    cache_tbps: float
+    latency_ns: float
+    launch_us: float
     sources: Mapping[str, str]
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 
 import kernels
@@ -14,6 +14,7 @@ from harness.records import Cell, Samples, Verdict
 from harness.runner import Measured
 from harness.stations import Contender
 from harness.statistics import MARGIN, compare, interval
+from harness.timing import Round
 from kernels.op import Work
 from kernels.platform import Platform
 
@@ -39,7 +40,7 @@ def assess(
     valid = [
         c.name
         for c, cell in zip(measured.contenders, cells, strict=True)
-        if cell.status == "ok" and cell.time_us is not None
+        if cell.status == "ok" and cell.samples.seconds
     ]
     return cells, _verdicts(measured, valid, yardsticks.confidence, yardsticks.margin)
 
@@ -59,7 +60,7 @@ def _cell(
         launch=contender.launch,
         cache=rotation.mode,
         status=contender.status or ("checked" if contender.interpreted else "ok"),
-        reason=contender.reason or _note(contender, case.boundary),
+        reason=contender.reason or contender.beaten or _note(contender, case.boundary),
         check=contender.check,
         kernels=[kernel["name"] for kernel in contender.kernels],
         kernel_us=[kernel["us"] for kernel in contender.kernels],
@@ -67,6 +68,7 @@ def _cell(
         ran=contender.ran,
         host_us=statistics.median(contender.host_s) * 1e6 if contender.host_s else None,
         synchronises=contender.synchronises,
+        config=contender.config,
         setup_s=contender.setup_s or None,
         pinned=contender.pinned,
         place=case.place,
@@ -75,12 +77,13 @@ def _cell(
         source=contender.source,
         rotation=asdict(rotation),
     )
-    samples = _samples(measured, contender.name)
+    cell.heats = _samples(measured.rounds.heats, contender.name)
+    samples = cell.heats if contender.beaten else _samples(measured.rounds.rounds, contender.name)
     if cell.status != "ok" or not samples.seconds:
         if cell.status == "ok":
             cell.status, cell.reason = "error", "the budget ended before its first undisturbed round"
         return cell
-    cell.samples = samples
+    cell.samples = Samples() if contender.beaten else samples
     logs = ((block, math.log(s)) for block, s in zip(samples.block, samples.seconds, strict=True))
     over_blocks = interval(logs, yardsticks.confidence)
     time = math.exp(over_blocks.mean)
@@ -131,7 +134,7 @@ def _verdicts(measured: Measured, valid: Collection[str], confidence: float, mar
         judged = Judged(twin.name, anchor.name, "A/A", 0.0, confidence, same)
         found = [_verdict(measured.case.key, judged, margin)]
         # The twin has no cell: its samples stand here.
-        found[0].samples = _samples(measured, twin.name)
+        found[0].samples = _samples(rounds.rounds, twin.name)
     lasted = {*valid, anchor.name, twin.name} - rounds.dropped.keys()
     series = {name: rounds.series(name) for name in lasted}
     family = judge(series, rounds.blocks, valid, anchor.name, twin.name, confidence, margin)
@@ -156,8 +159,8 @@ def _verdict(case: str, judged: Judged, margin: float) -> Verdict:
     )
 
 
-def _samples(measured: Measured, name: str) -> Samples:
-    rounds = [r for r in measured.rounds.rounds if name in r.seconds]
+def _samples(made: Iterable[Round], name: str) -> Samples:
+    rounds = [r for r in made if name in r.seconds]
     return Samples(
         block=[r.block for r in rounds],
         round=[r.index for r in rounds],

@@ -19,6 +19,7 @@ from harness.sources import source_of
 from kernels.compose import bind
 from kernels.op import Implementation, Op, Prepared, Unsupported
 from kernels.operands import Operands, Seeds
+from kernels.triton_runtime import target_of
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Bench:
 
     def hello(self, kind: str, device: str, threads: int) -> dict[str, Any]:
         """Readies the device; fails where this torch cannot reach it. `pinned`: the CPU that each thread is
-        bound to, or why none is."""
+        bound to, or why none is; `target`: what configurations are chosen for."""
         import torch
 
         self.kind, self.device, self.threads = kind, device, threads
@@ -56,7 +57,12 @@ class Bench:
                 raise RuntimeError(f"torch {torch.__version__} sees no GPU; {device} needs its {kind} build")
             torch.cuda.set_device(device)
         pinned = cpu_threads.pinned(threads) if kind == "cpu" else "no: the device computes"
-        return {"torch": torch.__version__, "threads": torch.get_num_threads(), "pinned": pinned}
+        return {
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "pinned": pinned,
+            "target": asdict(target_of(torch.device(device))),
+        }
 
     def open(self, op: str, sizes: Mapping[str, Any], boundary: str, seeds: Mapping[str, int]) -> int:
         """Makes the canonical operands; the digest tells the parent whether they are the judge's."""

@@ -118,9 +118,14 @@ def measured(platform: Platform, threads: int) -> Ceilings:
     with meters(platform, threads, 1, HUGE_PAGES) as (meter,):
         facts = meter.ask("measure", 300)
     now = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime())
+    return keep(platform, threads, Ceilings(**facts, measured=now))
+
+
+def keep(platform: Platform, threads: int, found: Ceilings) -> Ceilings:
+    """Stores what is higher of these and of those known; gives that."""
     store, key = _store(), _key(platform, threads)
     known = _read(store)
-    known[key] = Ceilings(**facts, measured=now).or_better(known.get(key))
+    known[key] = found.or_better(known.get(key))
     _write(store, known)
     return known[key]
 

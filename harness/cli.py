@@ -11,6 +11,7 @@ import click
 from harness.errors import STOPPED, USAGE, HarnessError
 from kernels import PluginError
 from kernels.platform import KINDS
+from kernels.tuning import StoredError
 
 LISTS = ["ops", "impls", "cases", "suites", "linears", "published", "flags", "recipes"]
 
@@ -26,6 +27,7 @@ def cli() -> None:
     python -m harness run --op fused_moe --boundary with_quant
     python -m harness list impls                             what there is, what it needs, what can run here
     python -m harness compile                                the Triton kernels, for GPUs not at hand
+    python -m harness tune --op mla_decode                   their best configurations, stored for runs
 
     Exit codes: 0 all that could run is right; 1 something was wrong, crashed, timed out or must not be
     shipped; 2 the command cannot be understood or an input not read; 3 nothing could run.
@@ -146,6 +148,45 @@ MEASURING = [
 ]
 
 
+@cli.command("tune")
+@click.option("--op", help="Only this op.")
+@click.option("--impl", metavar="PATTERN,...", help="Only implementations that match ('triton.split_k').")
+@click.option("--suite", help="Only these cases (default: those of all suites); see `list suites`.")
+@click.option("--case", multiple=True, metavar='"NAME=V[,V...] ..."', help="Ad hoc cases; lists multiply.")
+@click.option("--target", metavar="ARCH,...", help="Compile for gfx942, gfx950, sm_90, sm_100.")
+@click.option("--shard", metavar="I/N", help="Compile into the cache, or race, the I-th of N parts only.")
+@click.option("--out", metavar="DIR", help="Where to store (default: kernels/tuned, which runs read).")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of a table.")
+@click.option("--check", is_flag=True, help="Store nothing; exit code 1 where the stored is not the best.")
+@click.option("--device", help="Race on cpu, cuda, cuda:1 ... (default: the first GPU, else the CPU).")
+@click.option("--launch", type=click.Choice(["graph", "eager"]), help="Of races on GPUs (default: graph).")
+@click.option("--keep", type=click.IntRange(1), help="Race so many of a case, by the estimate (default: 24).")
+@click.option("--budget", metavar="60s", help="Time for measuring a race (default: 30s for each case).")
+@click.option("--per-case", metavar="30s", help="Least of it that is worth a case (default: 30s).")
+@click.option("--journal", metavar="DIR", help="The race's rounds (default: a new folder in results/local/).")
+@click.option("--resume", metavar="RUN", help="Race what this race did not finish.")
+@click.option("--retry", is_flag=True, help="With --resume: cases where something failed again.")
+@click.option("--disturbed", type=click.Choice(["drop", "keep"]), envvar="KERNEL_BENCH_DISTURBED",
+              help="As of `run`.")  # fmt: skip
+@click.option("--prepare-timeout", default="900s", callback=_seconds, help="As of `run`.")
+@click.option("--call-timeout", default="120s", callback=_seconds, help="As of `run`.")
+def tune_command(**options: Any) -> None:
+    """Choose configurations of tunable kernels, the suite's Triton kernels among them.
+
+    Where they can be timed they are raced: those that compiling leaves, by an estimate of their time
+    (harness/estimate.py), are checked and measured as `run` does, and a challenger is stored if it is faster
+    than what was used before (harness/halving.py). Elsewhere, or with --target, the estimate chooses. Runs
+    read what is stored in kernels/tuned, and before it the folder that KERNEL_BENCH_TUNED names.
+    """
+    from harness.tune_command import show
+
+    try:
+        sys.exit(show(**options))
+    except KeyboardInterrupt:
+        click.echo("stopped; finished cases are stored, tune --resume RUN races the rest", err=True)
+        sys.exit(STOPPED)
+
+
 @cli.command()
 @measuring
 @click.option("--baseline", help="Compare with this one (default: the op's best torch implementation).")
@@ -247,7 +288,7 @@ def main() -> int:
     except HarnessError as error:
         click.echo(f"error: {error}", err=True)
         return error.exit_code
-    except PluginError as error:
+    except (PluginError, StoredError) as error:
         click.echo(f"error: {error}", err=True)
         return USAGE
     except click.exceptions.NoArgsIsHelpError as error:

@@ -26,12 +26,14 @@ SAID_S = 10.0
 def show(target: str | None, op: str | None, json_to: str | None) -> int:
     """Prints a table, or JSON; gives the exit code."""
     ops = [choose_op(op).name] if op else list(kernels.OPS)
-    targets = _able(chosen(target))
+    targets = able(chosen(target))
     rows = compiles(ops, targets)
     if not rows:
         raise NothingRan(f"no case of {', '.join(ops)} is one that a Triton kernel takes")
+    import triton
+
     if json_to:
-        text = json.dumps({"compiles": rows}, indent=1) + "\n"
+        text = json.dumps({"triton": triton.__version__, "compiles": rows}, indent=1) + "\n"
         if json_to == "-":
             sys.stdout.write(text)
         else:
@@ -44,11 +46,14 @@ def show(target: str | None, op: str | None, json_to: str | None) -> int:
     for row in bad:
         what = f"{row['target']} {row['op']} {row['kernel']} {row['config']}"
         print(f"{what}: {row['reason']}", file=sys.stderr)
-    print(f"{len(rows)} configurations compiled, {len(bad)} must not be shipped", file=sys.stderr)
+    print(
+        f"{len(rows)} configurations compiled by Triton {triton.__version__}, {len(bad)} must not be shipped",
+        file=sys.stderr,
+    )
     return FAILED if bad else OK
 
 
-def _able(targets: list[Architecture]) -> list[Architecture]:
+def able(targets: list[Architecture]) -> list[Architecture]:
     """Those that the Triton here compiles for. Raises NothingRan where there is none."""
     for module in ("torch", "triton"):
         if importlib.util.find_spec(module) is None:

@@ -52,9 +52,9 @@ def compile_launch(kernel: str, arch: str, data: str) -> Figures:
 
 def compile_all(launches: Sequence[Launch], done: Callable[[int, int], None] | None = None) -> list[Figures]:
     """Those of each launch, in order; `done` is told how many of how many compilations are finished."""
-    keys = [_key(launch) for launch in launches]
+    keys = [key_of(launch) for launch in launches]
     wanted = dict(zip(keys, launches, strict=True))
-    found = {key: known for key in wanted if (known := _recall(key)) is not None}
+    found = {key: known for key in wanted if (known := recall(key)) is not None}
     todo = {key: launch for key, launch in wanted.items() if key not in found}
     for i, (key, result) in enumerate(_compiled(todo), 1):
         found[key] = result
@@ -121,12 +121,14 @@ def _compiler() -> str:
     return json.dumps([triton.__version__, sorted(get_cache_invalidating_env_vars().items()), reader])
 
 
-def _key(launch: Launch) -> str:
+def key_of(launch: Launch) -> str:
+    """Of the cache: changes with everything that decides what compiling finds."""
     source = _function(launch.kernel).cache_key  # of its source and of all that it calls
     return hashlib.sha256(json.dumps([_compiler(), source, launch.arch, launch.data]).encode()).hexdigest()
 
 
-def _recall(key: str) -> Figures | None:
+def recall(key: str) -> Figures | None:
+    """What the cache knows."""
     try:
         return Figures.read(json.loads((_folder() / f"{key}.json").read_text()))
     except (OSError, ValueError, TypeError, KeyError):

@@ -75,12 +75,12 @@ def _pairs(
 ) -> Iterator[tuple[str, str, str]]:
     if anchor in wanted:
         yield from ((name, anchor, "baseline") for name in wanted if name != anchor)
-    ranked = sorted(wanted, key=lambda name: _log_time(series[name], blocks))
+    ranked = sorted(wanted, key=lambda name: log_time(series[name], blocks))
     if len(ranked) > 1:
         yield ranked[0], ranked[1], "runner-up"
 
 
-def _log_time(seconds: Sequence[float], blocks: Sequence[int]) -> float:
+def log_time(seconds: Sequence[float], blocks: Sequence[int]) -> float:
     logs = [(block, math.log(s)) for block, s in zip(blocks, seconds, strict=True) if s == s]
     return interval(logs).mean
 

@@ -24,7 +24,7 @@ def differences(pair: list[Worker], seconds: float = SECONDS) -> dict[str, Compa
 
 
 def _difference(pair: list[Worker], workload: str, seconds: float) -> Comparison:
-    def prepare(block: int) -> None:
+    def prepare(*_: object) -> None:
         for worker in pair:
             worker.ask("prepare", 120, workload=workload)
 

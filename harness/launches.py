@@ -91,10 +91,32 @@ def launches(op: str, architecture: Architecture, cases: Iterable[Case]) -> list
             with told(architecture) as calls:
                 _call(it, implementation, architecture, it.empty_operands(sizes, "meta"), sizes)
             for kernel, data in dict.fromkeys(calls):
-                excuse = implementation.older_instructions.get(kernel.partition(":")[2], "")
-                launch = Launch(op, implementation.name, kernel, architecture.arch, data, excuse)
+                launch = _launch(op, implementation, architecture, kernel, data)
                 found.setdefault((kernel, data), launch).cases.append(case.text)
     return list(found.values())
+
+
+def narrowed(op: Op, implementation: SuiteTriton, sizes: Any) -> Any:
+    """Operands of the boundary that an implementation computes, without values."""
+    operands = op.empty_operands(sizes, "meta")
+    while operands.boundary not in implementation.boundaries:
+        operands = operands.narrowed()
+    return operands
+
+
+def launches_of(
+    op: Op, implementation: SuiteTriton, architecture: Architecture, operands: Any, sizes: Any
+) -> list[Launch]:
+    """What one call launches on operands of the implementation's own boundary, in order; a kernel that it
+    launches twice stands there twice. Raises Unsupported."""
+    with told(architecture) as calls:
+        implementation.prepare_for(architecture.target, operands, op.empty_output(sizes, "meta")).call()
+    return [_launch(op.name, implementation, architecture, kernel, data) for kernel, data in calls]
+
+
+def _launch(op: str, implementation: SuiteTriton, on: Architecture, kernel: str, data: str) -> Launch:
+    excuse = implementation.older_instructions.get(kernel.partition(":")[2], "")
+    return Launch(op, implementation.name, kernel, on.arch, data, excuse)
 
 
 def _call(op: Op, implementation: SuiteTriton, on: Architecture, operands: Any, sizes: Any) -> Any:

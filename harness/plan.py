@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ import kernels
 from harness.errors import UsageError
 from kernels.op import Implementation, Op
 from kernels.platform import Platform
-from shapes.case import Case, merge, parse
+from shapes.case import Case, merge, parse, text_of
 from shapes.suites import suite, suites
 
 PLAIN = "plain"
@@ -105,11 +106,30 @@ class Arm:
         return (", ".join(words) or PLAIN) + " (again)" * self.again
 
 
-def contender_name(impl: str, arm: str, launch: str, platform: str) -> str:
-    """What verdicts call a cell: the implementation, with what is not the rule, an arm that sets
-    something or an eager launch on a GPU."""
+@dataclass(frozen=True)
+class Entries:
+    """Under which configurations an implementation enters a case; None: the one that it chooses itself.
+
+    configs: the anchor's first
+    found:   how they were found, for the record
+    """
+
+    configs: Sequence[dict[str, Any] | None] = (None,)
+    found: Mapping[str, Any] = field(default_factory=dict)
+
+
+def as_it_chooses(implementation: Implementation, case: Case) -> Entries:
+    return Entries()
+
+
+def contender_name(
+    impl: str, arm: str, launch: str, platform: str, config: Mapping[str, Any] | None = None
+) -> str:
+    """What verdicts call a cell: the implementation, with what is not the rule: an arm that sets something,
+    an eager launch on a GPU, a configuration that it was told to use."""
     special = [f"@ {arm}"] if arm != PLAIN else []
     special += ["eager"] if launch == "eager" and platform != "cpu" else []
+    special += [text_of(config)] if config else []
     return " ".join([impl, *special])
 
 
@@ -148,6 +168,14 @@ def parse_threads(text: str | None) -> int | None:
     if not (text.isdecimal() and int(text)):
         raise UsageError(f"cannot read OMP_NUM_THREADS={text!r}; write a number of threads")
     return int(text)
+
+
+def parse_shard(text: str | None) -> tuple[int, int]:
+    """`2/4`, the second of four parts; all of one where nothing is said."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text if text is not None else "1/1")
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageError(f"--shard {text}: write 1/4 for the first of four parts")
+    return int(match[1]), int(match[2])
 
 
 def parse_seconds(text: str, option: str) -> float:

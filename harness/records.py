@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from harness.plan import contender_name
 from harness.statistics import MARGIN, Comparison
 
-SCHEMA = 4  # 1 had no samples in verdicts; 2 no disturbed rounds and no launch times; 3 one arm
+SCHEMA = 4  # 1 had no samples in verdicts; 2 no disturbed rounds and no launch times; 3 no races, one arm
 
 Status = Literal["ok", "checked", "wrong", "unsupported", "impossible", "error", "crashed", "timeout"]
 
@@ -38,6 +38,7 @@ class Cell(Record):
     time_us with low_us..high_us: over blocks and its interval, microseconds per call
     tflops, gbps: from the op's own count of work, each byte once
     percent_of_ceiling: of what this machine was measured to reach; null where nothing was
+    config: of a tunable implementation, that it was told to use; null: it chose
     check: the judge's report of every stage, the last entry the one that decided
     setup_s: preparing, JIT and the first call
     kernels, kernel_us: what ran in a call, and its own time by torch's profiler, microseconds per call; of a
@@ -50,6 +51,8 @@ class Cell(Record):
     pinned: the CPU that each of its threads is bound to, or why none is
     samples: of the baseline, where memory splits a case into groups, those of every group; its time is that
         of the first
+    heats: of the rounds of a race that chose who went on: no verdict rests on them, and a time only of who
+        was beaten in them
     """
 
     kind: Literal["cell"] = "cell"
@@ -77,6 +80,7 @@ class Cell(Record):
     ran: list[str] = []
     host_us: float | None = None
     synchronises: bool = False
+    config: dict[str, Any] | None = None
     setup_s: float | None = None
     pinned: list[int] | str = ""
     place: str = ""
@@ -85,10 +89,11 @@ class Cell(Record):
     source: str = ""
     rotation: dict[str, Any] = {}
     samples: Samples = Field(default_factory=Samples)
+    heats: Samples = Field(default_factory=Samples)
 
     @property
     def name(self) -> str:
-        return contender_name(self.impl, self.arm, self.launch, self.platform)
+        return contender_name(self.impl, self.arm, self.launch, self.platform, self.config)
 
 
 class Verdict(Record):
@@ -136,10 +141,12 @@ class DisturbedRound(Record):
 class CaseDone(Record):
     """Ends a case in the journal: without it the case counts as unfinished.
 
+    heats:      rounds of a race's heats, which are not among `rounds`
     stopped:    why measuring ended, in the words of `harness.timing.Rounds`
     disturbed:  rounds during which something else used the machine, or slowed it
     conditions: clocks, temperature, power, other processes' share ... as the rounds saw them, or why not; one
                 entry for each group of contenders that memory holds at once
+    entries:    of a race, how its configurations were found (see `harness.plan.Entries`)
     """
 
     kind: Literal["case"] = "case"
@@ -148,9 +155,11 @@ class CaseDone(Record):
     setup_s: float
     rounds: int
     blocks: int
+    heats: int = 0
     stopped: str
     disturbed: list[DisturbedRound] = []
     conditions: list[dict[str, Any]] = []
+    entries: dict[str, Any] = {}
 
 
 class PlannedCase(Record):
@@ -169,6 +178,7 @@ class Run(Record):
         in, by their values (null: not set)
     trees: of arms that are revisions, their commits
     busy: what else used the device then
+    race: of a race: `keep`, the configurations that the estimate leaves, and the `folder` of the winners
     """
 
     schema_version: int = SCHEMA
@@ -191,6 +201,7 @@ class Run(Record):
     confidence: float
     margin: float = MARGIN
     disturbed: Literal["drop", "keep"] = "drop"
+    race: dict[str, Any] | None = None
     busy: list[str] = []
     ceilings: dict[str, Any]
     provenance: dict[str, Any]

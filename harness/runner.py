@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from harness.disturbance import Monitor
 from harness.rotation import Rotation
 from harness.stations import Contender, Station, attempt
 from harness.statistics import MARGIN
-from harness.timing import Policy, Rounds, measure
+from harness.timing import Policy, Rounds, Turn, measure
 from harness.workers import Worker, WorkerFailure
 from kernels.operands import Seeds
 from shapes.case import Case
@@ -22,6 +22,8 @@ from shapes.case import Case
 TURN_S = 0.05
 SLOW = 4.0  # times the fastest: no choice for production, whatever its third figure
 REFERENCE_S = 900.0
+
+Contest = Callable[[Mapping[str, Turn], Policy], Rounds]
 
 
 @dataclass
@@ -59,6 +61,7 @@ class CaseRun:
         monitor: Monitor,
         keep_disturbed: bool = False,
         margin: float = MARGIN,
+        contest: Contest = measure,
     ) -> None:
         self.case = case
         self.stations = stations
@@ -69,6 +72,7 @@ class CaseRun:
         self.monitor = monitor
         self.keep_disturbed = keep_disturbed
         self.margin = margin
+        self.contest = contest
         self.seeds = {
             "first": asdict(Seeds(seed, seed)),
             "live": asdict(Seeds(seed, seed + 1)),
@@ -184,13 +188,13 @@ class CaseRun:
             twin = replace(anchor, name=f"{anchor.name} (again)", host_s=[])
             timed.append((station, twin))
 
-        def begin_block(block: int) -> None:
+        def begin_block(block: int, names: Collection[str]) -> None:
             for station in self.stations:
                 here = [c for s, c in timed if s is station and c.alive]
                 if here:
                     attempt(here, lambda s=station: s.fresh(measured.rotation))
             for station, contender in timed:
-                if contender.alive:
+                if contender.alive and contender.name in names:
                     attempt([contender], lambda s=station, c=contender: s.seat(c))
 
         def turn(station: Station, contender: Contender) -> float:
@@ -222,7 +226,7 @@ class CaseRun:
         least_s = 1.2 * policy.opening * sum(c.call_s + max(c.call_s, TURN_S) for _, c in timed)
         policy = replace(policy, budget_s=min(most_s, max(budget_s, least_s)))
         self.monitor.conditions()  # what was before is not this case's
-        rounds = measured.rounds = measure(turns, policy)
+        rounds = measured.rounds = self.contest(turns, policy)
         measured.conditions = self.monitor.conditions()
         measured.anchor, measured.twin = anchor, twin
         for _, contender in timed:
@@ -230,6 +234,7 @@ class CaseRun:
                 contender.fail("error", rounds.dropped[contender.name])
             if rounds.stopped == "disturbed":
                 contender.fail("error", _too_disturbed(rounds))
+            contender.beaten = rounds.beaten.get(contender.name, "")
 
     def _check_timed(self, copies: int) -> None:
         """The outputs that timing left, on the first and on the last set of operands; and what ran."""

@@ -8,7 +8,7 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ from harness.disturbance import Monitor
 from harness.errors import HarnessError, NothingRan
 from harness.journal import Journal
 from harness.memory import Memory
-from harness.plan import Arm
+from harness.plan import Arm, Entries, as_it_chooses
 from harness.records import CaseDone, Cell, DisturbedRound, Record
 from harness.rotation import Rotation, rotation
-from harness.runner import CaseRun, Measured
+from harness.runner import CaseRun, Contest, Measured
 from harness.stations import Contender, Deadlines, Station
 from harness.threads import thread_environment
-from harness.timing import Rounds
+from harness.timing import Rounds, measure
 from harness.workers import Worker, WorkerFailure
 from kernels.op import Implementation, Op
 from kernels.platform import Platform
@@ -39,6 +39,8 @@ class Session:
 
     baseline: whom the others are compared with; where arms are, each implementation's own first arm
     contrast: what shares rounds and is compared, implementations, or the arms of each implementation
+    entries:  the configurations under which an implementation enters a case
+    contest:  what makes rounds of the contenders' turns
     report:   is given each finished case's records
     """
 
@@ -60,6 +62,8 @@ class Session:
     progress: Any
     report: Any
     contrast: str = "implementations"
+    entries: Callable[[Implementation, Case], Entries] = as_it_chooses
+    contest: Contest = measure
     spent_s: float = 0.0
     setup_s: float = 0.0
     left_out: list[Case] = field(default_factory=list)
@@ -79,7 +83,7 @@ class Session:
 
     def _case(self, case: Case, budget_s: float, most_s: float, to_go: int, scratch: Path) -> None:
         self.progress.case(case, to_go, budget_s)
-        contenders, refused = self._contenders(case)
+        contenders, refused, configs = self._contenders(case)
         parts: list[Measured] = []
         groups: list[tuple[list[Contender], str, Rotation]] = []
         for baseline, able in self._fields(contenders):
@@ -90,7 +94,7 @@ class Session:
         for group, baseline, turns in groups:
             shares = (budget_s / len(groups), most_s / len(groups))
             parts.append(self._group(case, group, baseline, turns, *shares, scratch))
-        records = self._records(case, parts)
+        records = self._records(case, parts, configs)
         try:
             self.journal.append(records)
         finally:
@@ -121,16 +125,19 @@ class Session:
         )
         return *memory.groups(contenders, turns.copies), turns
 
-    def _contenders(self, case: Case) -> tuple[list[Contender], list[Contender]]:
-        """Who can run the case, and who cannot, with the reason written down."""
-        able, refused = [], []
+    def _contenders(self, case: Case) -> tuple[list[Contender], list[Contender], dict[str, Any]]:
+        """Who can run the case; who cannot, with the reason written down; how their configurations were
+        found."""
+        able, refused, found = [], [], {}
         for impl in self.implementations:
             support = impl.supports(case, self.platform)
             interpreted = support.ok and impl.interpreted(self.platform)
             launches = self.launches if impl.captures and not interpreted else ["eager"]
-            for arm, launch in itertools.product(self.arms, launches):
-                name = plan.contender_name(impl.name, arm.name, launch, self.platform.kind)
-                contender = Contender(name, impl, arm, launch, interpreted)
+            entries = self.entries(impl, case) if support.ok else Entries()
+            found |= entries.found
+            for arm, launch, config in itertools.product(self.arms, launches, entries.configs):
+                name = plan.contender_name(impl.name, arm.name, launch, self.platform.kind, config)
+                contender = Contender(name, impl, arm, launch, interpreted, config)
                 if not support.ok:
                     contender.fail("unsupported", support.reason)
                 elif interpreted and self.contrast == "arms":
@@ -139,7 +146,7 @@ class Session:
                     able.append(contender)
                 elif not arm.again:
                     refused.append(contender)
-        return able, refused
+        return able, refused, found
 
     def _group(
         self,
@@ -174,6 +181,7 @@ class Session:
                 self.monitor,
                 self.keep_disturbed,
                 self.yardsticks.margin,
+                self.contest,
             )
             measured = runner.run(turns, budget_s, most_s, baseline)
         except WorkerFailure as failure:
@@ -187,21 +195,23 @@ class Session:
                 judge.kill()
         return measured
 
-    def _records(self, case: Case, parts: Sequence[Measured]) -> list[Record]:
+    def _records(
+        self, case: Case, parts: Sequence[Measured], found: dict[str, Any] | None = None
+    ) -> list[Record]:
         cells: dict[str, Cell] = {}
         verdicts: list[Record] = []
         blocks = 0
         for part in parts:
             # A block and a round name one moment of the case: groups share none.
             part.rounds = part.rounds.numbered(blocks)
-            made = (r.block for r in (*part.rounds.rounds, *part.rounds.disturbed))
-            blocks = max(made, default=blocks - 1) + 1
-            found, compared = assess(part, self.platform, self.yardsticks)
+            blocks = max(blocks, part.rounds.next_block)
+            assessed, compared = assess(part, self.platform, self.yardsticks)
             # The baseline of every group but the first is there for the ratios only.
-            for contender, cell in zip(part.contenders, found, strict=True):
+            for contender, cell in zip(part.contenders, assessed, strict=True):
                 first = cells.setdefault(contender.name, cell)
                 if first is not cell:
                     first.samples.add(cell.samples)
+                    first.heats.add(cell.heats)
             verdicts += compared
         rounds = [r for part in parts for r in part.rounds.rounds]
         timed = [part for part in parts if part.anchor is not None]
@@ -211,9 +221,11 @@ class Session:
             setup_s=sum(part.setup_s for part in parts),
             rounds=len(rounds),
             blocks=min((len({r.block for r in part.rounds.rounds}) for part in timed), default=0),
+            heats=sum(len(part.rounds.heats) for part in parts),
             stopped=", ".join(dict.fromkeys(part.rounds.stopped for part in timed)),
             disturbed=[found for part in timed for found in _disturbed(part.rounds)],
             conditions=[part.conditions for part in timed],
+            entries=found or {},
         )
         self.spent_s += done.measured_s
         self.setup_s += done.setup_s
@@ -222,7 +234,7 @@ class Session:
 
 def _disturbed(rounds: Rounds) -> list[DisturbedRound]:
     left_out = [(r, False) for r in rounds.disturbed]
-    kept = [(r, True) for r in rounds.rounds if r.disturbed]
+    kept = [(r, True) for r in (*rounds.heats, *rounds.rounds) if r.disturbed]
     return [
         DisturbedRound(
             block=r.block,

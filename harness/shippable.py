@@ -13,6 +13,7 @@ from harness.figures import Figures
 from harness.launches import Launch
 
 SPILLS = Path(__file__).parent / "data" / "spills.json"
+REFUSED = Path(__file__).parent / "data" / "refused.json"
 
 
 def objections(launch: Launch, figures: Figures, architecture: Architecture) -> list[str]:
@@ -24,6 +25,7 @@ def objections(launch: Launch, figures: Figures, architecture: Architecture) -> 
         *_spills(launch, figures),
         *_products(launch, figures, architecture),
         *figures.remarks,
+        *_elsewhere(launch),
     ]
 
 
@@ -64,6 +66,21 @@ def excused(launch: Launch) -> str:
 @functools.cache
 def _measured() -> list[dict[str, str]]:
     return json.loads(SPILLS.read_text())["measured"]
+
+
+def _elsewhere(launch: Launch) -> Iterator[str]:
+    """What another version of Triton in use made of it, where that must not be shipped."""
+    for triton, reason in _refused().get((launch.name, launch.arch, launch.config), {}).items():
+        yield f"under Triton {triton}: {reason}"
+
+
+@functools.cache
+def _refused() -> dict[tuple[str, str, str], dict[str, str]]:
+    found: dict[tuple[str, str, str], dict[str, str]] = {}
+    for entry in json.loads(REFUSED.read_text())["refused"]:
+        place = (entry["kernel"], entry["target"], entry["config"])
+        found.setdefault(place, {})[entry["triton"]] = entry["reason"]
+    return found
 
 
 def _products(launch: Launch, figures: Figures, architecture: Architecture) -> Iterator[str]:

@@ -24,6 +24,7 @@ class Contender:
     name:           unique in its case
     config:         of a tunable implementation, that it is told to use; None: it chooses
     status, reason: where it ended; None while nothing is against it
+    beaten:         by whom in the heats of a race, after which it got no more time
     setup_s:        preparing, JIT and first call, at their longest
     call_s:         one call, roughly: the last one that was checked
     check:          the judge's last report
@@ -44,6 +45,7 @@ class Contender:
     config: dict[str, Any] | None = None
     status: str | None = None
     reason: str = ""
+    beaten: str = ""
     setup_s: float = 0.0
     call_s: float = 0.0
     check: dict[str, Any] = field(default_factory=dict)
@@ -57,7 +59,7 @@ class Contender:
 
     @property
     def alive(self) -> bool:
-        return self.status is None
+        return self.status is None and not self.beaten
 
     def fail(self, status: str, reason: str) -> None:
         if self.alive:

@@ -132,7 +132,8 @@ def _conclusions(
 
 def ended(done: CaseDone) -> str:
     """How much was measured, and why no more."""
-    timed = f"{done.rounds} rounds in {done.blocks} blocks, {done.measured_s:.1f} s of measuring"
+    after = f" after {done.heats} of heats" if done.heats else ""
+    timed = f"{done.rounds} rounds in {done.blocks} blocks{after}, {done.measured_s:.1f} s of measuring"
     why = " and ".join(ENDED.get(word, word) for word in filter(None, done.stopped.split(", ")))
     until = f", until {why}" if why else ""
     return f"{timed}{until}; set-up and checks {done.setup_s:.1f} s"
@@ -141,7 +142,7 @@ def ended(done: CaseDone) -> str:
 def _disturbed(done: CaseDone) -> str:
     """How many rounds were, what was done with them, and the first that says what it was."""
     dropped = sum(not r.counted for r in done.disturbed)
-    made = done.rounds + dropped
+    made = done.rounds + done.heats + dropped
     fate = "left out and made again" if dropped else "counted all the same"
     return f"{len(done.disturbed)} of {made} rounds were disturbed, {fate}; e.g. {done.disturbed[0].reason}"
 

@@ -24,7 +24,7 @@ TRIES = 2
 MOST_DISTURBED, ENOUGH_ROUNDS = 0.5, 30
 
 
-def _nothing(*_: int) -> None:
+def _nothing(*_: object) -> None:
     pass
 
 
@@ -48,7 +48,8 @@ class Policy:
     slow:         who takes more than this many times as long as the fastest has a turn in a block's first
                   round only: the rest of the budget goes to those between whom the choice is
     budget_s:     seconds of turns for all blocks together; a round that would not fit is not begun
-    begin_block:  called before each block, outside the budget, to prepare the contenders anew
+    begin_block:  called before each block with its number and its contenders, outside the budget, to prepare
+                  them anew
     begin_round:  called before each round
     end_round:    called after it: what disturbed the machine meanwhile, in a short phrase, or nothing.
                   It must not depend on the times: leaving out rounds by their outcome biases the rest
@@ -66,7 +67,7 @@ class Policy:
     margin: float = MARGIN
     slow: float = math.inf
     budget_s: float = 30.0
-    begin_block: Callable[[int], None] = _nothing
+    begin_block: Callable[[int, Collection[str]], None] = _nothing
     begin_round: Callable[[], None] = _nothing
     end_round: Callable[[], str] = _undisturbed
     keep_disturbed: bool = False
@@ -99,7 +100,9 @@ class Rounds:
 
     rounds:    those that count
     disturbed: those that do not, having been disturbed; they were paid for and made again
+    heats:     those of a race that chose whom `rounds` hold, and count for nothing else (see halving.py)
     dropped:   contender -> why it was taken out; its earlier times stay in `rounds`
+    beaten:    contender -> by whom in the heats
     stopped:   `tight` (the wanted ratios' intervals), `clear` (those intervals or their verdicts), `budget`,
                `complete` (all blocks and rounds), `disturbed` (most rounds were), or `no contenders`
     spent_s:   seconds spent in turns
@@ -107,7 +110,9 @@ class Rounds:
 
     rounds: list[Round] = field(default_factory=list)
     disturbed: list[Round] = field(default_factory=list)
+    heats: list[Round] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
+    beaten: dict[str, str] = field(default_factory=dict)
     stopped: str = "complete"
     spent_s: float = 0.0
 
@@ -134,16 +139,44 @@ class Rounds:
         def later(rounds: list[Round]) -> list[Round]:
             return [replace(r, block=first + r.block) for r in rounds]
 
-        return replace(self, rounds=later(self.rounds), disturbed=later(self.disturbed))
+        return replace(
+            self, rounds=later(self.rounds), disturbed=later(self.disturbed), heats=later(self.heats)
+        )
+
+    def then(self, after: Rounds) -> Rounds:
+        """These and what was measured after them, as if at one go."""
+        after = after.numbered(self.next_block)
+        return Rounds(
+            self.rounds + after.rounds,
+            self.disturbed + after.disturbed,
+            self.heats + after.heats,
+            self.dropped | after.dropped,
+            self.beaten | after.beaten,
+            after.stopped,
+            self.spent_s + after.spent_s,
+        )
+
+    @property
+    def all(self) -> list[Round]:
+        return [*self.heats, *self.rounds, *self.disturbed]
+
+    @property
+    def next_block(self) -> int:
+        return max((r.block for r in self.all), default=-1) + 1
 
     @property
     def made(self) -> int:
         """Rounds, the disturbed ones too."""
-        return len(self.rounds) + len(self.disturbed)
+        return len(self.all)
 
     @property
     def mostly_disturbed(self) -> bool:
         return len(self.disturbed) > MOST_DISTURBED * self.made
+
+    @property
+    def useless(self) -> bool:
+        """So many rounds were disturbed that more of them are not worth their time."""
+        return self.made >= ENOUGH_ROUNDS and self.mostly_disturbed
 
 
 def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rounds:
@@ -172,7 +205,7 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
         if result.made and remaining < max(longest_round, worth_s):
             result.stopped = "budget"
             break
-        policy.begin_block(block)
+        policy.begin_block(block, list(active))
         ahead = (policy.opening if opening else policy.blocks) - block
         if worth_s:
             ahead = min(ahead, int(remaining / worth_s))
@@ -201,7 +234,7 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
             fast = [name for name in seconds if seconds[name] <= policy.slow * fastest]
             contending = {name: active[name] for name in (fast if len(fast) > 1 else seconds)}
             expected_s = round_s = sum(took[name] for name in contending)
-        if result.made >= ENOUGH_ROUNDS and result.mostly_disturbed:
+        if result.useless:
             break
         if policy.opening <= len(set(result.blocks)) and block + 1 < policy.blocks:
             reason = _look(result, active, policy.anchor or next(iter(contenders)), policy)

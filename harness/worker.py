@@ -47,7 +47,19 @@ def serve(connection: Connection, served: Any) -> None:
                 import traceback
 
                 traceback.print_exc()
-                connection.send(("error", one_line(error)))
+                connection.send(("error" if _sound() else "crashed", one_line(error)))
+
+
+def _sound() -> bool:
+    """False once this process has lost its GPU: after an illegal access whatever it is asked fails."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return True
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return False
+    return True
 
 
 def _die_with_parent() -> None:

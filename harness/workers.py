@@ -101,7 +101,9 @@ class Worker:
             kind, value = self.connection.recv()
         except (EOFError, OSError):
             raise self._crashed(doing) from None
-        if kind in ("error", "unsupported"):
+        if kind == "crashed":
+            self.kill()
+        if kind not in ("ok", "ready"):
             raise WorkerFailure(kind, value)
         return value
 

@@ -18,12 +18,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from kernels.op import Implementation, Unsupported
+from kernels.op import Implementation
 
 TUNED = Path(__file__).parent / "tuned"
+OWN = "KERNEL_BENCH_TUNED"
 
 Own = TypeVar("Own", bound="Tunable")
 Of = TypeVar("Of")
+
+
+class StoredError(Exception):
+    """Stored choices cannot be read; the text says which and what to do."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class Demand:
     read:      bytes that a program loads, from a cache or from memory
     in_flight: bytes of those that are on the way at once, by the stages of its loop
     moved:     bytes that all programs read and write, each once
+    overlaps:  whether a program's loads go on while it multiplies; not so in a loop of one stage
     """
 
     kernel: str
@@ -66,6 +72,7 @@ class Demand:
     read: float
     in_flight: float
     moved: float
+    overlaps: bool = True
 
 
 @dataclass(frozen=True)
@@ -114,8 +121,8 @@ class Tunable(Implementation):
         """The configuration for these sizes: the forced one, else the nearest stored one, else by rule."""
         if self.forced is not None:
             return Choice(self.forced, "as told")
-        stored = nearest(self, target, sizes) if target.kind != "cpu" else None
-        return stored or Choice(self.heuristic(target, sizes), "by rule")
+        by_rule = f"by rule: none of the stored fits {target.arch} here"
+        return nearest(self, target, sizes) or Choice(self.heuristic(target, sizes), by_rule)
 
 
 def words(config: Any) -> str:
@@ -127,35 +134,63 @@ def _words(config: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in config.items())
 
 
-OTHER_DEVICE, NOT_MEASURED, OTHER_ARCH = 1.0, 2.0, 8.0
-"""What distance a choice is thought farther by that was made on another device of the architecture, or by
-compiling alone, or for another architecture of its kind: one that was measured here goes before one compiled
-for exactly these sizes if all sizes together are within a factor of four."""
+OTHER_DEVICE, NOT_MEASURED, OTHER_ARCH = 1.0, 2.0, 1000.0
+"""What distance a choice is thought farther by that was measured on another device of the architecture, or
+only compiled, or made for another architecture of the kind. One that was measured here goes before one that
+was compiled for exactly these sizes if all sizes together are within a factor of four; another architecture's
+goes before none of its own."""
 
 
 def nearest(implementation: Tunable, target: Target, sizes: Any) -> Choice | None:
-    """The stored choice that is right for these sizes and was made for the nearest; None if there is none."""
+    """The stored choice that is right for these sizes and was made for the nearest; None if there is none.
+    Raises StoredError where what is stored cannot be read."""
+    entries = [entry for entry in stored(implementation.name) if entry.kind == target.kind]
+    if not entries:
+        return None
     asked = implementation.features(sizes)
-    allowed = {_words(asdict(config)): config for config in implementation.configurations(target, sizes)}
-    found = []
-    for entry in stored(implementation.name):
-        config = allowed.get(_words(entry["config"]))
-        if config is None or entry["kind"] != target.kind:
-            continue
-        far = distance(asked, entry["features"])
-        away = far + OTHER_ARCH * (entry["arch"] != target.arch)
-        if not entry["measured"]:
-            away += NOT_MEASURED
-        elif entry["device"] != target.device:
-            away += OTHER_DEVICE
-        found.append((away, far, entry, config))
+    allowed = {words(config): config for config in implementation.configurations(target, sizes)}
+    found = [(entry.away(asked, target), entry) for entry in entries if entry.config in allowed]
     if not found:
         return None
-    _, far, entry, config = min(found, key=lambda one: one[0])
-    where = entry["device"] or entry["arch"]
-    how = f"measured on {where}" if entry["measured"] else f"compiled for {where}, not measured"
-    at = "for this case" if not far else f"for the nearest case, {entry['case']}"
-    return Choice(config, f"{how}, {at}")
+    _, entry = min(found, key=lambda one: one[0])
+    return Choice(allowed[entry.config], entry.origin(asked, target))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A stored choice.
+
+    kind, arch, device: what it was made for; device is empty where it was only compiled
+    case:     its text, for people; features: see Tunable.features
+    config:   in words
+    """
+
+    kind: str
+    arch: str
+    device: str
+    measured: bool
+    case: str
+    features: Mapping[str, float | str]
+    config: str
+
+    def away(self, asked: Mapping[str, float | str], target: Target) -> float:
+        """How far its case is from another, and what it was made for from the target."""
+        away = distance(asked, self.features)
+        if self.arch != target.arch:
+            away += OTHER_ARCH
+        if not self.measured:
+            away += NOT_MEASURED
+        elif self.device != target.device:
+            away += OTHER_DEVICE
+        return away
+
+    def origin(self, asked: Mapping[str, float | str], target: Target) -> str:
+        """For the record."""
+        where = self.device or self.arch
+        how = f"measured on {where}" if self.measured else f"compiled for {where}, not measured"
+        other = "" if self.arch == target.arch else f", for want of any for {target.arch}"
+        at = "for this case" if self.features == asked else f"for the nearest case, {self.case}"
+        return f"{how}, {at}{other}"
 
 
 def distance(a: Mapping[str, float | str], b: Mapping[str, float | str]) -> float:
@@ -171,24 +206,26 @@ def distance(a: Mapping[str, float | str], b: Mapping[str, float | str]) -> floa
 
 
 def folders() -> list[Path]:
-    own = os.environ.get("KERNEL_BENCH_TUNED")
+    """Where choices are stored, the first goes before. Raises StoredError."""
+    own = os.environ.get(OWN)
+    if own and not Path(own).is_dir():
+        raise StoredError(f"{OWN} names {own}, which is not a folder")
     return [*([Path(own)] if own else []), TUNED]
 
 
-ENTRY = ("case", "features", "config")
-
-
 @functools.cache
-def stored(implementation: str) -> list[dict[str, Any]]:
-    """All entries of an implementation: case, features, config, measured, kind, arch, device."""
+def stored(implementation: str) -> list[Entry]:
+    """All choices for an implementation. Raises StoredError."""
     return [entry for folder in folders() for entry in _read(folder, implementation)]
 
 
-def _read(folder: Path, implementation: str) -> Iterator[dict[str, Any]]:
+def _read(folder: Path, implementation: str) -> Iterator[Entry]:
     for path in sorted(folder.glob(f"*/{implementation}.json")):
         try:
             file = json.loads(path.read_text())
-            place = {name: file[name] for name in ("kind", "arch", "device", "measured")}
-            yield from (place | {name: entry[name] for name in ENTRY} for entry in file["choices"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise Unsupported(f"stored choices {path} cannot be read: {error}; make them anew") from None
+            place = (file["kind"], file["arch"], file["device"], file["measured"])
+            for one in file["choices"]:
+                yield Entry(*place, one["case"], dict(one["features"]), _words(one["config"]))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            why = f"lacks {error}" if isinstance(error, KeyError) else error
+            raise StoredError(f"stored choices {path} cannot be read: {why}; tune again") from None

@@ -6,12 +6,22 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from harness.ceilings import Ceilings, keep
+from harness.cli import main
+from harness.threads import default_threads
+from kernels import tuning
+from kernels.platform import detect
+
 pytest_plugins = ["harness.pytest_plugin"]
+
+# Stored from the start, so that no run has to measure them; lower than those of any machine.
+LEAST = Ceilings({"bf16": 1e9}, read=1e8, copy=1e8, measured="never")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,6 +38,9 @@ def place_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setattr(tempfile, "tempdir", str(place / "tmp"))
         patch.delenv("KERNEL_BENCH_PLUGINS", raising=False)
         patch.delenv("OMP_NUM_THREADS", raising=False)
+        cpu = detect("cpu")
+        for threads in {1, default_threads()}:
+            keep(cpu, threads, LEAST)
         yield
 
 
@@ -60,3 +73,29 @@ class CommandLine:
 @pytest.fixture(scope="session")
 def cli() -> CommandLine:
     return CommandLine()
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """The same in this process, which starts sooner, for commands that neither measure nor bring plugins."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["harness", *map(str, arguments)])
+        try:
+            code = main()
+        except SystemExit as end:
+            code = end.code
+        return subprocess.CompletedProcess(sys.argv, code or 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def no_stored_choices(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Tests in this process choose configurations by rule, whatever `kernels/tuned` holds."""
+    monkeypatch.setattr(tuning, "TUNED", tmp_path_factory.getbasetemp() / "no choices")
+    tuning.stored.cache_clear()
+    yield
+    tuning.stored.cache_clear()

@@ -60,11 +60,11 @@ def test_it_runs_from_any_folder(cli, tmp_path):
 
 
 @pytest.mark.parametrize("what", [["ops"], ["impls"], ["cases"], ["suites"], ["linears"]], ids=" ".join)
-def test_list_prints_the_same_rows_as_table_and_json(cli, tmp_path, what):
-    table = cli("list", *what)
+def test_list_prints_the_same_rows_as_table_and_json(here, tmp_path, what):
+    table = here("list", *what)
     assert (table.returncode, table.stderr) == (0, "")
-    printed = cli("list", *what, "--json", "-")
-    written = cli("list", *what, "--json", tmp_path / "rows.json")
+    printed = here("list", *what, "--json", "-")
+    written = here("list", *what, "--json", tmp_path / "rows.json")
     assert (written.returncode, written.stdout) == (0, "")
     assert printed.stdout == (tmp_path / "rows.json").read_text()
     rows = json.loads(printed.stdout)
@@ -77,8 +77,8 @@ def test_list_prints_the_same_rows_as_table_and_json(cli, tmp_path, what):
     ("platform", "arch"),
     [("rocm", "gfx942"), ("rocm", "gfx950"), ("cuda", "sm_90"), ("cuda", "sm_100"), ("cpu", "x86-amx")],
 )
-def test_list_says_what_runs_on_another_platform_and_why_not(cli, platform, arch):
-    rows = json.loads(cli("list", "impls", "--platform", platform, "--arch", arch, "--json", "-").stdout)
+def test_list_says_what_runs_on_another_platform_and_why_not(here, platform, arch):
+    rows = json.loads(here("list", "impls", "--platform", platform, "--arch", arch, "--json", "-").stdout)
     assert {row["op"] for row in rows} == set(kernels.OPS)
     by_name = {row["implementation"]: row for row in rows}
     assert by_name["torch.sdpa"]["runs"]
@@ -87,13 +87,13 @@ def test_list_says_what_runs_on_another_platform_and_why_not(cli, platform, arch
     if platform != "cpu":
         assert not by_name["vllm.amx"]["runs"]
         assert by_name["vllm.amx"]["why not"] == f"needs cpu; this is {platform} {arch}"
-        table = cli("list", "impls", "--platform", platform, "--arch", arch).stdout
+        table = here("list", "impls", "--platform", platform, "--arch", arch).stdout
         assert "(not this machine)" in table
         assert f"needs cpu; this is {platform} {arch}" in table
 
 
-def test_list_cases_of_a_suite(cli):
-    rows = json.loads(cli("list", "cases", "--suite", "smoke", "--op", "mla_decode", "--json", "-").stdout)
+def test_list_cases_of_a_suite(here):
+    rows = json.loads(here("list", "cases", "--suite", "smoke", "--op", "mla_decode", "--json", "-").stdout)
     assert {row["suite"] for row in rows} == {"smoke"}
     assert sum(row["weight"] for row in rows) == pytest.approx(1, abs=0.01)
 

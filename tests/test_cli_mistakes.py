@@ -5,25 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable
 
 import pytest
 from command_line import PLUGIN, TINY, contents, error_line
-
-from harness.cli import main
-
-
-@pytest.fixture
-def mistake(monkeypatch, capsys) -> Callable[..., str]:
-    """Runs a command in this process, which starts sooner; returns the one line of its error."""
-
-    def run(*arguments: object) -> str:
-        monkeypatch.setattr(sys, "argv", ["harness", *map(str, arguments)])
-        code = main()
-        return error_line(subprocess.CompletedProcess(sys.argv, code, *capsys.readouterr()))
-
-    return run
 
 
 @pytest.mark.parametrize(
@@ -66,8 +50,8 @@ def mistake(monkeypatch, capsys) -> Callable[..., str]:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_one_line(mistake, tmp_path, arguments, wanted):
-    assert re.search(wanted, mistake("run", "--out", tmp_path / "run", *arguments))
+def test_a_mistake_is_one_line(here, tmp_path, arguments, wanted):
+    assert re.search(wanted, error_line(here("run", "--out", tmp_path / "run", *arguments)))
     assert contents(tmp_path) == {}
     assert not (tmp_path / "run").exists()
 
@@ -92,8 +76,9 @@ def test_a_mistake_is_one_line(mistake, tmp_path, arguments, wanted):
         ("batch=1 ctx=4 heads=0", "size heads=0 of mla_decode must be at least 1"),
     ],
 )
-def test_an_impossible_case_is_one_line(mistake, tmp_path, case, wanted):
-    assert wanted in mistake("run", "--op", "mla_decode", "--out", tmp_path / "run", "--case", case)
+def test_an_impossible_case_is_one_line(here, tmp_path, case, wanted):
+    done = here("run", "--op", "mla_decode", "--out", tmp_path / "run", "--case", case)
+    assert wanted in error_line(done)
     assert contents(tmp_path) == {}
 
 
@@ -107,12 +92,12 @@ def test_an_impossible_case_is_one_line(mistake, tmp_path, case, wanted):
         (["list", "--platform", "tpu"], "'tpu' is not one of 'cuda', 'rocm', 'cpu'"),
         (["list", "--arch", "gfx942"], "--arch needs --platform"),
         (["list", "--json", "/proc/no/rows.json"], "cannot write /proc/no/rows.json: No such file"),
-        (["doctor", "--json", "/proc/no/facts.json"], "cannot write /proc/no/facts.json: No such file"),
+        (["doctor", "--quick", "--json", "/proc/no/facts"], "cannot write /proc/no/facts: No such file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_elsewhere_is_one_line(cli, arguments, wanted):
-    assert wanted in error_line(cli(*arguments))
+def test_a_mistake_elsewhere_is_one_line(here, arguments, wanted):
+    assert wanted in error_line(here(*arguments))
 
 
 def test_without_a_command_it_says_what_there_is(cli):
@@ -146,17 +131,17 @@ def test_a_plugin_that_cannot_be_used_is_one_line(cli, tmp_path, command, text, 
 
 @pytest.mark.parametrize("option", ["--json", "--csv"])
 @pytest.mark.parametrize("where", ["/proc/no/file", "missing/file", "file/file", "."])
-def test_an_output_that_cannot_be_written_is_known_before_measuring(cli, tmp_path, option, where):
+def test_an_output_that_cannot_be_written_is_known_before_measuring(here, tmp_path, option, where):
     (tmp_path / "file").write_text("as it was")
     target = tmp_path / where
-    done = cli("run", "--op", "mla_decode", *TINY, "--out", tmp_path / "run", option, target)
+    done = here("run", "--op", "mla_decode", *TINY, "--out", tmp_path / "run", option, target)
     assert f"cannot write {target}: " in error_line(done)
     assert contents(tmp_path) == {"file": b"as it was"}
 
 
-def test_what_was_in_an_output_stays_until_there_is_a_new_one(cli, tmp_path):
+def test_what_was_in_an_output_stays_until_there_is_a_new_one(here, tmp_path):
     (tmp_path / "found.json").write_text("as it was")
-    done = cli("run", "--op", "mla_decode", "--case", "x", "--json", tmp_path / "found.json")
+    done = here("run", "--op", "mla_decode", "--case", "x", "--json", tmp_path / "found.json")
     error_line(done)
     assert contents(tmp_path) == {"found.json": b"as it was"}
 
@@ -173,14 +158,14 @@ def read_only(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["/proc/no/run", "file", "file/run"])
-def test_a_folder_that_cannot_be_written_to_is_one_line(cli, tmp_path, where):
+def test_a_folder_that_cannot_be_written_to_is_one_line(here, tmp_path, where):
     (tmp_path / "file").write_text("as it was")
     out = tmp_path / where
-    done = cli("run", "--op", "mla_decode", *TINY, "--out", out)
+    done = here("run", "--op", "mla_decode", *TINY, "--out", out)
     assert re.fullmatch(f"cannot write results to {out}: .*; choose another --out", error_line(done))
     assert contents(tmp_path) == {"file": b"as it was"}
 
 
-def test_a_read_only_disk_is_one_line(cli, read_only):
-    done = cli("run", "--op", "mla_decode", *TINY, "--out", read_only / "run")
+def test_a_read_only_disk_is_one_line(here, read_only):
+    done = here("run", "--op", "mla_decode", *TINY, "--out", read_only / "run")
     assert "Read-only file system; choose another --out" in error_line(done)

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -145,16 +146,16 @@ def test_without_vllm_its_kernels_say_so(monkeypatch):
             assert impl.available(platform).reason.startswith("vllm is not installed; pip install")
 
 
-def test_a_run_is_not_written_over(cli, finished, place):
+def test_a_run_is_not_written_over(here, finished, place):
     before = contents(place / "run")
-    done = cli("run", "--op", "mla_decode", *TINY, "--out", place / "run")
+    done = here("run", "--op", "mla_decode", *TINY, "--out", place / "run")
     assert re.search("already holds a run; choose another --out, or --resume ", error_line(done))
     assert contents(place / "run") == before
 
 
-def test_a_device_is_measured_by_one_run_at_a_time(cli, tmp_path):
+def test_a_device_is_measured_by_one_run_at_a_time(here, tmp_path):
     with device_lock(detect("cpu")):
-        done = cli("run", "--op", "mla_decode", *TINY, "--out", tmp_path / "run")
+        done = here("run", "--op", "mla_decode", *TINY, "--out", tmp_path / "run")
     assert f"device cpu is being measured by process {os.getpid()}; " in error_line(done, code=3)
     assert contents(tmp_path) == {}
 
@@ -175,8 +176,8 @@ def test_nothing_but_the_lock_is_left_in_the_temporary_folder(finished, place):
 # --resume
 
 
-def refused(cli: Any, *arguments: object, **variables: object) -> str:
-    done = cli("run", "--resume", *arguments, **variables)
+def refused(command: Callable[..., Any], *arguments: object, **variables: object) -> str:
+    done = command("run", "--resume", *arguments, **variables)
     return error_line(done)
 
 
@@ -196,17 +197,17 @@ def edit(run: Path, *path: str, value: object) -> None:
     (run / "run.json").write_text(json.dumps(whole))
 
 
-def test_resume_of_what_is_not_there(cli, tmp_path):
-    line = refused(cli, tmp_path / "nowhere")
+def test_resume_of_what_is_not_there(here, tmp_path):
+    line = refused(here, tmp_path / "nowhere")
     assert line == f"cannot read {tmp_path / 'nowhere' / 'run.json'}: No such file or directory"
     assert not (tmp_path / "nowhere").exists()
 
 
 @pytest.mark.parametrize("keep", [0, 1, 20, 300, -10])
-def test_resume_of_a_truncated_run(cli, copied, keep):
+def test_resume_of_a_truncated_run(here, copied, keep):
     text = (copied / "run.json").read_text()
     (copied / "run.json").write_text(text[:keep])
-    assert f"cannot read {copied / 'run.json'}: " in refused(cli, copied)
+    assert f"cannot read {copied / 'run.json'}: " in refused(here, copied)
 
 
 def test_resume_of_a_broken_journal(cli, copied, place):
@@ -216,15 +217,15 @@ def test_resume_of_a_broken_journal(cli, copied, place):
     assert f"cannot read {copied / 'cells.jsonl'}, line 1: " in line
 
 
-def test_resume_of_a_newer_schema(cli, copied):
+def test_resume_of_a_newer_schema(here, copied):
     edit(copied, "schema_version", value=SCHEMA + 1)
-    assert re.search(rf"has schema {SCHEMA + 1}; .* reads up to {SCHEMA}\b", refused(cli, copied))
+    assert re.search(rf"has schema {SCHEMA + 1}; .* reads up to {SCHEMA}\b", refused(here, copied))
 
 
-def test_resume_of_an_op_or_kernel_that_is_not_here(cli, copied):
-    assert re.search("elsewhere.kernel, which is not here; set KERNEL_BENCH_PLUGINS", refused(cli, copied))
+def test_resume_of_an_op_or_kernel_that_is_not_here(here, copied):
+    assert re.search("elsewhere.kernel, which is not here; set KERNEL_BENCH_PLUGINS", refused(here, copied))
     edit(copied, "op", value="mla_encode")
-    assert "unknown op 'mla_encode'; ops: " in refused(cli, copied)
+    assert "unknown op 'mla_encode'; ops: " in refused(here, copied)
 
 
 @pytest.mark.parametrize("value", [{}, {"machine": {}, "versions": {}}, {"machine": 3, "versions": 4}])
@@ -262,9 +263,9 @@ def test_resume_with_a_library_less_or_more_is_refused(cli, copied, place):
         ("--seed", "0"),
     ],
 )
-def test_resume_with_another_plan_is_refused(cli, copied, arguments):
-    assert f"leave out {arguments[0]}" in refused(cli, copied, *arguments)
+def test_resume_with_another_plan_is_refused(here, copied, arguments):
+    assert f"leave out {arguments[0]}" in refused(here, copied, *arguments)
 
 
-def test_resume_as_another_op_is_refused(cli, copied):
-    assert f"{copied} is a run of mla_decode, not fused_moe" in refused(cli, copied, "--op", "fused_moe")
+def test_resume_as_another_op_is_refused(here, copied):
+    assert f"{copied} is a run of mla_decode, not fused_moe" in refused(here, copied, "--op", "fused_moe")

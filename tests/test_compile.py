@@ -17,7 +17,7 @@ from harness.errors import UsageError
 from harness.figures import Figures, Product
 from harness.launches import Launch, implementations, launches, shipped
 from harness.shippable import objections
-from kernels.mha_prefill import triton_flash as flash
+from kernels.mha_prefill.flash_config import HEURISTIC
 from kernels.operands import Seeds
 from shapes.case import Case, parse
 
@@ -26,13 +26,14 @@ pytest.importorskip("triton")
 
 PLANTED = """
 import dataclasses
-from kernels.mha_prefill import triton_flash as shipped
+from kernels.mha_prefill.flash_config import HEURISTIC
+from kernels.mha_prefill.triton_flash import FlashVarlen
 
-class Planted(shipped.FlashVarlen):
+class Planted(FlashVarlen):
     op = "mha_prefill"
     name = "triton.planted"
     def heuristic(self, target, sizes):
-        return dataclasses.replace(shipped.HEURISTIC["rocm"], keys=128)
+        return dataclasses.replace(HEURISTIC["gfx942 bf16"], keys=128, stages=2)
 """
 
 
@@ -167,10 +168,18 @@ def test_empty_operands_are_as_those_with_values(op: str):
                 empty = empty.narrowed()
 
 
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+def test_descriptors_are_told_and_compiled(arch: str):
+    case = Case("block_scale_gemm", parse("m=1 n=576 k=7168")[0])
+    found = next(one for one in launches(case.op, chosen(arch)[0], [case]) if one.name == "gemm_kernel")
+    assert "a=tensordesc<fp8e4nv[16, 128]> " in found.arguments
+    assert not compiling.compile_launch(found.kernel, arch, found.data).error
+
+
 def test_it_is_compiled_once(monkeypatch, tmp_path: Path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     case = Case("block_scale_gemm", parse("m=1 n=576 k=7168")[0])
-    found = [one for one in launches(case.op, chosen("sm_90")[0], [case]) if one.name == "sum_kernel"]
+    found = [one for one in launches(case.op, chosen("gfx942")[0], [case]) if one.name == "sum_kernel"]
     told: list[tuple[int, int]] = []
     first = compiling.compile_all(found * 2, lambda *at: told.append(at))
     assert told == [(1, 1)] and first[0] == first[1] and first[0].registers > 8 and not first[0].error
@@ -222,8 +231,8 @@ def test_a_planted_configuration_fails_the_command(monkeypatch, tmp_path: Path, 
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(launches, "shipped", lambda op: [Case(op, parse("batch=1 new=3200 heads=16")[0])])
-    bad = dataclasses.replace(flash.HEURISTIC["rocm"], keys=128)
-    monkeypatch.setitem(flash.HEURISTIC, "gfx942", bad)
+    bad = dataclasses.replace(HEURISTIC["gfx942 bf16"], keys=128, stages=2)
+    monkeypatch.setitem(HEURISTIC, "gfx942 bf16", bad)
     for target, code in (("gfx950", 0), ("gfx942", 1)):
         monkeypatch.setattr(sys, "argv", ["harness", "compile", "--op", "mha_prefill", "--target", target])
         with pytest.raises(SystemExit) as ended:

@@ -43,7 +43,7 @@ class Race:
 
         return run
 
-    def begin_block(self, block: int) -> None:
+    def begin_block(self, block: int, contenders: object) -> None:
         self.log.append(f"block {block}")
         self.clock.now += 1000.0
 

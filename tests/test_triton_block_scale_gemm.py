@@ -19,8 +19,10 @@ import pytest
 
 import kernels
 from harness.architectures import architectures
+from harness.launches import shipped
+from kernels.block_scale_gemm import split_k_space as space
 from kernels.block_scale_gemm import triton_split_k as provider
-from kernels.block_scale_gemm.problem import BlockScaleGemmOperands
+from kernels.block_scale_gemm.split_k_space import Config
 from kernels.compose import bind
 from kernels.formats import FORMATS, native
 from kernels.op import Unsupported
@@ -38,18 +40,22 @@ from judging import judged  # noqa: E402
 OP = kernels.OPS["block_scale_gemm"]
 IMPLEMENTATION = provider.SplitK()
 
-# Sizes, boundary, splits (None: the provider's choice), and rows of a tile with whether it is swapped.
-CASES: list[tuple[str, str, int | None, int, bool]] = [
-    ("m=1 n=1 k=1", "core", None, 64, False),
-    ("m=1 n=576 k=1024", "core", None, 64, False),
-    ("m=9 n=300 k=1280", "core", 1, 16, True),
-    ("m=9 n=300 k=1280", "core", 4, 16, True),
-    ("m=70 n=200 k=1300", "core", 3, 64, False),
-    ("m=150 n=129 k=640", "core", 5, 16, False),
-    ("m=70 n=200 k=300 scales=ue8m0", "with_quant", 2, 64, False),
-    ("m=5 n=160 k=384 fp8=e4m3fnuz", "core", 3, 16, True),
-    ("m=5 n=160 k=200 fp8=e4m3fnuz scales=ue8m0", "with_quant", 1, 64, False),
-    ("m=5 n=160 k=384 fp8=e4m3fnuz", "with_quant", None, 64, False),
+# Sizes, boundary, and of a configuration what differs from the rule's; `units` and `dies` are the target's.
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    ("m=1 n=1 k=1", "core", {}),
+    ("m=1 n=576 k=1024", "core", {"per_unit": 2}),
+    ("m=9 n=300 k=1280", "core", {"rows": 16, "columns": 64, "swap": True, "sums": "last", "units": 20}),
+    ("m=9 n=300 k=656", "core", {"rows": 16, "swap": True, "tma": True, "sums": "last", "units": 9}),
+    ("m=70 n=200 k=1300", "core", {"units": 12}),
+    ("m=150 n=129 k=640", "core", {"rows": 64, "units": 12, "sums": "last", "dies": 8}),
+    ("m=150 n=129 k=656", "core", {"rows": 128, "halves": True, "tma": True, "units": 8, "sums": "last"}),
+    ("m=70 n=200 k=200", "core", {"rows": 256, "halves": True, "units": 1}),
+    ("m=130 n=260 k=272", "core", {"persistent": True, "tma": True, "units": 4}),
+    ("m=150 n=130 k=130", "core", {"rows": 16, "columns": 64, "persistent": True, "units": 7, "dies": 8}),
+    ("m=70 n=200 k=300 scales=ue8m0", "with_quant", {"units": 4}),
+    ("m=5 n=160 k=1152 fp8=e4m3fnuz", "core", {"rows": 16, "columns": 32, "units": 13, "dies": 8}),
+    ("m=5 n=160 k=200 fp8=e4m3fnuz scales=ue8m0", "with_quant", {}),
+    ("m=5 n=160 k=384 fp8=e4m3fnuz", "with_quant", {"sums": "last", "units": 3}),
 ]
 
 
@@ -57,27 +63,25 @@ def sizes_of(text: str):
     return OP.sizes(parse(text)[0])
 
 
-class Tiled(provider.SplitK):
-    """With a number of splits and a tile of the test's choosing."""
+class Set(provider.SplitK):
+    """With a configuration and a target of the test's choosing."""
 
-    def __init__(self, splits: int, rows: int, swap: bool) -> None:
-        self.splits = splits
-        self.forced = provider.Config(rows, 128, swap)
+    def __init__(self, units: int = 64, dies: int = 1, **config: Any) -> None:
+        self.target = Target("cpu", "gfx942" if dies > 1 else "cpu", units)
+        self.forced = Config(**{"rows": 64, "columns": 128} | config) if config else None
 
-    def prepare_with(
-        self, config: provider.Config, target: Target, operands: BlockScaleGemmOperands, out: torch.Tensor
-    ) -> provider._SplitK:
-        return provider._SplitK(operands, out, config, self.splits)
+    def prepare_for(self, target: Target, *arguments: Any) -> provider._SplitK:
+        return super().prepare_for(self.target, *arguments)
 
 
-def interpret(text: str, boundary: str, splits: int | None, rows: int, swap: bool) -> list[dict[str, Any]]:
+def interpret(text: str, boundary: str, differs: dict[str, Any]) -> list[dict[str, Any]]:
     """Reports of the first call, of one after other activations were loaded, and of one with codes of the
-    largest magnitude only, which are 0x7F and 0xFF in e4m3fnuz."""
+    largest magnitude only, which are 0x7F and 0xFF in e4m3fnuz. The first is made twice, with equal bits."""
     sizes = sizes_of(text)
-    implementation = IMPLEMENTATION if splits is None else Tiled(splits, rows, swap)
     operands, out = OP.operands(sizes, Seeds(), "cpu", boundary), OP.empty_output(sizes, "cpu")
-    prepared = bind(OP, implementation, operands, out)
+    prepared = bind(OP, Set(**differs), operands, out)
     inner = getattr(prepared, "inner", prepared)
+    assert ("units" in differs) <= (inner.choice.config.persistent or inner.parts.shape[0] != 1)
     reports = []
     for step in range(3):
         if step == 1:
@@ -88,10 +92,14 @@ def interpret(text: str, boundary: str, splits: int | None, rows: int, swap: boo
         elif step == 2:
             largest = FORMATS[sizes.fp8].max
             operands.b_q.copy_(torch.where(operands.b_q.float() < 0, -largest, largest))
-        for buffer in (out, inner.parts, inner.written):
-            buffer.fill_(math.nan)
-        prepared.call()
-        reports.append(judged(OP, IMPLEMENTATION, sizes, operands, prepared.result()))
+        results = []
+        for _ in range(2 if step == 0 else 1):
+            for buffer in (out, inner.parts, inner.written):
+                buffer.fill_(math.nan)
+            prepared.call()
+            results.append(prepared.result().clone())
+        assert torch.equal(results[0], results[-1]), "not the same bits"
+        reports.append(judged(OP, IMPLEMENTATION, sizes, operands, results[-1]))
     return reports
 
 
@@ -107,7 +115,9 @@ def interpreted() -> list[list[dict[str, Any]]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("index", range(len(CASES)), ids=[" ".join(map(str, case)) for case in CASES])
+@pytest.mark.parametrize(
+    "index", range(len(CASES)), ids=[" ".join(map(str, (case[0], *case[2]))) for case in CASES]
+)
 def test_interpreted(interpreted: list[list[dict[str, Any]]], index: int) -> None:
     assert all(report["ok"] for report in interpreted[index]), interpreted[index]
 
@@ -120,13 +130,24 @@ def test_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_split_is_without_a_block() -> None:
-    config = provider.Config(64, 128)
+    config = Config(64, 128)
     for k, units in itertools.product((1, 128, 1000, 7168, 18432), (1, 60, 132, 608)):
-        splits = provider.splits_for(config, units, 1, 2112, k)
-        blocks = math.ceil(k / 128)
-        assert 1 <= splits <= max(1, blocks // provider.MIN_STEPS)
-        assert (splits - 1) * math.ceil(blocks / splits) < blocks
-    assert provider.splits_for(dataclasses.replace(config, per_unit=2), 132, 1, 2112, 7168) == 14
+        sizes = sizes_of(f"m=1 n=2112 k={k}")
+        splits = config.splits(Target("cuda", "sm_90", units), sizes)
+        assert 1 <= splits <= max(1, sizes.k_blocks // space.MIN_STEPS)
+        assert (splits - 1) * math.ceil(sizes.k_blocks / splits) < sizes.k_blocks
+    target, sizes = Target("cuda", "sm_90", 132), sizes_of("m=1 n=2112 k=7168")
+    assert dataclasses.replace(config, per_unit=2).splits(target, sizes) == 14
+
+
+@pytest.mark.parametrize("arch", architectures())
+def test_the_rule_takes_one_of_the_configurations(arch: str) -> None:
+    target = architectures()[arch].target
+    for case in shipped("block_scale_gemm"):
+        sizes = OP.sizes({**OP.defaults(arch), **case.sizes})
+        found = list(IMPLEMENTATION.configurations(target, sizes))
+        assert IMPLEMENTATION.heuristic(target, sizes) in found, case.text
+        assert len(set(found)) == len(found) <= 150
 
 
 @pytest.mark.parametrize("arch", architectures())
@@ -138,19 +159,16 @@ def test_workspace_is_a_bound(arch: str) -> None:
         operands, out = OP.empty_operands(sizes, "meta").narrowed(), OP.empty_output(sizes, "meta")
         for config in IMPLEMENTATION.configurations(target, sizes):
             prepared = IMPLEMENTATION.prepare_with(config, target, operands, out)
-            taken = prepared.parts.nbytes + prepared.a_scale.nbytes
+            taken = prepared.parts.nbytes + prepared.a_scale.nbytes + prepared.arrived.nbytes
             assert taken <= IMPLEMENTATION.workspace(sizes), f"{sizes} {config}"
 
 
-# The FP8 instructions of tiles for few and for many rows.
+# The FP8 instructions of tiles for one row, for 64 and for thousands.
 INSTRUCTIONS = {
-    "gfx942": ("v_mfma_f32_16x16x32_fp8_fp8",) * 2,
-    "gfx950": ("v_mfma_f32_16x16x128_f8f6f4",) * 2,
-    "sm_90": (
-        "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3",
-        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3",
-    ),
-    "sm_100": ("tcgen05.mma.cta_group::1.kind::f8f6f4",) * 2,
+    "gfx942": ("v_mfma_f32_16x16x32_fp8_fp8",) * 3,
+    "gfx950": ("v_mfma_f32_16x16x128_f8f6f4",) * 3,
+    "sm_90": [f"wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3" for n in (16, 64, 128)],
+    "sm_100": ("tcgen05.mma.cta_group::1.kind::f8f6f4",) * 3,
 }
 
 
@@ -159,8 +177,8 @@ INSTRUCTIONS = {
 @pytest.mark.parametrize("k", [7168, 7216])
 def test_compiles(target: str, m: int, k: int) -> None:
     found = compiled("block_scale_gemm", target, f"m={m} n=2112 k={k}", "gemm_kernel", "sum_kernel")
-    assert INSTRUCTIONS[target][m > 16] in found["gemm_kernel"].instructions
-    assert ("sum_kernel" in found) == (m < 4096)
+    assert INSTRUCTIONS[target][(m > 1) + (m > 64)] in found["gemm_kernel"].instructions
+    assert ("sum_kernel" in found) == (m < 4096 and target.startswith("gfx"))
 
 
 if __name__ == "__main__":

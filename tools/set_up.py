@@ -187,20 +187,26 @@ def register(venv: Path, version: str) -> None:
 def install(venv: Path, step: Step) -> None:
     say(f"installing {step.what} ...")
     started = time.monotonic()
-    pip = [venv / "bin" / "python", "-m", "pip", "install", "-q", "--no-input", "--disable-pip-version-check"]
-    command = [*pip, "-c", venv / "constraints.txt", *step.requirements]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if done.returncode == 0:
+    output, reason = pip(venv / "bin" / "python", "-c", venv / "constraints.txt", *step.requirements)
+    if not reason:
         say(f"installed in {time.monotonic() - started:.0f} s")
         return
-    # pip says of every index that is a folder that packages without a page there are "ignored"
-    lines = [line for line in done.stdout.splitlines() if line.strip() and "is ignored" not in line]
-    errors = re.findall(r"^ERROR: (?!ResolutionImpossible)(.+)", "\n".join(lines), re.MULTILINE)
-    reason = textwrap.shorten(errors[-1], 200) if errors else f"pip ended with {done.returncode}"
     if not step.without:
-        print("\n".join(lines), file=sys.stderr)
+        print(output, file=sys.stderr)
         raise SetUpError(f"installing failed: {reason}")
     say(f"{step.what} not installed: {reason}; {step.without}. After `make clean` it is tried again")
+
+
+def pip(python: str | Path, *arguments: str | Path) -> tuple[str, str]:
+    """What an interpreter's `pip install` printed, and in one line why it failed; empty if it did not."""
+    command = [python, "-m", "pip", "install", "-q", "--no-input", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    # pip says of every index that is a folder that packages without a page there are "ignored"
+    output = "\n".join(line for line in done.stdout.splitlines() if line.strip() and "is ignored" not in line)
+    if done.returncode == 0:
+        return output, ""
+    errors = re.findall(r"^ERROR: (?!ResolutionImpossible)(.+)", output, re.MULTILINE)
+    return output, textwrap.shorten(errors[-1], 200) if errors else f"pip ended with {done.returncode}"
 
 
 def say(line: str) -> None:

@@ -106,7 +106,7 @@ class Machine:
     def clock(self) -> float:
         return self.now
 
-    def prepare(self, block: int) -> None:
+    def prepare(self, *_: object) -> None:
         offsets = self.family.offset * self.rng.standard_normal(len(self.offset))
         self.offset = dict(zip(self.offset, offsets.tolist(), strict=True))
 

@@ -1,93 +1,200 @@
-"""Triton sources of split-K block-scale GEMM: sum a part of K per program, then add the parts up."""
+"""Triton sources of block-scale GEMM: tiles of the output, K split between programs where tiles are few.
+
+Equal inputs give equal bits: a program adds up its blocks of K in order, and parts of split sums are added
+in the order of K, whichever program is last. How many parts there are is the configuration's, and depends on
+how many compute units there are.
+"""
 
 import triton
 import triton.language as tl
 
+from kernels import formats
 from kernels.fp8_jit import widen
+
+BLOCK = tl.constexpr(formats.BLOCK)  # of K that share a scale of a row of a, and with as many of N one of b
+GROUP_M = tl.constexpr(8)
 
 
 @triton.jit
 def gemm_kernel(
-    a,  # FP8 [M, K]; with FNUZ_BITS, here and in b, uint8 that holds the bits of e4m3fnuz
-    a_scale,  # fp32 [ceil(K / BLOCK_K), M]: the scales that a program takes at once lie side by side
-    b,  # FP8 [N, K]
-    b_scale,  # fp32 [ceil(N / SCALE_N), ceil(K / BLOCK_K)]
-    out,  # bf16 [M, N]; with several splits fp32 [splits, M, N], the parts
+    a,  # FP8 [M, K], or a descriptor of it; with FNUZ_BITS, here and in b, uint8: the bits of e4m3fnuz
+    a_scale,  # fp32 [ceil(K / BLOCK), M]: the scales that a program takes at once lie side by side
+    b,  # FP8 [N, K], or a descriptor of it
+    b_scale,  # fp32 [ceil(N / BLOCK), ceil(K / BLOCK)]
+    out,  # bf16 [M, N]
+    parts,  # fp32 [splits, M, N], unless SUMS is "whole"
+    arrived,  # int32 [tiles], zeros before a call and after it, where SUMS is "last"
     M,
     N,
     K,
+    splits,
     per_split,  # blocks of K; every split has at least one
     BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,  # divides SCALE_N
-    BLOCK_K: tl.constexpr,  # that share a scale
-    SCALE_N: tl.constexpr,  # rows of b that share a scale
-    GROUP_M: tl.constexpr,
-    EVEN_K: tl.constexpr,  # whether BLOCK_K divides K
+    BLOCK_N: tl.constexpr,  # divides BLOCK
+    DIES: tl.constexpr,  # that programs are dealt to in turn, each with an L2 of its own
+    SUMS: tl.constexpr,  # "whole", or parts: added up by the "last" program of a tile, or "later"
+    HALVES: tl.constexpr,  # a step is two products of half the rows each, one after the other
+    PERSISTENT: tl.constexpr,  # whether a program takes several tiles, one after the other
+    TMA: tl.constexpr,  # whether a and b are descriptors
+    EVEN_K: tl.constexpr,  # whether loads need no mask: BLOCK divides K, or descriptors know where K ends
     SWAP: tl.constexpr,  # computes the transposed tile: matrix instructions that want 64 rows get those of b
     PRODUCT: tl.constexpr,  # what tl.dot takes: the FP8 format, or fp32 in the interpreter
     FNUZ_BITS: tl.constexpr,
 ):
-    """One program: BLOCK_M x BLOCK_N of the output over one split of K. Grid (tiles, splits).
+    """Grid: a program for each tile and split, or fewer if PERSISTENT.
 
-    Tiles go down GROUP_M of M before the next of N, so that those that run together share rows of both.
+    Splits of a tile follow each other. Tiles go down GROUP_M of M before the next of N, so that those that
+    run together share rows of both, and those of one die are neighbours.
+    """
+    units = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N) * splits
+    if PERSISTENT:
+        for place in tl.range(tl.program_id(0), units, tl.num_programs(0), flatten=True):
+            _unit(
+                place, units, a, a_scale, b, b_scale, out, parts, arrived, M, N, K, splits, per_split,
+                BLOCK_M, BLOCK_N, DIES, SUMS, HALVES, TMA, EVEN_K, SWAP, PRODUCT, FNUZ_BITS,
+            )  # fmt: skip
+    else:
+        _unit(
+            tl.program_id(0), units, a, a_scale, b, b_scale, out, parts, arrived, M, N, K, splits, per_split,
+            BLOCK_M, BLOCK_N, DIES, SUMS, HALVES, TMA, EVEN_K, SWAP, PRODUCT, FNUZ_BITS,
+        )  # fmt: skip
+
+
+@triton.jit
+def _unit(
+    place, units, a, a_scale, b, b_scale, out, parts, arrived, M, N, K, splits, per_split,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIES: tl.constexpr, SUMS: tl.constexpr,
+    HALVES: tl.constexpr, TMA: tl.constexpr, EVEN_K: tl.constexpr, SWAP: tl.constexpr,
+    PRODUCT: tl.constexpr, FNUZ_BITS: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_M x BLOCK_N of the output over one split of K.
+
     Each block of 128 products is summed by itself, then scaled and added in fp32: tensor cores keep fewer
     bits in their own sums (DeepSeek-V3 technical report, section 3.3.2).
     """
-    tile, split = tl.program_id(0), tl.program_id(1)
-    tiles_n = tl.cdiv(N, BLOCK_N)
+    ROWS: tl.constexpr = BLOCK_M // 2 if HALVES else BLOCK_M
+    tiles_m, tiles_n, blocks = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), tl.cdiv(K, BLOCK)
+    # The places of a die, every DIES-th, get units that follow each other.
+    die = place % DIES
+    unit = die * (units // DIES) + tl.minimum(die, units % DIES) + place // DIES
+    tile, split = unit // splits, unit % splits
     first_m = tile // (GROUP_M * tiles_n) * GROUP_M
-    group_m = tl.minimum(tl.cdiv(M, BLOCK_M) - first_m, GROUP_M)
+    group_m = tl.minimum(tiles_m - first_m, GROUP_M)
     in_group = tile % (GROUP_M * tiles_n)
-    tile_m, tile_n = first_m + in_group % group_m, in_group // group_m
+    at_m, at_n = (first_m + in_group % group_m) * BLOCK_M, in_group // group_m * BLOCK_N
+    low_m = at_m + ROWS
 
-    m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    # Rows past the end read the last one again, which is never stored: no load but K's rest needs a mask.
-    m_read, n_read = tl.minimum(m, M - 1), tl.minimum(n, N - 1)
-    a_rows = a + m_read.to(tl.int64)[:, None] * K + k[None, :]
-    b_rows = b + n_read.to(tl.int64)[:, None] * K + k[None, :]
-    blocks = tl.cdiv(K, BLOCK_K)
-    b_scales = b_scale + tile_n * BLOCK_N // SCALE_N * blocks
-
-    total = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
     first = split * per_split
-    for block in range(first, tl.minimum(first + per_split, blocks)):
-        if EVEN_K:
-            a_codes = tl.load(a_rows + block * BLOCK_K)
-            b_codes = tl.load(b_rows + block * BLOCK_K)
-        else:
-            inside = k[None, :] < K - block * BLOCK_K
-            a_codes = tl.load(a_rows + block * BLOCK_K, mask=inside, other=0.0)
-            b_codes = tl.load(b_rows + block * BLOCK_K, mask=inside, other=0.0)
-        scale = tl.load(a_scale + block * M + m_read) * tl.load(b_scales + block)
-        a_values = widen(a_codes, PRODUCT, FNUZ_BITS)
-        b_values = widen(b_codes, PRODUCT, FNUZ_BITS)
+    last = tl.minimum(first + per_split, blocks)
+    # Scales are loaded a step ahead: Triton's pipeline has only what products read.
+    # Rows past the end read the last one again, which is never stored.
+    a_scales = a_scale + tl.minimum(at_m + tl.arange(0, ROWS), M - 1)
+    b_scales = b_scale + at_n // BLOCK * blocks
+    next_rows, next_block = tl.load(a_scales + first.to(tl.int64) * M), tl.load(b_scales + first)
+    total = tl.zeros([BLOCK_N, ROWS] if SWAP else [ROWS, BLOCK_N], tl.float32)
+    if HALVES:
+        low_scales = a_scale + tl.minimum(low_m + tl.arange(0, ROWS), M - 1)
+        next_low = tl.load(low_scales + first.to(tl.int64) * M)
+        low = tl.zeros([ROWS, BLOCK_N], tl.float32)
+
+    for block in range(first, last):
+        rows, scale = next_rows, next_block
+        ahead = tl.minimum(block + 1, last - 1)
+        next_rows, next_block = tl.load(a_scales + ahead.to(tl.int64) * M), tl.load(b_scales + ahead)
+        a_values = _codes(a, at_m, M, block, K, ROWS, TMA, EVEN_K, PRODUCT, FNUZ_BITS)
+        b_values = _codes(b, at_n, N, block, K, BLOCK_N, TMA, EVEN_K, PRODUCT, FNUZ_BITS)
         if SWAP:
-            total += tl.dot(b_values, tl.trans(a_values)) * scale[None, :]
+            total += tl.dot(b_values, tl.trans(a_values)) * (rows * scale)[None, :]
         else:
-            total += tl.dot(a_values, tl.trans(b_values)) * scale[:, None]
+            total += tl.dot(a_values, tl.trans(b_values)) * (rows * scale)[:, None]
+        if HALVES:
+            if PRODUCT != tl.float32:
+                # Volatile, so computed before what follows; put off, it would hold both products' registers.
+                total = tl.inline_asm_elementwise("", "=r,0", [total], tl.float32, is_pure=False, pack=1)
+            a_values = _codes(a, low_m, M, block, K, ROWS, TMA, EVEN_K, PRODUCT, FNUZ_BITS)
+            low += tl.dot(a_values, tl.trans(b_values)) * (next_low * scale)[:, None]
+            next_low = tl.load(low_scales + ahead.to(tl.int64) * M)
 
     if SWAP:
         total = tl.trans(total)
-    stored = (m < M)[:, None] & (n < N)[None, :]
-    at = (split.to(tl.int64) * M + m)[:, None] * N + n[None, :]
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=stored)
+    _store(total, at_m, at_n, split, out, parts, M, N, SUMS)
+    if HALVES:
+        _store(low, low_m, at_n, split, out, parts, M, N, SUMS)
+    if SUMS == "last":
+        # All stores of the program are made before it is counted, as those of the others were.
+        tl.debug_barrier()
+        if tl.atomic_add(arrived + tile, 1, sem="acq_rel") == splits - 1:
+            tl.debug_barrier()
+            _add_up(at_m, at_n, splits, out, parts, M, N, BLOCK_M, BLOCK_N)
+            tl.store(arrived + tile, 0)
+
+
+@triton.jit
+def _codes(
+    x,  # [rows, K]
+    at,
+    rows,
+    block,
+    K,
+    ROWS: tl.constexpr,
+    TMA: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    FNUZ_BITS: tl.constexpr,
+):
+    """[ROWS, BLOCK] of x from row `at`, as tl.dot takes them; zeros past K."""
+    if TMA:
+        codes = x.load([at, block * BLOCK])
+    else:
+        # What may pass 2^31 is the place of the rows, not the places within them.
+        at = tl.minimum(at, rows - 1)
+        row, k = tl.minimum(tl.arange(0, ROWS), rows - 1 - at), tl.arange(0, BLOCK)
+        start, within = x + at.to(tl.int64) * K + block * BLOCK, row[:, None] * K + k[None, :]
+        if EVEN_K:
+            codes = tl.load(start + within)
+        else:
+            codes = tl.load(start + within, mask=k[None, :] < K - block * BLOCK, other=0.0)
+    return widen(codes, PRODUCT, FNUZ_BITS)
+
+
+@triton.jit
+def _store(total, at_m, at_n, split, out, parts, M, N, SUMS: tl.constexpr):
+    m, n = tl.arange(0, total.shape[0]), tl.arange(0, total.shape[1])
+    inside = (m < M - at_m)[:, None] & (n < N - at_n)[None, :]
+    start, within = at_m.to(tl.int64) * N + at_n, m[:, None] * N + n[None, :]
+    if SUMS == "whole":
+        tl.store(out + start + within, total.to(out.dtype.element_ty), mask=inside)
+    else:
+        tl.store(parts + split.to(tl.int64) * M * N + start + within, total, mask=inside)
+
+
+@triton.jit
+def _add_up(at_m, at_n, splits, out, parts, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The parts of a tile, in order; not through the first-level cache, which others' stores go past."""
+    m, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    inside = (m < M - at_m)[:, None] & (n < N - at_n)[None, :]
+    start, within = at_m.to(tl.int64) * N + at_n, m[:, None] * N + n[None, :]
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    parts += start
+    for _ in tl.range(0, splits, loop_unroll_factor=4):
+        total += tl.load(parts + within, mask=inside, other=0.0, cache_modifier=".cg")
+        parts += tl.cast(M, tl.int64) * N
+    tl.store(out + start + within, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def sum_kernel(
-    parts,  # fp32 [SPLITS, values]
+    parts,  # fp32 [splits, values]
     out,  # bf16 [values]
     values,
-    SPLITS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    splits,
+    VALUES: tl.constexpr,
 ):
-    """One program: BLOCK values. The parts are added in order, so that equal inputs give equal bits."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    """One program: VALUES values, parts added in order."""
+    at = tl.program_id(0).to(tl.int64) * VALUES + tl.arange(0, VALUES)
     inside = at < values
-    total = tl.load(parts + at, mask=inside, other=0.0)
-    for _ in tl.static_range(1, SPLITS):
-        parts += values
+    total = tl.zeros([VALUES], tl.float32)
+    for _ in tl.range(0, splits, loop_unroll_factor=4):
         total += tl.load(parts + at, mask=inside, other=0.0)
+        parts += values
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)

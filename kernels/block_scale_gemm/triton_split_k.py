@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from kernels.block_scale_gemm import split_k_space as space
 from kernels.block_scale_gemm.layouts import column_major
 from kernels.block_scale_gemm.problem import BlockScaleGemmOperands, Sizes
+from kernels.block_scale_gemm.split_k_space import Config
 from kernels.formats import BLOCK, native
 from kernels.op import Unsupported
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
@@ -18,59 +18,13 @@ from kernels.tuning import Demand, Target
 if TYPE_CHECKING:
     import torch
 
-
-@dataclass(frozen=True)
-class Config:
-    """What one program computes, and how many there are.
-
-    rows, columns: of the output; columns divide 128, so that a program has one scale of b per step
-    swap:          whether it computes the tile transposed: on NVIDIA, FP8 instructions take 64 rows at least
-    per_unit:      programs that the splits of K are to give each compute unit
-    warps, stages: Triton's; instruction: rows of AMD's matrix instruction, 0 elsewhere
-    """
-
-    rows: int
-    columns: int
-    swap: bool = False
-    per_unit: int = 1
-    warps: int = 4
-    stages: int = 2
-    instruction: int = 0
-
-
-# Matrix instructions on FP8, without a spill, in gfx942's 64 KB of shared memory. By compiling.
-HEURISTIC: dict[str, dict[float, Config]] = {
-    "cuda": {
-        32: Config(16, 128, swap=True, per_unit=2, warps=4, stages=5),
-        256: Config(64, 128, per_unit=2, warps=4, stages=4),
-        math.inf: Config(128, 128, warps=8, stages=4),
-    },
-    "rocm": {
-        32: Config(16, 128, per_unit=2, warps=4, stages=2, instruction=16),
-        256: Config(64, 128, per_unit=2, warps=4, stages=2, instruction=16),
-        math.inf: Config(128, 128, warps=8, stages=2, instruction=16),
-    },
-    "cpu": {64: Config(64, 128), math.inf: Config(1024, 128)},
-}
-GROUP_M = 8
-
-MIN_STEPS = 4  # blocks of K below which a split costs more than it brings: its part, and a pipeline to fill
-MOST_PROGRAMS = 1216  # that splits make on any device: 304 compute units of an MI300X, four on each
-SUM_VALUES = 1024  # of the output in a program of the sum
+DIES = {"gfx942": 8, "gfx950": 8}
+"""Accelerator dies of an MI300X and an MI355X, each with its own L2; programs are dealt to them in turn."""
 
 # The interpreter on one core of a Zen 4 server: a step of the loop, widening a code, numpy's fp32 products.
 STEP_S = 4e-4
 CODE_S = 8e-8
 FLOPS = 3e10
-
-
-def splits_for(config: Config, units: int, m: int, n: int, k: int) -> int:
-    """As many splits as give each compute unit the programs asked for, if K has enough blocks for them; none
-    without a block."""
-    blocks = math.ceil(k / BLOCK)
-    tiles = math.ceil(m / config.rows) * math.ceil(n / config.columns)
-    splits = max(1, min(units * config.per_unit // tiles, blocks // MIN_STEPS))
-    return math.ceil(blocks / math.ceil(blocks / splits))
 
 
 def _require_native(q: torch.Tensor, target: Target) -> None:
@@ -81,48 +35,20 @@ def _require_native(q: torch.Tensor, target: Target) -> None:
 
 
 class SplitK(SuiteTriton):
-    """Few tokens leave few tiles: K is split between programs, and a second kernel adds up their parts."""
+    """Few tokens leave few tiles: K is split between programs, and the last of a tile or a second kernel adds
+    up their parts."""
 
     name = "triton.split_k"
     Config = Config
 
     def configurations(self, target: Target, sizes: Sizes) -> Iterator[Config]:
-        """Tiles of at most twice the rows that there are. A program waits for what all of its stages read."""
-        rows = [r for r in (16, 32, 64, 128) if r < 2 * max(16, sizes.m)]
-        columns = (64, 128)
-        for m, n, warps, per_unit in itertools.product(rows, columns, (4, 8), (1, 2, 4)):
-            if target.kind == "rocm":
-                for stages, instruction in itertools.product((1, 2, 3), (16, 32)):
-                    if m >= instruction:
-                        yield Config(m, n, False, per_unit, warps, stages, instruction)
-            else:
-                for stages in (2, 3, 4, 5, 6):
-                    yield Config(m, n, m < 64, per_unit, warps, stages)
+        return space.configurations(target, sizes)
 
     def heuristic(self, target: Target, sizes: Sizes) -> Config:
-        return next(config for most, config in target.pick(HEURISTIC).items() if sizes.m <= most)
+        return space.heuristic(target, sizes)
 
     def demands(self, config: Config, target: Target, sizes: Sizes) -> list[Demand]:
-        splits = splits_for(config, target.units, sizes.m, sizes.n, sizes.k)
-        blocks = math.ceil(sizes.k_blocks / splits)
-        tiles = math.ceil(sizes.m / config.rows) * math.ceil(sizes.n / config.columns)
-        step = (config.rows + config.columns) * BLOCK
-        parts = 4 * sizes.m * sizes.n * splits if splits > 1 else 2 * sizes.m * sizes.n
-        gemm = Demand(
-            kernel="gemm_kernel",
-            programs=tiles * splits,
-            flops=2.0 * config.rows * config.columns * BLOCK * blocks,
-            dtype="fp8",
-            read=step * blocks,
-            in_flight=step * max(1, config.stages - 1),
-            moved=sizes.m * sizes.k + sizes.n * sizes.k + parts,
-        )
-        if splits == 1:
-            return [gemm]
-        read = 4.0 * SUM_VALUES * splits
-        moved = (4.0 * splits + 2) * sizes.m * sizes.n
-        programs = math.ceil(sizes.m * sizes.n / SUM_VALUES)
-        return [gemm, Demand("sum_kernel", programs, 0, "fp32", read, read, moved)]
+        return space.demands(config, target, sizes)
 
     def interpreted_s(self, sizes: Sizes) -> float:
         tile = self.heuristic(CPU, sizes)
@@ -135,23 +61,22 @@ class SplitK(SuiteTriton):
         return steps * step_s
 
     def workspace(self, sizes: Sizes) -> int:
-        """An upper bound over all platforms and configurations."""
-        blocks = sizes.k_blocks
-        splits = max(1, min(MOST_PROGRAMS // math.ceil(sizes.n / BLOCK), blocks // MIN_STEPS))
-        outputs = 1 + (splits if splits > 1 else 0)
-        return sizes.quantised_bytes + 4 * sizes.m * (sizes.k_blocks + outputs * sizes.n)
+        """An upper bound over all platforms and configurations: activation scales in this kernel's layout,
+        parts, counters, and in the interpreter the output in fp32."""
+        values = sizes.m * sizes.n
+        parts = min(values * sizes.k_blocks // space.MIN_STEPS, space.MOST_PARTS)
+        return 4 * (sizes.m * sizes.k_blocks + parts + 2 * values) + sizes.quantised_bytes
 
     def prepare_with(
         self, config: Config, target: Target, operands: BlockScaleGemmOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
         _require_native(operands.b_q, target)
-        (m, k), n = operands.a_q.shape, operands.b_q.shape[0]
-        return _SplitK(operands, out, config, splits_for(config, target.units, m, n, k))
+        return _SplitK(operands, out, config, target)
 
 
 class _SplitK(ConfiguredPrepared):
     def __init__(
-        self, operands: BlockScaleGemmOperands, out: torch.Tensor, config: Config, splits: int
+        self, operands: BlockScaleGemmOperands, out: torch.Tensor, config: Config, target: Target
     ) -> None:
         import torch
         import triton
@@ -160,8 +85,8 @@ class _SplitK(ConfiguredPrepared):
         from kernels.block_scale_gemm.split_k_jit import gemm_kernel, sum_kernel
 
         super().__init__(operands, out)
-        (m, k), n = operands.a_q.shape, operands.b_q.shape[0]
-        blocks = triton.cdiv(k, BLOCK)
+        (m, k), n, sizes = operands.a_q.shape, operands.b_q.shape[0], operands.sizes
+        splits = config.splits(target, sizes)
         interpreted = out.device.type == "cpu"
         fnuz_bits = interpreted and operands.b_q.dtype == torch.float8_e4m3fnuz
         native_product = tl.float8e4b8 if operands.b_q.dtype == torch.float8_e4m3fnuz else tl.float8e4nv
@@ -169,43 +94,73 @@ class _SplitK(ConfiguredPrepared):
         self.a_scale = column_major(operands.a_scale)
         # The interpreter truncates where it should round to bf16: there torch rounds the output.
         self.written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
-        self.parts = torch.empty(splits if splits > 1 else 0, m, n, dtype=torch.float32, device=out.device)
-        self.splits = splits
+        sums = config.sums if splits > 1 else "whole"
+        self.parts = out.new_empty(splits if splits > 1 else 0, m, n, dtype=torch.float32)
+        self.arrived = out.new_zeros(config.tiles(sizes) if sums == "last" else 0, dtype=torch.int32)
 
-        self.gemm = gemm_kernel[(triton.cdiv(m, config.rows) * triton.cdiv(n, config.columns), splits)]
         codes = torch.uint8 if fnuz_bits else operands.b_q.dtype
+        a, b = operands.a_q.view(codes), operands.b_q.view(codes)
+        if config.tma:
+            a, b = _described(a, config.rows // (1 + config.halves)), _described(b, config.columns)
+        self.gemm = gemm_kernel[(config.programs(target, sizes),)]
         self.gemm_arguments = (
-            operands.a_q.view(codes),
+            a,
             self.a_scale,
-            operands.b_q.view(codes),
+            b,
             operands.b_scale,
-            self.parts if splits > 1 else self.written,
+            self.written,
+            self.parts,
+            self.arrived,
             m,
             n,
             k,
-            triton.cdiv(blocks, splits),
+            splits,
+            triton.cdiv(sizes.k_blocks, splits),
         )
         self.gemm_options = {
             "BLOCK_M": config.rows,
             "BLOCK_N": config.columns,
-            "BLOCK_K": BLOCK,
-            "SCALE_N": BLOCK,
-            "GROUP_M": GROUP_M,
-            "EVEN_K": k % BLOCK == 0,
+            "DIES": DIES.get(target.arch, 1),
+            "SUMS": sums,
+            "HALVES": config.halves,
+            "PERSISTENT": config.persistent,
+            "TMA": config.tma,
+            "EVEN_K": config.tma or k % BLOCK == 0,
             "SWAP": config.swap,
             "PRODUCT": tl.float32 if interpreted else native_product,
             "FNUZ_BITS": fnuz_bits,
-            **options(config.warps, config.stages, config.instruction),
+            **_options(config, target),
         }
-        self.sum = sum_kernel[(triton.cdiv(m * n, SUM_VALUES),)]
-        self.sum_options = {"SPLITS": splits, "BLOCK": SUM_VALUES}
+        self.sum = sum_kernel[(triton.cdiv(m * n, space.SUM_VALUES),)] if sums == "later" else None
+        self.sum_arguments = (self.parts, self.written, m * n, splits)
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
         return {"a_q": self.operands.a_q, "a_scale": self.a_scale}
 
     def call(self) -> None:
         self.gemm(*self.gemm_arguments, **self.gemm_options)
-        if self.splits > 1:
-            self.sum(self.parts, self.written, self.out.numel(), **self.sum_options)
+        if self.sum:
+            self.sum(*self.sum_arguments, VALUES=space.SUM_VALUES)
         if self.written is not self.out:
             self.out.copy_(self.written)
+
+
+def _described(x: torch.Tensor, rows: int) -> Any:
+    """x [..., K] for loads of [rows, 128]. A call hands the descriptor over by value."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(x, [rows, BLOCK])
+
+
+def _options(config: Config, target: Target) -> dict[str, int]:
+    """AMD's instructions of 16 rows, as in all of AITER's tuned tables for this op: as fast as those of 32,
+    and no tile is too small. On gfx942 two of them take one read of shared memory. Large tiles
+    are kept to the registers that two waves of a SIMD can have."""
+    if target.kind != "rocm":
+        return options(config.warps, config.stages)
+    heavy = config.warps >= 4 and config.rows * config.columns >= 64 * 64 * config.warps
+    return (
+        options(config.warps, config.stages, instruction=16)
+        | ({"kpack": 2} if target.arch == "gfx942" else {})
+        | ({"waves_per_eu": 2} if heavy else {})
+    )

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from kernels.binding import find, keywords
 from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe.aiter import Aiter
+from kernels.fused_moe.align import MOST_SEGMENTS, Alignment, tiles_for
 from kernels.fused_moe.around import Around
 from kernels.fused_moe.problem import FusedMoeOperands, Sizes
-from kernels.fused_moe.triton_grouped import CHUNK, tiles_for
 from kernels.op import Prepared
 from kernels.triton_runtime import require_interpreter
 from kernels.vendor import TRITON
@@ -34,7 +34,7 @@ class Triton(Aiter):
         pairs = sizes.tokens * sizes.picks
         of_pair = sizes.inter * 5 + sizes.inter // BLOCK * 4 + sizes.hidden * 2 + 4
         slots = max(tiles_for(rows, sizes) * (rows * 4 + 4) for rows in (SMALLEST_TILE, 64, 128, 256))
-        return pairs * of_pair + slots + sizes.held * 4 + 8
+        return pairs * of_pair + slots + MOST_SEGMENTS * sizes.held * 4 + 8
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         require_interpreter(out.device)
@@ -51,10 +51,7 @@ def configuration(sizes: Sizes) -> dict[str, Any]:
 class _Triton(Around):
     def __init__(self, operands: FusedMoeOperands, out: torch.Tensor) -> None:
         import torch
-        import triton
         import triton.language as tl
-
-        from kernels.fused_moe import align_jit
 
         super().__init__(operands, out)
         o, sizes, device = operands, operands.sizes, out.device
@@ -62,27 +59,17 @@ class _Triton(Around):
         self.config = configuration(sizes)
         self.rows: int = self.config["BLOCK_SIZE_M"]
         self.pairs = sizes.tokens * sizes.picks
-        tiles = tiles_for(self.rows, sizes)
 
         def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
-        self.counts, self.used, self.padded = empty(sizes.held), empty(1), empty(1)
-        self.slots, self.owners = empty(tiles * self.rows), empty(tiles)
+        self.sort, self.padded = Alignment(sizes, self.rows, o.topk_ids), empty(1)
         self.row_of = torch.arange(self.pairs, dtype=torch.int32, device=device)
         self.gate_up = empty(sizes.tokens, sizes.picks, 2 * sizes.inter, dtype=torch.bfloat16)
         self.h_q = empty(self.pairs, sizes.inter, dtype=fmt.dtype)
         self.h_scale = empty(sizes.inter // BLOCK, self.pairs, dtype=torch.float32)
         self.given = empty(sizes.tokens, sizes.picks, sizes.hidden, dtype=torch.bfloat16)
 
-        chunk = min(CHUNK["cpu" if device.type == "cpu" else "rocm"], triton.next_power_of_2(self.pairs))
-        self.count, self.place = align_jit.count_kernel[(sizes.held,)], align_jit.place_kernel[(sizes.held,)]
-        self.counting = {"pairs": self.pairs, "CHUNK": chunk}
-        self.placing = self.counting | {
-            "experts": sizes.held,
-            "TILE": self.rows,
-            "EXPERTS": triton.next_power_of_2(sizes.held),
-        }
         self.surround(self.pairs, packed=False)
 
         self.product = find("aiter.ops.triton.moe.moe_op.fused_moe", "aiter.ops.triton.moe_op.fused_moe")
@@ -90,8 +77,8 @@ class _Triton(Around):
             "B_zp": None,
             "topk_weights": o.topk_weights,
             "topk_ids": o.topk_ids,
-            "sorted_token_ids": self.slots,
-            "expert_ids": self.owners,
+            "sorted_token_ids": self.sort.slots,
+            "expert_ids": self.sort.owners,
             "num_tokens_post_padded": self.padded,
             "mul_routed_weight": False,
             "compute_type": tl.bfloat16,
@@ -110,10 +97,8 @@ class _Triton(Around):
     def call(self) -> None:
         import torch
 
-        o = self.operands
-        self.count(o.topk_ids, self.counts, **self.counting)
-        self.place(o.topk_ids, self.counts, self.slots, self.owners, self.used, **self.placing)
-        torch.mul(self.used, self.rows, out=self.padded)
+        self.sort()
+        torch.mul(self.sort.used, self.rows, out=self.padded)
         self.product(**self.up)
         self.activate()
         self.product(**self.down)

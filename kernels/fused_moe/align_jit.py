@@ -1,7 +1,8 @@
 """Triton sources that bring (row, expert) pairs into the order of experts, on the device and without atomics.
 
-Each expert's pairs fill tiles of TILE slots; the last tile of an expert ends in empty slots. Counting is
-one launch, placing another, so every run gives the same order.
+Each expert's pairs fill tiles of TILE slots; the last tile of an expert ends in empty slots. Its pairs keep
+the order that they had, so that every run gives the same one. Few pairs are one launch: every program counts
+for itself. Many are two, each with as many segments of the pairs as keep a device busy.
 """
 
 import triton
@@ -11,52 +12,71 @@ import triton.language as tl
 @triton.jit
 def count_kernel(
     ids,  # int32 [pairs]; -1: of another rank
-    counts,  # int32 [experts]
+    counts,  # int32 [segments, experts]
     pairs,
+    per_segment,  # pairs
     CHUNK: tl.constexpr,
 ):
-    """One program: the pairs of one expert. Grid (experts,)."""
-    expert = tl.program_id(0)
+    """One program: the pairs of one expert in one segment. Grid (experts, segments)."""
+    expert, segment = tl.program_id(0), tl.program_id(1)
+    end = tl.minimum(pairs, (segment + 1) * per_segment)
     total = tl.zeros([CHUNK], tl.int32)
-    for start in range(0, pairs, CHUNK):
+    for start in range(segment * per_segment, end, CHUNK):
         at = start + tl.arange(0, CHUNK)
-        total += (tl.load(ids + at, mask=at < pairs, other=-1) == expert).to(tl.int32)
-    tl.store(counts + expert, tl.sum(total, 0))
+        total += (tl.load(ids + at, mask=at < end, other=-1) == expert).to(tl.int32)
+    tl.store(counts + segment * tl.num_programs(0) + expert, tl.sum(total, 0))
 
 
 @triton.jit
 def place_kernel(
     ids,  # int32 [pairs]
-    counts,  # int32 [experts]
+    counts,  # int32 [segments, experts], where they are COUNTED
     slots,  # int32 [tiles * TILE]: the pair in each slot, `pairs` in empty ones
     owners,  # int32 [tiles]: the expert of each tile
     used,  # int32 [1]: tiles that have one
     pairs,
     experts,
+    per_segment,  # pairs
     TILE: tl.constexpr,
     CHUNK: tl.constexpr,
     EXPERTS: tl.constexpr,  # padded to a power of two
+    SEGMENTS: tl.constexpr,  # padded too
+    COUNTED: tl.constexpr,
 ):
-    """One program: the slots and tiles of one expert. Grid (experts,)."""
-    expert = tl.program_id(0)
-    other = tl.arange(0, EXPERTS)
-    tiles = (tl.load(counts + other, mask=other < experts, other=0) + TILE - 1) // TILE
+    """One program: the slots of one expert that one segment fills, and of the first, its tiles. Grid
+    (experts, segments)."""
+    expert, segment = tl.program_id(0), tl.program_id(1)
+    other, part = tl.arange(0, EXPERTS), tl.arange(0, SEGMENTS)
+    before = 0
+    if COUNTED:
+        there = (part < tl.num_programs(1))[:, None] & (other < experts)[None, :]
+        each = tl.load(counts + part[:, None] * experts + other[None, :], mask=there, other=0)
+        load = tl.sum(each, 0)
+        before = tl.sum(tl.where((part < segment)[:, None] & (other == expert)[None, :], each, 0))
+    else:
+        load = tl.zeros([EXPERTS], tl.int32)
+        for start in range(0, pairs, CHUNK):
+            at = start + tl.arange(0, CHUNK)
+            owner = tl.load(ids + at, mask=at < pairs, other=-1)
+            load += tl.histogram(owner, EXPERTS, mask=owner >= 0)
+    tiles = (load + TILE - 1) // TILE
     first = tl.sum(tl.where(other < expert, tiles, 0), 0)
     own = tl.sum(tl.where(other == expert, tiles, 0), 0)
-    tl.store(used, tl.sum(tiles, 0), mask=expert == 0)
+    tl.store(used, tl.sum(tiles, 0), mask=(expert == 0) & (segment == 0))
 
-    for start in range(0, own, CHUNK):
-        tile = start + tl.arange(0, CHUNK)
-        tl.store(owners + first + tile, tl.zeros([CHUNK], tl.int32) + expert, mask=tile < own)
+    if segment == 0:
+        for start in range(0, own, CHUNK):
+            tile = start + tl.arange(0, CHUNK)
+            tl.store(owners + first + tile, tl.zeros([CHUNK], tl.int32) + expert, mask=tile < own)
+        # Fewer than a tile are left empty.
+        empty = first * TILE + tl.sum(tl.where(other == expert, load, 0), 0) + tl.arange(0, TILE)
+        tl.store(slots + empty, tl.zeros([TILE], tl.int32) + pairs, mask=empty < (first + own) * TILE)
 
-    taken = first * TILE
-    for start in range(0, pairs, CHUNK):
+    taken = first * TILE + before
+    end = tl.minimum(pairs, (segment + 1) * per_segment)
+    for start in range(segment * per_segment, end, CHUNK):
         at = start + tl.arange(0, CHUNK)
-        mine = (tl.load(ids + at, mask=at < pairs, other=-1) == expert).to(tl.int32)
+        mine = (tl.load(ids + at, mask=at < end, other=-1) == expert).to(tl.int32)
         slot = taken + tl.cumsum(mine, 0) - 1
         tl.store(slots + slot, at, mask=mine > 0)
         taken += tl.sum(mine, 0)
-
-    # Fewer than a tile are left.
-    empty = taken + tl.arange(0, TILE)
-    tl.store(slots + empty, tl.zeros([TILE], tl.int32) + pairs, mask=empty < (first + own) * TILE)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
-from kernels.fused_moe.triton_grouped import COMBINED
+from kernels.fused_moe.grouped_config import COMBINED
 from kernels.op import Prepared
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from kernels import platform as machine
 from kernels import vendor
 from kernels.binding import find
 from kernels.formats import BLOCK, fp8_format
+from kernels.fused_moe.align import chunk_for, tiles_for
 from kernels.fused_moe.around import WORD, Around
 from kernels.fused_moe.problem import FusedMoeOperands, Sizes
-from kernels.fused_moe.triton_grouped import CHUNK, tiles_for
 from kernels.op import Prepared, Unsupported
 from kernels.triton_runtime import require_interpreter
 
@@ -141,7 +141,7 @@ class _Bound(Around):
         self.h_scale = mn_major(groups, rows, inter, packed, device)
         self.given = empty(groups, rows, hidden, dtype=torch.bfloat16)
 
-        self.chunk = min(CHUNK["cpu" if device.type == "cpu" else "cuda"], triton.next_power_of_2(self.pairs))
+        self.chunk = chunk_for(self.pairs, device)
         self.count = align_jit.count_kernel[(sizes.held,)]
         self.gather = rows_jit.gather_kernel[(self.pairs,)]
         self.gathering = {
@@ -213,7 +213,7 @@ class _Contiguous(_Bound):
 
     def place(self) -> None:
         ids = self.operands.topk_ids
-        self.count(ids, self.counts, self.pairs, CHUNK=self.chunk)
+        self.count(ids, self.counts, self.pairs, self.pairs, CHUNK=self.chunk)
         self.contiguous(ids, self.counts, self.row_of, self.owners, **self.placing)
 
     def multiply(self, a, a_scale, b, b_scale, d) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-ROWS = 1  # tokens of a program: decode has few, and one token's scores fill four warps
+ROWS = 1  # tokens of a program: decode has few
+WARPS = 1  # whose lanes hold a token's scores: choosing is a chain of reductions, and across warps they wait
 INTERPRETED_ROWS = 64  # the interpreter's time is per program
 
 
@@ -103,7 +104,9 @@ def _triton(
         "SHARED": rule.shared,
         "GROUPS_PADDED": triton.next_power_of_2(rule.groups),
         "GROUP_PADDED": triton.next_power_of_2(group),
+        "PICKS_PADDED": triton.next_power_of_2(rule.topk + rule.shared),
         "BLOCK_M": rows,
+        "num_warps": WARPS,
     }
 
     def route() -> None:

@@ -26,9 +26,11 @@ def route_kernel(
     SHARED: tl.constexpr,
     GROUPS_PADDED: tl.constexpr,  # to powers of two
     GROUP_PADDED: tl.constexpr,
+    PICKS_PADDED: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """One program: BLOCK_M tokens. Grid (token blocks,)."""
+    """One program: BLOCK_M tokens. Grid (token blocks,). Of equal scores the first expert's goes before, and
+    every sum has its order: the same inputs give the same bits."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     row_ok = row < tokens
     group, member = tl.arange(0, GROUPS_PADDED), tl.arange(0, GROUP_PADDED)
@@ -58,28 +60,23 @@ def route_kernel(
 
     EXPERTS: tl.constexpr = GROUPS_PADDED * GROUP_PADDED
     flat = tl.reshape(biased, [BLOCK_M, EXPERTS])
-    own = tl.reshape(score, [BLOCK_M, EXPERTS])
-    place = tl.arange(0, EXPERTS)
-    sum_of_chosen = tl.zeros([BLOCK_M], tl.float32)
-    # Twice the same choice, rather than weights kept in registers: they are known once all are chosen.
-    remaining = flat
-    for _ in tl.static_range(TOPK):
-        peak = tl.max(remaining, 1)
-        chosen = tl.min(tl.where(remaining == peak[:, None], place[None, :], EXPERTS), 1)
-        here = place[None, :] == chosen[:, None]
-        sum_of_chosen += tl.sum(tl.where(here, own, 0.0), 1)
-        remaining = tl.where(here, float("-inf"), remaining)
-    remaining = flat
+    place, pick = tl.arange(0, EXPERTS), tl.arange(0, PICKS_PADDED)
+    chosen = tl.zeros([BLOCK_M, PICKS_PADDED], tl.int32)
     for i in tl.static_range(TOPK):
-        peak = tl.max(remaining, 1)
-        chosen = tl.min(tl.where(remaining == peak[:, None], place[None, :], EXPERTS), 1)
-        here = place[None, :] == chosen[:, None]
-        weight = tl.sum(tl.where(here, own, 0.0), 1) / sum_of_chosen * SCALING
-        remaining = tl.where(here, float("-inf"), remaining)
-        number = chosen // GROUP_PADDED * GROUP + chosen % GROUP_PADDED
-        tl.store(ids + row * ids_row + i * ids_column, tl.where(number < LOCAL, number, -1), mask=row_ok)
-        tl.store(weights + row * weights_row + i * weights_column, weight, mask=row_ok)
+        best = tl.argmax(flat, 1)
+        chosen = tl.where(pick[None, :] == i, best[:, None], chosen)
+        flat = tl.where(place[None, :] == best[:, None], float("-inf"), flat)
+
+    # Scores of the chosen from their logits again: one load for all, where each would be a reduction.
+    routed = (pick < TOPK)[None, :]
+    number = chosen // GROUP_PADDED * GROUP + chosen % GROUP_PADDED
+    at = row[:, None] * logits_row + number * logits_column
+    own = 1 / (1 + tl.exp(-tl.load(logits + at, mask=row_ok[:, None] & routed, other=0.0)))
+    own = tl.where(routed, own, 0.0)
+    weight = own / tl.sum(own, 1)[:, None] * SCALING
+    number = tl.where(number < LOCAL, number, -1)
     if SHARED:
-        tl.store(ids + row * ids_row + TOPK * ids_column, tl.full([BLOCK_M], LOCAL, tl.int32), mask=row_ok)
-        last = weights + row * weights_row + TOPK * weights_column
-        tl.store(last, tl.full([BLOCK_M], 1.0, tl.float32), mask=row_ok)
+        number, weight = tl.where(routed, number, LOCAL), tl.where(routed, weight, 1.0)
+    stored = row_ok[:, None] & (pick < TOPK + SHARED)[None, :]
+    tl.store(ids + row[:, None] * ids_row + pick[None, :] * ids_column, number, mask=stored)
+    tl.store(weights + row[:, None] * weights_row + pick[None, :] * weights_column, weight, mask=stored)

@@ -1,96 +1,165 @@
-"""Triton source of varlen causal flash attention: a tile of query rows per program, keys in blocks.
+"""Triton sources of varlen causal flash attention: a tile of query rows per program, keys in blocks.
 
-All tensors are contiguous, in the layouts of `MhaPrefillOperands`. Scores are kept in the log2 domain.
+Tensors are contiguous, in the layouts of `MhaPrefillOperands`. Scores are kept in the log2 domain. One
+program sums all keys of a row, in order: equal inputs give equal bits.
 """
 
 import triton
 import triton.language as tl
 
+from kernels.fp8_jit import widen
+
 
 @triton.jit
 def flash_kernel(
-    q,  # bf16 [T, HEADS, NOPE + ROPE]
-    k,  # bf16 [S, HEADS, NOPE + ROPE]
-    v,  # bf16 [S, HEADS, VALUE]
+    q,  # bf16 or FP8 [T, HEADS, NOPE + ROPE]; with FNUZ_BITS, as k and v, uint8 that holds e4m3fnuz
+    k,  # likewise [S, HEADS, NOPE + ROPE]
+    v,  # likewise [S, HEADS, VALUE]; if TURNED, what turn_kernel made of it
     out,  # bf16 [T, HEADS, VALUE]
     cu_q,  # int32 [batch + 1]
     cu_k,  # int32 [batch + 1]
-    tiles,  # int32 [tiles, 2]: a sequence, and the first of BLOCK_M of its query rows
-    score_scale,  # turns q . k into a score in the log2 domain
+    programs,  # int32 [grid, 3]: a head, a sequence, and the first of BLOCK_M of its query rows
+    score_scale,  # turns q . k into a score in the log2 domain, after their descales
+    q_descale,  # fp32 [1], as k_descale and v_descale; None for bf16
+    k_descale,
+    v_descale,
+    columns,  # of v, if TURNED
+    q_nope_blocks,  # descriptors of q's, k's and v's rows, in blocks of what `_rows` reads of them; or None
+    q_rope_blocks,
+    k_nope_blocks,
+    k_rope_blocks,
+    v_blocks,
     HEADS: tl.constexpr,
     NOPE: tl.constexpr,
     ROPE: tl.constexpr,
     VALUE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    PRODUCT: tl.constexpr,  # what tl.dot takes: bf16, or fp32 in the interpreter, whose dot gets bf16 wrong
+    TURNED: tl.constexpr,
+    PAD: tl.constexpr,  # as in turn_kernel
+    LANES: tl.constexpr,  # as in `_in_order_of_registers`
+    RUN: tl.constexpr,
+    HEADROOM: tl.constexpr,  # the largest weight of a row is 2 ** HEADROOM
+    PRODUCT: tl.constexpr,  # what tl.dot takes; fp32 in the interpreter, whose dot gets bf16 wrong
+    FNUZ_BITS: tl.constexpr,
 ):
     """One program: BLOCK_M query rows of one head of one sequence, over the keys that any of them sees.
 
-    Grid (HEADS, tiles): where programs are dealt to dies in turn, as on MI300X, a head's keys stay in the
-    cache of one, if the number of heads is a multiple of that of dies.
+    First the blocks of keys that all rows see, then those on the diagonal. Rows of q and k past the end of
+    the sequence may be anything: what they make is not stored, or masked. Those of v must be numbers, for a
+    weight of 0 times NaN is NaN: on the diagonal they are zeros.
     """
-    head, tile = tl.program_id(0), tl.program_id(1)
-    sequence, first = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
+    program = programs + 3 * tl.program_id(0)
+    head, sequence, first = tl.load(program), tl.load(program + 1), tl.load(program + 2)
     q_start, k_start = tl.load(cu_q + sequence), tl.load(cu_k + sequence)
     new = tl.load(cu_q + sequence + 1) - q_start
     length = tl.load(cu_k + sequence + 1) - k_start
+    if q_descale is not None:
+        score_scale *= tl.load(q_descale) * tl.load(k_descale)
 
+    WIDTH: tl.constexpr = NOPE + ROPE
+    nope, rope = head * WIDTH, head * WIDTH + NOPE
     row = first + tl.arange(0, BLOCK_M)
-    row_ok = row < new
-    position = length - new + row
-    query = (q_start + row).to(tl.int64) * HEADS + head
-    nope, rope, value = tl.arange(0, NOPE), NOPE + tl.arange(0, ROPE), tl.arange(0, VALUE)
-    q_row = q + query[:, None] * (NOPE + ROPE)
-    q_nope = tl.load(q_row + nope[None, :], mask=row_ok[:, None], other=0.0).to(PRODUCT)
-    q_rope = tl.load(q_row + rope[None, :], mask=row_ok[:, None], other=0.0).to(PRODUCT)
+    row_ok = (row < new)[:, None]
+    q_nope = _rows(q, q_nope_blocks, q_start + first, nope, HEADS * WIDTH, row_ok, BLOCK_M, NOPE)
+    q_rope = _rows(q, q_rope_blocks, q_start + first, rope, HEADS * WIDTH, row_ok, BLOCK_M, ROPE)
+    q_nope, q_rope = widen(q_nope, PRODUCT, FNUZ_BITS), widen(q_rope, PRODUCT, FNUZ_BITS)
 
-    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    attended = tl.zeros([BLOCK_M, VALUE], tl.float32)
     # Keys up to the tile's first row are seen by all of its rows; behind its last row none is seen.
     unmasked = (length - new + first + 1) // BLOCK_N * BLOCK_N
     end = tl.minimum(length - new + first + BLOCK_M, length)
-    base = k_start.to(tl.int64) * HEADS + head
-    key_rows = tl.arange(0, BLOCK_N)[:, None] * HEADS
-    k_block = k + base * (NOPE + ROPE) + key_rows * (NOPE + ROPE)
-    v_block = v + base * VALUE + key_rows * VALUE + value[None, :]
-    for _ in range(0, unmasked, BLOCK_N):
-        k_nope = tl.load(k_block + nope[None, :]).to(PRODUCT)
-        k_rope = tl.load(k_block + rope[None, :]).to(PRODUCT)
-        values = tl.load(v_block).to(PRODUCT)
-        scores = tl.dot(q_nope, tl.trans(k_nope))
-        scores = tl.dot(q_rope, tl.trans(k_rope), scores) * score_scale
-        weights, rescale, peak, total = _softmax(scores, peak, total, PRODUCT)
-        attended = tl.dot(weights, values, attended * rescale[:, None])
-        # Not an offset from the start: that may exceed 32 bits.
-        k_block += BLOCK_N * HEADS * (NOPE + ROPE)
-        v_block += BLOCK_N * HEADS * VALUE
-    for start in range(unmasked, end, BLOCK_N):
-        key = start + tl.arange(0, BLOCK_N)
-        ok = (key < end)[:, None]
-        k_nope = tl.load(k_block + nope[None, :], mask=ok, other=0.0).to(PRODUCT)
-        k_rope = tl.load(k_block + rope[None, :], mask=ok, other=0.0).to(PRODUCT)
-        values = tl.load(v_block, mask=ok, other=0.0).to(PRODUCT)
-        scores = tl.dot(q_nope, tl.trans(k_nope))
-        scores = tl.dot(q_rope, tl.trans(k_rope), scores) * score_scale
-        seen = key[None, :] <= tl.minimum(position, end - 1)[:, None]
-        scores = tl.where(seen, scores, float("-inf"))
-        weights, rescale, peak, total = _softmax(scores, peak, total, PRODUCT)
-        attended = tl.dot(weights, values, attended * rescale[:, None])
-        k_block += BLOCK_N * HEADS * (NOPE + ROPE)
-        v_block += BLOCK_N * HEADS * VALUE
+    last_seen = length - new + row
+    key = tl.arange(0, BLOCK_N)
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    attended = tl.zeros([BLOCK_M, VALUE], tl.float32)
+    for masked in tl.static_range(2):
+        for start in range(unmasked if masked else 0, end if masked else unmasked, BLOCK_N):
+            at = k_start + start
+            inside = (start + key < end)[:, None] if masked else None
+            k_nope = _rows(k, k_nope_blocks, at, nope, HEADS * WIDTH, inside, BLOCK_N, NOPE)
+            k_rope = _rows(k, k_rope_blocks, at, rope, HEADS * WIDTH, inside, BLOCK_N, ROPE)
+            if TURNED:
+                column = (k_start // PAD + sequence) * PAD + start
+                values = tl.trans(_rows(v, v_blocks, head * VALUE, column, columns, None, VALUE, BLOCK_N))
+            else:
+                v_here = None if masked else v_blocks
+                values = _rows(v, v_here, at, head * VALUE, HEADS * VALUE, inside, BLOCK_N, VALUE)
 
-    attended /= total[:, None]
-    tl.store(out + query[:, None] * VALUE + value[None, :], attended, mask=row_ok[:, None])
+            scores = tl.dot(q_nope, tl.trans(widen(k_nope, PRODUCT, FNUZ_BITS)))
+            scores = tl.dot(q_rope, tl.trans(widen(k_rope, PRODUCT, FNUZ_BITS)), scores)
+            if masked:
+                scores = tl.where((start + key)[None, :] <= last_seen[:, None], scores, float("-inf"))
+            new_peak = tl.maximum(peak, tl.max(scores, 1) * score_scale)
+            weights = tl.exp2(scores * score_scale - (new_peak - HEADROOM)[:, None])
+            rescale = tl.exp2(peak - new_peak)
+            peak, total = new_peak, total * rescale + tl.sum(weights, 1)
+            weights = weights.to(PRODUCT)
+            if TURNED:
+                weights = _in_order_of_registers(weights, BLOCK_M, BLOCK_N, LANES, RUN)
+            attended = tl.dot(weights, widen(values, PRODUCT, FNUZ_BITS), attended * rescale[:, None])
+
+    factor = 1.0 / total
+    if v_descale is not None:
+        factor *= tl.load(v_descale)
+    attended = (attended * factor[:, None]).to(out.dtype.element_ty)
+    to = ((q_start + row).to(tl.int64) * HEADS + head) * VALUE
+    tl.store(out + to[:, None] + tl.arange(0, VALUE)[None, :], attended, mask=row_ok)
 
 
 @triton.jit
-def _softmax(scores, peak, total, PRODUCT: tl.constexpr):
-    """A further block of scores [rows, keys] in the log2 domain. Gives its weights relative to the highest
-    score so far, the factor that brings what was summed before to the same footing, and both sums anew."""
-    new_peak = tl.maximum(peak, tl.max(scores, 1))
-    rescale = tl.exp2(peak - new_peak)
-    weights = tl.exp2(scores - new_peak[:, None]).to(PRODUCT)
-    # The sum takes the rounded weights, so that the common part of their errors cancels.
-    return weights, rescale, new_peak, total * rescale + tl.sum(weights.to(tl.float32), 1)
+def _rows(x, blocks, row, column, stride, inside, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """x[row : row + ROWS, column : column + COLUMNS] of rows `stride` apart, through a descriptor if there is
+    one; else zeros in rows that are not `inside`, None for all."""
+    if blocks is not None:
+        found = blocks.load([row, column])
+    else:
+        # The distance from the tensor's first may exceed 32 bits, that within the block does not.
+        first = x + (row.to(tl.int64) * stride + column)
+        at = tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, COLUMNS)[None, :]
+        if inside is None:
+            found = tl.load(first + at)
+        else:
+            found = tl.load(first + at, mask=inside, other=0.0)
+    return found
+
+
+@triton.jit
+def _in_order_of_registers(
+    weights, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr
+):
+    """Where a product left a row, LANES threads hold RUN columns each in turn; an operand in FP8 wants twice
+    as many in each. The same registers, read so, are the weights of the keys in the order that turn_kernel
+    gives them: no weight leaves its thread."""
+    weights = tl.reshape(weights, [BLOCK_M, BLOCK_N // (2 * LANES * RUN), 2, LANES, RUN])
+    return tl.reshape(tl.permute(weights, [0, 1, 3, 2, 4]), [BLOCK_M, BLOCK_N])
+
+
+@triton.jit
+def turn_kernel(
+    v,  # uint8 [S, HEADS, VALUE]
+    turned,  # uint8 [HEADS, VALUE, columns]
+    cu_k,  # int32 [batch + 1]
+    blocks,  # int32 [grid 1, 2]: a sequence, and the first of PAD of its keys
+    columns,
+    HEADS: tl.constexpr,
+    VALUE: tl.constexpr,
+    PAD: tl.constexpr,
+    LANES: tl.constexpr,
+    RUN: tl.constexpr,
+):
+    """One program: PAD keys of one head of one sequence, zeros behind its end. Grid (HEADS, blocks)."""
+    head, block = tl.program_id(0), tl.program_id(1)
+    sequence, start = tl.load(blocks + 2 * block), tl.multiple_of(tl.load(blocks + 2 * block + 1), PAD)
+    k_start = tl.load(cu_k + sequence)
+    length = tl.load(cu_k + sequence + 1) - k_start
+    # Which key goes to a column.
+    column = tl.arange(0, PAD)
+    key = tl.reshape(column, [PAD // (2 * LANES * RUN), 2, LANES, RUN])
+    key = tl.reshape(tl.permute(key, [0, 2, 1, 3]), [PAD])
+    value = tl.arange(0, VALUE)
+    v += ((k_start + start).to(tl.int64) * HEADS + head) * VALUE
+    inside = (start + key < length)[:, None]
+    codes = tl.load(v + (key[:, None] * (HEADS * VALUE) + value[None, :]), mask=inside, other=0)
+    turned += (head * VALUE).to(tl.int64) * columns + (k_start // PAD + sequence) * PAD + start
+    tl.store(turned + (value[:, None] * columns + column[None, :]), tl.trans(codes))

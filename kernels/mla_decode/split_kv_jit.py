@@ -1,113 +1,152 @@
-"""Triton sources of split-KV MLA decode: attend to a part of the sequence per program, then combine.
+"""Triton sources of split-KV MLA decode: attend to a part of a sequence per program, then combine.
 
 All tensors are contiguous, in the layouts of `MlaDecodeOperands`. Scores are kept in the log2 domain.
+Parts and slots come from split_kv_plan. A program adds its steps in order and the combine its slots in one
+fixed tree, without atomics: the same plan gives the same bits. The plan depends on lengths, configuration and
+compute units: another device may round otherwise.
 """
 
 import triton
 import triton.language as tl
 
+from kernels.fp8_jit import widen
+
 
 @triton.jit
 def split_kernel(
     q,  # bf16 [batch, HEADS, LATENT + ROPE]
-    kv,  # bf16 or FP8 [pages, PAGE, LATENT + ROPE]
+    kv,  # bf16 or FP8 [pages, PAGE, LATENT + ROPE]; with FNUZ_BITS uint8 that holds the bits of e4m3fnuz
     page_table,  # int32 [batch, table_width]
-    lengths,  # int32 [batch], each at least 1
-    partial,  # fp32 [batch, HEADS, splits, LATENT]; not touched if ONE_SPLIT
-    log_sums,  # fp32 [batch, HEADS, splits]: log2 of the sum of exp2(score); not touched if ONE_SPLIT
-    out,  # bf16 [batch, HEADS, LATENT]; touched only if ONE_SPLIT
+    parts,  # int32 [parts, 4]: sequence, first token, behind the last, slot or -1: all of its sequence
+    partial,  # fp32 [slots, HEADS, LATENT]
+    log_sums,  # fp32 [slots, HEADS]: log2 of the sum of exp2(score)
+    out,  # bf16 [batch, HEADS, LATENT]: of sequences that are one part
     table_width,
     score_scale,  # turns q . kv into a score in the log2 domain
     value_scale,  # turns a cached value into what it means
-    splits,
     HEADS: tl.constexpr,
     PAGE: tl.constexpr,
     LATENT: tl.constexpr,
     ROPE: tl.constexpr,
-    ONE_SPLIT: tl.constexpr,
     BLOCK_H: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # divides the first token of each part
+    SWAP: tl.constexpr,  # computes transposed tiles: instructions that want 64 rows get tokens and latents
+    APART: tl.constexpr,  # computes scores in a branch; see below
+    RELOAD: tl.constexpr,  # loads the tokens again for the second product
+    XCDS: tl.constexpr,  # dies that programs are dealt to in turn, each with a cache of its own
     PRODUCT: tl.constexpr,  # what tl.dot takes: bf16, or fp32 in the interpreter, whose dot gets bf16 wrong
+    FNUZ_BITS: tl.constexpr,
 ):
-    """One program: BLOCK_H heads of one sequence over one split of its tokens, BLOCK_N at a time.
+    """One program: BLOCK_H heads of one sequence over one part of its tokens, BLOCK_N at a time.
 
-    Grid (head blocks, batch, splits): head blocks that read the same rows run side by side, so that all
-    but one find them in the cache.
+    Grid (parts, rounded up to XCDS, times head blocks): head blocks that read the same rows follow each other
+    on one die, so that all but one find them in its cache.
     """
-    sequence, split = tl.program_id(1), tl.program_id(2)
-    heads = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
-    head_ok = heads < HEADS
-    # Of the sequence in 64 bits, of a head within it in 32: pointers take half the registers so.
-    query = sequence.to(tl.int64) * HEADS
-    part, part_of = query * splits + split, heads * splits
-
-    length = tl.load(lengths + sequence)
-    per_split = tl.cdiv(tl.cdiv(length, splits), BLOCK_N) * BLOCK_N
-    start = split * per_split
-    end = tl.minimum(start + per_split, length)
+    BLOCKS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
+    on_die = tl.program_id(0) // XCDS
+    part = parts + 4 * (on_die // BLOCKS * XCDS + tl.program_id(0) % XCDS)
+    sequence, start = tl.load(part).to(tl.int64), tl.load(part + 1)
+    end, slot = tl.load(part + 2), tl.load(part + 3).to(tl.int64)
     if start >= end:
-        tl.store(log_sums + part + part_of, float("-inf"), mask=head_ok)
         return
 
-    latent, rope = tl.arange(0, LATENT), LATENT + tl.arange(0, ROPE)
-    q_row = q + query * (LATENT + ROPE) + heads[:, None] * (LATENT + ROPE)
-    q_latent = tl.load(q_row + latent[None, :], mask=head_ok[:, None], other=0.0).to(PRODUCT)
-    q_rope = tl.load(q_row + rope[None, :], mask=head_ok[:, None], other=0.0).to(PRODUCT)
-    pages = page_table + sequence.to(tl.int64) * table_width
+    heads = on_die % BLOCKS * BLOCK_H + tl.arange(0, BLOCK_H)
+    latent, rope, step = tl.arange(0, LATENT), LATENT + tl.arange(0, ROPE), tl.arange(0, BLOCK_N)
+    # Heads past the last read that one again, and are never stored.
+    q_row = q + sequence * HEADS * (LATENT + ROPE) + tl.minimum(heads, HEADS - 1)[:, None] * (LATENT + ROPE)
+    q_latent = tl.load(q_row + latent[None, :]).to(PRODUCT)
+    q_rope = tl.load(q_row + rope[None, :]).to(PRODUCT)
+    if SWAP:
+        q_latent, q_rope = tl.trans(q_latent), tl.trans(q_rope)
+    pages = page_table + sequence * table_width
 
+    TOKEN: tl.constexpr = 0 if SWAP else 1  # the axis of tokens in scores
     peak = tl.full([BLOCK_H], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_H], tl.float32)
-    attended = tl.zeros([BLOCK_H, LATENT], tl.float32)
+    attended = tl.zeros([LATENT, BLOCK_H] if SWAP else [BLOCK_H, LATENT], tl.float32)
+    # Slots past the length, and the page behind the last, may hold NaN: they are never read.
+    ONE_PAGE: tl.constexpr = PAGE % BLOCK_N == 0
+    ahead = start if ONE_PAGE else tl.minimum(start + step, end - 1)
+    page = tl.load(pages + ahead // PAGE)
     for first in range(start, end, BLOCK_N):
-        token = first + tl.arange(0, BLOCK_N)
-        ok = token < end
-        # Slots past the length, and the page behind the last, may hold NaN: they are never read.
-        page = tl.load(pages + token // PAGE, mask=ok, other=0).to(tl.int64)
-        row = kv + (page * PAGE + token % PAGE)[:, None] * (LATENT + ROPE)
-        kv_latent = tl.load(row + latent[None, :], mask=ok[:, None], other=0.0).to(PRODUCT)
-        kv_rope = tl.load(row + rope[None, :], mask=ok[:, None], other=0.0).to(PRODUCT)
+        ok = step < end - first
+        if ONE_PAGE:
+            base = kv + (page.to(tl.int64) * PAGE + first % PAGE) * (LATENT + ROPE)
+            row = base + step[:, None] * (LATENT + ROPE)
+        else:
+            row = kv + (page.to(tl.int64) * PAGE + (first + step) % PAGE)[:, None] * (LATENT + ROPE)
+        # The next step's, so that no load waits for another.
+        ahead = tl.minimum(first + BLOCK_N if ONE_PAGE else first + BLOCK_N + step, end - 1)
+        page = tl.load(pages + ahead // PAGE)
+        codes = tl.load(row + latent[None, :], mask=ok[:, None], other=0.0)
+        rope_codes = tl.load(row + rope[None, :], mask=ok[:, None], other=0.0)
+        kv_latent, kv_rope = widen(codes, PRODUCT, FNUZ_BITS), widen(rope_codes, PRODUCT, FNUZ_BITS)
 
-        scores = tl.dot(q_latent, tl.trans(kv_latent))
-        scores = tl.dot(q_rope, tl.trans(kv_rope), scores)
-        scores = tl.where(ok[None, :], scores * score_scale, float("-inf"))
+        if SWAP:
+            scores = tl.dot(kv_rope, q_rope, tl.dot(kv_latent, q_latent)) * score_scale
+            scores = tl.where(ok[:, None], scores, float("-inf"))
+        elif not APART:
+            scores = tl.dot(q_rope, tl.trans(kv_rope), tl.dot(q_latent, tl.trans(kv_latent))) * score_scale
+            scores = tl.where(ok[None, :], scores, float("-inf"))
+        elif first + BLOCK_N <= end:
+            # Triton gives the warps of a product from which another one follows to its rows: 64 rows it lets
+            # 8 warps compute twice. It does not look out of a branch, nor beyond a sum of two products.
+            scores = tl.dot(q_latent, tl.trans(kv_latent)) * score_scale
+            scores += tl.dot(q_rope, tl.trans(kv_rope)) * score_scale
+        else:
+            scores = tl.dot(q_latent, tl.trans(kv_latent)) * score_scale
+            scores += tl.dot(q_rope, tl.trans(kv_rope)) * score_scale
+            scores = tl.where(ok[None, :], scores, float("-inf"))
 
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        new_peak = tl.maximum(peak, tl.max(scores, TOKEN))
         rescale = tl.exp2(peak - new_peak)
-        weights = tl.exp2(scores - new_peak[:, None]).to(PRODUCT)
+        weights = tl.exp2(scores - tl.expand_dims(new_peak, TOKEN)).to(PRODUCT)
         # The sum takes the rounded weights, so that the common part of their errors cancels.
-        total = total * rescale + tl.sum(weights.to(tl.float32), 1)
-        attended = tl.dot(weights, kv_latent, attended * rescale[:, None])
+        total = total * rescale + tl.sum(weights.to(tl.float32), TOKEN)
+        attended *= tl.expand_dims(rescale, TOKEN)
+        if RELOAD:
+            # With another modifier, or it were one load; both mean the default.
+            codes = tl.load(row + latent[None, :], mask=ok[:, None], other=0.0, cache_modifier=".ca")
+            kv_latent = widen(codes, PRODUCT, FNUZ_BITS)
+        if SWAP:
+            attended = tl.dot(tl.trans(kv_latent), weights, attended)
+        else:
+            attended = tl.dot(weights, kv_latent, attended)
         peak = new_peak
 
-    attended *= (value_scale / total)[:, None]
-    if ONE_SPLIT:
-        out_at = out + query * LATENT + (heads[:, None] * LATENT + latent[None, :])
-        tl.store(out_at, attended, mask=head_ok[:, None])
+    attended *= tl.expand_dims(value_scale / total, TOKEN)
+    if SWAP:
+        attended = tl.trans(attended)
+    at = heads[:, None] * LATENT + latent[None, :]
+    stored = (heads < HEADS)[:, None]
+    if slot < 0:
+        tl.store(out + sequence * HEADS * LATENT + at, attended.to(out.dtype.element_ty), mask=stored)
     else:
-        partial_at = partial + part * LATENT + (part_of[:, None] * LATENT + latent[None, :])
-        tl.store(partial_at, attended, mask=head_ok[:, None])
-        tl.store(log_sums + part + part_of, peak + tl.log2(total), mask=head_ok)
+        tl.store(partial + slot * HEADS * LATENT + at, attended, mask=stored)
+        tl.store(log_sums + slot * HEADS + heads, peak + tl.log2(total), mask=heads < HEADS)
 
 
 @triton.jit
 def combine_kernel(
-    partial,  # fp32 [queries, splits, LATENT]
-    log_sums,  # fp32 [queries, splits]; -inf where the split had no tokens and its partial holds anything
-    out,  # bf16 [queries, LATENT]
-    splits,
+    partial,  # fp32 [slots, HEADS, LATENT]
+    log_sums,  # fp32 [slots, HEADS]
+    split,  # int32 [split sequences, 3]: sequence, first slot, slots
+    out,  # bf16 [batch, HEADS, LATENT]
+    HEADS: tl.constexpr,
     LATENT: tl.constexpr,
-    SPLITS_PADDED: tl.constexpr,  # to a power of two
+    MOST: tl.constexpr,  # slots of a sequence, rounded up to a power of two
     BLOCK_D: tl.constexpr,
 ):
-    """One program: BLOCK_D latent columns of one query. Grid (queries, LATENT / BLOCK_D)."""
-    query = tl.program_id(0).to(tl.int64)
+    """One program: BLOCK_D latent columns of one head. Grid (split sequences * HEADS, LATENT / BLOCK_D)."""
+    entry, head = split + tl.program_id(0) // HEADS * 3, tl.program_id(0) % HEADS
+    sequence, first, slots = tl.load(entry).to(tl.int64), tl.load(entry + 1), tl.load(entry + 2)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    split = tl.arange(0, SPLITS_PADDED)
+    part = tl.arange(0, MOST)
+    used = part < slots
+    row = (first + part).to(tl.int64) * HEADS + head
 
-    log_sum = tl.load(log_sums + query * splits + split, mask=split < splits, other=float("-inf"))
+    log_sum = tl.load(log_sums + row, mask=used, other=float("-inf"))
     weights = tl.exp2(log_sum - tl.max(log_sum, 0))
     weights /= tl.sum(weights, 0)
-    used = log_sum > float("-inf")
-    parts = partial + (query * splits + split)[:, None] * LATENT + column[None, :]
-    values = tl.load(parts, mask=used[:, None], other=0.0)
-    tl.store(out + query * LATENT + column, tl.sum(values * weights[:, None], 0))
+    values = tl.load(partial + row[:, None] * LATENT + column[None, :], mask=used[:, None], other=0.0)
+    tl.store(out + (sequence * HEADS + head) * LATENT + column, tl.sum(values * weights[:, None], 0))

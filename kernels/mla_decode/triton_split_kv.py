@@ -2,135 +2,84 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from kernels.mla_decode.problem import KV_BYTES, LATENT, ROPE, WIDTH, MlaDecodeOperands, Sizes
+from kernels.mla_decode.split_kv_config import (
+    LEAST_HEADS,
+    MOST_HEADS,
+    MOST_PER_UNIT,
+    Config,
+    heuristic,
+    tiles,
+)
+from kernels.mla_decode.split_kv_plan import Plan, plan
+from kernels.mla_decode.units import MOST_UNITS
 from kernels.triton_runtime import ConfiguredPrepared, SuiteTriton, options
 from kernels.tuning import Demand, Target
 
 if TYPE_CHECKING:
     import torch
 
-
-@dataclass(frozen=True)
-class Config:
-    """What one program of the split kernel takes, and how many there are.
-
-    heads:    query heads
-    tokens:   cached rows per step of its loop
-    per_unit: programs that the splits are to give each compute unit
-    warps, stages: Triton's; instruction: rows of AMD's matrix instruction, 0 elsewhere
-    """
-
-    heads: int
-    tokens: int
-    per_unit: int = 1
-    warps: int = 4
-    stages: int = 2
-    instruction: int = 0
-
-
-@dataclass(frozen=True)
-class Rule:
-    """For ranks of few heads, and of many (attention data-parallel: 128); and where the cache is FP8."""
-
-    few: Config
-    many: Config
-    few_fp8: Config
-    many_fp8: Config
-
-
-_ROCM = {"warps": 4, "stages": 2, "instruction": 16}
-_MI300 = (Config(16, 32, **_ROCM), Config(64, 16, **_ROCM))
-_CPU = (Config(16, 128, per_unit=2), Config(64, 128, per_unit=2))
-
-# Per platform or architecture. 16 heads are the smallest matrix instruction; 64 take wgmma on sm_90 and
-# tcgen05 on sm_100, but leave no registers for widening an FP8 cache; on ROCm they give each of the four
-# waves its own heads. Tokens and stages: what fits without a spill, on gfx942 into 64 KB of shared memory;
-# gfx950's full rate takes 32 tokens; and what lets an NVIDIA unit hold two programs of 16 heads. From
-# compiling, not yet from measuring.
-HEURISTIC = {
-    "cuda": Rule(
-        few=Config(16, 32, per_unit=2, warps=4, stages=5),
-        many=Config(64, 32, warps=8, stages=3),
-        few_fp8=Config(16, 32, warps=8, stages=3),
-        many_fp8=Config(32, 32, warps=8, stages=3),
-    ),
-    "rocm": Rule(*_MI300, *_MI300),
-    "gfx950": Rule(
-        few=Config(16, 32, per_unit=2, **_ROCM),
-        many=Config(64, 32, **_ROCM),
-        few_fp8=Config(16, 32, **_ROCM),
-        many_fp8=Config(64, 32, **_ROCM),
-    ),
-    "cpu": Rule(*_CPU, *_CPU),
-}
-FEW = 32  # heads
-
-MIN_STEPS = 4  # below that a split costs more than it brings: its partial, and a pipeline to fill
-MOST_PROGRAMS = 1216  # that splits make on any device: 304 compute units of an MI300X, four on each
+XCDS = {"rocm": 8}  # dies with a level-2 cache of their own: MI300X, MI325X and MI355X have eight
+WORTH_OF_HEAD = 4  # tokens: to write and read again what a head found moves about as many bytes
 COMBINE_VALUES = 8192  # partial values at once in a program of the combine: 64 registers per thread
 
 
-def splits_for(config: Config, units: int, batch: int, heads: int, longest: int) -> int:
-    """As many splits as give each compute unit the programs asked for, if the longest sequence has enough
-    tokens for them."""
-    fill = units * config.per_unit // (batch * math.ceil(heads / config.heads))
-    return max(1, min(fill, longest // (MIN_STEPS * config.tokens)))
+def plan_for(config: Config, units: int, lengths: Sequence[int], heads: int) -> Plan:
+    programs = units * config.per_unit // config.blocks(heads)
+    return plan(tuple(lengths), config.tokens, max(1, programs), WORTH_OF_HEAD * config.heads)
 
 
 class SplitKv(SuiteTriton):
-    """Each sequence is split between programs; a second kernel combines what they found."""
+    """Long sequences are split between programs; a second kernel combines what they found of those, and is
+    not called where no sequence was split."""
 
     name = "triton.split_kv"
     Config = Config
     older_instructions: ClassVar = {
-        "split_kernel": "16 heads are 16 rows; 64 and an FP8 cache to widen do not fit the registers"
+        "split_kernel": "16 heads are 16 rows, and memory bounds them; on sm_100 registers do not "
+        "hold 64 and an FP8 cache to widen"
     }
 
     def configurations(self, target: Target, sizes: Sizes) -> Iterator[Config]:
-        """Tiles of at most twice the heads that there are."""
-        heads = [h for h in (16, 32, 64) if h < 2 * max(16, sizes.heads)]
-        for h, tokens, per_unit, warps in itertools.product(heads, (16, 32, 64), (1, 2, 4), (4, 8)):
-            if target.kind == "rocm":
-                for stages in (1, 2):
-                    yield Config(h, tokens, per_unit, warps, stages, 16)
-            else:
-                for stages in (2, 3, 4, 5):
-                    yield Config(h, tokens, per_unit, warps, stages)
+        return tiles(target, sizes.heads)
 
     def heuristic(self, target: Target, sizes: Sizes) -> Config:
-        rule, few = target.pick(HEURISTIC), sizes.heads <= FEW
-        if sizes.kv == "fp8":
-            return rule.few_fp8 if few else rule.many_fp8
-        return rule.few if few else rule.many
+        return heuristic(target, sizes)
 
     def demands(self, config: Config, target: Target, sizes: Sizes) -> list[Demand]:
+        """Of a program of mean length where there are several waves of them, of the longest where one wave
+        has all: it lasts as long as that. Without a pipeline a step is on its way half of the time."""
         lengths = sizes.lengths()
-        splits = splits_for(config, target.units, sizes.batch, sizes.heads, max(lengths))
-        blocks = math.ceil(sizes.heads / config.heads)
-        row = WIDTH * KV_BYTES[sizes.kv]
-        steps = math.ceil(math.ceil(max(lengths) / splits) / config.tokens)
-        rows, query = sizes.batch * sizes.heads, 2.0 * WIDTH
-        written = rows * splits * 4.0 * (LATENT + 1) if splits > 1 else rows * 2.0 * LATENT
+        found, blocks = plan_for(config, target.units, lengths, sizes.heads), config.blocks(sizes.heads)
+        programs = len(found.parts) * blocks
+        mean = sum(math.ceil((end - first) / config.tokens) for _, first, end, _ in found.parts)
+        one_wave = programs <= target.units * config.per_unit
+        steps = math.ceil(found.longest / config.tokens) if one_wave else mean / len(found.parts)
+
+        tokens, row = config.tokens * steps, WIDTH * KV_BYTES[sizes.kv]
+        query, part = 2 * WIDTH, 4 * (LATENT + 1)  # bytes of a head
+        whole = sizes.batch - len(found.split)
+        results = sizes.heads * (found.slots * part + whole * 2 * LATENT)
         split = Demand(
             kernel="split_kernel",
-            programs=sizes.batch * blocks * splits,
-            flops=2.0 * config.heads * (WIDTH + LATENT) * config.tokens * steps,
+            programs=programs,
+            flops=2.0 * config.heads * tokens * (WIDTH * config.score_padding(target) + LATENT),
             dtype="bf16",
-            read=config.heads * query + row * config.tokens * steps,
+            read=config.heads * query + tokens * row * (2 if config.reload else 1),
             in_flight=row * config.tokens * max(1, config.stages - 1),
-            moved=sizes.tokens * row + rows * query + written,
+            overlaps=config.stages > 1,
+            moved=sizes.tokens * row + sizes.batch * sizes.heads * query + results,
         )
-        if splits == 1:
+        if not found.split:
             return [split]
-        read = 4.0 * splits * (LATENT + 1)
-        moved = rows * (read + 2 * LATENT)
-        return [split, Demand("combine_kernel", rows, 0, "fp32", read, read, moved)]
+        rows, columns = len(found.split) * sizes.heads, combine_columns(found)
+        read = 4.0 * columns * found.slots / len(found.split)
+        moved = sizes.heads * (found.slots * part + len(found.split) * 2 * LATENT)
+        return [split, Demand("combine_kernel", rows * LATENT // columns, 0, "fp32", read, read, moved)]
 
     def features(self, sizes: Sizes) -> dict[str, float | str]:
         """How long the sequences are, and not how that was written."""
@@ -145,38 +94,69 @@ class SplitKv(SuiteTriton):
         }
 
     def workspace(self, sizes: Sizes) -> int:
-        """An upper bound over all platforms: their tiles and their number of programs differ."""
-        rows = sizes.batch * sizes.heads
-        splits = min(MOST_PROGRAMS // sizes.batch, max(sizes.lengths()) // (MIN_STEPS * 16))
-        return rows * max(1, splits) * (LATENT + 1) * 4 + rows * LATENT * 4
+        """An upper bound over all platforms and configurations. A plan has no more slots than programs or
+        than two a sequence, and a split sequence no more than parts of the least length, and one."""
+        programs = MOST_UNITS * MOST_PER_UNIT // math.ceil(sizes.heads / MOST_HEADS)
+        slots = min(
+            max(programs, 2 * min(sizes.batch, programs)),
+            sizes.batch + sizes.tokens // (WORTH_OF_HEAD * LEAST_HEADS),
+        )
+        return slots * sizes.heads * (LATENT + 1) * 4 + sizes.batch * sizes.heads * LATENT * 4
 
     def prepare_with(
         self, config: Config, target: Target, operands: MlaDecodeOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
-        batch, heads = operands.q.shape[:2]
-        splits = splits_for(config, target.units, batch, heads, max(operands.host_lengths))
-        return _SplitKv(operands, out, config, splits)
+        found = plan_for(config, target.units, operands.host_lengths, operands.q.shape[1])
+        return _SplitKv(operands, out, config, target, found)
+
+
+def combine_columns(found: Plan) -> int:
+    """Of a program of the combine."""
+    return min(LATENT, COMBINE_VALUES // _power_of_2(found.most))
+
+
+def _power_of_2(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()
 
 
 class _SplitKv(ConfiguredPrepared):
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, config: Config, splits: int) -> None:
+    """The plan is made here, on the host and untimed, from lengths that are known before the step: engines
+    make theirs once a step too, for the attention of all layers. A call only reads it."""
+
+    def __init__(
+        self, operands: MlaDecodeOperands, out: torch.Tensor, config: Config, target: Target, found: Plan
+    ) -> None:
         import torch
-        import triton
         import triton.language as tl
 
         from kernels.mla_decode.split_kv_jit import combine_kernel, split_kernel
 
         super().__init__(operands, out)
-        batch, heads = operands.q.shape[:2]
+        heads, xcds = operands.q.shape[1], XCDS.get(target.kind, 1)
         interpreted = out.device.type == "cpu"
+        fnuz_bits = interpreted and operands.kv.dtype == torch.float8_e4m3fnuz
         # The interpreter truncates where it should round to bf16: there torch rounds the output.
         self.written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
-        self.splits = splits
-        parts = batch * heads * splits
-        self.log_sums = torch.empty(parts, dtype=torch.float32, device=out.device)
-        self.partial = torch.empty(parts if splits > 1 else 0, LATENT, dtype=torch.float32, device=out.device)
+        self.found = found
 
-        self.split = split_kernel[(triton.cdiv(heads, config.heads), batch, splits)]
+        def table(rows: Sequence[tuple[int, ...]]) -> torch.Tensor:
+            return torch.tensor(rows, dtype=torch.int32, device=out.device)
+
+        def buffer(*shape: int) -> torch.Tensor:
+            return torch.empty(found.slots, *shape, dtype=torch.float32, device=out.device)
+
+        self.log_sums, self.partial = buffer(heads), buffer(heads, LATENT)
+        nothing = [(0, 0, 0, -1)] * (-len(found.parts) % xcds)
+        self.split = split_kernel[((len(found.parts) + len(nothing)) * config.blocks(heads),)]
+        self.split_arguments = (
+            operands.q,
+            operands.kv.view(torch.uint8) if fnuz_bits else operands.kv,
+            operands.page_table,
+            table([*found.parts, *nothing]),
+            self.partial,
+            self.log_sums,
+            self.written,
+        )
         self.split_options = {
             "table_width": operands.page_table.shape[1],
             "score_scale": operands.scale * operands.kv_scale * math.log2(math.e),
@@ -185,36 +165,29 @@ class _SplitKv(ConfiguredPrepared):
             "PAGE": operands.page,
             "LATENT": LATENT,
             "ROPE": ROPE,
-            "splits": splits,
-            "ONE_SPLIT": splits == 1,
             "BLOCK_H": config.heads,
             "BLOCK_N": config.tokens,
+            "SWAP": config.swap,
+            "APART": config.apart(target),
+            "RELOAD": config.reload,
+            "XCDS": xcds,
             "PRODUCT": tl.float32 if interpreted else tl.bfloat16,
+            "FNUZ_BITS": fnuz_bits,
             **options(config.warps, config.stages, config.instruction),
         }
-        padded = triton.next_power_of_2(splits)
-        columns = min(LATENT, COMBINE_VALUES // padded)
-        self.combine = combine_kernel[(batch * heads, LATENT // columns)]
+        columns = combine_columns(found)
+        self.combine = combine_kernel[(len(found.split) * heads, LATENT // columns)]
+        self.combine_arguments = (self.partial, self.log_sums, table(found.split), self.written)
         self.combine_options = {
+            "HEADS": heads,
             "LATENT": LATENT,
-            "splits": splits,
-            "SPLITS_PADDED": padded,
+            "MOST": _power_of_2(found.most),
             "BLOCK_D": columns,
         }
 
     def call(self) -> None:
-        o = self.operands
-        self.split(
-            o.q,
-            o.kv,
-            o.page_table,
-            o.lengths,
-            self.partial,
-            self.log_sums,
-            self.written,
-            **self.split_options,
-        )
-        if self.splits > 1:
-            self.combine(self.partial, self.log_sums, self.written, **self.combine_options)
+        self.split(*self.split_arguments, **self.split_options)
+        if self.found.split:
+            self.combine(*self.combine_arguments, **self.combine_options)
         if self.written is not self.out:
             self.out.copy_(self.written)

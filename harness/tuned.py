@@ -1,0 +1,164 @@
+"""Choices of configurations as files, which `kernels/tuning.py` reads at run time: `harness tune` stores here
+what it found, compiled or measured."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from harness.errors import UsageError
+from kernels.op import Implementation
+
+ABOUT = {
+    False: "What `python -m harness tune` compiled and ranked by harness/estimate.py; none of it was run.",
+    True: "What `python -m harness tune` measured.",
+}
+NEEDED = ("case", "features", "config")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What choices were made for.
+
+    kind, arch: as of kernels.tuning.Target
+    device:     the vendor's name; empty where they were only compiled
+    measured:   whether they were timed there
+    """
+
+    kind: str
+    arch: str
+    device: str = ""
+    measured: bool = False
+
+    @property
+    def folder(self) -> str:
+        """`gfx942`, or `NVIDIA_H200` of a device."""
+        return re.sub(r"[^\w.-]+", "_", self.device or self.arch).strip("_")
+
+
+def path(folder: Path, implementation: str, place: Place) -> Path:
+    return folder / place.folder / f"{implementation}.json"
+
+
+def store(
+    folder: Path,
+    implementation: str,
+    place: Place,
+    choices: Sequence[Mapping[str, Any]],
+    provenance: Mapping[str, Any],
+) -> Path:
+    """Writes choices to `<folder>/<arch or device>/<implementation>.json`, all at once or not at all. Those
+    of other cases that are there stay; of the same case they are replaced. Gives the file.
+
+    choices:    each with `case` (its text), `features` (Tunable.features), `config` (the dataclass as a
+                dictionary) and whatever says why: estimate_us, bound_by; time_us, runner_up ...
+    provenance: of these choices: triton, commit, date, `source` (see below) ...; each choice keeps the
+                `source` it was made from, and the file the rest of the last who wrote
+    Raises UsageError where the folder cannot be written, or what is there cannot be read.
+    """
+    lacking = {name for choice in choices for name in NEEDED if name not in choice}
+    if lacking:
+        raise ValueError(f"a choice of {implementation} lacks {', '.join(sorted(lacking))}")
+    to = path(folder, implementation, place)
+    marked = [{**choice, "source": provenance["source"]} for choice in choices]
+    merged = {choice["case"]: choice for choice in [*read(to)["choices"], *marked]}
+    file = {
+        **asdict(place),
+        "about": ABOUT[place.measured],
+        "provenance": dict(provenance),
+        "choices": [merged[case] for case in sorted(merged)],
+    }
+    write(to, file)
+    return to
+
+
+def read(file: Path) -> dict[str, Any]:
+    """A file of choices; without any where there is none. Raises UsageError where it is broken."""
+    try:
+        return {"choices": []} | json.loads(file.read_text())
+    except FileNotFoundError:
+        return {"choices": []}
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{file} cannot be read ({error}): remove it, or give another --out") from None
+
+
+def require_writable(folder: Path) -> None:
+    """Raises UsageError for a folder that cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}; give another by --out") from None
+
+
+def write(to: Path, file: Mapping[str, Any]) -> None:
+    """JSON with a line for each entry of its lists, atomically."""
+    fresh = to.with_name(f".{to.name}.{os.getpid()}")
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(_lines(file))
+        fresh.replace(to)
+    except OSError as error:
+        raise UsageError(f"cannot write {to}: {error.strerror}; give another folder by --out") from None
+
+
+def _lines(file: Mapping[str, Any]) -> str:
+    def value(of: Any) -> str:
+        if not isinstance(of, list) or not of:
+            return json.dumps(of)
+        return "[\n" + ",\n".join(f"  {json.dumps(each)}" for each in of) + "\n ]"
+
+    return "{\n" + ",\n".join(f" {json.dumps(name)}: {value(of)}" for name, of in file.items()) + "\n}\n"
+
+
+def source(implementation: Implementation) -> str:
+    """Twelve digits that change with the kernels that an implementation compiles: of the syntax trees of the
+    `*_jit` modules that it imports, directly or by way of others in its folder or of other `*_jit` modules.
+    Comments and docstrings do not count."""
+    module = type(implementation).__module__
+    trees = _trees(module, module.rpartition(".")[0], {})
+    kernels = {name: _bare(tree) for name, tree in sorted(trees.items()) if name.endswith("_jit")}
+    return hashlib.sha256(json.dumps(kernels).encode()).hexdigest()[:12]
+
+
+def _trees(module: str, folder: str, found: dict[str, ast.AST]) -> dict[str, ast.AST]:
+    """Module -> syntax tree, of this one and of those that it leads to."""
+    spec = find_spec(module)
+    if spec is not None and spec.origin is not None:
+        found[module] = ast.parse(Path(spec.origin).read_text())
+        for name in _imported(found[module]):
+            own = name.startswith(f"{folder}.") or (name.startswith("kernels.") and name.endswith("_jit"))
+            if own and name not in found and _is_module(name):
+                _trees(name, folder, found)
+    return found
+
+
+def _is_module(name: str) -> bool:
+    """Not a name in one."""
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _imported(tree: ast.AST) -> Iterable[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _bare(tree: ast.AST) -> str:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.Module) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)

@@ -1,0 +1,111 @@
+"""Operands of MLA decode on which the usual mistakes show, whatever the sizes."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING
+
+from kernels.formats import fp8_format
+from kernels.mla_decode.problem import (
+    KV_SCALE,
+    LATENT,
+    ROPE,
+    SPARE_PAGES,
+    WIDTH,
+    MlaDecodeOperands,
+    Sizes,
+)
+from kernels.operands import Seeds
+
+if TYPE_CHECKING:
+    import torch
+
+
+def generate(sizes: Sizes, seeds: Seeds, device: str) -> MlaDecodeOperands:
+    """A pure function of its arguments.
+
+    - Temperature differs by head, from flat to peaked (scores deviate by 0.3 to 8), so that a
+      wrong scale or a combine without rescaling is visible and so is a lost page.
+    - The first and the last token of each sequence are landmarks: every other head gives each at most
+      a sixteenth of the weight of the rest, and as much to a row of zeros that a mask lets in, so that
+      a length off by one shows at any context. The other heads do not, so that a lost page shows in them.
+    - Three latent channels are 2^17 large in kv and 2^-17 small in q: bf16 holds them, fp16 does not
+      (bf16 cache only; e4m3 ends at 448).
+    - Pages are shuffled; every slot that holds no token is NaN, as is the page that pads the table.
+    """
+    import torch
+
+    lengths = sizes.lengths(seeds.stationary)
+    counts = [-(-n // sizes.page) for n in lengths]
+    total = sum(counts) + SPARE_PAGES
+    pages = list(range(total))
+    random.Random(seeds.stationary).shuffle(pages)
+    poison, free = pages[0], iter(pages[1:])
+    width = max(counts) + 1
+    table = [[next(free) for _ in range(n)] + [poison] * (width - n) for n in counts]
+
+    generator = torch.Generator(device).manual_seed(1_000_003 * seeds.stationary + seeds.live)
+
+    def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
+
+    q, kv = (
+        normal(sizes.batch, sizes.heads, WIDTH),
+        normal(total, sizes.page, WIDTH, dtype=torch.bfloat16),
+    )
+    operands = MlaDecodeOperands(
+        q=q,
+        kv=kv,
+        page_table=torch.tensor(table, dtype=torch.int32, device=device),
+        lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
+        host_lengths=lengths,
+        kv_scale=1.0,
+        sizes=sizes,
+    )
+    # scale * q.kv has deviation sqrt(576/192) = 1.73 for normal q and kv.
+    temperature = torch.logspace(-2.5, 2.2, sizes.heads, base=2.0, device=device)
+    q *= temperature[torch.randperm(sizes.heads, generator=generator, device=device)][None, :, None]
+    _add_landmarks(operands, normal(sizes.batch, ROPE))
+    if sizes.kv == "bf16":
+        channels = torch.randperm(LATENT, generator=generator, device=device)[:3]
+        q[..., channels] *= 2.0**-17
+        kv[..., channels] *= 2.0**17
+    operands.q = q.bfloat16()
+    _poison_unused(operands)
+    if sizes.kv == "fp8":
+        fmt = fp8_format(sizes.fp8)
+        operands.kv_scale = KV_SCALE[sizes.fp8]
+        operands.kv = (kv.float() / operands.kv_scale).clamp(-fmt.max, fmt.max).to(fmt.dtype)
+    return operands
+
+
+def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor) -> None:
+    """Lets every other head hear the first and the last token of each sequence.
+
+    direction: [batch, 64], normalised to u, in the rope part: it is in the scores and not in the values.
+    Along u, q becomes 4 in the even heads and 0 in the odd ones, a landmark row 0, and any other row so far
+    below 0 that it scores ln(length / 16) less than a landmark. A row of zeros scores like a landmark.
+    """
+    import torch
+
+    unit = direction / direction.norm(dim=-1, keepdim=True)
+    q_rope = operands.q[..., LATENT:]
+    q_rope -= (q_rope @ unit[:, :, None]) * unit[:, None, :]
+    q_rope[:, ::2] += 4.0 * unit[:, None, :]
+    flat = operands.kv.view(-1, WIDTH)
+    for sequence, length in enumerate(operands.host_lengths):
+        u, slots = unit[sequence], operands.token_slots(sequence)
+        below = torch.full((length,), max(0.0, math.log(length / 16)) / operands.scale / 4.0, device=u.device)
+        below[0] = below[-1] = 0.0
+        rope = flat[slots, LATENT:].float()
+        flat[slots, LATENT:] = (rope - (rope @ u + below)[:, None] * u).to(flat.dtype)
+
+
+def _poison_unused(operands: MlaDecodeOperands) -> None:
+    import torch
+
+    unused = torch.ones(operands.kv.shape[0] * operands.page, dtype=torch.bool, device=operands.kv.device)
+    for sequence in range(len(operands.host_lengths)):
+        unused[operands.token_slots(sequence)] = False
+    operands.kv.view(-1, WIDTH)[unused] = float("nan")

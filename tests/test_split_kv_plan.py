@@ -1,0 +1,63 @@
+"""The plan of split-KV MLA decode: every token once, parts of nearly equal length, second passes that pay."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from kernels.mla_decode.split_kv_plan import Plan, plan
+
+TOKENS, LEAST = 32, 64
+
+
+def made(lengths: list[int], programs: int) -> Plan:
+    return plan(tuple(lengths), TOKENS, programs, LEAST)
+
+
+BATCHES = {
+    "one token": [1],
+    "equal": [4096] * 64,
+    "ragged": [random.Random(i).randint(1, 8192) for i in range(40)],
+    "one long": [131072, *[100] * 63],
+    "more than programs": [8192, *[500] * 1000],
+}
+
+
+@pytest.mark.parametrize("programs", [1, 7, 132, 264, 1216])
+@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
+def test_every_token_once(lengths: list[int], programs: int) -> None:
+    found = made(lengths, programs)
+    for sequence, length in enumerate(lengths):
+        parts = sorted((part for part in found.parts if part[0] == sequence), key=lambda part: part[1])
+        assert parts[0][1] == 0 and parts[-1][2] == length
+        assert all(end == first for (_, _, end, _), (_, first, _, _) in itertools.pairwise(parts))
+        assert all(first % TOKENS == 0 and first < end for _, first, end, _ in parts)
+        slots = [slot for *_, slot in parts]
+        if len(parts) == 1:
+            assert slots == [-1] and all(sequence != split[0] for split in found.split)
+        else:
+            assert (sequence, slots[0], len(parts)) in found.split
+            assert slots == list(range(slots[0], slots[0] + len(parts)))
+    slots = [slot for *_, slot in found.parts if slot >= 0]
+    assert sorted(slots) == list(range(found.slots))
+    ends = [end - first for _, first, end, _ in found.parts]
+    assert ends == sorted(ends, reverse=True) and found.longest == ends[0]
+    assert len(found.parts) <= max(programs, len(lengths)) or len(lengths) >= programs
+
+
+def test_one_long_sequence_is_shared() -> None:
+    """Uniform splits would leave it to as many programs as the 100 tokens beside it."""
+    found = made(BATCHES["one long"], 132)
+    assert found.split == ((0, 0, 69),) and found.longest == 1920
+    crowded = made(BATCHES["more than programs"], 132)
+    assert [cuts for _, _, cuts in crowded.split] == [3], "no sequence outlasts what the others take"
+
+
+def test_there_is_no_second_pass_without_need() -> None:
+    assert not made([4096] * 264, 264).split
+    assert not made([4096] * 200, 132).split
+    assert not made([3500 + i for i in range(116)], 132).split, "parts would be hardly shorter"
+    assert {cuts for _, _, cuts in made([4096] * 128, 264).split} == {2}
+    assert not made([64], 132).split and made([65], 132).most == 2

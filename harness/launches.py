@@ -74,6 +74,16 @@ def shipped(op: str) -> list[Case]:
     return list({case.text: case for case in cases}.values())
 
 
+TUNED = ("smoke", "r1-tp8", "r1-tp4", "r1-dp-ep8")
+"""Suites whose cases configurations are chosen for: those of the others lie between them."""
+
+
+def tuned(op: str) -> list[Case]:
+    """The cases that configurations are chosen for, each once."""
+    named = suites()
+    return list({case.text: case for name in TUNED for case in named[name].cases(op)}.values())
+
+
 def implementations(op: str) -> list[SuiteTriton]:
     return [i for i in kernels.implementations(op) if isinstance(i, SuiteTriton)]
 

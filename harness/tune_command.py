@@ -86,11 +86,11 @@ def _tuned(
 ) -> Iterator[Any]:
     from harness.candidates import Compiling, Progress
     from harness.found import Found
-    from harness.launches import implementations, shipped
+    from harness.launches import implementations, tuned
 
     wanted = {i.name for i in choose_implementations(op, impl)}
     whole = not (suite or texts)
-    cases = shipped(op.name) if whole else choose_cases(op, suite, texts, "core", architecture.arch)
+    cases = tuned(op.name) if whole else choose_cases(op, suite, texts, "core", architecture.arch)
     for implementation in implementations(op.name):
         if implementation.name not in wanted:
             continue

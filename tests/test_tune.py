@@ -20,7 +20,8 @@ from harness.estimate import HIDDEN, WITHIN, Peaks, estimate, held, least, peaks
 from harness.evidence import Compiled, Evidence
 from harness.evidence import file as evidence_file
 from harness.figures import Figures
-from harness.launches import implementations, shipped
+from harness.launches import implementations
+from harness.launches import tuned as cases_tuned
 from harness.search import Search, fewest, run
 from harness.tuned import Place
 from kernels.platform import version
@@ -337,7 +338,7 @@ def test_what_is_shipped_is_the_best_by_the_criterion(path: Path):
     implementation = next(i for op in kernels.OPS for i in implementations(op) if i.name == path.stem)
     evidence = Evidence.read(evidence_file(TUNED, implementation.name, place))
     compiling = Compiling(implementation, architecture)
-    cases = shipped(implementation.op)
+    cases = cases_tuned(implementation.op)
     searches = compiling.searches(cases[:: max(1, len(cases) // 12)])
     run(searches, lambda batch: evidence.judge(compiling.on, architecture, batch))
     assert not found.differences(implementation, place, searches, file["choices"])

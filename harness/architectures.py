@@ -44,6 +44,9 @@ class Architecture:
     cache_tbps: float
     latency_ns: float
     launch_us: float
+    flops_per_clock: Mapping[str, float]
+    shared_per_clock: float
+    product_rows: int
     sources: Mapping[str, str]
 
     @property

@@ -151,7 +151,7 @@ MEASURING = [
 @cli.command("tune")
 @click.option("--op", help="Only this op.")
 @click.option("--impl", metavar="PATTERN,...", help="Only implementations that match ('triton.split_k').")
-@click.option("--suite", help="Only these cases (default: those of smoke, r1-tp8, r1-tp4, r1-dp-ep8).")
+@click.option("--suite", help="Only these cases (default: those of five suites that span the others).")
 @click.option("--case", multiple=True, metavar='"NAME=V[,V...] ..."', help="Ad hoc cases; lists multiply.")
 @click.option("--target", metavar="ARCH,...", help="Compile for gfx942, gfx950, sm_90, sm_100.")
 @click.option("--shard", metavar="I/N", help="Compile into the cache, or race, the I-th of N parts only.")

@@ -18,9 +18,13 @@ and the kernel, with `whole` full waves and `rest` programs on the fullest unit 
     + a tenth of what these hide: the times of compute, cache, latency and memory but the longest
     + launch
 
+`compute` is that of the instructions which the products were compiled to, and no more than shared memory
+feeds: a tile reads the less of it for each product, the larger it is.
+
 It ranks configurations of one kernel; it does not predict times. It knows nothing of bank conflicts, of
-instructions beside the products, of how narrow an instruction is, of clocks under load, nor of which programs
-find in the cache what others read; its peaks are the vendors', which no kernel reaches; its tenth is a guess.
+instructions beside the products, of operands that stay in registers, of clocks under load, nor of which
+programs find in the cache what others read; its peaks are the vendors', which no kernel reaches; its tenth is
+a guess.
 """
 
 from __future__ import annotations
@@ -34,11 +38,14 @@ from dataclasses import dataclass
 
 from harness.architectures import Architecture
 from harness.ceilings import DATA
-from harness.figures import Figures
+from harness.figures import Figures, Product
 from kernels.tuning import Demand
 
 HIDDEN = 0.1
 """Of a time that others hide: no overlap is perfect. Without it, all that are bound by memory were equal."""
+
+ITEM = {"fp8": 1, "bf16": 2}
+"""Bytes."""
 
 SIMDS = 4
 """Of a compute unit of CDNA, and of a streaming multiprocessor."""
@@ -137,9 +144,29 @@ def reach(figures: Figures, architecture: Architecture) -> float:
 
 
 def share(demand: Demand, figures: Figures, architecture: Architecture) -> float:
-    """Of the full matrix rate: less where a product was compiled to the architecture's older instructions."""
+    """Of the full matrix rate: less where a product was compiled to the architecture's older instructions, or
+    where its tile does too little with each byte for shared memory to feed it."""
+    if not demand.flops:
+        return 1.0
     wide = any(re.fullmatch(architecture.instructions.get(demand.dtype, ""), i) for i in figures.instructions)
-    return 1.0 if wide or not demand.flops else architecture.older_rate.get(demand.dtype, 1.0)
+    rate = 1.0 if wide else architecture.older_rate.get(demand.dtype, 1.0)
+    flops = sum(2.0 * product.m * product.n * product.k for product in figures.products)
+    read = sum(_operands(product, wide, figures, architecture) for product in figures.products)
+    bytes_per_flop = architecture.shared_per_clock / architecture.flops_per_clock[demand.dtype]
+    return min(rate, bytes_per_flop * flops / read) if read else rate
+
+
+def _operands(product: Product, wide: bool, figures: Figures, architecture: Architecture) -> float:
+    """Bytes that a product reads from shared memory, each of its two sides being there. Instructions that
+    read there themselves read the second side for each of their rows; else each wave loads what its part of
+    the tile needs, the parts being as square as they can be."""
+    item = ITEM.get(product.dtype, 4)
+    if wide and architecture.product_rows:
+        times = math.ceil(product.m / architecture.product_rows)
+        return item * product.k * (product.m + times * product.n)
+    waves = max(1, figures.threads // architecture.threads_per_wave)
+    splits = [(down, waves // down) for down in range(1, waves + 1) if waves % down == 0]
+    return item * product.k * min(down * product.n + across * product.m for down, across in splits)
 
 
 def least(on: Peaks, asked: Iterable[tuple[Demand, int]]) -> float:

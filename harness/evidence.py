@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from harness.search import Candidate, Search
 from harness.tuned import Place, write
 from kernels.tuning import words
 
-KEPT = ("registers", "shared_bytes", "columns", "threads", "instructions")
+KEPT = ("registers", "shared_bytes", "columns", "threads", "instructions", "products")
 """Of Figures: what the criterion needs."""
 
 ABOUT = "What compiling found of the configurations that choices were made among: see harness/evidence.py."
@@ -36,12 +36,12 @@ class Compiled:
     refused: str = ""
 
     def kept(self) -> dict[str, Any]:
-        figures = {name: getattr(self.figures, name) for name in KEPT}
+        figures = {name: value for name, value in asdict(self.figures).items() if name in KEPT}
         return {"kernel": self.kernel, **figures, "refused": self.refused}
 
     @staticmethod
     def read(kept: Mapping[str, Any]) -> Compiled:
-        return Compiled(kept["kernel"], Figures(**{name: kept[name] for name in KEPT}), kept["refused"])
+        return Compiled(kept["kernel"], Figures.read({name: kept[name] for name in KEPT}), kept["refused"])
 
 
 Judged = Sequence[Compiled] | str

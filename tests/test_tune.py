@@ -19,7 +19,7 @@ from harness.candidates import Compiling
 from harness.estimate import HIDDEN, WITHIN, Peaks, estimate, held, least, peaks, share
 from harness.evidence import Compiled, Evidence
 from harness.evidence import file as evidence_file
-from harness.figures import Figures
+from harness.figures import Figures, Product
 from harness.launches import implementations
 from harness.launches import tuned as cases_tuned
 from harness.search import Search, fewest, run
@@ -72,6 +72,27 @@ def test_a_program_of_one_wave_multiplies_on_one_simd():
     whole = estimate(ON, [(many, 4, 1.0, 1.0)]).seconds
     assert estimate(ON, [(many, 4, 1.0, 0.25)]).seconds == pytest.approx(whole)
     assert four == pytest.approx(alone), "ten programs are one to a unit"
+
+
+@pytest.mark.parametrize(
+    ("arch", "tile", "threads", "fed"),
+    [
+        # Bytes of a step of k over its flops, against 128 or 256 bytes a clock at the full rate.
+        ("sm_90", (128, 128, "bf16"), 256, 1.0),  # (128 + 2 * 128) * 2 over 2 * 128 * 128: 96 bytes a clock
+        ("sm_90", (128, 32, "bf16"), 128, 128 / 192),
+        ("sm_100", (128, 64, "bf16"), 128, 128 / 192),
+        ("gfx942", (128, 128, "fp8"), 256, 1.0),  # four waves of 64x64
+        ("gfx942", (64, 16, "bf16"), 256, 0.5),  # of 16x16: (4 * 16 + 64) * 2 over 2 * 64 * 16: 256 bytes
+    ],
+)
+def test_shared_memory_feeds_large_tiles_only(arch, tile, threads, fed):
+    m, n, dtype = tile
+    architecture = architectures()[arch]
+    name = {"sm_90": "wgmma.x.f32.bf16.bf16", "sm_100": "tcgen05.mma.cta_group::1.kind::f16"}.get(arch)
+    name = name or {"bf16": "v_mfma_f32_32x32x8_bf16", "fp8": "v_mfma_f32_32x32x16_fp8_fp8"}[dtype]
+    figures = Figures(threads=threads, instructions=[name], products=[Product(m, n, 64, dtype)])
+    found = share(dataclasses.replace(COMPUTE, dtype=dtype), figures, architecture)
+    assert found == pytest.approx(fed)
 
 
 def test_kernels_of_a_call_add_up():

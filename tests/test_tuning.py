@@ -14,7 +14,7 @@ import pytest
 
 import kernels
 from harness.architectures import architectures
-from harness.launches import implementations, shipped
+from harness.launches import implementations, shipped, tuned
 from harness.tuned import Place, store
 from kernels import tuning
 from kernels.op import Support
@@ -214,3 +214,14 @@ def test_every_configuration_can_be_stored_and_found(op: str, folder: Path):
             tuning.stored.cache_clear()
             found = implementation.choose(target, sizes)
             assert found.config == config and found.origin.endswith("for this case")
+
+
+def test_what_is_tuned_spans_what_is_shipped():
+    """Every combination of what is no amount: a choice for one would not be right for another."""
+    words = ("heads", "page", "kv", "dtype", "ep", "shared", "inter", "hidden")
+    for op in kernels.OPS:
+        of_all, of_tuned = (
+            {tuple(case.sizes.get(name) for name in words) for case in cases}
+            for cases in (shipped(op), tuned(op))
+        )
+        assert of_all == of_tuned, op

@@ -255,7 +255,8 @@ def test_a_planted_implementation_fails_the_command(cli, tmp_path: Path):
         "triton.flash_varlen": True,
         "triton.planted": False,
     }
-    assert all("bytes of shared memory; gfx942 has 65536" in row["reason"] for row in rows if not row["ok"])
+    reasons = [row["reason"] for row in rows if not row["ok"]]
+    assert any("bytes of shared memory; gfx942 has 65536" in reason for reason in reasons)
     assert "must not be shipped" in done.stderr
 
 

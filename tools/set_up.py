@@ -142,7 +142,7 @@ def set_up(venv: Path, extras: set[str]) -> None:
         raise SetUpError(
             f"{find_modules(venv / 'bin' / 'python')} in {venv} must be the image's, {env.modules}"
         )
-    register(venv, project["version"])
+    register(venv, project.get("version", "0"))
     write_state(venv, {**new, "complete": True})
     for note in planned.notes:
         say(note)

@@ -70,15 +70,17 @@ def _measured() -> list[dict[str, str]]:
 
 def _elsewhere(launch: Launch) -> Iterator[str]:
     """What another version of Triton in use made of it, where that must not be shipped."""
-    for triton, reason in _refused().get((launch.name, launch.arch, launch.config), {}).items():
+    for triton, reason in (
+        _refused().get((launch.name, launch.arch, launch.config, launch.arguments), {}).items()
+    ):
         yield f"under Triton {triton}: {reason}"
 
 
 @functools.cache
-def _refused() -> dict[tuple[str, str, str], dict[str, str]]:
-    found: dict[tuple[str, str, str], dict[str, str]] = {}
+def _refused() -> dict[tuple[str, ...], dict[str, str]]:
+    found: dict[tuple[str, ...], dict[str, str]] = {}
     for entry in json.loads(REFUSED.read_text())["refused"]:
-        place = (entry["kernel"], entry["target"], entry["config"])
+        place = tuple(entry[name] for name in ("kernel", "target", "config", "arguments"))
         found.setdefault(place, {})[entry["triton"]] = entry["reason"]
     return found
 

@@ -34,6 +34,7 @@ def test_what_another_version_spills_is_refused_here(known, tmp_path):
         "kernel": "gemm_kernel",
         "target": "gfx942",
         "config": LAUNCH.config,
+        "arguments": LAUNCH.arguments,
         "ok": False,
         "reason": "spills",
     }

@@ -65,7 +65,7 @@ def test_each_arm_is_a_cell_with_a_verdict_against_the_plain_one(factorial):
     arms = {cell["arm"]: cell for cell in written["cells"]}
     assert next(iter(arms)) == "plain"
     assert len(arms) == 7, "six combinations and the plain arm; its twin is no cell"
-    assert arms["PROBE_MS=8, PROBE_PATH=other"]["time_us"] > 3 * arms["plain"]["time_us"]
+    assert arms["PROBE_MS=8, PROBE_PATH=other"]["time_us"] > 1.5 * arms["plain"]["time_us"]
     verdicts = {v["a"]: v["verdict"] for v in written["verdicts"] if v["about"] == "baseline"}
     assert verdicts["probe.kernel @ PROBE_MS=8, PROBE_PATH unset"] == "slower"
     assert verdicts["probe.kernel @ PROBE_MS=, PROBE_PATH unset"] != "slower", "an empty value is a value"

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 DATA = Path(__file__).resolve().parent.parent / "harness" / "data" / "refused.json"
-NAMES = ("kernel", "target", "config", "reason")
+NAMES = ("kernel", "target", "config", "arguments", "reason")
 
 
 def refuse(compiled: Path, data: Path = DATA) -> int:
@@ -28,7 +28,7 @@ def refuse(compiled: Path, data: Path = DATA) -> int:
 
 
 def _key(entry: dict[str, str]) -> tuple[str, ...]:
-    return tuple(entry[name] for name in ("triton", "target", "kernel", "config"))
+    return tuple(entry[name] for name in ("triton", "target", "kernel", "config", "arguments"))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.records import Cell, Samples
-from harness.statistics import Comparison, interval, verdict
+from harness.statistics import MARGIN, Comparison, interval, verdict
 
 MAIN_SHARE = 0.05
 """Of a call's time: a kernel that takes less is not what makes an arm another."""
@@ -62,7 +62,11 @@ def said(found: str, same: bool) -> str:
 
 
 def effects(
-    cells: Mapping[str, Cell], settings: Mapping[str, Setting], floor: float, confidence: float
+    cells: Mapping[str, Cell],
+    settings: Mapping[str, Setting],
+    floor: float,
+    confidence: float,
+    margin: float = MARGIN,
 ) -> list[Effect]:
     """Main effects of each flag, from its first value to each other, averaged over all settings of the
     others, and interactions of each two: from the rounds that all arms of a factorial have, and none where
@@ -83,7 +87,7 @@ def effects(
     for kind, what, weights in questions:
         contrast = [(block, sum(weight * log[arm] for arm, weight in weights.items())) for block, log in logs]
         if contrast:
-            found.append(Effect(kind, what, _comparison(contrast, floor, each)))
+            found.append(Effect(kind, what, _comparison(contrast, floor, each, margin)))
     return found
 
 
@@ -143,7 +147,9 @@ def word(value: str | None) -> str:
     return "unset" if value is None else value or "''"
 
 
-def _comparison(contrast: Sequence[tuple[int, float]], floor: float, confidence: float) -> Comparison:
+def _comparison(
+    contrast: Sequence[tuple[int, float]], floor: float, confidence: float, margin: float
+) -> Comparison:
     over_blocks = interval(contrast, confidence)
     ratio, low, high = (math.exp(v) for v in (over_blocks.mean, over_blocks.low, over_blocks.high))
-    return Comparison(ratio, low, high, verdict(low, high, floor=floor))
+    return Comparison(ratio, low, high, verdict(low, high, floor=floor, margin=margin))

@@ -15,6 +15,9 @@ from harness.records import CaseDone, Cell, Record, Run, Verdict
 from harness.statistics import Comparison, noise_floor
 from harness.tables import ended, interval_of, micro, ratio_of, unsupported
 
+TOGETHER = {"faster": "more together", "slower": "less together", "same": "independent", "unclear": "unclear"}
+"""Of an interaction: what one change brings beside the other, against what it brings alone."""
+
 
 @dataclass
 class Compared:
@@ -111,10 +114,20 @@ def _effects(one: Compared, run: Run) -> Iterator[str]:
         for arm, variables in run.arms.items()
         if run.flags.keys() <= variables.keys() and arm in cells
     }
-    found = effects(cells, settings, noise_floor(one.floor.found) if one.floor else math.inf, run.confidence)
+    found = effects(
+        cells, settings, noise_floor(one.floor.found) if one.floor else math.inf, run.confidence, run.margin
+    )
     if not found:
         return
-    rows = [[e.kind, e.what, _speedup(e.found), e.found.verdict] for e in found]
+    rows = [
+        [
+            e.kind,
+            e.what,
+            _speedup(e.found),
+            TOGETHER[e.found.verdict] if e.kind == "interaction" else e.found.verdict,
+        ]
+        for e in found
+    ]
     yield f"effects of the flags on {one.name}, all of them together {run.confidence:.0%} sure:"
     yield tabulate(rows, ["", "change", "speedup", "verdict"], disable_numparse=True)
 

@@ -152,18 +152,19 @@ def conclusion(records: Sequence[Record], run: Run) -> str:
         if not by_name:
             return "nothing was measured, so nothing is known"
         return "\n".join([f"{len(slower)} regressed:", *slower]) if slower else "nothing regressed"
-    lines = [f"{name}: {_advice(found)}" for name, found in by_name.items()]
+    lines = [f"{name}: {_advice(found, run.margin)}" for name, found in by_name.items()]
     return "\n".join(["recommendation:", *(f"  {line}" for line in lines)]) if lines else ""
 
 
-def _advice(found: Sequence[Compared]) -> str:
+def _advice(found: Sequence[Compared], margin: float) -> str:
     """The arm that is faster somewhere and worth most over all cases, by their weights."""
     arms = dict.fromkeys(cell.arm for one in found for cell, _ in one.others)
     worth = {arm: _worth(found, arm) for arm in arms}
-    better = {arm: each for arm, each in worth.items() if each.faster and each.mean > 1}
+    better = {arm: each for arm, each in worth.items() if each.faster and each.mean > 1 + margin}
     if not better:
         lost = [f"{arm} is slower, {each.mean:.2f}x" for arm, each in worth.items() if each.slower]
-        return "; ".join([f"leave it as it is, no arm is faster than {found[0].anchor.arm}", *lost])
+        kept = f"leave it as it is, no arm brings {margin:.0%} over {found[0].anchor.arm}"
+        return "; ".join([kept, *lost])
     arm = max(better, key=lambda name: better[name].mean)
     best = better[arm]
     text = (

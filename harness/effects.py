@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from harness.records import Cell, Samples
 from harness.statistics import MARGIN, Comparison, interval, verdict
 
-MAIN_SHARE = 0.05
+MAIN_SHARE = 0.1
 """Of a call's time: a kernel that takes less is not what makes an arm another."""
 
 Setting = Mapping[str, str | None]

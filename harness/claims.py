@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from tabulate import tabulate
 
 import kernels
 from harness.published import CLAIMS, FOLDER, read
+from harness.writing import write
 from kernels.platform import Platform, detect
 
 RIVALS = {
@@ -75,12 +75,7 @@ def show(runs: Sequence[str], json_to: str | None = None) -> None:
     if json_to:
         whole = {**{k: document[k] for k in ("source", "device", "arch", "unknown")}}
         text = json.dumps(whole | {"tests": [asdict(t) for t in tests]}, indent=1, allow_nan=False) + "\n"
-        if json_to == "-":
-            sys.stdout.write(text)
-        else:
-            from harness.listing import write
-
-            write(json_to, text)
+        write(json_to, text)
         return
     print(f"{document['source']}\nunknown: {document['unknown']}\n")
     headers = ["claim", "against", f"on {document['device']}", "verdict", f"any kernel on {here.arch}"]

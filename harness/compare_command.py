@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 from tabulate import tabulate
 
@@ -15,6 +13,7 @@ from harness.errors import FAILED, OK, NothingRan, UsageError
 from harness.run_command import Request, run
 from harness.stored import Stored, read, unlike
 from harness.tables import micro
+from harness.writing import write
 
 HEADERS = ["implementation", "A", "B", "B vs A", "verdict", "note"]
 
@@ -35,7 +34,7 @@ def compare(run_a: str, run_b: str, force: bool, markdown: str | None) -> int:
     found.notes[:0] = [f"NOT COMPARABLE, {reason}" for reason in reasons]
     print(report(a, b, found, "simple"))
     if markdown:
-        _write(markdown, report(a, b, found, "github") + "\n")
+        write(markdown, report(a, b, found, "github") + "\n")
     return FAILED if found.regressions else OK
 
 
@@ -93,13 +92,3 @@ def _verdict(found: Compared) -> str:
         return "nothing can be judged: no implementation that did not change shares a case with another"
     unclear = sum(row.found.verdict == "unclear" for row in judged)
     return f"nothing regressed{f'; {unclear} of {len(judged)} unclear' if unclear else ''}"
-
-
-def _write(target: str, text: str) -> None:
-    if target == "-":
-        sys.stdout.write(text)
-        return
-    try:
-        Path(target).write_text(text)
-    except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror}") from None

@@ -17,6 +17,7 @@ import kernels
 from harness.architectures import Architecture, architectures, chosen
 from harness.errors import FAILED, OK, NothingRan, UsageError
 from harness.plan import choose_op
+from harness.writing import write
 
 TUNED = ("BLOCK_M", "BLOCK_H", "BLOCK_N", "BLOCK_D", "TILE", "CHUNK")  # and Triton's options
 BACK_ENDS = {"cuda": "nvidia", "rocm": "amd"}
@@ -34,12 +35,7 @@ def show(target: str | None, op: str | None, json_to: str | None) -> int:
 
     if json_to:
         text = json.dumps({"triton": triton.__version__, "compiles": rows}, indent=1) + "\n"
-        if json_to == "-":
-            sys.stdout.write(text)
-        else:
-            from harness.listing import write
-
-            write(json_to, text)
+        write(json_to, text)
     else:
         print(_table(rows))
     bad = [row for row in rows if not row["ok"]]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
-from harness.errors import NothingRan, UsageError
+from harness.errors import NothingRan
 from harness.records import Cell, Run
 from harness.stored import read
+from harness.writing import write
 
 
 def export(run: str, output: str | None) -> int:
@@ -20,15 +20,10 @@ def export(run: str, output: str | None) -> int:
     if not cells:
         raise NothingRan(f"{stored.folder} holds no time")
     text = json.dumps(session(stored.run, cells), indent=4) + "\n"
-    if output == "-":
-        sys.stdout.write(text)
-        return 0
-    path = Path(output) if output else stored.folder / "benchmark.json"
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
-    print(f"wrote {path}", file=sys.stderr)
+    target = output or str(stored.folder / "benchmark.json")
+    write(target, text)
+    if target != "-":
+        print(f"wrote {target}", file=sys.stderr)
     return 0
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
@@ -16,6 +14,7 @@ from harness import flag_listing, recipe_listing
 from harness.errors import UsageError
 from harness.plan import choose_op
 from harness.published import figures
+from harness.writing import write
 from kernels.platform import Platform, detect, named
 from shapes.attention import Parallel
 from shapes.case import text_of
@@ -38,10 +37,7 @@ def show(
     rows = KINDS[what](ops, here, suite)
     if json_to:
         text = json.dumps(rows, indent=1) + "\n"
-        if json_to == "-":
-            sys.stdout.write(text)
-        else:
-            write(json_to, text)
+        write(json_to, text)
         return
     if what == "impls" or not here.here:
         print(f"{here.kind} {here.arch} {here.name}".strip() + ("" if here.here else " (not this machine)"))
@@ -54,14 +50,6 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _cell(value: Any) -> Any:
     return ("yes" if value else "no") if isinstance(value, bool) else value
-
-
-def write(path: str, text: str) -> None:
-    """Raises UsageError where that cannot be done."""
-    try:
-        Path(path).write_text(text)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _ops(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[str, Any]]:

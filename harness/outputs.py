@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from harness.errors import UsageError
 from harness.records import Cell, Record, Run, Verdict
+from harness.writing import write
+
+RECORDED = "; the run itself is recorded"
 
 
 def require_writable(json_to: str | None, csv_to: str | None) -> None:
@@ -34,19 +36,9 @@ def write_outputs(json_to: str | None, csv_to: str | None, settings: Run, record
     if json_to:
         verdicts = [r.model_dump(exclude={"kind"}) for r in records if isinstance(r, Verdict)]
         whole = {"run": settings.model_dump(), "cells": cells, "verdicts": verdicts}
-        _write(json_to, json.dumps(whole, indent=1, allow_nan=False) + "\n")
+        write(json_to, json.dumps(whole, indent=1, allow_nan=False) + "\n", RECORDED)
     if csv_to:
         import pandas
 
         columns = [n for n in Cell.model_fields if n not in ("kind", "samples")]
-        _write(csv_to, pandas.DataFrame(cells, columns=columns).to_csv(index=False))
-
-
-def _write(target: str, text: str) -> None:
-    if target == "-":
-        sys.stdout.write(text)
-        return
-    try:
-        Path(target).write_text(text)
-    except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror}; the run itself is recorded") from None
+        write(csv_to, pandas.DataFrame(cells, columns=columns).to_csv(index=False), RECORDED)

@@ -19,6 +19,7 @@ from harness.compile_command import able
 from harness.errors import FAILED, OK, NothingRan
 from harness.plan import choose_cases, choose_implementations, choose_op
 from harness.tuned import require_writable
+from harness.writing import write
 from kernels.op import Op
 from kernels.tuning import TUNED, Tunable
 
@@ -106,13 +107,7 @@ def _tuned(
 
 
 def _write(json_to: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    from harness.listing import write
-
-    text = json.dumps({"tuned": rows}, indent=1) + "\n"
-    if json_to == "-":
-        sys.stdout.write(text)
-    else:
-        write(json_to, text)
+    write(json_to, json.dumps({"tuned": rows}, indent=1) + "\n")
 
 
 def _tables(rows: Sequence[Mapping[str, Any]]) -> str:

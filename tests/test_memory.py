@@ -107,3 +107,16 @@ def test_memory_counts_the_baseline_twice(monkeypatch, share, fits):
     found, too_large = groups(monkeypatch, share * once / MEMORY_SHARE, "torch.sdpa", [sdpa], **sizes)
     assert found == ([["torch.sdpa"]] if fits else [])
     assert [c.name for c in too_large] == ([] if fits else ["torch.sdpa"])
+
+
+def test_arms_that_do_not_fit_together_each_meet_the_first_and_its_twin(monkeypatch):
+    (sdpa,) = contenders("mla_decode", "torch.sdpa")
+    arms = [Arm(), *(Arm({"A": str(i)}) for i in range(4)), Arm(again=True)]
+    found = [Contender(arm.name, sdpa.impl, arm, "eager") for arm in arms]
+    sizes = OP.sizes({"batch": 64, "ctx": 4096})
+    four = judge_memory(OP, sizes, "cpu") + 4 * memory_needed(OP, sizes, [sdpa.impl], 1)
+    together, too_large = groups(
+        monkeypatch, 1.01 * four / MEMORY_SHARE, "torch.sdpa", found, batch=64, ctx=4096
+    )
+    assert together == [["plain", "plain (again)", f"A={i}", f"A={i + 1}"] for i in (0, 2)]
+    assert not too_large

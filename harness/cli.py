@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from harness.errors import STOPPED, USAGE, HarnessError
+from harness.cli_serving import serving
 from kernels import PluginError
 from kernels.platform import KINDS
 from kernels.tuning import StoredError
@@ -271,6 +272,9 @@ def export(run: str, style: str, output: str | None) -> None:
     from harness.export import export as write
 
     sys.exit(write(run, output))
+
+
+cli.add_command(serving)
 
 
 def _measured(command: Callable[[], int]) -> None:

@@ -1,0 +1,29 @@
+"""`python -m harness serving ...`. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+
+@click.group()
+def serving() -> None:
+    """What a kernel is worth in a serving run: results, traces, the model and the ledger.
+
+    \b
+    python -m harness serving load FILE...       any client's results, in one schema, with what does not hold
+    """
+
+
+@serving.command("load")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of a table.")
+@click.option("--csv", "csv_to", metavar="FILE|-", help="Write one line for each metric there.")
+def load_command(**options: Any) -> None:
+    """Results of serving clients in one schema, each row held to what must hold between its numbers. Exit
+    code 1 where something does not hold, 2 where a file cannot be read."""
+    from harness.serving.load_command import show
+
+    sys.exit(show(**options))

@@ -1,0 +1,9 @@
+"""What a kernel is worth in a serving run: results loaded and audited, traces, the model, the ledger.
+
+Nothing here imports torch.
+"""
+
+from harness.serving.loading import load
+from harness.serving.schema import Finding, Metric, ServingRun
+
+__all__ = ["Finding", "Metric", "ServingRun", "load"]

@@ -1,0 +1,74 @@
+"""What a change of kernels is predicted to be worth, with where each part of the number came from."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from harness.serving.schema import Record
+
+Origin = Literal["measured", "trace", "table", "regression", "calibration", "assumed"]
+Method = Literal["link", "isolated-warm", "isolated-cold", "serving-mode", "replay", "bound"]
+Quantity = Literal["tpot", "itl", "ttft", "e2e", "output_throughput", "decode_step", "prefill"]
+
+
+class KernelChange(Record):
+    """One op made faster or slower.
+
+    op:        a name of harness/serving/op_classes.py
+    part:      of it, where not all: `qkv_a`, `n=2112 k=7168`; empty: all its calls
+    factor:    time before / time after, > 1 is faster; or
+    saved_us:  time saved of each call
+    low, high: 90 % interval of whichever is given; equal to it where nobody gave one
+    calls:     calls a step; None: as the model has them
+    phase:     of which steps
+    source:    where the factor comes from: a run, a pull request
+    """
+
+    op: str
+    part: str = ""
+    factor: float | None = Field(default=None, gt=0)
+    saved_us: float | None = None
+    low: float | None = None
+    high: float | None = None
+    calls: int | None = None
+    phase: Literal["decode", "prefill", "both"] = "both"
+    source: str = ""
+
+
+class Part(Record):
+    """One term of a prediction, or one source of its uncertainty.
+
+    value, low, high: in the prediction's unit, what it adds to the change; the interval is 90 %
+    """
+
+    what: str
+    origin: Origin
+    value: float
+    low: float
+    high: float
+
+
+class Prediction(Record):
+    """A quantity before and after a change, and the change itself: differences are what is predicted.
+
+    before, after: None where only the difference or a bound is known
+    low, high:     90 % interval of `change`; a bound has one of them None
+    parts:         sum to `change`
+    uncertainty:   each source's interval of `change` with all others held
+    assumptions:   one line each
+    """
+
+    quantity: Quantity
+    unit: Literal["ms", "tok/s", "1"]
+    method: Method
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+    before: float | None = None
+    after: float | None = None
+    confidence: float = 0.9
+    parts: tuple[Part, ...] = ()
+    uncertainty: tuple[Part, ...] = ()
+    assumptions: tuple[str, ...] = ()

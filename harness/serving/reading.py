@@ -1,0 +1,239 @@
+"""Files that come from outside: what they are, and their fields one by one.
+
+A number that is none (text, NaN, out of any sense) does not stop its row and is never guessed: it is left
+out, and a finding says so. A file that is not what it looks like ends with one line.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.errors import UsageError
+from harness.serving.schema import Finding
+
+LARGEST_FILE = 512 * 2**20  # bytes; traces are read by harness/serving/trace, in bounded memory
+LARGEST = 1e15  # beyond any token count or time here
+
+
+class UnreadableError(UsageError):
+    """A file that cannot be read: named, with the line where it stops making sense."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A file as read.
+
+    content: of `json` one value, of `jsonl` a list of (line number, object), of `csv` a list of
+             (line number, row by column name) with `header` as it stands there, of `text` nothing
+    """
+
+    path: Path
+    kind: Literal["json", "jsonl", "csv", "text"]
+    text: str
+    content: Any = None
+    header: tuple[str, ...] = ()
+
+
+def read(path: Path) -> Document:
+    """Raises UnreadableError where the file is missing, too large, no text, or broken off."""
+    text = _text(path)
+    if not text.strip():
+        raise UnreadableError(f"cannot read {path}: it is empty")
+    start = text.lstrip()[0]
+    if start in "{[":
+        return _json(path, text)
+    if path.suffix.lower() == ".csv":
+        return _csv(path, text)
+    if path.suffix.lower() in (".json", ".jsonl"):
+        raise UnreadableError(f"cannot read {path}: it is not JSON (it starts with {start!r})")
+    return Document(path, "text", text)
+
+
+def _text(path: Path) -> str:
+    try:
+        size = path.stat().st_size
+        if size > LARGEST_FILE:
+            raise UnreadableError(
+                f"cannot read {path}: {size / 2**20:.0f} MiB is more than a client writes; "
+                "for a profiler's trace: serving trace FILE"
+            )
+        raw = path.read_bytes()
+        if raw[:2] == b"\x1f\x8b":
+            with gzip.open(io.BytesIO(raw)) as packed:
+                raw = packed.read(LARGEST_FILE + 1)
+            if len(raw) > LARGEST_FILE:
+                raise UnreadableError(f"cannot read {path}: it unpacks to over {LARGEST_FILE >> 20} MiB")
+        encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+        return raw.decode(encoding)
+    except (OSError, EOFError) as error:
+        raise UnreadableError(f"cannot read {path}: {getattr(error, 'strerror', '') or error}") from None
+    except UnicodeDecodeError as error:
+        raise UnreadableError(
+            f"cannot read {path}: byte {error.start} is no {error.encoding} text; save it as UTF-8"
+        ) from None
+
+
+def _json(path: Path, text: str) -> Document:
+    try:
+        return Document(path, "json", text, _parsed(text))
+    except RecursionError:
+        raise UnreadableError(f"cannot read {path}: nested too deep") from None
+    except ValueError as whole:
+        lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+        if len(lines) < 2 or not lines[0][1].rstrip().endswith("}"):
+            raise UnreadableError(f"cannot read {path}: broken JSON: {whole}") from None
+    rows = []
+    for number, line in lines:
+        try:
+            rows.append((number, _parsed(line)))
+        except (ValueError, RecursionError) as error:
+            raise UnreadableError(f"cannot read {path}, line {number}: broken JSON: {error}") from None
+    return Document(path, "jsonl", text, rows)
+
+
+def _parsed(text: str) -> Any:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(k for i, (k, _) in enumerate(pairs) if k in dict(pairs[:i]))
+            raise ValueError(f"key {twice!r} stands twice in one object")
+        return found
+
+    return json.loads(text, object_pairs_hook=once)
+
+
+def _csv(path: Path, text: str) -> Document:
+    try:
+        rows = list(csv.reader(io.StringIO(text), strict=True))
+    except csv.Error as error:
+        raise UnreadableError(f"cannot read {path}: broken CSV: {error}") from None
+    header = tuple(name.strip() for name in rows[0])
+    named = [n for n in header if n]
+    if len(set(named)) < len(named):
+        raise UnreadableError(f"cannot read {path}: a column name stands twice in its first line")
+    body = []
+    for number, row in enumerate(rows[1:], 2):
+        if not any(cell.strip() for cell in row):
+            continue
+        if len(row) > len(header) and any(cell.strip() for cell in row[len(header) :]):
+            raise UnreadableError(f"cannot read {path}, line {number}: more cells than columns")
+        body.append((number, {n: c.strip() for n, c in zip(header, row, strict=False) if n or c.strip()}))
+    return Document(path, "csv", text, body, header)
+
+
+@dataclass
+class Fields:
+    """The fields of one row, taken one by one; what is never taken is its `rest`.
+
+    where:   file and line, for messages
+    as_text: numbers stand there as text (CSV, console output); in JSON a text is no number
+    """
+
+    where: str
+    values: Mapping[str, Any]
+    as_text: bool = False
+    findings: list[Finding] = field(default_factory=list)
+    taken: set[str] = field(default_factory=set)
+
+    def number(
+        self, key: str, *, scale: float = 1.0, least: float | None = 0.0, infinite: float | None = None
+    ) -> float | None:
+        """The number under `key`, times scale; None where it is absent, null, empty, or no such number
+        (then with a finding). least: below it is none; infinite: what an infinite one stands for."""
+        raw = self.take(key)
+        if raw is None or raw == "":
+            return None
+        value = self._number(raw)
+        if value is not None and math.isinf(value) and value > 0 and infinite is not None:
+            return infinite
+        if value is None or not math.isfinite(value) or abs(value) > LARGEST:
+            return self._unreadable(key, raw, "a number")
+        if least is not None and value < least:
+            return self._unreadable(key, raw, f"a number of at least {least:g}")
+        return value * scale
+
+    def count(self, key: str) -> int | None:
+        """A whole number of at least 0, as `number` gives it."""
+        value = self.number(key)
+        if value is None:
+            return None
+        if value != int(value):
+            return self._unreadable(key, self.values[key], "a whole number")
+        return int(value)
+
+    def text(self, key: str) -> str:
+        """The text under `key`; empty where it is absent or null."""
+        raw = self.take(key)
+        if raw is None:
+            return ""
+        if isinstance(raw, (dict, list)):
+            self._unreadable(key, raw, "a text")
+            return ""
+        return str(raw)
+
+    def numbers(self, key: str, *, scale: float = 1.0) -> tuple[float, ...]:
+        """A list of numbers; empty where it is absent or one of them is none (then with a finding)."""
+        raw = self.take(key)
+        if raw is None:
+            return ()
+        found = [self._number(one) for one in raw] if isinstance(raw, list) else [None]
+        if any(one is None or not math.isfinite(one) or abs(one) > LARGEST for one in found):
+            self._unreadable(key, raw, "a list of numbers")
+            return ()
+        return tuple(one * scale for one in found)
+
+    def take(self, key: str) -> Any:
+        self.taken.add(key)
+        return self.values.get(key)
+
+    def rest(self) -> dict[str, Any]:
+        """What nothing has taken, without what JSON cannot say."""
+        return {k: _plain(v) for k, v in self.values.items() if k and k not in self.taken}
+
+    def _number(self, raw: Any) -> float | None:
+        if isinstance(raw, str) and self.as_text:
+            try:
+                return float(raw.replace(",", ""))
+            except ValueError:
+                return None
+        if isinstance(raw, bool) or not isinstance(raw, (int, float)):
+            return None
+        return float(raw) if isinstance(raw, float) or abs(raw) < LARGEST else math.nan
+
+    def _unreadable(self, key: str, raw: Any, wanted: str) -> None:
+        shown = json.dumps(raw, default=str)
+        shown = shown if len(shown) <= 40 else shown[:37] + "..."
+        message = f"{self.where}: {key!r} is {shown}, not {wanted}; left out"
+        self.findings.append(Finding(rule="unreadable", severity="wrong", message=message))
+
+
+def objects(document: Document) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(where, object) for each object of a JSON or JSONL file; a list in a JSON file counts as its objects.
+    Raises UnreadableError where one is no object."""
+    if document.kind == "json":
+        many = document.content if isinstance(document.content, list) else [document.content]
+        rows = [(f"{document.path}" + (f"[{i}]" if len(many) > 1 else ""), one) for i, one in enumerate(many)]
+    else:
+        rows = [(f"{document.path}:{number}", one) for number, one in document.content]
+    for where, one in rows:
+        if not isinstance(one, Mapping):
+            raise UnreadableError(f"cannot read {where}: an object is wanted, not {type(one).__name__}")
+        yield where, one
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return value

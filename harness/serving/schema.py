@@ -1,0 +1,167 @@
+"""One schema for what serving clients report.
+
+A throughput in tokens per second says nothing by itself: of which tokens, over how many GPUs, with a whole
+engine or its decode half. So every metric carries its scope, kind of tokens, unit and statistic.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Scope = Literal["request", "gpu", "node", "decode_node", "instance", "cluster", "unknown"]
+Tokens = Literal["output", "input", "total", "none", "unknown"]
+Mode = Literal["online", "offline", "unknown"]
+Severity = Literal["wrong", "suspect", "note"]
+
+
+class Record(BaseModel):
+    """A record of files that come from outside."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Finding(Record):
+    """What a rule found in one row, or between several.
+
+    rule:     its name, as in harness/serving/integrity.py or audit_rules.py, or `unreadable`
+    severity: `wrong` does not hold, `suspect` needs an explanation, `note` is to be known
+    message:  one line: what, where, with the numbers
+    numbers:  those that the rule compared
+    subjects: ids of the runs or claims it is about, where more than the row it stands at
+    """
+
+    rule: str
+    severity: Severity
+    message: str
+    numbers: dict[str, float] = Field(default_factory=dict)
+    subjects: tuple[str, ...] = ()
+
+
+class Metric(Record):
+    """One number that a client reported, or that follows from others of its run.
+
+    name:      `throughput`, `request_throughput`, `goodput`; `ttft`, `tpot`, `itl`, `e2e`; `prefill`,
+               `decode_step` (latency of one step); `concurrency`; or the client's own name for anything else
+    unit:      `ms` for all latencies, `s` for durations, `tok/s`, `req/s`, `1`, `GiB`, `tokens`
+    scope:     what the number is of; `instance` is one engine, however many GPUs it has
+    tokens:    of which tokens; `total` is input and output
+    statistic: `total`, `mean`, `median`, `std`, `min`, `max`, `p99` ...
+    derived:   how it follows from other numbers of the run; empty: as the client reported it
+    """
+
+    name: str
+    value: float
+    unit: str
+    scope: Scope = "unknown"
+    tokens: Tokens = "none"
+    statistic: str = "total"
+    derived: str = ""
+
+
+class Parallelism(Record):
+    """Over how many GPUs each kind of parallelism went; None: not said."""
+
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    ep: int | None = None
+    dp_attention: bool | None = None
+    prefill_gpus: int | None = None
+    decode_gpus: int | None = None
+
+    @property
+    def disaggregated(self) -> bool:
+        return bool(self.prefill_gpus or self.decode_gpus)
+
+
+class Workload(Record):
+    """What was asked of the engine.
+
+    input_len, output_len: tokens of a request, as asked for (of a range: its mean)
+    concurrency:           most requests in flight that the client allows
+    request_rate:          requests per second; None: not said; 0: all at once (the clients' `inf`)
+    warmup_s, cooldown_s:  time at either end that the client leaves out of its numbers
+    """
+
+    dataset: str = ""
+    input_len: float | None = None
+    output_len: float | None = None
+    range_ratio: float | None = None
+    concurrency: float | None = None
+    request_rate: float | None = None
+    num_prompts: int | None = None
+    warmup_s: float | None = None
+    cooldown_s: float | None = None
+    prefix_cached: bool | None = None
+
+
+class Totals(Record):
+    """What was counted over the whole run, or over the window that the client keeps."""
+
+    duration_s: float | None = None
+    completed: int | None = None
+    failed: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class Samples(Record):
+    """What a client kept of each request, in its order; a list is empty where it kept none."""
+
+    input_lens: tuple[int, ...] = ()
+    output_lens: tuple[int, ...] = ()
+    ttfts_ms: tuple[float, ...] = ()
+    e2es_ms: tuple[float, ...] = ()
+    itls_ms: tuple[tuple[float, ...], ...] = ()
+
+
+class ServingRun(Record):
+    """One run of one client against one engine: one row.
+
+    client:      the format it came in: `sglang.bench_serving`, `vllm.serve`, `dstack.online` ...
+    source:      the file and the line or row in it, or the document
+    hardware:    the GPU's (or CPU's) name as given; empty: the file does not say
+    flags:       the server's, one string for each as given
+    extra:       what the client wrote that has no place here, by its own key: nothing is lost
+    notes:       what was repaired or taken for granted in reading this row
+    """
+
+    id: str
+    client: str
+    source: str
+    label: str = ""
+    date: str = ""
+    model: str = ""
+    precision: str = ""
+    hardware: str = ""
+    gpus: int | None = None
+    nodes: int | None = None
+    engine: str = ""
+    version: str = ""
+    image: str = ""
+    flags: tuple[str, ...] = ()
+    environment: dict[str, str] = Field(default_factory=dict)
+    parallelism: Parallelism = Parallelism()
+    mode: Mode = "unknown"
+    workload: Workload = Workload()
+    totals: Totals = Totals()
+    metrics: tuple[Metric, ...] = ()
+    samples: Samples = Samples()
+    extra: dict[str, Any] = Field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    def metric(self, name: str, statistic: str = "", tokens: str = "", scope: str = "") -> Metric | None:
+        """The first metric of that name, and of that statistic, kind of tokens and scope where given."""
+        wanted = {"name": name, "statistic": statistic, "tokens": tokens, "scope": scope}
+        for one in self.metrics:
+            if all(getattr(one, key) == value for key, value in wanted.items() if value):
+                return one
+        return None
+
+    def value(self, name: str, statistic: str = "", tokens: str = "", scope: str = "") -> float | None:
+        """Its value, or None where the run has no such metric."""
+        found = self.metric(name, statistic, tokens, scope)
+        return found.value if found else None

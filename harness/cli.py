@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from harness.errors import STOPPED, USAGE, HarnessError
 from harness.cli_serving import serving
+from harness.errors import STOPPED, USAGE, HarnessError
 from kernels import PluginError
 from kernels.platform import KINDS
 from kernels.tuning import StoredError

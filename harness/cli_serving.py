@@ -27,3 +27,14 @@ def load_command(**options: Any) -> None:
     from harness.serving.load_command import show
 
     sys.exit(show(**options))
+
+
+@serving.command("ledger")
+@click.argument("files", nargs=-1, metavar="[LEDGER...]")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of a table.")
+def ledger_command(**options: Any) -> None:
+    """Kernel changes: what was predicted of serving, what was observed, the residual, and whether the one
+    explains the other. Default: all ledgers under results/, and the published before/after points."""
+    from harness.serving.ledger_command import show
+
+    sys.exit(show(**options))

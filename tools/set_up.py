@@ -170,7 +170,7 @@ def build(venv: Path, links: tuple[str, ...], state: dict) -> None:
 
 def register(venv: Path, version: str) -> None:
     """Makes the fixtures of harness/pytest_plugin.py known to every pytest of the environment, and only there
-    puts the checkout on the path: the one that pytest is started in, if it is started in another than this."""
+    puts the checkout on the path: the one that pytest is started in, where that is another than this."""
     (folder,) = venv.glob("lib/python*/site-packages")
     stub = "deepseek_kernel_bench_pytest"
     (folder / f"{stub}.py").write_text(

@@ -49,6 +49,7 @@ class Metric(Record):
     tokens:    of which tokens; `total` is input and output
     statistic: `total`, `mean`, `median`, `std`, `min`, `max`, `p99` ...
     derived:   how it follows from other numbers of the run; empty: as the client reported it
+    label:     how a document labels it, where that leaves its scope or tokens open
     """
 
     name: str
@@ -58,6 +59,7 @@ class Metric(Record):
     tokens: Tokens = "none"
     statistic: str = "total"
     derived: str = ""
+    label: str = ""
 
 
 class Parallelism(Record):
@@ -123,6 +125,7 @@ class ServingRun(Record):
     client:      the format it came in: `sglang.bench_serving`, `vllm.serve`, `dstack.online` ...
     source:      the file and the line or row in it, or the document
     hardware:    the GPU's (or CPU's) name as given; empty: the file does not say
+    configuration: name of the documented configuration that it ran (harness/serving/documents.py)
     flags:       the server's, one string for each as given
     extra:       what the client wrote that has no place here, by its own key: nothing is lost
     notes:       what was repaired or taken for granted in reading this row
@@ -141,6 +144,7 @@ class ServingRun(Record):
     engine: str = ""
     version: str = ""
     image: str = ""
+    configuration: str = ""
     flags: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default_factory=dict)
     parallelism: Parallelism = Parallelism()

@@ -115,7 +115,7 @@ class Configuration(Record):
 
 
 class Setup(Record):
-    """One side of a comparison; what is empty is any."""
+    """One side of a comparison; what is empty is any: on both sides, each against its like."""
 
     hardware: str = ""
     engine: str = ""

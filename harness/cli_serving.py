@@ -14,6 +14,7 @@ def serving() -> None:
 
     \b
     python -m harness serving load FILE...       any client's results, in one schema, with what does not hold
+    python -m harness serving recipe [NAME]      the published set-ups, ready to run on your own machine
     """
 
 
@@ -25,5 +26,22 @@ def load_command(**options: Any) -> None:
     """Results of serving clients in one schema, each row held to what must hold between its numbers. Exit
     code 1 where something does not hold, 2 where a file cannot be read."""
     from harness.serving.load_command import show
+
+    sys.exit(show(**options))
+
+
+@serving.command("recipe")
+@click.argument("name", required=False)
+@click.option(
+    "--part",
+    type=click.Choice(["docker", "task", "manifests", "server", "client"]),
+    help="Only that part of the recipe.",
+)
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead.")
+def recipe_command(**options: Any) -> None:
+    """A published configuration as a shell script: docker, server and client commands, dstack tasks and
+    Kubernetes manifests, as far as its document gives them. What was mended is marked. Without NAME: the
+    list."""
+    from harness.serving.recipe_command import show
 
     sys.exit(show(**options))

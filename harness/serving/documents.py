@@ -31,7 +31,7 @@ Bound = Literal["exactly", "up to", "about", "at least", "below", "between"]
 class Mend(Record):
     """What `serving recipe` changes in a documented text, so that it runs elsewhere.
 
-    part: `docker`, `server`, `client`, `task_file`, or the file name of a manifest
+    part: `docker`, `server`, `client`, `task`, or the file name of a manifest
     old:  stands in that text
     new:  takes its place, everywhere; None: nothing is changed, the reader is only told
     why:  one line for the reader

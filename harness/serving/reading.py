@@ -231,7 +231,7 @@ class Fields:
             self._unreadable(key, raw, "a text")
             return ""
         if not isinstance(raw, str):
-            message = f"{self.where}: {key!r} is {json.dumps(raw)}, not a text; taken as one"
+            message = f"{self.where}: {key!r} is {_shown(raw)}, not a text; taken as one"
             self.findings.append(Finding(rule="unreadable", severity="suspect", message=message))
         return str(raw).encode("utf-8", "replace").decode()  # JSON may hold half a character
 

@@ -14,6 +14,7 @@ def serving() -> None:
 
     \b
     python -m harness serving load FILE...       any client's results, in one schema, with what does not hold
+    python -m harness serving recipe [NAME]      the published set-ups, ready to run on your own machine
     """
 
 
@@ -36,5 +37,18 @@ def ledger_command(**options: Any) -> None:
     """Kernel changes: what was predicted of serving, what was observed, the residual, and whether the one
     explains the other. Default: all ledgers under results/, and the published before/after points."""
     from harness.serving.ledger_command import show
+@serving.command("recipe")
+@click.argument("name", required=False)
+@click.option(
+    "--part",
+    type=click.Choice(["docker", "task", "manifests", "server", "client"]),
+    help="Only that part of the recipe.",
+)
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead.")
+def recipe_command(**options: Any) -> None:
+    """A published configuration as a shell script: docker, server and client commands, dstack tasks and
+    Kubernetes manifests, as far as its document gives them. What was mended is marked. Without NAME: the
+    list."""
+    from harness.serving.recipe_command import show
 
     sys.exit(show(**options))

@@ -37,6 +37,10 @@ def ledger_command(**options: Any) -> None:
     """Kernel changes: what was predicted of serving, what was observed, the residual, and whether the one
     explains the other. Default: all ledgers under results/, and the published before/after points."""
     from harness.serving.ledger_command import show
+
+    sys.exit(show(**options))
+
+
 @serving.command("recipe")
 @click.argument("name", required=False)
 @click.option(

@@ -18,7 +18,7 @@ from harness.serving.reading import UnreadableError
 
 DATA = Path(__file__).parent / "data" / "serving"
 SEED = 8
-NUMBERS_A_FILE = 12  # fields of each file that are spoilt one after another
+NUMBERS_A_FILE = 80  # fields of each file that are spoilt one after another
 CUTS = 12
 
 

@@ -23,6 +23,7 @@ from harness.serving.schema import Finding
 
 LARGEST_FILE = 512 * 2**20  # bytes; traces are read by harness/serving/trace, in bounded memory
 LARGEST = 1e15  # beyond any token count or time here
+SMALLEST = 1e-12  # but for 0; what is less is no measurement, and its inverse may be no number
 DEEPEST = 64  # levels of a JSON value; clients write three
 NUMBER = re.compile(
     r"[+-]?(\d+|\d{1,3}(,\d{3})+)?(\.\d*)?([eE][+-]?\d+)?|[+-]?inf|nan", re.ASCII | re.IGNORECASE
@@ -200,7 +201,7 @@ class Fields:
         value = self._number(raw)
         if value is not None and math.isinf(value) and value > 0 and infinite is not None:
             return infinite
-        if value is None or not math.isfinite(value) or abs(value) > LARGEST:
+        if value is None or not _sensible(value):
             return self._unreadable(key, raw, "a number")
         if least is not None and value < least:
             return self._unreadable(key, raw, f"a number of at least {least:g}")
@@ -233,7 +234,7 @@ class Fields:
         if not isinstance(raw, str):
             message = f"{self.where}: {key!r} is {_shown(raw)}, not a text; taken as one"
             self.findings.append(Finding(rule="unreadable", severity="suspect", message=message))
-        return str(raw).encode("utf-8", "replace").decode()  # JSON may hold half a character
+        return _whole(str(raw))
 
     def numbers(self, key: str, *, scale: float = 1.0) -> tuple[float, ...]:
         """A list of numbers; empty where it is absent or one of them is none (then with a finding)."""
@@ -241,7 +242,7 @@ class Fields:
         if raw is None:
             return ()
         found = [self._number(one) for one in raw] if isinstance(raw, list) else [None]
-        if any(one is None or not math.isfinite(one) or abs(one) > LARGEST for one in found):
+        if any(one is None or not _sensible(one) for one in found):
             self._unreadable(key, raw, "a list of numbers")
             return ()
         return tuple(one * scale for one in found)
@@ -252,7 +253,7 @@ class Fields:
 
     def rest(self) -> dict[str, Any]:
         """What nothing has taken, of the objects inside too, without what JSON cannot say."""
-        own = {k: _plain(v) for k, v in self.values.items() if k and k not in self.taken}
+        own = _plain({k: v for k, v in self.values.items() if k and k not in self.taken})
         return own | {key: rest for key, fields in self.within.items() if (rest := fields.rest())}
 
     def leave_out(self, key: str, why: str) -> None:
@@ -299,8 +300,19 @@ def _shown(raw: Any) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
+    if isinstance(value, str):
+        return _whole(value)
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {_whole(str(k)): _plain(v) for k, v in value.items()}
     if isinstance(value, list):
         return [_plain(v) for v in value]
     return value
+
+
+def _whole(text: str) -> str:
+    """Without the halves of characters that JSON's escapes can hold and no encoding can."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _sensible(value: float) -> bool:
+    return value == 0 or SMALLEST <= abs(value) <= LARGEST

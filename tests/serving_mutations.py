@@ -18,7 +18,7 @@ from harness.serving.reading import UnreadableError
 
 DATA = Path(__file__).parent / "data" / "serving"
 SEED = 8
-NUMBERS_A_FILE = 80  # fields of each file that are spoilt one after another
+NUMBERS_A_FILE = 30  # fields of each file that are spoilt one after another
 CUTS = 12
 
 
@@ -92,6 +92,18 @@ NO_NUMBERS: dict[str, Any] = {
     "huge int": 10**400,
     "negative": -1.5,
     "object in objects": {"a": {"b": [{"c": 1}]}},
+}
+
+
+NO_NUMBERS_IN_TEXT = {
+    "nan": "nan",
+    "inf": "inf",
+    "words": "fast",
+    "empty": "",
+    "huge": "1e300",
+    "hex": "0x1f",
+    "object": '{"a": 1}',
+    "underscore": "1_0",
 }
 
 
@@ -206,8 +218,7 @@ def _of_csv(text: str, suffix: str) -> Iterator[Mutation]:
     cells.sort(key=lambda one: not list(units((header[one[1]],))))
     for r, c in cells[:NUMBERS_A_FILE]:
         value, key = table[r][c], header[c]
-        spoilt = {"nan": "nan", "inf": "inf", "words": "fast", "empty": "", "negative": f"-{value}", "huge": "1e300",
-                  "decimal comma": value.replace(".", ","), "hex": "0x1f", "json": '{"a": 1}', "underscore": "1_0",
+        spoilt = {**NO_NUMBERS_IN_TEXT, "negative": f"-{value}", "decimal comma": value.replace(".", ","),
                   **{name: repr(float(value) * factor) for name, factor in units((key,))}}  # fmt: skip
         for name, wrong in spoilt.items():
             if wrong == value:
@@ -252,12 +263,8 @@ def _of_text(text: str, suffix: str) -> Iterator[Mutation]:
     random.Random(SEED).shuffle(found)
     for one in found[:NUMBERS_A_FILE]:
         key = one[1].strip()
-        for name, wrong in {
-            "nan": "nan",
-            "words": "fast",
-            "decimal comma": "1,5",
-            "negative": f"-{one[2]}",
-        }.items():
+        spoilt = {**NO_NUMBERS_IN_TEXT, "decimal comma": "1,5", "negative": f"-{one[2]}"}
+        for name, wrong in spoilt.items():
             changed = text[: one.start(2)] + wrong + text[one.end(2) :]
             yield Mutation(f"{key} {name}", suffix, changed.encode(), (key,))
 

@@ -236,16 +236,30 @@ class Fields:
             self.findings.append(Finding(rule="unreadable", severity="suspect", message=message))
         return _whole(str(raw))
 
-    def numbers(self, key: str, *, scale: float = 1.0) -> tuple[float, ...]:
+    def numbers(
+        self, key: str, *, scale: float = 1.0, least: float | None = None, whole: bool = False
+    ) -> tuple[float, ...]:
         """A list of numbers; empty where it is absent or one of them is none (then with a finding)."""
         raw = self.take(key)
         if raw is None:
             return ()
-        found = [self._number(one) for one in raw] if isinstance(raw, list) else [None]
-        if any(one is None or not _sensible(one) for one in found):
-            self._unreadable(key, raw, "a list of numbers")
+        found = self._several(raw, scale, least, whole)
+        if found is None:
+            self._unreadable(key, raw, "a list of whole numbers" if whole else "a list of numbers")
+        return found or ()
+
+    def lists(
+        self, key: str, *, scale: float = 1.0, least: float | None = None
+    ) -> tuple[tuple[float, ...], ...]:
+        """A list of lists of numbers, as `numbers` gives one."""
+        raw = self.take(key)
+        if raw is None:
             return ()
-        return tuple(one * scale for one in found)
+        found = [self._several(one, scale, least, False) for one in raw] if isinstance(raw, list) else [None]
+        if any(one is None for one in found):
+            self._unreadable(key, raw, "a list of lists of numbers")
+            return ()
+        return tuple(found)
 
     def take(self, key: str) -> Any:
         self.taken.add(key)
@@ -260,6 +274,15 @@ class Fields:
         """A finding that the value of `key` is not used."""
         message = f"{self.where}: {key!r} {why}; left out"
         self.findings.append(Finding(rule="unreadable", severity="wrong", message=message))
+
+    def _several(self, raw: Any, scale: float, least: float | None, whole: bool) -> tuple[float, ...] | None:
+        found = [self._number(one) for one in raw] if isinstance(raw, list) else [None]
+        for one in found:
+            if one is None or not _sensible(one):
+                return None
+            if (least is not None and one < least) or (whole and one != int(one)):
+                return None
+        return tuple(one * scale for one in found)
 
     def _number(self, raw: Any) -> float | None:
         if isinstance(raw, str) and self.as_text:
@@ -295,6 +318,15 @@ def objects(document: Document) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _shown(raw: Any) -> str:
     shown = json.dumps(raw, default=str)
     return shown if len(shown) <= 40 else shown[:37] + "..."
+
+
+def keys_of(document: Document) -> list[frozenset[str]]:
+    """The keys of each object of a JSON or JSONL file, by which a client's file is recognised; none where
+    one of them is no object. Never raises."""
+    try:
+        return [frozenset(one) for _, one in objects(document)] if document.kind.startswith("json") else []
+    except UnreadableError:
+        return []
 
 
 def _plain(value: Any) -> Any:

@@ -37,6 +37,7 @@ class Document:
 
     content: of `json` one value, of `jsonl` a list of (line number, object), of `csv` a list of
              (line number, row by column name) with `header` as it stands there, of `text` nothing
+    not_json: why a text that starts as JSON does is none
     """
 
     path: Path
@@ -44,6 +45,13 @@ class Document:
     text: str
     content: Any = None
     header: tuple[str, ...] = ()
+    not_json: str = ""
+
+    def rows(self) -> list[Any]:
+        """The values of a JSON or JSONL file that may be rows, whatever they are; none of other files."""
+        if self.kind == "json":
+            return self.content if isinstance(self.content, list) else [self.content]
+        return [row for _, row in self.content] if self.kind == "jsonl" else []
 
 
 def read(path: Path) -> Document:
@@ -53,7 +61,12 @@ def read(path: Path) -> Document:
         raise UnreadableError(f"cannot read {path}: it is empty")
     start = text.lstrip()[0]
     if start in "{[":
-        return _json(path, text)
+        try:
+            return _json(path, text)
+        except UnreadableError as error:
+            if {".json", ".jsonl"} & {suffix.lower() for suffix in path.suffixes}:
+                raise
+            return Document(path, "text", text, not_json=str(error))  # a log's lines may start with [
     if path.suffix.lower() == ".csv":
         return _csv(path, text)
     if path.suffix.lower() in (".json", ".jsonl"):
@@ -152,12 +165,14 @@ class Fields:
     def inside(self, key: str) -> Fields:
         """The fields of the object under `key`, their findings among these; none where it is absent or null,
         or no object (then with a finding)."""
+        if key in self.within:
+            return self.within[key]
         raw = self.take(key)
         if raw is not None and not isinstance(raw, Mapping):
             self.leave_out(key, f"is {_shown(raw)}, not an object")
         values = raw if isinstance(raw, Mapping) else {}
-        fields = Fields(f"{self.where}: {key}", values, self.as_text, self.findings)
-        return self.within.setdefault(key, fields)
+        self.within[key] = Fields(f"{self.where}: {key}", values, self.as_text, self.findings)
+        return self.within[key]
 
     def number(
         self, key: str, *, scale: float = 1.0, least: float | None = 0.0, infinite: float | None = None
@@ -214,6 +229,18 @@ class Fields:
             self._unreadable(key, raw, "a list of numbers")
             return ()
         return tuple(one * scale for one in found)
+
+    def series(self, key: str, *, scale: float = 1.0) -> tuple[tuple[float, ...], ...]:
+        """A list of lists of numbers, as `numbers` gives one."""
+        raw = self.take(key)
+        if raw is None:
+            return ()
+        lists = raw if isinstance(raw, list) and all(isinstance(one, list) for one in raw) else [[None]]
+        found = [[self._number(one) for one in many] for many in lists]
+        if any(one is None or not math.isfinite(one) or abs(one) > LARGEST for many in found for one in many):
+            self._unreadable(key, raw, "a list of lists of numbers")
+            return ()
+        return tuple(tuple(one * scale for one in many) for many in found)
 
     def take(self, key: str) -> Any:
         self.taken.add(key)

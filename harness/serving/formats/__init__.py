@@ -8,6 +8,22 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from harness.serving.formats import sglang_serving
+from harness.serving.formats import (
+    aiperf,
+    console,
+    guidellm,
+    inferencex,
+    sglang_serving,
+    trtllm_bench,
+    trtllm_serve,
+)
 
-FORMATS: tuple[ModuleType, ...] = (sglang_serving,)
+FORMATS: tuple[ModuleType, ...] = (
+    aiperf,
+    guidellm,
+    inferencex,
+    trtllm_bench,
+    trtllm_serve,
+    sglang_serving,
+    console,
+)

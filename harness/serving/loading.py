@@ -20,6 +20,8 @@ def load(path: str | Path) -> list[ServingRun]:
     path = Path(path)
     document = read(path)
     known = next((one for one in FORMATS if one.recognises(document)), None)
+    if known is None and document.not_json:
+        raise UnreadableError(document.not_json)
     if known is None:
         names = ", ".join(one.NAME for one in FORMATS)
         raise UnreadableError(f"cannot read {path}: of no known client; known: {names}")

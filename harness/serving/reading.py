@@ -40,6 +40,7 @@ class Document:
 
     content: of `json` one value, of `jsonl` a list of (line number, object), of `csv` a list of
              (line number, row by column name) with `header` as it stands there, of `text` nothing
+    not_json: why a text that starts as JSON does is none
     """
 
     path: Path
@@ -47,6 +48,13 @@ class Document:
     text: str
     content: Any = None
     header: tuple[str, ...] = ()
+    not_json: str = ""
+
+    def rows(self) -> list[Any]:
+        """The values of a JSON or JSONL file that may be rows, whatever they are; none of other files."""
+        if self.kind == "json":
+            return self.content if isinstance(self.content, list) else [self.content]
+        return [row for _, row in self.content] if self.kind == "jsonl" else []
 
 
 def read(path: Path) -> Document:
@@ -56,7 +64,12 @@ def read(path: Path) -> Document:
         raise UnreadableError(f"cannot read {path}: it is empty")
     start = text.lstrip()[0]
     if start in "{[":
-        return _json(path, text)
+        try:
+            return _json(path, text)
+        except UnreadableError as error:
+            if {".json", ".jsonl"} & {suffix.lower() for suffix in path.suffixes}:
+                raise
+            return Document(path, "text", text, not_json=str(error))  # a log's lines may start with [
     name = path.name.lower().removesuffix(".gz")
     if name.endswith(".csv"):
         return _csv(path, text)
@@ -181,12 +194,14 @@ class Fields:
     def inside(self, key: str) -> Fields:
         """The fields of the object under `key`, their findings among these; none where it is absent or null,
         or no object (then with a finding)."""
+        if key in self.within:
+            return self.within[key]
         raw = self.take(key)
         if raw is not None and not isinstance(raw, Mapping):
             self.leave_out(key, f"is {_shown(raw)}, not an object")
         values = raw if isinstance(raw, Mapping) else {}
-        fields = Fields(f"{self.where}: {key}", values, self.as_text, self.findings)
-        return self.within.setdefault(key, fields)
+        self.within[key] = Fields(f"{self.where}: {key}", values, self.as_text, self.findings)
+        return self.within[key]
 
     def number(
         self, key: str, *, scale: float = 1.0, least: float | None = 0.0, infinite: float | None = None
@@ -218,10 +233,7 @@ class Fields:
 
     def counts(self, key: str) -> tuple[int, ...]:
         """A list of whole numbers of at least 0, as `numbers` gives it."""
-        found = self.numbers(key)
-        if any(one < 0 or one != int(one) for one in found):
-            return self._unreadable(key, self.values[key], "a list of whole numbers") or ()
-        return tuple(int(one) for one in found)
+        return tuple(int(one) for one in self.numbers(key, least=0, whole=True))
 
     def text(self, key: str) -> str:
         """The text under `key`; empty where it is absent or null."""

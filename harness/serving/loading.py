@@ -35,6 +35,8 @@ def _parts(document: Document) -> list[tuple[Document, ModuleType]]:
                 raise UnreadableError(f"cannot read {document.path}, line {stray}: of no known client")
             return owned
     known = _format(document)
+    if known is None and document.not_json:
+        raise UnreadableError(document.not_json)
     if known is None:
         names = ", ".join(one.NAME for one in FORMATS)
         raise UnreadableError(f"cannot read {document.path}: of no known client; known: {names}")

@@ -10,16 +10,28 @@ from __future__ import annotations
 from types import ModuleType
 
 from harness.serving.formats import (
+    aiperf,
+    console,
+    dstack,
+    guidellm,
+    inferencex,
     sglang_offline_throughput,
     sglang_one_batch,
     sglang_one_batch_server,
     sglang_serving,
+    trtllm_bench,
+    trtllm_serve,
     vllm_latency,
     vllm_serve,
     vllm_throughput,
 )
 
 FORMATS: tuple[ModuleType, ...] = (
+    aiperf,
+    guidellm,
+    inferencex,
+    trtllm_bench,
+    trtllm_serve,
     sglang_serving,
     sglang_one_batch,
     sglang_one_batch_server,
@@ -27,4 +39,6 @@ FORMATS: tuple[ModuleType, ...] = (
     vllm_throughput,
     vllm_latency,
     vllm_serve,
+    dstack,
+    console,
 )

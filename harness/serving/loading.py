@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from harness.serving.formats import FORMATS
 from harness.serving.integrity import examined
-from harness.serving.reading import UnreadableError, read
+from harness.serving.reading import UnreadableError, plain, read
 from harness.serving.schema import ServingRun
 
 
@@ -33,4 +33,4 @@ def load(path: str | Path) -> list[ServingRun]:
         raise UnreadableError(f"cannot read {path} as {known.NAME}: {at}: {first['msg']}") from None
     if not runs:
         raise UnreadableError(f"cannot read {path} as {known.NAME}: no run in it")
-    return [examined(run) for run in runs]
+    return [examined(run.model_copy(update={"extra": plain(run.extra)})) for run in runs]

@@ -108,8 +108,10 @@ NO_NUMBERS_IN_TEXT = {
 
 
 def _of_json(text: str, suffix: str) -> Iterator[Mutation]:
-    whole = suffix == ".json" or "\n" not in text.strip()
-    rows = [json.loads(text)] if whole else [json.loads(line) for line in text.splitlines() if line.strip()]
+    try:
+        rows = [json.loads(text)]
+    except ValueError:
+        rows = [json.loads(line) for line in text.split("\n") if line.strip()]
 
     def written(rows: list[Any]) -> bytes:
         return "\n".join(json.dumps(row) for row in rows).encode()
@@ -285,7 +287,8 @@ def facts(run: ServingRun) -> Facts:
     """Every number of a run that a user may read off, by what it is."""
     found: Facts = {}
     for one in run.metrics:
-        found[("metric", one.name, one.statistic, one.scope, one.tokens, one.unit)] = one.value
+        key = ("metric", one.name, one.statistic, one.scope, one.tokens, one.unit)
+        found[(*key, "derived") if one.derived else key] = one.value
     for part in ("totals", "workload", "samples", "parallelism"):
         for key, value in getattr(run, part).model_dump().items():
             if value not in (None, (), ""):
@@ -323,13 +326,17 @@ def verdict(good: list[ServingRun], mutation: Mutation, path: Path) -> str:
 def _row_verdict(before: ServingRun, after: ServingRun, mutation: Mutation) -> str:
     old, new = facts(before), facts(after)
     changed = [key for key in new if key in old and not _equal(old[key], new[key])]
-    appeared = [key for key in new if key not in old]
+    appeared = [key for key in new if key not in old and key[-1] != "derived"]
     lost = [key for key in old if key not in new]
     if mutation.harmless:
         assert not (changed or appeared or lost), (changed, appeared, lost)
         return "same"
-    known = {(one.rule, one.severity) for one in before.findings}
-    findings = [f for f in after.findings if f.severity != "note" and (f.rule, f.severity) not in known]
+    known = {one.message.removeprefix(before.source) for one in before.findings}
+    findings = [
+        f
+        for f in after.findings
+        if f.severity != "note" and f.message.removeprefix(after.source) not in known
+    ]
     if not (changed or appeared or lost):
         return "flagged" if findings else "same"
     if findings:

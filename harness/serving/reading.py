@@ -25,6 +25,7 @@ LARGEST_FILE = 512 * 2**20  # bytes; traces are read by harness/serving/trace, i
 LARGEST = 1e15  # beyond any token count or time here
 SMALLEST = 1e-12  # but for 0; what is less is no measurement, and its inverse may be no number
 DEEPEST = 64  # levels of a JSON value; clients write three
+HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 NUMBER = re.compile(
     r"[+-]?(\d+|\d{1,3}(,\d{3})+)?(\.\d*)?([eE][+-]?\d+)?|[+-]?inf|nan", re.ASCII | re.IGNORECASE
 )
@@ -138,6 +139,8 @@ def _parsed(text: str) -> Any:
 
     try:
         value = json.loads(text, object_pairs_hook=once)
+        if HALF_CHARACTER.search(text):  # of which no encoding knows how to write it
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     except RecursionError:
         value, deep = None, True
     else:
@@ -246,7 +249,7 @@ class Fields:
         if not isinstance(raw, str):
             message = f"{self.where}: {key!r} is {_shown(raw)}, not a text; taken as one"
             self.findings.append(Finding(rule="unreadable", severity="suspect", message=message))
-        return _whole(str(raw))
+        return str(raw)
 
     def numbers(
         self, key: str, *, scale: float = 1.0, least: float | None = None, whole: bool = False
@@ -279,7 +282,7 @@ class Fields:
 
     def rest(self) -> dict[str, Any]:
         """What nothing has taken, of the objects inside too, without what JSON cannot say."""
-        own = _plain({k: v for k, v in self.values.items() if k and k not in self.taken})
+        own = plain({k: v for k, v in self.values.items() if k and k not in self.taken})
         return own | {key: rest for key, fields in self.within.items() if (rest := fields.rest())}
 
     def leave_out(self, key: str, why: str) -> None:
@@ -341,21 +344,15 @@ def keys_of(document: Document) -> list[frozenset[str]]:
         return []
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The value without what JSON cannot say: numbers that are none become their names."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    if isinstance(value, str):
-        return _whole(value)
     if isinstance(value, dict):
-        return {_whole(str(k)): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return value
-
-
-def _whole(text: str) -> str:
-    """Without the halves of characters that JSON's escapes can hold and no encoding can."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _sensible(value: float) -> bool:

@@ -18,7 +18,7 @@ PREFIX = re.compile(
         | \d{4}-\d\d-\d\d[T]? | \d\d[-/]\d\d(?=\s)
         | \d\d?:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?
         | (?:DEBUG|INFO|WARNING|WARN|ERROR|NOTICE)\b:?
-        | [\w.-]+\[\d+\]: | [\w./]+\.py:\d+\]?
+        | [A-Z][a-z]{2}\s+\d\d?\s\d\d:\d\d:\d\d\s\S+\s | [\w.-]+\[\d+\]: | [\w./]+\.py:\d+\]?
         | [-:]+(?=\s)
         )+""",
     re.VERBOSE,
@@ -41,6 +41,7 @@ class Block:
     values:    text by label, in lower case, with its unit in parentheses
     conflicts: labels that stand there twice with different values: two blocks in one, or a broken one
     closed:    whether its last line is there
+    cut:       the label whose line is the text's last and has no end, so that its value may be cut through
     before:    the lines between the block before it (or the start) and its header
     """
 
@@ -50,6 +51,7 @@ class Block:
     values: dict[str, str] = field(default_factory=dict)
     conflicts: dict[str, tuple[str, str]] = field(default_factory=dict)
     closed: bool = False
+    cut: str = ""
 
 
 def plain(text: str) -> list[str]:
@@ -78,7 +80,11 @@ def blocks(text: str) -> Iterator[Block]:
         body = lines[at + 1 : following[0] if following else len(lines)]
         glued = following is not None and len(following[1][1]) >= GLUED
         block = Block(at + 1, match[2].lower() != "serving", lines[free:at])
+        before = lines[at][: match.start()]
+        body = [line.removeprefix(before) for line in body]  # a prefix that no rule knows
         free = at + 1 + _fill(block, body, closed_by_next=glued)
+        if free == len(lines) and lines[-1].strip() and not lines[-1][-1].isspace() and not block.closed:
+            block.cut = next(reversed(block.values), "")
         yield block
 
 

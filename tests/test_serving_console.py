@@ -97,7 +97,7 @@ def test_a_tensorrt_llm_block():
     assert run.extra == {"mean request ar": "0.9980", "median request ar": "0.9980"}
 
 
-# Warm-up, cool-down, duration, completed, tokens in and out, rate, throughput out and total, mean TTFT and ITL.
+# Warm-up, cool-down, duration, completed, tokens in and out, rate, throughput out and total, mean TTFT, ITL.
 MOAI_ROWS = [
     (120, 70, 115.83, 4333, 2218496, 7667539, 140, 66194.80, 85347.35, 1677.87, 160.33),
     (130, 70, 110.69, 3186, 1631232, 7161008, 140, 64695.10, 79432.24, 1774.90, 164.32),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 
+from harness.serving.formats import trtllm_bench
 from harness.serving.formats.console_command import Command, command_of, contradicts
 from harness.serving.formats.console_text import Block, blocks, has_blocks
 from harness.serving.formats.metrics import MILLISECONDS
@@ -48,18 +49,19 @@ WINDOW = (
 
 
 def recognises(document: Document) -> bool:
-    return document.kind == "text" and has_blocks(document.text)
+    return document.kind == "text" and (has_blocks(document.text) or trtllm_bench.MARK in document.text)
 
 
 def runs(document: Document) -> list[ServingRun]:
-    """The runs of the blocks that say anything."""
+    """The runs of the blocks that say anything, and of trtllm-bench's reports, in the text's order."""
     found = list(blocks(document.text))
     commands = [
         command_of(block.before, found[i + 1].before if i + 1 < len(found) else None)
         for i, block in enumerate(found)
     ]
     made = [_run(document, block, command) for block, command in zip(found, commands, strict=True)]
-    return [run for run in made if run.metrics or run.totals != Totals()]
+    made = [run for run in made if run.metrics or run.totals != Totals()]
+    return sorted([*made, *trtllm_bench.printed(document)], key=lambda run: int(run.id.rpartition(":")[2]))
 
 
 def _client(row: Fields, offline: bool) -> str:

@@ -23,12 +23,13 @@ PREFIX = re.compile(
         )+""",
     re.VERBOSE,
 )
-HEADER = re.compile(r"(={3,})\s*(Serving|Offline Throughput) Benchmark Result\s*={3,}", re.IGNORECASE)
+HEADER = re.compile(r"(?<!=)(={3,})\s*(Serving|Offline Throughput) Benchmark Result\s*={3,}", re.IGNORECASE)
 GLUED = 40  # signs before a header's words: a closing line of 50 and the header's own 12
 CLOSING = re.compile(r"={10,}")
 SEPARATOR = re.compile(r"-{3,}[^:]*-{3,}|-{10,}")
 LINE = re.compile(r"(?P<label>[A-Za-z][^:]*?)\s*(?:\((?P<unit>[^()]*)\))?\s*:\s*(?P<value>\S.*)?")
 REMARK = re.compile(r"\s+(?:\(|#|←|<-|//|\\$).*")  # what people write behind a number
+LONGEST = 300  # no line of a block is longer
 AROUND = " \t|*`'\"\\,"
 
 
@@ -103,6 +104,8 @@ def _fill(block: Block, body: list[str], closed_by_next: bool) -> int:
 def _take(block: Block, line: str) -> bool:
     """Whether the line is one of a block's; its value is kept."""
     line = line.strip(AROUND)
+    if len(line) > LONGEST:
+        return False
     if not line or SEPARATOR.fullmatch(line):
         return True
     match = LINE.fullmatch(line)

@@ -1,0 +1,210 @@
+"""Rules over the runs of one document or file: what their numbers are not, though they look like it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from harness.serving.audited import Audited, Corpus, found, load_of, sweeps, throughput, tokens_per_request
+from harness.serving.schema import Finding, ServingRun
+
+FALLS = 0.9
+SHORT_S = 30.0
+FULL = 0.6
+CHUNKED = 1.5
+RISES = 1.2
+COUNTED = 1.05
+SERVED = 0.95
+
+
+def throughput_falls(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """More requests in flight cannot make an engine slower by a tenth unless something else changed: a
+    preempted batch, another path, a disturbed run. Such a point is explained before it is quoted."""
+    for sweep in sweeps(audited.runs):
+        points = [(load_of(run), value.value) for run in sweep if (value := throughput(run))]
+        if any(after < FALLS * before for (_, before), (_, after) in pairwise(points)):
+            low = min(range(1, len(points)), key=lambda i: points[i][1] / points[i - 1][1])
+            around = points[low - 1 : low + 2]
+            shown = ", ".join(f"{value:,.6g} tok/s at {load:g}" for load, value in around)
+            lost = 1 - around[1][1] / around[0][1]
+            kind = "prompts at once" if sweep[0].mode == "offline" else "in flight"
+            yield found(
+                "throughput-falls", "suspect", f"throughput falls by {lost:.0%} as load rises: {shown} {kind}",
+                [sweep[i].id for i in range(low - 1, min(low + 2, len(sweep)))],
+                before=around[0][1], after=around[1][1], load=around[1][0],
+            )  # fmt: skip
+
+
+def output_lengths_differ(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """Points of one curve over load are of one workload. Shorter answers end earlier, cost less attention,
+    and leave a batch that was never as full as the column says."""
+    for sweep in sweeps(audited.runs):
+        lengths = {run.id: n for run in sweep if (n := tokens_per_request(run))}
+        if lengths and max(lengths.values()) > 1.1 * min(lengths.values()):
+            shown = ", ".join(
+                f"{lengths[run.id]:.4g} at {load_of(run):g}" for run in sweep if run.id in lengths
+            )
+            yield found(
+                "output-lengths-differ", "wrong", f"one table, unequal answers: tokens a request {shown}",
+                list(lengths), shortest=min(lengths.values()), longest=max(lengths.values()),
+            )  # fmt: skip
+
+
+def single_wave(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """With no more requests than fit in flight, all start together and the batch only shrinks: the ramp and
+    the tail are in the number, a steady state is not."""
+    for group in [*sweeps(audited.runs)]:
+        waves = [(run, n / load_of(run)) for run in group if run.mode != "offline" and (n := _requests(run))]
+        ones = [(run, each) for run, each in waves if each <= 1.01]
+        if ones:
+            shown = ", ".join(f"{_requests(run):.4g} at {load_of(run):g}" for run, _ in ones)
+            yield found(
+                "single-wave", "suspect", f"one wave, no steady state: requests {shown} in flight",
+                [run.id for run, _ in ones], runs=len(ones),
+            )  # fmt: skip
+
+
+def _requests(run: ServingRun) -> float | None:
+    return run.workload.num_prompts or run.totals.completed
+
+
+def short_run(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """A few seconds are ramp-up and tail; a pause of half a second is some percent of the number."""
+    short = [run for run in audited.runs if (took := run.totals.duration_s) and took < SHORT_S and throughput(run)]
+    if short:
+        best = max(short, key=lambda run: throughput(run).value)
+        took = [run.totals.duration_s for run in short]
+        yield found(
+            "short-run", "suspect",
+            f"{len(short)} of {len(audited.runs)} runs took under {SHORT_S:g} s ({min(took):g} to {max(took):g});"
+            f" the fastest of them, {throughput(best).value:,.6g} tok/s, {best.totals.duration_s:g} s",
+            [run.id for run in short], shortest_s=min(took), fastest_s=best.totals.duration_s,
+        )  # fmt: skip
+
+
+def rate_of_a_request_rises(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """Alone a request is served fastest. Where each of several is served faster than one alone, the first
+    was measured cold: compiling, capturing graphs, filling caches."""
+    for sweep in sweeps(audited.runs):
+        rates = [(run, m.value / load_of(run)) for run in sweep if (m := throughput(run)) and run.mode != "offline"]
+        if not rates:
+            continue
+        first, alone = rates[0]
+        best, rate = max(rates, key=lambda pair: pair[1])
+        if rate > RISES * alone:
+            yield found(
+                "rate-of-a-request-rises", "suspect",
+                f"a request alone gets less than one of many: {alone:.4g} tok/s at {load_of(first):g} in flight, "
+                f"{rate:.4g} each at {load_of(best):g}; the first is likely cold",
+                [first.id, best.id], alone=alone, among_many=rate,
+            )  # fmt: skip
+
+
+def decoding_batch(run: ServingRun) -> float | None:
+    """Requests that decode at a time, by Little's law over decode alone: output tokens per second times TPOT
+    (of the tokens after the first)."""
+    out, tpot, length = run.metric("throughput", tokens="output"), run.metric("tpot", "mean"), tokens_per_request(run)
+    if not out or not tpot or out.scope not in ("instance", "cluster") or not length:
+        return None
+    return out.value * (length - 1) / length * tpot.value / 1e3
+
+
+def batch_below_concurrency(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """`concurrency 128` is what the client allows. Requests that queue or prefill do not decode: the TPOT
+    beside it is that of a smaller batch, and no TPOT at 128."""
+    for run in audited.runs:
+        batch, asked = decoding_batch(run), run.workload.concurrency
+        if batch and asked and batch < FULL * asked:
+            ttft, tpot = run.value("ttft", "mean"), run.value("tpot", "mean")
+            yield found(
+                "batch-below-concurrency", "suspect",
+                f"{run.id}: {asked:g} in flight, but {batch:.3g} decode at a time "
+                f"({run.value('throughput', tokens='output'):,.6g} output tok/s x {tpot:.4g} ms)"
+                + (f"; the others wait, {ttft / 1e3:.3g} s to the first token" if ttft else ""),
+                [run.id], concurrency=asked, batch=batch, tpot_ms=tpot,
+            )  # fmt: skip
+
+
+def counted_in_a_window(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """A client that leaves a warm-up and a cool-down out may count requests that lie wholly inside what is
+    left, and the tokens of all: then requests, input tokens and the total throughput are too few by
+    what its output tokens, over the length asked for, say."""
+    for run in audited.runs:
+        counted, asked = run.totals, run.workload
+        if not counted.completed or not counted.output_tokens or not asked.output_len:
+            continue
+        each = counted.output_tokens / counted.completed
+        if each <= COUNTED * asked.output_len:
+            continue
+        sent = f" of {asked.num_prompts:,} sent" if asked.num_prompts else ""
+        requests = counted.output_tokens / asked.output_len
+        text = (
+            f"{run.id}: {counted.completed:,} requests counted{sent}, with {counted.output_tokens:,} output tokens: "
+            f"{each:,.5g} each where {asked.output_len:g} were asked for; the tokens are of about {requests:,.0f}"
+        )
+        total = run.value("throughput", tokens="total")
+        out = run.value("throughput", tokens="output")
+        true = out * (1 + asked.input_len / asked.output_len) if out and asked.input_len else None
+        if total and true and total < 0.95 * true:
+            text += f"; its total, {total:,.6g} tok/s, lacks input tokens: with all about {true:,.6g}"
+        yield found(
+            "counted-in-a-window", "wrong", text, [run.id], counted=counted.completed, sent=asked.num_prompts,
+            tokens_each=each, asked=asked.output_len, total=total, total_with_all_input=true,
+        )  # fmt: skip
+
+
+def itl_is_of_chunks(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """A server that streams every tenth token has gaps between chunks, not tokens: its inter-token latency
+    is ten times its time per output token, and beside another's looks ten times slower."""
+    for run in audited.runs:
+        for statistic in ("mean", "median", "total"):
+            itl, tpot = run.value("itl", statistic), run.value("tpot", statistic)
+            if itl and tpot and itl > CHUNKED * tpot:
+                yield found(
+                    "itl-is-of-chunks", "suspect",
+                    f"{run.id}: ITL {itl:g} ms is {itl / tpot:.3g} times TPOT {tpot:g} ms: chunks of about "
+                    f"{itl / tpot:.0f} tokens; not another's ITL, nor TPOT",
+                    [run.id], itl_ms=itl, tpot_ms=tpot, ratio=itl / tpot,
+                )  # fmt: skip
+                break
+
+
+def rate_not_served(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """Where the server finishes fewer requests a second than are offered, the limit of requests in flight
+    is what runs: the rate in the command is no property of the result."""
+    for run in audited.runs:
+        offered, length = run.workload.request_rate, run.workload.output_len
+        out = run.value("throughput", tokens="output")
+        served = run.value("request_throughput") or (out / length if out and length else None)
+        if offered and served and served < SERVED * offered:
+            yield found(
+                "rate-not-served", "note",
+                f"{run.id}: {offered:g} requests a second offered, {served:.4g} served",
+                [run.id], offered=offered, served=served,
+            )  # fmt: skip
+
+
+def prefill_left_out(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """Tokens over decode nodes alone leave out the GPUs that prefill, without which none of them would be:
+    beside an aggregated server's number they flatter by all nodes over decode nodes."""
+    stated = [c for c in audited.claims if c.metric and c.metric.scope == "decode_node" and c.kind != "cited"]
+    for run in audited.runs:
+        split, out = run.parallelism, run.metric("throughput", tokens="output")
+        if not (out and split.prefill_gpus and split.decode_gpus and out.scope in ("cluster", "instance")):
+            continue
+        gpus = run.gpus or split.prefill_gpus + split.decode_gpus
+        nodes = split.decode_gpus * run.nodes / gpus if run.nodes else None
+        decode = f"{out.value / nodes:,.5g} a decode node, " if nodes else ""
+        about = [claim.id for claim in stated if run in corpus.runs_of(claim)]
+        yield found(
+            "prefill-left-out", "wrong" if about else "note",
+            f"{run.id}: {out.value:,.6g} output tok/s are {decode}{out.value / split.decode_gpus:,.5g} a decode GPU, "
+            f"but {out.value / gpus:,.5g} a GPU over all {gpus}, {split.prefill_gpus} of prefill with them",
+            [run.id, *about], per_gpu=out.value / gpus, per_decode_gpu=out.value / split.decode_gpus,
+            per_decode_node=out.value / nodes if nodes else None, gpus=gpus,
+        )  # fmt: skip
+
+
+RULES = (throughput_falls, output_lengths_differ, single_wave, short_run, rate_of_a_request_rises,
+         batch_below_concurrency, counted_in_a_window, itl_is_of_chunks, rate_not_served,
+         prefill_left_out)  # fmt: skip

@@ -6,20 +6,23 @@ has `unknown` scope or tokens there, and its `label` says how the document write
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from harness import published, recipes
 from harness.errors import UsageError
+from harness.serving.commands import commands_of, flags_of
 from harness.serving.schema import Metric, Mode, Parallelism, Record, ServingRun, Workload
 
 FOLDER = published.FOLDER / "serving"
 AITER = "claims:"
 """`claims:block_scale_gemm` refers to that op's claim in results/published/claims.json."""
+
+Text = Annotated[str, BeforeValidator(lambda v: "\n".join(v) if isinstance(v, list) else v)]
+"""Of several lines; in a file also a list of them."""
 
 Kind = Literal["measured", "cited", "derived", "claim"]
 Bound = Literal["exactly", "up to", "about", "at least", "below", "between"]
@@ -29,13 +32,14 @@ class Mend(Record):
     """What `serving recipe` changes in a documented text, so that it runs elsewhere.
 
     part: `docker`, `server`, `client`, `task_file`, or the file name of a manifest
-    old:  stands in that text; new: takes its place, everywhere; equal: only the note is wanted
+    old:  stands in that text
+    new:  takes its place, everywhere; None: nothing is changed, the reader is only told
     why:  one line for the reader
     """
 
     part: str
-    old: str
-    new: str
+    old: Text
+    new: Text | None = None
     why: str
 
 
@@ -63,9 +67,12 @@ class Configuration(Record):
     name:         also that of `serving recipe NAME`
     environments: names in harness/data/recipes.json, by role; a single server's role is empty
     environment:  what these have in common, filled in by the loader
-    flags:        the server's, one string for each; all roles' where there are several. By the loader from
-                  `server` where the file gives none
-    docker, server, client: shell commands; empty: the document gives none
+    flags:        the server's, one string for each; those of all roles where there are several. By the
+                  loader from its command where the file gives none
+    workload:     what its client asks for; concurrencies: of the runs that the client's loop makes
+    docker, server, client: shell commands; empty: the document gives none. A server that only the docker
+                  command or the task file starts is not repeated
+    client_source: where the client's commands stand, if not in the document
     task_file:    a dstack task
     manifests:    texts of Kubernetes and Helm files, by file name
     versions:     of what else is installed, as listed by the document
@@ -86,15 +93,25 @@ class Configuration(Record):
     environment: dict[str, str] = Field(default_factory=dict)
     parallelism: Parallelism = Parallelism()
     roles: dict[str, Role] = Field(default_factory=dict)
-    docker: str = ""
-    server: str = ""
-    client: str = ""
-    task_file: str = ""
-    manifests: dict[str, str] = Field(default_factory=dict)
+    workload: Workload = Workload()
+    concurrencies: tuple[int, ...] = ()
+    docker: Text = ""
+    server: Text = ""
+    client: Text = ""
+    client_source: str = ""
+    task_file: Text = ""
+    manifests: dict[str, Text] = Field(default_factory=dict)
     versions: tuple[str, ...] = ()
     settings: tuple[Setting, ...] = ()
     mends: tuple[Mend, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def serving(self) -> str:
+        """The command that starts the server, wherever it stands; empty where manifests do."""
+        if self.server:
+            return self.server
+        return commands_of(self.task_file) or (self.image and self.docker.partition(self.image)[2])
 
 
 class Setup(Record):
@@ -116,6 +133,16 @@ class Comparison(Record):
     concurrency: tuple[float | None, float | None] = (None, None)
     output_len: tuple[float | None, float | None] = (None, None)
     batch: tuple[float | None, float | None] = (None, None)
+
+
+class Trend(Record):
+    """A sentence that says how metrics go as something grows; beyond: from there on."""
+
+    of: tuple[Setup, ...]
+    metrics: tuple[str, ...]
+    over: Literal["concurrency", "output_len", "batch"]
+    says: Literal["stable", "rises", "falls", "plateaus"]
+    beyond: float | None = None
 
 
 class Claim(Record):
@@ -145,6 +172,7 @@ class Claim(Record):
     meant: Metric | None = None
     meant_by: str = ""
     comparison: Comparison | None = None
+    trend: Trend | None = None
     hardware: str = ""
     gpus: int | None = None
     nodes: int | None = None
@@ -226,19 +254,8 @@ def _configuration(raw: Mapping[str, Any], document: str) -> Configuration:
         )
         for name, role in one.roles.items()
     }
-    flags = one.flags or flags_of(one.server)
+    flags = one.flags or flags_of(one.serving)
     return one.model_copy(update={"environment": common, "roles": roles, "flags": flags})
-
-
-def flags_of(command: str) -> tuple[str, ...]:
-    """The options of a shell command, each with its value: `--tp 8`."""
-    found: list[str] = []
-    for word in shlex.split(command.replace("\\\n", " "), comments=True):
-        if word.startswith("--"):
-            found.append(word)
-        elif found and word != "&" and " " not in found[-1]:
-            found[-1] += f" {word}"
-    return tuple(found)
 
 
 def _run(raw: Mapping[str, Any], made: Mapping[str, Configuration]) -> ServingRun:

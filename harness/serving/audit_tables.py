@@ -1,0 +1,155 @@
+"""Rules over what a document sets side by side: one table or section, one kind of number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from harness.serving.audit_claims import by_kind, is_throughput, row_of
+from harness.serving.audited import Audited, Corpus, found
+from harness.serving.comparable import UNKNOWN, conditions
+from harness.serving.documents import Claim
+from harness.serving.figure import Figure, of_claim, of_run
+from harness.serving.schema import Finding, ServingRun
+
+SCOPES = {
+    "gpu": "of one GPU",
+    "node": "of a node",
+    "decode_node": "of a decode node",
+    "request": "of one request",
+    "unknown": UNKNOWN,
+}
+ASPECTS = {
+    "scope": "one GPU, one node and a cluster are not one denominator",
+    "tokens": "input tokens cost a fraction of output tokens",
+    "mode": "a batch given at once is not requests as they come",
+    "lengths": "the shares of prefill and decode differ",
+    "load": "another batch",
+    "end to end": "decode alone is not what a user is served",
+}
+
+
+def table_mixes(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """Numbers in one table are read as one quantity. Each is brought to what its own source says it is, and
+    aspects in which they differ, or that are open, are named."""
+    tables: dict[str, list[Claim]] = {}
+    for claim in audited.claims:
+        if is_throughput(claim.metric) and claim.comparison is None:
+            tables.setdefault(claim.where, []).append(claim)
+    for where, claims in tables.items():
+        if len(claims) < 2:
+            continue
+        seen = {claim.id: circumstances(claim, audited, corpus) for claim in claims}
+        for aspect, why in ASPECTS.items():
+            groups: dict[str, list[Claim]] = {}
+            for claim in claims:
+                groups.setdefault(seen[claim.id][aspect], []).append(claim)
+            known = [name for name in groups if name != UNKNOWN]
+            if len(groups) < 2 or not known:
+                continue
+            shown = "; ".join(f"{name}: {_values(group)}" for name, group in groups.items())
+            yield found(
+                f"table-mixes-{aspect.replace(' ', '-')}", "wrong" if len(known) > 1 else "suspect",
+                f"{where}: {shown}; {why}", [claim.id for claim in claims], kinds=len(known), claims=len(claims),
+            )  # fmt: skip
+
+
+def _values(claims: list[Claim]) -> str:
+    return ", ".join(f"{c.metric.value:,.6g}" + (f"-{c.upper:,.6g}" if c.upper else "") for c in claims)
+
+
+def circumstances(claim: Claim, audited: Audited, corpus: Corpus) -> dict[str, str]:
+    """What a claim's number is of, as far as its row, its source or the claim itself says."""
+    figure = _sourced(claim, audited, corpus)
+    known = conditions(figure)
+    lengths = f"{known['input length']}/{known['output length']}"
+    part = "decode alone" if is_decode_alone(claim) else "end to end" if figure.client else UNKNOWN
+    return {
+        "scope": scope_of(figure),
+        "tokens": figure.metric.tokens if figure.metric.tokens != "none" else UNKNOWN,
+        "mode": known["mode"],
+        "lengths": UNKNOWN if lengths == f"{UNKNOWN}/{UNKNOWN}" else lengths,
+        "load": known["load"],
+        "end to end": part,
+    }
+
+
+def is_decode_alone(claim: Claim) -> bool:
+    """As its quote or its notes say."""
+    text = " ".join((claim.quote, *claim.notes)).lower()
+    return "decoding-only" in text or "decode-only" in text or "decode only" in text
+
+
+def scope_of(figure: Figure) -> str:
+    """A scope with its GPUs, where they are known: one node of eight is `8 GPUs`, as an instance on them."""
+    scope, gpus = figure.metric.scope, figure.all_gpus
+    if scope in ("instance", "cluster") or scope == "node" and figure.nodes in (None, 1):
+        return f"of {gpus} GPUs" if gpus else SCOPES.get(scope, f"of a {scope}")
+    return SCOPES[scope]
+
+
+def _sourced(claim: Claim, audited: Audited, corpus: Corpus) -> Figure:
+    metric = claim.metric
+    if claim.meant and "unknown" in (metric.scope, metric.tokens):
+        open_ = {k: getattr(claim.meant, k) for k in ("scope", "tokens") if getattr(metric, k) == "unknown"}
+        metric = metric.model_copy(update=open_)
+    figure = of_claim(claim, metric, audited.configuration(claim.configuration))
+    run, kind = row_of(claim, corpus) or (_only_run(claim, corpus), "")
+    if run is None:
+        return figure
+    kind = kind if kind in ("output", "total") else metric.tokens
+    scope = "instance" if metric.scope == "unknown" and kind in by_kind(run) else metric.scope
+    mine = of_run(run, metric.model_copy(update={"tokens": kind, "scope": scope}))
+    return replace(mine, id=claim.id)
+
+
+def _only_run(claim: Claim, corpus: Corpus) -> ServingRun | None:
+    runs = corpus.runs_of(claim)
+    return runs[0] if len(runs) == 1 else None
+
+
+def open_circumstances(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """A throughput whose scope, tokens, lengths or load nobody says cannot be set beside any other."""
+    seen = {
+        claim.id: circumstances(claim, audited, corpus)
+        for claim in audited.claims
+        if is_throughput(claim.metric) and claim.comparison is None
+    }
+    for run in audited.runs:
+        for metric in run.metrics:
+            if is_throughput(metric) and metric.tokens != "input":
+                known = conditions(of_run(run, metric))
+                lengths = UNKNOWN if UNKNOWN in (known["input length"], known["output length"]) else "known"
+                seen[run.id] = {"scope": metric.scope, "tokens": metric.tokens, "lengths": lengths,
+                                "mode": known["mode"], "load": known["load"]}  # fmt: skip
+    for aspect in ("scope", "tokens", "lengths", "mode", "load"):
+        open_ = [name for name, known in seen.items() if UNKNOWN in known.get(aspect, "")]
+        if open_:
+            shown = ", ".join(open_[:4]) + (f" and {len(open_) - 4} more" if len(open_) > 4 else "")
+            yield found(
+                "circumstances-unknown", "suspect",
+                f"{aspect} unknown of {len(open_)} of {len(seen)} throughputs: {shown}",
+                open_, unknown=len(open_), of=len(seen),
+            )  # fmt: skip
+
+
+def unlike_runs(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """Runs of one file are plotted together. Those of other modes, kinds of tokens, windows, precisions or
+    models stand on no common axis."""
+    figures = [of_run(run, run.metrics[0]) for run in audited.runs if run.metrics]
+    for aspect in ("mode", "model", "precision", "accounting window"):
+        values: dict[str, int] = {}
+        for figure in figures:
+            name = conditions(figure)[aspect]
+            if aspect == "accounting window" and figure.trimmed:
+                name = "a trimmed window"
+            values[name] = values.get(name, 0) + 1
+        known = {name: n for name, n in values.items() if name != UNKNOWN}
+        if len(known) > 1:
+            shown = ", ".join(f"{name} ({n})" for name, n in known.items())
+            yield found(
+                "unlike-runs", "suspect", f"{aspect} differs among the runs: {shown}", kinds=len(known),
+            )  # fmt: skip
+
+
+RULES = (table_mixes, open_circumstances, unlike_runs)

@@ -11,6 +11,8 @@ import gzip
 import io
 import json
 import math
+import re
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,10 @@ from harness.serving.schema import Finding
 
 LARGEST_FILE = 512 * 2**20  # bytes; traces are read by harness/serving/trace, in bounded memory
 LARGEST = 1e15  # beyond any token count or time here
+DEEPEST = 64  # levels of a JSON value; clients write three
+WRITTEN = re.compile(
+    r"[+-]?([0-9]{1,3}(,[0-9]{3})+|[0-9]+)?(\.[0-9]*)?(e[+-]?[0-9]+)?|[+-]?(inf|infinity|nan)", re.IGNORECASE
+)  # as clients write it in text: 1,234.5 has thousands, 1,5 is no number
 
 
 class UnreadableError(UsageError):
@@ -50,51 +56,60 @@ def read(path: Path) -> Document:
     start = text.lstrip()[0]
     if start in "{[":
         return _json(path, text)
-    if path.suffix.lower() == ".csv":
+    name = path.name.lower().removesuffix(".gz")
+    if name.endswith(".csv"):
         return _csv(path, text)
-    if path.suffix.lower() in (".json", ".jsonl"):
+    if name.endswith((".json", ".jsonl")):
         raise UnreadableError(f"cannot read {path}: it is not JSON (it starts with {start!r})")
     return Document(path, "text", text)
 
 
 def _text(path: Path) -> str:
     try:
-        size = path.stat().st_size
-        if size > LARGEST_FILE:
-            raise UnreadableError(
-                f"cannot read {path}: {size / 2**20:.0f} MiB is more than a client writes; "
-                "for a profiler's trace: serving trace FILE"
-            )
-        raw = path.read_bytes()
-        if raw[:2] == b"\x1f\x8b":
-            with gzip.open(io.BytesIO(raw)) as packed:
-                raw = packed.read(LARGEST_FILE + 1)
-            if len(raw) > LARGEST_FILE:
-                raise UnreadableError(f"cannot read {path}: it unpacks to over {LARGEST_FILE >> 20} MiB")
+        raw = _bytes(path)
         encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-        return raw.decode(encoding)
-    except (OSError, EOFError) as error:
-        raise UnreadableError(f"cannot read {path}: {getattr(error, 'strerror', '') or error}") from None
-    except UnicodeDecodeError as error:
+        text = raw.decode(encoding)
+    except IsADirectoryError:
+        raise UnreadableError(f"cannot read {path}: it is a directory; name the files in it") from None
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        if isinstance(error, UnicodeDecodeError):
+            why = f"byte {error.start} is no {error.encoding} text; save it as UTF-8"
+        else:
+            why = getattr(error, "strerror", "") or str(error)
+        raise UnreadableError(f"cannot read {path}: {why}") from None
+    if "\0" in text:
+        at = text.index("\0")
+        raise UnreadableError(f"cannot read {path}: character {at} is NUL: no UTF-8 text; save it as UTF-8")
+    return text
+
+
+def _bytes(path: Path) -> bytes:
+    """All of it, unpacked, if it is no larger than a client writes."""
+    with path.open("rb") as file:
+        raw = file.read(LARGEST_FILE + 1)
+    if raw[:2] == b"\x1f\x8b" and len(raw) <= LARGEST_FILE:
+        with gzip.open(io.BytesIO(raw)) as packed:
+            raw = packed.read(LARGEST_FILE + 1)
+    if len(raw) > LARGEST_FILE:
         raise UnreadableError(
-            f"cannot read {path}: byte {error.start} is no {error.encoding} text; save it as UTF-8"
-        ) from None
+            f"cannot read {path}: over {LARGEST_FILE >> 20} MiB is more than a client writes; "
+            "for a profiler's trace: serving trace FILE"
+        )
+    return raw
 
 
 def _json(path: Path, text: str) -> Document:
     try:
         return Document(path, "json", text, _parsed(text))
-    except RecursionError:
-        raise UnreadableError(f"cannot read {path}: nested too deep") from None
     except ValueError as whole:
-        lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+        lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
         if len(lines) < 2 or not lines[0][1].rstrip().endswith("}"):
             raise UnreadableError(f"cannot read {path}: broken JSON: {whole}") from None
     rows = []
     for number, line in lines:
         try:
             rows.append((number, _parsed(line)))
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise UnreadableError(f"cannot read {path}, line {number}: broken JSON: {error}") from None
     return Document(path, "jsonl", text, rows)
 
@@ -107,25 +122,42 @@ def _parsed(text: str) -> Any:
             raise ValueError(f"key {twice!r} stands twice in one object")
         return found
 
-    return json.loads(text, object_pairs_hook=once)
+    try:
+        value = json.loads(text, object_pairs_hook=once)
+    except RecursionError:
+        value, deep = None, True
+    else:
+        deep = _deeper(value, DEEPEST)
+    if deep:
+        raise ValueError(f"nested deeper than {DEEPEST} levels")
+    return value
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(isinstance(one, (dict, list)) and (levels == 1 or _deeper(one, levels - 1)) for one in inner)
 
 
 def _csv(path: Path, text: str) -> Document:
     try:
-        rows = list(csv.reader(io.StringIO(text), strict=True))
+        reader = csv.reader(io.StringIO(text), strict=True)
+        rows = [(reader.line_num, row) for row in reader]
     except csv.Error as error:
         raise UnreadableError(f"cannot read {path}: broken CSV: {error}") from None
-    header = tuple(name.strip() for name in rows[0])
+    header = tuple(name.strip() for name in rows[0][1])
     named = [n for n in header if n]
     if len(set(named)) < len(named):
         raise UnreadableError(f"cannot read {path}: a column name stands twice in its first line")
     body = []
-    for number, row in enumerate(rows[1:], 2):
+    for number, row in rows[1:]:
         if not any(cell.strip() for cell in row):
             continue
-        if len(row) > len(header) and any(cell.strip() for cell in row[len(header) :]):
-            raise UnreadableError(f"cannot read {path}, line {number}: more cells than columns")
-        body.append((number, {n: c.strip() for n, c in zip(header, row, strict=False) if n or c.strip()}))
+        if len(row) != len(header):
+            raise UnreadableError(
+                f"cannot read {path}, line {number}: {len(row)} cells under {len(header)} columns; "
+                "is the file cut off, or a comma unquoted?"
+            )
+        body.append((number, {n: c.strip() for n, c in zip(header, row, strict=True) if n or c.strip()}))
     return Document(path, "csv", text, body, header)
 
 
@@ -177,7 +209,10 @@ class Fields:
         if isinstance(raw, (dict, list)):
             self._unreadable(key, raw, "a text")
             return ""
-        return str(raw)
+        if not isinstance(raw, str):
+            message = f"{self.where}: {key!r} is {json.dumps(raw)}, not a text; taken as one"
+            self.findings.append(Finding(rule="unreadable", severity="suspect", message=message))
+        return str(raw).encode("utf-8", "replace").decode()  # JSON may hold half a character
 
     def numbers(self, key: str, *, scale: float = 1.0) -> tuple[float, ...]:
         """A list of numbers; empty where it is absent or one of them is none (then with a finding)."""
@@ -200,8 +235,9 @@ class Fields:
 
     def _number(self, raw: Any) -> float | None:
         if isinstance(raw, str) and self.as_text:
+            written = WRITTEN.fullmatch(raw.strip())
             try:
-                return float(raw.replace(",", ""))
+                return float(raw.replace(",", "")) if written else None
             except ValueError:
                 return None
         if isinstance(raw, bool) or not isinstance(raw, (int, float)):

@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from harness.serving.formats import sglang_serving
+from harness.serving.formats import dstack, sglang_serving
 
-FORMATS: tuple[ModuleType, ...] = (sglang_serving,)
+FORMATS: tuple[ModuleType, ...] = (sglang_serving, dstack)

@@ -1,0 +1,91 @@
+"""Lists of single requests beside the totals and statistics that were made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from harness.serving.rules.common import MARGIN, apart, broken, stated
+from harness.serving.rules.latencies import quantile
+from harness.serving.schema import Finding, ServingRun
+
+STATISTICS = ("mean", "median", "p90", "p95", "p99")
+
+
+def lists(run: ServingRun) -> Iterator[Finding]:
+    """As many entries as requests."""
+    totals, samples = run.totals, run.samples
+    named = {
+        "input_lens": samples.input_lens,
+        "output_lens": samples.output_lens,
+        "ttfts": samples.ttfts_ms,
+        "e2es": samples.e2es_ms,
+        "itls": samples.itls_ms,
+    }
+    counts = {name: len(values) for name, values in named.items() if values}
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"{n} {name}" for name, n in counts.items())
+        yield Finding(rule="samples", severity="wrong", message=f"lists of requests differ in length: {said}")
+        return
+    if not counts or totals.completed is None:
+        return
+    name, count = next(iter(counts.items()))
+    possible = {totals.completed, totals.completed + (totals.failed or 0), run.workload.num_prompts}
+    if count not in possible:
+        yield broken(
+            run,
+            "samples",
+            f"{', '.join(counts)}: {count} entries, but {totals.completed} completed",
+            {name: count, "completed": totals.completed},
+        )
+
+
+def sums(run: ServingRun) -> Iterator[Finding]:
+    """Lengths add up to the totals."""
+    if not _all_completed(run):
+        return
+    for name, values, total in (
+        ("input", run.samples.input_lens, run.totals.input_tokens),
+        ("output", run.samples.output_lens, run.totals.output_tokens),
+    ):
+        if values and total is not None and sum(values) != total:
+            yield broken(
+                run,
+                "samples",
+                f"{name}_lens add up to {sum(values)}, but total {name} tokens are {total}",
+                {"sum": sum(values), "total": total},
+            )
+
+
+def means(run: ServingRun) -> Iterator[Finding]:
+    """Statistics of the lists are those reported."""
+    if not _all_completed(run):
+        return
+    samples = run.samples
+    named = {
+        "ttft": np.array(samples.ttfts_ms),
+        "e2e": np.array(samples.e2es_ms),
+        "itl": np.concatenate([np.array(one, dtype=float) for one in samples.itls_ms] or [np.array([])]),
+    }
+    for name, values in named.items():
+        for statistic in STATISTICS if values.size else ():
+            value = stated(run, name, statistic)
+            at = quantile(statistic)
+            own = float(values.mean() if at is None else np.quantile(values, at))
+            if value is not None and apart(value, own) > MARGIN:
+                yield broken(
+                    run,
+                    "samples",
+                    f"{name} {statistic} is {value:g} ms, but that of its {values.size} samples is {own:g}",
+                    {statistic: value, "of_samples": own},
+                )
+
+
+def _all_completed(run: ServingRun) -> bool:
+    """Else it is not known which entries the client counted."""
+    lengths = run.samples.output_lens
+    return not run.totals.failed and not (lengths and min(lengths) <= 0)
+
+
+RULES = (lists, sums, means)

@@ -8,7 +8,7 @@ from datetime import date
 from itertools import combinations
 
 from harness.flags import Flag, catalogue
-from harness.serving.audited import Audited, Corpus, found, same_engine, same_hardware
+from harness.serving.audit.corpus import Audited, Corpus, found, same_engine, same_hardware
 from harness.serving.client_commands import workloads_of
 from harness.serving.documents import Configuration
 from harness.serving.figure import option

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from harness.serving.audit_claims import by_kind, is_throughput, row_of
-from harness.serving.audited import Audited, Corpus, found
+from harness.serving.audit.claims import by_kind, is_throughput, row_of
+from harness.serving.audit.corpus import Audited, Corpus, found
 from harness.serving.comparable import UNKNOWN, conditions
 from harness.serving.documents import Claim
 from harness.serving.figure import Figure, of_claim, of_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from harness.serving.audited import Audited, Corpus, found, load_of, same_engine, same_hardware
+from harness.serving.audit.corpus import Audited, Corpus, found, load_of, same_engine, same_hardware
 from harness.serving.documents import Claim, Setup
 from harness.serving.schema import Finding, ServingRun
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from harness.serving.audited import Audited, Corpus, found, printed, same_engine, same_hardware, throughput
+from harness.serving.audit.corpus import Audited, Corpus, found, printed, same_engine, same_hardware, throughput
 from harness.serving.schema import Finding, Metric, ServingRun
 from harness.serving.documents import Claim
 

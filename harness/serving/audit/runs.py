@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from harness.serving.audited import Audited, Corpus, found, load_of, sweeps, throughput, tokens_per_request
+from harness.serving.audit.corpus import Audited, Corpus, found, load_of, sweeps, throughput, tokens_per_request
 from harness.serving.schema import Finding, ServingRun
 
 FALLS = 0.9

@@ -31,9 +31,11 @@ def show(names: Sequence[str], rules: bool, fail_on: str, notes: bool, json_to: 
         print(tabulate([(name, textwrap.fill(why, 100)) for name, why in explained()], ["rule", "why"]))
         return OK
     published = published_documents()
-    raw = {path: load(path) for path in raw_files()}
+    raw = {path: named(load(path)) for path in raw_files()}
     against = corpus(published, [run for runs in raw.values() for run in runs])
-    everything = [_of_document(one) for one in published] + [_of_file(path, runs) for path, runs in raw.items()]
+    everything = [_of_document(one) for one in published] + [
+        _of_file(path, runs) for path, runs in raw.items()
+    ]
     chosen, code = chosen_of(names, everything) if names else (everything, OK)
     results = [(one, audit(one, against)) for one in chosen]
     if json_to:
@@ -52,6 +54,11 @@ def published_documents() -> list[PublishedDocument]:
     """The five documents, and other published points."""
     found = documents(FOLDER)
     return [*found, *(documents(FOLDER / OTHERS) if (FOLDER / OTHERS).is_dir() else ())]
+
+
+def named(runs: Iterable[ServingRun]) -> list[ServingRun]:
+    """Rows of a published file by the name that documents refer to: `dstack.online:31`."""
+    return [run.model_copy(update={"id": f"{run.client}:{run.source.rpartition(':')[2]}"}) for run in runs]
 
 
 def raw_files() -> list[Path]:

@@ -181,7 +181,9 @@ def _normalised(a: Figure, b: Figure) -> tuple[list[Side], list[Reason]]:
     sides = [_per_gpu(figure, side) for figure, side in zip((a, b), sides, strict=True)]
     if not all(side.scope == "gpu" for side in sides):
         names = [f"{scope} ({n or 'unknown number of'} GPUs)" for scope, n in zip(scopes, gpus, strict=True)]
-        why = "a number of one GPU, of one node or of all of them is another number, and how many is not known"
+        why = (
+            "a number of one GPU, of one node or of all of them is another number, and how many is not known"
+        )
         reasons.append(Reason("scope", *names, why))
     return sides, reasons
 
@@ -242,7 +244,10 @@ def gpu_share(figure: Figure) -> tuple[float, str] | None:
         return nodes / gpus, f"/ {gpus / nodes:g} GPUs of a node"
     if scope == "decode_node" and gpus and nodes and split.decode_gpus:
         decode = split.decode_gpus * nodes / gpus
-        return decode / gpus, f"x {decode:g} decode nodes / {gpus} GPUs, {gpus - split.decode_gpus} of prefill"
+        return (
+            decode / gpus,
+            f"x {decode:g} decode nodes / {gpus} GPUs, {gpus - split.decode_gpus} of prefill",
+        )
     return None
 
 

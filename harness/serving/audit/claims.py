@@ -4,53 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import combinations
 
-from harness.serving.audit.corpus import Audited, Corpus, found, printed, same_engine, same_hardware, throughput
-from harness.serving.schema import Finding, Metric, ServingRun
-from harness.serving.documents import Claim
+from harness.serving.audit.corpus import (
+    Audited,
+    Corpus,
+    found,
+    load_of,
+    same_engine,
+    same_hardware,
+    throughput,
+)
+from harness.serving.audit.rows import RATIO, RESULT, by_kind, is_throughput, row_of
+from harness.serving.schema import Finding
 
 APART = 1.5  # two rates of a single request of one setup
 PEAKS = 1.05
 MEMORY = 2**30 / 1e9
+LIMIT = re.compile(r"\b(ITL|TPOT|TTFT)\b\)? below (\d+) ?ms")
+OPTIMAL = re.compile(r"\boptim(al|um)\b", re.IGNORECASE)
 SUPERLATIVE = re.compile(r"\b(highest|peak|max(imum)?|best)\b", re.IGNORECASE)
-
-
-def is_throughput(metric: Metric | None) -> bool:
-    return metric is not None and metric.unit == "tok/s"
-
-
-def row_of(claim: Claim, corpus: Corpus) -> tuple[ServingRun, str] | None:
-    """The run whose throughput a claim prints, and of which tokens; None where none or several shapes fit."""
-    if not is_throughput(claim.metric) or claim.upper is not None:
-        return None
-    named = corpus.runs_of(claim)
-    fits = []
-    for run in named or corpus.rows.values():
-        if not named and not (_fits(claim.hardware, run.hardware, same_hardware)
-                              and _fits(claim.engine, run.engine, same_engine)):  # fmt: skip
-            continue
-        fits += [(run, kind) for kind, value in by_kind(run).items() if printed(claim.metric.value, value)]
-    fits = list({(run.id, kind): (run, kind) for run, kind in fits}.values())
-    return fits[0] if len(fits) == 1 else None
-
-
-def _fits(said: str, of_run: str, same) -> bool:
-    """A claim that does not say is not matched: any number is some row's."""
-    return bool(said and of_run) and same(said, of_run)
-
-
-def by_kind(run: ServingRun) -> dict[str, float]:
-    """Its tokens per second by kind; total and output follow from each other and the input's, or from what
-    was counted, where the client gives one alone."""
-    kinds = {m.tokens: m.value for m in reversed(run.metrics) if m.name == "throughput" and m.unit == "tok/s"}
-    counted = run.totals
-    if counted.duration_s:
-        for kind, tokens in (("output", counted.output_tokens), ("input", counted.input_tokens)):
-            if tokens:
-                kinds.setdefault(kind, tokens / counted.duration_s)
-    if "input" in kinds and "output" in kinds:
-        kinds.setdefault("total", kinds["input"] + kinds["output"])
-    return {kind: value for kind, value in kinds.items() if kind in ("output", "total", "unknown")}
 
 
 def total_read_as_output(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
@@ -65,91 +38,20 @@ def total_read_as_output(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             if "output" not in kinds:
                 continue
             into, out, whole = kinds["total"] - kinds["output"], kinds["output"], kinds["total"]
+            # who cites a number without its kind of tokens hands on a wrong one
+            severity = "wrong" if claim.metric.tokens == "output" or claim.kind == "cited" else "suspect"
             said = "says output" if claim.metric.tokens == "output" else "does not say of which tokens"
             yield found(
-                "total-read-as-output", "wrong" if claim.metric.tokens == "output" else "suspect",
+                "total-read-as-output",
+                severity,
                 f"{claim.metric.value:,.6g} tok/s {said}: {run.id} has {into:,.6g} in + {out:,.6g} out = "
                 f"{whole:,.6g}; output alone is {out:,.6g}, {whole / out:.3g} times less",
-                [claim.id, run.id], claimed=claim.metric.value, input=into, output=out, total=whole,
-            )  # fmt: skip
-
-
-def recomputed(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
-    """A number that says what it rests on is computed again from it."""
-    for claim in audited.claims:
-        if claim.metric is None or not claim.refers_to:
-            continue
-        values = from_rows(claim, corpus) or from_claims(claim, corpus)
-        if not values:
-            continue
-        about = claim.bound in ("about", "between")
-        ends = [(claim.metric.value, min), (claim.upper, max)] if claim.upper is not None else []
-        if not ends:
-            ends = [(claim.metric.value, None)]
-        held, shown = True, []
-        for said, end in ends:
-            true = end(values.values()) if end else min(values.values(), key=lambda v: abs(v - said))
-            how = next(name for name, value in values.items() if value == true)
-            held &= printed(said, true, about=about or end is not None)
-            shown.append(f"{said:,.6g} is {true:,.6g} ({how})")
-        verdict = "holds" if held else "does not hold"
-        yield found(
-            "recomputed", "note" if held else "wrong", f"{claim.id} {verdict}: {'; '.join(shown)}",
-            [claim.id, *claim.refers_to], claimed=claim.metric.value, recomputed=true, holds=held,
-        )  # fmt: skip
-
-
-def from_rows(claim: Claim, corpus: Corpus) -> dict[str, float]:
-    """The claim's quantity from each run that it names: how it came -> value."""
-    values: dict[str, float] = {}
-    for run in corpus.runs_of(claim):
-        if is_throughput(claim.metric):
-            kinds = by_kind(run)
-            wanted = [claim.metric.tokens] if claim.metric.tokens in kinds else list(kinds)
-            for kind in wanted:
-                if (share := _share(claim.metric.scope, run)) is not None:
-                    values[f"{kind} tokens of {run.id}{share[1]}"] = kinds[kind] * share[0]
-        elif one := run.metric(claim.metric.name, "" if claim.metric.statistic == "total" else claim.metric.statistic):
-            values[f"{one.statistic} {one.name} of {run.id}"] = one.value * _factor(one.unit, claim.metric.unit)
-    return values
-
-
-def _factor(unit: str, wanted: str) -> float:
-    return {("ms", "s"): 1e-3, ("s", "ms"): 1e3}.get((unit, wanted), 1.0)
-
-
-def _share(scope: str, run: ServingRun) -> tuple[float, str] | None:
-    if scope == "gpu":
-        return (1 / run.gpus, f" / {run.gpus}") if run.gpus else None
-    if scope == "decode_node":
-        decode = run.parallelism.decode_gpus
-        nodes = decode * run.nodes / run.gpus if decode and run.nodes and run.gpus else None
-        return (1 / nodes, f" / {nodes:g}") if nodes else None
-    return 1.0, ""
-
-
-def from_claims(claim: Claim, corpus: Corpus) -> dict[str, float]:
-    """The claim's quantity from the claims that it names: a share of a GPU, a rate from a latency, a ratio of
-    two."""
-    others = [one for one in corpus.claims_of(claim) if one.metric]
-    values: dict[str, float] = {}
-    for one in others:
-        gpus = one.gpus or claim.gpus
-        if is_throughput(claim.metric) and is_throughput(one.metric):
-            if claim.metric.scope == "gpu" and one.metric.scope != "gpu":
-                if gpus:
-                    values[f"{one.id} / {gpus}"] = one.metric.value / gpus
-            else:
-                values[one.id] = one.metric.value
-        length = one.workload.output_len or claim.workload.output_len
-        if is_throughput(claim.metric) and one.metric.unit in ("s", "ms") and length:
-            seconds = one.metric.value * _factor(one.metric.unit, "s")
-            values[f"{length:g} tokens / {seconds:g} s"] = length / seconds
-    alike = [one for one in others if is_throughput(one.metric)]
-    if claim.metric.unit in ("1", "%") and len(alike) == 2 and alike[0].metric.scope == alike[1].metric.scope:
-        scale = 100.0 if claim.metric.unit == "%" else 1.0
-        values[f"{alike[0].id} / {alike[1].id}"] = scale * alike[0].metric.value / alike[1].metric.value
-    return values
+                [claim.id, run.id],
+                claimed=claim.metric.value,
+                input=into,
+                output=out,
+                total=whole,
+            )
 
 
 def single_request_differs(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
@@ -161,47 +63,59 @@ def single_request_differs(audited: Audited, corpus: Corpus) -> Iterator[Finding
         if run.workload.concurrency == 1 and out and out.tokens != "total":
             rates[run.id] = (out.value, "at concurrency 1")
     for claim in audited.claims:
-        if is_throughput(claim.metric) and claim.kind != "cited" and (
-            claim.metric.scope == "request" or claim.workload.concurrency == 1
+        if (
+            is_throughput(claim.metric)
+            and claim.kind != "cited"
+            and (claim.metric.scope == "request" or claim.workload.concurrency == 1)
         ):
             rates.setdefault(claim.id, (claim.metric.value, claim.where))
     if len(rates) > 1:
         slow, fast = min(rates, key=rates.get), max(rates, key=rates.get)
         if rates[fast][0] > APART * rates[slow][0]:
             yield found(
-                "single-request-differs", "wrong",
+                "single-request-differs",
+                "wrong",
                 f"a single request gets {rates[slow][0]:g} tok/s ({rates[slow][1]}) and {rates[fast][0]:g} tok/s "
                 f"({rates[fast][1]}), {rates[fast][0] / rates[slow][0]:.2g} times as many: one cold, one warm",
-                [slow, fast], slow=rates[slow][0], fast=rates[fast][0],
-            )  # fmt: skip
+                [slow, fast],
+                slow=rates[slow][0],
+                fast=rates[fast][0],
+            )
 
 
 def peaks_differ(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """A client counts whole runs, a server's log windows of its own: their peaks are two quantities."""
     peaks = [
-        c for c in audited.claims
-        if is_throughput(c.metric) and c.kind in ("measured", "derived")
+        c
+        for c in audited.claims
+        if is_throughput(c.metric)
+        and c.kind in ("measured", "derived")
         and (c.metric.statistic == "max" or re.search(r"\bpeak\b", c.quote, re.IGNORECASE))
         and c.metric.scope not in ("gpu", "request")
-    ]  # fmt: skip
+    ]
     for i, one in enumerate(peaks):
         for other in peaks[i + 1 :]:
             values = one.metric.value, other.metric.value
             if one.where == other.where and max(values) > PEAKS * min(values):
                 yield found(
-                    "peaks-differ", "suspect",
+                    "peaks-differ",
+                    "suspect",
                     f"two peaks of one setup: {values[0]:,.6g} and {values[1]:,.6g} tok/s, "
                     f"{max(values) / min(values) - 1:.1%} apart: of other windows or counters",
-                    [one.id, other.id], first=values[0], second=values[1],
-                )  # fmt: skip
+                    [one.id, other.id],
+                    first=values[0],
+                    second=values[1],
+                )
 
 
 def up_to(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """`Up to` is the largest of some cases. Without what it is over, and at which shape, it can be neither
-    checked nor applied."""
+    checked nor applied. A factor that rests on nothing is no better for lacking the words."""
     for claim in audited.claims:
-        ratio = claim.metric is not None and claim.metric.unit in ("1", "x", "%")
-        if claim.bound != "up to" and not (ratio and claim.kind == "claim" and not claim.refers_to):
+        if claim.metric is None or not RESULT.search(claim.metric.name):
+            continue
+        ratio = bool(RATIO.search(claim.metric.name))
+        if claim.bound != "up to" and not (ratio and claim.kind == "claim"):
             continue
         shape = claim.workload.input_len or claim.workload.output_len or claim.workload.concurrency
         lacks = [
@@ -214,14 +128,18 @@ def up_to(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             if not there
         ]
         if lacks:
-            value = f"{claim.metric.value:g}" if claim.metric else "?"
+            value = f"{claim.metric.value:g}"
             value += f" to {claim.upper:g}" if claim.upper is not None else ""
-            unit = "x" if claim.metric and claim.metric.unit == "1" else f" {claim.metric.unit}" if claim.metric else ""
+            unit = {"1": "x" if ratio else ""}.get(claim.metric.unit, f" {claim.metric.unit}")
             bound = "up to " if claim.bound == "up to" else ""
             yield found(
-                "up-to", "suspect", f"{claim.id}: {bound}{value}{unit} without {', '.join(lacks)}",
-                [claim.id], claimed=claim.metric.value if claim.metric else None, lacks=len(lacks),
-            )  # fmt: skip
+                "up-to",
+                "suspect",
+                f"{claim.id}: {bound}{value}{unit} without {', '.join(lacks)}",
+                [claim.id],
+                claimed=claim.metric.value,
+                lacks=len(lacks),
+            )
 
 
 def highest_of_total_alone(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
@@ -233,36 +151,111 @@ def highest_of_total_alone(audited: Audited, corpus: Corpus) -> Iterator[Finding
             continue
         run = match[0]
         rivals = [
-            (value, other) for other in {r.id: r for r in corpus.rows.values()}.values()
-            if other.client == run.client and other.mode == run.mode
-            and same_hardware(other.hardware, run.hardware) and bool(other.workload.prefix_cached) == bool(run.workload.prefix_cached)
+            (value, other)
+            for other in corpus.all_rows
+            if other.client == run.client
+            and other.mode == run.mode
+            and same_hardware(other.hardware, run.hardware)
+            and bool(other.workload.prefix_cached) == bool(run.workload.prefix_cached)
             and (value := by_kind(other).get("output"))
-        ]  # fmt: skip
+        ]
         own = by_kind(run).get("output")
         best, other = max(rivals, key=lambda pair: pair[0], default=(0.0, run))
         if own and best > 1.01 * own:
             yield found(
-                "highest-of-total-alone", "suspect",
+                "highest-of-total-alone",
+                "suspect",
                 f"{claim.metric.value:,.6g} tok/s is highest by input and output; by output {run.id} has {own:,.6g} "
                 f"and {other.id} ({other.engine}, {other.workload.input_len or 0:g}/{other.workload.output_len or 0:g}) {best:,.6g}",
-                [claim.id, run.id, other.id], claimed=claim.metric.value, own_output=own, highest_output=best,
-            )  # fmt: skip
+                [claim.id, run.id, other.id],
+                claimed=claim.metric.value,
+                own_output=own,
+                highest_output=best,
+            )
 
 
 def memory_label(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """288 GiB is 309 GB: a label that takes one for the other is 7 % wrong about what fits."""
-    sizes = {c.id: c for c in audited.claims if c.metric and c.metric.unit in ("GB", "GiB")}
-    for one in sizes.values():
-        for other in sizes.values():
-            ratio = other.metric.value / one.metric.value if one.metric.value else 0
-            if one.metric.unit == other.metric.unit == "GB" and abs(ratio / MEMORY - 1) < 0.003:
+    sizes: dict[float, str] = {}
+    for claim in audited.claims:
+        if claim.metric and claim.metric.unit == "GB":
+            sizes |= {float(one): claim.id for one in re.findall(r"(\d+(?:\.\d+)?) GB\b", claim.quote)}
+    for small, large in combinations(sorted(sizes), 2):
+        if abs(large / small / MEMORY - 1) < 0.003:
+            yield found(
+                "memory-label",
+                "wrong",
+                f"one memory is given as {small:g} GB and as {large:g} GB: {small:g} GiB = {small * MEMORY:.0f} GB",
+                [sizes[small], sizes[large]],
+                smaller=small,
+                larger=large,
+            )
+
+
+def optimum_is_uneven(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """A range that is called optimal has no point that is far below another of it."""
+    for claim in audited.claims:
+        if claim.metric is None or claim.metric.name != "concurrency" or not OPTIMAL.search(claim.quote):
+            continue
+        points = {run.id: (load_of(run), m.value) for run in corpus.runs_of(claim) if (m := throughput(run))}
+        if not points:
+            continue
+        low, high = (pick(points.values(), key=lambda point: point[1]) for pick in (min, max))
+        if high[1] > APART * low[1]:
+            yield found(
+                "optimum-is-uneven",
+                "wrong",
+                f"{claim.metric.value:g} to {claim.upper or claim.metric.value:g} in flight are called optimal: "
+                f"{low[1]:,.6g} tok/s at {low[0]:g}, {high[1]:,.6g} at {high[0]:g}",
+                [claim.id, *points],
+                lowest=low[1],
+                highest=high[1],
+            )
+
+
+def limit_not_met(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """So many requests within a latency: rows of the same machine, engine, lengths and load, by whomever,
+    should be within it too, or the version that brought it has to be named."""
+    for claim in audited.claims:
+        limit = LIMIT.search(claim.quote)
+        about = audited.configuration(claim.configuration)
+        if not limit or claim.metric is None or claim.metric.name != "concurrency" or about is None:
+            continue
+        name, most = limit[1].lower(), float(limit[2])
+        for run in corpus.all_rows:
+            asked, value = run.workload, run.value(limit[1].lower(), "mean")
+            lengths = (asked.input_len, asked.output_len) == (
+                about.workload.input_len,
+                about.workload.output_len,
+            )
+            if (
+                value
+                and value > most
+                and lengths
+                and asked.concurrency == claim.metric.value
+                and asked.dataset == about.workload.dataset
+                and same_hardware(claim.hardware, run.hardware)
+                and same_engine(claim.engine, run.engine)
+            ):
                 yield found(
-                    "memory-label", "wrong",
-                    f"one memory is given as {one.metric.value:g} GB and as {other.metric.value:g} GB: "
-                    f"{one.metric.value:g} GiB = {one.metric.value * MEMORY:.0f} GB",
-                    [one.id, other.id], gib=one.metric.value, gb=other.metric.value,
-                )  # fmt: skip
+                    "limit-not-met",
+                    "suspect",
+                    f"{claim.id}: {name} below {most:g} ms at {claim.metric.value:g} in flight; {run.id} has "
+                    f"{value:.4g} ms there, with {run.engine} {run.version or 'of unknown version'} "
+                    f"(the claim's: {about.version or about.image})",
+                    [claim.id, run.id],
+                    limit_ms=most,
+                    measured_ms=value,
+                )
 
 
-RULES = (total_read_as_output, recomputed, single_request_differs, peaks_differ, up_to, highest_of_total_alone,
-         memory_label)  # fmt: skip
+RULES = (
+    total_read_as_output,
+    single_request_differs,
+    peaks_differ,
+    up_to,
+    highest_of_total_alone,
+    memory_label,
+    optimum_is_uneven,
+    limit_not_met,
+)

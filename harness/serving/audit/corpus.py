@@ -36,6 +36,11 @@ class Corpus:
     rows: dict[str, ServingRun]
     claims: dict[str, Claim]
 
+    @property
+    def all_rows(self) -> list[ServingRun]:
+        """Each once, though two names may lead to it."""
+        return list({run.id: run for run in self.rows.values()}.values())
+
     def runs_of(self, claim: Claim, seen: frozenset[str] = frozenset()) -> list[ServingRun]:
         """The runs that a claim rests on, through other claims too, in its order."""
         found: list[ServingRun] = []
@@ -118,8 +123,20 @@ def sweeps(runs: Sequence[ServingRun]) -> Iterator[list[ServingRun]]:
     groups: dict[tuple, list[ServingRun]] = {}
     for run in runs:
         asked = run.workload
-        key = (run.hardware, run.gpus, run.engine, run.version, run.configuration, run.flags, run.mode,
-               run.client, asked.dataset, asked.input_len, asked.prefix_cached, asked.request_rate, run.label)  # fmt: skip
+        key = (
+            run.hardware,
+            run.gpus,
+            run.engine,
+            run.version,
+            run.configuration,
+            run.flags,
+            run.mode,
+            run.client,
+            asked.dataset,
+            asked.input_len,
+            asked.prefix_cached,
+            asked.request_rate,
+        )
         if load_of(run):
             groups.setdefault(key, []).append(run)
     for group in groups.values():
@@ -130,3 +147,10 @@ def sweeps(runs: Sequence[ServingRun]) -> Iterator[list[ServingRun]]:
             lengths = dict.fromkeys(run.workload.output_len for run in group)
             parts = [[run for run in group if run.workload.output_len == one] for one in lengths]
         yield from (sorted(part, key=load_of) for part in parts if len(part) > 1)
+
+
+def tokens_per_slot(run: ServingRun) -> float | None:
+    """Tokens that a run gave, of whichever kind, for each request in flight: all that is known where a table
+    has neither lengths nor a number of requests."""
+    tokens, load = run.value("tokens"), load_of(run)
+    return tokens / load if tokens and load else None

@@ -19,36 +19,70 @@ Point = tuple[str, float, float]  # mode, load, output length
 
 
 def ranked(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
-    """`A outperformed B` is true of the points where it is, and of no others: each point is looked up."""
+    """`A outperformed B` is true of the points where it is, and of no others: each point is looked up. Of a
+    `highest` without limits only the largest of either side."""
     for claim in audited.claims:
-        said = claim.comparison
-        if said is None:
+        if claim.comparison is None:
             continue
         held, failed, even = [], [], 0
-        for metric in said.metrics:
-            ours = points(claim, said.better, metric, corpus)
-            for setup in said.than:
-                for point, theirs in points(claim, setup, metric, corpus).items():
-                    if setup == said.better or point not in ours or not _within(claim, point):
-                        continue
-                    a, b = ours[point], theirs
-                    better = a / b if metric == "throughput" else b / a
-                    where = f"{metric} at {_place(point)}: {a:,.5g} against {b:,.5g} of {_name(setup)}"
-                    even += abs(better - 1) <= EVEN
-                    (held if better > 1 + EVEN else failed if better < 1 - EVEN else []).append((better, where))
+        for where, better, text in _held_against(claim, corpus):
+            even += abs(better - 1) <= EVEN
+            if abs(better - 1) > EVEN:
+                (held if better > 1 else failed).append((better, f"{where}: {text}"))
         count = len(held) + len(failed) + even
         if not count:
             continue
         failed.sort()
-        text = f"{claim.id}: {_name(said.better)} is ahead at {len(held)} of {count} points"
+        text = f"{claim.id}: {_name(claim.comparison.better)} is ahead at {len(held)} of {count} points"
         text += f", even at {even}" if even else ""
         if failed:
             rest = f", and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
             text += f"; not at {'; '.join(where for _, where in failed[:SHOWN])}{rest}"
+        severity = "note"
+        if failed or even > len(held):
+            severity = "wrong" if 2 * len(failed) >= count else "suspect"
         yield found(
-            "ranked", "wrong" if failed else "suspect" if even > len(held) else "note", text,
-            [claim.id], holds=len(held), fails=len(failed), even=even, points=count,
-        )  # fmt: skip
+            "ranked",
+            severity,
+            text,
+            [claim.id],
+            holds=len(held),
+            fails=len(failed),
+            even=even,
+            points=count,
+        )
+
+
+def _held_against(claim: Claim, corpus: Corpus) -> Iterator[tuple[str, float, str]]:
+    """(where, how many times better, the numbers) for each point and rival."""
+    said = claim.comparison
+    unlimited = (None, None) == said.concurrency == said.output_len == said.batch
+    for metric in said.metrics:
+        for rival in said.than:
+            # a ranking of engines that names no machine is of those on one
+            own = Setup(
+                hardware=said.better.hardware or rival.hardware, engine=said.better.engine or rival.engine
+            )
+            ours, theirs = (_kept(claim, one, metric, corpus) for one in (own, rival))
+            theirs = [one for one in theirs if one[2].id not in {run.id for _, _, run in ours}]
+            if unlimited and claim.metric is not None and metric == "throughput" and ours and theirs:
+                ours, theirs = ([max(side, key=lambda one: one[1])] for side in (ours, theirs))
+            for point, a, mine in ours:
+                for other, b, run in theirs:
+                    if not own.hardware and mine.hardware != run.hardware:
+                        continue
+                    if point == other or (len(ours) == len(theirs) == 1 and unlimited):
+                        better = a / b if metric == "throughput" else b / a
+                        rival_name = f"{run.engine} {run.hardware}"
+                        yield (
+                            f"{metric} at {_place(other)}",
+                            better,
+                            f"{a:,.5g} against {b:,.5g} of {rival_name}",
+                        )
+
+
+def _kept(claim: Claim, setup: Setup, metric: str, corpus: Corpus) -> list[tuple[Point, float, ServingRun]]:
+    return [one for one in points(claim, setup, metric, corpus) if _within(claim, one[0])]
 
 
 def trends(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
@@ -71,7 +105,7 @@ def trends(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             text = f"{claim.id}: {said.says!r} over {said.over} holds in {looked - len(broken)} of {looked} series"
             text += f"; not {'; '.join(broken[:SHOWN])}" if broken else ""
             yield found(
-                "trends", "wrong" if broken else "note", text, [claim.id], series=looked, breaks=len(broken)
+                "trends", "suspect" if broken else "note", text, [claim.id], series=looked, breaks=len(broken)
             )
 
 
@@ -90,10 +124,10 @@ def _breaks(says: str, line: list[tuple[float, float]]) -> str:
     return ""
 
 
-def points(claim: Claim, setup: Setup, metric: str, corpus: Corpus) -> dict[Point, float]:
+def points(claim: Claim, setup: Setup, metric: str, corpus: Corpus) -> list[tuple[Point, float, ServingRun]]:
     """The metric of each row of a setup that a claim speaks of: the clients' means, throughput of output."""
-    found_at: dict[Point, float] = {}
-    for run in {run.id: run for run in corpus.rows.values()}.values():
+    found_at = []
+    for run in corpus.all_rows:
         if not _of(setup, run) or not _spoken_of(claim, run):
             continue
         value = run.value(metric, tokens="output") if metric == "throughput" else run.value(metric, "mean")
@@ -101,7 +135,7 @@ def points(claim: Claim, setup: Setup, metric: str, corpus: Corpus) -> dict[Poin
             value = run.totals.duration_s * 1e3
         load = load_of(run)
         if value and load:
-            found_at[run.mode, load, run.workload.output_len or 0.0] = value
+            found_at.append(((run.mode, load, run.workload.output_len or 0.0), value, run))
     return found_at
 
 
@@ -120,7 +154,9 @@ def _spoken_of(claim: Claim, run: ServingRun) -> bool:
         mode = "offline"
     if mode == "unknown" and said and said.concurrency != (None, None):
         mode = "online"
-    return mode in ("unknown", run.mode) and bool(claim.workload.prefix_cached) == bool(run.workload.prefix_cached)
+    return mode in ("unknown", run.mode) and bool(claim.workload.prefix_cached) == bool(
+        run.workload.prefix_cached
+    )
 
 
 def _within(claim: Claim, point: Point) -> bool:
@@ -134,10 +170,18 @@ def _between(value: float, ends: tuple[float | None, float | None]) -> bool:
     return (ends[0] is None or value >= ends[0]) and (ends[1] is None or value <= ends[1])
 
 
-def _lines(claim: Claim, setup: Setup, metric: str, over: str, corpus: Corpus) -> list[list[tuple[float, float]]]:
-    """Series of (what it goes over, value), one for each mode and each value of what is held."""
+def _lines(
+    claim: Claim, setup: Setup, metric: str, over: str, corpus: Corpus
+) -> list[list[tuple[float, float]]]:
+    """Series of (what it goes over, value), one for each mode and each value of what is held; E2E over output
+    length is that of a token."""
     series: dict[tuple, list[tuple[float, float]]] = {}
-    for (mode, load, length), value in points(claim, setup, metric, corpus).items():
+    held = claim.workload.concurrency if over == "output_len" else None
+    for (mode, load, length), value, _ in points(claim, setup, metric, corpus):
+        if held and load != held:
+            continue
+        if metric == "e2e" and over == "output_len":
+            value /= length or 1.0
         if over == "output_len":
             series.setdefault((mode, load), []).append((length, value))
         elif (over == "batch") == (mode == "offline"):

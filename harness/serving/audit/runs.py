@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from harness.serving.audit.corpus import Audited, Corpus, found, load_of, sweeps, throughput, tokens_per_request
+from harness.serving.audit.corpus import (
+    Audited,
+    Corpus,
+    found,
+    load_of,
+    sweeps,
+    throughput,
+    tokens_per_request,
+    tokens_per_slot,
+)
+from harness.serving.rules.common import whole
 from harness.serving.schema import Finding, ServingRun
 
 FALLS = 0.9
 SHORT_S = 30.0
 FULL = 0.6
 CHUNKED = 1.5
+ONE_ANSWER = 1024  # tokens; a sustained run gives each slot many answers
 RISES = 1.2
 COUNTED = 1.05
 SERVED = 0.95
@@ -29,39 +40,58 @@ def throughput_falls(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             lost = 1 - around[1][1] / around[0][1]
             kind = "prompts at once" if sweep[0].mode == "offline" else "in flight"
             yield found(
-                "throughput-falls", "suspect", f"throughput falls by {lost:.0%} as load rises: {shown} {kind}",
+                "throughput-falls",
+                "suspect",
+                f"throughput falls by {lost:.0%} as load rises: {shown} {kind}",
                 [sweep[i].id for i in range(low - 1, min(low + 2, len(sweep)))],
-                before=around[0][1], after=around[1][1], load=around[1][0],
-            )  # fmt: skip
+                before=around[0][1],
+                after=around[1][1],
+                load=around[1][0],
+            )
 
 
 def output_lengths_differ(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """Points of one curve over load are of one workload. Shorter answers end earlier, cost less attention,
     and leave a batch that was never as full as the column says."""
     for sweep in sweeps(audited.runs):
-        lengths = {run.id: n for run in sweep if (n := tokens_per_request(run))}
+        of, lengths = "a request", {run.id: n for run in sweep if (n := tokens_per_request(run))}
+        if not lengths:
+            of, lengths = "a request in flight", {run.id: n for run in sweep if (n := tokens_per_slot(run))}
         if lengths and max(lengths.values()) > 1.1 * min(lengths.values()):
-            shown = ", ".join(
-                f"{lengths[run.id]:.4g} at {load_of(run):g}" for run in sweep if run.id in lengths
-            )
+            points = ((load_of(run), lengths[run.id]) for run in sweep if run.id in lengths)
+            shown = ", ".join(f"{each:.4g} at {load:g}" for load, each in points)
             yield found(
-                "output-lengths-differ", "wrong", f"one table, unequal answers: tokens a request {shown}",
-                list(lengths), shortest=min(lengths.values()), longest=max(lengths.values()),
-            )  # fmt: skip
+                "output-lengths-differ",
+                "wrong",
+                f"one table, unequal answers: tokens {of} {shown}",
+                list(lengths),
+                shortest=min(lengths.values()),
+                longest=max(lengths.values()),
+            )
 
 
 def single_wave(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """With no more requests than fit in flight, all start together and the batch only shrinks: the ramp and
     the tail are in the number, a steady state is not."""
-    for group in [*sweeps(audited.runs)]:
-        waves = [(run, n / load_of(run)) for run in group if run.mode != "offline" and (n := _requests(run))]
-        ones = [(run, each) for run, each in waves if each <= 1.01]
+    for sweep in sweeps([run for run in audited.runs if run.mode != "offline"]):
+        known = {run.id: n for run in sweep if (n := _requests(run))}
+        ones = [run for run in sweep if run.id in known and known[run.id] <= 1.01 * load_of(run)]
         if ones:
-            shown = ", ".join(f"{_requests(run):.4g} at {load_of(run):g}" for run, _ in ones)
-            yield found(
-                "single-wave", "suspect", f"one wave, no steady state: requests {shown} in flight",
-                [run.id for run, _ in ones], runs=len(ones),
-            )  # fmt: skip
+            shown = ", ".join(f"{known[run.id]:.4g} at {load_of(run):g}" for run in ones)
+            text = f"one wave, no steady state: requests {shown} in flight"
+        else:
+            each = {run.id: n for run in sweep if run.id not in known and (n := tokens_per_slot(run))}
+            ones = [run for run in sweep if run.id in each and each[run.id] <= ONE_ANSWER]
+            text = (
+                (
+                    f"a request in flight gave {min(each.values()):.4g} to {max(each.values()):.4g} tokens in all: "
+                    "one answer each, or shorter ones still; no steady state"
+                )
+                if ones
+                else ""
+            )
+        if ones:
+            yield found("single-wave", "suspect", text, [run.id for run in ones], runs=len(ones))
 
 
 def _requests(run: ServingRun) -> float | None:
@@ -70,43 +100,56 @@ def _requests(run: ServingRun) -> float | None:
 
 def short_run(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """A few seconds are ramp-up and tail; a pause of half a second is some percent of the number."""
-    short = [run for run in audited.runs if (took := run.totals.duration_s) and took < SHORT_S and throughput(run)]
+    short = [
+        run for run in audited.runs if (took := run.totals.duration_s) and took < SHORT_S and throughput(run)
+    ]
     if short:
         best = max(short, key=lambda run: throughput(run).value)
         took = [run.totals.duration_s for run in short]
         yield found(
-            "short-run", "suspect",
+            "short-run",
+            "suspect",
             f"{len(short)} of {len(audited.runs)} runs took under {SHORT_S:g} s ({min(took):g} to {max(took):g});"
             f" the fastest of them, {throughput(best).value:,.6g} tok/s, {best.totals.duration_s:g} s",
-            [run.id for run in short], shortest_s=min(took), fastest_s=best.totals.duration_s,
-        )  # fmt: skip
+            [run.id for run in short],
+            shortest_s=min(took),
+            fastest_s=best.totals.duration_s,
+        )
 
 
 def rate_of_a_request_rises(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """Alone a request is served fastest. Where each of several is served faster than one alone, the first
     was measured cold: compiling, capturing graphs, filling caches."""
     for sweep in sweeps(audited.runs):
-        rates = [(run, m.value / load_of(run)) for run in sweep if (m := throughput(run)) and run.mode != "offline"]
+        rates = [
+            (run, m.value / load_of(run)) for run in sweep if (m := throughput(run)) and run.mode != "offline"
+        ]
         if not rates:
             continue
         first, alone = rates[0]
         best, rate = max(rates, key=lambda pair: pair[1])
         if rate > RISES * alone:
             yield found(
-                "rate-of-a-request-rises", "suspect",
+                "rate-of-a-request-rises",
+                "suspect",
                 f"a request alone gets less than one of many: {alone:.4g} tok/s at {load_of(first):g} in flight, "
                 f"{rate:.4g} each at {load_of(best):g}; the first is likely cold",
-                [first.id, best.id], alone=alone, among_many=rate,
-            )  # fmt: skip
+                [first.id, best.id],
+                alone=alone,
+                among_many=rate,
+            )
 
 
 def decoding_batch(run: ServingRun) -> float | None:
     """Requests that decode at a time, by Little's law over decode alone: output tokens per second times TPOT
     (of the tokens after the first)."""
-    out, tpot, length = run.metric("throughput", tokens="output"), run.metric("tpot", "mean"), tokens_per_request(run)
-    if not out or not tpot or out.scope not in ("instance", "cluster") or not length:
-        return None
-    return out.value * (length - 1) / length * tpot.value / 1e3
+    out, tpot, length = (
+        run.metric("throughput", tokens="output"),
+        run.value("tpot", "mean"),
+        tokens_per_request(run),
+    )
+    rate = whole(run, out) if out else None
+    return rate * (length - 1) / length * tpot / 1e3 if rate and tpot and length else None
 
 
 def batch_below_concurrency(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
@@ -117,12 +160,16 @@ def batch_below_concurrency(audited: Audited, corpus: Corpus) -> Iterator[Findin
         if batch and asked and batch < FULL * asked:
             ttft, tpot = run.value("ttft", "mean"), run.value("tpot", "mean")
             yield found(
-                "batch-below-concurrency", "suspect",
-                f"{run.id}: {asked:g} in flight, but {batch:.3g} decode at a time "
+                "batch-below-concurrency",
+                "suspect",
+                f"{run.id}: {asked:g} in flight, but {batch:.0f} decode at a time "
                 f"({run.value('throughput', tokens='output'):,.6g} output tok/s x {tpot:.4g} ms)"
                 + (f"; the others wait, {ttft / 1e3:.3g} s to the first token" if ttft else ""),
-                [run.id], concurrency=asked, batch=batch, tpot_ms=tpot,
-            )  # fmt: skip
+                [run.id],
+                concurrency=asked,
+                batch=batch,
+                tpot_ms=tpot,
+            )
 
 
 def counted_in_a_window(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
@@ -148,24 +195,36 @@ def counted_in_a_window(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         if total and true and total < 0.95 * true:
             text += f"; its total, {total:,.6g} tok/s, lacks input tokens: with all about {true:,.6g}"
         yield found(
-            "counted-in-a-window", "wrong", text, [run.id], counted=counted.completed, sent=asked.num_prompts,
-            tokens_each=each, asked=asked.output_len, total=total, total_with_all_input=true,
-        )  # fmt: skip
+            "counted-in-a-window",
+            "wrong",
+            text,
+            [run.id],
+            counted=counted.completed,
+            sent=asked.num_prompts,
+            tokens_each=each,
+            asked=asked.output_len,
+            total=total,
+            total_with_all_input=true,
+        )
 
 
 def itl_is_of_chunks(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """A server that streams every tenth token has gaps between chunks, not tokens: its inter-token latency
     is ten times its time per output token, and beside another's looks ten times slower."""
     for run in audited.runs:
-        for statistic in ("mean", "median", "total"):
+        for statistic in ("mean", "median"):
             itl, tpot = run.value("itl", statistic), run.value("tpot", statistic)
             if itl and tpot and itl > CHUNKED * tpot:
                 yield found(
-                    "itl-is-of-chunks", "suspect",
+                    "itl-is-of-chunks",
+                    "suspect",
                     f"{run.id}: ITL {itl:g} ms is {itl / tpot:.3g} times TPOT {tpot:g} ms: chunks of about "
                     f"{itl / tpot:.0f} tokens; not another's ITL, nor TPOT",
-                    [run.id], itl_ms=itl, tpot_ms=tpot, ratio=itl / tpot,
-                )  # fmt: skip
+                    [run.id],
+                    itl_ms=itl,
+                    tpot_ms=tpot,
+                    ratio=itl / tpot,
+                )
                 break
 
 
@@ -178,10 +237,13 @@ def rate_not_served(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         served = run.value("request_throughput") or (out / length if out and length else None)
         if offered and served and served < SERVED * offered:
             yield found(
-                "rate-not-served", "note",
+                "rate-not-served",
+                "note",
                 f"{run.id}: {offered:g} requests a second offered, {served:.4g} served",
-                [run.id], offered=offered, served=served,
-            )  # fmt: skip
+                [run.id],
+                offered=offered,
+                served=served,
+            )
 
 
 def prefill_left_out(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
@@ -195,16 +257,29 @@ def prefill_left_out(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         gpus = run.gpus or split.prefill_gpus + split.decode_gpus
         nodes = split.decode_gpus * run.nodes / gpus if run.nodes else None
         decode = f"{out.value / nodes:,.5g} a decode node, " if nodes else ""
-        about = [claim.id for claim in stated if run in corpus.runs_of(claim)]
+        about = [claim.id for claim in stated if run.id in {one.id for one in corpus.runs_of(claim)}]
         yield found(
-            "prefill-left-out", "wrong" if about else "note",
+            "prefill-left-out",
+            "wrong" if about else "note",
             f"{run.id}: {out.value:,.6g} output tok/s are {decode}{out.value / split.decode_gpus:,.5g} a decode GPU, "
             f"but {out.value / gpus:,.5g} a GPU over all {gpus}, {split.prefill_gpus} of prefill with them",
-            [run.id, *about], per_gpu=out.value / gpus, per_decode_gpu=out.value / split.decode_gpus,
-            per_decode_node=out.value / nodes if nodes else None, gpus=gpus,
-        )  # fmt: skip
+            [run.id, *about],
+            per_gpu=out.value / gpus,
+            per_decode_gpu=out.value / split.decode_gpus,
+            per_decode_node=out.value / nodes if nodes else None,
+            gpus=gpus,
+        )
 
 
-RULES = (throughput_falls, output_lengths_differ, single_wave, short_run, rate_of_a_request_rises,
-         batch_below_concurrency, counted_in_a_window, itl_is_of_chunks, rate_not_served,
-         prefill_left_out)  # fmt: skip
+RULES = (
+    throughput_falls,
+    output_lengths_differ,
+    single_wave,
+    short_run,
+    rate_of_a_request_rises,
+    batch_below_concurrency,
+    counted_in_a_window,
+    itl_is_of_chunks,
+    rate_not_served,
+    prefill_left_out,
+)

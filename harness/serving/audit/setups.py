@@ -12,11 +12,20 @@ from harness.serving.audit.corpus import Audited, Corpus, found, same_engine, sa
 from harness.serving.client_commands import workloads_of
 from harness.serving.documents import Configuration
 from harness.serving.figure import option
-from harness.serving.schema import Finding, Workload
+from harness.serving.schema import Finding, ServingRun, Workload
 
-UNPINNED = re.compile(r":(latest|devel|nightly|main|dev)$|--pre\b|wheels\.vllm\.ai/nightly|^[^:@]+$")
-ASKED = ("dataset", "input_len", "output_len", "concurrency", "request_rate", "num_prompts", "warmup_s",
-         "cooldown_s", "prefix_cached")  # fmt: skip
+UNPINNED = re.compile(r":(latest|devel|nightly|main|dev)$|--pre\b|wheels\.vllm\.ai/nightly")
+ASKED = (
+    "dataset",
+    "input_len",
+    "output_len",
+    "concurrency",
+    "request_rate",
+    "num_prompts",
+    "warmup_s",
+    "cooldown_s",
+    "prefix_cached",
+)
 MLA = "attention is MLA"
 OWN_PATHS = ("--model", "--model-path", "--host", "--port", "--served-model-name", "--trust-remote-code")
 PROVIDERS = {"triton": "triton", "aiter": "aiter"}
@@ -29,7 +38,7 @@ def command_and_log_disagree(audited: Audited, corpus: Corpus) -> Iterator[Findi
         about = audited.configuration(run.configuration)
         if about is None:
             continue
-        for asked in _commands(about, run.workload):
+        for asked in _commands(about, run):
             differ = {
                 name: (want, got)
                 for name in ASKED
@@ -40,18 +49,23 @@ def command_and_log_disagree(audited: Audited, corpus: Corpus) -> Iterator[Findi
                 and not (name == "concurrency" and about.concurrencies)
             }
             if differ:
-                shown = ", ".join(f"{name} {_plain(w)} in the command, {_plain(g)} in the log"
-                                  for name, (w, g) in differ.items())  # fmt: skip
-                numbers = {f"{k}_{s}": v for k, pair in differ.items()
-                           for s, v in zip(("command", "log"), pair, strict=True) if not isinstance(v, str)}  # fmt: skip
+                shown = ", ".join(
+                    f"{name} {_plain(w)} in the command, {_plain(g)} in the log"
+                    for name, (w, g) in differ.items()
+                )
+                numbers = {
+                    f"{k}_{s}": v
+                    for k, pair in differ.items()
+                    for s, v in zip(("command", "log"), pair, strict=True)
+                    if not isinstance(v, str)
+                }
                 yield found("command-and-log-disagree", "wrong", f"{run.id}: {shown}", [run.id], **numbers)
 
 
-def _commands(about: Configuration, ran: Workload) -> list[Workload]:
+def _commands(about: Configuration, run: ServingRun) -> list[Workload]:
     """The client's command of a run: of several the one with its dataset and lengths."""
+    ran = run.workload
     every = workloads_of(about.client) or ([about.workload] if about.workload != Workload() else [])
-    if len(every) < 2:
-        return every
     same = ("dataset", "input_len", "output_len")
     fits = [one for one in every if all(getattr(one, n) == getattr(ran, n) for n in same)]
     return list(dict.fromkeys(fits))[:1] if len(set(fits)) == 1 else []
@@ -69,9 +83,12 @@ def date_before_image(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         if said and built and said < built:
             days = (built - said).days
             yield found(
-                "date-before-image", "wrong",
-                f"dated {said}, but {about.image} is of {built}, {days} days later", [about.name], days=days,
-            )  # fmt: skip
+                "date-before-image",
+                "wrong",
+                f"dated {said}, but {about.image} is of {built}, {days} days later",
+                [about.name],
+                days=days,
+            )
 
 
 def image_date(image: str) -> date | None:
@@ -93,8 +110,15 @@ def _date(text: str) -> date | None:
 def image_not_pinned(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """`latest` and nightly wheels are another engine next week: the run cannot be made again."""
     for about in audited.configurations:
-        texts = [about.image, *(line for line in f"{about.task_file}\n{about.server}".splitlines() if "install" in line)]
-        loose = [text.strip(" -") for text in texts if text and UNPINNED.search(text)]
+        texts = [
+            about.image,
+            *(line for line in f"{about.task_file}\n{about.server}".splitlines() if "install" in line),
+        ]
+        loose = [
+            text.strip(" -")
+            for text in texts
+            if text and (UNPINNED.search(text) or (text == about.image and ":" not in text))
+        ]
         if loose:
             yield found("image-not-pinned", "suspect", f"{about.name}: {'; '.join(loose)}", [about.name])
 
@@ -110,13 +134,19 @@ def setups_differ(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         elif a.image != b.image:
             differ.append(f"image {a.image} against {b.image}")
         left, right = ({f for f in one.flags if f.split()[0] not in OWN_PATHS} for one in (a, b))
-        differ += [f"{' '.join(sorted(only))} on {one.hardware} alone"
-                   for only, one in ((left - right, a), (right - left, b)) if only]  # fmt: skip
+        differ += [
+            f"{' '.join(sorted(only))} on {one.hardware} alone"
+            for only, one in ((left - right, a), (right - left, b))
+            if only
+        ]
         if differ:
             yield found(
-                "setups-differ", "suspect", f"{a.name}, {b.name}: not only the GPU differs: {'; '.join(differ)}",
-                [a.name, b.name], differences=len(differ),
-            )  # fmt: skip
+                "setups-differ",
+                "suspect",
+                f"{a.name}, {b.name}: not only the GPU differs: {'; '.join(differ)}",
+                [a.name, b.name],
+                differences=len(differ),
+            )
 
 
 def precision_differs(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
@@ -129,9 +159,11 @@ def precision_differs(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         asked = asked or (dtype[1] if dtype else "")
         if asked and asked != "auto" and "block" not in asked:
             yield found(
-                "precision-differs", "suspect",
-                f"{about.name} asks for {asked}, where the checkpoint is FP8 block-scale", [about.name],
-            )  # fmt: skip
+                "precision-differs",
+                "suspect",
+                f"{about.name} asks for {asked}, where the checkpoint is FP8 block-scale",
+                [about.name],
+            )
 
 
 def prefix_cache_contradicted(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
@@ -139,12 +171,14 @@ def prefix_cache_contradicted(audited: Audited, corpus: Corpus) -> Iterator[Find
     for run in audited.runs:
         off, on = "--no-enable-prefix-caching" in run.flags, "--enable-prefix-caching" in run.flags
         cached = run.workload.prefix_cached
-        if cached and off or cached is False and on:
+        if (cached and off) or (cached is False and on):
             flag = "--no-enable-prefix-caching" if off else "--enable-prefix-caching"
             yield found(
-                "prefix-cache-contradicted", "wrong",
-                f"{run.id}: prefix cached {'yes' if cached else 'no'}, but its server has {flag}", [run.id],
-            )  # fmt: skip
+                "prefix-cache-contradicted",
+                "wrong",
+                f"{run.id}: prefix cached {'yes' if cached else 'no'}, but its server has {flag}",
+                [run.id],
+            )
 
 
 def flag_not_read(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
@@ -159,14 +193,20 @@ def flag_not_read(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             if (flag := catalogue().get(name)) and (why := unread(flag, about)):
                 reasons.setdefault(why, []).append(f"{name}={value}")
         for why, names in reasons.items():
-            yield found("flag-not-read", "suspect", f"{about.name} sets {', '.join(names)}: {why}", [about.name],
-                        flags=len(names))  # fmt: skip
+            yield found(
+                "flag-not-read",
+                "suspect",
+                f"{about.name} sets {', '.join(names)}: {why}",
+                [about.name],
+                flags=len(names),
+            )
 
 
 def unread(flag: Flag, about: Configuration) -> str:
     """Why a configuration's engine takes no notice of a flag; empty where it may."""
     if flag.read == "never":
-        return "read by nothing that was looked at"
+        known = "alone" not in flag.versions and not re.search(rf"\$\{{?{flag.name}\b", texts_of(about))
+        return "read by nothing that was looked at" if known else ""
     if same_engine(flag.library, about.engine):
         until = re.search(r"not in (upstream )?(\d+(?:\.\d+)+)", flag.versions)
         if until and _version(about.version) and _version(about.version) >= _version(until[2]):
@@ -177,42 +217,99 @@ def unread(flag: Flag, about: Configuration) -> str:
     return ""
 
 
+def texts_of(about: Configuration) -> str:
+    """All that its document gives of it, as one text."""
+    return "\n".join((about.docker, about.server, about.client, about.task_file, *about.manifests.values()))
+
+
 def _version(text: str) -> tuple[int, ...]:
     numbers = re.match(r"v?(\d+(?:\.\d+)+)", text)
     return tuple(int(one) for one in numbers[1].split(".")) if numbers else ()
 
 
+def statements(audited: Audited) -> Iterator[tuple[str, str, Configuration]]:
+    """(id, quoted text, the configuration that it is of): claims, and what a configuration's notes quote."""
+    for claim in audited.claims:
+        about = audited.configuration(claim.configuration)
+        if about or len(audited.configurations) == 1:
+            yield claim.id, claim.quote, about or audited.configurations[0]
+    for about in audited.configurations:
+        for note in about.notes:
+            for quote in re.findall(r'"([^"]+)"', note):
+                yield about.name, quote, about
+
+
 def notes_against_settings(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """A flag that is set and a log that names another kernel: set does not mean in effect."""
-    for claim in audited.claims:
-        text = claim.quote.lower()
-        told = [p for word, p in PROVIDERS.items() if re.search(rf"\b{word}\b", text)]
-        ops = [op for op, pattern in OPS.items() if re.search(pattern, text)]
+    for subject, quote, about in statements(audited):
+        told = [p for word, p in PROVIDERS.items() if re.search(rf"\b{word}\b", quote.lower())]
+        ops = [op for op, pattern in OPS.items() if re.search(pattern, quote.lower())]
         if len(told) != 1 or len(ops) != 1:
             continue
-        for about in audited.configurations:
-            for name, value in about.environment.items():
-                meant = catalogue()[name].stands_for(value, ops[0]) if name in catalogue() else ()
-                if meant and not any(told[0] in one for one in meant):
-                    yield found(
-                        "notes-against-settings", "suspect",
-                        f"{claim.id} says {told[0]} for {ops[0]}, where {name}={value} stands for {', '.join(meant)}",
-                        [claim.id, about.name],
-                    )  # fmt: skip
+        for name, value in about.environment.items():
+            meant = catalogue()[name].stands_for(value, ops[0]) if name in catalogue() else ()
+            if meant and not any(told[0] in one for one in meant):
+                yield found(
+                    "notes-against-settings",
+                    "suspect",
+                    f'{subject}: "{quote}", where {name}={value} stands for {", ".join(meant)}',
+                    [subject],
+                )
 
 
 def advised_without_effect(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """Advice to set what the engine does not read for this model costs its reader a restart and a run."""
-    for claim in audited.claims:
-        for name, value in re.findall(r"\b([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)=(\w+)", claim.quote):
+    texts = [(claim.id, claim.quote) for claim in audited.claims]
+    texts += [(about.name, note) for about in audited.configurations for note in about.notes]
+    for subject, text in texts:
+        for name, value in re.findall(r"\b([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)=(\w+)", text):
             for about in audited.configurations:
-                flag = catalogue().get(name)
-                if flag and (why := unread(flag, about)):
+                why = unread(catalogue()[name], about) if name in catalogue() else ""
+                if why and about.environment.get(name) != value:
                     yield found(
-                        "advised-without-effect", "suspect", f"{claim.id} advises {name}={value}: {why}", [claim.id]
+                        "advised-without-effect",
+                        "suspect",
+                        f"{subject} advises {name}={value}: {why}",
+                        [subject],
                     )
                     break
 
 
-RULES = (command_and_log_disagree, date_before_image, image_not_pinned, setups_differ, precision_differs,
-         prefix_cache_contradicted, flag_not_read, notes_against_settings, advised_without_effect)  # fmt: skip
+def prefix_cache_on(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """Runs of a sweep that draw the same prompts from one seed find those of the run before in a prefix cache
+    that is on: what is labelled as not cached may be."""
+    for about in audited.configurations:
+        if "--enable-prefix-caching" not in about.flags:
+            continue
+        rows = [
+            run
+            for run in corpus.all_rows
+            if run.workload.prefix_cached is False
+            and run.workload.dataset == "random"
+            and same_hardware(run.hardware, about.hardware)
+            and same_engine(run.engine, about.engine)
+            and run.version == about.version
+        ]
+        if rows:
+            yield found(
+                "prefix-cache-on",
+                "suspect",
+                f"{about.name} serves with --enable-prefix-caching; {len(rows)} runs of it count as not cached, on "
+                "random prompts that a repeated seed would repeat",
+                [about.name],
+                runs=len(rows),
+            )
+
+
+RULES = (
+    command_and_log_disagree,
+    date_before_image,
+    image_not_pinned,
+    setups_differ,
+    precision_differs,
+    prefix_cache_contradicted,
+    flag_not_read,
+    notes_against_settings,
+    advised_without_effect,
+    prefix_cache_on,
+)

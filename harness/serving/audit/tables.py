@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from harness.serving.audit.claims import by_kind, is_throughput, row_of
 from harness.serving.audit.corpus import Audited, Corpus, found
+from harness.serving.audit.rows import by_kind, is_throughput, row_of
 from harness.serving.comparable import UNKNOWN, conditions
 from harness.serving.documents import Claim
 from harness.serving.figure import Figure, of_claim, of_run
@@ -45,13 +45,33 @@ def table_mixes(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             for claim in claims:
                 groups.setdefault(seen[claim.id][aspect], []).append(claim)
             known = [name for name in groups if name != UNKNOWN]
-            if len(groups) < 2 or not known:
+            if len(groups) < 2 or not known or known == ["end to end"]:
                 continue
             shown = "; ".join(f"{name}: {_values(group)}" for name, group in groups.items())
+            told = all(_told(claim, aspect, audited) for claim in claims)
+            severity = "note" if told else "wrong" if len(known) > 1 else "suspect"
             yield found(
-                f"table-mixes-{aspect.replace(' ', '-')}", "wrong" if len(known) > 1 else "suspect",
-                f"{where}: {shown}; {why}", [claim.id for claim in claims], kinds=len(known), claims=len(claims),
-            )  # fmt: skip
+                f"table-mixes-{aspect.replace(' ', '-')}",
+                severity,
+                f"{where}: {shown}; {why}",
+                [claim.id for claim in claims],
+                kinds=len(known),
+                claims=len(claims),
+            )
+
+
+def _told(claim: Claim, aspect: str, audited: Audited) -> bool:
+    """Whether a claim itself says what it is, so that its reader is warned."""
+    said = conditions(of_claim(claim, claim.metric, audited.configuration(claim.configuration)))
+    own = {
+        "scope": claim.metric.scope,
+        "tokens": claim.metric.tokens,
+        "mode": claim.mode,
+        "load": said["load"],
+        "lengths": said["output length"],
+        "end to end": "said" if is_decode_alone(claim) else UNKNOWN,
+    }
+    return own[aspect] != UNKNOWN
 
 
 def _values(claims: list[Claim]) -> str:
@@ -63,7 +83,8 @@ def circumstances(claim: Claim, audited: Audited, corpus: Corpus) -> dict[str, s
     figure = _sourced(claim, audited, corpus)
     known = conditions(figure)
     lengths = f"{known['input length']}/{known['output length']}"
-    part = "decode alone" if is_decode_alone(claim) else "end to end" if figure.client else UNKNOWN
+    served = figure.client or corpus.runs_of(claim)
+    part = "decode alone" if is_decode_alone(claim) else "end to end" if served else UNKNOWN
     return {
         "scope": scope_of(figure),
         "tokens": figure.metric.tokens if figure.metric.tokens != "none" else UNKNOWN,
@@ -83,7 +104,7 @@ def is_decode_alone(claim: Claim) -> bool:
 def scope_of(figure: Figure) -> str:
     """A scope with its GPUs, where they are known: one node of eight is `8 GPUs`, as an instance on them."""
     scope, gpus = figure.metric.scope, figure.all_gpus
-    if scope in ("instance", "cluster") or scope == "node" and figure.nodes in (None, 1):
+    if scope in ("instance", "cluster") or (scope == "node" and figure.nodes in (None, 1)):
         return f"of {gpus} GPUs" if gpus else SCOPES.get(scope, f"of a {scope}")
     return SCOPES[scope]
 
@@ -120,17 +141,25 @@ def open_circumstances(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             if is_throughput(metric) and metric.tokens != "input":
                 known = conditions(of_run(run, metric))
                 lengths = UNKNOWN if UNKNOWN in (known["input length"], known["output length"]) else "known"
-                seen[run.id] = {"scope": metric.scope, "tokens": metric.tokens, "lengths": lengths,
-                                "mode": known["mode"], "load": known["load"]}  # fmt: skip
+                seen[run.id] = {
+                    "scope": metric.scope,
+                    "tokens": metric.tokens,
+                    "lengths": lengths,
+                    "mode": known["mode"],
+                    "load": known["load"],
+                }
     for aspect in ("scope", "tokens", "lengths", "mode", "load"):
         open_ = [name for name, known in seen.items() if UNKNOWN in known.get(aspect, "")]
         if open_:
             shown = ", ".join(open_[:4]) + (f" and {len(open_) - 4} more" if len(open_) > 4 else "")
             yield found(
-                "circumstances-unknown", "suspect",
+                "circumstances-unknown",
+                "suspect",
                 f"{aspect} unknown of {len(open_)} of {len(seen)} throughputs: {shown}",
-                open_, unknown=len(open_), of=len(seen),
-            )  # fmt: skip
+                open_,
+                unknown=len(open_),
+                of=len(seen),
+            )
 
 
 def unlike_runs(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
@@ -148,8 +177,11 @@ def unlike_runs(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         if len(known) > 1:
             shown = ", ".join(f"{name} ({n})" for name, n in known.items())
             yield found(
-                "unlike-runs", "suspect", f"{aspect} differs among the runs: {shown}", kinds=len(known),
-            )  # fmt: skip
+                "unlike-runs",
+                "suspect",
+                f"{aspect} differs among the runs: {shown}",
+                kinds=len(known),
+            )
 
 
 RULES = (table_mixes, open_circumstances, unlike_runs)

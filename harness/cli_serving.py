@@ -17,6 +17,7 @@ def serving() -> None:
     python -m harness serving audit              what does not hold or is not alike in published documents
     python -m harness serving audit FILE...      the same of your own results
     python -m harness serving compare A B        one result beside another, normalised, or refused with reasons
+    python -m harness serving recipe [NAME]      the published set-ups, ready to run on your own machine
     """
 
 
@@ -67,5 +68,22 @@ def compare_command(**options: Any) -> None:
     claim. What can be normalised is (over all GPUs, output tokens alone), and said; else it is refused with
     every reason. Exit code 0 where they compare, 1 where they do not, 2 where a name cannot be understood."""
     from harness.serving.comparing_command import show
+
+    sys.exit(show(**options))
+
+
+@serving.command("recipe")
+@click.argument("name", required=False)
+@click.option(
+    "--part",
+    type=click.Choice(["docker", "task", "manifests", "server", "client"]),
+    help="Only that part of the recipe.",
+)
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead.")
+def recipe_command(**options: Any) -> None:
+    """A published configuration as a shell script: docker, server and client commands, dstack tasks and
+    Kubernetes manifests, as far as its document gives them. What was mended is marked. Without NAME: the
+    list."""
+    from harness.serving.recipe_command import show
 
     sys.exit(show(**options))

@@ -31,7 +31,7 @@ Bound = Literal["exactly", "up to", "about", "at least", "below", "between"]
 class Mend(Record):
     """What `serving recipe` changes in a documented text, so that it runs elsewhere.
 
-    part: `docker`, `server`, `client`, `task_file`, or the file name of a manifest
+    part: `docker`, `server`, `client`, `task`, or the file name of a manifest
     old:  stands in that text
     new:  takes its place, everywhere; None: nothing is changed, the reader is only told
     why:  one line for the reader
@@ -115,7 +115,7 @@ class Configuration(Record):
 
 
 class Setup(Record):
-    """One side of a comparison; what is empty is any."""
+    """One side of a comparison; what is empty is any: on both sides, each against its like."""
 
     hardware: str = ""
     engine: str = ""

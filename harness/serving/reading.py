@@ -24,9 +24,9 @@ from harness.serving.schema import Finding
 LARGEST_FILE = 512 * 2**20  # bytes; traces are read by harness/serving/trace, in bounded memory
 LARGEST = 1e15  # beyond any token count or time here
 DEEPEST = 64  # levels of a JSON value; clients write three
-WRITTEN = re.compile(
-    r"[+-]?([0-9]{1,3}(,[0-9]{3})+|[0-9]+)?(\.[0-9]*)?(e[+-]?[0-9]+)?|[+-]?(inf|infinity|nan)", re.IGNORECASE
-)  # as clients write it in text: 1,234.5 has thousands, 1,5 is no number
+NUMBER = re.compile(
+    r"[+-]?(\d+|\d{1,3}(,\d{3})+)?(\.\d*)?([eE][+-]?\d+)?|[+-]?inf|nan", re.ASCII | re.IGNORECASE
+)
 
 
 class UnreadableError(UsageError):
@@ -166,7 +166,8 @@ class Fields:
     """The fields of one row, taken one by one; what is never taken is its `rest`.
 
     where:   file and line, for messages
-    as_text: numbers stand there as text (CSV, console output); in JSON a text is no number
+    as_text: numbers stand there as text (CSV, console output), with commas between thousands or without;
+             in JSON a text is no number
     """
 
     where: str
@@ -174,6 +175,17 @@ class Fields:
     as_text: bool = False
     findings: list[Finding] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)
+    within: dict[str, Fields] = field(default_factory=dict)
+
+    def inside(self, key: str) -> Fields:
+        """The fields of the object under `key`, their findings among these; none where it is absent or null,
+        or no object (then with a finding)."""
+        raw = self.take(key)
+        if raw is not None and not isinstance(raw, Mapping):
+            self.leave_out(key, f"is {_shown(raw)}, not an object")
+        values = raw if isinstance(raw, Mapping) else {}
+        fields = Fields(f"{self.where}: {key}", values, self.as_text, self.findings)
+        return self.within.setdefault(key, fields)
 
     def number(
         self, key: str, *, scale: float = 1.0, least: float | None = 0.0, infinite: float | None = None
@@ -183,6 +195,8 @@ class Fields:
         raw = self.take(key)
         if raw is None or raw == "":
             return None
+        if infinite is not None and isinstance(raw, str) and raw.strip().lower() == "inf":
+            return infinite  # JSON has no infinity: the clients write it as text
         value = self._number(raw)
         if value is not None and math.isinf(value) and value > 0 and infinite is not None:
             return infinite
@@ -201,6 +215,13 @@ class Fields:
             return self._unreadable(key, self.values[key], "a whole number")
         return int(value)
 
+    def counts(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers of at least 0, as `numbers` gives it."""
+        found = self.numbers(key)
+        if any(one < 0 or one != int(one) for one in found):
+            return self._unreadable(key, self.values[key], "a list of whole numbers") or ()
+        return tuple(int(one) for one in found)
+
     def text(self, key: str) -> str:
         """The text under `key`; empty where it is absent or null."""
         raw = self.take(key)
@@ -210,7 +231,7 @@ class Fields:
             self._unreadable(key, raw, "a text")
             return ""
         if not isinstance(raw, str):
-            message = f"{self.where}: {key!r} is {json.dumps(raw)}, not a text; taken as one"
+            message = f"{self.where}: {key!r} is {_shown(raw)}, not a text; taken as one"
             self.findings.append(Finding(rule="unreadable", severity="suspect", message=message))
         return str(raw).encode("utf-8", "replace").decode()  # JSON may hold half a character
 
@@ -230,14 +251,22 @@ class Fields:
         return self.values.get(key)
 
     def rest(self) -> dict[str, Any]:
-        """What nothing has taken, without what JSON cannot say."""
-        return {k: _plain(v) for k, v in self.values.items() if k and k not in self.taken}
+        """What nothing has taken, of the objects inside too, without what JSON cannot say."""
+        own = {k: _plain(v) for k, v in self.values.items() if k and k not in self.taken}
+        return own | {key: rest for key, fields in self.within.items() if (rest := fields.rest())}
+
+    def leave_out(self, key: str, why: str) -> None:
+        """A finding that the value of `key` is not used."""
+        message = f"{self.where}: {key!r} {why}; left out"
+        self.findings.append(Finding(rule="unreadable", severity="wrong", message=message))
 
     def _number(self, raw: Any) -> float | None:
         if isinstance(raw, str) and self.as_text:
-            written = WRITTEN.fullmatch(raw.strip())
+            whole = raw.strip()
+            if not NUMBER.fullmatch(whole) or not any(c.isalnum() for c in whole):
+                return None
             try:
-                return float(raw.replace(",", "")) if written else None
+                return float(whole.replace(",", ""))
             except ValueError:
                 return None
         if isinstance(raw, bool) or not isinstance(raw, (int, float)):
@@ -245,10 +274,7 @@ class Fields:
         return float(raw) if isinstance(raw, float) or abs(raw) < LARGEST else math.nan
 
     def _unreadable(self, key: str, raw: Any, wanted: str) -> None:
-        shown = json.dumps(raw, default=str)
-        shown = shown if len(shown) <= 40 else shown[:37] + "..."
-        message = f"{self.where}: {key!r} is {shown}, not {wanted}; left out"
-        self.findings.append(Finding(rule="unreadable", severity="wrong", message=message))
+        self.leave_out(key, f"is {_shown(raw)}, not {wanted}")
 
 
 def objects(document: Document) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -263,6 +289,11 @@ def objects(document: Document) -> Iterator[tuple[str, Mapping[str, Any]]]:
         if not isinstance(one, Mapping):
             raise UnreadableError(f"cannot read {where}: an object is wanted, not {type(one).__name__}")
         yield where, one
+
+
+def _shown(raw: Any) -> str:
+    shown = json.dumps(raw, default=str)
+    return shown if len(shown) <= 40 else shown[:37] + "..."
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Scope = Literal["request", "gpu", "node", "decode_node", "instance", "cluster", "unknown"]
+Scope = Literal[
+    "request", "gpu", "prefill_gpu", "decode_gpu", "node", "decode_node", "instance", "cluster", "unknown"
+]
 Tokens = Literal["output", "input", "total", "none", "unknown"]
 Mode = Literal["online", "offline", "unknown"]
 Severity = Literal["wrong", "suspect", "note"]
@@ -45,7 +47,8 @@ class Metric(Record):
     name:      `throughput`, `request_throughput`, `goodput`; `ttft`, `tpot`, `itl`, `e2e`; `prefill`,
                `decode_step` (latency of one step); `concurrency`; or the client's own name for anything else
     unit:      `ms` for all latencies, `s` for durations, `tok/s`, `req/s`, `1`, `GiB`, `tokens`
-    scope:     what the number is of; `instance` is one engine, however many GPUs it has
+    scope:     what the number is of; `instance` is one engine, however many GPUs it has; `decode_gpu` is
+               one of the GPUs that only decode, `prefill_gpu` one of the others
     tokens:    of which tokens; `total` is input and output
     statistic: `total`, `mean`, `median`, `std`, `min`, `max`, `p99` ...
     derived:   how it follows from other numbers of the run; empty: as the client reported it

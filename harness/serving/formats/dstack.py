@@ -207,8 +207,8 @@ def _unshifted(run: ServingRun) -> ServingRun:
         rule="column_shift",
         severity="wrong",
         message=f"columns are shifted: concurrency {stated:g} is above the limit of {limit:g}; by "
-        f"Little's law it is {rate:.6g} req/s x {e2e:.6g} ms = {follows:.5g}. It holds p99 of itl, and p99_itl_ms "
-        f"{last:g} is p95",
+        f"Little's law it is {rate:.6g} req/s x {e2e:.6g} ms = {follows:.5g}. It holds "
+        f"p99 of itl, and p99_itl_ms {last:g} is p95",
         numbers={"concurrency": stated, "limit": limit, "follows": follows, "p99_itl_ms": last},
     )
     note = (

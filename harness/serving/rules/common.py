@@ -67,10 +67,17 @@ def hint(run: ServingRun, ratio: float) -> str:
 
 def whole(run: ServingRun, metric: Metric) -> float | None:
     """A throughput of the whole engine; None where its scope does not say over what it was divided."""
-    if metric.scope in ("gpu", "node"):
-        count = run.gpus if metric.scope == "gpu" else run.nodes
-        return metric.value * count if count and not run.parallelism.disaggregated else None
-    return metric.value if metric.scope in ("instance", "cluster") else None
+    parallel = run.parallelism
+    counts = {
+        "gpu": run.gpus,
+        "node": run.nodes,
+        "prefill_gpu": parallel.prefill_gpus,
+        "decode_gpu": parallel.decode_gpus,
+        "instance": 1,
+        "cluster": 1,
+    }
+    count = counts.get(metric.scope)
+    return metric.value * count if count else None
 
 
 def output_length(run: ServingRun) -> float | None:

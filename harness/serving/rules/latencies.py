@@ -92,8 +92,8 @@ def moments(run: ServingRun) -> Iterator[Finding]:
                 yield Finding(
                     rule="moments",
                     severity="wrong",
-                    message=f"{name}: {statistic} {value:g} ms is impossible with mean {mean:g}, std "
-                    f"{std:g}: it lies in {max(low, 0):.4g}..{high:.4g}{hint(run, value / mean if mean else 0)}",
+                    message=f"{name}: {statistic} {value:g} ms is impossible with mean {mean:g}, std {std:g}"
+                    f": it lies in {max(low, 0):.4g}..{high:.4g}{hint(run, value / mean if mean else 0)}",
                     numbers={statistic: value, "mean": mean, "std": std},
                 )
         if count and std > mean * math.sqrt(count) * (1 + MARGIN) and name in PER_REQUEST:

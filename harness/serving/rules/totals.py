@@ -70,7 +70,7 @@ def sum_of_kinds(run: ServingRun) -> Iterator[Finding]:
         if total.name != "throughput" or total.tokens != "total" or total.statistic != "total":
             continue
         parts = [run.metric("throughput", "total", kind, total.scope) for kind in ("input", "output")]
-        if None in parts or run.parallelism.disaggregated:
+        if None in parts:
             continue
         into, out = (one.value for one in parts)
         if apart(total.value, into + out, into, out) > EXACT:

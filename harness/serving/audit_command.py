@@ -11,17 +11,17 @@ import click
 from tabulate import tabulate
 
 from harness.errors import FAILED, OK, USAGE, UsageError
-from harness.serving.audit import SEVERITIES, Audited, audit, corpus, explained
-from harness.serving.documents import FOLDER, PublishedDocument, documents
+from harness.serving.audit import SEVERITIES, Audited, audit, explained
+from harness.serving.documents import PublishedDocument
 from harness.serving.integrity import examined
 from harness.serving.loading import load
+from harness.serving.publications import published_corpus, published_documents, raw_files
 from harness.serving.reading import UnreadableError
-from harness.serving.schema import Finding, ServingRun
+from harness.serving.schema import Finding
 from harness.writing import write
 
 WIDTH = 150
 EXAMPLES = 2
-OTHERS = "others"
 NEVER = "never"
 
 
@@ -31,10 +31,11 @@ def show(names: Sequence[str], rules: bool, fail_on: str, notes: bool, json_to: 
         print(tabulate([(name, textwrap.fill(why, 100)) for name, why in explained()], ["rule", "why"]))
         return OK
     published = published_documents()
-    raw = {path: named(load(path)) for path in raw_files()}
-    against = corpus(published, [run for runs in raw.values() for run in runs])
-    everything = [_of_document(one) for one in published] + [
-        _of_file(path, runs) for path, runs in raw.items()
+    raw = raw_files()
+    against = published_corpus()
+    everything = [
+        *map(_of_document, published),
+        *(Audited(name, runs=tuple(runs)) for name, runs in raw.items()),
     ]
     chosen, code = chosen_of(names, everything) if names else (everything, OK)
     results = [(one, audit(one, against)) for one in chosen]
@@ -50,22 +51,6 @@ def show(names: Sequence[str], rules: bool, fail_on: str, notes: bool, json_to: 
     return code
 
 
-def published_documents() -> list[PublishedDocument]:
-    """The five documents, and other published points."""
-    found = documents(FOLDER)
-    return [*found, *(documents(FOLDER / OTHERS) if (FOLDER / OTHERS).is_dir() else ())]
-
-
-def named(runs: Iterable[ServingRun]) -> list[ServingRun]:
-    """Rows of a published file by the name that documents refer to: `dstack.online:31`."""
-    return [run.model_copy(update={"id": f"{run.client}:{run.source.rpartition(':')[2]}"}) for run in runs]
-
-
-def raw_files() -> list[Path]:
-    """The raw rows that documents' numbers are held against."""
-    return sorted(FOLDER.glob("*/*.csv"))
-
-
 def chosen_of(names: Sequence[str], everything: Sequence[Audited]) -> tuple[list[Audited], int]:
     """Documents by id, files by path; a file that cannot be read costs itself only."""
     known, chosen, code = {one.name: one for one in everything}, [], OK
@@ -74,7 +59,7 @@ def chosen_of(names: Sequence[str], everything: Sequence[Audited]) -> tuple[list
             chosen.append(known[name])
         elif Path(name).exists():
             try:
-                chosen.append(_of_file(Path(name), load(name)))
+                chosen.append(Audited(name, runs=tuple(load(name))))
             except UnreadableError as error:
                 click.echo(f"error: {error}", err=True)
                 code = USAGE
@@ -86,11 +71,6 @@ def chosen_of(names: Sequence[str], everything: Sequence[Audited]) -> tuple[list
 def _of_document(one: PublishedDocument) -> Audited:
     runs = tuple(run if run.findings else examined(run) for run in one.runs)
     return Audited(one.id, one.title, one.date, one.configurations, runs, one.claims)
-
-
-def _of_file(path: Path, runs: Iterable[ServingRun]) -> Audited:
-    inside = path.is_relative_to(FOLDER)
-    return Audited(str(path.relative_to(FOLDER)) if inside else str(path), runs=tuple(runs))
 
 
 def _text(one: Audited, findings: Sequence[Finding], notes: bool) -> str:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.serving.figure import LENGTH_TOLERANCE, Figure
+from harness.flags import catalogue
+from harness.serving.figure import LENGTH_TOLERANCE, SNAPSHOT, Figure
 from harness.serving.schema import Metric
 
 Verdict = Literal["alike", "normalised", "refused"]
@@ -100,6 +101,7 @@ CONDITIONS = {
     "accounting window": "one leaves its ramp-up and its tail out, the other counts them",
 }
 UNKNOWN = "unknown"
+WHERE = ("--model", "--model-path", "--host", "--port", "--served-model-name", "--trust-remote-code")
 MAY_BE_UNKNOWN = ("model", "dataset", "prefix caching", "precision", "accounting window")
 """What most clients' files do not say: open on either side it is named as uncertain, and does not refuse."""
 
@@ -116,7 +118,7 @@ def conditions(figure: Figure) -> dict[str, str]:
     elif figure.client:
         window = "the whole run"
     return {
-        "model": figure.model.rstrip("/").rsplit("/")[-1].lower() or UNKNOWN,
+        "model": SNAPSHOT.sub("", _name(figure)) or UNKNOWN,
         "mode": figure.mode,
         "input length": _number(figure.input_len),
         "output length": _number(figure.output_len),
@@ -126,6 +128,10 @@ def conditions(figure: Figure) -> dict[str, str]:
         "precision": figure.weights or UNKNOWN,
         "accounting window": window,
     }
+
+
+def _name(figure: Figure) -> str:
+    return figure.model.rstrip("/").rsplit("/")[-1].lower()
 
 
 def _number(value: float | None) -> str:
@@ -149,10 +155,12 @@ def _condition_reasons(a: Figure, b: Figure) -> Iterator[Reason]:
         one, two = left[aspect], right[aspect]
         if UNKNOWN in (one, two):
             if aspect not in MAY_BE_UNKNOWN:
-                yield Reason(aspect, one, two, f"what is not known is not alike; {why}")
+                yield Reason(aspect, one, two, "what is not known is not alike")
         elif aspect.endswith("length"):
             if abs(float(one) - float(two)) > LENGTH_TOLERANCE * max(float(one), float(two)):
                 yield Reason(aspect, one, two, why)
+        elif aspect == "precision" and min(one, two, key=len) == "fp8" and one[:3] == two[:3]:
+            continue  # of unknown scales: uncertain
         elif aspect == "accounting window":
             if a.trimmed != b.trimmed:
                 yield Reason(aspect, one, two, why)
@@ -256,19 +264,31 @@ def _confounders(a: Figure, b: Figure) -> Iterator[str]:
         one, two = getattr(a, what), getattr(b, what)
         if one and two and one.lower() != two.lower():
             yield f"{what}: {one} against {two}"
+    if _name(a) and _name(b) and _name(a) != _name(b):
+        yield f"weights: {_name(a)} against {_name(b)}"
     if a.parallelism != b.parallelism:
         yield f"parallelism: {_layout(a) or UNKNOWN} against {_layout(b) or UNKNOWN}"
     if a.all_gpus and b.all_gpus and a.all_gpus != b.all_gpus:
         yield f"GPUs: {a.all_gpus} against {b.all_gpus}; a GPU of more of them is not worth the same"
     if a.flags and b.flags:
-        for names, whose in ((set(a.flags) - set(b.flags), "a"), (set(b.flags) - set(a.flags), "b")):
+        for names, whose in ((options(a) - options(b), "A"), (options(b) - options(a), "B")):
             if names:
                 yield f"flags of {whose} alone: {' '.join(sorted(names))}"
     keys = sorted({*a.environment, *b.environment}) if a.environment and b.environment else ()
-    differ = [k for k in keys if a.environment.get(k) != b.environment.get(k)]
+    differ = [k for k in keys if a.environment.get(k) != b.environment.get(k) and k not in _unread()]
     if differ:
         shown = (f"{k} {a.environment.get(k, 'unset')}/{b.environment.get(k, 'unset')}" for k in differ)
         yield f"environment: {', '.join(shown)}"
+
+
+def options(figure: Figure) -> set[str]:
+    """A server's flags, without those that say where things are."""
+    return {one for one in figure.flags if one.split(": ", 1)[-1].split()[0] not in WHERE}
+
+
+def _unread() -> set[str]:
+    """Variables that nothing reads."""
+    return {name for name, flag in catalogue().items() if flag.read == "never"}
 
 
 def _layout(figure: Figure) -> str:
@@ -278,8 +298,9 @@ def _layout(figure: Figure) -> str:
 def _uncertain(a: Figure, b: Figure) -> Iterator[str]:
     left, right = conditions(a), conditions(b)
     for aspect in MAY_BE_UNKNOWN:
-        if UNKNOWN in (left[aspect], right[aspect]):
-            yield f"{aspect}: {left[aspect]} against {right[aspect]}"
+        one, two = left[aspect], right[aspect]
+        if UNKNOWN in (one, two) or (aspect == "precision" and one != two):
+            yield f"{aspect}: {one} against {two}"
     for one in (a, b):
         if one.bound not in ("exactly", "about"):
             yield f"{one.id} says {one.bound!r}: its largest, not its mean"
@@ -288,7 +309,7 @@ def _uncertain(a: Figure, b: Figure) -> Iterator[str]:
                 yield f"{one.id} does not say its {what}"
         if one.trimmed:
             yield f"{one.id} counts a trimmed window, which is the steady state at its best"
-    if a.workload.concurrency and a.workload.concurrency == b.workload.concurrency:
-        if a.all_gpus and b.all_gpus and a.all_gpus != b.all_gpus:
-            per = [f"{f.workload.concurrency / f.all_gpus:g}" for f in (a, b)]
+    if a.workload.concurrency == b.workload.concurrency and a.all_gpus and b.all_gpus:
+        per = [f"{(f.workload.concurrency or 0) / f.all_gpus:g}" for f in (a, b)]
+        if per[0] != per[1]:
             yield f"the same requests in flight are {per[0]} a GPU against {per[1]}"

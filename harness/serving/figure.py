@@ -12,6 +12,11 @@ LENGTH_TOLERANCE = 0.02  # of a mean length: what stop tokens and templates add
 CHECKPOINT_FP8 = re.compile(r"deepseek-(r1|v3)", re.IGNORECASE)
 """Models whose checkpoint is FP8 with a scale a block of 128 x 128 (DeepSeek-V3 report, arXiv 2412.19437)."""
 
+SNAPSHOT = re.compile(r"-\d{4}$")
+"""Of a model's name: later weights of the same layers."""
+CONVERTS = re.compile(r"tensorrt|trt", re.IGNORECASE)
+"""Engines whose weights are what a conversion made of a checkpoint."""
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -35,10 +40,10 @@ class Figure:
     precision: str = ""
     flags: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
-    parallelism: Parallelism = Parallelism()
+    parallelism: Parallelism = field(default_factory=Parallelism)
     mode: Mode = "unknown"
-    workload: Workload = Workload()
-    counted: Totals = Totals()
+    workload: Workload = field(default_factory=Workload)
+    counted: Totals = field(default_factory=Totals)
     others: tuple[Metric, ...] = ()
     bound: str = "exactly"
 
@@ -71,14 +76,14 @@ class Figure:
 
     @property
     def weights(self) -> str:
-        """How weights are multiplied, with a cache other than the engine's default named; empty: unknown."""
-        if self.precision:
+        """How weights are multiplied, with a cache other than the engine's default named; empty: unknown. A
+        mere `fp8` is made out from the server's flags, where they are known."""
+        if self.precision.lower() not in ("", "fp8") or not (self.flags or self.environment):
             return self.precision
-        if not self.flags and not self.environment:
-            return ""
         asked = option(self.flags, "--quantization") or option(self.flags, "--dtype")
         if asked in ("", "auto"):
-            asked = "fp8 block-scale" if CHECKPOINT_FP8.search(self.model) else ""
+            as_is = CHECKPOINT_FP8.search(self.model) and not CONVERTS.search(self.engine)
+            asked = "fp8 block-scale" if as_is else self.precision
         cache = option(self.flags, "--kv-cache-dtype")
         return f"{asked}, {cache} cache" if asked and cache not in ("", "auto") else asked
 

@@ -55,8 +55,8 @@ def total_read_as_output(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
 
 
 def single_request_differs(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
-    """One setup serves a lone request at one speed. Two that lie far apart are of a cold and of a warm server,
-    and only one of them is the setup's."""
+    """One setup serves a lone request at one speed. Two that lie far apart are of a cold and of a warm
+    server, and only one of them is the setup's."""
     rates: dict[str, tuple[float, str]] = {}
     for run in audited.runs:
         out = throughput(run)
@@ -71,12 +71,13 @@ def single_request_differs(audited: Audited, corpus: Corpus) -> Iterator[Finding
             rates.setdefault(claim.id, (claim.metric.value, claim.where))
     if len(rates) > 1:
         slow, fast = min(rates, key=rates.get), max(rates, key=rates.get)
+        times = rates[fast][0] / rates[slow][0]
         if rates[fast][0] > APART * rates[slow][0]:
             yield found(
                 "single-request-differs",
                 "wrong",
-                f"a single request gets {rates[slow][0]:g} tok/s ({rates[slow][1]}) and {rates[fast][0]:g} tok/s "
-                f"({rates[fast][1]}), {rates[fast][0] / rates[slow][0]:.2g} times as many: one cold, one warm",
+                f"a single request gets {rates[slow][0]:g} tok/s ({rates[slow][1]}) and {rates[fast][0]:g} "
+                f"({rates[fast][1]}), {times:.2g} times as many: one cold, one warm",
                 [slow, fast],
                 slow=rates[slow][0],
                 fast=rates[fast][0],
@@ -144,7 +145,7 @@ def up_to(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
 
 def highest_of_total_alone(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """The highest total throughput need not be the highest output throughput: long prompts give many cheap
-    tokens. A superlative over total tokens is held against the output of all rows of its hardware and mode."""
+    tokens. A superlative over total tokens is held against all rows of its hardware and mode."""
     for claim in audited.claims:
         match = row_of(claim, corpus)
         if not match or match[1] != "total" or not SUPERLATIVE.search(claim.quote):
@@ -161,12 +162,13 @@ def highest_of_total_alone(audited: Audited, corpus: Corpus) -> Iterator[Finding
         ]
         own = by_kind(run).get("output")
         best, other = max(rivals, key=lambda pair: pair[0], default=(0.0, run))
+        lengths = f"{other.workload.input_len or 0:g}/{other.workload.output_len or 0:g}"
         if own and best > 1.01 * own:
             yield found(
                 "highest-of-total-alone",
                 "suspect",
-                f"{claim.metric.value:,.6g} tok/s is highest by input and output; by output {run.id} has {own:,.6g} "
-                f"and {other.id} ({other.engine}, {other.workload.input_len or 0:g}/{other.workload.output_len or 0:g}) {best:,.6g}",
+                f"{claim.metric.value:,.6g} tok/s is highest by input and output; by output {run.id} has "
+                f"{own:,.6g} and {other.id} ({other.engine}, {lengths}) {best:,.6g}",
                 [claim.id, run.id, other.id],
                 claimed=claim.metric.value,
                 own_output=own,
@@ -185,7 +187,8 @@ def memory_label(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             yield found(
                 "memory-label",
                 "wrong",
-                f"one memory is given as {small:g} GB and as {large:g} GB: {small:g} GiB = {small * MEMORY:.0f} GB",
+                f"one memory is given as {small:g} GB and as {large:g} GB: "
+                f"{small:g} GiB = {small * MEMORY:.0f} GB",
                 [sizes[small], sizes[large]],
                 smaller=small,
                 larger=large,
@@ -205,8 +208,8 @@ def optimum_is_uneven(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             yield found(
                 "optimum-is-uneven",
                 "wrong",
-                f"{claim.metric.value:g} to {claim.upper or claim.metric.value:g} in flight are called optimal: "
-                f"{low[1]:,.6g} tok/s at {low[0]:g}, {high[1]:,.6g} at {high[0]:g}",
+                f"{claim.metric.value:g} to {claim.upper or claim.metric.value:g} in flight are called "
+                f"optimal: {low[1]:,.6g} tok/s at {low[0]:g}, {high[1]:,.6g} at {high[0]:g}",
                 [claim.id, *points],
                 lowest=low[1],
                 highest=high[1],

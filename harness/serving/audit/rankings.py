@@ -102,7 +102,8 @@ def trends(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
                     if why := _breaks(said.says, kept):
                         broken.append(f"{metric} of {_name(setup)} {why}")
         if looked:
-            text = f"{claim.id}: {said.says!r} over {said.over} holds in {looked - len(broken)} of {looked} series"
+            held = looked - len(broken)
+            text = f"{claim.id}: {said.says!r} over {said.over} holds in {held} of {looked} series"
             text += f"; not {'; '.join(broken[:SHOWN])}" if broken else ""
             yield found(
                 "trends", "suspect" if broken else "note", text, [claim.id], series=looked, breaks=len(broken)

@@ -33,7 +33,7 @@ def recomputed(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
 
 
 def _checked(claim: Claim, values: dict[str, float]) -> tuple[bool, float, str]:
-    """Whether a claim prints one of the values, or of a range the least and the most; what it is; in words."""
+    """Whether a claim prints one of the values, of a range the least and the most; what it is; in words."""
     spread = claim.upper is not None
     said = (
         {claim.metric.value: min(values.values()), claim.upper: max(values.values())}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from harness.serving.audit.corpus import Corpus, same_engine, same_hardware, step_of
-from harness.serving.documents import Claim
+from harness.serving.documents import Claim, Configuration
+from harness.serving.figure import Figure, of_claim, of_run
 from harness.serving.schema import Metric, ServingRun
 
 MATCH = 1e-3  # relative: 4574 is printed so closely, 2200 is not
@@ -19,7 +21,7 @@ def is_throughput(metric: Metric | None) -> bool:
 
 
 def row_of(claim: Claim, corpus: Corpus) -> tuple[ServingRun, str] | None:
-    """The run whose throughput a claim prints, and of which tokens: of its hardware and engine, or named by it;
+    """The run whose throughput a claim prints, and of which tokens: named by it, or of its hardware and engine.
     None where none fits, or several do."""
     if not is_throughput(claim.metric) or claim.upper is not None:
         return None
@@ -68,3 +70,21 @@ def share_of(scope: str, run: ServingRun) -> tuple[float, str] | None:
         nodes = decode * run.nodes / run.gpus if decode and run.nodes and run.gpus else None
         return (1 / nodes, f" / {nodes:g}") if nodes else None
     return 1.0, ""
+
+
+def sourced(claim: Claim, corpus: Corpus, about: Configuration | None) -> Figure:
+    """A claim's number with what its row says it is, or its source, where the claim leaves that open."""
+    metric = claim.metric
+    if claim.meant and "unknown" in (metric.scope, metric.tokens):
+        opened = [key for key in ("scope", "tokens") if getattr(metric, key) == "unknown"]
+        metric = metric.model_copy(update={key: getattr(claim.meant, key) for key in opened})
+    runs = corpus.runs_of(claim)
+    match = row_of(claim, corpus) or ((runs[0], "") if len(runs) == 1 and is_throughput(metric) else None)
+    if match is None:
+        return of_claim(claim, metric, about)
+    run, kind = match
+    whole = run.metric("throughput")
+    update = {"tokens": kind if kind in ("output", "total") else metric.tokens}
+    if metric.scope == "unknown" and whole:
+        update["scope"] = whole.scope
+    return replace(of_run(run, metric.model_copy(update=update)), id=claim.id, bound=claim.bound)

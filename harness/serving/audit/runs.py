@@ -15,7 +15,7 @@ from harness.serving.audit.corpus import (
     tokens_per_request,
     tokens_per_slot,
 )
-from harness.serving.rules.common import whole
+from harness.serving.rules.common import EXACT, apart, whole
 from harness.serving.schema import Finding, ServingRun
 
 FALLS = 0.9
@@ -84,7 +84,7 @@ def single_wave(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             ones = [run for run in sweep if run.id in each and each[run.id] <= ONE_ANSWER]
             text = (
                 (
-                    f"a request in flight gave {min(each.values()):.4g} to {max(each.values()):.4g} tokens in all: "
+                    f"a request in flight gave {min(each.values()):.4g} to {max(each.values()):.4g} tokens: "
                     "one answer each, or shorter ones still; no steady state"
                 )
                 if ones
@@ -109,12 +109,28 @@ def short_run(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         yield found(
             "short-run",
             "suspect",
-            f"{len(short)} of {len(audited.runs)} runs took under {SHORT_S:g} s ({min(took):g} to {max(took):g});"
-            f" the fastest of them, {throughput(best).value:,.6g} tok/s, {best.totals.duration_s:g} s",
+            f"{len(short)} of {len(audited.runs)} runs took under {SHORT_S:g} s ({min(took):g} to "
+            f"{max(took):g}); the fastest of them, {throughput(best).value:,.6g} tok/s, {best.totals.duration_s:g} s",
             [run.id for run in short],
             shortest_s=min(took),
             fastest_s=best.totals.duration_s,
         )
+
+
+def tokens_over_time(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """A table's tokens over its seconds are its throughput, within what its digits say."""
+    for run in audited.runs:
+        tokens, took, out = run.value("tokens"), run.totals.duration_s, throughput(run)
+        if tokens and took and out and apart(out.value, tokens / took, took) > EXACT:
+            yield found(
+                "tokens-over-time",
+                "wrong",
+                f"{run.id}: {tokens:,.6g} tokens in {took:g} s are {tokens / took:,.6g} tok/s, "
+                f"not {out.value:,.6g}",
+                [run.id],
+                stated=out.value,
+                recomputed=tokens / took,
+            )
 
 
 def rate_of_a_request_rises(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
@@ -132,8 +148,8 @@ def rate_of_a_request_rises(audited: Audited, corpus: Corpus) -> Iterator[Findin
             yield found(
                 "rate-of-a-request-rises",
                 "suspect",
-                f"a request alone gets less than one of many: {alone:.4g} tok/s at {load_of(first):g} in flight, "
-                f"{rate:.4g} each at {load_of(best):g}; the first is likely cold",
+                f"a request alone gets less than one of many: {alone:.4g} tok/s at {load_of(first):g} in "
+                f"flight, {rate:.4g} each at {load_of(best):g}; the first is likely cold",
                 [first.id, best.id],
                 alone=alone,
                 among_many=rate,
@@ -186,8 +202,9 @@ def counted_in_a_window(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         sent = f" of {asked.num_prompts:,} sent" if asked.num_prompts else ""
         requests = counted.output_tokens / asked.output_len
         text = (
-            f"{run.id}: {counted.completed:,} requests counted{sent}, with {counted.output_tokens:,} output tokens: "
-            f"{each:,.5g} each where {asked.output_len:g} were asked for; the tokens are of about {requests:,.0f}"
+            f"{run.id}: {counted.completed:,} requests counted{sent}, with {counted.output_tokens:,} output "
+            f"tokens: {each:,.5g} each where {asked.output_len:g} were asked for; the tokens are of about "
+            f"{requests:,.0f}"
         )
         total = run.value("throughput", tokens="total")
         out = run.value("throughput", tokens="output")
@@ -261,8 +278,8 @@ def prefill_left_out(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         yield found(
             "prefill-left-out",
             "wrong" if about else "note",
-            f"{run.id}: {out.value:,.6g} output tok/s are {decode}{out.value / split.decode_gpus:,.5g} a decode GPU, "
-            f"but {out.value / gpus:,.5g} a GPU over all {gpus}, {split.prefill_gpus} of prefill with them",
+            f"{run.id}: {out.value:,.6g} output tok/s are {decode}{out.value / split.decode_gpus:,.5g} a "
+            f"decode GPU, but {out.value / gpus:,.5g} a GPU over all {gpus}, {split.prefill_gpus} of prefill with them",
             [run.id, *about],
             per_gpu=out.value / gpus,
             per_decode_gpu=out.value / split.decode_gpus,
@@ -276,6 +293,7 @@ RULES = (
     output_lengths_differ,
     single_wave,
     short_run,
+    tokens_over_time,
     rate_of_a_request_rises,
     batch_below_concurrency,
     counted_in_a_window,

@@ -10,6 +10,7 @@ from itertools import combinations
 from harness.flags import Flag, catalogue
 from harness.serving.audit.corpus import Audited, Corpus, found, same_engine, same_hardware
 from harness.serving.client_commands import workloads_of
+from harness.serving.comparable import WHERE
 from harness.serving.documents import Configuration
 from harness.serving.figure import option
 from harness.serving.schema import Finding, ServingRun, Workload
@@ -27,7 +28,6 @@ ASKED = (
     "prefix_cached",
 )
 MLA = "attention is MLA"
-OWN_PATHS = ("--model", "--model-path", "--host", "--port", "--served-model-name", "--trust-remote-code")
 PROVIDERS = {"triton": "triton", "aiter": "aiter"}
 OPS = {"fused_moe": r"\bmoe\b", "mla_decode": r"\bmla\b", "block_scale_gemm": r"\bgemm\b"}
 
@@ -133,7 +133,7 @@ def setups_differ(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             differ.append(f"version {a.version} against {b.version}")
         elif a.image != b.image:
             differ.append(f"image {a.image} against {b.image}")
-        left, right = ({f for f in one.flags if f.split()[0] not in OWN_PATHS} for one in (a, b))
+        left, right = ({f for f in one.flags if f.split()[0] not in WHERE} for one in (a, b))
         differ += [
             f"{' '.join(sorted(only))} on {one.hardware} alone"
             for only, one in ((left - right, a), (right - left, b))
@@ -167,16 +167,13 @@ def precision_differs(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
 
 
 def prefix_cache_contradicted(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
-    """A run with cached prefixes on a server whose command turns the cache off was made by another command."""
+    """A run with cached prefixes was not made by a server whose command turns the cache off."""
     for run in audited.runs:
-        off, on = "--no-enable-prefix-caching" in run.flags, "--enable-prefix-caching" in run.flags
-        cached = run.workload.prefix_cached
-        if (cached and off) or (cached is False and on):
-            flag = "--no-enable-prefix-caching" if off else "--enable-prefix-caching"
+        if run.workload.prefix_cached and "--no-enable-prefix-caching" in run.flags:
             yield found(
                 "prefix-cache-contradicted",
                 "wrong",
-                f"{run.id}: prefix cached {'yes' if cached else 'no'}, but its server has {flag}",
+                f"{run.id}: with cached prefixes, but its server has --no-enable-prefix-caching",
                 [run.id],
             )
 
@@ -294,8 +291,8 @@ def prefix_cache_on(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             yield found(
                 "prefix-cache-on",
                 "suspect",
-                f"{about.name} serves with --enable-prefix-caching; {len(rows)} runs of it count as not cached, on "
-                "random prompts that a repeated seed would repeat",
+                f"{about.name} serves with --enable-prefix-caching; {len(rows)} runs of it count as not cached, "
+                "on random prompts that a repeated seed would repeat",
                 [about.name],
                 runs=len(rows),
             )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from harness.serving.audit.corpus import Audited, Corpus, found
-from harness.serving.audit.rows import by_kind, is_throughput, row_of
+from harness.serving.audit.rows import is_throughput, sourced
 from harness.serving.comparable import UNKNOWN, conditions
 from harness.serving.documents import Claim
 from harness.serving.figure import Figure, of_claim, of_run
-from harness.serving.schema import Finding, ServingRun
+from harness.serving.schema import Finding, Severity
 
 SCOPES = {
     "gpu": "of one GPU",
@@ -45,11 +44,10 @@ def table_mixes(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             for claim in claims:
                 groups.setdefault(seen[claim.id][aspect], []).append(claim)
             known = [name for name in groups if name != UNKNOWN]
-            if len(groups) < 2 or not known or known == ["end to end"]:
+            if len(known) < (1 if aspect in ("tokens", "lengths") else 2) or len(groups) < 2:
                 continue
             shown = "; ".join(f"{name}: {_values(group)}" for name, group in groups.items())
-            told = all(_told(claim, aspect, audited) for claim in claims)
-            severity = "note" if told else "wrong" if len(known) > 1 else "suspect"
+            severity = _severity(aspect, groups, audited)
             yield found(
                 f"table-mixes-{aspect.replace(' ', '-')}",
                 severity,
@@ -58,6 +56,16 @@ def table_mixes(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
                 kinds=len(known),
                 claims=len(claims),
             )
+
+
+def _severity(aspect: str, groups: dict[str, list[Claim]], audited: Audited) -> Severity:
+    """Wrong where unlike setups stand in one table and not each says what it is; less where a reader is told,
+    or all is one setup's own."""
+    claims = [claim for group in groups.values() for claim in group]
+    if all(_told(claim, aspect, audited) for claim in claims):
+        return "note"
+    one_setup = len({(claim.hardware, claim.engine, claim.kind == "cited") for claim in claims}) == 1
+    return "suspect" if one_setup or len([name for name in groups if name != UNKNOWN]) < 2 else "wrong"
 
 
 def _told(claim: Claim, aspect: str, audited: Audited) -> bool:
@@ -80,18 +88,21 @@ def _values(claims: list[Claim]) -> str:
 
 def circumstances(claim: Claim, audited: Audited, corpus: Corpus) -> dict[str, str]:
     """What a claim's number is of, as far as its row, its source or the claim itself says."""
-    figure = _sourced(claim, audited, corpus)
-    known = conditions(figure)
-    lengths = f"{known['input length']}/{known['output length']}"
+    figure = sourced(claim, corpus, audited.configuration(claim.configuration))
     served = figure.client or corpus.runs_of(claim)
     part = "decode alone" if is_decode_alone(claim) else "end to end" if served else UNKNOWN
+    return {**aspects(figure), "end to end": part}
+
+
+def aspects(figure: Figure) -> dict[str, str]:
+    known = conditions(figure)
+    lengths = f"{known['input length']}/{known['output length']}"
     return {
         "scope": scope_of(figure),
         "tokens": figure.metric.tokens if figure.metric.tokens != "none" else UNKNOWN,
         "mode": known["mode"],
         "lengths": UNKNOWN if lengths == f"{UNKNOWN}/{UNKNOWN}" else lengths,
         "load": known["load"],
-        "end to end": part,
     }
 
 
@@ -109,56 +120,35 @@ def scope_of(figure: Figure) -> str:
     return SCOPES[scope]
 
 
-def _sourced(claim: Claim, audited: Audited, corpus: Corpus) -> Figure:
-    metric = claim.metric
-    if claim.meant and "unknown" in (metric.scope, metric.tokens):
-        open_ = {k: getattr(claim.meant, k) for k in ("scope", "tokens") if getattr(metric, k) == "unknown"}
-        metric = metric.model_copy(update=open_)
-    figure = of_claim(claim, metric, audited.configuration(claim.configuration))
-    run, kind = row_of(claim, corpus) or (_only_run(claim, corpus), "")
-    if run is None:
-        return figure
-    kind = kind if kind in ("output", "total") else metric.tokens
-    scope = "instance" if metric.scope == "unknown" and kind in by_kind(run) else metric.scope
-    mine = of_run(run, metric.model_copy(update={"tokens": kind, "scope": scope}))
-    return replace(mine, id=claim.id)
-
-
-def _only_run(claim: Claim, corpus: Corpus) -> ServingRun | None:
-    runs = corpus.runs_of(claim)
-    return runs[0] if len(runs) == 1 else None
-
-
 def open_circumstances(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
-    """A throughput whose scope, tokens, lengths or load nobody says cannot be set beside any other."""
-    seen = {
-        claim.id: circumstances(claim, audited, corpus)
-        for claim in audited.claims
-        if is_throughput(claim.metric) and claim.comparison is None
-    }
+    """A throughput whose scope, tokens, lengths, mode or load its document does not say cannot be set beside
+    any other, unless its source says more."""
+    own: dict[str, dict[str, str]] = {}
+    sources: dict[str, dict[str, str]] = {}
+    for claim in audited.claims:
+        if is_throughput(claim.metric) and claim.comparison is None:
+            about = audited.configuration(claim.configuration)
+            own[claim.id] = aspects(of_claim(claim, claim.metric, about))
+            sources[claim.id] = aspects(sourced(claim, corpus, about))
     for run in audited.runs:
         for metric in run.metrics:
             if is_throughput(metric) and metric.tokens != "input":
-                known = conditions(of_run(run, metric))
-                lengths = UNKNOWN if UNKNOWN in (known["input length"], known["output length"]) else "known"
-                seen[run.id] = {
-                    "scope": metric.scope,
-                    "tokens": metric.tokens,
-                    "lengths": lengths,
-                    "mode": known["mode"],
-                    "load": known["load"],
-                }
+                own[run.id] = sources[run.id] = aspects(of_run(run, metric))
     for aspect in ("scope", "tokens", "lengths", "mode", "load"):
-        open_ = [name for name, known in seen.items() if UNKNOWN in known.get(aspect, "")]
+        open_ = [name for name, known in own.items() if UNKNOWN in known[aspect]]
         if open_:
+            elsewhere = sum(UNKNOWN not in sources[name][aspect] for name in open_)
             shown = ", ".join(open_[:4]) + (f" and {len(open_) - 4} more" if len(open_) > 4 else "")
+            text = f"{aspect} not said of {len(open_)} of {len(own)} throughputs: {shown}"
+            text += f"; for {elsewhere} a source or row says it" if elsewhere else ""
             yield found(
                 "circumstances-unknown",
                 "suspect",
-                f"{aspect} unknown of {len(open_)} of {len(seen)} throughputs: {shown}",
+                text,
                 open_,
                 unknown=len(open_),
-                of=len(seen),
+                of=len(own),
+                elsewhere=elsewhere,
             )
 
 
@@ -184,4 +174,21 @@ def unlike_runs(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             )
 
 
-RULES = (table_mixes, open_circumstances, unlike_runs)
+def cited_from_another_mode(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """What a batch given at once reached says little of requests as they come, and the other way round."""
+    own = {one.mode for one in (*audited.configurations, *audited.runs) if one.mode != "unknown"}
+    for claim in audited.claims:
+        if claim.kind != "cited" or len(own) != 1:
+            continue
+        rests_on = (*corpus.runs_of(claim), *corpus.claims_of(claim))
+        modes = {one.mode for one in rests_on if one.mode != "unknown"}
+        if modes and not modes & own:
+            yield found(
+                "cited-from-another-mode",
+                "suspect",
+                f"{claim.id}: from {', '.join(sorted(modes))} runs, beside {', '.join(own)} ones of its own",
+                [claim.id, *claim.refers_to],
+            )
+
+
+RULES = (table_mixes, open_circumstances, unlike_runs, cited_from_another_mode)

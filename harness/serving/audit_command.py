@@ -34,7 +34,7 @@ def show(names: Sequence[str], rules: bool, fail_on: str, notes: bool, json_to: 
     raw = raw_files()
     against = published_corpus()
     everything = [
-        *map(_of_document, published),
+        *map(of_document, published),
         *(Audited(name, runs=tuple(runs)) for name, runs in raw.items()),
     ]
     chosen, code = chosen_of(names, everything) if names else (everything, OK)
@@ -68,7 +68,7 @@ def chosen_of(names: Sequence[str], everything: Sequence[Audited]) -> tuple[list
     return chosen, code
 
 
-def _of_document(one: PublishedDocument) -> Audited:
+def of_document(one: PublishedDocument) -> Audited:
     runs = tuple(run if run.findings else examined(run) for run in one.runs)
     return Audited(one.id, one.title, one.date, one.configurations, runs, one.claims)
 

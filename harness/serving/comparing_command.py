@@ -115,7 +115,7 @@ def claimed(claim: Claim, name: str, wanted: str) -> Figure:
     found = sourced(claim, published_corpus(), published_configurations().get(claim.configuration))
     if which not in ("", found.metric.statistic, found.metric.tokens):
         raise UsageError(
-            f"{name} is not {wanted!r}: its {metric} is {found.metric.statistic}, {found.metric.tokens} tokens"
+            f"{name} is no {wanted!r}: its {metric} is {found.metric.statistic}, {found.metric.tokens} tokens"
         )
     return found
 

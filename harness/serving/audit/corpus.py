@@ -83,8 +83,11 @@ def step_of(value: float) -> float:
 
 
 def printed(value: float, true: float, *, about: bool = False) -> bool:
-    """Whether a number is how a text may print a true one: rounded at its last digit, or cut there."""
-    return abs(value - true) < step_of(value) * (2.0 if about else 1.0) + 1e-9 * abs(true)
+    """Whether a number is how a text may print a true one: rounded at its last digit, or cut there; with
+    `about` also within a percent."""
+    step = step_of(value)
+    rounded = abs(value - true) <= 0.5 * step * (1 + 1e-9)
+    return rounded or 0 <= true - value < step or (about and abs(value - true) <= 0.01 * abs(true))
 
 
 def same_hardware(a: str, b: str) -> bool:

@@ -9,11 +9,14 @@ from harness.serving.audit.rows import RESULT, by_kind, is_throughput, share_of
 from harness.serving.documents import Claim
 from harness.serving.schema import Finding
 
+SETTINGS = ("concurrency",)
+"""What a client was told, not what came of it."""
+
 
 def recomputed(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """A number that says what it rests on is computed again from it."""
     for claim in audited.claims:
-        if claim.metric is None or not RESULT.search(claim.metric.name):
+        if claim.metric is None or claim.metric.name in SETTINGS or not RESULT.search(claim.metric.name):
             continue
         ways = [one for one in (*from_rows(claim, corpus), from_claims(claim, corpus)) if one]
         checked = [_checked(claim, values) for values in ways]

@@ -21,8 +21,8 @@ def is_throughput(metric: Metric | None) -> bool:
 
 
 def row_of(claim: Claim, corpus: Corpus) -> tuple[ServingRun, str] | None:
-    """The run whose throughput a claim prints, and of which tokens: named by it, or of its hardware and engine.
-    None where none fits, or several do."""
+    """The run whose throughput a claim prints, and of which tokens: one that it names, or of its hardware and
+    engine. None where none fits, or several do."""
     if not is_throughput(claim.metric) or claim.upper is not None:
         return None
     named = corpus.runs_of(claim)

@@ -109,8 +109,9 @@ def short_run(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         yield found(
             "short-run",
             "suspect",
-            f"{len(short)} of {len(audited.runs)} runs took under {SHORT_S:g} s ({min(took):g} to "
-            f"{max(took):g}); the fastest of them, {throughput(best).value:,.6g} tok/s, {best.totals.duration_s:g} s",
+            f"{len(short)} of {len(audited.runs)} runs took under {SHORT_S:g} s "
+            f"({min(took):g} to {max(took):g}); the fastest of them, {throughput(best).value:,.6g} tok/s, "
+            f"{best.totals.duration_s:g} s",
             [run.id for run in short],
             shortest_s=min(took),
             fastest_s=best.totals.duration_s,
@@ -279,7 +280,8 @@ def prefill_left_out(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             "prefill-left-out",
             "wrong" if about else "note",
             f"{run.id}: {out.value:,.6g} output tok/s are {decode}{out.value / split.decode_gpus:,.5g} a "
-            f"decode GPU, but {out.value / gpus:,.5g} a GPU over all {gpus}, {split.prefill_gpus} of prefill with them",
+            f"decode GPU, but {out.value / gpus:,.5g} a GPU over all {gpus}, "
+            f"{split.prefill_gpus} of prefill with them",
             [run.id, *about],
             per_gpu=out.value / gpus,
             per_decode_gpu=out.value / split.decode_gpus,

@@ -291,8 +291,8 @@ def prefix_cache_on(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             yield found(
                 "prefix-cache-on",
                 "suspect",
-                f"{about.name} serves with --enable-prefix-caching; {len(rows)} runs of it count as not cached, "
-                "on random prompts that a repeated seed would repeat",
+                f"{about.name} serves with --enable-prefix-caching; {len(rows)} runs of it count as "
+                "not cached, on random prompts that a repeated seed would repeat",
                 [about.name],
                 runs=len(rows),
             )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from harness.serving.audit.corpus import Audited, Corpus, found
 from harness.serving.audit.rows import is_throughput, sourced
-from harness.serving.comparable import UNKNOWN, conditions
+from harness.serving.comparable import UNKNOWN, compare, conditions
 from harness.serving.documents import Claim
 from harness.serving.figure import Figure, of_claim, of_run
 from harness.serving.schema import Finding, Severity
@@ -33,7 +33,7 @@ def table_mixes(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     aspects in which they differ, or that are open, are named."""
     tables: dict[str, list[Claim]] = {}
     for claim in audited.claims:
-        if is_throughput(claim.metric) and claim.comparison is None:
+        if is_throughput(claim.metric):
             tables.setdefault(claim.where, []).append(claim)
     for where, claims in tables.items():
         if len(claims) < 2:
@@ -126,7 +126,7 @@ def open_circumstances(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     own: dict[str, dict[str, str]] = {}
     sources: dict[str, dict[str, str]] = {}
     for claim in audited.claims:
-        if is_throughput(claim.metric) and claim.comparison is None:
+        if is_throughput(claim.metric):
             about = audited.configuration(claim.configuration)
             own[claim.id] = aspects(of_claim(claim, claim.metric, about))
             sources[claim.id] = aspects(sourced(claim, corpus, about))
@@ -191,4 +191,37 @@ def cited_from_another_mode(audited: Audited, corpus: Corpus) -> Iterator[Findin
             )
 
 
-RULES = (table_mixes, open_circumstances, unlike_runs, cited_from_another_mode)
+def compared_unlike(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """A sentence that sets two numbers beside each other, or divides one by the other, holds if they are
+    alike: they are compared as `serving compare` does."""
+    for claim in audited.claims:
+        sides = [side for name in claim.refers_to if (side := _side(name, audited, corpus))]
+        divides = claim.metric is not None and claim.metric.unit in ("1", "%")
+        if len(sides) != 2 or len(claim.refers_to) != 2 or not (claim.baseline or divides):
+            continue
+        compared = compare(*sides)
+        if compared.verdict == "refused":
+            reasons = "; ".join(f"{one.aspect} {one.a} against {one.b}" for one in compared.reasons)
+            yield found(
+                "compared-unlike",
+                "wrong" if any(UNKNOWN not in (one.a, one.b) for one in compared.reasons) else "suspect",
+                f"{claim.id} sets {sides[0].id} ({compared.a.text}) beside "
+                f"{sides[1].id} ({compared.b.text}): {reasons}",
+                [claim.id, *claim.refers_to],
+                reasons=len(compared.reasons),
+            )
+
+
+def _side(name: str, audited: Audited, corpus: Corpus) -> Figure | None:
+    """What a claim refers to, as a figure: a run's output throughput, or another claim's number."""
+    if name in corpus.rows:
+        run = corpus.rows[name]
+        out = run.metric("throughput", tokens="output") or run.metric("throughput")
+        return of_run(run, out) if out else None
+    other = corpus.claims.get(name)
+    if other is None or not is_throughput(other.metric):
+        return None
+    return sourced(other, corpus, audited.configuration(other.configuration))
+
+
+RULES = (table_mixes, open_circumstances, unlike_runs, cited_from_another_mode, compared_unlike)

@@ -111,7 +111,6 @@ def measured(run: ServingRun, row: Fields, wanted: Sequence[str]) -> ServingRun:
         )
     if run.totals.completed != 0:
         return run
-    message = f"{row.where}: no request completed; latencies left out"
-    lost = Finding(rule="none_completed", severity="wrong", message=message)
     kept = tuple(one for one in run.metrics if one.unit != "ms")
-    return run.model_copy(update={"metrics": kept, "findings": (*run.findings, lost)})
+    note = "no request completed: latencies, which nobody measured, left out"
+    return run.model_copy(update={"metrics": kept, "notes": (*run.notes, note)})

@@ -33,6 +33,7 @@ def runs(document: Document) -> list[ServingRun]:
 
 
 def _run(row: Fields) -> ServingRun:
+    asked = batch(row)
     of_input, of_output = {"tokens": "input"}, {"tokens": "output", "statistic": "median"}
     metrics = (
         *reported.throughputs(row, {"overall_throughput": "total"}),
@@ -51,8 +52,8 @@ def _run(row: Fields) -> ServingRun:
         label=row.text("run_name"),
         engine="sglang",
         mode="offline",
-        workload=batch(row),
-        totals=Totals(duration_s=row.number("total_latency")),
+        workload=asked,
+        totals=counted(asked, row.number("total_latency")),
         metrics=metrics,
         notes=("a static batch in lockstep: prefill, then decode steps; no server, no scheduler",),
         extra=row.rest(),
@@ -71,3 +72,10 @@ def batch(row: Fields) -> Workload:
         concurrency=size,
         request_rate=0.0,
     )
+
+
+def counted(asked: Workload, duration_s: float | None) -> Totals:
+    """As the client counts, which stops where a request fails: every request whole."""
+    size, lengths = asked.num_prompts, (asked.input_len, asked.output_len)
+    tokens = [None if size is None or length is None else round(size * length) for length in lengths]
+    return Totals(duration_s=duration_s, completed=size, input_tokens=tokens[0], output_tokens=tokens[1])

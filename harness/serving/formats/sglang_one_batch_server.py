@@ -11,8 +11,11 @@ A -1 in last_gen_throughput or acc_length stands for `not known` (0.5.9 and late
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from harness.serving.formats import reported
-from harness.serving.formats.sglang_one_batch import batch
+from harness.serving.formats.sglang_one_batch import batch, counted
 from harness.serving.reading import Document, Fields, keys_of, objects
 from harness.serving.schema import Metric, ServingRun, Totals
 
@@ -36,15 +39,20 @@ def recognises(document: Document) -> bool:
 
 
 def runs(document: Document) -> list[ServingRun]:
-    return [_run(Fields(where, row)) for where, row in objects(document)]
+    return [_run(Fields(where, _known(row))) for where, row in objects(document)]
+
+
+def _known(row: Mapping[str, Any]) -> dict[str, Any]:
+    maybe = ("last_gen_throughput", "acc_length")
+    return {key: None if key in maybe and value == UNKNOWN else value for key, value in row.items()}
 
 
 def _run(row: Fields) -> ServingRun:
-    for key in ("last_gen_throughput", "acc_length"):
-        if row.values.get(key) == UNKNOWN:
-            row.take(key)
     asked = batch(row)
-    totals = Totals(duration_s=row.number("latency"), output_tokens=row.count("total_output_tokens"))
+    totals = counted(asked, row.number("latency"))
+    actual = row.count("total_output_tokens")
+    if actual is not None:
+        totals = totals.model_copy(update={"output_tokens": actual})
     hits = row.number("cache_hit_rate")
     run = ServingRun(
         id=row.where,
@@ -55,7 +63,7 @@ def _run(row: Fields) -> ServingRun:
         mode="online",
         workload=asked.model_copy(update={"prefix_cached": None if hits is None else hits > 0}),
         totals=totals,
-        metrics=(*_throughputs(row, asked.num_prompts, asked.output_len, totals), *_others(row, hits)),
+        metrics=(*_throughputs(row, totals), *_others(row, hits)),
         flags=_flags(row),
         extra=row.rest(),
         findings=tuple(row.findings),
@@ -63,24 +71,14 @@ def _run(row: Fields) -> ServingRun:
     return reported.measured(run, row, ("latency", "output_throughput", "overall_throughput"))
 
 
-def _throughputs(row: Fields, size: float | None, length: float | None, totals: Totals) -> list[Metric]:
+def _throughputs(row: Fields, totals: Totals) -> list[Metric]:
     overall = reported.throughputs(row, {"overall_throughput": "total"})
     if not SINCE_DECODE_ONLY & set(row.values):
         return [*reported.throughputs(row, {"output_throughput": "output"}), *overall]
-    if size is None or length is None:
-        tokens, how = totals.output_tokens, "total_output_tokens / latency"
-    elif totals.output_tokens is None:
-        tokens, how = size * length, "batch_size * output_len / latency"
-    else:
-        tokens, how = totals.output_tokens, "total_output_tokens / latency"
     derived = []
-    if tokens is not None and totals.duration_s:
-        rate = tokens / totals.duration_s
-        derived = [
-            Metric(
-                name="throughput", value=rate, unit="tok/s", scope="instance", tokens="output", derived=how
-            )
-        ]
+    if totals.output_tokens is not None and totals.duration_s:
+        over = {"value": totals.output_tokens / totals.duration_s, "derived": "output tokens / latency"}
+        derived = [Metric(name="throughput", unit="tok/s", scope="instance", tokens="output", **over)]
     return [
         *derived,
         *overall,

@@ -68,7 +68,7 @@ def _run(row: Fields) -> ServingRun:
         *reported.instance(row, "spec_decode_acceptance_length", "accept_length", "1", statistic="mean"),
         *reported.latencies(row, LATENCIES),
     ]
-    metrics += _means(row, samples, {(one.name, one.statistic) for one in metrics})
+    metrics += _means(row, samples, failed, {one.name for one in metrics if one.statistic == "mean"})
     totals = Totals(
         duration_s=row.number("duration"),
         completed=row.count("completed"),
@@ -120,10 +120,14 @@ def _peaks(row: Fields) -> list[Metric]:
     ]
 
 
-def _means(row: Fields, samples: Samples, reported_already: set[tuple[str, str]]) -> list[Metric]:
-    """Those that the client left to the lists: of end-to-end times, and of the wait for --max-concurrency."""
+def _means(row: Fields, samples: Samples, failed: int | None, reported_already: set[str]) -> list[Metric]:
+    """Those that the client left to the lists: of end-to-end times, and of the wait for --max-concurrency,
+    which has an entry for requests that failed and is left out where there are any."""
     queued = row.numbers("queue_times", scale=1e3, least=0)
-    lists = {"e2e": ("latencies", samples.e2es_ms), "client_queue_time": ("queue_times", queued)}
+    lists = {
+        "e2e": ("latencies", samples.e2es_ms),
+        "client_queue_time": ("queue_times", () if failed else queued),
+    }
     return [
         Metric(
             name=name,
@@ -134,7 +138,7 @@ def _means(row: Fields, samples: Samples, reported_already: set[tuple[str, str]]
             derived=f"mean of {key}",
         )
         for name, (key, values) in lists.items()
-        if values and (name, "mean") not in reported_already
+        if values and name not in reported_already
     ]
 
 

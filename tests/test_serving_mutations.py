@@ -7,12 +7,9 @@ on, and a file cut off between two rows. A key that is gone makes numbers missin
 
 from __future__ import annotations
 
-
 import pytest
-from click.testing import CliRunner
-from serving_mutations import Mutation, examples, mutations, verdict
+from serving_mutations import examples, mutations, verdict
 
-from harness.cli_serving import serving
 from harness.serving import load
 
 FILES = examples()

@@ -6,10 +6,10 @@ client trims its window, an equation over the whole run does not hold, rightly, 
 
 from __future__ import annotations
 
-from harness.serving.rules import flight, latencies, plausible, samples, totals
+from harness.serving.rules import batch, flight, latencies, plausible, samples, totals
 from harness.serving.schema import Finding, ServingRun
 
-RULES = (*totals.RULES, *flight.RULES, *latencies.RULES, *samples.RULES, *plausible.RULES)
+RULES = (*totals.RULES, *batch.RULES, *flight.RULES, *latencies.RULES, *samples.RULES, *plausible.RULES)
 
 
 def examined(run: ServingRun) -> ServingRun:

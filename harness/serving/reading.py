@@ -23,7 +23,9 @@ from harness.serving.schema import Finding
 
 LARGEST_FILE = 512 * 2**20  # bytes; traces are read by harness/serving/trace, in bounded memory
 LARGEST = 1e15  # beyond any token count or time here
+SMALLEST = 1e-12  # but for 0; what is less is no measurement, and its inverse may be no number
 DEEPEST = 64  # levels of a JSON value; clients write three
+HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 NUMBER = re.compile(
     r"[+-]?(\d+|\d{1,3}(,\d{3})+)?(\.\d*)?([eE][+-]?\d+)?|[+-]?inf|nan", re.ASCII | re.IGNORECASE
 )
@@ -39,6 +41,7 @@ class Document:
 
     content: of `json` one value, of `jsonl` a list of (line number, object), of `csv` a list of
              (line number, row by column name) with `header` as it stands there, of `text` nothing
+    not_json: why a text that starts as JSON does is none
     """
 
     path: Path
@@ -46,6 +49,13 @@ class Document:
     text: str
     content: Any = None
     header: tuple[str, ...] = ()
+    not_json: str = ""
+
+    def rows(self) -> list[Any]:
+        """The values of a JSON or JSONL file that may be rows, whatever they are; none of other files."""
+        if self.kind == "json":
+            return self.content if isinstance(self.content, list) else [self.content]
+        return [row for _, row in self.content] if self.kind == "jsonl" else []
 
 
 def read(path: Path) -> Document:
@@ -55,7 +65,12 @@ def read(path: Path) -> Document:
         raise UnreadableError(f"cannot read {path}: it is empty")
     start = text.lstrip()[0]
     if start in "{[":
-        return _json(path, text)
+        try:
+            return _json(path, text)
+        except UnreadableError as error:
+            if {".json", ".jsonl"} & {suffix.lower() for suffix in path.suffixes}:
+                raise
+            return Document(path, "text", text, not_json=str(error))  # a log's lines may start with [
     name = path.name.lower().removesuffix(".gz")
     if name.endswith(".csv"):
         return _csv(path, text)
@@ -124,6 +139,8 @@ def _parsed(text: str) -> Any:
 
     try:
         value = json.loads(text, object_pairs_hook=once)
+        if HALF_CHARACTER.search(text):  # of which no encoding knows how to write it
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     except RecursionError:
         value, deep = None, True
     else:
@@ -180,12 +197,14 @@ class Fields:
     def inside(self, key: str) -> Fields:
         """The fields of the object under `key`, their findings among these; none where it is absent or null,
         or no object (then with a finding)."""
+        if key in self.within:
+            return self.within[key]
         raw = self.take(key)
         if raw is not None and not isinstance(raw, Mapping):
             self.leave_out(key, f"is {_shown(raw)}, not an object")
         values = raw if isinstance(raw, Mapping) else {}
-        fields = Fields(f"{self.where}: {key}", values, self.as_text, self.findings)
-        return self.within.setdefault(key, fields)
+        self.within[key] = Fields(f"{self.where}: {key}", values, self.as_text, self.findings)
+        return self.within[key]
 
     def number(
         self, key: str, *, scale: float = 1.0, least: float | None = 0.0, infinite: float | None = None
@@ -200,7 +219,7 @@ class Fields:
         value = self._number(raw)
         if value is not None and math.isinf(value) and value > 0 and infinite is not None:
             return infinite
-        if value is None or not math.isfinite(value) or abs(value) > LARGEST:
+        if value is None or not _sensible(value):
             return self._unreadable(key, raw, "a number")
         if least is not None and value < least:
             return self._unreadable(key, raw, f"a number of at least {least:g}")
@@ -217,10 +236,7 @@ class Fields:
 
     def counts(self, key: str) -> tuple[int, ...]:
         """A list of whole numbers of at least 0, as `numbers` gives it."""
-        found = self.numbers(key)
-        if any(one < 0 or one != int(one) for one in found):
-            return self._unreadable(key, self.values[key], "a list of whole numbers") or ()
-        return tuple(int(one) for one in found)
+        return tuple(int(one) for one in self.numbers(key, least=0, whole=True))
 
     def text(self, key: str) -> str:
         """The text under `key`; empty where it is absent or null."""
@@ -233,18 +249,32 @@ class Fields:
         if not isinstance(raw, str):
             message = f"{self.where}: {key!r} is {_shown(raw)}, not a text; taken as one"
             self.findings.append(Finding(rule="unreadable", severity="suspect", message=message))
-        return str(raw).encode("utf-8", "replace").decode()  # JSON may hold half a character
+        return str(raw)
 
-    def numbers(self, key: str, *, scale: float = 1.0) -> tuple[float, ...]:
+    def numbers(
+        self, key: str, *, scale: float = 1.0, least: float | None = None, whole: bool = False
+    ) -> tuple[float, ...]:
         """A list of numbers; empty where it is absent or one of them is none (then with a finding)."""
         raw = self.take(key)
         if raw is None:
             return ()
-        found = [self._number(one) for one in raw] if isinstance(raw, list) else [None]
-        if any(one is None or not math.isfinite(one) or abs(one) > LARGEST for one in found):
-            self._unreadable(key, raw, "a list of numbers")
+        found = self._several(raw, scale, least, whole)
+        if found is None:
+            self._unreadable(key, raw, "a list of whole numbers" if whole else "a list of numbers")
+        return found or ()
+
+    def lists(
+        self, key: str, *, scale: float = 1.0, least: float | None = None
+    ) -> tuple[tuple[float, ...], ...]:
+        """A list of lists of numbers, as `numbers` gives one."""
+        raw = self.take(key)
+        if raw is None:
             return ()
-        return tuple(one * scale for one in found)
+        found = [self._several(one, scale, least, False) for one in raw] if isinstance(raw, list) else [None]
+        if any(one is None for one in found):
+            self._unreadable(key, raw, "a list of lists of numbers")
+            return ()
+        return tuple(found)
 
     def take(self, key: str) -> Any:
         self.taken.add(key)
@@ -252,13 +282,22 @@ class Fields:
 
     def rest(self) -> dict[str, Any]:
         """What nothing has taken, of the objects inside too, without what JSON cannot say."""
-        own = {k: _plain(v) for k, v in self.values.items() if k and k not in self.taken}
+        own = plain({k: v for k, v in self.values.items() if k and k not in self.taken})
         return own | {key: rest for key, fields in self.within.items() if (rest := fields.rest())}
 
     def leave_out(self, key: str, why: str) -> None:
         """A finding that the value of `key` is not used."""
         message = f"{self.where}: {key!r} {why}; left out"
         self.findings.append(Finding(rule="unreadable", severity="wrong", message=message))
+
+    def _several(self, raw: Any, scale: float, least: float | None, whole: bool) -> tuple[float, ...] | None:
+        found = [self._number(one) for one in raw] if isinstance(raw, list) else [None]
+        for one in found:
+            if one is None or not _sensible(one):
+                return None
+            if (least is not None and one < least) or (whole and one != int(one)):
+                return None
+        return tuple(one * scale for one in found)
 
     def _number(self, raw: Any) -> float | None:
         if isinstance(raw, str) and self.as_text:
@@ -296,11 +335,25 @@ def _shown(raw: Any) -> str:
     return shown if len(shown) <= 40 else shown[:37] + "..."
 
 
-def _plain(value: Any) -> Any:
+def keys_of(document: Document) -> list[frozenset[str]]:
+    """The keys of each object of a JSON or JSONL file, by which a client's file is recognised; none where
+    one of them is no object. Never raises."""
+    try:
+        return [frozenset(one) for _, one in objects(document)] if document.kind.startswith("json") else []
+    except UnreadableError:
+        return []
+
+
+def plain(value: Any) -> Any:
+    """The value without what JSON cannot say: numbers that are none become their names."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return value
+
+
+def _sensible(value: float) -> bool:
+    return value == 0 or SMALLEST <= abs(value) <= LARGEST

@@ -43,7 +43,7 @@ def lists(run: ServingRun) -> Iterator[Finding]:
 
 def sums(run: ServingRun) -> Iterator[Finding]:
     """Lengths add up to the totals."""
-    if not _all_completed(run):
+    if not _of_completed(run):
         return
     for name, values, total in (
         ("input", run.samples.input_lens, run.totals.input_tokens),
@@ -60,7 +60,7 @@ def sums(run: ServingRun) -> Iterator[Finding]:
 
 def means(run: ServingRun) -> Iterator[Finding]:
     """Statistics of the lists are those reported."""
-    if not _all_completed(run):
+    if not _of_completed(run):
         return
     samples = run.samples
     named = {
@@ -77,15 +77,18 @@ def means(run: ServingRun) -> Iterator[Finding]:
                 yield broken(
                     run,
                     "samples",
-                    f"{name} {statistic} is {value:g} ms, but that of its {values.size} samples is {own:g}",
+                    f"{name} {statistic} is {value:g} ms, but that of the {values.size} {name}s is {own:g}",
                     {statistic: value, "of_samples": own},
                 )
 
 
-def _all_completed(run: ServingRun) -> bool:
-    """Else it is not known which entries the client counted."""
-    lengths = run.samples.output_lens
-    return not run.totals.failed and not (lengths and min(lengths) <= 0)
+def _of_completed(run: ServingRun) -> bool:
+    """Whether the lists are of those requests that the client counted."""
+    samples = run.samples
+    lengths = samples.output_lens
+    several = (samples.input_lens, lengths, samples.ttfts_ms, samples.e2es_ms, samples.itls_ms)
+    counts = {len(one) for one in several if one}
+    return counts == {run.totals.completed} and not (lengths and min(lengths) <= 0)
 
 
 RULES = (lists, sums, means)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from harness.serving.reading import LARGEST
 from harness.serving.rules.common import EXACT, MARGIN, apart, broken, hint, whole
 from harness.serving.schema import Finding, ServingRun
 
@@ -37,8 +38,8 @@ def throughputs(run: ServingRun) -> Iterator[Finding]:
             yield broken(
                 run,
                 "throughput",
-                f"{metric.tokens} throughput {value:g} tok/s, but {count} tokens in {totals.duration_s:g} s "
-                f"are {expected:g}{meaning}",
+                f"{metric.tokens} throughput {value:g} tok/s, but {count} tokens in a duration of "
+                f"{totals.duration_s:g} s are {expected:g}{meaning}",
                 {"throughput": value, "tokens": count, "duration": totals.duration_s, "expected": expected},
             )
 
@@ -53,8 +54,8 @@ def requests(run: ServingRun) -> Iterator[Finding]:
         yield broken(
             run,
             "request_throughput",
-            f"request_throughput {value:g} req/s, but {totals.completed} completed in "
-            f"{totals.duration_s:g} s are {expected:g}{hint(run, _over(value, expected))}",
+            f"request_throughput {value:g} req/s, but {totals.completed} completed in a "
+            f"duration of {totals.duration_s:g} s are {expected:g}{hint(run, _over(value, expected))}",
             {
                 "request_throughput": value,
                 "completed": totals.completed,
@@ -153,7 +154,7 @@ def zeros(run: ServingRun) -> Iterator[Finding]:
 def retokenised(run: ServingRun) -> Iterator[Finding]:
     """The text, tokenised again, beside the server's own count."""
     again, count = run.extra.get("total_output_tokens_retokenized"), run.totals.output_tokens
-    if not isinstance(again, (int, float)) or isinstance(again, bool) or not count:
+    if not isinstance(again, (int, float)) or isinstance(again, bool) or abs(again) > LARGEST or not count:
         return
     if not RETOKENISED[0] <= again / count <= RETOKENISED[1]:
         yield Finding(

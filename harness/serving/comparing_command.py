@@ -94,7 +94,7 @@ def figure(one: ServingRun | Claim, name: str, wanted: str) -> Figure:
     if isinstance(one, Claim):
         return claimed(one, name, wanted)
     metric, _, which = wanted.partition(":")
-    alike = [m for m in one.metrics if m.name == metric and which in ("", m.statistic, m.tokens)]
+    alike = [m for m in one.metrics if m.name == metric and which in ("", *_kinds(m))]
     if not alike:
         has = ", ".join(
             dict.fromkeys(f"{m.name}:{m.statistic if m.tokens == 'none' else m.tokens}" for m in one.metrics)
@@ -104,6 +104,12 @@ def figure(one: ServingRun | Claim, name: str, wanted: str) -> Figure:
     rank = {word: i for i, word in enumerate(order)}
     best = min(alike, key=lambda m: min(rank.get(m.tokens, 9), rank.get(m.statistic, 9)))
     return of_run(one, best)
+
+
+def _kinds(metric: Metric) -> tuple[str, ...]:
+    """What tells metrics of one name apart: `total` is of tokens where it counts them."""
+    sums = metric.tokens != "none" and metric.statistic == "total"
+    return (metric.tokens,) if sums else (metric.tokens, metric.statistic)
 
 
 def claimed(claim: Claim, name: str, wanted: str) -> Figure:

@@ -40,7 +40,7 @@ def ranked(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             text += f"; not at {'; '.join(where for _, where in failed[:SHOWN])}{rest}"
         severity = "note"
         if failed or even > len(held):
-            severity = "wrong" if 2 * len(failed) >= count else "suspect"
+            severity = "wrong" if 2 * len(failed) > count else "suspect"
         yield found(
             "ranked",
             severity,

@@ -95,13 +95,17 @@ def single_wave(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
 
 
 def _requests(run: ServingRun) -> float | None:
-    return run.workload.num_prompts or run.totals.completed
+    """All that were sent; unknown where the client counts a window's alone."""
+    trimmed = run.workload.warmup_s or run.workload.cooldown_s
+    return run.workload.num_prompts or (None if trimmed else run.totals.completed)
 
 
 def short_run(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """A few seconds are ramp-up and tail; a pause of half a second is some percent of the number."""
     short = [
-        run for run in audited.runs if (took := run.totals.duration_s) and took < SHORT_S and throughput(run)
+        run
+        for run in audited.runs
+        if run.mode != "offline" and (took := run.totals.duration_s) and took < SHORT_S and throughput(run)
     ]
     if short:
         best = max(short, key=lambda run: throughput(run).value)
@@ -181,7 +185,9 @@ def batch_below_concurrency(audited: Audited, corpus: Corpus) -> Iterator[Findin
                 "suspect",
                 f"{run.id}: {asked:g} in flight, but {batch:.0f} decode at a time "
                 f"({run.value('throughput', tokens='output'):,.6g} output tok/s x {tpot:.4g} ms)"
-                + (f"; the others wait, {ttft / 1e3:.3g} s to the first token" if ttft else ""),
+                + (
+                    f"; the others wait ({ttft / 1e3:.3g} s to the first token) or have ended" if ttft else ""
+                ),
                 [run.id],
                 concurrency=asked,
                 batch=batch,

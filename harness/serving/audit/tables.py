@@ -65,7 +65,11 @@ def _severity(aspect: str, groups: dict[str, list[Claim]], audited: Audited) -> 
     if all(_told(claim, aspect, audited) for claim in claims):
         return "note"
     one_setup = len({(claim.hardware, claim.engine, claim.kind == "cited") for claim in claims}) == 1
-    return "suspect" if one_setup or len([name for name in groups if name != UNKNOWN]) < 2 else "wrong"
+    return (
+        "suspect"
+        if one_setup or aspect == "load" or len([name for name in groups if name != UNKNOWN]) < 2
+        else "wrong"
+    )
 
 
 def _told(claim: Claim, aspect: str, audited: Audited) -> bool:

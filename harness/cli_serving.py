@@ -16,7 +16,7 @@ def serving() -> None:
     python -m harness serving load FILE...       any client's results, in one schema, with what does not hold
     python -m harness serving audit              what does not hold or is not alike in published documents
     python -m harness serving audit FILE...      the same of your own results
-    python -m harness serving compare A B        one result beside another, normalised, or refused with reasons
+    python -m harness serving compare A B        one result beside another, normalised or refused
     python -m harness serving recipe [NAME]      the published set-ups, ready to run on your own machine
     """
 
@@ -64,9 +64,9 @@ def audit_command(**options: Any) -> None:
 )
 @click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of text.")
 def compare_command(**options: Any) -> None:
-    """Set one result beside another, if they are alike. A and B: FILE, FILE:ROW, or the id of a published run or
-    claim. What can be normalised is (over all GPUs, output tokens alone), and said; else it is refused with
-    every reason. Exit code 0 where they compare, 1 where they do not, 2 where a name cannot be understood."""
+    """Set one result beside another, if they are alike. A and B: FILE, FILE:ROW, or the id of a published run
+    or claim. What can be normalised is (over all GPUs, output tokens alone), and said; else it is refused
+    with every reason. Exit code 0 where they compare, 1 where they do not, 2 where a name cannot be understood."""
     from harness.serving.comparing_command import show
 
     sys.exit(show(**options))

@@ -1,5 +1,5 @@
-"""`serving audit`: what is unlike or broken in the published documents is found by rules over the data, each with
-its numbers; of the same data made good the rule says nothing."""
+"""`serving audit`: what is unlike or broken in the published documents is found by rules over the data,
+each with its numbers; of the same data made good the rule says nothing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def metric_of(audited: Audited, name: str, **changes) -> Audited:
 
 
 def test_per_gpu_and_node_in_one_table():
-    found = one("table-mixes-scope", MI350X, "mi350x-cmp-h200-vllm")
+    found = one("table_mixes_scope", MI350X, "mi350x-cmp-h200-vllm")
     assert found.severity == "wrong"
     assert "of one GPU: 2,200" in found.message and "of 8 GPUs: 2,656, 4,176, 6,311, 4,574" in found.message
 
@@ -66,7 +66,7 @@ def test_per_gpu_and_node_in_one_table():
 def test_a_table_of_one_scope_is_silent():
     good = replace(MI350X, claims=tuple(c for c in MI350X.claims if c.id not in (
         "mi350x-cmp-h200-vllm", "mi350x-cmp-h200-nim")))  # fmt: skip
-    assert not of("table-mixes-scope", good, "mi350x-cmp-h200-trtllm")
+    assert not of("table_mixes_scope", good, "mi350x-cmp-h200-trtllm")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_table_of_one_scope_is_silent():
     ],
 )
 def test_total_tokens_read_as_output(claim, row, total, output):
-    found = one("total-read-as-output", MI350X, claim)
+    found = one("total_read_as_output", MI350X, claim)
     assert found.severity == "wrong" and row in found.subjects
     assert found.numbers["claimed"] == total
     assert found.numbers["total"] == pytest.approx(total, rel=1e-3)
@@ -88,37 +88,37 @@ def test_total_tokens_read_as_output(claim, row, total, output):
 
 def test_it_is_the_number_that_finds_the_row_not_the_reference():
     alone = with_claim(MI350X, "mi350x-cmp-h200-sglang", refers_to=())
-    assert "dstack.offline:18" in one("total-read-as-output", alone, "mi350x-cmp-h200-sglang").subjects
+    assert "dstack.offline:18" in one("total_read_as_output", alone, "mi350x-cmp-h200-sglang").subjects
 
 
 @pytest.mark.parametrize("changes", [{"tokens": "total"}, {"value": 1262.2}])
 def test_a_total_that_says_so_and_an_output_are_silent(changes):
     good = metric_of(MI350X, "mi350x-cmp-h200-sglang", **changes)
-    assert not of("total-read-as-output", good, "mi350x-cmp-h200-sglang")
+    assert not of("total_read_as_output", good, "mi350x-cmp-h200-sglang")
 
 
 def test_a_round_number_is_no_rows():
     """2,200 is within its last digit of a dozen rows."""
-    assert not of("total-read-as-output", MI350X, "mi350x-cmp-h200-vllm")
+    assert not of("total_read_as_output", MI350X, "mi350x-cmp-h200-vllm")
 
 
 def test_online_and_offline_in_one_table():
-    found = one("table-mixes-mode", MI350X)
+    found = one("table_mixes_mode", MI350X)
     assert "offline: 6,311" in found.message and "online: 2,656, 4,176, 4,574" in found.message
     assert "dstack-methodology" not in found.message
     good = replace(MI350X, claims=tuple(c for c in MI350X.claims if c.id != "mi350x-cmp-h200-sglang"))
-    assert not of("table-mixes-mode", good)
+    assert not of("table_mixes_mode", good)
 
 
 def test_a_sentence_that_says_its_mode_only_notes():
-    assert {found.severity for found in of("table-mixes-mode", ARTICLE)} == {"note"}
+    assert {found.severity for found in of("table_mixes_mode", ARTICLE)} == {"note"}
 
 
 def test_what_nobody_says():
-    lengths = next(f for f in of("circumstances-unknown", MI350X) if f.message.startswith("lengths"))
+    lengths = next(f for f in of("circumstances_unknown", MI350X) if f.message.startswith("lengths"))
     assert lengths.numbers["unknown"] == lengths.numbers["of"]  # the document gives no length at all
     assert "mi350x-cmp-h200-nim" in lengths.subjects
-    scope = next(f for f in of("circumstances-unknown", MI350X) if f.message.startswith("scope"))
+    scope = next(f for f in of("circumstances_unknown", MI350X) if f.message.startswith("scope"))
     assert "mi350x-cmp-h200-nim" in scope.subjects and "mi350x-cmp-h200-vllm" not in scope.subjects
 
 
@@ -126,142 +126,142 @@ def test_what_nobody_says():
 
 
 def test_a_cold_single_request_against_a_warm_one():
-    found = one("single-request-differs", MI350X)
+    found = one("single_request_differs", MI350X)
     assert found.severity == "wrong" and (found.numbers["slow"], found.numbers["fast"]) == (22.0, 46.0)
-    assert not of("single-request-differs", metric_of(MI350X, "mi350x-single-tput", value=23.0))
-    rises = one("rate-of-a-request-rises", MI350X)
+    assert not of("single_request_differs", metric_of(MI350X, "mi350x-single-tput", value=23.0))
+    rises = one("rate_of_a_request_rises", MI350X)
     assert rises.numbers["alone"] == 22.0 and rises.numbers["among_many"] == pytest.approx(386.49 / 8)
 
 
 def test_throughput_that_falls_with_concurrency():
-    found = one("throughput-falls", MI350X)
+    found = one("throughput_falls", MI350X)
     assert (found.numbers["before"], found.numbers["after"], found.numbers["load"]) == (1770.06, 1023.99, 128)
     assert "2,655.89 tok/s at 256" in found.message
 
 
 def test_unequal_answers_and_single_waves():
-    found = one("output-lengths-differ", MI350X)
+    found = one("output_lengths_differ", MI350X)
     assert found.numbers == {"shortest": pytest.approx(17510 / 256), "longest": 512.0}
     assert "68.4 at 256" in found.message
-    assert one("single-wave", MI350X).numbers["runs"] == 8
-    short = one("short-run", MI350X)
+    assert one("single_wave", MI350X).numbers["runs"] == 8
+    short = one("short_run", MI350X)
     assert short.numbers["fastest_s"] == 6.59
 
 
 def test_tokens_over_time_hold_and_are_found_where_they_do_not():
-    assert not of("tokens-over-time", MI350X)
+    assert not of("tokens_over_time", MI350X)
     bad = with_run(MI350X, "mi350x-vllm-c128", totals=Totals(duration_s=16.0))
-    assert one("tokens-over-time", bad).numbers["recomputed"] == 2048
+    assert one("tokens_over_time", bad).numbers["recomputed"] == 2048
 
 
 def test_an_optimum_with_a_hole():
-    found = one("optimum-is-uneven", MI350X)
+    found = one("optimum_is_uneven", MI350X)
     assert found.numbers == {"lowest": 1023.99, "highest": 2655.89}
 
 
 def test_client_peak_and_server_peak():
-    found = one("peaks-differ", MI350X)
+    found = one("peaks_differ", MI350X)
     assert (found.numbers["first"], found.numbers["second"]) == (2656, 2339) and "13.6%" in found.message
-    assert not of("peaks-differ", metric_of(MI350X, "mi350x-peak-server", value=2600.0))
+    assert not of("peaks_differ", metric_of(MI350X, "mi350x-peak-server", value=2600.0))
 
 
 # What decodes, what is counted
 
 
 def test_concurrency_128_whose_decoding_batch_was_53():
-    found = one("batch-below-concurrency", ONLINE, "dstack.online:20")
+    found = one("batch_below_concurrency", ONLINE, "dstack.online:20")
     assert found.numbers["concurrency"] == 128 and found.numbers["batch"] == pytest.approx(53.45, abs=0.05)
     assert "53 decode at a time" in found.message
-    assert not of("batch-below-concurrency", ONLINE, "dstack.online:21")  # 64 in flight, 49.7 decode
+    assert not of("batch_below_concurrency", ONLINE, "dstack.online:21")  # 64 in flight, 49.7 decode
 
 
 def test_requests_counted_in_a_window_only():
-    found = one("counted-in-a-window", MOAI, "moai-512-512-sharegpt")
+    found = one("counted_in_a_window", MOAI, "moai-512-512-sharegpt")
     assert found.severity == "wrong"
     assert (found.numbers["counted"], found.numbers["sent"]) == (4333, 32400)
     assert found.numbers["tokens_each"] == pytest.approx(7667539 / 4333)
     assert found.numbers["total_with_all_input"] == pytest.approx(132389.6)
-    assert len(of("counted-in-a-window", MOAI)) == 7
+    assert len(of("counted_in_a_window", MOAI)) == 7
     run = next(run for run in MOAI.runs if run.id == "moai-512-512-sharegpt")
     counted = run.totals.model_copy(update={"completed": round(7667539 / 512)})
-    assert not of("counted-in-a-window", with_run(MOAI, run.id, totals=counted), run.id)
+    assert not of("counted_in_a_window", with_run(MOAI, run.id, totals=counted), run.id)
 
 
 def test_itl_of_a_streamed_chunk_is_no_tpot():
-    found = of("itl-is-of-chunks", ALL["inferencex-870"])
+    found = of("itl_is_of_chunks", ALL["inferencex-870"])
     assert len(found) == 4
     assert all(f.numbers["ratio"] == pytest.approx(10, abs=0.1) for f in found)
-    assert not of("itl-is-of-chunks", ONLINE)  # where ITL is TPOT within 7 %
+    assert not of("itl_is_of_chunks", ONLINE)  # where ITL is TPOT within 7 %
 
 
 def test_decode_nodes_leave_the_prefill_nodes_out():
-    found = one("prefill-left-out", MOAI, "moai-512-512-sharegpt")
+    found = one("prefill_left_out", MOAI, "moai-512-512-sharegpt")
     assert found.severity == "wrong" and "moai-per-decode-node" in found.subjects
     assert found.numbers["per_decode_node"] == pytest.approx(66194.8 / 3)
     assert found.numbers["per_gpu"] == pytest.approx(66194.8 / 40)
     assert "1,654.9 a GPU over all 40" in found.message
     aggregated = with_run(MOAI, "moai-512-512-sharegpt", parallelism=Parallelism(tp=1, dp=8))
-    assert not of("prefill-left-out", aggregated, "moai-512-512-sharegpt")
+    assert not of("prefill_left_out", aggregated, "moai-512-512-sharegpt")
 
 
 def test_decode_alone_beside_end_to_end():
-    mixed = of("table-mixes-end-to-end", MOAI)
+    mixed = of("table_mixes_end_to_end", MOAI)
     assert any("decode alone: 22,300, 14,300" in found.message for found in mixed)
-    assert any(f.subjects[0] == "moai-on-par" for f in of("compared-unlike", MOAI))
+    assert any(f.subjects[0] == "moai-on-par" for f in of("compared_unlike", MOAI))
 
 
 # Set-ups
 
 
 def test_a_precision_that_is_not_the_checkpoints():
-    assert "ds_fp8_per_token" in one("precision-differs", MOAI).message
-    assert "bfloat16" in one("precision-differs", ALL["dstack-methodology"]).message
-    assert not of("precision-differs", MI350X)  # --dtype auto
+    assert "ds_fp8_per_token" in one("precision_differs", MOAI).message
+    assert "bfloat16" in one("precision_differs", ALL["dstack-methodology"]).message
+    assert not of("precision_differs", MI350X)  # --dtype auto
 
 
 def test_a_command_and_a_log_that_disagree():
-    found = one("command-and-log-disagree", MOAI)
+    found = one("command_and_log_disagree", MOAI)
     assert found.subjects == ("moai-2000-2000-sharegpt",)
     assert found.numbers == {
         "warmup_s_command": 250, "warmup_s_log": 300, "cooldown_s_command": 290, "cooldown_s_log": 230
     }  # fmt: skip
     run = next(run for run in MOAI.runs if run.id == "moai-2000-2000-sharegpt")
     asked = run.workload.model_copy(update={"warmup_s": 250.0, "cooldown_s": 290.0})
-    assert not of("command-and-log-disagree", with_run(MOAI, run.id, workload=asked))
+    assert not of("command_and_log_disagree", with_run(MOAI, run.id, workload=asked))
 
 
 def test_a_prefix_cache_that_the_server_turns_off():
-    assert one("prefix-cache-contradicted", MOAI).subjects == ("moai-2000-100-prefix-cached",)
-    assert one("prefix-cache-on", ALL["dstack-methodology"]).subjects == ("dstack-h200-vllm",)
+    assert one("prefix_cache_contradicted", MOAI).subjects == ("moai-2000-100-prefix-cached",)
+    assert one("prefix_cache_on", ALL["dstack-methodology"]).subjects == ("dstack-h200-vllm",)
 
 
 def test_a_date_before_its_image():
-    found = one("date-before-image", MI350X)
+    found = one("date_before_image", MI350X)
     assert found.numbers["days"] == 324 and "20251210" in found.message
-    assert not of("date-before-image", replace(MI350X, date="2025-12-20"))
-    assert not of("date-before-image", replace(MI350X, date=""))
+    assert not of("date_before_image", replace(MI350X, date="2025-12-20"))
+    assert not of("date_before_image", replace(MI350X, date=""))
 
 
 def test_flags_that_nothing_reads():
-    messages = " ".join(found.message for found in of("flag-not-read", MI350X))
+    messages = " ".join(found.message for found in of("flag_not_read", MI350X))
     assert "VLLM_USE_V1=1" in messages and "0.11.2 does not read it" in messages
     assert "VLLM_ROCM_USE_AITER_PAGED_ATTN=0" in messages
     assert "VLLM_ROCM_USE_AITER=1" not in messages and "NCCL_MIN_NCHANNELS" not in messages
 
 
 def test_recommendations_contradicted():
-    assert "VLLM_ROCM_USE_AITER_PAGED_ATTN=1" in one("advised-without-effect", MI350X).message
+    assert "VLLM_ROCM_USE_AITER_PAGED_ATTN=1" in one("advised_without_effect", MI350X).message
     found = one("ranked", MI350X, "mi350x-sglang-on-amd")
     assert found.severity == "wrong" and found.numbers["fails"] > found.numbers["holds"]
-    assert "stands for aiter" in of("notes-against-settings", MI350X)[0].message
-    assert "offline" in one("cited-from-another-mode", MI350X, "mi350x-dstack-batch").message
+    assert "stands for aiter" in of("notes_against_settings", MI350X)[0].message
+    assert "offline" in one("cited_from_another_mode", MI350X, "mi350x-dstack-batch").message
 
 
 def test_set_ups_of_two_machines_differ():
-    versions = one("setups-differ", ALL["dstack-methodology"], "dstack-mi300x-sglang").message
+    versions = one("setups_differ", ALL["dstack-methodology"], "dstack-mi300x-sglang").message
     assert "0.4.3.post2 against 0.4.2.post4" in versions and "--enable-dp-attention on H200 alone" in versions
-    assert "--mem-fraction-static 0.9" in one("setups-differ", ALL["amd-sglang"]).message
-    unpinned = {s for found in of("image-not-pinned", ALL["dstack-methodology"]) for s in found.subjects}
+    assert "--mem-fraction-static 0.9" in one("setups_differ", ALL["amd-sglang"]).message
+    unpinned = {s for found in of("image_not_pinned", ALL["dstack-methodology"]) for s in found.subjects}
     assert unpinned == {"dstack-h200-sglang", "dstack-h200-tensorrt-llm", "dstack-h200-vllm"}
 
 
@@ -269,17 +269,17 @@ def test_set_ups_of_two_machines_differ():
 
 
 def test_up_to_without_a_baseline_or_a_shape():
-    found = one("up-to", ALL["amd-sglang"], "amd-aiter-mla")
+    found = one("up_to", ALL["amd-sglang"], "amd-aiter-mla")
     assert "up to 17x without what it is over, its shape or load" in found.message
     said = with_claim(
         ALL["amd-sglang"], "amd-aiter-mla", baseline="Triton", workload=Workload(input_len=1, output_len=1),
         refers_to=("dstack.online:2",),
     )  # fmt: skip
-    assert not of("up-to", said, "amd-aiter-mla")
+    assert not of("up_to", said, "amd-aiter-mla")
 
 
 def test_memory_labels():
-    found = one("memory-label", MI350X)
+    found = one("memory_label", MI350X)
     assert (found.numbers["smaller"], found.numbers["larger"]) == (288, 309)
 
 
@@ -324,13 +324,13 @@ def test_rankings_are_held_against_every_row():
 
 
 def test_a_ranking_by_total_tokens_alone():
-    found = one("highest-of-total-alone", ARTICLE, "dstack-4176")
+    found = one("highest_of_total_alone", ARTICLE, "dstack-4176")
     assert found.numbers["own_output"] == pytest.approx(835.2, abs=0.01)
     assert found.numbers["highest_output"] == pytest.approx(1196.58, abs=0.01)
 
 
 def test_a_latency_limit_that_others_did_not_meet():
-    found = one("limit-not-met", ALL["amd-sglang"], "amd-itl50-mi300x")
+    found = one("limit_not_met", ALL["amd-sglang"], "amd-itl50-mi300x")
     assert found.numbers["measured_ms"] == pytest.approx(135.736, abs=1e-3)
 
 
@@ -389,11 +389,11 @@ SLOW = Metric(name="throughput", value=100.0, unit="tok/s", scope="instance", to
 @pytest.mark.parametrize(
     "rule, changes",
     [
-        ("throughput-falls", {"metrics": (SLOW,)}),
-        ("output-lengths-differ", {"totals": Totals(completed=4096, output_tokens=4096 * 68)}),
-        ("unlike-runs", {"mode": "offline"}),
-        ("unlike-runs", {"workload": Workload(output_len=800, concurrency=64, warmup_s=10.0)}),
-        ("rate-not-served", {"workload": Workload(output_len=800, concurrency=64, request_rate=50.0)}),
+        ("throughput_falls", {"metrics": (SLOW,)}),
+        ("output_lengths_differ", {"totals": Totals(completed=4096, output_tokens=4096 * 68)}),
+        ("unlike_runs", {"mode": "offline"}),
+        ("unlike_runs", {"workload": Workload(output_len=800, concurrency=64, warmup_s=10.0)}),
+        ("rate_not_served", {"workload": Workload(output_len=800, concurrency=64, request_rate=50.0)}),
     ],
 )
 def test_one_unlike_run_in_a_clean_sweep_is_found(rule, changes):
@@ -405,7 +405,7 @@ def test_a_sweep_sent_in_single_waves():
         run.model_copy(update={"workload": run.workload.model_copy(update={"num_prompts": int(2.0**n)})})
         for n, run in enumerate(GOOD.runs)
     )
-    assert one("single-wave", replace(GOOD, runs=runs)).numbers["runs"] == 8
+    assert one("single_wave", replace(GOOD, runs=runs)).numbers["runs"] == 8
 
 
 # Helpers
@@ -439,7 +439,7 @@ def run(*arguments: str):
 
 def test_the_command_on_the_documents():
     result = run()
-    assert result.exit_code == 1 and "total-read-as-output" in result.stdout
+    assert result.exit_code == 1 and "total_read_as_output" in result.stdout
     assert '"| H200 x8 | SGLang | 6,311 tok/s | dstack |"' in result.stdout
     assert "notes are not shown" in result.stdout.splitlines()[-1]
 
@@ -453,7 +453,7 @@ def test_json_has_every_finding_with_its_quotes():
     result = run("mi350x", "--json", "-", "--fail-on", "never")
     whole = json.loads(result.stdout)
     (document,) = whole["audited"]
-    found = next(f for f in document["findings"] if f["rule"] == "memory-label")
+    found = next(f for f in document["findings"] if f["rule"] == "memory_label")
     assert len(found["quotes"]) == 2 and whole["counts"]["wrong"] >= 10
 
 
@@ -488,4 +488,4 @@ def test_a_broken_file_costs_itself_only(tmp_path):
 
 
 def test_the_rules_are_listed():
-    assert "batch-below-concurrency" in run("--rules").stdout
+    assert "batch_below_concurrency" in run("--rules").stdout

@@ -33,4 +33,4 @@ def _at(one: Finding, run: str) -> Finding:
 def explained() -> Iterable[tuple[str, str]]:
     """Each rule's name and why it matters."""
     for rule in RULES:
-        yield rule.__name__.replace("_", "-"), inspect.getdoc(rule) or ""
+        yield rule.__name__, inspect.getdoc(rule) or ""

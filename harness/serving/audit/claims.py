@@ -42,7 +42,7 @@ def total_read_as_output(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             severity = "wrong" if claim.metric.tokens == "output" or claim.kind == "cited" else "suspect"
             said = "says output" if claim.metric.tokens == "output" else "does not say of which tokens"
             yield found(
-                "total-read-as-output",
+                "total_read_as_output",
                 severity,
                 f"{claim.metric.value:,.6g} tok/s {said}: {run.id} has {into:,.6g} in + {out:,.6g} out = "
                 f"{whole:,.6g}; output alone is {out:,.6g}, {whole / out:.3g} times less",
@@ -74,7 +74,7 @@ def single_request_differs(audited: Audited, corpus: Corpus) -> Iterator[Finding
         times = rates[fast][0] / rates[slow][0]
         if rates[fast][0] > APART * rates[slow][0]:
             yield found(
-                "single-request-differs",
+                "single_request_differs",
                 "wrong",
                 f"a single request gets {rates[slow][0]:g} tok/s ({rates[slow][1]}) and {rates[fast][0]:g} "
                 f"({rates[fast][1]}), {times:.2g} times as many: one cold, one warm",
@@ -99,7 +99,7 @@ def peaks_differ(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             values = one.metric.value, other.metric.value
             if one.where == other.where and max(values) > PEAKS * min(values):
                 yield found(
-                    "peaks-differ",
+                    "peaks_differ",
                     "suspect",
                     f"two peaks of one setup: {values[0]:,.6g} and {values[1]:,.6g} tok/s, "
                     f"{max(values) / min(values) - 1:.1%} apart: of other windows or counters",
@@ -134,7 +134,7 @@ def up_to(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             unit = {"1": "x" if ratio else ""}.get(claim.metric.unit, f" {claim.metric.unit}")
             bound = "up to " if claim.bound == "up to" else ""
             yield found(
-                "up-to",
+                "up_to",
                 "suspect",
                 f"{claim.id}: {bound}{value}{unit} without {', '.join(lacks)}",
                 [claim.id],
@@ -165,7 +165,7 @@ def highest_of_total_alone(audited: Audited, corpus: Corpus) -> Iterator[Finding
         lengths = f"{other.workload.input_len or 0:g}/{other.workload.output_len or 0:g}"
         if own and best > 1.01 * own:
             yield found(
-                "highest-of-total-alone",
+                "highest_of_total_alone",
                 "suspect",
                 f"{claim.metric.value:,.6g} tok/s is highest by input and output; by output {run.id} has "
                 f"{own:,.6g} and {other.id} ({other.engine}, {lengths}) {best:,.6g}",
@@ -185,7 +185,7 @@ def memory_label(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     for small, large in combinations(sorted(sizes), 2):
         if abs(large / small / MEMORY - 1) < 0.003:
             yield found(
-                "memory-label",
+                "memory_label",
                 "wrong",
                 f"one memory is given as {small:g} GB and as {large:g} GB: "
                 f"{small:g} GiB = {small * MEMORY:.0f} GB",
@@ -206,7 +206,7 @@ def optimum_is_uneven(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         low, high = (pick(points.values(), key=lambda point: point[1]) for pick in (min, max))
         if high[1] > APART * low[1]:
             yield found(
-                "optimum-is-uneven",
+                "optimum_is_uneven",
                 "wrong",
                 f"{claim.metric.value:g} to {claim.upper or claim.metric.value:g} in flight are called "
                 f"optimal: {low[1]:,.6g} tok/s at {low[0]:g}, {high[1]:,.6g} at {high[0]:g}",
@@ -241,7 +241,7 @@ def limit_not_met(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
                 and same_engine(claim.engine, run.engine)
             ):
                 yield found(
-                    "limit-not-met",
+                    "limit_not_met",
                     "suspect",
                     f"{claim.id}: {name} below {most:g} ms at {claim.metric.value:g} in flight; {run.id} has "
                     f"{value:.4g} ms there, with {run.engine} {run.version or 'of unknown version'} "

@@ -40,7 +40,7 @@ def throughput_falls(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             lost = 1 - around[1][1] / around[0][1]
             kind = "prompts at once" if sweep[0].mode == "offline" else "in flight"
             yield found(
-                "throughput-falls",
+                "throughput_falls",
                 "suspect",
                 f"throughput falls by {lost:.0%} as load rises: {shown} {kind}",
                 [sweep[i].id for i in range(low - 1, min(low + 2, len(sweep)))],
@@ -61,7 +61,7 @@ def output_lengths_differ(audited: Audited, corpus: Corpus) -> Iterator[Finding]
             points = ((load_of(run), lengths[run.id]) for run in sweep if run.id in lengths)
             shown = ", ".join(f"{each:.4g} at {load:g}" for load, each in points)
             yield found(
-                "output-lengths-differ",
+                "output_lengths_differ",
                 "wrong",
                 f"one table, unequal answers: tokens {of} {shown}",
                 list(lengths),
@@ -91,7 +91,7 @@ def single_wave(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
                 else ""
             )
         if ones:
-            yield found("single-wave", "suspect", text, [run.id for run in ones], runs=len(ones))
+            yield found("single_wave", "suspect", text, [run.id for run in ones], runs=len(ones))
 
 
 def _requests(run: ServingRun) -> float | None:
@@ -111,7 +111,7 @@ def short_run(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         best = max(short, key=lambda run: throughput(run).value)
         took = [run.totals.duration_s for run in short]
         yield found(
-            "short-run",
+            "short_run",
             "suspect",
             f"{len(short)} of {len(audited.runs)} runs took under {SHORT_S:g} s "
             f"({min(took):g} to {max(took):g}); the fastest of them, {throughput(best).value:,.6g} tok/s, "
@@ -128,7 +128,7 @@ def tokens_over_time(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         tokens, took, out = run.value("tokens"), run.totals.duration_s, throughput(run)
         if tokens and took and out and apart(out.value, tokens / took, took) > EXACT:
             yield found(
-                "tokens-over-time",
+                "tokens_over_time",
                 "wrong",
                 f"{run.id}: {tokens:,.6g} tokens in {took:g} s are {tokens / took:,.6g} tok/s, "
                 f"not {out.value:,.6g}",
@@ -151,7 +151,7 @@ def rate_of_a_request_rises(audited: Audited, corpus: Corpus) -> Iterator[Findin
         best, rate = max(rates, key=lambda pair: pair[1])
         if rate > RISES * alone:
             yield found(
-                "rate-of-a-request-rises",
+                "rate_of_a_request_rises",
                 "suspect",
                 f"a request alone gets less than one of many: {alone:.4g} tok/s at {load_of(first):g} in "
                 f"flight, {rate:.4g} each at {load_of(best):g}; the first is likely cold",
@@ -181,7 +181,7 @@ def batch_below_concurrency(audited: Audited, corpus: Corpus) -> Iterator[Findin
         if batch and asked and batch < FULL * asked:
             ttft, tpot = run.value("ttft", "mean"), run.value("tpot", "mean")
             yield found(
-                "batch-below-concurrency",
+                "batch_below_concurrency",
                 "suspect",
                 f"{run.id}: {asked:g} in flight, but {batch:.0f} decode at a time "
                 f"({run.value('throughput', tokens='output'):,.6g} output tok/s x {tpot:.4g} ms)"
@@ -219,7 +219,7 @@ def counted_in_a_window(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         if total and true and total < 0.95 * true:
             text += f"; its total, {total:,.6g} tok/s, lacks input tokens: with all about {true:,.6g}"
         yield found(
-            "counted-in-a-window",
+            "counted_in_a_window",
             "wrong",
             text,
             [run.id],
@@ -240,7 +240,7 @@ def itl_is_of_chunks(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             itl, tpot = run.value("itl", statistic), run.value("tpot", statistic)
             if itl and tpot and itl > CHUNKED * tpot:
                 yield found(
-                    "itl-is-of-chunks",
+                    "itl_is_of_chunks",
                     "suspect",
                     f"{run.id}: ITL {itl:g} ms is {itl / tpot:.3g} times TPOT {tpot:g} ms: chunks of about "
                     f"{itl / tpot:.0f} tokens; not another's ITL, nor TPOT",
@@ -261,7 +261,7 @@ def rate_not_served(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         served = run.value("request_throughput") or (out / length if out and length else None)
         if offered and served and served < SERVED * offered:
             yield found(
-                "rate-not-served",
+                "rate_not_served",
                 "note",
                 f"{run.id}: {offered:g} requests a second offered, {served:.4g} served",
                 [run.id],
@@ -283,7 +283,7 @@ def prefill_left_out(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         decode = f"{out.value / nodes:,.5g} a decode node, " if nodes else ""
         about = [claim.id for claim in stated if run.id in {one.id for one in corpus.runs_of(claim)}]
         yield found(
-            "prefill-left-out",
+            "prefill_left_out",
             "wrong" if about else "note",
             f"{run.id}: {out.value:,.6g} output tok/s are {decode}{out.value / split.decode_gpus:,.5g} a "
             f"decode GPU, but {out.value / gpus:,.5g} a GPU over all {gpus}, "

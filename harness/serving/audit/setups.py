@@ -59,7 +59,7 @@ def command_and_log_disagree(audited: Audited, corpus: Corpus) -> Iterator[Findi
                     for s, v in zip(("command", "log"), pair, strict=True)
                     if not isinstance(v, str)
                 }
-                yield found("command-and-log-disagree", "wrong", f"{run.id}: {shown}", [run.id], **numbers)
+                yield found("command_and_log_disagree", "wrong", f"{run.id}: {shown}", [run.id], **numbers)
 
 
 def _commands(about: Configuration, run: ServingRun) -> list[Workload]:
@@ -83,7 +83,7 @@ def date_before_image(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         if said and built and said < built:
             days = (built - said).days
             yield found(
-                "date-before-image",
+                "date_before_image",
                 "wrong",
                 f"dated {said}, but {about.image} is of {built}, {days} days later",
                 [about.name],
@@ -120,7 +120,7 @@ def image_not_pinned(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             if text and (UNPINNED.search(text) or (text == about.image and ":" not in text))
         ]
         if loose:
-            yield found("image-not-pinned", "suspect", f"{about.name}: {'; '.join(loose)}", [about.name])
+            yield found("image_not_pinned", "suspect", f"{about.name}: {'; '.join(loose)}", [about.name])
 
 
 def setups_differ(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
@@ -141,7 +141,7 @@ def setups_differ(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         ]
         if differ:
             yield found(
-                "setups-differ",
+                "setups_differ",
                 "suspect",
                 f"{a.name}, {b.name}: not only the GPU differs: {'; '.join(differ)}",
                 [a.name, b.name],
@@ -159,7 +159,7 @@ def precision_differs(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         asked = asked or (dtype[1] if dtype else "")
         if asked and asked != "auto" and "block" not in asked:
             yield found(
-                "precision-differs",
+                "precision_differs",
                 "suspect",
                 f"{about.name} asks for {asked}, where the checkpoint is FP8 block-scale",
                 [about.name],
@@ -171,7 +171,7 @@ def prefix_cache_contradicted(audited: Audited, corpus: Corpus) -> Iterator[Find
     for run in audited.runs:
         if run.workload.prefix_cached and "--no-enable-prefix-caching" in run.flags:
             yield found(
-                "prefix-cache-contradicted",
+                "prefix_cache_contradicted",
                 "wrong",
                 f"{run.id}: with cached prefixes, but its server has --no-enable-prefix-caching",
                 [run.id],
@@ -191,7 +191,7 @@ def flag_not_read(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
                 reasons.setdefault(why, []).append(f"{name}={value}")
         for why, names in reasons.items():
             yield found(
-                "flag-not-read",
+                "flag_not_read",
                 "suspect",
                 f"{about.name} sets {', '.join(names)}: {why}",
                 [about.name],
@@ -247,7 +247,7 @@ def notes_against_settings(audited: Audited, corpus: Corpus) -> Iterator[Finding
             meant = catalogue()[name].stands_for(value, ops[0]) if name in catalogue() else ()
             if meant and not any(told[0] in one for one in meant):
                 yield found(
-                    "notes-against-settings",
+                    "notes_against_settings",
                     "suspect",
                     f'{subject}: "{quote}", where {name}={value} stands for {", ".join(meant)}',
                     [subject],
@@ -264,7 +264,7 @@ def advised_without_effect(audited: Audited, corpus: Corpus) -> Iterator[Finding
                 why = unread(catalogue()[name], about) if name in catalogue() else ""
                 if why and about.environment.get(name) != value:
                     yield found(
-                        "advised-without-effect",
+                        "advised_without_effect",
                         "suspect",
                         f"{subject} advises {name}={value}: {why}",
                         [subject],
@@ -289,7 +289,7 @@ def prefix_cache_on(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         ]
         if rows:
             yield found(
-                "prefix-cache-on",
+                "prefix_cache_on",
                 "suspect",
                 f"{about.name} serves with --enable-prefix-caching; {len(rows)} runs of it count as "
                 "not cached, on random prompts that a repeated seed would repeat",

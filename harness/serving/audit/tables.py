@@ -49,7 +49,7 @@ def table_mixes(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             shown = "; ".join(f"{name}: {_values(group)}" for name, group in groups.items())
             severity = _severity(aspect, groups, audited)
             yield found(
-                f"table-mixes-{aspect.replace(' ', '-')}",
+                f"table_mixes_{aspect.replace(' ', '_')}",
                 severity,
                 f"{where}: {shown}; {why}",
                 [claim.id for claim in claims],
@@ -146,7 +146,7 @@ def open_circumstances(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             text = f"{aspect} not said of {len(open_)} of {len(own)} throughputs: {shown}"
             text += f"; for {elsewhere} a source or row says it" if elsewhere else ""
             yield found(
-                "circumstances-unknown",
+                "circumstances_unknown",
                 "suspect",
                 text,
                 open_,
@@ -171,7 +171,7 @@ def unlike_runs(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         if len(known) > 1:
             shown = ", ".join(f"{name} ({n})" for name, n in known.items())
             yield found(
-                "unlike-runs",
+                "unlike_runs",
                 "suspect",
                 f"{aspect} differs among the runs: {shown}",
                 kinds=len(known),
@@ -188,7 +188,7 @@ def cited_from_another_mode(audited: Audited, corpus: Corpus) -> Iterator[Findin
         modes = {one.mode for one in rests_on if one.mode != "unknown"}
         if modes and not modes & own:
             yield found(
-                "cited-from-another-mode",
+                "cited_from_another_mode",
                 "suspect",
                 f"{claim.id}: from {', '.join(sorted(modes))} runs, beside {', '.join(own)} ones of its own",
                 [claim.id, *claim.refers_to],
@@ -207,7 +207,7 @@ def compared_unlike(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         if compared.verdict == "refused":
             reasons = "; ".join(f"{one.aspect} {one.a} against {one.b}" for one in compared.reasons)
             yield found(
-                "compared-unlike",
+                "compared_unlike",
                 "wrong" if any(UNKNOWN not in (one.a, one.b) for one in compared.reasons) else "suspect",
                 f"{claim.id} sets {sides[0].id} ({compared.a.text}) beside "
                 f"{sides[1].id} ({compared.b.text}): {reasons}",

@@ -160,7 +160,7 @@ def _asked(config: Fields) -> tuple[str, Workload]:
     dataset = _first(config, "datasets")
     phase = _last(config, "phases")
     prompts = dataset.inside("prompts") if dataset else config.inside("input").inside("prompt")
-    load = phase or config.inside("loadgen")
+    load = phase or (config.inside("loadgen") if "loadgen" in config.values else config)
     lengths = ("isl", "osl") if dataset else ("input_tokens", "output_tokens")
     first = (
         _first(config.inside("models"), "items") if isinstance(config.values.get("models"), Mapping) else None

@@ -1,10 +1,10 @@
 """Blocks of results as serving clients print them, and as people paste them into issues and documents.
 
 Read in vllm/benchmarks/serve.py (0.32.0) and its predecessor benchmark_serving.py; sglang/bench_serving.py
-(0.4.0 to 0.5.6) and bench_offline_throughput.py; TensorRT-LLM's tensorrt_llm/serve/scripts/benchmark_serving.py
-(1.3); and in the blocks of Moreh's article on MoAI ("DeepSeek R1 671B on AMD MI300X GPUs: Maximum Throughput"),
-whose fork leaves out a warm-up and a cool-down. They print two decimals; which client it was follows from its
-lines.
+(0.4.0 to 0.5.6) and bench_offline_throughput.py; TensorRT-LLM's tensorrt_llm/serve/scripts/
+benchmark_serving.py (1.3); and in the blocks of Moreh's article on MoAI ("DeepSeek R1 671B on AMD MI300X
+GPUs: Maximum Throughput"), whose fork leaves out a warm-up and a cool-down. They print two decimals; which
+client it was follows from its lines.
 
 What a client sees is one `instance`; how many GPUs stand behind it, the block does not say. Nor does vLLM's
 say which engine answered.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 
+from harness.serving.formats import trtllm_bench
 from harness.serving.formats.console_command import Command, command_of, contradicts
 from harness.serving.formats.console_text import Block, blocks, has_blocks
 from harness.serving.formats.metrics import MILLISECONDS
@@ -48,18 +49,19 @@ WINDOW = (
 
 
 def recognises(document: Document) -> bool:
-    return document.kind == "text" and has_blocks(document.text)
+    return document.kind == "text" and (has_blocks(document.text) or trtllm_bench.MARK in document.text)
 
 
 def runs(document: Document) -> list[ServingRun]:
-    """The runs of the blocks that say anything."""
+    """The runs of the blocks that say anything, and of trtllm-bench's reports, in the text's order."""
     found = list(blocks(document.text))
     commands = [
         command_of(block.before, found[i + 1].before if i + 1 < len(found) else None)
         for i, block in enumerate(found)
     ]
     made = [_run(document, block, command) for block, command in zip(found, commands, strict=True)]
-    return [run for run in made if run.metrics or run.totals != Totals()]
+    made = [run for run in made if run.metrics or run.totals != Totals()]
+    return sorted([*made, *trtllm_bench.printed(document)], key=lambda run: int(run.id.rpartition(":")[2]))
 
 
 def _client(row: Fields, offline: bool) -> str:
@@ -77,9 +79,12 @@ def _client(row: Fields, offline: bool) -> str:
 
 def _run(document: Document, block: Block, command: Command | None) -> ServingRun:
     where = f"{document.path}:{block.line}"
-    row = Fields(where, {k: v for k, v in block.values.items() if k not in block.conflicts}, as_text=True)
+    unsure = {*block.conflicts, block.cut}
+    row = Fields(where, {k: v for k, v in block.values.items() if k not in unsure}, as_text=True)
     for label, (first, second) in block.conflicts.items():
         row.leave_out(label, f"stands there twice, as {first} and as {second}")
+    if block.cut:
+        row.leave_out(block.cut, "is where the text ends and may be cut through")
     if not block.closed:
         message = (
             f"{where}: the block is broken off: its last line is missing, and what came before it may be"

@@ -78,7 +78,9 @@ class Command:
             into, out = (None if one is None else (max(int(one * least), 1) + one) / 2 for one in (into, out))
             return into, out, f"lengths: means of those drawn between {least:g} of what was asked for and all"
         if self.program == "script" and ratio is not None and into is not None:
-            why = f"lengths left out: versions of the script differ in what --random-range-ratio {ratio:g} means"
+            why = (
+                f"lengths left out: what --random-range-ratio {ratio:g} means depends on the script's version"
+            )
             return None, None, why
         return into, out, ""
 

@@ -18,17 +18,18 @@ PREFIX = re.compile(
         | \d{4}-\d\d-\d\d[T]? | \d\d[-/]\d\d(?=\s)
         | \d\d?:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?
         | (?:DEBUG|INFO|WARNING|WARN|ERROR|NOTICE)\b:?
-        | [\w.-]+\[\d+\]: | [\w./]+\.py:\d+\]?
+        | [A-Z][a-z]{2}\s+\d\d?\s\d\d:\d\d:\d\d\s\S+\s | [\w.-]+\[\d+\]: | [\w./]+\.py:\d+\]?
         | [-:]+(?=\s)
         )+""",
     re.VERBOSE,
 )
-HEADER = re.compile(r"(={3,})\s*(Serving|Offline Throughput) Benchmark Result\s*={3,}", re.IGNORECASE)
+HEADER = re.compile(r"(?<!=)(={3,})\s*(Serving|Offline Throughput) Benchmark Result\s*={3,}", re.IGNORECASE)
 GLUED = 40  # signs before a header's words: a closing line of 50 and the header's own 12
 CLOSING = re.compile(r"={10,}")
 SEPARATOR = re.compile(r"-{3,}[^:]*-{3,}|-{10,}")
 LINE = re.compile(r"(?P<label>[A-Za-z][^:]*?)\s*(?:\((?P<unit>[^()]*)\))?\s*:\s*(?P<value>\S.*)?")
 REMARK = re.compile(r"\s+(?:\(|#|←|<-|//|\\$).*")  # what people write behind a number
+LONGEST = 300  # no line of a block is longer
 AROUND = " \t|*`'\"\\,"
 
 
@@ -41,6 +42,7 @@ class Block:
     values:    text by label, in lower case, with its unit in parentheses
     conflicts: labels that stand there twice with different values: two blocks in one, or a broken one
     closed:    whether its last line is there
+    cut:       the label whose line is the text's last and has no end, so that its value may be cut through
     before:    the lines between the block before it (or the start) and its header
     """
 
@@ -50,6 +52,7 @@ class Block:
     values: dict[str, str] = field(default_factory=dict)
     conflicts: dict[str, tuple[str, str]] = field(default_factory=dict)
     closed: bool = False
+    cut: str = ""
 
 
 def plain(text: str) -> list[str]:
@@ -78,7 +81,11 @@ def blocks(text: str) -> Iterator[Block]:
         body = lines[at + 1 : following[0] if following else len(lines)]
         glued = following is not None and len(following[1][1]) >= GLUED
         block = Block(at + 1, match[2].lower() != "serving", lines[free:at])
+        before = lines[at][: match.start()]
+        body = [line.removeprefix(before) for line in body]  # a prefix that no rule knows
         free = at + 1 + _fill(block, body, closed_by_next=glued)
+        if free == len(lines) and lines[-1].strip() and not lines[-1][-1].isspace() and not block.closed:
+            block.cut = next(reversed(block.values), "")
         yield block
 
 
@@ -97,6 +104,8 @@ def _fill(block: Block, body: list[str], closed_by_next: bool) -> int:
 def _take(block: Block, line: str) -> bool:
     """Whether the line is one of a block's; its value is kept."""
     line = line.strip(AROUND)
+    if len(line) > LONGEST:
+        return False
     if not line or SEPARATOR.fullmatch(line):
         return True
     match = LINE.fullmatch(line)

@@ -63,15 +63,18 @@ WHOLE = 1e-3  # how far total / per GPU may be from a whole number, printed with
 
 
 def recognises(document: Document) -> bool:
-    if document.kind == "text":
-        return MARK in document.text
     rows = document.rows()
     return bool(rows) and all(_is_one(row) for row in rows)
 
 
 def runs(document: Document) -> list[ServingRun]:
-    if document.kind != "text":
-        return [_run(Fields(where, row), printed=False) for where, row in objects(document)]
+    return [_run(Fields(where, row), printed=False) for where, row in objects(document)]
+
+
+def printed(document: Document) -> list[ServingRun]:
+    """The runs of the reports printed in a text; see harness/serving/formats/console.py."""
+    if MARK not in document.text:
+        return []
     return [
         _run(Fields(f"{document.path}:{line}", row, as_text=True), printed=True)
         for line, row in _reports(document.text)
@@ -132,7 +135,8 @@ def _run(row: Fields, *, printed: bool) -> ServingRun:
     ]
     speeds = of.inside(DISTRIBUTIONS["GTPS"])
     speeds.take("average")  # token_output_speed_tok_s again
-    metrics += of_object(speeds, STATISTICS, "generation_speed_per_user", "tok/s", tokens="output")
+    others = {key: name for key, name in STATISTICS.items() if name != "mean"}
+    metrics += of_object(speeds, others, "generation_speed_per_user", "tok/s", tokens="output")
     completed = requests.count("num_requests")
     duration = performance.number("total_latency_ms", scale=1e-3)
     into, out = (
@@ -141,7 +145,7 @@ def _run(row: Fields, *, printed: bool) -> ServingRun:
     gpus, note = _gpus(world, metrics, printed)
     return ServingRun(
         id=row.where,
-        client=NAME,
+        client=f"{NAME}.console" if printed else NAME,
         source=row.where,
         model=engine.text("model"),
         precision=engine.text("quantization") or engine.text("dtype"),

@@ -2,7 +2,8 @@
 
 Read in NVIDIA/TensorRT-LLM, tensorrt_llm/serve/scripts/benchmark_serving.py (0228a712, of 1.3). It is vLLM's
 old script with `user_throughput` (mean over requests of output tokens / latency), `e2els` and
-`avg_decoded_tokens_per_iter` added; it kept the literal key "request_goodput:". Times of single requests are in seconds.
+`avg_decoded_tokens_per_iter` added; it kept the literal key "request_goodput:". Times of single requests
+are in seconds.
 """
 
 from __future__ import annotations

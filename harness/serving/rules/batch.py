@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from harness.serving.rules.common import MARGIN, apart, broken, hint, stated, whole
 from harness.serving.schema import Finding, ServingRun
 
+ALIKE = 4.0  # a factor that decoding at its start and its end stay within
+
 
 def steps(run: ServingRun) -> Iterator[Finding]:
     """Tokens of the batch over the time of its prefill, of its decoding, of a decode step.
@@ -59,10 +61,24 @@ def overall(run: ServingRun) -> Iterator[Finding]:
                 run,
                 "throughput",
                 f"{metric.tokens} throughput {value:g} tok/s, but {size} requests of {into or 0:g} / {out:g} "
-                f"tokens in a duration of {totals.duration_s:g} s are {expected:g}{hint(run, value / expected)}",
+                f"tokens in a duration of {totals.duration_s:g} s are {expected:g}"
+                f"{hint(run, value / expected)}",
                 {"throughput": value, "tokens": count, "duration": totals.duration_s, "expected": expected},
                 "suspect",
             )
 
 
-RULES = (steps, overall)
+def last_step(run: ServingRun) -> Iterator[Finding]:
+    """The server's own count of its last decode steps, beside the client's of all of them."""
+    last, all_steps = run.value("last_gen_throughput"), run.value("decode_throughput")
+    if last and all_steps and not 1 / ALIKE < last / all_steps < ALIKE:
+        yield Finding(
+            rule="decode_throughput",
+            severity="suspect",
+            message=f"last_gen_throughput is {last:g} tok/s, decode_throughput (output_throughput) "
+            f"{all_steps:g}{hint(run, last / all_steps)}",
+            numbers={"last_gen_throughput": last, "decode_throughput": all_steps},
+        )
+
+
+RULES = (steps, overall, last_step)

@@ -66,7 +66,7 @@ def audit_command(**options: Any) -> None:
 def compare_command(**options: Any) -> None:
     """Set one result beside another, if they are alike. A and B: FILE, FILE:ROW, or the id of a published run
     or claim. What can be normalised is (over all GPUs, output tokens alone), and said; else it is refused
-    with every reason. Exit code 0 where they compare, 1 where they do not, 2 where a name cannot be understood."""
+    with every reason. Exit code 0 where they compare, 1 where not, 2 where a name is not understood."""
     from harness.serving.comparing_command import show
 
     sys.exit(show(**options))

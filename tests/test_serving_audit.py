@@ -3,17 +3,23 @@ each with its numbers; of the same data made good the rule says nothing."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from harness.cli_serving import serving
 from harness.serving.audit import RULES, Audited, audit
 from harness.serving.audit.corpus import Corpus, printed, same_engine, same_hardware
 from harness.serving.audit_command import of_document
+from harness.serving.comparable import compare
 from harness.serving.documents import Claim, Configuration
+from harness.serving.figure import of_run
 from harness.serving.publications import published_corpus, published_documents, raw_files
 from harness.serving.schema import Metric, Parallelism, ServingRun, Totals, Workload
 
@@ -323,6 +329,19 @@ def test_rankings_are_held_against_every_row():
     assert everywhere.numbers["fails"] == 2 and "6400 out: 133.12" in everywhere.message
 
 
+def test_trends_are_numbers_too():
+    plateau = one("trends", ALL["dstack-methodology"], "dstack-raw-plateau")
+    assert (plateau.severity, plateau.numbers) == ("suspect", {"series": 4, "breaks": 3})
+    assert "590.78 at 64 to 802.54 at 128, 36% up" in plateau.message
+    rises = one("trends", ARTICLE, "dstack-ttft-length-h200-others")
+    assert (rises.severity, rises.numbers) == ("note", {"series": 2, "breaks": 0})
+    said = next(claim for claim in ARTICLE.claims if claim.id == "dstack-ttft-length-h200-others").trend
+    falls = with_claim(
+        ARTICLE, "dstack-ttft-length-h200-others", trend=said.model_copy(update={"says": "falls"})
+    )
+    assert one("trends", falls, "dstack-ttft-length-h200-others").numbers["breaks"] == 2
+
+
 def test_a_ranking_by_total_tokens_alone():
     found = one("highest_of_total_alone", ARTICLE, "dstack-4176")
     assert found.numbers["own_output"] == pytest.approx(835.2, abs=0.01)
@@ -408,6 +427,47 @@ def test_a_sweep_sent_in_single_waves():
     assert one("single_wave", replace(GOOD, runs=runs)).numbers["runs"] == 8
 
 
+# Whatever a file holds
+
+
+ODD = st.sampled_from([None, 0, 1, 7, 128, 10**15])
+ODD_METRICS = st.lists(
+    st.builds(
+        Metric,
+        name=st.sampled_from(["throughput", "tpot", "itl", "ttft", "tokens", "e2e", "concurrency"]),
+        value=st.sampled_from([-1.0, 0.0, 1e-12, 1.0, 46.0, 1e15]),
+        unit=st.sampled_from(["tok/s", "ms", "s", "1", "tokens"]),
+        scope=st.sampled_from(["gpu", "node", "decode_node", "instance", "cluster", "request", "unknown"]),
+        tokens=st.sampled_from(["output", "input", "total", "none", "unknown"]),
+        statistic=st.sampled_from(["total", "mean", "median"]),
+    ),
+    max_size=4,
+).map(tuple)
+ODD_RUNS = st.builds(
+    ServingRun,
+    id=st.uuids().map(str),
+    client=st.sampled_from(["", "c"]),
+    source=st.just("s"),
+    mode=st.sampled_from(["online", "offline", "unknown"]),
+    gpus=ODD, nodes=ODD, flags=st.sampled_from([(), ("--tp 8",), ("",)]),
+    parallelism=st.builds(Parallelism, prefill_gpus=ODD, decode_gpus=ODD),
+    workload=st.builds(Workload, input_len=ODD, output_len=ODD, concurrency=ODD, request_rate=ODD,
+                       num_prompts=ODD, warmup_s=ODD),
+    totals=st.builds(Totals, duration_s=ODD, completed=ODD, input_tokens=ODD, output_tokens=ODD),
+    metrics=ODD_METRICS,
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(ODD_RUNS, min_size=1, max_size=4))
+def test_odd_runs_are_audited_and_compared(runs):
+    assert isinstance(audit(Audited("odd", runs=tuple(runs)), CORPUS), list)
+    figures = [of_run(run, metric) for run in runs for metric in run.metrics[:2]]
+    for a, b in itertools.product(figures, figures):
+        found = compare(a, b)
+        assert found.verdict == "refused" or found.ratio is not None or b.metric.value == 0
+
+
 # Helpers
 
 
@@ -474,6 +534,31 @@ def test_a_users_own_file(tmp_path):
     path.write_text("\n".join(map(json.dumps, lines)))
     result = run(str(path))
     assert result.exit_code == 0 and "throughput falls by 40%" in result.stdout
+
+
+def test_files_of_one_point_each_are_one_sweep(tmp_path):
+    """As vllm bench serve writes them."""
+    names = []
+    for load, out in ((32, 900.0), (64, 1500.0), (128, 800.0)):
+        tokens = round(out * 100)
+        whole = {
+            "date": "20260101-000000", "endpoint_type": "vllm", "backend": "vllm", "label": None,
+            "model_id": "deepseek-ai/DeepSeek-R1", "tokenizer_id": "x", "num_prompts": 2000,
+            "request_rate": "inf", "max_concurrency": load, "duration": 100.0, "completed": 2000,
+            "total_input_tokens": 2000000, "total_output_tokens": tokens, "request_throughput": 20.0,
+            "output_throughput": out, "total_token_throughput": out + 20000.0,
+        }  # fmt: skip
+        names.append(str(tmp_path / f"c{load}.json"))
+        (tmp_path / f"c{load}.json").write_text(json.dumps(whole))
+    result = run(*names)
+    assert "3 files" in result.stdout and "throughput falls by 47%" in result.stdout
+    assert "throughput falls" not in run(names[2]).stdout
+
+
+def test_dstacks_shifted_rows_in_a_users_own_copy():
+    copy = Path(__file__).parent / "data" / "serving" / "dstack_online.csv"
+    result = run(str(copy))
+    assert result.exit_code == 1 and "wrong column_shift" in result.stdout
 
 
 def test_what_is_neither_file_nor_document():

@@ -17,7 +17,7 @@ from harness.serving.integrity import examined
 from harness.serving.loading import load
 from harness.serving.publications import published_corpus, published_documents, raw_files
 from harness.serving.reading import UnreadableError
-from harness.serving.schema import Finding
+from harness.serving.schema import Finding, ServingRun
 from harness.writing import write
 
 WIDTH = 150
@@ -52,19 +52,24 @@ def show(names: Sequence[str], rules: bool, fail_on: str, notes: bool, json_to: 
 
 
 def chosen_of(names: Sequence[str], everything: Sequence[Audited]) -> tuple[list[Audited], int]:
-    """Documents by id, files by path; a file that cannot be read costs itself only."""
-    known, chosen, code = {one.name: one for one in everything}, [], OK
-    for name in names:
+    """Documents by id, files by path: all files make one set, as many clients write one for each point of a
+    sweep. A file that cannot be read costs itself only."""
+    known, code = {one.name: one for one in everything}, OK
+    files: dict[str, tuple[ServingRun, ...]] = {}
+    for name in dict.fromkeys(names):
         if name in known:
-            chosen.append(known[name])
-        elif Path(name).exists():
-            try:
-                chosen.append(Audited(name, runs=tuple(load(name))))
-            except UnreadableError as error:
-                click.echo(f"error: {error}", err=True)
-                code = USAGE
-        else:
+            continue
+        if not Path(name).exists():
             raise UsageError(f"{name!r} is neither a file nor a document; documents: {', '.join(known)}")
+        try:
+            files[name] = tuple(load(name))
+        except UnreadableError as error:
+            click.echo(f"error: {error}", err=True)
+            code = USAGE
+    chosen = [known[name] for name in dict.fromkeys(names) if name in known]
+    if files:
+        title = next(iter(files)) if len(files) == 1 else f"{len(files)} files"
+        chosen.append(Audited(title, runs=tuple(run for runs in files.values() for run in runs)))
     return chosen, code
 
 

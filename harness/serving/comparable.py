@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.flags import catalogue
-from harness.serving.figure import LENGTH_TOLERANCE, SNAPSHOT, Figure
+from harness.serving.figure import LENGTH_TOLERANCE, SNAPSHOT, Figure, matters
 from harness.serving.schema import Metric
 
 Verdict = Literal["alike", "normalised", "refused"]
@@ -101,7 +101,6 @@ CONDITIONS = {
     "accounting window": "one leaves its ramp-up and its tail out, the other counts them",
 }
 UNKNOWN = "unknown"
-WHERE = ("--model", "--model-path", "--host", "--port", "--served-model-name", "--trust-remote-code")
 MAY_BE_UNKNOWN = ("model", "dataset", "prefix caching", "precision", "accounting window")
 """What most clients' files do not say: open on either side it is named as uncertain, and does not refuse."""
 
@@ -283,7 +282,7 @@ def _confounders(a: Figure, b: Figure) -> Iterator[str]:
 
 def options(figure: Figure) -> set[str]:
     """A server's flags, without those that say where things are."""
-    return {one for one in figure.flags if one.split(": ", 1)[-1].split()[0] not in WHERE}
+    return {one for one in figure.flags if matters(one)}
 
 
 def _unread() -> set[str]:

@@ -14,6 +14,7 @@ CHECKPOINT_FP8 = re.compile(r"deepseek-(r1|v3)", re.IGNORECASE)
 
 SNAPSHOT = re.compile(r"-\d{4}$")
 """Of a model's name: later weights of the same layers."""
+WHERE = ("--model", "--model-path", "--host", "--port", "--served-model-name", "--trust-remote-code")
 CONVERTS = re.compile(r"tensorrt|trt", re.IGNORECASE)
 """Engines whose weights are what a conversion made of a checkpoint."""
 
@@ -96,6 +97,11 @@ def option(flags: tuple[str, ...], name: str) -> str:
         if words[0] == name:
             return words[1].strip() if len(words) > 1 else "1"
     return ""
+
+
+def matters(flag: str) -> bool:
+    """Whether a server's flag is more than where things are."""
+    return re.split(r"[ =]", flag.split(": ", 1)[-1], maxsplit=1)[0] not in WHERE
 
 
 def of_run(run: ServingRun, metric: Metric) -> Figure:

@@ -10,9 +10,8 @@ from itertools import combinations
 from harness.flags import Flag, catalogue
 from harness.serving.audit.corpus import Audited, Corpus, found, same_engine, same_hardware
 from harness.serving.client_commands import workloads_of
-from harness.serving.comparable import WHERE
 from harness.serving.documents import Configuration
-from harness.serving.figure import option
+from harness.serving.figure import matters, option
 from harness.serving.schema import Finding, ServingRun, Workload
 
 UNPINNED = re.compile(r":(latest|devel|nightly|main|dev)$|--pre\b|wheels\.vllm\.ai/nightly")
@@ -133,7 +132,7 @@ def setups_differ(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             differ.append(f"version {a.version} against {b.version}")
         elif a.image != b.image:
             differ.append(f"image {a.image} against {b.image}")
-        left, right = ({f for f in one.flags if f.split()[0] not in WHERE} for one in (a, b))
+        left, right = ({f for f in one.flags if matters(f)} for one in (a, b))
         differ += [
             f"{' '.join(sorted(only))} on {one.hardware} alone"
             for only, one in ((left - right, a), (right - left, b))

@@ -427,6 +427,19 @@ def test_a_sweep_sent_in_single_waves():
     assert one("single_wave", replace(GOOD, runs=runs)).numbers["runs"] == 8
 
 
+def test_repeats_and_other_lengths_are_no_fall_and_no_cold_start():
+    slow = (SLOW.model_copy(update={"value": 150.0}),)
+    again = clean_run(64.0, id="again", metrics=slow)
+    assert not of("throughput_falls", Audited("good", runs=(clean_run(64.0), again)))
+    alone = clean_run(1.0, id="alone", metrics=(SLOW,))
+    assert of("single_request_differs", Audited("good", runs=(clean_run(1.0), alone)))
+    longer = alone.workload.model_copy(update={"input_len": 128000.0})
+    other = alone.model_copy(update={"workload": longer})
+    assert not of("single_request_differs", Audited("good", runs=(clean_run(1.0), other)))
+    machine = alone.model_copy(update={"hardware": "B200"})
+    assert not of("single_request_differs", Audited("good", runs=(clean_run(1.0), machine)))
+
+
 # Whatever a file holds
 
 

@@ -16,7 +16,8 @@ from harness.serving.audit.corpus import (
     throughput,
 )
 from harness.serving.audit.rows import RATIO, RESULT, by_kind, is_throughput, row_of
-from harness.serving.schema import Finding
+from harness.serving.documents import Claim
+from harness.serving.schema import Finding, ServingRun, Workload
 
 APART = 1.5  # two rates of a single request of one setup
 PEAKS = 1.05
@@ -57,31 +58,40 @@ def total_read_as_output(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
 def single_request_differs(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """One setup serves a lone request at one speed. Two that lie far apart are of a cold and of a warm
     server, and only one of them is the setup's."""
-    rates: dict[str, tuple[float, str]] = {}
+    setups: dict[tuple, list[tuple[float, ServingRun | Claim]]] = {}
     for run in audited.runs:
         out = throughput(run)
-        if run.workload.concurrency == 1 and out and out.tokens != "total":
-            rates[run.id] = (out.value, "at concurrency 1")
+        if run.workload.concurrency == 1 and out and out.tokens != "total" and out.value > 0:
+            setups.setdefault(_setup(run), []).append((out.value, run))
     for claim in audited.claims:
-        if (
-            is_throughput(claim.metric)
-            and claim.kind != "cited"
-            and (claim.metric.scope == "request" or claim.workload.concurrency == 1)
-        ):
-            rates.setdefault(claim.id, (claim.metric.value, claim.where))
-    if len(rates) > 1:
-        slow, fast = min(rates, key=rates.get), max(rates, key=rates.get)
-        times = rates[fast][0] / rates[slow][0]
-        if rates[fast][0] > APART * rates[slow][0]:
-            yield found(
-                "single_request_differs",
-                "wrong",
-                f"a single request gets {rates[slow][0]:g} tok/s ({rates[slow][1]}) and {rates[fast][0]:g} "
-                f"({rates[fast][1]}), {times:.2g} times as many: one cold, one warm",
-                [slow, fast],
-                slow=rates[slow][0],
-                fast=rates[fast][0],
-            )
+        alone = is_throughput(claim.metric) and claim.kind != "cited"
+        if alone and (claim.metric.scope == "request" or claim.workload.concurrency == 1):
+            setups.setdefault(_setup(claim), []).append((claim.metric.value, claim))
+    for rates in setups.values():
+        (slow, first), (fast, second) = (pick(rates, key=lambda rate: rate[0]) for pick in (min, max))
+        if fast <= APART * slow or _other_lengths(first.workload, second.workload):
+            continue
+        yield found(
+            "single_request_differs",
+            "wrong",
+            f"a single request gets {slow:g} tok/s ({first.id}) and {fast:g} ({second.id}), "
+            f"{fast / slow:.2g} times as many: one cold, one warm",
+            [first.id, second.id],
+            slow=slow,
+            fast=fast,
+        )
+
+
+def _setup(one: ServingRun | Claim) -> tuple[str, ...]:
+    if one.configuration:
+        return (one.configuration,)
+    return one.hardware, one.engine, getattr(one, "version", ""), str(one.gpus)
+
+
+def _other_lengths(a: Workload, b: Workload) -> bool:
+    """Whether both say their lengths, and not the same."""
+    pairs = ((a.input_len, b.input_len), (a.output_len, b.output_len))
+    return any(None not in pair and pair[0] != pair[1] for pair in pairs)
 
 
 def peaks_differ(audited: Audited, corpus: Corpus) -> Iterator[Finding]:

@@ -122,34 +122,16 @@ def tokens_per_request(run: ServingRun) -> float | None:
 
 
 def sweeps(runs: Sequence[ServingRun]) -> Iterator[list[ServingRun]]:
-    """Runs that differ in their load alone, by rising load; at one load twice, by output length too."""
+    """Runs of one set-up and one workload that differ in their load alone, by rising load."""
     groups: dict[tuple, list[ServingRun]] = {}
     for run in runs:
         asked = run.workload
-        key = (
-            run.hardware,
-            run.gpus,
-            run.engine,
-            run.version,
-            run.configuration,
-            run.flags,
-            run.mode,
-            run.client,
-            asked.dataset,
-            asked.input_len,
-            asked.prefix_cached,
-            asked.request_rate,
-        )
         if load_of(run):
+            key = (run.hardware, run.gpus, run.engine, run.version, run.configuration, run.flags, run.mode,
+                   run.client, asked.dataset, asked.input_len, asked.output_len, asked.prefix_cached,
+                   asked.request_rate)  # fmt: skip
             groups.setdefault(key, []).append(run)
-    for group in groups.values():
-        loads = [load_of(run) for run in group]
-        if len(set(loads)) == len(loads):
-            parts = [group]
-        else:
-            lengths = dict.fromkeys(run.workload.output_len for run in group)
-            parts = [[run for run in group if run.workload.output_len == one] for one in lengths]
-        yield from (sorted(part, key=load_of) for part in parts if len(part) > 1)
+    yield from (sorted(group, key=load_of) for group in groups.values() if len(group) > 1)
 
 
 def tokens_per_slot(run: ServingRun) -> float | None:

@@ -16,6 +16,7 @@ PLATEAU = 0.10
 SHOWN = 3
 
 Point = tuple[str, float, float]  # mode, load, output length
+Row = tuple[Point, float, ServingRun]
 
 
 def ranked(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
@@ -64,24 +65,31 @@ def _held_against(claim: Claim, corpus: Corpus) -> Iterator[tuple[str, float, st
                 hardware=said.better.hardware or rival.hardware, engine=said.better.engine or rival.engine
             )
             ours, theirs = (_kept(claim, one, metric, corpus) for one in (own, rival))
-            theirs = [one for one in theirs if one[2].id not in {run.id for _, _, run in ours}]
-            if unlimited and claim.metric is not None and metric == "throughput" and ours and theirs:
-                ours, theirs = ([max(side, key=lambda one: one[1])] for side in (ours, theirs))
-            for point, a, mine in ours:
-                for other, b, run in theirs:
-                    if not own.hardware and mine.hardware != run.hardware:
-                        continue
-                    if point == other or (len(ours) == len(theirs) == 1 and unlimited):
-                        better = a / b if metric == "throughput" else b / a
-                        rival_name = f"{run.engine} {run.hardware}"
-                        yield (
-                            f"{metric} at {_place(other)}",
-                            better,
-                            f"{a:,.5g} against {b:,.5g} of {rival_name}",
-                        )
+            theirs = [one for one in theirs if one not in ours]
+            if unlimited and claim.metric is not None and metric == "throughput":
+                pairs = (
+                    [tuple(max(side, key=lambda one: one[1]) for side in (ours, theirs))]
+                    if ours and theirs
+                    else []
+                )
+            else:
+                pairs = [
+                    (a, b)
+                    for a in ours
+                    for b in theirs
+                    if a[0] == b[0] and (own.hardware or _one_machine(a, b))
+                ]
+            for (_, a, _), (point, b, run) in pairs:
+                better = a / b if metric == "throughput" else b / a
+                text = f"{a:,.5g} against {b:,.5g} of {run.engine} {run.hardware}"
+                yield f"{metric} at {_place(point)}", better, text
 
 
-def _kept(claim: Claim, setup: Setup, metric: str, corpus: Corpus) -> list[tuple[Point, float, ServingRun]]:
+def _one_machine(a: Row, b: Row) -> bool:
+    return a[2].hardware == b[2].hardware
+
+
+def _kept(claim: Claim, setup: Setup, metric: str, corpus: Corpus) -> list[Row]:
     return [one for one in points(claim, setup, metric, corpus) if _within(claim, one[0])]
 
 
@@ -125,7 +133,7 @@ def _breaks(says: str, line: list[tuple[float, float]]) -> str:
     return ""
 
 
-def points(claim: Claim, setup: Setup, metric: str, corpus: Corpus) -> list[tuple[Point, float, ServingRun]]:
+def points(claim: Claim, setup: Setup, metric: str, corpus: Corpus) -> list[Row]:
     """The metric of each row of a setup that a claim speaks of: the clients' means, throughput of output."""
     found_at = []
     for run in corpus.all_rows:

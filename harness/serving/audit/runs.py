@@ -32,22 +32,27 @@ def throughput_falls(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """More requests in flight cannot make an engine slower by a tenth unless something else changed: a
     preempted batch, another path, a disturbed run. Such a point is explained before it is quoted."""
     for sweep in sweeps(audited.runs):
-        points = [(load_of(run), value.value) for run in sweep if (value := throughput(run))]
-        if any(after < FALLS * before for (_, before), (_, after) in pairwise(points)):
-            low = min(range(1, len(points)), key=lambda i: points[i][1] / points[i - 1][1])
-            around = points[low - 1 : low + 2]
-            shown = ", ".join(f"{value:,.6g} tok/s at {load:g}" for load, value in around)
-            lost = 1 - around[1][1] / around[0][1]
-            kind = "prompts at once" if sweep[0].mode == "offline" else "in flight"
-            yield found(
-                "throughput_falls",
-                "suspect",
-                f"throughput falls by {lost:.0%} as load rises: {shown} {kind}",
-                [sweep[i].id for i in range(low - 1, min(low + 2, len(sweep)))],
-                before=around[0][1],
-                after=around[1][1],
-                load=around[1][0],
-            )
+        points = [(load_of(run), value.value, run.id) for run in sweep if (value := throughput(run))]
+        drops = [
+            (after[1] / before[1], i)
+            for i, (before, after) in enumerate(pairwise(points))
+            if after[0] > before[0] and 0 < before[1] and after[1] < FALLS * before[1]
+        ]
+        if not drops:
+            continue
+        share, i = min(drops)
+        around = points[i : i + 3]
+        shown = ", ".join(f"{value:,.6g} tok/s at {load:g}" for load, value, _ in around)
+        kind = "prompts at once" if sweep[0].mode == "offline" else "in flight"
+        yield found(
+            "throughput_falls",
+            "suspect",
+            f"throughput falls by {1 - share:.0%} as load rises: {shown} {kind}",
+            [name for _, _, name in around],
+            before=around[0][1],
+            after=around[1][1],
+            load=around[1][0],
+        )
 
 
 def output_lengths_differ(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
@@ -62,7 +67,7 @@ def output_lengths_differ(audited: Audited, corpus: Corpus) -> Iterator[Finding]
             shown = ", ".join(f"{each:.4g} at {load:g}" for load, each in points)
             yield found(
                 "output_lengths_differ",
-                "wrong",
+                "suspect",
                 f"one table, unequal answers: tokens {of} {shown}",
                 list(lengths),
                 shortest=min(lengths.values()),

@@ -276,7 +276,7 @@ def _of_text(text: str, suffix: str) -> Iterator[Mutation]:
             spoilt.pop("inf")  # which a rate may be
         for name, wrong in spoilt.items():
             changed = text[: one.start(2)] + wrong + text[one.end(2) :]
-            yield Mutation(f"{key} {name}", suffix, changed.encode(), (key,))
+            yield Mutation(f"{key} {name}", suffix, changed.encode(), (key, wrong))
 
 
 def _cuts(data: bytes, suffix: str) -> Iterator[Mutation]:
@@ -334,7 +334,11 @@ def verdict(good: list[ServingRun], mutation: Mutation, path: Path) -> str:
 def _row_verdict(before: ServingRun, after: ServingRun, mutation: Mutation) -> str:
     old, new = facts(before), facts(after)
     changed = [key for key in new if key in old and not _equal(old[key], new[key])]
-    appeared = [key for key in new if key not in old and key[-1] != "derived"]
+    appeared = [
+        key
+        for key in new
+        if key not in old and key[-1] != "derived" and not ("unknown" in key and new[key] in old.values())
+    ]  # a number whose scope nobody says any more is the same number
     lost = [key for key in old if key not in new]
     if mutation.harmless:
         assert not (changed or appeared or lost), (changed, appeared, lost)
@@ -347,6 +351,8 @@ def _row_verdict(before: ServingRun, after: ServingRun, mutation: Mutation) -> s
     ]
     if not (changed or appeared or lost):
         return "flagged" if findings else "same"
+    if mutation.cut and not changed and any(one.rule == "truncated" for one in after.findings):
+        return "flagged"
     if findings:
         words = {*mutation.touched, *(part for key in (*changed, *lost, *appeared) for part in key[1:2])}
         said = " ".join(f"{f.rule} {f.message}" for f in findings).lower()

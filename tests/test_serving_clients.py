@@ -133,7 +133,6 @@ def test_what_the_server_says_of_itself():
     assert (degrees.tp, degrees.pp, degrees.dp, degrees.ep, degrees.dp_attention) == (8, 1, 8, 8, True)
     assert "--attention-backend=flashmla" in run.flags
     assert "--disable-radix-cache" in run.flags
-    assert "--enable-dp-attention" in run.flags
     assert not any(flag.startswith("--speculative") for flag in run.flags)
     assert run.extra["server_info"]["internal_states"][0]["memory_usage"]["token_capacity"] == 511232
     assert "not-a-real-key" not in run.model_dump_json()
@@ -240,7 +239,7 @@ def test_vllms_old_script_with_its_colon():
 
 
 def test_appended_runs_are_rows_and_chunks_show_in_itl():
-    chunks, single = load(DATA / "vllm_serve_0.32_appended.json")
+    chunks, single = load(DATA / "vllm_serve_0.32_appended.jsonl")
     assert (chunks.label, single.label) == ("chunks-of-4", "one-by-one")
     assert chunks.source.endswith(":1")
     assert single.source.endswith(":2")
@@ -386,6 +385,7 @@ def test_a_number_that_is_none_is_left_out_and_flagged(path, wrong, tmp_path):
         {"input_lens": [1.5] * 8},
         {"output_lens": [12] * 7},
         {"errors": [""] * 3},
+        {"errors": {"0": "lost"}},
     ],
 )
 def test_lists_that_do_not_fit_are_left_out_and_flagged(lists, tmp_path):

@@ -223,6 +223,15 @@ def test_numbers_behind_a_block_broken_off_are_not_of_it(tmp_path):
     assert run.value("tpot") is None
 
 
+def test_a_number_that_the_texts_end_may_have_cut_through(tmp_path):
+    (run,) = written(tmp_path, BLOCK[: BLOCK.index("1049.39") + 3])
+    assert run.value("throughput", tokens="output") is None
+    assert rules(run) == ["unreadable", "truncated"]
+    assert "cut through" in run.findings[0].message
+    (run,) = written(tmp_path, BLOCK[: BLOCK.index("1049.39") + 7] + "\n")
+    assert run.value("throughput", tokens="output") == 1049.39
+
+
 @pytest.mark.parametrize("cut", range(60, len(BLOCK) - 50, 41))
 def test_cut_anywhere(tmp_path, cut):
     """What is read of a block cut off is as in the whole: no number that was cut through."""

@@ -65,9 +65,11 @@ def test_a_command_that_contradicts_its_block(tmp_path, change, said):
 
 def test_shell_variables_say_nothing(tmp_path):
     (run,) = written(
-        tmp_path, COMMAND.replace("16", "$C").replace("228", "${isl}").replace("-m m", "") + BLOCK
+        tmp_path,
+        COMMAND.replace("16", "$C").replace("228", "${isl}").replace("--model m", "--model $M") + BLOCK,
     )
     assert (run.workload.input_len, run.workload.output_len, run.workload.concurrency) == (None, 300, 16)
+    assert run.model == ""
     assert run.findings == ()
 
 

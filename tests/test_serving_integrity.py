@@ -95,7 +95,7 @@ def test_a_run_that_holds_has_no_finding(places):
         ("throughput", "total", "output", 160 / 32, "throughput", "wrong", "it is that of total tokens"),
         ("throughput", "total", "total", 1.05, "total_throughput", "wrong", "make"),
         ("request_throughput", "total", "", 1.05, "request_throughput", "wrong", "completed"),
-        ("concurrency", "mean", "", 0.9, "littles_law", "wrong", "7.9 requests in flight"),
+        ("concurrency", "mean", "", 0.9, "littles_law", "wrong", "= 7.9 in flight"),
         ("concurrency", "mean", "", 1.1, "concurrency_limit", "wrong", "limit of 8"),
         ("tpot", "mean", "", 1.02, "e2e_identity", "wrong", "mean tpot"),
         ("tpot", "mean", "", 1e-3, "e2e_identity", "wrong", "tpot is off by a thousand"),

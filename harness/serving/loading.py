@@ -20,7 +20,7 @@ def load(path: str | Path) -> list[ServingRun]:
     Raises UnreadableError (a UsageError) where the file cannot be read or is of no known client.
     """
     document = read(Path(path))
-    return [examined(run) for part, known in _parts(document) for run in _runs(part, known)]
+    return [run for part, known in _parts(document) for run in _runs(part, known)]
 
 
 def _parts(document: Document) -> list[tuple[Document, ModuleType]]:
@@ -56,4 +56,4 @@ def _runs(document: Document, known: ModuleType) -> list[ServingRun]:
         raise UnreadableError(f"cannot read {document.path} as {known.NAME}: {at}: {first['msg']}") from None
     if not runs:
         raise UnreadableError(f"cannot read {document.path} as {known.NAME}: no run in it")
-    return [run.model_copy(update={"extra": plain(run.extra)}) for run in runs]
+    return [examined(run.model_copy(update={"extra": plain(run.extra)})) for run in runs]

@@ -52,8 +52,13 @@ def of_object(
 
 
 def single(
-    fields: Fields, key: str, name: str, unit: str, scope: Scope = "instance", tokens: Tokens = "none"
+    fields: Fields,
+    key: str,
+    name: str,
+    unit: str,
+    scope: Scope = "instance",
+    tokens: Tokens = "none",
+    statistic: str = "total",
 ) -> list[Metric]:
     """The metric under `key`, as a list of one or none."""
-    value = fields.number(key)
-    return [] if value is None else [Metric(name=name, value=value, unit=unit, scope=scope, tokens=tokens)]
+    return of_object(fields, {key: statistic}, name, unit, scope=scope, tokens=tokens)

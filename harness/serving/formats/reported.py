@@ -1,46 +1,23 @@
-"""What clients of serving engines write alike: latency statistics, lists of requests, the load asked for."""
+"""What SGLang's and vLLM's clients write alike: lists of requests, the load asked for, throughputs."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness.serving.formats.metrics import single
 from harness.serving.reading import Fields, UnreadableError
-from harness.serving.schema import Finding, Metric, Samples, ServingRun
+from harness.serving.schema import Metric, Samples, ServingRun
 
-STATISTIC = r"(?P<statistic>mean|median|std|min|max|p\d+(?:\.\d+)?)"
 BULK = ("generated_texts", "text_chunks", "start_times", "cached_tokens", "cached_tokens_details")
 LONGEST = 64  # entries of a list that stays in `extra`
-ENGINES = {"sglang": "sglang", "vllm": "vllm", "lmdeploy": "lmdeploy", "trt": "tensorrt-llm", "tgi": "tgi"}
-
-
-def latencies(row: Fields, names: Mapping[str, str]) -> list[Metric]:
-    """Every `<statistic>_<client's name>_ms` of the row, each of a request.
-
-    names: the client's name of a latency to this schema's
-    """
-    pattern = re.compile(rf"{STATISTIC}_(?P<name>{'|'.join(map(re.escape, names))})_ms")
-    found = []
-    for key in row.values:
-        match = pattern.fullmatch(key)
-        value = row.number(key) if match else None
-        if value is not None:
-            name, statistic = names[match["name"]], match["statistic"]
-            found.append(Metric(name=name, value=value, unit="ms", scope="request", statistic=statistic))
-    return found
-
-
-def instance(row: Fields, key: str, name: str, unit: str, **kind: Any) -> list[Metric]:
-    """The number under `key` as a metric of the whole engine: one, or none."""
-    value = row.number(key)
-    return [] if value is None else [Metric(name=name, value=value, unit=unit, scope="instance", **kind)]
+ENGINES = {"sglang": "sglang", "vllm": "vllm", "lmdeploy": "lmdeploy", "trt": "tensorrt_llm", "tgi": "tgi"}
 
 
 def throughputs(row: Fields, keys: Mapping[str, str]) -> list[Metric]:
     """Those of the row, in tokens per second of the whole engine. keys: to the kind of tokens."""
     pairs = keys.items()
-    return [m for key, kind in pairs for m in instance(row, key, "throughput", "tok/s", tokens=kind)]
+    return [one for key, kind in pairs for one in single(row, key, "throughput", "tok/s", tokens=kind)]
 
 
 def requests(row: Fields) -> tuple[Samples, int | None]:
@@ -49,23 +26,24 @@ def requests(row: Fields) -> tuple[Samples, int | None]:
     Takes input_lens, output_lens (tokens); ttfts, latencies, itls (s); errors (texts). Both clients write 0
     tokens and 0 s for a request that failed: those are left out of the samples.
     """
-    errors = row.take("errors")
+    errors = _errors(row)
     kept: dict[str, Sequence[Any]] = {
-        "input_lens": row.numbers("input_lens", least=0, whole=True),
-        "output_lens": row.numbers("output_lens", least=0, whole=True),
+        "input_lens": row.counts("input_lens"),
+        "output_lens": row.counts("output_lens"),
         "ttfts_ms": row.numbers("ttfts", scale=1e3, least=0),
         "e2es_ms": row.numbers("latencies", scale=1e3, least=0),
         "itls_ms": row.lists("itls", scale=1e3, least=0),
     }
     columns = [column for column in kept.values() if column]
-    if isinstance(errors, list):
+    if errors is not None:
         columns.append(errors)
     if not columns:
         return Samples(), None
     if len(set(map(len, columns))) > 1:
         sizes = ", ".join(f"{name} {len(column)}" for name, column in kept.items() if column)
-        message = f"{row.where}: lists of unlike length ({sizes}, errors {len(errors or ())}); left out"
-        row.findings.append(Finding(rule="unreadable", severity="wrong", message=message))
+        row.leave_out(
+            "ttfts", f"and the like are lists of unlike length ({sizes}, errors {len(errors or ())})"
+        )
         return Samples(), None
     told = kept["output_lens"] or kept["e2es_ms"]
     failed = [bool(errors and errors[i]) or bool(told and not told[i]) for i in range(len(columns[0]))]
@@ -74,14 +52,20 @@ def requests(row: Fields) -> tuple[Samples, int | None]:
         for name, column in kept.items()
         if column
     }
-    return Samples(**whole), sum(failed) if told or isinstance(errors, list) else None
+    return Samples(**whole), sum(failed) if told or errors is not None else None
+
+
+def _errors(row: Fields) -> list[Any] | None:
+    errors = row.take("errors")
+    if errors is not None and not isinstance(errors, list):
+        row.leave_out("errors", "is not a list")
+        return None
+    return errors
 
 
 def request_rate(row: Fields) -> float | None:
     """Requests per second as asked for; 0: all at once. None where a trace gives the times, or not said."""
-    if row.values.get("request_rate") in ("inf", "trace"):
-        return 0.0 if row.take("request_rate") == "inf" else None
-    return row.number("request_rate", infinite=0.0)
+    return None if row.values.get("request_rate") == "trace" else row.number("request_rate", infinite=0.0)
 
 
 def engine(row: Fields) -> str:

@@ -10,6 +10,7 @@ interval.
 from __future__ import annotations
 
 from harness.serving.formats import reported
+from harness.serving.formats.metrics import single
 from harness.serving.reading import Document, Fields, keys_of, objects
 from harness.serving.schema import ServingRun, Totals, Workload
 
@@ -44,8 +45,8 @@ def _run(row: Fields) -> ServingRun:
         ),
         metrics=(
             *reported.throughputs(row, THROUGHPUTS),
-            *reported.instance(row, "request_throughput", "request_throughput", "req/s"),
-            *reported.instance(row, "last_gen_throughput", "last_gen_throughput", "tok/s", **of_output),
+            *single(row, "request_throughput", "request_throughput", "req/s"),
+            *single(row, "last_gen_throughput", "last_gen_throughput", "tok/s", **of_output),
         ),
         notes=("successful_requests is the number sent: this client counts no failures",),
         extra=row.rest(),

@@ -7,6 +7,7 @@ servers answers with a list of such objects under `prefill` and one under `decod
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from harness.serving.reading import Fields
 from harness.serving.schema import Parallelism
 
 SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
+SIZES = ("tp_size", "pp_size", "dp_size", "ep_size", "nnodes")
 FLAGS = (
     "dtype",
     "quantization",
@@ -25,7 +27,6 @@ FLAGS = (
     "moe_runner_backend",
     "moe_a2a_backend",
     "deepep_mode",
-    "enable_dp_attention",
     "enable_dp_lm_head",
     "enable_eplb",
     "enable_two_batch_overlap",
@@ -52,72 +53,76 @@ FLAGS = (
 def described(row: Fields) -> dict[str, Any]:
     """What `server_info` says, as fields of a ServingRun; nothing where the row has none.
 
-    The object stays in `extra`, less its keys and passwords. gpus is the size of the server's world, which
+    What has no field stays in `extra`, less keys and passwords. gpus is the size of the server's world, which
     its arguments fix: tensor times pipeline parallel, and times data parallel where that is not over the
     tensor-parallel ranks (dp attention).
     """
-    info = row.values.get("server_info")
-    if not isinstance(info, Mapping):
+    info = row.inside("server_info")
+    if not info.values:
         return {}
-    row.take("server_info")
-    sides = {side: _servers(info.get(side)) for side in ("prefill", "decode")}
-    servers = [one for many in sides.values() for one in many] or [info]
-    first = Fields(f"{row.where}: server_info", (sides["decode"] or servers)[0], findings=row.findings)
+    prefill, decode = _servers(info, "prefill"), _servers(info, "decode")
+    servers = [*prefill, *decode] or [info]
+    sizes = {id(server): _sizes(server) for server in servers}
+    one = (decode or servers)[0]
+    size = sizes[id(one)]
     return {
         "engine": "sglang",
-        "model": first.text("served_model_name") or first.text("model_path"),
-        "version": first.text("version"),
-        "precision": first.text("quantization"),
-        "nodes": _sum([_count(one, "nnodes") for one in servers]),
-        "gpus": _sum([_world(one) for one in servers]),
+        "model": one.text("served_model_name") or one.text("model_path"),
+        "version": one.text("version"),
+        "precision": one.text("quantization"),
+        "nodes": _sum([sizes[id(server)]["nnodes"] for server in servers]),
+        "gpus": _sum([_world(sizes[id(server)]) for server in servers]),
         "parallelism": Parallelism(
-            tp=first.count("tp_size"),
-            pp=first.count("pp_size"),
-            dp=first.count("dp_size"),
-            ep=first.count("ep_size"),
-            dp_attention=_flag(first.values.get("enable_dp_attention")),
-            prefill_gpus=_sum([_world(one) for one in sides["prefill"]]),
-            decode_gpus=_sum([_world(one) for one in sides["decode"]]),
+            tp=size["tp_size"],
+            pp=size["pp_size"],
+            dp=size["dp_size"],
+            ep=size["ep_size"],
+            dp_attention=size["enable_dp_attention"],
+            prefill_gpus=_sum([_world(sizes[id(server)]) for server in prefill]),
+            decode_gpus=_sum([_world(sizes[id(server)]) for server in decode]),
         ),
-        "flags": tuple(_flags(first.values)),
-        "extra": {"server_info": _without_secrets(info)},
+        "flags": tuple(flag for name in FLAGS for flag in _flag(one, name)),
     }
 
 
-def _servers(listed: Any) -> list[Mapping[str, Any]]:
-    return [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+def without_secrets(value: Any) -> Any:
+    """The same, with keys and passwords replaced."""
+    if isinstance(value, Mapping):
+        return {k: "***" if k in SECRETS and v else without_secrets(v) for k, v in value.items()}
+    return [without_secrets(one) for one in value] if isinstance(value, list) else value
 
 
-def _flags(server: Mapping[str, Any]) -> list[str]:
-    given = [(name, server.get(name)) for name in FLAGS]
-    return [
-        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
-        for name, value in given
-        if value not in (None, False, "") and isinstance(value, (bool, int, float, str))
-    ]
+def _servers(info: Fields, side: str) -> list[Fields]:
+    listed = info.values.get(side)
+    where = f"{info.where}: {side}"
+    many = listed if isinstance(listed, list) else []
+    return [Fields(where, one, findings=info.findings) for one in many if isinstance(one, Mapping)]
 
 
-def _world(server: Mapping[str, Any]) -> int | None:
-    tp, pp, dp = (_count(server, name) for name in ("tp_size", "pp_size", "dp_size"))
-    shared = _flag(server.get("enable_dp_attention"))
-    if tp is None or pp is None or dp is None or (dp > 1 and shared is None):
+def _sizes(server: Fields) -> dict[str, Any]:
+    sizes: dict[str, Any] = {name: server.count(name) for name in SIZES}
+    shared = server.take("enable_dp_attention")
+    if shared is not None and not isinstance(shared, bool):
+        server.leave_out("enable_dp_attention", "is neither true nor false")
+    return sizes | {"enable_dp_attention": shared if isinstance(shared, bool) else None}
+
+
+def _world(size: Mapping[str, Any]) -> int | None:
+    tp, pp, dp, shared = (size[key] for key in ("tp_size", "pp_size", "dp_size", "enable_dp_attention"))
+    if not tp or not pp or not dp or (dp > 1 and shared is None):
         return None
     return tp * pp * (1 if shared else dp)
 
 
-def _count(server: Mapping[str, Any], name: str) -> int | None:
-    return Fields("", server).count(name) or None
-
-
-def _flag(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
+def _flag(server: Fields, name: str) -> tuple[str, ...]:
+    value = server.values.get(name)
+    if isinstance(value, (Mapping, list)) or (isinstance(value, float) and not math.isfinite(value)):
+        server.leave_out(name, "is no flag's value")
+        return ()
+    if value is None or value is False or value == "":
+        return ()
+    return (f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}"),)
 
 
 def _sum(parts: Sequence[int | None]) -> int | None:
     return sum(parts) if parts and None not in parts else None
-
-
-def _without_secrets(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {k: "***" if k in SECRETS and v else _without_secrets(v) for k, v in value.items()}
-    return [_without_secrets(one) for one in value] if isinstance(value, list) else value

@@ -17,7 +17,8 @@ sglang/benchmark/serving.py of 0.5.23. Times in the lists are seconds, `*_ms` mi
 from __future__ import annotations
 
 from harness.serving.formats import reported
-from harness.serving.formats.sglang_server_info import described
+from harness.serving.formats.metrics import of_keys, single
+from harness.serving.formats.sglang_server_info import described, without_secrets
 from harness.serving.reading import Document, Fields, keys_of, objects
 from harness.serving.schema import Metric, ServingRun, Totals, Workload
 
@@ -49,13 +50,13 @@ def _run(row: Fields) -> ServingRun:
     server = described(row)
     metrics = (
         *reported.throughputs(row, THROUGHPUTS),
-        *reported.instance(row, "request_throughput", "request_throughput", "req/s"),
-        *reported.instance(row, "request_goodput", "goodput", "req/s"),
-        *reported.instance(row, "slo_attainment", "slo_attainment", "1"),
-        *reported.instance(row, "concurrency", "concurrency", "1", statistic="mean"),
-        *reported.instance(row, "accept_length", "accept_length", "1", statistic="mean"),
+        *single(row, "request_throughput", "request_throughput", "req/s"),
+        *single(row, "request_goodput", "goodput", "req/s"),
+        *single(row, "slo_attainment", "slo_attainment", "1"),
+        *single(row, "concurrency", "concurrency", "1", statistic="mean"),
+        *single(row, "accept_length", "accept_length", "1", statistic="mean"),
         *_peaks(row),
-        *reported.latencies(row, LATENCIES),
+        *of_keys(row, LATENCIES),
     )
     workload = _workload(row)
     totals = Totals(
@@ -80,7 +81,8 @@ def _run(row: Fields) -> ServingRun:
         metrics=metrics,
         samples=samples,
         notes=notes,
-        **{"engine": reported.engine(row), **server, "extra": {**row.rest(), **server.get("extra", {})}},
+        extra=without_secrets(row.rest()),
+        **{"engine": reported.engine(row), **server},
         findings=tuple(row.findings),
     )
     return reported.measured(run, row, WANTED)
@@ -89,10 +91,8 @@ def _run(row: Fields) -> ServingRun:
 def _peaks(row: Fields) -> list[Metric]:
     peak = {"statistic": "max"}
     return [
-        *reported.instance(
-            row, "max_output_tokens_per_s", "max_output_tokens_per_s", "tok/s", tokens="output", **peak
-        ),
-        *reported.instance(row, "max_concurrent_requests", "max_concurrent_requests", "1", **peak),
+        *single(row, "max_output_tokens_per_s", "max_output_tokens_per_s", "tok/s", tokens="output", **peak),
+        *single(row, "max_concurrent_requests", "max_concurrent_requests", "1", **peak),
     ]
 
 

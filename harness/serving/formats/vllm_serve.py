@@ -18,6 +18,7 @@ Read in vllm/benchmarks/serve.py of 0.32.0 and benchmarks/benchmark_serving.py o
 from __future__ import annotations
 
 from harness.serving.formats import reported
+from harness.serving.formats.metrics import of_keys, single
 from harness.serving.reading import Document, Fields, keys_of, objects
 from harness.serving.schema import Metric, Parallelism, Samples, ServingRun, Totals, Workload
 
@@ -62,11 +63,11 @@ def _run(row: Fields) -> ServingRun:
     samples, failed = reported.requests(row)
     metrics = [
         *reported.throughputs(row, THROUGHPUTS),
-        *reported.instance(row, "request_throughput", "request_throughput", "req/s"),
+        *single(row, "request_throughput", "request_throughput", "req/s"),
         *_goodput(row),
         *_peaks(row),
-        *reported.instance(row, "spec_decode_acceptance_length", "accept_length", "1", statistic="mean"),
-        *reported.latencies(row, LATENCIES),
+        *single(row, "spec_decode_acceptance_length", "accept_length", "1", statistic="mean"),
+        *of_keys(row, LATENCIES),
     ]
     metrics += _means(row, samples, failed, {one.name for one in metrics if one.statistic == "mean"})
     totals = Totals(
@@ -107,16 +108,14 @@ def _run(row: Fields) -> ServingRun:
 
 def _goodput(row: Fields) -> list[Metric]:
     keys = ("request_goodput", "request_goodput:")
-    return [one for key in keys for one in reported.instance(row, key, "goodput", "req/s")]
+    return [one for key in keys for one in single(row, key, "goodput", "req/s")]
 
 
 def _peaks(row: Fields) -> list[Metric]:
     peak = {"statistic": "max"}
     return [
-        *reported.instance(
-            row, "max_output_tokens_per_s", "max_output_tokens_per_s", "tok/s", tokens="output", **peak
-        ),
-        *reported.instance(row, "max_concurrent_requests", "max_concurrent_requests", "1", **peak),
+        *single(row, "max_output_tokens_per_s", "max_output_tokens_per_s", "tok/s", tokens="output", **peak),
+        *single(row, "max_concurrent_requests", "max_concurrent_requests", "1", **peak),
     ]
 
 

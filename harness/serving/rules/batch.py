@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from harness.serving.rules.common import MARGIN, apart, broken, hint, stated, whole
 from harness.serving.schema import Finding, ServingRun
 
-ALIKE = 4.0  # a factor that decoding at its start and its end stay within
+LOGGED_STEPS = 40  # of decode between two of the server's own rates (SGLang's --decode-log-interval)
+AGREE = 2.0  # a factor: the mean over all steps and the rate of the last, slower ones
 
 
 def steps(run: ServingRun) -> Iterator[Finding]:
@@ -44,6 +45,24 @@ def steps(run: ServingRun) -> Iterator[Finding]:
             )
 
 
+def last_interval(run: ServingRun) -> Iterator[Finding]:
+    """Where the time of the first token is not said: decoding beside the server's own rate of its last steps,
+    if there were enough of them for it to be of this batch."""
+    length, first = run.workload.output_len, stated(run, "ttft", "max")
+    decode, last = run.value("decode_throughput", "total"), run.value("last_gen_throughput")
+    if first or not decode or not last or not length or length <= LOGGED_STEPS:
+        return
+    if not 1 / AGREE <= decode / last <= AGREE:
+        yield broken(
+            run,
+            "decode_throughput",
+            f"decode_throughput is {decode:g} tok/s, but the server's own, over its last steps, {last:g}"
+            f"{hint(run, decode / last)}",
+            {"decode_throughput": decode, "last_gen_throughput": last},
+            "suspect",
+        )
+
+
 def overall(run: ServingRun) -> Iterator[Finding]:
     """Where nobody counted tokens: those asked for, over the whole time."""
     totals, asked = run.totals, run.workload
@@ -68,17 +87,4 @@ def overall(run: ServingRun) -> Iterator[Finding]:
             )
 
 
-def last_step(run: ServingRun) -> Iterator[Finding]:
-    """The server's own count of its last decode steps, beside the client's of all of them."""
-    last, all_steps = run.value("last_gen_throughput"), run.value("decode_throughput")
-    if last and all_steps and not 1 / ALIKE < last / all_steps < ALIKE:
-        yield Finding(
-            rule="decode_throughput",
-            severity="suspect",
-            message=f"last_gen_throughput is {last:g} tok/s, decode_throughput (output_throughput) "
-            f"{all_steps:g}{hint(run, last / all_steps)}",
-            numbers={"last_gen_throughput": last, "decode_throughput": all_steps},
-        )
-
-
-RULES = (steps, overall, last_step)
+RULES = (steps, last_interval, overall)

@@ -22,6 +22,7 @@ from harness.writing import write
 
 WIDTH = 150
 EXAMPLES = 2
+SHORT = 5  # findings of one rule are all shown
 NEVER = "never"
 
 
@@ -86,7 +87,7 @@ def _text(one: Audited, findings: Sequence[Finding], notes: bool) -> str:
         for rule in rules:
             same = [f for f in findings if (f.rule, f.severity) == (rule, severity)]
             of_runs = all(not set(f.subjects) & set(quotes) for f in same)
-            shown = same[:EXAMPLES] if of_runs and len(same) > EXAMPLES + 1 else same
+            shown = same[:EXAMPLES] if of_runs and len(same) > SHORT else same
             lines.append(f"  {severity} {rule}" + (f" ({len(same)})" if len(same) > 1 else ""))
             lines += [line for f in shown for line in _lines(f, quotes)]
             if len(shown) < len(same):

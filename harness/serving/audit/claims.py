@@ -75,7 +75,7 @@ def single_request_differs(audited: Audited, corpus: Corpus) -> Iterator[Finding
             "single_request_differs",
             "wrong",
             f"a single request gets {slow:g} tok/s ({first.id}) and {fast:g} ({second.id}), "
-            f"{fast / slow:.2g} times as many: one cold, one warm",
+            f"{fast / slow:.2g} times as many: likely one cold, one warm",
             [first.id, second.id],
             slow=slow,
             fast=fast,

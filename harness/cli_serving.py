@@ -14,6 +14,9 @@ def serving() -> None:
 
     \b
     python -m harness serving load FILE...       any client's results, in one schema, with what does not hold
+    python -m harness serving audit              what does not hold or is not alike in published documents
+    python -m harness serving audit FILE...      the same of your own results
+    python -m harness serving compare A B        one result beside another, normalised or refused
     python -m harness serving recipe [NAME]      the published set-ups, ready to run on your own machine
     """
 
@@ -37,6 +40,41 @@ def ledger_command(**options: Any) -> None:
     """Kernel changes: what was predicted of serving, what was observed, the residual, and whether the one
     explains the other. Default: all ledgers under results/, and the published before/after points."""
     from harness.serving.ledger_command import show
+@serving.command("audit")
+@click.argument("names", nargs=-1, metavar="[DOCUMENT|FILE...]")
+@click.option("--rules", is_flag=True, help="Only list the rules, each with why it matters.")
+@click.option("--notes", is_flag=True, help="Show notes too: what is to be known, and claims that hold.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(["wrong", "suspect", "never"]),
+    default="wrong",
+    show_default=True,
+    help="The mildest finding that makes the exit code 1.",
+)
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of text.")
+def audit_command(**options: Any) -> None:
+    """What does not hold, or is not alike, in published documents (all of them where none is named) or in
+    your own results: found by rules over the data. Exit code 1 where something is `wrong` (see --fail-on), 2
+    where a name or file cannot be read."""
+    from harness.serving.audit_command import show
+
+    sys.exit(show(**options))
+
+
+@serving.command("compare")
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option(
+    "--metric",
+    metavar="NAME[:WHICH]",
+    help="`throughput:output`, `tpot:median`, ...; else the throughput, or the first that both have.",
+)
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of text.")
+def compare_command(**options: Any) -> None:
+    """Set one result beside another, if they are alike. A and B: FILE, FILE:ROW, or the id of a published run
+    or claim. What can be normalised is (over all GPUs, output tokens alone), and said; else it is refused
+    with every reason. Exit code 0 where they compare, 1 where not, 2 where a name is not understood."""
+    from harness.serving.comparing_command import show
 
     sys.exit(show(**options))
 

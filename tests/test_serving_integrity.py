@@ -93,9 +93,9 @@ def test_a_run_that_holds_has_no_finding(places):
         ("throughput", "total", "output", 1 / 8, "throughput", "wrong", "the number of GPUs"),
         ("throughput", "total", "input", 1e3, "throughput", "wrong", "a thousand"),
         ("throughput", "total", "output", 160 / 32, "throughput", "wrong", "it is that of total tokens"),
-        ("throughput", "total", "total", 1.01, "total_throughput", "wrong", "make"),
-        ("request_throughput", "total", "", 1.01, "request_throughput", "wrong", "completed"),
-        ("concurrency", "mean", "", 0.9, "littles_law", "wrong", "7.9 requests in flight"),
+        ("throughput", "total", "total", 1.05, "total_throughput", "wrong", "make"),
+        ("request_throughput", "total", "", 1.05, "request_throughput", "wrong", "completed"),
+        ("concurrency", "mean", "", 0.9, "littles_law", "wrong", "= 7.9 in flight"),
         ("concurrency", "mean", "", 1.1, "concurrency_limit", "wrong", "limit of 8"),
         ("tpot", "mean", "", 1.02, "e2e_identity", "wrong", "mean tpot"),
         ("tpot", "mean", "", 1e-3, "e2e_identity", "wrong", "tpot is off by a thousand"),
@@ -229,8 +229,79 @@ def test_a_statistic_that_one_latency_lacks():
         one for one in examined(run.model_copy(update={"metrics": kept})).findings if one.rule == "incomplete"
     ]
     assert [one.message.split(",")[0] for one in found] == ["tpot has no p99"]
+    assert found[0].severity == "note"
 
 
 def test_text_that_does_not_tokenise_back_is_a_note():
     assert rules(good_run(extra={"total_output_tokens_retokenized": 32000})) == {"retokenised": "note"}
     assert rules(good_run(extra={"total_output_tokens_retokenized": 3100})) == {}
+
+
+def test_a_client_that_divides_by_another_time_than_it_states_is_noted():
+    run = with_metric(without_samples(good_run()), "request_throughput", "total", 0.99)
+    assert rules(run) == {"request_throughput": "note"}
+
+
+def test_time_after_the_last_token_is_a_note():
+    """guidellm's request ends with its response."""
+    run = without_samples(good_run())
+    for statistic in ("mean", "median", "p90", "p99"):
+        run = with_metric(run, "e2e", statistic, 1.02)
+    run = run.model_copy(update={"metrics": tuple(m for m in run.metrics if m.name != "concurrency")})
+    run = run.model_copy(update={"workload": run.workload.model_copy(update={"concurrency": 16})})
+    assert rules(run) == {"e2e_identity": "note"}
+
+
+def test_a_length_asked_for_is_no_length_counted():
+    """Requests stop early, or their lengths are of a range: E2E may be less than what follows from it."""
+    run = without_samples(good_run(np.full(REQUESTS, 20)))
+    run = run.model_copy(update={"totals": Totals()})
+    assert "e2e_identity" not in rules(run)
+    assert rules(with_metric(run, "e2e", "mean", 1e-3))["e2e_identity"] == "suspect"
+
+
+def test_quantiles_of_samples_may_take_either_neighbour():
+    run = good_run()
+    ttfts = sorted(run.samples.ttfts_ms)
+    wanted = run.metric("ttft", "p90")
+    for value, holds in ((ttfts[89], True), (ttfts[90], True), (ttfts[85], False), (ttfts[95], False)):
+        other = tuple(m.model_copy(update={"value": value}) if m is wanted else m for m in run.metrics)
+        assert ("samples" not in rules(run.model_copy(update={"metrics": other}))) is holds
+
+
+def batch_run(**changes: float) -> ServingRun:
+    """What SGLang's bench_one_batch_server writes: 16 prompts of 1024 in, 64 out, 1.9 s."""
+    values = {
+        "prefill": 16 * 1024 / 0.8,
+        "decode": 16 * 64 / 1.1,
+        "total": 16 * 1088 / 1.9,
+        "last": 918.0,
+    } | changes
+    return ServingRun(
+        id="b",
+        client="sglang.bench_one_batch_server",
+        source="b",
+        workload=Workload(input_len=1024, output_len=64, num_prompts=16, concurrency=16, request_rate=0.0),
+        totals=Totals(duration_s=1.9),
+        metrics=(
+            _metric("prefill_throughput", values["prefill"], "tok/s", tokens="input"),
+            _metric("decode_throughput", values["decode"], "tok/s", tokens="output"),
+            _metric("last_gen_throughput", values["last"], "tok/s", tokens="output"),
+            _metric("throughput", values["total"], "tok/s", tokens="total"),
+            _metric("ttft", 800.0, "ms", "request", "max"),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "severity"),
+    [
+        ({"prefill": 1e5}, "prefill_throughput", "wrong"),
+        ({"decode": 500.0}, "decode_throughput", "wrong"),
+        ({"total": 500.0}, "throughput", "suspect"),
+        ({"last": 10.0}, "decode_throughput", "suspect"),
+    ],
+)
+def test_a_batch_in_lockstep(change, rule, severity):
+    assert {r for r, found in rules(batch_run()).items() if found != "note"} == set()
+    assert rules(batch_run(**change))[rule] == severity

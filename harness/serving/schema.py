@@ -27,7 +27,7 @@ class Record(BaseModel):
 class Finding(Record):
     """What a rule found in one row, or between several.
 
-    rule:     its name, as in harness/serving/integrity.py or audit_rules.py, or `unreadable`
+    rule:     its name, as in harness/serving/integrity.py or harness/serving/audit, or `unreadable`
     severity: `wrong` does not hold, `suspect` needs an explanation, `note` is to be known
     message:  one line: what, where, with the numbers
     numbers:  those that the rule compared

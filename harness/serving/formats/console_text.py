@@ -114,9 +114,8 @@ def _take(block: Block, line: str) -> bool:
     label = " ".join(match["label"].lower().split()).strip(AROUND)
     key = f"{label} ({' '.join(match['unit'].split())})" if match["unit"] else label
     value = REMARK.sub("", (match["value"] or "").strip(AROUND)).strip(AROUND)
-    if not value or not (
-        label in WORDS or value[0].isdigit() or value[0] in "+-." or value in ("nan", "inf")
-    ):
+    numeric = value[:1].isdigit() or value[:1] in ("+", "-", ".") or value in ("nan", "inf")
+    if not value or not (numeric or label in LABELS or match["unit"] in UNITS):
         return False
     if key in block.values and block.values[key] != value:
         block.conflicts[key] = (block.values[key], value)
@@ -124,5 +123,9 @@ def _take(block: Block, line: str) -> bool:
     return True
 
 
-WORDS = ("backend", "traffic request rate", "max request concurrency", "max reqeuest concurrency",
-         "maximum request concurrency")  # fmt: skip
+# Whose lines are a block's whatever stands behind them, so that what is no number there is found.
+UNITS = ("ms", "s", "req/s", "tok/s", "RPS")
+LABELS = ("backend", "traffic request rate", "max request concurrency", "max reqeuest concurrency",
+          "maximum request concurrency", "successful requests", "failed requests", "total input tokens",
+          "total generated tokens", "concurrency", "peak concurrent requests", "warm-up time",
+          "cool-down time")  # fmt: skip

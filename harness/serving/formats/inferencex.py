@@ -113,13 +113,19 @@ def _gpus(row: Fields, apart: bool, prefill: int | None, decode: int | None) -> 
 
 def _parallelism(row: Fields, apart: bool, prefill: int | None, decode: int | None) -> Parallelism:
     """Sizes that prefill and decode have in common; where they differ, both are in `extra`."""
+    unlike = Fields(row.where, row.values, findings=row.findings)  # read for its findings only
 
     def common(key: str, read: Any) -> Any:
         own = read(key)
         if own is not None or f"decode_{key}" not in row.values:
             return own
         sides = [row.values.get(f"{side}_{key}") for side in ("prefill", "decode")]
-        return read(f"decode_{key}") if sides[0] == sides[1] else None
+        if sides[0] == sides[1]:
+            return read(f"decode_{key}")
+        if read == row.count:
+            for side in ("prefill", "decode"):
+                unlike.count(f"{side}_{key}")
+        return None
 
     return Parallelism(
         tp=common("tp", row.count),

@@ -58,7 +58,7 @@ PRINTED = {
 }
 MARK = "Total Output Throughput (tokens/sec)"
 HEADER = re.compile(r"^= (PYTORCH BACKEND|ENGINE DETAILS)\b")
-STATISTIC_LINE = re.compile(r"\[(TPOT|TTFT|GTPS|Latency)\] (\w+)\s*:\s*(\S+)$")
+STATISTIC_LINE = re.compile(r"\[(TPOT|TTFT|GTPS|Latency)\] (\w+)\s*:\s*(\S.*)$")
 WHOLE = 1e-3  # how far total / per GPU may be from a whole number, printed with four decimals
 
 
@@ -92,8 +92,11 @@ def _reports(text: str) -> Iterator[tuple[int, dict[str, dict[str, str]]]]:
     """(first line, report as the JSON has it) of each report in a text. A new one begins with its first
     section, or where a line comes for the second time."""
     start, report = 0, {}
-    for number, line in enumerate(plain(text), 1):
+    lines = plain(text)
+    for number, line in enumerate(lines, 1):
         where, key, value = _read(line)
+        if number == len(lines) and not line[-1:].isspace():
+            value += " (where the text ends, maybe cut through)"
         again = key and key in report.get(where, {})
         if again or (HEADER.match(unprefixed(line)) and "performance" in report):
             if "performance" in report:
@@ -110,10 +113,13 @@ def _read(line: str) -> tuple[str, str, str]:
     """(object, key, value) of a line of the report; a statistic's object is that of DISTRIBUTIONS."""
     if match := STATISTIC_LINE.search(line.rstrip()):
         return DISTRIBUTIONS[match[1].upper()], match[2].lower(), match[3]
-    label, colon, value = unprefixed(line).rpartition(":")
-    where, key = PRINTED.get(" ".join(label.split()), ("", ""))
-    value = value.strip()
-    return (where, key, value) if colon and value and value != "None" else ("", "", "")
+    parts = unprefixed(line).split(":")
+    for i in range(1, len(parts)):
+        where, key = PRINTED.get(" ".join(":".join(parts[:i]).split()), ("", ""))
+        value = ":".join(parts[i:]).strip()
+        if key and value and value != "None":
+            return where, key, value
+    return "", "", ""
 
 
 def _run(row: Fields, *, printed: bool) -> ServingRun:

@@ -39,8 +39,8 @@ def steps(run: ServingRun) -> Iterator[Finding]:
             yield broken(
                 run,
                 name,
-                f"{name} is {value:g} tok/s, but {tokens:g} tokens in {seconds:g} s{how} are {tokens / seconds:g}"
-                f"{hint(run, value * seconds / tokens)}",
+                f"{name} is {value:g} tok/s, but {tokens:g} tokens in {seconds:g} s{how} are "
+                f"{tokens / seconds:g}{hint(run, value * seconds / tokens)}",
                 {name: value, "tokens": tokens, "seconds": seconds},
             )
 
@@ -79,8 +79,9 @@ def overall(run: ServingRun) -> Iterator[Finding]:
             yield broken(
                 run,
                 "throughput",
-                f"{metric.tokens} throughput {value:g} tok/s, but {size} requests of {into or 0:g} / {out:g} tokens "
-                f"in a duration of {totals.duration_s:g} s are {expected:g}{hint(run, value / expected)}",
+                f"{metric.tokens} throughput {value:g} tok/s, but {size} requests of {into or 0:g} / {out:g} "
+                f"tokens in a duration of {totals.duration_s:g} s are {expected:g}"
+                f"{hint(run, value / expected)}",
                 {"throughput": value, "tokens": count, "duration": totals.duration_s, "expected": expected},
                 "suspect",
             )

@@ -55,7 +55,9 @@ def littles_law(run: ServingRun) -> Iterator[Finding]:
         milliseconds, exact, source = time
         follows = rate * milliseconds / 1e3
         numbers = {"request_rate": rate, "time_ms": milliseconds, "follows": follows}
-        equation = f"{rate:.6g} req/s x {milliseconds:.6g} ms ({source}) = {follows:.5g} requests in flight"
+        equation = (
+            f"{rate:.6g} req/s ({_source(run)}) x {milliseconds:.6g} ms ({source}) = {follows:.5g} in flight"
+        )
         if value is not None and apart(value, follows, rate, milliseconds) > (MARGIN if exact else LOOSE):
             yield broken(
                 run,
@@ -88,6 +90,12 @@ def littles_law(run: ServingRun) -> Iterator[Finding]:
             f"concurrency is {value:g}, above the client's limit of {limit:g}",
             {"concurrency": value, "limit": limit},
         )
+
+
+def _source(run: ServingRun) -> str:
+    if run.totals.completed and run.totals.duration_s:
+        return f"{run.totals.completed} in a duration of {run.totals.duration_s:g} s"
+    return "as reported"
 
 
 RULES = (littles_law,)

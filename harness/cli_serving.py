@@ -40,6 +40,10 @@ def ledger_command(**options: Any) -> None:
     """Kernel changes: what was predicted of serving, what was observed, the residual, and whether the one
     explains the other. Default: all ledgers under results/, and the published before/after points."""
     from harness.serving.ledger_command import show
+
+    sys.exit(show(**options))
+
+
 @serving.command("audit")
 @click.argument("names", nargs=-1, metavar="[DOCUMENT|FILE...]")
 @click.option("--rules", is_flag=True, help="Only list the rules, each with why it matters.")

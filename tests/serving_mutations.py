@@ -19,7 +19,7 @@ from harness.serving.reading import UnreadableError
 DATA = Path(__file__).parent / "data" / "serving"
 SEED = 8
 A_FEW = 5  # fields of each file that are spoilt one after another
-ALL = 1000
+ALL = 40
 CUTS = 10
 
 

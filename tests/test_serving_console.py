@@ -248,7 +248,8 @@ def test_cut_anywhere(tmp_path, cut):
 
 @pytest.mark.parametrize(
     ("text", "left"),
-    [("1.049,39", "output token throughput (tok/s)"), ("abc9", ""), ("9x", "output token throughput (tok/s)"),
+    [("1.049,39", "output token throughput (tok/s)"), ("abc9", "output token throughput (tok/s)"),
+     ("9x", "output token throughput (tok/s)"),
      ("-5.0", "output token throughput (tok/s)"), ("nan", "output token throughput (tok/s)")],
 )  # fmt: skip
 def test_no_numbers(tmp_path, text, left):

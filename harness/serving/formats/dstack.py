@@ -70,6 +70,9 @@ def _online(row: Fields) -> ServingRun:
     concurrency = row.number("concurrency")
     if concurrency is not None:
         metrics.append(_metric("concurrency", concurrency, "1", statistic="mean"))
+    else:
+        message = "no concurrency: whether the row is shifted, and p99 of itl its p95, cannot be told"
+        row.findings.append(Finding(rule="column_shift", severity="suspect", message=message))
     limit, dataset = row.number("max_concurrency"), row.text("dataset_name")
     lengths = (row.number("random_input_len"), row.number("random_output_len"))
     notes = []

@@ -54,7 +54,7 @@ def read(found: Iterator[tuple[Keys, Any]], into: Recorded) -> None:
 def _devices(value: Any, into: Recorded) -> None:
     for device in value if isinstance(value, list) else ():
         if isinstance(device, Mapping) and device.get("name"):
-            into.device_names[device.get("id")] = str(device["name"])
+            into.device_names[_plain(device.get("id"))] = str(device["name"])
 
 
 def _count(value: Any) -> int | None:
@@ -81,9 +81,9 @@ class Events:
         if not isinstance(event, dict):
             self._lose("an entry of traceEvents is no object", str(event)[:40])
             return
-        category, phase = event.get("cat"), event.get("ph")
-        taker = self.takers.get(category) or self.takers.get(str(category).lower())
-        self.into.categories[str(category) if category is not None else f"ph {phase}"] += 1
+        category, phase = str(event.get("cat")), event.get("ph")
+        taker = self.takers.get(category) or self.takers.get(category.lower())
+        self.into.categories[category if "cat" in event else f"ph {phase}"] += 1
         if phase == "X" and taker:
             self._complete(event, taker)
         elif phase in ("B", "E"):
@@ -124,7 +124,9 @@ class Events:
         self, event: Mapping[str, Any], args: Mapping[str, Any], start: int, length: int
     ) -> tuple[int, int]:
         into = self.into
-        device = args.get("device", event.get("pid"))
+        device = event.get(
+            "pid", args.get("device")
+        )  # Kineto's are one; where ranks were merged, pid differs
         stream = args.get("stream", event.get("tid"))
         row = into.work.add(
             into.names.number(str(event.get("name"))),

@@ -67,7 +67,7 @@ class KernelTime(Times):
     """A kernel (on CPU traces an operator, without those inside it) in the steps of one phase.
 
     library: whose it is, by its name; empty if unknown
-    op:      the operator that launched most of its calls; empty if none is known (in graphs)
+    op:      the operator whose launches of it took the most time; empty if none is known (in graphs)
     shapes:  most time first; empty where none were recorded
     """
 

@@ -25,7 +25,8 @@ from tests.traces import (
     write,
 )
 
-NAMES = (MM, NORM, REDUCE, MLA, "my_own_kernel", "void deep_ep::intranode::combine<x>(x)")
+COMMUNICATING = (REDUCE, "void deep_ep::intranode::combine<x>(x)")
+NAMES = (MM, NORM, MLA, "my_own_kernel", *COMMUNICATING)
 
 
 def of(folder: Path, events: list[Event], **head: object) -> Trace:
@@ -112,6 +113,29 @@ def test_steps_are_told_by_who_launched_what_not_by_when_it_ran(tmp_path: Path) 
     assert trace.by_class("other").keys() == {"norm"}, "without a launch it is of no step"
     assert any(finding.rule == "no launch" for finding in trace.findings)
     assert all("vLLM" in step.evidence for step in trace.steps)
+
+
+def test_torchs_old_categories_and_steps_among_operators(tmp_path: Path) -> None:
+    events = [
+        {**kernel(MM, 5, 2, correlation=1), "cat": "Kernel"}, {**launch(1, 1), "cat": "Runtime"},
+        {**kernel("Memcpy HtoD (Pinned -> Device)", 8, 1), "cat": "Memcpy"},
+        {**op("ProfilerStep#2", 0, 9), "cat": "Operator"}, {**op("aten::mm", 0, 3), "cat": "Operator"},
+    ]  # fmt: skip
+    trace = of(tmp_path, events)
+    assert {k.name: k.op for k in trace.kernels} == {MM: "aten::mm", "Memcpy HtoD (Pinned -> Device)": ""}
+    assert [(step.name, step.time_ns) for step in trace.steps] == [("ProfilerStep#2", 2000)]
+
+
+def test_a_step_that_the_profiler_cut_is_noted(tmp_path: Path) -> None:
+    events = []
+    for i in range(9):
+        events += [span("step[DECODE bs=1]", 100 * i, 90)]
+        for j in range(1 if i == 0 else 4):
+            events += [launch(10 * i + j, 100 * i + j),
+                       kernel(MM, 100 * i + 10 * j, 5, correlation=10 * i + j)]  # fmt: skip
+    (finding,) = of(tmp_path, events).findings
+    assert (finding.severity, finding.rule) == ("note", "cut step")
+    assert "1 of 9 decode steps" in finding.message
 
 
 def test_an_annotation_inside_another_is_the_same_step(tmp_path: Path) -> None:
@@ -227,7 +251,10 @@ def test_sums_hold_for_any_trace(tmp_path_factory: pytest.TempPathFactory, found
     for device in trace.devices:
         assert device.busy_ns <= min(device.sum_ns, device.span_ns)
         assert device.exposed_communication_ns <= device.communication_ns <= device.busy_ns
-        assert device.busy_ns == _covered([e for e in events if str(e["pid"]) == device.name])
+        mine = [e for e in events if str(e["pid"]) == device.name]
+        computing = [e for e in mine if e["name"] not in COMMUNICATING]
+        assert device.busy_ns == _covered(mine)
+        assert device.exposed_communication_ns == _covered(mine) - _covered(computing)
     busy = sum(device.busy_ns for device in trace.devices)
     assert sum(row.exposed_ns for row in trace.classes) == pytest.approx(busy)
     for row in trace.classes:

@@ -135,14 +135,15 @@ def process(pid: int, dispatches: list[dict], symbols: dict[int, str]) -> dict:
     names = [
         {"kernel_id": i, "formatted_kernel_name": name, "kernel_name": "x.kd"} for i, name in symbols.items()
     ]
-    return {"metadata": {"pid": pid}, "buffer_records": {"kernel_dispatch": dispatches},
-            "kernel_symbols": names, "agents": [{"id": {"handle": 4}, "type": 2, "name": "gfx942"}]}  # fmt: skip
+    agents = [{"id": {"handle": 4}, "type": 2, "name": "gfx942"}]
+    records = {"kernel_dispatch": dispatches}
+    return {"metadata": {"pid": pid}, "buffer_records": records, "kernel_symbols": names, "agents": agents}
 
 
 def test_kernel_numbers_are_of_their_process_and_may_come_before_their_names(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     found = [dispatch(3, 100, 150), dispatch(9, 150, 151), dispatch(3, 200, 190)]
-    tools = [process(1, found, {3: MM + ".kd"}), process(2, [dispatch(3, 100, 140)], {3: REDUCE})]  # fmt: skip
+    tools = [process(1, found, {3: MM + ".kd"}), process(2, [dispatch(3, 100, 140)], {3: REDUCE})]
     path.write_text(json.dumps({"rocprofiler-sdk-tool": tools}))
     trace = decompose(path)
     assert {c: t.time_ns for c, t in trace.by_class().items()} == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from harness.serving.op_classes import COMMUNICATION, OP_CLASSES
+from harness.serving.schema import Finding
 from harness.serving.trace.intervals import Timeline, gaps
 from harness.serving.trace.reading import read
 from harness.serving.trace.recorded import NONE, Recorded, groups
@@ -101,7 +103,7 @@ class _Sums:
             kernels=tuple(self._kernels()),
             steps=tuple(steps),
             categories=dict(recorded.categories),
-            findings=(*recorded.findings, *self._missing()),
+            findings=(*recorded.findings, *self._missing(), *_cut(steps)),
         )
 
     def _sum(self, *columns: np.ndarray) -> list[tuple[tuple[int, ...], Times]]:
@@ -154,6 +156,7 @@ class _Sums:
         per_class: dict[tuple[int, int], dict[str, Times]] = {}
         for (device, step, op_class), times in self._sum(work.device, steps.of, self.op_class):
             per_class.setdefault((device, step), {})[CLASSES[op_class]] = times
+        origin = int(work.start.min())
         for device, mine in enumerate(self.lines):
             before, after, length = gaps(work.start[mine], work.end[mine])
             of = steps.of[mine]
@@ -170,8 +173,8 @@ class _Sums:
                 found.append(
                     Step(
                         steps.names[step], self._device_name(device), steps.phases[step],
-                        steps.evidence[step], int(starts[step]), int(ends[step] - starts[step]),
-                        int(idle[step]), period, per_class[device, step],
+                        steps.evidence[step], int(starts[step]) - origin,
+                        int(ends[step] - starts[step]), int(idle[step]), period, per_class[device, step],
                     )
                 )  # fmt: skip
         return found, idle_between
@@ -200,9 +203,7 @@ class _Sums:
         names = self.recorded.device_names
         return names.get(device, next(iter(names.values())) if len(set(names.values())) == 1 else "")
 
-    def _missing(self) -> list[Any]:
-        from harness.serving.schema import Finding
-
+    def _missing(self) -> list[Finding]:
         if self.work.on == "cpu" or self.recorded.source == "rocprof" or not len(self.recorded.launches):
             return []
         lost = int((self.work.process == NONE).sum())
@@ -210,3 +211,17 @@ class _Sums:
             return []
         message = f"{lost} of {len(self.rule)} kernels and copies have no launch in the trace: in no step"
         return [Finding(rule="no launch", severity="note", message=message)]
+
+
+def _cut(steps: Sequence[Step]) -> Iterator[Finding]:
+    """Steps in which the profiler started or stopped: far fewer calls than others of their phase."""
+    for phase in PHASES:
+        calls = [sum(one.calls for one in step.classes.values()) for step in steps if step.phase == phase]
+        few = sum(2 * count < statistics.median(calls) for count in calls)
+        if few:
+            yield Finding(
+                rule="cut step",
+                severity="note",
+                message=f"{few} of {len(calls)} {phase} steps have less than half of their median's calls: "
+                "the profiler began or ended within them, or they are of another kind",
+            )

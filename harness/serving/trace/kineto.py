@@ -24,7 +24,7 @@ LONGEST_US = 1e12  # eleven days: beyond it a time is no time
 MOST_SHAPES = 100_000  # different ones; the rest are not kept
 PAIRED = ("work", "ops", "spans")
 END = len(PAIRED)
-WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+WORK = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")  # the last two: of torch before 2022
 LAUNCH = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "runtime", "driver")
 
 Taker = Callable[[Mapping[str, Any], Mapping[str, Any], int, int], "tuple[int, int] | None"]
@@ -73,7 +73,7 @@ class Events:
         self.takers = {
             **dict.fromkeys(WORK, self._work),
             **dict.fromkeys(LAUNCH, self._launch),
-            "cpu_op": self._op,
+            **dict.fromkeys(("cpu_op", "operator"), self._op),
             "user_annotation": self._span,
         }
 
@@ -145,11 +145,13 @@ class Events:
 
     def _op(
         self, event: Mapping[str, Any], args: Mapping[str, Any], start: int, length: int
-    ) -> tuple[int, int]:
+    ) -> tuple[int, int] | None:
         into = self.into
+        if marks_step(str(event.get("name"))):  # torch before 2022 has its steps among operators
+            return self._span(event, args, start, length)
         shapes = NONE
         dims = args.get("Input Dims")
-        if dims and len(into.shapes) < MOST_SHAPES:
+        if dims and (len(into.shapes) < MOST_SHAPES or str(dims) in into.shapes.numbers):
             shapes = into.shapes.number(str(dims))
         row = into.ops.add(
             into.names.number(str(event.get("name"))), self._thread(event), start, length,
@@ -188,6 +190,10 @@ class Events:
                     getattr(into, PAIRED[kind]).put(row, "length", at - begun)
         for begun in (one for stack in stacks.values() for one in stack if one[1] != NONE):
             self._lose("an event begins and never ends: counted with no duration", f"of {PAIRED[begun[1]]}")
+        if len(into.shapes) >= MOST_SHAPES:
+            into.note(
+                "shapes", f"more than {MOST_SHAPES} different shapes: further ones are left out", "note"
+            )
         for what, count in self.lost.items():
             into.note("unreadable", f"{count} times: {what}; e.g. {self.example[what]}")
         self.lost.clear()

@@ -84,7 +84,7 @@ class Step:
     """One step on one device.
 
     evidence:  how its bounds and its phase were found
-    start_ns:  from the trace's first event on
+    start_ns:  from the start of the first kernel of the trace on
     span_ns:   from its first kernel's start to its last one's end
     idle_ns:   of it, with nothing running: the device waits, mostly for the host
     period_ns: to the start of the next step; None for the last

@@ -66,6 +66,11 @@ def test_kernels_that_compute_at_once_share_the_time(tmp_path: Path) -> None:
     assert trace.devices[0].busy_ns == 15000
 
 
+def test_idle_begins_when_the_last_of_all_streams_ends(tmp_path: Path) -> None:
+    trace = of(tmp_path, [kernel(MM, 0, 20), kernel(NORM, 5, 3, stream=8), kernel(MM, 30, 5)])
+    assert trace.steps[0].idle_ns == trace.devices[0].idle_ns == 10000
+
+
 def test_devices_do_not_cover_each_other(tmp_path: Path) -> None:
     trace = of(tmp_path, [kernel(MM, 0, 10), kernel(REDUCE, 0, 10, device=1)])
     assert trace.exposure() == {"bf16_gemm": 1.0, "all_reduce": 1.0}
@@ -100,7 +105,7 @@ def test_steps_are_told_by_who_launched_what_not_by_when_it_ran(tmp_path: Path) 
     """Launches run ahead of the device; what is sampled after the annotated call is of its step."""
     prefill, decode = "execute_context_1(128)_generation_0(0)", "execute_context_0(0)_generation_1(1)"
     events = [
-        span(prefill, 0, 10), launch(1, 1), launch(2, 12), span(decode, 20, 10), launch(3, 21),
+        span(prefill, 0, 10), launch(1, 1), launch(2, 12), span(decode, 20, 10), launch(3, 20),
         kernel(MM, 30, 40, correlation=1), kernel(ARGMAX, 70, 5, correlation=2),
         kernel(MM, 80, 7, correlation=3), kernel(NORM, 90, 3),
     ]  # fmt: skip
@@ -186,8 +191,10 @@ def test_shapes_are_those_of_the_operator_around_the_launch(tmp_path: Path) -> N
         kernel(MM, 30, 6, correlation=1), op("aten::bmm", 40, 5, dims=[[2, 4, 4]]), launch(2, 41),
         kernel(MM, 50, 3, correlation=2), op("aten::mm", 60, 5, external=77, dims=[[8, 8], [8, 8]]),
         {**kernel(MM, 70, 2), "args": {"device": 0, "stream": 7, "External id": 77}},
+        launch(3, 30), kernel(NORM, 80, 1, correlation=3),
     ]  # fmt: skip
     by_class = {kernel.op_class: kernel for kernel in of(tmp_path, events).kernels}
+    assert (by_class["norm"].op, by_class["norm"].shapes) == ("", ()), "no operator runs when it is launched"
     assert [(s.dims, s.calls) for s in by_class["bf16_gemm"].shapes] == [
         ("[[4, 9], [9, 2]]", 1), ("[[8, 8], [8, 8]]", 1),
     ]  # fmt: skip
@@ -214,6 +221,13 @@ def test_operators_count_without_those_inside_where_there_are_no_kernels(tmp_pat
     assert {k.name: k.time_us for k in trace.kernels}["aten::linear"] == 4.0
     (device,) = trace.devices
     assert (device.streams, device.busy_ns, device.idle_ns) == (2, 14000, 10000)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_operators_that_begin_at_once_the_longer_is_outside(tmp_path: Path, turned: bool) -> None:
+    events = [op("aten::linear", 0, 10), op("aten::mm", 0, 4), op("aten::copy_", 0, 1)]
+    trace = of(tmp_path, events[::-1] if turned else events)
+    assert {k.name: k.time_us for k in trace.kernels} == {"aten::linear": 6, "aten::mm": 3, "aten::copy_": 1}
 
 
 def test_per_step_has_medians_and_host_the_idle_time(tmp_path: Path) -> None:

@@ -78,6 +78,13 @@ def test_nanoseconds_of_long_uptimes_are_kept(tmp_path: Path) -> None:
     assert trace.time_ns() == 15452
 
 
+def test_fractions_of_a_microsecond_since_1970_are_kept(tmp_path: Path) -> None:
+    trace = decompose(
+        write(tmp_path, [kernel(MM, 1740461679479712.25, 1), kernel(NORM, 1740461679479720.5, 1)])
+    )
+    assert trace.devices[0].span_ns == 9250
+
+
 def test_begin_and_end_in_any_order_and_nested(tmp_path: Path) -> None:
     def half(ph: str, ts: float, cat: str | None, name: str = "") -> dict:
         return {
@@ -130,10 +137,13 @@ def test_a_file_cut_short_is_refused_wherever_it_ends(tmp_path: Path, packed: bo
             decompose(small(tmp_path, raw[:end]))
         assert str(error.value).startswith("cannot read ")
         assert "\n" not in str(error.value)
+        assert end < 20 or "ends in the middle" in str(error.value)
 
 
-def test_a_file_cut_short_can_be_taken_as_far_as_it_goes(tmp_path: Path, here: Here) -> None:
-    path = small(tmp_path, WHOLE[: WHOLE.index("na\\u00efve")])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_file_cut_short_can_be_taken_as_far_as_it_goes(tmp_path: Path, packed: bool, here: Here) -> None:
+    raw = WHOLE[: WHOLE.index("na\\u00efve")].encode()
+    path = small(tmp_path, gzip.compress(raw)[:-8] if packed else raw)
     trace = decompose(path, partial=True)
     assert trace.partial
     assert {c: t.time_us for c, t in trace.by_class().items()} == {"bf16_gemm": 2.5}

@@ -150,6 +150,7 @@ def test_kernel_numbers_are_of_their_process_and_may_come_before_their_names(tmp
         "bf16_gemm": 50, "all_reduce": 40, "unknown": 1,
     }  # fmt: skip
     assert len(trace.devices) == 2
+    assert {kernel.name for kernel in trace.kernels} == {MM, REDUCE, "kernel_id 9"}
     said = " | ".join(finding.message for finding in trace.findings)
     assert "1 records have no start and end" in said
     assert "1 kernels are not among kernel_symbols" in said

@@ -17,6 +17,7 @@ PIECE = 1 << 20  # characters read at once
 LARGEST_VALUE = 64 << 20  # characters of one value, beyond which a file is taken for broken
 SPACE = re.compile(r"[ \t\r\n]*")
 CLOSING = 24  # characters from where the text read so far ends, in which a value may be cut in two
+NUMBER = re.compile(r"[-+.eE\d]*")
 WORDS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
 
 Keys = tuple[str, ...]
@@ -54,7 +55,7 @@ class Text:
         if len(self.text) - self.at > LARGEST_VALUE:
             raise self.broken(f"a value of more than {LARGEST_VALUE >> 20} MiB")
         try:
-            raw = self._file.read(max(PIECE, len(self.text) - self.at))
+            raw = self._file.read1(max(PIECE, len(self.text) - self.at))
         except EOFError:
             raise self.truncated() from None
         except (OSError, zlib.error) as error:
@@ -194,8 +195,8 @@ def _whole(text: Text, decoder: json.JSONDecoder) -> Any:
 def _ends_early(error: json.JSONDecodeError) -> bool:
     """Whether more text might have made sense of it."""
     rest = error.doc[error.pos :].strip()
-    unfinished = error.msg.startswith("Invalid") and '"' not in rest
-    return error.msg.startswith("Unterminated") or unfinished or any(w.startswith(rest) for w in WORDS)
+    in_text = error.msg.startswith("Unterminated") or (error.msg.startswith("Invalid") and '"' not in rest)
+    return in_text or bool(NUMBER.fullmatch(rest)) or any(word.startswith(rest) for word in WORDS)
 
 
 def opened(path: Path) -> Text:

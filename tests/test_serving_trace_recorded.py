@@ -179,6 +179,8 @@ def test_the_command_prints_and_writes_all_of_it(here: Here, tmp_path: Path) -> 
     assert shown.returncode == 0
     for text in ("4 decode steps", "a decode step: median of 4", "mla_decode", "unknown: none", "and 1"):
         assert text in shown.stdout, text
+    (host,) = [line for line in shown.stdout.splitlines() if line.startswith("host") and ".." in line]
+    assert "us" in host or "ms" in host, "the idle time has a row in the table of a step"
     done = here("serving", "trace", path, "--phase", "decode", "--json", tmp_path / "out.json")
     assert (done.returncode, done.stdout) == (0, "")
     written = json.loads((tmp_path / "out.json").read_text())

@@ -18,6 +18,7 @@ def serving() -> None:
     python -m harness serving audit FILE...      the same of your own results
     python -m harness serving compare A B        one result beside another, normalised or refused
     python -m harness serving recipe [NAME]      the published set-ups, ready to run on your own machine
+    python -m harness serving trace FILE         a profiler's trace by kernel, class and step
     """
 
 
@@ -96,5 +97,23 @@ def recipe_command(**options: Any) -> None:
     Kubernetes manifests, as far as its document gives them. What was mended is marked. Without NAME: the
     list."""
     from harness.serving.recipe_command import show
+@serving.command("trace")
+@click.argument("file", metavar="FILE")
+@click.option(
+    "--phase",
+    type=click.Choice(["prefill", "decode", "mixed", "training", "other"]),
+    help="Of these steps only.",
+)
+@click.option("--steps", "each_step", is_flag=True, help="List each step.")
+@click.option(
+    "--top", type=click.IntRange(min=0), default=15, show_default=True, help="How many kernels to list."
+)
+@click.option("--partial", is_flag=True, help="Of a file that breaks off, take what there is, and flag it.")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write everything there as JSON instead.")
+def trace_command(**options: Any) -> None:
+    """A trace of torch.profiler or rocprofv3 (JSON, or its kernel trace as CSV; plain or gzip) by op class
+    and kernel, prefill and decode steps apart, with what overlaps and what is exposed. Exit code 1 where
+    events could not be read or, with --partial, the file breaks off; 2 where it cannot be read."""
+    from harness.serving.trace_command import show
 
     sys.exit(show(**options))

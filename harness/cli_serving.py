@@ -97,6 +97,10 @@ def recipe_command(**options: Any) -> None:
     Kubernetes manifests, as far as its document gives them. What was mended is marked. Without NAME: the
     list."""
     from harness.serving.recipe_command import show
+
+    sys.exit(show(**options))
+
+
 @serving.command("trace")
 @click.argument("file", metavar="FILE")
 @click.option(

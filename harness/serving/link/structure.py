@@ -1,0 +1,233 @@
+"""What a step of DeepSeek-R1 calls on one rank, and where each call's time comes from.
+
+Counts are those of the layers (shapes/): 61 attentions, 58 MoE and 3 dense MLPs, 122 all-reduces under tensor
+parallelism. SGLang computes the shared expert as one expert more of the fused MoE under tensor parallelism
+(257 experts, top 9), and as linears of its own under expert parallelism.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harness.errors import UsageError
+from harness.serving.link.interpolation import Estimate
+from harness.serving.link.tables import Tables
+from harness.serving.prediction import Origin
+from shapes.attention import Parallel
+from shapes.linears import BATCHED, BF16, FP8, linears
+from shapes.models import ModelConfig, model
+
+ROUTING = "independent"  # tokens choose their experts alike and each for itself; or a table's distribution
+SLOWEST_OF_8 = 1.42  # deviations by which the largest of 8 normal variables exceeds their mean
+BLOCK_ROWS = 64  # rows of a tile of the grouped products
+
+# What no table has: small kernels between the timed ones (norms of the latents, rotary embedding, cache write,
+# choice of experts, concatenations), counted in a public trace of SGLang 0.5.9 on 8xH200 (InferenceX issue
+# 863: 1717 kernels a step). Their times are assumed.
+GLUE_CALLS = 7  # a layer
+GLUE_US = 2.0  # each, in a graph, at few tokens
+GLUE_BYTES = 200e3  # a token and layer: 2 residual norms (115 KB), the rest q, k, v and latents
+GLUE_GBPS = 4000.0  # of HBM3e's 4800
+LAUNCHES = 1717  # a step
+LAUNCH_US = 20.0  # of the host, each, where no graph is replayed
+STEP_GAP_US = 300.0  # sampling, the next batch, the graph's launch
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one step works on.
+
+    tokens:  rows of the linears
+    batch:   sequences
+    context: of decode: cached tokens of each sequence; of prefill: its prompt's tokens
+    """
+
+    tokens: float
+    batch: float
+    context: float
+
+
+@dataclass(frozen=True)
+class Term:
+    """Calls of one kind in a step.
+
+    op:     of harness/serving/op_classes.py
+    source: what its uncertainty is called: terms of one source err together
+    """
+
+    op: str
+    part: str
+    calls: int
+    origin: Origin
+    source: str
+    time: Callable[[Load], Estimate]
+
+    @property
+    def name(self) -> str:
+        return f"{self.op}:{self.part}" if self.part else self.op
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The terms of both phases.
+
+    weights_gb: of a rank, and kv_bytes of a token on a rank
+    """
+
+    config: ModelConfig
+    parallel: Parallel
+    decode: tuple[Term, ...]
+    prefill: tuple[Term, ...]
+    weights_gb: float
+    kv_bytes: int
+
+
+def structure(
+    tables: Tables, parallel: Parallel, *, kv: str = "bfloat16", routing: str = ROUTING
+) -> Structure:
+    """The structure of DeepSeek-R1 over tables; raises MissingTable (a UsageError) for what they lack and
+    UsageError for a parallelism that is not modelled.
+
+    kv:      bfloat16 or fp8, the cache's type in the tables' words
+    routing: see `routed`
+    """
+    if parallel.dp > 1:
+        raise UsageError(
+            "DP attention is not modelled: no table here has its all-gather and reduce-scatter, nor all-to-all; "
+            "give --tp 8, alone or with --ep 8"
+        )
+    if parallel.ep not in (1, parallel.tp):
+        raise UsageError(f"--ep {parallel.ep} is not modelled with --tp {parallel.tp}; give 1 or {parallel.tp}")
+    config = model("deepseek-r1")
+    decode, prefill = [], []
+    fused_shared = parallel.ep == 1
+    for linear in linears(config, parallel):
+        if fused_shared and linear.name.startswith("shared"):
+            continue
+        part = linear.name.replace(" ", "_")
+        if linear.kind == BATCHED:
+            which = "mla_gen_pre" if part == "w_uk" else "mla_gen_post"
+            decode.append(_bmm(tables, which, part, linear.decode_calls, linear.batch))
+            continue
+        kind = {FP8: "fp8_block", BF16: "bfloat16"}[linear.kind]
+        op = {FP8: "block_scale_gemm", BF16: "bf16_gemm"}[linear.kind]
+        last = part == "lm_head"  # sees one token of each sequence
+        for calls, terms in ((linear.decode_calls, decode), (linear.prefill_calls, prefill)):
+            if calls:
+                time = _gemm(tables, kind, linear.n, linear.k, last)
+                terms.append(Term(op, part, calls, "table", "GEMM table", time))
+    layers, dense = config.num_hidden_layers, config.first_k_dense_replace
+    heads = parallel.heads(config)
+    tp, ep = (1, parallel.ep) if parallel.ep > 1 else (parallel.tp, 1)
+
+    def moe(load: Load) -> Estimate:
+        found = routed(tables, config, load.tokens, tp, ep, routing)
+        return found.times(shared_expert_factor(config, load.tokens)) if fused_shared else found
+
+    def reduced(load: Load) -> Estimate:
+        return tables.all_reduce(load.tokens * config.hidden_size, parallel.tp)
+
+    def attention(load: Load) -> Estimate:
+        return tables.mla_decode(load.batch, load.context, heads, kv)
+
+    def prefill_attention(load: Load) -> Estimate:
+        return unabsorbed(tables, config, load.batch, load.context, heads)
+
+    for terms in (decode, prefill):
+        terms.append(Term("fused_moe", "", layers - dense, "table", "MoE table", moe))
+        if parallel.tp > 1:
+            terms.append(Term("all_reduce", "", 2 * layers, "table", "all-reduce table", reduced))
+        terms.append(Term("elementwise", "glue", layers, "assumed", "glue", glue))
+    decode.append(Term("mla_decode", "", layers, "table", "attention table", attention))
+    prefill.append(Term("mha_prefill", "", layers, "regression", "prefill attention", prefill_attention))
+    for terms in (decode, prefill):
+        for term in terms:
+            term.time(Load(8, 8, 1024))  # what the tables lack is said before anything is computed
+    return Structure(
+        config, parallel, tuple(decode), tuple(prefill), _weights_gb(config, parallel), _kv_bytes(config, kv)
+    )
+
+
+def routed(
+    tables: Tables, config: ModelConfig, tokens: float, tp: int, ep: int, routing: str = ROUTING
+) -> Estimate:
+    """Time of the routed experts of one rank, of the slowest under expert parallelism.
+
+    routing: a distribution of the tables; or `independent`: the tables' `balanced` tokens share no expert as
+    long as they can, so that its times at few tokens are times of so many experts' weights, and are read at
+    as many as independent tokens hit.
+    """
+    if routing != ROUTING:
+        return tables.moe(tokens, tp, ep, routing)
+    topk = config.num_experts_per_tok
+    all_hit = config.n_routed_experts / topk  # tokens that hit every expert if they share none
+    share = experts_hit(config, tokens) / config.n_routed_experts
+    if ep > 1:
+        own = config.n_routed_experts / ep
+        share = min(share + SLOWEST_OF_8 * math.sqrt(share * (1 - share) / own), 1.0)
+    found = tables.moe(share * all_hit, tp, ep, "balanced")
+    if tokens <= all_hit:
+        return found
+    full = tables.moe(all_hit, tp, ep, "balanced")
+    return tables.moe(tokens, tp, ep, "balanced").times(found.us / full.us)
+
+
+def experts_hit(config: ModelConfig, tokens: float) -> float:
+    """Expected number, of tokens that choose alike and each for itself."""
+    experts = config.n_routed_experts
+    return experts * (1 - (1 - config.num_experts_per_tok / experts) ** tokens)
+
+
+def shared_expert_factor(config: ModelConfig, tokens: float) -> float:
+    """Time of 257 experts, top 9, over that of 256, top 8: by the tiles that the products have. Each expert
+    that is hit has at least one, whose weights are read."""
+    topk = config.num_experts_per_tok
+    hit = experts_hit(config, tokens)
+    return 1 + math.ceil(tokens / BLOCK_ROWS) / max(hit, tokens * topk / BLOCK_ROWS)
+
+
+def unabsorbed(tables: Tables, config: ModelConfig, batch: float, length: float, heads: int) -> Estimate:
+    """Prefill attention as engines run it (192 wide, values 128), from the table's absorbed one (576, 512):
+    what is above the time of one token goes down with the work."""
+    least = tables.absorbed_prefill(1, 1, heads).us
+    timed = tables.absorbed_prefill(batch, length, heads)
+    rope, latent = config.qk_rope_head_dim, config.kv_lora_rank
+    work = (config.qk_nope_head_dim + rope + config.v_head_dim) / (latent + rope + latent)
+    return Estimate(least + max(timed.us - least, 0.0) * work, timed.noise, timed.distance)
+
+
+def glue(load: Load) -> Estimate:
+    """Of one layer."""
+    return Estimate(GLUE_CALLS * GLUE_US + load.tokens * GLUE_BYTES / GLUE_GBPS / 1e3)
+
+
+def _gemm(tables: Tables, kind: str, n: int, k: int, last: bool) -> Callable[[Load], Estimate]:
+    return lambda load: tables.gemm(kind, load.batch if last else load.tokens, n, k)
+
+
+def _bmm(tables: Tables, which: str, part: str, calls: int, heads: int) -> Term:
+    def time(load: Load) -> Estimate:
+        return tables.absorbed_bmm(which, load.tokens, heads)
+
+    return Term("absorbed_bmm", part, calls, "table", "BMM table", time)
+
+
+def _weights_gb(config: ModelConfig, parallel: Parallel) -> float:
+    """Of a rank, in FP8, router and vocabulary in bf16."""
+    total = 0.0
+    for linear in linears(config, parallel):
+        size = 1 if linear.kind == FP8 else 2
+        total += linear.n * linear.k * linear.batch * max(linear.decode_calls, linear.prefill_calls) * size
+    moe_layers = config.num_hidden_layers - config.first_k_dense_replace
+    expert = 3 * config.hidden_size * config.moe_intermediate_size
+    total += moe_layers * config.n_routed_experts * expert / max(parallel.tp, parallel.ep)
+    total += 2 * config.vocab_size * config.hidden_size / parallel.tp  # embedding
+    return total / 1e9
+
+
+def _kv_bytes(config: ModelConfig, kv: str) -> int:
+    """Of a token on a rank: the latent is on each."""
+    latent = config.kv_lora_rank + config.qk_rope_head_dim
+    return config.num_hidden_layers * latent * (2 if kv == "bfloat16" else 1)

@@ -17,7 +17,6 @@ from harness.errors import HarnessError, UsageError
 
 TOLERANCE = 1e-6
 ITERATIONS = 500
-WAVES = 10  # prompts for each place, as InferenceX's clients send them
 
 Array = np.ndarray
 StepTime = Callable[[Array], Array]
@@ -31,7 +30,7 @@ class Workload:
     range_ratio:    lengths are uniform from range_ratio * length to length (InferenceX: 0.8); 1: all alike,
                     then requests stay in step with each other
     prefill_tokens: of one step (SGLang's --chunked-prefill-size)
-    waves:          prompts for each place; the first wave comes all at once. 0: none does
+    waves:          prompts for each place, of which the first come all at once; 0: without end
     """
 
     isl: int
@@ -39,7 +38,7 @@ class Workload:
     concurrency: int
     range_ratio: float = 0.8
     prefill_tokens: int = 8192
-    waves: int = WAVES
+    waves: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (("isl", 1), ("osl", 2), ("concurrency", 1), ("prefill_tokens", 1), ("waves", 0)):
@@ -71,6 +70,8 @@ class Workload:
 class Serving:
     """Of one instance; arrays over draws.
 
+    ttft:    of the steady state
+    ttft_mean: over the whole run, its first wave included
     batch:   requests that decode together, on average
     stall:   of TPOT, what others' prefills take, ms
     decode:  one decode step, ms
@@ -80,6 +81,7 @@ class Serving:
 
     tpot: Array
     ttft: Array
+    ttft_mean: Array
     output: Array
     batch: Array
     decode: Array
@@ -134,7 +136,8 @@ def closed_loop(
     steady = ttft + queued
     return Serving(
         tpot=tpot,
-        ttft=_with_first_wave(load, steady, prefill, host_ms, most),
+        ttft=steady,
+        ttft_mean=_with_first_wave(load, steady, prefill, host_ms, most),
         output=c * load.mean_osl / life * 1e3,
         batch=batch,
         decode=step,
@@ -155,6 +158,7 @@ def _in_step(load: Workload, decode: StepTime, prefill: StepTime, host_ms: Array
     return Serving(
         tpot=step + stall,
         ttft=ttft,
+        ttft_mean=ttft,
         output=c * load.mean_osl / (host_ms + last + n * step) * 1e3,
         batch=batch,
         decode=step,

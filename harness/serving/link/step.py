@@ -3,48 +3,53 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from harness.serving.link.closure import Array, Serving, Workload, closed_loop
-from harness.serving.link.structure import LAUNCH_US, LAUNCHES, STEP_GAP_US, Load, Structure, Term
+from harness.serving.link.structure import LAUNCHES, Load, Structure, Term
 
 MEMORY_SHARE = 0.82  # of the GPU's, for weights and cache (SGLang's --mem-fraction-static)
-HOST_MS = 30.0  # of a request, before and after the engine
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Terms of one phase over a grid.
+    """The terms of one phase over a grid: batches of decode, prompts of a prefill step.
 
-    grid:  batches of decode, prompts of a prefill step
-    us:    [terms, grid] of all calls of a step
-    tokens: what the grid's points are, for the host's share
+    us:        [terms, grid] of all calls of a step
+    deviation: [terms], of the logarithm, by the tables
+    skewed:    [terms, grid] logarithm of the time with skewed routing over that without
     """
 
     terms: Sequence[Term]
     grid: Array
     us: Array
     deviation: Array
+    skewed: Array
 
-    def index(self, name: str) -> list[int]:
-        return [i for i, term in enumerate(self.terms) if name in (term.name, term.op)]
+    def chosen(self, op: str, part: str = "") -> list[int]:
+        return [i for i, term in enumerate(self.terms) if term.op == op and part in ("", term.part)]
 
 
 @dataclass(frozen=True)
 class Draws:
-    """What is uncertain, each an array over draws (or over one, the central case).
+    """What is uncertain, an array each over draws; one draw is the central case.
 
-    kappa:   calibration
-    decode, prefill: factor of each term's time, [draws, terms]
-    saved_decode, saved_prefill: us of a step that a change takes away, beside the factors, [draws]
+    kappa:           of all kernels: time in a server over time alone
+    decode, prefill: [draws, terms] factors of each term's time, exposure included
+    decode_us, prefill_us: added to a step, on the critical path
+    routing:         0: experts alike, 1: the skew of `Phase.skewed`
+    scheduling:      factor of what a prefill takes beside its kernels' times
     """
 
     kappa: Array
     decode: Array
     prefill: Array
+    decode_us: Array
+    prefill_us: Array
+    routing: Array
     gap_us: Array
     launch_us: Array
     host_ms: Array
@@ -53,7 +58,11 @@ class Draws:
 
 @dataclass(frozen=True)
 class Steps:
-    """A structure under a workload."""
+    """A structure under a workload.
+
+    eager:    decode without a graph
+    capacity: requests that the cache holds, at their mean length
+    """
 
     structure: Structure
     load: Workload
@@ -61,19 +70,15 @@ class Steps:
     prefill: Phase
     eager: bool = False
     capacity: float = math.inf
-    notes: tuple[str, ...] = field(default=())
 
     def decode_ms(self, draws: Draws, batch: Array) -> Array:
-        return self._phase(self.decode, draws.decode, draws, batch, self.eager) + draws.gap_us / 1e3
+        gpu = draws.kappa * (at(self.decode, draws.decode, draws.routing, batch) + draws.decode_us) / 1e3
+        return (np.maximum(gpu, _launching(draws)) if self.eager else gpu) + draws.gap_us / 1e3
 
     def prefill_ms(self, draws: Draws, together: Array) -> Array:
-        """Prefill never replays a graph."""
-        own = self._phase(self.prefill, draws.prefill, draws, together, True)
-        return own * draws.scheduling + draws.gap_us / 1e3
-
-    def _phase(self, phase: Phase, factors: Array, draws: Draws, at: Array, eager: bool) -> Array:
-        gpu = draws.kappa * interpolated(phase.grid, factors @ phase.us, at) / 1e3
-        return np.maximum(gpu, LAUNCHES * draws.launch_us / 1e3) if eager else gpu
+        """Of a step with so many prompts (in chunks where one is longer than a step); never in a graph."""
+        own = at(self.prefill, draws.prefill, draws.routing, together) + draws.prefill_us
+        return np.maximum(draws.kappa * own / 1e3, _launching(draws)) * draws.scheduling + draws.gap_us / 1e3
 
     def serving(self, draws: Draws) -> Serving:
         return closed_loop(
@@ -86,54 +91,52 @@ class Steps:
 
 
 def steps(
-    structure: Structure, load: Workload, *, memory_gb: float | None = None, eager: bool = False
+    structure: Structure,
+    load: Workload,
+    *,
+    skewed: Structure | None = None,
+    memory_gb: float | None = None,
+    eager: bool = False,
 ) -> Steps:
-    """memory_gb: of a GPU, 1e9 bytes; None: no limit to the cache."""
+    """skewed: the same with skewed routing; memory_gb: of a GPU, 1e9 bytes, None: no limit to the cache."""
     capacity = math.inf
     if memory_gb:
         room = memory_gb * MEMORY_SHARE - structure.weights_gb
-        tokens = room * 1e9 / structure.kv_bytes
-        capacity = tokens / load.mean_context
+        capacity = room * 1e9 / structure.kv_bytes / load.mean_context
     chunks = math.ceil(load.mean_isl / load.prefill_tokens)
-    decode = _phase(
-        structure.decode,
-        _grid(load.concurrency),
-        lambda batch: Load(batch, batch, load.mean_context),
-    )
-    prefill = _phase(
-        structure.prefill,
-        _grid(max(load.most_together, 1.0)),
-        lambda prompts: Load(prompts * load.mean_isl / chunks, prompts, load.mean_isl),
-        {"mha_prefill": 1.0 / chunks},
-    )
-    if chunks > 1:
-        prefill = Phase(prefill.terms, prefill.grid, prefill.us * chunks, prefill.deviation)
+
+    def decoding(batch: float) -> Load:
+        return Load(batch, batch, load.mean_context)
+
+    def prefilling(prompts: float) -> Load:
+        return Load(prompts * load.mean_isl / chunks, prompts, load.mean_isl)
+
+    # The attention of a prompt in chunks is that of the whole, the rest is called once a chunk.
+    often = {"mha_prefill": 1, "": chunks}
+    other = skewed or structure
+    decode = _phase(structure.decode, other.decode, _grid(load.concurrency), decoding, {"": 1})
+    prefill = _phase(structure.prefill, other.prefill, _grid(load.most_together), prefilling, often)
     return Steps(structure, load, decode, prefill, eager, capacity)
 
 
-def central(steps: Steps, kappa: float = 1.0, exposure: Mapping[str, float] | None = None) -> Draws:
-    """One draw, with every factor as it is thought to be. exposure: of an op class, 1 where not given."""
-
-    def factors(phase: Phase) -> Array:
-        return np.array([[(exposure or {}).get(term.op, 1.0) for term in phase.terms]])
-
-    one = np.ones(1)
-    return Draws(
-        kappa * one, factors(steps.decode), factors(steps.prefill), STEP_GAP_US * one, LAUNCH_US * one,
-        HOST_MS * one, one,
-    )  # fmt: skip
-
-
-def interpolated(grid: Array, values: Array, at: Array) -> Array:
-    """values [draws, grid] at `at` [draws], linear in the logarithm of the grid."""
-    x = np.log(np.clip(at, grid[0], grid[-1]))
-    xs = np.log(grid)
+def at(phase: Phase, factors: Array, routing: Array, point: Array) -> Array:
+    """us of a step, [draws], linear in the logarithm of the grid."""
+    grid = np.log(phase.grid)
     if len(grid) == 1:
-        return values[:, 0] + 0 * x
-    right = np.clip(np.searchsorted(xs, x), 1, len(xs) - 1)
-    u = (x - xs[right - 1]) / (xs[right] - xs[right - 1])
-    rows = np.arange(len(x)) if len(values) > 1 else np.zeros(len(x), int)
-    return values[rows, right - 1] * (1 - u) + values[rows, right] * u
+        left = right = np.zeros(len(point), int)
+        u = np.zeros(len(point))
+    else:
+        x = np.log(np.clip(point, phase.grid[0], phase.grid[-1]))
+        right = np.clip(np.searchsorted(grid, x), 1, len(grid) - 1)
+        left = right - 1
+        u = (x - grid[left]) / (grid[right] - grid[left])
+    us = phase.us[:, left] * (1 - u) + phase.us[:, right] * u
+    skewed = phase.skewed[:, left] * (1 - u) + phase.skewed[:, right] * u
+    return np.einsum("dt,td->d", factors, us * np.exp(routing * skewed))
+
+
+def _launching(draws: Draws) -> Array:
+    return LAUNCHES * draws.launch_us / 1e3
 
 
 def _grid(most: float) -> Array:
@@ -143,11 +146,19 @@ def _grid(most: float) -> Array:
     return np.geomspace(1.0, most, max(2, 1 + math.ceil(4 * math.log2(most))))
 
 
-def _phase(terms: Sequence[Term], grid: Array, load, scale: Mapping[str, float] | None = None) -> Phase:
-    us, deviation = np.zeros((len(terms), len(grid))), np.zeros((len(terms), len(grid)))
-    for i, term in enumerate(terms):
+def _phase(
+    terms: Sequence[Term],
+    skewed: Sequence[Term],
+    grid: Array,
+    load: Callable[[float], Load],
+    often: Mapping[str, int],
+) -> Phase:
+    us, other, deviation = (np.zeros((len(terms), len(grid))) for _ in range(3))
+    for i, (term, twin) in enumerate(zip(terms, skewed, strict=True)):
+        calls = term.calls * often.get(term.op, often[""])
         for j, point in enumerate(grid):
             found = term.time(load(float(point)))
-            us[i, j] = term.calls * found.us * (scale or {}).get(term.op, 1.0)
+            us[i, j] = calls * found.us
+            other[i, j] = calls * twin.time(load(float(point))).us if twin is not term else us[i, j]
             deviation[i, j] = found.deviation
-    return Phase(terms, grid, us, deviation)
+    return Phase(terms, grid, us, np.sqrt((deviation**2).mean(axis=1)), np.log(other / us))

@@ -84,7 +84,7 @@ def applied(
             saved = (change.saved_us or 0.0) * np.exp(_spread(change) * change_z) * server
             own = sum(phase.terms[i].calls for i in chosen)
             calls = change.calls or own
-            us = saved * calls * world.exposed(change.op)
+            us = saved * calls * world.exposed(name, change.op)
             key = f"{name}_us"
             if slower_before(phase, chosen, change):
                 before = replace(before, **{key: getattr(before, key) + us})

@@ -12,7 +12,8 @@ from harness.errors import UsageError
 from harness.serving.link import calibration as calibrating
 from harness.serving.link.calibration import Fit, Point, Series, measured
 from harness.serving.link.changes import applied
-from harness.serving.link.closure import Array, Serving, Workload
+from harness.serving.link.closure import Serving, Workload
+from harness.serving.link.own import Own
 from harness.serving.link.step import Draws, Steps, steps
 from harness.serving.link.structure import Structure, structure
 from harness.serving.link.tables import Tables, bundled, read_tables
@@ -40,7 +41,7 @@ class Link:
     calibration: tuple[Point, ...] = ()
     calibrated_with: str = ""
     eager: bool = False
-    exposure: Mapping[str, float] | None = None
+    exposure: Mapping[tuple[str, str], float] | None = None
     memory_gb: float | None = None
     notes: tuple[str, ...] = ()
 
@@ -122,7 +123,8 @@ def link(
     kv: str = "bfloat16",
     eager: bool = False,
     tables: Tables | None = None,
-    exposure: Mapping[str, float] | None = None,
+    exposure: Mapping[tuple[str, str], float] | None = None,
+    own: Own | None = None,
 ) -> Link:
     """The model of a machine and engine. Raises UsageError, one line, where it has no data for them."""
     parallel = parallel or Parallel(tp=8)
@@ -136,17 +138,20 @@ def link(
                 "files in AIConfigurator's columns timed on that machine, or its own runs with --runs RUN"
             )
         tables = read_tables(folder)
-    if hardware.lower() not in tables.device.lower():
-        raise UsageError(
-            f"tables in {tables.where} were timed on {tables.device}, not {hardware}: kernels of one machine are "
-            f"not linked to serving of another; give --hardware {tables.device.split()[-1].lower()}"
-        )
-    built = structure(tables, parallel, kv=kv)
+    for where, device in [(tables.where, tables.device), *([(own.where, own.device)] if own else [])]:
+        if hardware.lower() not in device.lower():
+            raise UsageError(
+                f"times in {where} are of {device}, not {hardware}: kernels of one machine are not linked to "
+                f"serving of another; give --hardware {device.split()[-1].lower()} with tables of that machine"
+            )
+    built = structure(tables, parallel, kv=kv, own=own)
     skewed = None
     if SKEWED in tables.distributions():
-        skewed = structure(tables, parallel, kv=kv, routing=SKEWED)
+        skewed = structure(tables, parallel, kv=kv, routing=SKEWED, own=own)
     else:
         notes.append(f"no MoE times of skewed routing ({SKEWED}): what routing does is left out of intervals")
+    if own:
+        notes.append(f"measured in {own.where}: {', '.join(own.ops())}, where near the step's sizes")
     series = [s for s in measured(hardware, engine) if s.use == "calibration"]
     comparable = parallel == Parallel(tp=8) and kv == "bfloat16"
     points, source = _points(series) if comparable else ((), "")
@@ -168,6 +173,3 @@ def _points(series: Sequence[Series]) -> tuple[tuple[Point, ...], str]:
 def standard() -> Link:
     """H200, SGLang, TP8."""
     return link()
-
-
-Arrays = Array

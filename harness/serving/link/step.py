@@ -120,19 +120,20 @@ def steps(
 
 
 def at(phase: Phase, factors: Array, routing: Array, point: Array) -> Array:
-    """us of a step, [draws], linear in the logarithm of the grid."""
+    """us of a step, [draws]."""
+    return (factors.T * term_us(phase, routing, point)).sum(axis=0)
+
+
+def term_us(phase: Phase, routing: Array, point: Array) -> Array:
+    """us of each term's calls in a step, [terms, draws], linear in the logarithm of the grid."""
     grid = np.log(phase.grid)
-    if len(grid) == 1:
-        left = right = np.zeros(len(point), int)
-        u = np.zeros(len(point))
-    else:
-        x = np.log(np.clip(point, phase.grid[0], phase.grid[-1]))
-        right = np.clip(np.searchsorted(grid, x), 1, len(grid) - 1)
-        left = right - 1
-        u = (x - grid[left]) / (grid[right] - grid[left])
+    x = np.clip(np.log(point), grid[0], grid[-1])
+    right = np.clip(np.searchsorted(grid, x), min(1, len(grid) - 1), len(grid) - 1)
+    left = np.maximum(right - 1, 0)
+    u = (x - grid[left]) / np.maximum(grid[right] - grid[left], 1e-12)
     us = phase.us[:, left] * (1 - u) + phase.us[:, right] * u
     skewed = phase.skewed[:, left] * (1 - u) + phase.skewed[:, right] * u
-    return np.einsum("dt,td->d", factors, us * np.exp(routing * skewed))
+    return us * np.exp(routing * skewed)
 
 
 def _launching(draws: Draws) -> Array:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from harness.errors import UsageError
 from harness.serving.link.interpolation import Estimate
-from harness.serving.link.tables import Tables
+from harness.serving.link.own import Own
+from harness.serving.link.tables import MissingTable, Tables
 from harness.serving.prediction import Origin
 from shapes.attention import Parallel
 from shapes.linears import BATCHED, BF16, FP8, linears
@@ -85,13 +86,14 @@ class Structure:
 
 
 def structure(
-    tables: Tables, parallel: Parallel, *, kv: str = "bfloat16", routing: str = ROUTING
+    tables: Tables, parallel: Parallel, *, kv: str = "bfloat16", routing: str = ROUTING, own: Own | None = None
 ) -> Structure:
-    """The structure of DeepSeek-R1 over tables; raises MissingTable (a UsageError) for what they lack and
+    """The structure of DeepSeek-R1 over tables; raises MissingTable (a UsageError) for all that they lack and
     UsageError for a parallelism that is not modelled.
 
     kv:      bfloat16 or fp8, the cache's type in the tables' words
     routing: see `routed`
+    own:     measured times, which come first where they are near
     """
     if parallel.dp > 1:
         raise UsageError(
@@ -117,7 +119,8 @@ def structure(
         for calls, terms in ((linear.decode_calls, decode), (linear.prefill_calls, prefill)):
             if calls:
                 time = _gemm(tables, kind, linear.n, linear.k, last)
-                terms.append(Term(op, part, calls, "table", "GEMM table", time))
+                key = (linear.n, linear.k)
+                terms.append(_term(own, op, part, calls, "GEMM table", time, key, lambda load: (load.tokens,)))
     layers, dense = config.num_hidden_layers, config.first_k_dense_replace
     heads = parallel.heads(config)
     tp, ep = (1, parallel.ep) if parallel.ep > 1 else (parallel.tp, 1)
@@ -135,16 +138,28 @@ def structure(
     def prefill_attention(load: Load) -> Estimate:
         return unabsorbed(tables, config, load.batch, load.context, heads)
 
+    inter = config.moe_intermediate_size // tp
+    experts = (config.n_routed_experts, config.num_experts_per_tok, config.hidden_size, inter, ep)
+    shared = (*experts, config.n_shared_experts if fused_shared else 0)
     for terms in (decode, prefill):
-        terms.append(Term("fused_moe", "", layers - dense, "table", "MoE table", moe))
+        terms.append(
+            _term(own, "fused_moe", "", layers - dense, "MoE table", moe, shared, lambda load: (load.tokens,))
+        )
         if parallel.tp > 1:
             terms.append(Term("all_reduce", "", 2 * layers, "table", "all-reduce table", reduced))
         terms.append(Term("elementwise", "glue", layers, "assumed", "glue", glue))
-    decode.append(Term("mla_decode", "", layers, "table", "attention table", attention))
-    prefill.append(Term("mha_prefill", "", layers, "regression", "prefill attention", prefill_attention))
-    for terms in (decode, prefill):
-        for term in terms:
-            term.time(Load(8, 8, 1024))  # what the tables lack is said before anything is computed
+    cache = {"bfloat16": "bf16"}.get(kv, kv)
+
+    def sequences(load: Load) -> tuple[float, float]:
+        return (load.batch, load.context)
+
+    decode.append(
+        _term(own, "mla_decode", "", layers, "attention table", attention, (heads, cache), sequences)
+    )
+    prefill.append(
+        _term(own, "mha_prefill", "", layers, "prefill attention", prefill_attention, (heads, 0), sequences)
+    )
+    _nothing_missing(tables, [*decode, *prefill])
     return Structure(
         config, parallel, tuple(decode), tuple(prefill), _weights_gb(config, parallel), _kv_bytes(config, kv)
     )
@@ -178,6 +193,42 @@ def experts_hit(config: ModelConfig, tokens: float) -> float:
     """Expected number, of tokens that choose alike and each for itself."""
     experts = config.n_routed_experts
     return experts * (1 - (1 - config.num_experts_per_tok / experts) ** tokens)
+
+
+def _term(
+    own: Own | None,
+    op: str,
+    part: str,
+    calls: int,
+    source: str,
+    tabled: Callable[[Load], Estimate],
+    key: tuple,
+    sizes: Callable[[Load], tuple[float, ...]],
+) -> Term:
+    """Over measured times where they are near, else over the table's."""
+    if own is None or (op, key) not in own.surfaces:
+        origin = "regression" if op == "mha_prefill" else "table"
+        return Term(op, part, calls, origin, source, tabled)
+
+    def time(load: Load) -> Estimate:
+        return own.near(op, key, *sizes(load)) or tabled(load)
+
+    return Term(op, part, calls, "measured", "own runs", time)
+
+
+def _nothing_missing(tables: Tables, terms: list[Term]) -> None:
+    """All that is missing is said at once, before anything is computed."""
+    missing = {}
+    for term in terms:
+        try:
+            term.time(Load(8, 8, 1024))
+        except MissingTable:
+            missing[term.name] = None
+    if missing:
+        raise MissingTable(
+            f"no times of {', '.join(missing)} in {tables.where}; give --tables DIR that has them, or runs of "
+            f"this suite on {tables.device} (--runs) for block_scale_gemm, fused_moe, mla_decode, mha_prefill"
+        )
 
 
 def shared_expert_factor(config: ModelConfig, tokens: float) -> float:

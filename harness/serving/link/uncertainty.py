@@ -41,12 +41,12 @@ class World:
     """Draws of every source by name; a source that is not active keeps its central value in all of them.
 
     active:   None: all
-    exposure: of an op class, from a trace; then it is not uncertain
+    exposure: of an op class in a phase, from a trace; then it is not uncertain
     """
 
     count: int = DRAWS
     active: Collection[str] | None = None
-    exposure: Mapping[str, float] = field(default_factory=dict)
+    exposure: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def normal(self, source: str, item: str = "") -> Array:
         """Standard normal; the first draw is the central case."""
@@ -68,8 +68,8 @@ class World:
         ones = np.ones(self.count)
         return Draws(
             kappa=ones,
-            decode=self._factors(steps.decode),
-            prefill=self._factors(steps.prefill),
+            decode=self._factors("decode", steps.decode),
+            prefill=self._factors("prefill", steps.prefill),
             decode_us=0 * ones,
             prefill_us=0 * ones,
             routing=ROUTING * self.normal("routing"),
@@ -79,15 +79,15 @@ class World:
             scheduling=np.exp(SCHEDULING * self.normal("scheduling")),
         )
 
-    def exposed(self, op: str) -> Array:
-        """The share of an op's time that is on the critical path."""
-        if op in self.exposure:
-            return np.full(self.count, self.exposure[op])
+    def exposed(self, name: str, op: str) -> Array:
+        """The share of an op's time in a phase that is on the critical path."""
+        if (name, op) in self.exposure:
+            return np.full(self.count, self.exposure[name, op])
         if op in COMMUNICATION:
             return 1 - EXPOSED * np.abs(self.normal("exposure"))
         return np.ones(self.count)
 
-    def _factors(self, phase: Phase) -> Array:
+    def _factors(self, name: str, phase: Phase) -> Array:
         columns = []
         for term, deviation in zip(phase.terms, phase.deviation, strict=True):
             if term.source == "glue":
@@ -96,7 +96,7 @@ class World:
                 spread = math.hypot(UNABSORBED, deviation) * self.normal(term.source)
             else:
                 spread = deviation * self.normal(term.source, term.part)
-            columns.append(np.exp(spread) * self.exposed(term.op))
+            columns.append(np.exp(spread) * self.exposed(name, term.op))
         return np.stack(columns, axis=1)
 
 

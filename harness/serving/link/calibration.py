@@ -1,7 +1,8 @@
 """What was measured of serving: it sets the model's two constants, and says how far to trust it.
 
-kappa is the ratio of the kernels' time in a server to their time alone; host_ms is what a request takes outside
-the engine's steps (client, HTTP, tokenisation). Each is one number for all points of a machine and engine.
+kappa is the ratio of the kernels' time in a server to their time alone; host_ms is what a request takes
+outside the engine's steps (client, HTTP, tokenisation). Each is one number for all points of a machine and
+engine.
 """
 
 from __future__ import annotations
@@ -56,14 +57,12 @@ class Fit:
     """kappa, host_ms:  one value for each draw
     residuals: logarithm of measured over fitted TPOT, of the central draw
     scatter:   deviation of the residuals
-    source:    what it rests on; empty: assumed
     """
 
     kappa: Array
     host_ms: Array
     residuals: tuple[float, ...]
     scatter: float
-    source: str
 
 
 def measured(hardware: str, engine: str, folder: Path = MEASURED) -> list[Series]:
@@ -92,7 +91,6 @@ def fit(
     points: Sequence[Point],
     prepared: Sequence[Steps],
     draw: Callable[[Steps], Draws],
-    source: str,
 ) -> Fit:
     """The constants that leave no mean error over the points, for each draw of all else.
 
@@ -114,10 +112,10 @@ def fit(
             break
     residuals = tuple(float(one[0]) for one in errors)
     scatter = math.sqrt(sum(r * r for r in residuals) / max(len(residuals) - 1, 1))
-    return Fit(kappa, host, residuals, scatter, source)
+    return Fit(kappa, host, residuals, scatter)
 
 
 def assumed(like: Array) -> Fit:
     """Where nothing was measured on that machine with that engine."""
     ones = np.ones_like(like)
-    return Fit(ASSUMED_KAPPA * ones, ASSUMED_HOST_MS * ones, (), ASSUMED_DEVIATION, "")
+    return Fit(ASSUMED_KAPPA * ones, ASSUMED_HOST_MS * ones, (), ASSUMED_DEVIATION)

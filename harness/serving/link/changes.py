@@ -26,7 +26,8 @@ _CHANGE = re.compile(
 
 
 def parse_change(text: str) -> KernelChange:
-    """`mla_decode=2.0x`, `fused_moe=1.3x(1.2..1.4)`, `block_scale_gemm:qkv_a=saved:100us`. Raises UsageError."""
+    """`mla_decode=2.0x`, `fused_moe=1.3x(1.2..1.4)`, `block_scale_gemm:qkv_a@decode=saved:5us`. Raises
+    UsageError."""
     found = _CHANGE.fullmatch(text.replace(" ", ""))
     if not found:
         raise UsageError(f"cannot read change {text!r}; write {FORM}")
@@ -61,9 +62,7 @@ def phases(steps: Steps, change: KernelChange) -> list[tuple[str, Phase, list[in
     return found
 
 
-def applied(
-    steps: Steps, draws: Draws, changes: Sequence[KernelChange], world: World
-) -> tuple[Draws, Draws]:
+def applied(steps: Steps, draws: Draws, changes: Sequence[KernelChange], world: World) -> tuple[Draws, Draws]:
     """The draws before and after.
 
     A saving that is more than the modelled kernel takes cannot be taken from it: then the server before the

@@ -121,7 +121,9 @@ def closed_loop(
         life = ttft + n * tpot
         new_batch = np.minimum(c * n * tpot / life, most)
         new_together = np.minimum(1 + rate * others * wait, load.most_together)
-        change = float(max(np.max(np.abs(new_batch / batch - 1)), np.max(np.abs(new_together / together - 1))))
+        change = float(
+            max(np.max(np.abs(new_batch / batch - 1)), np.max(np.abs(new_together / together - 1)))
+        )
         batch, together = (batch + new_batch) / 2, (together + new_together) / 2
         if change < TOLERANCE:
             break
@@ -178,9 +180,7 @@ def _wave(count: float, load: Workload, prefill: StepTime, like: Array) -> tuple
     return mean, last
 
 
-def _with_first_wave(
-    load: Workload, steady: Array, prefill: StepTime, host_ms: Array, most: float
-) -> Array:
+def _with_first_wave(load: Workload, steady: Array, prefill: StepTime, host_ms: Array, most: float) -> Array:
     if not load.waves:
         return steady
     count = min(load.concurrency, most)

@@ -99,8 +99,8 @@ class Surface:
 
 
 def between(low: Estimate, high: Estimate, u: float) -> Estimate:
-    """At the fraction u of the way in the logarithm. The true curve lies somewhere between its ends: half way,
-    by a quarter of their difference."""
+    """At the fraction u of the way in the logarithm. The true curve lies somewhere between its ends: half
+    way, within a quarter of their difference."""
     a, b = math.log(low.us), math.log(high.us)
     distance = math.hypot((1 - u) * low.distance, u * high.distance)
     return Estimate(

@@ -1,16 +1,17 @@
-"""The link: kernel times, structure, step, closure and calibration as one model of a machine and an engine."""
+"""The link: kernel times, structure, step, closure and calibration as one model of a machine and engine."""
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from harness.errors import UsageError
 from harness.serving.link import calibration as calibrating
-from harness.serving.link.calibration import Fit, Point, Series, measured
+from harness.serving.link.calibration import Fit, Point, measured
 from harness.serving.link.changes import applied
 from harness.serving.link.closure import Serving, Workload
 from harness.serving.link.own import Own
@@ -22,6 +23,8 @@ from harness.serving.prediction import KernelChange
 from shapes.attention import Parallel
 
 SKEWED = "power_law_1.2"
+CALIBRATED = (Parallel(tp=8), "bfloat16")  # what was measured: parallelism, cache
+CARRIED_OVER = 0.1  # deviation of kappa from one parallelism or cache to another
 MEMORY_GB = {"h200": 150.0}  # what the driver gives, 1e9 bytes
 
 
@@ -30,6 +33,7 @@ class Link:
     """A model to predict with.
 
     calibration: points that set its constants; none: they are assumed
+    like:        the model whose constants it takes where it has no points of its own
     exposure:    shares of op classes on the critical path, from a trace
     notes:       what was taken for granted, one line each
     """
@@ -39,21 +43,25 @@ class Link:
     structure: Structure
     skewed: Structure | None
     calibration: tuple[Point, ...] = ()
-    calibrated_with: str = ""
+    calibrated_with: tuple[str, ...] = ()
+    like: Link | None = None
     eager: bool = False
     exposure: Mapping[tuple[str, str], float] | None = None
     memory_gb: float | None = None
     notes: tuple[str, ...] = ()
+    kept: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def gpus(self) -> int:
         return self.structure.parallel.tp * self.structure.parallel.dp
 
-    def steps(self, load: Workload) -> Steps:
-        key = (id(self.structure), load, self.eager)
-        if key not in _STEPS:
-            _STEPS[key] = (self, self._steps(load, self.eager))  # the link stays alive with its key
-        return _STEPS[key][1]
+    def steps(self, load: Workload, eager: bool | None = None) -> Steps:
+        """eager: as the link has it where not given."""
+        eager = self.eager if eager is None else eager
+        key = (self.structure, load, eager)
+        if key not in self.kept:
+            self.kept[key] = self._steps(load, eager)
+        return self.kept[key]
 
     def _steps(self, load: Workload, eager: bool) -> Steps:
         memory = self.memory_gb
@@ -70,17 +78,14 @@ class Link:
 
     def fit(self, world: World) -> Fit:
         """The constants in each draw, without the scatter of single points."""
+        if not self.calibration and self.like:
+            found = self.like.fitted(world)
+            return replace(found, scatter=math.hypot(found.scatter, CARRIED_OVER))
         if not self.calibration:
             return calibrating.assumed(np.ones(world.count))
-        prepared = [self._calibration_steps(point.load) for point in self.calibration]
-        return calibrating.fit(self.calibration, prepared, world.draws, self.calibrated_with)
-
-    def _calibration_steps(self, load: Workload) -> Steps:
-        """Servers that calibrated replayed graphs."""
-        key = (id(self.structure), load, False)
-        if key not in _STEPS:
-            _STEPS[key] = (self, self._steps(load, False))
-        return _STEPS[key][1]
+        # The servers that were measured replayed graphs.
+        prepared = [self.steps(point.load, eager=False) for point in self.calibration]
+        return calibrating.fit(self.calibration, prepared, world.draws)
 
     def draws(self, load: Workload, world: World, fitted: Fit) -> Draws:
         """With kappa as it may be at a point that was not calibrated on."""
@@ -100,19 +105,16 @@ class Link:
         return prepared.serving(before), prepared.serving(after) if changes else prepared.serving(before)
 
     def fitted(self, world: World) -> Fit:
-        key = (id(self.structure), self.calibration, world.count, world.active, self.eager,
-               tuple(sorted(world.exposure.items())))  # fmt: skip
-        if key not in _FITS:
-            _FITS[key] = (self, self.fit(world))
-        return _FITS[key][1]
+        """`fit`, made once."""
+        exposure = tuple(sorted(world.exposure.items()))
+        key = (self.structure, self.calibration, world.count, world.active, exposure)
+        if key not in self.kept:
+            self.kept[key] = self.fit(world)
+        return self.kept[key]
 
     def without(self, point: Point) -> Link:
         """Calibrated on all points but one."""
         return replace(self, calibration=tuple(p for p in self.calibration if p != point))
-
-
-_STEPS: dict = {}
-_FITS: dict = {}
 
 
 def link(
@@ -142,7 +144,7 @@ def link(
         if hardware.lower() not in device.lower():
             raise UsageError(
                 f"times in {where} are of {device}, not {hardware}: kernels of one machine are not linked to "
-                f"serving of another; give --hardware {device.split()[-1].lower()} with tables of that machine"
+                f"serving of another; give --hardware {device.split()[-1].lower()} and tables of that machine"
             )
     built = structure(tables, parallel, kv=kv, own=own)
     skewed = None
@@ -153,23 +155,34 @@ def link(
     if own:
         notes.append(f"measured in {own.where}: {', '.join(own.ops())}, where near the step's sizes")
     series = [s for s in measured(hardware, engine) if s.use == "calibration"]
-    comparable = parallel == Parallel(tp=8) and kv == "bfloat16"
-    points, source = _points(series) if comparable else ((), "")
+    points = tuple(point for one in series for point in one.points)
+    like = None
     if not points:
         notes.append(
-            f"no serving of {hardware} {engine} {parallel.text} {kv} was measured to calibrate on: kappa is "
-            f"assumed {calibrating.ASSUMED_KAPPA:g}, +- {calibrating.ASSUMED_DEVIATION:.0%}"
+            f"no serving of {hardware} with {engine} was measured to calibrate on: kappa is assumed "
+            f"{calibrating.ASSUMED_KAPPA:g}, +- {calibrating.ASSUMED_DEVIATION:.0%}"
         )
+    elif (parallel, kv) != CALIBRATED:
+        points, like = (), link(hardware, engine, tables=tables, exposure=exposure, own=own)
+        notes.append(
+            f"calibrated at {CALIBRATED[0].text} with a {CALIBRATED[1]} cache; carried over to "
+            f"{parallel.text}, {kv}, with {CARRIED_OVER:.0%} more of spread (assumed)"
+        )
+    notes += [
+        f"calibrated with {engine} {one.version}; the tables are of {tables.version}"
+        for one in series
+        if one.version != tables.version
+    ]
     return Link(
-        hardware, engine, built, skewed, points, source, eager, exposure, MEMORY_GB.get(hardware), tuple(notes)
+        hardware,
+        engine,
+        built,
+        skewed,
+        points,
+        tuple(one.source for one in series),
+        like,
+        eager,
+        exposure,
+        MEMORY_GB.get(hardware),
+        tuple(notes),
     )
-
-
-def _points(series: Sequence[Series]) -> tuple[tuple[Point, ...], str]:
-    return tuple(p for s in series for p in s.points), "; ".join(s.source for s in series)
-
-
-@functools.cache
-def standard() -> Link:
-    """H200, SGLang, TP8."""
-    return link()

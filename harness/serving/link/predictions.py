@@ -106,7 +106,7 @@ def predict(link: Link, load: Workload, changes: Sequence[KernelChange]) -> list
                 before=float(_of(before, quantity)[0]),
                 after=float(_of(after, quantity)[0]),
                 parts=tuple(_tpot_parts(link, load, changes, before, after)) if quantity == "tpot" else (),
-                uncertainty=tuple(_breakdown(link, load, alone, quantity)),
+                uncertainty=tuple(_breakdown(link, load, changes, alone, quantity)),
                 assumptions=tuple(assumptions(link, load, changes)),
             )
         )
@@ -125,13 +125,17 @@ def assumptions(link: Link, load: Workload, changes: Sequence[KernelChange]) -> 
         for name, phase, chosen in phases(steps, change):
             if slower_before(phase, chosen, change):
                 lines.append(
-                    f"{change.op} in {name}: more is saved than the kernel takes here, so the server before was "
-                    "slower than the model by that, and the model is what comes after"
+                    f"{change.op} in {name}: more is saved than the kernel takes here, so the server before "
+                    "was slower than the model by that, and the model is what comes after"
                 )
     kinds = {t.op for p in (steps.decode, steps.prefill) for t in p.terms if t.origin == "assumed"}
-    lines.append(f"assumed, in no table: {', '.join(sorted(kinds))} between the timed kernels, and the host's gaps")
+    lines.append(
+        f"assumed, in no table: {', '.join(sorted(kinds))} between the timed kernels, and the host's gaps"
+    )
     if link.exposure is None:
-        lines.append("assumed: one stream, nothing hides behind anything (a public trace shows so); or give --trace")
+        lines.append(
+            "assumed: one stream, nothing hides behind anything (a public trace shows so); or give --trace"
+        )
     return lines
 
 
@@ -144,13 +148,21 @@ def _of(found: Serving, quantity: str) -> Array:
 
 
 def _breakdown(
-    link: Link, load: Workload, alone: dict[str, tuple[Serving, Serving]], quantity: str
+    link: Link,
+    load: Workload,
+    changes: Sequence[KernelChange],
+    alone: dict[str, tuple[Serving, Serving]],
+    quantity: str,
 ) -> list[Part]:
-    """Each source's interval of the change with all others held, widest first; what moves nothing is left out."""
-    origins = {t.source: t.origin for p in (link.steps(load).decode, link.steps(load).prefill) for t in p.terms}
-    origins["kappa"] = "calibration" if link.calibration else "assumed"
+    """Each source's interval of the change with all others held, widest first, without those that move
+    nothing."""
+    origins = {
+        t.source: t.origin for p in (link.steps(load).decode, link.steps(load).prefill) for t in p.terms
+    }
+    origins["kappa"] = "calibration" if link.calibrated_with else "assumed"
     origins["exposure"] = "trace" if link.exposure else "assumed"
-    origins["kernel change"] = "measured"
+    told = all(change.source for change in changes)
+    origins["kernel change"] = "measured" if told else "assumed"
     parts = []
     for name, (before, after) in alone.items():
         difference = _of(after, quantity) - _of(before, quantity)
@@ -180,7 +192,9 @@ def _tpot_parts(
         per_prompt = before.stall / np.maximum(steps.prefill_ms(old, one), SMALL)
         stall = (steps.prefill_ms(new, one) - steps.prefill_ms(old, one)) * per_prompt
         name = f"{change.op}:{change.part}" if change.part else change.op
-        origin = next(t.origin for _, phase, chosen in phases(steps, change) for t in (phase.terms[chosen[0]],))
+        origin = next(
+            t.origin for _, phase, chosen in phases(steps, change) for t in (phase.terms[chosen[0]],)
+        )
         for what, value in (("decode steps", decode), ("stalls by prefill", stall)):
             if abs(value[0]) > SMALL:
                 parts.append(_part(f"{name}, {what}", origin, value))

@@ -24,9 +24,9 @@ ROUTING = "independent"  # tokens choose their experts alike and each for itself
 SLOWEST_OF_8 = 1.42  # deviations by which the largest of 8 normal variables exceeds their mean
 BLOCK_ROWS = 64  # rows of a tile of the grouped products
 
-# What no table has: small kernels between the timed ones (norms of the latents, rotary embedding, cache write,
-# choice of experts, concatenations), counted in a public trace of SGLang 0.5.9 on 8xH200 (InferenceX issue
-# 863: 1717 kernels a step). Their times are assumed.
+# What no table has: small kernels between the timed ones (norms of the latents, rotary embedding, cache
+# write, choice of experts, concatenations), counted in a public trace of SGLang 0.5.9 on 8xH200 (InferenceX
+# issue 863: 1717 kernels a step). Their times are assumed.
 GLUE_CALLS = 7  # a layer
 GLUE_US = 2.0  # each, in a graph, at few tokens
 GLUE_BYTES = 200e3  # a token and layer: 2 residual norms (115 KB), the rest q, k, v and latents
@@ -70,11 +70,12 @@ class Term:
         return f"{self.op}:{self.part}" if self.part else self.op
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Structure:
     """The terms of both phases.
 
     weights_gb: of a rank, and kv_bytes of a token on a rank
+    where:      the tables
     """
 
     config: ModelConfig
@@ -83,10 +84,16 @@ class Structure:
     prefill: tuple[Term, ...]
     weights_gb: float
     kv_bytes: int
+    where: str
 
 
 def structure(
-    tables: Tables, parallel: Parallel, *, kv: str = "bfloat16", routing: str = ROUTING, own: Own | None = None
+    tables: Tables,
+    parallel: Parallel,
+    *,
+    kv: str = "bfloat16",
+    routing: str = ROUTING,
+    own: Own | None = None,
 ) -> Structure:
     """The structure of DeepSeek-R1 over tables; raises MissingTable (a UsageError) for all that they lack and
     UsageError for a parallelism that is not modelled.
@@ -97,11 +104,13 @@ def structure(
     """
     if parallel.dp > 1:
         raise UsageError(
-            "DP attention is not modelled: no table here has its all-gather and reduce-scatter, nor all-to-all; "
-            "give --tp 8, alone or with --ep 8"
+            "DP attention is not modelled: no table here has its all-gather and reduce-scatter, nor "
+            "all-to-all; leave --dp-attention out"
         )
     if parallel.ep not in (1, parallel.tp):
-        raise UsageError(f"--ep {parallel.ep} is not modelled with --tp {parallel.tp}; give 1 or {parallel.tp}")
+        raise UsageError(
+            f"--ep {parallel.ep} is not modelled with --tp {parallel.tp}; give 1 or {parallel.tp}"
+        )
     config = model("deepseek-r1")
     decode, prefill = [], []
     fused_shared = parallel.ep == 1
@@ -120,7 +129,9 @@ def structure(
             if calls:
                 time = _gemm(tables, kind, linear.n, linear.k, last)
                 key = (linear.n, linear.k)
-                terms.append(_term(own, op, part, calls, "GEMM table", time, key, lambda load: (load.tokens,)))
+                terms.append(
+                    _term(own, op, part, calls, "GEMM table", time, key, lambda load: (load.tokens,))
+                )
     layers, dense = config.num_hidden_layers, config.first_k_dense_replace
     heads = parallel.heads(config)
     tp, ep = (1, parallel.ep) if parallel.ep > 1 else (parallel.tp, 1)
@@ -160,9 +171,9 @@ def structure(
         _term(own, "mha_prefill", "", layers, "prefill attention", prefill_attention, (heads, 0), sequences)
     )
     _nothing_missing(tables, [*decode, *prefill])
-    return Structure(
-        config, parallel, tuple(decode), tuple(prefill), _weights_gb(config, parallel), _kv_bytes(config, kv)
-    )
+    weights, cache_bytes = _weights_gb(config, parallel), _kv_bytes(config, kv)
+    where = f"{tables.device}, {tables.engine} {tables.version} ({tables.where})"
+    return Structure(config, parallel, tuple(decode), tuple(prefill), weights, cache_bytes, where)
 
 
 def routed(
@@ -226,8 +237,9 @@ def _nothing_missing(tables: Tables, terms: list[Term]) -> None:
             missing[term.name] = None
     if missing:
         raise MissingTable(
-            f"no times of {', '.join(missing)} in {tables.where}; give --tables DIR that has them, or runs of "
-            f"this suite on {tables.device} (--runs) for block_scale_gemm, fused_moe, mla_decode, mha_prefill"
+            f"no times of {', '.join(missing)} in {tables.where}; give --tables DIR that has them, or runs "
+            f"of this suite on {tables.device} (--runs), which hold block_scale_gemm, fused_moe, mla_decode "
+            "and mha_prefill"
         )
 
 

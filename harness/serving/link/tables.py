@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,8 @@ def read_tables(folder: Path) -> Tables:
         raise UsageError(f"tables in {folder} are of more than one machine or engine: {several}")
     device, engine, version = labels.pop()
     _plausible(folder, rows.get("gemm_perf", []))
-    return Tables(device, engine, version, str(folder), rows)
+    where = folder.name if folder.parent == TABLES else str(folder)
+    return Tables(device, engine, version, where, rows)
 
 
 def _raw(path: Path) -> Iterable[Mapping[str, Any]]:
@@ -200,9 +201,6 @@ def _plausible(folder: Path, gemms: list[dict[str, Any]]) -> None:
         tflops = 2 * row["m"] * row["n"] * row["k"] / row["us"] / 1e6
         if not PLAUSIBLE[0] < tflops < PLAUSIBLE[1]:
             raise UsageError(
-                f"{folder}: GEMM m={row['m']:g} n={row['n']:g} k={row['k']:g} would run at {tflops:.3g} TFLOPS;"
-                " latency is to be in milliseconds"
+                f"{folder}: GEMM m={row['m']:g} n={row['n']:g} k={row['k']:g} would run at {tflops:.3g} "
+                "TFLOPS; latency is to be in milliseconds"
             )
-
-
-Lookup = Callable[..., Estimate]

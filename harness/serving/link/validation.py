@@ -39,7 +39,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of one series: mean and largest absolute error of TPOT, bias, and how many points lie in their interval."""
+    """Of one series: mean and largest absolute error of TPOT, bias, and how many points lie in their
+    interval."""
 
     series: str
     use: str

@@ -1,6 +1,7 @@
 """Tables, interpolation and structure of the serving link: numbers by hand."""
 
 import csv
+import itertools
 import math
 import shutil
 
@@ -59,7 +60,7 @@ def test_a_point_that_falls_is_noise():
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=30))
 def test_isotonic_regression_grows_and_keeps_the_mean(values):
     found = isotonic(values)
-    assert all(a <= b + 1e-12 for a, b in zip(found, found[1:], strict=False))
+    assert all(a <= b + 1e-12 for a, b in itertools.pairwise(found))
     assert sum(found) == pytest.approx(sum(values), abs=1e-9)
 
 
@@ -139,7 +140,7 @@ def test_independent_tokens_are_read_where_balanced_ones_hit_as_many():
 def test_moe_times_grow_with_the_tokens():
     tables = read_tables(H200)
     times = [routed(tables, R1, t, 8, 1).us for t in range(1, 200)]
-    assert all(a <= b * (1 + 1e-9) for a, b in zip(times, times[1:], strict=False))
+    assert all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(times))
 
 
 def test_the_shared_expert_is_one_tile_at_few_tokens_and_a_ninth_of_the_work_at_many():
@@ -202,7 +203,8 @@ def test_tables_in_another_unit_are_refused(tmp_path, scale):
 
 @pytest.mark.parametrize("dropped, named", [
     ("moe_perf", "fused_moe"), ("custom_allreduce_perf", "all_reduce"), ("mla_bmm_perf", "absorbed_bmm:w_uk"),
-    ("generation_mla_perf", "mla_decode"), ("context_mla_perf", "mha_prefill"), ("gemm_perf", "bf16_gemm:router"),
+    ("generation_mla_perf", "mla_decode"), ("context_mla_perf", "mha_prefill"),
+    ("gemm_perf", "bf16_gemm:router"),
 ])  # fmt: skip
 def test_what_is_missing_is_named(tmp_path, dropped, named):
     folder = written(tmp_path / dropped)

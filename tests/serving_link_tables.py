@@ -29,8 +29,8 @@ def written(folder: Path, us=US, device="Test X1", scale=1.0) -> Path:
         for tokens in (1, 32, 64, 16384):
             rows["moe_perf"].append(
                 {"moe_dtype": "fp8_block", "num_tokens": tokens, "hidden_size": 7168, "inter_size": 2048,
-                 "topk": 8, "num_experts": 256, "moe_tp_size": 8, "moe_ep_size": 1, "distribution": distribution,
-                 "us": us["moe"]}
+                 "topk": 8, "num_experts": 256, "moe_tp_size": 8, "moe_ep_size": 1,
+                 "distribution": distribution, "us": us["moe"]}
             )  # fmt: skip
     for batch in (1, 1024):
         for step in (1, 65535):

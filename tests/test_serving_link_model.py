@@ -34,6 +34,11 @@ def h200():
     return link()
 
 
+@pytest.fixture(scope="module")
+def validation(h200):
+    return {summary.series: summary for summary, _ in validated(h200)}
+
+
 @pytest.fixture
 def tiny(tmp_path):
     return link("x1", tables=read_tables(written(tmp_path)))
@@ -46,27 +51,25 @@ def central(model, load, changes=()):
 # What must hold against measurements.
 
 
-def test_leave_one_out_is_within_8_percent(h200):
-    found = {summary.series: summary for summary, _ in validated(h200)}
-    one = found["inferencex-0.5.9-1k1k"]
+def test_leave_one_out_is_within_8_percent(validation):
+    one = validation["inferencex-0.5.9-1k1k"]
     assert one.use == CALIBRATION
     assert one.points == 5
     assert one.mean <= 0.08
     assert one.covered >= 4
 
 
-def test_other_lengths_are_within_8_percent_without_further_constants(h200):
-    held = [summary for summary, _ in validated(h200) if summary.use == HELD]
+def test_other_lengths_are_within_8_percent_without_further_constants(validation):
+    held = [summary for summary in validation.values() if summary.use == HELD]
     assert len(held) == 2
     for one in held:
         assert one.mean <= 0.08
         assert one.covered >= 4
 
 
-def test_another_version_of_the_engine_is_near_and_another_parallelism_is_not(h200):
-    found = {summary.series: summary for summary, _ in validated(h200)}
-    assert found["inferencex-0.5.7-1k1k"].mean <= 0.08
-    assert found["dstack-0.4.3-3200-800"].mean > 0.5  # DP attention and an engine of a year before
+def test_another_version_of_the_engine_is_near_and_another_parallelism_is_not(validation):
+    assert validation["inferencex-0.5.7-1k1k"].mean <= 0.08
+    assert validation["dstack-0.4.3-3200-800"].mean > 0.5  # DP attention and an engine of a year before
 
 
 def test_steady_ttft_is_near_what_was_measured_at_other_lengths(h200):
@@ -126,7 +129,7 @@ def test_tpot_of_one_request_by_hand(tiny):
     drawn = world.draws(steps)
     us = sum(t.calls for t in tiny.structure.decode if t.op == "mla_decode") * US["decode"]
     assert us == 61 * 20.0
-    row = [i for i, t in enumerate(steps.decode.terms) if t.op == "mla_decode"][0]
+    row = next(i for i, t in enumerate(steps.decode.terms) if t.op == "mla_decode")
     assert steps.decode.us[row, 0] == pytest.approx(us)
     whole = steps.decode.us[:, 0].sum()
     found = steps.serving(replace(drawn, host_ms=np.array([10.0])))

@@ -67,7 +67,7 @@ def show(
     model = link(
         hardware,
         engine,
-        parallel=Parallel(tp=1, dp=tp, ep=ep) if dp_attention else Parallel(tp=tp, ep=ep),
+        parallel=_parallel(tp, ep, dp_attention),
         kv=KV[kv_dtype],
         eager=launch == "eager",
         tables=read_tables(_folder(tables)) if tables else None,
@@ -97,6 +97,13 @@ def show(
     blocks.append(_remarks(model, looks[-1], predicted[-1][0] if predicted else None))
     print("\n\n".join(blocks))
     return OK
+
+
+def _parallel(tp: int, ep: int, dp_attention: bool) -> Parallel:
+    try:
+        return Parallel(tp=1, dp=tp, ep=ep) if dp_attention else Parallel(tp=tp, ep=ep)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _counts(text: str) -> list[int]:

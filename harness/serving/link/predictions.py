@@ -11,7 +11,7 @@ from harness.serving.link.changes import applied, phases, slower_before
 from harness.serving.link.closure import Array, Serving, Workload
 from harness.serving.link.model import Link
 from harness.serving.link.step import Draws, Steps, term_us
-from harness.serving.link.uncertainty import interval, sources
+from harness.serving.link.uncertainty import DRAWS_ALONE, interval, sources
 from harness.serving.prediction import KernelChange, Part, Prediction
 
 QUANTITIES = (("tpot", "ms"), ("ttft", "ms"), ("output_throughput", "tok/s"))
@@ -90,7 +90,9 @@ def predict(link: Link, load: Workload, changes: Sequence[KernelChange]) -> list
     """
     world = link.world()
     before, after = link.serving(load, changes, world)
-    alone = {name: link.serving(load, changes, link.world(active=[name])) for name in _sources(link, load)}
+    alone = {
+        name: link.serving(load, changes, link.world(DRAWS_ALONE, [name])) for name in _sources(link, load)
+    }
     records = []
     for quantity, unit in QUANTITIES:
         difference = _of(after, quantity) - _of(before, quantity)

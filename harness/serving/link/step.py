@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.serving.link.closure import Array, Serving, Workload, closed_loop
+from harness.serving.link.closure import Array, Serving, StepTime, Workload, closed_loop
 from harness.serving.link.structure import LAUNCHES, Load, Structure, Term
 
 MEMORY_SHARE = 0.82  # of the GPU's, for weights and cache (SGLang's --mem-fraction-static)
@@ -72,22 +72,27 @@ class Steps:
     capacity: float = math.inf
 
     def decode_ms(self, draws: Draws, batch: Array) -> Array:
-        gpu = draws.kappa * (at(self.decode, draws.decode, draws.routing, batch) + draws.decode_us) / 1e3
-        return (np.maximum(gpu, _launching(draws)) if self.eager else gpu) + draws.gap_us / 1e3
+        return self._decoding(draws)(batch)
 
     def prefill_ms(self, draws: Draws, together: Array) -> Array:
         """Of a step with so many prompts (in chunks where one is longer than a step); never in a graph."""
-        own = at(self.prefill, draws.prefill, draws.routing, together) + draws.prefill_us
-        return np.maximum(draws.kappa * own / 1e3, _launching(draws)) * draws.scheduling + draws.gap_us / 1e3
+        return self._prefilling(draws)(together)
 
     def serving(self, draws: Draws) -> Serving:
-        return closed_loop(
-            self.load,
-            lambda batch: self.decode_ms(draws, batch),
-            lambda together: self.prefill_ms(draws, together),
-            draws.host_ms,
-            self.capacity,
-        )
+        decode, prefill = self._decoding(draws), self._prefilling(draws)
+        return closed_loop(self.load, decode, prefill, draws.host_ms, self.capacity)
+
+    def _decoding(self, draws: Draws) -> StepTime:
+        us = totals(self.decode, draws.decode, draws.routing) + draws.decode_us[:, None]
+        ms = draws.kappa[:, None] * us / 1e3
+        ms = (np.maximum(ms, _launching(draws)) if self.eager else ms) + draws.gap_us[:, None] / 1e3
+        return lambda batch: along(self.decode.grid, ms, batch)
+
+    def _prefilling(self, draws: Draws) -> StepTime:
+        us = totals(self.prefill, draws.prefill, draws.routing) + draws.prefill_us[:, None]
+        ms = np.maximum(draws.kappa[:, None] * us / 1e3, _launching(draws))
+        ms = ms * draws.scheduling[:, None] + draws.gap_us[:, None] / 1e3
+        return lambda together: along(self.prefill.grid, ms, together)
 
 
 def steps(
@@ -119,25 +124,37 @@ def steps(
     return Steps(structure, load, decode, prefill, eager, capacity)
 
 
-def at(phase: Phase, factors: Array, routing: Array, point: Array) -> Array:
-    """us of a step, [draws]."""
-    return (factors.T * term_us(phase, routing, point)).sum(axis=0)
+def totals(phase: Phase, factors: Array, routing: Array) -> Array:
+    """us of a step, [draws, grid]."""
+    found = factors @ phase.us
+    for i in np.flatnonzero(phase.skewed.any(axis=1)):
+        found += factors[:, [i]] * phase.us[i] * np.expm1(routing[:, None] * phase.skewed[i])
+    return found
+
+
+def along(grid: Array, values: Array, point: Array) -> Array:
+    """values [rows, grid] at one point for each row, linear in the logarithm of the grid."""
+    logs = np.log(grid)
+    x = np.clip(np.log(point), logs[0], logs[-1])
+    right = np.clip(np.searchsorted(logs, x), min(1, len(grid) - 1), len(grid) - 1)
+    left = np.maximum(right - 1, 0)
+    u = (x - logs[left]) / np.maximum(logs[right] - logs[left], 1e-12)
+    rows = np.arange(len(x))
+    return values[rows, left] * (1 - u) + values[rows, right] * u
 
 
 def term_us(phase: Phase, routing: Array, point: Array) -> Array:
-    """us of each term's calls in a step, [terms, draws], linear in the logarithm of the grid."""
-    grid = np.log(phase.grid)
-    x = np.clip(np.log(point), grid[0], grid[-1])
-    right = np.clip(np.searchsorted(grid, x), min(1, len(grid) - 1), len(grid) - 1)
-    left = np.maximum(right - 1, 0)
-    u = (x - grid[left]) / np.maximum(grid[right] - grid[left], 1e-12)
-    us = phase.us[:, left] * (1 - u) + phase.us[:, right] * u
-    skewed = phase.skewed[:, left] * (1 - u) + phase.skewed[:, right] * u
-    return us * np.exp(routing * skewed)
+    """us of each term's calls in a step, [terms, draws]."""
+    return np.stack(
+        [
+            along(phase.grid, us * np.exp(routing[:, None] * skewed), point)
+            for us, skewed in zip(phase.us, phase.skewed, strict=True)
+        ]
+    )
 
 
 def _launching(draws: Draws) -> Array:
-    return LAUNCHES * draws.launch_us / 1e3
+    return LAUNCHES * draws.launch_us[:, None] / 1e3
 
 
 def _grid(most: float) -> Array:

@@ -112,9 +112,13 @@ def structure(
             f"--ep {parallel.ep} is not modelled with --tp {parallel.tp}; give 1 or {parallel.tp}"
         )
     config = model("deepseek-r1")
+    try:
+        products = linears(config, parallel)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     decode, prefill = [], []
     fused_shared = parallel.ep == 1
-    for linear in linears(config, parallel):
+    for linear in products:
         if fused_shared and linear.name.startswith("shared"):
             continue
         part = linear.name.replace(" ", "_")

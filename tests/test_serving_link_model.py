@@ -80,6 +80,8 @@ def test_steady_ttft_is_near_what_was_measured_at_other_lengths(h200):
                 if (point.load.isl, point.load.concurrency) != (8192, 64):
                     found, _ = h200.serving(point.load, (), World(count=1))
                     assert float(found.ttft[0]) == pytest.approx(point.ttft_median_ms, rel=0.15)
+                    look = outlook(h200, point.load).ttft
+                    assert look.low < point.ttft_median_ms < look.high
 
 
 @pytest.mark.parametrize("dropped", ["fused_moe", "mla_decode"])
@@ -184,7 +186,13 @@ def test_a_predicted_difference_is_the_difference_of_predictions(h200, text):
     drawn = replace(World(count=1).draws(steps), kappa=fitted.kappa, host_ms=fitted.host_ms)
     written_in = steps.serving(drawn)
     for one in predict(h200, LOAD, [change]):
-        after = {"tpot": written_in.tpot, "ttft": written_in.ttft, "output_throughput": written_in.output}
+        after = {
+            "tpot": written_in.tpot,
+            "ttft": written_in.ttft,
+            "output_throughput": written_in.output,
+            "decode_step": written_in.decode,
+            "prefill": written_in.prefill,
+        }
         assert one.after == pytest.approx(float(after[one.quantity][0]), rel=1e-6)
         assert one.change == pytest.approx(one.after - one.before, rel=1e-9)
         assert one.low <= one.change <= one.high
@@ -249,6 +257,23 @@ def test_more_load_takes_longer(h200):
     outputs = [float(h200.serving(load, (), World(count=1))[0].output[0]) for load in loads]
     assert all(a < b for a, b in itertools.pairwise(outputs))
     assert central(h200, replace(LOAD, isl=8192))[0] > central(h200, LOAD)[0]
+
+
+def test_a_prompt_in_chunks_calls_all_but_its_attention_once_a_chunk(tiny):
+    whole, chunked = (
+        tiny.steps(Workload(isl=8000, osl=100, concurrency=1, range_ratio=1.0, prefill_tokens=budget))
+        for budget in (8000, 2000)
+    )
+    ratio = dict(
+        zip(
+            [t.op for t in whole.prefill.terms],
+            chunked.prefill.us[:, 0] / whole.prefill.us[:, 0],
+            strict=True,
+        )
+    )
+    assert ratio["mha_prefill"] == pytest.approx(1.0)
+    assert ratio["block_scale_gemm"] == pytest.approx(4.0)
+    assert ratio["all_reduce"] == pytest.approx(4.0)
 
 
 def test_without_a_graph_the_host_sets_the_pace():

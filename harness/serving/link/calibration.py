@@ -26,7 +26,7 @@ SETTLED = 1e-7
 # Where nobody measured: kernels in a server take about as long as alone, or some less (warm caches, fusion),
 # or more (skew between ranks). 90 % from 0.7 to 1.35.
 ASSUMED_KAPPA, ASSUMED_DEVIATION = 0.97, 0.2
-ASSUMED_HOST_MS = 60.0
+ASSUMED_HOST_MS, ASSUMED_HOST_DEVIATION = 60.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,14 @@ class Fit:
     """kappa, host_ms:  one value for each draw
     residuals: logarithm of measured over fitted TPOT, of the central draw
     scatter:   deviation of the residuals
+    late_ms:   deviation of measured less fitted TTFT
     """
 
     kappa: Array
     host_ms: Array
     residuals: tuple[float, ...]
     scatter: float
+    late_ms: float
 
 
 def measured(hardware: str, engine: str, folder: Path = MEASURED) -> list[Series]:
@@ -111,11 +113,17 @@ def fit(
         if np.max(np.abs(step)) < SETTLED:
             break
     residuals = tuple(float(one[0]) for one in errors)
-    scatter = math.sqrt(sum(r * r for r in residuals) / max(len(residuals) - 1, 1))
-    return Fit(kappa, host, residuals, scatter)
+    waits = [float(one[0]) for one in late]
+    late_ms = _deviation(waits) if waits else ASSUMED_HOST_DEVIATION
+    return Fit(kappa, host, residuals, _deviation(residuals), late_ms)
+
+
+def _deviation(residuals: Sequence[float]) -> float:
+    """About zero, one constant having been fitted."""
+    return math.sqrt(sum(r * r for r in residuals) / max(len(residuals) - 1, 1))
 
 
 def assumed(like: Array) -> Fit:
     """Where nothing was measured on that machine with that engine."""
     ones = np.ones_like(like)
-    return Fit(ASSUMED_KAPPA * ones, ASSUMED_HOST_MS * ones, (), ASSUMED_DEVIATION)
+    return Fit(ASSUMED_KAPPA * ones, ASSUMED_HOST_MS * ones, (), ASSUMED_DEVIATION, ASSUMED_HOST_DEVIATION)

@@ -88,11 +88,12 @@ class Link:
         return calibrating.fit(self.calibration, prepared, world.draws)
 
     def draws(self, load: Workload, world: World, fitted: Fit) -> Draws:
-        """With kappa as it may be at a point that was not calibrated on."""
+        """With the constants as they may be at a point that was not calibrated on."""
         points = len(fitted.residuals)
-        spread = fitted.scatter * (1 + 1 / points) ** 0.5 if points else fitted.scatter
-        kappa = fitted.kappa * np.exp(spread * world.student("kappa", points - 1))
-        return replace(world.draws(self.steps(load)), kappa=kappa, host_ms=fitted.host_ms)
+        new = (1 + 1 / points) ** 0.5 if points else 1.0
+        kappa = fitted.kappa * np.exp(new * fitted.scatter * world.student("kappa", points - 1))
+        host = np.maximum(fitted.host_ms + new * fitted.late_ms * world.student("host", points - 1), 0.0)
+        return replace(world.draws(self.steps(load)), kappa=kappa, host_ms=host)
 
     def serving(
         self, load: Workload, changes: Sequence[KernelChange] = (), world: World | None = None

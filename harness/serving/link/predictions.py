@@ -14,7 +14,13 @@ from harness.serving.link.step import Draws, Steps, term_us
 from harness.serving.link.uncertainty import DRAWS_ALONE, interval, sources
 from harness.serving.prediction import KernelChange, Part, Prediction
 
-QUANTITIES = (("tpot", "ms"), ("ttft", "ms"), ("output_throughput", "tok/s"))
+QUANTITIES = (
+    ("tpot", "ms"),
+    ("ttft", "ms"),
+    ("output_throughput", "tok/s"),
+    ("decode_step", "ms"),
+    ("prefill", "ms"),  # of one prompt
+)
 SMALL = 1e-9
 
 
@@ -84,7 +90,7 @@ def outlook(link: Link, load: Workload) -> Outlook:
 
 
 def predict(link: Link, load: Workload, changes: Sequence[KernelChange]) -> list[Prediction]:
-    """One record each for TPOT, TTFT and output throughput, before and after all changes together.
+    """One record for each of QUANTITIES, before and after all changes together.
 
     Raises UsageError where a change touches no kernel of the model.
     """
@@ -146,7 +152,13 @@ def _sources(link: Link, load: Workload) -> list[str]:
 
 
 def _of(found: Serving, quantity: str) -> Array:
-    return {"tpot": found.tpot, "ttft": found.ttft, "output_throughput": found.output}[quantity]
+    return {
+        "tpot": found.tpot,
+        "ttft": found.ttft,
+        "output_throughput": found.output,
+        "decode_step": found.decode,
+        "prefill": found.prefill,
+    }[quantity]
 
 
 def _breakdown(

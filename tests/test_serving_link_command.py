@@ -1,6 +1,8 @@
 """`serving link` as a user meets it, and own runs in place of tables."""
 
 import json
+import sys
+import types
 from dataclasses import replace
 
 import pytest
@@ -10,11 +12,14 @@ from serving_link_tables import written
 from harness.cli_serving import serving
 from harness.errors import HarnessError, UsageError
 from harness.serving.link.closure import Workload
+from harness.serving.link.experts import shared_expert_factor
 from harness.serving.link.interpolation import Surface
 from harness.serving.link.model import link
 from harness.serving.link.own import Own, _take, own_times
+from harness.serving.link.structure import Load
 from harness.serving.link.tables import read_tables
 from harness.serving.link.uncertainty import World
+from shapes.models import model
 
 
 def run(*words):
@@ -133,6 +138,43 @@ def test_own_times_replace_the_tables_where_they_are_near(tmp_path):
         plain.steps(far).decode.us[:, -1].sum()
     )
     assert float(measured.serving(load, (), World(count=1))[0].tpot[0]) > 0
+
+
+def test_what_own_runs_lack_is_named():
+    own = own_times(["results/epyc-zen4-2core"])
+    with pytest.raises(
+        UsageError, match=r"no times of .*absorbed_bmm:w_uk.*all_reduce.* without tables"
+    ) as caught:
+        link("epyc", own=own)
+    named = str(caught.value).partition(" in ")[0]
+    assert not any(op in named for op in ("qkv_a", "fused_moe", "mla_decode", "mha_prefill"))
+
+
+def test_own_times_without_the_shared_expert_get_its_share(tmp_path):
+    tables = read_tables(written(tmp_path))
+    sizes = (256, 8, 7168, 256, 1, 0)
+    own = Own("Test X1", "runs", {("fused_moe", sizes): Surface([((1.0, 8.0), 300.0)])})
+    term = next(t for t in link("x1", tables=tables, own=own).structure.decode if t.op == "fused_moe")
+    factor = shared_expert_factor(model("deepseek-r1"), 8)
+    assert term.time(Load(8, 8, 1)).us == pytest.approx(300.0 * factor)
+
+
+def test_a_trace_says_what_is_on_the_critical_path(monkeypatch):
+    class Trace:
+        def exposure(self, phase):
+            return {"all_reduce": 0.5} if phase == "decode" else {}
+
+    reader = types.ModuleType("harness.serving.trace")
+    reader.decompose = lambda path: Trace()
+    monkeypatch.setitem(sys.modules, "harness.serving.trace", reader)
+    plain, traced = document("--concurrency", "32"), document("--concurrency", "32", "--trace", "some.json")
+    taken = [
+        next(s for s in found["workloads"][0]["shares"] if s["name"] == "all_reduce")["decode_ms"]
+        for found in (plain, traced)
+    ]
+    assert taken[1] / traced["kappa"]["value"] == pytest.approx(
+        0.5 * taken[0] / plain["kappa"]["value"], rel=0.01
+    )
 
 
 def test_runs_of_another_machine_are_refused():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from serving_link_tables import US, written
 
 from harness.errors import UsageError
+from harness.serving.link.experts import experts_hit, routed, shared_expert_factor
 from harness.serving.link.interpolation import Curve, Surface, isotonic
 from harness.serving.link.structure import (
     GLUE_BYTES,
@@ -18,9 +19,6 @@ from harness.serving.link.structure import (
     GLUE_GBPS,
     GLUE_US,
     Load,
-    experts_hit,
-    routed,
-    shared_expert_factor,
     structure,
     unabsorbed,
 )

@@ -118,6 +118,20 @@ class Link:
         return replace(self, calibration=tuple(p for p in self.calibration if p != point))
 
 
+def _tables(hardware: str, engine: str, own: Own | None) -> Tables:
+    """The tables of this project; empty ones beside own runs, so that what they lack is named."""
+    if folder := bundled().get((hardware, engine)):
+        return read_tables(folder)
+    if own:
+        return Tables(own.device, engine, "", f"{own.where}, without tables", {})
+    known = ", ".join(" ".join(key) for key in bundled()) or "none"
+    raise UsageError(
+        f"no per-op times of {hardware} with {engine} here (there are: {known}); give --tables DIR, in "
+        "AIConfigurator's files and columns and timed on that machine, and runs of this suite there (--runs) "
+        "for what it measures: block_scale_gemm, fused_moe, mla_decode, mha_prefill"
+    )
+
+
 def link(
     hardware: str = "h200",
     engine: str = "sglang",
@@ -132,15 +146,7 @@ def link(
     """The model of a machine and engine. Raises UsageError, one line, where it has no data for them."""
     parallel = parallel or Parallel(tp=8)
     notes = []
-    if tables is None:
-        folder = bundled().get((hardware, engine))
-        if folder is None:
-            known = ", ".join(" ".join(key) for key in bundled()) or "none"
-            raise UsageError(
-                f"no per-op times of {hardware} with {engine} here (there are: {known}); give --tables DIR, "
-                "files in AIConfigurator's columns timed on that machine, or its own runs with --runs RUN"
-            )
-        tables = read_tables(folder)
+    tables = tables or _tables(hardware, engine, own)
     for where, device in [(tables.where, tables.device), *([(own.where, own.device)] if own else [])]:
         if hardware.lower() not in device.lower():
             raise UsageError(
@@ -172,7 +178,7 @@ def link(
     notes += [
         f"calibrated with {engine} {one.version}; the tables are of {tables.version}"
         for one in series
-        if one.version != tables.version
+        if tables.version not in ("", one.version)
     ]
     return Link(
         hardware,

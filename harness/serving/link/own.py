@@ -10,7 +10,7 @@ from harness.errors import UsageError
 from harness.serving.link.interpolation import Estimate, Surface
 from shapes.lengths import parse_span
 
-NEAR = 0.35  # deviation of the logarithm by distance, beyond which a measured time is not used
+NEAR = 0.35  # deviation of the logarithm by distance, beyond which a table is nearer
 LAUNCHES = ("graph", "eager")  # in the order of preference: engines decode in graphs
 BOUNDARIES = {
     "block_scale_gemm": ("with_quant", "core"),
@@ -34,11 +34,8 @@ class Own:
     where: str
     surfaces: Mapping[tuple[str, tuple[Any, ...]], Surface]
 
-    def near(self, op: str, key: tuple[Any, ...], *sizes: float) -> Estimate | None:
-        """The time at these sizes, or None where nothing near them was measured."""
-        surface = self.surfaces.get((op, key))
-        found = surface.at(*(1.0, *sizes)) if surface else None
-        return found if found is not None and found.distance <= NEAR else None
+    def at(self, op: str, key: tuple[Any, ...], *sizes: float) -> Estimate:
+        return self.surfaces[op, key].at(1.0, *sizes)
 
     def ops(self) -> list[str]:
         return sorted({op for op, _ in self.surfaces})

@@ -138,6 +138,11 @@ def remarks(model: Link, look: Outlook, one: Prediction | None) -> str:
     lines = list(one.assumptions) if one else list(model.notes)
     if look.batch > 0.999 * look.capacity:
         lines.append(f"the cache holds {look.capacity:.0f} requests of this length; the others wait")
+    if look.load.waves:
+        lines.append(
+            "TTFT is of the steady state; a client's mean also holds its cold first wave, about a second "
+            "more in InferenceX's runs, which is not modelled"
+        )
     lines.append(f"tables: {model.structure.where}; intervals: {model.world().count} draws, fixed seed")
     return "\n".join(f"- {line}" for line in lines)
 

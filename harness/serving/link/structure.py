@@ -7,22 +7,18 @@ parallelism. SGLang computes the shared expert as one expert more of the fused M
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from harness.errors import UsageError
+from harness.serving.link.experts import ROUTING, routed, shared_expert_factor
 from harness.serving.link.interpolation import Estimate
-from harness.serving.link.own import Own
+from harness.serving.link.own import NEAR, Own
 from harness.serving.link.tables import MissingTable, Tables
 from harness.serving.prediction import Origin
 from shapes.attention import Parallel
 from shapes.linears import BATCHED, BF16, FP8, linears
 from shapes.models import ModelConfig, model
-
-ROUTING = "independent"  # tokens choose their experts alike and each for itself; or a table's distribution
-SLOWEST_OF_8 = 1.42  # deviations by which the largest of 8 normal variables exceeds their mean
-BLOCK_ROWS = 64  # rows of a tile of the grouped products
 
 # What no table has: small kernels between the timed ones (norms of the latents, rotary embedding, cache
 # write, choice of experts, concatenations), counted in a public trace of SGLang 0.5.9 on 8xH200 (InferenceX
@@ -99,7 +95,7 @@ def structure(
     UsageError for a parallelism that is not modelled.
 
     kv:      bfloat16 or fp8, the cache's type in the tables' words
-    routing: see `routed`
+    routing: see `harness.serving.link.experts.routed`
     own:     measured times, which come first where they are near
     """
     if parallel.dp > 1:
@@ -155,10 +151,19 @@ def structure(
 
     inter = config.moe_intermediate_size // tp
     experts = (config.n_routed_experts, config.num_experts_per_tok, config.hidden_size, inter, ep)
-    shared = (*experts, config.n_shared_experts if fused_shared else 0)
+    with_shared = (*experts, config.n_shared_experts if fused_shared else 0)
+    alone = own is not None and ("fused_moe", with_shared) not in own.surfaces
+    key = (*experts, 0) if alone else with_shared
+
+    def with_the_shared_one(load: Load) -> float:
+        return shared_expert_factor(config, load.tokens) if alone and fused_shared else 1.0
+
+    def rows(load: Load) -> tuple[float]:
+        return (load.tokens,)
+
     for terms in (decode, prefill):
         terms.append(
-            _term(own, "fused_moe", "", layers - dense, "MoE table", moe, shared, lambda load: (load.tokens,))
+            _term(own, "fused_moe", "", layers - dense, "MoE table", moe, key, rows, with_the_shared_one)
         )
         if parallel.tp > 1:
             terms.append(Term("all_reduce", "", 2 * layers, "table", "all-reduce table", reduced))
@@ -180,36 +185,6 @@ def structure(
     return Structure(config, parallel, tuple(decode), tuple(prefill), weights, cache_bytes, where)
 
 
-def routed(
-    tables: Tables, config: ModelConfig, tokens: float, tp: int, ep: int, routing: str = ROUTING
-) -> Estimate:
-    """Time of the routed experts of one rank, of the slowest under expert parallelism.
-
-    routing: a distribution of the tables; or `independent`: the tables' `balanced` tokens share no expert as
-    long as they can, so that its times at few tokens are times of so many experts' weights, and are read at
-    as many as independent tokens hit.
-    """
-    if routing != ROUTING:
-        return tables.moe(tokens, tp, ep, routing)
-    topk = config.num_experts_per_tok
-    all_hit = config.n_routed_experts / topk  # tokens that hit every expert if they share none
-    share = experts_hit(config, tokens) / config.n_routed_experts
-    if ep > 1:
-        own = config.n_routed_experts / ep
-        share = min(share + SLOWEST_OF_8 * math.sqrt(share * (1 - share) / own), 1.0)
-    found = tables.moe(share * all_hit, tp, ep, "balanced")
-    if tokens <= all_hit:
-        return found
-    full = tables.moe(all_hit, tp, ep, "balanced")
-    return tables.moe(tokens, tp, ep, "balanced").times(found.us / full.us)
-
-
-def experts_hit(config: ModelConfig, tokens: float) -> float:
-    """Expected number, of tokens that choose alike and each for itself."""
-    experts = config.n_routed_experts
-    return experts * (1 - (1 - config.num_experts_per_tok / experts) ** tokens)
-
-
 def _term(
     own: Own | None,
     op: str,
@@ -219,14 +194,21 @@ def _term(
     tabled: Callable[[Load], Estimate],
     key: tuple,
     sizes: Callable[[Load], tuple[float, ...]],
+    scale: Callable[[Load], float] = lambda load: 1.0,
 ) -> Term:
-    """Over measured times where they are near, else over the table's."""
+    """Over measured times, scaled, where they are near or no table has any, else over the table's."""
     if own is None or (op, key) not in own.surfaces:
         origin = "regression" if op == "mha_prefill" else "table"
         return Term(op, part, calls, origin, source, tabled)
 
     def time(load: Load) -> Estimate:
-        return own.near(op, key, *sizes(load)) or tabled(load)
+        found = own.at(op, key, *sizes(load)).times(scale(load))
+        if found.distance <= NEAR:
+            return found
+        try:
+            return tabled(load)
+        except MissingTable:
+            return found
 
     return Term(op, part, calls, "measured", "own runs", time)
 
@@ -245,14 +227,6 @@ def _nothing_missing(tables: Tables, terms: list[Term]) -> None:
             f"of this suite on {tables.device} (--runs), which hold block_scale_gemm, fused_moe, mla_decode "
             "and mha_prefill"
         )
-
-
-def shared_expert_factor(config: ModelConfig, tokens: float) -> float:
-    """Time of 257 experts, top 9, over that of 256, top 8: by the tiles that the products have. Each expert
-    that is hit has at least one, whose weights are read."""
-    topk = config.num_experts_per_tok
-    hit = experts_hit(config, tokens)
-    return 1 + math.ceil(tokens / BLOCK_ROWS) / max(hit, tokens * topk / BLOCK_ROWS)
 
 
 def unabsorbed(tables: Tables, config: ModelConfig, batch: float, length: float, heads: int) -> Estimate:

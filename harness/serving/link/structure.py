@@ -21,8 +21,8 @@ from shapes.linears import BATCHED, BF16, FP8, linears
 from shapes.models import ModelConfig, model
 
 # What no table has: small kernels between the timed ones (norms of the latents, rotary embedding, cache
-# write, choice of experts, concatenations), counted in a public trace of SGLang 0.5.9 on 8xH200 (InferenceX
-# issue 863: 1717 kernels a step). Their times are assumed.
+# write, choice of experts, concatenations), counted in a trace of SGLang 0.5.9 on 8xH200 as InferenceX's
+# issue 863 sums it up (by an LLM): 1717 kernels a step, one stream. Their times are assumed.
 GLUE_CALLS = 7  # a layer
 GLUE_US = 2.0  # each, in a graph, at few tokens
 GLUE_BYTES = 200e3  # a token and layer: 2 residual norms (115 KB), the rest q, k, v and latents

@@ -142,7 +142,8 @@ def assumptions(link: Link, load: Workload, changes: Sequence[KernelChange]) -> 
     )
     if link.exposure is None:
         lines.append(
-            "assumed: one stream, nothing hides behind anything (InferenceX issue 863 says so of a trace); or give --trace"
+            "assumed: one stream, nothing hides behind anything (InferenceX issue 863 says so of a trace); "
+            "or give --trace"
         )
     return lines
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import FAILED, OK, UsageError
-from harness.serving.link.bounds import least_share, most_worth
+from harness.serving.bounds import least_share, most_worth
 from harness.serving.link.changes import parse_change
 from harness.serving.link.closure import Workload
 from harness.serving.link.inverse import Need, needs

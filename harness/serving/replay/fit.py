@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import kernels
 from harness.errors import NothingRan, UsageError
-from harness.memory import MEMORY_SHARE
 from harness.serving.replay.step import Place, Step, places
 from kernels.platform import Platform, available_memory
+
+SHARE = 0.92
+"""Of memory: nothing else is on the device, and no further sets of operands rotate."""
 
 
 def fitted(
@@ -26,7 +28,7 @@ def fitted(
             raise UsageError(f"--layers takes DENSE,MOE, not {layers!r}: {error}") from None
     else:
         memory = available_memory() if platform.kind == "cpu" else platform.memory
-        limit = MEMORY_SHARE * memory if memory else float("inf")
+        limit = SHARE * memory if memory else float("inf")
         while needed(step, arms) > limit:
             if step.moe > 1:
                 step = replace(step, moe=step.moe - 1)

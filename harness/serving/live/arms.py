@@ -32,7 +32,9 @@ def parse_arm(text: str) -> Arm:
     `A=unset`), a flag (`--flag=value`), or a swap of the plug-in (`mla_decode=torch`). Raises UsageError."""
     name, _, rest = text.partition(":")
     if not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,63}", name):
-        raise UsageError(f"cannot read --arm {text!r}: write NAME, or NAME:ITEM ITEM ... (A=1, --flag=value, swap)")
+        raise UsageError(
+            f"cannot read --arm {text!r}: write NAME, or NAME:ITEM ITEM ... (A=1, --flag=value, swap)"
+        )
     try:
         items = shlex.split(rest)
     except ValueError as error:

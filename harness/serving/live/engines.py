@@ -126,7 +126,7 @@ def launch(
     folder: Path,
     name: str,
     *,
-    environment: Mapping[str, str | None] = {},  # noqa: B006 (never written to)
+    environment: Mapping[str, str | None] = {},
     flags: tuple[str, ...] = (),
     swaps: tuple[str, ...] = (),
     trace: Path | None = None,

@@ -52,7 +52,9 @@ class Guarded:
         finally:
             os.close(orders)
             os.close(words)
-        self._listen(until=time.monotonic() + 30, wanted=lambda: self.pid is not None or self.code is not None)
+        self._listen(
+            until=time.monotonic() + 30, wanted=lambda: self.pid is not None or self.code is not None
+        )
         if self._failed:
             self.end(0)
             raise HarnessError(f"cannot start {self._failed}")

@@ -70,7 +70,9 @@ class Journal:
                     file.truncate(end)
                     raise
         except OSError as error:
-            raise JournalFull(f"cannot write to {self.path}: {error.strerror}; what is finished stays") from None
+            raise JournalFull(
+                f"cannot write to {self.path}: {error.strerror}; what is finished stays"
+            ) from None
 
     def lines(self) -> list[dict[str, Any]]:
         """All whole lines. Raises UsageError for one that is broken in the middle."""

@@ -1,0 +1,160 @@
+"""A run seen as an engine's steps, from when each token arrived: who was prefilled with whom, and how long a
+step of pure decode took while all requests decoded.
+
+TTFT and TPOT follow from scheduling as much as from kernels: one request prefilled alone and three together
+give other means than four together, with the same kernels. The time between tokens while nobody is prefilled
+and the batch is full is the decode step itself.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import HarnessError
+
+RAMP_STEPS = 2  # left out after the batch is full
+
+
+class NoDetail(HarnessError):
+    """A result without each request's times."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """sent: seconds; tokens: seconds at which each arrived, the first one first."""
+
+    sent: float
+    tokens: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """itl_ms:        mean of the steady steps' inter-token times
+    itl_median_ms: their median, which a single stall does not move
+    steady:        how many steady inter-token times there were, of all requests
+    pattern:       how many requests were prefilled together, in order
+    prefill_ms:    from the time before (the first one sent, or the prefill before ended) to each group's
+                   first tokens
+    batch:         mean number of requests that decoded, over the time that any did
+    steady_window: seconds, of the first window in which the batch was full, on the requests' clock
+    """
+
+    itl_ms: float | None
+    itl_median_ms: float | None
+    steady: int
+    pattern: tuple[int, ...]
+    prefill_ms: tuple[float, ...]
+    batch: float
+    kv_len: float | None
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "steady_itl_ms": self.itl_ms,
+            "steady_itl_median_ms": self.itl_median_ms,
+            "steady_intervals": self.steady,
+            "prefill_pattern": list(self.pattern),
+            "prefill_ms": list(self.prefill_ms),
+            "decoding_batch": self.batch,
+            "mean_kv_len": self.kv_len,
+        }
+
+
+def requests(result: Path) -> tuple[list[Request], list[int]]:
+    """Of a vLLM or SGLang client's file with details: the requests that succeeded, and their input lengths.
+    Raises NoDetail."""
+    try:
+        lines = result.read_text().strip().splitlines()
+        content = json.loads(result.read_text()) if lines[0].strip() in ("{", "[") else json.loads(lines[-1])
+        ttfts, itls = content["ttfts"], content["itls"]
+        errors = content.get("errors") or [""] * len(ttfts)
+        # A client that keeps no start times sends all at once where that is what it was asked for.
+        starts = content.get("start_times") or [0.0] * len(ttfts)
+        lens = content.get("input_lens") or [0] * len(ttfts)
+        found = []
+        for start, ttft, gaps, error in zip(starts, ttfts, itls, errors, strict=True):
+            if error:
+                continue
+            times = [start + ttft]
+            for gap in gaps:
+                times.append(times[-1] + gap)
+            found.append(Request(start, tuple(times)))
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise NoDetail(f"no request's times in {result}: {type(error).__name__}: {error}") from None
+    return found, [length for length, error in zip(lens, errors, strict=True) if not error]
+
+
+def steps(found: Sequence[Request], concurrency: int, input_lens: Sequence[int] = ()) -> Steps:
+    """concurrency: how many decode together when the batch is full."""
+    groups = _prefilled_together(found)
+    first = min((r.sent for r in found), default=0.0)
+    ends = [max(r.tokens[0] for r in group) for group in groups]
+    befores = [first, *ends[:-1]]
+    prefills = [
+        1e3 * (end - max(before, min(r.sent for r in group)))
+        for group, before, end in zip(groups, befores, ends, strict=True)
+    ]
+    gaps, kv = _steady(found, concurrency, input_lens)
+    decoding = sum(r.tokens[-1] - r.tokens[0] for r in found)
+    span = max((r.tokens[-1] for r in found), default=0.0) - min((r.tokens[0] for r in found), default=0.0)
+    return Steps(
+        itl_ms=1e3 * statistics.fmean(gaps) if gaps else None,
+        itl_median_ms=1e3 * statistics.median(gaps) if gaps else None,
+        steady=len(gaps),
+        pattern=tuple(len(group) for group in groups),
+        prefill_ms=tuple(prefills),
+        batch=decoding / span if span > 0 else 0.0,
+        kv_len=statistics.fmean(kv) if kv else None,
+    )
+
+
+def _prefilled_together(found: Sequence[Request]) -> list[list[Request]]:
+    """First tokens that arrive within half a decode step of each other came from one step."""
+    gaps = [b - a for r in found for a, b in zip(r.tokens, r.tokens[1:], strict=False)]
+    apart = statistics.median(gaps) / 2 if gaps else 0.0
+    groups: list[list[Request]] = []
+    for request in sorted(found, key=lambda r: r.tokens[0]):
+        if groups and request.tokens[0] - groups[-1][-1].tokens[0] <= apart:
+            groups[-1].append(request)
+        else:
+            groups.append([request])
+    return groups
+
+
+def _steady(
+    found: Sequence[Request], concurrency: int, input_lens: Sequence[int]
+) -> tuple[list[float], list[float]]:
+    """Inter-token times during which `concurrency` requests decode and none waits for its first token, and
+    the tokens in the cache then."""
+    gaps, lengths = [], []
+    for start, end in _full_windows(found, concurrency):
+        for i, request in enumerate(found):
+            inside = [n for n, at in enumerate(request.tokens) if start <= at <= end]
+            for n in inside[RAMP_STEPS:-1]:
+                gaps.append(request.tokens[n + 1] - request.tokens[n])
+                if len(input_lens) == len(found):
+                    lengths.append(input_lens[i] + n + 1)
+    return gaps, lengths
+
+
+def _full_windows(found: Sequence[Request], concurrency: int) -> list[tuple[float, float]]:
+    changes: list[tuple[float, int, int]] = []
+    for request in found:
+        changes.append((request.sent, 0, 1))
+        changes.append((request.tokens[0], 1, -1))
+        changes.append((request.tokens[-1], -1, 0))
+    changes.sort()
+    windows, decoding, waiting, since = [], 0, 0, None
+    for at, more, wait in changes:
+        decoding, waiting = decoding + more, waiting + wait
+        full = decoding == concurrency and waiting == 0
+        if full and since is None:
+            since = at
+        elif not full and since is not None:
+            windows.append((since, at))
+            since = None
+    return windows

@@ -1,0 +1,281 @@
+"""`python -m harness serving run`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from harness.disturbance import monitor_for
+from harness.errors import FAILED, NOTHING_RAN, OK, NothingRan, UsageError
+from harness.provenance import git_state
+from harness.serving.live import engines
+from harness.serving.live.arms import parse_arms
+from harness.serving.live.client import Client
+from harness.serving.live.journal import Journal
+from harness.serving.live.load import Load
+from harness.serving.live.model import check_model, default_model
+from harness.serving.live.observe import observe
+from harness.serving.live.ports import free_port
+from harness.serving.live.rules import Rules
+from harness.serving.live.servers import Servers
+from harness.serving.live.session import QUANTITIES, Session, Settings, effects, spread
+from harness.writing import write
+from kernels.platform import detect, version
+
+LEAST_DISK = 256 << 20  # bytes: results, logs and a trace
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """The command's options as given."""
+
+    model: str
+    engine: str
+    client: str
+    arms: tuple[str, ...]
+    flags: tuple[str, ...]
+    load: Load
+    pairs: int
+    seed: int
+    out: str
+    resume: bool
+    trace: bool
+    routing_log: bool
+    prefill_pattern: str
+    keep_disturbed: bool
+    one_at_a_time: bool
+    port: int | None
+    start_timeout: float
+    run_timeout: float
+    json_to: str | None
+    quiet: bool
+
+
+def run(request: RunRequest) -> int:
+    """Returns the exit code; raises HarnessError."""
+    started = time.monotonic()
+
+    def say(line: str) -> None:
+        if not request.quiet:
+            print(f"{time.monotonic() - started:6.0f} s  {line}", file=sys.stderr, flush=True)
+
+    arms = parse_arms(request.arms)
+    kind = engines.kind_for(request.engine)
+    if request.port is not None:
+        free_port(request.port)
+    folder = Path(request.out)
+    _require_disk(folder)
+    model = default_model(say=say) if request.model == "default" else Path(request.model)
+    check_model(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder.resolve()
+    client = Client(request.client or _client_of(request.engine), request.engine, model.resolve(), folder)
+    settings = Settings(
+        tuple(arms),
+        request.load,
+        request.pairs,
+        request.seed,
+        Rules(_pattern(request.prefill_pattern), not request.keep_disturbed),
+        run_timeout_s=request.run_timeout,
+    )
+    plan = _plan(request, settings, model, kind)
+    journal = Journal.resume(folder, plan) if request.resume else Journal.create(folder, plan)
+    with (
+        _termination_is_an_interrupt(),
+        Servers(
+            kind,
+            model.resolve(),
+            folder,
+            client,
+            port=request.port,
+            flags=request.flags,
+            start_timeout_s=request.start_timeout,
+            together=not request.one_at_a_time,
+            say=say,
+        ) as servers,
+    ):
+        if request.trace or request.routing_log:
+            for arm in arms:
+                at = folder / "observed" / arm.name
+                if any(line["arm"] == arm.name for line in journal.of("observed")):
+                    continue
+                seen = observe(
+                    servers, client, arm, request.load, at,
+                    trace=request.trace, routing=request.routing_log, seed=request.seed,
+                    run_timeout_s=request.run_timeout,
+                )  # fmt: skip
+                journal.append(
+                    "observed",
+                    {
+                        "arm": arm.name,
+                        "trace": _inside(seen.trace, folder),
+                        "routing": _inside(seen.routing, folder),
+                        "result": _inside(seen.result, folder),
+                    },
+                )
+                say(f"observed {arm.name}: {seen.trace or ''} {seen.routing or ''}")
+        monitor = monitor_for(detect("cpu"), servers.pids)
+        for line in monitor.before():
+            say(f"warning: {line}")
+        Session(settings, servers, client, journal, monitor, say).run()
+    return report(journal, request.json_to, request.quiet)
+
+
+def report(journal: Journal, json_to: str | None = None, quiet: bool = False) -> int:
+    """Prints what the journal holds; the exit code: 1 where a pair was given up, 3 where none was finished."""
+    lines = journal.lines()
+    summary = summarise(lines)
+    if json_to:
+        write(json_to, json.dumps(summary, indent=1) + "\n")
+    if not quiet and json_to != "-":
+        print(table(summary))
+    if not summary["pairs"]:
+        return NOTHING_RAN if summary["asked"] else OK
+    return FAILED if summary["given_up"] else OK
+
+
+def summarise(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """As plain values: each arm against the first, with the runs that did not count and why."""
+    plan = lines[0]
+    names = [arm["name"] for arm in plan["arms"]]
+    runs = [line for line in lines if line["kind"] == "run"]
+    lost: dict[str, int] = {}
+    for run in runs:
+        for reason in run["reasons"][:1]:
+            lost[reason] = lost.get(reason, 0) + 1
+    kept = {line["pair"]: line["attempt"] for line in lines if line["kind"] == "pair"}
+    counted = [r for r in runs if kept.get(r["pair"]) == r["attempt"]]
+    return {
+        "model": plan["model"],
+        "engine": plan["engine"],
+        "load": plan["load"],
+        "asked": plan["pairs"],
+        "pairs": len(kept),
+        "given_up": [line for line in lines if line["kind"] == "given_up" and line["pair"] not in kept],
+        "runs": len(runs),
+        "rejected": lost,
+        "arms": {
+            name: {
+                "runs": sum(r["arm"] == name for r in counted),
+                "spread": spread(lines, name),
+                **{quantity: effect.base for quantity, effect in effects(lines, name, name).items()},
+                "decoding_batch": _mean([r["decoding_batch"] for r in counted if r["arm"] == name]),
+                "prefill_patterns": sorted(
+                    {tuple(r["prefill_pattern"]) for r in counted if r["arm"] == name}
+                ),
+            }
+            for name in names
+        },
+        "effects": {
+            name: {quantity: one.facts() for quantity, one in effects(lines, names[0], name).items()}
+            for name in names[1:]
+        },
+    }
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """Arms, then what each changes."""
+    arms = [
+        [name, one["runs"], _ms(one.get("steady_itl_ms")), _percent(one["spread"]), _ms(one.get("mean_ttft_ms")),
+         _ms(one.get("mean_tpot_ms")), f"{one['decoding_batch']:.2f}" if one["decoding_batch"] else "",
+         ", ".join("+".join(map(str, p)) for p in one["prefill_patterns"])]
+        for name, one in summary["arms"].items()
+    ]  # fmt: skip
+    headers = ["arm", "runs", "decode step", "between runs", "TTFT", "TPOT", "decoding", "prefilled together"]
+    parts = [tabulate(arms, headers, disable_numparse=True)]
+    changed = [
+        [name, QUANTITIES[quantity], f"{one['change']:+.2f} ms", f"{one['low']:+.2f} to {one['high']:+.2f}",
+         f"{one['share']:+.1%}", one["pairs"], "" if one["resolved"] else "not resolved"]
+        for name, effects_of in summary["effects"].items()
+        for quantity, one in effects_of.items()
+    ]  # fmt: skip
+    if changed:
+        columns = ["arm", "against the first", "change", "95 %", "share", "pairs", ""]
+        parts.append(tabulate(changed, columns, disable_numparse=True))
+    parts.append(f"{summary['pairs']} of {summary['asked']} pairs, {summary['runs']} runs")
+    parts += [f"  {count} not counted: {reason}" for reason, count in summary["rejected"].items()]
+    return (
+        "\n\n".join(parts[: -1 - len(summary["rejected"])])
+        + "\n\n"
+        + "\n".join(parts[-1 - len(summary["rejected"]) :])
+    )
+
+
+def _client_of(engine: str) -> str:
+    return engine if engine in ("vllm", "sglang") else "vllm"
+
+
+def _plan(request: RunRequest, settings: Settings, model: Path, kind: engines.Kind) -> dict[str, Any]:
+    """What a series of pairs is; --resume asks for the same."""
+    return {
+        "schema": 1,
+        "model": model.name if request.model == "default" else str(model),
+        "engine": request.engine,
+        "engine_version": version(kind.module) if kind.module else None,
+        "client": request.client or _client_of(request.engine),
+        "flags": list(request.flags),
+        "arms": [arm.facts() for arm in settings.arms],
+        "load": settings.load.facts(),
+        "pairs": settings.pairs,
+        "seed": settings.seed,
+        "rules": settings.rules.facts(),
+        "git": git_state(),
+    }
+
+
+def _pattern(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split("+")) if text else ()
+    except ValueError:
+        raise UsageError(
+            f"cannot read --prefill-pattern {text!r}: write how many are prefilled together, as 1+3"
+        ) from None
+
+
+def _require_disk(folder: Path) -> None:
+    place = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    free = shutil.disk_usage(place).free
+    if free < LEAST_DISK:
+        raise NothingRan(
+            f"{free >> 20} MiB are free in {place}, {LEAST_DISK >> 20} MiB are needed: choose another --out"
+        )
+
+
+@contextlib.contextmanager
+def _termination_is_an_interrupt() -> Iterator[None]:
+    """SIGTERM ends servers as control-C does. Of kill -9 their guards take care."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _inside(file: Path | None, folder: Path) -> str | None:
+    return str(file.relative_to(folder)) if file else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _ms(value: float | None) -> str:
+    return f"{value:.2f} ms" if value else ""
+
+
+def _percent(value: float | None) -> str:
+    return f"±{value:.1%}" if value is not None else ""

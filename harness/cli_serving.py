@@ -15,6 +15,7 @@ def serving() -> None:
     \b
     python -m harness serving load FILE...       any client's results, in one schema, with what does not hold
     python -m harness serving run --out DIR      a real engine and client here, arm by arm
+    python -m harness serving trace FILE         a profiler's trace by kernel, class and step
     """
 
 
@@ -137,3 +138,23 @@ def run_command(**options: Any) -> None:
     keys = {"input_len": "isl", "output_len": "osl", "concurrency": "concurrency", "prompts": "prompts"}
     load = Load(**{field: options.pop(key) for field, key in keys.items()})
     sys.exit(run(RunRequest(load=load, **options)))
+@serving.command("trace")
+@click.argument("file", metavar="FILE")
+@click.option(
+    "--phase",
+    type=click.Choice(["prefill", "decode", "mixed", "training", "other"]),
+    help="Of these steps only.",
+)
+@click.option("--steps", "each_step", is_flag=True, help="List each step.")
+@click.option(
+    "--top", type=click.IntRange(min=0), default=15, show_default=True, help="How many kernels to list."
+)
+@click.option("--partial", is_flag=True, help="Of a file that breaks off, take what there is, and flag it.")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write everything there as JSON instead.")
+def trace_command(**options: Any) -> None:
+    """A trace of torch.profiler or rocprofv3 (JSON, or its kernel trace as CSV; plain or gzip) by op class
+    and kernel, prefill and decode steps apart, with what overlaps and what is exposed. Exit code 1 where
+    events could not be read or, with --partial, the file breaks off; 2 where it cannot be read."""
+    from harness.serving.trace_command import show
+
+    sys.exit(show(**options))

@@ -132,7 +132,7 @@ def run(request: RunRequest) -> int:
 
 
 def report(journal: Journal, json_to: str | None = None, quiet: bool = False) -> int:
-    """Prints what the journal holds; the exit code: 1 where a pair was given up, 3 where none was finished."""
+    """Prints what the journal holds. The exit code: 1 where a pair was given up, 3 where none finished."""
     lines = journal.lines()
     summary = summarise(lines)
     if json_to:
@@ -186,8 +186,8 @@ def summarise(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def table(summary: Mapping[str, Any]) -> str:
     """Arms, then what each changes."""
     arms = [
-        [name, one["runs"], _ms(one.get("steady_itl_ms")), _percent(one["spread"]), _ms(one.get("mean_ttft_ms")),
-         _ms(one.get("mean_tpot_ms")), f"{one['decoding_batch']:.2f}" if one["decoding_batch"] else "",
+        [name, one["runs"], _ms(one.get("steady_itl_ms")), _percent(one["spread"]),
+         _ms(one.get("mean_ttft_ms")), _ms(one.get("mean_tpot_ms")), f"{one['decoding_batch']:.2f}" if one["decoding_batch"] else "",
          ", ".join("+".join(map(str, p)) for p in one["prefill_patterns"])]
         for name, one in summary["arms"].items()
     ]  # fmt: skip

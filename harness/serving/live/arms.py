@@ -54,7 +54,8 @@ def parse_arm(text: str) -> Arm:
             flags.append(item)  # the value of `--flag value`
         else:
             raise UsageError(
-                f"--arm {name}: {item!r} is no variable (A=1), flag (--flag) or swap; swaps: {', '.join(SWAPS)}"
+                f"--arm {name}: {item!r} is no variable (A=1), flag (--flag) or swap; "
+                f"swaps: {', '.join(SWAPS)}"
             )
     return Arm(name, tuple(environment), tuple(flags), tuple(swaps))
 

@@ -37,7 +37,8 @@ class Client:
         if kind in CLIENTS:
             if importlib.util.find_spec(kind) is None:
                 raise NothingRan(
-                    f"client {kind} is missing in {sys.executable}: install {kind}, or name another with --client"
+                    f"client {kind} is missing in {sys.executable}: "
+                    f"install {kind}, or name another with --client"
                 )
         elif not ("{url}" in kind and "{result}" in kind):
             known = ", ".join(CLIENTS)

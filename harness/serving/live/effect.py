@@ -1,7 +1,7 @@
 """What an arm changes, from pairs of runs: Student's t over the pairs' differences.
 
-A pair's runs send the same prompts, one after the other, so a drift between pairs cancels. A bootstrap over so
-few pairs covers too seldom (seen with 4), so the interval is Student's.
+A pair's runs send the same prompts, one after the other, so a drift between pairs cancels. A bootstrap over
+so few pairs covers too seldom (seen with 4), so the interval is Student's.
 """
 
 from __future__ import annotations

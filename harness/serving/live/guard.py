@@ -55,10 +55,18 @@ def _libc() -> ctypes.CDLL | None:
 
 
 def _start(command: list[str], words: int, libc: ctypes.CDLL | None) -> int | None:
+    """The command's process, once it runs; None, with the reason said, where it cannot be run."""
     guard = os.getpid()
+    read, write = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child:
-        return child
+        os.close(write)
+        reason = os.read(read, 4096)  # empty when the command has taken the child's place
+        os.close(read)
+        if reason:
+            os.waitpid(child, 0)
+            _say(words, f"failed {command[0]}: {reason.decode()}")
+        return None if reason else child
     try:
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -69,7 +77,7 @@ def _start(command: list[str], words: int, libc: ctypes.CDLL | None) -> int | No
                 os._exit(127)
         os.execvp(command[0], command)
     except OSError as error:
-        _say(words, f"failed {command[0]}: {error.strerror}")
+        os.write(write, str(error.strerror).encode())
     finally:
         os._exit(127)
 

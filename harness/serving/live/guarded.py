@@ -1,4 +1,4 @@
-"""The harness's side of a guarded process (guard.py): started, looked after, paused, ended with all it started."""
+"""The harness's side of a guarded process (guard.py): looked after, paused, ended with all it started."""
 
 from __future__ import annotations
 
@@ -52,9 +52,11 @@ class Guarded:
         finally:
             os.close(orders)
             os.close(words)
-        self._listen(
-            until=time.monotonic() + 30, wanted=lambda: self.pid is not None or self.code is not None
-        )
+        try:
+            self._listen(time.monotonic() + 30, lambda: self.pid is not None or self.code is not None)
+        except BaseException:
+            self.end(0)
+            raise
         if self._failed:
             self.end(0)
             raise HarnessError(f"cannot start {self._failed}")

@@ -48,8 +48,8 @@ class Journal:
         for key, value in json.loads(json.dumps(plan)).items():
             if key != "pairs" and before.get(key) != value:
                 raise UsageError(
-                    f"{folder} was begun with another {key} ({_short(before.get(key))}, now {_short(value)}): "
-                    "choose another --out"
+                    f"{folder} was begun with another {key}: {_short(before.get(key))}, "
+                    f"now {_short(value)}; choose another --out"
                 )
         return journal
 

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Load:
-    """input_len, output_len: tokens of each request; concurrency: most in flight; prompts: requests in all."""
+    """input_len, output_len: tokens of each request; concurrency: most in flight; prompts: requests."""
 
     input_len: int = 512
     output_len: int = 96

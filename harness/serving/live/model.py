@@ -140,7 +140,7 @@ def _disk_full_is_one_line(folder: Path, shape: ModelShape) -> Iterator[None]:
         if full:
             raise NothingRan(
                 f"no space left for the default model in {folder} (it needs {shape.bytes() / 1e9:.1f} GB): "
-                "free some, or set XDG_CACHE_HOME to another disk; what is finished stays and is not made again"
+                "free some, or set XDG_CACHE_HOME to another disk; what is finished is not made again"
             ) from None
         if isinstance(error, OSError):
             raise NothingRan(f"cannot make the default model in {folder}: {error.strerror}") from None

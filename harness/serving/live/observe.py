@@ -20,8 +20,12 @@ TRACED_S = 60.0  # most that a trace may take to be written
 
 @dataclass(frozen=True)
 class Observed:
-    """trace: profiler's file of decode steps; routing: npz of experts by step and layer (see plugin/routing.py);
-    result: the client's file of the run during which they were taken. None where not asked for."""
+    """trace, routing: None where not asked for.
+
+    trace:   the profiler's file of some decode steps
+    routing: npz of experts by step and layer, see plugin/routing.py
+    result:  the client's file of the run during which they were taken
+    """
 
     trace: Path | None
     routing: Path | None

@@ -1,4 +1,4 @@
-"""A folder for an engine's Python path: the plug-in as an installed package, and what makes broken ones absent."""
+"""A folder for an engine's Python path: the plug-in as if installed, and what hides broken packages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 PACKAGE = "deepseek_kernel_bench_plugin"
 SOURCES = Path(__file__).with_name("plugin")
 
-# Packages that vLLM installs, does not need for text, and that come from PyPI built for another torch than the
-# CPU build beside them: importing them fails, and takes the engine down with it.
+# Packages that vLLM installs and does not need for text. PyPI has them built for another torch than the CPU
+# build beside them: then importing them fails, and takes the engine down with it.
 OPTIONAL = ("torchvision", "torchaudio", "torchcodec")
 
 HIDE = '''"""Put here by deepseek-kernel-bench: these packages cannot be imported beside this torch."""

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from harness.errors import HarnessError
+from harness.errors import HarnessError, NothingRan
 from harness.serving.live import engines
 from harness.serving.live.arms import Arm
-from harness.serving.live.client import Client
+from harness.serving.live.client import Client, ClientFailed
 from harness.serving.live.engine import Engine, EngineDied
 from harness.serving.live.load import Load
 from harness.serving.live.ports import free_port
@@ -54,8 +54,8 @@ class Servers:
         self.largest = 0
 
     def get(self, arm: Arm) -> Engine:
-        """The arm's engine, warmed up, alone awake. Raises NothingRan where it does not come up, EngineDied,
-        ClientFailed, SwapFailed."""
+        """The arm's engine, warmed up, alone awake. Raises NothingRan where it does not come up or
+        cannot be warmed up, SwapFailed."""
         for name, engine in self.up.items():
             if name != arm.name and not engine.process.paused:
                 engine.pause()
@@ -118,6 +118,9 @@ class Servers:
             engine.wait_healthy(self.start_timeout_s)
             self._warm_up(engine, folder)
             _require_swaps(engine, arm)
+        except (ClientFailed, EngineDied) as error:
+            engine.stop()
+            raise NothingRan(f"{arm.name} could not be warmed up: {error}") from None
         except BaseException:
             engine.stop()
             raise
@@ -160,6 +163,3 @@ def _require_swaps(engine: Engine, arm: Arm) -> None:
                 f"(log: {engine.process.log})"
             )
         time.sleep(0.2)
-
-
-__all__ = ["EngineDied", "Servers", "SwapFailed"]

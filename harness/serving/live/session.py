@@ -6,7 +6,7 @@ import datetime
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class Settings:
     load: Load
     pairs: int
     seed: int = 0
-    rules: Rules = Rules()
+    rules: Rules = field(default_factory=Rules)
     attempts: int = ATTEMPTS
     run_timeout_s: float = 600.0
 
@@ -44,8 +44,8 @@ class Settings:
 
 
 class Session:
-    """Makes the pairs that the journal lacks. A pair of which a run is rejected is made again as a whole, with
-    the same seed, so that its runs stay neighbours."""
+    """Makes the pairs that the journal lacks. A pair of which a run is rejected is made again as a whole,
+    with the same seed, so that its runs stay neighbours."""
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ class Steps:
     pattern:       how many requests were prefilled together, in order
     prefill_ms:    from the time before (the first one sent, or the prefill before ended) to each group's
                    first tokens
-    batch:         mean number of requests that decoded, over the time that any did
-    steady_window: seconds, of the first window in which the batch was full, on the requests' clock
+    batch:         mean number of requests in a decode step: tokens that decode made, over its steps
+    kv_len:        mean length of a request's cache over the steady steps; None where lengths are not known
     """
 
     itl_ms: float | None
@@ -93,29 +94,26 @@ def steps(found: Sequence[Request], concurrency: int, input_lens: Sequence[int] 
     groups = _prefilled_together(found)
     first = min((r.sent for r in found), default=0.0)
     ends = [max(r.tokens[0] for r in group) for group in groups]
-    befores = [first, *ends[:-1]]
+    befores = [first, *ends][: len(ends)]
     prefills = [
         1e3 * (end - max(before, min(r.sent for r in group)))
         for group, before, end in zip(groups, befores, ends, strict=True)
     ]
     gaps, kv = _steady(found, concurrency, input_lens)
-    decoding = sum(r.tokens[-1] - r.tokens[0] for r in found)
-    span = max((r.tokens[-1] for r in found), default=0.0) - min((r.tokens[0] for r in found), default=0.0)
     return Steps(
         itl_ms=1e3 * statistics.fmean(gaps) if gaps else None,
         itl_median_ms=1e3 * statistics.median(gaps) if gaps else None,
         steady=len(gaps),
         pattern=tuple(len(group) for group in groups),
         prefill_ms=tuple(prefills),
-        batch=decoding / span if span > 0 else 0.0,
+        batch=_decoding_batch(found),
         kv_len=statistics.fmean(kv) if kv else None,
     )
 
 
 def _prefilled_together(found: Sequence[Request]) -> list[list[Request]]:
     """First tokens that arrive within half a decode step of each other came from one step."""
-    gaps = [b - a for r in found for a, b in zip(r.tokens, r.tokens[1:], strict=False)]
-    apart = statistics.median(gaps) / 2 if gaps else 0.0
+    apart = _half_a_step(found)
     groups: list[list[Request]] = []
     for request in sorted(found, key=lambda r: r.tokens[0]):
         if groups and request.tokens[0] - groups[-1][-1].tokens[0] <= apart:
@@ -123,6 +121,19 @@ def _prefilled_together(found: Sequence[Request]) -> list[list[Request]]:
         else:
             groups.append([request])
     return groups
+
+
+def _decoding_batch(found: Sequence[Request]) -> float:
+    apart = _half_a_step(found)
+    made = sorted(at for r in found for at in r.tokens[1:])
+    if not made:
+        return 0.0
+    return len(made) / (1 + sum(b - a > apart for a, b in pairwise(made)))
+
+
+def _half_a_step(found: Sequence[Request]) -> float:
+    gaps = [b - a for r in found for a, b in pairwise(r.tokens)]
+    return statistics.median(gaps) / 2 if gaps else 0.0
 
 
 def _steady(

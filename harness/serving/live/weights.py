@@ -1,8 +1,8 @@
-"""Random weights under which a model behaves: activations keep their size, and tokens go to different experts.
+"""Random weights under which a model behaves: activations keep their size, tokens go to different experts.
 
-An engine's own dummy weights are so small that all tokens pick the same experts: a batch then touches an
-eighth of the weights that it would touch in service. Here embeddings have unit variance and each product keeps
-the variance of what it is given, so that the residual stream stays one token's own, and routers tell tokens apart.
+An engine's own dummy weights are so small that all tokens pick the same experts: a batch then touches fewer
+weights than it would in service. Here embeddings have unit variance and each product keeps the variance of
+what it is given, so that the residual stream stays one token's own, and routers tell tokens apart.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _rest(shape: ModelShape) -> Iterator[tuple[str, torch.Tensor]]:
 def _block_scaled(
     shape: ModelShape, name: str, outputs: int, inputs: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """A weight e4m3fn[outputs, inputs] of variance 1 / inputs, and its scales f32[outputs / 128, inputs / 128],
-    which differ between blocks as those of trained weights do."""
+    """A weight e4m3fn[outputs, inputs] of variance 1 / inputs, and its scales
+    f32[outputs / 128, inputs / 128], which differ between blocks as those of trained weights do."""
     values = _normal(shape, name, outputs, inputs).mul_(E4M3_LARGEST / LARGEST_SIGMAS)
     yield f"{name}.weight", values.clamp_(-E4M3_LARGEST, E4M3_LARGEST).to(torch.float8_e4m3fn)
     blocks = (-(-outputs // BLOCK), -(-inputs // BLOCK))

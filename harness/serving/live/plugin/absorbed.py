@@ -20,6 +20,6 @@ def apply(swap: Swap) -> None:
             if weight is not None and not weight.is_contiguous():
                 setattr(self, name, torch.nn.Parameter(weight.data.contiguous(), requires_grad=False))
                 report.note("replaced", swap=swap.name, layer=self.layer_name)
-                report.note("called", swap=swap.name)  # the op itself is the same; its operand is not
+                report.called(swap.name)  # the op itself is the same; its operand is not
 
     MLAAttention.process_weights_after_loading = process_weights_after_loading

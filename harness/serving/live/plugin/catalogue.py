@@ -85,6 +85,6 @@ _MODULES = {
 
 
 def apply(name: str) -> None:
-    """Replaces the op, in this process, before the engine makes its model. Raises KeyError for no such swap."""
+    """Replaces the op, in this process, before the engine makes its model. Raises KeyError for no swap."""
     swap = SWAPS[name]
     importlib.import_module(f".{_MODULES[swap.site]}", __package__).apply(swap)

@@ -23,7 +23,7 @@ def apply(swap: Swap) -> None:
                 dequantised(w1.data, self.w1_scale), dequantised(w2.data, self.w2_scale)
             )
             report.note("replaced", swap=swap.name, layer=str(id(self)))
-        report.note("called", swap=swap.name)
+        report.called(swap.name)
         self._kernel_bench_experts(output, hidden_states, topk_weights, topk_ids)
 
     cpu_moe.CPUExpertsFp8.apply = run

@@ -39,7 +39,7 @@ def apply(swap: Swap) -> None:
         linear = getattr(layer, "_kernel_bench_linear", None)
         if linear is None:
             return packed_apply(self, layer, x, bias, **kwargs)
-        report.note("called", swap=swap.name, layer=layer.prefix)
+        report.called(swap.name)
         return linear(x, bias)
 
     Kernel.process_weights_after_loading = process_weights_after_loading

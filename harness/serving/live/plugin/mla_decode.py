@@ -26,7 +26,7 @@ def apply(swap: Swap) -> None:
 
     def forward_mqa(self, q, cache, attn_metadata, layer):  # type: ignore[no-untyped-def]
         q = torch.cat(q, dim=-1) if isinstance(q, tuple) else q.contiguous()
-        report.note("called", swap=swap.name, batch=q.shape[0])
+        report.called(swap.name)
         return kernel(q, cache, attn_metadata, self.scale, self.kv_lora_rank), None
 
     for owner in (CPUMLAImpl, AMXMLAImpl):

@@ -1,6 +1,8 @@
-"""Attention of prefill, heads unpacked from the latents: other kernels for the same queries, keys and values."""
+"""Attention of prefill, with heads unpacked from the latents: other kernels for the same operands."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +20,7 @@ def apply(swap: Swap) -> None:
     def _ragged_sdpa(self, q, k, v, q_cu_seq_lens, kv_cu_seq_lens, causal, return_softmax_lse):  # type: ignore[no-untyped-def]
         if not causal or return_softmax_lse:
             return dense(self, q, k, v, q_cu_seq_lens, kv_cu_seq_lens, causal, return_softmax_lse)
-        report.note("called", swap=swap.name)
+        report.called(swap.name)
         return kernel(q, k, v, q_cu_seq_lens.tolist(), self.scale)
 
     Backend._ragged_sdpa = _ragged_sdpa
@@ -27,7 +29,7 @@ def apply(swap: Swap) -> None:
 
 def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: list[int], scale: float) -> torch.Tensor:
     out = torch.empty(*q.shape[:2], v.shape[-1], dtype=v.dtype)
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in pairwise(bounds):
         heads = (t[start:end].transpose(0, 1)[None] for t in (q, k, v))
         found = F.scaled_dot_product_attention(*heads, is_causal=True, scale=scale)
         out[start:end] = found[0].transpose(0, 1)

@@ -8,12 +8,20 @@ from typing import Any
 
 _registered = False
 _said: set[str] = set()
+_called: set[str] = set()
 
 
 def already_registered() -> bool:
     global _registered
     before, _registered = _registered, True
     return before
+
+
+def called(swap: str) -> None:
+    """The replaced op runs: said once, and next to free after that."""
+    if swap not in _called:
+        _called.add(swap)
+        note("called", swap=swap)
 
 
 def note(event: str, **facts: Any) -> None:

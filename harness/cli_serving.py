@@ -74,6 +74,8 @@ def replay_command(**options: Any) -> None:
     from harness.serving.replay.command import show
 
     sys.exit(show(**options))
+
+
 @serving.command("run")
 @click.option(
     "--model",
@@ -138,6 +140,8 @@ def run_command(**options: Any) -> None:
     keys = {"input_len": "isl", "output_len": "osl", "concurrency": "concurrency", "prompts": "prompts"}
     load = Load(**{field: options.pop(key) for field, key in keys.items()})
     sys.exit(run(RunRequest(load=load, **options)))
+
+
 @serving.command("trace")
 @click.argument("file", metavar="FILE")
 @click.option(
@@ -156,5 +160,24 @@ def trace_command(**options: Any) -> None:
     and kernel, prefill and decode steps apart, with what overlaps and what is exposed. Exit code 1 where
     events could not be read or, with --partial, the file breaks off; 2 where it cannot be read."""
     from harness.serving.trace_command import show
+
+    sys.exit(show(**options))
+
+
+@serving.command("experiment")
+@click.argument("file", metavar="FILE")
+@click.option("--out", metavar="DIR", help="Its folder (default: results/experiments/ and its name).")
+@click.option("--resume", is_flag=True, help="Go on with what is not done there.")
+@click.option("--only", multiple=True, metavar="SWAP", help="Of its swaps only this; may be repeated.")
+@click.option("--pairs", type=click.IntRange(2), help="Instead of as many as the file says.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and what is done; run nothing.")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write the ledger's rows there.")
+@click.option("--quiet", is_flag=True, help="No table and no progress.")
+def experiment_command(**options: Any) -> None:
+    """What swaps of single kernels change in a live serving run, predicted first: trace, routing log, kernel
+    benchmark and replay, the prediction into the ledger, then pairs of runs, then what they show. FILE is
+    TOML, or the name of one that comes with the harness (cpu-default, cpu-short). Exit code 1 where a replay
+    missed or a swap has no observation."""
+    from harness.serving.experiment.command import show
 
     sys.exit(show(**options))

@@ -31,7 +31,11 @@ LEFT_OUT = ["scheduler, tokeniser and HTTP", "rank skew"]
 
 @dataclass(frozen=True)
 class Plan:
-    """arms: name -> `op` or `op:place` -> implementation; the first is the base."""
+    """arms: name -> `op` or `op:place` -> implementation; the first is the base.
+
+    decomposed: steps each call of which is timed by itself
+    keep_disturbed: rounds that other work disturbed count
+    """
 
     step: Step
     arms: Mapping[str, Mapping[str, str]]
@@ -43,6 +47,8 @@ class Plan:
     turn_s: float = TURN_S
     prepare_s: float = 900.0
     call_s: float = 120.0
+    decomposed: int = DECOMPOSED
+    keep_disturbed: bool = False
 
 
 def replay(plan: Plan, platform: Platform, monitor: Monitor, say: Any = None) -> Replay:
@@ -142,6 +148,7 @@ def _measured(
         begin_block=begin,
         begin_round=monitor.begin,
         end_round=monitor.end,
+        keep_disturbed=plan.keep_disturbed,
         seed=plan.seed,
     )
     return measure({name: lambda name=name: turn(name) for name in names}, policy)
@@ -155,7 +162,7 @@ def _decomposed(plan: Plan, arms: dict[str, Arm], base: str, worker: Worker) -> 
         if arm.failed:
             found[name] = arm
             continue
-        by_key = worker.ask("decompose", plan.prepare_s, arm=name, repeats=DECOMPOSED)
+        by_key = worker.ask("decompose", plan.prepare_s, arm=name, repeats=plan.decomposed)
         by_place: dict[str, float] = defaultdict(float)
         by_class: dict[str, float] = defaultdict(float)
         for place in order:

@@ -36,8 +36,9 @@ def by_class(swap: Swap, replays: Replays | None, base: Seen, seen: Seen) -> lis
 
     replayed: dict[str, float] = {}
     for one in replays.replays if replays else ():
-        for name, value in one.arms[swap.name].classes.items():
-            by = (value - one.arms[BASE].classes.get(name, 0.0)) / len(replays.replays)
+        old, new = one.arms[BASE].classes, one.arms[swap.name].classes
+        for name in {*old, *new}:
+            by = (new.get(name, 0.0) - old.get(name, 0.0)) / len(replays.replays)
             replayed[_named(name, OPS)] = replayed.get(_named(name, OPS), 0.0) + by
     traced: dict[str, float] = {}
     for name in {*base.classes, *seen.classes}:

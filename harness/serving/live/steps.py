@@ -59,7 +59,7 @@ class Steps:
             "steady_itl_median_ms": self.itl_median_ms,
             "steady_intervals": self.steady,
             "prefill_pattern": list(self.pattern),
-            "prefill_ms": list(self.prefill_ms),
+            **{f"prefill_{i}_ms": ms for i, ms in enumerate(self.prefill_ms, 1)},
             "decoding_batch": self.batch,
             "mean_kv_len": self.kv_len,
         }

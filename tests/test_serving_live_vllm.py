@@ -10,14 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.errors import NothingRan
 from harness.serving.live.journal import Journal
 from harness.serving.live.model import check_model, default_model
 from harness.serving.live.model_shape import ModelShape
 
 ROOT = Path(__file__).parent.parent
 TINY = ModelShape(
-    hidden=1024, q_lora=512, heads=4, layers=2, dense_width=512, experts=8, picks=4, groups=4, groups_picked=2,
-    vocabulary=512, longest=2048,
+    hidden=1024, q_lora=512, heads=4, layers=2, dense_width=512, experts=8, picks=4, groups=4,
+    groups_picked=2, vocabulary=512, longest=2048,
 )  # fmt: skip
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
 needs_safetensors = pytest.mark.skipif(
@@ -43,7 +44,6 @@ def test_the_model_is_made_once_and_always_the_same(tmp_path, monkeypatch):
 
 @needs_safetensors
 def test_a_model_half_made_is_taken_up_where_it_ended(tmp_path, monkeypatch):
-    from harness.errors import NothingRan
     from safetensors import torch as safetensors
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -110,10 +110,9 @@ def test_a_swap_is_served_measured_logged_and_left_no_process(tmp_path):
     assert set(routing["layer"]) == {0}  # one of its two layers has experts
     assert routing["ids"].shape[1] == TINY.picks
     assert len({tuple(sorted(row)) for row in routing["ids"]}) > 8  # not all tokens the same experts
-    assert b"mla_decode_kvcache" in _unpacked(out / base["trace"]) or b"decode_attention_cpu" in _unpacked(
-        out / base["trace"]
-    )
-    assert b"mla_decode_kvcache" not in _unpacked(out / swapped["trace"])
+    kernels = (b"mla_decode_kvcache", b"decode_attention_cpu")
+    assert any(kernel in _unpacked(out / base["trace"]) for kernel in kernels)
+    assert not any(kernel in _unpacked(out / swapped["trace"]) for kernel in kernels)
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             assert f"KERNEL_BENCH_TEST={tmp_path}".encode() not in (folder / "environ").read_bytes()

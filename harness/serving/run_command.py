@@ -16,20 +16,21 @@ from typing import Any
 from tabulate import tabulate
 
 from harness.disturbance import monitor_for
-from harness.errors import FAILED, NOTHING_RAN, OK, NothingRan, UsageError
+from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, NothingRan, UsageError
 from harness.provenance import git_state
 from harness.serving.live import engines
 from harness.serving.live.agreement import agreement
 from harness.serving.live.arms import parse_arms
-from harness.serving.live.client import Client
+from harness.serving.live.client import Client, require_client
 from harness.serving.live.journal import Journal
 from harness.serving.live.load import Load
 from harness.serving.live.model import check_model, default_model
 from harness.serving.live.observe import observe
+from harness.serving.live.pairs import QUANTITIES, effects, pairs_of, spread
 from harness.serving.live.ports import free_port
 from harness.serving.live.rules import Rules
 from harness.serving.live.servers import Servers
-from harness.serving.live.session import QUANTITIES, Session, Settings, effects, pairs_of, spread
+from harness.serving.live.session import Session, Settings
 from harness.writing import write
 from kernels.platform import detect, version
 
@@ -74,13 +75,11 @@ def run(request: RunRequest) -> int:
     kind = engines.kind_for(request.engine)
     if request.port is not None:
         free_port(request.port)
-    folder = Path(request.out)
+    require_client(client_kind := request.client or _client_of(request.engine))
+    folder = Path(request.out).absolute()
     _require_disk(folder)
     model = default_model(say=say) if request.model == "default" else Path(request.model)
     check_model(model)
-    folder.mkdir(parents=True, exist_ok=True)
-    folder = folder.resolve()
-    client = Client(request.client or _client_of(request.engine), request.engine, model.resolve(), folder)
     settings = Settings(
         tuple(arms),
         request.load,
@@ -93,11 +92,12 @@ def run(request: RunRequest) -> int:
     journal = Journal.resume(folder, plan) if request.resume else Journal.create(folder, plan)
     with (
         _termination_is_an_interrupt(),
+        _a_disk_that_fails_is_one_line(folder),
         Servers(
             kind,
             model.resolve(),
             folder,
-            client,
+            client := Client(client_kind, request.engine, model.resolve(), folder),
             port=request.port,
             flags=request.flags,
             start_timeout_s=request.start_timeout,
@@ -125,7 +125,7 @@ def run(request: RunRequest) -> int:
                     },
                 )
                 say(f"observed {arm.name}: {seen.trace or ''} {seen.routing or ''}")
-        monitor = monitor_for(detect("cpu"), servers.pids)
+        monitor = monitor_for(detect(), servers.pids)
         for line in monitor.before():
             say(f"warning: {line}")
         Session(settings, servers, client, journal, monitor, say).run()
@@ -263,6 +263,17 @@ def _require_disk(folder: Path) -> None:
         raise NothingRan(
             f"{free >> 20} MiB are free in {place}, {LEAST_DISK >> 20} MiB are needed: choose another --out"
         )
+
+
+@contextlib.contextmanager
+def _a_disk_that_fails_is_one_line(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        what = error.filename or folder
+        raise HarnessError(
+            f"cannot write to {what}: {error.strerror}; finished runs stay in {folder}, --resume goes on"
+        ) from None
 
 
 @contextlib.contextmanager

@@ -1,14 +1,15 @@
-"""Whether an arm answers as the base does: with the same prompts and no sampling, the same function gives the
-same words until rounding tips a near tie. A kernel that computes something else is off from its first token."""
+"""Whether an arm answers as the base does: with the same prompts and no sampling, the same function gives
+the same words until rounding tips a near tie. A kernel that computes something else is off from the start."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+
+from harness.serving.live.details import details
 
 # Random weights give close ties: after a few words most answers have parted, each for good.
 LEAST_SECOND = 0.5
@@ -37,7 +38,7 @@ def agreement(pairs: Sequence[tuple[Path, Path]]) -> Agreement | None:
     prefixes = [
         sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(a.split(), b.split(), strict=False)))
         for one, other in pairs
-        for a, b in zip(_texts(one), _texts(other), strict=False)
+        for a, b in zip(details(one).texts, details(other).texts, strict=False)
     ]
     if not prefixes:
         return None
@@ -48,10 +49,3 @@ def agreement(pairs: Sequence[tuple[Path, Path]]) -> Agreement | None:
         sum(n >= 1 for n in prefixes) / count,
         sum(n >= 2 for n in prefixes) / count,
     )
-
-
-def _texts(file: Path) -> list[str]:
-    try:
-        return [text for text in json.loads(file.read_text()).get("generated_texts") or [] if text]
-    except (OSError, ValueError, AttributeError, TypeError):
-        return []

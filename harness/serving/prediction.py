@@ -53,6 +53,7 @@ class Part(Record):
 class Prediction(Record):
     """A quantity before and after a change, and the change itself: differences are what is predicted.
 
+    of:            the change it is of, where not of all that a row changed
     before, after: None where only the difference or a bound is known
     low, high:     90 % interval of `change`; a bound has one of them None
     parts:         sum to `change`
@@ -63,6 +64,7 @@ class Prediction(Record):
     quantity: Quantity
     unit: Literal["ms", "tok/s", "1"]
     method: Method
+    of: str = ""
     change: float | None = None
     low: float | None = None
     high: float | None = None

@@ -1,0 +1,227 @@
+"""A trace taken apart: classes, kernels, steps, exposure."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.serving.op_classes import COMMUNICATION, OP_CLASSES
+from harness.serving.schema import Finding
+from harness.serving.trace.intervals import Timeline, gaps
+from harness.serving.trace.reading import read
+from harness.serving.trace.recorded import NONE, Recorded, groups
+from harness.serving.trace.result import ClassTime, Device, KernelTime, ShapeTime, Step, Times, Trace
+from harness.serving.trace.rules import PHASES, Rule, attention_class, rule_of
+from harness.serving.trace.steps import Rows, Steps, find_steps
+from harness.serving.trace.work import Work, kernels, operators
+
+CLASSES = tuple(OP_CLASSES)
+LATENT = re.compile(r"(?<![A-Za-z])mla(?![a-z])|MLA|(?<=[a-z])Mla(?![a-z])")
+"""In the name of a kernel or operator: the model's attention is over a latent cache."""
+SHAPES = 5  # of a kernel, those with the most time
+
+
+def decompose(path: str | Path, *, partial: bool = False) -> Trace:
+    """Takes a trace of torch.profiler or rocprofv3 apart; plain or gzip. partial: of a file that breaks off,
+    what there is, flagged. Raises UnreadableError.
+
+    Kernels and copies count where there are any; else operators of CPU threads, each without those inside it.
+    """
+    recorded = read(Path(path), partial=partial)
+    work = kernels(recorded) if len(recorded.work) else operators(recorded)
+    rules, rule = _rules(recorded, work)
+    steps = find_steps(
+        recorded,
+        Rows(rules, rule, work.device, work.start, work.at, work.process, work.graph),
+        Path(path).name,
+    )
+    return _Sums(recorded, work, rules, rule, steps).trace(str(path))
+
+
+def _rules(recorded: Recorded, work: Work) -> tuple[list[Rule], np.ndarray]:
+    """The rules that names fit, and the number of each row's in them. An operator is its own launcher."""
+    names = recorded.names.all()
+    pairs, pair_of = groups(work.name, work.op)
+    rules: dict[Rule, int] = {}
+    numbers = []
+    for name, op in pairs:
+        launcher = names[op] if op != NONE else names[name]
+        numbers.append(rules.setdefault(rule_of(names[name], launcher), len(rules)))
+    return list(rules), np.array(numbers)[pair_of]
+
+
+class _Sums:
+    """The sums over rows, by class, kernel, step and device."""
+
+    def __init__(
+        self, recorded: Recorded, work: Work, rules: Sequence[Rule], rule: np.ndarray, steps: Steps
+    ) -> None:
+        self.recorded, self.work, self.rules, self.steps = recorded, work, rules, steps
+        latent = any(LATENT.search(name) for name in recorded.names.all())
+        classes = np.array(
+            [
+                [CLASSES.index(attention_class(one.op_class, phase, latent)) for phase in PHASES]
+                for one in rules
+            ]
+        )
+        of_step = np.array([PHASES.index(phase) for phase in steps.phases] + [PHASES.index("other")])
+        self.rule = rule
+        self.phase = of_step[steps.of]  # NONE is the last
+        self.op_class = classes[rule, self.phase]
+        self.length = work.end - work.start
+        communication = np.array([name in COMMUNICATION for name in CLASSES])
+        self.communicates = communication[self.op_class]
+        self.exposed = np.zeros(len(rule))
+        self.group = self.op_class * len(PHASES) + self.phase
+        self.alone: dict[int, int] = {}
+        self.lines = [np.flatnonzero(work.device == i) for i in range(len(work.devices))]
+        self.times = []
+        for mine in self.lines:
+            line = Timeline(work.start[mine], work.end[mine])
+            self.times.append(line)
+            self.exposed[mine] = line.exposed(self.communicates[mine])
+            for group, alone in line.alone(self.group[mine]).items():
+                self.alone[group] = self.alone.get(group, 0) + alone
+
+    def trace(self, path: str) -> Trace:
+        recorded = self.recorded
+        steps, idle_between = self._steps()
+        return Trace(
+            path=path,
+            source=recorded.source,
+            on=self.work.on,
+            rank=recorded.rank,
+            world_size=recorded.world_size,
+            partial=recorded.truncated,
+            devices=tuple(self._device(i, idle_between[i]) for i in range(len(self.lines))),
+            classes=tuple(self._classes()),
+            kernels=tuple(self._kernels()),
+            steps=tuple(steps),
+            categories=dict(recorded.categories),
+            findings=(*recorded.findings, *self._missing(), *_cut(steps)),
+        )
+
+    def _sum(self, *columns: np.ndarray) -> list[tuple[tuple[int, ...], Times]]:
+        """(numbers, times) of the rows that have the same numbers in these columns; most time first."""
+        found, of = groups(*columns)
+        calls = np.bincount(of, self.work.calls, len(found)).astype(int)
+        exposed = np.bincount(of, self.exposed, len(found))
+        time = np.zeros(len(found), dtype=np.int64)
+        np.add.at(time, of, self.length)
+        return [
+            (found[i], Times(int(calls[i]), int(time[i]), float(exposed[i])))
+            for i in np.argsort(-time, kind="stable").tolist()
+        ]
+
+    def _classes(self) -> Iterator[ClassTime]:
+        for (op_class, phase), times in self._sum(self.op_class, self.phase):
+            alone = self.alone[op_class * len(PHASES) + phase]
+            yield ClassTime(**vars(times), op_class=CLASSES[op_class], phase=PHASES[phase], alone_ns=alone)
+
+    def _kernels(self) -> Iterator[KernelTime]:
+        names, texts, work = self.recorded.names.all(), self.recorded.shapes.all(), self.work
+        which = (self.op_class, self.phase, work.name, self.rule)
+        shapes: dict[tuple[int, ...], list[ShapeTime]] = {}
+        for (*kernel, shape), times in self._sum(*which, work.shapes):
+            if shape != NONE:
+                one = ShapeTime(texts[shape], times.calls, times.time_ns)
+                shapes.setdefault(tuple(kernel), []).append(one)
+        ops: dict[tuple[int, ...], str] = {}
+        for (*kernel, op), _ in self._sum(*which, work.op):
+            if op != NONE:
+                ops.setdefault(tuple(kernel), names[op])
+        for kernel, times in self._sum(*which):
+            op_class, phase, name, rule = kernel
+            yield KernelTime(
+                **vars(times),
+                name=names[name],
+                op_class=CLASSES[op_class],
+                library=self.rules[rule].library,
+                phase=PHASES[phase],
+                op=ops.get(kernel, ""),
+                shapes=tuple(shapes.get(kernel, [])[:SHAPES]),
+            )
+
+    def _steps(self) -> tuple[list[Step], list[int]]:
+        """The steps in the order of time, and each device's idle time outside of them."""
+        work, steps = self.work, self.steps
+        count = len(steps.names)
+        found: list[Step] = []
+        idle_between = []
+        per_class: dict[tuple[int, int], dict[str, Times]] = {}
+        for (device, step, op_class), times in self._sum(work.device, steps.of, self.op_class):
+            per_class.setdefault((device, step), {})[CLASSES[op_class]] = times
+        origin = int(work.start.min())
+        for device, mine in enumerate(self.lines):
+            before, after, length = gaps(work.start[mine], work.end[mine])
+            of = steps.of[mine]
+            inside = (of[before] == of[after]) & (of[after] != NONE)
+            idle_between.append(int(length[~inside].sum()))
+            idle = np.bincount(of[after][inside], length[inside], count)
+            starts = np.full(count + 1, np.iinfo(np.int64).max)
+            ends = np.full(count + 1, np.iinfo(np.int64).min)
+            np.minimum.at(starts, of, work.start[mine])
+            np.maximum.at(ends, of, work.end[mine])
+            there = sorted(set(of[of != NONE].tolist()), key=lambda step: starts[step])
+            for place, step in enumerate(there):
+                period = int(starts[there[place + 1]] - starts[step]) if place + 1 < len(there) else None
+                found.append(
+                    Step(
+                        steps.names[step], self._device_name(device), steps.phases[step],
+                        steps.evidence[step], int(starts[step]) - origin,
+                        int(ends[step] - starts[step]), int(idle[step]), period, per_class[device, step],
+                    )
+                )  # fmt: skip
+        return found, idle_between
+
+    def _device_name(self, number: int) -> str:
+        return str(self.work.devices[number])
+
+    def _device(self, number: int, idle_between: int) -> Device:
+        mine, line, work = self.lines[number], self.times[number], self.work
+        communicates = self.communicates[mine]
+        return Device(
+            name=self._device_name(number),
+            model=self._model(work.devices[number]),
+            streams=len(np.unique(work.stream[mine])),
+            calls=int(work.calls[mine].sum()),
+            span_ns=int(work.end[mine].max() - work.start[mine].min()),
+            busy_ns=line.covered(np.ones(len(mine), dtype=bool)),
+            sum_ns=int(self.length[mine].sum()),
+            idle_between_ns=idle_between,
+            communication_ns=line.covered(communicates),
+            exposed_communication_ns=round(self.exposed[mine][communicates].sum()),
+        )
+
+    def _model(self, device: Any) -> str:
+        """Its name; a device that the head does not list, among others of one name, has that name."""
+        names = self.recorded.device_names
+        return names.get(device, next(iter(names.values())) if len(set(names.values())) == 1 else "")
+
+    def _missing(self) -> list[Finding]:
+        if self.work.on == "cpu" or self.recorded.source == "rocprof" or not len(self.recorded.launches):
+            return []
+        lost = int((self.work.process == NONE).sum())
+        if not lost:
+            return []
+        message = f"{lost} of {len(self.rule)} kernels and copies have no launch in the trace: in no step"
+        return [Finding(rule="no launch", severity="note", message=message)]
+
+
+def _cut(steps: Sequence[Step]) -> Iterator[Finding]:
+    """Steps in which the profiler started or stopped: far fewer calls than others of their phase."""
+    for phase in PHASES:
+        calls = [sum(one.calls for one in step.classes.values()) for step in steps if step.phase == phase]
+        few = sum(2 * count < statistics.median(calls) for count in calls)
+        if few:
+            yield Finding(
+                rule="cut step",
+                severity="note",
+                message=f"{few} of {len(calls)} {phase} steps have less than half of their median's calls: "
+                "the profiler began or ended within them, or they are of another kind",
+            )

@@ -1,0 +1,182 @@
+"""rocprofv3's results: JSON (`--output-format json`) and the kernel trace as CSV.
+
+Format: ROCm/rocprofiler-sdk source/lib/output/generateJSON.cpp and generateCSV.cpp. Times are in nanoseconds.
+A dispatch names its kernel by a number that `kernel_symbols`, before or after it, resolves.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from harness.serving.reading import UnreadableError
+from harness.serving.trace.incremental import Keys, Text
+from harness.serving.trace.recorded import NONE, Recorded
+
+ROOT = "rocprofiler-sdk-tool"
+LATEST = 1 << 62  # ns
+SUFFIX = re.compile(r"( \[clone [^\]]*\])?(\.kd)?( \[clone [^\]]*\])?$")
+CSV_COLUMNS = ("Kernel_Name", "Start_Timestamp", "End_Timestamp")
+
+
+def enter(keys: Keys) -> bool:
+    """Every list of records comes one by one, each record whole."""
+    return len(keys) <= 3 or (len(keys) == 4 and keys[3] != "*")
+
+
+def read(found: Iterator[tuple[Keys, Any]], into: Recorded) -> None:
+    """Fills `into`. found: what incremental.items gives of the file with `enter`. Raises what `found` does,
+    with what came before kept."""
+    tool = _Tool(into)
+    try:
+        for keys, value in found:
+            if keys[:1] == (ROOT,) and len(keys) > 2:
+                tool.take(keys[2:], value)
+    finally:
+        tool.finish()
+
+
+class _Tool:
+    """The processes of one file, in their order; a kernel's number is of its process."""
+
+    def __init__(self, into: Recorded) -> None:
+        self.into = into
+        self.base: int | None = None
+        self.process = 0
+        self.kernels: dict[tuple[int, Any], str] = {}
+        self.pid: Any = None
+        self.copies = 0
+        self.lost = 0
+
+    def take(self, keys: Keys, value: Any) -> None:
+        if keys == ("metadata", "pid"):
+            if self.pid is not None:
+                self.process += 1
+            self.pid = value
+        if not isinstance(value, Mapping):
+            return
+        if keys == ("kernel_symbols", "*"):
+            self.kernels[self.process, _plain(value.get("kernel_id"))] = _name(value)
+        elif keys == ("agents", "*"):
+            self._agent(value)
+        elif keys == ("buffer_records", "kernel_dispatch", "*"):
+            self._dispatch(value)
+        elif keys == ("buffer_records", "memory_copy", "*"):
+            agent = _handle(value.get("dst_agent_id"))
+            self._add(("copy", "Memcpy"), agent, _handle(value.get("stream_id")), value)
+        if keys[0] == "buffer_records":
+            self.into.categories[keys[-2]] += 1
+
+    def _agent(self, agent: Mapping[str, Any]) -> None:
+        name = agent.get("product_name") or agent.get("name")
+        if agent.get("type") == 2 and name:
+            self.into.device_names[self._device(_handle(agent.get("id")))] = str(name)
+
+    def _dispatch(self, record: Mapping[str, Any]) -> None:
+        info = record.get("dispatch_info")
+        info = info if isinstance(info, Mapping) else {}
+        queue = _handle(info.get("queue_id"))
+        self._add(
+            ("kernel", self.process, _plain(info.get("kernel_id"))),
+            _handle(info.get("agent_id")),
+            queue,
+            record,
+        )
+
+    def _device(self, agent: Any) -> str:
+        return f"agent {agent}" if self.process == 0 else f"process {self.process}, agent {agent}"
+
+    def _add(self, name: Any, agent: Any, queue: Any, record: Mapping[str, Any]) -> None:
+        start, end = record.get("start_timestamp"), record.get("end_timestamp")
+        if not _sensible(start, end):
+            self.lost += 1
+            return
+        if self.base is None:
+            self.base = start
+        into = self.into
+        into.work.add(
+            into.names.number(name), into.streams.number((self._device(agent), queue)),
+            start - self.base, end - start, NONE, NONE,
+        )  # fmt: skip
+
+    def finish(self) -> None:
+        """Puts names where numbers stand, and says what was lost."""
+        into = self.into
+        if self.lost:
+            into.note("unreadable", f"{self.lost} records have no start and end that make sense: left out")
+        names = {
+            name: self.kernels.get(name[1:], f"kernel_id {name[2]}") if name[0] == "kernel" else name[1]
+            for name in into.names.numbers
+        }
+        nameless = sum(name[0] == "kernel" and name[1:] not in self.kernels for name in names)
+        if nameless:
+            into.note("unreadable", f"{nameless} kernels are not among kernel_symbols: known by number")
+        _rename(into, names)
+
+
+def _rename(into: Recorded, names: Mapping[Any, str]) -> None:
+    """Several numbers may have one name."""
+    unique = type(into.names)()
+    to = [unique.number(names[old]) for old in into.names.all()]
+    for row, old in enumerate(into.work.name.tolist()):
+        into.work.put(row, "name", to[old])
+    into.names = unique
+
+
+def _name(symbol: Mapping[str, Any]) -> str:
+    """Demangled where rocprof could, without what the linker appended."""
+    for key in ("formatted_kernel_name", "demangled_kernel_name", "kernel_name"):
+        name = symbol.get(key)
+        if isinstance(name, str) and not name.isdigit() and name:
+            return SUFFIX.sub("", name)
+    return f"kernel_id {symbol.get('kernel_id')}"
+
+
+def _sensible(start: Any, end: Any) -> bool:
+    return type(start) is int and type(end) is int and 0 <= start <= end < LATEST
+
+
+def _handle(value: Any) -> Any:
+    return _plain(value.get("handle") if isinstance(value, Mapping) else value)
+
+
+def _plain(value: Any) -> Any:
+    """As a key: numbers and texts stay."""
+    return value if isinstance(value, (int, str)) else str(value)
+
+
+def read_csv(text: Text, into: Recorded) -> None:
+    """Fills `into` from rocprofv3's `*_kernel_trace.csv`. Raises UnreadableError."""
+    rows = csv.reader(text.lines())
+    base = None
+    try:
+        header = [name.strip() for name in next(rows)]
+        if missing := [name for name in CSV_COLUMNS if name not in header]:
+            raise UnreadableError(
+                f"cannot read {text.path}: neither JSON nor rocprofv3's kernel trace (no column {missing[0]})"
+            )
+        for row in rows:
+            if not row:
+                continue
+            record = dict(zip(header, row, strict=False))
+            try:
+                start, end = int(record["Start_Timestamp"]), int(record["End_Timestamp"])
+                name = record["Kernel_Name"]
+                if not _sensible(start, end):
+                    raise ValueError
+            except (KeyError, ValueError):
+                raise UnreadableError(
+                    f"cannot read {text.path}, line {rows.line_num}: no kernel with start and end; "
+                    "is the file cut short?"
+                ) from None
+            base = start if base is None else base
+            stream = (record.get("Agent_Id", "0"), record.get("Queue_Id", "0"))
+            into.work.add(
+                into.names.number(SUFFIX.sub("", name)), into.streams.number(stream),
+                start - base, end - start, NONE, NONE,
+            )  # fmt: skip
+            into.categories["kernel_dispatch"] += 1
+    except csv.Error as error:
+        raise UnreadableError(f"cannot read {text.path}, line {rows.line_num}: {error}") from None

@@ -1,0 +1,118 @@
+"""What names mean: kernels and operators to op classes, annotations to steps. The rules are data."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import resources
+from typing import Literal
+
+from harness.serving.op_classes import OP_CLASSES
+
+Phase = Literal["prefill", "decode", "mixed", "training", "other"]
+PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed", "training", "other")
+Sign = Literal["prefill", "decode", "training", "either", ""]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """op_class:  of harness/serving/op_classes.py, or `decode_attention`, which needs to know the model
+    library:   whose kernels these are
+    sign:      of which phase a step with such a kernel is; `either`: attention that says nothing
+    sampling:  ends a step
+    """
+
+    op_class: str
+    library: str
+    pattern: re.Pattern[str]
+    op: re.Pattern[str] | None
+    sign: Sign
+    sampling: bool
+
+
+@dataclass(frozen=True)
+class StepRule:
+    """says: the evidence, in words."""
+
+    says: str
+    pattern: re.Pattern[str]
+
+
+UNKNOWN = Rule("unknown", "", re.compile(""), None, "", False)
+DECODE_ATTENTION = "decode_attention"
+
+
+@cache
+def _data() -> dict:
+    return json.loads(resources.files("harness").joinpath("data/trace_rules.json").read_text())
+
+
+@cache
+def kernel_rules() -> tuple[Rule, ...]:
+    """In the order in which they are tried."""
+    rules = []
+    for row in _data()["kernels"]:
+        if row["class"] not in (*OP_CLASSES, DECODE_ATTENTION):
+            raise ValueError(f"trace_rules.json: no class {row['class']}")
+        op = re.compile(row["op"]) if "op" in row else None
+        sign = row.get("sign", "either" if row["class"] == "attention" else "")
+        pattern = re.compile(row["pattern"], re.IGNORECASE)
+        rules.append(Rule(row["class"], row["library"], pattern, op, sign, row.get("sampling", False)))
+    return tuple(rules)
+
+
+@cache
+def rule_of(name: str, op: str = "") -> Rule:
+    """The first rule that a kernel's name fits, and the name of the operator that launched it where the rule
+    asks for one; UNKNOWN where none does."""
+    return next(
+        (
+            rule
+            for rule in kernel_rules()
+            if rule.pattern.search(name) and (rule.op is None or rule.op.search(op))
+        ),
+        UNKNOWN,
+    )
+
+
+@cache
+def step_rules() -> tuple[StepRule, ...]:
+    """Engines first, torch's own steps last."""
+    return tuple(StepRule(row["says"], re.compile(row["pattern"])) for row in _data()["steps"])
+
+
+def step_rule(annotation: str) -> int | None:
+    """The number of the rule that an annotation fits; None where it marks no step."""
+    return next((i for i, rule in enumerate(step_rules()) if rule.pattern.search(annotation)), None)
+
+
+@lru_cache(maxsize=4096)
+def marks_step(annotation: str) -> bool:
+    return step_rule(annotation) is not None
+
+
+def annotated_phase(annotation: str) -> Phase | None:
+    """The phase that an annotation names; None where it only marks the step."""
+    number = step_rule(annotation)
+    found = step_rules()[number].pattern.search(annotation) if number is not None else None
+    groups = found.groupdict() if found else {}
+    if "mode" in groups:
+        return _data()["modes"].get(groups["mode"], "other")
+    if "prefill" in groups:
+        prefill, decode = int(groups["prefill"]) > 0, int(groups["decode"]) > 0
+        return "mixed" if prefill and decode else "prefill" if prefill else "decode" if decode else "other"
+    return None
+
+
+def attention_class(op_class: str, phase: Phase, latent: bool) -> str:
+    """Where only the step or the model tells which attention a kernel computes. latent: the model has MLA."""
+    of_decode = "mla_decode" if latent else "mha_decode"
+    if op_class == DECODE_ATTENTION:
+        return of_decode
+    if op_class == "attention":
+        return {"decode": of_decode, "prefill": "mha_prefill", "training": "mha_prefill"}.get(
+            phase, "attention"
+        )
+    return op_class

@@ -100,6 +100,8 @@ def run_command(**options: Any) -> None:
     keys = {"input_len": "isl", "output_len": "osl", "concurrency": "concurrency", "prompts": "prompts"}
     load = Load(**{field: options.pop(key) for field, key in keys.items()})
     sys.exit(run(RunRequest(load=load, **options)))
+
+
 @serving.command("ledger")
 @click.argument("files", nargs=-1, metavar="[LEDGER...]")
 @click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of a table.")
@@ -185,6 +187,10 @@ def trace_command(**options: Any) -> None:
     and kernel, prefill and decode steps apart, with what overlaps and what is exposed. Exit code 1 where
     events could not be read or, with --partial, the file breaks off; 2 where it cannot be read."""
     from harness.serving.trace_command import show
+
+    sys.exit(show(**options))
+
+
 @serving.command("link")
 @click.option("--hardware", default="h200", show_default=True, help="The machine, as its tables are named.")
 @click.option("--engine", default="sglang", show_default=True)

@@ -16,6 +16,12 @@ def serving() -> None:
     python -m harness serving load FILE...       any client's results, in one schema, with what does not hold
     python -m harness serving run --out DIR      a real engine and client here, arm by arm
     python -m harness serving trace FILE         a profiler's trace by kernel, class and step
+    python -m harness serving audit              what does not hold or is not alike in published documents
+    python -m harness serving audit FILE...      the same of your own results
+    python -m harness serving compare A B        one result beside another, normalised or refused
+    python -m harness serving recipe [NAME]      the published set-ups, ready to run on your own machine
+    python -m harness serving trace FILE         a profiler's trace by kernel, class and step
+    python -m harness serving link               TPOT, TTFT, throughput from kernel times; a kernel's worth
     """
 
 
@@ -142,6 +148,73 @@ def run_command(**options: Any) -> None:
     sys.exit(run(RunRequest(load=load, **options)))
 
 
+@serving.command("ledger")
+@click.argument("files", nargs=-1, metavar="[LEDGER...]")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of a table.")
+def ledger_command(**options: Any) -> None:
+    """Kernel changes: what was predicted of serving, what was observed, the residual, and whether the one
+    explains the other. Default: all ledgers under results/, and the published before/after points."""
+    from harness.serving.ledger_command import show
+
+    sys.exit(show(**options))
+
+
+@serving.command("audit")
+@click.argument("names", nargs=-1, metavar="[DOCUMENT|FILE...]")
+@click.option("--rules", is_flag=True, help="Only list the rules, each with why it matters.")
+@click.option("--notes", is_flag=True, help="Show notes too: what is to be known, and claims that hold.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(["wrong", "suspect", "never"]),
+    default="wrong",
+    show_default=True,
+    help="The mildest finding that makes the exit code 1.",
+)
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of text.")
+def audit_command(**options: Any) -> None:
+    """What does not hold, or is not alike, in published documents (all of them where none is named) or in
+    your own results: found by rules over the data. Exit code 1 where something is `wrong` (see --fail-on), 2
+    where a name or file cannot be read."""
+    from harness.serving.audit_command import show
+
+    sys.exit(show(**options))
+
+
+@serving.command("compare")
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option(
+    "--metric",
+    metavar="NAME[:WHICH]",
+    help="`throughput:output`, `tpot:median`, ...; else the throughput, or the first that both have.",
+)
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of text.")
+def compare_command(**options: Any) -> None:
+    """Set one result beside another, if they are alike. A and B: FILE, FILE:ROW, or the id of a published run
+    or claim. What can be normalised is (over all GPUs, output tokens alone), and said; else it is refused
+    with every reason. Exit code 0 where they compare, 1 where not, 2 where a name is not understood."""
+    from harness.serving.comparing_command import show
+
+    sys.exit(show(**options))
+
+
+@serving.command("recipe")
+@click.argument("name", required=False)
+@click.option(
+    "--part",
+    type=click.Choice(["docker", "task", "manifests", "server", "client"]),
+    help="Only that part of the recipe.",
+)
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead.")
+def recipe_command(**options: Any) -> None:
+    """A published configuration as a shell script: docker, server and client commands, dstack tasks and
+    Kubernetes manifests, as far as its document gives them. What was mended is marked. Without NAME: the
+    list."""
+    from harness.serving.recipe_command import show
+
+    sys.exit(show(**options))
+
+
 @serving.command("trace")
 @click.argument("file", metavar="FILE")
 @click.option(
@@ -179,5 +252,51 @@ def experiment_command(**options: Any) -> None:
     TOML, or the name of one that comes with the harness (cpu-default, cpu-short). Exit code 1 where a replay
     missed or a swap has no observation."""
     from harness.serving.experiment.command import show
+@serving.command("link")
+@click.option("--hardware", default="h200", show_default=True, help="The machine, as its tables are named.")
+@click.option("--engine", default="sglang", show_default=True)
+@click.option("--tp", default=8, show_default=True, help="Tensor parallelism.")
+@click.option("--ep", default=1, show_default=True, help="Expert parallelism, 1 or as --tp.")
+@click.option("--dp-attention", is_flag=True, help="Refused so far, with the reason.")
+@click.option("--isl", default=1024, show_default=True, help="Input tokens of a request, at most.")
+@click.option("--osl", default=1024, show_default=True, help="Output tokens of a request, at most.")
+@click.option("--concurrency", default="4,8,16,32,64", show_default=True, metavar="N,N...")
+@click.option(
+    "--range-ratio",
+    default=0.8,
+    show_default=True,
+    help="Lengths are uniform from this times to 1 times; 1: all alike, then requests stay in step.",
+)
+@click.option(
+    "--prefill-tokens", default=8192, show_default=True, help="Of one step: --chunked-prefill-size."
+)
+@click.option(
+    "--waves", default=10, show_default=True, help="Prompts for each place; the first come all at once."
+)
+@click.option("--tables", metavar="DIR", help="Per-op times in AIConfigurator's files and columns.")
+@click.option("--runs", multiple=True, metavar="RUN", help="Runs of this suite: their times come first.")
+@click.option("--trace", metavar="FILE", help="A profiler's trace, for what is on the critical path.")
+@click.option("--kv-dtype", type=click.Choice(["bf16", "fp8"]), default="bf16", show_default=True)
+@click.option(
+    "--launch",
+    type=click.Choice(["graph", "eager"]),
+    default="graph",
+    show_default=True,
+    help="How decode steps are launched.",
+)
+@click.option(
+    "--what-if",
+    multiple=True,
+    metavar="OP[:PART]=FACTORx",
+    help="mla_decode=2.0x, fused_moe=1.3x(1.2..1.4), block_scale_gemm:qkv_a@decode=saved:5us; all together.",
+)
+@click.option("--target-tpot", metavar="MS", help="Which speedups it would need: 20ms.")
+@click.option("--observed", metavar="BEFORE..AFTER", help="Bounds without a model: 53.19ms..28.37ms.")
+@click.option("--validate", is_flag=True, help="Hold the model against what was measured.")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of tables.")
+def link_command(**options: Any) -> None:
+    """TPOT, TTFT and throughput of DeepSeek-R1 from the times of its kernels, and what a change of a kernel
+    is worth, with 90 % intervals. Exit code 1 where --validate finds a mean error over 8 %."""
+    from harness.serving.link_command import show
 
     sys.exit(show(**options))

@@ -211,6 +211,19 @@ def _full(descriptor):
     raise OSError(28, "No space left on device")
 
 
+def test_a_folder_that_cannot_be_written_is_one_line(model, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = run(model, tmp_path / "file" / "out")
+    assert done.returncode == 2
+    assert "cannot write to" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_start_that_failed_leaves_nothing_to_resume(model, tmp_path):
+    assert run(model, tmp_path / "out", mode="dies-at-start").returncode == 3
+    assert run(model, tmp_path / "out", pairs=1).returncode == 0
+
+
 def test_a_broken_journal_names_its_line(tmp_path):
     journal = Journal.create(tmp_path / "out", {"pairs": 1})
     journal.path.write_text('{"kind": "plan"}\nnonsense\n{"kind": "run"}\n')

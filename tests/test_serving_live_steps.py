@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from harness.errors import UsageError
 from harness.serving.live.arms import parse_arm, parse_arms
+from harness.serving.live.details import NoDetail, Request, details
 from harness.serving.live.effect import effect, half_width
 from harness.serving.live.load import Load
 from harness.serving.live.order import turns
 from harness.serving.live.rules import Rules
-from harness.serving.live.steps import NoDetail, Request, requests, steps
+from harness.serving.live.steps import steps
 
 
 def lockstep(groups=((0, 1.0), (1, 2.0), (2, 2.0), (3, 2.0)), step=0.05, length=40):
@@ -81,42 +82,52 @@ def test_the_step_comes_back_for_any_batch(step, batch, length):
     assert seen.steady == batch * (length - 1 - 2)
 
 
-def detail(**changes):
-    content = {
+def content(**changes):
+    whole = {
         "start_times": [1.0, 1.0],
         "ttfts": [0.5, 0.6],
         "itls": [[0.1, 0.1], [0.1]],
         "input_lens": [7, 8],
         "errors": ["", ""],
     }
-    return content | changes
+    return whole | changes
 
 
 def test_details_of_both_clients_are_read(tmp_path):
     vllm, sglang = tmp_path / "vllm.json", tmp_path / "sglang.jsonl"
-    vllm.write_text(json.dumps(detail(), indent=1))
-    sglang.write_text('{"ttfts": [9], "itls": [[9]]}\n' + json.dumps(detail(start_times=None)) + "\n")
-    found, lens = requests(vllm)
-    assert found[0].tokens == pytest.approx((1.5, 1.6, 1.7))
-    assert lens == [7, 8]
-    assert requests(sglang)[0][1].tokens == pytest.approx((0.6, 0.7))
+    vllm.write_text(json.dumps(content(), indent=1))
+    sglang.write_text('{"ttfts": [9], "itls": [[9]]}\n' + json.dumps(content(start_times=None)) + "\n")
+    found = details(vllm)
+    assert found.requests[0].tokens == pytest.approx((1.5, 1.6, 1.7))
+    assert found.input_lens == (7, 8)
+    assert details(sglang).requests[1].tokens == pytest.approx((0.6, 0.7))
+
+
+def test_means_are_of_each_requests_own_times(tmp_path):
+    file = tmp_path / "r.json"
+    file.write_text(json.dumps(content()))
+    means = details(file).means()
+    assert means["mean_ttft_ms"] == pytest.approx(550)
+    assert means["mean_tpot_ms"] == pytest.approx(100)
+    assert means["mean_e2e_ms"] == pytest.approx(700)
+    assert means["duration_s"] == pytest.approx(0.7)
 
 
 def test_a_failed_request_is_left_out(tmp_path):
     file = tmp_path / "r.json"
-    file.write_text(json.dumps(detail(errors=["", "connection reset"])))
-    found, lens = requests(file)
-    assert (len(found), lens) == (1, [7])
+    file.write_text(json.dumps(content(errors=["", "connection reset"])))
+    found = details(file)
+    assert (len(found.requests), found.input_lens) == (1, (7,))
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"ttfts": 3, "itls": 4}', json.dumps(detail(itls=[[1]]))]
+    "text", ["", "{", "[]", "{}", '{"ttfts": 3, "itls": 4}', json.dumps(content(itls=[[1]]))]
 )
 def test_a_result_without_details_is_one_line(tmp_path, text):
     file = tmp_path / "r.json"
     file.write_text(text)
     with pytest.raises(NoDetail, match="no request's times in"):
-        requests(file)
+        details(file)
 
 
 LOAD = Load(16, 40, 4, 4)

@@ -170,11 +170,14 @@ def build(venv: Path, links: tuple[str, ...], state: dict) -> None:
 
 def register(venv: Path, version: str) -> None:
     """Makes the fixtures of harness/pytest_plugin.py known to every pytest of the environment, and only there
-    puts the checkout on the path."""
+    puts the checkout on the path: the one that pytest is started in, where that is another than this."""
     (folder,) = venv.glob("lib/python*/site-packages")
     stub = "deepseek_kernel_bench_pytest"
     (folder / f"{stub}.py").write_text(
-        f"import sys\n\nsys.path.insert(0, {str(ROOT)!r})\nfrom harness.pytest_plugin import *\n"
+        "import sys\nfrom pathlib import Path\n\n"
+        f"here = (Path.cwd() / 'harness' / 'pytest_plugin.py').exists()\n"
+        f"sys.path.insert(0, str(Path.cwd()) if here else {str(ROOT)!r})\n"
+        "from harness.pytest_plugin import *\n"
     )
     about = folder / f"deepseek_kernel_bench-{version}.dist-info"
     about.mkdir(exist_ok=True)

@@ -2,32 +2,207 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-from collections.abc import Sequence
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
 
 import click
+from tabulate import tabulate
 
-from harness.errors import FAILED, OK, USAGE
+from harness.errors import FAILED, OK, USAGE, UsageError
+from harness.outputs import require_writable
 from harness.serving.loading import load
 from harness.serving.reading import UnreadableError
+from harness.serving.schema import Finding, Metric, ServingRun
 from harness.writing import write
+
+HEADERS = ("run", "client", "hardware", "engine", "in/out", "load", "mode", "output tok/s", "TTFT ms",
+           "TPOT ms", "ITL ms", "p99 ITL", "found")  # fmt: skip
+NUMERIC = HEADERS[7:12]
+SEVERITIES = ("wrong", "suspect", "note")
+OF = {"gpu": "GPU", "decode_node": "decode node", "unknown": "?"}
+NAMED = 3  # runs that a note names before it counts the rest
+ABOUT = ("client", "label", "model", "hardware", "gpus", "nodes", "engine", "version", "mode")
+ASKED = ("input_len", "output_len", "request_rate")
+COLUMNS = ("run", *ABOUT, *ASKED, "max_concurrency", "metric", "statistic", "value", "unit", "scope",
+           "tokens", "derived", "findings")  # fmt: skip
 
 
 def show(files: Sequence[str], json_to: str | None, csv_to: str | None) -> int:
-    """Prints the runs; a file that cannot be read costs itself only. Returns the exit code."""
-    runs, code = [], OK
+    """Prints the runs, then what was found in them; a file that cannot be read costs itself only.
+
+    Raises UsageError where an output cannot be written, before anything is read. Returns the exit code.
+    """
+    require_writable(json_to, csv_to)
+    _require_not_input(files, filter(None, (json_to, csv_to)))
+    runs, unread = [], []
     for name in files:
         try:
             runs += load(name)
         except UnreadableError as error:
-            click.echo(f"error: {error}", err=True)
-            code = USAGE
+            unread.append(" ".join(str(error).split()))
+            click.echo(f"error: {unread[-1]}", err=True)
     if json_to:
-        whole = {"runs": [run.model_dump() for run in runs]}
+        whole = {"runs": [run.model_dump() for run in runs], "unreadable": unread}
         write(json_to, json.dumps(whole, indent=1, allow_nan=False) + "\n")
-    else:
-        for run in runs:
-            print(run.id, run.client, *(f"{m.name}={m.value:g}{m.unit}" for m in run.metrics[:3]))
-    if code == OK and any(one.severity == "wrong" for run in runs for one in run.findings):
-        code = FAILED
-    return code
+    if csv_to:
+        write(csv_to, _csv(runs))
+    if not (json_to or csv_to) and runs:
+        click.echo("\n\n".join(_report(runs, len(files), len(unread))))
+    if unread:
+        return USAGE
+    return FAILED if any(one.severity == "wrong" for run in runs for one in run.findings) else OK
+
+
+def _require_not_input(files: Sequence[str], targets: Iterator[str]) -> None:
+    read = {Path(name).resolve(): name for name in files}
+    for target in targets:
+        if target != "-" and Path(target).resolve() in read:
+            raise UsageError(f"cannot write {target}: it is one of the files to read")
+
+
+def _report(runs: Sequence[ServingRun], files: int, unread: int) -> Iterator[str]:
+    """A table, what was found, what was taken for granted, and how many of each."""
+    folder = _common_folder(runs)
+    runs = [run.model_copy(update={"id": run.id.removeprefix(folder)}) for run in runs]
+    rows = [_row(run) for run in runs]
+    used = [i for i in range(len(HEADERS)) if any(row[i] for row in rows)]
+    legend = (
+        "\n* derived from other numbers of the row"
+        if any("*" in cell for row in rows for cell in row)
+        else ""
+    )
+    yield (
+        (f"in {folder}\n\n" if folder else "")
+        + tabulate(
+            [[row[i] for i in used] for row in rows],
+            [HEADERS[i] for i in used],
+            disable_numparse=True,
+            colalign=["right" if HEADERS[i] in NUMERIC else "left" for i in used],
+        )
+        + legend
+    )
+    found = [(run, one) for severity in SEVERITIES for run in runs for one in run.findings
+             if one.severity == severity]  # fmt: skip
+    if found:
+        yield "found:\n" + "\n".join(_finding(run, one) for run, one in found)
+    taken: dict[str, list[str]] = {}
+    for run in runs:
+        for note in run.notes:
+            taken.setdefault(note, []).append(run.id)
+    if taken:
+        yield "taken for granted, or repaired:\n" + "\n".join(
+            f"  {_ids(ids)}: {n}" for n, ids in taken.items()
+        )
+    counts = Counter(one.severity for _, one in found)
+    touched = len({run.id for run, one in found if one.severity != "note"})
+    said = _said(counts)
+    conclusion = f"{_count(len(runs), 'run')} in {_count(files - unread, 'file')}"
+    conclusion += f"; found {said} ({_count(touched, 'run')} wrong or suspect)" if said else "; nothing found"
+    yield conclusion + (f"; {_count(unread, 'file')} not read" if unread else "")
+
+
+def _row(run: ServingRun) -> list[str]:
+    latencies = [("ttft", "mean"), ("tpot", "mean"), ("itl", "mean"), ("itl", "p99")]
+    counts = Counter(one.severity for one in run.findings)
+    cells = [
+        run.id,
+        run.client,
+        f"{run.gpus}x {run.hardware or '?'}" if run.gpus else run.hardware,
+        f"{run.engine} {run.version}".strip(),
+        _lengths(run),
+        _load(run),
+        run.mode if run.mode != "unknown" else "",
+        _output(run),
+        *(_latency(run, *which) for which in latencies),
+        _said(counts),
+    ]
+    return [" ".join(cell.split()) for cell in cells]
+
+
+def _lengths(run: ServingRun) -> str:
+    sizes = (run.workload.input_len, run.workload.output_len)
+    return "" if sizes == (None, None) else "/".join("?" if one is None else f"{one:g}" for one in sizes)
+
+
+def _load(run: ServingRun) -> str:
+    asked = run.workload
+    parts = [f"c{asked.concurrency:g}"] if asked.concurrency is not None else []
+    if asked.request_rate:
+        parts.append(f"{asked.request_rate:g} req/s")
+    elif asked.request_rate == 0 and not parts:
+        parts.append(f"{asked.num_prompts} at once" if asked.num_prompts else "all at once")
+    return ", ".join(parts)
+
+
+def _output(run: ServingRun) -> str:
+    """Output throughput with what it is of; that of all tokens where there is no other, and named so."""
+    for tokens in ("output", "total", "unknown"):
+        if found := run.metric("throughput", tokens=tokens):
+            kind = "" if tokens == "output" else " in+out" if tokens == "total" else " of ?"
+            return f"{found.value:.5g}{kind} / {_scope(found)}{' *' if found.derived else ''}"
+    return ""
+
+
+def _scope(metric: Metric) -> str:
+    return OF.get(metric.scope, metric.scope)
+
+
+def _latency(run: ServingRun, name: str, statistic: str) -> str:
+    found = run.metric(name, statistic)
+    if found is None:
+        return ""
+    return (f"{found.value:.0f}" if found.value >= 1e3 else f"{found.value:.4g}") + " *" * bool(found.derived)
+
+
+def _finding(run: ServingRun, one: Finding) -> str:
+    message = " ".join(one.message.removeprefix(f"{run.source}: ").split())
+    return f"  {one.severity:<7}  {run.id}  {one.rule}: {message}"
+
+
+def _said(counts: Counter[str]) -> str:
+    words = {"note": "notes"}
+    return ", ".join(
+        f"{counts[one]} {words.get(one, one) if counts[one] > 1 else one}"
+        for one in SEVERITIES
+        if counts[one]
+    )
+
+
+def _common_folder(runs: Sequence[ServingRun]) -> str:
+    """The folder that all runs stand in, with its slash."""
+    if len({run.id.startswith("/") for run in runs}) > 1:
+        return ""  # some are absolute
+    shared = os.path.commonpath([str(PurePath(run.id).parent) for run in runs])
+    return f"{shared}/" if shared and all(run.id.startswith(f"{shared}/") for run in runs) else ""
+
+
+def _ids(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:NAMED]) + (f" and {len(ids) - NAMED} more" if len(ids) > NAMED else "")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _csv(runs: Sequence[ServingRun]) -> str:
+    """One line for each metric, with all that it is of; lengths and limits as asked for."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    table.writeheader()
+    for run in runs:
+        findings = sorted({f"{f.severity}:{f.rule}" for f in run.findings if f.severity != "note"})
+        about = {
+            "run": run.id,
+            "max_concurrency": run.workload.concurrency,
+            "findings": " ".join(findings),
+            **{name: getattr(run, name) for name in ABOUT},
+            **{name: getattr(run.workload, name) for name in ASKED},
+        }
+        for one in run.metrics:
+            table.writerow(about | one.model_dump(exclude={"name"}) | {"metric": one.name})
+    return text.getvalue()

@@ -19,7 +19,7 @@ from harness.serving.ledger import Explained, Observation, Observed, Opened, Pre
 from harness.serving.prediction import KernelChange, Part, Prediction, Quantity
 from harness.serving.schema import Record
 
-POINTS = FOLDER / "serving" / "ab_points.json"
+POINTS = FOLDER / "changes" / "ab_points.json"
 
 
 class Point(Record):

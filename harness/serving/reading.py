@@ -11,6 +11,8 @@ import gzip
 import io
 import json
 import math
+import re
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,12 @@ from harness.serving.schema import Finding
 
 LARGEST_FILE = 512 * 2**20  # bytes; traces are read by harness/serving/trace, in bounded memory
 LARGEST = 1e15  # beyond any token count or time here
+SMALLEST = 1e-12  # but for 0; what is less is no measurement, and its inverse may be no number
+DEEPEST = 64  # levels of a JSON value; clients write three
+HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
+NUMBER = re.compile(
+    r"[+-]?(\d+|\d{1,3}(,\d{3})+)?(\.\d*)?([eE][+-]?\d+)?|[+-]?inf|nan", re.ASCII | re.IGNORECASE
+)
 
 
 class UnreadableError(UsageError):
@@ -33,6 +41,7 @@ class Document:
 
     content: of `json` one value, of `jsonl` a list of (line number, object), of `csv` a list of
              (line number, row by column name) with `header` as it stands there, of `text` nothing
+    not_json: why a text that starts as JSON does is none
     """
 
     path: Path
@@ -40,6 +49,13 @@ class Document:
     text: str
     content: Any = None
     header: tuple[str, ...] = ()
+    not_json: str = ""
+
+    def rows(self) -> list[Any]:
+        """The values of a JSON or JSONL file that may be rows, whatever they are; none of other files."""
+        if self.kind == "json":
+            return self.content if isinstance(self.content, list) else [self.content]
+        return [row for _, row in self.content] if self.kind == "jsonl" else []
 
 
 def read(path: Path) -> Document:
@@ -49,52 +65,66 @@ def read(path: Path) -> Document:
         raise UnreadableError(f"cannot read {path}: it is empty")
     start = text.lstrip()[0]
     if start in "{[":
-        return _json(path, text)
-    if path.suffix.lower() == ".csv":
+        try:
+            return _json(path, text)
+        except UnreadableError as error:
+            if {".json", ".jsonl"} & {suffix.lower() for suffix in path.suffixes}:
+                raise
+            return Document(path, "text", text, not_json=str(error))  # a log's lines may start with [
+    name = path.name.lower().removesuffix(".gz")
+    if name.endswith(".csv"):
         return _csv(path, text)
-    if path.suffix.lower() in (".json", ".jsonl"):
+    if name.endswith((".json", ".jsonl")):
         raise UnreadableError(f"cannot read {path}: it is not JSON (it starts with {start!r})")
     return Document(path, "text", text)
 
 
 def _text(path: Path) -> str:
     try:
-        size = path.stat().st_size
-        if size > LARGEST_FILE:
-            raise UnreadableError(
-                f"cannot read {path}: {size / 2**20:.0f} MiB is more than a client writes; "
-                "for a profiler's trace: serving trace FILE"
-            )
-        raw = path.read_bytes()
-        if raw[:2] == b"\x1f\x8b":
-            with gzip.open(io.BytesIO(raw)) as packed:
-                raw = packed.read(LARGEST_FILE + 1)
-            if len(raw) > LARGEST_FILE:
-                raise UnreadableError(f"cannot read {path}: it unpacks to over {LARGEST_FILE >> 20} MiB")
+        raw = _bytes(path)
         encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-        return raw.decode(encoding)
-    except (OSError, EOFError) as error:
-        raise UnreadableError(f"cannot read {path}: {getattr(error, 'strerror', '') or error}") from None
-    except UnicodeDecodeError as error:
+        text = raw.decode(encoding)
+    except IsADirectoryError:
+        raise UnreadableError(f"cannot read {path}: it is a directory; name the files in it") from None
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        if isinstance(error, UnicodeDecodeError):
+            why = f"byte {error.start} is no {error.encoding} text; save it as UTF-8"
+        else:
+            why = getattr(error, "strerror", "") or str(error)
+        raise UnreadableError(f"cannot read {path}: {why}") from None
+    if "\0" in text:
+        at = text.index("\0")
+        raise UnreadableError(f"cannot read {path}: character {at} is NUL: no UTF-8 text; save it as UTF-8")
+    return text
+
+
+def _bytes(path: Path) -> bytes:
+    """All of it, unpacked, if it is no larger than a client writes."""
+    with path.open("rb") as file:
+        raw = file.read(LARGEST_FILE + 1)
+    if raw[:2] == b"\x1f\x8b" and len(raw) <= LARGEST_FILE:
+        with gzip.open(io.BytesIO(raw)) as packed:
+            raw = packed.read(LARGEST_FILE + 1)
+    if len(raw) > LARGEST_FILE:
         raise UnreadableError(
-            f"cannot read {path}: byte {error.start} is no {error.encoding} text; save it as UTF-8"
-        ) from None
+            f"cannot read {path}: over {LARGEST_FILE >> 20} MiB is more than a client writes; "
+            "for a profiler's trace: serving trace FILE"
+        )
+    return raw
 
 
 def _json(path: Path, text: str) -> Document:
     try:
         return Document(path, "json", text, _parsed(text))
-    except RecursionError:
-        raise UnreadableError(f"cannot read {path}: nested too deep") from None
     except ValueError as whole:
-        lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+        lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
         if len(lines) < 2 or not lines[0][1].rstrip().endswith("}"):
             raise UnreadableError(f"cannot read {path}: broken JSON: {whole}") from None
     rows = []
     for number, line in lines:
         try:
             rows.append((number, _parsed(line)))
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise UnreadableError(f"cannot read {path}, line {number}: broken JSON: {error}") from None
     return Document(path, "jsonl", text, rows)
 
@@ -107,25 +137,44 @@ def _parsed(text: str) -> Any:
             raise ValueError(f"key {twice!r} stands twice in one object")
         return found
 
-    return json.loads(text, object_pairs_hook=once)
+    try:
+        value = json.loads(text, object_pairs_hook=once)
+        if HALF_CHARACTER.search(text):  # of which no encoding knows how to write it
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    except RecursionError:
+        value, deep = None, True
+    else:
+        deep = _deeper(value, DEEPEST)
+    if deep:
+        raise ValueError(f"nested deeper than {DEEPEST} levels")
+    return value
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(isinstance(one, (dict, list)) and (levels == 1 or _deeper(one, levels - 1)) for one in inner)
 
 
 def _csv(path: Path, text: str) -> Document:
     try:
-        rows = list(csv.reader(io.StringIO(text), strict=True))
+        reader = csv.reader(io.StringIO(text), strict=True)
+        rows = [(reader.line_num, row) for row in reader]
     except csv.Error as error:
         raise UnreadableError(f"cannot read {path}: broken CSV: {error}") from None
-    header = tuple(name.strip() for name in rows[0])
+    header = tuple(name.strip() for name in rows[0][1])
     named = [n for n in header if n]
     if len(set(named)) < len(named):
         raise UnreadableError(f"cannot read {path}: a column name stands twice in its first line")
     body = []
-    for number, row in enumerate(rows[1:], 2):
+    for number, row in rows[1:]:
         if not any(cell.strip() for cell in row):
             continue
-        if len(row) > len(header) and any(cell.strip() for cell in row[len(header) :]):
-            raise UnreadableError(f"cannot read {path}, line {number}: more cells than columns")
-        body.append((number, {n: c.strip() for n, c in zip(header, row, strict=False) if n or c.strip()}))
+        if len(row) != len(header):
+            raise UnreadableError(
+                f"cannot read {path}, line {number}: {len(row)} cells under {len(header)} columns; "
+                "is the file cut off, or a comma unquoted?"
+            )
+        body.append((number, {n: c.strip() for n, c in zip(header, row, strict=True) if n or c.strip()}))
     return Document(path, "csv", text, body, header)
 
 
@@ -134,7 +183,8 @@ class Fields:
     """The fields of one row, taken one by one; what is never taken is its `rest`.
 
     where:   file and line, for messages
-    as_text: numbers stand there as text (CSV, console output); in JSON a text is no number
+    as_text: numbers stand there as text (CSV, console output), with commas between thousands or without;
+             in JSON a text is no number
     """
 
     where: str
@@ -142,6 +192,19 @@ class Fields:
     as_text: bool = False
     findings: list[Finding] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)
+    within: dict[str, Fields] = field(default_factory=dict)
+
+    def inside(self, key: str) -> Fields:
+        """The fields of the object under `key`, their findings among these; none where it is absent or null,
+        or no object (then with a finding)."""
+        if key in self.within:
+            return self.within[key]
+        raw = self.take(key)
+        if raw is not None and not isinstance(raw, Mapping):
+            self.leave_out(key, f"is {_shown(raw)}, not an object")
+        values = raw if isinstance(raw, Mapping) else {}
+        self.within[key] = Fields(f"{self.where}: {key}", values, self.as_text, self.findings)
+        return self.within[key]
 
     def number(
         self, key: str, *, scale: float = 1.0, least: float | None = 0.0, infinite: float | None = None
@@ -151,10 +214,12 @@ class Fields:
         raw = self.take(key)
         if raw is None or raw == "":
             return None
+        if infinite is not None and isinstance(raw, str) and raw.strip().lower() == "inf":
+            return infinite  # JSON has no infinity: the clients write it as text
         value = self._number(raw)
         if value is not None and math.isinf(value) and value > 0 and infinite is not None:
             return infinite
-        if value is None or not math.isfinite(value) or abs(value) > LARGEST:
+        if value is None or not _sensible(value):
             return self._unreadable(key, raw, "a number")
         if least is not None and value < least:
             return self._unreadable(key, raw, f"a number of at least {least:g}")
@@ -169,6 +234,10 @@ class Fields:
             return self._unreadable(key, self.values[key], "a whole number")
         return int(value)
 
+    def counts(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers of at least 0, as `numbers` gives it."""
+        return tuple(int(one) for one in self.numbers(key, least=0, whole=True))
+
     def text(self, key: str) -> str:
         """The text under `key`; empty where it is absent or null."""
         raw = self.take(key)
@@ -177,31 +246,66 @@ class Fields:
         if isinstance(raw, (dict, list)):
             self._unreadable(key, raw, "a text")
             return ""
+        if not isinstance(raw, str):
+            message = f"{self.where}: {key!r} is {_shown(raw)}, not a text; taken as one"
+            self.findings.append(Finding(rule="unreadable", severity="suspect", message=message))
         return str(raw)
 
-    def numbers(self, key: str, *, scale: float = 1.0) -> tuple[float, ...]:
+    def numbers(
+        self, key: str, *, scale: float = 1.0, least: float | None = None, whole: bool = False
+    ) -> tuple[float, ...]:
         """A list of numbers; empty where it is absent or one of them is none (then with a finding)."""
         raw = self.take(key)
         if raw is None:
             return ()
-        found = [self._number(one) for one in raw] if isinstance(raw, list) else [None]
-        if any(one is None or not math.isfinite(one) or abs(one) > LARGEST for one in found):
-            self._unreadable(key, raw, "a list of numbers")
+        found = self._several(raw, scale, least, whole)
+        if found is None:
+            self._unreadable(key, raw, "a list of whole numbers" if whole else "a list of numbers")
+        return found or ()
+
+    def lists(
+        self, key: str, *, scale: float = 1.0, least: float | None = None
+    ) -> tuple[tuple[float, ...], ...]:
+        """A list of lists of numbers, as `numbers` gives one."""
+        raw = self.take(key)
+        if raw is None:
             return ()
-        return tuple(one * scale for one in found)
+        found = [self._several(one, scale, least, False) for one in raw] if isinstance(raw, list) else [None]
+        if any(one is None for one in found):
+            self._unreadable(key, raw, "a list of lists of numbers")
+            return ()
+        return tuple(found)
 
     def take(self, key: str) -> Any:
         self.taken.add(key)
         return self.values.get(key)
 
     def rest(self) -> dict[str, Any]:
-        """What nothing has taken, without what JSON cannot say."""
-        return {k: _plain(v) for k, v in self.values.items() if k and k not in self.taken}
+        """What nothing has taken, of the objects inside too, without what JSON cannot say."""
+        own = plain({k: v for k, v in self.values.items() if k and k not in self.taken})
+        return own | {key: rest for key, fields in self.within.items() if (rest := fields.rest())}
+
+    def leave_out(self, key: str, why: str) -> None:
+        """A finding that the value of `key` is not used."""
+        message = f"{self.where}: {key!r} {why}; left out"
+        self.findings.append(Finding(rule="unreadable", severity="wrong", message=message))
+
+    def _several(self, raw: Any, scale: float, least: float | None, whole: bool) -> tuple[float, ...] | None:
+        found = [self._number(one) for one in raw] if isinstance(raw, list) else [None]
+        for one in found:
+            if one is None or not _sensible(one):
+                return None
+            if (least is not None and one < least) or (whole and one != int(one)):
+                return None
+        return tuple(one * scale for one in found)
 
     def _number(self, raw: Any) -> float | None:
         if isinstance(raw, str) and self.as_text:
+            whole = raw.strip()
+            if not NUMBER.fullmatch(whole) or not any(c.isalnum() for c in whole):
+                return None
             try:
-                return float(raw.replace(",", ""))
+                return float(whole.replace(",", ""))
             except ValueError:
                 return None
         if isinstance(raw, bool) or not isinstance(raw, (int, float)):
@@ -209,10 +313,7 @@ class Fields:
         return float(raw) if isinstance(raw, float) or abs(raw) < LARGEST else math.nan
 
     def _unreadable(self, key: str, raw: Any, wanted: str) -> None:
-        shown = json.dumps(raw, default=str)
-        shown = shown if len(shown) <= 40 else shown[:37] + "..."
-        message = f"{self.where}: {key!r} is {shown}, not {wanted}; left out"
-        self.findings.append(Finding(rule="unreadable", severity="wrong", message=message))
+        self.leave_out(key, f"is {_shown(raw)}, not {wanted}")
 
 
 def objects(document: Document) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -229,11 +330,30 @@ def objects(document: Document) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield where, one
 
 
-def _plain(value: Any) -> Any:
+def _shown(raw: Any) -> str:
+    shown = json.dumps(raw, default=str)
+    return shown if len(shown) <= 40 else shown[:37] + "..."
+
+
+def keys_of(document: Document) -> list[frozenset[str]]:
+    """The keys of each object of a JSON or JSONL file, by which a client's file is recognised; none where
+    one of them is no object. Never raises."""
+    try:
+        return [frozenset(one) for _, one in objects(document)] if document.kind.startswith("json") else []
+    except UnreadableError:
+        return []
+
+
+def plain(value: Any) -> Any:
+    """The value without what JSON cannot say: numbers that are none become their names."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return value
+
+
+def _sensible(value: float) -> bool:
+    return value == 0 or SMALLEST <= abs(value) <= LARGEST

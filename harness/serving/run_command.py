@@ -16,19 +16,21 @@ from typing import Any
 from tabulate import tabulate
 
 from harness.disturbance import monitor_for
-from harness.errors import FAILED, NOTHING_RAN, OK, NothingRan, UsageError
+from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, NothingRan, UsageError
 from harness.provenance import git_state
 from harness.serving.live import engines
+from harness.serving.live.agreement import agreement
 from harness.serving.live.arms import parse_arms
-from harness.serving.live.client import Client
+from harness.serving.live.client import Client, require_client
 from harness.serving.live.journal import Journal
 from harness.serving.live.load import Load
 from harness.serving.live.model import check_model, default_model
 from harness.serving.live.observe import observe
+from harness.serving.live.pairs import QUANTITIES, effects, pairs_of, spread
 from harness.serving.live.ports import free_port
 from harness.serving.live.rules import Rules
 from harness.serving.live.servers import Servers
-from harness.serving.live.session import QUANTITIES, Session, Settings, effects, spread
+from harness.serving.live.session import Session, Settings
 from harness.writing import write
 from kernels.platform import detect, version
 
@@ -73,13 +75,11 @@ def run(request: RunRequest) -> int:
     kind = engines.kind_for(request.engine)
     if request.port is not None:
         free_port(request.port)
-    folder = Path(request.out)
+    require_client(client_kind := request.client or _client_of(request.engine))
+    folder = Path(request.out).absolute()
     _require_disk(folder)
     model = default_model(say=say) if request.model == "default" else Path(request.model)
     check_model(model)
-    folder.mkdir(parents=True, exist_ok=True)
-    folder = folder.resolve()
-    client = Client(request.client or _client_of(request.engine), request.engine, model.resolve(), folder)
     settings = Settings(
         tuple(arms),
         request.load,
@@ -92,11 +92,12 @@ def run(request: RunRequest) -> int:
     journal = Journal.resume(folder, plan) if request.resume else Journal.create(folder, plan)
     with (
         _termination_is_an_interrupt(),
+        _a_disk_that_fails_is_one_line(folder),
         Servers(
             kind,
             model.resolve(),
             folder,
-            client,
+            client := Client(client_kind, request.engine, model.resolve(), folder),
             port=request.port,
             flags=request.flags,
             start_timeout_s=request.start_timeout,
@@ -124,7 +125,7 @@ def run(request: RunRequest) -> int:
                     },
                 )
                 say(f"observed {arm.name}: {seen.trace or ''} {seen.routing or ''}")
-        monitor = monitor_for(detect("cpu"), servers.pids)
+        monitor = monitor_for(detect(), servers.pids)
         for line in monitor.before():
             say(f"warning: {line}")
         Session(settings, servers, client, journal, monitor, say).run()
@@ -134,7 +135,7 @@ def run(request: RunRequest) -> int:
 def report(journal: Journal, json_to: str | None = None, quiet: bool = False) -> int:
     """Prints what the journal holds. The exit code: 1 where a pair was given up, 3 where none finished."""
     lines = journal.lines()
-    summary = summarise(lines)
+    summary = summarise(lines, journal.folder)
     if json_to:
         write(json_to, json.dumps(summary, indent=1) + "\n")
     if not quiet and json_to != "-":
@@ -144,8 +145,9 @@ def report(journal: Journal, json_to: str | None = None, quiet: bool = False) ->
     return FAILED if summary["given_up"] else OK
 
 
-def summarise(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """As plain values: each arm against the first, with the runs that did not count and why."""
+def summarise(lines: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
+    """As plain values: each arm against the first, with the runs that did not count and why. `folder` holds
+    the results that the lines name."""
     plan = lines[0]
     names = [arm["name"] for arm in plan["arms"]]
     runs = [line for line in lines if line["kind"] == "run"]
@@ -180,6 +182,15 @@ def summarise(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             name: {quantity: one.facts() for quantity, one in effects(lines, names[0], name).items()}
             for name in names[1:]
         },
+        "agreement": {
+            name: found.facts()
+            for name in names[1:]
+            if (
+                found := agreement(
+                    [(folder / a, folder / b) for a, b in pairs_of(lines, "result", names[0], name)]
+                )
+            )
+        },
     }
 
 
@@ -187,7 +198,8 @@ def table(summary: Mapping[str, Any]) -> str:
     """Arms, then what each changes."""
     arms = [
         [name, one["runs"], _ms(one.get("steady_itl_ms")), _percent(one["spread"]),
-         _ms(one.get("mean_ttft_ms")), _ms(one.get("mean_tpot_ms")), f"{one['decoding_batch']:.2f}" if one["decoding_batch"] else "",
+         _ms(one.get("mean_ttft_ms")), _ms(one.get("mean_tpot_ms")),
+         f"{one['decoding_batch']:.2f}" if one["decoding_batch"] else "",
          ", ".join("+".join(map(str, p)) for p in one["prefill_patterns"])]
         for name, one in summary["arms"].items()
     ]  # fmt: skip
@@ -202,13 +214,15 @@ def table(summary: Mapping[str, Any]) -> str:
     if changed:
         columns = ["arm", "against the first", "change", "95 %", "share", "pairs", ""]
         parts.append(tabulate(changed, columns, disable_numparse=True))
-    parts.append(f"{summary['pairs']} of {summary['asked']} pairs, {summary['runs']} runs")
-    parts += [f"  {count} not counted: {reason}" for reason, count in summary["rejected"].items()]
-    return (
-        "\n\n".join(parts[: -1 - len(summary["rejected"])])
-        + "\n\n"
-        + "\n".join(parts[-1 - len(summary["rejected"]) :])
-    )
+    closing = [f"{summary['pairs']} of {summary['asked']} pairs, {summary['runs']} runs"]
+    closing += [f"  {count} not counted: {reason}" for reason, count in summary["rejected"].items()]
+    closing += [
+        f"warning: {name} answers unlike {next(iter(summary['arms']))}: {one['second']:.0%} of its requests "
+        "agree in their first two words; does it compute the same?"
+        for name, one in summary["agreement"].items()
+        if one["suspect"]
+    ]
+    return "\n\n".join([*parts, "\n".join(closing)])
 
 
 def _client_of(engine: str) -> str:
@@ -249,6 +263,17 @@ def _require_disk(folder: Path) -> None:
         raise NothingRan(
             f"{free >> 20} MiB are free in {place}, {LEAST_DISK >> 20} MiB are needed: choose another --out"
         )
+
+
+@contextlib.contextmanager
+def _a_disk_that_fails_is_one_line(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        what = error.filename or folder
+        raise HarnessError(
+            f"cannot write to {what}: {error.strerror}; finished runs stay in {folder}, --resume goes on"
+        ) from None
 
 
 @contextlib.contextmanager

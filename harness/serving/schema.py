@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Scope = Literal["request", "gpu", "node", "decode_node", "instance", "cluster", "unknown"]
+Scope = Literal[
+    "request", "gpu", "prefill_gpu", "decode_gpu", "node", "decode_node", "instance", "cluster", "unknown"
+]
 Tokens = Literal["output", "input", "total", "none", "unknown"]
 Mode = Literal["online", "offline", "unknown"]
 Severity = Literal["wrong", "suspect", "note"]
@@ -25,7 +27,7 @@ class Record(BaseModel):
 class Finding(Record):
     """What a rule found in one row, or between several.
 
-    rule:     its name, as in harness/serving/integrity.py or audit_rules.py, or `unreadable`
+    rule:     its name, as in harness/serving/integrity.py or harness/serving/audit, or `unreadable`
     severity: `wrong` does not hold, `suspect` needs an explanation, `note` is to be known
     message:  one line: what, where, with the numbers
     numbers:  those that the rule compared
@@ -45,10 +47,12 @@ class Metric(Record):
     name:      `throughput`, `request_throughput`, `goodput`; `ttft`, `tpot`, `itl`, `e2e`; `prefill`,
                `decode_step` (latency of one step); `concurrency`; or the client's own name for anything else
     unit:      `ms` for all latencies, `s` for durations, `tok/s`, `req/s`, `1`, `GiB`, `tokens`
-    scope:     what the number is of; `instance` is one engine, however many GPUs it has
+    scope:     what the number is of; `instance` is one engine, however many GPUs it has; `decode_gpu` is
+               one of the GPUs that only decode, `prefill_gpu` one of the others
     tokens:    of which tokens; `total` is input and output
     statistic: `total`, `mean`, `median`, `std`, `min`, `max`, `p99` ...
     derived:   how it follows from other numbers of the run; empty: as the client reported it
+    label:     how a document labels it, where that leaves its scope or tokens open
     """
 
     name: str
@@ -58,6 +62,7 @@ class Metric(Record):
     tokens: Tokens = "none"
     statistic: str = "total"
     derived: str = ""
+    label: str = ""
 
 
 class Parallelism(Record):
@@ -123,6 +128,7 @@ class ServingRun(Record):
     client:      the format it came in: `sglang.bench_serving`, `vllm.serve`, `dstack.online` ...
     source:      the file and the line or row in it, or the document
     hardware:    the GPU's (or CPU's) name as given; empty: the file does not say
+    configuration: name of the documented configuration that it ran (harness/serving/documents.py)
     flags:       the server's, one string for each as given
     extra:       what the client wrote that has no place here, by its own key: nothing is lost
     notes:       what was repaired or taken for granted in reading this row
@@ -141,6 +147,7 @@ class ServingRun(Record):
     engine: str = ""
     version: str = ""
     image: str = ""
+    configuration: str = ""
     flags: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default_factory=dict)
     parallelism: Parallelism = Parallelism()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from harness.errors import FAILED, OK
+from harness.errors import FAILED, OK, UsageError
 from harness.serving.trace import decompose
 from harness.serving.trace.report import as_json, as_text
 from harness.serving.trace.rules import Phase
@@ -14,8 +14,10 @@ from harness.writing import write
 def show(
     file: str, phase: Phase | None, each_step: bool, top: int, partial: bool, json_to: str | None
 ) -> int:
-    """Prints the trace taken apart, or writes it as JSON. Returns the exit code; raises UnreadableError."""
+    """Prints the trace taken apart, or writes it as JSON. Returns the exit code; raises UsageError."""
     trace = decompose(file, partial=partial)
+    if phase and phase not in trace.phases():
+        raise UsageError(f"{file} has no {phase} steps; it has: {', '.join(trace.phases())}")
     if json_to:
         write(json_to, json.dumps(as_json(trace, phase), indent=1, allow_nan=False) + "\n")
     else:

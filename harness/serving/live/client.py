@@ -25,26 +25,30 @@ class ClientFailed(HarnessError):
     """It ended without a result: one line with its last words."""
 
 
-class Client:
+def require_client(kind: str) -> None:
     """kind: `vllm` (vllm bench serve), `sglang` (sglang.bench_serving), or a command with {url} and {result}
     in it, and, where it wants them, {model} {name} {seed} {input_len} {output_len} {concurrency} {prompts}.
 
     Raises NothingRan where the client is not installed, UsageError for a command without a result.
     """
+    if kind in CLIENTS:
+        if importlib.util.find_spec(kind) is None:
+            raise NothingRan(
+                f"client {kind} is missing in {sys.executable}: install {kind}, or name another with --client"
+            )
+    elif not ("{url}" in kind and "{result}" in kind):
+        known = ", ".join(CLIENTS)
+        raise UsageError(
+            f"unknown client {kind!r}: one of {known}, or a command with {{url}} and {{result}} in it"
+        )
+
+
+class Client:
+    """A kind of client (see require_client) that loads a model's engines, with its log in `folder`."""
 
     def __init__(self, kind: str, engine: str, model: Path, folder: Path) -> None:
+        require_client(kind)
         self.kind, self.engine, self.model, self.folder = kind, engine, model, folder
-        if kind in CLIENTS:
-            if importlib.util.find_spec(kind) is None:
-                raise NothingRan(
-                    f"client {kind} is missing in {sys.executable}: "
-                    f"install {kind}, or name another with --client"
-                )
-        elif not ("{url}" in kind and "{result}" in kind):
-            known = ", ".join(CLIENTS)
-            raise UsageError(
-                f"unknown client {kind!r}: one of {known}, or a command with {{url}} and {{result}} in it"
-            )
         self.environment = dict(os.environ) | OFFLINE
         if kind == "vllm" and (hidden := broken_modules()):
             site = folder / "client-site"

@@ -28,9 +28,9 @@ class Journal:
         journal = Journal(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if journal.path.exists():
+            if journal.path.exists() and any(line["kind"] != "plan" for line in journal.lines()):
                 raise UsageError(f"{folder} already holds live runs; choose another --out, or --resume")
-            journal.path.touch()
+            journal.path.write_bytes(b"")
         except OSError as error:
             raise UsageError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
         journal.append("plan", plan)

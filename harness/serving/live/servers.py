@@ -17,8 +17,8 @@ from harness.serving.live.load import Load
 from harness.serving.live.ports import free_port
 from kernels.platform import available_memory
 
-# Of what is free: a server grows while it serves.
-MEMORY_SHARE = 0.85
+# Of what is free: servers grow while they serve, and the kernel ends one of them when all is used.
+MEMORY_SHARE = 0.5
 WARM_UP = Load(input_len=64, output_len=12, concurrency=2, prompts=2)
 SWAP_NOT_CALLED = "the plug-in did not replace what the arm asks for"
 

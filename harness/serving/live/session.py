@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import datetime
-import json
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from harness.disturbance import Monitor
 from harness.errors import HarnessError
 from harness.serving.live.arms import Arm
 from harness.serving.live.client import Client, ClientFailed
-from harness.serving.live.effect import Effect, effect
+from harness.serving.live.details import details
 from harness.serving.live.engine import EngineDied
 from harness.serving.live.journal import Journal
 from harness.serving.live.load import Load
 from harness.serving.live.order import Turn, turns
 from harness.serving.live.rules import Rules
 from harness.serving.live.servers import Servers
-from harness.serving.live.steps import requests, steps
+from harness.serving.live.steps import steps
 
 ATTEMPTS = 3  # of a pair, before it is given up
 CALIBRATION_SEED = 999_983
@@ -131,17 +128,16 @@ class Session:
             self.servers.drop(arm)
             return record | {"status": "failed", "ended": _now(), "reasons": [str(error)]}
         disturbance = self.monitor.end()
-        found, lens = requests(result)
-        seen = steps(found, min(load.concurrency, load.prompts), lens)
-        tokens = output_tokens(result)
-        reasons = rules.reasons(load, len(found), tokens, seen, disturbance)
+        found = details(result)
+        seen = steps(found.requests, min(load.concurrency, load.prompts), found.input_lens)
+        reasons = rules.reasons(load, len(found.requests), found.output_lens, seen, disturbance)
         return record | {
             "status": "rejected" if reasons else "ok",
             "ended": _now(),
             "reasons": reasons,
             "disturbance": disturbance,
             "conditions": self.monitor.conditions(),
-            **means(result),
+            **found.means(),
             **seen.facts(),
         }
 
@@ -152,78 +148,6 @@ class Session:
             record["status"] if record["status"] == "ok" else f"{record['status']}: {record['reasons'][0]}"
         )
         self.say(f"pair {record['pair']}, {record['arm']}: {shown}, {verdict}")
-
-
-QUANTITIES = {
-    "steady_itl_ms": "decode step (steady ITL)",
-    "steady_itl_median_ms": "its median",
-    "mean_ttft_ms": "mean TTFT",
-    "mean_tpot_ms": "mean TPOT",
-    "prefill_total_ms": "all prefills",
-}
-
-
-def pairs_of(
-    lines: Sequence[dict[str, Any]], quantity: str, base: str, arm: str
-) -> list[tuple[float, float]]:
-    """(base, arm) of each finished pair, in order."""
-    kept = {line["pair"]: line["attempt"] for line in lines if line["kind"] == "pair"}
-    values = {
-        (line["pair"], line["arm"]): line.get(quantity)
-        for line in lines
-        if line["kind"] == "run" and kept.get(line["pair"]) == line["attempt"]
-    }
-    both = [(values.get((pair, base)), values.get((pair, arm))) for pair in sorted(kept)]
-    return [(a, b) for a, b in both if a is not None and b is not None]
-
-
-def effects(lines: Sequence[dict[str, Any]], base: str, arm: str) -> dict[str, Effect]:
-    """What `arm` changes against `base`, by quantity."""
-    found = {}
-    for quantity in QUANTITIES:
-        both = pairs_of(lines, quantity, base, arm)
-        if one := effect([a for a, _ in both], [b for _, b in both]):
-            found[quantity] = one
-    return found
-
-
-def spread(lines: Sequence[dict[str, Any]], arm: str, quantity: str = "steady_itl_ms") -> float | None:
-    """Relative standard deviation between an arm's finished runs; None for fewer than two."""
-    values = [a for a, _ in pairs_of(lines, quantity, arm, arm)]
-    return statistics.stdev(values) / statistics.fmean(values) if len(values) > 1 else None
-
-
-def means(result: Path) -> dict[str, float]:
-    """Of all requests, in ms, from each one's times: TTFT, TPOT (after the first token), E2E; and the sum of
-    prefill steps. From the detail and not from the client's own means, so that all clients count alike."""
-    found, _ = requests(result)
-    if not found:
-        return {}
-    many = [r for r in found if len(r.tokens) > 1]
-    total = sum(steps(found, len(found)).prefill_ms)
-    return {
-        "mean_ttft_ms": 1e3 * statistics.fmean(r.tokens[0] - r.sent for r in found),
-        "mean_e2e_ms": 1e3 * statistics.fmean(r.tokens[-1] - r.sent for r in found),
-        "duration_s": max(r.tokens[-1] for r in found) - min(r.sent for r in found),
-        "prefill_total_ms": total,
-    } | (
-        {
-            "mean_tpot_ms": 1e3
-            * statistics.fmean((r.tokens[-1] - r.tokens[0]) / (len(r.tokens) - 1) for r in many)
-        }
-        if many
-        else {}
-    )
-
-
-def output_tokens(result: Path) -> list[int]:
-    """Of each request, as the client counted them; empty where it did not."""
-    try:
-        lines = result.read_text().strip().splitlines()
-        content = json.loads("\n".join(lines)) if lines[0].strip() == "{" else json.loads(lines[-1])
-        return [int(n) for n in content.get("output_lens") or []]
-    except (OSError, ValueError, IndexError, AttributeError, TypeError):
-        return []
 
 
 def _now() -> str:

@@ -8,29 +8,15 @@ and the batch is full is the decode step itself.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from harness.errors import HarnessError
+from harness.serving.live.details import Request
 
 RAMP_STEPS = 2  # left out after the batch is full
-
-
-class NoDetail(HarnessError):
-    """A result without each request's times."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """sent: seconds; tokens: seconds at which each arrived, the first one first."""
-
-    sent: float
-    tokens: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -59,34 +45,10 @@ class Steps:
             "steady_itl_median_ms": self.itl_median_ms,
             "steady_intervals": self.steady,
             "prefill_pattern": list(self.pattern),
-            "prefill_ms": list(self.prefill_ms),
+            **{f"prefill_{i}_ms": ms for i, ms in enumerate(self.prefill_ms, 1)},
             "decoding_batch": self.batch,
             "mean_kv_len": self.kv_len,
         }
-
-
-def requests(result: Path) -> tuple[list[Request], list[int]]:
-    """Of a vLLM or SGLang client's file with details: the requests that succeeded, and their input lengths.
-    Raises NoDetail."""
-    try:
-        lines = result.read_text().strip().splitlines()
-        content = json.loads(result.read_text()) if lines[0].strip() in ("{", "[") else json.loads(lines[-1])
-        ttfts, itls = content["ttfts"], content["itls"]
-        errors = content.get("errors") or [""] * len(ttfts)
-        # A client that keeps no start times sends all at once where that is what it was asked for.
-        starts = content.get("start_times") or [0.0] * len(ttfts)
-        lens = content.get("input_lens") or [0] * len(ttfts)
-        found = []
-        for start, ttft, gaps, error in zip(starts, ttfts, itls, errors, strict=True):
-            if error:
-                continue
-            times = [start + ttft]
-            for gap in gaps:
-                times.append(times[-1] + gap)
-            found.append(Request(start, tuple(times)))
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise NoDetail(f"no request's times in {result}: {type(error).__name__}: {error}") from None
-    return found, [length for length, error in zip(lens, errors, strict=True) if not error]
 
 
 def steps(found: Sequence[Request], concurrency: int, input_lens: Sequence[int] = ()) -> Steps:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import statistics
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from harness.serving.op_classes import COMMUNICATION, OP_CLASSES
+from harness.serving.schema import Finding
 from harness.serving.trace.intervals import Timeline, gaps
 from harness.serving.trace.reading import read
-from harness.serving.trace.recorded import NONE, Recorded
+from harness.serving.trace.recorded import NONE, Recorded, groups
 from harness.serving.trace.result import ClassTime, Device, KernelTime, ShapeTime, Step, Times, Trace
 from harness.serving.trace.rules import PHASES, Rule, attention_class, rule_of
 from harness.serving.trace.steps import Rows, Steps, find_steps
 from harness.serving.trace.work import Work, kernels, operators
 
 CLASSES = tuple(OP_CLASSES)
+LATENT = re.compile(r"(?<![A-Za-z])mla(?![a-z])|MLA|(?<=[a-z])Mla(?![a-z])")
+"""In the name of a kernel or operator: the model's attention is over a latent cache."""
 SHAPES = 5  # of a kernel, those with the most time
 
 
@@ -41,13 +46,13 @@ def decompose(path: str | Path, *, partial: bool = False) -> Trace:
 def _rules(recorded: Recorded, work: Work) -> tuple[list[Rule], np.ndarray]:
     """The rules that names fit, and the number of each row's in them. An operator is its own launcher."""
     names = recorded.names.all()
-    pairs, pair_of = np.unique(np.stack([work.name, work.op], axis=1), axis=0, return_inverse=True)
+    pairs, pair_of = groups(work.name, work.op)
     rules: dict[Rule, int] = {}
     numbers = []
-    for name, op in pairs.tolist():
+    for name, op in pairs:
         launcher = names[op] if op != NONE else names[name]
         numbers.append(rules.setdefault(rule_of(names[name], launcher), len(rules)))
-    return list(rules), np.array(numbers)[pair_of.reshape(-1)]
+    return list(rules), np.array(numbers)[pair_of]
 
 
 class _Sums:
@@ -57,7 +62,7 @@ class _Sums:
         self, recorded: Recorded, work: Work, rules: Sequence[Rule], rule: np.ndarray, steps: Steps
     ) -> None:
         self.recorded, self.work, self.rules, self.steps = recorded, work, rules, steps
-        latent = any("mla" in name.lower() for name in recorded.names.all())
+        latent = any(LATENT.search(name) for name in recorded.names.all())
         classes = np.array(
             [
                 [CLASSES.index(attention_class(one.op_class, phase, latent)) for phase in PHASES]
@@ -98,69 +103,49 @@ class _Sums:
             kernels=tuple(self._kernels()),
             steps=tuple(steps),
             categories=dict(recorded.categories),
-            findings=(*recorded.findings, *self._missing()),
+            findings=(*recorded.findings, *self._missing(), *_cut(steps)),
         )
 
-    def _sum(self, key: np.ndarray) -> list[tuple[int, Times]]:
-        """(key, times) of the rows of each key."""
-        keys, of = np.unique(key, return_inverse=True)
-        of = of.reshape(-1)
-        calls = np.bincount(of, self.work.calls, len(keys))
-        exposed = np.bincount(of, self.exposed, len(keys))
-        time = np.zeros(len(keys), dtype=np.int64)
+    def _sum(self, *columns: np.ndarray) -> list[tuple[tuple[int, ...], Times]]:
+        """(numbers, times) of the rows that have the same numbers in these columns; most time first."""
+        found, of = groups(*columns)
+        calls = np.bincount(of, self.work.calls, len(found)).astype(int)
+        exposed = np.bincount(of, self.exposed, len(found))
+        time = np.zeros(len(found), dtype=np.int64)
         np.add.at(time, of, self.length)
         return [
-            (k, Times(int(c), t, e))
-            for k, c, t, e in zip(keys.tolist(), calls, time.tolist(), exposed.tolist(), strict=True)
+            (found[i], Times(int(calls[i]), int(time[i]), float(exposed[i])))
+            for i in np.argsort(-time, kind="stable").tolist()
         ]
 
-    def _classes(self) -> list[ClassTime]:
-        rows = []
-        for group, times in self._sum(self.group):
-            op_class, phase = divmod(group, len(PHASES))
-            rows.append(
-                ClassTime(times.calls, times.time_ns, times.exposed_ns, CLASSES[op_class], PHASES[phase],
-                          self.alone[group])
-            )  # fmt: skip
-        return sorted(rows, key=lambda row: -row.time_ns)
+    def _classes(self) -> Iterator[ClassTime]:
+        for (op_class, phase), times in self._sum(self.op_class, self.phase):
+            alone = self.alone[op_class * len(PHASES) + phase]
+            yield ClassTime(**vars(times), op_class=CLASSES[op_class], phase=PHASES[phase], alone_ns=alone)
 
-    def _kernels(self) -> list[KernelTime]:
-        names, work = self.recorded.names.all(), self.work
-        key = (self.group * len(names) + work.name) * len(self.rules) + self.rule
-        shapes, ops = self._shapes(key), self._ops(key)
-        rows = []
-        for number, times in self._sum(key):
-            rest, rule = divmod(number, len(self.rules))
-            group, name = divmod(rest, len(names))
-            op_class, phase = divmod(group, len(PHASES))
-            rows.append(
-                KernelTime(
-                    times.calls, times.time_ns, times.exposed_ns, names[name], CLASSES[op_class],
-                    self.rules[rule].library, PHASES[phase], ops.get(number, ""), shapes.get(number, ()),
-                )
-            )  # fmt: skip
-        return sorted(rows, key=lambda row: -row.time_ns)
-
-    def _shapes(self, key: np.ndarray) -> dict[int, tuple[ShapeTime, ...]]:
-        texts, work = self.recorded.shapes.all(), self.work
-        known = np.flatnonzero(work.shapes != NONE)
-        found: dict[int, list[ShapeTime]] = {}
-        if not len(known):
-            return {}
-        pairs, of = np.unique(np.stack([key[known], work.shapes[known]], axis=1), axis=0, return_inverse=True)
-        of = of.reshape(-1)
-        calls = np.bincount(of, work.calls[known], len(pairs))
-        time = np.zeros(len(pairs), dtype=np.int64)
-        np.add.at(time, of, self.length[known])
-        for (number, shape), count, total in zip(pairs.tolist(), calls, time.tolist(), strict=True):
-            found.setdefault(number, []).append(ShapeTime(texts[shape], int(count), total))
-        return {n: tuple(sorted(s, key=lambda one: -one.time_ns)[:SHAPES]) for n, s in found.items()}
-
-    def _ops(self, key: np.ndarray) -> dict[int, str]:
-        names, work = self.recorded.names.all(), self.work
-        known = np.flatnonzero(work.op != NONE)
-        pairs, counts = np.unique(np.stack([key[known], work.op[known]], axis=1), axis=0, return_counts=True)
-        return {pairs[i][0]: names[pairs[i][1]] for i in np.argsort(counts, kind="stable")}
+    def _kernels(self) -> Iterator[KernelTime]:
+        names, texts, work = self.recorded.names.all(), self.recorded.shapes.all(), self.work
+        which = (self.op_class, self.phase, work.name, self.rule)
+        shapes: dict[tuple[int, ...], list[ShapeTime]] = {}
+        for (*kernel, shape), times in self._sum(*which, work.shapes):
+            if shape != NONE:
+                one = ShapeTime(texts[shape], times.calls, times.time_ns)
+                shapes.setdefault(tuple(kernel), []).append(one)
+        ops: dict[tuple[int, ...], str] = {}
+        for (*kernel, op), _ in self._sum(*which, work.op):
+            if op != NONE:
+                ops.setdefault(tuple(kernel), names[op])
+        for kernel, times in self._sum(*which):
+            op_class, phase, name, rule = kernel
+            yield KernelTime(
+                **vars(times),
+                name=names[name],
+                op_class=CLASSES[op_class],
+                library=self.rules[rule].library,
+                phase=PHASES[phase],
+                op=ops.get(kernel, ""),
+                shapes=tuple(shapes.get(kernel, [])[:SHAPES]),
+            )
 
     def _steps(self) -> tuple[list[Step], list[int]]:
         """The steps in the order of time, and each device's idle time outside of them."""
@@ -168,12 +153,10 @@ class _Sums:
         count = len(steps.names)
         found: list[Step] = []
         idle_between = []
-        per_class = {}
-        for number, times in self._sum(
-            (work.device * (count + 1) + steps.of + 1) * len(CLASSES) + self.op_class
-        ):
-            step, op_class = divmod(number, len(CLASSES))
-            per_class.setdefault(step, {})[CLASSES[op_class]] = times
+        per_class: dict[tuple[int, int], dict[str, Times]] = {}
+        for (device, step, op_class), times in self._sum(work.device, steps.of, self.op_class):
+            per_class.setdefault((device, step), {})[CLASSES[op_class]] = times
+        origin = int(work.start.min())
         for device, mine in enumerate(self.lines):
             before, after, length = gaps(work.start[mine], work.end[mine])
             of = steps.of[mine]
@@ -190,8 +173,8 @@ class _Sums:
                 found.append(
                     Step(
                         steps.names[step], self._device_name(device), steps.phases[step],
-                        steps.evidence[step], int(starts[step]), int(ends[step] - starts[step]), int(idle[step]), period,
-                        per_class[device * (count + 1) + step + 1],
+                        steps.evidence[step], int(starts[step]) - origin,
+                        int(ends[step] - starts[step]), int(idle[step]), period, per_class[device, step],
                     )
                 )  # fmt: skip
         return found, idle_between
@@ -220,9 +203,7 @@ class _Sums:
         names = self.recorded.device_names
         return names.get(device, next(iter(names.values())) if len(set(names.values())) == 1 else "")
 
-    def _missing(self) -> list[Any]:
-        from harness.serving.schema import Finding
-
+    def _missing(self) -> list[Finding]:
         if self.work.on == "cpu" or self.recorded.source == "rocprof" or not len(self.recorded.launches):
             return []
         lost = int((self.work.process == NONE).sum())
@@ -230,3 +211,17 @@ class _Sums:
             return []
         message = f"{lost} of {len(self.rule)} kernels and copies have no launch in the trace: in no step"
         return [Finding(rule="no launch", severity="note", message=message)]
+
+
+def _cut(steps: Sequence[Step]) -> Iterator[Finding]:
+    """Steps in which the profiler started or stopped: far fewer calls than others of their phase."""
+    for phase in PHASES:
+        calls = [sum(one.calls for one in step.classes.values()) for step in steps if step.phase == phase]
+        few = sum(2 * count < statistics.median(calls) for count in calls)
+        if few:
+            yield Finding(
+                rule="cut step",
+                severity="note",
+                message=f"{few} of {len(calls)} {phase} steps have less than half of their median's calls: "
+                "the profiler began or ended within them, or they are of another kind",
+            )

@@ -16,7 +16,9 @@ from harness.serving.reading import UnreadableError
 PIECE = 1 << 20  # characters read at once
 LARGEST_VALUE = 64 << 20  # characters of one value, beyond which a file is taken for broken
 SPACE = re.compile(r"[ \t\r\n]*")
-CLOSING = 24  # characters from the end of the text within which a failure may be a value cut in two
+CLOSING = 24  # characters from where the text read so far ends, in which a value may be cut in two
+NUMBER = re.compile(r"[-+.eE\d]*")
+WORDS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
 
 Keys = tuple[str, ...]
 
@@ -53,7 +55,7 @@ class Text:
         if len(self.text) - self.at > LARGEST_VALUE:
             raise self.broken(f"a value of more than {LARGEST_VALUE >> 20} MiB")
         try:
-            raw = self._file.read(max(PIECE, len(self.text) - self.at))
+            raw = self._file.read1(max(PIECE, len(self.text) - self.at))
         except EOFError:
             raise self.truncated() from None
         except (OSError, zlib.error) as error:
@@ -167,7 +169,7 @@ def _next(text: Text, allowed: str) -> str:
 
 
 def _whole(text: Text, decoder: json.JSONDecoder) -> Any:
-    """The value that begins here. One that ends where the text read so far ends may go on: more is read."""
+    """The value that begins here. Near the end of what is read so far it may go on: then more is read."""
     text.peek()
     while True:
         try:
@@ -177,15 +179,24 @@ def _whole(text: Text, decoder: json.JSONDecoder) -> Any:
             if not cut:
                 text.at = error.pos
                 raise text.broken(error.msg) from None
-            if not text.more():
-                raise text.truncated() from None
-            continue
+            if text.more():
+                continue
+            text.at = error.pos
+            raise (text.truncated() if _ends_early(error) else text.broken(error.msg)) from None
         except RecursionError:
             raise text.broken("nested too deep") from None
-        if end == len(text.text) and not isinstance(value, (dict, list, str)) and text.more():
+        cut = len(text.text) - end < CLOSING and not isinstance(value, (dict, list, str))
+        if cut and text.more():
             continue
         text.at = end
         return value
+
+
+def _ends_early(error: json.JSONDecodeError) -> bool:
+    """Whether more text might have made sense of it."""
+    rest = error.doc[error.pos :].strip()
+    in_text = error.msg.startswith("Unterminated") or (error.msg.startswith("Invalid") and '"' not in rest)
+    return in_text or bool(NUMBER.fullmatch(rest)) or any(word.startswith(rest) for word in WORDS)
 
 
 def opened(path: Path) -> Text:

@@ -24,7 +24,7 @@ LONGEST_US = 1e12  # eleven days: beyond it a time is no time
 MOST_SHAPES = 100_000  # different ones; the rest are not kept
 PAIRED = ("work", "ops", "spans")
 END = len(PAIRED)
-WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+WORK = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")  # the last two: of torch before 2022
 LAUNCH = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "runtime", "driver")
 
 Taker = Callable[[Mapping[str, Any], Mapping[str, Any], int, int], "tuple[int, int] | None"]
@@ -54,7 +54,7 @@ def read(found: Iterator[tuple[Keys, Any]], into: Recorded) -> None:
 def _devices(value: Any, into: Recorded) -> None:
     for device in value if isinstance(value, list) else ():
         if isinstance(device, Mapping) and device.get("name"):
-            into.device_names[device.get("id")] = str(device["name"])
+            into.device_names[_plain(device.get("id"))] = str(device["name"])
 
 
 def _count(value: Any) -> int | None:
@@ -73,7 +73,7 @@ class Events:
         self.takers = {
             **dict.fromkeys(WORK, self._work),
             **dict.fromkeys(LAUNCH, self._launch),
-            "cpu_op": self._op,
+            **dict.fromkeys(("cpu_op", "operator"), self._op),
             "user_annotation": self._span,
         }
 
@@ -81,9 +81,9 @@ class Events:
         if not isinstance(event, dict):
             self._lose("an entry of traceEvents is no object", str(event)[:40])
             return
-        category, phase = event.get("cat"), event.get("ph")
-        taker = self.takers.get(category) or self.takers.get(str(category).lower())
-        self.into.categories[str(category) if category is not None else f"ph {phase}"] += 1
+        category, phase = str(event.get("cat")), event.get("ph")
+        taker = self.takers.get(category) or self.takers.get(category.lower())
+        self.into.categories[category if "cat" in event else f"ph {phase}"] += 1
         if phase == "X" and taker:
             self._complete(event, taker)
         elif phase in ("B", "E"):
@@ -124,7 +124,9 @@ class Events:
         self, event: Mapping[str, Any], args: Mapping[str, Any], start: int, length: int
     ) -> tuple[int, int]:
         into = self.into
-        device = args.get("device", event.get("pid"))
+        device = event.get(
+            "pid", args.get("device")
+        )  # Kineto's are one; where ranks were merged, pid differs
         stream = args.get("stream", event.get("tid"))
         row = into.work.add(
             into.names.number(str(event.get("name"))),
@@ -143,11 +145,13 @@ class Events:
 
     def _op(
         self, event: Mapping[str, Any], args: Mapping[str, Any], start: int, length: int
-    ) -> tuple[int, int]:
+    ) -> tuple[int, int] | None:
         into = self.into
+        if marks_step(str(event.get("name"))):  # torch before 2022 has its steps among operators
+            return self._span(event, args, start, length)
         shapes = NONE
         dims = args.get("Input Dims")
-        if dims and len(into.shapes) < MOST_SHAPES:
+        if dims and (len(into.shapes) < MOST_SHAPES or str(dims) in into.shapes.numbers):
             shapes = into.shapes.number(str(dims))
         row = into.ops.add(
             into.names.number(str(event.get("name"))), self._thread(event), start, length,
@@ -186,6 +190,10 @@ class Events:
                     getattr(into, PAIRED[kind]).put(row, "length", at - begun)
         for begun in (one for stack in stacks.values() for one in stack if one[1] != NONE):
             self._lose("an event begins and never ends: counted with no duration", f"of {PAIRED[begun[1]]}")
+        if len(into.shapes) >= MOST_SHAPES:
+            into.note(
+                "shapes", f"more than {MOST_SHAPES} different shapes: further ones are left out", "note"
+            )
         for what, count in self.lost.items():
             into.note("unreadable", f"{count} times: {what}; e.g. {self.example[what]}")
         self.lost.clear()

@@ -60,6 +60,21 @@ class Columns:
         self._columns[name][row] = value
 
 
+def groups(*columns: np.ndarray) -> tuple[list[tuple[int, ...]], np.ndarray]:
+    """(each row of numbers that the columns have, once; which of them each row is). Numbers from NONE on."""
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    sizes = [int(column.max(initial=NONE)) + 2 for column in columns]
+    for column, size in zip(columns, sizes, strict=True):
+        key *= size
+        key += column - NONE
+    keys, of = np.unique(key, return_inverse=True)
+    parts = []
+    for size in reversed(sizes):
+        keys, rest = np.divmod(keys, size)
+        parts.append((rest + NONE).tolist())
+    return list(zip(*reversed(parts), strict=True)), of.reshape(-1)
+
+
 @dataclass
 class Recorded:
     """A trace as read, before anything is made of it.

@@ -40,7 +40,7 @@ def _head(trace: Trace) -> Iterator[str]:
     for device in trace.devices:
         yield from _device(device, trace.on)
     for phase, why, count in trace.evidence():
-        yield f"{count} {_phase(phase)} step{'s' * (count != 1)}, by {why}"
+        yield f"{count} {phase} step{'s' * (count != 1)}, by {why}"
     for finding in trace.findings:
         yield f"{finding.severity}: {finding.message}"
 
@@ -76,7 +76,7 @@ def _classes(trace: Trace, phase: Phase | None) -> str:
     ]  # fmt: skip
     calls, exposed = sum(t.calls for t in found.values()), sum(t.exposed_ns for t in found.values())
     rows.append(["sum", _us(total), "100.0 %", calls, _us(exposed), _percent(exposed, total), ""])
-    title = f"of {_phase(phase)} steps" if phase else "of the whole trace"
+    title = f"of {phase} steps" if phase else "of the whole trace"
     return f"{title}\n" + _table(rows, ["class", "time", "share", "calls", "exposed", "w", "alone"])
 
 
@@ -85,7 +85,9 @@ def _per_step(trace: Trace, phase: Phase) -> str:
     span, idle = statistics.median(s.span_ns for s in steps), statistics.median(s.idle_ns for s in steps)
     periods = [step.period_ns for step in steps if step.period_ns is not None]
     period = f", {_us(statistics.median(periods))} from start to start" if periods else ""
-    found = [(name, one) for name in trace.by_class(phase) if (one := trace.per_step(name, phase))]
+    names = dict.fromkeys((*trace.by_class(phase), "host"))
+    found = [(name, one) for name in names if (one := trace.per_step(name, phase)) and one.exposed_us]
+    found.sort(key=lambda one: -one[1].time_us)
     total = sum(one.time_us for _, one in found)
     rows = [
         [
@@ -99,7 +101,7 @@ def _per_step(trace: Trace, phase: Phase) -> str:
         for name, one in found
     ]
     return (
-        f"a {_phase(phase)} step: median of {len(steps)}; {_us(span)} long, {_us(idle)} of it idle{period}\n"
+        f"a {phase} step: median of {len(steps)}; {_us(span)} long, {_us(idle)} of it idle{period}\n"
         + _table(rows, ["class", "time", "share", "calls", "exposed", "time, least..most"])
     )
 
@@ -110,7 +112,7 @@ def _range(one: PerStep) -> str:
 
 def _steps(steps: Sequence[Step]) -> str:
     rows = [
-        [step.name[:50], step.device, _phase(step.phase), _us(step.start_ns), _us(step.span_ns),
+        [step.name[:50], step.device, step.phase, _us(step.start_ns), _us(step.span_ns),
          _us(step.time_ns), _us(step.idle_ns), _us(step.period_ns) if step.period_ns is not None else ""]
         for step in steps[:STEPS]
     ]  # fmt: skip
@@ -123,7 +125,7 @@ def _kernels(kernels: Sequence[KernelTime], top: int, on: str) -> str:
         return ""
     total = sum(kernel.time_ns for kernel in kernels)
     rows = [
-        [_short(k.name), k.op_class, _phase(k.phase), _us(k.time_ns), _percent(k.time_ns, total), k.calls,
+        [_short(k.name), k.op_class, k.phase, _us(k.time_ns), _percent(k.time_ns, total), k.calls,
          _us(k.time_ns / max(k.calls, 1)), k.shapes[0].dims[:60] if k.shapes else ""]
         for k in kernels[:top]
     ]  # fmt: skip
@@ -244,10 +246,6 @@ def _step_json(step: Step) -> dict[str, Any]:
         "period_us": step.period_ns / 1e3 if step.period_ns is not None else None,
         "classes": {name: _times_json(times) for name, times in step.classes.items()},
     }
-
-
-def _phase(phase: Phase) -> str:
-    return "no known phase" if phase == "other" else phase
 
 
 def _short(name: str) -> str:

@@ -67,7 +67,7 @@ class KernelTime(Times):
     """A kernel (on CPU traces an operator, without those inside it) in the steps of one phase.
 
     library: whose it is, by its name; empty if unknown
-    op:      the operator that launched most of its calls; empty if none is known (in graphs)
+    op:      the operator whose launches of it took the most time; empty if none is known (in graphs)
     shapes:  most time first; empty where none were recorded
     """
 
@@ -84,7 +84,7 @@ class Step:
     """One step on one device.
 
     evidence:  how its bounds and its phase were found
-    start_ns:  from the trace's first event on
+    start_ns:  from the start of the first kernel of the trace on
     span_ns:   from its first kernel's start to its last one's end
     idle_ns:   of it, with nothing running: the device waits, mostly for the host
     period_ns: to the start of the next step; None for the last

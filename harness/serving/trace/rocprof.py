@@ -16,6 +16,7 @@ from harness.serving.trace.incremental import Keys, Text
 from harness.serving.trace.recorded import NONE, Recorded
 
 ROOT = "rocprofiler-sdk-tool"
+LATEST = 1 << 62  # ns
 SUFFIX = re.compile(r"( \[clone [^\]]*\])?(\.kd)?( \[clone [^\]]*\])?$")
 CSV_COLUMNS = ("Kernel_Name", "Start_Timestamp", "End_Timestamp")
 
@@ -57,7 +58,7 @@ class _Tool:
         if not isinstance(value, Mapping):
             return
         if keys == ("kernel_symbols", "*"):
-            self.kernels[self.process, value.get("kernel_id")] = _name(value)
+            self.kernels[self.process, _plain(value.get("kernel_id"))] = _name(value)
         elif keys == ("agents", "*"):
             self._agent(value)
         elif keys == ("buffer_records", "kernel_dispatch", "*"):
@@ -78,7 +79,10 @@ class _Tool:
         info = info if isinstance(info, Mapping) else {}
         queue = _handle(info.get("queue_id"))
         self._add(
-            ("kernel", self.process, info.get("kernel_id")), _handle(info.get("agent_id")), queue, record
+            ("kernel", self.process, _plain(info.get("kernel_id"))),
+            _handle(info.get("agent_id")),
+            queue,
+            record,
         )
 
     def _device(self, agent: Any) -> str:
@@ -86,7 +90,7 @@ class _Tool:
 
     def _add(self, name: Any, agent: Any, queue: Any, record: Mapping[str, Any]) -> None:
         start, end = record.get("start_timestamp"), record.get("end_timestamp")
-        if type(start) is not int or type(end) is not int or end < start or start < 0:
+        if not _sensible(start, end):
             self.lost += 1
             return
         if self.base is None:
@@ -130,8 +134,17 @@ def _name(symbol: Mapping[str, Any]) -> str:
     return f"kernel_id {symbol.get('kernel_id')}"
 
 
+def _sensible(start: Any, end: Any) -> bool:
+    return type(start) is int and type(end) is int and 0 <= start <= end < LATEST
+
+
 def _handle(value: Any) -> Any:
-    return value.get("handle") if isinstance(value, Mapping) else value
+    return _plain(value.get("handle") if isinstance(value, Mapping) else value)
+
+
+def _plain(value: Any) -> Any:
+    """As a key: numbers and texts stay."""
+    return value if isinstance(value, (int, str)) else str(value)
 
 
 def read_csv(text: Text, into: Recorded) -> None:
@@ -151,6 +164,8 @@ def read_csv(text: Text, into: Recorded) -> None:
             try:
                 start, end = int(record["Start_Timestamp"]), int(record["End_Timestamp"])
                 name = record["Kernel_Name"]
+                if not _sensible(start, end):
+                    raise ValueError
             except (KeyError, ValueError):
                 raise UnreadableError(
                     f"cannot read {text.path}, line {rows.line_num}: no kernel with start and end; "

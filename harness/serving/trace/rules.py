@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Literal
 
@@ -88,7 +88,7 @@ def step_rule(annotation: str) -> int | None:
     return next((i for i, rule in enumerate(step_rules()) if rule.pattern.search(annotation)), None)
 
 
-@cache
+@lru_cache(maxsize=4096)
 def marks_step(annotation: str) -> bool:
     return step_rule(annotation) is not None
 

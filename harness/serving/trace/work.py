@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from harness.serving.trace.intervals import own_time
-from harness.serving.trace.recorded import NONE, Recorded
+from harness.serving.trace.recorded import NONE, Recorded, groups
 from harness.serving.trace.steps import processes_of
 
 
@@ -43,6 +43,7 @@ def kernels(recorded: Recorded) -> Work:
     rows, launches, ops = recorded.work, recorded.launches, recorded.ops
     n = len(rows)
     launch = _find(launches.correlation, rows.correlation)
+    _note_merged(recorded)
     launched = launch != NONE
     at, thread = np.full(n, NONE), np.full(n, NONE)
     at[launched], thread[launched] = launches.at[launch[launched]], launches.thread[launch[launched]]
@@ -61,6 +62,21 @@ def kernels(recorded: Recorded) -> Work:
         np.where(op == NONE, NONE, _at(ops.shapes, op)), np.ones(n, dtype=np.int8), device_of[rows.stream],
         rows.stream, rows.start, rows.start + rows.length, at, _process(recorded, thread), graph,
     )  # fmt: skip
+
+
+def _note_merged(recorded: Recorded) -> None:
+    """Ids of calls are unique in a process only."""
+    launches = recorded.launches
+    known = launches.correlation != NONE
+    process = _process(recorded, launches.thread)
+    pairs, _ = groups(launches.correlation[known], process[known])
+    shared = len(pairs) - len(np.unique(launches.correlation[known]))
+    if shared:
+        recorded.note(
+            "merged",
+            f"{shared} launches of several processes have the same id: ranks were merged into one file, and "
+            "which step a kernel is of cannot be told; take each rank's own file",
+        )
 
 
 def operators(recorded: Recorded) -> Work:

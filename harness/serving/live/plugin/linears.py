@@ -55,8 +55,11 @@ def _bf16(kernel, layer, weight: torch.Tensor, scale: torch.Tensor):  # type: ig
 
 
 def _bf16_brgemm(kernel, layer, weight: torch.Tensor, scale: torch.Tensor):  # type: ignore[no-untyped-def]
+    """SGLang's product of bf16 weights, which vLLM takes for small ones where there are AMX tiles."""
+    from vllm import _custom_ops as ops
+
     packed = torch.ops._C.convert_weight_packed(dequantised(weight, scale))
-    return lambda x, bias: torch.ops._C.weight_packed_linear(x, packed, bias, True)
+    return lambda x, bias: ops.weight_packed_linear_cpu(x, packed, len(weight), bias)
 
 
 def _unpacked(kernel, layer, weight: torch.Tensor, scale: torch.Tensor):  # type: ignore[no-untyped-def]

@@ -76,6 +76,7 @@ def _decode_attention_cpu(
     return out
 
 
+# In fp32, as the kernels accumulate: bf16 scores would be another function.
 def _torch(q: torch.Tensor, cache: torch.Tensor, metadata: Any, scale: float, latent: int) -> torch.Tensor:
     decode = metadata.decode
     rows = _once(decode, "rows64", lambda: _split(decode.block_table, cache.shape[1], 1).long())
@@ -83,9 +84,9 @@ def _torch(q: torch.Tensor, cache: torch.Tensor, metadata: Any, scale: float, la
     flat = cache.view(-1, q.shape[-1])
     out = torch.empty(*q.shape[:2], latent, dtype=q.dtype)
     for i, length in enumerate(lengths):
-        keys = flat[rows[i, :length]]
-        weights = torch.softmax((q[i] @ keys.T).float() * scale, dim=-1).to(q.dtype)
-        torch.mm(weights, keys[:, :latent], out=out[i])
+        keys = flat[rows[i, :length]].float()
+        weights = torch.softmax((q[i].float() @ keys.T) * scale, dim=-1)
+        out[i] = weights @ keys[:, :latent]
     return out
 
 

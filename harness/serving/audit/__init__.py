@@ -1,0 +1,36 @@
+"""What does not hold, or is not alike, in a set of runs or a published document: found by rules over data.
+
+A rule takes what is audited and the corpus of all rows and claims, and gives Findings. Its docstring says why
+it matters. Texts are made from numbers, never written for one document.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+
+from harness.serving.audit import claims, rankings, recompute, runs, setups, tables
+from harness.serving.audit.corpus import Audited, Corpus, corpus
+from harness.serving.schema import Finding
+
+RULES = (*claims.RULES, *recompute.RULES, *tables.RULES, *rankings.RULES, *runs.RULES, *setups.RULES)
+SEVERITIES = ("wrong", "suspect", "note")
+
+__all__ = ["RULES", "SEVERITIES", "Audited", "Corpus", "audit", "corpus", "explained"]
+
+
+def audit(audited: Audited, against: Corpus) -> list[Finding]:
+    """What the rules find, with what the integrity tests found in each run; the gravest first."""
+    every = [one for rule in RULES for one in rule(audited, against)]
+    every += [_at(one, run.id) for run in audited.runs for one in run.findings]
+    return sorted(every, key=lambda one: SEVERITIES.index(one.severity))
+
+
+def _at(one: Finding, run: str) -> Finding:
+    return one if one.subjects else one.model_copy(update={"subjects": (run,)})
+
+
+def explained() -> Iterable[tuple[str, str]]:
+    """Each rule's name and why it matters."""
+    for rule in RULES:
+        yield rule.__name__, inspect.getdoc(rule) or ""

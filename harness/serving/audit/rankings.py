@@ -1,0 +1,210 @@
+"""Rules over sentences that rank or describe a trend: each is held against every row that it speaks of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from harness.serving.audit.corpus import Audited, Corpus, found, load_of, same_engine, same_hardware
+from harness.serving.documents import Claim, Setup
+from harness.serving.schema import Finding, ServingRun
+
+EVEN = 0.01
+"""Nearer than that, neither is better: repeated serving runs differ by a percent or more."""
+STABLE = 0.25
+PLATEAU = 0.10
+SHOWN = 3
+
+Point = tuple[str, float, float]  # mode, load, output length
+Row = tuple[Point, float, ServingRun]
+
+
+def ranked(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """`A outperformed B` is true of the points where it is, and of no others: each point is looked up. Of a
+    `highest` without limits only the largest of either side."""
+    for claim in audited.claims:
+        if claim.comparison is None:
+            continue
+        held, failed, even = [], [], 0
+        for where, better, text in _held_against(claim, corpus):
+            even += abs(better - 1) <= EVEN
+            if abs(better - 1) > EVEN:
+                (held if better > 1 else failed).append((better, f"{where}: {text}"))
+        count = len(held) + len(failed) + even
+        if not count:
+            continue
+        failed.sort()
+        text = f"{claim.id}: {_name(claim.comparison.better)} is ahead at {len(held)} of {count} points"
+        text += f", even at {even}" if even else ""
+        if failed:
+            rest = f", and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
+            text += f"; not at {'; '.join(where for _, where in failed[:SHOWN])}{rest}"
+        severity = "note"
+        if failed or even > len(held):
+            severity = "wrong" if 2 * len(failed) > count else "suspect"
+        yield found(
+            "ranked",
+            severity,
+            text,
+            [claim.id],
+            holds=len(held),
+            fails=len(failed),
+            even=even,
+            points=count,
+        )
+
+
+def _held_against(claim: Claim, corpus: Corpus) -> Iterator[tuple[str, float, str]]:
+    """(where, how many times better, the numbers) for each point and rival."""
+    said = claim.comparison
+    unlimited = (None, None) == said.concurrency == said.output_len == said.batch
+    for metric in said.metrics:
+        for rival in said.than:
+            # a ranking of engines that names no machine is of those on one
+            own = Setup(
+                hardware=said.better.hardware or rival.hardware, engine=said.better.engine or rival.engine
+            )
+            ours, theirs = (_kept(claim, one, metric, corpus) for one in (own, rival))
+            theirs = [one for one in theirs if one not in ours]
+            if unlimited and claim.metric is not None and metric == "throughput":
+                pairs = (
+                    [tuple(max(side, key=lambda one: one[1]) for side in (ours, theirs))]
+                    if ours and theirs
+                    else []
+                )
+            else:
+                pairs = [
+                    (a, b)
+                    for a in ours
+                    for b in theirs
+                    if a[0] == b[0] and (own.hardware or _one_machine(a, b))
+                ]
+            for (_, a, _), (point, b, run) in pairs:
+                better = a / b if metric == "throughput" else b / a
+                text = f"{a:,.5g} against {b:,.5g} of {run.engine} {run.hardware}"
+                yield f"{metric} at {_place(point)}", better, text
+
+
+def _one_machine(a: Row, b: Row) -> bool:
+    return a[2].hardware == b[2].hardware
+
+
+def _kept(claim: Claim, setup: Setup, metric: str, corpus: Corpus) -> list[Row]:
+    return [one for one in points(claim, setup, metric, corpus) if _within(claim, one[0])]
+
+
+def trends(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """`Stable`, `rises`, `plateaus` are numbers too: the largest change between neighbouring points."""
+    for claim in audited.claims:
+        said = claim.trend
+        if said is None:
+            continue
+        broken, looked = [], 0
+        for setup in said.of:
+            for metric in said.metrics:
+                for line in _lines(claim, setup, metric, said.over, corpus):
+                    kept = [(x, y) for x, y in line if said.beyond is None or x >= said.beyond]
+                    if len(kept) < 2:
+                        continue
+                    looked += 1
+                    if why := _breaks(said.says, kept):
+                        broken.append(f"{metric} of {_name(setup)} {why}")
+        if looked:
+            held = looked - len(broken)
+            text = f"{claim.id}: {said.says!r} over {said.over} holds in {held} of {looked} series"
+            text += f"; not {'; '.join(broken[:SHOWN])}" if broken else ""
+            yield found(
+                "trends", "suspect" if broken else "note", text, [claim.id], series=looked, breaks=len(broken)
+            )
+
+
+def _breaks(says: str, line: list[tuple[float, float]]) -> str:
+    """Why a series is not as said; empty where it is."""
+    ends = f"from {line[0][1]:,.5g} at {line[0][0]:g} to {line[-1][1]:,.5g} at {line[-1][0]:g}"
+    values = [y for _, y in line]
+    if says == "stable" and max(values) > (1 + STABLE) * min(values):
+        return f"goes {ends}, {max(values) / min(values):.3g} times between its least and its most"
+    if says == "plateaus" and max(values) > (1 + PLATEAU) * values[0]:
+        return f"still goes {ends}, {max(values) / values[0] - 1:.0%} up"
+    if says == "rises" and any(after < (1 - EVEN) * before for before, after in pairwise(values)):
+        return f"goes {ends}, not always up"
+    if says == "falls" and any(after > (1 + EVEN) * before for before, after in pairwise(values)):
+        return f"goes {ends}, not always down"
+    return ""
+
+
+def points(claim: Claim, setup: Setup, metric: str, corpus: Corpus) -> list[Row]:
+    """The metric of each row of a setup that a claim speaks of: the clients' means, throughput of output."""
+    found_at = []
+    for run in corpus.all_rows:
+        if not _of(setup, run) or not _spoken_of(claim, run):
+            continue
+        value = run.value(metric, tokens="output") if metric == "throughput" else run.value(metric, "mean")
+        if metric == "e2e" and value is None and run.mode == "offline" and run.totals.duration_s:
+            value = run.totals.duration_s * 1e3
+        load = load_of(run)
+        if value and load:
+            found_at.append(((run.mode, load, run.workload.output_len or 0.0), value, run))
+    return found_at
+
+
+def _of(setup: Setup, run: ServingRun) -> bool:
+    return (
+        run.client.startswith("dstack")
+        and (not setup.hardware or same_hardware(setup.hardware, run.hardware))
+        and (not setup.engine or same_engine(setup.engine, run.engine))
+    )
+
+
+def _spoken_of(claim: Claim, run: ServingRun) -> bool:
+    said = claim.comparison
+    mode = claim.mode
+    if mode == "unknown" and said and said.batch != (None, None):
+        mode = "offline"
+    if mode == "unknown" and said and said.concurrency != (None, None):
+        mode = "online"
+    return mode in ("unknown", run.mode) and bool(claim.workload.prefix_cached) == bool(
+        run.workload.prefix_cached
+    )
+
+
+def _within(claim: Claim, point: Point) -> bool:
+    mode, load, length = point
+    said = claim.comparison
+    loads = said.batch if mode == "offline" else said.concurrency
+    return _between(load, loads) and _between(length, said.output_len)
+
+
+def _between(value: float, ends: tuple[float | None, float | None]) -> bool:
+    return (ends[0] is None or value >= ends[0]) and (ends[1] is None or value <= ends[1])
+
+
+def _lines(
+    claim: Claim, setup: Setup, metric: str, over: str, corpus: Corpus
+) -> list[list[tuple[float, float]]]:
+    """Series of (what it goes over, value), one for each mode and each value of what is held; E2E over output
+    length is that of a token."""
+    series: dict[tuple, list[tuple[float, float]]] = {}
+    held = claim.workload.concurrency if over == "output_len" else None
+    for (mode, load, length), value, _ in points(claim, setup, metric, corpus):
+        if held and load != held:
+            continue
+        if metric == "e2e" and over == "output_len":
+            value /= length or 1.0
+        if over == "output_len":
+            series.setdefault((mode, load), []).append((length, value))
+        elif (over == "batch") == (mode == "offline"):
+            series.setdefault((mode, length), []).append((load, value))
+    return [sorted(line) for line in series.values()]
+
+
+def _place(point: Point) -> str:
+    mode, load, length = point
+    return f"{load:g} {'prompts' if mode == 'offline' else 'in flight'}, {length:g} out"
+
+
+def _name(setup: Setup) -> str:
+    return " ".join(filter(None, (setup.engine, setup.hardware))) or "any"
+
+
+RULES = (ranked, trends)

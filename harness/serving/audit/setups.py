@@ -1,0 +1,311 @@
+"""Rules over how runs were made: commands, images, versions, settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import date
+from itertools import combinations
+
+from harness.flags import Flag, catalogue
+from harness.serving.audit.corpus import Audited, Corpus, found, same_engine, same_hardware
+from harness.serving.client_commands import workloads_of
+from harness.serving.documents import Configuration
+from harness.serving.figure import matters, option
+from harness.serving.schema import Finding, ServingRun, Workload
+
+UNPINNED = re.compile(r":(latest|devel|nightly|main|dev)$|--pre\b|wheels\.vllm\.ai/nightly")
+ASKED = (
+    "dataset",
+    "input_len",
+    "output_len",
+    "concurrency",
+    "request_rate",
+    "num_prompts",
+    "warmup_s",
+    "cooldown_s",
+    "prefix_cached",
+)
+MLA = "attention is MLA"
+PROVIDERS = {"triton": "triton", "aiter": "aiter"}
+OPS = {"fused_moe": r"\bmoe\b", "mla_decode": r"\bmla\b", "block_scale_gemm": r"\bgemm\b"}
+
+
+def command_and_log_disagree(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """A command beside a log that it did not write: one of the two is of another run."""
+    for run in audited.runs:
+        about = audited.configuration(run.configuration)
+        if about is None:
+            continue
+        for asked in _commands(about, run):
+            differ = {
+                name: (want, got)
+                for name in ASKED
+                if (want := getattr(asked, name)) is not None
+                and (got := getattr(run.workload, name)) is not None
+                and want not in ("", got)
+                and got != ""
+                and not (name == "concurrency" and about.concurrencies)
+            }
+            if differ:
+                shown = ", ".join(
+                    f"{name} {_plain(w)} in the command, {_plain(g)} in the log"
+                    for name, (w, g) in differ.items()
+                )
+                numbers = {
+                    f"{k}_{s}": v
+                    for k, pair in differ.items()
+                    for s, v in zip(("command", "log"), pair, strict=True)
+                    if not isinstance(v, str)
+                }
+                yield found("command_and_log_disagree", "wrong", f"{run.id}: {shown}", [run.id], **numbers)
+
+
+def _commands(about: Configuration, run: ServingRun) -> list[Workload]:
+    """The client's command of a run: of several the one with its dataset and lengths."""
+    ran = run.workload
+    every = workloads_of(about.client) or ([about.workload] if about.workload != Workload() else [])
+    same = ("dataset", "input_len", "output_len")
+    fits = [one for one in every if all(getattr(one, n) == getattr(ran, n) for n in same)]
+    return list(dict.fromkeys(fits))[:1] if len(set(fits)) == 1 else []
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+
+
+def date_before_image(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """Nobody measures with an image that is built later: the date is wrong, or the image is another."""
+    said = _date(audited.date)
+    for about in audited.configurations:
+        built = image_date(about.image)
+        if said and built and said < built:
+            days = (built - said).days
+            yield found(
+                "date_before_image",
+                "wrong",
+                f"dated {said}, but {about.image} is of {built}, {days} days later",
+                [about.name],
+                days=days,
+            )
+
+
+def image_date(image: str) -> date | None:
+    """Of an image's tag: 20251210, or 251212."""
+    tag = image.rsplit(":", 1)[-1] if ":" in image else ""
+    for digits in re.findall(r"(?<!\d)(?:20)?(2\d[01]\d[0-3]\d)(?!\d)", tag):
+        if found_ := _date(f"20{digits[:2]}-{digits[2:4]}-{digits[4:]}"):
+            return found_
+    return None
+
+
+def _date(text: str) -> date | None:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def image_not_pinned(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """`latest` and nightly wheels are another engine next week: the run cannot be made again."""
+    for about in audited.configurations:
+        texts = [
+            about.image,
+            *(line for line in f"{about.task_file}\n{about.server}".splitlines() if "install" in line),
+        ]
+        loose = [
+            text.strip(" -")
+            for text in texts
+            if text and (UNPINNED.search(text) or (text == about.image and ":" not in text))
+        ]
+        if loose:
+            yield found("image_not_pinned", "suspect", f"{about.name}: {'; '.join(loose)}", [about.name])
+
+
+def setups_differ(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """Where the engine's version or options differ between two machines, not only the machine is compared."""
+    for a, b in combinations(audited.configurations, 2):
+        if not same_engine(a.engine, b.engine) or same_hardware(a.hardware, b.hardware):
+            continue
+        differ = []
+        if a.version != b.version and a.version and b.version:
+            differ.append(f"version {a.version} against {b.version}")
+        elif a.image != b.image:
+            differ.append(f"image {a.image} against {b.image}")
+        left, right = ({f for f in one.flags if matters(f)} for one in (a, b))
+        differ += [
+            f"{' '.join(sorted(only))} on {one.hardware} alone"
+            for only, one in ((left - right, a), (right - left, b))
+            if only
+        ]
+        if differ:
+            yield found(
+                "setups_differ",
+                "suspect",
+                f"{a.name}, {b.name}: not only the GPU differs: {'; '.join(differ)}",
+                [a.name, b.name],
+                differences=len(differ),
+            )
+
+
+def precision_differs(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """DeepSeek-R1's checkpoint is FP8 with a scale a block. Scales a token, or bf16, are other products, of
+    another accuracy and speed; figures beside a block-scale server's need that said."""
+    for about in audited.configurations:
+        texts = (about.task_file, about.server, about.docker, *about.manifests.values())
+        asked = option(about.flags, "--quantization") or option(about.flags, "--dtype")
+        dtype = re.search(r"--dtype\s+(\w+)", " ".join(texts))
+        asked = asked or (dtype[1] if dtype else "")
+        if asked and asked != "auto" and "block" not in asked:
+            yield found(
+                "precision_differs",
+                "suspect",
+                f"{about.name} asks for {asked}, where the checkpoint is FP8 block-scale",
+                [about.name],
+            )
+
+
+def prefix_cache_contradicted(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """A run with cached prefixes was not made by a server whose command turns the cache off."""
+    for run in audited.runs:
+        if run.workload.prefix_cached and "--no-enable-prefix-caching" in run.flags:
+            yield found(
+                "prefix_cache_contradicted",
+                "wrong",
+                f"{run.id}: with cached prefixes, but its server has --no-enable-prefix-caching",
+                [run.id],
+            )
+
+
+def flag_not_read(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """A variable that the version does not read changes nothing, however it is listed; nor does one that the
+    model's attention passes over."""
+    for about in audited.configurations:
+        every = dict(about.environment)
+        for role in about.roles.values():
+            every |= role.environment
+        reasons: dict[str, list[str]] = {}
+        for name, value in every.items():
+            if (flag := catalogue().get(name)) and (why := unread(flag, about)):
+                reasons.setdefault(why, []).append(f"{name}={value}")
+        for why, names in reasons.items():
+            yield found(
+                "flag_not_read",
+                "suspect",
+                f"{about.name} sets {', '.join(names)}: {why}",
+                [about.name],
+                flags=len(names),
+            )
+
+
+def unread(flag: Flag, about: Configuration) -> str:
+    """Why a configuration's engine takes no notice of a flag; empty where it may."""
+    if flag.read == "never":
+        known = "alone" not in flag.versions and not re.search(rf"\$\{{?{flag.name}\b", texts_of(about))
+        return "read by nothing that was looked at" if known else ""
+    if same_engine(flag.library, about.engine):
+        until = re.search(r"not in (upstream )?(\d+(?:\.\d+)+)", flag.versions)
+        if until and _version(about.version) and _version(about.version) >= _version(until[2]):
+            fork = " upstream; a fork may" if until[1] else ""
+            return f"{about.engine} {about.version} does not read it{fork}"
+        if MLA in flag.without:
+            return flag.without
+    return ""
+
+
+def texts_of(about: Configuration) -> str:
+    """All that its document gives of it, as one text."""
+    return "\n".join((about.docker, about.server, about.client, about.task_file, *about.manifests.values()))
+
+
+def _version(text: str) -> tuple[int, ...]:
+    numbers = re.match(r"v?(\d+(?:\.\d+)+)", text)
+    return tuple(int(one) for one in numbers[1].split(".")) if numbers else ()
+
+
+def statements(audited: Audited) -> Iterator[tuple[str, str, Configuration]]:
+    """(id, quoted text, the configuration that it is of): claims, and what a configuration's notes quote."""
+    for claim in audited.claims:
+        about = audited.configuration(claim.configuration)
+        if about or len(audited.configurations) == 1:
+            yield claim.id, claim.quote, about or audited.configurations[0]
+    for about in audited.configurations:
+        for note in about.notes:
+            for quote in re.findall(r'"([^"]+)"', note):
+                yield about.name, quote, about
+
+
+def notes_against_settings(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """A flag that is set and a log that names another kernel: set does not mean in effect."""
+    for subject, quote, about in statements(audited):
+        told = [p for word, p in PROVIDERS.items() if re.search(rf"\b{word}\b", quote.lower())]
+        ops = [op for op, pattern in OPS.items() if re.search(pattern, quote.lower())]
+        if len(told) != 1 or len(ops) != 1:
+            continue
+        for name, value in about.environment.items():
+            meant = catalogue()[name].stands_for(value, ops[0]) if name in catalogue() else ()
+            if meant and not any(told[0] in one for one in meant):
+                yield found(
+                    "notes_against_settings",
+                    "suspect",
+                    f'{subject}: "{quote}", where {name}={value} stands for {", ".join(meant)}',
+                    [subject],
+                )
+
+
+def advised_without_effect(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """Advice to set what the engine does not read for this model costs its reader a restart and a run."""
+    texts = [(claim.id, claim.quote) for claim in audited.claims]
+    texts += [(about.name, note) for about in audited.configurations for note in about.notes]
+    for subject, text in texts:
+        for name, value in re.findall(r"\b([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)=(\w+)", text):
+            for about in audited.configurations:
+                why = unread(catalogue()[name], about) if name in catalogue() else ""
+                if why and about.environment.get(name) != value:
+                    yield found(
+                        "advised_without_effect",
+                        "suspect",
+                        f"{subject} advises {name}={value}: {why}",
+                        [subject],
+                    )
+                    break
+
+
+def prefix_cache_on(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+    """Runs of a sweep that draw the same prompts from one seed find those of the run before in a prefix cache
+    that is on: what is labelled as not cached may be."""
+    for about in audited.configurations:
+        if "--enable-prefix-caching" not in about.flags:
+            continue
+        rows = [
+            run
+            for run in corpus.all_rows
+            if run.workload.prefix_cached is False
+            and run.workload.dataset == "random"
+            and same_hardware(run.hardware, about.hardware)
+            and same_engine(run.engine, about.engine)
+            and run.version == about.version
+        ]
+        if rows:
+            yield found(
+                "prefix_cache_on",
+                "suspect",
+                f"{about.name} serves with --enable-prefix-caching; {len(rows)} runs of it count as "
+                "not cached, on random prompts that a repeated seed would repeat",
+                [about.name],
+                runs=len(rows),
+            )
+
+
+RULES = (
+    command_and_log_disagree,
+    date_before_image,
+    image_not_pinned,
+    setups_differ,
+    precision_differs,
+    prefix_cache_contradicted,
+    flag_not_read,
+    notes_against_settings,
+    advised_without_effect,
+    prefix_cache_on,
+)

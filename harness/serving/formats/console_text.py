@@ -1,0 +1,131 @@
+"""Console output as people paste it, to the blocks of results in it.
+
+Lines come with log prefixes, quotes, colours and progress bars; blocks come several in a text, broken off, or
+glued together. What is in a block is read only as far as it is sure to be of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+PREFIX = re.compile(
+    r"""(?: \s+
+        | [>|*$`'"]+ | \#+(?=\s)
+        | \[[^\]]*\]:? | \([^)]*\)(?=\s) | <[^>]*>:?
+        | \d{4}-\d\d-\d\d[T]? | \d\d[-/]\d\d(?=\s)
+        | \d\d?:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?
+        | (?:DEBUG|INFO|WARNING|WARN|ERROR|NOTICE)\b:?
+        | [A-Z][a-z]{2}\s+\d\d?\s\d\d:\d\d:\d\d\s\S+\s | [\w.-]+\[\d+\]: | [\w./]+\.py:\d+\]?
+        | [-:]+(?=\s)
+        )+""",
+    re.VERBOSE,
+)
+HEADER = re.compile(r"(?<!=)(={3,})\s*(Serving|Offline Throughput) Benchmark Result\s*={3,}", re.IGNORECASE)
+GLUED = 40  # signs before a header's words: a closing line of 50 and the header's own 12
+CLOSING = re.compile(r"={10,}")
+SEPARATOR = re.compile(r"-{3,}[^:]*-{3,}|-{10,}")
+LINE = re.compile(r"(?P<label>[A-Za-z][^:]*?)\s*(?:\((?P<unit>[^()]*)\))?\s*:\s*(?P<value>\S.*)?")
+REMARK = re.compile(r"\s+(?:\(|#|←|<-|//|\\$).*")  # what people write behind a number
+LONGEST = 300  # no line of a block is longer
+AROUND = " \t|*`'\"\\,"
+
+
+@dataclass
+class Block:
+    """One block of results.
+
+    line:      of its header, from 1
+    offline:   of an engine without a server
+    values:    text by label, in lower case, with its unit in parentheses
+    conflicts: labels that stand there twice with different values: two blocks in one, or a broken one
+    closed:    whether its last line is there
+    cut:       the label whose line is the text's last and has no end, so that its value may be cut through
+    before:    the lines between the block before it (or the start) and its header
+    """
+
+    line: int
+    offline: bool
+    before: list[str]
+    values: dict[str, str] = field(default_factory=dict)
+    conflicts: dict[str, tuple[str, str]] = field(default_factory=dict)
+    closed: bool = False
+    cut: str = ""
+
+
+def plain(text: str) -> list[str]:
+    """Its lines without colours; a progress bar's are lines too."""
+    text = ANSI.sub("", text).replace("\u00a0", " ").replace("\ufeff", "")
+    return re.split(r"\r\n|\n|\r", text)
+
+
+def unprefixed(line: str) -> str:
+    """The line without what loggers and quoting put before it."""
+    match = PREFIX.match(line)
+    return line[match.end() :].rstrip() if match else line.rstrip()
+
+
+def has_blocks(text: str) -> bool:
+    return HEADER.search(text) is not None
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """The blocks of a text, in its order."""
+    lines = plain(text)
+    headers = [(i, match) for i, line in enumerate(lines) if (match := HEADER.search(line))]
+    free = 0  # the first line that is of no block yet
+    for index, (at, match) in enumerate(headers):
+        following = headers[index + 1] if index + 1 < len(headers) else None
+        body = lines[at + 1 : following[0] if following else len(lines)]
+        glued = following is not None and len(following[1][1]) >= GLUED
+        block = Block(at + 1, match[2].lower() != "serving", lines[free:at])
+        before = lines[at][: match.start()]
+        body = [line.removeprefix(before) for line in body]  # a prefix that no rule knows
+        free = at + 1 + _fill(block, body, closed_by_next=glued)
+        if free == len(lines) and lines[-1].strip() and not lines[-1][-1].isspace() and not block.closed:
+            block.cut = next(reversed(block.values), "")
+        yield block
+
+
+def _fill(block: Block, body: list[str], closed_by_next: bool) -> int:
+    """Reads the block's lines; returns how many are of it. Up to its closing line others may stand between
+    (a server's log); without one it ends at the first line that is none of a block."""
+    end = next((i for i, line in enumerate(body) if CLOSING.fullmatch(unprefixed(line).strip(AROUND))), None)
+    block.closed = end is not None or closed_by_next
+    for number, line in enumerate(body[:end]):
+        known = _take(block, unprefixed(line))
+        if not known and not block.closed:
+            return number
+    return len(body) if end is None else end + 1
+
+
+def _take(block: Block, line: str) -> bool:
+    """Whether the line is one of a block's; its value is kept."""
+    line = line.strip(AROUND)
+    if len(line) > LONGEST:
+        return False
+    if not line or SEPARATOR.fullmatch(line):
+        return True
+    match = LINE.fullmatch(line)
+    if not match:
+        return False
+    label = " ".join(match["label"].lower().split()).strip(AROUND)
+    key = f"{label} ({' '.join(match['unit'].split())})" if match["unit"] else label
+    value = REMARK.sub("", (match["value"] or "").strip(AROUND)).strip(AROUND)
+    numeric = value[:1].isdigit() or value[:1] in ("+", "-", ".") or value in ("nan", "inf")
+    if not value or not (numeric or label in LABELS or match["unit"] in UNITS):
+        return False
+    if key in block.values and block.values[key] != value:
+        block.conflicts[key] = (block.values[key], value)
+    block.values.setdefault(key, value)
+    return True
+
+
+# Whose lines are a block's whatever stands behind them, so that what is no number there is found.
+UNITS = ("ms", "s", "req/s", "tok/s", "RPS")
+LABELS = ("backend", "traffic request rate", "max request concurrency", "max reqeuest concurrency",
+          "maximum request concurrency", "successful requests", "failed requests", "total input tokens",
+          "total generated tokens", "concurrency", "peak concurrent requests", "warm-up time",
+          "cool-down time")  # fmt: skip

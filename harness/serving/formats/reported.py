@@ -1,0 +1,100 @@
+"""What SGLang's and vLLM's clients write alike: lists of requests, the load asked for, throughputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.serving.formats.metrics import single
+from harness.serving.reading import Fields, UnreadableError
+from harness.serving.schema import Metric, Samples, ServingRun
+
+BULK = ("generated_texts", "text_chunks", "start_times", "cached_tokens", "cached_tokens_details")
+LONGEST = 64  # entries of a list that stays in `extra`
+ENGINES = {"sglang": "sglang", "vllm": "vllm", "lmdeploy": "lmdeploy", "trt": "tensorrt_llm", "tgi": "tgi"}
+
+
+def throughputs(row: Fields, keys: Mapping[str, str]) -> list[Metric]:
+    """Those of the row, in tokens per second of the whole engine. keys: to the kind of tokens."""
+    pairs = keys.items()
+    return [one for key, kind in pairs for one in single(row, key, "throughput", "tok/s", tokens=kind)]
+
+
+def requests(row: Fields) -> tuple[Samples, int | None]:
+    """What the client kept of each completed request, and how many failed (None: the row has no telling).
+
+    Takes input_lens, output_lens (tokens); ttfts, latencies, itls (s); errors (texts). Both clients write 0
+    tokens and 0 s for a request that failed: those are left out of the samples.
+    """
+    errors = _errors(row)
+    kept: dict[str, Sequence[Any]] = {
+        "input_lens": row.counts("input_lens"),
+        "output_lens": row.counts("output_lens"),
+        "ttfts_ms": row.numbers("ttfts", scale=1e3, least=0),
+        "e2es_ms": row.numbers("latencies", scale=1e3, least=0),
+        "itls_ms": row.lists("itls", scale=1e3, least=0),
+    }
+    columns = [column for column in kept.values() if column]
+    if errors is not None:
+        columns.append(errors)
+    if not columns:
+        return Samples(), None
+    if len(set(map(len, columns))) > 1:
+        sizes = ", ".join(f"{name} {len(column)}" for name, column in kept.items() if column)
+        row.leave_out(
+            "ttfts", f"and the like are lists of unlike length ({sizes}, errors {len(errors or ())})"
+        )
+        return Samples(), None
+    told = kept["output_lens"] or kept["e2es_ms"]
+    failed = [bool(errors and errors[i]) or bool(told and not told[i]) for i in range(len(columns[0]))]
+    whole = {
+        name: tuple(one for one, lost in zip(column, failed, strict=True) if not lost)
+        for name, column in kept.items()
+        if column
+    }
+    return Samples(**whole), sum(failed) if told or errors is not None else None
+
+
+def _errors(row: Fields) -> list[Any] | None:
+    errors = row.take("errors")
+    if errors is not None and not isinstance(errors, list):
+        row.leave_out("errors", "is not a list")
+        return None
+    return errors
+
+
+def request_rate(row: Fields) -> float | None:
+    """Requests per second as asked for; 0: all at once. None where a trace gives the times, or not said."""
+    return None if row.values.get("request_rate") == "trace" else row.number("request_rate", infinite=0.0)
+
+
+def engine(row: Fields) -> str:
+    """The engine that the client's `backend` names; empty where that is a protocol (openai, openai-chat)."""
+    return ENGINES.get(str(row.values.get("backend") or row.values.get("endpoint_type")).split("-")[0], "")
+
+
+def without_bulk(row: Fields) -> tuple[str, ...]:
+    """Takes texts and long lists out of the row's rest; a note that names them."""
+    bulk = [
+        (key, len(value))
+        for key, value in row.values.items()
+        if key not in row.taken and isinstance(value, list) and (key in BULK or len(value) > LONGEST)
+    ]
+    row.taken.update(key for key, _ in bulk)
+    named = ", ".join(f"{key} ({count} entries)" for key, count in bulk)
+    return (f"left out: {named}",) if bulk else ()
+
+
+def measured(run: ServingRun, row: Fields, wanted: Sequence[str]) -> ServingRun:
+    """The run, where it has any number that was measured; UnreadableError names those that are missing.
+    Latencies of a run in which no request completed are zeros that nobody measured: left out."""
+    if not run.metrics and run.totals.duration_s is None:
+        missing = ", ".join(key for key in wanted if key not in row.values) or "all of them unreadable"
+        raise UnreadableError(
+            f"cannot read {row.where} as {run.client}: no number of a run in it ({missing})"
+        )
+    if run.totals.completed != 0:
+        return run
+    kept = tuple(one for one in run.metrics if one.unit != "ms")
+    note = "no request completed: latencies, which nobody measured, left out"
+    return run.model_copy(update={"metrics": kept, "notes": (*run.notes, note)})

@@ -1,0 +1,51 @@
+"""Time of the routed experts: how many of them tokens hit, and what the shared one adds."""
+
+from __future__ import annotations
+
+import math
+
+from harness.serving.link.interpolation import Estimate
+from harness.serving.link.tables import Tables
+from shapes.models import ModelConfig
+
+ROUTING = "independent"  # tokens choose their experts alike and each for itself; or a table's distribution
+SLOWEST_OF_8 = 1.42  # deviations by which the largest of 8 normal variables exceeds their mean
+BLOCK_ROWS = 64  # rows of a tile of the grouped products
+
+
+def routed(
+    tables: Tables, config: ModelConfig, tokens: float, tp: int, ep: int, routing: str = ROUTING
+) -> Estimate:
+    """Time of the routed experts of one rank, of the slowest under expert parallelism.
+
+    routing: a distribution of the tables; or `independent`: the tables' `balanced` tokens share no expert as
+    long as they can, so that its times at few tokens are times of so many experts' weights, and are read at
+    as many as independent tokens hit.
+    """
+    if routing != ROUTING:
+        return tables.moe(tokens, tp, ep, routing)
+    topk = config.num_experts_per_tok
+    all_hit = config.n_routed_experts / topk  # tokens that hit every expert if they share none
+    share = experts_hit(config, tokens) / config.n_routed_experts
+    if ep > 1:
+        own = config.n_routed_experts / ep
+        share = min(share + SLOWEST_OF_8 * math.sqrt(share * (1 - share) / own), 1.0)
+    found = tables.moe(share * all_hit, tp, ep, "balanced")
+    if tokens <= all_hit:
+        return found
+    full = tables.moe(all_hit, tp, ep, "balanced")
+    return tables.moe(tokens, tp, ep, "balanced").times(found.us / full.us)
+
+
+def experts_hit(config: ModelConfig, tokens: float) -> float:
+    """Expected number, of tokens that choose alike and each for itself."""
+    experts = config.n_routed_experts
+    return experts * (1 - (1 - config.num_experts_per_tok / experts) ** tokens)
+
+
+def shared_expert_factor(config: ModelConfig, tokens: float) -> float:
+    """Time of 257 experts, top 9, over that of 256, top 8: by the tiles that the products have. Each expert
+    that is hit has at least one, whose weights are read."""
+    topk = config.num_experts_per_tok
+    hit = experts_hit(config, tokens)
+    return 1 + math.ceil(tokens / BLOCK_ROWS) / max(hit, tokens * topk / BLOCK_ROWS)

@@ -1,0 +1,195 @@
+"""The link: kernel times, structure, step, closure and calibration as one model of a machine and engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from harness.errors import UsageError
+from harness.serving.link import calibration as calibrating
+from harness.serving.link.calibration import Fit, Point, measured
+from harness.serving.link.changes import applied
+from harness.serving.link.closure import Serving, Workload
+from harness.serving.link.own import Own
+from harness.serving.link.step import Draws, Steps, steps
+from harness.serving.link.structure import Structure, structure
+from harness.serving.link.tables import Tables, bundled, read_tables
+from harness.serving.link.uncertainty import DRAWS, World
+from harness.serving.prediction import KernelChange
+from shapes.attention import Parallel
+
+SKEWED = "power_law_1.2"
+CALIBRATED = (Parallel(tp=8), "bfloat16")  # what was measured: parallelism, cache
+CARRIED_OVER = 0.1  # deviation of kappa from one parallelism or cache to another
+MEMORY_GB = {"h200": 150.0}  # what the driver gives, 1e9 bytes
+
+
+@dataclass(frozen=True)
+class Link:
+    """A model to predict with.
+
+    calibration: points that set its constants; none: they are assumed
+    like:        the model whose constants it takes where it has no points of its own
+    exposure:    shares of op classes on the critical path, from a trace
+    notes:       what was taken for granted, one line each
+    """
+
+    hardware: str
+    engine: str
+    structure: Structure
+    skewed: Structure | None
+    calibration: tuple[Point, ...] = ()
+    calibrated_with: tuple[str, ...] = ()
+    like: Link | None = None
+    eager: bool = False
+    exposure: Mapping[tuple[str, str], float] | None = None
+    memory_gb: float | None = None
+    notes: tuple[str, ...] = ()
+    kept: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def gpus(self) -> int:
+        return self.structure.parallel.tp * self.structure.parallel.dp
+
+    def steps(self, load: Workload, eager: bool | None = None) -> Steps:
+        """eager: as the link has it where not given."""
+        eager = self.eager if eager is None else eager
+        key = (self.structure, load, eager)
+        if key not in self.kept:
+            self.kept[key] = self._steps(load, eager)
+        return self.kept[key]
+
+    def _steps(self, load: Workload, eager: bool) -> Steps:
+        memory = self.memory_gb
+        found = steps(self.structure, load, skewed=self.skewed, memory_gb=memory, eager=eager)
+        if found.capacity < 1:
+            raise UsageError(
+                f"no request of {load.mean_context:.0f} tokens fits: weights take "
+                f"{self.structure.weights_gb:.1f} GB of each {self.hardware}'s {memory:g}"
+            )
+        return found
+
+    def world(self, count: int = DRAWS, active: Sequence[str] | None = None) -> World:
+        return World(count, None if active is None else frozenset(active), self.exposure or {})
+
+    def fit(self, world: World) -> Fit:
+        """The constants in each draw, without the scatter of single points."""
+        if not self.calibration and self.like:
+            found = self.like.fitted(world)
+            return replace(found, scatter=math.hypot(found.scatter, CARRIED_OVER))
+        if not self.calibration:
+            return calibrating.assumed(np.ones(world.count))
+        # The servers that were measured replayed graphs.
+        prepared = [self.steps(point.load, eager=False) for point in self.calibration]
+        return calibrating.fit(self.calibration, prepared, world.draws)
+
+    def draws(self, load: Workload, world: World, fitted: Fit) -> Draws:
+        """With the constants as they may be at a point that was not calibrated on."""
+        points = len(fitted.residuals)
+        new = (1 + 1 / points) ** 0.5 if points else 1.0
+        kappa = fitted.kappa * np.exp(new * fitted.scatter * world.student("kappa", points - 1))
+        host = np.maximum(fitted.host_ms + new * fitted.late_ms * world.student("host", points - 1), 0.0)
+        return replace(world.draws(self.steps(load)), kappa=kappa, host_ms=host)
+
+    def serving(
+        self, load: Workload, changes: Sequence[KernelChange] = (), world: World | None = None
+    ) -> tuple[Serving, Serving]:
+        """Before and after the changes, over the draws of the world."""
+        world = world or self.world()
+        drawn = self.draws(load, world, self.fitted(world))
+        prepared = self.steps(load)
+        before, after = applied(prepared, drawn, changes, world)
+        return prepared.serving(before), prepared.serving(after) if changes else prepared.serving(before)
+
+    def fitted(self, world: World) -> Fit:
+        """`fit`, made once."""
+        exposure = tuple(sorted(world.exposure.items()))
+        key = (self.structure, self.calibration, world.count, world.active, exposure)
+        if key not in self.kept:
+            self.kept[key] = self.fit(world)
+        return self.kept[key]
+
+    def without(self, point: Point) -> Link:
+        """Calibrated on all points but one."""
+        return replace(self, calibration=tuple(p for p in self.calibration if p != point))
+
+
+def _tables(hardware: str, engine: str, own: Own | None) -> Tables:
+    """The tables of this project; empty ones beside own runs, so that what they lack is named."""
+    if folder := bundled().get((hardware, engine)):
+        return read_tables(folder)
+    if own:
+        return Tables(own.device, engine, "", f"{own.where}, without tables", {})
+    known = ", ".join(" ".join(key) for key in bundled()) or "none"
+    raise UsageError(
+        f"no per-op times of {hardware} with {engine} here (there are: {known}); give --tables DIR, in "
+        "AIConfigurator's files and columns and timed on that machine, and runs of this suite there (--runs) "
+        "for what it measures: block_scale_gemm, fused_moe, mla_decode, mha_prefill"
+    )
+
+
+def link(
+    hardware: str = "h200",
+    engine: str = "sglang",
+    *,
+    parallel: Parallel | None = None,
+    kv: str = "bfloat16",
+    eager: bool = False,
+    tables: Tables | None = None,
+    exposure: Mapping[tuple[str, str], float] | None = None,
+    own: Own | None = None,
+) -> Link:
+    """The model of a machine and engine. Raises UsageError, one line, where it has no data for them."""
+    parallel = parallel or Parallel(tp=8)
+    notes = []
+    tables = tables or _tables(hardware, engine, own)
+    for where, device in [(tables.where, tables.device), *([(own.where, own.device)] if own else [])]:
+        if hardware.lower() not in device.lower():
+            raise UsageError(
+                f"times in {where} are of {device}, not {hardware}: kernels of one machine are not linked to "
+                f"serving of another; give --hardware {device.split()[-1].lower()} and tables of that machine"
+            )
+    built = structure(tables, parallel, kv=kv, own=own)
+    skewed = None
+    if SKEWED in tables.distributions():
+        skewed = structure(tables, parallel, kv=kv, routing=SKEWED, own=own)
+    else:
+        notes.append(f"no MoE times of skewed routing ({SKEWED}): what routing does is left out of intervals")
+    if own:
+        notes.append(f"measured in {own.where}: {', '.join(own.ops())}, where near the step's sizes")
+    series = [s for s in measured(hardware, engine) if s.use == "calibration"]
+    points = tuple(point for one in series for point in one.points)
+    like = None
+    if not points:
+        notes.append(
+            f"no serving of {hardware} with {engine} was measured to calibrate on: kappa is assumed "
+            f"{calibrating.ASSUMED_KAPPA:g}, +- {calibrating.ASSUMED_DEVIATION:.0%}"
+        )
+    elif (parallel, kv) != CALIBRATED:
+        points, like = (), link(hardware, engine, tables=tables, exposure=exposure, own=own)
+        notes.append(
+            f"calibrated at {CALIBRATED[0].text} with a {CALIBRATED[1]} cache; carried over to "
+            f"{parallel.text}, {kv}, with {CARRIED_OVER:.0%} more of spread (assumed)"
+        )
+    notes += [
+        f"calibrated with {engine} {one.version}; the tables are of {tables.version}"
+        for one in series
+        if tables.version not in ("", one.version)
+    ]
+    return Link(
+        hardware,
+        engine,
+        built,
+        skewed,
+        points,
+        tuple(one.source for one in series),
+        like,
+        eager,
+        exposure,
+        MEMORY_GB.get(hardware),
+        tuple(notes),
+    )

@@ -1,0 +1,246 @@
+"""Predictions as records: what a change is worth, from which terms, and from where its interval comes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.serving.link.changes import applied, phases, slower_before
+from harness.serving.link.closure import Array, Serving, Workload
+from harness.serving.link.model import Link
+from harness.serving.link.step import Draws, Steps, term_us
+from harness.serving.link.uncertainty import DRAWS_ALONE, interval, sources
+from harness.serving.prediction import KernelChange, Part, Prediction
+
+QUANTITIES = (
+    ("tpot", "ms"),
+    ("ttft", "ms"),
+    ("output_throughput", "tok/s"),
+    ("decode_step", "ms"),
+    ("prefill", "ms"),  # of one prompt
+)
+SMALL = 1e-9
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number with its 90 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, draws: Array) -> Value:
+        return cls(float(draws[0]), *interval(draws))
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one term takes of TPOT, ms: in decode steps, and in the stalls of others' prefills."""
+
+    name: str
+    origin: str
+    calls: int
+    decode_ms: float
+    stall_ms: float
+    share: Value
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is expected of a workload without any change.
+
+    output: tokens/s of the instance
+    """
+
+    load: Workload
+    tpot: Value
+    ttft: Value
+    ttft_mean: Value
+    output: Value
+    batch: float
+    capacity: float
+    decode_ms: float
+    stall_ms: float
+    prefill_ms: float
+    shares: tuple[Share, ...]
+
+
+def outlook(link: Link, load: Workload) -> Outlook:
+    world = link.world()
+    steps = link.steps(load)
+    draws = link.draws(load, world, link.fitted(world))
+    found = steps.serving(draws)
+    return Outlook(
+        load,
+        Value.of(found.tpot),
+        Value.of(found.ttft),
+        Value.of(found.ttft_mean),
+        Value.of(found.output),
+        float(found.batch[0]),
+        steps.capacity,
+        float(found.decode[0]),
+        float(found.stall[0]),
+        float(found.prefill[0]),
+        tuple(_shares(steps, draws, found)),
+    )
+
+
+def predict(link: Link, load: Workload, changes: Sequence[KernelChange]) -> list[Prediction]:
+    """One record for each of QUANTITIES, before and after all changes together.
+
+    Raises UsageError where a change touches no kernel of the model.
+    """
+    world = link.world()
+    before, after = link.serving(load, changes, world)
+    alone = {
+        name: link.serving(load, changes, link.world(DRAWS_ALONE, [name])) for name in _sources(link, load)
+    }
+    records = []
+    for quantity, unit in QUANTITIES:
+        difference = _of(after, quantity) - _of(before, quantity)
+        low, high = interval(difference)
+        records.append(
+            Prediction(
+                quantity=quantity,
+                unit=unit,
+                method="link",
+                change=float(difference[0]),
+                low=low,
+                high=high,
+                before=float(_of(before, quantity)[0]),
+                after=float(_of(after, quantity)[0]),
+                parts=tuple(_tpot_parts(link, load, changes, before, after)) if quantity == "tpot" else (),
+                uncertainty=tuple(_breakdown(link, load, changes, alone, quantity)),
+                assumptions=tuple(assumptions(link, load, changes)),
+            )
+        )
+    return records
+
+
+def assumptions(link: Link, load: Workload, changes: Sequence[KernelChange]) -> list[str]:
+    """What was taken for granted, one line each."""
+    steps = link.steps(load)
+    lines = [*link.notes]
+    for change in changes:
+        if change.low is None:
+            lines.append(f"nobody gave an interval for the change of {change.op}: it is taken as exact alone")
+        if change.op == "block_scale_gemm" and change.factor:
+            lines.append("a factor of block_scale_gemm holds for the product with its quantisation, as timed")
+        for name, phase, chosen in phases(steps, change):
+            if slower_before(phase, chosen, change):
+                lines.append(
+                    f"{change.op} in {name}: more is saved than the kernel takes here, so the server before "
+                    "was slower than the model by that, and the model is what comes after"
+                )
+    kinds = {t.op for p in (steps.decode, steps.prefill) for t in p.terms if t.origin == "assumed"}
+    lines.append(
+        f"assumed, in no table: {', '.join(sorted(kinds))} between the timed kernels, and the host's gaps"
+    )
+    if link.exposure is None:
+        lines.append(
+            "assumed: one stream, nothing hides behind anything (InferenceX issue 863 says so of a trace); "
+            "or give --trace"
+        )
+    return lines
+
+
+def _sources(link: Link, load: Workload) -> list[str]:
+    return sources(link.steps(load))
+
+
+def _of(found: Serving, quantity: str) -> Array:
+    return {
+        "tpot": found.tpot,
+        "ttft": found.ttft,
+        "output_throughput": found.output,
+        "decode_step": found.decode,
+        "prefill": found.prefill,
+    }[quantity]
+
+
+def _breakdown(
+    link: Link,
+    load: Workload,
+    changes: Sequence[KernelChange],
+    alone: dict[str, tuple[Serving, Serving]],
+    quantity: str,
+) -> list[Part]:
+    """Each source's interval of the change with all others held, widest first, without those that move
+    nothing."""
+    origins = {
+        t.source: t.origin for p in (link.steps(load).decode, link.steps(load).prefill) for t in p.terms
+    }
+    origins["kappa"] = "calibration" if link.calibrated_with else "assumed"
+    origins["exposure"] = "trace" if link.exposure else "assumed"
+    told = all(change.source for change in changes)
+    origins["kernel change"] = "measured" if told else "assumed"
+    parts = []
+    for name, (before, after) in alone.items():
+        difference = _of(after, quantity) - _of(before, quantity)
+        low, high = interval(difference)
+        if high - low > max(abs(float(difference[0])) * 1e-3, SMALL):
+            value = float(difference[0])
+            parts.append(
+                Part(what=name, origin=origins.get(name, "assumed"), value=value, low=low, high=high)
+            )
+    return sorted(parts, key=lambda part: part.low - part.high)
+
+
+def _tpot_parts(
+    link: Link, load: Workload, changes: Sequence[KernelChange], before: Serving, after: Serving
+) -> list[Part]:
+    """-kappa * sum n w dt in the decode steps, the same in the stalls, and what the closure makes of it (the
+    batch moves); they sum to the change of TPOT."""
+    world = link.world()
+    steps = link.steps(load)
+    drawn = link.draws(load, world, link.fitted(world))
+    parts, left = [], after.tpot - before.tpot
+    for change in changes:
+        old, new = applied(steps, drawn, [change], world)
+        batch = np.maximum(before.batch, SMALL)
+        decode = steps.decode_ms(new, batch) - steps.decode_ms(old, batch)
+        one = np.ones_like(batch)
+        per_prompt = before.stall / np.maximum(steps.prefill_ms(old, one), SMALL)
+        stall = (steps.prefill_ms(new, one) - steps.prefill_ms(old, one)) * per_prompt
+        name = f"{change.op}:{change.part}" if change.part else change.op
+        origin = next(
+            t.origin for _, phase, chosen in phases(steps, change) for t in (phase.terms[chosen[0]],)
+        )
+        for what, value in (("decode steps", decode), ("stalls by prefill", stall)):
+            if abs(value[0]) > SMALL:
+                parts.append(_part(f"{name}, {what}", origin, value))
+                left = left - value
+    parts.append(_part("closure: the batch and what comes together", "calibration", left))
+    return parts
+
+
+def _part(what: str, origin: str, draws: Array) -> Part:
+    low, high = interval(draws)
+    return Part(what=what, origin=origin, value=float(draws[0]), low=low, high=high)
+
+
+def _shares(steps: Steps, draws: Draws, found: Serving) -> list[Share]:
+    """Of every term, the largest first, and of the gaps between steps."""
+    rows: dict[str, list] = {}
+    for phase, factors, at, whole, kind in (
+        (steps.decode, draws.decode, found.batch, found.decode, 0),
+        (steps.prefill, draws.prefill, np.ones_like(found.batch), found.stall, 1),
+    ):
+        taken = (factors.T * term_us(phase, draws.routing, at) * draws.kappa / 1e3).T
+        if kind:
+            taken = taken * (whole / np.maximum(steps.prefill_ms(draws, at), SMALL))[:, None]
+        rest = whole - taken.sum(axis=1)
+        columns = [(t.name, t.origin, t.calls, taken[:, i]) for i, t in enumerate(phase.terms)]
+        for name, origin, calls, ms in [*columns, ("host:gaps and scheduling", "assumed", 1, rest)]:
+            row = rows.setdefault(name, [origin, 0, np.zeros_like(whole), np.zeros_like(whole)])
+            row[1] = max(row[1], calls)
+            row[2 + kind] = row[2 + kind] + ms
+    shares = [
+        Share(name, origin, calls, float(decode[0]), float(stall[0]), Value.of((decode + stall) / found.tpot))
+        for name, (origin, calls, decode, stall) in rows.items()
+    ]
+    return sorted(shares, key=lambda share: -share.share.value)

@@ -1,0 +1,274 @@
+"""What a step of DeepSeek-R1 calls on one rank, and where each call's time comes from.
+
+Counts are those of the layers (shapes/): 61 attentions, 58 MoE and 3 dense MLPs, 122 all-reduces under tensor
+parallelism. SGLang computes the shared expert as one expert more of the fused MoE under tensor parallelism
+(257 experts, top 9), and as linears of its own under expert parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harness.errors import UsageError
+from harness.serving.link.experts import ROUTING, routed, shared_expert_factor
+from harness.serving.link.interpolation import Estimate
+from harness.serving.link.own import NEAR, Own
+from harness.serving.link.tables import MissingTable, Tables
+from harness.serving.prediction import Origin
+from shapes.attention import Parallel
+from shapes.linears import BATCHED, BF16, FP8, linears
+from shapes.models import ModelConfig, model
+
+# What no table has: small kernels between the timed ones (norms of the latents, rotary embedding, cache
+# write, choice of experts, concatenations), counted in a trace of SGLang 0.5.9 on 8xH200 as InferenceX's
+# issue 863 sums it up (by an LLM): 1717 kernels a step, one stream. Their times are assumed.
+GLUE_CALLS = 7  # a layer
+GLUE_US = 2.0  # each, in a graph, at few tokens
+GLUE_BYTES = 200e3  # a token and layer: 2 residual norms (115 KB), the rest q, k, v and latents
+GLUE_GBPS = 4000.0  # of HBM3e's 4800
+LAUNCHES = 1717  # a step
+LAUNCH_US = 20.0  # of the host, each, where no graph is replayed
+STEP_GAP_US = 300.0  # sampling, the next batch, the graph's launch
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one step works on.
+
+    tokens:  rows of the linears
+    batch:   sequences
+    context: of decode: cached tokens of each sequence; of prefill: its prompt's tokens
+    """
+
+    tokens: float
+    batch: float
+    context: float
+
+
+@dataclass(frozen=True)
+class Term:
+    """Calls of one kind in a step.
+
+    op:     of harness/serving/op_classes.py
+    source: what its uncertainty is called: terms of one source err together
+    """
+
+    op: str
+    part: str
+    calls: int
+    origin: Origin
+    source: str
+    time: Callable[[Load], Estimate]
+
+    @property
+    def name(self) -> str:
+        return f"{self.op}:{self.part}" if self.part else self.op
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """The terms of both phases.
+
+    weights_gb: of a rank, and kv_bytes of a token on a rank
+    where:      the tables
+    """
+
+    config: ModelConfig
+    parallel: Parallel
+    decode: tuple[Term, ...]
+    prefill: tuple[Term, ...]
+    weights_gb: float
+    kv_bytes: int
+    where: str
+
+
+def structure(
+    tables: Tables,
+    parallel: Parallel,
+    *,
+    kv: str = "bfloat16",
+    routing: str = ROUTING,
+    own: Own | None = None,
+) -> Structure:
+    """The structure of DeepSeek-R1 over tables; raises MissingTable (a UsageError) for all that they lack and
+    UsageError for a parallelism that is not modelled.
+
+    kv:      bfloat16 or fp8, the cache's type in the tables' words
+    routing: see `harness.serving.link.experts.routed`
+    own:     measured times, which come first where they are near
+    """
+    if parallel.dp > 1:
+        raise UsageError(
+            "DP attention is not modelled: no table here has its all-gather and reduce-scatter, nor "
+            "all-to-all; leave --dp-attention out"
+        )
+    if parallel.ep not in (1, parallel.tp):
+        raise UsageError(
+            f"--ep {parallel.ep} is not modelled with --tp {parallel.tp}; give 1 or {parallel.tp}"
+        )
+    config = model("deepseek-r1")
+    try:
+        products = linears(config, parallel)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    decode, prefill = [], []
+    fused_shared = parallel.ep == 1
+    for linear in products:
+        if fused_shared and linear.name.startswith("shared"):
+            continue
+        part = linear.name.replace(" ", "_")
+        if linear.kind == BATCHED:
+            which = "mla_gen_pre" if part == "w_uk" else "mla_gen_post"
+            decode.append(_bmm(tables, which, part, linear.decode_calls, linear.batch))
+            continue
+        kind = {FP8: "fp8_block", BF16: "bfloat16"}[linear.kind]
+        op = {FP8: "block_scale_gemm", BF16: "bf16_gemm"}[linear.kind]
+        last = part == "lm_head"  # sees one token of each sequence
+        for calls, terms in ((linear.decode_calls, decode), (linear.prefill_calls, prefill)):
+            if calls:
+                time = _gemm(tables, kind, linear.n, linear.k, last)
+                key = (linear.n, linear.k)
+                terms.append(
+                    _term(own, op, part, calls, "GEMM table", time, key, lambda load: (load.tokens,))
+                )
+    layers, dense = config.num_hidden_layers, config.first_k_dense_replace
+    heads = parallel.heads(config)
+    tp, ep = (1, parallel.ep) if parallel.ep > 1 else (parallel.tp, 1)
+
+    def moe(load: Load) -> Estimate:
+        found = routed(tables, config, load.tokens, tp, ep, routing)
+        return found.times(shared_expert_factor(config, load.tokens)) if fused_shared else found
+
+    def reduced(load: Load) -> Estimate:
+        return tables.all_reduce(load.tokens * config.hidden_size, parallel.tp)
+
+    def attention(load: Load) -> Estimate:
+        return tables.mla_decode(load.batch, load.context, heads, kv)
+
+    def prefill_attention(load: Load) -> Estimate:
+        return unabsorbed(tables, config, load.batch, load.context, heads)
+
+    inter = config.moe_intermediate_size // tp
+    experts = (config.n_routed_experts, config.num_experts_per_tok, config.hidden_size, inter, ep)
+    with_shared = (*experts, config.n_shared_experts if fused_shared else 0)
+    alone = own is not None and ("fused_moe", with_shared) not in own.surfaces
+    key = (*experts, 0) if alone else with_shared
+
+    def with_the_shared_one(load: Load) -> float:
+        return shared_expert_factor(config, load.tokens) if alone and fused_shared else 1.0
+
+    def rows(load: Load) -> tuple[float]:
+        return (load.tokens,)
+
+    for terms in (decode, prefill):
+        terms.append(
+            _term(own, "fused_moe", "", layers - dense, "MoE table", moe, key, rows, with_the_shared_one)
+        )
+        if parallel.tp > 1:
+            terms.append(Term("all_reduce", "", 2 * layers, "table", "all-reduce table", reduced))
+        terms.append(Term("elementwise", "glue", layers, "assumed", "glue", glue))
+    cache = {"bfloat16": "bf16"}.get(kv, kv)
+
+    def sequences(load: Load) -> tuple[float, float]:
+        return (load.batch, load.context)
+
+    decode.append(
+        _term(own, "mla_decode", "", layers, "attention table", attention, (heads, cache), sequences)
+    )
+    prefill.append(
+        _term(own, "mha_prefill", "", layers, "prefill attention", prefill_attention, (heads, 0), sequences)
+    )
+    _nothing_missing(tables, [*decode, *prefill])
+    weights, cache_bytes = _weights_gb(config, parallel), _kv_bytes(config, kv)
+    where = f"{tables.device}, {tables.engine} {tables.version} ({tables.where})"
+    return Structure(config, parallel, tuple(decode), tuple(prefill), weights, cache_bytes, where)
+
+
+def _term(
+    own: Own | None,
+    op: str,
+    part: str,
+    calls: int,
+    source: str,
+    tabled: Callable[[Load], Estimate],
+    key: tuple,
+    sizes: Callable[[Load], tuple[float, ...]],
+    scale: Callable[[Load], float] = lambda load: 1.0,
+) -> Term:
+    """Over measured times, scaled, where they are near or no table has any, else over the table's."""
+    if own is None or (op, key) not in own.surfaces:
+        origin = "regression" if op == "mha_prefill" else "table"
+        return Term(op, part, calls, origin, source, tabled)
+
+    def time(load: Load) -> Estimate:
+        found = own.at(op, key, *sizes(load)).times(scale(load))
+        if found.distance <= NEAR:
+            return found
+        try:
+            return tabled(load)
+        except MissingTable:
+            return found
+
+    return Term(op, part, calls, "measured", "own runs", time)
+
+
+def _nothing_missing(tables: Tables, terms: list[Term]) -> None:
+    """All that is missing is said at once, before anything is computed."""
+    missing = {}
+    for term in terms:
+        try:
+            term.time(Load(8, 8, 1024))
+        except MissingTable:
+            missing[term.name] = None
+    if missing:
+        raise MissingTable(
+            f"no times of {', '.join(missing)} in {tables.where}; give --tables DIR that has them, or runs "
+            f"of this suite on {tables.device} (--runs), which hold block_scale_gemm, fused_moe, mla_decode "
+            "and mha_prefill"
+        )
+
+
+def unabsorbed(tables: Tables, config: ModelConfig, batch: float, length: float, heads: int) -> Estimate:
+    """Prefill attention as engines run it (192 wide, values 128), from the table's absorbed one (576, 512):
+    what is above the time of one token goes down with the work."""
+    least = tables.absorbed_prefill(1, 1, heads).us
+    timed = tables.absorbed_prefill(batch, length, heads)
+    rope, latent = config.qk_rope_head_dim, config.kv_lora_rank
+    work = (config.qk_nope_head_dim + rope + config.v_head_dim) / (latent + rope + latent)
+    return Estimate(least + max(timed.us - least, 0.0) * work, timed.noise, timed.distance)
+
+
+def glue(load: Load) -> Estimate:
+    """Of one layer."""
+    return Estimate(GLUE_CALLS * GLUE_US + load.tokens * GLUE_BYTES / GLUE_GBPS / 1e3)
+
+
+def _gemm(tables: Tables, kind: str, n: int, k: int, last: bool) -> Callable[[Load], Estimate]:
+    return lambda load: tables.gemm(kind, load.batch if last else load.tokens, n, k)
+
+
+def _bmm(tables: Tables, which: str, part: str, calls: int, heads: int) -> Term:
+    def time(load: Load) -> Estimate:
+        return tables.absorbed_bmm(which, load.tokens, heads)
+
+    return Term("absorbed_bmm", part, calls, "table", "BMM table", time)
+
+
+def _weights_gb(config: ModelConfig, parallel: Parallel) -> float:
+    """Of a rank, in FP8, router and vocabulary in bf16."""
+    total = 0.0
+    for linear in linears(config, parallel):
+        size = 1 if linear.kind == FP8 else 2
+        total += linear.n * linear.k * linear.batch * max(linear.decode_calls, linear.prefill_calls) * size
+    moe_layers = config.num_hidden_layers - config.first_k_dense_replace
+    expert = 3 * config.hidden_size * config.moe_intermediate_size
+    total += moe_layers * config.n_routed_experts * expert / max(parallel.tp, parallel.ep)
+    total += 2 * config.vocab_size * config.hidden_size / parallel.tp  # embedding
+    return total / 1e9
+
+
+def _kv_bytes(config: ModelConfig, kv: str) -> int:
+    """Of a token on a rank: the latent is on each."""
+    latent = config.kv_lora_rank + config.qk_rope_head_dim
+    return config.num_hidden_layers * latent * (2 if kv == "bfloat16" else 1)

@@ -1,0 +1,114 @@
+"""What is uncertain, how much, and draws of it: Monte Carlo with a fixed seed.
+
+A source's draws are the same for every workload, before and after a change: what errs in common cancels in a
+difference. In each draw the calibration is made anew, so that what it absorbs does not count twice.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from harness.serving.link.closure import Array
+from harness.serving.link.step import Draws, Phase, Steps
+from harness.serving.link.structure import LAUNCH_US, STEP_GAP_US
+from harness.serving.op_classes import COMMUNICATION
+
+SEED = 20_260_325
+DRAWS = 400
+DRAWS_ALONE = 120  # of one source, all others held
+CONFIDENCE = 0.9
+
+# Deviations of logarithms where nothing is measured.
+GLUE = 0.35
+GAP = 0.6
+LAUNCH = 0.5
+SCHEDULING = 0.15  # of a prefill's stall: batches of prompts, what the host adds
+UNABSORBED = 0.2  # of scaling prefill attention from absorbed to plain
+ROUTING = 0.5  # of the way from experts chosen alike to a power law of 1.2
+EXPOSED = 0.05  # mean share of communication that something else hides
+IN_SERVER = 0.1  # of a kernel's saving: in the server against alone (replays of a step came within 12 %)
+
+ASSUMED = ("kappa", "routing", "exposure", "glue", "host", "scheduling", "prefill attention", "kernel change",
+           "kernel in the server")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class World:
+    """Draws of every source by name; a source that is not active keeps its central value in all of them.
+
+    active:   None: all
+    exposure: of an op class in a phase, from a trace; then it is not uncertain
+    """
+
+    count: int = DRAWS
+    active: Collection[str] | None = None
+    exposure: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+    def normal(self, source: str, item: str = "") -> Array:
+        """Standard normal; the first draw is the central case."""
+        drawn = np.zeros(self.count)
+        if self.count > 1 and (self.active is None or source in self.active):
+            seed = zlib.crc32(f"{source}/{item}".encode())
+            drawn[1:] = np.random.default_rng([SEED, seed]).standard_normal(self.count - 1)
+        return drawn
+
+    def student(self, source: str, freedom: int) -> Array:
+        """Student's t with that many degrees of freedom, so that few points give wide intervals."""
+        if freedom <= 0:
+            return self.normal(source)
+        chi = sum(self.normal(source, f"chi{i}") ** 2 for i in range(freedom))
+        scale = np.sqrt(np.where(chi > 0, chi, freedom) / freedom)
+        return self.normal(source) / scale
+
+    def draws(self, steps: Steps) -> Draws:
+        ones = np.ones(self.count)
+        return Draws(
+            kappa=ones,
+            decode=self._factors("decode", steps.decode),
+            prefill=self._factors("prefill", steps.prefill),
+            decode_us=0 * ones,
+            prefill_us=0 * ones,
+            routing=ROUTING * self.normal("routing"),
+            gap_us=STEP_GAP_US * np.exp(GAP * self.normal("host", "gap")),
+            launch_us=LAUNCH_US * np.exp(LAUNCH * self.normal("host", "launch")),
+            host_ms=ones,
+            scheduling=np.exp(SCHEDULING * self.normal("scheduling")),
+        )
+
+    def exposed(self, name: str, op: str) -> Array:
+        """The share of an op's time in a phase that is on the critical path."""
+        if (name, op) in self.exposure:
+            return np.full(self.count, self.exposure[name, op])
+        if op in COMMUNICATION:
+            return 1 - EXPOSED * np.abs(self.normal("exposure"))
+        return np.ones(self.count)
+
+    def _factors(self, name: str, phase: Phase) -> Array:
+        columns = []
+        for term, deviation in zip(phase.terms, phase.deviation, strict=True):
+            if term.source == "glue":
+                spread = GLUE * self.normal("glue")
+            elif term.source == "prefill attention":
+                spread = math.hypot(UNABSORBED, deviation) * self.normal(term.source)
+            else:
+                spread = deviation * self.normal(term.source, term.part)
+            columns.append(np.exp(spread) * self.exposed(name, term.op))
+        return np.stack(columns, axis=1)
+
+
+def sources(steps: Steps) -> list[str]:
+    """All names that a world knows for these steps, in the order of their mention."""
+    terms = [term.source for phase in (steps.decode, steps.prefill) for term in phase.terms]
+    return list(dict.fromkeys([*terms, *ASSUMED]))
+
+
+def interval(values: Array | Sequence[float]) -> tuple[float, float]:
+    """90 % of the draws; the central case, the first, lies inside."""
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(values, [tail, 1 - tail])
+    return min(float(low), float(values[0])), max(float(high), float(values[0]))

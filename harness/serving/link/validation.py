@@ -1,0 +1,87 @@
+"""The model held against what was measured: leave-one-out where it was calibrated, and where it was not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.serving.link.calibration import Point, Series, measured
+from harness.serving.link.model import Link
+from harness.serving.link.predictions import Value
+
+HELD = "held out"
+CALIBRATION = "calibration"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured point and its prediction by a model that has not seen it.
+
+    error: predicted over measured TPOT, less 1
+    """
+
+    series: str
+    use: str
+    point: Point
+    tpot: Value
+    ttft_ms: float
+    ttft_mean_ms: float
+    output_tok_s_gpu: float
+
+    @property
+    def error(self) -> float:
+        return self.tpot.value / self.point.tpot_ms - 1
+
+    @property
+    def covered(self) -> bool:
+        return self.tpot.low <= self.point.tpot_ms <= self.tpot.high
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Of one series: mean and largest absolute error of TPOT, bias, and how many points lie in their
+    interval."""
+
+    series: str
+    use: str
+    source: str
+    points: int
+    mean: float
+    largest: float
+    bias: float
+    covered: int
+
+
+def rows(link: Link, series: Series) -> Iterator[Row]:
+    """Each point of a series; one that calibrates is predicted from the others."""
+    for point in series.points:
+        model = link.without(point) if point in link.calibration else link
+        found, _ = model.serving(point.load)
+        yield Row(
+            series.name,
+            series.use,
+            point,
+            Value.of(found.tpot),
+            float(found.ttft[0]),
+            float(found.ttft_mean[0]),
+            float(found.output[0]) / link.gpus,
+        )
+
+
+def validated(link: Link) -> list[tuple[Summary, list[Row]]]:
+    found = []
+    for series in measured(link.hardware, link.engine):
+        many = list(rows(link, series))
+        errors = [row.error for row in many]
+        summary = Summary(
+            series.name,
+            series.use,
+            series.source,
+            len(many),
+            sum(map(abs, errors)) / len(errors),
+            max(map(abs, errors)),
+            sum(errors) / len(errors),
+            sum(row.covered for row in many),
+        )
+        found.append((summary, many))
+    return found

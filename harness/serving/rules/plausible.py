@@ -1,0 +1,64 @@
+"""Values that no engine reaches, and what a file should say and does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.serving.schema import Finding, ServingRun
+
+# Bounds, not estimates: beyond any measurement known to this project by more than ten times.
+FASTEST_STEP_MS = 0.1  # a decode step, or a first token, over a network stack in Python
+LONGEST_MS = 86_400_000.0  # a day
+PER_GPU = 1e6  # tok/s, of any kind, prefix cache or not
+ALL = 1e8  # tok/s, of any cluster
+EXPECTED = ("duration", "completed", "output_tokens")
+
+
+def latencies(run: ServingRun) -> Iterator[Finding]:
+    """Too short or too long to be what they are called, in ms."""
+    for one in run.metrics:
+        if one.unit != "ms" or one.statistic == "std":
+            continue
+        least = FASTEST_STEP_MS if one.statistic in ("mean", "p99", "max") else 0.0
+        if 0 < one.value < least or one.value > LONGEST_MS:
+            yield Finding(
+                rule="plausible",
+                severity="suspect",
+                message=f"{one.name} {one.statistic} {one.value:g} ms is "
+                + ("too short to be one" if one.value < least else "longer than a day")
+                + "; other units?",
+                numbers={one.name: one.value},
+            )
+
+
+def rates(run: ServingRun) -> Iterator[Finding]:
+    """Throughputs beyond any hardware."""
+    for one in run.metrics:
+        if one.unit != "tok/s":
+            continue
+        gpus = 1 if one.scope == "gpu" else run.gpus
+        limit = PER_GPU * gpus if gpus else ALL
+        if one.value > limit:
+            yield Finding(
+                rule="plausible",
+                severity="suspect",
+                message=f"{one.tokens} throughput {one.value:g} tok/s is beyond {gpus or 'all'} GPUs; "
+                "other units?",
+                numbers={"throughput": one.value},
+            )
+
+
+def unsaid(run: ServingRun) -> Iterator[Finding]:
+    """What the tests above needed and the file does not say."""
+    totals = run.totals
+    values = (totals.duration_s, totals.completed, totals.output_tokens)
+    lacking = [name for name, value in zip(EXPECTED, values, strict=True) if value is None]
+    if lacking and any(one.name.endswith("throughput") for one in run.metrics):
+        yield Finding(
+            rule="unsaid",
+            severity="note",
+            message=f"the file has no {', '.join(lacking)}: its throughput cannot be checked",
+        )
+
+
+RULES = (latencies, rates, unsaid)

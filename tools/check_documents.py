@@ -1,0 +1,63 @@
+"""Holds results/published/serving against the documents' own texts, for who has them: the tree does not.
+
+PYTHONPATH=. python tools/check_documents.py FOLDER_WITH_THE_TEXTS
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.serving.documents import Configuration, PublishedDocument, documents
+
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+
+
+def wrong(document: PublishedDocument, text: str) -> Iterator[str]:
+    """What of a document's data does not stand in its text: quotes, commands, the numbers of runs."""
+    flat = _flat(text)
+    for claim in document.claims:
+        if _flat(claim.quote) not in flat:
+            yield f"{claim.id}: no such sentence: {claim.quote}"
+    lines = {line.strip() for line in text.splitlines()}
+    for one in document.configurations:
+        yield from (f"{one.name}: no such line: {line}" for line in _verbatim(one) if line not in lines)
+    numbers = {float(found.replace(",", "")) for found in NUMBER.findall(text)}
+    for run in document.runs:
+        totals = [value for value in run.totals.model_dump().values() if value is not None]
+        reported = [metric.value for metric in run.metrics if not metric.derived]
+        yield from (
+            f"{run.id}: no such number: {one:g}" for one in (*totals, *reported) if one not in numbers
+        )
+
+
+def _verbatim(one: Configuration) -> Iterator[str]:
+    """The lines that must stand in the document; a heading of ours starts with `# ` and a run's lengths."""
+    client = "" if one.client_source else one.client
+    for text in (one.docker, one.server, client, one.task_file, *one.manifests.values()):
+        for line in filter(None, map(str.strip, text.splitlines())):
+            if not re.match(r"# \d+-\d+-", line):
+                yield line
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def main(folder: Path) -> int:
+    """Prints what does not hold. Returns the exit code: 1 also where a document's text is not there."""
+    texts = {hashlib.sha256(p.read_bytes()).hexdigest(): p for p in folder.iterdir() if p.is_file()}
+    bad = 0
+    for document in documents():
+        path = texts.get(document.sha256)
+        found = list(wrong(document, path.read_text())) if path else ["its text is not there"]
+        print(*(f"{document.id}: {one}" for one in found or ["holds"]), sep="\n")
+        bad += bool(found)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from harness.serving.live.ports import free_port
 from harness.serving.live.rules import Rules
 from harness.serving.live.servers import Servers
 from harness.serving.live.session import Session, Settings
+from harness.serving.live.termination import termination_is_an_interrupt
 from harness.writing import write
 from kernels.platform import detect, version
 
@@ -91,7 +91,7 @@ def run(request: RunRequest) -> int:
     plan = _plan(request, settings, model, kind)
     journal = Journal.resume(folder, plan) if request.resume else Journal.create(folder, plan)
     with (
-        _termination_is_an_interrupt(),
+        termination_is_an_interrupt(),
         _a_disk_that_fails_is_one_line(folder),
         Servers(
             kind,
@@ -274,20 +274,6 @@ def _a_disk_that_fails_is_one_line(folder: Path) -> Iterator[None]:
         raise HarnessError(
             f"cannot write to {what}: {error.strerror}; finished runs stay in {folder}, --resume goes on"
         ) from None
-
-
-@contextlib.contextmanager
-def _termination_is_an_interrupt() -> Iterator[None]:
-    """SIGTERM ends servers as control-C does. Of kill -9 their guards take care."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _inside(file: Path | None, folder: Path) -> str | None:

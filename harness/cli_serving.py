@@ -148,17 +148,6 @@ def run_command(**options: Any) -> None:
     sys.exit(run(RunRequest(load=load, **options)))
 
 
-@serving.command("ledger")
-@click.argument("files", nargs=-1, metavar="[LEDGER...]")
-@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of a table.")
-def ledger_command(**options: Any) -> None:
-    """Kernel changes: what was predicted of serving, what was observed, the residual, and whether the one
-    explains the other. Default: all ledgers under results/, and the published before/after points."""
-    from harness.serving.ledger_command import show
-
-    sys.exit(show(**options))
-
-
 @serving.command("audit")
 @click.argument("names", nargs=-1, metavar="[DOCUMENT|FILE...]")
 @click.option("--rules", is_flag=True, help="Only list the rules, each with why it matters.")
@@ -252,6 +241,11 @@ def experiment_command(**options: Any) -> None:
     TOML, or the name of one that comes with the harness (cpu-default, cpu-short). Exit code 1 where a replay
     missed or a swap has no observation."""
     from harness.serving.experiment.command import show
+    from harness.serving.experiment.command import show
+
+    sys.exit(show(**options))
+
+
 @serving.command("link")
 @click.option("--hardware", default="h200", show_default=True, help="The machine, as its tables are named.")
 @click.option("--engine", default="sglang", show_default=True)

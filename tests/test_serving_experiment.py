@@ -14,7 +14,9 @@ from importlib.util import find_spec
 
 import numpy
 import pytest
+from click.testing import CliRunner
 
+from harness.cli_serving import serving
 from harness.errors import FAILED, OK, HarnessError, UsageError
 from harness.serving.experiment import bench as benches
 from harness.serving.experiment.command import outcome, plan
@@ -571,6 +573,13 @@ def test_a_dry_run_says_what_is_done(tmp_path):
     conduct(tmp_path, Doubles(tmp_path)).run(["mla"])
     text = plan(made, tmp_path / "out", ["linears", "mla"])
     assert text.count("done") == 4 and text.count("to do") == 3
+
+
+def test_the_command_says_what_it_would_do(tmp_path):
+    answer = CliRunner().invoke(
+        serving, ["experiment", "cpu-short", "--dry-run", "--pairs", "6", "--out", str(tmp_path)]
+    )
+    assert answer.exit_code == OK and "6 mirrored pairs" in answer.output
 
 
 # --- the ledger's table ---

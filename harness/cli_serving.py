@@ -241,7 +241,6 @@ def experiment_command(**options: Any) -> None:
     TOML, or the name of one that comes with the harness (cpu-default, cpu-short). Exit code 1 where a replay
     missed or a swap has no observation."""
     from harness.serving.experiment.command import show
-    from harness.serving.experiment.command import show
 
     sys.exit(show(**options))
 

@@ -60,7 +60,7 @@ class LocalBench:
             settings.threads,
             settings.prefill_budget_s if prefill else settings.budget_s,
             settings.prefill_blocks if prefill else settings.blocks,
-            decomposed=1 if prefill else DECOMPOSED,
+            decomposed=3 if prefill else DECOMPOSED,
             keep_disturbed=self.keep_disturbed,
         )
         with watched(platform) as (monitor, _):

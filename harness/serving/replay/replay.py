@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 import tempfile
 from collections import defaultdict
@@ -24,8 +25,9 @@ from harness.workers import Worker, WorkerFailure
 from kernels.platform import Platform
 
 TURN_S = 0.25
+ISOLATED_S = 0.05  # a turn of one place's calls alone
 BASE, TWIN = "base", "base again"
-DECOMPOSED = 7  # steps, each call of which is timed by itself
+DECOMPOSED = 7  # steps, each call of which is timed by itself, and turns of isolated calls
 LEFT_OUT = ["scheduler, tokeniser and HTTP", "rank skew"]
 
 
@@ -33,7 +35,7 @@ LEFT_OUT = ["scheduler, tokeniser and HTTP", "rank skew"]
 class Plan:
     """arms: name -> `op` or `op:place` -> implementation; the first is the base.
 
-    decomposed: steps each call of which is timed by itself
+    decomposed: steps each call of which is timed by itself, and turns of the isolated calls: the medians count
     keep_disturbed: rounds that other work disturbed count
     """
 
@@ -198,12 +200,15 @@ def _isolated(
         place = next(p for p in places(plan.step) if p.name == name)
         times = len([p for p in places(plan.step) if p.name == name])
         for mode in changes:
-            arguments = {"place": name, "cold": mode == "cold", "at_least": plan.turn_s}
-            new, old = (
-                worker.ask("isolated", plan.call_s, name=_of(place, which), **arguments)
-                for which in (chosen, base)
-            )
-            changes[mode] += 1e3 * times * (new - old)
+            arguments = {"place": name, "cold": mode == "cold", "at_least": ISOLATED_S}
+            differences = []
+            for _ in range(plan.decomposed):
+                new, old = (
+                    worker.ask("isolated", plan.call_s, name=_of(place, which), **arguments)
+                    for which in (chosen, base)
+                )
+                differences.append(new - old)
+            changes[mode] += 1e3 * times * statistics.median(differences)
     difference: dict[str, float] = {}
     for op in dict.fromkeys(swapped.values()):
         difference |= worker.ask("difference", plan.call_s, op=op, a=dict(base), b=dict(chosen))

@@ -290,6 +290,26 @@ def test_a_finished_experiment_starts_no_engine(tmp_path):
     assert (tmp_path / "out" / LEDGER).read_text() == text
 
 
+def test_a_swap_of_which_pairs_are_missing_is_not_observed_yet(tmp_path):
+    class Given(Doubles):
+        def pairs(self, swap, pattern, predicted):
+            found = super().pairs(swap, pattern, predicted)
+            return (
+                found.model_copy(update={"given_up": ("pair 2: disturbed",)}) if swap.name == "mla" else found
+            )
+
+    said = []
+    first = conduct(tmp_path, Given(tmp_path))
+    first.say = said.append
+    first.run()
+    assert said[-1] == "mla: pair 2: disturbed; --resume tries again"
+    assert {n: len(r.observations) for n, r in ledger(tmp_path).items()} == {"tiny linears": 3, "tiny mla": 0}
+    assert outcome(experiment(tmp_path), tmp_path / "out", ["linears", "mla"]) == FAILED
+    again = Doubles(tmp_path)
+    conduct(tmp_path, again, resume=True).run()
+    assert again.asked == ["pairs mla"] and len(ledger(tmp_path)["tiny mla"].observations) == 3
+
+
 def test_a_folder_is_of_one_experiment(tmp_path):
     conduct(tmp_path, Doubles(tmp_path)).run(["mla"])
     with pytest.raises(UsageError, match="already holds tiny: --resume goes on"):

@@ -91,7 +91,8 @@ class LocalBench:
         command = [sys.executable, "-m", "harness", "run", "--op", op, "--impl", ",".join(sorted(names))]
         for case in sorted(cases):
             command += ["--case", case]
-        command += ["--cache", "serving", "--budget", f"{budget_s:g}s", "--per-case", "2s", "--quiet"]
+        budget = f"{budget_s * len(cases):g}s"
+        command += ["--cache", "serving", "--budget", budget, "--per-case", "1s", "--quiet"]
         command += [
             "--threads",
             str(self.settings.threads),

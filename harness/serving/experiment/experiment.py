@@ -35,6 +35,12 @@ from harness.serving.verdicts import held
 from shapes.models import ModelConfig
 
 LEDGER = "ledger.jsonl"
+
+
+class GivenUp(HarnessError):
+    """Pairs that are missing: a swap is observed with as many as its file says, or not yet."""
+
+
 Say = Callable[[str], None]
 
 
@@ -172,8 +178,18 @@ class Conduct:
         pattern = pattern_of(self.experiment, base)
         if not row.observations:
             digests = tuple(one.digest for one in row.predictions)
-            make = partial(live.pairs, swap, pattern, digests)
-            paired = self.stages.once(f"{swap.name}/pairs", Paired, make)
+
+            def make() -> Paired:
+                found = live.pairs(swap, pattern, digests)
+                if found.given_up:
+                    raise GivenUp(f"{swap.name}: {'; '.join(found.given_up)}; --resume tries again")
+                return found
+
+            try:
+                paired = self.stages.once(f"{swap.name}/pairs", Paired, make)
+            except GivenUp as error:
+                self.say(str(error))
+                return
             require_earlier([one.at for one in row.predictions], paired.begun)
         else:
             paired = self.stages.once(f"{swap.name}/pairs", Paired, lambda: _gone(swap))
@@ -181,8 +197,6 @@ class Conduct:
         for found in observations(self.experiment, paired):
             if found.quantity not in known:
                 append(self.folder / LEDGER, Observed(row=row.id, observation=found))
-        for reason in paired.given_up:
-            self.say(f"{swap.name}: given up: {reason}")
         self.explain(swap, base, paired, live)
 
     def explain(self, swap: Swap, base: Seen, paired: Paired, live: Live) -> None:

@@ -100,13 +100,13 @@ class Replay(Record):
 
 class Predict(Record):
     """methods: what is written to the ledger beside each other
-    serving_budget_s: measuring, for each op and phase, of the suite's own runs in the cache mode `serving`
+    serving_budget_s: measuring, for each case of the suite's own runs in the cache mode `serving`
     serving_phases:   whose kernels they measure; a quantity that needs another phase has no such prediction
     """
 
     methods: tuple[Method, ...] = METHODS
     quantities: tuple[Quantity, ...] = QUANTITIES
-    serving_budget_s: float = Field(default=40.0, gt=0)
+    serving_budget_s: float = Field(default=8.0, gt=0)
     serving_phases: tuple[Literal["decode", "prefill"], ...] = ("decode", "prefill")
 
 

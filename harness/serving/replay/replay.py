@@ -35,7 +35,7 @@ LEFT_OUT = ["scheduler, tokeniser and HTTP", "rank skew"]
 class Plan:
     """arms: name -> `op` or `op:place` -> implementation; the first is the base.
 
-    decomposed: steps each call of which is timed by itself, and turns of the isolated calls: the medians count
+    decomposed: steps each call of which is timed by itself, and turns of isolated calls; their medians count
     keep_disturbed: rounds that other work disturbed count
     """
 

@@ -98,6 +98,7 @@ def run(request: RunRequest) -> int:
             model.resolve(),
             folder,
             client := Client(client_kind, request.engine, model.resolve(), folder),
+            request.load,
             port=request.port,
             flags=request.flags,
             start_timeout_s=request.start_timeout,
@@ -125,7 +126,7 @@ def run(request: RunRequest) -> int:
                     },
                 )
                 say(f"observed {arm.name}: {seen.trace or ''} {seen.routing or ''}")
-        monitor = monitor_for(detect(), servers.pids)
+        monitor = monitor_for(detect(), lambda: [*servers.pids(), *client.pids()])
         for line in monitor.before():
             say(f"warning: {line}")
         Session(settings, servers, client, journal, monitor, say).run()

@@ -113,6 +113,7 @@ class Session:
             "result": str(result.relative_to(self.journal.folder)),
             "started": _now(),
         }
+        disturbances: list[str] = []
         self.monitor.begin()
         try:
             self.client.run(
@@ -123,11 +124,12 @@ class Session:
                 result,
                 self.settings.run_timeout_s,
                 watch=lambda: engine.check("during a run"),
+                ended=lambda: disturbances.append(self.monitor.end()),
             )
         except (ClientFailed, EngineDied) as error:
             self.servers.drop(arm)
             return record | {"status": "failed", "ended": _now(), "reasons": [str(error)]}
-        disturbance = self.monitor.end()
+        disturbance = "; ".join(filter(None, disturbances))
         found = details(result)
         seen = steps(found.requests, min(load.concurrency, load.prompts), found.input_lens)
         reasons = rules.reasons(load, len(found.requests), found.output_lens, seen, disturbance)

@@ -26,7 +26,7 @@ from harness.serving.live.journal import Journal
 from harness.serving.live.load import Load
 from harness.serving.live.model import check_model, default_model
 from harness.serving.live.observe import observe
-from harness.serving.live.pairs import QUANTITIES, effects, pairs_of, spread
+from harness.serving.live.pairs import QUANTITIES, counted, effects, pairs_of, spread
 from harness.serving.live.ports import free_port
 from harness.serving.live.rules import Rules
 from harness.serving.live.servers import Servers
@@ -156,8 +156,8 @@ def summarise(lines: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any
     for run in runs:
         for reason in run["reasons"][:1]:
             lost[reason] = lost.get(reason, 0) + 1
-    kept = {line["pair"]: line["attempt"] for line in lines if line["kind"] == "pair"}
-    counted = [r for r in runs if kept.get(r["pair"]) == r["attempt"]]
+    kept = {line["pair"] for line in lines if line["kind"] == "pair"}
+    good = counted(lines)
     return {
         "model": plan["model"],
         "engine": plan["engine"],
@@ -169,13 +169,11 @@ def summarise(lines: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any
         "rejected": lost,
         "arms": {
             name: {
-                "runs": sum(r["arm"] == name for r in counted),
+                "runs": sum(r["arm"] == name for r in good),
                 "spread": spread(lines, name),
                 **{quantity: effect.base for quantity, effect in effects(lines, name, name).items()},
-                "decoding_batch": _mean([r["decoding_batch"] for r in counted if r["arm"] == name]),
-                "prefill_patterns": sorted(
-                    {tuple(r["prefill_pattern"]) for r in counted if r["arm"] == name}
-                ),
+                "decoding_batch": _mean([r["decoding_batch"] for r in good if r["arm"] == name]),
+                "prefill_patterns": sorted({tuple(r["prefill_pattern"]) for r in good if r["arm"] == name}),
             }
             for name in names
         },

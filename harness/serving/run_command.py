@@ -85,7 +85,7 @@ def run(request: RunRequest) -> int:
         request.load,
         request.pairs,
         request.seed,
-        Rules(_pattern(request.prefill_pattern), not request.keep_disturbed),
+        _rules(request),
         run_timeout_s=request.run_timeout,
     )
     plan = _plan(request, settings, model, kind)
@@ -246,12 +246,14 @@ def _plan(request: RunRequest, settings: Settings, model: Path, kind: engines.Ki
     }
 
 
-def _pattern(text: str) -> tuple[int, ...]:
+def _rules(request: RunRequest) -> Rules:
+    text = request.prefill_pattern
     try:
-        return tuple(int(part) for part in text.split("+")) if text else ()
+        pattern = tuple(int(part) for part in text.split("+")) if text not in ("", "any") else ()
+        return Rules(pattern, text == "any", disturbed=not request.keep_disturbed)
     except ValueError:
         raise UsageError(
-            f"cannot read --prefill-pattern {text!r}: write how many are prefilled together, as 1+3"
+            f"cannot read --prefill-pattern {text!r}: write how many are prefilled together, as 1+3, or any"
         ) from None
 
 

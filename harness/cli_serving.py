@@ -124,7 +124,7 @@ def replay_command(**options: Any) -> None:
 @click.option(
     "--prefill-pattern",
     default="",
-    metavar="N+N",
+    metavar="N+N|any",
     help="How requests must be prefilled together; by default as in a first run that does not count.",
 )
 @click.option("--keep-disturbed", is_flag=True, help="Count runs that other processes disturbed.")

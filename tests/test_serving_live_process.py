@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.disturbance_proc import Counters
 from harness.errors import HarnessError, NothingRan, UsageError
 from harness.serving.live.client import Client, ClientFailed
 from harness.serving.live.engine import Engine, EngineDied
@@ -167,7 +168,18 @@ def test_what_a_command_leaves_behind_ends_with_it(tmp_path, mark):
     environment = dict(os.environ) | {"KERNEL_BENCH_TEST": mark}
     with Guarded([sys.executable, "-c", code], environment, tmp_path / "log", tmp_path) as one:
         assert one.wait(30) == 0
-        assert gone(mark)
+        assert marked(mark) == [one.guard.pid]
+    assert not marked(mark)
+
+
+def test_what_a_client_used_can_be_read_when_it_has_ended(tmp_path, mark):
+    """Else its seconds would look like somebody else's, and its run like a disturbed one."""
+    code = "import time; until = time.process_time() + 0.5\nwhile time.process_time() < until: pass"
+    with Guarded([sys.executable, "-c", code], dict(os.environ), tmp_path / "log", tmp_path) as one:
+        assert one.wait(30) == 0
+        children = Counters()._reaped(one.guard.pid)
+        assert one.pids() == [one.guard.pid]
+    assert children >= 0.4
 
 
 def test_an_exit_code_and_a_signal_are_told_apart(tmp_path):

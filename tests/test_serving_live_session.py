@@ -80,9 +80,25 @@ def test_a_race_is_rejected_made_again_and_given_up_in_the_end(model, tmp_path):
     out = tmp_path / "out"
     done = run(model, out, "--prefill-pattern", "1+3", client_mode="race", pairs=1)
     assert done.returncode == 3
-    assert [line["status"] for line in Journal(out).of("run")] == ["rejected"] * 3
+    assert [line["status"] for line in Journal(out).of("run")] == ["rejected"] * 4
     assert len(Journal(out).of("given_up")) == 1
-    assert "3 not counted: prefilled 4, not 1+3 (arrival race)" in done.stdout
+    assert "4 not counted: prefilled 4, not 1+3 (arrival race)" in done.stdout
+
+
+def test_a_rejected_run_alone_is_made_again_at_once(model, tmp_path):
+    out = tmp_path / "out"
+    done = run(model, out, "--arm", "a", "--arm", "b:X=1", client_mode="race-once")
+    assert done.returncode == 0, done.stderr
+    runs = [(line["pair"], line["arm"], line["status"]) for line in Journal(out).of("run")]
+    assert runs == [
+        (0, "a", "ok"),
+        (0, "b", "rejected"),
+        (0, "b", "ok"),
+        (1, "b", "ok"),
+        (1, "a", "ok"),
+    ]
+    assert "2 of 2 pairs, 5 runs" in done.stdout
+    assert "1 not counted: prefilled 4, not 1+3" in done.stdout
 
 
 def test_requests_that_stop_short_reject_the_run(model, tmp_path):
@@ -97,7 +113,7 @@ def test_an_engine_that_dies_mid_run_fails_that_run_only(model, tmp_path):
     assert done.returncode == 3
     assert "Traceback" not in done.stderr
     runs = Journal(out).of("run")
-    assert [line["status"] for line in runs] == ["failed"] * 3  # on a new engine each
+    assert [line["status"] for line in runs] == ["failed"] * 4  # on a new engine each
     assert "ended with exit code" in runs[0]["reasons"][0]
 
 

@@ -59,7 +59,9 @@ def test_every_swap_names_a_class_and_its_kernel():
     }
 
 
-@pytest.mark.parametrize("kernel", ["_mla_decode_kvcache", "_decode_attention_cpu", "_torch"])
+@pytest.mark.parametrize(
+    "kernel", ["_mla_decode_kvcache", "_decode_attention_cpu", "_torch", "_torch_padded", "_sdpa"]
+)
 @pytest.mark.parametrize("page", [16, 64])
 def test_mla_decode(vllm, kernel, page):
     lengths = torch.tensor([70, 129, 1])

@@ -18,7 +18,7 @@ from harness.serving.live.model_shape import ModelShape
 ROOT = Path(__file__).parent.parent
 TINY = ModelShape(
     hidden=1024, q_lora=512, heads=4, layers=2, dense_width=512, experts=8, picks=4, groups=4,
-    groups_picked=2, vocabulary=512, longest=2048,
+    groups_picked=2, vocabulary=512, longest=1024,
 )  # fmt: skip
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
 needs_safetensors = pytest.mark.skipif(

@@ -7,29 +7,26 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from tabulate import tabulate
 
 from harness.disturbance import monitor_for
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, NothingRan, UsageError
 from harness.provenance import git_state
 from harness.serving.live import engines
-from harness.serving.live.agreement import agreement
 from harness.serving.live.arms import parse_arms
 from harness.serving.live.client import Client, require_client
 from harness.serving.live.journal import Journal
 from harness.serving.live.load import Load
 from harness.serving.live.model import check_model, default_model
 from harness.serving.live.observe import observe
-from harness.serving.live.pairs import QUANTITIES, effects, pairs_of, spread
 from harness.serving.live.ports import free_port
 from harness.serving.live.rules import Rules
 from harness.serving.live.servers import Servers
 from harness.serving.live.session import Session, Settings
+from harness.serving.live.summary import summarise, table
 from harness.serving.live.termination import termination_is_an_interrupt
 from harness.writing import write
 from kernels.platform import detect, version
@@ -85,7 +82,7 @@ def run(request: RunRequest) -> int:
         request.load,
         request.pairs,
         request.seed,
-        Rules(_pattern(request.prefill_pattern), not request.keep_disturbed),
+        _rules(request),
         run_timeout_s=request.run_timeout,
     )
     plan = _plan(request, settings, model, kind)
@@ -98,6 +95,7 @@ def run(request: RunRequest) -> int:
             model.resolve(),
             folder,
             client := Client(client_kind, request.engine, model.resolve(), folder),
+            request.load,
             port=request.port,
             flags=request.flags,
             start_timeout_s=request.start_timeout,
@@ -125,7 +123,7 @@ def run(request: RunRequest) -> int:
                     },
                 )
                 say(f"observed {arm.name}: {seen.trace or ''} {seen.routing or ''}")
-        monitor = monitor_for(detect(), servers.pids)
+        monitor = monitor_for(detect(), lambda: [*servers.pids(), *client.pids()])
         for line in monitor.before():
             say(f"warning: {line}")
         Session(settings, servers, client, journal, monitor, say).run()
@@ -143,86 +141,6 @@ def report(journal: Journal, json_to: str | None = None, quiet: bool = False) ->
     if not summary["pairs"]:
         return NOTHING_RAN if summary["asked"] else OK
     return FAILED if summary["given_up"] else OK
-
-
-def summarise(lines: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
-    """As plain values: each arm against the first, with the runs that did not count and why. `folder` holds
-    the results that the lines name."""
-    plan = lines[0]
-    names = [arm["name"] for arm in plan["arms"]]
-    runs = [line for line in lines if line["kind"] == "run"]
-    lost: dict[str, int] = {}
-    for run in runs:
-        for reason in run["reasons"][:1]:
-            lost[reason] = lost.get(reason, 0) + 1
-    kept = {line["pair"]: line["attempt"] for line in lines if line["kind"] == "pair"}
-    counted = [r for r in runs if kept.get(r["pair"]) == r["attempt"]]
-    return {
-        "model": plan["model"],
-        "engine": plan["engine"],
-        "load": plan["load"],
-        "asked": plan["pairs"],
-        "pairs": len(kept),
-        "given_up": [line for line in lines if line["kind"] == "given_up" and line["pair"] not in kept],
-        "runs": len(runs),
-        "rejected": lost,
-        "arms": {
-            name: {
-                "runs": sum(r["arm"] == name for r in counted),
-                "spread": spread(lines, name),
-                **{quantity: effect.base for quantity, effect in effects(lines, name, name).items()},
-                "decoding_batch": _mean([r["decoding_batch"] for r in counted if r["arm"] == name]),
-                "prefill_patterns": sorted(
-                    {tuple(r["prefill_pattern"]) for r in counted if r["arm"] == name}
-                ),
-            }
-            for name in names
-        },
-        "effects": {
-            name: {quantity: one.facts() for quantity, one in effects(lines, names[0], name).items()}
-            for name in names[1:]
-        },
-        "agreement": {
-            name: found.facts()
-            for name in names[1:]
-            if (
-                found := agreement(
-                    [(folder / a, folder / b) for a, b in pairs_of(lines, "result", names[0], name)]
-                )
-            )
-        },
-    }
-
-
-def table(summary: Mapping[str, Any]) -> str:
-    """Arms, then what each changes."""
-    arms = [
-        [name, one["runs"], _ms(one.get("steady_itl_ms")), _percent(one["spread"]),
-         _ms(one.get("mean_ttft_ms")), _ms(one.get("mean_tpot_ms")),
-         f"{one['decoding_batch']:.2f}" if one["decoding_batch"] else "",
-         ", ".join("+".join(map(str, p)) for p in one["prefill_patterns"])]
-        for name, one in summary["arms"].items()
-    ]  # fmt: skip
-    headers = ["arm", "runs", "decode step", "between runs", "TTFT", "TPOT", "decoding", "prefilled together"]
-    parts = [tabulate(arms, headers, disable_numparse=True)]
-    changed = [
-        [name, QUANTITIES[quantity], f"{one['change']:+.2f} ms", f"{one['low']:+.2f} to {one['high']:+.2f}",
-         f"{one['share']:+.1%}", one["pairs"], "" if one["resolved"] else "not resolved"]
-        for name, effects_of in summary["effects"].items()
-        for quantity, one in effects_of.items()
-    ]  # fmt: skip
-    if changed:
-        columns = ["arm", "against the first", "change", "95 %", "share", "pairs", ""]
-        parts.append(tabulate(changed, columns, disable_numparse=True))
-    closing = [f"{summary['pairs']} of {summary['asked']} pairs, {summary['runs']} runs"]
-    closing += [f"  {count} not counted: {reason}" for reason, count in summary["rejected"].items()]
-    closing += [
-        f"warning: {name} answers unlike {next(iter(summary['arms']))}: {one['second']:.0%} of its requests "
-        "agree in their first two words; does it compute the same?"
-        for name, one in summary["agreement"].items()
-        if one["suspect"]
-    ]
-    return "\n\n".join([*parts, "\n".join(closing)])
 
 
 def _client_of(engine: str) -> str:
@@ -247,12 +165,14 @@ def _plan(request: RunRequest, settings: Settings, model: Path, kind: engines.Ki
     }
 
 
-def _pattern(text: str) -> tuple[int, ...]:
+def _rules(request: RunRequest) -> Rules:
+    text = request.prefill_pattern
     try:
-        return tuple(int(part) for part in text.split("+")) if text else ()
+        pattern = tuple(int(part) for part in text.split("+")) if text not in ("", "any") else ()
+        return Rules(pattern, text == "any", disturbed=not request.keep_disturbed)
     except ValueError:
         raise UsageError(
-            f"cannot read --prefill-pattern {text!r}: write how many are prefilled together, as 1+3"
+            f"cannot read --prefill-pattern {text!r}: write how many are prefilled together, as 1+3, or any"
         ) from None
 
 
@@ -278,15 +198,3 @@ def _a_disk_that_fails_is_one_line(folder: Path) -> Iterator[None]:
 
 def _inside(file: Path | None, folder: Path) -> str | None:
     return str(file.relative_to(folder)) if file else None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _ms(value: float | None) -> str:
-    return f"{value:.2f} ms" if value else ""
-
-
-def _percent(value: float | None) -> str:
-    return f"±{value:.1%}" if value is not None else ""

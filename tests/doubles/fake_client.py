@@ -1,6 +1,6 @@
 """A client that writes what vLLM's would: python fake_client.py URL RESULT SEED CONCURRENCY LENGTH [MODE].
 
-MODE: how long a decode step took in ms (10 by default), or `fails`, `hangs`, `race`, `short`, `reads-swap`.
+MODE: how long a decode step took in ms (10 by default), or `fails`, `hangs`, `race`, `race-once`, `short`.
 """
 
 import json
@@ -21,7 +21,7 @@ step = (float(mode) if mode.replace(".", "").isdigit() else 10.0) / 1e3
 rng = random.Random(seed)
 step *= 1 + rng.gauss(0, 0.02)
 # The first request is prefilled alone, then the others together; or all at once.
-together = mode == "race"
+together = mode == "race" or (mode == "race-once" and result.name == "pair-000-0-b.json")
 ttfts = [0.3 if i and not together else 0.1 for i in range(concurrency)]
 itls = [[step] * (length - 1) for _ in range(concurrency)]
 if not together:

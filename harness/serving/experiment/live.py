@@ -88,8 +88,8 @@ class EngineLive:
         return str(file.relative_to(self.folder)) if file else ""
 
     def _plain(self, arm: Any, result: Path, number: int) -> Run:
-        from harness.serving.live.session import means
-        from harness.serving.live.steps import requests, steps
+        from harness.serving.live.details import details
+        from harness.serving.live.steps import steps
 
         engine, started = self.servers.get(arm), utc_now()
         self.client.run(
@@ -101,9 +101,9 @@ class EngineLive:
             self.experiment.engine.run_timeout_s,
             watch=lambda: engine.check("while it was looked into"),
         )
-        found, lens = requests(result)
-        facts = steps(found, min(self.load.concurrency, self.load.prompts), lens).facts() | means(result)
-        return run_of({**facts, "started": started, "result": self._inside(result)})
+        found = details(result)
+        seen = steps(found.requests, min(self.load.concurrency, self.load.prompts), found.input_lens)
+        return run_of({**seen.facts(), **found.means(), "started": started, "result": self._inside(result)})
 
     def pairs(self, swap: Swap, pattern: tuple[int, ...], predicted: tuple[str, ...]) -> Paired:
         from harness.disturbance import monitor_for
@@ -113,7 +113,9 @@ class EngineLive:
         from kernels.platform import detect
 
         experiment, load = self.experiment, self.experiment.load
-        rules = Rules(pattern, experiment.rules.disturbed, experiment.rules.least_steady)
+        rules = Rules(
+            pattern, disturbed=experiment.rules.disturbed, least_steady=experiment.rules.least_steady
+        )
         arms = (self._arm(None), self._arm(swap))
         settings = Settings(
             arms, self.load, load.pairs, load.seed, rules, run_timeout_s=experiment.engine.run_timeout_s
@@ -141,21 +143,21 @@ class EngineLive:
 
 def paired(lines: list[dict[str, Any]], base: str, arm: str, folder: str) -> Paired:
     """What a journal of live runs holds. Raises NothingRan where it has no run."""
+    from harness.serving.live.pairs import counted
+
     runs = [line for line in lines if line["kind"] == "run"]
     if not runs:
         raise NothingRan(f"{folder}: no run was made")
-    kept = {line["pair"]: line["attempt"] for line in lines if line["kind"] == "pair"}
-    counted = {(r["pair"], r["arm"]): r for r in runs if kept.get(r["pair"]) == r["attempt"]}
+    found = {(run["pair"], run["arm"]): run for run in counted(lines)}
+    pairs = sorted({pair for pair, _ in found})
     rejected: dict[str, int] = {}
     for run in runs:
         for reason in run["reasons"][:1] if run["status"] != "ok" else ():
             rejected[reason] = rejected.get(reason, 0) + 1
-    lost = {line["pair"]: line for line in lines if line["kind"] == "given_up" and line["pair"] not in kept}
+    lost = {line["pair"]: line for line in lines if line["kind"] == "given_up" and line["pair"] not in pairs}
     return Paired(
         begun=min(run["started"] for run in runs),
-        pairs=tuple(
-            (run_of(counted[pair, base], folder), run_of(counted[pair, arm], folder)) for pair in sorted(kept)
-        ),
+        pairs=tuple((run_of(found[pair, base], folder), run_of(found[pair, arm], folder)) for pair in pairs),
         given_up=tuple(f"pair {pair}: {'; '.join(line['reasons'])}" for pair, line in sorted(lost.items())),
         rejected=rejected,
     )

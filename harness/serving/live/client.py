@@ -49,6 +49,7 @@ class Client:
     def __init__(self, kind: str, engine: str, model: Path, folder: Path) -> None:
         require_client(kind)
         self.kind, self.engine, self.model, self.folder = kind, engine, model, folder
+        self.process: Guarded | None = None
         self.environment = dict(os.environ) | OFFLINE
         if kind == "vllm" and (hidden := broken_modules()):
             site = folder / "client-site"
@@ -65,25 +66,35 @@ class Client:
         result: Path,
         deadline_s: float,
         watch: Callable[[], None] = lambda: None,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """One run; its result, with every request's times, is then in the file `result`. `watch` is called
-        about once a second, and may raise. Raises ClientFailed."""
+        """One run; its result, with every request's times, is then in the file `result`. Raises ClientFailed.
+
+        watch: called about once a second; may raise
+        ended: called when the client has ended, while `pids` still names who can say what it used
+        """
         log = self.folder / "client.log"
         with contextlib.suppress(FileNotFoundError):
             result.unlink()
         command = self._command(url, name, load, seed, result)
         until = time.monotonic() + deadline_s
         with Guarded(command, self.environment, log, self.folder) as process:
+            self.process = process
             while (code := process.wait(1.0)) is None:
                 watch()
                 if time.monotonic() > until:
                     process.end(1.0)
                     raise ClientFailed(f"the client took over {deadline_s:g} s (longer: --run-timeout)")
+            ended()
             if code != 0:
                 watch()
                 raise ClientFailed(f"the client {how_it_ended(code)}; {process.last_words()}")
             if not result.exists():
                 raise ClientFailed(f"the client left no result in {result}; {process.last_words()}")
+
+    def pids(self) -> list[int]:
+        """Of the client that runs now, or has just ended."""
+        return self.process.pids() if self.process else []
 
     def _command(self, url: str, name: str, load: Load, seed: int, result: Path) -> list[str]:
         if self.kind == "vllm":

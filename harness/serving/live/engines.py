@@ -8,10 +8,12 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import NothingRan, UsageError
+from harness.serving.live.load import Load
+from harness.serving.live.model import check_model
 from harness.serving.live.plugin_path import broken_modules, stage
 
 
@@ -66,12 +68,10 @@ KINDS = {
     )
 }
 
-# On CPUs: no compilation, and room for a whole batch of prompts in one step. Prefix caching off: a client
-# that sends a prompt twice must not be answered from the cache.
-VLLM_CPU_FLAGS = (
-    *("--dtype", "bfloat16", "--enforce-eager", "--no-enable-prefix-caching"),
-    *("--max-model-len", "4608", "--max-num-batched-tokens", "4608", "--max-num-seqs", "16"),
-)
+# Prefix caching off: a client that sends a prompt twice must not be answered from the cache.
+VLLM_CPU_FLAGS = ("--dtype", "bfloat16", "--enforce-eager", "--no-enable-prefix-caching")
+LEAST_STEP_TOKENS = 4608
+LEAST_SEQUENCES = 16
 VLLM_CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
@@ -92,7 +92,6 @@ class Launch:
     swaps_log: Path | None = None
     routing: Path | None = None
     hidden: tuple[str, ...] = ()
-    differs: dict[str, str] = field(default_factory=dict)
 
 
 def kind_for(engine: str) -> Kind:
@@ -129,6 +128,7 @@ def launch(
     port: int,
     folder: Path,
     name: str,
+    load: Load,
     *,
     environment: Mapping[str, str | None] = {},
     flags: tuple[str, ...] = (),
@@ -155,7 +155,7 @@ def launch(
             routing.mkdir(parents=True, exist_ok=True)
             variables["KERNEL_BENCH_ROUTING_LOG"] = str(routing)
         if on_cpu():
-            command += VLLM_CPU_FLAGS
+            command += [*VLLM_CPU_FLAGS, *_room(model, load)]
             variables = VLLM_CPU_ENVIRONMENT | variables
         if trace:
             command += ["--profiler-config", _profiler(trace)]
@@ -174,6 +174,21 @@ def launch(
         routing,
         hidden,
     )
+
+
+def _room(model: Path, load: Load) -> list[str]:
+    """A whole batch of prompts may be one step: CPU_MLA does not chunk prefill, and arms with limits of their
+    own would not be alike. Raises UsageError where a request is longer than the model reaches."""
+    longest = check_model(model).get("max_position_embeddings") or LEAST_STEP_TOKENS
+    wanted = load.input_len + load.output_len
+    if wanted > longest:
+        raise UsageError(f"{wanted} tokens in a request; {model} reaches {longest}: smaller --isl or --osl")
+    length = max(wanted, min(LEAST_STEP_TOKENS, longest))
+    step = max(length, LEAST_STEP_TOKENS)
+    return [
+        *("--max-model-len", str(length), "--max-num-batched-tokens", str(step)),
+        *("--max-num-seqs", str(max(LEAST_SEQUENCES, load.concurrency))),
+    ]
 
 
 def _filled(part: str, values: Mapping[str, str]) -> str:

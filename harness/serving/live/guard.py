@@ -8,7 +8,8 @@ orders from one pipe and says what happens on another, a line each:
 
     orders: pause, resume, stop SECONDS       words: started PID, failed REASON, ended CODE
 
-When the pipe of orders closes, whoever gave them is gone, kill -9 included: all is ended at once.
+When the pipe of orders closes, whoever gave them is gone, kill -9 included: all is ended at once. When the
+command has ended, this stays until the pipe closes: what the command used can still be read from it.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ def main() -> None:
     code = _serve(orders, child)
     _end_all(child, 0.0)  # what the command left behind when it ended by itself
     _say(words, f"ended {code}")
+    while os.read(orders, 4096):
+        pass
 
 
 def _libc() -> ctypes.CDLL | None:

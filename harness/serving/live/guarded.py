@@ -83,14 +83,13 @@ class Guarded:
         """Asks it to end, kills what is left after `grace` seconds, and comes back when nothing is left."""
         if self._orders < 0:
             return
-        self._order(f"stop {grace:g}")
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.guard.wait(timeout=grace + 35)
-        self._listen(until=time.monotonic())
+        if self.alive():
+            self._order(f"stop {grace:g}")
+            self.wait(grace + 35)
         os.close(self._orders)
         os.close(self._words)
         self._orders = self._words = -1
-        self.guard.wait(timeout=10)  # its pipe of orders is closed now: it ends in any case
+        self.guard.wait(timeout=40)  # its pipe of orders is closed now: it ends in any case
         if self.code is None:
             self.code = self.guard.returncode
 
@@ -118,9 +117,11 @@ class Guarded:
                 file.seek(max(self.log_start, self.log.stat().st_size - 65536))
                 lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
             lines = [line for line in lines if line]
-            telling = [line for line in lines if "Error" in line or "error:" in line] or lines
-            if telling:
-                return f"it said: {telling[-1][:LAST_WORDS]!r} (log: {self.log})"
+            errors = [i for i, line in enumerate(lines) if "Error" in line or "error:" in line]
+            if lines:
+                # The line after an error's name often says more than it.
+                telling = " ".join(lines[errors[-1] :][:3]) if errors else lines[-1]
+                return f"it said: {telling[:LAST_WORDS]!r} (log: {self.log})"
         return f"it said nothing (log: {self.log})"
 
     def _order(self, line: str) -> None:

@@ -18,15 +18,17 @@ QUANTITIES = {
 }
 
 
+def counted(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The runs of finished pairs that count."""
+    kept = {line["pair"]: line["attempts"] for line in lines if line["kind"] == "pair"}
+    runs = (line for line in lines if line["kind"] == "run")
+    return [run for run in runs if kept.get(run["pair"], {}).get(run["arm"]) == run["attempt"]]
+
+
 def pairs_of(lines: Sequence[Mapping[str, Any]], quantity: str, base: str, arm: str) -> list[tuple[Any, Any]]:
     """(base, arm) of each finished pair, in order."""
-    kept = {line["pair"]: line["attempt"] for line in lines if line["kind"] == "pair"}
-    values = {
-        (line["pair"], line["arm"]): line.get(quantity)
-        for line in lines
-        if line["kind"] == "run" and kept.get(line["pair"]) == line["attempt"]
-    }
-    both = [(values.get((pair, base)), values.get((pair, arm))) for pair in sorted(kept)]
+    values = {(run["pair"], run["arm"]): run.get(quantity) for run in counted(lines)}
+    both = [(values.get((pair, base)), values[pair, one]) for pair, one in sorted(values) if one == arm]
     return [(a, b) for a, b in both if a is not None and b is not None]
 
 

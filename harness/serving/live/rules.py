@@ -15,11 +15,13 @@ LEAST_STEADY = 24  # inter-token times
 
 @dataclass(frozen=True)
 class Rules:
-    """pattern:   how requests must have been prefilled together; empty: as it comes
+    """pattern:   how requests must have been prefilled together; empty: as in the first run of all
+    any_pattern: as it comes: the decode step does not depend on it, TTFT and TPOT do
     disturbed: whether a run during which other processes or the hypervisor took CPU time is rejected
     """
 
     pattern: tuple[int, ...] = ()
+    any_pattern: bool = False
     disturbed: bool = True
     least_steady: int = LEAST_STEADY
 

@@ -30,6 +30,7 @@ class SwapFailed(HarnessError):
 class Servers:
     """One engine for each arm, started when first asked for.
 
+    load:     what they must have room for
     together: whether servers of other arms stay up, paused, where memory allows
     say:      takes a line of progress
     """
@@ -40,6 +41,7 @@ class Servers:
         model: Path,
         folder: Path,
         client: Client,
+        load: Load,
         *,
         port: int | None = None,
         flags: Sequence[str] = (),
@@ -47,7 +49,7 @@ class Servers:
         together: bool = True,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.kind, self.model, self.folder, self.client = kind, model, folder, client
+        self.kind, self.model, self.folder, self.client, self.load = kind, model, folder, client, load
         self.port, self.flags, self.start_timeout_s = port, tuple(flags), start_timeout_s
         self.together, self.say = together and port is None, say
         self.up: dict[str, Engine] = {}
@@ -106,6 +108,7 @@ class Servers:
             port,
             folder,
             name,
+            self.load,
             environment=dict(arm.environment),
             flags=(*self.flags, *arm.flags),
             swaps=arm.swaps,

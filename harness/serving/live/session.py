@@ -20,7 +20,7 @@ from harness.serving.live.rules import Rules
 from harness.serving.live.servers import Servers
 from harness.serving.live.steps import steps
 
-ATTEMPTS = 3  # of a pair, before it is given up
+ATTEMPTS = 4  # at a run, before its pair is given up
 CALIBRATION_SEED = 999_983
 
 
@@ -41,8 +41,8 @@ class Settings:
 
 
 class Session:
-    """Makes the pairs that the journal lacks. A pair of which a run is rejected is made again as a whole,
-    with the same seed, so that its runs stay neighbours."""
+    """Makes the pairs that the journal lacks. A run that is rejected is made again at once, with the same
+    seed, so that a pair's runs stay neighbours."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Session:
         """The rules, with the prefill pattern that a run of the first arm shows where none was given. It is
         on the disk before the first run that counts."""
         rules = self.settings.rules
-        if rules.pattern or len(self.settings.arms) < 2:
+        if rules.pattern or rules.any_pattern or len(self.settings.arms) < 2:
             return rules
         before = self.journal.of("calibration")
         if not before:
@@ -81,22 +81,23 @@ class Session:
         return replace(rules, pattern=tuple(before[-1]["prefill_pattern"]))
 
     def _pair(self, pair: Sequence[Turn], rules: Rules) -> None:
-        earlier = [line for line in self.journal.of("run") if line["pair"] == pair[0].pair]
-        first = 1 + max((line["attempt"] for line in earlier), default=-1)
-        reasons: list[str] = []
-        for attempt in range(first, max(first + 1, self.settings.attempts)):
-            reasons = []
-            for turn in pair:
+        """A pair that an earlier call left unfinished begins anew: its runs would be no neighbours."""
+        kept: dict[str, int] = {}
+        for turn in pair:
+            earlier = [r for r in self.journal.of("run") if (r["pair"], r["arm"]) == (turn.pair, turn.arm)]
+            first = 1 + max((run["attempt"] for run in earlier), default=-1)
+            for attempt in range(first, first + self.settings.attempts):
                 record = self._run(turn, attempt, rules)
                 self.journal.append("run", record)
                 self._report(record)
-                if record["status"] != "ok":
-                    reasons = record["reasons"]
+                if record["status"] == "ok":
+                    kept[turn.arm] = attempt
                     break
-            if not reasons:
-                self.journal.append("pair", {"pair": pair[0].pair, "attempt": attempt})
+            else:
+                facts = {"pair": turn.pair, "arm": turn.arm, "reasons": record["reasons"]}
+                self.journal.append("given_up", facts)
                 return
-        self.journal.append("given_up", {"pair": pair[0].pair, "reasons": reasons})
+        self.journal.append("pair", {"pair": pair[0].pair, "attempts": kept})
 
     def _run(self, turn: Turn, attempt: int, rules: Rules) -> dict[str, Any]:
         """One run as a record; `failed` where engine or client did, `rejected` where a rule says so."""
@@ -113,6 +114,7 @@ class Session:
             "result": str(result.relative_to(self.journal.folder)),
             "started": _now(),
         }
+        disturbances: list[str] = []
         self.monitor.begin()
         try:
             self.client.run(
@@ -123,11 +125,12 @@ class Session:
                 result,
                 self.settings.run_timeout_s,
                 watch=lambda: engine.check("during a run"),
+                ended=lambda: disturbances.append(self.monitor.end()),
             )
         except (ClientFailed, EngineDied) as error:
             self.servers.drop(arm)
             return record | {"status": "failed", "ended": _now(), "reasons": [str(error)]}
-        disturbance = self.monitor.end()
+        disturbance = "; ".join(filter(None, disturbances))
         found = details(result)
         seen = steps(found.requests, min(load.concurrency, load.prompts), found.input_lens)
         reasons = rules.reasons(load, len(found.requests), found.output_lens, seen, disturbance)

@@ -54,6 +54,8 @@ SWAPS = {
         ),
         Swap("mla_decode=mla_decode_kvcache", "mla_decode", "decode", "_C::mla_decode_kvcache", _OWN_OUT),
         Swap("mla_decode=torch", "mla_decode", "decode", "aten::mm, aten::softmax", _TABLE),
+        Swap("mla_decode=torch_padded", "mla_decode", "decode", "aten::bmm, aten::softmax", _TABLE),
+        Swap("mla_decode=sdpa", "mla_decode", "decode", "aten::scaled_dot_product_attention", _TABLE),
         Swap("linears=bf16", "block_scale_gemm", "both", "_C::onednn_mm"),
         Swap("linears.attention=bf16", "block_scale_gemm", "both", "_C::onednn_mm"),
         Swap("linears.dense=bf16", "block_scale_gemm", "both", "_C::onednn_mm"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from . import report
 from .catalogue import Swap
@@ -22,6 +23,8 @@ def apply(swap: Swap) -> None:
         "decode_attention_cpu": _decode_attention_cpu,
         "mla_decode_kvcache": _mla_decode_kvcache,
         "torch": _torch,
+        "torch_padded": _torch_padded,
+        "sdpa": _sdpa,
     }[swap.to]
 
     def forward_mqa(self, q, cache, attn_metadata, layer):  # type: ignore[no-untyped-def]
@@ -87,6 +90,34 @@ def _torch(q: torch.Tensor, cache: torch.Tensor, metadata: Any, scale: float, la
         keys = flat[rows[i, :length]].float()
         weights = torch.softmax((q[i].float() @ keys.T) * scale, dim=-1)
         out[i] = weights @ keys[:, :latent]
+    return out
+
+
+def _torch_padded(
+    q: torch.Tensor, cache: torch.Tensor, metadata: Any, scale: float, latent: int
+) -> torch.Tensor:
+    """All requests at once, each as long as the longest."""
+    decode = metadata.decode
+    rows = _once(decode, "rows64", lambda: _split(decode.block_table, cache.shape[1], 1).long())
+    longest = _once(decode, "longest", lambda: int(decode.seq_lens.max()))
+    absent = _once(decode, "absent", lambda: torch.arange(longest) >= decode.seq_lens[:, None, None])
+    keys = cache.view(-1, q.shape[-1])[rows[:, :longest]].float()
+    scores = torch.bmm(q.float(), keys.transpose(1, 2)) * scale
+    weights = scores.masked_fill_(absent, float("-inf")).softmax(-1)
+    return torch.bmm(weights, keys[..., :latent]).to(q.dtype)
+
+
+def _sdpa(q: torch.Tensor, cache: torch.Tensor, metadata: Any, scale: float, latent: int) -> torch.Tensor:
+    """torch's attention, for which the one latent head is seen as many."""
+    decode = metadata.decode
+    rows = _once(decode, "rows64", lambda: _split(decode.block_table, cache.shape[1], 1).long())
+    lengths = _once(decode, "host_lengths", decode.seq_lens.tolist)
+    flat = cache.view(-1, q.shape[-1])
+    out = torch.empty(*q.shape[:2], latent, dtype=q.dtype)
+    for i, length in enumerate(lengths):
+        keys = flat[rows[i, :length]].expand(1, q.shape[1], -1, -1)
+        values = keys[..., :latent]
+        out[i] = F.scaled_dot_product_attention(q[i][None, :, None], keys, values, scale=scale)[0, :, 0]
     return out
 
 

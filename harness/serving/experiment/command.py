@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from tabulate import tabulate
 
-from harness.errors import FAILED, OK, NothingRan
+from harness.errors import FAILED, OK, HarnessError, NothingRan
 from harness.outputs import require_writable
 from harness.published import FOLDER
 from harness.serving.experiment.bench import LocalBench
@@ -77,7 +78,7 @@ def conduct(experiment: Experiment, folder: Path, resume: bool, only: Sequence[s
     except ValueError as error:
         raise NothingRan(f"{model} cannot be replayed: {error}") from None
     stages = Stages.begin(folder, experiment, resume)
-    with termination_is_an_interrupt():
+    with termination_is_an_interrupt(), _a_disk_that_fails_is_one_line(folder):
         Conduct(
             experiment,
             rank,
@@ -88,6 +89,17 @@ def conduct(experiment: Experiment, folder: Path, resume: bool, only: Sequence[s
             detected(settings.device or None).name,
             say,
         ).run(only)
+
+
+@contextlib.contextmanager
+def _a_disk_that_fails_is_one_line(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise HarnessError(
+            f"cannot write to {error.filename or folder}: {error.strerror}; what is finished stays in "
+            f"{folder}, --resume goes on"
+        ) from None
 
 
 def outcome(experiment: Experiment, folder: Path, only: Sequence[str]) -> int:

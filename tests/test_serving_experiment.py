@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import subprocess
 import sys
 import time
@@ -525,6 +526,20 @@ def test_a_kernel_that_was_not_timed_leaves_no_prediction(tmp_path, monkeypatch)
     changes = {DECODE: found.change}
     weights = schedule((1, 3), 4, 4, 8)
     assert prediction("serving-mode", "itl", changes, weights, [], made.swap("linears")) is None
+
+
+def test_a_prefill_is_replayed_in_all_its_blocks_however_long_it_takes(tmp_path, monkeypatch):
+    plans = []
+    monkeypatch.setattr("harness.serving.replay.replay.replay", lambda plan, *_: plans.append(plan))
+    monkeypatch.setattr("harness.run_command.watched", lambda platform: contextlib.nullcontext((None, [])))
+    made = experiment(tmp_path)
+    step = prefill_step(made, RANK, Seen(), tmp_path, 3)
+    settings = made.replay.model_copy(update={"device": "cpu"})
+    bench = benches.LocalBench(settings, True, lambda line: None)
+    bench.replay(step, "linears", *choices(made, made.swap("linears"), step))
+    [plan] = plans
+    assert (plan.budget_s, plan.blocks, plan.rounds, plan.threads) == (math.inf, 3, 1, 1)
+    assert plan.keep_disturbed and list(plan.arms) == ["base", "linears"]
 
 
 def test_blocks_of_several_replays_are_so_many_more(tmp_path):

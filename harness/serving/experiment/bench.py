@@ -22,6 +22,7 @@ from harness.serving.replay.records import Replay, Timed
 from harness.serving.replay.step import Place, Step, places
 from shapes.routing import Routing
 
+ROUNDS = 12
 FORMAT = ("fp8", "scales")
 ROOT = Path(__file__).parents[3]
 PATTERNS = ("balanced", "uniform", *(f"zipf:{tenths / 10:g}" for tenths in range(1, 21)))
@@ -58,8 +59,9 @@ class LocalBench:
             {BASE: base, name: chosen},
             settings.launch or ("eager" if platform.kind == "cpu" else "graph"),
             settings.threads,
-            settings.prefill_budget_s if prefill else settings.budget_s,
+            math.inf if prefill else settings.budget_s,
             settings.prefill_blocks if prefill else settings.blocks,
+            settings.prefill_rounds if prefill else ROUNDS,
             decomposed=3 if prefill else DECOMPOSED,
             keep_disturbed=self.keep_disturbed,
         )

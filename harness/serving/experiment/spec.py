@@ -82,7 +82,8 @@ class Replay(Record):
     device:   as `serving replay` has it; empty: the first GPU, else the CPU
     threads:  as the engine has them
     routings: recorded decode steps whose routing is replayed
-    budget_s: measuring, for each replayed step; blocks: each on operands made anew
+    budget_s: measuring, for each replayed decode step; blocks: each on operands made anew
+    prefill_rounds: in each block; a prefill takes seconds, so it is counted in rounds and not in time
     """
 
     base: dict[str, str]
@@ -94,8 +95,8 @@ class Replay(Record):
     routings: int = Field(default=3, gt=0)
     budget_s: float = Field(default=30.0, gt=0)
     blocks: int = Field(default=2, ge=2)
-    prefill_budget_s: float = Field(default=60.0, gt=0)
     prefill_blocks: int = Field(default=3, ge=2)
+    prefill_rounds: int = Field(default=1, gt=0)
 
 
 class Predict(Record):

@@ -35,6 +35,7 @@ LEFT_OUT = ["scheduler, tokeniser and HTTP", "rank skew"]
 class Plan:
     """arms: name -> `op` or `op:place` -> implementation; the first is the base.
 
+    rounds: in each block, at most
     decomposed: steps each call of which is timed by itself, and turns of isolated calls; their medians count
     keep_disturbed: rounds that other work disturbed count
     """
@@ -45,6 +46,7 @@ class Plan:
     threads: int
     budget_s: float
     blocks: int = 6
+    rounds: int = 12
     seed: int = 0
     turn_s: float = TURN_S
     prepare_s: float = 900.0
@@ -141,8 +143,8 @@ def _measured(
 
     policy = Policy(
         blocks=plan.blocks,
-        first_rounds=4,
-        max_rounds=12,
+        first_rounds=min(4, plan.rounds),
+        max_rounds=plan.rounds,
         half_width=0.0,
         anchor=base,
         twin=TWIN,

@@ -87,6 +87,7 @@ def test_a_swap_is_served_measured_logged_and_left_no_process(tmp_path):
     command = [
         *(sys.executable, "-m", "harness", "serving", "run", "--model", str(model), "--out", str(out)),
         *("--isl", "64", "--osl", "48", "--pairs", "1", "--keep-disturbed", "--trace", "--routing-log"),
+        *("--prefill-pattern", "any"),
         *("--arm", "base", "--arm", "swapped:mla_decode=torch experts=torch linears.dense=bf16"),
     ]
     mark = {"KERNEL_BENCH_TEST": str(tmp_path)}

@@ -169,6 +169,7 @@ def test_kill_nine_loses_nothing_and_resume_goes_on(model, tmp_path):
     assert done.returncode == 0, done.stderr
     pairs = [line["pair"] for line in Journal(out).of("pair")]
     assert pairs == list(range(more))
+    assert f"{more} of {more} pairs" in done.stdout
     refused = run(model, out, "--arm", "a", "--arm", "c", "--resume")
     assert refused.returncode == 2
     assert "was begun with another arms" in refused.stderr

@@ -87,6 +87,7 @@ def test_a_swap_is_served_measured_logged_and_left_no_process(tmp_path):
     command = [
         *(sys.executable, "-m", "harness", "serving", "run", "--model", str(model), "--out", str(out)),
         *("--isl", "64", "--osl", "48", "--pairs", "1", "--keep-disturbed", "--trace", "--routing-log"),
+        *("--prefill-pattern", "any"),
         *("--arm", "base", "--arm", "swapped:mla_decode=torch experts=torch linears.dense=bf16"),
     ]
     mark = {"KERNEL_BENCH_TEST": str(tmp_path)}
@@ -109,7 +110,8 @@ def test_a_swap_is_served_measured_logged_and_left_no_process(tmp_path):
     routing = np.load(out / base["routing"])
     assert set(routing["layer"]) == {0}  # one of its two layers has experts
     assert routing["ids"].shape[1] == TINY.picks
-    assert len({tuple(sorted(row)) for row in routing["ids"]}) > 8  # not all tokens the same experts
+    # Two of four groups of two experts: six sets are possible, and not all tokens pick the same.
+    assert len({tuple(sorted(row)) for row in routing["ids"]}) > 3
     kernels = (b"mla_decode_kvcache", b"decode_attention_cpu")
     assert any(kernel in _unpacked(out / base["trace"]) for kernel in kernels)
     assert not any(kernel in _unpacked(out / swapped["trace"]) for kernel in kernels)

@@ -17,7 +17,8 @@ class JournalFull(HarnessError):
 
 
 class Journal:
-    """live.jsonl of a folder: the plan first, then `calibration`, `run` and `given_up` lines."""
+    """live.jsonl of a folder: the plan first, then lines `observed`, `calibration`, `run`, `pair`,
+    `given_up` and `resumed`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / FILE
@@ -44,13 +45,15 @@ class Journal:
         if not lines or lines[0]["kind"] != "plan":
             raise UsageError(f"{folder} holds no live runs to resume")
         before = {key: value for key, value in lines[0].items() if key not in ("kind", "pairs")}
-        # More pairs may be asked for than at first; anything else would mix two experiments.
+        # More pairs may be asked for than at first, and a commit may lie between; anything else would mix two
+        # experiments.
         for key, value in json.loads(json.dumps(plan)).items():
-            if key != "pairs" and before.get(key) != value:
+            if key not in ("pairs", "git") and before.get(key) != value:
                 raise UsageError(
                     f"{folder} was begun with another {key}: {_short(before.get(key))}, "
                     f"now {_short(value)}; choose another --out"
                 )
+        journal.append("resumed", {"git": plan.get("git"), "pairs": plan.get("pairs")})
         return journal
 
     def append(self, kind: str, facts: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ def summarise(lines: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any
     """As plain values: each arm against the first, with the runs that did not count and why. `folder` holds
     the results that the lines name."""
     plan = lines[0]
+    asked = [line["pairs"] for line in lines if line["kind"] in ("plan", "resumed")][-1]
     names = [arm["name"] for arm in plan["arms"]]
     runs = [line for line in lines if line["kind"] == "run"]
     lost: dict[str, int] = {}
@@ -28,7 +29,7 @@ def summarise(lines: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any
         "model": plan["model"],
         "engine": plan["engine"],
         "load": plan["load"],
-        "asked": plan["pairs"],
+        "asked": asked,
         "pairs": len(kept),
         "given_up": [line for line in lines if line["kind"] == "given_up" and line["pair"] not in kept],
         "runs": len(runs),

@@ -16,6 +16,11 @@ def serving() -> None:
     python -m harness serving load FILE...       any client's results, in one schema, with what does not hold
     python -m harness serving compare A B        two results, if they are alike
     python -m harness serving audit [FILE...]    what does not hold in published documents, or in your results
+    python -m harness serving run --out DIR      a real engine and client here, arm by arm
+    python -m harness serving trace FILE         a profiler's trace by kernel, class and step
+    python -m harness serving audit              what does not hold or is not alike in published documents
+    python -m harness serving audit FILE...      the same of your own results
+    python -m harness serving compare A B        one result beside another, normalised or refused
     python -m harness serving recipe [NAME]      the published set-ups, ready to run on your own machine
     python -m harness serving trace FILE         where a step's time goes, and what of it is exposed
     python -m harness serving link --what-if mla_decode=2.0x
@@ -56,8 +61,104 @@ def observe_command(**options: Any) -> None:
     """Adds to a row of a ledger what serving runs showed before and after its change: TPOT, TTFT and output
     throughput, as far as predicted, with a 90 % t-interval over the pairs."""
     from harness.serving.observe_command import show
+@serving.command("replay")
+@click.option("--model", "model_name", default="deepseek-r1", show_default=True, metavar="NAME|DIR",
+              help="A model of `shapes`, or a folder with a config.json.")  # fmt: skip
+@click.option(
+    "--tp", type=click.IntRange(1), default=1, show_default=True, help="The rank is one of so many."
+)
+@click.option("--phase", type=click.Choice(["decode", "prefill"]), default="decode", show_default=True)
+@click.option("--batch", default="4", show_default=True, metavar="N[,N...]", help="Requests in the step.")
+@click.option("--ctx", default="1024", show_default=True, help="Decode: tokens cached of each request.")
+@click.option("--new", default="1024", show_default=True, help="Prefill: new tokens of each request.")
+@click.option("--layers", metavar="DENSE,MOE", help="Replay so many (default: all, or what memory holds).")
+@click.option("--base", multiple=True, metavar="OP=IMPL[,...]", help="What the engine runs.")
+@click.option("--swap", multiple=True, metavar="OP[:PLACE]=IMPL", help="An arm: the base with this instead.")
+@click.option("--routing", default="balanced", show_default=True, help="A pattern: balanced, zipf:0.8 ...")
+@click.option("--page", type=click.IntRange(1), help="Tokens of a KV page (default: 16 on CPUs, else 64).")
+@click.option("--kv", type=click.Choice(["bf16", "fp8"]), default="bf16", show_default=True)
+@click.option("--device", help="cpu, cuda, cuda:1 ... (default: the first GPU, else the CPU).")
+@click.option("--launch", type=click.Choice(["graph", "eager"]), help="On GPUs (default: graph).")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads, as the engine has them.")
+@click.option("--budget", default="60s", show_default=True, help="Time for measuring, set-up apart.")
+@click.option(
+    "--blocks", type=click.IntRange(2), default=6, show_default=True, help="Prepared anew so often."
+)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--out", metavar="DIR", help="Keep the replay there, with every round.")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there.")
+def replay_command(**options: Any) -> None:
+    """One step of one rank, rebuilt from the suite's implementations in the engine's order with weights for
+    every layer; one op swapped at a time, all arms in interleaved rounds."""
+    from harness.serving.replay.command import show
 
     sys.exit(show(**options))
+
+
+@serving.command("run")
+@click.option(
+    "--model",
+    default="default",
+    show_default=True,
+    metavar="DIR|default",
+    help="A model's directory; `default` makes a small DeepSeek-V3 here.",
+)
+@click.option(
+    "--engine",
+    default="vllm",
+    show_default=True,
+    metavar="vllm|sglang|tensorrt-llm|COMMAND",
+    help="What serves it; a command has {model}, {port} and {name} filled in.",
+)
+@click.option(
+    "--client",
+    default="",
+    metavar="vllm|sglang|COMMAND",
+    help="What loads it, by default the engine's own; a command has {url} and {result} in it.",
+)
+@click.option(
+    "--arm",
+    "arms",
+    multiple=True,
+    metavar="NAME[:ITEM ...]",
+    help="An arm, with A=1, --flag=value or a swap such as mla_decode=torch; the first is the base.",
+)
+@click.option("--flag", "flags", multiple=True, metavar="FLAG", help="A flag of the engine for all arms.")
+@click.option("--isl", default=512, show_default=True, type=click.IntRange(1), help="Input tokens.")
+@click.option("--osl", default=96, show_default=True, type=click.IntRange(2), help="Output tokens.")
+@click.option("--concurrency", default=4, show_default=True, type=click.IntRange(1))
+@click.option("--prompts", default=4, show_default=True, type=click.IntRange(1), help="Requests in a run.")
+@click.option("--pairs", default=4, show_default=True, type=click.IntRange(0), help="Runs of each arm.")
+@click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Of the first pair.")
+@click.option("--out", required=True, metavar="DIR", help="Journal, results, logs.")
+@click.option("--resume", is_flag=True, help="Go on with the runs in --out.")
+@click.option("--trace", is_flag=True, help="Take a kernel trace of each arm first (vLLM).")
+@click.option("--routing-log", is_flag=True, help="Log which experts tokens go to, of each arm first (vLLM).")
+@click.option(
+    "--prefill-pattern",
+    default="",
+    metavar="N+N|any",
+    help="How requests must be prefilled together; by default as in a first run that does not count.",
+)
+@click.option("--keep-disturbed", is_flag=True, help="Count runs that other processes disturbed.")
+@click.option("--one-at-a-time", is_flag=True, help="Never keep two servers up.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Of the server; by default a free one.")
+@click.option("--start-timeout", default=600.0, show_default=True, metavar="S")
+@click.option("--run-timeout", default=600.0, show_default=True, metavar="S")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write the summary there.")
+@click.option("--quiet", is_flag=True)
+def run_command(**options: Any) -> None:
+    """Serve a model here and load it, arm by arm: real engine, real client, on loopback.
+
+    Arms take turns in mirrored pairs with the same prompts. Runs that a rule rejects are made again and
+    counted. The journal in --out has every finished run; --resume goes on from there.
+    """
+    from harness.serving.live.load import Load
+    from harness.serving.run_command import RunRequest, run
+
+    keys = {"input_len": "isl", "output_len": "osl", "concurrency": "concurrency", "prompts": "prompts"}
+    load = Load(**{field: options.pop(key) for field, key in keys.items()})
+    sys.exit(run(RunRequest(load=load, **options)))
 
 
 @serving.command("audit")
@@ -134,6 +235,25 @@ def trace_command(**options: Any) -> None:
     and kernel, prefill and decode steps apart, with what overlaps and what is exposed. Exit code 1 where
     events could not be read or, with --partial, the file breaks off; 2 where it cannot be read."""
     from harness.serving.trace_command import show
+
+    sys.exit(show(**options))
+
+
+@serving.command("experiment")
+@click.argument("file", metavar="FILE")
+@click.option("--out", metavar="DIR", help="Its folder (default: results/experiments/ and its name).")
+@click.option("--resume", is_flag=True, help="Go on with what is not done there.")
+@click.option("--only", multiple=True, metavar="SWAP", help="Of its swaps only this; may be repeated.")
+@click.option("--pairs", type=click.IntRange(2), help="Instead of as many as the file says.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and what is done; run nothing.")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write the ledger's rows there.")
+@click.option("--quiet", is_flag=True, help="No table and no progress.")
+def experiment_command(**options: Any) -> None:
+    """What swaps of single kernels change in a live serving run, predicted first: trace, routing log, kernel
+    benchmark and replay, the prediction into the ledger, then pairs of runs, then what they show. FILE is
+    TOML, or the name of one that comes with the harness (cpu-default, cpu-short). Exit code 1 where a replay
+    missed or a swap has no observation."""
+    from harness.serving.experiment.command import show
 
     sys.exit(show(**options))
 

@@ -15,7 +15,12 @@ from typing import Any
 
 from harness.errors import one_line
 
-ROLES = {"bench": "harness.bench:Bench", "judge": "harness.check:Judge", "meter": "harness.meter:Meter"}
+ROLES = {
+    "bench": "harness.bench:Bench",
+    "judge": "harness.check:Judge",
+    "meter": "harness.meter:Meter",
+    "replay": "harness.serving.replay.rank:Rank",
+}
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 _DATA = Path(__file__).parent / "data"
@@ -80,6 +80,33 @@ def model(name: str) -> ModelConfig:
             "weight_block_size": tuple(config["weight_block_size"]),
         },
     )
+
+
+def read_model(path: Path) -> ModelConfig:
+    """The model of a folder that has a config.json, or of such a file; named after its folder. Raises
+    ValueError with one line where it is none of DeepSeek-V3's kind."""
+    import json
+
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        own = json.loads(file.read_text(encoding="utf-8"))
+        scaling = own.get("rope_scaling") or dict.fromkeys(_fields(RopeScaling), 1) | {"type": "none"}
+        own["weight_block_size"] = own.get("quantization_config", {}).get("weight_block_size", (128, 128))
+        own["rope_scaling"] = RopeScaling(**{name: scaling[name] for name in _fields(RopeScaling)})
+        own |= {"name": file.parent.name, "source": file.name}
+        own["torch_dtype"] = own.get("torch_dtype") or own.get("dtype") or "bfloat16"
+        found = {name: own[name] for name in _fields(ModelConfig)}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"cannot read {file}: {error}") from None
+    except KeyError as error:
+        raise ValueError(
+            f"cannot read {file}: it has no {error.args[0]!r}, so it is no DeepSeek-V3"
+        ) from None
+    return ModelConfig(**found | {"weight_block_size": tuple(found["weight_block_size"])})
+
+
+def _fields(kind: type) -> list[str]:
+    return [field.name for field in fields(kind)]
 
 
 def _read(name: str) -> dict:

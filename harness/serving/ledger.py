@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -42,6 +43,7 @@ class Observation(Record):
     change:    after - before
     low, high: its 90 % interval; None where who measured gave none
     pairs:     runs before and after that were paired
+    resolution: part of `before` below which a change is not told from none; None: the ledger's own
     runs:      files or folders of the runs, by which it can be made again
     """
 
@@ -53,6 +55,7 @@ class Observation(Record):
     low: float | None = None
     high: float | None = None
     pairs: int | None = None
+    resolution: float | None = None
     source: str = ""
     runs: tuple[str, ...] = ()
 
@@ -106,9 +109,10 @@ class Row(Record):
     ledger: str = ""
 
 
-def digest(entry: Entry) -> str:
-    """SHA-256 of a line without its own digest."""
-    text = json.dumps(entry.model_dump(exclude={"digest"}), sort_keys=True, allow_nan=False)
+def digest(line: Mapping[str, Any]) -> str:
+    """SHA-256 of a line as it is written, without its own digest: a field that a later schema adds changes
+    nothing of it."""
+    text = json.dumps({k: v for k, v in line.items() if k != "digest"}, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -120,7 +124,7 @@ def append(path: Path, entry: Entry) -> Entry:
     at = entry.at or datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     previous = written[-1].digest if written else START
     sealed = entry.model_copy(update={"at": at, "previous": previous, "digest": ""})
-    sealed = sealed.model_copy(update={"digest": digest(sealed)})
+    sealed = sealed.model_copy(update={"digest": digest(json.loads(sealed.model_dump_json()))})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
@@ -144,11 +148,12 @@ def read(path: Path) -> list[Entry]:
     for number, line in enumerate(lines[:-1], 1):
         try:
             entry = ENTRY.validate_json(line)
+            found = digest(json.loads(line))
         except ValidationError as error:
             first = error.errors()[0]
             raise UsageError(f"cannot read {path}, line {number}: {first['msg']}") from None
         expected = entries[-1].digest if entries else START
-        if entry.previous != expected or entry.digest != digest(entry):
+        if entry.previous != expected or entry.digest != found:
             raise UsageError(f"{path}, line {number}: altered, or a line before it was taken out")
         if entries and entry.at < entries[-1].at:
             raise UsageError(f"{path}, line {number}: dated {entry.at}, before the line above it")

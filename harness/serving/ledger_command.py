@@ -14,6 +14,7 @@ from harness.errors import OK, UsageError
 from harness.outputs import require_writable
 from harness.published import FOLDER
 from harness.serving.ledger import Observation, Row, read, rows
+from harness.serving.ledger_wide import is_wide, wide_table
 from harness.serving.prediction import KernelChange
 from harness.serving.published_changes import published
 from harness.serving.verdicts import Held, held
@@ -23,10 +24,11 @@ RESULTS = FOLDER.parent
 NAME = "ledger.jsonl"
 COLUMNS = ["row", "change", "quantity", "observed", "method", "predicted", "residual", "", "verdict"]
 EXPLAINED = """
-residual: observed less predicted change, and as a part of the observed one. explained: the 90 % intervals
-meet, or, where neither has one, the residual is within 15 %. not resolved: the observation does not tell the
-change from none. blind: the prediction was written down before the observation. A bound says what one change
-alone can give at most."""
+residual: observed less predicted change, and as a part of the observed one. In a column of a method: its
+predicted change, and by what part of the observed one it was off. explained: the 90 % intervals meet, or,
+where neither has one, the residual is within 15 %. not resolved: the observation does not tell the change
+from none, or it is under 3 % of the value before. blind: the prediction was written down before the
+observation. A bound says what one change alone can give at most."""
 
 
 def show(files: Sequence[str], json_to: str | None = None) -> int:
@@ -41,7 +43,10 @@ def show(files: Sequence[str], json_to: str | None = None) -> int:
     for ledger in dict.fromkeys(row.ledger for row in found):
         print(f"{ledger}")
         own = [row for row in found if row.ledger == ledger]
-        print(tabulate([line for row in own for line in _lines(row)], COLUMNS, disable_numparse=True))
+        if wide := [row for row in own if is_wide(row)]:
+            print(wide_table(wide))
+        if narrow := [row for row in own if not is_wide(row)]:
+            print(tabulate([line for row in narrow for line in _lines(row)], COLUMNS, disable_numparse=True))
         for text, about in _explanations(own).items():
             print(
                 textwrap.fill(

@@ -9,7 +9,7 @@ from harness.serving.prediction import Prediction
 from harness.serving.schema import Record
 
 TOLERANCE = 0.15  # of the observed change, where neither side has an interval
-RESOLVED = 0.03  # of the value before: less is not told from nothing by a run without an interval
+RESOLVED = 0.03  # of the value before: a smaller change is within what machines and neighbours drift
 
 Verdict = Literal["explained", "missed", "not resolved", "bound holds", "bound broken"]
 
@@ -104,10 +104,11 @@ def verdict(prediction: Prediction, observation: Observation) -> Verdict:
 
 
 def resolved(observation: Observation) -> bool:
-    """Whether the observation tells the change from none."""
-    if observation.low is None or observation.high is None:
-        return abs(observation.change) >= RESOLVED * abs(observation.before)
-    return not observation.low <= 0 <= observation.high
+    """Whether the observation tells the change from none: it is large enough, and its interval without 0."""
+    least = RESOLVED if observation.resolution is None else observation.resolution
+    if abs(observation.change) < least * abs(observation.before):
+        return False
+    return observation.low is None or observation.high is None or not observation.low <= 0 <= observation.high
 
 
 def _interval(value: float, low: float | None, high: float | None) -> tuple[float, float]:

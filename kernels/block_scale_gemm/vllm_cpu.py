@@ -1,11 +1,13 @@
-"""vLLM's CPU kernel for FP8 linear layers with block scales: the one it serves DeepSeek with on Xeons."""
+"""vLLM's CPU kernels for linear layers: the one for FP8 with block scales, that it serves DeepSeek with on
+Xeons, and those for bf16, which take dequantised weights."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kernels.block_scale_gemm.problem import BlockScaleGemmOperands, Sizes
-from kernels.formats import BLOCK
+from kernels.formats import BLOCK, dequantise_weights
 from kernels.op import Prepared, Support, need
 from kernels.vllm_runtime import VllmCpu
 
@@ -53,3 +55,66 @@ class _Amx(Prepared):
         o = self.operands
         is_packed = True
         self.out = self.kernel(o.a, self.packed, o.b_scale, [BLOCK, BLOCK], None, torch.bfloat16, is_packed)
+
+
+class Dequantised(VllmCpu):
+    """Weights dequantised to bf16 once, as vLLM would serve the model in bf16: twice the bytes of weights."""
+
+    boundaries = ("with_quant",)
+    allocates = True
+
+    def layout(self, sizes: Sizes) -> int:
+        return 2 * sizes.n * sizes.k
+
+
+class OneDnn(Dequantised):
+    """`onednn_mm`: oneDNN's matmul with weights packed beforehand, vLLM's choice for bf16 linears on x86-64
+    (vllm/model_executor/layers/utils.py, dispatch_cpu_unquantized_gemm, 0.32)."""
+
+    name = "vllm.onednn"
+    kernel = "onednn_mm"
+
+    ROWS = 32  # that vLLM has oneDNN pack for
+
+    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
+        self.bind()
+        from vllm import _custom_ops as ops
+
+        handler = ops.create_onednn_mm(_weights(operands).t(), self.ROWS)
+        return _Product(operands, lambda a: ops.onednn_mm(handler, a, None))
+
+
+class Brgemm(Dequantised):
+    """`weight_packed_linear` (SGLang's CPU kernel), built on oneDNN's brgemm: vLLM's with
+    VLLM_CPU_SGL_KERNEL."""
+
+    name = "vllm.brgemm_bf16"
+    kernel = "weight_packed_linear"
+    allocates = False
+
+    def fits(self, sizes: Sizes) -> Support:
+        whole = sizes.n % Amx.STEP == 0 and sizes.k % Amx.STEP == 0
+        return need(whole, f"needs n and k to be multiples of {Amx.STEP}")
+
+    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
+        kernel, packed = self.bind(), self.bind("convert_weight_packed")(_weights(operands))
+        is_packed = True
+
+        def multiply(a: torch.Tensor) -> torch.Tensor:
+            kernel(out, a, packed, None, is_packed)
+            return out
+
+        return _Product(operands, multiply)
+
+
+def _weights(operands: BlockScaleGemmOperands) -> torch.Tensor:
+    return dequantise_weights(operands.b_q, operands.b_scale).bfloat16()
+
+
+class _Product(Prepared):
+    def __init__(self, operands: BlockScaleGemmOperands, multiply: Callable) -> None:
+        super().__init__(operands)
+        self.multiply = multiply
+
+    def call(self) -> None:
+        self.out = self.multiply(self.operands.a)

@@ -1,0 +1,96 @@
+"""What the trace of the swapped arm shows of a replay that missed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from harness.serving.experiment.observations import prefill_changes
+from harness.serving.experiment.predictions import Changes
+from harness.serving.experiment.records import Paired, Replays, Seen
+from harness.serving.experiment.schedule import DECODE
+from harness.serving.experiment.spec import Experiment, Swap
+from harness.serving.replay.replay import BASE
+from harness.serving.verdicts import Held
+
+LEAST_MS = 0.1
+MOST = 4  # classes named
+
+
+def missed(experiment: Experiment, judged: Sequence[Held]) -> list[Held]:
+    """Replays of what was resolved that are off by more than the threshold, or outside both intervals."""
+    return [
+        one
+        for one in judged
+        if one.method == "replay"
+        and one.verdict != "not resolved"
+        and (one.verdict == "missed" or abs(one.relative or 0.0) > experiment.thresholds.miss)
+    ]
+
+
+def by_class(swap: Swap, replays: Replays | None, base: Seen, seen: Seen) -> list[tuple[str, float, float]]:
+    """(op class, change in the replayed decode step, in the traced one), ms; most difference first. Replay
+    and trace name what stands between the ops differently (a copy, a pointwise kernel): only the sum of that
+    can be set beside each other."""
+    from kernels import OPS
+
+    replayed: dict[str, float] = {}
+    for one in replays.replays if replays else ():
+        old, new = one.arms[BASE].classes, one.arms[swap.name].classes
+        for name in {*old, *new}:
+            by = (new.get(name, 0.0) - old.get(name, 0.0)) / len(replays.replays)
+            replayed[_named(name, OPS)] = replayed.get(_named(name, OPS), 0.0) + by
+    traced: dict[str, float] = {}
+    for name in {*base.classes, *seen.classes}:
+        by = seen.classes.get(name, 0.0) - base.classes.get(name, 0.0)
+        traced[_named(name, OPS)] = traced.get(_named(name, OPS), 0.0) + by
+    rows = [(name, replayed.get(name, 0.0), traced.get(name, 0.0)) for name in {*replayed, *traced}]
+    return sorted(rows, key=lambda row: -abs(row[2] - row[1]))
+
+
+def _named(op_class: str, ops: object) -> str:
+    return op_class if op_class in (*ops, "absorbed_bmm", "host") else "glue"  # type: ignore[misc]
+
+
+def explanation(
+    experiment: Experiment,
+    swap: Swap,
+    misses: Sequence[Held],
+    replays: Replays | None,
+    changes: Changes,
+    paired: Paired,
+    pattern: Sequence[int],
+    base: Seen,
+    seen: Seen,
+) -> str:
+    """One line: how far off, and where the difference sits."""
+    said = [f"{one.quantity} {one.residual:+.3g} ms ({one.relative:+.0%})" for one in misses]
+    parts = [f"observed less replayed: {', '.join(said)}"]
+    rows = [row for row in by_class(swap, replays, base, seen) if abs(row[2] - row[1]) >= LEAST_MS]
+    if rows:
+        parts.append(
+            "decode step by class, replayed and traced change: "
+            + ", ".join(f"{name} {a:+.2f} and {b:+.2f} ms" for name, a, b in rows[:MOST])
+        )
+    parts += _prefills(changes, paired, pattern)
+    parts += _glue(swap)
+    return "; ".join(parts)
+
+
+def _prefills(changes: Changes, paired: Paired, pattern: Sequence[int]) -> Iterator[str]:
+    found = prefill_changes(paired)
+    if len(found) != len(pattern):
+        return
+    pieces = []
+    for size in dict.fromkeys(pattern):
+        seen = statistics.fmean(c for c, one in zip(found, pattern, strict=True) if one == size)
+        timed = changes.get(size)
+        if size != DECODE and timed is not None and abs(seen - timed.ms) >= LEAST_MS:
+            pieces.append(f"of {size} {timed.ms:+.0f} and {seen:+.0f} ms")
+    if pieces:
+        yield f"prefill steps, replayed and timed by the client: {', '.join(pieces)}"
+
+
+def _glue(swap: Swap) -> Iterator[str]:
+    if swap.glue:
+        yield f"not replayed: {swap.glue}"

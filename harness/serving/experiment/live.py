@@ -1,0 +1,212 @@
+"""The live part of an experiment: a thin binding to harness/serving/live."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+from harness.errors import NothingRan
+from harness.serving.experiment.records import Paired, Run, Seen
+from harness.serving.experiment.spec import Experiment, Swap
+
+PLAIN_RUNS = 3
+LOOK_SEED = 700_001  # of runs that do not count: no pair sends the same prompts
+
+
+class Live(Protocol):
+    """What an experiment asks of a serving engine. Both raise HarnessError where it cannot be had."""
+
+    def look(self, swap: Swap | None, pattern: tuple[int, ...]) -> Seen:
+        """The base, or a swap's arm, with a kernel trace; of the base the routing log too, and plain runs."""
+
+    def pairs(self, swap: Swap, pattern: tuple[int, ...], predicted: tuple[str, ...]) -> Paired:
+        """All pairs of the swap against the base: those that are missing are made. The digests of what was
+        predicted are in the journal before the first run."""
+
+
+class EngineLive:
+    """By a real engine on loopback, and a real client."""
+
+    def __init__(self, experiment: Experiment, model: Path, folder: Path, say: Callable[[str], None]) -> None:
+        from harness.serving.live import engines
+        from harness.serving.live.client import Client
+        from harness.serving.live.load import Load
+        from harness.serving.live.servers import Servers
+
+        engine, load = experiment.engine, experiment.load
+        self.experiment, self.folder, self.say = experiment, folder, say
+        self.load = Load(load.input_len, load.output_len, load.concurrency, load.prompts)
+        kind = engines.kind_for(engine.kind)
+        self.module = kind.module
+        self.client = Client(engine.client, engine.kind, model, folder)
+        self.servers = Servers(
+            kind,
+            model,
+            folder,
+            self.client,
+            flags=engine.flags,
+            start_timeout_s=engine.start_timeout_s,
+            say=say,
+        )
+
+    def __enter__(self) -> EngineLive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.servers.__exit__(None, None, None)
+
+    def _arm(self, swap: Swap | None) -> Any:
+        from harness.serving.live.arms import Arm
+
+        environment = {**self.experiment.engine.environment, **(swap.environment if swap else {})}
+        flags, swaps = (swap.flags, swap.swap) if swap else ((), ())
+        return Arm(swap.name if swap else "base", tuple(environment.items()), flags, swaps)
+
+    def look(self, swap: Swap | None, pattern: tuple[int, ...]) -> Seen:
+        from harness.serving.live.observe import observe
+        from kernels.platform import version
+
+        arm, base = self._arm(swap), swap is None
+        at = self.folder / "observed" / arm.name
+        timeout = self.experiment.engine.run_timeout_s
+        found = observe(
+            self.servers, self.client, arm, self.load, at, routing=base, seed=LOOK_SEED, run_timeout_s=timeout
+        )
+        runs = [self._plain(arm, at / f"plain-{n}.json", n) for n in range(PLAIN_RUNS)] if base else []
+        return Seen(
+            trace=self._inside(found.trace),
+            routing=self._inside(found.routing),
+            runs=tuple(runs),
+            version=(version(self.module) if self.module else None) or "",
+            **decomposed(found.trace),
+        )
+
+    def _inside(self, file: Path | None) -> str:
+        return str(file.relative_to(self.folder)) if file else ""
+
+    def _plain(self, arm: Any, result: Path, number: int) -> Run:
+        from harness.serving.live.details import details
+        from harness.serving.live.steps import steps
+
+        engine, started = self.servers.get(arm), utc_now()
+        self.client.run(
+            engine.url,
+            engine.launch.model_name,
+            self.load,
+            LOOK_SEED + 1 + number,
+            result,
+            self.experiment.engine.run_timeout_s,
+            watch=lambda: engine.check("while it was looked into"),
+        )
+        found = details(result)
+        seen = steps(found.requests, min(self.load.concurrency, self.load.prompts), found.input_lens)
+        return run_of({**seen.facts(), **found.means(), "started": started, "result": self._inside(result)})
+
+    def pairs(self, swap: Swap, pattern: tuple[int, ...], predicted: tuple[str, ...]) -> Paired:
+        from harness.disturbance import monitor_for
+        from harness.serving.live.journal import FILE, Journal
+        from harness.serving.live.rules import Rules
+        from harness.serving.live.session import Session, Settings
+        from kernels.platform import detect
+
+        experiment, load = self.experiment, self.experiment.load
+        rules = Rules(
+            pattern, disturbed=experiment.rules.disturbed, least_steady=experiment.rules.least_steady
+        )
+        arms = (self._arm(None), self._arm(swap))
+        settings = Settings(
+            arms, self.load, load.pairs, load.seed, rules, run_timeout_s=experiment.engine.run_timeout_s
+        )
+        plan = {
+            "schema": 1,
+            "experiment": experiment.name,
+            "model": self.servers.model.name,
+            "engine": experiment.engine.kind,
+            "client": experiment.engine.client,
+            "flags": list(experiment.engine.flags),
+            "arms": [arm.facts() for arm in arms],
+            "load": self.load.facts(),
+            "pairs": load.pairs,
+            "seed": load.seed,
+            "rules": rules.facts(),
+            "predicted": list(predicted),
+        }
+        at = self.folder / "live" / swap.name
+        journal = Journal.resume(at, plan) if (at / FILE).exists() else Journal.create(at, plan)
+        monitor = monitor_for(detect("cpu"), self.servers.pids)
+        Session(settings, self.servers, self.client, journal, monitor, self.say).run()
+        return paired(journal.lines(), "base", swap.name, f"live/{swap.name}")
+
+
+def paired(lines: list[dict[str, Any]], base: str, arm: str, folder: str) -> Paired:
+    """What a journal of live runs holds. Raises NothingRan where it has no run."""
+    from harness.serving.live.pairs import counted
+
+    runs = [line for line in lines if line["kind"] == "run"]
+    if not runs:
+        raise NothingRan(f"{folder}: no run was made")
+    found = {(run["pair"], run["arm"]): run for run in counted(lines)}
+    pairs = sorted({pair for pair, _ in found})
+    rejected: dict[str, int] = {}
+    for run in runs:
+        for reason in run["reasons"][:1] if run["status"] != "ok" else ():
+            rejected[reason] = rejected.get(reason, 0) + 1
+    lost = {line["pair"]: line for line in lines if line["kind"] == "given_up" and line["pair"] not in pairs}
+    return Paired(
+        begun=min(run["started"] for run in runs),
+        pairs=tuple((run_of(found[pair, base], folder), run_of(found[pair, arm], folder)) for pair in pairs),
+        given_up=tuple(f"pair {pair}: {'; '.join(line['reasons'])}" for pair, line in sorted(lost.items())),
+        rejected=rejected,
+    )
+
+
+def utc_now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def run_of(facts: Mapping[str, Any], folder: str = "") -> Run:
+    """A record of a live run."""
+    return Run(
+        started=facts["started"],
+        itl=facts.get("steady_itl_ms"),
+        ttft=facts.get("mean_ttft_ms"),
+        tpot=facts.get("mean_tpot_ms"),
+        pattern=tuple(facts.get("prefill_pattern", ())),
+        prefills=tuple(facts.get("prefill_ms", ())),
+        batch=facts.get("decoding_batch"),
+        kv_len=facts.get("mean_kv_len"),
+        file="/".join(filter(None, [folder, facts.get("result", "")])),
+    )
+
+
+def decomposed(trace: Path | None) -> dict[str, Any]:
+    """Milliseconds of each op class in a decode step (the median of the traced steps), and the kernels."""
+    from harness.serving.trace import decompose
+
+    if trace is None:
+        return {}
+    found = decompose(trace)
+    steps = found.steps_of("decode")
+    classes = {
+        name: per.exposed_us / 1e3
+        for name in found.by_class("decode")
+        if (per := found.per_step(name, "decode"))
+    }
+    spans = sorted(step.span_ns for step in steps)
+    return {
+        "classes": classes,
+        "step_ms": spans[len(spans) // 2] / 1e6 if spans else None,
+        "kernels": tuple(sorted({kernel.name for kernel in found.kernels})),
+    }
+
+
+@contextlib.contextmanager
+def engine_live(
+    experiment: Experiment, model: Path, folder: Path, say: Callable[[str], None]
+) -> Iterator[Live]:
+    """An engine's servers; all are stopped when this ends, however it does."""
+    with EngineLive(experiment, model, folder, say) as live:
+        yield live

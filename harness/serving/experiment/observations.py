@@ -1,0 +1,51 @@
+"""What pairs of live runs show, as the ledger keeps it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from harness.serving.experiment.records import Paired, Run
+from harness.serving.experiment.spec import Experiment
+from harness.serving.ledger import Observation
+from harness.serving.live.effect import half_width
+from harness.serving.replay.records import CONFIDENCE
+
+
+def values(paired: Paired, quantity: str) -> list[tuple[float, float]]:
+    """(base, arm) of the pairs of which both are known."""
+    both = [(getattr(a, quantity), getattr(b, quantity)) for a, b in paired.pairs]
+    return [(a, b) for a, b in both if a is not None and b is not None]
+
+
+def observations(experiment: Experiment, paired: Paired) -> Iterator[Observation]:
+    """One for each quantity: the mean over pairs with Student's 90 % interval."""
+    for quantity in experiment.predict.quantities:
+        both = values(paired, quantity)
+        if len(both) < 2:
+            continue
+        differences = [b - a for a, b in both]
+        mean, half = statistics.fmean(differences), half_width(differences, CONFIDENCE)
+        yield Observation(
+            quantity=quantity,
+            unit="ms",
+            before=statistics.fmean(a for a, _ in both),
+            after=statistics.fmean(b for _, b in both),
+            change=mean,
+            low=mean - half,
+            high=mean + half,
+            pairs=len(both),
+            resolution=experiment.thresholds.resolved,
+            source=experiment.engine.kind,
+            runs=tuple(run.file for pair in paired.pairs for run in pair),
+        )
+
+
+def prefill_changes(paired: Paired) -> list[float]:
+    """Of each prefill step of the pattern, in order, the mean change in ms."""
+    groups = min((len(run.prefills) for pair in paired.pairs for run in pair), default=0)
+
+    def of(run: Run, group: int) -> float:
+        return run.prefills[group]
+
+    return [statistics.fmean(of(b, group) - of(a, group) for a, b in paired.pairs) for group in range(groups)]

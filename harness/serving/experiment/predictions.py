@@ -1,0 +1,118 @@
+"""From what was replayed and benched to what the ledger is told: a change of each quantity, by method."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from harness.errors import HarnessError
+from harness.serving.experiment.records import Replays, Run, Served
+from harness.serving.experiment.schedule import DECODE, Schedule
+from harness.serving.experiment.spec import Swap
+from harness.serving.prediction import Part, Prediction
+from harness.serving.replay.records import CONFIDENCE, Timed
+from harness.serving.replay.replay import BASE
+from harness.statistics import interval
+
+NONE = Timed(ms=0.0, low=0.0, high=0.0)
+"""Of a step that makes none of the swapped calls."""
+
+Changes = Mapping[int, Timed | None]
+"""Step, by how many requests it prefills -> its change in ms; None where the method has none."""
+
+HOW = {
+    "replay": "the step replayed whole, arms interleaved",
+    "isolated-cold": "the swapped calls alone, over all layers' operands in turn",
+    "isolated-warm": "the swapped calls alone, on one layer's operands again and again",
+    "serving-mode": "the swapped calls by the suite's own runs, cache mode serving",
+}
+
+
+def replayed(found: Replays, name: str) -> Timed | None:
+    """The swap's change over all replays, whose blocks are so many more; None where it could not run."""
+    pairs, first = [], 0
+    for one in found.replays:
+        for sample in one.samples:
+            if BASE in sample and name in sample:
+                change = 1e3 * (sample[name] - sample[BASE])
+                pairs.append((first + int(sample["block"]), change))
+        first += 1 + max((int(sample["block"]) for sample in one.samples), default=0)
+    if not pairs:
+        return None
+    over = interval(pairs, CONFIDENCE)
+    known = math.isfinite(over.low)
+    return Timed(ms=over.mean, low=over.low if known else None, high=over.high if known else None)
+
+
+def isolated(found: Replays, name: str, mode: str) -> Timed | None:
+    """mode: `cold` or `warm`; the mean over the replays."""
+    values = [getattr(one.arms[name], mode) for one in found.replays]
+    return Timed(ms=statistics.fmean(values)) if values and None not in values else None
+
+
+def change(method: str, replays: Replays | None, served: Served | None, name: str) -> Timed | None:
+    """Of one kind of step, by one method. replays None: the step makes none of the swapped calls."""
+    if replays is None:
+        return NONE
+    if method == "replay":
+        return replayed(replays, name)
+    if method == "serving-mode":
+        return served.change if served else None
+    return isolated(replays, name, method.removeprefix("isolated-"))
+
+
+def prediction(
+    method: str, quantity: str, changes: Changes, weights: Schedule, before: Sequence[Run], swap: Swap
+) -> Prediction | None:
+    """The quantity's change: the steps' changes with the schedule's weights. None where one is not known."""
+    parts, squares, known = [], 0.0, True
+    for kind, weight in weights.of(quantity).items():
+        timed = changes.get(kind)
+        if timed is None:
+            return None
+        half = None if timed.low is None or timed.high is None else weight * (timed.high - timed.low) / 2
+        known = known and half is not None
+        squares += (half or 0.0) ** 2
+        value, half = weight * timed.ms, abs(half or 0.0)
+        what = "decode steps" if kind == DECODE else f"prefills of {kind} together"
+        parts.append(
+            Part(
+                what=f"{weight:.4g} x {what}",
+                origin="measured",
+                value=value,
+                low=value - half,
+                high=value + half,
+            )
+        )
+    total, half = sum(part.value for part in parts), math.sqrt(squares)
+    seen = [value for run in before if (value := getattr(run, quantity)) is not None]
+    mean = statistics.fmean(seen) if seen else None
+    return Prediction(
+        quantity=quantity,  # type: ignore[arg-type]
+        unit="ms",
+        method=method,  # type: ignore[arg-type]
+        change=total,
+        low=total - half if known else None,
+        high=total + half if known else None,
+        before=mean,
+        after=None if mean is None else mean + total,
+        confidence=CONFIDENCE,
+        parts=tuple(parts),
+        assumptions=(HOW[method], *((f"not counted: {swap.glue}",) if swap.glue else ())),
+    )
+
+
+def require_earlier(predictions: Sequence[str], begun: str) -> None:
+    """predictions: the times at which they were written. Raises HarnessError where a run began before: what
+    it shows must not be set beside a prediction that may have known it."""
+    from datetime import datetime
+
+    for at in predictions:
+        if datetime.fromisoformat(begun) <= datetime.fromisoformat(at):
+            raise HarnessError(
+                f"refused: runs began at {begun}, before their prediction was written at {at}; "
+                "take their folder away to make them again"
+            )
+    if not predictions:
+        raise HarnessError("refused: runs without a prediction; they would be no test of one")

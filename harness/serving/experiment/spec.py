@@ -1,0 +1,300 @@
+"""What an experiment's file says: read by tomllib, held to its schema, its mistakes said in one line each."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from harness.errors import UsageError
+from harness.serving.op_classes import OP_CLASSES
+from harness.serving.schema import Record
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILES = Path(__file__).parents[1] / "experiments"
+NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,63}")
+METHODS = ("replay", "isolated-cold", "isolated-warm", "serving-mode")
+QUANTITIES = ("itl", "ttft", "tpot")
+
+Method = Literal["replay", "isolated-cold", "isolated-warm", "serving-mode"]
+Quantity = Literal["itl", "ttft", "tpot"]
+Positive = Field(gt=0)
+
+
+class Engine(Record):
+    """kind, client: as `serving run` has them; flags and environment are all arms' alike
+    model:   `default`, the generated one, or a directory
+    kernels: names that the base's trace must have: the kernels that `replay.base` stands for
+    """
+
+    kind: str = "vllm"
+    client: str = "vllm"
+    model: str = "default"
+    flags: tuple[str, ...] = ()
+    environment: dict[str, str] = Field(default_factory=dict)
+    kernels: tuple[str, ...] = ()
+    start_timeout_s: float = Field(default=600.0, gt=0)
+    run_timeout_s: float = Field(default=600.0, gt=0)
+
+
+class Load(Record):
+    """Tokens of each request, requests, and mirrored pairs of runs; pair i sends the prompts of seed + i."""
+
+    input_len: int = Field(default=512, gt=0)
+    output_len: int = Field(default=96, gt=1)
+    prompts: int = Field(default=4, gt=0)
+    concurrency: int = Field(default=4, gt=0)
+    pairs: int = Field(default=8, ge=2)
+    seed: int = Field(default=1, ge=0)
+
+    @model_validator(mode="after")
+    def _enough_prompts(self) -> Load:
+        if self.prompts < self.concurrency:
+            raise ValueError(f"{self.prompts} prompts are never {self.concurrency} at once")
+        return self
+
+
+class Rules(Record):
+    """Why a run does not count, the same for all arms.
+
+    prefill_pattern: how requests must have been prefilled together; empty: as most of the base's first runs
+    disturbed:       whether a run that other processes disturbed is rejected
+    least_steady:    fewest inter-token times of the full batch
+    """
+
+    prefill_pattern: tuple[int, ...] = ()
+    disturbed: bool = True
+    least_steady: int = Field(default=24, gt=0)
+
+
+class Replay(Record):
+    """How steps are rebuilt.
+
+    base:     op -> the implementation that stands for what the engine runs
+    device:   as `serving replay` has it; empty: the first GPU, else the CPU
+    threads:  as the engine has them
+    routings: recorded decode steps whose routing is replayed
+    budget_s: measuring, for each replayed decode step; blocks: each on operands made anew
+    prefill_rounds: in each block; a prefill takes seconds, so it is counted in rounds and not in time
+    """
+
+    base: dict[str, str]
+    device: str = ""
+    launch: Literal["", "graph", "eager"] = ""
+    threads: int = Field(default=1, gt=0)
+    tp: int = Field(default=1, gt=0)
+    page: int = Field(default=16, gt=0)
+    routings: int = Field(default=3, gt=0)
+    budget_s: float = Field(default=30.0, gt=0)
+    blocks: int = Field(default=2, ge=2)
+    prefill_blocks: int = Field(default=3, ge=2)
+    prefill_rounds: int = Field(default=1, gt=0)
+
+
+class Predict(Record):
+    """methods: what is written to the ledger beside each other
+    serving_budget_s: measuring, for each case of the suite's own runs in the cache mode `serving`
+    serving_phases:   whose kernels they measure; a quantity that needs another phase has no such prediction
+    """
+
+    methods: tuple[Method, ...] = METHODS
+    quantities: tuple[Quantity, ...] = QUANTITIES
+    serving_budget_s: float = Field(default=8.0, gt=0)
+    serving_phases: tuple[Literal["decode", "prefill"], ...] = ("decode", "prefill")
+
+
+class Thresholds(Record):
+    """resolved: part of the value before, below which a change is not told from none
+    miss:       part of the observed change that a replay may be off before the ledger explains it
+    """
+
+    resolved: float = Field(default=0.03, ge=0, lt=1)
+    miss: float = Field(default=0.15, gt=0, lt=1)
+
+
+class Swap(Record):
+    """One op replaced.
+
+    op:     its class
+    swap:   names of the plug-in's catalogue; environment, flags: what the arm's engine has besides
+    replay: `op` or `op:place` -> the implementation that stands for the swapped kernel
+    glue:   what else changes with it in the engine, and is not replayed; empty: nothing
+    """
+
+    name: str
+    op: str
+    swap: tuple[str, ...] = ()
+    environment: dict[str, str] = Field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    replay: dict[str, str]
+    glue: str = ""
+
+    @field_validator("name")
+    @classmethod
+    def _plain(cls, name: str) -> str:
+        if not NAME.fullmatch(name) or name == "base":
+            raise ValueError("takes letters, digits and _ . + -, and not `base`")
+        return name
+
+    @field_validator("op")
+    @classmethod
+    def _known(cls, op: str) -> str:
+        if op not in OP_CLASSES:
+            raise ValueError(f"takes one of {', '.join(OP_CLASSES)}")
+        return op
+
+    @model_validator(mode="after")
+    def _swaps_something(self) -> Swap:
+        if not (self.swap or self.environment or self.flags):
+            raise ValueError("says nothing that differs from the base: give swap, environment or flags")
+        return self
+
+
+class Experiment(Record):
+    """name: its folder's and its rows'; about: a line for the reader"""
+
+    name: str
+    about: str = ""
+    engine: Engine = Engine()
+    load: Load = Load()
+    rules: Rules = Rules()
+    replay: Replay
+    predict: Predict = Predict()
+    thresholds: Thresholds = Thresholds()
+    swaps: tuple[Swap, ...] = Field(min_length=1)
+
+    @field_validator("name")
+    @classmethod
+    def _plain(cls, name: str) -> str:
+        if not NAME.fullmatch(name):
+            raise ValueError("takes letters, digits and _ . + -")
+        return name
+
+    @model_validator(mode="after")
+    def _one_of_each_name(self) -> Experiment:
+        names = [swap.name for swap in self.swaps]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two swaps are called {twice[0]}")
+        return self
+
+    def swap(self, name: str) -> Swap:
+        """Raises UsageError."""
+        for one in self.swaps:
+            if one.name == name:
+                return one
+        known = ", ".join(one.name for one in self.swaps)
+        raise UsageError(f"no swap {name!r} in experiment {self.name}; swaps: {known}")
+
+
+def read_experiment(name: str) -> Experiment:
+    """An experiment's file, or by its bare name one that the harness has. Raises UsageError."""
+    path = Path(name)
+    if not path.exists() and (FILES / f"{name}.toml").exists():
+        path = FILES / f"{name}.toml"
+    try:
+        text = path.read_text()
+    except OSError as error:
+        own = ", ".join(sorted(one.stem for one in FILES.glob("*.toml")))
+        raise UsageError(
+            f"cannot read {name}: {error.strerror}; give a file, or one that the harness has: {own}"
+        ) from None
+    except UnicodeDecodeError:
+        raise UsageError(f"cannot read {name}: no UTF-8 text") from None
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{name}: no TOML: {error}") from None
+    try:
+        experiment = Experiment(**document)
+    except ValidationError as error:
+        raise UsageError(f"{name}{_first_mistake(error, text)}") from None
+    except TypeError as error:
+        raise UsageError(f"{name}: {error}") from None
+    _require_known(experiment, name)
+    return experiment
+
+
+def _first_mistake(error: ValidationError, text: str) -> str:
+    """`, line 12: load.pairs: ...`, and how many more there are."""
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = f"no such key; allowed: {', '.join(_keys(path[:-1]))}"
+    elif first["type"] == "missing":
+        message = "is missing"
+    line = _line(first["loc"], text)
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    where = f", line {line}" if line else ""
+    return f"{where}: {'.'.join(path)}{': ' if path else ''}{message}{more}"
+
+
+def _keys(path: list[str]) -> list[str]:
+    """Those of the table that a path leads to."""
+    model: Any = Experiment
+    for part in path:
+        if part.isdigit():
+            continue
+        found = model.model_fields[part].annotation
+        inner = [one for one in getattr(found, "__args__", ()) if hasattr(one, "model_fields")]
+        model = inner[0] if inner else found
+    return list(model.model_fields)
+
+
+def _line(path: tuple[Any, ...], text: str) -> int | None:
+    """Of the key that a path ends in, or of the table that it is missing in: as TOML is mostly written."""
+    keys = [part for part in path if isinstance(part, str)]
+    number = next((part for part in path if isinstance(part, int)), 0)
+    table, seen, last = "", -1, None
+    for at, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[+\s*([\w.\-\"]+)\s*\]+", line):
+            table = header.group(1)
+            seen += table == keys[0] and line.lstrip().startswith("[[") if keys else 0
+            if keys and table.split(".")[0] == keys[0] and seen in (-1, number):
+                last = last or at
+        elif key := re.match(r"\s*([\w\-]+)\s*=", line):
+            full = [*filter(None, table.split(".")), key.group(1)]
+            here = seen in (-1, number) or table != keys[0] if keys else False
+            if here and full == keys[: len(full)]:
+                if len(full) == len(keys):
+                    return at
+                last = at
+    return last
+
+
+def _require_known(experiment: Experiment, name: str) -> None:
+    """Swaps, ops and implementations that there are."""
+    import kernels
+    from harness.serving.live.plugin.catalogue import SWAPS
+
+    for op in kernels.OPS:
+        if op not in experiment.replay.base:
+            raise UsageError(f"{name}: replay.base.{op} is missing: what stands for the engine's own kernel")
+    _require_implementations(experiment.replay.base, f"{name}: replay.base")
+    for swap in experiment.swaps:
+        for one in swap.swap:
+            if one not in SWAPS:
+                raise UsageError(f"{name}: swaps.{swap.name}.swap: no {one!r}; swaps: {', '.join(SWAPS)}")
+        _require_implementations(swap.replay, f"{name}: swaps.{swap.name}.replay")
+
+
+def _require_implementations(chosen: Mapping[str, str], where: str) -> None:
+    import kernels
+
+    for key, implementation in chosen.items():
+        op = key.partition(":")[0]
+        if op not in kernels.OPS:
+            raise UsageError(f"{where}: no op {op!r}; ops: {', '.join(kernels.OPS)}")
+        known = [one.name for one in kernels.implementations(op)]
+        if implementation not in known:
+            raise UsageError(
+                f"{where}.{key}: no implementation {implementation!r}; see: list impls --op {op}"
+            )

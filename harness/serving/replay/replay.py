@@ -1,0 +1,273 @@
+"""A step's arms measured against each other by the engine, and what isolated calls would have said."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import kernels
+from harness.disturbance import Monitor
+from harness.errors import NothingRan, UsageError
+from harness.provenance import provenance
+from harness.serving.replay.records import CONFIDENCE, Arm, Replay, Timed
+from harness.serving.replay.step import Step, calls, places
+from harness.statistics import interval
+from harness.threads import thread_environment
+from harness.timing import Policy, Rounds, measure
+from harness.workers import Worker, WorkerFailure
+from kernels.platform import Platform
+
+TURN_S = 0.25
+ISOLATED_S = 0.05  # a turn of one place's calls alone
+BASE, TWIN = "base", "base again"
+DECOMPOSED = 7  # steps, each call of which is timed by itself, and turns of isolated calls
+LEFT_OUT = ["scheduler, tokeniser and HTTP", "rank skew"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """arms: name -> `op` or `op:place` -> implementation; the first is the base.
+
+    rounds: in each block, at most
+    decomposed: steps each call of which is timed by itself, and turns of isolated calls; their medians count
+    keep_disturbed: rounds that other work disturbed count
+    """
+
+    step: Step
+    arms: Mapping[str, Mapping[str, str]]
+    launch: str
+    threads: int
+    budget_s: float
+    blocks: int = 6
+    rounds: int = 12
+    seed: int = 0
+    turn_s: float = TURN_S
+    prepare_s: float = 900.0
+    call_s: float = 120.0
+    decomposed: int = DECOMPOSED
+    keep_disturbed: bool = False
+
+
+def replay(plan: Plan, platform: Platform, monitor: Monitor, say: Any = None) -> Replay:
+    """Measures the arms in interleaved rounds, each block on operands made anew. An arm that cannot be
+    prepared is noted and left out; raises NothingRan where the base cannot."""
+    say = say or (lambda text: print(text, file=sys.stderr))
+    arms = {name: Arm(chosen=dict(chosen)) for name, chosen in plan.arms.items()}
+    base = next(iter(arms))
+    with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
+        worker = Worker("replay", thread_environment(platform, plan.threads), Path(scratch) / "replay.log")
+        try:
+            worker.ask(
+                "hello", plan.prepare_s, kind=platform.kind, device=platform.device, threads=plan.threads
+            )
+            rounds = _measured(plan, arms, worker, platform, monitor, say)
+            arms = _decomposed(plan, arms, base, worker)
+            finite = worker.ask("finite", plan.call_s)
+        except WorkerFailure as failure:
+            raise NothingRan(f"the step could not be replayed: {failure.reason}") from None
+        finally:
+            worker.kill()
+    arms, twin = _compared(plan.step, arms, base, rounds)
+    return Replay(
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        command=tuple(sys.argv[1:]),
+        step=_facts(plan.step),
+        launch=plan.launch,
+        threads=plan.threads,
+        base=base,
+        arms=arms,
+        twin=twin,
+        rounds=len(rounds.rounds),
+        disturbed=len(rounds.disturbed),
+        stopped=rounds.stopped,
+        left_out=tuple(left_out(plan.step)),
+        notes=() if finite else ("the last step's logits were not all finite",),
+        samples=tuple({"block": r.block, "round": r.index, **r.seconds} for r in rounds.rounds),
+        provenance=provenance(platform, plan.threads),
+    )
+
+
+def left_out(step: Step) -> list[str]:
+    """What a step of a serving engine has and this one has not."""
+    reduce = 2 * step.layers if step.parallel.tp > 1 else 0
+    return [*([f"{reduce} all-reduces of TP{step.parallel.tp}"] if reduce else []), *LEFT_OUT]
+
+
+def _facts(step: Step) -> dict[str, Any]:
+    facts = asdict(step)
+    facts["model"] = step.model.name
+    facts["picks"] = "recorded" if step.picks else step.routing
+    facts["tokens"] = step.tokens
+    return facts
+
+
+def _measured(
+    plan: Plan, arms: dict[str, Arm], worker: Worker, platform: Platform, monitor: Monitor, say: Any
+) -> Rounds:
+    names = [*arms, TWIN]
+    base = names[0]
+
+    def begin(block: int, contenders: Collection[str]) -> None:
+        say(f"block {block + 1} of up to {plan.blocks}: {len(contenders)} arms")
+        worker.ask("open", plan.prepare_s, step=plan.step, seed=plan.seed + block, launch=plan.launch)
+        for name in names:
+            if name not in contenders:
+                continue
+            chosen = arms[base if name == TWIN else name].chosen
+            try:
+                worker.ask(
+                    "prepare",
+                    plan.prepare_s,
+                    arm=name,
+                    chosen=chosen,
+                    apart=name == TWIN and platform.kind == "cpu",
+                )
+            except WorkerFailure as failure:
+                if failure.fatal or name == base:
+                    raise
+                arms[name] = arms[name].model_copy(update={"failed": failure.reason})
+
+    def turn(name: str) -> float:
+        if name in arms and arms[name].failed:
+            raise RuntimeError(arms[name].failed)
+        seconds = worker.ask("turn", plan.call_s, arm=name, at_least=plan.turn_s)
+        monitor.sample(name)
+        return seconds
+
+    policy = Policy(
+        blocks=plan.blocks,
+        first_rounds=min(4, plan.rounds),
+        max_rounds=plan.rounds,
+        half_width=0.0,
+        anchor=base,
+        twin=TWIN,
+        budget_s=plan.budget_s,
+        begin_block=begin,
+        begin_round=monitor.begin,
+        end_round=monitor.end,
+        keep_disturbed=plan.keep_disturbed,
+        seed=plan.seed,
+    )
+    return measure({name: lambda name=name: turn(name) for name in names}, policy)
+
+
+def _decomposed(plan: Plan, arms: dict[str, Arm], base: str, worker: Worker) -> dict[str, Arm]:
+    """Each arm with the times of its places, and of its swapped calls alone."""
+    order = places(plan.step)
+    found = {}
+    for name, arm in arms.items():
+        if arm.failed:
+            found[name] = arm
+            continue
+        by_key = worker.ask("decompose", plan.prepare_s, arm=name, repeats=plan.decomposed)
+        by_place: dict[str, float] = defaultdict(float)
+        by_class: dict[str, float] = defaultdict(float)
+        for place in order:
+            by_place[place.name] += 1e3 * by_key[place.key]
+            by_class[place.op_class] += 1e3 * by_key[place.key]
+        update: dict[str, Any] = {"places": dict(by_place), "classes": dict(by_class)}
+        if name != base:
+            update |= _isolated(plan, arms[base].chosen, arm.chosen, worker)
+            swapped = _swapped(plan.step, arms[base].chosen, arm.chosen)
+            ours, theirs = update["places"], found[base].places
+            update["own"] = sum(ours[place] - theirs[place] for place in swapped)
+        found[name] = arm.model_copy(update=update)
+    return found
+
+
+def _swapped(step: Step, base: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:
+    """Places whose implementation differs from the base's -> their op."""
+    return {
+        place.name: place.op for place in places(step) if place.op and _of(place, chosen) != _of(place, base)
+    }
+
+
+def _of(place: Any, chosen: Mapping[str, str]) -> str:
+    return chosen.get(f"{place.op}:{place.name}") or chosen[place.op]
+
+
+def _isolated(
+    plan: Plan, base: Mapping[str, str], chosen: Mapping[str, str], worker: Worker
+) -> dict[str, Any]:
+    swapped = _swapped(plan.step, base, chosen)
+    changes = {"warm": 0.0, "cold": 0.0}
+    for name in swapped:
+        place = next(p for p in places(plan.step) if p.name == name)
+        times = len([p for p in places(plan.step) if p.name == name])
+        for mode in changes:
+            arguments = {"place": name, "cold": mode == "cold", "at_least": ISOLATED_S}
+            differences = []
+            for _ in range(plan.decomposed):
+                new, old = (
+                    worker.ask("isolated", plan.call_s, name=_of(place, which), **arguments)
+                    for which in (chosen, base)
+                )
+                differences.append(new - old)
+            changes[mode] += 1e3 * times * statistics.median(differences)
+    difference: dict[str, float] = {}
+    for op in dict.fromkeys(swapped.values()):
+        difference |= worker.ask("difference", plan.call_s, op=op, a=dict(base), b=dict(chosen))
+    return changes | {"difference": {k: v for k, v in difference.items() if k in swapped}}
+
+
+def _compared(
+    step: Step, arms: dict[str, Arm], base: str, rounds: Rounds
+) -> tuple[dict[str, Arm], Timed | None]:
+    found = {}
+    for name, arm in arms.items():
+        update: dict[str, Any] = {"step": _timed(rounds, name)}
+        if name != base and update["step"] is not None:
+            update["change"] = _timed(rounds, name, base)
+            update["whole"] = _whole(step, arms[base].chosen, arm.chosen, update["change"])
+        elif name in rounds.dropped and not arm.failed:
+            update["failed"] = rounds.dropped[name]
+        found[name] = arm.model_copy(update=update)
+    return found, _timed(rounds, TWIN, base)
+
+
+def _timed(rounds: Rounds, name: str, less: str = "") -> Timed | None:
+    pairs = [
+        (r.block, 1e3 * (r.seconds[name] - (r.seconds[less] if less else 0.0)))
+        for r in rounds.rounds
+        if name in r.seconds and (not less or less in r.seconds)
+    ]
+    if not pairs:
+        return None
+    over = interval(pairs, CONFIDENCE)
+    known = len({block for block, _ in pairs}) > 1
+    return Timed(ms=over.mean, low=over.low if known else None, high=over.high if known else None)
+
+
+def _whole(step: Step, base: Mapping[str, str], chosen: Mapping[str, str], change: Timed | None) -> Any:
+    """The change in a step of the whole model: by the number of the swapped calls."""
+    counts = [calls(step, op, place) for place, op in _swapped(step, base, chosen).items()]
+    replayed, whole = sum(r for r, _ in counts), sum(w for _, w in counts)
+    if change is None or whole == replayed or not replayed:
+        return None
+    scaled = {k: None if v is None else v * whole / replayed for k, v in change.model_dump().items()}
+    return Timed(**scaled)
+
+
+def require_known(arms: Mapping[str, Mapping[str, str]], step: Step) -> None:
+    """Raises UsageError where an arm names an op, a place or an implementation that there is not."""
+    names = {(p.op, p.name) for p in places(step) if p.op}
+    for chosen in arms.values():
+        for key, implementation in chosen.items():
+            op, _, place = key.partition(":")
+            if op not in kernels.OPS:
+                raise UsageError(f"unknown op {op!r}; ops: {', '.join(kernels.OPS)}")
+            if place and (op, place) not in names:
+                own = ", ".join(sorted(name for o, name in names if o == op))
+                raise UsageError(f"{op} has no place {place!r} in this step; places: {own}")
+            known = [i.name for i in kernels.implementations(op)]
+            if implementation not in known:
+                raise UsageError(
+                    f"unknown implementation {implementation!r} of {op}; see: list impls --op {op}"
+                )

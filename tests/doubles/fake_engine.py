@@ -1,0 +1,63 @@
+"""A server that answers as an engine does, or fails as one can: python fake_engine.py MODE PORT [NAME]."""
+
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+MODE, PORT = sys.argv[1], int(sys.argv[2])
+NAME = sys.argv[3] if len(sys.argv) > 3 else "model"
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+clients = 0
+
+
+def die(*_):
+    print("ValueError: the KV cache is gone", flush=True)
+    os._exit(9)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        global clients
+        clients += "client" in self.path
+        if MODE == "dies-mid-run" and clients == 2:  # the first one warms it up
+            die()
+        if MODE == "never-healthy":
+            self.send_error(503)
+            return
+        body = json.dumps({"data": [{"id": NAME}]}).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def main():
+    print("loading weights", flush=True)
+    if MODE == "dies-at-start":
+        print("RuntimeError: no such layer", flush=True)
+        sys.exit(3)
+    if MODE == "ignores-sigterm":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if MODE in ("spawns", "ignores-sigterm"):
+        subprocess.Popen(SLEEP)
+        subprocess.Popen(SLEEP, start_new_session=True)
+        # An orphan: its parent ends at once.
+        code = f"import subprocess; subprocess.Popen({SLEEP!r}, start_new_session=True)"
+        subprocess.run([sys.executable, "-c", code], check=True)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", PORT), Handler)
+    if MODE == "dies-soon":
+        signal.signal(signal.SIGALRM, die)
+        signal.setitimer(signal.ITIMER_REAL, 1.5)
+    server.serve_forever()
+    time.sleep(600)
+
+
+main()

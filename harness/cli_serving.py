@@ -61,6 +61,10 @@ def observe_command(**options: Any) -> None:
     """Adds to a row of a ledger what serving runs showed before and after its change: TPOT, TTFT and output
     throughput, as far as predicted, with a 90 % t-interval over the pairs."""
     from harness.serving.observe_command import show
+
+    sys.exit(show(**options))
+
+
 @serving.command("replay")
 @click.option("--model", "model_name", default="deepseek-r1", show_default=True, metavar="NAME|DIR",
               help="A model of `shapes`, or a folder with a config.json.")  # fmt: skip

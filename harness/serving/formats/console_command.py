@@ -16,8 +16,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.serving.fields import Fields
 from harness.serving.formats.console_text import unprefixed
-from harness.serving.reading import Fields
 from harness.serving.schema import Workload
 
 PROGRAMS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from harness.serving.reading import Fields
+from harness.serving.fields import Fields
 from harness.serving.schema import Metric, Scope, Tokens
 
 STATISTIC = r"mean|median|std|min|max|p\d+(?:\.\d+)?"

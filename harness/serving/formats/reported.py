@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness.serving.fields import Fields
 from harness.serving.formats.metrics import single
-from harness.serving.reading import Fields, UnreadableError
+from harness.serving.reading import UnreadableError
 from harness.serving.schema import Metric, Samples, ServingRun
 
 BULK = ("generated_texts", "text_chunks", "start_times", "cached_tokens", "cached_tokens_details")

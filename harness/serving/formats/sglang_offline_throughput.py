@@ -9,9 +9,10 @@ interval.
 
 from __future__ import annotations
 
+from harness.serving.fields import Fields
 from harness.serving.formats import reported
 from harness.serving.formats.metrics import single
-from harness.serving.reading import Document, Fields, keys_of, objects
+from harness.serving.reading import Document, keys_of, objects
 from harness.serving.schema import ServingRun, Totals, Workload
 
 NAME = "sglang.bench_offline_throughput"

@@ -8,9 +8,10 @@ overall one counts input and output tokens over all steps. No request's TTFT or 
 
 from __future__ import annotations
 
+from harness.serving.fields import Fields
 from harness.serving.formats import reported
 from harness.serving.formats.metrics import single
-from harness.serving.reading import Document, Fields, keys_of, objects
+from harness.serving.reading import Document, keys_of, objects
 from harness.serving.schema import Metric, ServingRun, Totals, Workload
 
 NAME = "sglang.bench_one_batch"

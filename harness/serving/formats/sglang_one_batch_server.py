@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from harness.serving.fields import Fields
 from harness.serving.formats import reported
 from harness.serving.formats.metrics import single
 from harness.serving.formats.sglang_one_batch import batch, counted
-from harness.serving.reading import Document, Fields, keys_of, objects
+from harness.serving.reading import Document, keys_of, objects
 from harness.serving.schema import Metric, ServingRun, Totals
 
 NAME = "sglang.bench_one_batch_server"

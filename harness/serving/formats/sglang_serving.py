@@ -16,10 +16,11 @@ sglang/benchmark/serving.py of 0.5.23. Times in the lists are seconds, `*_ms` mi
 
 from __future__ import annotations
 
+from harness.serving.fields import Fields
 from harness.serving.formats import reported
 from harness.serving.formats.metrics import of_keys, single
 from harness.serving.formats.sglang_server_info import described, without_secrets
-from harness.serving.reading import Document, Fields, keys_of, objects
+from harness.serving.reading import Document, keys_of, objects
 from harness.serving.schema import Metric, ServingRun, Totals, Workload
 
 NAME = "sglang.bench_serving"

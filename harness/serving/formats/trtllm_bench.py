@@ -15,9 +15,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from harness.serving.fields import Fields
 from harness.serving.formats.console_text import plain, unprefixed
 from harness.serving.formats.metrics import of_object, single
-from harness.serving.reading import Document, Fields, objects
+from harness.serving.reading import Document, objects
 from harness.serving.schema import Metric, Parallelism, ServingRun, Totals, Workload
 
 NAME = "trtllm-bench"

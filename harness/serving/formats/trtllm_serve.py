@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from harness.serving.fields import Fields
 from harness.serving.formats.metrics import of_keys, single
-from harness.serving.reading import Document, Fields, objects
+from harness.serving.reading import Document, objects
 from harness.serving.schema import Samples, ServingRun, Totals, Workload
 
 NAME = "tensorrt_llm.serve"

@@ -17,9 +17,10 @@ Read in vllm/benchmarks/serve.py of 0.32.0 and benchmarks/benchmark_serving.py o
 
 from __future__ import annotations
 
+from harness.serving.fields import Fields
 from harness.serving.formats import reported
 from harness.serving.formats.metrics import of_keys, single
-from harness.serving.reading import Document, Fields, keys_of, objects
+from harness.serving.reading import Document, keys_of, objects
 from harness.serving.schema import Metric, Parallelism, Samples, ServingRun, Totals, Workload
 
 NAME = "vllm.serve"

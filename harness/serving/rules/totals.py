@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from harness.serving.reading import LARGEST
+from harness.serving.fields import LARGEST
 from harness.serving.rules.common import EXACT, MARGIN, apart, broken, hint, whole
 from harness.serving.schema import Finding, ServingRun
 
@@ -139,7 +139,7 @@ def completion(run: ServingRun) -> Iterator[Finding]:
         yield Finding(
             rule="failed",
             severity="suspect",
-            message=f"{totals.failed} request{'s' if totals.failed > 1 else ''} failed: their load is in the numbers, their results are not",
+            message=f"failed requests: {totals.failed}; their load is in the numbers, their results are not",
             numbers=numbers,
         )
     if totals.completed is None:

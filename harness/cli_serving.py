@@ -46,6 +46,20 @@ def ledger_command(**options: Any) -> None:
     sys.exit(show(**options))
 
 
+@serving.command("observe")
+@click.argument("ledger", metavar="LEDGER")
+@click.argument("row", metavar="ROW")
+@click.option("--before", multiple=True, required=True, metavar="FILE", help="Any client's results.")
+@click.option("--after", multiple=True, required=True, metavar="FILE", help="As many; paired in order.")
+@click.option("--explain", default="", metavar="TEXT", help="What is known of the difference, if anything.")
+def observe_command(**options: Any) -> None:
+    """Adds to a row of a ledger what serving runs showed before and after its change: TPOT, TTFT and output
+    throughput, as far as predicted, with a 90 % t-interval over the pairs."""
+    from harness.serving.observe_command import show
+
+    sys.exit(show(**options))
+
+
 @serving.command("audit")
 @click.argument("names", nargs=-1, metavar="[DOCUMENT|FILE...]")
 @click.option("--rules", is_flag=True, help="Only list the rules, each with why it matters.")
@@ -120,6 +134,10 @@ def trace_command(**options: Any) -> None:
     and kernel, prefill and decode steps apart, with what overlaps and what is exposed. Exit code 1 where
     events could not be read or, with --partial, the file breaks off; 2 where it cannot be read."""
     from harness.serving.trace_command import show
+
+    sys.exit(show(**options))
+
+
 @serving.command("link")
 @click.option("--hardware", default="h200", show_default=True, help="The machine, as its tables are named.")
 @click.option("--engine", default="sglang", show_default=True)
@@ -161,6 +179,8 @@ def trace_command(**options: Any) -> None:
 @click.option("--target-tpot", metavar="MS", help="Which speedups it would need: 20ms.")
 @click.option("--observed", metavar="BEFORE..AFTER", help="Bounds without a model: 53.19ms..28.37ms.")
 @click.option("--validate", is_flag=True, help="Hold the model against what was measured.")
+@click.option("--ledger", metavar="FILE", help="Write the predictions of --what-if down there ...")
+@click.option("--row", default="", metavar="NAME", help="... under this name; `observe` adds what was seen.")
 @click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there instead of tables.")
 def link_command(**options: Any) -> None:
     """TPOT, TTFT and throughput of DeepSeek-R1 from the times of its kernels, and what a change of a kernel

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from harness.errors import UsageError
-from harness.serving.bounds import least_share, most_factor, saved_per_call_us
+from harness.serving.bounds import least_share, most_worth, saved_per_call_us
 from harness.serving.ledger import (
     Explained,
     Observation,
@@ -163,10 +163,10 @@ def test_amdahl_both_ways():
     for share, factor in ((0.3, 4.0), (0.9, 1.5)):
         after = (1 - share) + share / factor
         assert least_share(1.0, after, factor) == pytest.approx(share)
-        assert after > 1 / most_factor(share)
-    assert most_factor(1.0) == float("inf")
+        assert after > 1 / most_worth(share)
+    assert most_worth(1.0) == float("inf")
     for wrong in ((1.0, 1.0, 1.0), (0.0, 1.0, 2.0), (1.0, 1.0, -2.0)):
-        with pytest.raises(ValueError):
+        with pytest.raises(UsageError):
             least_share(*wrong)
 
 

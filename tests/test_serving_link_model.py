@@ -11,8 +11,8 @@ import pytest
 from serving_link_tables import US, written
 
 from harness.errors import UsageError
+from harness.serving.bounds import least_share, most_worth
 from harness.serving.link import calibration
-from harness.serving.link.bounds import least_share, most_worth
 from harness.serving.link.calibration import measured
 from harness.serving.link.changes import parse_change
 from harness.serving.link.closure import Workload

@@ -1,27 +1,29 @@
-"""What can be said of a change without any trace: Amdahl's law, both ways.
-
-before, after: times of a step (or of anything that a kernel is a share of), in one unit.
-"""
+"""What can be said without a model: of one change, from one observation or one share."""
 
 from __future__ import annotations
 
+import math
+
+from harness.errors import UsageError
+
 
 def least_share(before: float, after: float, factor: float) -> float:
-    """The share of `before` that a kernel must have had, at least, if it alone changed, by `factor` (time
-    before / time after). Over 1: it cannot have been this kernel alone.
-
-        after >= before * (1 - share) + before * share / factor
-    """
-    if before <= 0 or after <= 0 or factor <= 0 or factor == 1:
-        raise ValueError("times and factor must be positive, and the factor not 1")
+    """Share of the time before that the changed kernels had at least, if only they changed, `factor` times
+    faster: (1 - T1/T0) / (1 - 1/r). Over 1: they alone cannot explain it. Both times in one unit."""
+    if before <= 0 or after <= 0:
+        raise UsageError(f"times of {before:g} and {after:g} are to be above 0")
+    if factor <= 0 or factor == 1:
+        raise UsageError(f"a factor of {factor:g} changes nothing that could be seen")
+    if math.isinf(factor):
+        return 1 - after / before
     return (1 - after / before) / (1 - 1 / factor)
 
 
-def most_factor(share: float) -> float:
-    """before / after at best, however fast a kernel of this share becomes; infinite for a share of 1."""
+def most_worth(share: float) -> float:
+    """The largest factor by which the whole gets faster were that share of it to vanish: 1 / (1 - share)."""
     if not 0 <= share <= 1:
-        raise ValueError(f"a share lies between 0 and 1, not at {share:g}")
-    return float("inf") if share == 1 else 1 / (1 - share)
+        raise UsageError(f"a share of {share:g} is not between 0 and 1")
+    return math.inf if share == 1 else 1 / (1 - share)
 
 
 def saved_per_call_us(before_ms: float, after_ms: float, calls: int) -> float:

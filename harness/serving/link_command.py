@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import FAILED, OK, UsageError
-from harness.serving.link.bounds import least_share, most_worth
+from harness.serving.bounds import least_share, most_worth
+from harness.serving.ledger import Opened, Predicted, Setting, append, read
 from harness.serving.link.changes import parse_change
 from harness.serving.link.closure import Workload
 from harness.serving.link.inverse import Need, needs
@@ -32,6 +33,7 @@ from harness.serving.link.tables import bundled, read_tables
 from harness.serving.link.uncertainty import interval
 from harness.serving.link.validation import CALIBRATION, HELD, Row, validated
 from harness.serving.prediction import KernelChange, Prediction
+from harness.serving.schema import Workload as Load
 from harness.writing import write
 from shapes.attention import Parallel
 
@@ -63,10 +65,14 @@ def show(
     target_tpot: str | None,
     observed: str | None,
     validate: bool,
+    ledger: str | None,
+    row: str,
     json_to: str | None,
 ) -> int:
     """Prints what is predicted, or writes it as JSON. Exit code 1 where `--validate` finds more than 8 %."""
     changes = [parse_change(text) for text in what_if]
+    if ledger and not (changes and row):
+        raise UsageError("--ledger needs a --row to be called by, and a --what-if: differences are predicted")
     target = _ms(target_tpot) if target_tpot else None
     bounds = _bounds(observed, changes)
     if bounds and (hardware, engine) not in bundled() and tables is None:
@@ -90,6 +96,8 @@ def show(
     ]
     looks = [outlook(model, load) for load in loads]
     predicted = [predict(model, load, changes) for load in loads] if changes else []
+    if ledger:
+        _record(Path(ledger), row, changes, model, loads, predicted)
     wanted = [needs(model, load, target) for load in loads]
     if json_to:
         write(
@@ -105,6 +113,35 @@ def show(
     blocks.append(remarks(model, looks[-1], predicted[-1][0] if predicted else None))
     print("\n\n".join(blocks))
     return OK
+
+
+def _record(
+    ledger: Path,
+    row: str,
+    changes: Sequence[KernelChange],
+    model: Link,
+    loads: Sequence[Workload],
+    predicted: Sequence[Sequence[Prediction]],
+) -> None:
+    """Writes the predictions down, a row of the ledger for each load."""
+    known = {one.row for one in read(ledger)} if ledger.exists() else set()
+    names = [row if len(loads) == 1 else f"{row} c={load.concurrency}" for load in loads]
+    for name in names:
+        if name in known:
+            raise UsageError(f"{ledger} has a row {name!r} already; take another --row")
+    for name, load, predictions in zip(names, loads, predicted, strict=True):
+        workload = Load(input_len=load.isl, output_len=load.osl, concurrency=load.concurrency)
+        setting = Setting(
+            hardware=model.hardware,
+            gpus=model.gpus,
+            engine=model.engine,
+            model="DeepSeek-R1",
+            workload=workload,
+            note=model.structure.parallel.text,
+        )
+        append(ledger, Opened(row=name, changes=tuple(changes), setting=setting))
+        for one in predictions:
+            append(ledger, Predicted(row=name, prediction=one))
 
 
 def _parallel(tp: int, ep: int, dp_attention: bool) -> Parallel:

@@ -6,7 +6,7 @@
 No torch; pandas only for own runs.
 """
 
-from harness.serving.link.bounds import least_share, most_worth
+from harness.serving.bounds import least_share, most_worth
 from harness.serving.link.changes import parse_change
 from harness.serving.link.closure import Workload
 from harness.serving.link.inverse import needs

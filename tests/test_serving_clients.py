@@ -168,7 +168,7 @@ def test_disaggregated_servers_are_counted_side_by_side(tmp_path):
     ("changed", "lengths"),
     [
         ({}, (64, 16)),
-        ({"random_range_ratio": 0.0}, (32, 8)),
+        ({"random_range_ratio": 0.0}, (32.5, 8.5)),
         ({"random_range_ratio": 0.5}, (48, 12)),
         ({"dataset_name": "sharegpt"}, (None, None)),
         ({"dataset_name": "sharegpt", "sharegpt_output_len": 99}, (None, 99)),

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.serving.fields import Fields
+from harness.serving.formats import reported
 from harness.serving.formats.console_text import unprefixed
 from harness.serving.schema import Workload
 
@@ -75,7 +76,7 @@ class Command:
     ) -> tuple[float | None, float | None, str]:
         if self.program == "sglang" and "random_input_len" in self.options:
             least = ratio or 0.0
-            into, out = (None if one is None else (max(int(one * least), 1) + one) / 2 for one in (into, out))
+            into, out = (reported.mean_of_range(one, least) for one in (into, out))
             return into, out, f"lengths: means of those drawn between {least:g} of what was asked for and all"
         if self.program == "script" and ratio is not None and into is not None:
             why = (

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.serving.fields import Fields
-from harness.serving.formats.metrics import of_keys
+from harness.serving.formats.reported import of_keys
 from harness.serving.reading import Document, objects
 from harness.serving.schema import Finding, Metric, Parallelism, Scope, ServingRun, Workload
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from harness.serving.fields import Fields
 from harness.serving.formats import reported
-from harness.serving.formats.metrics import single
 from harness.serving.reading import Document, keys_of, objects
 from harness.serving.schema import ServingRun, Totals, Workload
 
@@ -46,8 +45,8 @@ def _run(row: Fields) -> ServingRun:
         ),
         metrics=(
             *reported.throughputs(row, THROUGHPUTS),
-            *single(row, "request_throughput", "request_throughput", "req/s"),
-            *single(row, "last_gen_throughput", "last_gen_throughput", "tok/s", **of_output),
+            *reported.single(row, "request_throughput", "request_throughput", "req/s"),
+            *reported.single(row, "last_gen_throughput", "last_gen_throughput", "tok/s", **of_output),
         ),
         notes=("successful_requests is the number sent: this client counts no failures",),
         extra=row.rest(),

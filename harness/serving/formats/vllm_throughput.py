@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from harness.serving.fields import Fields
 from harness.serving.formats import reported
-from harness.serving.formats.metrics import single
 from harness.serving.reading import Document, keys_of, objects
 from harness.serving.schema import ServingRun, Totals, Workload
 
@@ -39,8 +38,8 @@ def _run(row: Fields) -> ServingRun:
         totals=Totals(duration_s=row.number("elapsed_time")),
         metrics=(
             *reported.throughputs(row, {"tokens_per_second": "total"}),
-            *single(row, "requests_per_second", "request_throughput", "req/s"),
-            *single(row, "total_num_tokens", "tokens", "tokens", tokens="total"),
+            *reported.single(row, "requests_per_second", "request_throughput", "req/s"),
+            *reported.single(row, "total_num_tokens", "tokens", "tokens", tokens="total"),
         ),
         notes=("engine taken to be vllm: --backend hf writes the same file",),
         extra=row.rest(),

@@ -143,9 +143,8 @@ def _output(run: ServingRun) -> str:
     for tokens in ("output", "total", "unknown"):
         if found := run.metric("throughput", tokens=tokens):
             kind = "" if tokens == "output" else " in+out" if tokens == "total" else " of ?"
-            return (
-                f"{found.value:.5g}{kind} / {SCOPES.get(found.scope, '?')}{DERIVED if found.derived else ''}"
-            )
+            scope = SCOPES.get(found.scope, "?")
+            return f"{found.value:.5g}{kind} / {scope}" + DERIVED * bool(found.derived)
     return ""
 
 
@@ -153,9 +152,8 @@ def _latency(run: ServingRun, name: str, statistic: str) -> str:
     found = run.metric(name, statistic)
     if found is None:
         return ""
-    return (f"{found.value:.0f}" if found.value >= 1e3 else f"{found.value:.4g}") + DERIVED * bool(
-        found.derived
-    )
+    shown = f"{found.value:.0f}" if found.value >= 1e3 else f"{found.value:.4g}"
+    return shown + DERIVED * bool(found.derived)
 
 
 def _finding(run: ServingRun, one: Finding) -> str:

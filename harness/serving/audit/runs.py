@@ -178,6 +178,10 @@ def decoding_batch(run: ServingRun) -> float | None:
     return rate * (length - 1) / length * tpot / 1e3 if rate and tpot and length else None
 
 
+def _few(number: float) -> str:
+    return f"{number:.0f}" if number >= 10 else f"{number:.2g}"
+
+
 def batch_below_concurrency(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """`concurrency 128` is what the client allows. Requests that queue or prefill do not decode: the TPOT
     beside it is that of a smaller batch, and no TPOT at 128."""
@@ -188,7 +192,7 @@ def batch_below_concurrency(audited: Audited, corpus: Corpus) -> Iterator[Findin
             yield found(
                 "batch_below_concurrency",
                 "suspect",
-                f"{run.id}: {asked:g} in flight, but {batch:.0f} decode at a time "
+                f"{run.id}: {asked:g} in flight, but {_few(batch)} decode at a time "
                 f"({run.value('throughput', tokens='output'):,.6g} output tok/s x {tpot:.4g} ms)"
                 + (
                     f"; the others wait ({ttft / 1e3:.3g} s to the first token) or have ended" if ttft else ""
@@ -237,7 +241,7 @@ def counted_in_a_window(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         )
 
 
-def itl_is_of_chunks(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
+def itl_beside_tpot(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """A server that streams every tenth token has gaps between chunks, not tokens: its inter-token latency
     is ten times its time per output token, and beside another's looks ten times slower."""
     for run in audited.runs:
@@ -245,7 +249,7 @@ def itl_is_of_chunks(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             itl, tpot = run.value("itl", statistic), run.value("tpot", statistic)
             if itl and tpot and itl > CHUNKED * tpot:
                 yield found(
-                    "itl_is_of_chunks",
+                    "itl_beside_tpot",
                     "suspect",
                     f"{run.id}: ITL {itl:g} ms is {itl / tpot:.3g} times TPOT {tpot:g} ms: chunks of about "
                     f"{itl / tpot:.0f} tokens; not another's ITL, nor TPOT",
@@ -310,7 +314,7 @@ RULES = (
     rate_of_a_request_rises,
     batch_below_concurrency,
     counted_in_a_window,
-    itl_is_of_chunks,
+    itl_beside_tpot,
     rate_not_served,
     prefill_left_out,
 )

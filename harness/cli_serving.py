@@ -14,12 +14,12 @@ def serving() -> None:
 
     \b
     python -m harness serving load FILE...       any client's results, in one schema, with what does not hold
-    python -m harness serving audit              what does not hold or is not alike in published documents
-    python -m harness serving audit FILE...      the same of your own results
-    python -m harness serving compare A B        one result beside another, normalised or refused
+    python -m harness serving compare A B        two results, if they are alike
+    python -m harness serving audit [FILE...]    what does not hold in published documents, or in your results
     python -m harness serving recipe [NAME]      the published set-ups, ready to run on your own machine
-    python -m harness serving trace FILE         a profiler's trace by kernel, class and step
-    python -m harness serving link               TPOT, TTFT, throughput from kernel times; a kernel's worth
+    python -m harness serving trace FILE         where a step's time goes, and what of it is exposed
+    python -m harness serving link --what-if mla_decode=2.0x
+    python -m harness serving ledger             predicted, observed, residual
     """
 
 

@@ -128,8 +128,8 @@ def sweeps(runs: Sequence[ServingRun]) -> Iterator[list[ServingRun]]:
         asked = run.workload
         if load_of(run):
             key = (run.model, run.precision, run.hardware, run.gpus, run.parallelism, run.engine,
-                   run.version, run.configuration, run.flags, run.mode, run.client, asked.dataset, asked.input_len, asked.output_len, asked.prefix_cached,
-                   asked.request_rate)  # fmt: skip
+                   run.version, run.configuration, run.flags, run.mode, run.client, asked.dataset,
+                   asked.input_len, asked.output_len, asked.prefix_cached, asked.request_rate)  # fmt: skip
             groups.setdefault(key, []).append(run)
     yield from (sorted(group, key=load_of) for group in groups.values() if len(group) > 1)
 

@@ -9,11 +9,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 
-from harness.serving.audit import claims, rankings, recompute, runs, setups, tables
+from harness.serving.audit import claims, rankings, recompute, runs, setups, sweeps, tables
 from harness.serving.audit.corpus import Audited, Corpus, corpus
 from harness.serving.schema import Finding
 
-RULES = (*claims.RULES, *recompute.RULES, *tables.RULES, *rankings.RULES, *runs.RULES, *setups.RULES)
+RULES = (
+    *claims.RULES,
+    *recompute.RULES,
+    *tables.RULES,
+    *rankings.RULES,
+    *sweeps.RULES,
+    *runs.RULES,
+    *setups.RULES,
+)
 SEVERITIES = ("wrong", "suspect", "note")
 
 __all__ = ["RULES", "SEVERITIES", "Audited", "Corpus", "audit", "corpus", "explained"]

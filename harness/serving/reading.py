@@ -77,15 +77,13 @@ def _text(path: Path) -> str:
         raise UnreadableError(f"cannot read {path}: it is a directory; name the files in it") from None
     except (OSError, EOFError, ValueError, zlib.error) as error:
         if isinstance(error, UnicodeDecodeError):
-            why = f"byte {error.start} is no {error.encoding} text; if it is one, save it as UTF-8"
+            why = f"byte {error.start} is no {error.encoding}: no text, or not saved as UTF-8"
         else:
             why = getattr(error, "strerror", "") or str(error)
         raise UnreadableError(f"cannot read {path}: {why}") from None
     if "\0" in text:
         at = text.index("\0")
-        raise UnreadableError(
-            f"cannot read {path}: character {at} is NUL: no UTF-8 text; if it is one, save it as UTF-8"
-        )
+        raise UnreadableError(f"cannot read {path}: character {at} is NUL: no text, or not saved as UTF-8")
     return text
 
 

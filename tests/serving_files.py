@@ -42,7 +42,13 @@ def shapes(run: ServingRun) -> dict[tuple[str, str, str], tuple[float, str, str]
 
 
 def rules(run: ServingRun) -> list[str]:
-    return [one.rule for one in run.findings]
+    """Of the findings that are wrong or suspect, in their order; the reader's come first."""
+    return [one.rule for one in run.findings if one.severity != "note"]
+
+
+def noted(run: ServingRun) -> list[str]:
+    """Rules of the findings that are only to be known."""
+    return [one.rule for one in run.findings if one.severity == "note"]
 
 
 def leaves(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -127,6 +127,8 @@ def _of_json(text: str, suffix: str, numbers: int) -> Iterator[Mutation]:
     for row, place in _places(rows, numbers):
         value, key = _get(rows[row], place), str(place[-1])
         changed: dict[str, Any] = {**NO_NUMBERS, "text of it": str(value), "gone": None, "null": None}
+        if key == "request_rate":
+            changed.pop("infinity")  # which it may be: SGLang's client writes it for all at once
         for name, wrong in changed.items():
             copy = json.loads(json.dumps(rows))
             _set(copy[row], place, wrong, drop=name == "gone")

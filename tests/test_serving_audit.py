@@ -7,21 +7,25 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from serving_mutations import DATA, examples
 
 from harness.cli_serving import serving
 from harness.serving.audit import RULES, Audited, audit
 from harness.serving.audit.corpus import Corpus, printed, same_engine, same_hardware
+from harness.serving.audit.rows import by_kind
 from harness.serving.audit_command import of_document
 from harness.serving.comparable import compare
 from harness.serving.documents import Claim, Configuration
 from harness.serving.figure import of_run
+from harness.serving.loading import load
 from harness.serving.publications import published_corpus, published_documents, raw_files
-from harness.serving.schema import Metric, Parallelism, ServingRun, Totals, Workload
+from harness.serving.schema import Metric, Parallelism, Scope, ServingRun, Tokens, Totals, Workload
 
 ALL = {one.id: of_document(one) for one in published_documents()}
 RAW = {name: Audited(name, runs=tuple(runs)) for name, runs in raw_files().items()}
@@ -194,10 +198,10 @@ def test_requests_counted_in_a_window_only():
 
 
 def test_itl_of_a_streamed_chunk_is_no_tpot():
-    found = of("itl_is_of_chunks", ALL["inferencex-870"])
+    found = of("itl_beside_tpot", ALL["inferencex-870"])
     assert len(found) == 4
     assert all(f.numbers["ratio"] == pytest.approx(10, abs=0.1) for f in found)
-    assert not of("itl_is_of_chunks", ONLINE)  # where ITL is TPOT within 7 %
+    assert not of("itl_beside_tpot", ONLINE)  # where ITL is TPOT within 7 %
 
 
 def test_decode_nodes_leave_the_prefill_nodes_out():
@@ -450,8 +454,8 @@ ODD_METRICS = st.lists(
         name=st.sampled_from(["throughput", "tpot", "itl", "ttft", "tokens", "e2e", "concurrency"]),
         value=st.sampled_from([-1.0, 0.0, 1e-12, 1.0, 46.0, 1e15]),
         unit=st.sampled_from(["tok/s", "ms", "s", "1", "tokens"]),
-        scope=st.sampled_from(["gpu", "node", "decode_node", "instance", "cluster", "request", "unknown"]),
-        tokens=st.sampled_from(["output", "input", "total", "none", "unknown"]),
+        scope=st.sampled_from(get_args(Scope)),
+        tokens=st.sampled_from(get_args(Tokens)),
         statistic=st.sampled_from(["total", "mean", "median"]),
     ),
     max_size=4,
@@ -537,9 +541,9 @@ def test_a_users_own_file(tmp_path):
         "mean_e2e_latency_ms": 1.0,
     }  # fmt: skip
     lines = []
-    for load, seconds in ((32, 400.0), (64, 300.0), (128, 500.0)):
-        tpot = (load * seconds / 500 * 1e3 - 1000) / 799
-        lines.append({**row, "max_concurrency": load, "duration": seconds, "completed": 500,
+    for limit, seconds in ((32, 400.0), (64, 300.0), (128, 500.0)):
+        tpot = (limit * seconds / 500 * 1e3 - 1000) / 799
+        lines.append({**row, "max_concurrency": limit, "duration": seconds, "completed": 500,
                       "total_input_tokens": 1600000, "total_output_tokens": 400000,
                       "output_throughput": 400000 / seconds, "mean_tpot_ms": tpot, "mean_ttft_ms": 1000.0,
                       "mean_e2e_latency_ms": 1000 + 799 * tpot})  # fmt: skip
@@ -552,24 +556,38 @@ def test_a_users_own_file(tmp_path):
 def test_files_of_one_point_each_are_one_sweep(tmp_path):
     """As vllm bench serve writes them."""
     names = []
-    for load, out in ((32, 900.0), (64, 1500.0), (128, 800.0)):
+    for limit, out in ((32, 900.0), (64, 1500.0), (128, 800.0)):
         tokens = round(out * 100)
         whole = {
             "date": "20260101-000000", "endpoint_type": "vllm", "backend": "vllm", "label": None,
             "model_id": "deepseek-ai/DeepSeek-R1", "tokenizer_id": "x", "num_prompts": 2000,
-            "request_rate": "inf", "max_concurrency": load, "duration": 100.0, "completed": 2000,
+            "request_rate": "inf", "max_concurrency": limit, "duration": 100.0, "completed": 2000,
             "total_input_tokens": 2000000, "total_output_tokens": tokens, "request_throughput": 20.0,
             "output_throughput": out, "total_token_throughput": out + 20000.0,
         }  # fmt: skip
-        names.append(str(tmp_path / f"c{load}.json"))
-        (tmp_path / f"c{load}.json").write_text(json.dumps(whole))
+        names.append(str(tmp_path / f"c{limit}.json"))
+        (tmp_path / f"c{limit}.json").write_text(json.dumps(whole))
     result = run(*names)
     assert "3 files" in result.stdout and "throughput falls by 47%" in result.stdout
     assert "throughput falls" not in run(names[2]).stdout
+    other = Path(names[2])
+    other.write_text(other.read_text().replace("deepseek-ai/DeepSeek-R1", "a/b"))
+    assert "throughput falls" not in run(*names).stdout
+
+
+@pytest.mark.parametrize("path", examples(), ids=lambda path: path.name)
+def test_every_clients_file_is_audited(path):
+    assert run(str(path), "--fail-on", "never").exit_code == 0
+
+
+def test_kinds_of_unlike_scopes_are_not_added():
+    run = load(DATA / "inferencex_api.json")[2]
+    assert {m.scope for m in run.metrics if m.name == "throughput"} == {"gpu", "decode_gpu", "prefill_gpu"}
+    assert by_kind(run) == {"total": run.value("throughput", tokens="total")}
 
 
 def test_dstacks_shifted_rows_in_a_users_own_copy():
-    copy = Path(__file__).parent / "data" / "serving" / "dstack_online.csv"
+    copy = DATA / "dstack_online.csv"
     result = run(str(copy))
     assert result.exit_code == 1 and "wrong column_shift" in result.stdout
 

@@ -47,6 +47,19 @@ def test_alike_but_for_the_hardware():
     assert found.confounders == () and found.uncertain == ()
 
 
+def test_a_gpu_that_decodes_is_a_share_of_all():
+    """24 of 40 decode: their output over all GPUs is 24/40 of that of each."""
+    split = {"gpus": 40, "nodes": 5, "metric": metric(value=100.0, scope="decode_gpu")}
+    of_24 = figure(**split, parallelism=Parallelism(prefill_gpus=16, decode_gpus=24))
+    of_32 = figure("b", **split, parallelism=Parallelism(prefill_gpus=8, decode_gpus=32))
+    found = compare(of_24, of_32)
+    assert (found.verdict, found.a.value, found.b.value) == ("normalised", 60.0, 80.0)
+    assert found.ratio == pytest.approx(0.75)
+    assert compare(of_24, of_24).verdict == "alike"
+    unsaid = figure("c", **split, parallelism=Parallelism())
+    assert aspects(compare(of_24, unsaid)) == ["scope"]
+
+
 @pytest.mark.parametrize(
     "aspect, changes",
     [

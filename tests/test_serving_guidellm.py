@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from serving_files import changed, of, rules, shapes
+from serving_files import changed, noted, of, rules, shapes
 
 
 def test_every_value_of_0_7():
@@ -36,7 +36,8 @@ def test_every_value_of_0_7():
     assert "duration" in run.metric("throughput").derived
     assert run.samples.output_lens == (32, 32, 32)
     assert run.samples.e2es_ms == pytest.approx((278.9626121520996, 292.6297187805176, 223.7415313720703))
-    assert run.findings == ()
+    assert rules(run) == []
+    assert noted(run) == ["e2e_identity"]  # 3 ms from the last token to the response's end
 
 
 def test_tpot_is_the_one_that_others_report():

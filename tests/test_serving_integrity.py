@@ -238,8 +238,18 @@ def test_text_that_does_not_tokenise_back_is_a_note():
 
 
 def test_a_client_that_divides_by_another_time_than_it_states_is_noted():
+    good = without_samples(good_run())
+    rates = [one for one in good.metrics if one.name in ("throughput", "request_throughput")]
+    assert len(rates) > 2
+    scaled = [
+        one.model_copy(update={"value": one.value * (0.99 if one in rates else 1)}) for one in good.metrics
+    ]
+    assert rules(good.model_copy(update={"metrics": tuple(scaled)})) == {"clock": "note"}
+
+
+def test_a_client_has_one_clock():
     run = with_metric(without_samples(good_run()), "request_throughput", "total", 0.99)
-    assert rules(run) == {"request_throughput": "note"}
+    assert rules(run)["request_throughput"] == "suspect"
 
 
 def test_time_after_the_last_token_is_a_note():

@@ -15,6 +15,7 @@ from serving_mutations import DATA, examples, mutations
 
 from harness.cli import cli
 from harness.errors import UsageError
+from harness.serving import load
 
 GOOD = DATA / "sglang_bench_serving_0.5.23.jsonl"
 SHIFTED = DATA / "dstack_online.csv"
@@ -27,17 +28,31 @@ def run(*arguments: object):
 def test_a_table_then_findings_then_a_count():
     done = run(GOOD, DATA / "dstack_offline.csv", SHIFTED)
     assert done.exit_code == 1
-    table, *_, count = done.stdout.strip().split("\n\n")[1:]
-    assert "437.76 / instance" in table
-    assert "1084 / node *" in table
-    assert "* derived" in table
-    assert "dstack_online.csv:4  column_shift: " in done.stdout
+    sglang, offline, online, legend, *_, count = done.stdout.strip().split("\n\n")[1:]
+    assert sglang.startswith("sglang.bench_serving\n")
+    assert "437.76 / instance" in sglang
+    assert "1084 / node *" in offline
+    assert "914.74 / node" in online
+    assert legend.startswith("* derived")
+    assert "\nwrong:\n  dstack_online.csv:4: column_shift: " in done.stdout
+    assert "  all" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 180
     assert done.stdout.count("repaired: ") == 1
     assert count == "8 runs in 3 files; found 1 wrong, 1 suspect, 2 notes (2 runs wrong or suspect)"
 
 
 def test_a_file_that_holds():
-    assert run(GOOD).exit_code == 0
+    done = run(GOOD)
+    assert done.exit_code == 0
+    assert "derived" not in done.stdout
+
+
+@pytest.mark.parametrize("path", examples(), ids=lambda path: path.name)
+def test_every_run_shows_a_number(path):
+    done = run(path)
+    for one in load(path):
+        row = next(line for line in done.stdout.splitlines() if line.startswith(Path(one.id).name))
+        assert any(cell.replace(".", "").isdigit() for cell in row.split()[1:]), row
 
 
 def test_a_file_that_cannot_be_read_costs_itself_only(tmp_path):
@@ -102,7 +117,7 @@ def test_spoilt_files_give_one_line_or_a_finding(path, tmp_path):
         assert done.exception is None or isinstance(done.exception, SystemExit), mutation.name
         assert done.stderr.count("\n") == (1 if done.exit_code == 2 else 0), mutation.name
         if done.exit_code == 1:
-            assert "  wrong  " in done.stdout
+            assert "\nwrong:\n" in done.stdout
 
 
 def test_reading_needs_no_torch():

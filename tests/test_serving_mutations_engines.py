@@ -23,7 +23,7 @@ def test_each_value_made_wrong(tmp_path, name):
     whole = {run.id: shapes(run) for run in load(DATA / name)}
     whole = {key.replace(str(DATA), str(tmp_path)): values for key, values in whole.items()}
     places = list(leaves(content))
-    places = places[:: 1 + len(places) // 120]
+    places = places[:: 1 + len(places) // 50]
     path = tmp_path / name
     for number, where in enumerate(places):
         for wrong in (WRONG[number % len(WRONG)], WRONG[(number + 5) % len(WRONG)]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.serving.reading import Fields
+from harness.serving.fields import Fields
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_every_value_of_the_serving_client():
     assert run.samples.itls_ms[1] == pytest.approx((20, 21))
     assert "generated_texts" not in run.extra
     assert run.extra["avg_decoded_tokens_per_iter"]["mean"] == 1.0
-    assert run.findings == ()
+    assert rules(run) == ["failed"]
 
 
 def test_percentiles_of_the_serving_client(tmp_path):
@@ -159,7 +159,7 @@ def test_percentiles_of_the_serving_client(tmp_path):
 )
 def test_samples_that_are_none(tmp_path, key, value):
     (run,) = changed(tmp_path, "trtllm_serve.json", lambda c: c.update({key: value}))
-    assert rules(run) == ["unreadable"]
+    assert rules(run) == ["unreadable", "failed"]
     assert run.value("ttft", "mean") == pytest.approx(110)
 
 

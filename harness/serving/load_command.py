@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
@@ -17,15 +18,22 @@ from harness.errors import FAILED, OK, USAGE, UsageError
 from harness.outputs import require_writable
 from harness.serving.loading import load
 from harness.serving.reading import UnreadableError
-from harness.serving.schema import Finding, Metric, ServingRun
+from harness.serving.schema import SCOPES, Finding, ServingRun
 from harness.writing import write
 
-HEADERS = ("run", "client", "hardware", "engine", "in/out", "load", "mode", "output tok/s", "TTFT ms",
-           "TPOT ms", "ITL ms", "p99 ITL", "found")  # fmt: skip
-NUMERIC = HEADERS[7:12]
-SEVERITIES = ("wrong", "suspect", "note")
-OF = {"gpu": "GPU", "decode_node": "decode node", "unknown": "?"}
-NAMED = 3  # runs that a note names before it counts the rest
+LATENCIES = {
+    "TTFT ms": ("ttft", "mean"), "TPOT ms": ("tpot", "mean"), "ITL ms": ("itl", "mean"),
+    "p99 ITL": ("itl", "p99"), "prefill ms": ("prefill", ""), "step ms": ("decode_step", ""),
+    "batch ms": ("batch_latency", "mean"),
+}  # fmt: skip
+NUMERIC = ("output tok/s", *LATENCIES)
+HEADERS = ("run", "hardware", "engine", "in/out", "load", "mode", *NUMERIC, "found")
+TITLES = {"wrong": "wrong", "suspect": "suspect", "note": "to be known"}
+TAKEN = "taken for granted, or repaired"
+DERIVED = " *"
+UNBROKEN = {"break_long_words": False, "break_on_hyphens": False}
+NAMED = 3  # runs that a line names before it counts the rest
+WIDTH = 150
 ABOUT = ("client", "label", "model", "hardware", "gpus", "nodes", "engine", "version", "mode")
 ASKED = ("input_len", "output_len", "request_rate")
 COLUMNS = ("run", *ABOUT, *ASKED, "max_concurrency", "metric", "statistic", "value", "unit", "scope",
@@ -66,59 +74,50 @@ def _require_not_input(files: Sequence[str], targets: Iterator[str]) -> None:
 
 
 def _report(runs: Sequence[ServingRun], files: int, unread: int) -> Iterator[str]:
-    """A table, what was found, what was taken for granted, and how many of each."""
+    """A table a client, what was found, what was taken for granted, and how many of each."""
     folder = _common_folder(runs)
     runs = [run.model_copy(update={"id": run.id.removeprefix(folder)}) for run in runs]
-    rows = [_row(run) for run in runs]
-    used = [i for i in range(len(HEADERS)) if any(row[i] for row in rows)]
-    legend = (
-        "\n* derived from other numbers of the row"
-        if any("*" in cell for row in rows for cell in row)
-        else ""
-    )
-    yield (
-        (f"in {folder}\n\n" if folder else "")
-        + tabulate(
-            [[row[i] for i in used] for row in rows],
-            [HEADERS[i] for i in used],
-            disable_numparse=True,
-            colalign=["right" if HEADERS[i] in NUMERIC else "left" for i in used],
-        )
-        + legend
-    )
-    found = [(run, one) for severity in SEVERITIES for run in runs for one in run.findings
-             if one.severity == severity]  # fmt: skip
-    if found:
-        yield "found:\n" + "\n".join(_finding(run, one) for run, one in found)
-    taken: dict[str, list[str]] = {}
-    for run in runs:
-        for note in run.notes:
-            taken.setdefault(note, []).append(run.id)
-    if taken:
-        yield "taken for granted, or repaired:\n" + "\n".join(
-            f"  {_ids(ids)}: {n}" for n, ids in taken.items()
-        )
-    counts = Counter(one.severity for _, one in found)
-    touched = len({run.id for run, one in found if one.severity != "note"})
+    if folder:
+        yield f"in {folder}"
+    clients = dict.fromkeys(run.client for run in runs)
+    tables = [f"{one}\n{_table([_row(run) for run in runs if run.client == one])}" for one in clients]
+    yield from tables
+    if any(DERIVED in table for table in tables):
+        yield f"{DERIVED.strip()} derived from other numbers of the row"
+    for severity, title in TITLES.items():
+        same = ((run, one) for run in runs for one in run.findings if one.severity == severity)
+        yield from _section(title, [(run, _finding(run, one)) for run, one in same], len(runs))
+    yield from _section(TAKEN, [(run, note) for run in runs for note in run.notes], len(runs))
+    counts = Counter(one.severity for run in runs for one in run.findings)
+    touched = sum(any(one.severity != "note" for one in run.findings) for run in runs)
     said = _said(counts)
     conclusion = f"{_count(len(runs), 'run')} in {_count(files - unread, 'file')}"
     conclusion += f"; found {said} ({_count(touched, 'run')} wrong or suspect)" if said else "; nothing found"
     yield conclusion + (f"; {_count(unread, 'file')} not read" if unread else "")
 
 
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Without the columns that no row fills."""
+    used = [i for i in range(len(HEADERS)) if any(row[i] for row in rows)]
+    return tabulate(
+        [[row[i] for i in used] for row in rows],
+        [HEADERS[i] for i in used],
+        disable_numparse=True,
+        colalign=["right" if HEADERS[i] in NUMERIC else "left" for i in used],
+    )
+
+
 def _row(run: ServingRun) -> list[str]:
-    latencies = [("ttft", "mean"), ("tpot", "mean"), ("itl", "mean"), ("itl", "p99")]
-    counts = Counter(one.severity for one in run.findings)
+    counts = Counter(one.severity for one in run.findings if one.severity != "note")
     cells = [
         run.id,
-        run.client,
         f"{run.gpus}x {run.hardware or '?'}" if run.gpus else run.hardware,
-        f"{run.engine} {run.version}".strip(),
+        f"{run.engine} {run.version.partition('+')[0]}".strip(),
         _lengths(run),
         _load(run),
         run.mode if run.mode != "unknown" else "",
         _output(run),
-        *(_latency(run, *which) for which in latencies),
+        *(_latency(run, *which) for which in LATENCIES.values()),
         _said(counts),
     ]
     return [" ".join(cell.split()) for cell in cells]
@@ -144,32 +143,43 @@ def _output(run: ServingRun) -> str:
     for tokens in ("output", "total", "unknown"):
         if found := run.metric("throughput", tokens=tokens):
             kind = "" if tokens == "output" else " in+out" if tokens == "total" else " of ?"
-            return f"{found.value:.5g}{kind} / {_scope(found)}{' *' if found.derived else ''}"
+            scope = SCOPES.get(found.scope, "?")
+            return f"{found.value:.5g}{kind} / {scope}" + DERIVED * bool(found.derived)
     return ""
-
-
-def _scope(metric: Metric) -> str:
-    return OF.get(metric.scope, metric.scope)
 
 
 def _latency(run: ServingRun, name: str, statistic: str) -> str:
     found = run.metric(name, statistic)
     if found is None:
         return ""
-    return (f"{found.value:.0f}" if found.value >= 1e3 else f"{found.value:.4g}") + " *" * bool(found.derived)
+    shown = f"{found.value:.0f}" if found.value >= 1e3 else f"{found.value:.4g}"
+    return shown + DERIVED * bool(found.derived)
 
 
 def _finding(run: ServingRun, one: Finding) -> str:
-    message = " ".join(one.message.removeprefix(f"{run.source}: ").split())
-    return f"  {one.severity:<7}  {run.id}  {one.rule}: {message}"
+    return f"{one.rule}: {one.message.removeprefix(f'{run.source}: ')}"
+
+
+def _section(title: str, said: Sequence[tuple[ServingRun, str]], runs: int) -> Iterator[str]:
+    """Each text once, behind the runs that it is said of; nothing where there is none."""
+    ids: dict[str, list[str]] = {}
+    for run, text in said:
+        ids.setdefault(text, []).append(run.id)
+    if ids:
+        yield "\n".join([f"{title}:", *(_line(text, who, runs) for text, who in ids.items())])
+
+
+def _line(text: str, ids: Sequence[str], runs: int) -> str:
+    who = "all" if len(ids) == runs > 1 else ", ".join(ids[:NAMED])
+    who += f" and {len(ids) - NAMED} more" if len(ids) > NAMED and who != "all" else ""
+    whole = f"{who}: {' '.join(text.split())}"
+    return textwrap.fill(whole, WIDTH, initial_indent="  ", subsequent_indent="    ", **UNBROKEN)
 
 
 def _said(counts: Counter[str]) -> str:
     words = {"note": "notes"}
     return ", ".join(
-        f"{counts[one]} {words.get(one, one) if counts[one] > 1 else one}"
-        for one in SEVERITIES
-        if counts[one]
+        f"{counts[one]} {words.get(one, one) if counts[one] > 1 else one}" for one in TITLES if counts[one]
     )
 
 
@@ -179,10 +189,6 @@ def _common_folder(runs: Sequence[ServingRun]) -> str:
         return ""  # some are absolute
     shared = os.path.commonpath([str(PurePath(run.id).parent) for run in runs])
     return f"{shared}/" if shared and all(run.id.startswith(f"{shared}/") for run in runs) else ""
-
-
-def _ids(ids: Sequence[str]) -> str:
-    return ", ".join(ids[:NAMED]) + (f" and {len(ids) - NAMED} more" if len(ids) > NAMED else "")
 
 
 def _count(number: int, noun: str) -> str:

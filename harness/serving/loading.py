@@ -8,9 +8,10 @@ from types import ModuleType
 
 from pydantic import ValidationError
 
+from harness.serving.fields import plain
 from harness.serving.formats import FORMATS
 from harness.serving.integrity import examined
-from harness.serving.reading import Document, UnreadableError, plain, read
+from harness.serving.reading import Document, UnreadableError, read
 from harness.serving.schema import ServingRun
 
 

@@ -13,6 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field
 Scope = Literal[
     "request", "gpu", "prefill_gpu", "decode_gpu", "node", "decode_node", "instance", "cluster", "unknown"
 ]
+SCOPES: dict[str, str] = {
+    "request": "request", "gpu": "GPU", "prefill_gpu": "prefill GPU", "decode_gpu": "decode GPU",
+    "node": "node", "decode_node": "decode node", "instance": "instance", "cluster": "cluster",
+}  # fmt: skip
+"""What a reader calls each scope but `unknown`."""
+
 Tokens = Literal["output", "input", "total", "none", "unknown"]
 Mode = Literal["online", "offline", "unknown"]
 Severity = Literal["wrong", "suspect", "note"]

@@ -9,20 +9,32 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 
-from harness.serving.audit import claims, rankings, recompute, runs, setups, tables
+from harness.serving.audit import claims, rankings, recompute, runs, setups, sweeps, tables
 from harness.serving.audit.corpus import Audited, Corpus, corpus
 from harness.serving.schema import Finding
 
-RULES = (*claims.RULES, *recompute.RULES, *tables.RULES, *rankings.RULES, *runs.RULES, *setups.RULES)
+RULES = (
+    *claims.RULES,
+    *recompute.RULES,
+    *tables.RULES,
+    *rankings.RULES,
+    *sweeps.RULES,
+    *runs.RULES,
+    *setups.RULES,
+)
 SEVERITIES = ("wrong", "suspect", "note")
 
 __all__ = ["RULES", "SEVERITIES", "Audited", "Corpus", "audit", "corpus", "explained"]
 
 
 def audit(audited: Audited, against: Corpus) -> list[Finding]:
-    """What the rules find, with what the integrity tests found in each run; the gravest first."""
+    """What the rules find, with what the integrity tests found in each run; the gravest first. A rule here of
+    the same name as an integrity test stands for it."""
     every = [one for rule in RULES for one in rule(audited, against)]
-    every += [_at(one, run.id) for run in audited.runs for one in run.findings]
+    said = {(one.rule, subject) for one in every for subject in one.subjects}
+    every += [
+        _at(one, run.id) for run in audited.runs for one in run.findings if (one.rule, run.id) not in said
+    ]
     return sorted(every, key=lambda one: SEVERITIES.index(one.severity))
 
 

@@ -127,9 +127,9 @@ def sweeps(runs: Sequence[ServingRun]) -> Iterator[list[ServingRun]]:
     for run in runs:
         asked = run.workload
         if load_of(run):
-            key = (run.hardware, run.gpus, run.engine, run.version, run.configuration, run.flags, run.mode,
-                   run.client, asked.dataset, asked.input_len, asked.output_len, asked.prefix_cached,
-                   asked.request_rate)  # fmt: skip
+            key = (run.model, run.precision, run.hardware, run.gpus, run.parallelism, run.engine,
+                   run.version, run.configuration, run.flags, run.mode, run.client, asked.dataset,
+                   asked.input_len, asked.output_len, asked.prefix_cached, asked.request_rate)  # fmt: skip
             groups.setdefault(key, []).append(run)
     yield from (sorted(group, key=load_of) for group in groups.values() if len(group) > 1)
 

@@ -51,7 +51,8 @@ def _same(said: float, value: float) -> bool:
 def by_kind(run: ServingRun) -> dict[str, float]:
     """Its tokens per second by kind; total and output follow from each other and the input's, or from what
     was counted, where the client gives one alone."""
-    kinds = {m.tokens: m.value for m in reversed(run.metrics) if m.name == "throughput" and m.unit == "tok/s"}
+    rates = [m for m in run.metrics if m.name == "throughput" and m.unit == "tok/s"]
+    kinds = {m.tokens: m.value for m in reversed(rates) if m.scope == rates[0].scope}
     counted = run.totals
     if counted.duration_s:
         for kind, tokens in (("output", counted.output_tokens), ("input", counted.input_tokens)):

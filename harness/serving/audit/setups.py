@@ -9,9 +9,9 @@ from itertools import combinations
 
 from harness.flags import Flag, catalogue
 from harness.serving.audit.corpus import Audited, Corpus, found, same_engine, same_hardware
-from harness.serving.client_commands import workloads_of
 from harness.serving.documents import Configuration
 from harness.serving.figure import matters, option
+from harness.serving.formats.client_commands import commands
 from harness.serving.schema import Finding, ServingRun, Workload
 
 UNPINNED = re.compile(r":(latest|devel|nightly|main|dev)$|--pre\b|wheels\.vllm\.ai/nightly")
@@ -64,7 +64,8 @@ def command_and_log_disagree(audited: Audited, corpus: Corpus) -> Iterator[Findi
 def _commands(about: Configuration, run: ServingRun) -> list[Workload]:
     """The client's command of a run: of several the one with its dataset and lengths."""
     ran = run.workload
-    every = workloads_of(about.client) or ([about.workload] if about.workload != Workload() else [])
+    asked = [one.workload()[0] for one in commands(about.client.splitlines())]
+    every = asked or ([about.workload] if about.workload != Workload() else [])
     same = ("dataset", "input_len", "output_len")
     fits = [one for one in every if all(getattr(one, n) == getattr(ran, n) for n in same)]
     return list(dict.fromkeys(fits))[:1] if len(set(fits)) == 1 else []

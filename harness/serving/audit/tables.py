@@ -9,15 +9,8 @@ from harness.serving.audit.rows import is_throughput, sourced
 from harness.serving.comparable import UNKNOWN, compare, conditions
 from harness.serving.documents import Claim
 from harness.serving.figure import Figure, of_claim, of_run
-from harness.serving.schema import Finding, Severity
+from harness.serving.schema import SCOPES, Finding, Severity
 
-SCOPES = {
-    "gpu": "of one GPU",
-    "node": "of a node",
-    "decode_node": "of a decode node",
-    "request": "of one request",
-    "unknown": UNKNOWN,
-}
 ASPECTS = {
     "scope": "one GPU, one node and a cluster are not one denominator",
     "tokens": "input tokens cost a fraction of output tokens",
@@ -120,8 +113,8 @@ def scope_of(figure: Figure) -> str:
     """A scope with its GPUs, where they are known: one node of eight is `8 GPUs`, as an instance on them."""
     scope, gpus = figure.metric.scope, figure.all_gpus
     if scope in ("instance", "cluster") or (scope == "node" and figure.nodes in (None, 1)):
-        return f"of {gpus} GPUs" if gpus else SCOPES.get(scope, f"of a {scope}")
-    return SCOPES[scope]
+        return f"of {gpus} GPUs" if gpus else f"of one {SCOPES[scope]}"
+    return f"of one {SCOPES[scope]}" if scope in SCOPES else UNKNOWN
 
 
 def open_circumstances(audited: Audited, corpus: Corpus) -> Iterator[Finding]:

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness.serving.formats.metrics import MILLISECONDS, of_object
-from harness.serving.reading import Document, Fields, objects
+from harness.serving.fields import Fields
+from harness.serving.formats.reported import MILLISECONDS, of_object
+from harness.serving.reading import Document, objects
 from harness.serving.schema import Finding, Metric, Scope, ServingRun, Tokens, Totals, Workload
 
 NAME = "aiperf"

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import re
 
+from harness.serving.fields import Fields
 from harness.serving.formats import trtllm_bench
-from harness.serving.formats.console_command import Command, command_of, contradicts
+from harness.serving.formats.client_commands import Command, command_of, contradicts
 from harness.serving.formats.console_text import Block, blocks, has_blocks
-from harness.serving.formats.metrics import MILLISECONDS
-from harness.serving.reading import Document, Fields
+from harness.serving.formats.reported import MILLISECONDS
+from harness.serving.reading import Document
 from harness.serving.schema import Finding, Metric, Scope, ServingRun, Tokens, Totals, Workload
 
 NAME = "console"

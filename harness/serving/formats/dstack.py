@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.serving.reading import Document, Fields, UnreadableError
+from harness.serving.fields import Fields
+from harness.serving.reading import Document, UnreadableError
 from harness.serving.rules.common import MARGIN
 from harness.serving.rules.latencies import quantile_limits
 from harness.serving.schema import Finding, Metric, ServingRun, Totals, Workload

@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness.serving.formats.metrics import of_object
-from harness.serving.reading import Document, Fields, UnreadableError
+from harness.serving.fields import Fields
+from harness.serving.formats.reported import of_object
+from harness.serving.reading import Document, UnreadableError
 from harness.serving.schema import Metric, Samples, Scope, ServingRun, Tokens, Totals, Workload
 
 NAME = "guidellm"

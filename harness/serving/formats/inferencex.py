@@ -20,8 +20,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from harness.serving.formats.metrics import of_keys
-from harness.serving.reading import Document, Fields, objects
+from harness.serving.fields import Fields
+from harness.serving.formats.reported import of_keys
+from harness.serving.reading import Document, objects
 from harness.serving.schema import Finding, Metric, Parallelism, Scope, ServingRun, Workload
 
 NAME = "inferencex"

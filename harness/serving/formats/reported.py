@@ -1,17 +1,73 @@
-"""What SGLang's and vLLM's clients write alike: lists of requests, the load asked for, throughputs."""
+"""What clients' files have in common: metrics under one key a statistic or in an object each, lists of single
+requests, the load asked for."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.serving.formats.metrics import single
-from harness.serving.reading import Fields, UnreadableError
-from harness.serving.schema import Metric, Samples, ServingRun
+from harness.serving.fields import Fields
+from harness.serving.reading import UnreadableError
+from harness.serving.schema import Metric, Samples, Scope, ServingRun, Tokens
 
+STATISTIC = r"mean|median|std|min|max|p\d+(?:\.\d+)?"
+MILLISECONDS = {
+    "ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3, "secs": 1e3, "seconds": 1e3,
+}  # fmt: skip
 BULK = ("generated_texts", "text_chunks", "start_times", "cached_tokens", "cached_tokens_details")
 LONGEST = 64  # entries of a list that stays in `extra`
 ENGINES = {"sglang": "sglang", "vllm": "vllm", "lmdeploy": "lmdeploy", "trt": "tensorrt_llm", "tgi": "tgi"}
+
+
+def of_keys(
+    row: Fields, names: Mapping[str, str], *, suffix: str = "_ms", scale: float = 1.0
+) -> list[Metric]:
+    """Latencies in ms under keys such as `p99_ttft_ms`.
+
+    names: the client's name of each to ours; suffix: what follows it; scale: the unit in ms
+    """
+    pattern = re.compile(rf"({STATISTIC})_({'|'.join(map(re.escape, names))}){re.escape(suffix)}")
+    found = []
+    for key in row.values:
+        if (match := pattern.fullmatch(key)) and (value := row.number(key, scale=scale)) is not None:
+            name = names[match[2]]
+            found.append(Metric(name=name, value=value, unit="ms", scope="request", statistic=match[1]))
+    return found
+
+
+def of_object(
+    fields: Fields,
+    statistics: Mapping[str, str],
+    name: str,
+    unit: str = "ms",
+    *,
+    scale: float = 1.0,
+    scope: Scope = "request",
+    tokens: Tokens = "none",
+) -> list[Metric]:
+    """The statistics of one metric, each under its own key of an object.
+
+    statistics: the client's key of each to ours; scale: the client's unit in `unit`
+    """
+    return [
+        Metric(name=name, value=value, unit=unit, scope=scope, tokens=tokens, statistic=statistic)
+        for key, statistic in statistics.items()
+        if (value := fields.number(key, scale=scale)) is not None
+    ]
+
+
+def single(
+    fields: Fields,
+    key: str,
+    name: str,
+    unit: str,
+    scope: Scope = "instance",
+    tokens: Tokens = "none",
+    statistic: str = "total",
+) -> list[Metric]:
+    """The metric under `key`, as a list of one or none."""
+    return of_object(fields, {key: statistic}, name, unit, scope=scope, tokens=tokens)
 
 
 def throughputs(row: Fields, keys: Mapping[str, str]) -> list[Metric]:
@@ -20,18 +76,35 @@ def throughputs(row: Fields, keys: Mapping[str, str]) -> list[Metric]:
     return [one for key, kind in pairs for one in single(row, key, "throughput", "tok/s", tokens=kind)]
 
 
-def requests(row: Fields) -> tuple[Samples, int | None]:
+def goodput(row: Fields) -> list[Metric]:
+    """vLLM's old script, and what began as a copy of it, have a colon in the key."""
+    keys = ("request_goodput", "request_goodput:")
+    return [one for key in keys for one in single(row, key, "goodput", "req/s")]
+
+
+def peaks(row: Fields) -> list[Metric]:
+    """Of single seconds: pieces of streams that came in one, and requests that touched one, which are more
+    than were ever in flight at once."""
+    most = {"statistic": "max"}
+    return [
+        *single(row, "max_output_tokens_per_s", "max_output_tokens_per_s", "tok/s", tokens="output", **most),
+        *single(row, "max_concurrent_requests", "max_concurrent_requests", "1", **most),
+    ]
+
+
+def requests(row: Fields, e2es: str = "latencies") -> tuple[Samples, int | None]:
     """What the client kept of each completed request, and how many failed (None: the row has no telling).
 
-    Takes input_lens, output_lens (tokens); ttfts, latencies, itls (s); errors (texts). Both clients write 0
-    tokens and 0 s for a request that failed: those are left out of the samples.
+    Takes input_lens, output_lens (tokens); ttfts, itls and, under the key `e2es`, end-to-end times (s);
+    errors (texts). The clients write 0 tokens and 0 s for a request that failed: those are left out of the
+    samples.
     """
     errors = _errors(row)
     kept: dict[str, Sequence[Any]] = {
         "input_lens": row.counts("input_lens"),
         "output_lens": row.counts("output_lens"),
         "ttfts_ms": row.numbers("ttfts", scale=1e3, least=0),
-        "e2es_ms": row.numbers("latencies", scale=1e3, least=0),
+        "e2es_ms": row.numbers(e2es, scale=1e3, least=0),
         "itls_ms": row.lists("itls", scale=1e3, least=0),
     }
     columns = [column for column in kept.values() if column]
@@ -61,6 +134,14 @@ def _errors(row: Fields) -> list[Any] | None:
         row.leave_out("errors", "is not a list")
         return None
     return errors
+
+
+def mean_of_range(longest: float | None, ratio: float | None) -> float | None:
+    """Mean of whole lengths uniform from `ratio` times the longest (at least 1) to the longest, as SGLang's
+    client draws them. None where either is not said, or the ratio is over 1."""
+    if longest is None or ratio is None or ratio > 1:
+        return None
+    return (max(int(longest * ratio), 1) + longest) / 2
 
 
 def request_rate(row: Fields) -> float | None:

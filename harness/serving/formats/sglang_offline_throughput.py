@@ -9,9 +9,9 @@ interval.
 
 from __future__ import annotations
 
+from harness.serving.fields import Fields
 from harness.serving.formats import reported
-from harness.serving.formats.metrics import single
-from harness.serving.reading import Document, Fields, keys_of, objects
+from harness.serving.reading import Document, keys_of, objects
 from harness.serving.schema import ServingRun, Totals, Workload
 
 NAME = "sglang.bench_offline_throughput"
@@ -45,8 +45,8 @@ def _run(row: Fields) -> ServingRun:
         ),
         metrics=(
             *reported.throughputs(row, THROUGHPUTS),
-            *single(row, "request_throughput", "request_throughput", "req/s"),
-            *single(row, "last_gen_throughput", "last_gen_throughput", "tok/s", **of_output),
+            *reported.single(row, "request_throughput", "request_throughput", "req/s"),
+            *reported.single(row, "last_gen_throughput", "last_gen_throughput", "tok/s", **of_output),
         ),
         notes=("successful_requests is the number sent: this client counts no failures",),
         extra=row.rest(),

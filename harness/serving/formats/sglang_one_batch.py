@@ -8,9 +8,9 @@ overall one counts input and output tokens over all steps. No request's TTFT or 
 
 from __future__ import annotations
 
+from harness.serving.fields import Fields
 from harness.serving.formats import reported
-from harness.serving.formats.metrics import single
-from harness.serving.reading import Document, Fields, keys_of, objects
+from harness.serving.reading import Document, keys_of, objects
 from harness.serving.schema import Metric, ServingRun, Totals, Workload
 
 NAME = "sglang.bench_one_batch"
@@ -38,8 +38,8 @@ def _run(row: Fields) -> ServingRun:
     of_input, of_output = {"tokens": "input"}, {"tokens": "output", "statistic": "median"}
     metrics = (
         *reported.throughputs(row, {"overall_throughput": "total"}),
-        *single(row, "prefill_throughput", "prefill_throughput", "tok/s", **of_input),
-        *single(row, "median_decode_throughput", "decode_throughput", "tok/s", **of_output),
+        *reported.single(row, "prefill_throughput", "prefill_throughput", "tok/s", **of_input),
+        *reported.single(row, "median_decode_throughput", "decode_throughput", "tok/s", **of_output),
         *(
             Metric(name=name, value=value, unit="ms", scope="instance", statistic=statistic)
             for key, (name, statistic) in STEPS.items()

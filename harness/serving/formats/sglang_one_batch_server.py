@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from harness.serving.fields import Fields
 from harness.serving.formats import reported
-from harness.serving.formats.metrics import single
 from harness.serving.formats.sglang_one_batch import batch, counted
-from harness.serving.reading import Document, Fields, keys_of, objects
+from harness.serving.reading import Document, keys_of, objects
 from harness.serving.schema import Metric, ServingRun, Totals
 
 NAME = "sglang.bench_one_batch_server"
@@ -83,8 +83,8 @@ def _throughputs(row: Fields, totals: Totals) -> list[Metric]:
     return [
         *derived,
         *overall,
-        *single(row, "input_throughput", "prefill_throughput", "tok/s", tokens="input"),
-        *single(row, "output_throughput", "decode_throughput", "tok/s", tokens="output"),
+        *reported.single(row, "input_throughput", "prefill_throughput", "tok/s", tokens="input"),
+        *reported.single(row, "output_throughput", "decode_throughput", "tok/s", tokens="output"),
     ]
 
 
@@ -92,9 +92,9 @@ def _others(row: Fields, hits: float | None) -> list[Metric]:
     of_output = {"tokens": "output"}
     last = "steady_state_output_throughput"
     found = [
-        *single(row, "last_gen_throughput", "last_gen_throughput", "tok/s", **of_output),
-        *single(row, last, last, "tok/s", **of_output),
-        *single(row, "acc_length", "accept_length", "1", statistic="mean"),
+        *reported.single(row, "last_gen_throughput", "last_gen_throughput", "tok/s", **of_output),
+        *reported.single(row, last, last, "tok/s", **of_output),
+        *reported.single(row, "acc_length", "accept_length", "1", statistic="mean"),
     ]
     for key in ("ttft", "last_ttft"):
         value = row.number(key, scale=1e3)

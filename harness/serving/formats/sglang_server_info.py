@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.serving.reading import Fields
+from harness.serving.fields import Fields
 from harness.serving.schema import Parallelism
 
 SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")

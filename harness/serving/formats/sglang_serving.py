@@ -9,18 +9,18 @@ sglang/benchmark/serving.py of 0.5.23. Times in the lists are seconds, `*_ms` mi
 - input_lens, output_lens, ttfts, itls, generated_texts and errors only with --output-details (by 0.4.6).
 - random_input_len, random_output_len and random_range_ratio are written whatever the data set; they hold for
   `random` and `random-ids` only, whose lengths are uniform from the ratio times the length to the length
-  (so their mean, which the workload gives, holds to half a token).
+  (of which the workload gives the mean).
 - concurrency is the sum of all end-to-end times over the duration: the mean. max_concurrent_requests counts
   all that touched one second, more than were ever in flight at once: no concurrency.
 """
 
 from __future__ import annotations
 
+from harness.serving.fields import Fields
 from harness.serving.formats import reported
-from harness.serving.formats.metrics import of_keys, single
 from harness.serving.formats.sglang_server_info import described, without_secrets
-from harness.serving.reading import Document, Fields, keys_of, objects
-from harness.serving.schema import Metric, ServingRun, Totals, Workload
+from harness.serving.reading import Document, keys_of, objects
+from harness.serving.schema import ServingRun, Totals, Workload
 
 NAME = "sglang.bench_serving"
 KEYS = {
@@ -50,13 +50,13 @@ def _run(row: Fields) -> ServingRun:
     server = described(row)
     metrics = (
         *reported.throughputs(row, THROUGHPUTS),
-        *single(row, "request_throughput", "request_throughput", "req/s"),
-        *single(row, "request_goodput", "goodput", "req/s"),
-        *single(row, "slo_attainment", "slo_attainment", "1"),
-        *single(row, "concurrency", "concurrency", "1", statistic="mean"),
-        *single(row, "accept_length", "accept_length", "1", statistic="mean"),
-        *_peaks(row),
-        *of_keys(row, LATENCIES),
+        *reported.single(row, "request_throughput", "request_throughput", "req/s"),
+        *reported.single(row, "request_goodput", "goodput", "req/s"),
+        *reported.single(row, "slo_attainment", "slo_attainment", "1"),
+        *reported.single(row, "concurrency", "concurrency", "1", statistic="mean"),
+        *reported.single(row, "accept_length", "accept_length", "1", statistic="mean"),
+        *reported.peaks(row),
+        *reported.of_keys(row, LATENCIES),
     )
     workload = _workload(row)
     totals = Totals(
@@ -88,21 +88,13 @@ def _run(row: Fields) -> ServingRun:
     return reported.measured(run, row, WANTED)
 
 
-def _peaks(row: Fields) -> list[Metric]:
-    peak = {"statistic": "max"}
-    return [
-        *single(row, "max_output_tokens_per_s", "max_output_tokens_per_s", "tok/s", tokens="output", **peak),
-        *single(row, "max_concurrent_requests", "max_concurrent_requests", "1", **peak),
-    ]
-
-
 def _workload(row: Fields) -> Workload:
     dataset = row.text("dataset_name")
     lengths = {}
     if dataset in ("random", "random-ids"):
         ratio = row.number("random_range_ratio")
         asked = {"input_len": row.number("random_input_len"), "output_len": row.number("random_output_len")}
-        lengths = {name: _mean_length(length, ratio) for name, length in asked.items()}
+        lengths = {name: reported.mean_of_range(length, ratio) for name, length in asked.items()}
         lengths["range_ratio"] = ratio
     elif dataset == "sharegpt":
         lengths["output_len"] = row.number("sharegpt_output_len")
@@ -113,7 +105,3 @@ def _workload(row: Fields) -> Workload:
         num_prompts=row.count("num_prompts"),
         **lengths,
     )
-
-
-def _mean_length(longest: float | None, ratio: float | None) -> float | None:
-    return None if longest is None or ratio is None or ratio > 1 else longest * (1 + ratio) / 2

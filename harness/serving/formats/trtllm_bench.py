@@ -15,9 +15,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from harness.serving.fields import Fields
 from harness.serving.formats.console_text import plain, unprefixed
-from harness.serving.formats.metrics import of_object, single
-from harness.serving.reading import Document, Fields, objects
+from harness.serving.formats.reported import of_object, single
+from harness.serving.reading import Document, objects
 from harness.serving.schema import Metric, Parallelism, ServingRun, Totals, Workload
 
 NAME = "trtllm-bench"
@@ -178,9 +179,7 @@ def _run(row: Fields, *, printed: bool) -> ServingRun:
 
 def _mean(fields: Fields, key: str, name: str, unit: str) -> list[Metric]:
     scope, tokens = ("instance", "none") if unit == "1" else ("request", "output")
-    return [
-        one.model_copy(update={"statistic": "mean"}) for one in single(fields, key, name, unit, scope, tokens)
-    ]
+    return single(fields, key, name, unit, scope, tokens, "mean")
 
 
 def _latency(means: Fields, mean: str, parent: Fields, kind: str, name: str) -> list[Metric]:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from harness.serving.formats.metrics import of_keys, single
-from harness.serving.reading import Document, Fields, objects
-from harness.serving.schema import Samples, ServingRun, Totals, Workload
+from harness.serving.fields import Fields
+from harness.serving.formats import reported
+from harness.serving.reading import Document, objects
+from harness.serving.schema import ServingRun, Totals, Workload
 
 NAME = "tensorrt_llm.serve"
 OWN = {"user_throughput", "avg_decoded_tokens_per_iter"}
+WANTED = ("duration", "completed", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
+THROUGHPUTS = {"output_throughput": "output", "total_token_throughput": "total"}
 LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}
 
 
@@ -29,19 +32,17 @@ def runs(document: Document) -> list[ServingRun]:
 
 
 def _run(row: Fields) -> ServingRun:
-    metrics = [
-        *single(row, "output_throughput", "throughput", "tok/s", tokens="output"),
-        *single(row, "total_token_throughput", "throughput", "tok/s", tokens="total"),
-        *single(row, "request_throughput", "request_throughput", "req/s"),
-        *single(row, "request_goodput:", "goodput", "req/s"),
-        *single(row, "request_goodput", "goodput", "req/s"),
-        *of_keys(row, LATENCIES),
-    ]
-    user = single(row, "user_throughput", "throughput_per_user", "tok/s", "request", "output")
-    metrics += [one.model_copy(update={"statistic": "mean"}) for one in user]
+    samples, failed = reported.requests(row, e2es="e2els")
+    per_user = ("throughput_per_user", "tok/s", "request", "output", "mean")
+    metrics = (
+        *reported.throughputs(row, THROUGHPUTS),
+        *reported.single(row, "request_throughput", "request_throughput", "req/s"),
+        *reported.goodput(row),
+        *reported.of_keys(row, LATENCIES),
+        *reported.single(row, "user_throughput", *per_user),
+    )
     completed, asked = row.count("completed"), row.count("num_prompts")
-    row.take("generated_texts")
-    return ServingRun(
+    run = ServingRun(
         id=row.where,
         client=NAME,
         source=row.where,
@@ -51,31 +52,27 @@ def _run(row: Fields) -> ServingRun:
         mode="online",
         workload=Workload(
             concurrency=row.number("max_concurrency"),
-            request_rate=row.number("request_rate", infinite=0.0),
+            request_rate=reported.request_rate(row),
             num_prompts=asked,
         ),
         totals=Totals(
             duration_s=row.number("duration"),
             completed=completed,
-            failed=_failed(asked, completed),
+            failed=_failed(asked, completed) if failed is None else failed,
             input_tokens=row.count("total_input_tokens"),
             output_tokens=row.count("total_output_tokens"),
         ),
-        metrics=tuple(metrics),
-        samples=Samples(
-            input_lens=row.counts("input_lens"),
-            output_lens=row.counts("output_lens"),
-            ttfts_ms=row.numbers("ttfts", scale=1e3),
-            e2es_ms=row.numbers("e2els", scale=1e3),
-            itls_ms=row.lists("itls", scale=1e3),
-        ),
+        metrics=metrics,
+        samples=samples,
+        notes=reported.without_bulk(row),
         extra=row.rest(),
         findings=tuple(row.findings),
     )
+    return reported.measured(run, row, WANTED)
 
 
 def _failed(asked: int | None, completed: int | None) -> int | None:
-    """The script counts no failures: those asked for that did not complete."""
+    """Where it kept no list of requests: those asked for that did not complete."""
     if asked is None or completed is None or completed > asked:
         return None
     return asked - completed

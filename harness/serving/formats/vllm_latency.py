@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from harness.serving.fields import Fields
 from harness.serving.formats import reported
-from harness.serving.reading import Document, Fields, keys_of, objects
+from harness.serving.reading import Document, keys_of, objects
 from harness.serving.schema import Metric, ServingRun, Workload
 
 NAME = "vllm.latency"

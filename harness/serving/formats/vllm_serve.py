@@ -17,9 +17,9 @@ Read in vllm/benchmarks/serve.py of 0.32.0 and benchmarks/benchmark_serving.py o
 
 from __future__ import annotations
 
+from harness.serving.fields import Fields
 from harness.serving.formats import reported
-from harness.serving.formats.metrics import of_keys, single
-from harness.serving.reading import Document, Fields, keys_of, objects
+from harness.serving.reading import Document, keys_of, objects
 from harness.serving.schema import Metric, Parallelism, Samples, ServingRun, Totals, Workload
 
 NAME = "vllm.serve"
@@ -63,11 +63,11 @@ def _run(row: Fields) -> ServingRun:
     samples, failed = reported.requests(row)
     metrics = [
         *reported.throughputs(row, THROUGHPUTS),
-        *single(row, "request_throughput", "request_throughput", "req/s"),
-        *_goodput(row),
-        *_peaks(row),
-        *single(row, "spec_decode_acceptance_length", "accept_length", "1", statistic="mean"),
-        *of_keys(row, LATENCIES),
+        *reported.single(row, "request_throughput", "request_throughput", "req/s"),
+        *reported.goodput(row),
+        *reported.peaks(row),
+        *reported.single(row, "spec_decode_acceptance_length", "accept_length", "1", statistic="mean"),
+        *reported.of_keys(row, LATENCIES),
     ]
     metrics += _means(row, samples, failed, {one.name for one in metrics if one.statistic == "mean"})
     totals = Totals(
@@ -104,19 +104,6 @@ def _run(row: Fields) -> ServingRun:
         findings=tuple(row.findings),
     )
     return reported.measured(run, row, WANTED)
-
-
-def _goodput(row: Fields) -> list[Metric]:
-    keys = ("request_goodput", "request_goodput:")
-    return [one for key in keys for one in single(row, key, "goodput", "req/s")]
-
-
-def _peaks(row: Fields) -> list[Metric]:
-    peak = {"statistic": "max"}
-    return [
-        *single(row, "max_output_tokens_per_s", "max_output_tokens_per_s", "tok/s", tokens="output", **peak),
-        *single(row, "max_concurrent_requests", "max_concurrent_requests", "1", **peak),
-    ]
 
 
 def _means(row: Fields, samples: Samples, failed: int | None, reported_already: set[str]) -> list[Metric]:

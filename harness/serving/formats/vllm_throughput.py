@@ -9,9 +9,9 @@ engine, --backend hf), the tokens are those asked for.
 
 from __future__ import annotations
 
+from harness.serving.fields import Fields
 from harness.serving.formats import reported
-from harness.serving.formats.metrics import single
-from harness.serving.reading import Document, Fields, keys_of, objects
+from harness.serving.reading import Document, keys_of, objects
 from harness.serving.schema import ServingRun, Totals, Workload
 
 NAME = "vllm.throughput"
@@ -38,8 +38,8 @@ def _run(row: Fields) -> ServingRun:
         totals=Totals(duration_s=row.number("elapsed_time")),
         metrics=(
             *reported.throughputs(row, {"tokens_per_second": "total"}),
-            *single(row, "requests_per_second", "request_throughput", "req/s"),
-            *single(row, "total_num_tokens", "tokens", "tokens", tokens="total"),
+            *reported.single(row, "requests_per_second", "request_throughput", "req/s"),
+            *reported.single(row, "total_num_tokens", "tokens", "tokens", tokens="total"),
         ),
         notes=("engine taken to be vllm: --backend hf writes the same file",),
         extra=row.rest(),

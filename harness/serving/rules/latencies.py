@@ -76,8 +76,9 @@ def quantile_limits(mean: float, std: float, at: float) -> tuple[float, float]:
 
 def moments(run: ServingRun) -> Iterator[Finding]:
     """Mean, deviation and quantiles of one sample."""
-    count = run.totals.completed
-    for name, known in statistics(run).items():
+    count, every = run.totals.completed, statistics(run)
+    longest = every.get("e2e", {}).get("p99")
+    for name, known in every.items():
         mean, std = known.get("mean"), known.get("std")
         if mean is None:
             continue
@@ -106,7 +107,6 @@ def moments(run: ServingRun) -> Iterator[Finding]:
             )
         elif (p99 := known.get("p99")) is not None and std > p99 + rounding(p99) and name in PER_REQUEST:
             yield _too_wide(name, std, f"beside a p99 of {p99:g} ms", {"std": std, "p99": p99})
-        longest = (statistics(run).get("e2e", {})).get("p99")
         if name == "itl" and longest and std > math.sqrt(2 * mean * longest):
             yield _too_wide(
                 name, std, f"with mean {mean:g} ms, in requests of {longest:g} ms (p99)",

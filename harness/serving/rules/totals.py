@@ -1,10 +1,11 @@
-"""Counts, and throughputs as counts over time."""
+"""Counts, and rates as counts over time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from harness.serving.reading import LARGEST
+from harness.serving.fields import LARGEST
 from harness.serving.rules.common import EXACT, MARGIN, apart, broken, hint, whole
 from harness.serving.schema import Finding, ServingRun
 
@@ -13,60 +14,78 @@ CLOCK = 0.02  # AIPerf divides by its whole time, and states the time between it
 LENGTH = 1.5  # a factor: templates, special tokens and ranges of lengths stay within
 
 
-def throughputs(run: ServingRun) -> Iterator[Finding]:
-    """Tokens of each kind over the run's duration."""
-    totals = run.totals
-    both = None not in (totals.input_tokens, totals.output_tokens)
-    counts = {
-        "output": totals.output_tokens,
-        "input": totals.input_tokens,
-        "total": totals.input_tokens + totals.output_tokens if both else None,
-    }
-    for metric in run.metrics:
-        count, value = counts.get(metric.tokens), whole(run, metric)
-        if metric.name != "throughput" or metric.statistic != "total" or metric.derived:
-            continue
-        if count is None or not totals.duration_s or value is None:
-            continue
-        expected = count / totals.duration_s
-        if (off := apart(value, expected, totals.duration_s)) > EXACT:
-            others = [
-                kind
-                for kind, n in counts.items()
-                if n and apart(value, n / totals.duration_s, totals.duration_s) <= EXACT
-            ]
-            meaning = f" (it is that of {others[0]} tokens)" if others else hint(run, _over(value, expected))
+class Rate(NamedTuple):
+    """A rate that the client reported, and what the run's own count and duration make it.
+
+    value: of the whole engine; off: relative, beyond rounding
+    """
+
+    name: str
+    unit: str
+    of: str
+    value: float
+    count: int
+    expected: float
+    off: float
+
+
+def rates(run: ServingRun) -> Iterator[Finding]:
+    """Requests, and tokens of each kind, over the run's duration.
+
+    A client may divide by another time than it states (AIPerf does), but then all of its rates by the same.
+    """
+    duration, found = run.totals.duration_s, list(_rates(run))
+    near = [one for one in found if one.off < CLOCK]
+    time = near[0].count / near[0].value if near and near[0].value else 0.0
+    if time and all(apart(one.value, one.count / time, near[0].value) <= EXACT for one in near):
+        if any(one.off > EXACT for one in near):
             yield broken(
                 run,
-                "throughput",
-                f"{metric.tokens} throughput {value:g} tok/s, but {count} tokens in a duration of "
-                f"{totals.duration_s:g} s are {expected:g}{meaning or _clock(off)}",
-                {"throughput": value, "tokens": count, "duration": totals.duration_s, "expected": expected},
-                "note" if off < CLOCK else "wrong",
+                "clock",
+                f"{', '.join(one.name for one in near)}: over {time:g} s, though the duration is "
+                f"{duration:g} s: the client divides by another time than it states",
+                {"time": time, "duration": duration},
+                "note",
             )
-
-
-def requests(run: ServingRun) -> Iterator[Finding]:
-    """Requests over the run's duration."""
-    metric, totals = run.metric("request_throughput"), run.totals
-    if metric is None or metric.derived or totals.completed is None or not totals.duration_s:
-        return
-    value, expected = whole(run, metric), totals.completed / totals.duration_s
-    if value is not None and (off := apart(value, expected, totals.duration_s)) > EXACT:
+        found = [one for one in found if one not in near]
+    for one in found:
+        if one.off <= EXACT:
+            continue
+        others = [rate for rate in _counted(run, one.unit) if rate[1] != one.count]
+        kinds = [kind for kind, n in others if n and apart(one.value, n / duration, duration) <= EXACT]
+        meaning = f" (it is that of {kinds[0]} tokens)" if kinds else ""
         yield broken(
             run,
-            "request_throughput",
-            f"request_throughput {value:g} req/s, but {totals.completed} completed in a "
-            f"duration of {totals.duration_s:g} s are {expected:g}"
-            f"{hint(run, _over(value, expected)) or _clock(off)}",
-            {
-                "request_throughput": value,
-                "completed": totals.completed,
-                "duration": totals.duration_s,
-                "expected": expected,
-            },
-            "note" if off < CLOCK else "wrong",
+            one.name.split()[-1],
+            f"{one.name} {one.value:g} {one.unit}, but {one.count} {one.of} in a duration of {duration:g} s "
+            f"are {one.expected:g}{meaning or hint(run, _over(one.value, one.expected))}",
+            {"value": one.value, "count": one.count, "duration": duration, "expected": one.expected},
+            "suspect" if one.off < CLOCK else "wrong",
         )
+
+
+def _rates(run: ServingRun) -> Iterator[Rate]:
+    tokens, duration = dict(_counted(run, "tok/s")), run.totals.duration_s
+    for metric in run.metrics:
+        if metric.derived or not duration:
+            continue
+        if metric.name == "request_throughput":
+            name, of, count = metric.name, "completed", run.totals.completed
+        elif metric.name == "throughput" and metric.statistic == "total":
+            name, of, count = f"{metric.tokens} throughput", "tokens", tokens.get(metric.tokens)
+        else:
+            continue
+        value = whole(run, metric)
+        if value is not None and count is not None:
+            expected = count / duration
+            yield Rate(name, metric.unit, of, value, count, expected, apart(value, expected, duration))
+
+
+def _counted(run: ServingRun, unit: str) -> list[tuple[str, int | None]]:
+    """Tokens of each kind over the run; none for a rate of requests."""
+    into, out = run.totals.input_tokens, run.totals.output_tokens
+    both = None if None in (into, out) else into + out
+    return [("output", out), ("input", into), ("total", both)] if unit == "tok/s" else []
 
 
 def sum_of_kinds(run: ServingRun) -> Iterator[Finding]:
@@ -120,7 +139,7 @@ def completion(run: ServingRun) -> Iterator[Finding]:
         yield Finding(
             rule="failed",
             severity="suspect",
-            message=f"{totals.failed} requests failed: their load is in the numbers, their results are not",
+            message=f"failed requests: {totals.failed}; their load is in the numbers, their results are not",
             numbers=numbers,
         )
     if totals.completed is None:
@@ -133,7 +152,7 @@ def completion(run: ServingRun) -> Iterator[Finding]:
             run,
             "completed",
             f"{totals.completed} completed of num_prompts {sent}"
-            + ("" if more else f": {sent - totals.completed} are not in the numbers"),
+            + ("" if more else f": {sent - totals.completed} of them not in the numbers"),
             {"completed": totals.completed, "num_prompts": sent},
             "wrong" if more else "suspect",
         )
@@ -170,12 +189,8 @@ def retokenised(run: ServingRun) -> Iterator[Finding]:
         )
 
 
-def _clock(off: float) -> str:
-    return ": the client divides by another time than it states" if off < CLOCK else ""
-
-
 def _over(value: float, expected: float) -> float:
     return value / expected if expected else 0.0
 
 
-RULES = (throughputs, requests, sum_of_kinds, lengths, completion, zeros, retokenised)
+RULES = (rates, sum_of_kinds, lengths, completion, zeros, retokenised)

@@ -85,6 +85,12 @@ def test_lengths_of_the_old_script_with_a_ratio_are_not_told(tmp_path):
     assert any("left out" in note for note in run.notes)
 
 
+def test_a_ratio_of_one_means_the_same_in_every_version_of_the_old_script(tmp_path):
+    text = COMMAND.replace("vllm bench serve", "python3 benchmark_serving.py --random-range-ratio 1.0")
+    (run,) = written(tmp_path, text + BLOCK)
+    assert (run.workload.input_len, run.workload.output_len) == (228, 300)
+
+
 def test_sglangs_ratio(tmp_path):
     text = COMMAND.replace("vllm bench serve", "python -m sglang.bench_serving --random-range-ratio 0.5")
     (run,) = written(tmp_path, text + BLOCK)

@@ -1,11 +1,12 @@
-"""The client's command line, or the arguments that it printed, before a block of its results.
+"""What the command lines of serving clients ask for, in a text or before a block of results.
 
-Taken only where there is no doubt which block it is of: vLLM's and SGLang's clients print their arguments
-(`Namespace(...)`) in the same run; a command counts where it is the only one before its block and the next
-block has one of its own. What it says must not contradict the block.
+Before a block, taken only where there is no doubt which block it is of: vLLM's and SGLang's clients print
+their arguments (`Namespace(...)`) in the same run; a command counts where it is the only one before its block
+and the next block has one of its own. What it says must not contradict the block.
 
 Lengths: vLLM's `bench serve` draws from [L (1 - r), L (1 + r)], so their mean is L; SGLang's from [L r, L]
-with r = 0 unless given; benchmark_serving.py had both meanings in its time, so with r its length is not told.
+with r = 0 unless given; benchmark_serving.py had both meanings in its time, so but for r = 1, where both give
+the mean L, its length is not told.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.serving.fields import Fields
+from harness.serving.formats import reported
 from harness.serving.formats.console_text import unprefixed
-from harness.serving.reading import Fields
 from harness.serving.schema import Workload
 
 PROGRAMS = {
@@ -75,9 +77,9 @@ class Command:
     ) -> tuple[float | None, float | None, str]:
         if self.program == "sglang" and "random_input_len" in self.options:
             least = ratio or 0.0
-            into, out = (None if one is None else (max(int(one * least), 1) + one) / 2 for one in (into, out))
+            into, out = (reported.mean_of_range(one, least) for one in (into, out))
             return into, out, f"lengths: means of those drawn between {least:g} of what was asked for and all"
-        if self.program == "script" and ratio is not None and into is not None:
+        if self.program == "script" and ratio not in (None, 1.0) and into is not None:
             why = (
                 f"lengths left out: what --random-range-ratio {ratio:g} means depends on the script's version"
             )
@@ -87,12 +89,12 @@ class Command:
 
 def command_of(before: Sequence[str], next_before: Sequence[str] | None) -> Command | None:
     """The one command that the block after `before` is of; next_before: the lines between it and the next."""
-    found = list(_commands(before))
+    found = list(commands(before))
     printed = [one for one in found if one.printed]
     if printed:
         last = printed[-1]
         return last if all(one.workload() == last.workload() for one in printed) else None
-    if len(found) != 1 or (next_before is not None and not any(_commands(next_before))):
+    if len(found) != 1 or (next_before is not None and not any(commands(next_before))):
         return None
     return found[0]
 
@@ -113,7 +115,8 @@ def _said(value: str) -> str:
     return "" if value in ("None", "") or "$" in value else value
 
 
-def _commands(lines: Sequence[str]) -> Iterator[Command]:
+def commands(lines: Sequence[str]) -> Iterator[Command]:
+    """Those in some lines of a text, in their order."""
     for text in _joined(lines):
         if match := NAMESPACE.search(text):
             yield from _namespace(match[1])

@@ -1,0 +1,180 @@
+"""The fields of one row of a file that comes from outside, one by one.
+
+A number that is none (text, NaN, out of any sense) does not stop its row and is never guessed: it is left
+out, and a finding says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.serving.schema import Finding
+
+LARGEST = 1e15  # beyond any token count or time here
+SMALLEST = 1e-12  # but for 0; what is less is no measurement, and its inverse may be no number
+NUMBER = re.compile(
+    r"[+-]?(\d+|\d{1,3}(,\d{3})+)?(\.\d*)?([eE][+-]?\d+)?|[+-]?inf|nan", re.ASCII | re.IGNORECASE
+)
+
+
+@dataclass
+class Fields:
+    """The fields of one row, taken one by one; what is never taken is its `rest`.
+
+    where:   file and line, for messages
+    as_text: numbers stand there as text (CSV, console output), with commas between thousands or without;
+             in JSON a text is no number
+    """
+
+    where: str
+    values: Mapping[str, Any]
+    as_text: bool = False
+    findings: list[Finding] = field(default_factory=list)
+    taken: set[str] = field(default_factory=set)
+    within: dict[str, Fields] = field(default_factory=dict)
+
+    def inside(self, key: str) -> Fields:
+        """The fields of the object under `key`, their findings among these; none where it is absent or null,
+        or no object (then with a finding)."""
+        if key in self.within:
+            return self.within[key]
+        raw = self.take(key)
+        if raw is not None and not isinstance(raw, Mapping):
+            self.leave_out(key, f"is {_shown(raw)}, not an object")
+        values = raw if isinstance(raw, Mapping) else {}
+        self.within[key] = Fields(f"{self.where}: {key}", values, self.as_text, self.findings)
+        return self.within[key]
+
+    def number(
+        self, key: str, *, scale: float = 1.0, least: float | None = 0.0, infinite: float | None = None
+    ) -> float | None:
+        """The number under `key`, times scale; None where it is absent, null, empty, or no such number
+        (then with a finding). least: below it is none; infinite: what an infinite one stands for."""
+        raw = self.take(key)
+        if raw is None or raw == "":
+            return None
+        if infinite is not None and isinstance(raw, str) and raw.strip().lower() == "inf":
+            return infinite  # JSON has no infinity: the clients write it as text
+        value = self._number(raw)
+        if value is not None and math.isinf(value) and value > 0 and infinite is not None:
+            return infinite
+        if value is None or not _sensible(value):
+            return self._unreadable(key, raw, "a number")
+        if least is not None and value < least:
+            return self._unreadable(key, raw, f"a number of at least {least:g}")
+        return value * scale
+
+    def count(self, key: str) -> int | None:
+        """A whole number of at least 0, as `number` gives it."""
+        value = self.number(key)
+        if value is None:
+            return None
+        if value != int(value):
+            return self._unreadable(key, self.values[key], "a whole number")
+        return int(value)
+
+    def counts(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers of at least 0, as `numbers` gives it."""
+        return tuple(int(one) for one in self.numbers(key, least=0, whole=True))
+
+    def text(self, key: str) -> str:
+        """The text under `key`; empty where it is absent or null."""
+        raw = self.take(key)
+        if raw is None:
+            return ""
+        if isinstance(raw, (dict, list)):
+            self._unreadable(key, raw, "a text")
+            return ""
+        if not isinstance(raw, str):
+            message = f"{self.where}: {key!r} is {_shown(raw)}, not a text; taken as one"
+            self.findings.append(Finding(rule="unreadable", severity="suspect", message=message))
+        return str(raw)
+
+    def numbers(
+        self, key: str, *, scale: float = 1.0, least: float | None = None, whole: bool = False
+    ) -> tuple[float, ...]:
+        """A list of numbers; empty where it is absent or one of them is none (then with a finding)."""
+        raw = self.take(key)
+        if raw is None:
+            return ()
+        found = self._several(raw, scale, least, whole)
+        if found is None:
+            self._unreadable(key, raw, "a list of whole numbers" if whole else "a list of numbers")
+        return found or ()
+
+    def lists(
+        self, key: str, *, scale: float = 1.0, least: float | None = None
+    ) -> tuple[tuple[float, ...], ...]:
+        """A list of lists of numbers, as `numbers` gives one."""
+        raw = self.take(key)
+        if raw is None:
+            return ()
+        found = [self._several(one, scale, least, False) for one in raw] if isinstance(raw, list) else [None]
+        if any(one is None for one in found):
+            self._unreadable(key, raw, "a list of lists of numbers")
+            return ()
+        return tuple(found)
+
+    def take(self, key: str) -> Any:
+        self.taken.add(key)
+        return self.values.get(key)
+
+    def rest(self) -> dict[str, Any]:
+        """What nothing has taken, of the objects inside too, without what JSON cannot say."""
+        own = plain({k: v for k, v in self.values.items() if k and k not in self.taken})
+        return own | {key: rest for key, fields in self.within.items() if (rest := fields.rest())}
+
+    def leave_out(self, key: str, why: str) -> None:
+        """A finding that the value of `key` is not used."""
+        message = f"{self.where}: {key!r} {why}; left out"
+        self.findings.append(Finding(rule="unreadable", severity="wrong", message=message))
+
+    def _several(self, raw: Any, scale: float, least: float | None, whole: bool) -> tuple[float, ...] | None:
+        found = [self._number(one) for one in raw] if isinstance(raw, list) else [None]
+        for one in found:
+            if one is None or not _sensible(one):
+                return None
+            if (least is not None and one < least) or (whole and one != int(one)):
+                return None
+        return tuple(one * scale for one in found)
+
+    def _number(self, raw: Any) -> float | None:
+        if isinstance(raw, str) and self.as_text:
+            whole = raw.strip()
+            if not NUMBER.fullmatch(whole) or not any(c.isalnum() for c in whole):
+                return None
+            try:
+                return float(whole.replace(",", ""))
+            except ValueError:
+                return None
+        if isinstance(raw, bool) or not isinstance(raw, (int, float)):
+            return None
+        return float(raw) if isinstance(raw, float) or abs(raw) < LARGEST else math.nan
+
+    def _unreadable(self, key: str, raw: Any, wanted: str) -> None:
+        self.leave_out(key, f"is {_shown(raw)}, not {wanted}")
+
+
+def plain(value: Any) -> Any:
+    """The value without what JSON cannot say: numbers that are none become their names."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [plain(v) for v in value]
+    return value
+
+
+def _shown(raw: Any) -> str:
+    shown = json.dumps(raw, default=str)
+    return shown if len(shown) <= 40 else shown[:37] + "..."
+
+
+def _sensible(value: float) -> bool:
+    return value == 0 or SMALLEST <= abs(value) <= LARGEST

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from harness.serving.fields import LARGEST
@@ -73,12 +73,18 @@ def _rates(run: ServingRun) -> Iterator[Rate]:
             name, of, count = metric.name, "completed", run.totals.completed
         elif metric.name == "throughput" and metric.statistic == "total":
             name, of, count = f"{metric.tokens} throughput", "tokens", tokens.get(metric.tokens)
+            if metric.tokens == "unknown":  # it is of one of the kinds at least
+                name, count = "unsaid throughput", _nearest(tokens.values(), metric.value * duration)
         else:
             continue
         value = whole(run, metric)
         if value is not None and count is not None:
             expected = count / duration
             yield Rate(name, metric.unit, of, value, count, expected, apart(value, expected, duration))
+
+
+def _nearest(counts: Iterable[int | None], expected: float) -> int | None:
+    return min((n for n in counts if n), key=lambda n: abs(n - expected), default=None)
 
 
 def _counted(run: ServingRun, unit: str) -> list[tuple[str, int | None]]:

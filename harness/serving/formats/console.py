@@ -92,15 +92,7 @@ def _run(document: Document, block: Block, command: Command | None) -> ServingRu
         )
         row.findings.append(Finding(rule="truncated", severity="suspect", message=message))
     client = _client(row, block.offline)
-    metrics = _metrics(row)
-    totals = Totals(
-        duration_s=_with_unit(row, "benchmark duration", SECONDS),
-        completed=row.count("successful requests"),
-        failed=row.count("failed requests"),
-        input_tokens=row.count("total input tokens"),
-        output_tokens=row.count("total generated tokens"),
-    )
-    workload = _workload(row)
+    workload, totals, metrics = printed(row)
     notes = [WINDOW] if client == "moai.serve" else []
     model = ""
     if command:
@@ -121,6 +113,18 @@ def _run(document: Document, block: Block, command: Command | None) -> ServingRu
         notes=tuple(notes),
         findings=tuple(row.findings),
     )
+
+
+def printed(row: Fields) -> tuple[Workload, Totals, list[Metric]]:
+    """What the lines of a block say, each by its label in small letters."""
+    totals = Totals(
+        duration_s=_with_unit(row, "benchmark duration", SECONDS),
+        completed=row.count("successful requests"),
+        failed=row.count("failed requests"),
+        input_tokens=row.count("total input tokens"),
+        output_tokens=row.count("total generated tokens"),
+    )
+    return _workload(row), totals, _metrics(row)
 
 
 def _metrics(row: Fields) -> list[Metric]:
@@ -166,7 +170,7 @@ def _scaled(row: Fields, key: str, unit: str, units: dict[str, float]) -> float 
 def _workload(row: Fields) -> Workload:
     labels = ("maximum request concurrency", "max request concurrency", "max reqeuest concurrency")
     limit = next((label for label in labels if label in row.values), "")
-    unlimited = row.values.get(limit, "").lower() in ("not set", "none")
+    unlimited = str(row.values.get(limit, "")).lower() in ("not set", "none")
     rates = ("request rate configured (RPS)", "request rate configured (rps)", "traffic request rate")
     rate = next((label for label in rates if label in row.values), "")
     if unlimited:

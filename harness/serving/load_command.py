@@ -27,7 +27,10 @@ LATENCIES = {
     "batch ms": ("batch_latency", "mean"),
 }  # fmt: skip
 NUMERIC = ("output tok/s", *LATENCIES)
-HEADERS = ("run", "hardware", "engine", "in/out", "load", "mode", *NUMERIC, "found")
+OTHER = "else"
+HEADERS = ("run", "hardware", "engine", "in/out", "load", "mode", *NUMERIC, OTHER, "found")
+STATISTICS = {"total": "", "unknown": "?"}
+BOUNDS = {"max": "up to", "min": "down to"}
 TITLES = {"wrong": "wrong", "suspect": "suspect", "note": "to be known"}
 TAKEN = "taken for granted, or repaired"
 DERIVED = " *"
@@ -109,6 +112,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 def _row(run: ServingRun) -> list[str]:
     counts = Counter(one.severity for one in run.findings if one.severity != "note")
+    numbers = [_output(run), *(_latency(run, *which) for which in LATENCIES.values())]
     cells = [
         run.id,
         f"{run.gpus}x {run.hardware or '?'}" if run.gpus else run.hardware,
@@ -116,8 +120,8 @@ def _row(run: ServingRun) -> list[str]:
         _lengths(run),
         _load(run),
         run.mode if run.mode != "unknown" else "",
-        _output(run),
-        *(_latency(run, *which) for which in LATENCIES.values()),
+        *numbers,
+        "" if any(numbers) else _other(run),
         _said(counts),
     ]
     return [" ".join(cell.split()) for cell in cells]
@@ -149,11 +153,25 @@ def _output(run: ServingRun) -> str:
 
 
 def _latency(run: ServingRun, name: str, statistic: str) -> str:
+    """The statistic of the column; for a mean that the run lacks another one, named."""
     found = run.metric(name, statistic)
+    named = ""
+    if found is None and statistic == "mean" and (found := run.metric(name)):
+        named = f" {STATISTICS.get(found.statistic, found.statistic)}"
     if found is None:
         return ""
     shown = f"{found.value:.0f}" if found.value >= 1e3 else f"{found.value:.4g}"
-    return shown + DERIVED * bool(found.derived)
+    return shown + named + DERIVED * bool(found.derived)
+
+
+def _other(run: ServingRun) -> str:
+    """The first number of a run that has none of the columns', and how many more there are."""
+    if not run.metrics:
+        return ""
+    first, more = run.metrics[0], len(run.metrics) - 1
+    bound = f"{BOUNDS[first.statistic]} " if first.statistic in BOUNDS else ""
+    unit = f" {first.unit}" if first.unit != "1" else ""
+    return f"{first.name} {bound}{first.value:.5g}{unit}" + (f", {more} more" if more else "")
 
 
 def _finding(run: ServingRun, one: Finding) -> str:

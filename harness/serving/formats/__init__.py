@@ -10,8 +10,10 @@ from __future__ import annotations
 from types import ModuleType
 
 from harness.serving.formats import (
+    ab_points,
     aiperf,
     console,
+    document_runs,
     dstack,
     guidellm,
     inferencex,
@@ -40,5 +42,7 @@ FORMATS: tuple[ModuleType, ...] = (
     vllm_latency,
     vllm_serve,
     dstack,
+    document_runs,
+    ab_points,
     console,
 )

@@ -215,7 +215,7 @@ def test_what_runs_where():
     amd = {"aiter.dispatch", "aiter.asm", "aiter.ck", "aiter.triton"}
     nvidia = {"torch.varlen", "flash_attn.fa2", "flash_attn.fa3", "flash_attn.fa4", "cudnn"}
     nvidia |= {"flashinfer.fa2", "flashinfer.fa3", "flashinfer.cudnn"}
-    assert names("cpu") == everywhere | {"vllm.extend"}
+    assert names("cpu") == everywhere | {"vllm.dense", "vllm.extend"}
     assert names("rocm") == gpu | amd
     assert names("cuda") == gpu | nvidia | {"torch.sdpa_cudnn"}
     assert names("cuda", prefix="1..9") == gpu | nvidia

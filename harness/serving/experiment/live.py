@@ -47,6 +47,7 @@ class EngineLive:
             model,
             folder,
             self.client,
+            self.load,
             flags=engine.flags,
             start_timeout_s=engine.start_timeout_s,
             say=say,
@@ -136,7 +137,7 @@ class EngineLive:
         }
         at = self.folder / "live" / swap.name
         journal = Journal.resume(at, plan) if (at / FILE).exists() else Journal.create(at, plan)
-        monitor = monitor_for(detect("cpu"), self.servers.pids)
+        monitor = monitor_for(detect("cpu"), lambda: [*self.servers.pids(), *self.client.pids()])
         Session(settings, self.servers, self.client, journal, monitor, self.say).run()
         return paired(journal.lines(), "base", swap.name, f"live/{swap.name}")
 

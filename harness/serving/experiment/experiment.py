@@ -48,7 +48,7 @@ Say = Callable[[str], None]
 class Conduct:
     """Takes an experiment through its stages.
 
-    live: opens servers, when first asked; they are stopped between the parts that need them
+    live: opens servers, when first asked; they rest while kernels are benched
     """
 
     experiment: Experiment
@@ -63,21 +63,17 @@ class Conduct:
     def run(self, only: Sequence[str] = ()) -> None:
         """All that is not done yet, of the swaps named or of all. Raises HarnessError."""
         chosen = [self.experiment.swap(name) for name in only] or list(self.experiment.swaps)
-        base = self.look()
-        for swap in chosen:
-            self.predict(swap, base)
         with self._opened() as live:
+            base = self.look(live)
+            live.rest()
+            for swap in chosen:
+                self.predict(swap, base)
             for swap in chosen:
                 self.observe(swap, base, live)
 
-    def look(self) -> Seen:
+    def look(self, live: Live) -> Seen:
         """The base: trace, routing log, lengths, prefill pattern."""
-
-        def make() -> Seen:
-            with self.live() as live:
-                return live.look(None, ())
-
-        base = self.stages.once("base", Seen, make)
+        base = self.stages.once("base", Seen, lambda: live.look(None, ()))
         if missing := [name for name in self.experiment.engine.kernels if name not in base.kernels]:
             raise HarnessError(
                 f"the engine's trace has no kernel {missing[0]}: replay.base stands for other kernels than "
@@ -280,6 +276,10 @@ class _Lazy:
 
     def look(self, swap: Swap | None, pattern: tuple[int, ...]) -> Seen:
         return self._get().look(swap, pattern)
+
+    def rest(self) -> None:
+        if self.live is not None:
+            self.live.rest()  # type: ignore[attr-defined]
 
     def pairs(self, swap: Swap, pattern: tuple[int, ...], predicted: tuple[str, ...]) -> Paired:
         return self._get().pairs(swap, pattern, predicted)

@@ -22,6 +22,9 @@ class Live(Protocol):
     def look(self, swap: Swap | None, pattern: tuple[int, ...]) -> Seen:
         """The base, or a swap's arm, with a kernel trace; of the base the routing log too, and plain runs."""
 
+    def rest(self) -> None:
+        """Servers that are up leave the machine to others until the next call."""
+
     def pairs(self, swap: Swap, pattern: tuple[int, ...], predicted: tuple[str, ...]) -> Paired:
         """All pairs of the swap against the base: those that are missing are made. The digests of what was
         predicted are in the journal before the first run."""
@@ -76,7 +79,8 @@ class EngineLive:
         found = observe(
             self.servers, self.client, arm, self.load, at, routing=base, seed=LOOK_SEED, run_timeout_s=timeout
         )
-        runs = [self._plain(arm, at / f"plain-{n}.json", n) for n in range(PLAIN_RUNS)] if base else []
+        plain = PLAIN_RUNS if base else 0
+        runs = [self._plain(arm, at / f"plain-{n}.json", n) for n in range(plain)]
         return Seen(
             trace=self._inside(found.trace),
             routing=self._inside(found.routing),
@@ -84,6 +88,9 @@ class EngineLive:
             version=(version(self.module) if self.module else None) or "",
             **decomposed(found.trace),
         )
+
+    def rest(self) -> None:
+        self.servers.rest()
 
     def _inside(self, file: Path | None) -> str:
         return str(file.relative_to(self.folder)) if file else ""
@@ -114,8 +121,13 @@ class EngineLive:
         from kernels.platform import detect
 
         experiment, load = self.experiment, self.experiment.load
+        # The steady step is the same however its prompts were prefilled.
+        decode_alone = set(experiment.predict.quantities) == {"itl"}
         rules = Rules(
-            pattern, disturbed=experiment.rules.disturbed, least_steady=experiment.rules.least_steady
+            () if decode_alone else pattern,
+            any_pattern=decode_alone,
+            disturbed=experiment.rules.disturbed,
+            least_steady=experiment.rules.least_steady,
         )
         arms = (self._arm(None), self._arm(swap))
         settings = Settings(

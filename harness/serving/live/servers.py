@@ -80,6 +80,12 @@ class Servers:
         self._make_room()
         return self._start(arm, trace, routing)
 
+    def rest(self) -> None:
+        """Stops all in their tracks; the next call wakes the one that it is for."""
+        for engine in self.up.values():
+            if not engine.process.paused:
+                engine.pause()
+
     def drop(self, arm: Arm) -> None:
         """Stops the arm's engine, if it is up."""
         if engine := self.up.pop(arm.name, None):

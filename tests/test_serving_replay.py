@@ -249,6 +249,14 @@ def test_measured_by_the_engine_and_told_apart():
     assert json.loads(found.model_dump_json())["arms"]["slow"]["own"] is not None
 
 
+def test_an_arm_whose_outputs_differ_has_no_time(monkeypatch):
+    monkeypatch.setattr("harness.serving.replay.replay.ALIKE", 1e-6)
+    arms = {BASE: CHOSEN, "other": CHOSEN | {"mla_decode": "torch.naive"}}
+    plan = Plan(step(), arms, "eager", 1, 1.0, blocks=2, turn_s=0.01)
+    other = replay(plan, detect("cpu"), Blind("a test"), say=lambda text: None).arms["other"]
+    assert other.failed.startswith("wrong") and other.step is None and other.change is None
+
+
 def test_an_arm_that_cannot_run_costs_itself_only():
     arms = {BASE: CHOSEN, "gpu": CHOSEN | {"mla_decode": "flashmla"}}
     plan = Plan(step(), arms, "eager", 1, 1.0, blocks=2, turn_s=0.01)

@@ -12,6 +12,7 @@ from harness.serving.comparable import compare
 from harness.serving.figure import of_run
 from harness.serving.ledger import Explained, Observation, Observed, append, read, rows
 from harness.serving.ledger_command import show as show_ledger
+from harness.serving.live.effect import half_width
 from harness.serving.loading import load
 from harness.serving.schema import ServingRun
 
@@ -83,10 +84,5 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
 
 def t_interval(differences: Sequence[float]) -> tuple[float, float | None]:
     """Their mean, and the half width of Student's 90 % interval; None of a single one."""
-    mean = statistics.fmean(differences)
-    if len(differences) < 2:
-        return mean, None
-    from scipy.special import stdtrit
-
-    error = statistics.stdev(differences) / math.sqrt(len(differences))
-    return mean, float(stdtrit(len(differences) - 1, 0.5 + CONFIDENCE / 2)) * error
+    half = half_width(differences, CONFIDENCE)
+    return statistics.fmean(differences), half if math.isfinite(half) else None

@@ -70,8 +70,8 @@ def show(
         say_busy(busy, False)
         for size in _numbers(batch, "--batch"):
             step = read_step(rank, tp, phase, size, ctx, new, routing, page or _page(platform), kv)
-            step, note = fitted(step, layers, arms, platform)
             require_known(arms, step)
+            step, note = fitted(step, layers, arms, platform)
             plan = Plan(
                 step,
                 arms,

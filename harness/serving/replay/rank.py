@@ -20,7 +20,6 @@ from kernels.operands import Seeds
 
 Call = Callable[[], Any]
 BOUNDARY = {"block_scale_gemm": "with_quant", "fused_moe": "with_quant"}
-ALIKE = 0.05  # relative difference of two right outputs of one place, at most (FP8 activations: 0.03)
 
 
 class Rank:

@@ -28,6 +28,7 @@ TURN_S = 0.25
 ISOLATED_S = 0.05  # a turn of one place's calls alone
 BASE, TWIN = "base", "base again"
 DECOMPOSED = 7  # steps, each call of which is timed by itself, and turns of isolated calls
+ALIKE = 0.05  # relative difference of two right outputs, at most: FP8 activations, rounded twice, give 0.04
 LEFT_OUT = ["scheduler, tokeniser and HTTP", "rank skew"]
 
 
@@ -175,6 +176,9 @@ def _decomposed(plan: Plan, arms: dict[str, Arm], base: str, worker: Worker) -> 
         update: dict[str, Any] = {"places": dict(by_place), "classes": dict(by_class)}
         if name != base:
             update |= _isolated(plan, arms[base].chosen, arm.chosen, worker)
+            apart = {k: v for k, v in update["difference"].items() if not v <= ALIKE}
+            if apart:
+                update["failed"] = f"wrong: its outputs differ from the base's: {apart}"
             swapped = _swapped(plan.step, arms[base].chosen, arm.chosen)
             ours, theirs = update["places"], found[base].places
             update["own"] = sum(ours[place] - theirs[place] for place in swapped)
@@ -222,11 +226,14 @@ def _compared(
 ) -> tuple[dict[str, Arm], Timed | None]:
     found = {}
     for name, arm in arms.items():
+        if arm.failed:  # a wrong one has no time either
+            found[name] = arm
+            continue
         update: dict[str, Any] = {"step": _timed(rounds, name)}
         if name != base and update["step"] is not None:
             update["change"] = _timed(rounds, name, base)
             update["whole"] = _whole(step, arms[base].chosen, arm.chosen, update["change"])
-        elif name in rounds.dropped and not arm.failed:
+        elif name in rounds.dropped:
             update["failed"] = rounds.dropped[name]
         found[name] = arm.model_copy(update=update)
     return found, _timed(rounds, TWIN, base)

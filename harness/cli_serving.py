@@ -132,6 +132,14 @@ def replay_command(**options: Any) -> None:
 @click.option("--prompts", default=4, show_default=True, type=click.IntRange(1), help="Requests in a run.")
 @click.option("--pairs", default=4, show_default=True, type=click.IntRange(0), help="Runs of each arm.")
 @click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Of the first pair.")
+@click.option(
+    "--slice",
+    "slice_s",
+    default=0.0,
+    metavar="SECONDS",
+    type=click.FloatRange(0, 10),
+    help="Both runs of a pair at once, their engines (on CPUs) in turn for so long.",
+)
 @click.option("--out", required=True, metavar="DIR", help="Journal, results, logs.")
 @click.option("--resume", is_flag=True, help="Go on with the runs in --out.")
 @click.option("--trace", is_flag=True, help="Take a kernel trace of each arm first (vLLM).")

@@ -26,6 +26,7 @@ from harness.serving.live.ports import free_port
 from harness.serving.live.rules import Rules
 from harness.serving.live.servers import Servers
 from harness.serving.live.session import Session, Settings
+from harness.serving.live.slices import require_cpu
 from harness.serving.live.summary import summarise, table
 from harness.serving.live.termination import termination_is_an_interrupt
 from harness.writing import write
@@ -51,6 +52,7 @@ class RunRequest:
     trace: bool
     routing_log: bool
     prefill_pattern: str
+    slice_s: float
     keep_disturbed: bool
     one_at_a_time: bool
     port: int | None
@@ -69,6 +71,8 @@ def run(request: RunRequest) -> int:
             print(f"{time.monotonic() - started:6.0f} s  {line}", file=sys.stderr, flush=True)
 
     arms = parse_arms(request.arms)
+    if request.slice_s:
+        require_cpu(detect())
     kind = engines.kind_for(request.engine)
     if request.port is not None:
         free_port(request.port)
@@ -84,6 +88,7 @@ def run(request: RunRequest) -> int:
         request.seed,
         _rules(request),
         run_timeout_s=request.run_timeout,
+        slice_s=request.slice_s,
     )
     plan = _plan(request, settings, model, kind)
     journal = Journal.resume(folder, plan) if request.resume else Journal.create(folder, plan)
@@ -160,6 +165,7 @@ def _plan(request: RunRequest, settings: Settings, model: Path, kind: engines.Ki
         "load": settings.load.facts(),
         "pairs": settings.pairs,
         "seed": settings.seed,
+        "slice_s": settings.slice_s,
         "rules": settings.rules.facts(),
         "git": git_state(),
     }

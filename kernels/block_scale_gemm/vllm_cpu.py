@@ -40,21 +40,38 @@ class Amx(VllmCpu):
         return sizes.n * sizes.k
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
-        return _Amx(operands, self.bind(), self.bind("convert_weight_packed")(operands.b_q))
+        return _Amx(operands, self.bind(), self.bind("convert_weight_packed")(operands.b_q), True)
+
+
+class Unpacked(Amx):
+    """The same kernel on weights as they are in the checkpoint, which it packs anew at each call: what an
+    engine pays that forgets to do so once."""
+
+    name = "vllm.amx_unpacked"
+
+    def layout(self, sizes: Sizes) -> int:
+        return 0
+
+    def workspace(self, sizes: Sizes) -> int:
+        return sizes.n * sizes.k
+
+    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
+        return _Amx(operands, self.bind(), operands.b_q, False)
 
 
 class _Amx(Prepared):
-    def __init__(self, operands: BlockScaleGemmOperands, kernel, packed: torch.Tensor) -> None:
+    def __init__(self, operands: BlockScaleGemmOperands, kernel, weights: torch.Tensor, packed: bool) -> None:
         super().__init__(operands)
         self.kernel = kernel
-        self.packed = packed
+        self.weights, self.packed = weights, packed
 
     def call(self) -> None:
         import torch
 
         o = self.operands
-        is_packed = True
-        self.out = self.kernel(o.a, self.packed, o.b_scale, [BLOCK, BLOCK], None, torch.bfloat16, is_packed)
+        self.out = self.kernel(
+            o.a, self.weights, o.b_scale, [BLOCK, BLOCK], None, torch.bfloat16, self.packed
+        )
 
 
 class Dequantised(VllmCpu):

@@ -61,6 +61,7 @@ def conduct(experiment: Experiment, folder: Path, resume: bool, only: Sequence[s
     from harness.run_command import detected
     from harness.serving.live.engines import kind_for
     from harness.serving.live.model import check_model, default_model
+    from harness.serving.live.slices import require_cpu
     from harness.serving.live.termination import termination_is_an_interrupt
 
     started = time.monotonic()
@@ -70,6 +71,9 @@ def conduct(experiment: Experiment, folder: Path, resume: bool, only: Sequence[s
             print(f"{time.monotonic() - started:6.0f} s  {line}", file=sys.stderr, flush=True)
 
     engine, settings = experiment.engine, experiment.replay
+    platform = detected(settings.device or None)
+    if experiment.load.slice_s:
+        require_cpu(platform)
     kind_for(engine.kind)
     model = default_model(say=say) if engine.model == "default" else Path(engine.model).absolute()
     check_model(model)
@@ -86,7 +90,7 @@ def conduct(experiment: Experiment, folder: Path, resume: bool, only: Sequence[s
             stages,
             LocalBench(settings, not experiment.rules.disturbed, say),
             partial(engine_live, experiment, model, folder, say),
-            detected(settings.device or None).name,
+            platform.name,
             say,
         ).run(only)
 

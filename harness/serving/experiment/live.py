@@ -131,7 +131,13 @@ class EngineLive:
         )
         arms = (self._arm(None), self._arm(swap))
         settings = Settings(
-            arms, self.load, load.pairs, load.seed, rules, run_timeout_s=experiment.engine.run_timeout_s
+            arms,
+            self.load,
+            load.pairs,
+            load.seed,
+            rules,
+            run_timeout_s=experiment.engine.run_timeout_s,
+            slice_s=load.slice_s,
         )
         plan = {
             "schema": 1,
@@ -144,6 +150,7 @@ class EngineLive:
             "load": self.load.facts(),
             "pairs": load.pairs,
             "seed": load.seed,
+            "slice_s": load.slice_s,
             "rules": rules.facts(),
             "predicted": list(predicted),
         }
@@ -188,7 +195,7 @@ def run_of(facts: Mapping[str, Any], folder: str = "") -> Run:
         ttft=facts.get("mean_ttft_ms"),
         tpot=facts.get("mean_tpot_ms"),
         pattern=tuple(facts.get("prefill_pattern", ())),
-        prefills=tuple(facts.get("prefill_ms", ())),
+        prefills=tuple(facts[f"prefill_{n}_ms"] for n, _ in enumerate(facts.get("prefill_pattern", ()), 1)),
         batch=facts.get("decoding_batch"),
         kv_len=facts.get("mean_kv_len"),
         file="/".join(filter(None, [folder, facts.get("result", "")])),

@@ -46,7 +46,11 @@ class Engine(Record):
 
 
 class Load(Record):
-    """Tokens of each request, requests, and mirrored pairs of runs; pair i sends the prompts of seed + i."""
+    """Tokens of each request, requests, and mirrored pairs of runs; pair i sends the prompts of seed + i.
+
+    slice_s: both runs of a pair at the same time, their engines in turn for so long (engines on the CPU
+             only); 0: one run after the other
+    """
 
     input_len: int = Field(default=512, gt=0)
     output_len: int = Field(default=96, gt=1)
@@ -54,6 +58,7 @@ class Load(Record):
     concurrency: int = Field(default=4, gt=0)
     pairs: int = Field(default=8, ge=2)
     seed: int = Field(default=1, ge=0)
+    slice_s: float = Field(default=0.0, ge=0, le=10)
 
     @model_validator(mode="after")
     def _enough_prompts(self) -> Load:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import statistics
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import HarnessError
@@ -21,15 +22,26 @@ class Request:
     sent: float
     tokens: tuple[float, ...]
 
+    def by(self, clock: Callable[[float], float]) -> Request:
+        return Request(clock(self.sent), tuple(map(clock, self.tokens)))
+
 
 @dataclass(frozen=True)
 class Details:
-    """Of the requests that succeeded, in the client's order; what the client did not keep is empty."""
+    """Of the requests that succeeded, in the client's order; what the client did not keep is empty.
+
+    dated: whether times are those of the client's clock, and not from when it began
+    """
 
     requests: tuple[Request, ...]
+    dated: bool = False
     input_lens: tuple[int, ...] = ()
     output_lens: tuple[int, ...] = ()
     texts: tuple[str, ...] = ()
+
+    def by(self, clock: Callable[[float], float]) -> Details:
+        """As an engine's own clock has it."""
+        return replace(self, requests=tuple(request.by(clock) for request in self.requests))
 
     def means(self) -> dict[str, float]:
         """TTFT, TPOT (after the first token) and E2E in ms, and the duration in s. From each request's times
@@ -54,7 +66,8 @@ def details(result: Path) -> Details:
         ttfts, itls = content["ttfts"], content["itls"]
         count = len(ttfts)
         # A client that keeps no start times sends all at once where that is what it was asked for.
-        starts = content.get("start_times") or [0.0] * count
+        dated = bool(content.get("start_times"))
+        starts = content["start_times"] if dated else [0.0] * count
         good = [i for i, error in enumerate(content.get("errors") or [""] * count) if not error]
         requests = []
         for i in good:
@@ -64,6 +77,6 @@ def details(result: Path) -> Details:
             requests.append(Request(starts[i], tuple(times)))
         lists = (content.get(key) or [] for key in ("input_lens", "output_lens", "generated_texts"))
         kept = (tuple(one[i] for i in good) if len(one) == count else () for one in lists)
-        return Details(tuple(requests), *kept)
+        return Details(tuple(requests), dated, *kept)
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise NoDetail(f"no request's times in {result}: {type(error).__name__}: {error}") from None

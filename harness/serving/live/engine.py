@@ -100,11 +100,13 @@ class Engine:
                 notes.append(json.loads(line))
         return notes
 
-    def pause(self) -> None:
-        self.process.pause()
+    def pause(self) -> float:
+        """When it stood still, by time.monotonic."""
+        return self.process.pause()
 
-    def resume(self) -> None:
-        self.process.resume()
+    def resume(self) -> float:
+        """When it went on, by time.monotonic."""
+        return self.process.resume()
 
     def stop(self) -> None:
         self.process.end()

@@ -6,7 +6,8 @@ Engines start processes that start processes. This one is their ancestor and, wh
 the orphans among them, so that it finds them all, also those that made a session of their own. It takes
 orders from one pipe and says what happens on another, a line each:
 
-    orders: pause, resume, stop SECONDS       words: started PID, failed REASON, ended CODE
+    orders: pause, resume, stop SECONDS
+    words:  started PID, failed REASON, paused SECONDS, resumed SECONDS (time.monotonic), ended CODE
 
 When the pipe of orders closes, whoever gave them is gone, kill -9 included: all is ended at once. When the
 command has ended, this stays until the pipe closes: what the command used can still be read from it.
@@ -42,7 +43,7 @@ def main() -> None:
     if child is None:
         return
     _say(words, f"started {child}")
-    code = _serve(orders, child)
+    code = _serve(orders, words, child)
     _end_all(child, 0.0)  # what the command left behind when it ended by itself
     _say(words, f"ended {code}")
     while os.read(orders, 4096):
@@ -85,7 +86,7 @@ def _start(command: list[str], words: int, libc: ctypes.CDLL | None) -> int | No
         os._exit(127)
 
 
-def _serve(orders: int, child: int) -> int:
+def _serve(orders: int, words: int, child: int) -> int:
     """Until the command ends; its exit code, negative for a signal. Sleeps in between: beside a measurement
     nothing else may take time."""
     woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -111,7 +112,8 @@ def _serve(orders: int, child: int) -> int:
             if word == "stop":
                 return _end_all(child, float(rest))
             if word in ("pause", "resume"):
-                _signal_all(signal.SIGSTOP if word == "pause" else signal.SIGCONT)
+                at = _signal_all(signal.SIGSTOP if word == "pause" else signal.SIGCONT)
+                _say(words, f"{word}d {at!r}")
 
 
 def _reap(child: int) -> int | None:
@@ -147,10 +149,13 @@ def _end_all(child: int, grace: float) -> int:
     return next((code for code in codes if code is not None), 0)
 
 
-def _signal_all(number: int) -> None:
-    for pid in _descendants():
+def _signal_all(number: int) -> float:
+    """When: to list the processes takes longer than to signal them."""
+    found, at = _descendants(), time.monotonic()
+    for pid in found:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
+    return at
 
 
 def _descendants() -> list[int]:

@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from harness.errors import HarnessError
 
 GUARD = Path(__file__).with_name("guard.py")
+SWITCHED_S = 5.0  # most that a guard takes to stop or wake its processes
 LAST_WORDS = 200  # characters of the log in a message
 
 
@@ -28,7 +30,9 @@ class Guarded:
         self.code: int | None = None
         self.pid: int | None = None
         self.paused = False
+        self.switched = 0.0
         self._text = b""
+        self._listening = threading.Lock()
         self._failed = ""
         orders, self._orders = os.pipe()
         self._words, words = os.pipe()
@@ -70,14 +74,22 @@ class Guarded:
         self._listen(until=time.monotonic() + seconds, wanted=lambda: self.code is not None)
         return self.code
 
-    def pause(self) -> None:
-        """Stops all its processes where they are (SIGSTOP): they take no CPU and keep their memory."""
-        self._order("pause")
-        self.paused = True
+    def pause(self) -> float:
+        """Stops all its processes where they are (SIGSTOP): they take no CPU and keep their memory. When that
+        was, by time.monotonic."""
+        return self._switch("pause", True)
 
-    def resume(self) -> None:
-        self._order("resume")
-        self.paused = False
+    def resume(self) -> float:
+        """As `pause`."""
+        return self._switch("resume", False)
+
+    def _switch(self, order: str, paused: bool) -> float:
+        before = self.switched
+        self._order(order)
+        until = time.monotonic() + SWITCHED_S
+        self._listen(until, lambda: self.switched != before or self.code is not None)
+        self.paused = paused
+        return self.switched if self.switched != before else time.monotonic()
 
     def end(self, grace: float = 10.0) -> None:
         """Asks it to end, kills what is left after `grace` seconds, and comes back when nothing is left."""
@@ -129,20 +141,26 @@ class Guarded:
             os.write(self._orders, f"{line}\n".encode())
 
     def _listen(self, until: float, wanted=lambda: False) -> None:  # type: ignore[no-untyped-def]
-        while self._words >= 0 and not wanted():
-            left = max(0.0, until - time.monotonic())
-            ready, _, _ = select.select([self._words], [], [], left)
-            if not ready:
-                return
-            data = os.read(self._words, 4096)
-            if not data:  # the guard is gone: what it guarded died with it
-                self.guard.wait()
-                self.code = self.code if self.code is not None else self.guard.returncode
-                return
-            self._text += data
-            while b"\n" in self._text:
-                line, self._text = self._text.split(b"\n", 1)
-                self._heard(line.decode(errors="replace"))
+        """One thread at a time: what it hears, another may have waited for."""
+        with self._listening:
+            while self._words >= 0 and not wanted():
+                left = max(0.0, until - time.monotonic())
+                ready, _, _ = select.select([self._words], [], [], left)
+                if not ready or not self._hear():
+                    return
+
+    def _hear(self) -> bool:
+        """Whether the guard is still there."""
+        data = os.read(self._words, 4096)
+        if not data:  # what it guarded died with it
+            self.guard.wait()
+            self.code = self.code if self.code is not None else self.guard.returncode
+            return False
+        self._text += data
+        while b"\n" in self._text:
+            line, self._text = self._text.split(b"\n", 1)
+            self._heard(line.decode(errors="replace"))
+        return True
 
     def _heard(self, line: str) -> None:
         word, _, rest = line.partition(" ")
@@ -150,6 +168,8 @@ class Guarded:
             self.pid = int(rest)
         elif word == "failed":
             self._failed, self.code = rest, 127
+        elif word in ("paused", "resumed"):
+            self.switched = float(rest)
         elif word == "ended" and self.code is None:
             self.code = int(rest)
 

@@ -73,6 +73,17 @@ class Servers:
             engine.resume()
         return engine
 
+    def all(self, arms: Sequence[Arm]) -> list[Engine]:
+        """The engines of all these arms, up together. Raises as `get` does, and NothingRan where memory does
+        not hold them."""
+        engines = [self.get(arm) for arm in arms]
+        if any(arm.name not in self.up for arm in arms):
+            raise NothingRan(
+                f"memory does not hold the servers of {' and '.join(arm.name for arm in arms)} together, and "
+                "they are to take turns: give no slices"
+            )
+        return engines
+
     def start(self, arm: Arm, trace: Path | None = None, routing: Path | None = None) -> Engine:
         """A further engine of that arm, which logs; the caller stops it. Raises as `get` does."""
         for engine in self.up.values():

@@ -10,15 +10,14 @@ from typing import Any
 from harness.disturbance import Monitor
 from harness.errors import HarnessError
 from harness.serving.live.arms import Arm
-from harness.serving.live.client import Client, ClientFailed
-from harness.serving.live.details import details
-from harness.serving.live.engine import EngineDied
+from harness.serving.live.client import Client
 from harness.serving.live.journal import Journal
 from harness.serving.live.load import Load
 from harness.serving.live.order import Turn, turns
 from harness.serving.live.rules import Rules
 from harness.serving.live.servers import Servers
 from harness.serving.live.steps import steps
+from harness.serving.live.together import BESIDE, Loaded, load_together
 
 ATTEMPTS = 4  # at a run, before its pair is given up
 CALIBRATION_SEED = 999_983
@@ -26,7 +25,11 @@ CALIBRATION_SEED = 999_983
 
 @dataclass(frozen=True)
 class Settings:
-    """What one series of pairs is: written to the journal before the first run."""
+    """What one series of pairs is: written to the journal before the first run.
+
+    slice_s: runs of a pair are made at the same time, their engines in turn for so long; 0: one run after the
+             other
+    """
 
     arms: tuple[Arm, ...]
     load: Load
@@ -35,6 +38,7 @@ class Settings:
     rules: Rules = field(default_factory=Rules)
     attempts: int = ATTEMPTS
     run_timeout_s: float = 600.0
+    slice_s: float = 0.0
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
@@ -73,7 +77,8 @@ class Session:
         before = self.journal.of("calibration")
         if not before:
             arm = self.settings.arms[0]
-            record = self._run(Turn(-1, arm.name, CALIBRATION_SEED), 0, replace(rules, disturbed=False))
+            turn = Turn(-1, arm.name, CALIBRATION_SEED)
+            record = self._run([turn], 0, replace(rules, disturbed=False))[0]
             if record["status"] == "failed":
                 raise HarnessError(f"the first run failed: {'; '.join(record['reasons'])}")
             self.journal.append("calibration", record)
@@ -83,65 +88,77 @@ class Session:
     def _pair(self, pair: Sequence[Turn], rules: Rules) -> None:
         """A pair that an earlier call left unfinished begins anew: its runs would be no neighbours."""
         kept: dict[str, int] = {}
-        for turn in pair:
-            earlier = [r for r in self.journal.of("run") if (r["pair"], r["arm"]) == (turn.pair, turn.arm)]
-            first = 1 + max((run["attempt"] for run in earlier), default=-1)
+        for group in [pair] if self.settings.slice_s else [[turn] for turn in pair]:
+            arms = {turn.arm for turn in group}
+            runs = self.journal.of("run")
+            earlier = [run["attempt"] for run in runs if run["pair"] == group[0].pair and run["arm"] in arms]
+            first = 1 + max(earlier, default=-1)
             for attempt in range(first, first + self.settings.attempts):
-                record = self._run(turn, attempt, rules)
-                self.journal.append("run", record)
-                self._report(record)
-                if record["status"] == "ok":
-                    kept[turn.arm] = attempt
+                records = self._run(group, attempt, rules)
+                for record in records:
+                    self.journal.append("run", record)
+                    self._report(record)
+                bad = [record for record in records if record["status"] != "ok"]
+                if not bad:
+                    kept |= dict.fromkeys(arms, attempt)
                     break
             else:
-                facts = {"pair": turn.pair, "arm": turn.arm, "reasons": record["reasons"]}
+                facts = {key: bad[0][key] for key in ("pair", "arm", "reasons")}
                 self.journal.append("given_up", facts)
                 return
         self.journal.append("pair", {"pair": pair[0].pair, "attempts": kept})
 
-    def _run(self, turn: Turn, attempt: int, rules: Rules) -> dict[str, Any]:
-        """One run as a record; `failed` where engine or client did, `rejected` where a rule says so."""
-        arm, load = self.settings.arm(turn.arm), self.settings.load
-        engine = self.servers.get(arm)
-        label = "calibration" if turn.pair < 0 else f"pair-{turn.pair:03d}-{attempt}"
-        result = self.journal.folder / "runs" / f"{label}-{arm.name}.json"
-        result.parent.mkdir(exist_ok=True)
-        record: dict[str, Any] = {
-            "pair": turn.pair,
-            "arm": turn.arm,
-            "seed": turn.seed,
-            "attempt": attempt,
-            "result": str(result.relative_to(self.journal.folder)),
-            "started": _now(),
-        }
-        disturbances: list[str] = []
-        self.monitor.begin()
-        try:
-            self.client.run(
-                engine.url,
-                engine.launch.model_name,
-                load,
-                turn.seed,
-                result,
-                self.settings.run_timeout_s,
-                watch=lambda: engine.check("during a run"),
-                ended=lambda: disturbances.append(self.monitor.end()),
-            )
-        except (ClientFailed, EngineDied) as error:
-            self.servers.drop(arm)
-            return record | {"status": "failed", "ended": _now(), "reasons": [str(error)]}
-        disturbance = "; ".join(filter(None, disturbances))
-        found = details(result)
-        seen = steps(found.requests, min(load.concurrency, load.prompts), found.input_lens)
+    def _run(self, group: Sequence[Turn], attempt: int, rules: Rules) -> list[dict[str, Any]]:
+        """Runs made at the same time, as records; `failed` where engine or client did, `rejected` where a
+        rule says so."""
+        arms, settings = [self.settings.arm(turn.arm) for turn in group], self.settings
+        engines = self.servers.all(arms)
+        pair, seed = group[0].pair, group[0].seed
+        label = "calibration" if pair < 0 else f"pair-{pair:03d}-{attempt}"
+        results = [self.journal.folder / "runs" / f"{label}-{arm.name}.json" for arm in arms]
+        results[0].parent.mkdir(exist_ok=True)
+        started = _now()
+        loaded, disturbance = load_together(
+            self.client,
+            engines,
+            results,
+            settings.load,
+            seed,
+            slice_s=settings.slice_s,
+            timeout_s=settings.run_timeout_s,
+            monitor=self.monitor,
+        )
+        records = []
+        for arm, result, one in zip(arms, results, loaded, strict=True):
+            record = {
+                "pair": pair,
+                "arm": arm.name,
+                "seed": seed,
+                "attempt": attempt,
+                "result": str(result.relative_to(self.journal.folder)),
+                "started": started,
+                "ended": _now(),
+            }
+            if one.error and str(one.error) != BESIDE:
+                self.servers.drop(arm)
+            records.append(record | self._judged(one, rules, disturbance))
+        return records
+
+    def _judged(self, one: Loaded, rules: Rules, disturbance: str) -> dict[str, Any]:
+        load = self.settings.load
+        if one.found is None:
+            return {"status": "failed", "reasons": [str(one.error)]}
+        found = one.found
+        seen = steps(found.requests, min(load.concurrency, load.prompts), found.input_lens, one.until)
         reasons = rules.reasons(load, len(found.requests), found.output_lens, seen, disturbance)
-        return record | {
+        return {
             "status": "rejected" if reasons else "ok",
-            "ended": _now(),
             "reasons": reasons,
             "disturbance": disturbance,
             "conditions": self.monitor.conditions(),
             **found.means(),
             **seen.facts(),
+            **({"stood_still": one.clock.stops} if one.clock.stops else {}),
         }
 
     def _report(self, record: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ and the batch is full is the decode step itself.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,8 +52,15 @@ class Steps:
         }
 
 
-def steps(found: Sequence[Request], concurrency: int, input_lens: Sequence[int] = ()) -> Steps:
-    """concurrency: how many decode together when the batch is full."""
+def steps(
+    found: Sequence[Request],
+    concurrency: int,
+    input_lens: Sequence[int] = (),
+    until: float = math.inf,
+) -> Steps:
+    """concurrency: how many decode together when the batch is full
+    until:       steps that end later are not steady
+    """
     groups = _prefilled_together(found)
     first = min((r.sent for r in found), default=0.0)
     ends = [max(r.tokens[0] for r in group) for group in groups]
@@ -61,7 +69,7 @@ def steps(found: Sequence[Request], concurrency: int, input_lens: Sequence[int] 
         1e3 * (end - max(before, min(r.sent for r in group)))
         for group, before, end in zip(groups, befores, ends, strict=True)
     ]
-    gaps, kv = _steady(found, concurrency, input_lens)
+    gaps, kv = _steady(found, concurrency, input_lens, until)
     return Steps(
         itl_ms=1e3 * statistics.fmean(gaps) if gaps else None,
         itl_median_ms=1e3 * statistics.median(gaps) if gaps else None,
@@ -99,14 +107,14 @@ def _half_a_step(found: Sequence[Request]) -> float:
 
 
 def _steady(
-    found: Sequence[Request], concurrency: int, input_lens: Sequence[int]
+    found: Sequence[Request], concurrency: int, input_lens: Sequence[int], until: float
 ) -> tuple[list[float], list[float]]:
     """Inter-token times during which `concurrency` requests decode and none waits for its first token, and
     the tokens in the cache then."""
     gaps, lengths = [], []
     for start, end in _full_windows(found, concurrency):
         for i, request in enumerate(found):
-            inside = [n for n, at in enumerate(request.tokens) if start <= at <= end]
+            inside = [n for n, at in enumerate(request.tokens) if start <= at <= min(end, until)]
             for n in inside[RAMP_STEPS:-1]:
                 gaps.append(request.tokens[n + 1] - request.tokens[n])
                 if len(input_lens) == len(found):

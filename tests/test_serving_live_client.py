@@ -16,6 +16,7 @@ from serving_processes import MARK, gone, marked
 from harness.disturbance_cpu import CpuMonitor
 from harness.disturbance_proc import Counters, process_seconds
 from harness.serving.live import client as module
+from harness.serving.live import client_processes
 from harness.serving.live.client import Client, ClientFailed
 from harness.serving.live.load import Load
 
@@ -143,6 +144,15 @@ def test_a_run_that_takes_too_long_ends_alone(client, mark):
     assert stays in marked(mark)
     assert len(marked(mark)) == 2
     assert run(client, "ok", 3)["parent"] == stays
+
+
+def test_a_program_that_does_not_end_its_run_is_ended(client, mark, monkeypatch):
+    monkeypatch.setattr(client_processes, "END_S", 0.2)
+    stays = run(client, "ok", 1)["parent"]
+    with pytest.raises(ClientFailed, match=r"over 0\.5 s"):
+        run(client, "hangs", 2, deadline_s=0.5, watch=lambda: os.kill(stays, signal.SIGSTOP))
+    assert client.pids() == marked(mark) == []
+    assert run(client, "ok", 3)["parent"] != stays
 
 
 def test_what_watches_a_run_may_end_it(client, mark):

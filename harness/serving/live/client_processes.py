@@ -119,7 +119,7 @@ class _Staying:
 
     def listens(self) -> bool:
         """It says nothing here: what can be read is the end."""
-        return not select.select([self._orders], [], [], 0)[0]
+        return self._orders.fileno() >= 0 and not select.select([self._orders], [], [], 0)[0]
 
     def begin(self, arguments: Sequence[str], log: Path) -> Run:
         said = Log(log)

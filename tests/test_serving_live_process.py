@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from serving_processes import gone, marked
 
 from harness.disturbance_proc import Counters
 from harness.errors import HarnessError, NothingRan, UsageError
@@ -23,29 +24,6 @@ from harness.serving.live.ports import free_port
 ROOT = Path(__file__).parent.parent
 ENGINE, CLIENT = (ROOT / "tests" / "doubles" / f"fake_{name}.py" for name in ("engine", "client"))
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
-
-
-def marked(mark: str) -> list[int]:
-    """Living processes whose environment has the mark."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            ours = f"KERNEL_BENCH_TEST={mark}".encode() in (folder / "environ").read_bytes().split(b"\0")
-            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if ours and state not in "ZX":
-            found.append(int(folder.name))
-    return found
-
-
-def gone(mark: str, within: float = 15.0) -> bool:
-    until = time.monotonic() + within
-    while time.monotonic() < until:
-        if not marked(mark):
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from serving_processes import marked
 
 from harness.errors import NothingRan, UsageError
 from harness.serving.live.engines import kind_for
@@ -159,9 +160,9 @@ def test_kill_nine_loses_nothing_and_resume_goes_on(model, tmp_path):
     finished = {line["pair"] for line in Journal(out).of("pair")}
     assert finished
     until = time.monotonic() + 20
-    while time.monotonic() < until and _marked(tmp_path):
+    while time.monotonic() < until and marked(str(tmp_path)):
         time.sleep(0.05)
-    assert not _marked(tmp_path)
+    assert not marked(str(tmp_path))
     with (out / "live.jsonl").open("ab") as file:
         file.write(b'{"kind": "run", "pa')  # as a write that was cut off leaves it
     more = max(finished) + 2
@@ -197,22 +198,9 @@ def test_an_interrupt_leaves_no_process(model, tmp_path, how):
     assert process.returncode == 130
     assert "Traceback" not in errors
     until = time.monotonic() + 5  # a guard that was just being started ends with our pipe
-    while time.monotonic() < until and _marked(tmp_path):
+    while time.monotonic() < until and marked(str(tmp_path)):
         time.sleep(0.05)
-    assert not _marked(tmp_path)
-
-
-def _marked(mark):
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            ours = f"KERNEL_BENCH_TEST={mark}".encode() in (folder / "environ").read_bytes().split(b"\0")
-            alive = (folder / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-        except OSError:
-            continue
-        if ours and alive:
-            found.append(int(folder.name))
-    return found
+    assert not marked(str(tmp_path))
 
 
 def test_a_full_disk_is_one_line_and_keeps_what_was_written(tmp_path, monkeypatch):

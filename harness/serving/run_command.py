@@ -95,11 +95,12 @@ def run(request: RunRequest) -> int:
     with (
         termination_is_an_interrupt(),
         _a_disk_that_fails_is_one_line(folder),
+        Client(client_kind, request.engine, model.resolve(), folder) as client,
         Servers(
             kind,
             model.resolve(),
             folder,
-            client := Client(client_kind, request.engine, model.resolve(), folder),
+            client,
             request.load,
             port=request.port,
             flags=request.flags,

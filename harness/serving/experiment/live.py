@@ -60,7 +60,8 @@ class EngineLive:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.servers.__exit__(None, None, None)
+        with self.client:
+            self.servers.__exit__(None, None, None)
 
     def _arm(self, swap: Swap | None) -> Any:
         from harness.serving.live.arms import Arm
@@ -227,6 +228,6 @@ def decomposed(trace: Path | None) -> dict[str, Any]:
 def engine_live(
     experiment: Experiment, model: Path, folder: Path, say: Callable[[str], None]
 ) -> Iterator[Live]:
-    """An engine's servers; all are stopped when this ends, however it does."""
+    """An engine's servers and its client; all are stopped when this ends, however it does."""
     with EngineLive(experiment, model, folder, say) as live:
         yield live

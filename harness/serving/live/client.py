@@ -11,18 +11,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.errors import HarnessError, NothingRan, UsageError
+from harness.errors import NothingRan, UsageError
+from harness.serving.live.client_processes import ClientFailed, Forked, Processes, Separate
 from harness.serving.live.engines import OFFLINE
-from harness.serving.live.guarded import Guarded, how_it_ended
+from harness.serving.live.guarded import how_it_ended
 from harness.serving.live.load import Load
 from harness.serving.live.plugin_path import broken_modules, stage
 
 CLIENTS = ("vllm", "sglang")
 BENCH_SERVE = Path(__file__).with_name("bench_serve.py")
-
-
-class ClientFailed(HarnessError):
-    """It ended without a result: one line with its last words."""
 
 
 def require_client(kind: str) -> None:
@@ -44,18 +41,25 @@ def require_client(kind: str) -> None:
 
 
 class Client:
-    """A kind of client (see require_client) that loads a model's engines, with its log in `folder`."""
+    """A kind of client (see require_client) that loads a model's engines. It may be asked for runs by several
+    threads at once, and is closed by whoever made it.
+
+    folder: what is kept between runs stands there
+    """
 
     def __init__(self, kind: str, engine: str, model: Path, folder: Path) -> None:
         require_client(kind)
         self.kind, self.engine, self.model, self.folder = kind, engine, model, folder
-        self.process: Guarded | None = None
-        self.environment = dict(os.environ) | OFFLINE
+        environment = dict(os.environ) | OFFLINE
         if kind == "vllm" and (hidden := broken_modules()):
             site = folder / "client-site"
             stage(site, hidden)
             path = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
-            self.environment |= {"PYTHONPATH": os.pathsep.join(path), "VLLM_PLUGINS": ""}
+            environment |= {"PYTHONPATH": os.pathsep.join(path), "VLLM_PLUGINS": ""}
+        self.processes: Processes = Separate(environment, folder)
+        if kind == "vllm":  # which takes about ten seconds to import
+            program = [sys.executable, str(BENCH_SERVE)]
+            self.processes = Forked(program, environment, folder / "client.log", folder)
 
     def run(
         self,
@@ -68,22 +72,20 @@ class Client:
         watch: Callable[[], None] = lambda: None,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """One run; its result, with every request's times, is then in the file `result`. Raises ClientFailed.
+        """One run; its result, with every request's times, is then in the file `result`, and what the client
+        said beside it. Raises ClientFailed.
 
         watch: called about once a second; may raise
         ended: called when the client has ended, while `pids` still names who can say what it used
         """
-        log = self.folder / "client.log"
         with contextlib.suppress(FileNotFoundError):
             result.unlink()
         command = self._command(url, name, load, seed, result)
         until = time.monotonic() + deadline_s
-        with Guarded(command, self.environment, log, self.folder) as process:
-            self.process = process
+        with self.processes.begin(command, result.with_suffix(".client.log")) as process:
             while (code := process.wait(1.0)) is None:
                 watch()
                 if time.monotonic() > until:
-                    process.end(1.0)
                     raise ClientFailed(f"the client took over {deadline_s:g} s (longer: --run-timeout)")
             ended()
             if code != 0:
@@ -93,10 +95,21 @@ class Client:
                 raise ClientFailed(f"the client left no result in {result}; {process.last_words()}")
 
     def pids(self) -> list[int]:
-        """Of the client that runs now, or has just ended."""
-        return self.process.pids() if self.process else []
+        """Of the clients that run now or stay, and of who knows what the one that has just ended used."""
+        return self.processes.pids()
+
+    def close(self) -> None:
+        """Ends what stays between runs."""
+        self.processes.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _command(self, url: str, name: str, load: Load, seed: int, result: Path) -> list[str]:
+        """What begins a run: the arguments alone where a program stays for it."""
         if self.kind == "vllm":
             return self._vllm(url, name, load, seed, result)
         if self.kind == "sglang":
@@ -116,7 +129,7 @@ class Client:
 
     def _vllm(self, url: str, name: str, load: Load, seed: int, result: Path) -> list[str]:
         return [
-            *(sys.executable, str(BENCH_SERVE), "--backend", "vllm", "--base-url", url),
+            *("--backend", "vllm", "--base-url", url),
             *("--model", name, "--tokenizer", str(self.model), "--dataset-name", "random"),
             *("--random-input-len", str(load.input_len), "--random-output-len", str(load.output_len)),
             *("--num-prompts", str(load.prompts), "--max-concurrency", str(load.concurrency)),

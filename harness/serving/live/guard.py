@@ -42,6 +42,7 @@ def main() -> None:
     child = _start(command, words, libc)
     if child is None:
         return
+    _leave_stdin()
     _say(words, f"started {child}")
     code = _serve(orders, words, child)
     _end_all(child, 0.0)  # what the command left behind when it ended by itself
@@ -84,6 +85,13 @@ def _start(command: list[str], words: int, libc: ctypes.CDLL | None) -> int | No
         os.write(write, str(error.strerror).encode())
     finally:
         os._exit(127)
+
+
+def _leave_stdin() -> None:
+    """To the command alone: who writes to it is to see when it has ended."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
 
 
 def _serve(orders: int, words: int, child: int) -> int:

@@ -13,19 +13,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.errors import HarnessError
+from harness.serving.live.log import Log
 
 GUARD = Path(__file__).with_name("guard.py")
 SWITCHED_S = 5.0  # most that a guard takes to stop or wake its processes
-LAST_WORDS = 200  # characters of the log in a message
 
 
 class Guarded:
     """A command whose whole tree of processes ends with this object, or with this process.
 
-    log: takes its stdout and stderr, appended; what it says there before it dies goes into the error
+    log:   takes its stdout and stderr, appended; what it says there before it dies goes into the error
+    stdin: a descriptor, which the command alone holds once it runs
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, cwd: Path) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        cwd: Path,
+        stdin: int = subprocess.DEVNULL,
+    ) -> None:
         self.command, self.log = list(command), log
         self.code: int | None = None
         self.pid: int | None = None
@@ -36,13 +44,13 @@ class Guarded:
         self._failed = ""
         orders, self._orders = os.pipe()
         self._words, words = os.pipe()
-        self.log_start = log.stat().st_size if log.exists() else 0
+        self._log = Log(log)
         try:
             with log.open("ab") as sink:
                 self.guard = subprocess.Popen(
                     [sys.executable, "-I", "-S", str(GUARD), str(orders), str(words), *command],
                     pass_fds=(orders, words),
-                    stdin=subprocess.DEVNULL,
+                    stdin=stdin,
                     stdout=sink,
                     stderr=sink,
                     env=dict(environment),
@@ -123,18 +131,8 @@ class Guarded:
         return sum(map(_memory, self.pids()))
 
     def last_words(self) -> str:
-        """The last lines of its log that say what went wrong, on one line, and where the log is."""
-        with contextlib.suppress(OSError):
-            with self.log.open("rb") as file:
-                file.seek(max(self.log_start, self.log.stat().st_size - 65536))
-                lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
-            lines = [line for line in lines if line]
-            errors = [i for i, line in enumerate(lines) if "Error" in line or "error:" in line]
-            if lines:
-                # The line after an error's name often says more than it.
-                telling = " ".join(lines[errors[-1] :][:3]) if errors else lines[-1]
-                return f"it said: {telling[:LAST_WORDS]!r} (log: {self.log})"
-        return f"it said nothing (log: {self.log})"
+        """See Log."""
+        return self._log.last_words()
 
     def _order(self, line: str) -> None:
         with contextlib.suppress(OSError):

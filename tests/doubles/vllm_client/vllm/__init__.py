@@ -1,0 +1,1 @@
+"""As much of vLLM as its benchmark client is made of."""

@@ -657,8 +657,8 @@ def test_pairs_of_a_journal(tmp_path):
     def run(pair, arm, attempt, status="ok", **more):
         return {"kind": "run", "pair": pair, "arm": arm, "attempt": attempt, "status": status,
                 "started": f"2026-01-01T00:0{pair}:0{attempt}+00:00", "reasons": [], "result": "runs/x.json",
-                "steady_itl_ms": 10.0 * pair + attempt + 5 * (arm == "x"), "prefill_ms": [1.0, 2.0],
-                "prefill_pattern": [1, 3]} | more  # fmt: skip
+                "steady_itl_ms": 10.0 * pair + attempt + 5 * (arm == "x"), "prefill_1_ms": 1.0,
+                "prefill_2_ms": 2.0, "prefill_pattern": [1, 3]} | more  # fmt: skip
 
     lines = [
         {"kind": "plan"},
@@ -672,6 +672,7 @@ def test_pairs_of_a_journal(tmp_path):
     found = paired(lines, "base", "x", "live/x")
     assert found.begun == "2026-01-01T00:00:00+00:00"  # the rejected one too
     [(a, b)] = found.pairs
+    assert a.prefills == (1.0, 2.0)
     assert (a.itl, b.itl, a.pattern, a.file) == (1.0, 5.0, (1, 3), "live/x/runs/x.json")
     assert found.given_up == ("pair 1: died",) and found.rejected == {"prefilled 2+2": 1, "died": 1}
 

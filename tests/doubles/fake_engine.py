@@ -11,7 +11,7 @@ import time
 MODE, PORT = sys.argv[1], int(sys.argv[2])
 NAME = sys.argv[3] if len(sys.argv) > 3 else "model"
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
-
+TOKEN_S = 0.004  # CPU time that a token takes: none passes while the process stands still
 
 clients = 0
 
@@ -25,6 +25,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         global clients
         clients += "client" in self.path
+        if "token" in self.path:
+            until = time.thread_time() + TOKEN_S
+            while time.thread_time() < until:
+                pass
         if MODE == "dies-mid-run" and clients == 2:  # the first one warms it up
             die()
         if MODE == "never-healthy":

@@ -4,6 +4,7 @@ what is measured of them is told apart from what isolated calls would have said.
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,8 @@ import torch
 
 import kernels
 from harness.disturbance import Blind
-from harness.errors import NothingRan, UsageError
-from harness.serving.replay import glue
+from harness.errors import OK, NothingRan, UsageError
+from harness.serving.replay import command, glue
 from harness.serving.replay.command import read_arms, read_step, show, table
 from harness.serving.replay.fit import fitted, needed
 from harness.serving.replay.rank import Rank
@@ -320,6 +321,26 @@ def test_a_step_is_read():
     assert (found.tokens, found.layers, found.heads) == (6400, 61, 16)
     with pytest.raises(UsageError, match="--ctx takes numbers"):
         read_step(R1, 8, "decode", 2, "many", "1", "balanced", 16, "bf16")
+
+
+def test_the_command_measures_what_it_prints(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "read_rank", lambda name: TINY)
+    monkeypatch.setattr(command, "watched", lambda platform: nullcontext((Blind("a test"), [])))
+    base, swap = [f"{op}={name}" for op, name in CHOSEN.items()], ["mla_decode=torch.naive"]
+    arguments = ("tiny", 1, "decode", "2", "33", "8", None, base, swap, "balanced", None, "bf16",
+                 "cpu", None, 1, "2s", 2, 7, str(tmp_path), None)  # fmt: skip
+    assert show(*arguments) == OK
+    kept = json.loads((tmp_path / "decode-b2.json").read_text())
+    assert kept["rounds"] == len(kept["samples"]) > 0
+    assert kept["arms"]["mla_decode=torch.naive"]["change"]["ms"]
+    assert f"{kept['rounds']} rounds" in capsys.readouterr().out
+
+    def none_counts(*given):
+        return replay(*given).model_copy(update={"rounds": 0, "disturbed": 9, "stopped": "disturbed"})
+
+    monkeypatch.setattr(command, "replay", none_counts)
+    with pytest.raises(NothingRan, match=r"no round counted \(disturbed\), 9 were disturbed: give a longer"):
+        show(*arguments)
 
 
 def test_no_such_device():

@@ -60,8 +60,8 @@ class LocalBench:
             settings.launch or ("eager" if platform.kind == "cpu" else "graph"),
             settings.threads,
             math.inf if prefill else settings.budget_s,
-            settings.prefill_blocks if prefill else settings.blocks,
-            settings.prefill_rounds if prefill else ROUNDS,
+            blocks=settings.prefill_blocks if prefill else settings.blocks,
+            rounds=settings.prefill_rounds if prefill else ROUNDS,
             decomposed=3 if prefill else DECOMPOSED,
             keep_disturbed=self.keep_disturbed,
         )

@@ -78,8 +78,8 @@ def show(
                 launch or ("eager" if platform.kind == "cpu" else "graph"),
                 threads or default_threads(),
                 parse_seconds(budget, "--budget"),
-                blocks,
-                seed,
+                blocks=blocks,
+                seed=seed,
             )
             one = replay(plan, platform, monitor)
             one = one.model_copy(update={"notes": (*note, *one.notes)})
@@ -89,6 +89,11 @@ def show(
                 keep(one, Path(out), f"{phase}-b{size}")
     if json_to:
         write(json_to, "[" + ",\n".join(one.model_dump_json(indent=1) for one in found) + "]\n")
+    if unmeasured := [one for one in found if not one.rounds]:
+        raise NothingRan(
+            f"no round counted ({unmeasured[0].stopped}), {unmeasured[0].disturbed} were disturbed: give a "
+            "longer --budget, or quiet the machine"
+        )
     return FAILED if any(arm.failed for one in found for arm in one.arms.values()) else OK
 
 

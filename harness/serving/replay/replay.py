@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ class Plan:
     launch: str
     threads: int
     budget_s: float
+    _: KW_ONLY
     blocks: int = 6
     rounds: int = 12
     seed: int = 0

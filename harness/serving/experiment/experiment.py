@@ -61,14 +61,14 @@ class Conduct:
     say: Say = lambda line: None
 
     def run(self, only: Sequence[str] = ()) -> None:
-        """All that is not done yet, of the swaps named or of all. Raises HarnessError."""
+        """All that is not done yet, of the swaps named or of all. Raises HarnessError. A swap's runs follow
+        its prediction at once: a machine's speed drifts, and both should have met the same."""
         chosen = [self.experiment.swap(name) for name in only] or list(self.experiment.swaps)
         with self._opened() as live:
             base = self.look(live)
-            live.rest()
             for swap in chosen:
+                live.rest()
                 self.predict(swap, base)
-            for swap in chosen:
                 self.observe(swap, base, live)
 
     def look(self, live: Live) -> Seen:

@@ -79,7 +79,8 @@ class LocalBench:
             files.append(out.name)
             for cell in json.loads(out.read_text())["cells"]:
                 if cell["time_us"] is not None:
-                    low, high = (cell[key] / 1e3 for key in ("low_us", "high_us"))
+                    # Of too few rounds there is a time and no interval.
+                    low, high = (_milliseconds(cell[key]) for key in ("low_us", "high_us"))
                     times[op, _written(_sizes(cell["case"])), cell["impl"]] = Timed(
                         ms=cell["time_us"] / 1e3, low=low, high=high
                     )
@@ -157,7 +158,7 @@ def _sum(
     missing: list[str],
 ) -> Timed | None:
     """Of all calls, new less old; a case's intervals are one, however often it is called."""
-    value, squares = 0.0, 0.0
+    value, squares, known = 0.0, 0.0, True
     for (op, case, old, new), calls in Counter(cases).items():
         pair = [times.get((op, case, name)) for name in (new, old)]
         if None in pair:
@@ -165,5 +166,11 @@ def _sum(
                 missing.append(f"{op}, {case}: not timed")
             return None
         value += calls * (pair[0].ms - pair[1].ms)
-        squares += sum((calls * (one.high - one.low) / 2) ** 2 for one in pair)
-    return Timed(ms=value, low=value - math.sqrt(squares), high=value + math.sqrt(squares))
+        known = known and all(one.low is not None and one.high is not None for one in pair)
+        squares += sum((calls * (one.high - one.low) / 2) ** 2 for one in pair) if known else 0.0
+    half = math.sqrt(squares)
+    return Timed(ms=value, low=value - half if known else None, high=value + half if known else None)
+
+
+def _milliseconds(us: float | None) -> float | None:
+    return None if us is None else us / 1e3

@@ -140,6 +140,13 @@ def replay_command(**options: Any) -> None:
     type=click.FloatRange(0, 10),
     help="Both runs of a pair at once, their engines (on CPUs) in turn for so long.",
 )
+@click.option(
+    "--renew",
+    default=0,
+    metavar="PAIRS",
+    type=click.IntRange(0),
+    help="Start servers anew after so many (default: never).",
+)
 @click.option("--out", required=True, metavar="DIR", help="Journal, results, logs.")
 @click.option("--resume", is_flag=True, help="Go on with the runs in --out.")
 @click.option("--trace", is_flag=True, help="Take a kernel trace of each arm first (vLLM).")

@@ -20,14 +20,14 @@ import kernels
 ROOT = Path(__file__).resolve().parent.parent
 
 
+# Freed memory stays in the process, as under the caching allocators that engines run with. Faulting it in
+# anew at each call can be most of what an allocating call takes, and most of its noise.
+ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 DEFAULTS = {
     # A worker that waits for its turn must not take a core from the one whose turn it is.
     "KMP_BLOCKTIME": "1",
-    # Freed memory stays in the process, as under the caching allocators that engines run with. Faulting it
-    # in anew at each call can be most of what an allocating call takes, and most of its noise.
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     "HF_HUB_OFFLINE": "1",
+    **ALLOCATOR,
 }
 
 

@@ -133,7 +133,11 @@ class Doubles:
     def look(self, swap, pattern):
         self._ask(f"look {swap.name if swap else 'base'}")
         runs = tuple(self._run("base", n, [1, 3] if n else [2, 2]) for n in (0, 1, 2))
-        return Seen(runs=runs, classes={"mla_decode": 6.0 if swap else 5.0, "copy": 4.0 if swap else 1.0})
+        return Seen(
+            runs=runs,
+            classes={"mla_decode": 6.0 if swap else 5.0, "copy": 4.0 if swap else 1.0},
+            prefill={"mla_decode": 90.0 if swap else 70.0},
+        )
 
     def rest(self):
         pass
@@ -341,6 +345,13 @@ def test_a_miss_is_explained_by_the_trace_of_the_swapped_arm(tmp_path):
     assert not again.asked and len(ledger(tmp_path)["tiny linears"].explanations) == 1
 
 
+def test_prefills_that_are_alike_are_set_beside_the_traced_ones(tmp_path):
+    text = TEXT.replace("[replay]", "[rules]\nprefill_pattern = [1, 1, 1, 1]\n\n[replay]")
+    conduct(tmp_path, Doubles(tmp_path, off=4.0), text).run(["linears"])
+    [one] = ledger(tmp_path)["tiny linears"].explanations
+    assert "prefill step by class, replayed and traced change: mla_decode +44.00 and +20.00 ms" in one.text
+
+
 def test_an_engine_with_other_kernels_than_the_base_stands_for_is_refused(tmp_path):
     text = TEXT.replace("[load]", '[engine]\nkernels = ["_C::mla_decode_kvcache"]\n\n[load]')
     with pytest.raises(
@@ -509,6 +520,25 @@ def test_the_suite_s_own_runs_are_summed_over_the_swapped_calls(tmp_path, monkey
     assert calls == 10 and len(cases) == 7
     assert found.change.ms == pytest.approx(1.0 * calls)  # onednn is 2 ms, amx 1 ms
     assert 0 < found.change.high - found.change.ms < 0.014 * calls
+
+
+def test_a_kernel_of_too_few_rounds_is_a_prediction_without_an_interval(tmp_path, monkeypatch):
+    made = experiment(tmp_path)
+    step = prefill_step(made, RANK, Seen(), tmp_path, 1)
+
+    def ran(self, op, names, cases, budget_s, out):
+        cells = [
+            {"case": f"{op} {case} fp8=e4m3fn", "impl": name, "status": "ok", "reason": "",
+             "time_us": 1000.0 * (1 + i), "low_us": None, "high_us": None}
+            for case in cases for i, name in enumerate(sorted(names))
+        ]  # fmt: skip
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps({"cells": cells}))
+
+    monkeypatch.setattr(benches.LocalBench, "_run", ran)
+    bench = benches.LocalBench(made.replay, False, lambda line: None)
+    change = bench.serving(step, *choices(made, made.swap("linears"), step), 1.0, tmp_path / "k").change
+    assert change.ms == pytest.approx(10.0) and (change.low, change.high) == (None, None)
 
 
 def test_a_kernel_that_was_not_timed_leaves_no_prediction(tmp_path, monkeypatch):

@@ -184,6 +184,17 @@ def test_both_runs_of_a_pair_share_its_time(model, tmp_path):
     assert Journal(out).lines()[0]["slice_s"] == 0.05
 
 
+def test_servers_are_started_anew_after_so_many_pairs(model, tmp_path):
+    out = tmp_path / "out"
+    done = run(model, out, "--pairs", "3", "--renew", "2", "--prefill-pattern", "any")
+    assert done.returncode == 0, done.stderr
+    started = [
+        line.split("starting command for ")[1][0] for line in done.stderr.splitlines() if "starting" in line
+    ]
+    assert started == ["a", "b", "a", "b"] or sorted(started) == ["a", "a", "b", "b"]
+    assert len(Journal(out).of("pair")) == 3
+
+
 def test_a_client_that_dates_nothing_cannot_take_turns(model, tmp_path):
     client = "fake_client.py {url} {result} {seed} {concurrency} {output_len}"
     done = run(model, tmp_path / "out", "--prefill-pattern", "any", client=client)

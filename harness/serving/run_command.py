@@ -53,6 +53,7 @@ class RunRequest:
     routing_log: bool
     prefill_pattern: str
     slice_s: float
+    renew: int
     keep_disturbed: bool
     one_at_a_time: bool
     port: int | None
@@ -89,6 +90,7 @@ def run(request: RunRequest) -> int:
         _rules(request),
         run_timeout_s=request.run_timeout,
         slice_s=request.slice_s,
+        renew=request.renew,
     )
     plan = _plan(request, settings, model, kind)
     journal = Journal.resume(folder, plan) if request.resume else Journal.create(folder, plan)
@@ -167,6 +169,7 @@ def _plan(request: RunRequest, settings: Settings, model: Path, kind: engines.Ki
         "pairs": settings.pairs,
         "seed": settings.seed,
         "slice_s": settings.slice_s,
+        "renew": settings.renew,
         "rules": settings.rules.facts(),
         "git": git_state(),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -20,6 +21,7 @@ from harness.serving.experiment.steps import Choices
 from harness.serving.replay.rank import BOUNDARY
 from harness.serving.replay.records import Replay, Timed
 from harness.serving.replay.step import Place, Step, places
+from harness.workers import ALLOCATOR
 from shapes.routing import Routing
 
 ROUNDS = 12
@@ -39,10 +41,22 @@ class Bench(Protocol):
 
 
 class LocalBench:
-    """By the replay's worker and `harness run`, on this machine."""
+    """By the replay's worker and `harness run`, on this machine.
 
-    def __init__(self, settings: Settings, keep_disturbed: bool, say: Callable[[str], None]) -> None:
+    environment: the engine's, which the replay has too
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        keep_disturbed: bool,
+        say: Callable[[str], None],
+        environment: Mapping[str, str] = {},
+    ) -> None:
         self.settings, self.keep_disturbed, self.say = settings, keep_disturbed, say
+        # An engine has the allocator that its environment says and not our workers': what it faults in anew
+        # at each call was a third of a prefill.
+        self.environment = {name: os.environ.get(name) for name in ALLOCATOR} | dict(environment)
 
     def replay(self, step: Step, name: str, base: Choices, chosen: Choices) -> Replay:
         from harness.run_command import watched
@@ -64,6 +78,7 @@ class LocalBench:
             rounds=settings.prefill_rounds if prefill else ROUNDS,
             decomposed=3 if prefill else DECOMPOSED,
             keep_disturbed=self.keep_disturbed,
+            environment=self.environment,
         )
         with watched(platform) as (monitor, _):
             return replay(plan, platform, monitor, self.say)

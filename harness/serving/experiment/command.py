@@ -88,7 +88,7 @@ def conduct(experiment: Experiment, folder: Path, resume: bool, only: Sequence[s
             rank,
             folder,
             stages,
-            LocalBench(settings, not experiment.rules.disturbed, say),
+            LocalBench(settings, not experiment.rules.disturbed, say, engine.environment),
             partial(engine_live, experiment, model, folder, say),
             platform.name,
             say,

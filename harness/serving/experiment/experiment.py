@@ -206,7 +206,7 @@ class Conduct:
             self.experiment,
             swap,
             misses,
-            self.replays(swap, DECODE, self.steps(base)[DECODE]),
+            {kind: self.replays(swap, kind, steps) for kind, steps in self.steps(base).items()},
             self.changes(swap, base)["replay"],
             paired,
             pattern_of(self.experiment, base),

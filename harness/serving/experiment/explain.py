@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from harness.serving.experiment.observations import prefill_changes
 from harness.serving.experiment.predictions import Changes
@@ -28,10 +28,12 @@ def missed(experiment: Experiment, judged: Sequence[Held]) -> list[Held]:
     ]
 
 
-def by_class(swap: Swap, replays: Replays | None, base: Seen, seen: Seen) -> list[tuple[str, float, float]]:
-    """(op class, change in the replayed decode step, in the traced one), ms; most difference first. Replay
-    and trace name what stands between the ops differently (a copy, a pointwise kernel): only the sum of that
-    can be set beside each other."""
+def by_class(
+    swap: Swap, replays: Replays | None, base: Mapping[str, float], seen: Mapping[str, float]
+) -> list[tuple[str, float, float]]:
+    """(op class, change in the replayed step, in the traced one), ms; most difference first. base, seen: op
+    class -> ms in the traces. Replay and trace name what stands between the ops differently (a copy, a
+    pointwise kernel): only the sum of that can be set beside each other."""
     from kernels import OPS
 
     replayed: dict[str, float] = {}
@@ -41,8 +43,8 @@ def by_class(swap: Swap, replays: Replays | None, base: Seen, seen: Seen) -> lis
             by = (new.get(name, 0.0) - old.get(name, 0.0)) / len(replays.replays)
             replayed[_named(name, OPS)] = replayed.get(_named(name, OPS), 0.0) + by
     traced: dict[str, float] = {}
-    for name in {*base.classes, *seen.classes}:
-        by = seen.classes.get(name, 0.0) - base.classes.get(name, 0.0)
+    for name in {*base, *seen}:
+        by = seen.get(name, 0.0) - base.get(name, 0.0)
         traced[_named(name, OPS)] = traced.get(_named(name, OPS), 0.0) + by
     rows = [(name, replayed.get(name, 0.0), traced.get(name, 0.0)) for name in {*replayed, *traced}]
     return sorted(rows, key=lambda row: -abs(row[2] - row[1]))
@@ -56,25 +58,34 @@ def explanation(
     experiment: Experiment,
     swap: Swap,
     misses: Sequence[Held],
-    replays: Replays | None,
+    replays: Mapping[int, Replays | None],
     changes: Changes,
     paired: Paired,
     pattern: Sequence[int],
     base: Seen,
     seen: Seen,
 ) -> str:
-    """One line: how far off, and where the difference sits."""
+    """One line: how far off, and where the difference sits. replays: of each kind of step."""
     said = [f"{one.quantity} {one.residual:+.3g} ms ({one.relative:+.0%})" for one in misses]
     parts = [f"observed less replayed: {', '.join(said)}"]
-    rows = [row for row in by_class(swap, replays, base, seen) if abs(row[2] - row[1]) >= LEAST_MS]
-    if rows:
-        parts.append(
-            "decode step by class, replayed and traced change: "
-            + ", ".join(f"{name} {a:+.2f} and {b:+.2f} ms" for name, a, b in rows[:MOST])
-        )
+    parts += _by_class("decode", swap, replays.get(DECODE), base.classes, seen.classes)
+    # Of prefills of different sizes the trace's median is of none of them.
+    if len(set(pattern)) == 1:
+        parts += _by_class("prefill", swap, replays.get(pattern[0]), base.prefill, seen.prefill)
     parts += _prefills(changes, paired, pattern)
     parts += _glue(swap)
     return "; ".join(parts)
+
+
+def _by_class(
+    phase: str, swap: Swap, replays: Replays | None, base: Mapping[str, float], seen: Mapping[str, float]
+) -> Iterator[str]:
+    if not (base and seen):
+        return
+    rows = [row for row in by_class(swap, replays, base, seen) if abs(row[2] - row[1]) >= LEAST_MS]
+    if rows:
+        changes = ", ".join(f"{name} {a:+.2f} and {b:+.2f} ms" for name, a, b in rows[:MOST])
+        yield f"{phase} step by class, replayed and traced change: {changes}"
 
 
 def _prefills(changes: Changes, paired: Paired, pattern: Sequence[int]) -> Iterator[str]:

@@ -139,6 +139,7 @@ class EngineLive:
             rules,
             run_timeout_s=experiment.engine.run_timeout_s,
             slice_s=load.slice_s,
+            renew=load.renew,
         )
         plan = {
             "schema": 1,
@@ -152,6 +153,7 @@ class EngineLive:
             "pairs": load.pairs,
             "seed": load.seed,
             "slice_s": load.slice_s,
+            "renew": load.renew,
             "rules": rules.facts(),
             "predicted": list(predicted),
         }
@@ -204,21 +206,22 @@ def run_of(facts: Mapping[str, Any], folder: str = "") -> Run:
 
 
 def decomposed(trace: Path | None) -> dict[str, Any]:
-    """Milliseconds of each op class in a decode step (the median of the traced steps), and the kernels."""
+    """Milliseconds of each op class in a decode step and in one that prefills (the median of the traced
+    steps), and the kernels."""
     from harness.serving.trace import decompose
 
     if trace is None:
         return {}
     found = decompose(trace)
-    steps = found.steps_of("decode")
-    classes = {
-        name: per.exposed_us / 1e3
-        for name in found.by_class("decode")
-        if (per := found.per_step(name, "decode"))
-    }
-    spans = sorted(step.span_ns for step in steps)
+
+    def classes(phase: str) -> dict[str, float]:
+        steps = {name: found.per_step(name, phase) for name in found.by_class(phase)}
+        return {name: per.exposed_us / 1e3 for name, per in steps.items() if per}
+
+    spans = sorted(step.span_ns for step in found.steps_of("decode"))
     return {
-        "classes": classes,
+        "classes": classes("decode"),
+        "prefill": classes("prefill"),
         "step_ms": spans[len(spans) // 2] / 1e6 if spans else None,
         "kernels": tuple(sorted({kernel.name for kernel in found.kernels})),
     }

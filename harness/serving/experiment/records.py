@@ -31,7 +31,7 @@ class Seen(Record):
     """An arm looked into: not one of the runs that count.
 
     trace, routing: files, relative to the experiment's folder
-    classes: op class -> milliseconds of it in a decode step of the trace
+    classes: op class -> milliseconds of it in a decode step of the trace; prefill: in a step that prefills
     kernels: names in the trace
     runs:    plain ones, after the logged one
     version: of the engine
@@ -40,6 +40,7 @@ class Seen(Record):
     trace: str = ""
     routing: str = ""
     classes: dict[str, float] = Field(default_factory=dict)
+    prefill: dict[str, float] = Field(default_factory=dict)
     step_ms: float | None = None
     kernels: tuple[str, ...] = ()
     runs: tuple[Run, ...] = ()

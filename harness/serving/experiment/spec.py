@@ -50,6 +50,7 @@ class Load(Record):
 
     slice_s: both runs of a pair at the same time, their engines in turn for so long (engines on the CPU
              only); 0: one run after the other
+    renew:   after so many pairs both servers are started anew; 0: never
     """
 
     input_len: int = Field(default=512, gt=0)
@@ -59,6 +60,7 @@ class Load(Record):
     pairs: int = Field(default=8, ge=2)
     seed: int = Field(default=1, ge=0)
     slice_s: float = Field(default=0.0, ge=0, le=10)
+    renew: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _enough_prompts(self) -> Load:

@@ -70,6 +70,7 @@ KINDS = {
 
 # Prefix caching off: a client that sends a prompt twice must not be answered from the cache.
 VLLM_CPU_FLAGS = ("--dtype", "bfloat16", "--enforce-eager", "--no-enable-prefix-caching")
+TRACED_STEPS = 9
 LEAST_STEP_TOKENS = 4608
 LEAST_SEQUENCES = 16
 VLLM_CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
@@ -158,7 +159,7 @@ def launch(
             command += [*VLLM_CPU_FLAGS, *_room(model, load)]
             variables = VLLM_CPU_ENVIRONMENT | variables
         if trace:
-            command += ["--profiler-config", _profiler(trace)]
+            command += ["--profiler-config", _profiler(trace, load)]
     elif swaps or trace or routing:
         what = "swaps" if swaps else "traces and routing logs"
         raise UsageError(f"{what} are made by a plug-in of vLLM; --engine is {kind.name}")
@@ -197,8 +198,9 @@ def _filled(part: str, values: Mapping[str, str]) -> str:
     return part
 
 
-def _profiler(folder: Path) -> str:
-    """Without stacks, which grew a worker to 22 GB; a few steps are enough."""
+def _profiler(folder: Path, load: Load) -> str:
+    """Without stacks, which grew a worker to 22 GB; a few steps are enough after the prefills, of which there
+    are as many as requests at most."""
     import json
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -209,6 +211,6 @@ def _profiler(folder: Path) -> str:
             "torch_profiler_with_stack": False,
             "torch_profiler_record_shapes": True,
             "ignore_frontend": True,
-            "max_iterations": 9,
+            "max_iterations": load.concurrency + TRACED_STEPS,
         }
     )

@@ -1,9 +1,8 @@
-"""Looking into a server while it serves: a kernel trace of a few decode steps, and the routing log."""
+"""Looking into a server while it serves: a kernel trace of its first steps, and the routing log."""
 
 from __future__ import annotations
 
 import shutil
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 from harness.errors import HarnessError
 from harness.serving.live.arms import Arm
 from harness.serving.live.client import Client
-from harness.serving.live.engine import Engine
 from harness.serving.live.load import Load
 from harness.serving.live.servers import Servers
 
@@ -22,7 +20,7 @@ TRACED_S = 60.0  # most that a trace may take to be written
 class Observed:
     """trace, routing: None where not asked for.
 
-    trace:   the profiler's file of some decode steps
+    trace:   the profiler's file of the run's prefills and some decode steps
     routing: npz of experts by step and layer, see plugin/routing.py
     result:  the client's file of the run during which they were taken
     """
@@ -57,7 +55,7 @@ def observe(
     try:
         before = _size(routes)
         if trace:
-            threading.Thread(target=_profile_when_decoding, args=(engine, load), daemon=True).start()
+            engine.post("/start_profile", TRACED_S)
         client.run(
             engine.url,
             engine.launch.model_name,
@@ -93,19 +91,6 @@ def observe(
         _kept(routed, folder / f"{arm.name}.routing.npz"),
         result,
     )
-
-
-def _profile_when_decoding(engine: Engine, load: Load) -> None:
-    """Starts the profiler once all requests have their first token and some more; it stops by itself."""
-    batch = min(load.concurrency, load.prompts)
-    counter = "vllm:generation_tokens_total"
-    start = engine.counter(counter) or 0.0
-    until = time.monotonic() + 600
-    while time.monotonic() < until and engine.process.alive():
-        if (engine.counter(counter) or 0.0) - start >= 6 * batch:
-            engine.post("/start_profile", TRACED_S)
-            return
-        time.sleep(0.2)
 
 
 def _wait_for(folder: Path, pattern: str, larger_than: int) -> Path | None:

@@ -29,6 +29,8 @@ class Settings:
 
     slice_s: runs of a pair are made at the same time, their engines in turn for so long; 0: one run after the
              other
+    renew:   after so many pairs servers are started anew, so that the luck of one (where its memory lies) is
+             not taken for its arm's; 0: never
     """
 
     arms: tuple[Arm, ...]
@@ -39,6 +41,7 @@ class Settings:
     attempts: int = ATTEMPTS
     run_timeout_s: float = 600.0
     slice_s: float = 0.0
+    renew: int = 0
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
@@ -65,8 +68,12 @@ class Session:
         rules = self._calibrated()
         done = {line["pair"] for line in self.journal.of("pair")}
         for pair in turns([arm.name for arm in self.settings.arms], self.settings.pairs, self.settings.seed):
-            if pair[0].pair not in done:
-                self._pair(pair, rules)
+            if pair[0].pair in done:
+                continue
+            if self.settings.renew and pair[0].pair % self.settings.renew == 0:
+                for arm in self.settings.arms:
+                    self.servers.drop(arm)
+            self._pair(pair, rules)
 
     def _calibrated(self) -> Rules:
         """The rules, with the prefill pattern that a run of the first arm shows where none was given. It is

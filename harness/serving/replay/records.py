@@ -47,7 +47,8 @@ class Arm(Record):
 
 
 class Replay(Record):
-    """twin:    the base against itself, prepared apart: the change that is none
+    """environment: what its process had set besides, as the engine has it; None: not set
+    twin:    the base against itself, prepared apart: the change that is none
     samples: block, round, arm -> seconds
     """
 
@@ -56,6 +57,7 @@ class Replay(Record):
     step: dict[str, Any]
     launch: str
     threads: int
+    environment: dict[str, str | None] = Field(default_factory=dict)
     base: str
     arms: dict[str, Arm]
     twin: Timed | None = None

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class Plan:
     rounds: in each block, at most
     decomposed: steps each call of which is timed by itself, and turns of isolated calls; their medians count
     keep_disturbed: rounds that other work disturbed count
+    environment: variables of the process that replays, as the engine has them; None: not set
     """
 
     step: Step
@@ -55,6 +56,7 @@ class Plan:
     call_s: float = 120.0
     decomposed: int = DECOMPOSED
     keep_disturbed: bool = False
+    environment: Mapping[str, str | None] = field(default_factory=dict)
 
 
 def replay(plan: Plan, platform: Platform, monitor: Monitor, say: Any = None) -> Replay:
@@ -64,7 +66,8 @@ def replay(plan: Plan, platform: Platform, monitor: Monitor, say: Any = None) ->
     arms = {name: Arm(chosen=dict(chosen)) for name, chosen in plan.arms.items()}
     base = next(iter(arms))
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
-        worker = Worker("replay", thread_environment(platform, plan.threads), Path(scratch) / "replay.log")
+        threads = thread_environment(platform, plan.threads)
+        worker = Worker("replay", threads | dict(plan.environment), Path(scratch) / "replay.log")
         try:
             worker.ask(
                 "hello", plan.prepare_s, kind=platform.kind, device=platform.device, threads=plan.threads
@@ -83,6 +86,7 @@ def replay(plan: Plan, platform: Platform, monitor: Monitor, say: Any = None) ->
         step=_facts(plan.step),
         launch=plan.launch,
         threads=plan.threads,
+        environment=dict(plan.environment),
         base=base,
         arms=arms,
         twin=twin,

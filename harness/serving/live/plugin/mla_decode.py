@@ -96,15 +96,16 @@ def _torch(q: torch.Tensor, cache: torch.Tensor, metadata: Any, scale: float, la
 def _torch_padded(
     q: torch.Tensor, cache: torch.Tensor, metadata: Any, scale: float, latent: int
 ) -> torch.Tensor:
-    """All requests at once, each as long as the longest."""
+    """All requests at once, each as long as the longest: pass by pass what the suite's torch.naive does, so
+    that this is the kernel that a replay of it has."""
     decode = metadata.decode
     rows = _once(decode, "rows64", lambda: _split(decode.block_table, cache.shape[1], 1).long())
     longest = _once(decode, "longest", lambda: int(decode.seq_lens.max()))
     absent = _once(decode, "absent", lambda: torch.arange(longest) >= decode.seq_lens[:, None, None])
-    keys = cache.view(-1, q.shape[-1])[rows[:, :longest]].float()
-    scores = torch.bmm(q.float(), keys.transpose(1, 2)) * scale
-    weights = scores.masked_fill_(absent, float("-inf")).softmax(-1)
-    return torch.bmm(weights, keys[..., :latent]).to(q.dtype)
+    keys = cache.view(-1, q.shape[-1])[rows[:, :longest]].float() * 1.0
+    scores = q.float() @ keys.transpose(1, 2) * scale
+    weights = scores.masked_fill(absent, float("-inf")).softmax(-1)
+    return (weights @ keys[..., :latent]).to(q.dtype)
 
 
 def _sdpa(q: torch.Tensor, cache: torch.Tensor, metadata: Any, scale: float, latent: int) -> torch.Tensor:

@@ -214,13 +214,15 @@ def test_targets_are_checked():
         chosen("gfx90a")
 
 
-def test_mistakes_are_one_line(cli):
+def test_mistakes_are_one_line(here, monkeypatch):
     for arguments, variables, said in (
         (("--target", "h100"), {}, "unknown target 'h100'; targets: gfx942"),
         (("--op", "mla"), {}, "unknown op 'mla'"),
         ((), {"TRITON_INTERPRET": "1"}, "TRITON_INTERPRET=1 interprets"),
     ):
-        done = cli("compile", *arguments, **variables)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        done = here("compile", *arguments)
         assert done.returncode == 2 and done.stderr.startswith("error: ") and said in done.stderr
         assert len(done.stderr.splitlines()) == 1
 

@@ -50,14 +50,14 @@ def test_doctor_measures_what_it_says(cli, tmp_path):
     assert "instruments" not in said
 
 
-def test_a_place_that_cannot_be_written_is_one_line(cli, tmp_path):
-    done = cli("doctor", "--quick", "--json", tmp_path)
+def test_a_place_that_cannot_be_written_is_one_line(here, tmp_path):
+    done = here("doctor", "--quick", "--json", tmp_path)
     assert done.returncode == 2
     assert done.stderr == f"error: cannot write {tmp_path}: Is a directory\n"
 
 
-def test_a_device_that_is_not_here_is_one_line(cli):
-    done = cli("doctor", "--device", "cuda:77")
+def test_a_device_that_is_not_here_is_one_line(here):
+    done = here("doctor", "--device", "cuda:77")
     assert done.returncode == 2
     assert done.stderr.startswith("error: no device 'cuda:77'; devices here: ")
     assert len(done.stderr.splitlines()) == 1

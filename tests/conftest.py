@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from harness.ceilings import Ceilings, keep
 from harness.cli import main
@@ -41,7 +44,17 @@ def place_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         cpu = detect("cpu")
         for threads in {1, default_threads()}:
             keep(cpu, threads, LEAST)
+        if beside := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+            # Threads that wait spin: with more of them than cores, each waits for those that do not run.
+            torch.set_num_threads(max(1, default_threads() // int(beside)))
         yield
+
+
+@pytest.fixture(scope="session")
+def vllms_process() -> Iterator[ProcessPoolExecutor]:
+    """One for vLLM, which takes long to import and does not share one with Triton's interpreter."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool
 
 
 class CommandLine:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,13 @@ def place_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         for threads in {1, default_threads()}:
             keep(cpu, threads, LEAST)
         yield
+
+
+@pytest.fixture(scope="session")
+def vllms_process() -> Iterator[ProcessPoolExecutor]:
+    """One for vLLM, which takes long to import and does not share one with Triton's interpreter."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool
 
 
 class CommandLine:

@@ -81,15 +81,17 @@ def test_the_real_one_is_taken(packages, name, file):
     assert HERE.library(name).ok
 
 
-@pytest.mark.parametrize("name", list(platform._MARKS))
-def test_the_doctor_names_a_lookalike(packages, cli, name):
-    folder = packages({f"{name}/__init__.py": "raise SystemExit('imported')", f"{name}/other.py": ""})
+def test_the_doctor_names_lookalikes(packages, cli):
+    texts = {"__init__.py": "raise SystemExit('imported')", "other.py": ""}
+    folder = packages({f"{name}/{file}": text for name in platform._MARKS for file, text in texts.items()})
     done = cli("doctor", "--quick", "--json", "-", PYTHONPATH=folder)
     assert done.returncode == 0, done.stderr
     libraries = json.loads(done.stdout)["libraries"]
-    assert libraries[name].startswith("PyPI's ")
-    assert str(folder / name) in libraries[name]
-    assert f"not {name} " in cli("doctor", "--quick", PYTHONPATH=folder).stdout
+    said = cli("doctor", "--quick", PYTHONPATH=folder).stdout
+    for name in platform._MARKS:
+        assert libraries[name].startswith("PyPI's ")
+        assert str(folder / name) in libraries[name]
+        assert f"not {name} " in said
 
 
 def test_elsewhere_nothing_is_looked_at(packages):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-import multiprocessing
 import random
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -251,13 +249,6 @@ def implementation(name: str) -> Implementation:
 
 
 @pytest.fixture(scope="module")
-def elsewhere() -> Iterator[ProcessPoolExecutor]:
-    """A process of its own for vLLM, which does not share one with Triton's interpreter."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
 def worst() -> Iterator[dict[str, float]]:
     """The largest row error of each that is right, over its limit, printed at the end."""
     found: dict[str, float] = {}
@@ -292,7 +283,7 @@ def test_what_is_right_passes(drawn, worst):
     assert not {name: reason for name, reason in wrong.items() if reason}
 
 
-def test_what_vllm_gives_passes(elsewhere, worst):
+def test_what_vllm_gives_passes(vllms_process, worst):
     vllm = implementation("vllm.amx")
     if not (support := vllm.available(detect("cpu"))).ok:
         pytest.skip(support.reason)
@@ -302,7 +293,7 @@ def test_what_vllm_gives_passes(elsewhere, worst):
     assert len(fitting) > 3
     wrong = {}
     for drawn in fitting:
-        bits = elsewhere.submit(run_drawn, vllm.name, drawn).result(timeout=120)
+        bits = vllms_process.submit(run_drawn, vllm.name, drawn).result(timeout=120)
         out = torch.from_numpy(bits).view(torch.bfloat16)
         if reason := judged(twisted(drawn), vllm.name, out, False, worst):
             wrong[drawn] = reason

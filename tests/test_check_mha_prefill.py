@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-import multiprocessing
 import random
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -208,13 +206,6 @@ def run_drawn(name: str, drawn: Drawn) -> Any:
     return run(name, twisted(drawn)).view(torch.int16).numpy()
 
 
-@pytest.fixture(scope="module")
-def elsewhere() -> Iterator[ProcessPoolExecutor]:
-    """A process of its own for vLLM, which does not share one with Triton's interpreter."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield pool
-
-
 @pytest.mark.parametrize("drawn", draw(CASES), ids=lambda d: f"{d.text}, {d.twist}")
 def test_what_is_right_passes(drawn):
     problem = twisted(drawn)
@@ -224,12 +215,12 @@ def test_what_is_right_passes(drawn):
     assert not {name: report["reason"] for name, report in reports.items() if not report["ok"]}
 
 
-def test_what_vllm_gives_passes(elsewhere):
+def test_what_vllm_gives_passes(vllms_process):
     if not (support := implementation("vllm.extend").available(detect("cpu"))).ok:
         pytest.skip(support.reason)
     wrong = {}
     for drawn in draw(CASES):
-        bits = elsewhere.submit(run_drawn, "vllm.extend", drawn).result(timeout=120)
+        bits = vllms_process.submit(run_drawn, "vllm.extend", drawn).result(timeout=120)
         report = twisted(drawn).judge(torch.from_numpy(bits).view(torch.bfloat16))
         if not report["ok"]:
             wrong[drawn] = report["reason"]

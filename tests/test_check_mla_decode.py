@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import multiprocessing
 import random
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -262,13 +260,6 @@ def implementation(name: str) -> Implementation:
     return next(i for i in kernels.implementations("mla_decode") if i.name == name)
 
 
-@pytest.fixture(scope="module")
-def elsewhere() -> Iterator[ProcessPoolExecutor]:
-    """A process of its own for vLLM, which does not share one with Triton's interpreter."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield pool
-
-
 @pytest.mark.parametrize("drawn", draw(CASES), ids=lambda d: f"{d.text}, {d.twist}")
 def test_what_is_right_passes(drawn):
     problem = twisted(drawn)
@@ -279,14 +270,14 @@ def test_what_is_right_passes(drawn):
 
 
 @pytest.mark.parametrize("name", ["vllm.amx", "vllm.vec"])
-def test_what_vllm_gives_passes(name, elsewhere):
+def test_what_vllm_gives_passes(name, vllms_process):
     if not (support := implementation(name).available(detect("cpu"))).ok:
         pytest.skip(support.reason)
     fitting = [d for d in draw(CASES) if implementation(name).fits(OP.sizes(parse(d.text)[0])).ok]
     assert len(fitting) > 10
     wrong = {}
     for drawn in fitting:
-        bits = elsewhere.submit(run_drawn, name, drawn).result(timeout=120)
+        bits = vllms_process.submit(run_drawn, name, drawn).result(timeout=120)
         report = twisted(drawn).judge(torch.from_numpy(bits).view(torch.bfloat16))
         if not report["ok"]:
             wrong[drawn] = report["reason"]
@@ -392,19 +383,20 @@ def test_unused_slots_are_poisoned_and_tokens_are_finite():
     assert int(used.sum()) == sum(operands.host_lengths)  # no slot is two tokens'
 
 
-@pytest.mark.parametrize("text", ["batch=3 ctx=1..200 page=16", "batch=2 ctx=50 heads=20 page=7 kv=fp8"])
-def test_processes_make_the_same_operands(text):
+def test_processes_make_the_same_operands():
+    texts = "batch=3 ctx=1..200 page=16", "batch=2 ctx=50 heads=20 page=7 kv=fp8"
     code = (
         "from kernels import OPS; from kernels.operands import Seeds; from shapes.case import parse;"
-        f"op = OPS['mla_decode']; sizes = op.sizes(parse({text!r})[0]);"
-        "print(op.operands(sizes, Seeds(3, 5), 'cpu').digest())"
+        f"op = OPS['mla_decode']; cases = [op.sizes(parse(text)[0]) for text in {texts!r}];"
+        "print(*(op.operands(sizes, Seeds(3, 5), 'cpu').digest() for sizes in cases))"
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, timeout=120, check=True)
-    sizes = OP.sizes(parse(text)[0])
-    assert OP.operands(sizes, Seeds(3, 5), "cpu").digest() == int(done.stdout)
-    assert OP.operands(sizes, Seeds(3, 6), "cpu").digest() != int(done.stdout)
-    assert OP.operands(sizes, Seeds(4, 5), "cpu").digest() != int(done.stdout)
+    for text, there in zip(texts, map(int, done.stdout.split()), strict=True):
+        sizes = OP.sizes(parse(text)[0])
+        assert OP.operands(sizes, Seeds(3, 5), "cpu").digest() == there
+        assert OP.operands(sizes, Seeds(3, 6), "cpu").digest() != there
+        assert OP.operands(sizes, Seeds(4, 5), "cpu").digest() != there
 
 
 def test_the_digest_sees_one_changed_value_in_any_tensor():

@@ -155,33 +155,33 @@ def test_unlike_runs_are_refused_with_the_reason(cli, tmp_path, other, reason):
     assert unlike(read(str(a)), read(str(b))) == [reason]
 
 
-def test_the_command(cli, tmp_path):
+def test_the_command(here, tmp_path):
     a = record(tmp_path / "a")
     slow = record(
         tmp_path / "b", faster={"vllm.vec": 0.8}, sources={"vllm.vec": "new"}, without="vllm.amx", seed=1
     )
-    done = cli("compare", a, slow, "--markdown", tmp_path / "report.md")
+    done = here("compare", a, slow, "--markdown", tmp_path / "report.md")
     assert done.returncode == 1
     assert "2 regressed: vllm.vec at mla_decode batch=1" in done.stdout
     assert "vllm.amx at mla_decode batch=1 ctx=5 core: not in B" in done.stdout
     assert re.search(r"- vllm.vec: B is 0\.(79|80)\dx as fast as A", done.stdout)
     assert "| implementation" in (tmp_path / "report.md").read_text()
-    assert cli("compare", a, a).returncode == 0
+    assert here("compare", a, a).returncode == 0
     other = record(tmp_path / "c", machine={"device": "another"})
-    assert "--force marks it" in error_line(cli("compare", a, other))
-    forced = cli("compare", a, other, "--force")
+    assert "--force marks it" in error_line(here("compare", a, other))
+    forced = here("compare", a, other, "--force")
     assert "NOT COMPARABLE, device differs" in forced.stdout
-    assert "no run at" in error_line(cli("compare", a, tmp_path / "nothing"))
-    assert "name two runs" in error_line(cli("compare", a))
+    assert "no run at" in error_line(here("compare", a, tmp_path / "nothing"))
+    assert "name two runs" in error_line(here("compare", a))
     assert "git rev-parse" in error_line(
-        cli("compare", "--revisions", "nobody", "HEAD", "--op", "mla_decode")
+        here("compare", "--revisions", "nobody", "HEAD", "--op", "mla_decode")
     )
 
 
-def test_export_is_read_by_pytest_benchmark(cli, tmp_path):
+def test_export_is_read_by_pytest_benchmark(here, tmp_path):
     a, b = record(tmp_path / "a"), record(tmp_path / "b", drift=1.1, seed=1)
     for run in (a, b):
-        assert cli("export", run).returncode == 0
+        assert here("export", run).returncode == 0
     tool = Path(sys.executable).parent / "pytest-benchmark"
     command = [
         tool,
@@ -199,4 +199,4 @@ def test_export_is_read_by_pytest_benchmark(cli, tmp_path):
     assert first["stats"]["rounds"] == 40
     empty = record(tmp_path / "c")
     (empty / "cells.jsonl").write_text("")
-    assert "holds no time" in error_line(cli("export", empty), 3)
+    assert "holds no time" in error_line(here("export", empty), 3)

@@ -385,9 +385,9 @@ def test_what_they_need_is_said():
         ("cuda", "sm_90", {"cublaslt", "deepgemm", "flashinfer.sm90", "vllm.triton", "sglang.triton"}),
     ],
 )
-def test_list_names_them_with_what_they_need(cli, kind, arch, runs):
+def test_list_names_them_with_what_they_need(here, kind, arch, runs):
     listed = ("list", "impls", "--op", OP.name, "--platform", kind, "--arch", arch, "--json", "-")
-    rows = {row["implementation"]: row for row in json.loads(cli(*listed).stdout)}
+    rows = {row["implementation"]: row for row in json.loads(here(*listed).stdout)}
     for name in runs:
         assert rows[name]["runs"], rows[name]
         assert rows[name]["boundary"] == ", ".join(IMPLEMENTATIONS[name].boundaries)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 
@@ -46,35 +50,46 @@ class Scripted(Monitor):
         return self.why
 
 
-@pytest.fixture
-def measured(tmp_path, monkeypatch, capsys):
-    """Runs one tiny case under a monitor: exit code, records by kind, stdout, stderr, the monitor."""
-
-    def run(monitor: Scripted, **options):
-        monkeypatch.setattr(run_command, "monitor_for", lambda platform, ours: monitor)
-        out = tmp_path / "run"
-        request = Request(
-            op="mla_decode",
-            impl="torch.naive,torch.sdpa",
-            device="cpu",
-            case=("batch=1 ctx=5..20",),
-            cache="warm",
-            budget="4s",
-            out=str(out),
-            json=str(tmp_path / "run.json"),
-            **options,
-        )
+def measure(out: Path, monitor: Scripted, **options):
+    """Runs one tiny case under a monitor: exit code, records by kind, stdout, stderr, the whole as JSON."""
+    request = Request(
+        op="mla_decode",
+        impl="torch.naive,torch.sdpa",
+        device="cpu",
+        case=("batch=1 ctx=5..20",),
+        cache="warm",
+        budget="4s",
+        out=str(out / "run"),
+        json=str(out / "run.json"),
+        **options,
+    )
+    said = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(said[0]),
+        contextlib.redirect_stderr(said[1]),
+    ):
+        patch.setattr(run_command, "monitor_for", lambda platform, ours: monitor)
         code = run_command.run(request)
-        (found,) = Journal(out).finished().values()
-        kinds = {kind: [r for r in found if isinstance(r, kind)] for kind in (Cell, Verdict, CaseDone)}
-        return code, kinds, *capsys.readouterr(), json.loads((tmp_path / "run.json").read_text())
-
-    return run
+    (found,) = Journal(out / "run").finished().values()
+    kinds = {kind: [r for r in found if isinstance(r, kind)] for kind in (Cell, Verdict, CaseDone)}
+    return code, kinds, *(text.getvalue() for text in said), json.loads((out / "run.json").read_text())
 
 
-def test_disturbed_rounds_are_left_out_counted_and_kept_with_their_reasons(measured):
-    monitor = Scripted(itertools.cycle(["", "", WHO]))
-    code, found, out, _, whole = measured(monitor)
+@pytest.fixture
+def measured(tmp_path):
+    return functools.partial(measure, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def now_and_then(tmp_path_factory):
+    """A machine that is busy at the start, and disturbed in every third round; its monitor too."""
+    monitor = Scripted(itertools.cycle(["", "", WHO]), busy=[WHO])
+    return *measure(tmp_path_factory.mktemp("disturbed"), monitor), monitor
+
+
+def test_disturbed_rounds_are_left_out_counted_and_kept_with_their_reasons(now_and_then):
+    code, found, out, _, whole, monitor = now_and_then
     (done,) = found[CaseDone]
     assert code == 0
     assert len(done.disturbed) == pytest.approx((done.rounds + len(done.disturbed)) / 3, abs=1)
@@ -91,13 +106,19 @@ def test_disturbed_rounds_are_left_out_counted_and_kept_with_their_reasons(measu
     assert len(monitor.sampled) == 3, "each contender and the twin, by case and name"
 
 
-def test_verdicts_can_be_made_again_from_the_samples_that_count(measured):
-    _, found, *_ = measured(Scripted(itertools.cycle(["", WHO, ""])))
+def test_verdicts_can_be_made_again_from_the_samples_that_count(now_and_then):
+    _, found, *_ = now_and_then
     again = redo([*found[Cell], *found[Verdict]])
     assert [v.about for v, _ in again] == ["A/A", "baseline", "runner-up"]
     for verdict, compared in again:
         kept = (verdict.ratio, verdict.low, verdict.high, verdict.verdict)
         assert kept == (compared.ratio, compared.low, compared.high, compared.verdict)
+
+
+def test_a_busy_device_is_said_so_and_recorded(now_and_then):
+    _, _, _, err, whole, _ = now_and_then
+    assert f"note: {WHO}\n" in err
+    assert whole["run"]["busy"] == [WHO]
 
 
 def test_a_machine_too_disturbed_gives_no_number(measured):
@@ -130,12 +151,6 @@ def test_whoever_wants_them_counts_them(measured):
     assert all(r.counted and not r.seconds for r in done.disturbed)
     assert all(cell.time_us for cell in found[Cell])
     assert "counted all the same" in out
-
-
-def test_a_busy_device_is_said_so_and_recorded(measured):
-    _, _, _, err, whole = measured(Scripted(itertools.repeat(""), busy=[WHO]))
-    assert f"note: {WHO}\n" in err
-    assert whole["run"]["busy"] == [WHO]
 
 
 def test_a_device_for_one_process_alone_is_refused(measured):

@@ -216,8 +216,8 @@ def test_a_recipe_gives_an_environment():
 # list
 
 
-def test_list_flags_as_text(cli):
-    done = cli("list", "flags")
+def test_list_flags_as_text(here):
+    done = here("list", "flags")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= WIDE
@@ -228,40 +228,40 @@ def test_list_flags_as_text(cli):
     assert "1 stands for block_scale_gemm by aiter.dispatch or aiter.triton" in done.stdout
 
 
-def test_list_flags_as_json_has_everything(cli):
-    rows = json.loads(cli("list", "flags", "--json", "-").stdout)
+def test_list_flags_as_json_has_everything(here):
+    rows = json.loads(here("list", "flags", "--json", "-").stdout)
     entries = json.loads(flags.DATA.read_text())["flags"]
     for row, entry in zip(rows, entries, strict=True):
         assert entry.items() <= row.items()
         assert set(row["ops"]) <= set(kernels.OPS)
 
 
-def listed(cli, *arguments):
-    return {row["name"] for row in json.loads(cli("list", "flags", *arguments, "--json", "-").stdout)}
+def listed(here, *arguments):
+    return {row["name"] for row in json.loads(here("list", "flags", *arguments, "--json", "-").stdout)}
 
 
-def test_list_flags_of_a_platform_an_architecture_and_an_op(cli):
-    everywhere, cpu = listed(cli), listed(cli, "--platform", "cpu")
-    cdna3, cdna4 = (listed(cli, "--platform", "rocm", "--arch", arch) for arch in ("gfx942", "gfx950"))
+def test_list_flags_of_a_platform_an_architecture_and_an_op(here):
+    everywhere, cpu = listed(here), listed(here, "--platform", "cpu")
+    cdna3, cdna4 = (listed(here, "--platform", "rocm", "--arch", arch) for arch in ("gfx942", "gfx950"))
     assert everywhere == set(catalogue())
     assert "ONEDNN_MAX_CPU_ISA" in cpu
     assert "HIP_FORCE_DEV_KERNARG" not in cpu
     assert "AITER_MLA_USE_OPUS" in cdna4 - cdna3
-    moe = listed(cli, "--op", "fused_moe")
+    moe = listed(here, "--op", "fused_moe")
     assert "AITER_KSPLIT" in moe
     assert not moe & {"AITER_MLA_USE_OPUS", "NCCL_MIN_NCHANNELS"}
 
 
-def test_list_recipes(cli):
-    done = cli("list", "recipes")
+def test_list_recipes(here):
+    done = here("list", "recipes")
     assert (done.returncode, done.stderr) == (0, "")
     assert "moai-decode  (rocm gfx942)" in done.stdout
     assert "    HSA_NO_SCRATCH_RECLAIM=1" in done.stdout
-    rows = json.loads(cli("list", "recipes", "--platform", "cuda", "--json", "-").stdout)
+    rows = json.loads(here("list", "recipes", "--platform", "cuda", "--json", "-").stdout)
     assert [row["name"] for row in rows] == ["h200-sglang", "dstack-h200-sglang",
                                              "dstack-h200-tensorrt-llm", "dstack-h200-vllm"]  # fmt: skip
 
 
-def test_an_unknown_platform_is_one_line(cli):
-    assert "'xpu' is not one of" in error_line(cli("list", "flags", "--platform", "xpu"))
-    assert error_line(cli("list", "flags", "--arch", "gfx942")) == "--arch needs --platform"
+def test_an_unknown_platform_is_one_line(here):
+    assert "'xpu' is not one of" in error_line(here("list", "flags", "--platform", "xpu"))
+    assert error_line(here("list", "flags", "--arch", "gfx942")) == "--arch needs --platform"

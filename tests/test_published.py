@@ -171,18 +171,18 @@ def test_each_claim_is_held_against_each_kind_of_rival_on_its_own_hardware():
     assert not any(name.startswith(("aiter", "triton")) for name in tests["Triton"].runs)
 
 
-def test_claims_prints_its_table_here(cli):
-    done = cli("claims")
+def test_claims_prints_its_table_here(here):
+    done = here("claims")
     assert (done.returncode, done.stderr) == (0, "")
     for word in ("2x", "3x", "17x", "14x", "not measured on MI300X", "unknown: the baseline"):
         assert word in done.stdout
     assert "supported" not in done.stdout
-    whole = json.loads(cli("claims", "--json", "-").stdout)
+    whole = json.loads(here("claims", "--json", "-").stdout)
     assert len(whole["tests"]) == 4 * len(claims.RIVALS)
     assert {t["verdict"] for t in whole["tests"]} == {"not measured on MI300X"}
 
 
-def test_claims_of_a_run_that_is_not_there(cli):
-    done = cli("claims", "nowhere")
+def test_claims_of_a_run_that_is_not_there(here):
+    done = here("claims", "nowhere")
     assert done.returncode == 2
     assert done.stderr.startswith("error: no run at 'nowhere'")

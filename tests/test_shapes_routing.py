@@ -182,9 +182,9 @@ def test_an_impossible_routing_is_one_clear_line(fields, line):
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_routing_many_tokens_takes_less_than_a_second(pattern):
-    start = time.perf_counter()
+    start = time.process_time()
     routing = Routing(16_384, **R1, ep=8, pattern=pattern)
     assert routing.hit
     assert routing.pairs
     assert routing.touched(3)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1

@@ -177,9 +177,9 @@ def test_a_mixed_budget_must_hold_a_token_of_each_request():
 @pytest.mark.parametrize("policy", ["prefill_first", "mixed", "disaggregated"])
 @pytest.mark.parametrize("range_ratio", [1.0, 0.1])
 def test_simulating_500_prompts_takes_less_than_a_second(policy, range_ratio):
-    start = time.perf_counter()
+    start = time.process_time()
     reduce_phases(simulate(Workload(3200, 800, 128, 500, policy=policy, range_ratio=range_ratio)))
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 # Prompt chunks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -298,19 +299,21 @@ def test_who_is_slow_is_not_waited_for():
     assert found.stopped in ("clear", "tight")
 
 
-def test_looking_costs_less_than_a_hundredth_of_a_round(benchmark):
+def test_looking_costs_less_than_a_hundredth_of_a_round():
     """Ten contenders that are nearly equal: all looks are taken, and no verdict is clear."""
 
-    def session() -> Rounds:
+    def session() -> tuple[float, Rounds]:
+        started = time.process_time()
         true = {f"c{i}": 1 + 0.002 * i for i in range(10)}
         machine = Machine(Family(), true, seed=3)
         policy = Policy(clock=machine.clock, begin_block=machine.prepare, twin="c1", budget_s=1e9)
-        return measure(machine.contenders, policy)
+        found = measure(machine.contenders, policy)
+        return time.process_time() - started, found
 
-    found = benchmark.pedantic(session, rounds=3, warmup_rounds=1)
+    seconds, found = min((session() for _ in range(3)), key=lambda one: one[0])
     assert len(found.rounds) == 190
     round_s = 10 * TURN_S
-    assert benchmark.stats["min"] / len(found.rounds) < 0.01 * round_s
+    assert seconds / len(found.rounds) < 0.01 * round_s
 
 
 def test_measuring_ends_without_an_anchor_that_failed():

@@ -193,10 +193,10 @@ def test_choosing_is_quick(folder: Path):
     for place in (COMPILED, BLACKWELL, AMD, Place("rocm", "gfx950")):
         keep(folder, place, *((m, 16) for m in range(1, 506)))
     chosen(64)
-    started = time.perf_counter()
+    started = time.process_time()
     for m in range(100):
         chosen(64 + m)
-    assert (time.perf_counter() - started) / 100 < 0.05
+    assert (time.process_time() - started) / 100 < 0.05
 
 
 @pytest.mark.parametrize("op", kernels.OPS)

@@ -57,8 +57,8 @@ RUNS = {
 
 
 @pytest.mark.parametrize(("kind", "arch"), RUNS, ids=str)
-def test_rows_run_by_architecture(cli, kind, arch):
-    listed = json.loads(cli("list", "impls", "--platform", kind, "--arch", arch, "--json", "-").stdout)
+def test_rows_run_by_architecture(here, kind, arch):
+    listed = json.loads(here("list", "impls", "--platform", kind, "--arch", arch, "--json", "-").stdout)
     runs = {(row["op"], row["implementation"]) for row in listed if row["runs"]}
     assert runs & {(row.op, row.name) for row in ROWS} == RUNS[kind, arch]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.flags import catalogue
 from harness.workers import DEFAULTS, ROOT
-from kernels.platform import Platform, run, version
+from kernels.platform import Platform, detect, run, version
 
 LIBRARIES = [
     *("torch", "triton", "vllm", "aiter", "flashinfer", "flash_mla", "deep_gemm", "cudnn"),
@@ -28,7 +28,14 @@ STEERING = re.compile(
 
 
 def provenance(platform: Platform, threads: int) -> dict[str, Any]:
-    """Everything that identifies the measurement's surroundings, as plain values."""
+    """Everything that identifies the surroundings of a measurement by our workers, as plain values."""
+    found = surroundings(platform)
+    return found | {"machine": found["machine"] | {"threads": threads}, "worker_defaults": DEFAULTS}
+
+
+def surroundings(platform: Platform | None = None) -> dict[str, Any]:
+    """The machine, versions, this checkout's commit and the variables that steer kernels."""
+    platform = platform or detect()
     return {
         "machine": {
             "host": socket.gethostname(),
@@ -41,14 +48,12 @@ def provenance(platform: Platform, threads: int) -> dict[str, Any]:
             "last_level_cache": platform.last_level,
             "driver": driver(platform),
             "cpus": os.cpu_count(),
-            "threads": threads,
             "os": host.platform(),
         },
         "versions": {"python": host.python_version()}
         | {module: found for module in LIBRARIES if (found := version(module))},
         "git": git_state(),
         "environment": {k: _elsewhere(v) for k, v in sorted(os.environ.items()) if steers(k)},
-        "worker_defaults": DEFAULTS,
     }
 
 

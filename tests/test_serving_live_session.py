@@ -141,12 +141,12 @@ def test_mistakes_are_one_line(model, tmp_path):
     fails(2, "write how many are prefilled together", "--prefill-pattern", "many")
 
 
-def test_kill_nine_loses_nothing_and_resume_goes_on(model, tmp_path):
+def test_kill_nine_loses_nothing_and_resume_goes_on(model, tmp_path, monkeypatch):
     out = tmp_path / "out"
+    monkeypatch.setenv("KERNEL_BENCH_TEST", str(tmp_path))
     first = subprocess.Popen(
         command(model, out, "--arm", "a", "--arm", "b:X=1", pairs=50),
         cwd=ROOT,
-        env=dict(os.environ) | {"KERNEL_BENCH_TEST": str(tmp_path)},
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )
@@ -177,6 +177,9 @@ def test_kill_nine_loses_nothing_and_resume_goes_on(model, tmp_path):
     again = run(model, out, "--arm", "a")
     assert again.returncode == 2
     assert "already holds live runs" in again.stderr
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    done = run(model, out, "--arm", "a", "--arm", "b:X=1", "--resume", pairs=more)
+    assert done.returncode == 2 and "begun with another environment" in done.stderr
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])

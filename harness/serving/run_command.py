@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.disturbance import monitor_for
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, NothingRan, UsageError
-from harness.provenance import git_state
+from harness.provenance import surroundings
 from harness.serving.live import engines
 from harness.serving.live.arms import parse_arms
 from harness.serving.live.client import Client, require_client
@@ -171,7 +171,7 @@ def _plan(request: RunRequest, settings: Settings, model: Path, kind: engines.Ki
         "slice_s": settings.slice_s,
         "renew": settings.renew,
         "rules": settings.rules.facts(),
-        "git": git_state(),
+        **surroundings(),
     }
 
 

@@ -116,6 +116,7 @@ class EngineLive:
 
     def pairs(self, swap: Swap, pattern: tuple[int, ...], predicted: tuple[str, ...]) -> Paired:
         from harness.disturbance import monitor_for
+        from harness.provenance import surroundings
         from harness.serving.live.journal import FILE, Journal
         from harness.serving.live.rules import Rules
         from harness.serving.live.session import Session, Settings
@@ -156,6 +157,7 @@ class EngineLive:
             "renew": load.renew,
             "rules": rules.facts(),
             "predicted": list(predicted),
+            **surroundings(),
         }
         at = self.folder / "live" / swap.name
         journal = Journal.resume(at, plan) if (at / FILE).exists() else Journal.create(at, plan)

@@ -44,11 +44,11 @@ class Journal:
         lines = journal.lines()
         if not lines or lines[0]["kind"] != "plan":
             raise UsageError(f"{folder} holds no live runs to resume")
-        before = {key: value for key, value in lines[0].items() if key not in ("kind", "pairs")}
-        # More pairs may be asked for than at first, and a commit may lie between; anything else would mix two
-        # experiments.
-        for key, value in json.loads(json.dumps(plan)).items():
-            if key not in ("pairs", "git") and before.get(key) != value:
+        # More pairs may be asked for than at first, a commit may lie between, and memory that is free is not
+        # what a machine is; anything else would mix two experiments.
+        before = _lasting(lines[0])
+        for key, value in _lasting(json.loads(json.dumps(plan))).items():
+            if before.get(key) != value:
                 raise UsageError(
                     f"{folder} was begun with another {key}: {_short(before.get(key))}, "
                     f"now {_short(value)}; choose another --out"
@@ -95,6 +95,13 @@ class Journal:
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [line for line in self.lines() if line["kind"] == kind]
+
+
+def _lasting(plan: dict[str, Any]) -> dict[str, Any]:
+    machine = {key: plan.get("machine", {}).get(key) for key in ("host", "device", "cpus")}
+    return {key: value for key, value in plan.items() if key not in ("kind", "pairs", "git")} | {
+        "machine": machine
+    }
 
 
 def _short(value: Any) -> str:

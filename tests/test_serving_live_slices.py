@@ -196,6 +196,12 @@ def test_servers_are_started_anew_after_so_many_pairs(model, tmp_path):
     assert len(Journal(out).of("pair")) == 3
 
 
+def test_servers_that_are_not_up_together_take_no_turns(model, tmp_path):
+    done = run(model, tmp_path / "out", "--one-at-a-time")
+    assert done.returncode == 2 and "--slice needs all servers up" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_client_that_dates_nothing_cannot_take_turns(model, tmp_path):
     client = "fake_client.py {url} {result} {seed} {concurrency} {output_len}"
     done = run(model, tmp_path / "out", "--prefill-pattern", "any", client=client)

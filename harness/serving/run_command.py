@@ -74,6 +74,10 @@ def run(request: RunRequest) -> int:
     arms = parse_arms(request.arms)
     if request.slice_s:
         require_cpu(detect())
+        if request.one_at_a_time or request.port is not None:
+            raise UsageError(
+                "--slice needs all servers up, each on a port of its own: not with --port, --one-at-a-time"
+            )
     kind = engines.kind_for(request.engine)
     if request.port is not None:
         free_port(request.port)

@@ -130,7 +130,7 @@ def test_nothing_outlives_a_killed_harness(tmp_path, mark, how):
     until = time.monotonic() + 20
     while len(marked(mark)) < 6 and time.monotonic() < until:
         time.sleep(0.05)
-    assert len(marked(mark)) == 6
+    assert len(marked(mark)) >= 6  # a seventh starts the orphan, and ends
     harness.send_signal(how)
     harness.wait(timeout=10)
     assert gone(mark)

@@ -54,8 +54,8 @@ class LocalBench:
         environment: Mapping[str, str] = {},
     ) -> None:
         self.settings, self.keep_disturbed, self.say = settings, keep_disturbed, say
-        # An engine has the allocator that its environment says and not our workers': what it faults in anew
-        # at each call was a third of a prefill.
+        # An engine has the allocator that its environment says and not our workers': what glibc faults in
+        # anew at each call is a good part of a prefill (results/README.md, serving/allocator).
         self.environment = {name: os.environ.get(name) for name in ALLOCATOR} | dict(environment)
 
     def replay(self, step: Step, name: str, base: Choices, chosen: Choices) -> Replay:

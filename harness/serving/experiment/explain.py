@@ -33,25 +33,27 @@ def by_class(
 ) -> list[tuple[str, float, float]]:
     """(op class, change in the replayed step, in the traced one), ms; most difference first. base, seen: op
     class -> ms in the traces. Replay and trace name what stands between the ops differently (a copy, a
-    pointwise kernel): only the sum of that can be set beside each other."""
-    from kernels import OPS
-
+    pointwise kernel), and a kernel swapped in need not have a name of its op's class (torch's products): only
+    the sum of all that can be set beside each other."""
     replayed: dict[str, float] = {}
     for one in replays.replays if replays else ():
         old, new = one.arms[BASE].classes, one.arms[swap.name].classes
         for name in {*old, *new}:
             by = (new.get(name, 0.0) - old.get(name, 0.0)) / len(replays.replays)
-            replayed[_named(name, OPS)] = replayed.get(_named(name, OPS), 0.0) + by
+            replayed[_named(name, swap)] = replayed.get(_named(name, swap), 0.0) + by
     traced: dict[str, float] = {}
     for name in {*base, *seen}:
         by = seen.get(name, 0.0) - base.get(name, 0.0)
-        traced[_named(name, OPS)] = traced.get(_named(name, OPS), 0.0) + by
+        traced[_named(name, swap)] = traced.get(_named(name, swap), 0.0) + by
     rows = [(name, replayed.get(name, 0.0), traced.get(name, 0.0)) for name in {*replayed, *traced}]
     return sorted(rows, key=lambda row: -abs(row[2] - row[1]))
 
 
-def _named(op_class: str, ops: object) -> str:
-    return op_class if op_class in (*ops, "absorbed_bmm", "host") else "glue"  # type: ignore[misc]
+def _named(op_class: str, swap: Swap) -> str:
+    from kernels import OPS
+
+    apart = op_class == "host" or (op_class in OPS and op_class != swap.op)
+    return op_class if apart else f"{swap.op} and glue"
 
 
 def explanation(
@@ -70,7 +72,7 @@ def explanation(
     parts = [f"observed less replayed: {', '.join(said)}"]
     parts += _by_class("decode", swap, replays.get(DECODE), base.classes, seen.classes)
     # Of prefills of different sizes the trace's median is of none of them.
-    if len(set(pattern)) == 1:
+    if len(set(pattern)) == 1 and pattern[0] in replays:
         parts += _by_class("prefill", swap, replays.get(pattern[0]), base.prefill, seen.prefill)
     parts += _prefills(changes, paired, pattern)
     parts += _glue(swap)

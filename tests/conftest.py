@@ -85,6 +85,15 @@ def cli() -> CommandLine:
 
 
 @pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    """What stand-ins of an engine are told to serve."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["DeepseekV3ForCausalLM"]}')
+    return folder
+
+
+@pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     """The same in this process, which starts sooner, for commands that neither measure nor bring plugins."""
 

@@ -20,14 +20,6 @@ ROOT = Path(__file__).parent.parent
 ENGINE, CLIENT = (ROOT / "tests" / "doubles" / f"fake_{name}.py" for name in ("engine", "client"))
 
 
-@pytest.fixture
-def model(tmp_path):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text('{"architectures": ["DeepseekV3ForCausalLM"]}')
-    return folder
-
-
 def command(model, out, *more, mode="ok", client_mode="10", pairs=2):
     """`serving run` with doubles; an arm's environment may give the client another mode."""
     parts = "{url} {result} {seed} {concurrency} {output_len}"
@@ -49,9 +41,9 @@ def kinds(out):
     return [(line["kind"], line.get("pair"), line.get("arm")) for line in Journal(out).lines()]
 
 
-def test_pairs_are_mirrored_recorded_and_reported(model, tmp_path):
+def test_pairs_are_mirrored_recorded_and_reported(model_folder, tmp_path):
     out, summary = tmp_path / "out", tmp_path / "summary.json"
-    done = run(model, out, "--arm", "a", "--arm", "b:X=1", "--json", str(summary))
+    done = run(model_folder, out, "--arm", "a", "--arm", "b:X=1", "--json", str(summary))
     assert done.returncode == 0, done.stderr
     assert kinds(out) == [
         ("plan", None, None),
@@ -77,18 +69,18 @@ def test_pairs_are_mirrored_recorded_and_reported(model, tmp_path):
     assert "2 of 2 pairs, 4 runs" in done.stdout
 
 
-def test_a_race_is_rejected_made_again_and_given_up_in_the_end(model, tmp_path):
+def test_a_race_is_rejected_made_again_and_given_up_in_the_end(model_folder, tmp_path):
     out = tmp_path / "out"
-    done = run(model, out, "--prefill-pattern", "1+3", client_mode="race", pairs=1)
+    done = run(model_folder, out, "--prefill-pattern", "1+3", client_mode="race", pairs=1)
     assert done.returncode == 3
     assert [line["status"] for line in Journal(out).of("run")] == ["rejected"] * 4
     assert len(Journal(out).of("given_up")) == 1
     assert "4 not counted: prefilled 4, not 1+3 (arrival race)" in done.stdout
 
 
-def test_a_rejected_run_alone_is_made_again_at_once(model, tmp_path):
+def test_a_rejected_run_alone_is_made_again_at_once(model_folder, tmp_path):
     out = tmp_path / "out"
-    done = run(model, out, "--arm", "a", "--arm", "b:X=1", client_mode="race-once")
+    done = run(model_folder, out, "--arm", "a", "--arm", "b:X=1", client_mode="race-once")
     assert done.returncode == 0, done.stderr
     runs = [(line["pair"], line["arm"], line["status"]) for line in Journal(out).of("run")]
     assert runs == [
@@ -102,15 +94,15 @@ def test_a_rejected_run_alone_is_made_again_at_once(model, tmp_path):
     assert "1 not counted: prefilled 4, not 1+3" in done.stdout
 
 
-def test_requests_that_stop_short_reject_the_run(model, tmp_path):
+def test_requests_that_stop_short_reject_the_run(model_folder, tmp_path):
     out = tmp_path / "out"
-    run(model, out, "--prefill-pattern", "1+3", client_mode="short", pairs=1)
+    run(model_folder, out, "--prefill-pattern", "1+3", client_mode="short", pairs=1)
     assert "gave other than 32 tokens" in Journal(out).of("run")[0]["reasons"][0]
 
 
-def test_an_engine_that_dies_mid_run_fails_that_run_only(model, tmp_path):
+def test_an_engine_that_dies_mid_run_fails_that_run_only(model_folder, tmp_path):
     out = tmp_path / "out"
-    done = run(model, out, mode="dies-mid-run", pairs=1)
+    done = run(model_folder, out, mode="dies-mid-run", pairs=1)
     assert done.returncode == 3
     assert "Traceback" not in done.stderr
     runs = Journal(out).of("run")
@@ -118,15 +110,15 @@ def test_an_engine_that_dies_mid_run_fails_that_run_only(model, tmp_path):
     assert "ended with exit code" in runs[0]["reasons"][0]
 
 
-def test_an_engine_that_cannot_be_warmed_up_is_one_line(model, tmp_path):
-    done = run(model, tmp_path / "out", client_mode="fails")
+def test_an_engine_that_cannot_be_warmed_up_is_one_line(model_folder, tmp_path):
+    done = run(model_folder, tmp_path / "out", client_mode="fails")
     assert done.returncode == 3
     assert "base could not be warmed up: the client ended with exit code 1" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_mistakes_are_one_line(model, tmp_path):
-    def fails(code, text, *more, where=model, **named):
+def test_mistakes_are_one_line(model_folder, tmp_path):
+    def fails(code, text, *more, where=model_folder, **named):
         done = run(where, tmp_path / str(time.monotonic_ns()), *more, **named)
         assert done.returncode == code, done.stderr
         assert text in done.stderr
@@ -141,11 +133,11 @@ def test_mistakes_are_one_line(model, tmp_path):
     fails(2, "write how many are prefilled together", "--prefill-pattern", "many")
 
 
-def test_kill_nine_loses_nothing_and_resume_goes_on(model, tmp_path, monkeypatch):
+def test_kill_nine_loses_nothing_and_resume_goes_on(model_folder, tmp_path, monkeypatch):
     out = tmp_path / "out"
     monkeypatch.setenv("KERNEL_BENCH_TEST", str(tmp_path))
     first = subprocess.Popen(
-        command(model, out, "--arm", "a", "--arm", "b:X=1", pairs=50),
+        command(model_folder, out, "--arm", "a", "--arm", "b:X=1", pairs=50),
         cwd=ROOT,
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -166,27 +158,27 @@ def test_kill_nine_loses_nothing_and_resume_goes_on(model, tmp_path, monkeypatch
     with (out / "live.jsonl").open("ab") as file:
         file.write(b'{"kind": "run", "pa')  # as a write that was cut off leaves it
     more = max(finished) + 2
-    done = run(model, out, "--arm", "a", "--arm", "b:X=1", "--resume", pairs=more)
+    done = run(model_folder, out, "--arm", "a", "--arm", "b:X=1", "--resume", pairs=more)
     assert done.returncode == 0, done.stderr
     pairs = [line["pair"] for line in Journal(out).of("pair")]
     assert pairs == list(range(more))
     assert f"{more} of {more} pairs" in done.stdout
-    refused = run(model, out, "--arm", "a", "--arm", "c", "--resume")
+    refused = run(model_folder, out, "--arm", "a", "--arm", "c", "--resume")
     assert refused.returncode == 2
     assert "was begun with another arms" in refused.stderr
-    again = run(model, out, "--arm", "a")
+    again = run(model_folder, out, "--arm", "a")
     assert again.returncode == 2
     assert "already holds live runs" in again.stderr
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
-    done = run(model, out, "--arm", "a", "--arm", "b:X=1", "--resume", pairs=more)
+    done = run(model_folder, out, "--arm", "a", "--arm", "b:X=1", "--resume", pairs=more)
     assert done.returncode == 2 and "begun with another environment" in done.stderr
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_leaves_no_process(model, tmp_path, how):
+def test_an_interrupt_leaves_no_process(model_folder, tmp_path, how):
     out = tmp_path / "out"
     process = subprocess.Popen(
-        command(model, out, mode="spawns", pairs=50),
+        command(model_folder, out, mode="spawns", pairs=50),
         cwd=ROOT,
         env=dict(os.environ) | {"KERNEL_BENCH_TEST": str(tmp_path)},
         stderr=subprocess.PIPE,
@@ -219,17 +211,17 @@ def _full(descriptor):
     raise OSError(28, "No space left on device")
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(model, tmp_path):
+def test_a_folder_that_cannot_be_written_is_one_line(model_folder, tmp_path):
     (tmp_path / "file").write_text("")
-    done = run(model, tmp_path / "file" / "out")
+    done = run(model_folder, tmp_path / "file" / "out")
     assert done.returncode == 2
     assert "cannot write to" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_start_that_failed_leaves_nothing_to_resume(model, tmp_path):
-    assert run(model, tmp_path / "out", mode="dies-at-start").returncode == 3
-    assert run(model, tmp_path / "out", pairs=1).returncode == 0
+def test_a_start_that_failed_leaves_nothing_to_resume(model_folder, tmp_path):
+    assert run(model_folder, tmp_path / "out", mode="dies-at-start").returncode == 3
+    assert run(model_folder, tmp_path / "out", pairs=1).returncode == 0
 
 
 def test_a_broken_journal_names_its_line(tmp_path):
@@ -249,12 +241,12 @@ def test_an_engine_that_is_not_installed_says_what_to_install(monkeypatch):
         kind_for("llama")
 
 
-def test_a_model_directory_with_a_shard_missing_is_refused(model):
+def test_a_model_directory_with_a_shard_missing_is_refused(model_folder):
     index = {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}
-    (model / "model.safetensors.index.json").write_text(json.dumps(index))
-    (model / "1.safetensors").write_bytes(b"")
+    (model_folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (model_folder / "1.safetensors").write_bytes(b"")
     with pytest.raises(UsageError, match=r"2\.safetensors is missing \(1 of 2"):
-        check_model(model)
-    (model / "config.json").write_text("{")
+        check_model(model_folder)
+    (model_folder / "config.json").write_text("{")
     with pytest.raises(UsageError, match=r"config\.json: Expecting"):
-        check_model(model)
+        check_model(model_folder)

@@ -131,14 +131,6 @@ def test_steps_after_the_first_run_was_over_are_not_steady():
 # --- pairs of runs ---
 
 
-@pytest.fixture
-def model(tmp_path):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text('{"architectures": ["DeepseekV3ForCausalLM"]}')
-    return folder
-
-
 def command(model, out, *more, mode="ok", client="fake_dated_client.py {url} {result} {output_len}"):
     return [
         *(sys.executable, "-m", "harness", "serving", "run", "--model", str(model), "--out", str(out)),
@@ -155,9 +147,9 @@ def run(*arguments, **named):
     )
 
 
-def test_both_runs_of_a_pair_share_its_time(model, tmp_path):
+def test_both_runs_of_a_pair_share_its_time(model_folder, tmp_path):
     out = tmp_path / "out"
-    done = run(model, out)
+    done = run(model_folder, out)
     assert done.returncode == 0, done.stderr
     runs = Journal(out).of("run")
     assert [(r["pair"], r["arm"], r["status"]) for r in runs] == [
@@ -185,9 +177,9 @@ def test_both_runs_of_a_pair_share_its_time(model, tmp_path):
     assert plan["slice_s"] == 0.05 and plan["machine"]["host"] and "environment" in plan
 
 
-def test_servers_are_started_anew_after_so_many_pairs(model, tmp_path):
+def test_servers_are_started_anew_after_so_many_pairs(model_folder, tmp_path):
     out = tmp_path / "out"
-    done = run(model, out, "--pairs", "3", "--renew", "2", "--prefill-pattern", "any")
+    done = run(model_folder, out, "--pairs", "3", "--renew", "2", "--prefill-pattern", "any")
     assert done.returncode == 0, done.stderr
     started = [
         line.split("starting command for ")[1][0] for line in done.stderr.splitlines() if "starting" in line
@@ -196,40 +188,40 @@ def test_servers_are_started_anew_after_so_many_pairs(model, tmp_path):
     assert len(Journal(out).of("pair")) == 3
 
 
-def test_servers_that_are_not_up_together_take_no_turns(model, tmp_path):
-    done = run(model, tmp_path / "out", "--one-at-a-time")
+def test_servers_that_are_not_up_together_take_no_turns(model_folder, tmp_path):
+    done = run(model_folder, tmp_path / "out", "--one-at-a-time")
     assert done.returncode == 2 and "--slice needs all servers up" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_a_client_that_dates_nothing_cannot_take_turns(model, tmp_path):
+def test_a_client_that_dates_nothing_cannot_take_turns(model_folder, tmp_path):
     client = "fake_client.py {url} {result} {seed} {concurrency} {output_len}"
-    done = run(model, tmp_path / "out", "--prefill-pattern", "any", client=client)
+    done = run(model_folder, tmp_path / "out", "--prefill-pattern", "any", client=client)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "cannot take turns; give no slices" in done.stderr
 
 
-def test_a_run_that_fails_takes_the_one_beside_it_along(model, tmp_path):
+def test_a_run_that_fails_takes_the_one_beside_it_along(model_folder, tmp_path):
     client = "fake_dated_client.py {url} {result} {output_len} fails"
     out = tmp_path / "out"
-    done = run(model, out, "--prefill-pattern", "any", "--pairs", "1", client=client)
+    done = run(model_folder, out, "--prefill-pattern", "any", "--pairs", "1", client=client)
     assert done.returncode == 3 and "Traceback" not in done.stderr
     runs = Journal(out).of("run")
     assert len(runs) == 8 and {r["status"] for r in runs} == {"failed"}
     assert any("exit code 1" in reason for r in runs for reason in r["reasons"])
 
 
-def test_an_engine_that_dies_ends_the_pair_and_not_the_session(model, tmp_path):
+def test_an_engine_that_dies_ends_the_pair_and_not_the_session(model_folder, tmp_path):
     out = tmp_path / "out"
-    done = run(model, out, "--prefill-pattern", "any", "--pairs", "1", mode="dies-mid-run")
+    done = run(model_folder, out, "--prefill-pattern", "any", "--pairs", "1", mode="dies-mid-run")
     assert done.returncode == 3 and "Traceback" not in done.stderr
     assert all(r["status"] == "failed" for r in Journal(out).of("run"))
 
 
-def test_its_end_leaves_nothing(model, tmp_path):
+def test_its_end_leaves_nothing(model_folder, tmp_path):
     mark = tmp_path.name
     process = subprocess.Popen(
-        command(model, tmp_path / "out", "--pairs", "50"),
+        command(model_folder, tmp_path / "out", "--pairs", "50"),
         cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, MARK: mark},
     )  # fmt: skip
     until = time.monotonic() + 60

@@ -268,6 +268,22 @@ def test_an_arm_that_cannot_run_costs_itself_only():
         replay(replace(plan, arms={BASE: arms["gpu"]}), detect("cpu"), Blind("a test"), say=lambda text: None)
 
 
+def test_the_process_that_replays_has_the_engine_s_environment(monkeypatch):
+    class Started(Exception):
+        pass
+
+    def worker(role, environment, log):
+        raise Started(environment)
+
+    monkeypatch.setattr("harness.serving.replay.replay.Worker", worker)
+    engine = {"MALLOC_MMAP_MAX_": None, "KMP_X": "1"}
+    plan = Plan(step(), {BASE: CHOSEN}, "eager", 1, 1.0, environment=engine)
+    with pytest.raises(Started) as started:
+        replay(plan, detect("cpu"), Blind("a test"))
+    [given] = started.value.args
+    assert given.items() >= engine.items() and given["OMP_NUM_THREADS"] == "1"
+
+
 def test_layers_are_left_out_where_memory_is_short():
     whole = Step(R1, Parallel(tp=8), "decode", (4096,) * 128, dense=3, moe=58)
     arms = {BASE: dict.fromkeys(kernels.OPS, "triton.none")}

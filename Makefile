@@ -4,6 +4,8 @@ OP ?= mla_decode
 ARGS ?= --op $(OP) --suite r1-tp8 --budget 40s
 # Which tests `make test-all` runs, as pytest's -m takes it; empty: all. CI gives `slow` after `make test`.
 MARK ?=
+# How many processes the quick tests run in. The slow ones run in one: they have verdicts of what they measure.
+WORKERS ?= 2
 
 SET_UP = @$(PYTHON) tools/set_up.py --venv $(VENV)
 IN_VENV = @$(VENV)/bin/python -m
@@ -14,13 +16,13 @@ SOURCES = $(wildcard kernels harness shapes tools tests)
 
 help: ## what there is (this list)
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
-	@echo 'Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  OP=$(OP)  ARGS="$(ARGS)"'
+	@echo 'Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  OP=$(OP)  ARGS="$(ARGS)"  WORKERS=$(WORKERS)'
 
 run: set-up ## set up, then measure: make run OP=fused_moe, or ARGS="--op mla_decode --suite smoke"
 	$(IN_VENV) harness run $(ARGS)
 
 test: lint ## set up, lint, then the quick tests
-	$(IN_VENV) pytest
+	$(IN_VENV) pytest -n $(WORKERS) --dist loadfile
 
 test-all: lint other-triton ## set up, lint, then all tests, the slow ones too (MARK=slow: those alone)
 	$(IN_VENV) pytest -m "$(MARK)"

@@ -10,8 +10,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 import types
 from collections.abc import Callable
@@ -23,13 +21,13 @@ from typing import Any
 import pytest
 import torch
 from doubles import lent
+from interpreting import run_interpreted
 from judging import judged
 
 import kernels
 from kernels.compose import bind
 from kernels.fused_moe import aiter, aiter_triton, deep_gemm, flashinfer, sglang_triton, vllm_triton
 from kernels.operands import Seeds
-from kernels.triton_runtime import INTERPRETER
 from shapes.case import parse
 
 OP = kernels.OPS["fused_moe"]
@@ -277,18 +275,7 @@ def interpreted(contract: Contract) -> bool:
 @pytest.fixture(scope="module")
 def elsewhere() -> dict[str, list[str]]:
     """What the interpreted cases find, by name."""
-    folder = Path(__file__).parent
-    environment = os.environ | INTERPRETER | {"PYTHONPATH": f"{folder.parent}{os.pathsep}{folder}"}
-    done = subprocess.run(
-        [sys.executable, __file__],
-        env=environment,
-        cwd=folder.parent,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(line) for line in done.stdout.splitlines())
+    return dict(map(json.loads, run_interpreted(__file__).stdout.splitlines()))
 
 
 @pytest.mark.parametrize("contract", CONTRACTS, ids=str)

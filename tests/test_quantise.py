@@ -6,12 +6,9 @@ As in test_triton_mla_decode, the interpreted cases run in a process of their ow
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from interpreting import found_interpreted
 
 from kernels import quantise as provider
 from kernels.formats import FORMATS, SCALES, dequantise_activations, native, quantise_activations
@@ -21,8 +18,6 @@ triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 quantise_jit = pytest.importorskip("kernels.quantise_jit")
 widen = pytest.importorskip("kernels.fp8_jit").widen
-
-INTERPRETER = {"TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def values(rows: int, columns: int) -> torch.Tensor:
@@ -100,13 +95,7 @@ def widened(name: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def interpreted() -> list[list[int]]:
-    root = Path(__file__).parents[1]
-    environment = os.environ | INTERPRETER | {"PYTHONPATH": str(root)}
-    command = [sys.executable, __file__]
-    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "RuntimeWarning" not in done.stderr, "computes what it should not:\n" + done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return found_interpreted(__file__)
 
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[str(case) for case in CASES])

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from interpreting import run_interpreted
 from lent_source import lend
 
 import kernels
 from kernels.mla_decode import sglang_triton
 from kernels.operands import Seeds
-from kernels.triton_runtime import INTERPRETER
 from shapes.case import parse
 
 pytest.importorskip("torch")
@@ -88,11 +85,7 @@ def interpret(op_name: str, name: str, text: str) -> list[str]:
 
 
 def test_sglangs_source_is_right_interpreted() -> None:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | INTERPRETER | {"PYTHONPATH": path}
-    command = [sys.executable, __file__]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+    done = run_interpreted(__file__)
     assert json.loads(done.stdout.splitlines()[-1]) == [["", ""]] * len(CASES)
 
 

@@ -9,13 +9,10 @@ import dataclasses
 import itertools
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreting import found_interpreted
 
 import kernels
 from harness.architectures import architectures
@@ -27,7 +24,6 @@ from kernels.compose import bind
 from kernels.formats import FORMATS, native
 from kernels.op import Unsupported
 from kernels.operands import Seeds
-from kernels.triton_runtime import INTERPRETER
 from kernels.tuning import Target
 from shapes.case import parse
 
@@ -105,14 +101,7 @@ def interpret(text: str, boundary: str, differs: dict[str, Any]) -> list[dict[st
 
 @pytest.fixture(scope="module")
 def interpreted() -> list[list[dict[str, Any]]]:
-    root = Path(__file__).parents[1]
-    path = os.pathsep.join(map(str, (root, root / "tests")))
-    environment = os.environ | INTERPRETER | {"PYTHONPATH": path}
-    command = [sys.executable, __file__]
-    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "RuntimeWarning" not in done.stderr, "computes what it should not:\n" + done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return found_interpreted(__file__)
 
 
 @pytest.mark.parametrize(

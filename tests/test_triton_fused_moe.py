@@ -8,14 +8,11 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
-import subprocess
-import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreting import found_interpreted
 
 import kernels
 from harness.architectures import architectures
@@ -26,7 +23,6 @@ from kernels.fused_moe.route import Router, router
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from kernels.platform import named
-from kernels.triton_runtime import INTERPRETER
 from shapes.case import parse
 
 torch = pytest.importorskip("torch")
@@ -136,14 +132,7 @@ def equal_scores() -> str:
 
 @pytest.fixture(scope="module")
 def interpreted() -> list[list[str]]:
-    root = Path(__file__).parents[1]
-    path = os.pathsep.join(map(str, (root, root / "tests")))
-    environment = os.environ | INTERPRETER | {"PYTHONPATH": path}
-    command = [sys.executable, __file__]
-    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "RuntimeWarning" not in done.stderr, "computes what it should not:\n" + done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return found_interpreted(__file__)
 
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[" ".join(map(str, case)) for case in CASES])

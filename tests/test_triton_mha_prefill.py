@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreting import found_interpreted
 
 import kernels
 from harness.architectures import architectures
@@ -25,7 +22,7 @@ from kernels.mha_prefill.flash_order import CACHES, Cache, order
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from kernels.platform import named
-from kernels.triton_runtime import CPU, INTERPRETER
+from kernels.triton_runtime import CPU
 from kernels.tuning import Target
 from shapes.case import parse
 
@@ -131,14 +128,7 @@ def alone(text: str, arch: str, config: Config) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def interpreted() -> list[list[dict[str, Any]]]:
-    root = Path(__file__).parents[1]
-    path = os.pathsep.join(map(str, (root, root / "tests")))
-    environment = os.environ | INTERPRETER | {"PYTHONPATH": path}
-    command = [sys.executable, __file__]
-    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "RuntimeWarning" not in done.stderr, "computes what it should not:\n" + done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return found_interpreted(__file__)
 
 
 @pytest.mark.parametrize("index", range(len(CASES + ALONE)), ids=[name(case) for case in CASES + ALONE])

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreting import found_interpreted
 
 import kernels
 from harness.architectures import architectures
@@ -24,7 +21,6 @@ from kernels.mla_decode.problem import LATENT, Sizes
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from kernels.platform import named
-from kernels.triton_runtime import INTERPRETER
 from kernels.tuning import Target
 from shapes.case import parse
 
@@ -101,14 +97,7 @@ def interpret(text: str, kind: str, units: int, words: dict[str, Any]) -> dict[s
 
 @pytest.fixture(scope="module")
 def interpreted() -> list[dict[str, list[float]]]:
-    root = Path(__file__).parents[1]
-    path = os.pathsep.join(map(str, (root, root / "tests")))
-    environment = os.environ | INTERPRETER | {"PYTHONPATH": path}
-    command = [sys.executable, __file__]
-    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "RuntimeWarning" not in done.stderr, "computes what it should not:\n" + done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return found_interpreted(__file__)
 
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[" ".join(map(str, case)) for case in CASES])

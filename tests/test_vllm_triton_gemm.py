@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreting import run_interpreted
 
 import kernels
 from kernels.block_scale_gemm.vllm_triton import Triton
@@ -17,7 +14,6 @@ from kernels.compose import bind
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from kernels.platform import detect
-from kernels.triton_runtime import INTERPRETER
 from shapes.case import parse
 
 OP = kernels.OPS["block_scale_gemm"]
@@ -51,12 +47,7 @@ def interpret(text: str, boundary: str) -> list[dict[str, Any]]:
 def interpreted() -> list[list[dict[str, Any]]]:
     if not (support := IMPLEMENTATION.available(detect("cpu"))).ok:
         pytest.skip(support.reason)
-    root = Path(__file__).parents[1]
-    path = os.pathsep.join(map(str, (root, root / "tests")))
-    environment = os.environ | INTERPRETER | {"PYTHONPATH": path}
-    command = [sys.executable, __file__]
-    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = run_interpreted(__file__)
     # vLLM logs to standard output too.
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[{")]
 

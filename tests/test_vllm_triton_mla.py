@@ -9,20 +9,18 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from interpreting import run_interpreted
 
 import kernels
 from harness.check import judge
 from kernels.mla_decode import vllm_triton
 from kernels.operands import Seeds
-from kernels.triton_runtime import INTERPRETER
 from shapes.case import parse
 
 torch = pytest.importorskip("torch")
@@ -83,10 +81,7 @@ def interpret(text: str, scale: float = 1.0) -> list[bool]:
 
 
 def test_vllms_source_is_right_interpreted() -> None:
-    environment = os.environ | INTERPRETER | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    command = [sys.executable, __file__]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+    done = run_interpreted(__file__)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found.pop("kv scale missing") == [False, False]
     assert found == {text: [True, True] for text in VLLM}

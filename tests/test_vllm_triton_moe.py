@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from interpreting import run_interpreted
 from lent_source import lend
 
 import kernels
 from kernels.fused_moe import vllm_triton
 from kernels.operands import Seeds
-from kernels.triton_runtime import INTERPRETER
 from shapes.case import parse
 
 torch = pytest.importorskip("torch")
@@ -130,10 +127,7 @@ def interpret(text: str, stale: bool = False) -> list[str]:
 
 
 def test_vllms_source_is_right_interpreted() -> None:
-    environment = os.environ | INTERPRETER | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    command = [sys.executable, __file__]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+    done = run_interpreted(__file__)
     found = json.loads(done.stdout.splitlines()[-1])
     first, second = found.pop("stale ids")
     assert not first and second

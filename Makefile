@@ -4,7 +4,7 @@ OP ?= mla_decode
 ARGS ?= --op $(OP) --suite r1-tp8 --budget 40s
 # Which tests `make test-all` runs, as pytest's -m takes it; empty: all. CI gives `slow` after `make test`.
 MARK ?=
-# How many processes the quick tests run in. The slow ones run in one: they have verdicts of what they measure.
+# How many processes the quick tests run in, but for those that measure; the slow ones run in one.
 WORKERS ?= 2
 
 SET_UP = @$(PYTHON) tools/set_up.py --venv $(VENV)
@@ -22,7 +22,8 @@ run: set-up ## set up, then measure: make run OP=fused_moe, or ARGS="--op mla_de
 	$(IN_VENV) harness run $(ARGS)
 
 test: lint ## set up, lint, then the quick tests
-	$(IN_VENV) pytest -n $(WORKERS) --dist loadfile
+	$(IN_VENV) pytest -n $(WORKERS) --dist loadfile -m "not slow and not alone"
+	$(IN_VENV) pytest -m "alone and not slow"
 
 test-all: lint other-triton ## set up, lint, then all tests, the slow ones too (MARK=slow: those alone)
 	$(IN_VENV) pytest -m "$(MARK)"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import tempfile
 import time
@@ -14,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from harness import durable
 from harness.provenance import driver
 from harness.threads import thread_environment
 from harness.workers import Worker, cache_environment
@@ -180,7 +180,4 @@ def _read(store: Path) -> dict[str, Ceilings]:
 def _write(store: Path, known: Mapping[str, Ceilings]) -> None:
     """Keeping it is a convenience: where it cannot be kept it is measured again."""
     with contextlib.suppress(OSError):
-        store.parent.mkdir(parents=True, exist_ok=True)
-        partial = store.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps({key: asdict(found) for key, found in known.items()}, indent=1))
-        partial.replace(store)
+        durable.replace(store, json.dumps({key: asdict(found) for key, found in known.items()}, indent=1))

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import kernels
+from harness import durable
 from harness import figures as figures_module
 from harness.architectures import architectures, pretended
 from harness.errors import one_line
@@ -138,8 +139,4 @@ def recall(key: str) -> Figures | None:
 def _remember(key: str, result: Figures) -> None:
     """A cache that cannot be written is no cache, and no error."""
     with contextlib.suppress(OSError):
-        folder = _folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        fresh = folder / f".{key}.{os.getpid()}"
-        fresh.write_text(json.dumps(asdict(result)))
-        fresh.replace(folder / f"{key}.json")
+        durable.replace(_folder() / f"{key}.json", json.dumps(asdict(result)))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from harness import durable
 from harness.errors import HarnessError, UsageError
 from harness.records import SCHEMA, CaseDone, Cell, Record, Run, Verdict
 
@@ -34,38 +34,19 @@ class Journal:
             raise UsageError(f"{folder} already holds a run; choose another --out, or --resume {folder}")
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            partial = folder / "run.json.partial"
-            with partial.open("w") as file:
-                file.write(run.model_dump_json(indent=1) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
             journal.cells.touch()
-            partial.replace(folder / "run.json")
+            durable.replace(folder / "run.json", run.model_dump_json(indent=1) + "\n")
         except OSError as error:
             reason = f"cannot write results to {folder}: {error.strerror}"
             raise UsageError(f"{reason}; choose another --out") from None
         return journal
 
     def append(self, records: Iterable[Record]) -> None:
-        """Adds a finished case in one write and waits until it is on the disk.
-
-        What an earlier kill left of an unfinished write, whole lines of it too, is cut off first; if
-        the disk fills up, the part that was written is cut off again and JournalFull raised.
-        """
-        data = "".join(record.model_dump_json() + "\n" for record in records).encode()
+        """Adds a finished case, on the disk when this returns. What an earlier kill left of an unfinished
+        one, whole lines of it too, is cut off first. Raises JournalFull."""
+        lines = "".join(record.model_dump_json() + "\n" for record in records)
         try:
-            with self.cells.open("r+b", buffering=0) as file:
-                end = _finished_cases(file.read())
-                file.truncate(end)
-                file.seek(end)
-                try:
-                    rest = memoryview(data)
-                    while rest:
-                        rest = rest[file.write(rest) :]
-                    os.fsync(file.fileno())
-                except OSError:
-                    file.truncate(end)
-                    raise
+            durable.append(self.cells, lines, _finished_cases)
         except OSError as error:
             raise JournalFull(f"cannot write to {self.cells}: {error.strerror}") from None
 
@@ -96,7 +77,7 @@ class Journal:
             raise UsageError(f"cannot read {self.cells}: {error.strerror}") from None
         cases: dict[str, list[Record]] = {}
         pending: list[Record] = []
-        for number, line in enumerate(data[: _whole_lines(data)].splitlines(), 1):
+        for number, line in enumerate(data[: durable.whole_lines(data)].splitlines(), 1):
             try:
                 record = KINDS[json.loads(line)["kind"]].model_validate_json(line)
             except (ValueError, KeyError, TypeError, ValidationError) as error:
@@ -108,14 +89,9 @@ class Journal:
         return cases
 
 
-def _whole_lines(data: bytes) -> int:
-    """How many bytes end with the last whole line."""
-    return data.rfind(b"\n") + 1
-
-
 def _finished_cases(data: bytes) -> int:
     """How many bytes end with the last finished case."""
-    end = _whole_lines(data)
+    end = durable.whole_lines(data)
     while end:
         start = data.rfind(b"\n", 0, end - 1) + 1
         with contextlib.suppress(ValueError, KeyError, TypeError):

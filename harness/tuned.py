@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import os
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from harness import durable
 from harness.errors import UsageError
 from kernels.op import Implementation
 
@@ -102,11 +102,8 @@ def require_writable(folder: Path) -> None:
 
 def write(to: Path, file: Mapping[str, Any]) -> None:
     """JSON with a line for each entry of its lists, atomically."""
-    fresh = to.with_name(f".{to.name}.{os.getpid()}")
     try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(_lines(file))
-        fresh.replace(to)
+        durable.replace(to, _lines(file))
     except OSError as error:
         raise UsageError(f"cannot write {to}: {error.strerror}; give another folder by --out") from None
 

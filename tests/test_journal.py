@@ -264,7 +264,7 @@ def test_missing_files_are_named(tmp_path):
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, out):
     (tmp_path / "file").touch()
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json.partial").mkdir()
+    (tmp_path / "run" / f".run.json.{os.getpid()}").mkdir()
     with pytest.raises(UsageError, match=r"cannot write results to .*choose another --out"):
         Journal.create(tmp_path / out, a_run())
 

@@ -27,6 +27,8 @@ HERE = ("tune", "--op", "block_scale_gemm", "--impl", "plugin.chunked", "--devic
 SHORT = ("--budget", "6s", "--per-case", "2s", "--call-timeout", "6s", "--prepare-timeout", "30s")
 SMALL = "m=4 n=512 k=256"
 
+pytestmark = pytest.mark.alone
+
 
 def stored(folder: Path) -> dict[str, dict]:
     """Choices by case."""

@@ -87,7 +87,7 @@ def test_a_block_broken_off_gives_what_is_there_and_says_so():
 
 def test_a_tensorrt_llm_block():
     (run,) = of("console_trtllm_serve.txt")
-    assert (run.client, run.engine) == ("tensorrt_llm.serve.console", "tensorrt_llm")
+    assert (run.client, run.engine) == ("tensorrt_llm.serve.console", "tensorrt-llm")
     assert run.metric("throughput_per_user").model_dump() == {
         "name": "throughput_per_user", "value": 623.08, "unit": "tok/s", "scope": "request",
         "tokens": "output", "statistic": "mean", "derived": "", "label": "",

@@ -21,7 +21,7 @@ STATISTICS = ("mean", "median", "p90", "p95", "p99", "min", "max")
 def test_every_value_of_a_bench_report(name):
     (run,) = of(name)
     assert run.client == ("trtllm-bench" if name.endswith(".json") else "trtllm-bench.console")
-    assert (run.engine, run.version) == ("tensorrt_llm", "0.21.0rc0")
+    assert (run.engine, run.version) == ("tensorrt-llm", "0.21.0rc0")
     assert (run.model, run.precision, run.mode) == ("meta-llama/Llama-3.1-8B-Instruct", "bfloat16", "offline")
     assert (run.gpus, run.hardware) == (1, "")
     assert (run.parallelism.tp, run.parallelism.pp, run.parallelism.ep) == (1, 1, None)
@@ -119,7 +119,7 @@ def test_every_value_of_the_serving_client():
     (run,) = of("trtllm_serve.json")
     assert (run.client, run.engine, run.model) == (
         "tensorrt_llm.serve",
-        "tensorrt_llm",
+        "tensorrt-llm",
         "deepseek-ai/DeepSeek-R1",
     )
     assert (run.mode, run.gpus, run.date) == ("online", None, "20261101-101112")

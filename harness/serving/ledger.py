@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from harness import durable
 from harness.errors import UsageError
 from harness.serving.prediction import KernelChange, Prediction, Quantity
 from harness.serving.schema import Record, Workload
@@ -120,17 +120,13 @@ def append(path: Path, entry: Entry) -> Entry:
     """Adds a line, on disk when this returns; gives it as written. Raises UsageError where the file cannot
     be read or written, or where what it would be added to is broken."""
     written = read(path) if path.exists() else []
-    _drop_broken_end(path)
     at = entry.at or datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     previous = written[-1].digest if written else START
     sealed = entry.model_copy(update={"at": at, "previous": previous, "digest": ""})
     sealed = sealed.model_copy(update={"digest": digest(json.loads(sealed.model_dump_json()))})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as file:
-            file.write(sealed.model_dump_json() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        durable.append(path, sealed.model_dump_json() + "\n")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
     return sealed
@@ -159,14 +155,6 @@ def read(path: Path) -> list[Entry]:
             raise UsageError(f"{path}, line {number}: dated {entry.at}, before the line above it")
         entries.append(entry)
     return entries
-
-
-def _drop_broken_end(path: Path) -> None:
-    """Takes away the part of a line that a kill left: the next line must stand by itself."""
-    if path.exists():
-        text = path.read_bytes()
-        if text and not text.endswith(b"\n"):
-            os.truncate(path, text.rfind(b"\n") + 1)
 
 
 def rows(entries: list[Entry], ledger: str = "") -> list[Row]:

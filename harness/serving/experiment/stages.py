@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
 
+from harness import durable
 from harness.errors import HarnessError, UsageError
 from harness.serving.experiment.spec import Experiment
 from harness.serving.schema import Record
@@ -65,14 +65,8 @@ class Stages:
             raise UsageError(f"cannot read {path}: {text}; take it away to make it again") from None
 
     def _write(self, path: Path, found: Record) -> None:
-        scratch = path.with_suffix(".writing")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with scratch.open("w") as file:
-                file.write(found.model_dump_json(indent=1) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(path)
+            durable.replace(path, found.model_dump_json(indent=1) + "\n")
         except OSError as error:
             raise HarnessError(
                 f"cannot write {path}: {error.strerror}; what is finished stays, --resume goes on"

@@ -104,7 +104,7 @@ def _run(document: Document, block: Block, command: Command | None) -> ServingRu
         client=f"{client}.console",
         source=where,
         model=model,
-        engine="tensorrt_llm" if client == "tensorrt_llm.serve" else engine,
+        engine="tensorrt-llm" if client == "tensorrt_llm.serve" else engine,
         mode="offline" if block.offline else "online",
         workload=workload,
         totals=totals,

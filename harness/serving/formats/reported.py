@@ -17,7 +17,7 @@ MILLISECONDS = {
 }  # fmt: skip
 BULK = ("generated_texts", "text_chunks", "start_times", "cached_tokens", "cached_tokens_details")
 LONGEST = 64  # entries of a list that stays in `extra`
-ENGINES = {"sglang": "sglang", "vllm": "vllm", "lmdeploy": "lmdeploy", "trt": "tensorrt_llm", "tgi": "tgi"}
+ENGINES = {"sglang": "sglang", "vllm": "vllm", "lmdeploy": "lmdeploy", "trt": "tensorrt-llm", "tgi": "tgi"}
 
 
 def of_keys(

@@ -158,7 +158,7 @@ def _run(row: Fields, *, printed: bool) -> ServingRun:
         precision=engine.text("quantization") or engine.text("dtype"),
         hardware=machine.text("name"),
         gpus=gpus,
-        engine="tensorrt_llm",
+        engine="tensorrt-llm",
         version=engine.text("version"),
         parallelism=Parallelism(
             tp=world.count("tp_size"), pp=world.count("pp_size"), ep=world.count("ep_size")

@@ -48,7 +48,7 @@ def _run(row: Fields) -> ServingRun:
         source=row.where,
         date=row.text("date"),
         model=row.text("model_id"),
-        engine="tensorrt_llm",
+        engine="tensorrt-llm",
         mode="online",
         workload=Workload(
             concurrency=row.number("max_concurrency"),

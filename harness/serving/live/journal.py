@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from harness import durable
 from harness.errors import HarnessError, UsageError
 
 FILE = "live.jsonl"
@@ -57,21 +57,9 @@ class Journal:
         return journal
 
     def append(self, kind: str, facts: dict[str, Any]) -> None:
-        """One line, synced. What an earlier kill left of a torn line is cut off first. Raises JournalFull."""
-        data = (json.dumps({"kind": kind, **facts}) + "\n").encode()
+        """One line, on the disk when this returns. Raises JournalFull."""
         try:
-            with self.path.open("r+b", buffering=0) as file:
-                end = file.read().rfind(b"\n") + 1
-                file.truncate(end)
-                file.seek(end)
-                try:
-                    rest = memoryview(data)
-                    while rest:
-                        rest = rest[file.write(rest) :]
-                    os.fsync(file.fileno())
-                except OSError:
-                    file.truncate(end)
-                    raise
+            durable.append(self.path, json.dumps({"kind": kind, **facts}) + "\n")
         except OSError as error:
             raise JournalFull(
                 f"cannot write to {self.path}: {error.strerror}; what is finished stays"
@@ -84,7 +72,7 @@ class Journal:
         except OSError as error:
             raise UsageError(f"cannot read {self.path}: {error.strerror}") from None
         found = []
-        for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
+        for number, line in enumerate(data[: durable.whole_lines(data)].splitlines(), 1):
             try:
                 entry = json.loads(line)
                 entry["kind"]

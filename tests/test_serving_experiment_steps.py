@@ -235,3 +235,16 @@ def test_blocks_of_several_replays_are_so_many_more(tmp_path):
     found = replayed(Replays(replays=(one(2.0), one(4.0))), "x")
     assert found.ms == pytest.approx(3.0) and found.low < 2.0 < 4.0 < found.high
     assert replayed(Replays(replays=(one(2.0),)), "y") is None
+
+
+def test_what_a_shared_machine_adds_in_bursts_is_in_what_is_predicted():
+    """A client's figures are means over steps; both replays of the base are one."""
+    times = [(10.0, 12.0), (10.0, 12.0), (10.0, 12.0), (10.0, 32.0)]
+    samples = tuple(
+        {"block": b, "round": r, "base": base / 1e3, "base again": (base + 2) / 1e3, "x": swapped / 1e3}
+        for b in (0, 1)
+        for r, (base, swapped) in enumerate(times)
+    )
+    one = Replay(created="", command=(), step={}, launch="eager", threads=1, base="base", arms={},
+                 samples=samples)  # fmt: skip
+    assert replayed(Replays(replays=(one,)), "x").ms == pytest.approx(17.0 - 11.0)

@@ -24,7 +24,6 @@ from harness.serving.replay.step import Place, Step, places
 from harness.workers import ALLOCATOR
 from shapes.routing import Routing
 
-ROUNDS = 12
 FORMAT = ("fp8", "scales")
 ROOT = Path(__file__).parents[3]
 PATTERNS = ("balanced", "uniform", *(f"zipf:{tenths / 10:g}" for tenths in range(1, 21)))
@@ -75,7 +74,7 @@ class LocalBench:
             settings.threads,
             math.inf if prefill else settings.budget_s,
             blocks=settings.prefill_blocks if prefill else settings.blocks,
-            rounds=settings.prefill_rounds if prefill else ROUNDS,
+            rounds=settings.prefill_rounds if prefill else settings.rounds,
             decomposed=3 if prefill else DECOMPOSED,
             keep_disturbed=self.keep_disturbed,
             environment=self.environment,

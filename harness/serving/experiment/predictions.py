@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from harness.errors import HarnessError
 from harness.serving.experiment.records import Replays, Run, Served
 from harness.serving.experiment.schedule import DECODE, Schedule
 from harness.serving.experiment.spec import Swap
+from harness.serving.live.effect import half_width
 from harness.serving.prediction import Part, Prediction
 from harness.serving.replay.records import CONFIDENCE, Timed
-from harness.serving.replay.replay import BASE
-from harness.statistics import interval
+from harness.serving.replay.replay import BASE, TWIN
 
 NONE = Timed(ms=0.0, low=0.0, high=0.0)
 """Of a step that makes none of the swapped calls."""
@@ -30,19 +31,23 @@ HOW = {
 
 
 def replayed(found: Replays, name: str) -> Timed | None:
-    """The swap's change over all replays, whose blocks are so many more; None where it could not run."""
-    pairs, first = [], 0
-    for one in found.replays:
+    """The swap's change, with Student's interval over the blocks of all replays; None where it could not run.
+
+    A block counts by the mean of its rounds, because what a client reports are means over steps: what a
+    shared machine adds in bursts is in those, and a robust centre would leave it out of this.
+    """
+    blocks = defaultdict(list)
+    for number, one in enumerate(found.replays):
         for sample in one.samples:
             if BASE in sample and name in sample:
-                change = 1e3 * (sample[name] - sample[BASE])
-                pairs.append((first + int(sample["block"]), change))
-        first += 1 + max((int(sample["block"]) for sample in one.samples), default=0)
-    if not pairs:
+                base = statistics.fmean(sample[arm] for arm in (BASE, TWIN) if arm in sample)
+                blocks[number, sample["block"]].append(1e3 * (sample[name] - base))
+    if not blocks:
         return None
-    over = interval(pairs, CONFIDENCE)
-    known = math.isfinite(over.low)
-    return Timed(ms=over.mean, low=over.low if known else None, high=over.high if known else None)
+    changes = [statistics.fmean(rounds) for rounds in blocks.values()]
+    mean, half = statistics.fmean(changes), half_width(changes, CONFIDENCE)
+    known = math.isfinite(half)
+    return Timed(ms=mean, low=mean - half if known else None, high=mean + half if known else None)
 
 
 def isolated(found: Replays, name: str, mode: str) -> Timed | None:

@@ -89,8 +89,8 @@ class Replay(Record):
     device:   as `serving replay` has it; empty: the first GPU, else the CPU
     threads:  as the engine has them
     routings: recorded decode steps whose routing is replayed
-    budget_s: measuring, for each replayed decode step; blocks: each on operands made anew
-    prefill_rounds: in each block; a prefill takes seconds, so it is counted in rounds and not in time
+    budget_s: measuring, for each replayed decode step, if its rounds take so long
+    blocks:   each on operands made anew, of so many rounds at most
     """
 
     base: dict[str, str]
@@ -102,6 +102,7 @@ class Replay(Record):
     routings: int = Field(default=3, gt=0)
     budget_s: float = Field(default=30.0, gt=0)
     blocks: int = Field(default=2, ge=2)
+    rounds: int = Field(default=12, gt=0)
     prefill_blocks: int = Field(default=3, ge=2)
     prefill_rounds: int = Field(default=1, gt=0)
 

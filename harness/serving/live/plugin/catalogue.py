@@ -64,6 +64,7 @@ SWAPS = {
         Swap("linears.attention=unpacked", "block_scale_gemm", "both", "_C::fp8_scaled_mm_cpu (packs ...)"),
         Swap("experts=bf16_brgemm", "fused_moe", "both", "_C::fused_experts_cpu (bf16)"),
         Swap("experts=bf16_vec", "fused_moe", "both", "_C::cpu_fused_moe"),
+        Swap("experts=torch_grouped", "fused_moe", "both", "aten::_grouped_mm"),
         Swap("experts=torch", "fused_moe", "both", "aten::mm for each expert that was picked"),
         Swap("prefill=sdpa", "mha_prefill", "prefill", "aten::scaled_dot_product_attention"),
         Swap("prefill=extend_attention_cpu", "mha_prefill", "prefill", "_C::extend_attention_cpu", _TABLE),

@@ -13,7 +13,7 @@ from .dequantise import dequantised
 def apply(swap: Swap) -> None:
     from vllm.model_executor.layers.fused_moe.experts import cpu_moe
 
-    kernel = {"bf16_brgemm": _Brgemm, "bf16_vec": _Vec, "torch": _Torch}[swap.to]
+    kernel = {"bf16_brgemm": _Brgemm, "bf16_vec": _Vec, "torch_grouped": _Grouped, "torch": _Torch}[swap.to]
     # Weights are left as loaded, so that they can be dequantised at the first call, when scales are known.
     cpu_moe.prepare_fp8_moe_layer_for_cpu = lambda w13, w2: (w13, w2)
 
@@ -58,6 +58,26 @@ class _Vec:
 
         weights = weights.float().contiguous()
         cpu_fused_moe(out, x, self.w13, self.w2, None, None, weights, ids.int(), "silu", "vec", False)
+
+
+class _Grouped:
+    """torch's grouped products in bf16: pass by pass what the suite's torch.bf16 does, so that this is the
+    kernel that a replay of it has."""
+
+    def __init__(self, w13: torch.Tensor, w2: torch.Tensor) -> None:
+        self.w13, self.w2 = w13, w2
+        self.experts = torch.arange(len(w13), dtype=torch.int32)
+
+    def __call__(self, out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> None:
+        key, order = torch.where(ids < 0, len(self.experts), ids).flatten().sort(stable=True)
+        ends = torch.searchsorted(key, self.experts.to(key.dtype), right=True, out_int32=True)
+        rows = x[order // ids.shape[1]]
+        gate, up = torch._grouped_mm(rows, self.w13.mT, offs=ends).chunk(2, -1)
+        given = torch._grouped_mm(F.silu(gate) * up, self.w2.mT, offs=ends)
+        place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+        given = given[place].view(*ids.shape, -1)
+        given = torch.where((ids < 0).unsqueeze(-1), 0, given)
+        out.copy_(torch.bmm(weights.float().unsqueeze(1), given.float())[:, 0])
 
 
 class _Torch:

@@ -89,7 +89,7 @@ def test_linears(vllm, kernel):
     assert near(linear(x, None), wanted)
 
 
-@pytest.mark.parametrize("kernel", ["_Brgemm", "_Vec", "_Torch"])
+@pytest.mark.parametrize("kernel", ["_Brgemm", "_Vec", "_Grouped", "_Torch"])
 def test_experts(vllm, kernel):
     import torch.nn.functional as F
 

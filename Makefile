@@ -4,11 +4,13 @@ OP ?= mla_decode
 ARGS ?= --op $(OP) --suite r1-tp8 --budget 40s
 # Which tests `make test-all` runs, as pytest's -m takes it; empty: all. CI gives `slow` after `make test`.
 MARK ?=
-# How many processes the quick tests run in, but for those that measure; the slow ones run in one.
+# How many processes tests run in, but for those that measure.
 WORKERS ?= 2
 
 SET_UP = @$(PYTHON) tools/set_up.py --venv $(VENV)
 IN_VENV = @$(VENV)/bin/python -m
+BESIDE = $(IN_VENV) pytest -n $(WORKERS) --dist loadfile
+ALONE = $(IN_VENV) pytest
 SOURCES = $(wildcard kernels harness shapes tools tests)
 
 .DEFAULT_GOAL := help
@@ -22,11 +24,12 @@ run: set-up ## set up, then measure: make run OP=fused_moe, or ARGS="--op mla_de
 	$(IN_VENV) harness run $(ARGS)
 
 test: lint ## set up, lint, then the quick tests
-	$(IN_VENV) pytest -n $(WORKERS) --dist loadfile -m "not slow and not alone"
-	$(IN_VENV) pytest -m "alone and not slow"
+	$(BESIDE) -m "not slow and not alone"
+	$(ALONE) -m "not slow and alone"
 
 test-all: lint other-triton ## set up, lint, then all tests, the slow ones too (MARK=slow: those alone)
-	$(IN_VENV) pytest -m "$(MARK)"
+	$(BESIDE) -m "$(if $(MARK),($(MARK)) and) not alone"
+	$(ALONE) -m "$(if $(MARK),($(MARK)) and) alone"
 
 lint: set-up-test ## what ruff finds, and whether the format is ruff's
 	$(IN_VENV) ruff check $(SOURCES)

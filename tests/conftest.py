@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from harness.ceilings import Ceilings, keep
 from harness.cli import main
@@ -45,6 +44,8 @@ def place_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         for threads in {1, default_threads()}:
             keep(cpu, threads, LEAST)
         if beside := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+            import torch
+
             # Threads that wait spin: with more of them than cores, each waits for those that do not run.
             torch.set_num_threads(max(1, default_threads() // int(beside)))
         yield

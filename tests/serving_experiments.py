@@ -49,6 +49,7 @@ op = "mla_decode"
 swap = ["mla_decode=torch"]
 replay = { mla_decode = "vllm.amx" }
 """
+OP = {"linears": "block_scale_gemm", "mla": "mla_decode"}
 STEP_MS = {"linears": {DECODE: 8.0, 1: 40.0, 3: 100.0}, "mla": {DECODE: 1.0, 1: 0.0, 3: 0.0}}
 
 
@@ -89,10 +90,8 @@ class Doubles:
             for b, r in itertools.product(range(2), range(3))
         )
         arms = {
-            "base": Arm(chosen=dict(base), classes={"mla_decode": 5.0, "copy": 1.0}),
-            name: Arm(
-                chosen=dict(chosen), cold=change, warm=3 * change, classes={"mla_decode": 5.0 + change}
-            ),
+            "base": Arm(chosen=dict(base), classes={OP[name]: 5.0, "copy": 1.0}),
+            name: Arm(chosen=dict(chosen), cold=change, warm=3 * change, classes={OP[name]: 5.0 + change}),
         }
         return Replay(
             created="",
@@ -109,14 +108,20 @@ class Doubles:
         self._ask("serving")
         return Served(change=Timed(ms=7.0, low=6.0, high=8.0))
 
-    def look(self, swap, pattern):
-        self._ask(f"look {swap.name if swap else 'base'}")
-        runs = tuple(self._run("base", n, [1, 3] if n else [2, 2]) for n in (0, 1, 2))
-        return Seen(
-            runs=runs,
-            classes={"mla_decode": 6.0 if swap else 5.0, "copy": 4.0 if swap else 1.0},
-            prefill={"mla_decode": 90.0 if swap else 70.0},
-        )
+    def look(self):
+        self._ask("look base")
+        return Seen(runs=tuple(self._run("base", n, [1, 3] if n else [2, 2]) for n in (0, 1, 2)))
+
+    def trace(self, swap, name):
+        """The base's when a decode step took twice as long as in the swapped arm's."""
+        self._ask(f"trace {name}")
+        if swap:
+            classes = {"block_scale_gemm": 5.0, "copy": 4.0, "mla_decode": 5.0, "fused_moe": 3.0}
+            prefill = {"block_scale_gemm": 64.0, "fused_moe": 77.0}
+        else:
+            classes = {"block_scale_gemm": 8.0, "copy": 2.0, "mla_decode": 10.0, "fused_moe": 6.0}
+            prefill = {"block_scale_gemm": 40.0, "fused_moe": 70.0}
+        return Seen(trace=f"{name}.gz", classes=classes, prefill=prefill)
 
     def rest(self):
         pass

@@ -11,7 +11,7 @@ import pytest
 from harness.journal import Journal
 
 ROOT = Path(__file__).parents[1]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 WAIT = """
 def _waiting(call, seconds):

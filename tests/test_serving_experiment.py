@@ -216,6 +216,7 @@ def test_pairs_of_a_journal(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.skipif(not find_spec("vllm"), reason="needs vLLM")
 def test_one_swap_end_to_end_with_vllm(tmp_path):
     """The short experiment: predicted first, then run, on any machine; nothing is left running."""

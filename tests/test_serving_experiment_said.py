@@ -19,11 +19,13 @@ def test_a_miss_is_explained_by_the_trace_of_the_swapped_arm(tmp_path):
     conduct(tmp_path, doubles).run(["linears"])
     row = ledger(tmp_path)["tiny linears"]
     [one] = row.explanations
-    assert isinstance(one, Explained) and doubles.asked[-1] == "look linears"
+    assert isinstance(one, Explained) and doubles.asked[-2:] == ["trace linears-base", "trace linears"]
+    assert one.evidence == ("linears-base.gz", "linears.gz")
     assert "itl -3.99 ms" in one.text and "(-50%)" in one.text
-    # Replayed: mla_decode +12, no copies left (-1); traced: mla_decode +1, copies +3.
-    assert "mla_decode +12.00 and +1.00 ms" in one.text
-    assert "block_scale_gemm and glue -1.00 and +3.00 ms" in one.text
+    # Replayed: +12, no copies left (-1); traced: 5 and 4 ms after 8 and 2 at half the speed.
+    assert "the base's trace times 0.50" in one.text
+    assert "block_scale_gemm and glue +11.00 and +4.00 ms" in one.text
+    assert "mla_decode" not in one.text, "the same but for the machine's pace"
     assert "of 1 +44 and +40 ms" in one.text and "of 3 +104 and +100 ms" in one.text
     assert outcome(experiment(tmp_path), tmp_path / "out", ["linears"]) == FAILED
     again = Doubles(tmp_path)
@@ -35,7 +37,8 @@ def test_prefills_that_are_alike_are_set_beside_the_traced_ones(tmp_path):
     text = TEXT.replace("[replay]", "[rules]\nprefill_pattern = [1, 1, 1, 1]\n\n[replay]")
     conduct(tmp_path, Doubles(tmp_path, off=4.0), text).run(["linears"])
     [one] = ledger(tmp_path)["tiny linears"].explanations
-    assert "prefill step by class, replayed and traced change: mla_decode +44.00 and +20.00 ms" in one.text
+    assert "prefill step by class, replayed and traced change (the base's trace times 1.10" in one.text
+    assert "block_scale_gemm and glue +43.00 and +20.00 ms" in one.text
 
 
 def test_of_prefills_that_were_not_replayed_the_trace_says_nothing(tmp_path):

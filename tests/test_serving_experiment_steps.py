@@ -16,7 +16,7 @@ from harness.serving.experiment.predictions import prediction, replayed
 from harness.serving.experiment.records import Replays, Seen
 from harness.serving.experiment.routing import decode_picks, prefill_picks
 from harness.serving.experiment.schedule import DECODE, schedule
-from harness.serving.experiment.steps import changed_places, choices, prefill_step
+from harness.serving.experiment.steps import changed_places, choices, decode_steps, prefill_step
 from harness.serving.replay.records import Replay
 from harness.workers import ALLOCATOR
 from shapes.routing import Routing
@@ -206,19 +206,24 @@ def test_a_kernel_that_was_not_timed_leaves_no_prediction(tmp_path, benched):
     assert prediction("serving-mode", "itl", changes, weights, [], swap) is None
 
 
-def test_a_prefill_is_replayed_in_all_its_blocks_however_long_it_takes(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("phase", "wanted"), [("prefill", (math.inf, 3, 1)), ("decode", (7.0, 5, 11))])
+def test_a_step_is_replayed_as_long_as_the_file_says(tmp_path, monkeypatch, phase, wanted):
+    """A prefill in all its blocks, however long it takes."""
     for name in ALLOCATOR:
         monkeypatch.delenv(name, raising=False)
     plans = []
     monkeypatch.setattr("harness.serving.replay.replay.replay", lambda plan, *_: plans.append(plan))
     monkeypatch.setattr("harness.run_command.watched", lambda platform: contextlib.nullcontext((None, [])))
     made = experiment(tmp_path)
-    step = prefill_step(made, RANK, Seen(), tmp_path, 3)
-    settings = made.replay.model_copy(update={"device": "cpu"})
-    bench = benches.LocalBench(settings, True, lambda line: None, {"KMP_X": "1"})
+    if phase == "prefill":
+        step = prefill_step(made, RANK, Seen(), tmp_path, 3)
+    else:
+        [step] = decode_steps(made, RANK, Seen(), tmp_path)
+    told = {"device": "cpu", "budget_s": 7.0, "blocks": 5, "rounds": 11}
+    bench = benches.LocalBench(made.replay.model_copy(update=told), True, lambda line: None, {"KMP_X": "1"})
     bench.replay(step, "linears", *choices(made, made.swap("linears"), step))
     [plan] = plans
-    assert (plan.budget_s, plan.blocks, plan.rounds, plan.threads) == (math.inf, 3, 1, 1)
+    assert (plan.budget_s, plan.blocks, plan.rounds) == wanted and plan.threads == 1
     assert plan.keep_disturbed and list(plan.arms) == ["base", "linears"]
     # The engine's environment, and its allocator: not our workers', which keep freed memory.
     assert plan.environment == {**dict.fromkeys(ALLOCATOR), "KMP_X": "1"}

@@ -108,6 +108,20 @@ def test_experts(vllm, kernel):
     assert near(out, wanted)
 
 
+def test_grouped_experts_are_the_kernel_that_a_replay_has(vllm):
+    """To the bit: what an experiment predicts of torch.bf16 is observed of this."""
+    from kernels.fused_moe.torch_eager import _fused_moe
+
+    w13, w2 = (torch.randn(8, *size).bfloat16() / 16 for size in ((512, 256), (256, 256)))
+    x, weights = torch.randn(9, 256).bfloat16(), torch.rand(9, 4)
+    ids = torch.stack([torch.randperm(8)[:4] for _ in range(9)]).int()
+    ids[0, 2] = ids[5] = -1  # another rank's
+    out = torch.full_like(x, float("nan"))
+    part("experts")._Grouped(w13, w2)(out, x, weights, ids)
+    wanted = _fused_moe(x, ids, weights, w13, w2, torch.arange(8, dtype=torch.int32))
+    assert torch.equal(out, wanted.to(out.dtype)) and out.any()
+
+
 @pytest.mark.parametrize("kernel", ["_sdpa", "_extend"])
 def test_prefill(vllm, kernel):
     q, k, v = (torch.randn(90, 16, width).bfloat16() for width in (192, 192, 128))

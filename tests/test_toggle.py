@@ -34,7 +34,7 @@ class Probe(Naive):
         return prepared
 """
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 TOGGLE = ("toggle", "--op", "mla_decode", "--impl", "probe.kernel", "--boundary", "core")
 WHERE = ("--device", "cpu", "--cache", "warm", "--case", "batch=1 ctx=5..20")

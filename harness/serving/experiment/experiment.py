@@ -73,7 +73,7 @@ class Conduct:
 
     def look(self, live: Live) -> Seen:
         """The base: trace, routing log, lengths, prefill pattern."""
-        base = self.stages.once("base", Seen, lambda: live.look(None, ()))
+        base = self.stages.once("base", Seen, live.look)
         if missing := [name for name in self.experiment.engine.kernels if name not in base.kernels]:
             raise HarnessError(
                 f"the engine's trace has no kernel {missing[0]}: replay.base stands for other kernels than "
@@ -201,7 +201,10 @@ class Conduct:
         misses = missed(self.experiment, held(row))
         if not misses or row.explanations:
             return
-        seen = self.stages.once(f"{swap.name}/seen", Seen, lambda: live.look(swap, ()))
+        # The base again: the machine of its first trace, hours ago, was another.
+        beside = f"{swap.name}-base"
+        before = self.stages.once(f"{swap.name}/seen-base", Seen, lambda: live.trace(None, beside))
+        seen = self.stages.once(f"{swap.name}/seen", Seen, lambda: live.trace(swap, swap.name))
         text = explanation(
             self.experiment,
             swap,
@@ -210,10 +213,10 @@ class Conduct:
             self.changes(swap, base)["replay"],
             paired,
             pattern_of(self.experiment, base),
-            base,
+            before,
             seen,
         )
-        evidence = tuple(filter(None, (base.trace, seen.trace)))
+        evidence = tuple(filter(None, (before.trace, seen.trace)))
         append(self.folder / LEDGER, Explained(row=row.id, text=text, evidence=evidence))
 
     def name(self, swap: Swap) -> str:
@@ -274,8 +277,11 @@ class _Lazy:
             self.live = self.context.__enter__()
         return self.live  # type: ignore[return-value]
 
-    def look(self, swap: Swap | None, pattern: tuple[int, ...]) -> Seen:
-        return self._get().look(swap, pattern)
+    def look(self) -> Seen:
+        return self._get().look()
+
+    def trace(self, swap: Swap | None, name: str) -> Seen:
+        return self._get().trace(swap, name)
 
     def rest(self) -> None:
         if self.live is not None:

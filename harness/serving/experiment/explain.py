@@ -32,9 +32,9 @@ def by_class(
     swap: Swap, replays: Replays | None, base: Mapping[str, float], seen: Mapping[str, float]
 ) -> list[tuple[str, float, float]]:
     """(op class, change in the replayed step, in the traced one), ms; most difference first. base, seen: op
-    class -> ms in the traces. Replay and trace name what stands between the ops differently (a copy, a
-    pointwise kernel), and a kernel swapped in need not have a name of its op's class (torch's products): only
-    the sum of all that can be set beside each other."""
+    class -> ms in the traces, the base's at the swapped one's pace. Replay and trace name what stands between
+    the ops differently (a copy, a pointwise kernel), and a kernel swapped in need not have a name of its op's
+    class (torch's products): only the sum of all that can be set beside each other."""
     replayed: dict[str, float] = {}
     for one in replays.replays if replays else ():
         old, new = one.arms[BASE].classes, one.arms[swap.name].classes
@@ -42,11 +42,21 @@ def by_class(
             by = (new.get(name, 0.0) - old.get(name, 0.0)) / len(replays.replays)
             replayed[_named(name, swap)] = replayed.get(_named(name, swap), 0.0) + by
     traced: dict[str, float] = {}
+    scale = pace(swap, base, seen)
     for name in {*base, *seen}:
-        by = seen.get(name, 0.0) - base.get(name, 0.0)
+        by = seen.get(name, 0.0) - scale * base.get(name, 0.0)
         traced[_named(name, swap)] = traced.get(_named(name, swap), 0.0) + by
     rows = [(name, replayed.get(name, 0.0), traced.get(name, 0.0)) for name in {*replayed, *traced}]
     return sorted(rows, key=lambda row: -abs(row[2] - row[1]))
+
+
+def pace(swap: Swap, base: Mapping[str, float], seen: Mapping[str, float]) -> float:
+    """How long the ops that are not swapped took in the swapped arm's trace, of their time in the base's: a
+    shared machine is another in each. 1 where both traces have none."""
+    from kernels import OPS
+
+    others = [name for name in OPS if name != swap.op and base.get(name) and seen.get(name)]
+    return sum(seen[name] for name in others) / sum(base[name] for name in others) if others else 1.0
 
 
 def _named(op_class: str, swap: Swap) -> str:
@@ -87,7 +97,8 @@ def _by_class(
     rows = [row for row in by_class(swap, replays, base, seen) if abs(row[2] - row[1]) >= LEAST_MS]
     if rows:
         changes = ", ".join(f"{name} {a:+.2f} and {b:+.2f} ms" for name, a, b in rows[:MOST])
-        yield f"{phase} step by class, replayed and traced change: {changes}"
+        scaled = f"the base's trace times {pace(swap, base, seen):.2f}, as the ops that were not swapped"
+        yield f"{phase} step by class, replayed and traced change ({scaled}): {changes}"
 
 
 def _prefills(changes: Changes, paired: Paired, pattern: Sequence[int]) -> Iterator[str]:

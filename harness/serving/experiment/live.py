@@ -19,8 +19,11 @@ LOOK_SEED = 700_001  # of runs that do not count: no pair sends the same prompts
 class Live(Protocol):
     """What an experiment asks of a serving engine. Both raise HarnessError where it cannot be had."""
 
-    def look(self, swap: Swap | None, pattern: tuple[int, ...]) -> Seen:
-        """The base, or a swap's arm, with a kernel trace; of the base the routing log too, and plain runs."""
+    def look(self) -> Seen:
+        """The base: kernel trace, routing log and plain runs."""
+
+    def trace(self, swap: Swap | None, name: str) -> Seen:
+        """The kernel trace of a swap's arm, or of the base, in the folder observed/`name`."""
 
     def rest(self) -> None:
         """Servers that are up leave the machine to others until the next call."""
@@ -70,24 +73,31 @@ class EngineLive:
         flags, swaps = (swap.flags, swap.swap) if swap else ((), ())
         return Arm(swap.name if swap else "base", tuple(environment.items()), flags, swaps)
 
-    def look(self, swap: Swap | None, pattern: tuple[int, ...]) -> Seen:
-        from harness.serving.live.observe import observe
+    def look(self) -> Seen:
         from kernels.platform import version
 
-        arm, base = self._arm(swap), swap is None
-        at = self.folder / "observed" / arm.name
-        timeout = self.experiment.engine.run_timeout_s
+        arm = self._arm(None)
+        seen = self._observed(arm, arm.name, routing=True)
+        runs = [
+            self._plain(arm, self.folder / "observed" / arm.name / f"plain-{n}.json", n)
+            for n in range(PLAIN_RUNS)
+        ]
+        of_engine = (version(self.module) if self.module else None) or ""
+        return seen.model_copy(update={"runs": tuple(runs), "version": of_engine})
+
+    def trace(self, swap: Swap | None, name: str) -> Seen:
+        return self._observed(self._arm(swap), name, routing=False)
+
+    def _observed(self, arm: Any, name: str, routing: bool) -> Seen:
+        from harness.serving.live.observe import observe
+
+        at, timeout = self.folder / "observed" / name, self.experiment.engine.run_timeout_s
         found = observe(
-            self.servers, self.client, arm, self.load, at, routing=base, seed=LOOK_SEED, run_timeout_s=timeout
-        )
-        plain = PLAIN_RUNS if base else 0
-        runs = [self._plain(arm, at / f"plain-{n}.json", n) for n in range(plain)]
+            self.servers, self.client, arm, self.load, at,
+            routing=routing, seed=LOOK_SEED, run_timeout_s=timeout,
+        )  # fmt: skip
         return Seen(
-            trace=self._inside(found.trace),
-            routing=self._inside(found.routing),
-            runs=tuple(runs),
-            version=(version(self.module) if self.module else None) or "",
-            **decomposed(found.trace),
+            trace=self._inside(found.trace), routing=self._inside(found.routing), **decomposed(found.trace)
         )
 
     def rest(self) -> None:

@@ -89,8 +89,9 @@ class Replay(Record):
     device:   as `serving replay` has it; empty: the first GPU, else the CPU
     threads:  as the engine has them
     routings: recorded decode steps whose routing is replayed
-    budget_s: measuring, for each replayed decode step, if its rounds take so long
-    blocks:   each on operands made anew, of so many rounds at most
+    budget_s: the most that a replayed decode step is measured
+    blocks:   of it, each on operands made anew, of so many `rounds` at most
+    prefill_blocks, prefill_rounds: likewise of a replayed prefill, which no budget ends
     """
 
     base: dict[str, str]

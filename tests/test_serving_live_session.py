@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from serving_processes import marked
@@ -14,7 +15,9 @@ from serving_processes import marked
 from harness.errors import NothingRan, UsageError
 from harness.serving.live.engines import kind_for
 from harness.serving.live.journal import Journal, JournalFull
+from harness.serving.live.load import Load
 from harness.serving.live.model import check_model
+from harness.serving.live.servers import Servers
 
 ROOT = Path(__file__).parent.parent
 ENGINE, CLIENT = (ROOT / "tests" / "doubles" / f"fake_{name}.py" for name in ("engine", "client"))
@@ -108,6 +111,16 @@ def test_an_engine_that_dies_mid_run_fails_that_run_only(model_folder, tmp_path)
     runs = Journal(out).of("run")
     assert [line["status"] for line in runs] == ["failed"] * 4  # on a new engine each
     assert "ended with exit code" in runs[0]["reasons"][0]
+
+
+def test_an_engine_is_warmed_up_with_requests_as_it_will_be_sent(tmp_path):
+    """First uses of memory by long prompts are no part of a run that counts."""
+    asked = []
+    client = SimpleNamespace(run=lambda url, name, load, **_: asked.append(load))
+    engine = SimpleNamespace(url="", launch=SimpleNamespace(model_name="m"))
+    for load in (Load(1040, 128, concurrency=4, prompts=8), Load(16, 3, concurrency=4, prompts=2)):
+        Servers(None, tmp_path, tmp_path, client, load)._warm_up(engine, tmp_path)
+    assert asked == [Load(1040, 12, 4, 4), Load(16, 3, 2, 2)]
 
 
 def test_an_engine_that_cannot_be_warmed_up_is_one_line(model_folder, tmp_path):

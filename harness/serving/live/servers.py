@@ -19,7 +19,7 @@ from kernels.platform import available_memory
 
 # Of what is free: servers grow while they serve, and the kernel ends one of them when all is used.
 MEMORY_SHARE = 0.5
-WARM_UP = Load(input_len=64, output_len=12, concurrency=2, prompts=2)
+WARM_UP_TOKENS = 12  # of output, of each warming request
 SWAP_NOT_CALLED = "the plug-in did not replace what the arm asks for"
 
 
@@ -149,11 +149,15 @@ class Servers:
         return engine
 
     def _warm_up(self, engine: Engine, folder: Path) -> None:
-        """A short run: first calls are slow, and swaps that make their weights then have made them."""
+        """As many requests as there will be at once, as long, but for few tokens of output. First calls of
+        a shape are slow and so is the first use of memory (results/README.md, serving/cpu-default); swaps
+        that make their weights in them have made them."""
+        load = self.load
+        together = min(load.concurrency, load.prompts)
         self.client.run(
             engine.url,
             engine.launch.model_name,
-            WARM_UP,
+            Load(load.input_len, min(WARM_UP_TOKENS, load.output_len), together, together),
             seed=10**6,
             result=folder / "warm-up.json",
             deadline_s=self.start_timeout_s,

@@ -16,7 +16,7 @@ from harness.disturbance_proc import Counters
 from harness.errors import HarnessError, NothingRan, UsageError
 from harness.serving.live.client import Client, ClientFailed
 from harness.serving.live.engine import Engine, EngineDied
-from harness.serving.live.engines import Launch
+from harness.serving.live.engines import Launch, kind_for
 from harness.serving.live.guarded import Guarded
 from harness.serving.live.load import Load
 from harness.serving.live.ports import free_port
@@ -201,3 +201,26 @@ def test_a_missing_client_says_what_to_do(tmp_path, monkeypatch):
         Client("sglang", "sglang", tmp_path, tmp_path)
     with pytest.raises(UsageError, match="unknown client 'wrk': one of vllm, sglang, or a command"):
         Client("wrk", "vllm", tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ask", "what"),
+    [
+        (lambda command: Client(command, "vllm", Path(), Path()), "client"),
+        (kind_for, "engine"),
+    ],
+)
+def test_a_command_whose_program_is_missing_is_one_line_before_anything_starts(ask, what):
+    with pytest.raises(NothingRan, match=rf"^{what} no-such-program is missing here: install it"):
+        ask("no-such-program {url} {result} {port}")
+    with pytest.raises(UsageError, match=rf"^{what} .* cannot be read: No closing quotation"):
+        ask("'program {url} {result} {port}")
+
+
+def test_a_program_is_run_wherever_it_was_named(tmp_path, monkeypatch):
+    program = tmp_path / "serve"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    assert kind_for("./serve --port {port}").command == (str(program), "--port", "{port}")
+    assert kind_for("{python} -m serve {port}").command == ("{python}", "-m", "serve", "{port}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from harness.serving.live.engines import OFFLINE
 from harness.serving.live.guarded import how_it_ended
 from harness.serving.live.load import Load
 from harness.serving.live.plugin_path import broken_modules, stage
+from harness.serving.live.programs import words_of
 
 CLIENTS = ("vllm", "sglang")
 BENCH_SERVE = Path(__file__).with_name("bench_serve.py")
@@ -26,7 +26,8 @@ def require_client(kind: str) -> None:
     """kind: `vllm` (vllm bench serve), `sglang` (sglang.bench_serving), or a command with {url} and {result}
     in it, and, where it wants them, {model} {name} {seed} {input_len} {output_len} {concurrency} {prompts}.
 
-    Raises NothingRan where the client is not installed, UsageError for a command without a result.
+    Raises NothingRan where the client is not installed, UsageError for a command that names no result or
+    cannot be read.
     """
     if kind in CLIENTS:
         if importlib.util.find_spec(kind) is None:
@@ -38,6 +39,8 @@ def require_client(kind: str) -> None:
         raise UsageError(
             f"unknown client {kind!r}: one of {known}, or a command with {{url}} and {{result}} in it"
         )
+    else:
+        words_of(kind, "client")
 
 
 class Client:
@@ -122,10 +125,10 @@ class Client:
             "result": str(result),
             **{key: str(value) for key, value in load.facts().items()},
         }
-        parts = shlex.split(self.kind)
+        parts = words_of(self.kind, "client")
         for key, value in values.items():
-            parts = [part.replace(f"{{{key}}}", value) for part in parts]
-        return parts
+            parts = tuple(part.replace(f"{{{key}}}", value) for part in parts)
+        return list(parts)
 
     def _vllm(self, url: str, name: str, load: Load, seed: int, result: Path) -> list[str]:
         return [

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from harness.errors import NothingRan, UsageError
 from harness.serving.live.load import Load
 from harness.serving.live.model import check_model
 from harness.serving.live.plugin_path import broken_modules, stage
+from harness.serving.live.programs import words_of
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,10 @@ def kind_for(engine: str) -> Kind:
         if kind.module and importlib.util.find_spec(kind.module) is None:
             raise NothingRan(f"no {engine} in {sys.executable}: {kind.install}")
         return kind
-    command = tuple(shlex.split(engine))
     if "{port}" not in engine:
         known = ", ".join(KINDS)
         raise UsageError(f"unknown engine {engine!r}: one of {known}, or a command with {{port}} in it")
-    return Kind("command", command)
+    return Kind("command", words_of(engine, "engine"))
 
 
 def on_cpu() -> bool:

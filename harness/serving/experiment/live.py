@@ -17,7 +17,7 @@ LOOK_SEED = 700_001  # of runs that do not count: no pair sends the same prompts
 
 
 class Live(Protocol):
-    """What an experiment asks of a serving engine. Both raise HarnessError where it cannot be had."""
+    """What an experiment asks of a serving engine. All raise HarnessError where it cannot be had."""
 
     def look(self) -> Seen:
         """The base: kernel trace, routing log and plain runs."""

@@ -111,11 +111,23 @@ def test_recorded_picks_are_those_of_the_steps_with_the_batch(tmp_path):
         tuple(tuple(map(tuple, ids[2 * s + layer].tolist())) for layer in range(2)) for s in range(1, 6)
     ]
     assert all(one in logged for one in found)
-    assert len(decode_picks(tmp_path / "r.npz", 4, 50)) == 5
+    assert sorted(decode_picks(tmp_path / "r.npz", 4, 50)) == sorted(logged)
     with pytest.raises(UsageError, match="no decode step of 3 tokens"):
         decode_picks(tmp_path / "r.npz", 3, 1)
     with pytest.raises(UsageError, match="cannot read routing log"):
         decode_picks(tmp_path / "none.npz", 3, 1)
+
+
+def test_recorded_steps_load_the_experts_as_the_run_does_in_the_mean(tmp_path):
+    log(tmp_path / "r.npz", layers=3, steps=200, experts=32, topk=8)
+
+    def read(picks):
+        return sum(len({expert for row in layer for expert in row}) for layer in picks)
+
+    run = [read(one) for one in decode_picks(tmp_path / "r.npz", 4, 200)]
+    few, many = (read(one) for one in decode_picks(tmp_path / "r.npz", 4, 2))
+    assert numpy.std(run) > 2 and few < many
+    assert (few + many) / 2 == pytest.approx(numpy.mean(run), rel=0.01)
 
 
 def test_a_prefill_loads_the_experts_as_the_logged_one_did(tmp_path):

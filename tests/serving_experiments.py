@@ -66,6 +66,8 @@ class Killed(BaseException):
 class Doubles:
     """Bench and engine that know what each swap does, count what they are asked, and may be killed."""
 
+    patterns = ([2, 2], [1, 3], [1, 3])
+
     def __init__(self, folder, off=0.0, clock=None, kill_at=None):
         self.folder, self.off, self.asked, self.kill_at = folder, off, [], kill_at
         self.opened = 0
@@ -110,7 +112,7 @@ class Doubles:
 
     def look(self):
         self._ask("look base")
-        return Seen(runs=tuple(self._run("base", n, [1, 3] if n else [2, 2]) for n in (0, 1, 2)))
+        return Seen(runs=tuple(self._run("base", n, pattern) for n, pattern in enumerate(self.patterns)))
 
     def trace(self, swap, name):
         """The base's when a decode step took twice as long as in the swapped arm's."""

@@ -76,6 +76,22 @@ def test_a_change_under_the_threshold_is_not_resolved(tmp_path):
     assert itl.verdict == "explained"
 
 
+def test_a_pattern_that_the_base_never_has_is_said_before_anything_is_replayed(tmp_path):
+    doubles, rules = Doubles(tmp_path), "[rules]\nprefill_pattern = {}\n"
+    assert "[rules]" not in TEXT
+    with pytest.raises(
+        HarnessError, match=r"rejected: the base prefills 1\+3 and 2\+2 .*_pattern is 1\+1\+1\+1$"
+    ):
+        conduct(tmp_path, doubles, TEXT + rules.format([1, 1, 1, 1])).run(["mla"])
+    assert doubles.asked == ["look base"]
+    decode = '[predict]\nquantities = ["itl"]\n'  # which any pattern will do for
+    for number, more in enumerate((rules.format([2, 2]), rules.format([1, 1, 1, 1]) + decode)):
+        other = tmp_path / str(number)
+        other.mkdir()
+        conduct(other, Doubles(other), TEXT + more).run(["mla"])
+        assert ledger(other)["tiny mla"].observations
+
+
 def test_runs_before_their_prediction_are_refused(tmp_path):
     early = Doubles(tmp_path, clock=lambda: datetime.now(timezone.utc) - timedelta(hours=1))
     with pytest.raises(HarnessError, match=r"refused: runs began at .* before their prediction"):

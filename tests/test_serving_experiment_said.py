@@ -34,8 +34,9 @@ def test_a_miss_is_explained_by_the_trace_of_the_swapped_arm(tmp_path):
 
 
 def test_prefills_that_are_alike_are_set_beside_the_traced_ones(tmp_path):
-    text = TEXT.replace("[replay]", "[rules]\nprefill_pattern = [1, 1, 1, 1]\n\n[replay]")
-    conduct(tmp_path, Doubles(tmp_path, off=4.0), text).run(["linears"])
+    doubles = Doubles(tmp_path, off=4.0)
+    doubles.patterns = ([1, 1, 1, 1],)
+    conduct(tmp_path, doubles).run(["linears"])
     [one] = ledger(tmp_path)["tiny linears"].explanations
     assert "prefill step by class, replayed and traced change (the base's trace times 1.10" in one.text
     assert "block_scale_gemm and glue +43.00 and +20.00 ms" in one.text

@@ -21,9 +21,11 @@ from harness.serving.experiment.stages import Stages
 from harness.serving.experiment.steps import (
     changed_places,
     choices,
+    decode_alone,
     decode_steps,
     pattern_of,
     prefill_step,
+    require_pattern,
     schedule_of,
     typical,
 )
@@ -79,6 +81,7 @@ class Conduct:
                 f"the engine's trace has no kernel {missing[0]}: replay.base stands for other kernels than "
                 f"this engine runs here ({base.trace})"
             )
+        require_pattern(self.experiment, base)
         return base
 
     def predict(self, swap: Swap, base: Seen) -> None:
@@ -123,7 +126,7 @@ class Conduct:
         """Kind (requests that it prefills, or DECODE) -> the steps of it that are replayed."""
         experiment, rank, folder = self.experiment, self.rank, self.folder
         found = {DECODE: decode_steps(experiment, rank, base, folder)}
-        if set(experiment.predict.quantities) != {"itl"}:
+        if not decode_alone(experiment):
             for size in sorted(set(pattern_of(experiment, base))):
                 found[size] = [prefill_step(experiment, rank, base, folder, size)]
         return found

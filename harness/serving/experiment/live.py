@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from harness.errors import NothingRan
 from harness.serving.experiment.records import Paired, Run, Seen
 from harness.serving.experiment.spec import Experiment, Swap
+from harness.serving.experiment.steps import decode_alone
 
 PLAIN_RUNS = 3
 LOOK_SEED = 700_001  # of runs that do not count: no pair sends the same prompts
@@ -133,11 +134,10 @@ class EngineLive:
         from kernels.platform import detect
 
         experiment, load = self.experiment, self.experiment.load
-        # The steady step is the same however its prompts were prefilled.
-        decode_alone = set(experiment.predict.quantities) == {"itl"}
+        any_pattern = decode_alone(experiment)
         rules = Rules(
-            () if decode_alone else pattern,
-            any_pattern=decode_alone,
+            () if any_pattern else pattern,
+            any_pattern=any_pattern,
             disturbed=experiment.rules.disturbed,
             least_steady=experiment.rules.least_steady,
         )

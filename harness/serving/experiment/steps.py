@@ -12,6 +12,7 @@ from harness.serving.experiment.records import Run, Seen
 from harness.serving.experiment.routing import decode_picks, prefill_picks
 from harness.serving.experiment.schedule import Schedule, schedule
 from harness.serving.experiment.spec import Experiment, Swap
+from harness.serving.live.rules import by
 from harness.serving.replay.step import Step, places
 from shapes.attention import Parallel
 from shapes.models import ModelConfig
@@ -27,6 +28,21 @@ def pattern_of(experiment: Experiment, base: Seen) -> tuple[int, ...]:
     if not seen:
         raise HarnessError("the base's runs show no prefill pattern; give rules.prefill_pattern")
     return seen.most_common(1)[0][0]
+
+
+def decode_alone(experiment: Experiment) -> bool:
+    """Only the steady step is asked for, which is the same however its prompts were prefilled."""
+    return set(experiment.predict.quantities) == {"itl"}
+
+
+def require_pattern(experiment: Experiment, base: Seen) -> None:
+    """Raises HarnessError where every run would be rejected for its pattern."""
+    if base.runs and not decode_alone(experiment) and not typical(experiment, base):
+        seen = " and ".join(sorted({by(run.pattern) for run in base.runs}))
+        raise HarnessError(
+            f"all runs would be rejected: the base prefills {seen} requests together, and "
+            f"rules.prefill_pattern is {by(experiment.rules.prefill_pattern)}"
+        )
 
 
 def schedule_of(experiment: Experiment, base: Seen) -> Schedule:

@@ -38,7 +38,7 @@ class Rules:
         elif short := [n for n in tokens if n != load.output_len]:
             found.append(f"{len(short)} requests gave other than {load.output_len} tokens ({short[0]})")
         if self.pattern and steps.pattern != self.pattern:
-            found.append(f"prefilled {_by(steps.pattern)}, not {_by(self.pattern)} (arrival race)")
+            found.append(f"prefilled {by(steps.pattern)}, not {by(self.pattern)} (arrival race)")
         if steps.steady < self.least_steady:
             found.append(f"{steps.steady} steady inter-token times are fewer than {self.least_steady}")
         if self.disturbed and disturbance:
@@ -46,5 +46,6 @@ class Rules:
         return found
 
 
-def _by(pattern: Sequence[int]) -> str:
+def by(pattern: Sequence[int]) -> str:
+    """A prefill pattern, as it is printed."""
     return "+".join(map(str, pattern)) or "nobody"

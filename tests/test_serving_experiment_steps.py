@@ -205,14 +205,16 @@ def test_the_suite_s_own_runs_are_summed_over_the_swapped_calls(benched):
     assert 0 < found.change.high - found.change.ms < 0.014 * calls
 
 
-def test_a_kernel_of_too_few_rounds_is_a_prediction_without_an_interval(benched):
+def test_a_kernel_of_one_block_leaves_no_prediction(benched):
     found, _, _ = benched(lambda i: {"time_us": 1000.0 * (1 + i), "low_us": None, "high_us": None})
-    assert found.change.ms == pytest.approx(10.0) and (found.change.low, found.change.high) == (None, None)
+    assert found.change is None
+    assert found.missing[0].endswith(": ok, one block gives no interval: a larger predict.serving_budget_s")
 
 
 def test_a_kernel_that_was_not_timed_leaves_no_prediction(tmp_path, benched):
-    found, _, _ = benched(lambda i: {"status": "wrong", "reason": "far off", "time_us": None})
-    assert found.change is None and "wrong far off" in found.missing[0]
+    untimed = dict.fromkeys(("time_us", "low_us", "high_us"))
+    found, _, _ = benched(lambda i: {"status": "wrong", "reason": "far off", **untimed})
+    assert found.change is None and found.missing[0].endswith(": wrong, far off")
     changes, weights = {DECODE: found.change}, schedule((1, 3), 4, 4, 8)
     swap = experiment(tmp_path).swap("linears")
     assert prediction("serving-mode", "itl", changes, weights, [], swap) is None

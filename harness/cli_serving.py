@@ -268,8 +268,8 @@ def trace_command(**options: Any) -> None:
 def experiment_command(**options: Any) -> None:
     """What swaps of single kernels change in a live serving run, predicted first: trace, routing log, kernel
     benchmark and replay, the prediction into the ledger, then pairs of runs, then what they show. FILE is
-    TOML, or the name of one that comes with the harness (cpu-decode, cpu-default, cpu-long, cpu-short). Exit code 1
-    where a replay missed or a swap has no observation."""
+    TOML, or the name of one that comes with the harness (cpu-decode, cpu-default, cpu-long, cpu-short). Exit
+    code 1 where a replay missed or a swap has no observation."""
     from harness.serving.experiment.command import show
 
     sys.exit(show(**options))

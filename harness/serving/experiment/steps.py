@@ -12,7 +12,7 @@ from harness.serving.experiment.records import Run, Seen
 from harness.serving.experiment.routing import decode_picks, prefill_picks
 from harness.serving.experiment.schedule import Schedule, schedule
 from harness.serving.experiment.spec import Experiment, Swap
-from harness.serving.live.rules import by
+from harness.serving.live.rules import pattern_text
 from harness.serving.replay.step import Step, places
 from shapes.attention import Parallel
 from shapes.models import ModelConfig
@@ -38,10 +38,10 @@ def decode_alone(experiment: Experiment) -> bool:
 def require_pattern(experiment: Experiment, base: Seen) -> None:
     """Raises HarnessError where every run would be rejected for its pattern."""
     if base.runs and not decode_alone(experiment) and not typical(experiment, base):
-        seen = " and ".join(sorted({by(run.pattern) for run in base.runs}))
+        seen = " and ".join(sorted({pattern_text(run.pattern) for run in base.runs}))
         raise HarnessError(
             f"all runs would be rejected: the base prefills {seen} requests together, and "
-            f"rules.prefill_pattern is {by(experiment.rules.prefill_pattern)}"
+            f"rules.prefill_pattern is {pattern_text(experiment.rules.prefill_pattern)}"
         )
 
 

@@ -38,7 +38,8 @@ class Rules:
         elif short := [n for n in tokens if n != load.output_len]:
             found.append(f"{len(short)} requests gave other than {load.output_len} tokens ({short[0]})")
         if self.pattern and steps.pattern != self.pattern:
-            found.append(f"prefilled {by(steps.pattern)}, not {by(self.pattern)} (arrival race)")
+            was, wanted = pattern_text(steps.pattern), pattern_text(self.pattern)
+            found.append(f"prefilled {was}, not {wanted} (arrival race)")
         if steps.steady < self.least_steady:
             found.append(f"{steps.steady} steady inter-token times are fewer than {self.least_steady}")
         if self.disturbed and disturbance:
@@ -46,6 +47,6 @@ class Rules:
         return found
 
 
-def by(pattern: Sequence[int]) -> str:
+def pattern_text(pattern: Sequence[int]) -> str:
     """A prefill pattern, as it is printed."""
     return "+".join(map(str, pattern)) or "nobody"

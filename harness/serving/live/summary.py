@@ -10,7 +10,7 @@ from tabulate import tabulate
 
 from harness.serving.live.agreement import agreement
 from harness.serving.live.pairs import QUANTITIES, counted, effects, pairs_of, spread
-from harness.serving.live.rules import by
+from harness.serving.live.rules import pattern_text
 
 
 def summarise(lines: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def table(summary: Mapping[str, Any]) -> str:
         [name, one["runs"], _ms(one.get("steady_itl_ms")), _percent(one["spread"]),
          _ms(one.get("mean_ttft_ms")), _ms(one.get("mean_tpot_ms")),
          f"{one['decoding_batch']:.2f}" if one["decoding_batch"] else "",
-         ", ".join(map(by, one["prefill_patterns"]))]
+         ", ".join(map(pattern_text, one["prefill_patterns"]))]
         for name, one in summary["arms"].items()
     ]  # fmt: skip
     headers = ["arm", "runs", "decode step", "between runs", "TTFT", "TPOT", "decoding", "prefilled together"]

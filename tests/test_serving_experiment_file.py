@@ -50,7 +50,9 @@ def test_a_mistake_in_the_file_is_one_line_that_says_where(tmp_path, old, new, s
 
 
 def test_what_there_is_not_is_said_with_what_there_is(tmp_path):
-    with pytest.raises(UsageError, match=r"cannot read nothing: .*cpu-decode, cpu-default, cpu-long, cpu-short"):
+    with pytest.raises(
+        UsageError, match=r"cannot read nothing: .*cpu-decode, cpu-default, cpu-long, cpu-short"
+    ):
         read_experiment("nothing")
     with pytest.raises(UsageError, match="no swap 'x' in experiment tiny; swaps: linears, mla"):
         experiment(tmp_path).swap("x")

@@ -150,6 +150,20 @@ def test_what_a_command_leaves_behind_ends_with_it(tmp_path, mark):
     assert not marked(mark)
 
 
+def test_sockets_of_an_ended_engine_go_and_its_files_stay(tmp_path, mark):
+    code = (
+        "import socket, time; socket.socket(socket.AF_UNIX).bind('left'); open('made', 'w'); time.sleep(600)"
+    )
+    environment = dict(os.environ) | {"KERNEL_BENCH_TEST": mark}
+    command = (sys.executable, "-c", code)
+    with Engine(Launch("command", command, environment, "/health", "model"), 1, tmp_path / "log"):
+        until = time.monotonic() + 30
+        while not (tmp_path / "made").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert (tmp_path / "left").is_socket()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "made"]
+
+
 def test_what_a_client_used_can_be_read_when_it_has_ended(tmp_path, mark):
     """Else its seconds would look like somebody else's, and its run like a disturbed one."""
     code = "import time; until = time.process_time() + 0.5\nwhile time.process_time() < until: pass"

@@ -90,7 +90,8 @@ def test_a_swap_is_served_measured_logged_and_left_no_process(tmp_path):
         *("--prefill-pattern", "any"),
         *("--arm", "base", "--arm", "swapped:mla_decode=torch experts=torch linears.dense=bf16"),
     ]
-    mark = {"KERNEL_BENCH_TEST": str(tmp_path)}
+    (tmp_path / "tmp").mkdir()
+    mark = {"KERNEL_BENCH_TEST": str(tmp_path), "TMPDIR": str(tmp_path / "tmp")}
     done = subprocess.run(
         command,
         cwd=ROOT,
@@ -120,6 +121,7 @@ def test_a_swap_is_served_measured_logged_and_left_no_process(tmp_path):
             assert f"KERNEL_BENCH_TEST={tmp_path}".encode() not in (folder / "environ").read_bytes()
         except OSError:
             continue
+    assert not [path for path in tmp_path.rglob("*") if path.is_socket()]
     texts = [json.loads((out / run["result"]).read_text())["generated_texts"] for run in journal.of("run")]
     first = [[text.split()[0] for text in of_run] for of_run in texts]
     assert sum(a == b for a, b in zip(*first, strict=True)) >= 3  # of four

@@ -29,7 +29,8 @@ class Engine:
     def __init__(self, launch: Launch, port: int, log: Path) -> None:
         self.launch, self.port = launch, port
         self.url = f"http://127.0.0.1:{port}"
-        self.process = Guarded(launch.command, launch.environment, log, log.parent)
+        self.folder = log.parent
+        self.process = Guarded(launch.command, launch.environment, log, self.folder)
         self.took_s: float | None = None
 
     def wait_healthy(self, deadline_s: float, tick: Callable[[float], None] = lambda s: None) -> None:
@@ -109,7 +110,11 @@ class Engine:
         return self.process.resume()
 
     def stop(self) -> None:
+        """All its processes; sockets of theirs that nobody can answer any more go too."""
         self.process.end()
+        for left in self.folder.iterdir():
+            if left.is_socket():
+                left.unlink()
 
     def __enter__(self) -> Engine:
         return self

@@ -150,6 +150,8 @@ def launch(
             "PYTHONPATH": os.pathsep.join(path),
             "KERNEL_BENCH_SWAPS": ",".join(swaps),
             "KERNEL_BENCH_SWAPS_LOG": str(swaps_log),
+            # Where it runs, which is `folder`: its sockets stay when it is stopped, and would fill /tmp.
+            "VLLM_RPC_BASE_PATH": ".",
         }
         if routing:
             routing.mkdir(parents=True, exist_ok=True)

@@ -112,9 +112,10 @@ class Engine:
     def stop(self) -> None:
         """All its processes; sockets of theirs that nobody can answer any more go too."""
         self.process.end()
-        for left in self.folder.iterdir():
-            if left.is_socket():
-                left.unlink()
+        with contextlib.suppress(OSError):  # the folder may be gone
+            for left in self.folder.iterdir():
+                if left.is_socket():
+                    left.unlink()
 
     def __enter__(self) -> Engine:
         return self

@@ -8,12 +8,12 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from harness.errors import UsageError
+from harness.paths import DATA
 from kernels.tuning import Target
 
-DATA = Path(__file__).parent / "data" / "architectures.json"
+LIMITS = DATA / "architectures.json"
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Architecture:
 @functools.cache
 def architectures() -> dict[str, Architecture]:
     """By name."""
-    read = json.loads(DATA.read_text())["architectures"]
+    read = json.loads(LIMITS.read_text())["architectures"]
     return {each["arch"]: Architecture(**each | {"triton": tuple(each["triton"])}) for each in read}
 
 

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from harness import durable
+from harness.paths import DATA, cache
 from harness.provenance import driver
 from harness.threads import thread_environment
-from harness.workers import Worker, cache_environment
+from harness.workers import Worker
 from kernels.op import DTYPES, Work
 from kernels.platform import Platform, version
 
-DATA = Path(__file__).parent / "data" / "devices.json"
+DATASHEETS = DATA / "devices.json"
 
 # Where the kernel gives them on request, a CPU reads 2 to 7 % faster (seen on Zen 4, 256 MiB).
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -80,7 +81,7 @@ class Ceilings:
 def datasheets(platform: Platform) -> list[dict[str, Any]]:
     """The entries that this device may be: those of its architecture with a word of its name, or all of its
     architecture, as ROCm's kernel driver names no product."""
-    entries = [d for d in json.loads(DATA.read_text())["devices"] if d["arch"] == platform.arch]
+    entries = [d for d in json.loads(DATASHEETS.read_text())["devices"] if d["arch"] == platform.arch]
     named = [d for d in entries if re.search(rf"\b{d['name']}\b", platform.name)]
     return named or entries
 
@@ -158,7 +159,7 @@ def meters(
 
 
 def _store() -> Path:
-    return Path(cache_environment("ceilings")["TRITON_CACHE_DIR"]).parent / "ceilings.json"
+    return cache() / "ceilings" / "ceilings.json"
 
 
 def _key(platform: Platform, threads: int) -> str:

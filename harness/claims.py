@@ -15,7 +15,8 @@ from typing import Any
 from tabulate import tabulate
 
 import kernels
-from harness.published import CLAIMS, FOLDER, read
+from harness.paths import PUBLISHED, RESULTS
+from harness.published import CLAIMS, read
 from harness.writing import write
 from kernels.platform import Platform, detect
 
@@ -68,9 +69,9 @@ class Test:
 
 def show(runs: Sequence[str], json_to: str | None = None) -> None:
     """Prints the table, or JSON. Raises UsageError where a run cannot be read."""
-    document = read(FOLDER / CLAIMS)
+    document = read(PUBLISHED / CLAIMS)
     here = detect()
-    cells = [cell for run in runs or [FOLDER.parent] for cell in _cells(run)]
+    cells = [cell for run in runs or [RESULTS] for cell in _cells(run)]
     tests = examine(document, here, cells)
     if json_to:
         whole = {**{k: document[k] for k in ("source", "device", "arch", "unknown")}}

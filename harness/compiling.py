@@ -25,6 +25,7 @@ from harness.architectures import architectures, pretended
 from harness.errors import one_line
 from harness.figures import Figures, figures
 from harness.launches import Launch
+from harness.paths import cache
 
 NICE = 10
 
@@ -108,8 +109,7 @@ def _function(kernel: str):
 
 
 def _folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "deepseek-kernel-bench" / "compile"
+    return cache() / "compile"
 
 
 @functools.cache

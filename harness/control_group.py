@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path("/")
+SYSTEM = Path("/")
 
 
-def folders(root: Path = ROOT) -> list[Path]:
+def folders(root: Path = SYSTEM) -> list[Path]:
     """Of our group, as far as CPUs go, and of those around it."""
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
@@ -28,7 +28,7 @@ def folders(root: Path = ROOT) -> list[Path]:
     return found
 
 
-def quota(root: Path = ROOT) -> float:
+def quota(root: Path = SYSTEM) -> float:
     """CPUs' worth of time, the least that any of them grants; infinite where none limits it."""
     return min((granted for folder in folders(root) for granted in _granted(folder)), default=math.inf)
 

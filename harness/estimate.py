@@ -37,7 +37,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness.architectures import Architecture
-from harness.ceilings import DATA
+from harness.ceilings import DATASHEETS
 from harness.figures import Figures, Product
 from kernels.tuning import Demand
 
@@ -75,7 +75,7 @@ class Peaks:
 
 def peaks(architecture: Architecture) -> Peaks:
     """Of the device that stands for the architecture."""
-    read = json.loads(DATA.read_text())["devices"]
+    read = json.loads(DATASHEETS.read_text())["devices"]
     device = next(each for each in read if each["name"] == architecture.device)
     return Peaks(
         architecture.units,

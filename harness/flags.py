@@ -13,14 +13,12 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 from harness.errors import UsageError
+from harness.paths import DATA
 from kernels.op import Support
 from kernels.platform import Platform
 from kernels.vendor import either
-
-DATA = Path(__file__).parent / "data" / "flags.json"
 
 READ = {
     "process": "as a process starts",
@@ -132,7 +130,7 @@ class Flag:
 @functools.cache
 def catalogue() -> dict[str, Flag]:
     """All flags by name, in the order of the file."""
-    return {each["name"]: _flag(each) for each in json.loads(DATA.read_text())["flags"]}
+    return {each["name"]: _flag(each) for each in json.loads((DATA / "flags.json").read_text())["flags"]}
 
 
 def _flag(entry: Mapping[str, object]) -> Flag:

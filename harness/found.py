@@ -121,5 +121,5 @@ def _us(one: Candidate | None) -> float | None:
 
 def _criterion() -> str:
     """Changes with the formula and with what it knows of devices."""
-    texts = [Path(f).read_text() for f in (estimate.__file__, architectures.DATA, ceilings.DATA)]
+    texts = [Path(f).read_text() for f in (estimate.__file__, architectures.LIMITS, ceilings.DATASHEETS)]
     return hashlib.sha256("".join(texts).encode()).hexdigest()[:12]

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.flags import catalogue
-from harness.workers import DEFAULTS, ROOT
+from harness.paths import ROOT
+from harness.workers import DEFAULTS
 from kernels.platform import Platform, detect, run, version
 
 LIBRARIES = [

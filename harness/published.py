@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UsageError
+from harness.paths import PUBLISHED
 from shapes.case import Size
 
-FOLDER = Path(__file__).resolve().parent.parent / "results" / "published"
 CLAIMS = "claims.json"
 
 
@@ -38,7 +38,7 @@ class Figure:
         return op == self.op and all(str(sizes.get(name)) == str(v) for name, v in self.sizes.items())
 
 
-def figures(folder: Path = FOLDER) -> list[Figure]:
+def figures(folder: Path = PUBLISHED) -> list[Figure]:
     """All of them, in the order of their files. Raises UsageError where one cannot be read."""
     found = []
     for path in sorted(folder.glob("*.json")):

@@ -9,11 +9,9 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from harness.errors import UsageError
-
-DATA = Path(__file__).parent / "data" / "recipes.json"
+from harness.paths import DATA
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,9 @@ class Recipe:
 @functools.cache
 def recipes() -> dict[str, Recipe]:
     """By name."""
-    return {each["name"]: _recipe(each) for each in json.loads(DATA.read_text())["recipes"]}
+    return {
+        each["name"]: _recipe(each) for each in json.loads((DATA / "recipes.json").read_text())["recipes"]
+    }
 
 
 def _recipe(entry: dict) -> Recipe:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import io
-import os
 import subprocess
 import tarfile
 import tempfile
 from pathlib import Path
 
 from harness.errors import UsageError
+from harness.paths import ROOT, cache
 from harness.plan import Arm
-from harness.workers import ROOT
 
 BESIDE = ("harness", "shapes")
 """What an arm takes of this checkout: one engine measures all revisions, on the same cases."""
@@ -31,8 +30,7 @@ def arm(name: str, commit: str) -> Arm:
 
 def tree(commit: str) -> Path:
     """The folder in which a commit's kernels/ stand beside this checkout's other packages."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "deepseek-kernel-bench" / "revisions" / commit
+    folder = cache() / "revisions" / commit
     if not (folder / "kernels").is_dir():
         packed = _git("archive", "--format=tar", commit, "kernels")
         folder.mkdir(parents=True, exist_ok=True)

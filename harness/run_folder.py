@@ -16,11 +16,12 @@ from harness import plan, revisions
 from harness.ceilings import ceilings
 from harness.errors import UsageError
 from harness.journal import Journal
+from harness.paths import RESULTS
 from harness.provenance import provenance
 from harness.records import Cell, PlannedCase, Record, Run
 from harness.statistics import CONFIDENCE, MARGIN
 from harness.threads import default_threads
-from harness.workers import ROOT, WorkerFailure
+from harness.workers import WorkerFailure
 from kernels.platform import Platform
 from shapes.case import Case
 from shapes.suites import CASE_S, suites
@@ -93,7 +94,7 @@ def begin(
     device = re.sub(r"[^a-z0-9]+", "-", f"{platform.name or platform.kind}".lower()).strip("-")
     what = op if race is None else f"{op}-{baseline}-race"
     identity = f"{created}-{what}-{suite.replace(' ', '-')}-{device}"
-    folder = Path(request.out) if request.out else ROOT / "results" / "local" / identity
+    folder = Path(request.out) if request.out else RESULTS / "local" / identity
     settings = Run(
         id=folder.name,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -6,14 +6,14 @@ import functools
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from harness.architectures import Architecture
 from harness.figures import Figures
 from harness.launches import Launch
+from harness.paths import DATA
 
-SPILLS = Path(__file__).parent / "data" / "spills.json"
-REFUSED = Path(__file__).parent / "data" / "refused.json"
+SPILLS = DATA / "spills.json"
+REFUSED = DATA / "refused.json"
 
 
 def objections(launch: Launch, figures: Figures, architecture: Architecture) -> list[str]:

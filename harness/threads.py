@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from harness.control_group import ROOT, quota
+from harness.control_group import SYSTEM, quota
 from kernels.platform import Platform
 
 # Whoever sets one of these binds threads himself.
@@ -25,7 +25,7 @@ def _allowed() -> set[int]:
 ALLOWED = _allowed()
 
 
-def nodes(root: Path = ROOT) -> list[set[int]]:
+def nodes(root: Path = SYSTEM) -> list[set[int]]:
     """The CPUs of each NUMA node; one node of all where the system does not tell."""
     files = sorted(
         root.glob("sys/devices/system/node/node[0-9]*/cpulist"), key=lambda f: int(f.parent.name[4:])
@@ -35,7 +35,7 @@ def nodes(root: Path = ROOT) -> list[set[int]]:
     ]
 
 
-def cores(root: Path = ROOT, allowed: set[int] = ALLOWED) -> list[list[int]]:
+def cores(root: Path = SYSTEM, allowed: set[int] = ALLOWED) -> list[list[int]]:
     """One hardware thread of each physical core that may be used, by NUMA node, the one with the most cores
     first."""
     found = []
@@ -59,7 +59,7 @@ def cpus_in(text: str) -> set[int]:
     }
 
 
-def default_threads(root: Path = ROOT, allowed: set[int] = ALLOWED) -> int:
+def default_threads(root: Path = SYSTEM, allowed: set[int] = ALLOWED) -> int:
     """The physical cores of one NUMA node, to which engines bind a rank, or the CPUs' worth of time that the
     control group is given, if that is less."""
     return max(1, int(min(len(cores(root, allowed)[0]), quota(root))))

@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import kernels
-
-ROOT = Path(__file__).resolve().parent.parent
-
+from harness.paths import ROOT, cache
 
 # Freed memory stays in the process, as under the caching allocators that engines run with. Faulting it in
 # anew at each call can be most of what an allocating call takes, and most of its noise.
@@ -153,7 +151,7 @@ def cache_environment(arm: str) -> dict[str, str]:
     folder = arm
     if not re.fullmatch(r"\w{1,40}", arm):
         folder = f"{re.sub(r'[^A-Za-z0-9]+', '-', arm)[:40]}-{hashlib.sha256(arm.encode()).hexdigest()[:12]}"
-    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "deepseek-kernel-bench" / folder
+    base = cache() / folder
     return {
         "TRITON_CACHE_DIR": str(base / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(base / "inductor"),

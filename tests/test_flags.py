@@ -14,6 +14,7 @@ import kernels
 from harness import flags, recipes
 from harness.errors import UsageError
 from harness.flags import READ, UNSET, catalogue
+from harness.paths import DATA
 from harness.provenance import provenance
 from kernels.platform import KINDS, named
 
@@ -71,7 +72,7 @@ def test_an_entry_has_all_that_a_toggle_asks(flag):
 
 
 def test_names_are_unique():
-    entries = json.loads(flags.DATA.read_text())["flags"]
+    entries = json.loads((DATA / "flags.json").read_text())["flags"]
     assert len(entries) == len(catalogue())
 
 
@@ -230,7 +231,7 @@ def test_list_flags_as_text(here):
 
 def test_list_flags_as_json_has_everything(here):
     rows = json.loads(here("list", "flags", "--json", "-").stdout)
-    entries = json.loads(flags.DATA.read_text())["flags"]
+    entries = json.loads((DATA / "flags.json").read_text())["flags"]
     for row, entry in zip(rows, entries, strict=True):
         assert entry.items() <= row.items()
         assert set(row["ops"]) <= set(kernels.OPS)

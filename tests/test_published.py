@@ -11,7 +11,8 @@ import kernels
 from harness import claims, tables
 from harness.claims import Ratio, examine, ratios, verdict
 from harness.errors import UsageError
-from harness.published import CLAIMS, FOLDER, figures, read
+from harness.paths import PUBLISHED, RESULTS
+from harness.published import CLAIMS, figures, read
 from harness.records import Cell, Samples
 from kernels.platform import Platform
 from shapes.case import Case
@@ -129,7 +130,7 @@ def test_runs_are_not_mixed():
 
 
 def test_runs_of_two_machines_may_have_the_same_name(tmp_path):
-    recorded = FOLDER.parent / "epyc-zen4-2core" / "fused_moe-prefill"
+    recorded = RESULTS / "epyc-zen4-2core" / "fused_moe-prefill"
     for machine in ("one", "another"):
         shutil.copytree(recorded, tmp_path / machine / "fused_moe-prefill")
     assert len({run for run, _ in claims._cells(tmp_path)}) == 2
@@ -160,7 +161,7 @@ def test_each_claim_is_held_against_each_kind_of_rival_on_its_own_hardware():
         cell("vllm.amx", 1e-3, arch="x86"),
         cell("torch.naive", 99e-3, arch="x86"),
     )
-    tests = {t.against: t for t in examine(read(FOLDER / CLAIMS), CPU, cells) if t.op == "mla_decode"}
+    tests = {t.against: t for t in examine(read(PUBLISHED / CLAIMS), CPU, cells) if t.op == "mla_decode"}
     assert {t: tests[t].verdict for t in tests} == {
         "naive torch": "supported",
         "the best of torch": "not supported",

@@ -8,6 +8,7 @@ import pytest
 import kernels
 from harness.assess import Yardsticks, assess
 from harness.disturbance import Blind
+from harness.paths import ROOT
 from harness.plan import Arm
 from harness.provenance import provenance
 from harness.records import CaseDone
@@ -16,7 +17,6 @@ from harness.runner import CaseRun, Measured
 from harness.stations import Contender
 from harness.tables import case_table
 from harness.timing import Round, Rounds
-from harness.workers import ROOT
 from kernels.platform import Platform
 
 GPU = Platform("cuda", "sm_90", "cuda:0", "a GPU")

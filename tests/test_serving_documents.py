@@ -15,6 +15,7 @@ import pytest
 
 from harness import published, recipes
 from harness.errors import UsageError
+from harness.paths import PUBLISHED
 from harness.serving.commands import commands_of, flags_of
 from harness.serving.documents import FOLDER, configurations, documents
 
@@ -154,7 +155,7 @@ def test_flags_of_manifests_are_in_them():
 
 
 def test_claims_for_aiter_have_no_second_copy_of_their_factors():
-    factors = {c["op"]: c["factor"] for c in published.read(published.FOLDER / "claims.json")["claims"]}
+    factors = {c["op"]: c["factor"] for c in published.read(PUBLISHED / "claims.json")["claims"]}
     named = {claim.id: claim for claim in CLAIMS.values() if claim.id.startswith("amd-aiter-")}
     assert len(named) == 8
     for claim in named.values():

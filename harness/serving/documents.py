@@ -14,10 +14,11 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from harness import published, recipes
 from harness.errors import UsageError
+from harness.paths import PUBLISHED
 from harness.serving.commands import commands_of, flags_of
 from harness.serving.schema import Metric, Mode, Parallelism, Record, ServingRun, Workload
 
-FOLDER = published.FOLDER / "serving"
+FOLDER = PUBLISHED / "serving"
 AITER = "claims:"
 """`claims:block_scale_gemm` refers to that op's claim in results/published/claims.json."""
 
@@ -275,7 +276,7 @@ def _claim(raw: Mapping[str, Any], document: str) -> Claim:
     op = next((r.removeprefix(AITER) for r in claim.refers_to if r.startswith(AITER)), "")
     if not op or claim.metric:
         return claim
-    said = {one["op"]: one["factor"] for one in published.read(published.FOLDER / published.CLAIMS)["claims"]}
+    said = {one["op"]: one["factor"] for one in published.read(PUBLISHED / published.CLAIMS)["claims"]}
     return claim.model_copy(update={"metric": Metric(name=f"{op}_speedup", value=said[op], unit="1")})
 
 

@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from harness.errors import OK, UsageError
 from harness.outputs import require_writable
-from harness.published import FOLDER
+from harness.paths import RESULTS
 from harness.serving.ledger import Observation, Row, read, rows
 from harness.serving.ledger_wide import is_wide, wide_table
 from harness.serving.prediction import KernelChange
@@ -20,7 +20,6 @@ from harness.serving.published_changes import published
 from harness.serving.verdicts import Held, held
 from harness.writing import write
 
-RESULTS = FOLDER.parent
 NAME = "ledger.jsonl"
 COLUMNS = ["row", "change", "quantity", "observed", "method", "predicted", "residual", "", "verdict"]
 EXPLAINED = """

@@ -13,13 +13,13 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from harness.errors import UsageError
-from harness.published import FOLDER
+from harness.paths import PUBLISHED
 from harness.serving.bounds import least_share, saved_per_call_us
 from harness.serving.ledger import Explained, Observation, Observed, Opened, Predicted, Row, Setting, rows
 from harness.serving.prediction import KernelChange, Part, Prediction, Quantity
 from harness.serving.schema import Record
 
-POINTS = FOLDER / "changes" / "ab_points.json"
+POINTS = PUBLISHED / "changes" / "ab_points.json"
 
 
 class Point(Record):

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import kernels
 from harness.errors import HarnessError, NothingRan
+from harness.paths import ROOT
 from harness.serving.experiment.records import Served
 from harness.serving.experiment.spec import Replay as Settings
 from harness.serving.experiment.steps import Choices
@@ -25,7 +26,6 @@ from harness.workers import ALLOCATOR
 from shapes.routing import Routing
 
 FORMAT = ("fp8", "scales")
-ROOT = Path(__file__).parents[3]
 PATTERNS = ("balanced", "uniform", *(f"zipf:{tenths / 10:g}" for tenths in range(1, 21)))
 
 

@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from harness.errors import FAILED, OK, HarnessError, NothingRan
 from harness.outputs import require_writable
-from harness.published import FOLDER
+from harness.paths import RESULTS
 from harness.serving.experiment.bench import LocalBench
 from harness.serving.experiment.experiment import LEDGER, Conduct
 from harness.serving.experiment.live import engine_live
@@ -24,7 +24,7 @@ from harness.serving.ledger_command import show as show_ledger
 from harness.serving.verdicts import held
 from shapes.models import read_model
 
-RESULTS = FOLDER.parent / "experiments"
+EXPERIMENTS = RESULTS / "experiments"
 
 
 def show(
@@ -46,7 +46,7 @@ def show(
             update={"load": experiment.load.model_copy(update={"pairs": pairs})}
         )
     chosen = [experiment.swap(name) for name in only] or list(experiment.swaps)
-    folder = (Path(out) if out else RESULTS / experiment.name).absolute()
+    folder = (Path(out) if out else EXPERIMENTS / experiment.name).absolute()
     if dry_run:
         print(plan(experiment, folder, [swap.name for swap in chosen]))
         return OK

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from harness.errors import UsageError
-from harness.published import FOLDER
+from harness.paths import PUBLISHED
 from harness.serving.link.closure import Array, Workload
 from harness.serving.link.step import Draws, Steps
 
-MEASURED = FOLDER / "serving-link"
+MEASURED = PUBLISHED / "serving-link"
 ROUNDS = 30
 SETTLED = 1e-7
 # Where nobody measured: kernels in a server take about as long as alone, or some less (warm caches, fusion),

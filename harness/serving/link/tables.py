@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UsageError
-from harness.published import FOLDER
+from harness.paths import PUBLISHED
 from harness.serving.link.interpolation import Estimate, Surface
 
-TABLES = FOLDER / "kernel-tables"
+TABLES = PUBLISHED / "kernel-tables"
 FILES: Mapping[str, tuple[str, ...]] = {
     "gemm_perf": ("gemm_dtype", "m", "n", "k"),
     "moe_perf": ("moe_dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size",

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import NothingRan, UsageError
+from harness.paths import cache
 from harness.serving.live import model_shape
 from harness.serving.live.model_shape import ModelShape
 
@@ -44,7 +44,7 @@ def default_model(shape: ModelShape | None = None, say: Callable[[str], None] = 
 
 
 def models_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "deepseek-kernel-bench" / "models"
+    return cache() / "models"
 
 
 def recipe_hash(shape: ModelShape) -> str:

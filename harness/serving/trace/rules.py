@@ -6,9 +6,9 @@ import json
 import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib import resources
 from typing import Literal
 
+from harness.paths import DATA
 from harness.serving.op_classes import OP_CLASSES
 
 Phase = Literal["prefill", "decode", "mixed", "training", "other"]
@@ -46,7 +46,7 @@ DECODE_ATTENTION = "decode_attention"
 
 @cache
 def _data() -> dict:
-    return json.loads(resources.files("harness").joinpath("data/trace_rules.json").read_text())
+    return json.loads((DATA / "trace_rules.json").read_text())
 
 
 @cache

@@ -314,3 +314,11 @@ def batch_run(**changes: float) -> ServingRun:
 def test_a_batch_in_lockstep(change, rule, severity):
     assert {r for r, found in rules(batch_run()).items() if found != "note"} == set()
     assert rules(batch_run(**change))[rule] == severity
+
+
+@pytest.mark.parametrize("value, found", [(241.76, ["throughput"]), (120.9, [])])
+def test_a_throughput_of_unsaid_tokens_is_of_one_of_the_counts(value, found):
+    metric = Metric(name="throughput", value=value, unit="tok/s", scope="node", tokens="unknown")
+    totals = Totals(duration_s=16.94, output_tokens=2048)
+    run = ServingRun(id="made", client="test", source="made", nodes=1, totals=totals, metrics=(metric,))
+    assert [one.rule for one in examined(run).findings if one.severity != "note"] == found

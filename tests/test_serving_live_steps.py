@@ -2,12 +2,14 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import UsageError
+from harness.serving import load
 from harness.serving.live.arms import parse_arm, parse_arms
 from harness.serving.live.details import NoDetail, Request, details
 from harness.serving.live.effect import effect, half_width
@@ -128,6 +130,20 @@ def test_a_result_without_details_is_one_line(tmp_path, text):
     file.write_text(text)
     with pytest.raises(NoDetail, match="no request's times in"):
         details(file)
+
+
+@pytest.mark.parametrize(
+    "name", ["vllm_serve_0.32_detailed.json", "sglang_bench_serving_0.5.9_details.jsonl"]
+)
+def test_each_requests_times_are_those_that_the_loader_has(name):
+    file = Path(__file__).parent / "data" / "serving" / name
+    samples, found = load(file)[-1].samples, details(file)
+    assert len(found.requests) == len(found.texts) == 7
+    assert found.dated == name.startswith("vllm")
+    for request, ttft, gaps in zip(found.requests, samples.ttfts_ms, samples.itls_ms, strict=True):
+        assert 1e3 * (request.tokens[0] - request.sent) == pytest.approx(ttft)
+        assert 1e3 * (request.tokens[-1] - request.tokens[0]) == pytest.approx(sum(gaps))
+    assert not {"starts_s", "texts"} & samples.model_dump().keys()
 
 
 LOAD = Load(16, 40, 4, 4)

@@ -15,7 +15,8 @@ from serving_mutations import DATA, examples, mutations
 
 from harness.cli import cli
 from harness.errors import UsageError
-from harness.serving import load
+from harness.serving import load, load_command
+from harness.serving.schema import Metric, ServingRun
 
 GOOD = DATA / "sglang_bench_serving_0.5.23.jsonl"
 SHIFTED = DATA / "dstack_online.csv"
@@ -127,3 +128,18 @@ def test_reading_needs_no_torch():
         [sys.executable, "-c", code, str(GOOD)], capture_output=True, text=True, cwd=Path(__file__).parents[1]
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_what_has_no_column_is_shown_with_its_bound(monkeypatch, capsys):
+    def metrics(**of):
+        return {"metrics": (Metric(**of),), "client": "test", "source": "made"}
+
+    speedup = ServingRun(id="a", **metrics(name="speedup", value=17, unit="1", statistic="max"))
+    latency = ServingRun(id="b", **metrics(name="tpot", value=28.76, unit="ms", statistic="median"))
+    unsaid = ServingRun(id="c", **metrics(name="throughput", value=12.8, unit="tok/s", tokens="unknown"))
+    monkeypatch.setattr(load_command, "load", lambda name: [speedup, latency, unsaid])
+    assert load_command.show(["made.json"], None, None) == 0
+    text = capsys.readouterr().out
+    assert "speedup up to 17" in text
+    assert "28.76 median" in text
+    assert "12.8 of ? / ?" in text

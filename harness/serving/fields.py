@@ -95,12 +95,6 @@ class Fields:
             self.findings.append(Finding(rule="unreadable", severity="suspect", message=message))
         return str(raw)
 
-    def kept(self, key: str) -> str:
-        """A text of which only some words are understood: it stays in the rest."""
-        text = self.text(key)
-        self.taken.discard(key)
-        return text
-
     def numbers(
         self, key: str, *, scale: float = 1.0, least: float | None = None, whole: bool = False
     ) -> tuple[float, ...]:

@@ -10,10 +10,8 @@ from __future__ import annotations
 from types import ModuleType
 
 from harness.serving.formats import (
-    ab_points,
     aiperf,
     console,
-    document_runs,
     dstack,
     guidellm,
     inferencex,
@@ -42,7 +40,5 @@ FORMATS: tuple[ModuleType, ...] = (
     vllm_latency,
     vllm_serve,
     dstack,
-    document_runs,
-    ab_points,
     console,
 )

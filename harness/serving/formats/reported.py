@@ -97,7 +97,7 @@ def requests(row: Fields, e2es: str = "latencies") -> tuple[Samples, int | None]
 
     Takes input_lens, output_lens (tokens); ttfts, itls and, under the key `e2es`, end-to-end times (s);
     errors (texts). The clients write 0 tokens and 0 s for a request that failed: those are left out of the
-    samples.
+    samples. start_times (s) and generated_texts stay among what `without_bulk` names.
     """
     errors = _errors(row)
     kept: dict[str, Sequence[Any]] = {
@@ -120,12 +120,25 @@ def requests(row: Fields, e2es: str = "latencies") -> tuple[Samples, int | None]
         return Samples(), None
     told = kept["output_lens"] or kept["e2es_ms"]
     failed = [bool(errors and errors[i]) or bool(told and not told[i]) for i in range(len(columns[0]))]
+    beside = {"starts_s": _starts(row), "texts": _texts(row)}
+    kept |= {name: column for name, column in beside.items() if len(column) == len(failed)}
     whole = {
         name: tuple(one for one, lost in zip(column, failed, strict=True) if not lost)
         for name, column in kept.items()
         if column
     }
     return Samples(**whole), sum(failed) if told or errors is not None else None
+
+
+def _starts(row: Fields) -> tuple[float, ...]:
+    return Fields(row.where, row.values).numbers(
+        "start_times"
+    )  # of its own: the row's keep theirs in the rest
+
+
+def _texts(row: Fields) -> tuple[str, ...]:
+    texts = row.values.get("generated_texts")
+    return tuple(texts) if isinstance(texts, list) and all(isinstance(text, str) for text in texts) else ()
 
 
 def _errors(row: Fields) -> list[Any] | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import HarnessError
+from harness.serving.fields import Fields
+from harness.serving.formats import reported
+from harness.serving.reading import UnreadableError, read
 
 
 class NoDetail(HarnessError):
@@ -59,24 +62,27 @@ class Details:
 
 
 def details(result: Path) -> Details:
-    """Of a vLLM (JSON) or SGLang (JSONL, the last line) client's file with details. Raises NoDetail."""
+    """Of the last run in a client's file that has `ttfts` and `itls`, as vLLM's and SGLang's have. Raises
+    NoDetail."""
     try:
-        text = result.read_text().strip()
-        content = json.loads(text if text[1:2].isspace() or "\n" not in text else text.splitlines()[-1])
-        ttfts, itls = content["ttfts"], content["itls"]
-        count = len(ttfts)
-        # A client that keeps no start times sends all at once where that is what it was asked for.
-        dated = bool(content.get("start_times"))
-        starts = content["start_times"] if dated else [0.0] * count
-        good = [i for i, error in enumerate(content.get("errors") or [""] * count) if not error]
-        requests = []
-        for i in good:
-            times = [starts[i] + ttfts[i]]
-            for gap in itls[i]:
-                times.append(times[-1] + gap)
-            requests.append(Request(starts[i], tuple(times)))
-        lists = (content.get(key) or [] for key in ("input_lens", "output_lens", "generated_texts"))
-        kept = (tuple(one[i] for i in good) if len(one) == count else () for one in lists)
-        return Details(tuple(requests), dated, *kept)
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise NoDetail(f"no request's times in {result}: {type(error).__name__}: {error}") from None
+        rows = read(result).rows()
+    except UnreadableError as error:
+        raise NoDetail(f"no request's times in {result}: {error}") from None
+    if not rows or not isinstance(rows[-1], Mapping):
+        raise NoDetail(f"no request's times in {result}: an object is wanted")
+    if missing := [key for key in ("ttfts", "itls") if key not in rows[-1]]:
+        raise NoDetail(f"no request's times in {result}: no {' and no '.join(missing)} in it")
+    row = Fields(str(result), rows[-1])
+    samples, _ = reported.requests(row)
+    if row.findings:
+        raise NoDetail(f"no request's times in {row.findings[0].message}")
+    # A client that keeps no start times sends all at once where that is what it was asked for.
+    starts = samples.starts_s or (0.0,) * len(samples.ttfts_ms)
+    requests = tuple(map(_request, starts, samples.ttfts_ms, samples.itls_ms))
+    dated = bool(samples.starts_s)
+    return Details(requests, dated, samples.input_lens, samples.output_lens, samples.texts)
+
+
+def _request(start: float, ttft_ms: float, itls_ms: Sequence[float]) -> Request:
+    gaps = (gap / 1e3 for gap in itls_ms)
+    return Request(start, tuple(itertools.accumulate(gaps, initial=start + ttft_ms / 1e3)))

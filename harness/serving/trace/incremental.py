@@ -1,4 +1,9 @@
-"""JSON read a piece at a time: a file of any size takes the memory of its largest single value."""
+"""Streaming JSON parser: a file of any size is read in the memory of its largest single value.
+
+Why not ijson 3.6 (yajl2_c): with the three paths that a torch trace needs in one pass, a trace of 80 MB
+takes 9.5 s instead of 2.4 s; and yajl refuses what profilers write (NaN, Infinity, a byte order mark, text
+that is no UTF-8, control characters in names, integers beyond 64 bits).
+"""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def clone(tmp_path_factory) -> Path:
     """Two commits: torch.waiting takes 3 % longer in the second, torch.steady is as it was."""
     folder = tmp_path_factory.mktemp("clone") / "suite"
     git("clone", "-q", "--shared", ROOT, folder)
-    file = folder / "kernels" / "mla_decode" / "torch_eager.py"
+    file = folder / "kernels" / "mla_decode" / "providers" / "torch_eager.py"
     source = file.read_text()
     for seconds in ("0.0020", "0.00206"):
         file.write_text(source + WAIT.replace("SECONDS", seconds))

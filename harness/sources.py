@@ -50,8 +50,8 @@ def _imported(path: Path) -> Iterator[Path]:
 
 
 def bare(tree: ast.Module) -> str:
-    """The code of a module without comments, docstrings, layout, and imports from kernels/, which say only where
-    other code lies."""
+    """The code of a module without comments, docstrings and layout, and without imports from kernels/: those
+    say only where other code lies."""
     tree = _WithoutOwnImports().visit(tree)
     for node in ast.walk(tree):
         if (

@@ -105,3 +105,19 @@ def test_the_same_commit_is_nothing_to_compare(clone, cli):
     done = compare(clone, cli, "HEAD", "HEAD~0", *TINY)
     assert done.returncode == 2
     assert "are the same commit" in done.stderr
+
+
+MOVED = "kernels/mla_decode/providers/torch_eager.py"
+"""Until a commit of 2026-11 implementations lay beside their op's own modules."""
+
+
+def test_a_commit_before_its_files_were_moved(clone, cli, tmp_path):
+    moved = "log", "-1", "--diff-filter=A", "--format=%H^", "--", MOVED
+    before = subprocess.run(["git", "-C", clone, *moved], capture_output=True, text=True, check=True)
+    out = tmp_path / "run"
+    done = compare(clone, cli, before.stdout.strip(), "HEAD~2", *TINY, "--impl", "torch.naive,torch.sdpa",
+                   "--budget", "8s", "--out", out)  # fmt: skip
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    (records,) = Journal(out).finished().values()
+    cells = {(c.impl, c.arm): c.status for c in records if c.kind == "cell"}
+    assert len(cells) == 4 and set(cells.values()) == {"ok"}

@@ -13,13 +13,13 @@ import kernels
 from kernels.op import Implementation
 
 PACKAGE = Path(kernels.__file__).parent
-CONTRACTS = {"op", "operands", "platform", "sizes", "visibility"}
+CONTRACTS = {"op", "operands", "platform", "sizes", "support", "visibility"}
 """Of kernels/: what is around a call and not in it."""
 
 
 def source_of(implementation: Implementation) -> str:
     """A hash of its provider's file and of all in kernels/ that this imports, however far; comments,
-    docstrings and layout do not count. What its library does is for `version` to say."""
+    docstrings, layout and where a file lies do not count. What its library does is for `version` to say."""
     return _hash(Path(inspect.getfile(type(implementation))))
 
 
@@ -31,7 +31,7 @@ def _hash(provider: Path) -> str:
         if path not in seen:
             seen.add(path)
             todo += _imported(path)
-    texts = sorted((path.name, _code(path)) for path in seen)
+    texts = sorted(bare(ast.parse(path.read_text())) for path in seen)
     return hashlib.sha256(repr(texts).encode()).hexdigest()[:12]
 
 
@@ -49,8 +49,10 @@ def _imported(path: Path) -> Iterator[Path]:
                 yield file
 
 
-def _code(path: Path) -> str:
-    tree = ast.parse(path.read_text())
+def bare(tree: ast.Module) -> str:
+    """The code of a module without comments, docstrings and layout, and without imports from kernels/: those
+    say only where other code lies."""
+    tree = _WithoutOwnImports().visit(tree)
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
@@ -58,3 +60,8 @@ def _code(path: Path) -> str:
         ):
             node.body = node.body[1:] or [ast.Pass()]
     return ast.unparse(tree)
+
+
+class _WithoutOwnImports(ast.NodeTransformer):
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom | None:
+        return None if (node.module or "").partition(".")[0] == "kernels" else node

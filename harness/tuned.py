@@ -16,6 +16,7 @@ from typing import Any
 
 from harness import durable
 from harness.errors import UsageError
+from harness.sources import bare
 from kernels.op import Implementation
 
 ABOUT = {
@@ -118,25 +119,26 @@ def _lines(file: Mapping[str, Any]) -> str:
 
 
 def source(implementation: Implementation) -> str:
-    """Twelve digits that change with the kernels that an implementation compiles: of the syntax trees of the
-    `*_jit` modules that it imports, directly or by way of others in its folder or of other `*_jit` modules.
-    Comments and docstrings do not count."""
+    """Twelve digits that change with the kernels that an implementation compiles: of the code of the `*_jit`
+    modules that it imports, directly or by way of others of its op or of other `*_jit` modules. Comments,
+    docstrings and the names of modules do not count."""
     module = type(implementation).__module__
-    trees = _trees(module, module.rpartition(".")[0], {})
-    kernels = {name: _bare(tree) for name, tree in sorted(trees.items()) if name.endswith("_jit")}
+    op = ".".join(module.split(".")[:2])
+    trees = _trees(module, op, {})
+    kernels = sorted(bare(tree) for name, tree in trees.items() if name.endswith("_jit"))
     return hashlib.sha256(json.dumps(kernels).encode()).hexdigest()[:12]
 
 
-def _trees(module: str, folder: str, found: dict[str, ast.AST]) -> dict[str, ast.AST]:
+def _trees(module: str, op: str, trees: dict[str, ast.Module]) -> dict[str, ast.Module]:
     """Module -> syntax tree, of this one and of those that it leads to."""
     spec = find_spec(module)
     if spec is not None and spec.origin is not None:
-        found[module] = ast.parse(Path(spec.origin).read_text())
-        for name in _imported(found[module]):
-            own = name.startswith(f"{folder}.") or (name.startswith("kernels.") and name.endswith("_jit"))
-            if own and name not in found and _is_module(name):
-                _trees(name, folder, found)
-    return found
+        trees[module] = ast.parse(Path(spec.origin).read_text())
+        for name in _imported(trees[module]):
+            own = name.startswith(f"{op}.") or (name.startswith("kernels.") and name.endswith("_jit"))
+            if own and name not in trees and _is_module(name):
+                _trees(name, op, trees)
+    return trees
 
 
 def _is_module(name: str) -> bool:
@@ -152,10 +154,3 @@ def _imported(tree: ast.AST) -> Iterable[str]:
         if isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def _bare(tree: ast.AST) -> str:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.Module) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:]
-    return ast.dump(tree)

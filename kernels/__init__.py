@@ -1,7 +1,8 @@
 """What is measured: ops, and implementations of them.
 
 An op is a folder here whose package has `OP`; an implementation is a subclass of `Implementation`
-in any of that folder's modules (those named `*_jit` hold Triton sources and are imported only to run).
+in any module of that folder, of its `providers/` (one file for each library) or of its `triton/` (the
+suite's own kernels); those named `*_jit` hold Triton sources and are imported only to run.
 Nothing is registered anywhere else. A kernel of your own joins without touching this folder: name its
 file in the environment variable KERNEL_BENCH_PLUGINS (several are separated by `:`) and give its
 class an `op`.
@@ -20,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 from kernels import namesake
-from kernels.op import Implementation, Op
+from kernels.op import OPS, Implementation
 
 _HERE = Path(__file__).parent
 PLUGINS = "KERNEL_BENCH_PLUGINS"
@@ -54,10 +55,19 @@ def implementations(op: str) -> list[Implementation]:
 
 
 def _modules(op: str) -> Iterator[ModuleType]:
-    for module in pkgutil.iter_modules([str(_HERE / op)]):
-        if not module.name.endswith("_jit"):
-            yield importlib.import_module(f"kernels.{op}.{module.name}")
+    for name in _module_names(f"kernels.{op}", _HERE / op):
+        yield importlib.import_module(name)
     yield from map(_plugin, plugin_files())
+
+
+def _module_names(package: str, folder: Path) -> Iterator[str]:
+    """Dotted names of the modules in a package and in the packages inside it, but for Triton sources."""
+    for module in pkgutil.iter_modules([str(folder)]):
+        name = f"{package}.{module.name}"
+        if module.ispkg:
+            yield from _module_names(name, folder / module.name)
+        elif not module.name.endswith("_jit"):
+            yield name
 
 
 def plugin_files() -> list[Path]:
@@ -81,8 +91,8 @@ def _plugin(path: Path) -> ModuleType:
 
 namesake.share(sys.modules[__name__])
 
-OPS: dict[str, Op] = {
-    module.name: importlib.import_module(f"kernels.{module.name}").OP
+OPS.update(
+    (module.name, importlib.import_module(f"kernels.{module.name}").OP)
     for module in pkgutil.iter_modules([str(_HERE)])
     if module.ispkg
-}
+)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels.operands import Operands, Seeds
 from kernels.sizes import read_sizes
+from kernels.support import Support, need
 from shapes.case import Case, Size
 
 if TYPE_CHECKING:
@@ -32,23 +33,6 @@ INTERPRETED_S = 120.0
 
 class Unsupported(Exception):
     """Raised by `prepare` where a library turns out to lack what was needed; the text is the reason."""
-
-
-@dataclass(frozen=True)
-class Support:
-    """Whether something can run, and if not why, in words a user can act on."""
-
-    ok: bool
-    reason: str = ""
-
-    @staticmethod
-    def all_of(*supports: Support) -> Support:
-        """The first that fails, or yes."""
-        return next((s for s in supports if not s.ok), Support(True))
-
-
-def need(condition: object, reason: str) -> Support:
-    return Support(True) if condition else Support(False, reason)
 
 
 DTYPES = ("fp8", "bf16", "fp32")
@@ -71,7 +55,7 @@ class Work:
 class Tolerance:
     """How far a right output may lie from the reference, in units of `Reference.sigma`.
 
-    `sigma` is the error that rounding alone explains, element by element (see each problem.py for
+    `sigma` is the error that rounding alone explains, element by element (see each reference.py for
     its derivation), so the limits are the same for flat and peaked, small and large inputs.
 
     row:     root mean square over one row of the output's last dimension, or over each segment of it
@@ -197,8 +181,6 @@ class Implementation(ABC):
         return f"{native} call after the suite's own {names}" if names else ""
 
     def supports(self, case: Case, platform: Platform) -> Support:
-        from kernels import OPS
-
         sizes = OPS[self.op].sizes(case.sizes)
         interpreted_s = self.interpreted_s(sizes) if self.interpreted(platform) else 0.0
         return Support.all_of(
@@ -309,3 +291,7 @@ class Op(ABC):
     def turn_bytes(self, sizes: Any) -> int:
         """Bytes of memory that a further set takes."""
         return self.streamed_bytes(sizes)
+
+
+OPS: dict[str, Op] = {}
+"""By name: those whose folders `kernels` finds."""

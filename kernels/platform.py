@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernels.op import Support, need
+from kernels.support import Support, need
 from kernels.visibility import visible
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kernels.op import Implementation, Prepared, Support, Unsupported
+from kernels.op import Implementation, Prepared, Unsupported
 from kernels.platform import Platform
+from kernels.support import Support
 from kernels.tuning import Choice, Target, Tunable, words
 
 if TYPE_CHECKING:

@@ -5,12 +5,13 @@ A row states data: the base class of its library below, and whatever it needs be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from kernels.formats import native
-from kernels.op import Implementation, Support, need
+from kernels.op import Implementation, Unsupported
 from kernels.platform import Platform
+from kernels.support import Support, need
 from shapes.case import Case
 
 BLACKWELL = ("sm_100", "sm_103")
@@ -160,3 +161,30 @@ class Vllm(Vendor):
     install = "pip install vllm, or its CPU build: pip install '.[cpu]' (x86-64 Linux, Python 3.11 or later)"
     kinds = ("cuda", "rocm")
     also = TRITON
+
+
+class VllmCpu(Vllm):
+    """A kernel that vLLM serves DeepSeek with on x86-64 servers.
+
+    kernel: its name among vLLM's torch operators
+    """
+
+    requires = "vLLM's CPU build, AVX-512 (AMX tiles where the CPU has them)"
+    kinds = ("cpu",)
+    features = ("avx512f",)
+    also: ClassVar = {}
+    kernel: ClassVar[str]
+
+    def bind(self, kernel: str | None = None) -> Callable:
+        """The torch operator called `kernel`, by default the class's own. Raises Unsupported without it."""
+        import torch
+
+        name = kernel or self.kernel
+        try:
+            # Importing the module loads vLLM's library of operators.
+            import vllm._custom_ops  # noqa: F401
+        except ImportError as error:
+            raise Unsupported(f"vllm cannot be imported: {error}") from error
+        if not hasattr(torch.ops._C, name):
+            raise Unsupported(f"this vllm has no {name} (not its CPU build, or no AVX-512)")
+        return getattr(torch.ops._C, name)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shapes.attention import Parallel
-from shapes.serving import Workload
+from shapes.scheduler import Workload
 
 
 @dataclass(frozen=True)

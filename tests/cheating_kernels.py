@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from kernels.mla_decode.torch_eager import Naive
+from kernels.mla_decode.providers.torch_eager import Naive
 
 CHECKED = 2  # calls before anything is timed: one in prepare, one for the check
 

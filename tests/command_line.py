@@ -8,7 +8,7 @@ from pathlib import Path
 TINY = ("--device", "cpu", "--cache", "warm", "--case", "batch=1 ctx=5..20", "--budget", "3s")
 
 PLUGIN = """
-from kernels.mla_decode.torch_eager import Naive
+from kernels.mla_decode.providers.torch_eager import Naive
 
 class Elsewhere(Naive):
     op = "mla_decode"

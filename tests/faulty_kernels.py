@@ -9,7 +9,7 @@ import os
 import signal
 import time
 
-from kernels.mla_decode.torch_eager import Naive
+from kernels.mla_decode.providers.torch_eager import Naive
 from kernels.op import Unsupported
 
 

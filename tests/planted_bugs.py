@@ -12,7 +12,8 @@ from functools import partial
 
 import torch
 
-from kernels.mla_decode.problem import LATENT, WIDTH, MlaDecodeOperands
+from kernels.mla_decode.operands import MlaDecodeOperands
+from kernels.mla_decode.sizes import LATENT, WIDTH
 
 Variant = Callable[[MlaDecodeOperands, int], torch.Tensor]
 SPLITS = 4

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernels.block_scale_gemm.problem import BlockScaleGemmOperands
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.formats import BLOCK, Fp8Format, fp8_format, quantise_activations
 
 

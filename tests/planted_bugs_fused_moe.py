@@ -17,9 +17,10 @@ from kernels.formats import (
     fp8_format,
     quantise_activations,
 )
-from kernels.fused_moe.problem import SCALING, FusedMoeOperands
+from kernels.fused_moe.fp8_to_fp32 import widened
+from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.reference import routing
-from kernels.fused_moe.widening import widened
+from kernels.fused_moe.sizes import SCALING
 
 Step = Callable[..., torch.Tensor]
 

@@ -14,7 +14,8 @@ from functools import partial
 
 import torch
 
-from kernels.mha_prefill.problem import GUARD, NOPE, VALUE, MhaPrefillOperands, Sequence
+from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence
+from kernels.mha_prefill.sizes import NOPE, VALUE
 
 Variant = Callable[[MhaPrefillOperands, Sequence, range], torch.Tensor]
 BLOCK = 64

@@ -17,7 +17,8 @@ from planted_bugs_block_scale_gemm import ACTIVATION_BUGS, QUANTISING_BUGS, RIGH
 
 import kernels
 from harness.check import judge
-from kernels.block_scale_gemm.problem import BlockScaleGemmOperands, Sizes
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
+from kernels.block_scale_gemm.sizes import Sizes
 from kernels.compose import bind
 from kernels.formats import BLOCK
 from kernels.op import Implementation, Reference

@@ -14,8 +14,9 @@ import torch
 
 import kernels
 from harness.check import judge
-from kernels.fused_moe.problem import FusedMoeOperands, Sizes
+from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.reference import routing
+from kernels.fused_moe.sizes import Sizes
 from kernels.op import Reference
 from kernels.operands import Seeds
 from shapes.case import parse

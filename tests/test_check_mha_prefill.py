@@ -16,7 +16,8 @@ from planted_bugs_mha_prefill import BUGS, EVERY_ROW, RIGHT, WITH_CACHED, Varian
 
 import kernels
 from harness.check import judge
-from kernels.mha_prefill.problem import MhaPrefillOperands, Sequence, Sizes
+from kernels.mha_prefill.operands import MhaPrefillOperands, Sequence
+from kernels.mha_prefill.sizes import Sizes
 from kernels.op import Implementation, Reference
 from kernels.operands import Seeds
 from kernels.platform import detect

@@ -20,7 +20,8 @@ from planted_bugs import BUGS, BUGS_IN_FP8, ONLY_WITH, RIGHT, RIGHT_IN_FP8, Vari
 
 import kernels
 from harness.check import judge
-from kernels.mla_decode.problem import LATENT, WIDTH, MlaDecodeOperands, Sizes
+from kernels.mla_decode.operands import MlaDecodeOperands
+from kernels.mla_decode.sizes import LATENT, WIDTH, Sizes
 from kernels.op import Implementation, Reference
 from kernels.operands import Seeds
 from kernels.platform import detect

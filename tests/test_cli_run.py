@@ -20,7 +20,7 @@ from harness import run_command
 from harness.records import SCHEMA
 from harness.session import device_lock
 from kernels.platform import Platform, detect
-from kernels.vllm_runtime import VllmCpu
+from kernels.vendor import VllmCpu
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from harness.errors import UsageError
 from harness.figures import Figures, Product
 from harness.launches import Launch, implementations, launches, shipped
 from harness.shippable import objections
-from kernels.mha_prefill.flash_config import HEURISTIC
+from kernels.mha_prefill.triton.flash_configs import HEURISTIC
 from kernels.operands import Seeds
 from shapes.case import Case, parse
 
@@ -26,8 +26,8 @@ pytest.importorskip("triton")
 
 PLANTED = """
 import dataclasses
-from kernels.mha_prefill.flash_config import HEURISTIC
-from kernels.mha_prefill.triton_flash import FlashVarlen
+from kernels.mha_prefill.triton.flash_configs import HEURISTIC
+from kernels.mha_prefill.triton.flash import FlashVarlen
 
 class Planted(FlashVarlen):
     op = "mha_prefill"

@@ -90,7 +90,7 @@ def test_rotating_sets_of_experts_share_the_weights():
 
 
 CHEAT = """
-from kernels.fused_moe.torch_eager import Naive
+from kernels.fused_moe.providers.torch_eager import Naive
 
 class FirstRouting(Naive):
     name = "cheating.first_routing"
@@ -134,7 +134,7 @@ def test_who_joins_which_boundary():
 
 
 OFF_BY_ONE = """
-from kernels.block_scale_gemm.torch_eager import Naive
+from kernels.block_scale_gemm.providers.torch_eager import Naive
 
 class OffByOne(Naive):
     name = "wrong.one_block_of_k"

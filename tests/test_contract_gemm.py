@@ -18,8 +18,8 @@ from doubles.torch_scaled_mm import double as scaled_mm
 from judging import judged
 
 import kernels
-from kernels.block_scale_gemm import aiter, cublaslt, deep_gemm, flashinfer
 from kernels.block_scale_gemm.layouts import column_major
+from kernels.block_scale_gemm.providers import aiter, cublaslt, deep_gemm, flashinfer
 from kernels.compose import bind
 from kernels.op import Unsupported
 from kernels.operands import Seeds

@@ -16,7 +16,7 @@ from contract_mla import CONTRACTS, OP, Contract, reports
 from doubles import lent
 
 import kernels
-from kernels.mla_decode import sglang_triton, vllm_triton
+from kernels.mla_decode.providers import sglang_triton, vllm_triton
 from kernels.platform import named
 from shapes.case import parse
 

@@ -15,13 +15,13 @@ from contract_mla import CONTRACTS, RAGGED, Contract, reports
 from doubles import lent
 
 from kernels.binding import keywords
-from kernels.mla_decode import (
+from kernels.mla_decode import layouts
+from kernels.mla_decode.providers import (
     aiter,
     aiter_triton,
     flash_attn,
     flash_mla,
     flashinfer,
-    paging,
     sglang_triton,
     vllm_triton,
 )
@@ -85,7 +85,7 @@ def stale_schedule(schedule: Callable) -> Callable:
 
     def broken(operands: Any, dtype: torch.dtype, layout: dict) -> dict:
         lengths = shortened(operands.lengths).tolist()
-        return schedule(operands, dtype, layout | {"kv_indptr": paging.starts(lengths, operands.q.device)})
+        return schedule(operands, dtype, layout | {"kv_indptr": layouts.starts(lengths, operands.q.device)})
 
     return broken
 
@@ -101,8 +101,8 @@ def stale_metadata(schedule: Callable) -> Callable:
         if splits is None:
             from flash_mla import flash_mla_with_kvcache
 
-            q, k = before.q[:, None], paging.pages_of(before.kv, flash_mla.PAGE)[:, :, None]
-            table = paging.full_pages(before, flash_mla.PAGE)
+            q, k = before.q[:, None], layouts.pages_of(before.kv, flash_mla.PAGE)[:, :, None]
+            table = layouts.full_pages(before, flash_mla.PAGE)
             flash_mla_with_kvcache(q, k, table, before.lengths, 512, tiles, softmax_scale=before.scale)
         return tiles, splits
 
@@ -193,7 +193,7 @@ MUTATIONS = (
     mutation(scale_of_576, aiter_triton, "keywords", "aiter.triton", f"{RAGGED} page=16"),
     mutation(table_not_split, aiter_triton, "full_pages", "aiter.triton", f"{RAGGED} page=48"),
     mutation(kv_scale_one, aiter_triton, "kv_scale", "aiter.triton", f"{RAGGED} page=64 {FNUZ}"),
-    mutation(nothing_loaded, paging.FiniteCache, "load", "aiter.triton", f"{RAGGED} page=16"),
+    mutation(nothing_loaded, layouts.FiniteCache, "load", "aiter.triton", f"{RAGGED} page=16"),
     mutation(scale_of_576, vllm_triton, "keywords", "aiter.triton_split", f"{RAGGED} page=16"),
     mutation(kv_scale_one, vllm_triton, "scales", "aiter.triton_split", f"{RAGGED} page=16 {FNUZ}"),
     mutation(rope_read_as_values, vllm_triton, "one_head", "aiter.triton_split", f"{RAGGED} page=16"),
@@ -221,7 +221,7 @@ MUTATIONS = (
     ),
     mutation(
         nothing_loaded,
-        paging.FiniteCache,
+        layouts.FiniteCache,
         "load",
         "flashinfer.cutlass",
         "batch=3 ctx=1..130 heads=128 page=64",

@@ -26,7 +26,7 @@ from judging import judged
 
 import kernels
 from kernels.compose import bind
-from kernels.fused_moe import aiter, aiter_triton, deep_gemm, flashinfer, sglang_triton, vllm_triton
+from kernels.fused_moe.providers import aiter, aiter_triton, deep_gemm, flashinfer, sglang_triton, vllm_triton
 from kernels.operands import Seeds
 from shapes.case import parse
 

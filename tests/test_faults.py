@@ -135,7 +135,7 @@ def test_a_fault_costs_nobody_else(faulty, name):
 WAITING = """
 import time
 from pathlib import Path
-from kernels.mla_decode.torch_eager import Naive
+from kernels.mla_decode.providers.torch_eager import Naive
 
 HERE = Path(__file__).parent
 

@@ -15,9 +15,9 @@ from judging import judged
 import kernels
 from kernels.compose import bind
 from kernels.formats import dequantise_activations, dequantise_weights
-from kernels.fused_moe.problem import SCALING, Sizes
+from kernels.fused_moe.fp8_to_fp32 import widened
 from kernels.fused_moe.reference import routing
-from kernels.fused_moe.widening import widened
+from kernels.fused_moe.sizes import SCALING, Sizes
 from kernels.operands import Seeds
 from kernels.platform import named
 from shapes.case import parse

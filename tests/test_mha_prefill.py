@@ -14,8 +14,9 @@ from planted_bugs_mha_prefill import beyond
 
 import kernels
 from harness.check import judge
-from kernels.mha_prefill.problem import GUARD, VALUE, WIDTH
+from kernels.mha_prefill.operands import GUARD
 from kernels.mha_prefill.reference import sampled_rows
+from kernels.mha_prefill.sizes import VALUE, WIDTH
 from kernels.operands import Seeds
 from kernels.platform import named
 from shapes.case import parse
@@ -227,7 +228,7 @@ def test_what_runs_where():
 
 
 def test_the_compiled_mask_says_what_every_row_sees():
-    from kernels.mha_prefill.torch_flex import BLOCK, block_mask
+    from kernels.mha_prefill.providers.torch_flex import BLOCK, block_mask
 
     o = operands_of("batch=4 new=1..300 prefix=0..200 heads=1")
     mask = block_mask(o)

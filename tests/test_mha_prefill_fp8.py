@@ -16,7 +16,8 @@ from planted_bugs_mha_prefill import beyond
 import kernels
 from harness.check import judge
 from kernels.formats import fp8_format
-from kernels.mha_prefill.problem import GUARD, VALUE, MhaPrefillOperands, Sequence
+from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence
+from kernels.mha_prefill.sizes import VALUE
 from kernels.op import Work
 from kernels.operands import Seeds
 from shapes.case import parse

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import kernels
-from kernels.mla_decode import paging
-from kernels.mla_decode.problem import MlaDecodeOperands
+from kernels.mla_decode import layouts
+from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.operands import Seeds
 from shapes.case import parse
 
@@ -24,7 +24,7 @@ def test_a_finite_cache_holds_the_same_tokens_and_zeros_elsewhere(kv: str) -> No
     text = f"{RAGGED} page=16 kv={kv}"
     prepared_on = operands_of(text)
 
-    class Kept(paging.FiniteCache):
+    class Kept(layouts.FiniteCache):
         def call(self) -> None: ...
 
     kept = Kept(prepared_on, None)
@@ -41,8 +41,8 @@ def test_a_finite_cache_holds_the_same_tokens_and_zeros_elsewhere(kv: str) -> No
 def test_the_forms_of_a_page_table_name_the_same_tokens(text: str) -> None:
     operands = operands_of(text)
     for page in {1, operands.page}:
-        starts, listed = paging.page_starts(operands, page).tolist(), paging.page_list(operands, page)
-        last, table = paging.last_page_lengths(operands, page), paging.full_pages(operands, page, 8)
+        starts, listed = layouts.page_starts(operands, page).tolist(), layouts.page_list(operands, page)
+        last, table = layouts.last_page_lengths(operands, page), layouts.full_pages(operands, page, 8)
         assert starts[-1] == len(listed) and table.shape[1] % 8 == 0
         for i in range(len(operands.host_lengths)):
             pages = listed[starts[i] : starts[i + 1]]

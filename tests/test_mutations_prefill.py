@@ -9,15 +9,14 @@ import pytest
 import torch
 from contract_prefill import CACHED, LONG, ROWS, keep
 
-from kernels.mha_prefill import (
+from kernels.mha_prefill import layouts
+from kernels.mha_prefill.providers import (
     aiter,
     aiter_persistent,
     cudnn,
-    extend,
     flash_attn,
     flashinfer,
     sglang_triton,
-    varlen,
 )
 from kernels.op import Unsupported
 
@@ -48,7 +47,7 @@ def in_another_order(cumulative: torch.Tensor) -> torch.Tensor:
 
 def at_the_end(v: torch.Tensor) -> torch.Tensor:
     """Zeros before v, not behind it."""
-    return varlen.padded(v).roll(64, -1)
+    return layouts.padded(v).roll(64, -1)
 
 
 MI300X, MI350X = "aiter.dispatch gfx942 bf16", "aiter.dispatch gfx950 bf16"
@@ -82,51 +81,51 @@ class Mutation(NamedTuple):
 
 
 def mutations() -> list[Mutation]:
-    lengths, begins = varlen.lengths, flashinfer.begins
+    lengths, begins = layouts.lengths, flashinfer.begins
     shared = [
         (
             "cu_seqlens_q off by one",
-            varlen,
+            layouts,
             "lengths",
             changed(lengths, but(cu_seqlens_q=lambda d: one_less(d["cu_seqlens_q"]))),
         ),
         (
             "cu_seqlens_k off by one",
-            varlen,
+            layouts,
             "lengths",
             changed(lengths, but(cu_seqlens_k=lambda d: one_less(d["cu_seqlens_k"]))),
         ),
         (
             "q and k lengths swapped",
-            varlen,
+            layouts,
             "lengths",
             changed(lengths, swapped("cu_seqlens_q", "cu_seqlens_k")),
         ),
         (
             "longest q one short",
-            varlen,
+            layouts,
             "lengths",
             changed(lengths, but(max_seqlen_q=lambda d: d["max_seqlen_q"] - 1)),
         ),
         (
             "cu_seqlens in int64",
-            varlen,
+            layouts,
             "lengths",
             changed(lengths, but(cu_seqlens_q=lambda d: d["cu_seqlens_q"].long())),
         ),
-        ("scale of the 128 alone", varlen, "scale", lambda o: 128**-0.5),
-        ("scale missing", varlen, "scale", lambda o: 1.0),
-        ("no causal mask", varlen, "mask", lambda: {"causal": False}),
+        ("scale of the 128 alone", layouts, "scale", lambda o: 128**-0.5),
+        ("scale missing", layouts, "scale", lambda o: 1.0),
+        ("no causal mask", layouts, "mask", lambda: {"causal": False}),
     ]
     found = [Mutation(what, row, *rest) for row in (MI300X, MI350X, FA3) for what, *rest in shared]
     # OPUS converts those (aiter/ops/mha.py, fmha_fwd_bf16_opus_varlen_fwd): nothing is wrong there.
     found = [m for m in found if (m.row, m.what) != (MI350X, "cu_seqlens in int64")]
     found += [
-        Mutation("v padded in front", FA2, varlen, "padded", at_the_end),
+        Mutation("v padded in front", FA2, layouts, "padded", at_the_end),
         Mutation(
             "new v in the unpadded place",
             FA2,
-            varlen.Varlen,
+            layouts.Varlen,
             "inputs",
             lambda self: self.operands.live_tensors(),
         ),
@@ -236,9 +235,9 @@ def mutations() -> list[Mutation]:
         Mutation(
             "new tokens one row on",
             EXTEND,
-            extend,
+            layouts,
             "new_rows",
-            changed(extend.new_rows, lambda rows, o: rows.roll(1)),
+            changed(layouts.new_rows, lambda rows, o: rows.roll(1)),
         ),
         Mutation(
             "scales of q and v swapped",

@@ -110,7 +110,7 @@ def test_experts(vllm, kernel):
 
 def test_grouped_experts_are_the_kernel_that_a_replay_has(vllm):
     """To the bit: what an experiment predicts of torch.bf16 is observed of this."""
-    from kernels.fused_moe.torch_eager import _fused_moe
+    from kernels.fused_moe.providers.torch_eager import _fused_moe
 
     w13, w2 = (torch.randn(8, *size).bfloat16() / 16 for size in ((512, 256), (256, 256)))
     x, weights = torch.randn(9, 256).bfloat16(), torch.rand(9, 4)

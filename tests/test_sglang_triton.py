@@ -17,7 +17,7 @@ from interpreting import run_interpreted
 from lent_source import lend
 
 import kernels
-from kernels.mla_decode import sglang_triton
+from kernels.mla_decode.providers import sglang_triton
 from kernels.operands import Seeds
 from shapes.case import parse
 

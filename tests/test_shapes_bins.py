@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from shapes.bins import MOST, decode_bins, reduce_phases, span_of
+from shapes.bins.decode import MOST, decode_bins, reduce_phases, span_of
+from shapes.bins.prefill import prefill_bins, reduce_chunks
+from shapes.bins.tokens import reduce_tokens, token_bins
 from shapes.lengths import parse_span, spread
-from shapes.prefill_bins import prefill_bins, reduce_chunks
-from shapes.serving import Phase, Workload, simulate
-from shapes.token_bins import reduce_tokens, token_bins
+from shapes.scheduler import Phase, Workload, simulate
 from shapes.workloads import documented
 
 WORKLOADS = {name: run.on_rank for name, run in documented().items()} | {

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from shapes.bins import reduce_phases
-from shapes.serving import Workload, simulate
+from shapes.bins.decode import reduce_phases
+from shapes.scheduler import Workload, simulate
 from shapes.workloads import documented
 
 

@@ -10,13 +10,13 @@ import pytest
 
 from kernels import OPS
 from shapes.attention import Parallel, mla_decode_sizes
+from shapes.bins.tokens import token_bins
 from shapes.experts import fused_moe_sizes, rows
 from shapes.lengths import parse_span, spread
 from shapes.models import model
 from shapes.routing import Routing
 from shapes.suites import OPS as CASES
 from shapes.suites import suite, suites
-from shapes.token_bins import token_bins
 from shapes.workloads import documented
 
 ROOT = Path(__file__).parent.parent

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from kernels.mla_decode.split_kv_plan import Plan, plan
+from kernels.mla_decode.triton.split_kv_plan import Plan, plan
 
 TOKENS, LEAST = 32, 64
 

@@ -12,7 +12,7 @@ from harness.journal import Journal
 
 PROBE = """
 import os, time
-from kernels.mla_decode.torch_eager import Naive
+from kernels.mla_decode.providers.torch_eager import Naive
 
 class Probe(Naive):
     op = "mla_decode"

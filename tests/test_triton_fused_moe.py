@@ -17,9 +17,9 @@ from interpreting import found_interpreted
 import kernels
 from harness.architectures import architectures
 from kernels.compose import bind
-from kernels.fused_moe import align, grouped_config
-from kernels.fused_moe.problem import Sizes
-from kernels.fused_moe.route import Router, router
+from kernels.fused_moe.routing import Router, router
+from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.triton import align, grouped_configs
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from kernels.platform import named
@@ -205,11 +205,11 @@ def test_configurations(arch: str, text: str) -> None:
 
 
 def test_no_split_is_without_a_block() -> None:
-    config = grouped_config.Config(16, fuse=False, per_unit=4)
+    config = grouped_configs.Config(16, fuse=False, per_unit=4)
     for hidden, units in itertools.product((128, 512, 1152, 7168), (1, 60, 132, 304)):
         sizes = sizes_of(f"tokens=1 hidden={hidden}")
-        splits, blocks = grouped_config.splits_for(config, units, sizes), hidden // 128
-        assert 1 <= splits <= min(max(1, blocks // 4), grouped_config.most_splits(sizes))
+        splits, blocks = grouped_configs.splits_for(config, units, sizes), hidden // 128
+        assert 1 <= splits <= min(max(1, blocks // 4), grouped_configs.most_splits(sizes))
         assert (splits - 1) * math.ceil(blocks / splits) < blocks
 
 
@@ -244,7 +244,7 @@ def test_compiles(target: str, text: str, launched: str) -> None:
 
 
 if __name__ == "__main__":
-    grouped_config.MANY = MANY
+    grouped_configs.MANY = MANY
     for case in CASES:
         print(json.dumps(interpret(*case)))
     for one in ALIGNED:

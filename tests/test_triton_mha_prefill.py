@@ -17,8 +17,8 @@ import kernels
 from harness.architectures import architectures
 from harness.check import judge
 from kernels.formats import FORMATS
-from kernels.mha_prefill.flash_config import PAD, Config, columns, turnable
-from kernels.mha_prefill.flash_order import CACHES, Cache, order
+from kernels.mha_prefill.triton.flash_configs import PAD, Config, columns, turnable
+from kernels.mha_prefill.triton.flash_order import CACHES, Cache, order
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from kernels.platform import named

@@ -16,8 +16,8 @@ from interpreting import found_interpreted
 import kernels
 from harness.architectures import architectures
 from kernels.formats import FORMATS
-from kernels.mla_decode import triton_split_kv as provider
-from kernels.mla_decode.problem import LATENT, Sizes
+from kernels.mla_decode.sizes import LATENT, Sizes
+from kernels.mla_decode.triton import split_kv as provider
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from kernels.platform import named

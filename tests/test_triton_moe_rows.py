@@ -11,8 +11,8 @@ import kernels
 from harness.architectures import architectures
 from harness.compiling import compile_launch
 from harness.launches import told
-from kernels.fused_moe import deep_gemm
-from kernels.fused_moe.problem import FusedMoeOperands
+from kernels.fused_moe.operands import FusedMoeOperands
+from kernels.fused_moe.providers import deep_gemm
 from kernels.operands import Seeds
 from shapes.case import parse
 

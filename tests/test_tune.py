@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import math
@@ -23,6 +24,7 @@ from harness.figures import Figures, Product
 from harness.launches import implementations
 from harness.launches import tuned as cases_tuned
 from harness.search import Search, fewest, run
+from harness.sources import bare
 from harness.tuned import Place
 from kernels.platform import version
 from kernels.tuning import TUNED, Demand, words
@@ -287,9 +289,29 @@ def test_the_source_is_of_kernels_not_of_their_comments(tmp_path: Path, monkeypa
     (tmp_path / "lent.py").write_text("from kernels.fp8_jit import widen\nfrom kernels import quantise_jit\n")
     assert tuned.source(Lent()) != before
     text = "def f(x):\n    '''Says.'''\n    return x  # why\n"
-    bare = tuned._bare(tuned.ast.parse(text))
-    assert bare == tuned._bare(tuned.ast.parse("def f(x):\n    return x\n"))
-    assert bare != tuned._bare(tuned.ast.parse("def f(x):\n    return x + 1\n"))
+    code = bare(ast.parse(text))
+    assert code == bare(ast.parse("def f(x):\n    return x\n"))
+    assert code != bare(ast.parse("def f(x):\n    return x + 1\n"))
+
+
+def test_the_source_is_the_same_wherever_the_kernel_lies(tmp_path: Path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    files = {
+        "suite/flat/tile_jit.py": "from kernels.fp8_jit import widen\n\n\ndef f(x):\n    return widen(x)\n",
+        "suite/flat/tile.py": "from suite.flat import tile_jit\n",
+        "suite/nested/triton/moved_jit.py": "from kernels.fp8_jit import widen\ndef f(x): return widen(x)\n",
+        "suite/nested/triton/tile.py": "from suite.nested.triton.moved_jit import f\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def source(module: str) -> str:
+        return tuned.source(type("Tile", (), {"__module__": module})())
+
+    assert source("suite.flat.tile") == source("suite.nested.triton.tile")
+    (tmp_path / "suite/nested/triton/moved_jit.py").write_text("def f(x): return x\n")
+    assert source("suite.flat.tile") != source("suite.nested.triton.tile")
 
 
 def tune(monkeypatch, *arguments: object) -> int:

@@ -9,7 +9,7 @@ import pytest
 from interpreting import run_interpreted
 
 import kernels
-from kernels.block_scale_gemm.vllm_triton import Triton
+from kernels.block_scale_gemm.providers.vllm_triton import Triton
 from kernels.compose import bind
 from kernels.op import Unsupported
 from kernels.operands import Seeds

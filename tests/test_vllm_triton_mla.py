@@ -19,7 +19,7 @@ from interpreting import run_interpreted
 
 import kernels
 from harness.check import judge
-from kernels.mla_decode import vllm_triton
+from kernels.mla_decode.providers import vllm_triton
 from kernels.operands import Seeds
 from shapes.case import parse
 

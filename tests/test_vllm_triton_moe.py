@@ -17,7 +17,7 @@ from interpreting import run_interpreted
 from lent_source import lend
 
 import kernels
-from kernels.fused_moe import vllm_triton
+from kernels.fused_moe.providers import vllm_triton
 from kernels.operands import Seeds
 from shapes.case import parse
 

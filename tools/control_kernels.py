@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from kernels.block_scale_gemm.torch_eager import Bf16
+from kernels.block_scale_gemm.providers.torch_eager import Bf16
 from kernels.op import Prepared, Unsupported
 
 HANDICAP = 0.02

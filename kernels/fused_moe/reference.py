@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.formats import dequantise_activations, fp8_format, rounding_deviation
-from kernels.fused_moe.widening import widened
+from kernels.fused_moe.fp8_to_fp32 import widened
 from kernels.op import Reference
 
 if TYPE_CHECKING:
     import torch
 
-    from kernels.fused_moe.problem import FusedMoeOperands, Sizes
+    from kernels.fused_moe.operands import FusedMoeOperands
+    from kernels.fused_moe.sizes import Sizes
 
 UNIT = 2.0**-9
 """Relative error of rounding to bf16, root mean square."""
@@ -27,7 +28,7 @@ def routing(operands: FusedMoeOperands) -> tuple[torch.Tensor, torch.Tensor]:
     scores in them the experts; the unbiased ones of those, normalised, times 2.5, are the weights."""
     import torch
 
-    from kernels.fused_moe.problem import SCALING
+    from kernels.fused_moe.sizes import SCALING
 
     if operands.logits is None:
         return operands.topk_ids.long(), operands.topk_weights.double()

@@ -5,17 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.formats import Fp8Format, fp8_format
-from kernels.mha_prefill.problem import (
-    NOPE,
-    SCALE,
-    VALUE,
-    WIDTH,
-    MhaPrefillOperands,
-    Sequence,
-    Sizes,
-    guarded,
-    sequences_of,
-)
+from kernels.mha_prefill.operands import MhaPrefillOperands, Sequence, guarded, sequences_of
+from kernels.mha_prefill.sizes import NOPE, SCALE, VALUE, WIDTH, Sizes
 from kernels.operands import Seeds
 
 if TYPE_CHECKING:

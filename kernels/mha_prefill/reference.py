@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from kernels.formats import Fp8Format, fp8_format
-from kernels.mha_prefill.problem import VALUE, WIDTH, MhaPrefillOperands, Sequence
+from kernels.mha_prefill.operands import MhaPrefillOperands, Sequence
+from kernels.mha_prefill.sizes import VALUE, WIDTH
 from kernels.op import Reference
 
 if TYPE_CHECKING:

@@ -7,15 +7,8 @@ import random
 from typing import TYPE_CHECKING
 
 from kernels.formats import fp8_format
-from kernels.mla_decode.problem import (
-    KV_SCALE,
-    LATENT,
-    ROPE,
-    SPARE_PAGES,
-    WIDTH,
-    MlaDecodeOperands,
-    Sizes,
-)
+from kernels.mla_decode.operands import KV_SCALE, SPARE_PAGES, MlaDecodeOperands
+from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, Sizes
 from kernels.operands import Seeds
 
 if TYPE_CHECKING:

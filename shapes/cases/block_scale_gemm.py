@@ -42,7 +42,7 @@ def production() -> list[Case]:
 
 
 def served(run: Documented) -> list[Case]:
-    from shapes.token_bins import token_bins
+    from shapes.bins.tokens import token_bins
 
     return [
         case

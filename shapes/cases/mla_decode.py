@@ -9,7 +9,7 @@ from shapes.lengths import span_text
 from shapes.workloads import Documented
 
 SEEN = span_text(ISL + 1, ISL + OSL - 1)
-"""Tokens a request attends to from its first to its last decode step (see shapes.serving)."""
+"""Tokens a request attends to from its first to its last decode step (see shapes.scheduler)."""
 
 
 def _case(parallel: Parallel, batch: int, ctx: str, weight: float = 1.0, kv: str = "bf16") -> Case:
@@ -44,7 +44,7 @@ def production() -> list[Case]:
 
 
 def served(run: Documented) -> list[Case]:
-    from shapes.bins import decode_bins
+    from shapes.bins.decode import decode_bins
 
     return [
         _case(run.parallel, bin_.batch, bin_.ctx, bin_.weight, run.kv) for bin_ in decode_bins(run.on_rank)

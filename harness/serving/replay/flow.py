@@ -262,7 +262,7 @@ class Flow:
         """The choice is made for its time; the experts that run are the recorded or stated ones."""
         import torch
 
-        from kernels.fused_moe.route import Router, router
+        from kernels.fused_moe.routing import Router, router
 
         model, sizes = self.step.model, self.moe_sizes()
         logits = torch.zeros(self.step.tokens, model.n_routed_experts, device=self.device)

@@ -1,0 +1,50 @@
+"""Operands of a block-scale GEMM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from kernels.block_scale_gemm.sizes import Sizes
+from kernels.formats import Scales
+from kernels.operands import Operands
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class BlockScaleGemmOperands(Operands):
+    """b_q     FP8 [N, K]
+    b_scale fp32 [ceil(N/128), ceil(K/128)]
+    scales  how a is to be scaled where a call quantises: fp32 or ue8m0
+    a_q     FP8 [M, K], core only
+    a_scale fp32 [M, ceil(K/128)], core only
+    a       bf16 [M, K], with_quant only
+    """
+
+    b_q: torch.Tensor
+    b_scale: torch.Tensor
+    scales: Scales
+    sizes: Sizes
+    a_q: torch.Tensor | None = None
+    a_scale: torch.Tensor | None = None
+    a: torch.Tensor | None = None
+    boundary: str = "core"
+
+    live: ClassVar = ("a_q", "a_scale", "a")
+    streamed: ClassVar = ("b_q", "b_scale")
+
+    @property
+    def m(self) -> int:
+        return (self.a_q if self.a is None else self.a).shape[0]
+
+    def narrowed(self) -> BlockScaleGemmOperands:
+        import torch
+
+        if self.a is None:
+            return super().narrowed()
+        blocks = self.b_scale.shape[1]
+        a_q = torch.empty_like(self.a, dtype=self.b_q.dtype)
+        a_scale = torch.empty(self.m, blocks, dtype=torch.float32, device=self.a.device)
+        return self.replaced(a=None, a_q=a_q, a_scale=a_scale, boundary="core")

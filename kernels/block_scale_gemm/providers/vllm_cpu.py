@@ -1,0 +1,139 @@
+"""vLLM's CPU kernels for linear layers: the one for FP8 with block scales, that it serves DeepSeek with on
+Xeons, and those for bf16, which take dequantised weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
+from kernels.block_scale_gemm.sizes import Sizes
+from kernels.formats import BLOCK, dequantise_weights
+from kernels.op import Prepared
+from kernels.support import Support, need
+from kernels.vendor import VllmCpu
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Amx(VllmCpu):
+    """`fp8_scaled_mm_cpu` (SGLang's CPU kernel), of CPUFp8BlockScaledMMKernel: W8A16. Built on
+    oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not. The engine itself picks
+    it only where there are AMX tiles (vllm/model_executor/kernels/linear/scaled_mm/cpu.py, vLLM 0.32)."""
+
+    name = "vllm.amx"
+    kernel = "fp8_scaled_mm_cpu"
+    boundaries = ("with_quant",)
+    allocates = True
+
+    STEP = 32  # both of N and K in its packed layout
+
+    def fits(self, sizes: Sizes) -> Support:
+        return Support.all_of(
+            need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}"),
+            need(
+                sizes.n % self.STEP == 0 and sizes.k % self.STEP == 0,
+                f"needs n and k to be multiples of {self.STEP}",
+            ),
+        )
+
+    def layout(self, sizes: Sizes) -> int:
+        return sizes.n * sizes.k
+
+    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
+        return _Amx(operands, self.bind(), self.bind("convert_weight_packed")(operands.b_q), True)
+
+
+class Unpacked(Amx):
+    """The same kernel on weights as they are in the checkpoint, which it packs anew at each call: what an
+    engine pays that forgets to do so once."""
+
+    name = "vllm.amx_unpacked"
+
+    def layout(self, sizes: Sizes) -> int:
+        return 0
+
+    def workspace(self, sizes: Sizes) -> int:
+        return sizes.n * sizes.k
+
+    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
+        return _Amx(operands, self.bind(), operands.b_q, False)
+
+
+class _Amx(Prepared):
+    def __init__(self, operands: BlockScaleGemmOperands, kernel, weights: torch.Tensor, packed: bool) -> None:
+        super().__init__(operands)
+        self.kernel = kernel
+        self.weights, self.packed = weights, packed
+
+    def call(self) -> None:
+        import torch
+
+        o = self.operands
+        self.out = self.kernel(
+            o.a, self.weights, o.b_scale, [BLOCK, BLOCK], None, torch.bfloat16, self.packed
+        )
+
+
+class Dequantised(VllmCpu):
+    """Weights dequantised to bf16 once, as vLLM would serve the model in bf16: twice the bytes of weights."""
+
+    boundaries = ("with_quant",)
+    allocates = True
+
+    def layout(self, sizes: Sizes) -> int:
+        return 2 * sizes.n * sizes.k
+
+
+class OneDnn(Dequantised):
+    """`onednn_mm`: oneDNN's matmul with weights packed beforehand, vLLM's choice for bf16 linears on x86-64
+    (vllm/model_executor/layers/utils.py, dispatch_cpu_unquantized_gemm, 0.32)."""
+
+    name = "vllm.onednn"
+    kernel = "onednn_mm"
+
+    ROWS = 32  # that vLLM has oneDNN pack for
+
+    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
+        self.bind()
+        from vllm import _custom_ops as ops
+
+        handler = ops.create_onednn_mm(_weights(operands).t(), self.ROWS)
+        return _Product(operands, lambda a: ops.onednn_mm(handler, a, None))
+
+
+class Brgemm(Dequantised):
+    """`weight_packed_linear` (SGLang's CPU kernel), built on oneDNN's brgemm: vLLM's with
+    VLLM_CPU_SGL_KERNEL."""
+
+    name = "vllm.brgemm_bf16"
+    kernel = "weight_packed_linear"
+    allocates = False
+
+    def fits(self, sizes: Sizes) -> Support:
+        whole = sizes.n % Amx.STEP == 0 and sizes.k % Amx.STEP == 0
+        return need(whole, f"needs n and k to be multiples of {Amx.STEP}")
+
+    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
+        kernel, packed = self.bind(), self.bind("convert_weight_packed")(_weights(operands))
+        is_packed = True
+
+        def multiply(a: torch.Tensor) -> torch.Tensor:
+            kernel(out, a, packed, None, is_packed)
+            return out
+
+        return _Product(operands, multiply)
+
+
+def _weights(operands: BlockScaleGemmOperands) -> torch.Tensor:
+    return dequantise_weights(operands.b_q, operands.b_scale).bfloat16()
+
+
+class _Product(Prepared):
+    def __init__(self, operands: BlockScaleGemmOperands, multiply: Callable) -> None:
+        super().__init__(operands)
+        self.multiply = multiply
+
+    def call(self) -> None:
+        self.out = self.multiply(self.operands.a)

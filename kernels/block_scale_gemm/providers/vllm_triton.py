@@ -1,0 +1,97 @@
+"""vLLM's Triton kernel for FP8 linear layers with block scales: what it serves DeepSeek with where nothing
+faster takes the sizes.
+
+Read in vLLM 0.32: vllm/model_executor/layers/quantization/utils/fp8_utils.py, vllm/triton_utils/importing.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from kernels.binding import find, keywords
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
+from kernels.block_scale_gemm.sizes import Sizes
+from kernels.block_scale_gemm.triton.split_k import CODE_S, FLOPS, STEP_S
+from kernels.formats import BLOCK
+from kernels.op import Prepared
+from kernels.triton_runtime import TritonImplementation, require_interpreter
+from kernels.vendor import Vllm
+
+if TYPE_CHECKING:
+    import torch
+
+TILE_M = 64  # of its default configuration, which it takes on a CPU
+
+
+class Triton(Vllm, TritonImplementation):
+    """Keeps a tuned configuration for some sizes and devices; reads every layout as it is."""
+
+    name = "vllm.triton"
+    requires = "vLLM with Triton, read in 0.32 (on cpu through its interpreter: checked, never timed)"
+    runtime = "vllm_triton"
+    kinds = ("cuda", "rocm", "cpu")
+    allocates = True
+
+    def interpreted_s(self, sizes: Sizes) -> float:
+        steps = math.ceil(sizes.m / TILE_M) * sizes.n_blocks * sizes.k_blocks
+        codes, flops = (TILE_M + BLOCK) * BLOCK, 2 * TILE_M * BLOCK * BLOCK
+        return steps * (STEP_S + codes * CODE_S + flops / FLOPS)
+
+    def workspace(self, sizes: Sizes) -> int:
+        return sizes.quantised_bytes + 4 * sizes.m * sizes.n
+
+    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
+        require_interpreter(operands.b_q.device)
+        with _triton_let_in(operands.b_q.device):
+            multiply = find(
+                "vllm.model_executor.layers.quantization.utils.fp8_utils.w8a8_triton_block_scaled_mm"
+            )
+        return TritonProduct(operands, multiply)
+
+
+@contextlib.contextmanager
+def _triton_let_in(device: torch.device) -> Iterator[None]:
+    """vLLM takes Triton for missing where no device of Triton's is there. On a CPU this shows it one, for as
+    long as it takes to be imported; the interpreter needs none."""
+    from triton.backends import backends
+
+    if device.type != "cpu" or "cpu" in backends:
+        yield
+        return
+    backends["cpu"] = next(iter(backends.values()))
+    try:
+        import vllm.triton_utils  # noqa: F401
+
+        yield
+    finally:
+        del backends["cpu"]
+
+
+class TritonProduct(Prepared):
+    """A call of a function with the signature that vLLM and SGLang share."""
+
+    def __init__(self, operands: BlockScaleGemmOperands, multiply: Callable) -> None:
+        import torch
+
+        super().__init__(operands)
+        self.multiply = multiply
+        # The interpreter truncates where it should round to bf16: there torch rounds the output.
+        self.interpreted = operands.b_q.device.type == "cpu"
+        self.arguments = keywords(
+            multiply,
+            {
+                "A": operands.a_q,
+                "B": operands.b_q,
+                "As": operands.a_scale,
+                "Bs": operands.b_scale,
+                "block_size": [BLOCK, BLOCK],
+                "output_dtype": torch.float32 if self.interpreted else torch.bfloat16,
+            },
+        )
+
+    def call(self) -> None:
+        result = self.multiply(**self.arguments)
+        self.out = result.bfloat16() if self.interpreted else result

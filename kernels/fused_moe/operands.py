@@ -1,0 +1,79 @@
+"""Operands of a fused MoE layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from kernels.formats import BLOCK
+from kernels.fused_moe.picks import picks
+from kernels.fused_moe.sizes import Sizes
+from kernels.operands import Operands, Seeds
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class FusedMoeOperands(Operands):
+    """held = sizes.held experts, picks = sizes.picks; FP8 in sizes.fp8.
+
+    x             bf16 [tokens, hidden]; None in `core`
+    x_q, x_scale  FP8 [tokens, hidden], fp32 [tokens, hidden/128]; `core` only
+    logits        fp32 [tokens, experts] of all ranks' experts, before the sigmoid; `with_routing` only
+    bias          fp32 [experts], added to the scores for the choice only; `with_routing` only
+    topk_ids      int32 [tokens, picks] in the rank's numbering, -1 where the expert is on another rank;
+                  None in `with_routing`
+    topk_weights  fp32 [tokens, picks], true also where the id is -1; None in `with_routing`
+    w13           FP8 [held, 2 * inter, hidden], gate rows before up rows
+    w13_scale     fp32 [held, 2 * inter/128, hidden/128]
+    w2, w2_scale  FP8 [held, hidden, inter], fp32 [held, hidden/128, inter/128]
+    """
+
+    w13: torch.Tensor
+    w13_scale: torch.Tensor
+    w2: torch.Tensor
+    w2_scale: torch.Tensor
+    sizes: Sizes
+    seeds: Seeds
+    boundary: str = "core"
+    x: torch.Tensor | None = None
+    x_q: torch.Tensor | None = None
+    x_scale: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    topk_ids: torch.Tensor | None = None
+    topk_weights: torch.Tensor | None = None
+
+    live: ClassVar = ("x", "x_q", "x_scale", "logits", "topk_ids", "topk_weights")
+    streamed: ClassVar = ("w13", "w13_scale", "w2", "w2_scale")
+
+    def turned(self, turn: int, cold: bool = False) -> FusedMoeOperands:
+        """The same x and weights (`cold`: copies of them), and picks of other experts."""
+        seeds = Seeds(self.seeds.stationary, self.seeds.live, turn)
+        chosen = picks(self.sizes, seeds, str(self.w13.device), self.boundary)
+        chosen.pop("bias", None)
+        first = self.copy() if cold else self
+        return first.replaced(seeds=seeds, **chosen)
+
+    def narrowed(self) -> FusedMoeOperands:
+        import torch
+
+        sizes, device = self.sizes, self.w13.device
+        if self.boundary == "with_routing":
+            shape = (sizes.tokens, sizes.picks)
+            return self.replaced(
+                boundary="with_quant",
+                logits=None,
+                bias=None,
+                topk_ids=torch.empty(shape, dtype=torch.int32, device=device),
+                topk_weights=torch.empty(shape, device=device),
+            )
+        if self.boundary == "with_quant":
+            return self.replaced(
+                boundary="core",
+                x=None,
+                x_q=torch.empty_like(self.x, dtype=self.w13.dtype),
+                x_scale=torch.empty(sizes.tokens, sizes.hidden // BLOCK, device=device),
+            )
+        return super().narrowed()

@@ -1,0 +1,259 @@
+"""DeepGEMM's grouped FP8 products, twice, with the suite's own kernels around them, as engines have theirs.
+
+Contiguous: the experts' rows follow each other, each expert's a multiple of the alignment. Masked: each
+expert has as many rows as there are tokens, and a count of those that hold something. Sources, 2.1.0 to 2.6.1
+and sgl-deep-gemm 0.2.5: csrc/apis/{gemm,layout}.hpp, csrc/utils/layout.hpp, csrc/jit_kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kernels import platform as machine
+from kernels import vendor
+from kernels.binding import find
+from kernels.formats import BLOCK, fp8_format
+from kernels.fused_moe.between_products import WORD, Around
+from kernels.fused_moe.operands import FusedMoeOperands
+from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.triton.align import chunk_for, tiles_for
+from kernels.op import Prepared, Unsupported
+from kernels.triton_runtime import require_interpreter
+
+if TYPE_CHECKING:
+    import torch
+
+ALIGNMENTS = range(32, 225, 32)
+"""Rows that an expert's may have to be a multiple of, for the memory plan; prepare asks the library."""
+
+
+def packs(arch: str) -> bool:
+    """Whether scales are the exponents of powers of two, four in a word, as sm_100's products take them."""
+    return arch == "sm_100"
+
+
+def scale_columns(k: int, packed: bool) -> int:
+    """Columns of the scales of K values."""
+    return -(-k // (BLOCK * WORD if packed else BLOCK))
+
+
+def alignment(expected: int) -> int:
+    """Rows of a tile where an expert has so many on average, of which its rows are a multiple: 128, or on
+    sm_100 what the library advises and vLLM takes."""
+    with contextlib.suppress(Unsupported):  # before 2026-04 it advised nothing
+        return find(*places("get_theoretical_mk_alignment_for_contiguous_layout"))(expected)
+    return find(*places("get_mk_alignment_for_contiguous_layout"))()
+
+
+def setter() -> Callable[[int], object]:
+    """What tells the library the alignment. It stays set, for all: every product is told anew."""
+    try:
+        return find(*places("set_mk_alignment_for_contiguous_layout"))
+    except Unsupported:
+        return lambda rows: None
+
+
+def places(name: str) -> tuple[str, str]:
+    return f"deep_gemm.{name}", f"deep_gemm.utils.layout.{name}"
+
+
+def mn_major(groups: int, rows: int, k: int, packed: bool, device: torch.device) -> torch.Tensor:
+    """Scales of activations [groups, rows, columns] as TMA reads them: rows side by side. `rows` is a
+    multiple of 4, so that columns begin at multiples of 16 bytes. fp32, or packed int32."""
+    import torch
+
+    dtype = torch.int32 if packed else torch.float32
+    shape = (groups, scale_columns(k, packed), rows)
+    return torch.empty(shape, dtype=dtype, device=device).transpose(1, 2)
+
+
+def weight_scale(scale: torch.Tensor, rows: int, k: int, packed: bool) -> torch.Tensor:
+    """Scales of weights: fp32 [held, rows/128, k/128] as they are, or for every row, MN-major and packed."""
+    if not packed:
+        return scale
+    transform = find("deep_gemm.transform_sf_into_required_layout")
+    return transform(sf=scale, mn=rows, k=k, recipe=(1, BLOCK, BLOCK), num_groups=len(scale), is_sfa=False)
+
+
+class DeepGemm(vendor.DeepGemm):
+    """What both layouts share. `Bound` is what prepare gives."""
+
+    requires = "DeepGEMM 2.1.0 to 2.6.1, or sgl-deep-gemm to 0.2.5; Triton, nvcc; sm_90 or sm_100"
+    activations = "fp8"
+    also = vendor.TRITON
+    Bound: ClassVar[type[_Bound]]
+
+    def layout(self, sizes: Sizes) -> int:
+        """Scales of weights, where they are packed."""
+        w13 = 2 * sizes.inter * scale_columns(sizes.hidden, packed=True)
+        return sizes.held * 4 * (w13 + sizes.hidden * scale_columns(sizes.inter, packed=True))
+
+    def workspace(self, sizes: Sizes) -> int:
+        """Per row x, gate and up, h, what the expert gives, and scales; per pair its row."""
+        rows = max(math.prod(self.Bound.groups(sizes, aligned)) for aligned in ALIGNMENTS)
+        of_row = sizes.hidden * 3 + sizes.inter * 5 + (sizes.hidden + sizes.inter) // BLOCK * 4 + 4
+        return rows * of_row + sizes.tokens * sizes.picks * 4 + sizes.held * 4
+
+    def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
+        return self.prepare_turn(None, operands, out)
+
+    def prepare_turn(self, first: Any, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
+        require_interpreter(out.device)
+        return self.Bound(operands, out, packs(machine.of(out.device).arch), first)
+
+
+class _Bound(Around):
+    """Rows of experts, the scales in the library's layout, and the launches around the two products."""
+
+    def __init__(
+        self, operands: FusedMoeOperands, out: torch.Tensor, packed: bool, first: _Bound | None
+    ) -> None:
+        import torch
+        import triton
+
+        from kernels.fused_moe.triton import align_jit, rows_jit
+
+        super().__init__(operands, out)
+        sizes, device = operands.sizes, out.device
+        fmt = fp8_format(sizes.fp8)
+        hidden, inter = sizes.hidden, sizes.inter
+        shared = first is not None and first.operands.w13 is operands.w13
+        self.w13_scale = (
+            first.w13_scale if shared else weight_scale(operands.w13_scale, 2 * inter, hidden, packed)
+        )
+        self.w2_scale = first.w2_scale if shared else weight_scale(operands.w2_scale, hidden, inter, packed)
+
+        self.expected = max(1, -(-sizes.routed.pairs // max(1, sizes.routed.hit)))
+        self.aligned, self.align = alignment(self.expected), setter()
+        groups, rows = self.groups(sizes, self.aligned)
+
+        def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        self.pairs = sizes.tokens * sizes.picks
+        self.counts, self.row_of = empty(sizes.held), empty(self.pairs)
+        self.a = empty(groups, rows, hidden, dtype=fmt.dtype)
+        self.a_scale = mn_major(groups, rows, hidden, packed, device)
+        self.gate_up = empty(groups, rows, 2 * inter, dtype=torch.bfloat16)
+        self.h_q = empty(groups, rows, inter, dtype=fmt.dtype)
+        self.h_scale = mn_major(groups, rows, inter, packed, device)
+        self.given = empty(groups, rows, hidden, dtype=torch.bfloat16)
+
+        self.chunk = chunk_for(self.pairs, device)
+        self.count = align_jit.count_kernel[(sizes.held,)]
+        self.gather = rows_jit.gather_kernel[(self.pairs,)]
+        self.gathering = {
+            "CAPACITY": rows,
+            "PACKED": packed,
+            "BLOCK": BLOCK,
+            "PICKS": sizes.picks,
+            "HIDDEN": hidden,
+            "BLOCK_D": triton.next_power_of_2(hidden),
+            "WORDS": triton.next_power_of_2(scale_columns(hidden, packed=True)),
+        }
+        self.surround(rows, packed)
+
+    @staticmethod
+    def groups(sizes: Sizes, aligned: int) -> tuple[int, int]:
+        """Groups of rows, each of which has scales of its own, and the rows of each."""
+        raise NotImplementedError
+
+    def place(self) -> None:
+        """Give every pair a row, and tell the products whose rows are whose."""
+        raise NotImplementedError
+
+    def multiply(self, a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, d):
+        raise NotImplementedError
+
+    def call(self) -> None:
+        import torch
+
+        o = self.operands
+        self.place()
+        x_q, a = o.x_q.view(torch.uint8), self.a.view(torch.uint8)
+        self.gather(x_q, o.x_scale, o.topk_ids, self.row_of, a, self.a_scale, **self.gathering)
+        self.multiply(self.a, self.a_scale, o.w13, self.w13_scale, self.gate_up)
+        self.activate()
+        self.multiply(self.h_q, self.h_scale, o.w2, self.w2_scale, self.given)
+        self.add_up()
+
+
+def product(*names: str) -> Callable:
+    """By position: their first arguments kept their order from version to version, not their names, and
+    compiled functions tell no signature."""
+    return find(*(f"deep_gemm.{name}" for name in names))
+
+
+class _Contiguous(_Bound):
+    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, *rest: Any) -> None:
+        import torch
+        import triton
+
+        from kernels.fused_moe.triton import rows_jit
+
+        super().__init__(operands, out, *rest)
+        held, rows = operands.sizes.held, self.a.shape[1]
+        self.product = product("m_grouped_fp8_gemm_nt_contiguous")
+        self.owners = torch.empty(rows, dtype=torch.int32, device=out.device)
+        self.contiguous = rows_jit.contiguous_kernel[(held + 1,)]
+        self.placing = {
+            "pairs": self.pairs,
+            "experts": held,
+            "rows": rows,
+            "ALIGNED": self.aligned,
+            "CHUNK": self.chunk,
+            "EXPERTS": triton.next_power_of_2(held),
+        }
+
+    @staticmethod
+    def groups(sizes: Sizes, aligned: int) -> tuple[int, int]:
+        return 1, tiles_for(aligned, sizes) * aligned
+
+    def place(self) -> None:
+        ids = self.operands.topk_ids
+        self.count(ids, self.counts, self.pairs, self.pairs, CHUNK=self.chunk)
+        self.contiguous(ids, self.counts, self.row_of, self.owners, **self.placing)
+
+    def multiply(self, a, a_scale, b, b_scale, d) -> None:
+        self.align(self.aligned)
+        self.product((a[0], a_scale[0]), (b, b_scale), d[0], self.owners)
+
+
+class _Masked(_Bound):
+    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, *rest: Any) -> None:
+        from kernels.fused_moe.triton import rows_jit
+
+        super().__init__(operands, out, *rest)
+        self.product = product("m_grouped_fp8_gemm_nt_masked", "fp8_m_grouped_gemm_nt_masked")
+        self.masked = rows_jit.masked_kernel[(operands.sizes.held,)]
+        self.placing = {"pairs": self.pairs, "CAPACITY": self.a.shape[1], "CHUNK": self.chunk}
+
+    @staticmethod
+    def groups(sizes: Sizes, aligned: int) -> tuple[int, int]:
+        return sizes.held, -(-sizes.tokens // aligned) * aligned
+
+    def place(self) -> None:
+        self.masked(self.operands.topk_ids, self.counts, self.row_of, **self.placing)
+
+    def multiply(self, a, a_scale, b, b_scale, d) -> None:
+        self.align(self.aligned)
+        self.product((a, a_scale), (b, b_scale), d, self.counts, self.expected)
+
+
+class Contiguous(DeepGemm):
+    """`m_grouped_fp8_gemm_nt_contiguous`, what engines take for prefill. Sized for any picks, as vLLM has
+    it; rows beyond the last expert's are skipped on sm_90, and multiplied all the same on sm_100."""
+
+    name = "deepgemm.contiguous"
+    Bound = _Contiguous
+
+
+class Masked(DeepGemm):
+    """`m_grouped_fp8_gemm_nt_masked`, what engines take for decode: no counting before placing, and rows of
+    no use in memory only."""
+
+    name = "deepgemm.masked"
+    Bound = _Masked

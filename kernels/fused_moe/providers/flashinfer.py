@@ -1,0 +1,213 @@
+"""FlashInfer's fused MoE: TensorRT-LLM's CUTLASS path on Hopper, its generated kernels on Blackwell.
+
+Both take the up rows of w13 before the gate rows. Sources, 0.6.0 to 0.6.18: flashinfer/fused_moe/core.py,
+csrc/fused_moe/cutlass_backend, csrc/trtllm_fused_moe_kernel_launcher.cu, tests/moe; vLLM 0.32's
+quantization/utils/flashinfer_utils.py for the layouts that engines give.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kernels import vendor
+from kernels.binding import find, keywords
+from kernels.formats import BLOCK
+from kernels.fused_moe.operands import FusedMoeOperands
+from kernels.fused_moe.sizes import SCALING, Sizes
+from kernels.op import Prepared
+from kernels.support import Support, need
+
+if TYPE_CHECKING:
+    import torch
+
+EPILOGUE_ROWS = 64
+"""Rows of an epilogue tile of the generated kernels, in whose order the rows of a weight lie."""
+
+DEEPSEEK_V3 = 2
+"""Of flashinfer's RoutingMethodType: sigmoid, bias, groups, top 8."""
+
+BLOCK_MAJOR_K = 2
+"""Of flashinfer's WeightLayout: [K/128, N, 128]."""
+
+MOST_GROUPS, MOST_PICKS, MOST_OF_GROUP = 4, 8, 32
+"""Groups and experts that its routing for DeepSeek-V3 chooses at most, and experts of a group."""
+
+
+class FlashInfer(vendor.FlashInfer):
+    """What both share."""
+
+    activations = "fp8"
+
+    def layout(self, sizes: Sizes) -> int:
+        return sizes.held * sizes.expert_bytes
+
+    def workspace(self, sizes: Sizes) -> int:
+        """Rows of x per pair, quantised; gate and up, h, and what experts give, per pair; scales and maps.
+        Beside them, while weights are laid out, a copy of them."""
+        pairs = sizes.tokens * sizes.picks + sizes.held * BLOCK
+        of_pair = sizes.hidden * 3 + sizes.inter * 7 + (sizes.hidden + sizes.inter) // BLOCK * 4 + 64
+        return pairs * of_pair + sizes.held * 2 * sizes.inter * sizes.hidden
+
+
+def up_first(rows: torch.Tensor, inter: int) -> torch.Tensor:
+    """[held, 2 * inter, K], gate rows before up rows, as [up, gate]; of scales too, `inter` in blocks."""
+    import torch
+
+    return torch.cat([rows[:, inter:], rows[:, :inter]], 1)
+
+
+def tune(prepared: Prepared, tokens: int) -> None:
+    """A call within FlashInfer's autotuner, which also builds what is not built yet."""
+    autotune = find("flashinfer.autotune", "flashinfer.autotuner.autotune")
+    with autotune(True):
+        prepared.call()
+
+
+class Cutlass(FlashInfer):
+    """`cutlass_fused_moe`: x in bf16 is quantised, permuted and multiplied within, by grouped products of
+    DeepSeek's block scales."""
+
+    name = "flashinfer.cutlass"
+    requires = "flashinfer-python 0.6.0 to 0.6.18, sm_90, CUDA 12.8"
+    boundaries = ("with_quant",)
+    archs = ("sm_90",)
+
+    def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
+        return self.prepare_turn(None, operands, out)
+
+    def prepare_turn(self, first: _Cutlass | None, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
+        prepared = _Cutlass(operands, out, first)
+        if first is None:
+            tune(prepared, operands.sizes.tokens)
+        return prepared
+
+
+class _Cutlass(Prepared):
+    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, first: _Cutlass | None) -> None:
+        super().__init__(operands, out)
+        o, sizes = operands, operands.sizes
+        shared = first is not None and first.operands.w13 is o.w13
+        self.w31 = first.w31 if shared else up_first(o.w13, sizes.inter)
+        self.w31_scale = first.w31_scale if shared else up_first(o.w13_scale, sizes.inter // BLOCK)
+        self.fused_moe = find("flashinfer.fused_moe.cutlass_fused_moe")
+        arguments: dict[str, Any] = {
+            "input": o.x,
+            "token_selected_experts": o.topk_ids,
+            "token_final_scales": o.topk_weights,
+            "fc1_expert_weights": self.w31,
+            "fc2_expert_weights": o.w2,
+            "output_dtype": out.dtype,
+            "quant_scales": [self.w31_scale, o.w2_scale],
+            "use_deepseek_fp8_block_scale": True,
+            # The rank's experts are the first ones: an id of -1 is outside them.
+            "ep_size": sizes.ep,
+            "ep_rank": 0,
+            "output": out,
+            "tune_max_num_tokens": sizes.tokens,
+        }
+        self.arguments = keywords(self.fused_moe, arguments)
+
+    def call(self) -> None:
+        self.fused_moe(**self.arguments)
+
+
+class TrtLlm(FlashInfer):
+    """`trtllm_fp8_block_scale_moe`: routing and everything after it, of x that the suite's own kernel
+    quantises before, as engines do."""
+
+    name = "flashinfer.trtllm"
+    requires = "flashinfer-python 0.6.0 to 0.6.18 (0.6.15 or later for a fused shared expert), sm_100"
+    boundaries = ("with_routing",)
+    archs = ("sm_100",)
+    allocates = True
+
+    def fits(self, sizes: Sizes) -> Support:
+        groups, limit = sizes.group_limit
+        reachable = limit * sizes.experts // groups
+        return Support.all_of(
+            need(not (sizes.shared and sizes.ep > 1), "fuses a shared expert only where ep=1"),
+            need(sizes.experts % 4 == 0, f"routes to a multiple of 4 experts, not {sizes.experts}"),
+            need(limit <= MOST_GROUPS, f"routes to at most {MOST_GROUPS} groups, not {limit}"),
+            need(
+                groups == 1 or 2 <= sizes.experts // groups <= MOST_OF_GROUP,
+                f"takes groups of 2 to {MOST_OF_GROUP} experts, not of {sizes.experts // groups}",
+            ),
+            need(
+                sizes.topk <= MOST_PICKS and sizes.topk < reachable,
+                f"picks at most {MOST_PICKS}, and fewer than the {reachable} in reach, not {sizes.topk}",
+            ),
+        )
+
+    def workspace(self, sizes: Sizes) -> int:
+        return super().workspace(sizes) + sizes.tokens * (sizes.hidden + sizes.hidden // BLOCK * 4)
+
+    def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
+        return self.prepare_turn(None, operands, out)
+
+    def prepare_turn(
+        self, first: _TrtLlm | None, operands: FusedMoeOperands, out: torch.Tensor | None
+    ) -> Prepared:
+        prepared = _TrtLlm(operands, first)
+        if first is None:
+            tune(prepared, operands.sizes.tokens)
+        return prepared
+
+
+class _TrtLlm(Prepared):
+    def __init__(self, operands: FusedMoeOperands, first: _TrtLlm | None) -> None:
+        import torch
+
+        from kernels.quantise import quantiser
+
+        super().__init__(operands)
+        o, sizes = operands, operands.sizes
+        shared = first is not None and first.operands.w13 is o.w13
+        self.w31 = first.w31 if shared else blocked(up_first(o.w13, sizes.inter))
+        self.w31_scale = first.w31_scale if shared else up_first(o.w13_scale, sizes.inter // BLOCK)
+        self.w2 = first.w2 if shared else blocked(o.w2)
+        x_q = torch.empty_like(o.x, dtype=o.w13.dtype)
+        x_scale = torch.empty(sizes.hidden // BLOCK, sizes.tokens, device=o.x.device)
+        self.quantise = quantiser(o.x, x_q, x_scale.t(), sizes.scales)  # type: ignore[arg-type]
+        self.fused_moe = find("flashinfer.fused_moe.trtllm_fp8_block_scale_moe")
+        groups, limit = sizes.group_limit
+        arguments: dict[str, Any] = {
+            "routing_logits": o.logits,
+            "routing_bias": o.bias,
+            "hidden_states": x_q,
+            "hidden_states_scale": x_scale,
+            "gemm1_weights": self.w31,
+            "gemm1_weights_scale": self.w31_scale,
+            "gemm2_weights": self.w2,
+            "gemm2_weights_scale": o.w2_scale,
+            "num_experts": sizes.experts,
+            "top_k": sizes.topk,
+            "n_group": groups,
+            "topk_group": limit,
+            "intermediate_size": sizes.inter,
+            "local_expert_offset": 0,
+            "local_num_experts": sizes.routed.local,
+            "routed_scaling_factor": SCALING,
+            "routing_method_type": DEEPSEEK_V3,
+            "use_shuffled_weight": True,
+            "weight_layout": BLOCK_MAJOR_K,
+            "tune_max_num_tokens": sizes.tokens,
+        }
+        if sizes.shared:
+            arguments["num_fused_shared_experts"] = sizes.shared
+        self.arguments = keywords(self.fused_moe, arguments)
+
+    def call(self) -> None:
+        self.quantise()
+        self.out = self.fused_moe(**self.arguments)
+
+
+def blocked(weight: torch.Tensor) -> torch.Tensor:
+    """FP8 [held, N, K] as [held, K/128, N, 128], rows in the order of the epilogue's tiles."""
+    import torch
+
+    shuffle = find("flashinfer.shuffle_matrix_a", "flashinfer.fp4_quantization.shuffle_matrix_a")
+    block = find(
+        "flashinfer.fused_moe.convert_to_block_layout", "flashinfer.fused_moe.core.convert_to_block_layout"
+    )
+    bits = weight.view(torch.uint8)
+    return torch.stack([block(shuffle(one, EPILOGUE_ROWS), BLOCK) for one in bits]).view(weight.dtype)

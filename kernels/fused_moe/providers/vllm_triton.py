@@ -1,0 +1,81 @@
+"""vLLM's Triton MoE on GPUs: what it serves FP8 experts with where nothing faster is installed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kernels.binding import find, keywords, load
+from kernels.formats import BLOCK
+from kernels.fused_moe.expert_ids import Renumbered
+from kernels.fused_moe.operands import FusedMoeOperands
+from kernels.fused_moe.sizes import Sizes
+from kernels.op import Prepared, Unsupported
+from kernels.vendor import Vllm
+
+if TYPE_CHECKING:
+    import torch
+
+MODULE = "vllm.model_executor.layers.fused_moe"
+
+
+def triton_workspace(sizes: Sizes) -> int:
+    """Of vLLM's `fused_experts_impl`, and of SGLang's, which began as that: x quantised; gate and up or what
+    experts give, h in bf16 and FP8; sorted pairs in blocks of up to 128."""
+    pairs = sizes.tokens * sizes.picks
+    wide = max(2 * sizes.inter, sizes.hidden) * 2
+    of_pair = wide + 2 * sizes.inter * 2 + sizes.inter * 3 + sizes.inter // BLOCK * 4
+    x = sizes.tokens * (sizes.hidden + sizes.hidden // BLOCK * 4)
+    return pairs * of_pair + x + (pairs + (sizes.held + 1) * 128) * 8
+
+
+class Triton(Vllm):
+    """`fused_experts` of vLLM's GPU builds (fused_moe/fused_moe.py of 0.32): quantises, sorts, two launches
+    of `fused_moe_kernel` with SiLU and requantising between, a sum over picks."""
+
+    name = "vllm.triton"
+    requires = "vLLM 0.32, or older whose fused_experts takes a quant_config; a GPU build (CUDA or ROCm)"
+    boundaries = ("with_quant",)
+    activations = "fp8"
+    allocates = True
+
+    def workspace(self, sizes: Sizes) -> int:
+        return triton_workspace(sizes)
+
+    def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
+        return _Triton(operands)
+
+
+class _Triton(Prepared):
+    def __init__(self, operands: FusedMoeOperands) -> None:
+        super().__init__(operands)
+        o, sizes = operands, operands.sizes
+        self.fused_experts = find(f"{MODULE}.fused_moe.fused_experts")
+        self.local = Renumbered(o)
+        quantised = find(f"{MODULE}.config.fp8_w8a8_moe_quant_config")
+        scales = {"w1_scale": o.w13_scale, "w2_scale": o.w2_scale, "block_shape": [BLOCK, BLOCK]}
+        arguments: dict[str, Any] = {
+            "hidden_states": o.x,
+            "w1": o.w13,
+            "w2": o.w2,
+            "topk_weights": o.topk_weights,
+            "topk_ids": self.local.ids,
+            "global_num_experts": sizes.held + self.local.apart,
+            "expert_map": self.local.per_expert([*range(sizes.held), -1]),
+            "quant_config": quantised(**keywords(quantised, scales)),
+        }
+        self.arguments = keywords(self.fused_experts, arguments)
+
+    def call(self) -> None:
+        self.local.write()
+        self.out = self.fused_experts(**self.arguments)
+
+    def picked(self) -> str:
+        """Whether vLLM ships a tuned configuration for experts of this size on this device."""
+        sizes = self.operands.sizes
+        try:
+            look_up = load(f"{MODULE}.fused_moe").get_moe_configs
+            needed = {"E": sizes.held, "N": sizes.inter, "dtype": "fp8_w8a8"}
+            found = look_up(**keywords(look_up, needed, {"block_n": BLOCK, "block_k": BLOCK}))
+        except (AttributeError, Unsupported):
+            return ""
+        return "tuned configuration" if found else "default configuration"

@@ -1,0 +1,115 @@
+"""The suite's own routing kernel: what boundary `with_routing` adds to a kernel that takes picks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+ROWS = 1  # tokens of a program: decode has few
+WARPS = 1  # whose lanes hold a token's scores: choosing is a chain of reductions, and across warps they wait
+INTERPRETED_ROWS = 64  # the interpreter's time is per program
+
+
+class Router(NamedTuple):
+    """DeepSeek-V3's choice of experts (technical report, 2.1.2; Gate in inference/model.py).
+
+    groups:  of experts / groups consecutive experts; `limit` of them are chosen by the sum of their two
+             highest biased scores
+    topk:    experts chosen in those by biased scores; their unbiased ones, normalised, times `scaling`,
+             are the weights
+    local:   the rank holds experts 0 .. local - 1; others get the id -1 and keep their weight
+    shared:  1: the shared expert follows as pick `topk`, with the id `local` and weight 1
+    """
+
+    groups: int
+    limit: int
+    topk: int
+    scaling: float
+    local: int
+    shared: int
+
+
+def router(
+    logits: torch.Tensor, bias: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, rule: Router
+) -> Callable[[], None]:
+    """A callable that routes what logits and bias hold into ids and weights.
+
+    logits: fp32 [tokens, experts]; bias: fp32 [experts]
+    ids, weights: int32 and fp32 [tokens, topk + shared], of any strides; the order of a token's routed
+        picks is free
+    A Triton kernel, on a CPU too where TRITON_INTERPRET=1; otherwise torch's operators there. Raises
+    ValueError where the shapes do not fit.
+    """
+    wanted = (logits.shape[0], rule.topk + rule.shared)
+    if tuple(ids.shape) != wanted or tuple(weights.shape) != wanted or bias.shape != logits.shape[1:]:
+        raise ValueError(
+            f"shapes do not fit: logits {list(logits.shape)}, bias {list(bias.shape)}, ids "
+            f"{list(ids.shape)}, weights {list(weights.shape)}; picks are {list(wanted)}"
+        )
+    if logits.device.type != "cpu" or os.environ.get("TRITON_INTERPRET") == "1":
+        return _triton(logits, bias, ids, weights, rule)
+    return _torch(logits, bias, ids, weights, rule)
+
+
+def _torch(
+    logits: torch.Tensor, bias: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, rule: Router
+) -> Callable[[], None]:
+    import torch
+
+    group = logits.shape[1] // rule.groups
+    routed = slice(0, rule.topk)
+
+    def route() -> None:
+        scores = logits.sigmoid()
+        biased = (scores + bias).unflatten(1, (rule.groups, group))
+        if rule.limit < rule.groups:
+            best = biased.topk(min(2, group), -1, sorted=False).values.sum(-1)
+            kept = best.topk(rule.limit, -1, sorted=False).indices
+            dropped = torch.ones_like(best, dtype=torch.bool).scatter_(1, kept, False)
+            biased.masked_fill_(dropped.unsqueeze(-1), float("-inf"))
+        chosen = biased.flatten(1).topk(rule.topk, -1, sorted=False).indices
+        own = scores.gather(1, chosen)
+        weights[:, routed] = own.div_(own.sum(-1, keepdim=True)).mul_(rule.scaling)
+        ids[:, routed] = chosen.masked_fill_(chosen >= rule.local, -1)
+        if rule.shared:
+            ids[:, rule.topk] = rule.local
+            weights[:, rule.topk] = 1.0
+
+    return route
+
+
+def _triton(
+    logits: torch.Tensor, bias: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, rule: Router
+) -> Callable[[], None]:
+    import triton
+
+    from kernels.fused_moe.routing_jit import route_kernel
+
+    tokens, experts = logits.shape
+    group = experts // rule.groups
+    rows = INTERPRETED_ROWS if logits.device.type == "cpu" else ROWS
+    launch = route_kernel[(triton.cdiv(tokens, rows),)]
+    arguments = (logits, bias, ids, weights, tokens, *logits.stride(), *ids.stride(), *weights.stride())
+    constants = {
+        "SCALING": rule.scaling,
+        "LOCAL": rule.local,
+        "GROUPS": rule.groups,
+        "GROUP": group,
+        "LIMIT": rule.limit,
+        "TOPK": rule.topk,
+        "SHARED": rule.shared,
+        "GROUPS_PADDED": triton.next_power_of_2(rule.groups),
+        "GROUP_PADDED": triton.next_power_of_2(group),
+        "PICKS_PADDED": triton.next_power_of_2(rule.topk + rule.shared),
+        "BLOCK_M": rows,
+        "num_warps": WARPS,
+    }
+
+    def route() -> None:
+        launch(*arguments, **constants)
+
+    return route

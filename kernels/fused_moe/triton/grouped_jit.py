@@ -1,0 +1,270 @@
+"""Triton sources of the grouped MoE's products: gate and up, which may go on to h, and down.
+
+A pair is a token and one of its picks, p = token * PICKS + pick. Tiles have rows of one expert: as align_jit
+places pairs in slots, or if not SORTED each tile one pair. What is written stands where its pair does, so
+that nothing is sorted back. All tensors are contiguous, in the layouts of `FusedMoeOperands`. FP8 tensors are
+uint8 with the bits of e4m3fnuz if FNUZ_BITS (the interpreter takes no e4m3fnuz tensor).
+
+The same inputs give the same bits: there are no atomics, and every sum has its order. K is added up block
+after block within a split, splits in their order, picks in their order or in a tree of fixed shape. How many
+splits there are depends on the configuration and on the number of compute units, and the last bits with it.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.fp8_jit import widen
+from kernels.fused_moe.triton.pairs_jit import requantised
+
+
+@triton.jit
+def _place(tiles, COLUMNS: tl.constexpr, group, CHIPLETS: tl.constexpr):
+    """(tile, block of columns) of a program, one below tiles * COLUMNS.
+
+    `group` tiles take a block of columns before the next: as many as an expert has, they read the same
+    weights at once, and the tile's rows again soon. Programs go round the chiplets of AMD's GPUs, each of
+    which has a cache: those of a chiplet get neighbouring places.
+    """
+    at = tl.program_id(0)
+    if CHIPLETS > 1:
+        total = tiles * COLUMNS
+        chiplet = at % CHIPLETS
+        at = chiplet * (total // CHIPLETS) + tl.minimum(chiplet, total % CHIPLETS) + at // CHIPLETS
+    first = at // (group * COLUMNS) * group
+    in_group = tl.minimum(tiles - first, group)
+    at -= first * COLUMNS
+    return first + at % in_group, at // in_group
+
+
+@triton.jit
+def _rows(tile, ids, slots, owners, pairs, SORTED: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The expert of a tile (-1: on another rank), its rows' pairs, and which rows there are."""
+    row = tl.arange(0, BLOCK_M)
+    if SORTED:
+        pair = tl.load(slots + tile.to(tl.int64) * BLOCK_M + row)
+        return tl.load(owners + tile), pair, pair < pairs
+    else:
+        return tl.load(ids + tile), tile + row, row == 0
+
+
+@triton.jit
+def _product(total, rows, weights, scale, SWAP: tl.constexpr):
+    """total + scale * rows @ weights^T: a block of 128 products is summed by itself and added in fp32, as
+    tensor cores keep fewer bits in their own sums (DeepSeek-V3 technical report, section 3.3.2).
+
+    SWAP: of the transposed tile, where matrix instructions want 64 rows and an expert has fewer
+    """
+    if SWAP:
+        return total + tl.dot(weights, tl.trans(rows)) * scale[None, :]
+    else:
+        return total + tl.dot(rows, tl.trans(weights)) * scale[:, None]
+
+
+@triton.jit
+def up_kernel(
+    x_q,  # FP8 [tokens, HIDDEN]
+    x_scale,  # fp32 [tokens, HIDDEN / 128]
+    w13,  # FP8 [experts, 2 * INTER, HIDDEN]
+    w13_scale,  # fp32 [experts, 2 * INTER / 128, HIDDEN / 128]
+    ids,  # int32 [pairs]
+    slots,  # int32 [tiles * BLOCK_M], owners int32 [tiles], used int32 [1], if SORTED
+    owners,
+    used,
+    gate_up,  # [splits, pairs, 2 * INTER], if not FUSE: bf16, or fp32 where there are several splits
+    h_q,  # FP8 [pairs, INTER] and fp32 [pairs, INTER / 128], if FUSE; h_q fp32 in the interpreter, whose
+    h_scale,  # conversion to FP8 truncates
+    pairs,
+    group,  # tiles, see _place
+    per_split,  # blocks of K; every split has at least one
+    HIDDEN: tl.constexpr,
+    INTER: tl.constexpr,
+    PICKS: tl.constexpr,
+    LARGEST: tl.constexpr,  # finite value of the FP8 format
+    SMALLEST_SCALE: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,  # whether scales of h are rounded up to one
+    BLOCK: tl.constexpr,  # of scales: 128
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # divides 128, and is that if FUSE
+    SORTED: tl.constexpr,
+    FUSE: tl.constexpr,  # gate and up in one program, which goes on to h
+    SWAP: tl.constexpr,
+    CHIPLETS: tl.constexpr,
+    PRODUCT: tl.constexpr,  # what tl.dot takes: FP8, or fp32 in the interpreter
+    FNUZ_BITS: tl.constexpr,
+):
+    """One program: BLOCK_N columns of gate and up together, or if FUSE of each, of one tile over one split of
+    K. Grid (tiles * blocks of columns, splits); tiles that no expert uses come last and do nothing."""
+    STEPS: tl.constexpr = HIDDEN // BLOCK
+    BLOCKS: tl.constexpr = INTER // BLOCK
+    COLUMNS: tl.constexpr = (INTER if FUSE else 2 * INTER) // BLOCK_N
+    tiles = pairs
+    if SORTED:
+        tiles = tl.load(used)
+    if tl.program_id(0) >= tiles * COLUMNS:
+        return
+    tile, column_block = _place(tiles, COLUMNS, group, CHIPLETS)
+    expert, pair, row_ok = _rows(tile, ids, slots, owners, pairs, SORTED, BLOCK_M)
+    if expert < 0:
+        return
+    expert = expert.to(tl.int64)
+    token = (pair // PICKS).to(tl.int64)
+    column, k = column_block * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK)
+    x_at = x_q + token[:, None] * HIDDEN + k[None, :]
+    x_scale_at = x_scale + token * STEPS
+    w_at = w13 + expert * (2 * INTER * HIDDEN) + (column[:, None] * HIDDEN + k[None, :])
+    w_scale = w13_scale + (expert * (2 * BLOCKS) + column_block * BLOCK_N // BLOCK) * STEPS
+
+    total = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
+    up = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
+    split = tl.program_id(1)
+    first = split * per_split
+    # Scales come a step ahead: they enter no product, and Triton's pipeline fetches only what does.
+    row_scale = tl.load(x_scale_at + first, mask=row_ok, other=0.0)
+    gate_scale = tl.load(w_scale + first)
+    up_scale = tl.load(w_scale + BLOCKS * STEPS + first) if FUSE else gate_scale
+    for step in range(first, tl.minimum(first + per_split, STEPS)):
+        x = widen(tl.load(x_at + step * BLOCK, mask=row_ok[:, None], other=0.0), PRODUCT, FNUZ_BITS)
+        w = widen(tl.load(w_at + step * BLOCK), PRODUCT, FNUZ_BITS)
+        total = _product(total, x, w, row_scale * gate_scale, SWAP)
+        if FUSE:
+            w = widen(tl.load(w_at + (INTER * HIDDEN + step * BLOCK)), PRODUCT, FNUZ_BITS)
+            up = _product(up, x, w, row_scale * up_scale, SWAP)
+            up_scale = tl.load(w_scale + BLOCKS * STEPS + tl.minimum(step + 1, STEPS - 1))
+        row_scale = tl.load(x_scale_at + tl.minimum(step + 1, STEPS - 1), mask=row_ok, other=0.0)
+        gate_scale = tl.load(w_scale + tl.minimum(step + 1, STEPS - 1))
+
+    if SWAP:
+        total, up = tl.trans(total), tl.trans(up)
+    if FUSE:
+        quotient, scale = requantised(total, up, LARGEST, SMALLEST_SCALE, POWER_OF_TWO, BLOCK_M, BLOCK)
+        tl.store(h_scale + pair * BLOCKS + column_block, scale, mask=row_ok)
+        at = h_q + pair.to(tl.int64)[:, None] * INTER + column[None, :]
+        tl.store(at, quotient.to(h_q.dtype.element_ty), mask=row_ok[:, None])
+    else:
+        at = (split.to(tl.int64) * pairs + pair)[:, None] * (2 * INTER) + column[None, :]
+        tl.store(gate_up + at, total.to(gate_up.dtype.element_ty), mask=row_ok[:, None])
+
+
+@triton.jit
+def down_kernel(
+    h_q,  # FP8 [pairs, INTER]
+    h_scale,  # fp32 [pairs, INTER / 128]
+    w2,  # FP8 [experts, HIDDEN, INTER]
+    w2_scale,  # fp32 [experts, HIDDEN / 128, INTER / 128]
+    ids,  # int32 [pairs]
+    slots,  # int32 [tiles * BLOCK_M], owners int32 [tiles], used int32 [1], if SORTED
+    owners,
+    used,
+    given,  # bf16 [pairs, HIDDEN]: what the expert of each pair gives; fp32 in the interpreter
+    pairs,
+    group,
+    HIDDEN: tl.constexpr,
+    INTER: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # divides HIDDEN
+    SORTED: tl.constexpr,
+    SWAP: tl.constexpr,
+    CHIPLETS: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    FNUZ_BITS: tl.constexpr,
+):
+    """One program: BLOCK_N columns of one tile. Grid (tiles * blocks of columns,)."""
+    STEPS: tl.constexpr = INTER // BLOCK
+    COLUMNS: tl.constexpr = HIDDEN // BLOCK_N
+    tiles = pairs
+    if SORTED:
+        tiles = tl.load(used)
+    if tl.program_id(0) >= tiles * COLUMNS:
+        return
+    tile, column_block = _place(tiles, COLUMNS, group, CHIPLETS)
+    expert, pair, row_ok = _rows(tile, ids, slots, owners, pairs, SORTED, BLOCK_M)
+    if expert < 0:
+        return
+    expert, row = expert.to(tl.int64), pair.to(tl.int64)
+    column, k = column_block * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK)
+    h_at = h_q + row[:, None] * INTER + k[None, :]
+    w_at = w2 + expert * (HIDDEN * INTER) + (column[:, None] * INTER + k[None, :])
+    w_scale = w2_scale + expert * (HIDDEN // BLOCK * STEPS)
+    # In the interpreter, whose time is per program, it takes columns of several scales.
+    SCALED: tl.constexpr = BLOCK_N <= BLOCK
+    w_scale += (column_block * BLOCK_N if SCALED else column) // BLOCK * STEPS
+    total = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
+    row_scale = tl.load(h_scale + row * STEPS, mask=row_ok, other=0.0)
+    scale = tl.load(w_scale)
+    for step in range(STEPS):
+        h = widen(tl.load(h_at + step * BLOCK, mask=row_ok[:, None], other=0.0), PRODUCT, FNUZ_BITS)
+        w = widen(tl.load(w_at + step * BLOCK), PRODUCT, FNUZ_BITS)
+        if SCALED:
+            total = _product(total, h, w, row_scale * scale, SWAP)
+        else:
+            part = _product(tl.zeros_like(total), h, w, row_scale, SWAP)
+            total += part * (scale[:, None] if SWAP else scale[None, :])
+        row_scale = tl.load(h_scale + row * STEPS + tl.minimum(step + 1, STEPS - 1), mask=row_ok, other=0.0)
+        scale = tl.load(w_scale + tl.minimum(step + 1, STEPS - 1))
+    if SWAP:
+        total = tl.trans(total)
+    at = given + row[:, None] * HIDDEN + column[None, :]
+    tl.store(at, total.to(given.dtype.element_ty), mask=row_ok[:, None])
+
+
+@triton.jit
+def _weighted(
+    i,  # a step of a pick
+    token,
+    ids,
+    weights,
+    h_scale,
+    w_scale,  # of the first expert's block of columns
+    BLOCKS: tl.constexpr,  # of an expert's columns
+    STEPS: tl.constexpr,
+    PICKS: tl.constexpr,
+):
+    """The scale of a step's product: of h, of the expert's weights and of the pick; 0 if on another rank."""
+    pair, step = token * PICKS + i // STEPS, i % STEPS
+    expert = tl.load(ids + pair).to(tl.int64)
+    scale = tl.load(h_scale + pair * STEPS + step, mask=expert >= 0, other=0.0) * tl.load(weights + pair)
+    return scale * tl.load(w_scale + expert * (BLOCKS * STEPS) + step, mask=expert >= 0, other=0.0)
+
+
+@triton.jit
+def down_by_token_kernel(
+    h_q,  # FP8 [pairs, INTER]
+    h_scale,  # fp32 [pairs, INTER / 128]
+    w2,  # FP8 [experts, HIDDEN, INTER]
+    w2_scale,  # fp32 [experts, HIDDEN / 128, INTER / 128]
+    ids,  # int32 [pairs]
+    weights,  # fp32 [pairs]
+    out,  # bf16 [tokens, HIDDEN]; fp32 in the interpreter
+    HIDDEN: tl.constexpr,
+    INTER: tl.constexpr,
+    PICKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # rows of the product, of which the first is used
+    BLOCK_N: tl.constexpr,  # divides 128
+    SWAP: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    FNUZ_BITS: tl.constexpr,
+):
+    """One program: BLOCK_N columns of one token, all of its picks after each other. Grid (HIDDEN / BLOCK_N,
+    tokens): for few tokens, which share no experts. Nothing is read for picks of other ranks."""
+    STEPS: tl.constexpr = INTER // BLOCK
+    block, token = tl.program_id(0), tl.program_id(1)
+    column, k, row = block * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK), tl.arange(0, BLOCK_M)
+    w_at = column[:, None] * INTER + k[None, :]
+    block_scales = w2_scale + block * BLOCK_N // BLOCK * STEPS
+    total = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
+    scale = _weighted(0, token, ids, weights, h_scale, block_scales, HIDDEN // BLOCK, STEPS, PICKS)
+    for i in range(PICKS * STEPS):
+        pair, step = token * PICKS + i // STEPS, i % STEPS
+        expert = tl.load(ids + pair).to(tl.int64)
+        here = expert >= 0
+        h_at = h_q + pair * INTER + step * BLOCK + row[:, None] * 0 + k[None, :]
+        h = widen(tl.load(h_at, mask=(row == 0)[:, None] & here, other=0.0), PRODUCT, FNUZ_BITS)
+        w = tl.load(w2 + expert * (HIDDEN * INTER) + step * BLOCK + w_at, mask=here, other=0.0)
+        rows_scale = tl.zeros([BLOCK_M], tl.float32) + scale
+        total = _product(total, h, widen(w, PRODUCT, FNUZ_BITS), rows_scale, SWAP)
+        ahead = tl.minimum(i + 1, PICKS * STEPS - 1)
+        scale = _weighted(ahead, token, ids, weights, h_scale, block_scales, HIDDEN // BLOCK, STEPS, PICKS)
+    value = tl.sum(total, 1 if SWAP else 0)  # of the first row; the others are zeros
+    tl.store(out + token * HIDDEN + column, value.to(out.dtype.element_ty))

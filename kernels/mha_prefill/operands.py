@@ -1,0 +1,121 @@
+"""Operands of an MHA prefill, and where each sequence lies in them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from kernels.mha_prefill.sizes import SCALE, Sizes
+from kernels.operands import Operands
+
+if TYPE_CHECKING:
+    import torch
+
+
+GUARD = 256  # tokens of NaN before and behind q, k and v: at least what a kernel's tile reads at once
+
+
+class Sequence(NamedTuple):
+    """Where a sequence lies: its rows of q and out, its rows of k and v, and how many of those are cached."""
+
+    queries: slice
+    keys: slice
+    prefix: int
+
+    @property
+    def new(self) -> int:
+        return self.queries.stop - self.queries.start
+
+    @property
+    def length(self) -> int:
+        return self.keys.stop - self.keys.start
+
+
+@dataclass
+class MhaPrefillOperands(Operands):
+    """q         bf16 or FP8 [T, heads, 192], T new tokens of all sequences
+    k         likewise [S, heads, 192], S tokens; those of a sequence stand together, cached ones first
+    v         likewise [S, heads, 128]
+    cu_q      int32 [batch + 1]: sequence b has rows cu_q[b] .. cu_q[b + 1] of q; cu_k likewise of k and v
+    sequences the same for the host
+    q_descale fp32 [1], by which a stored q is to be multiplied; None for bf16; k_descale and v_descale
+              likewise. Stationary: calibrated once, as engines hold the scales of an FP8 cache
+
+    Nothing is streamed: q, k and v are activations, all just written by the q_b and kv_b products of the same
+    layer (the cached tokens' too: only their latents are kept), with nothing large read in between. What the
+    last-level cache holds of them here, from the call before, it holds in serving; the rest comes from memory
+    in both.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    cu_q: torch.Tensor
+    cu_k: torch.Tensor
+    sequences: list[Sequence]
+    sizes: Sizes
+    scale: float = SCALE
+    q_descale: torch.Tensor | None = None
+    k_descale: torch.Tensor | None = None
+    v_descale: torch.Tensor | None = None
+    boundary: str = "core"
+
+    live: ClassVar = ("q", "k", "v")
+    streamed: ClassVar = ()
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """The most queries and the most keys of a sequence."""
+        return max(s.new for s in self.sequences), max(s.length for s in self.sequences)
+
+    @property
+    def score_scale(self) -> float:
+        """Turns the product of a stored q and a stored k into a score."""
+        return self.scale * _number(self.q_descale) * _number(self.k_descale)
+
+    @property
+    def value_scale(self) -> float:
+        """Turns a stored v into the value that is meant."""
+        return _number(self.v_descale)
+
+    def copy(self, names: Iterable[str] | None = None) -> MhaPrefillOperands:
+        """As any operands' copy, with guards of its own."""
+        copied = super().copy(names)
+        for name in self.live:
+            if (tensor := getattr(copied, name)) is not getattr(self, name):
+                fresh = guarded(*tensor.shape, tensor.device, tensor.dtype)
+                setattr(copied, name, fresh.copy_(tensor))
+        return copied
+
+
+def _number(descale: torch.Tensor | None) -> float:
+    return 1.0 if descale is None else float(descale)
+
+
+def guarded(
+    tokens: int, heads: int, width: int, device: torch.device | str, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Room for [tokens, heads, width] of dtype, by default bf16, between tokens of NaN, so that a read past
+    an end is seen."""
+    import torch
+
+    shape = (GUARD + tokens + GUARD, heads, width)
+    storage = torch.empty(shape, dtype=dtype or torch.bfloat16, device=device)
+    nan = torch.tensor(torch.nan, device=device)
+    storage[:GUARD].copy_(nan)
+    storage[GUARD + tokens :].copy_(nan)
+    return storage[GUARD : GUARD + tokens]
+
+
+def sequences_of(lengths: list[tuple[int, int]]) -> list[Sequence]:
+    """Where sequences of (prefix, new) tokens lie, one behind the other."""
+    queries = [0, *itertools.accumulate(new for _, new in lengths)]
+    keys = [0, *itertools.accumulate(prefix + new for prefix, new in lengths)]
+    return [
+        Sequence(slice(*q), slice(*k), prefix)
+        for q, k, (prefix, _) in zip(
+            itertools.pairwise(queries), itertools.pairwise(keys), lengths, strict=True
+        )
+    ]

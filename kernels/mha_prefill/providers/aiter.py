@@ -1,0 +1,182 @@
+"""AMD's AITER: its dispatching MHA, each of the kernels behind it, that in FP8, and its Triton one.
+
+Read at e404860 (2026-08, after 0.1.20): aiter/ops/mha.py, aiter/ops/triton/attention/mha.py,
+csrc/py_itfs_cu/asm_mha_varlen_fwd.cu, csrc/py_itfs_ck/mha_varlen_fwd_kernels.cu, and the signatures at the
+tags from 0.1.4. Kernels are built at the first call. Untested on hardware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kernels import vendor
+from kernels.binding import find, keywords
+from kernels.mha_prefill import layouts
+from kernels.mha_prefill.operands import MhaPrefillOperands
+from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, Sizes, takes
+from kernels.op import Prepared
+from kernels.support import Support, need
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Aiter(vendor.Aiter):
+    """A kernel of AITER.
+
+    dtypes: of q, k and v
+    """
+
+    dtypes: ClassVar[tuple[str, ...]] = ("bf16",)
+
+    def fits(self, sizes: Sizes) -> Support:
+        return takes(sizes, *self.dtypes)
+
+
+def operator(name: str) -> Callable:
+    """A kernel's own entry. As a torch operator its schema tells its arguments; the Python function of the
+    same name takes *args and **kwargs (aiter/jit/utils/torch_guard.py)."""
+    import torch
+
+    function = find(f"aiter.{name}", f"aiter.ops.mha.{name}")
+    return getattr(torch.ops.aiter, name, function)
+
+
+class Dispatch(Aiter):
+    """`flash_attn_varlen_func`, as vLLM and SGLang call it: asm v3 on gfx942; on gfx950 OPUS where it has
+    that (0.1.20 or later), before asm v3; CK where neither fits."""
+
+    name = "aiter.dispatch"
+    requires = "AITER 0.1.4 or later, gfx942 or gfx950"
+
+    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
+        function = find("aiter.flash_attn_varlen_func", "aiter.ops.mha.flash_attn_varlen_func")
+        return layouts.Varlen(operands, out, function)
+
+
+def forward_arguments(o: MhaPrefillOperands) -> dict[str, Any]:
+    """What the asm and the CK entry want beside what `flash_attn_varlen_func` takes, as that gives it."""
+    return {
+        **layouts.lengths(o),
+        "min_seqlen_q": 0,
+        "dropout_p": 0.0,
+        "softmax_scale": layouts.scale(o),
+        "logits_soft_cap": 0.0,
+        "zero_tensors": False,
+        "is_causal": layouts.mask()["causal"],
+        "window_size_left": -1,
+        "window_size_right": -1,
+        "return_softmax_lse": False,
+        "return_dropout_randval": False,
+    }
+
+
+class _Direct(Prepared):
+    def __init__(
+        self, operands: MhaPrefillOperands, out: torch.Tensor, function: Callable, arguments: dict[str, Any]
+    ) -> None:
+        super().__init__(operands, out)
+        self.function = function
+        needed = {"q": operands.q, "k": operands.k, "v": operands.v, "out": out, **arguments}
+        self.arguments = keywords(function, needed)
+
+    def call(self) -> None:
+        self.function(**self.arguments)
+
+
+class Asm(Aiter):
+    """The hand-written kernel (fmha v3) by itself."""
+
+    name = "aiter.asm"
+    requires = "AITER 0.1.5 or later, gfx942 or gfx950"
+
+    def fits(self, sizes: Sizes) -> Support:
+        longest = max(prefix + new for prefix, new in sizes.lengths())
+        extent = longest * sizes.heads * WIDTH * 2
+        return Support.all_of(
+            super().fits(sizes),
+            need(extent < 1 << 32, "its byte offsets within a sequence's keys end at 4 GiB"),
+        )
+
+    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
+        # 1, as the dispatch has it: gfx942's kernels round weights to nearest, ties away from zero.
+        arguments = forward_arguments(operands) | {"how_v3_bf16_cvt": 1}
+        return _Direct(operands, out, operator("fmha_v3_varlen_fwd"), arguments)
+
+
+class Ck(Aiter):
+    """Composable Kernel by itself."""
+
+    name = "aiter.ck"
+    requires = "AITER 0.1.8 or later, gfx942 or gfx950"
+
+    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
+        arguments = forward_arguments(operands) | {"sink_size": 0}
+        return _Direct(operands, out, operator("mha_varlen_fwd"), arguments)
+
+
+def opus_lengths(o: MhaPrefillOperands) -> dict[str, Any]:
+    named = layouts.lengths(o)
+    return {
+        "seqstart_q": named["cu_seqlens_q"],
+        "seqstart_k": named["cu_seqlens_k"],
+        "max_seqlen_q": named["max_seqlen_q"],
+        "max_seqlen_k": named["max_seqlen_k"],
+        "softmax_scale": layouts.scale(o),
+    }
+
+
+class Opus(Aiter):
+    """The OPUS kernel by itself, which gfx950 dispatches to."""
+
+    name = "aiter.opus"
+    requires = "AITER 0.1.20 or later, gfx950"
+    archs = ("gfx950",)
+
+    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
+        name = "fmha_fwd_bf16_opus_varlen_fwd"
+        function = find(f"aiter.ops.mha.{name}", f"aiter.{name}")
+        return _Direct(operands, out, function, opus_lengths(operands) | layouts.mask())
+
+
+class Triton(Aiter):
+    """AITER's Triton kernel, q and k in parts of 128 and 64. Its call allocates an output of zeros."""
+
+    name = "aiter.triton"
+    also = vendor.TRITON
+    requires = "AITER 0.1.7 or later, gfx942 or gfx950"
+    allocates = True
+
+    def workspace(self, sizes: Sizes) -> int:
+        """The output, and a sum of exponentials per row."""
+        return sizes.queries * sizes.heads * (VALUE * BYTES["bf16"] + 4)
+
+    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
+        name = "flash_attn_varlen_func"
+        function = find(f"aiter.ops.triton.attention.mha.{name}", f"aiter.ops.triton.mha.{name}")
+        return layouts.Varlen(operands, None, function)
+
+
+def descales(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
+    """fp32 [1], by which what is stored is to be multiplied."""
+    return {"q_descale": o.q_descale, "k_descale": o.k_descale, "v_descale": o.v_descale}
+
+
+class Fp8(Aiter):
+    """`flash_attn_varlen_fp8_pertensor_func`: CK at 192/128, for which no asm kernel is built. The call
+    allocates its output."""
+
+    name = "aiter.fp8"
+    requires = "AITER 0.1.8 or later, gfx942 (e4m3fnuz) or gfx950 (e4m3fn)"
+    dtypes = ("fp8",)
+    activations = "fp8"
+    allocates = True
+
+    def workspace(self, sizes: Sizes) -> int:
+        return sizes.queries * sizes.heads * VALUE * BYTES["bf16"]
+
+    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
+        name = "flash_attn_varlen_fp8_pertensor_func"
+        function = find(f"aiter.{name}", f"aiter.ops.mha.{name}")
+        return layouts.Varlen(operands, None, function, descales(operands))

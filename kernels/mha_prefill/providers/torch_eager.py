@@ -1,0 +1,60 @@
+"""MHA prefill in plain torch: the obvious code, one sequence after the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernels.mha_prefill.operands import MhaPrefillOperands
+from kernels.mha_prefill.sizes import VALUE, WIDTH, Sizes
+from kernels.op import Implementation, Prepared
+from kernels.platform import Platform
+from kernels.support import Support
+
+if TYPE_CHECKING:
+    import torch
+
+ROWS = 256  # query rows at once: all heads' scores of a whole sequence would not fit
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """[heads, rows, 128] of q [heads, rows, 192], k [heads, keys, 192], v [heads, keys, 128], all fp32, with
+    hidden [rows, keys] true where the mask hides a key: product, mask, softmax, product."""
+    scores = q @ k.transpose(1, 2) * scale
+    return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
+
+
+class _Naive(Prepared):
+    def call(self) -> None:
+        import torch
+
+        o = self.operands
+        for sequence in o.sequences:
+            k = o.k[sequence.keys].float().transpose(0, 1)
+            v = o.v[sequence.keys].float().mul_(o.value_scale).transpose(0, 1)
+            key = torch.arange(sequence.length, device=k.device)
+            for first in range(0, sequence.new, ROWS):
+                rows = slice(
+                    sequence.queries.start + first,
+                    min(sequence.queries.start + first + ROWS, sequence.queries.stop),
+                )
+                position = sequence.prefix + first + key[: rows.stop - rows.start, None]
+                q = o.q[rows].float().transpose(0, 1)
+                self.out[rows] = attend(q, k, v, key > position, o.score_scale).transpose(0, 1)
+
+
+class Naive(Implementation):
+    name = "torch.naive"
+    requires = "torch"
+
+    def available(self, platform: Platform) -> Support:
+        return platform.library("torch")
+
+    def workspace(self, sizes: Sizes) -> int:
+        longest = max(prefix + new for prefix, new in sizes.lengths())
+        row = longest + 2 * WIDTH + 2 * VALUE
+        return 4 * sizes.heads * (longest * (WIDTH + VALUE) * 2 + 3 * ROWS * row)
+
+    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
+        return _Naive(operands, out)

@@ -1,0 +1,76 @@
+"""The attention kernel that SGLang and vLLM built for prefill on x86-64 servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kernels.mha_prefill.layouts import Extended, apart_bytes
+from kernels.mha_prefill.operands import MhaPrefillOperands
+from kernels.mha_prefill.sizes import Sizes, takes
+from kernels.op import Prepared
+from kernels.support import Support
+from kernels.vendor import VllmCpu
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Extend(VllmCpu):
+    """`extend_attention_cpu` (SGLang's CPU kernel): cached keys through a table of rows, then the new ones,
+    causal. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not. vLLM's
+    backend AMX_MLA calls it absorbed, on the latents; SGLang's `intel_amx` backend as here, with heads."""
+
+    name = "vllm.extend"
+    kernel = "extend_attention_cpu"
+
+    def fits(self, sizes: Sizes) -> Support:
+        return takes(sizes, "bf16")
+
+    def workspace(self, sizes: Sizes) -> int:
+        """Its table of rows, and the new tokens' keys and values where they stand apart from cached ones."""
+        table = 8 * sizes.batch * max(prefix + new for prefix, new in sizes.lengths())
+        return table + apart_bytes(sizes)
+
+    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
+        return _Extend(operands, out, self.bind())
+
+
+class _Extend(Extended):
+    def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor, kernel: Callable) -> None:
+        import torch
+
+        super().__init__(operands, out)
+        self.kernel = kernel
+        sequences, (self.most_new, longest) = operands.sequences, operands.longest
+        self.table = torch.zeros(len(sequences), longest, dtype=torch.int64)
+        for row, s in zip(self.table, sequences, strict=True):
+            row[: s.length] = torch.arange(s.keys.start, s.keys.stop)
+        self.requests = torch.arange(len(sequences))
+        self.lengths = torch.tensor([s.length for s in sequences])
+        self.new = torch.tensor([s.new for s in sequences])
+        self.starts = operands.cu_q[:-1].long()
+
+    def call(self) -> None:
+        o = self.operands
+        self.kernel(
+            o.q,
+            self.k,
+            self.v,
+            self.out,
+            o.k,
+            o.v,
+            self.table,
+            self.requests,
+            self.lengths,
+            self.new,
+            self.starts,
+            self.most_new,
+            o.scale,
+            0.0,
+            False,
+            0,
+            None,
+            None,
+            None,
+        )

@@ -1,0 +1,189 @@
+"""The suite's own MHA prefill in Triton: one source for CUDA and ROCm, interpreted on a CPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from kernels.formats import fp8_format, native
+from kernels.mha_prefill.operands import MhaPrefillOperands
+from kernels.mha_prefill.sizes import BYTES, NOPE, ROPE, VALUE, WIDTH, Sizes, takes
+from kernels.mha_prefill.triton import flash_configs
+from kernels.mha_prefill.triton.flash_configs import PAD, Config, columns, lanes, steps_of
+from kernels.mha_prefill.triton.flash_order import order
+from kernels.op import Unsupported
+from kernels.support import Support
+from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton
+from kernels.tuning import Demand, Target
+
+if TYPE_CHECKING:
+    import torch
+
+# Of the interpreter, on one core of a Zen 4 server: a step over 128 rows and 128 keys, or a program around
+# its steps; with FP8, whose codes it widens.
+INTERPRETED_STEP_S = {"bf16": 4e-3, "fp8": 1e-2}
+
+
+class FlashVarlen(SuiteTriton):
+    """One program per tile of a sequence's query rows; blocks of keys above the diagonal are skipped, only
+    those on it are masked. q and k are multiplied in parts of 128 and 64, nothing is padded. FP8 operands go
+    to FP8 products, the softmax weights rounded to FP8 too, scaled up to use the format's range.
+
+    Equal inputs give equal bits at each call, however many compute units there are: one program sums all keys
+    of a row, in order. Another configuration rounds elsewhere.
+    """
+
+    name = "triton.flash_varlen"
+    Config = Config
+    activations = "fp8"
+
+    def fits(self, sizes: Sizes) -> Support:
+        return takes(sizes, "bf16", "fp8")
+
+    def configurations(self, target: Target, sizes: Sizes) -> Iterator[Config]:
+        return flash_configs.configurations(target, sizes)
+
+    def heuristic(self, target: Target, sizes: Sizes) -> Config:
+        return flash_configs.heuristic(target, sizes)
+
+    def demands(self, config: Config, target: Target, sizes: Sizes) -> list[Demand]:
+        return flash_configs.demands(config, target, sizes)
+
+    def features(self, sizes: Sizes) -> dict[str, float | str]:
+        """Of the whole batch, and of the mean sequence."""
+        return {
+            "batch": sizes.batch,
+            "queries": sizes.queries,
+            "keys": sizes.keys,
+            "new": sizes.queries / sizes.batch,
+            "prefix": (sizes.keys - sizes.queries) / sizes.batch,
+            "heads": sizes.heads,
+            "dtype": sizes.dtype,
+        }
+
+    def workspace(self, sizes: Sizes) -> int:
+        """The list of programs, turned values and their blocks, and on a CPU an output in fp32."""
+        programs = sizes.heads * (sizes.queries // 64 + sizes.batch)
+        held = 12 * programs + sizes.queries * sizes.heads * VALUE * 4
+        if sizes.dtype == "fp8":
+            held += columns(sizes.keys, sizes.batch) * (sizes.heads * VALUE + 1)
+        return held
+
+    def interpreted_s(self, sizes: Sizes) -> float:
+        steps = steps_of(sizes, self.heuristic(CPU, sizes))
+        return INTERPRETED_STEP_S[sizes.dtype] * sizes.heads * sum(n + 1 for n in steps)
+
+    def prepare_with(
+        self, config: Config, target: Target, operands: MhaPrefillOperands, out: torch.Tensor
+    ) -> ConfiguredPrepared:
+        sizes = operands.sizes
+        if sizes.dtype == "fp8" and target.kind != "cpu" and sizes.fp8 != native(target.arch):
+            taken = native(target.arch)
+            raise Unsupported(f"products of {sizes.fp8} need another GPU; {target.arch} takes {taken}")
+        return _FlashVarlen(operands, out, config, target)
+
+
+class _FlashVarlen(ConfiguredPrepared):
+    def __init__(
+        self, operands: MhaPrefillOperands, out: torch.Tensor, config: Config, target: Target
+    ) -> None:
+        import torch
+        import triton.language as tl
+
+        from kernels.mha_prefill.triton.flash_jit import flash_kernel
+
+        super().__init__(operands, out)
+        o, sizes, fp8 = operands, operands.sizes, operands.sizes.dtype == "fp8"
+        interpreted = out.device.type == "cpu"
+        # The interpreter truncates where it should round to bf16: there torch rounds the output.
+        self.written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
+        fnuz_bits = interpreted and o.q.dtype == torch.float8_e4m3fnuz
+        q, k, v = (t.view(torch.uint8) if fnuz_bits else t for t in (o.q, o.k, o.v))
+        threads, run = lanes(config, target)
+        self.turn = Turn(o, threads, run) if config.turned else None
+        if self.turn:
+            v = self.turn.turned.view(v.dtype)
+
+        lengths = [(s.prefix, s.new) for s in o.sequences]
+        programs = order(lengths, sizes.heads, config.rows, target, (WIDTH + VALUE) * BYTES[sizes.dtype])
+        self.flash = flash_kernel[(len(programs),)]
+        self.arguments = (
+            q,
+            k,
+            v,
+            self.written,
+            o.cu_q,
+            o.cu_k,
+            torch.tensor(programs, dtype=torch.int32, device=out.device),
+            o.scale * math.log2(math.e),
+            o.q_descale,
+            o.k_descale,
+            o.v_descale,
+            columns(sizes.keys, sizes.batch),
+            *(descriptors(q, k, v, config) if target.kind == "cuda" else (None,) * 5),
+        )
+        product = {"bf16": tl.bfloat16, "e4m3fn": tl.float8e4nv, "e4m3fnuz": tl.float8e4b8}
+        self.options = {
+            "HEADS": sizes.heads,
+            "NOPE": NOPE,
+            "ROPE": ROPE,
+            "VALUE": VALUE,
+            "BLOCK_M": config.rows,
+            "BLOCK_N": config.keys,
+            "TURNED": config.turned,
+            "PAD": PAD,
+            "LANES": threads,
+            "RUN": run,
+            "HEADROOM": int(math.log2(fp8_format(sizes.fp8).max)) if fp8 else 0,
+            "PRODUCT": tl.float32 if interpreted else product[sizes.fp8 if fp8 else "bf16"],
+            "FNUZ_BITS": fnuz_bits,
+            **config.options(),
+        }
+
+    def call(self) -> None:
+        if self.turn:
+            self.turn()
+        self.flash(*self.arguments, **self.options)
+        if self.written is not self.out:
+            self.out.copy_(self.written)
+
+
+class Turn:
+    """Values [S, heads, 128] -> [heads, 128, columns], a kernel of its own before the attention's.
+
+    turned: uint8, FP8 codes as they are; sequence b begins at column (cu_k[b] // PAD + b) * PAD and is filled
+            up with zeros to a multiple of PAD
+    """
+
+    def __init__(self, operands: MhaPrefillOperands, threads: int, run: int) -> None:
+        import torch
+
+        from kernels.mha_prefill.triton.flash_jit import turn_kernel
+
+        o, sizes = operands, operands.sizes
+        width, device = columns(sizes.keys, sizes.batch), o.v.device
+        self.turned = torch.empty(sizes.heads * VALUE, width, dtype=torch.uint8, device=device)
+        blocks = [(i, start) for i, s in enumerate(o.sequences) for start in range(0, s.length, PAD)]
+        self.kernel = turn_kernel[(sizes.heads, len(blocks))]
+        listed = torch.tensor(blocks, dtype=torch.int32, device=device)
+        self.arguments = (o.v.view(torch.uint8), self.turned, o.cu_k, listed, width)
+        self.options = {"HEADS": sizes.heads, "VALUE": VALUE, "PAD": PAD, "LANES": threads, "RUN": run}
+
+    def __call__(self) -> None:
+        self.kernel(*self.arguments, **self.options)
+
+
+def descriptors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: Config) -> tuple[Any, ...]:
+    """Of blocks of q and of k, the first 128 columns of a head and its last 64; and of v, or of it turned."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    q, k = q.flatten(1), k.flatten(1)
+    v, block = (v, [VALUE, config.keys]) if config.turned else (v.flatten(1), [config.keys, VALUE])
+    return (
+        TensorDescriptor.from_tensor(q, [config.rows, NOPE]),
+        TensorDescriptor.from_tensor(q, [config.rows, ROPE]),
+        TensorDescriptor.from_tensor(k, [config.keys, NOPE]),
+        TensorDescriptor.from_tensor(k, [config.keys, ROPE]),
+        TensorDescriptor.from_tensor(v, block),
+    )

@@ -1,0 +1,63 @@
+"""Operands of an MLA decode: queries and a paged cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from kernels.mla_decode.sizes import SCALE, Sizes
+from kernels.operands import Operands
+
+if TYPE_CHECKING:
+    import torch
+
+
+SPARE_PAGES = 3
+
+
+KV_SCALE = {"e4m3fn": 2.0**-5, "e4m3fnuz": 2.0**-4}
+"""Of an FP8 cache: either format ends near 15 then, three standard deviations above the widest channel."""
+
+
+@dataclass
+class MlaDecodeOperands(Operands):
+    """q          bf16 [batch, heads, 576]
+    kv         bf16, e4m3fn or e4m3fnuz [pages, page, 576]; slots that hold no token are NaN
+    page_table int32 [batch, max_pages + 1], padded with the number of a page full of NaN
+    lengths    int32 [batch] on the device, and `host_lengths` as a list
+    kv_scale   a cached value means kv * kv_scale (1.0 for bf16)
+    """
+
+    q: torch.Tensor
+    kv: torch.Tensor
+    page_table: torch.Tensor
+    lengths: torch.Tensor
+    host_lengths: list[int]
+    kv_scale: float
+    sizes: Sizes
+    scale: float = SCALE
+    boundary: str = "core"
+
+    live: ClassVar = ("q", "kv")
+    streamed: ClassVar = ("kv",)
+
+    @property
+    def page(self) -> int:
+        return self.kv.shape[1]
+
+    def token_slots(self, sequence: int) -> torch.Tensor:
+        """Rows of kv.view(-1, 576) that hold the sequence's tokens, int64 [length]."""
+        import torch
+
+        length, page = self.host_lengths[sequence], self.page
+        pages = self.page_table[sequence, : -(-length // page)].long()
+        return (pages[:, None] * page + torch.arange(page, device=pages.device)).flatten()[:length]
+
+    def split_pages(self, page: int) -> torch.Tensor:
+        """The page table of the same cache seen as smaller pages, int32 [batch, max_pages * parts]:
+        a kernel whose page divides the case's takes `kv.view(-1, page, 576)` with this table."""
+        import torch
+
+        parts = self.page // page
+        part = torch.arange(parts, dtype=torch.int32, device=self.page_table.device)
+        return (self.page_table[:, :, None] * parts + part).flatten(1).contiguous()

@@ -1,0 +1,115 @@
+"""SGLang's Triton kernel for MLA decode, its default on GPUs without a kernel of their own.
+
+Sources: sglang/kernels/ops/attention/decode_attention.py and metadata.py of SGLang 0.5.23, and how its
+sglang/srt/layers/attention/triton_backend.py calls them; sglang/srt/layers/attention/triton_ops, where they
+were before, at sgl-project/sglang 03cd2ec. The "lean" kernel for long sequences on ROCm is not asked for.
+Untested on hardware.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from kernels.binding import find, keywords
+from kernels.mla_decode.compute_units import MOST_UNITS, units
+from kernels.mla_decode.layouts import SLACK, page_list, page_starts, pages_of
+from kernels.mla_decode.operands import MlaDecodeOperands
+from kernels.mla_decode.sizes import LATENT, Sizes
+from kernels.op import Prepared
+from kernels.platform import of
+from kernels.vendor import Sglang
+
+if TYPE_CHECKING:
+    import torch
+
+# triton_backend.py, _mla_decode_kv_splits_cap; the first is the server's --triton-attention-num-kv-splits.
+LEAST_CAP = 8
+MIN_BLOCK = 32
+MOST_ON_GFX942 = 256
+
+
+class Triton(Sglang):
+    """`decode_attention_fwd`: split-KV in two kernels, as many splits for each sequence as SGLang's scheduler
+    kernel says, which runs before timing. On an FP8 cache the softmax weights are rounded to FP8."""
+
+    name = "sglang.triton"
+    requires = "SGLang for cuda or rocm (read at 0.5.23; older ones as far as their signature agrees)"
+    activations = "fp8"
+    any_fp8 = True
+
+    def layout(self, sizes: Sizes) -> int:
+        return (sizes.tokens + SLACK) * 4
+
+    def workspace(self, sizes: Sizes) -> int:
+        splits = most_splits(max(sizes.lengths()), MOST_UNITS, "")
+        return sizes.batch * sizes.heads * splits * (LATENT + 1) * 4
+
+    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+        return _Triton(operands, out)
+
+
+class _Triton(Prepared):
+    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor) -> None:
+        import torch
+
+        super().__init__(operands, out)
+        self.decode = find(*(f"{ops}.decode_attention.decode_attention_fwd" for ops in Sglang.ATTENTION))
+        device = operands.q.device
+        cores = units(device)
+        batch, heads = operands.q.shape[:2]
+        most = most_splits(max(operands.host_lengths), cores, of(device).arch)
+        partial = torch.empty(batch, heads, most, LATENT, dtype=torch.float32, device=device)
+        cache = tokens(operands.kv)
+        needed = {
+            "q": operands.q,
+            "k_buffer": cache,
+            "v_buffer": cache[..., :LATENT],
+            "o": out,
+            "kv_indptr": page_starts(operands, 1),
+            "kv_indices": page_list(operands, 1),
+            "attn_logits": partial,
+            "attn_lse": torch.empty_like(partial[..., 0]),
+            "num_kv_splits": splits(operands, most, cores),
+            "max_kv_splits": most,
+            "sm_scale": operands.scale,
+        }
+        scales, wished = {"k_scale": operands.kv_scale, "v_scale": operands.kv_scale}, {"has_mla": True}
+        if operands.kv_scale == 1.0:
+            self.arguments = keywords(self.decode, needed, wished | scales)
+        else:
+            self.arguments = keywords(self.decode, needed | scales, wished)
+
+    def call(self) -> None:
+        self.decode(**self.arguments)
+
+
+def tokens(kv: torch.Tensor) -> torch.Tensor:
+    """[slots, 1, 576]: SGLang addresses tokens, and one head is all query heads'."""
+    return pages_of(kv, 1)
+
+
+def most_splits(longest: int, cores: int, arch: str) -> int:
+    """SGLang's cap, for a model whose context ends where the longest sequence does."""
+    cap = max(LEAST_CAP, min(power_of_two(cores), power_of_two(math.ceil(longest / MIN_BLOCK))))
+    return min(cap, MOST_ON_GFX942) if arch == "gfx942" else cap
+
+
+def power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def splits(operands: MlaDecodeOperands, most: int, cores: int) -> torch.Tensor:
+    """int32 [batch], by SGLang's own kernel."""
+    import torch
+
+    schedule = find(
+        *(f"{ops}.metadata.get_num_kv_splits_triton" for ops in Sglang.ATTENTION),
+        "sglang.srt.layers.attention.triton_backend.get_num_kv_splits_triton",
+    )
+    batch, heads = operands.q.shape[:2]
+    chosen = torch.empty(batch, dtype=torch.int32, device=operands.q.device)
+    schedule[(1,)](
+        chosen, operands.lengths, batch, 1, heads, 1, most, cores, MAX_NUM_SEQ=max(256, power_of_two(batch))
+    )
+    return chosen

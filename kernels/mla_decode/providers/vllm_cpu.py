@@ -1,0 +1,112 @@
+"""vLLM's two CPU kernels for MLA decode: the ones it serves DeepSeek with on x86-64 servers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernels.mla_decode.operands import MlaDecodeOperands
+from kernels.mla_decode.sizes import LATENT, WIDTH, Sizes
+from kernels.op import Prepared
+from kernels.support import Support, need
+from kernels.vendor import VllmCpu
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Bf16Cache(VllmCpu):
+    def fits(self, sizes: Sizes) -> Support:
+        return need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}")
+
+
+class Vec(Bf16Cache):
+    """`mla_decode_kvcache`, of the backend CPU_MLA: one thread per sequence, page 16 built in."""
+
+    name = "vllm.vec"
+    requires = "vLLM's CPU build, AVX-512"
+    kernel = "mla_decode_kvcache"
+
+    PAGE = 16
+
+    def fits(self, sizes: Sizes) -> Support:
+        divides = need(sizes.page % self.PAGE == 0, f"needs a page that is a multiple of {self.PAGE}")
+        return Support.all_of(super().fits(sizes), divides)
+
+    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+        return _Vec(operands, out, self.bind())
+
+
+class _Vec(Prepared):
+    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, kernel) -> None:
+        super().__init__(operands, out)
+        self.kernel = kernel
+        self.kv = operands.kv.view(-1, Vec.PAGE, WIDTH)
+        self.table = operands.split_pages(Vec.PAGE)
+
+    def call(self) -> None:
+        o = self.operands
+        self.kernel(self.out, o.q, self.kv, o.scale, self.table, o.lengths)
+
+
+class Amx(Bf16Cache):
+    """`decode_attention_cpu` (SGLang's CPU kernel), of the backend AMX_MLA: split over the cache, with
+    a combine. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not."""
+
+    name = "vllm.amx"
+    kernel = "decode_attention_cpu"
+
+    # vllm/v1/attention/backends/mla/amx_mla.py, _compute_num_kv_splits, of vLLM 0.32.
+    MIN_WORK_PER_SPLIT = 512
+    SPLITS_PER_THREAD = 2
+
+    def splits(self, longest: int, threads: int) -> int:
+        ideal = 1
+        while ideal < max(1, longest // self.MIN_WORK_PER_SPLIT):
+            ideal *= 2
+        return min(ideal, threads * self.SPLITS_PER_THREAD)
+
+    def workspace(self, sizes: Sizes) -> int:
+        return sizes.batch * sizes.heads * 64 * (LATENT + 1) * 4 + sizes.tokens * 4
+
+    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+        import torch
+
+        splits = self.splits(max(operands.host_lengths), torch.get_num_threads())
+        return _Amx(operands, out, self.bind(), splits)
+
+
+class _Amx(Prepared):
+    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, kernel, splits: int) -> None:
+        import torch
+
+        super().__init__(operands, out)
+        batch, heads = operands.q.shape[:2]
+        self.kernel = kernel
+        self.kv = operands.kv.view(-1, 1, WIDTH)
+        self.value = self.kv[..., :LATENT]
+        self.partial = torch.zeros(batch, heads, splits, LATENT + 1)
+        self.rows = operands.split_pages(1)
+        self.requests = torch.arange(batch)
+        self.lengths = operands.lengths.long()
+
+    def call(self) -> None:
+        o = self.operands
+        self.kernel(
+            o.q,
+            self.kv,
+            self.value,
+            self.out,
+            None,
+            None,
+            None,
+            self.partial,
+            self.rows,
+            self.requests,
+            self.lengths,
+            o.scale,
+            0.0,
+            False,
+            0,
+            None,
+            None,
+        )

@@ -1,0 +1,94 @@
+"""vLLM's Triton kernel for MLA decode, what it serves DeepSeek with where a GPU has no kernel of its own.
+
+Sources: vllm/v1/attention/ops/triton_decode_attention.py and vllm/v1/attention/backends/mla/triton_mla.py of
+vLLM 0.32. Its CPU build switches Triton off, interpreted too. Untested on hardware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kernels.binding import find, keywords
+from kernels.mla_decode.compute_units import MOST_UNITS, units
+from kernels.mla_decode.layouts import one_head
+from kernels.mla_decode.operands import MlaDecodeOperands
+from kernels.mla_decode.sizes import LATENT, Sizes
+from kernels.op import Prepared
+from kernels.vendor import Vllm
+
+if TYPE_CHECKING:
+    import torch
+
+# triton_mla.py, _compute_num_kv_splits.
+MIN_WORK_PER_SPLIT = 512
+SPLITS_PER_UNIT = 2
+
+
+class Triton(Vllm):
+    """`decode_attention_fwd`: split-KV in two kernels. An FP8 cache is dequantised to bf16 on the way."""
+
+    name = "vllm.triton"
+    requires = "vLLM for cuda or rocm (read at 0.32; older ones as far as their signature agrees)"
+    any_fp8 = True
+
+    def workspace(self, sizes: Sizes) -> int:
+        return workspace(sizes)
+
+    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+        decode = find(
+            "vllm.v1.attention.ops.triton_decode_attention.decode_attention_fwd",
+            "vllm.attention.ops.triton_decode_attention.decode_attention_fwd",
+        )
+        return SplitKv(operands, out, decode)
+
+
+class SplitKv(Prepared):
+    """`decode_attention_fwd` of vLLM, or of a library that took it over."""
+
+    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, decode: Callable) -> None:
+        import torch
+
+        super().__init__(operands, out)
+        self.decode = decode
+        batch, heads = operands.q.shape[:2]
+        splits = splits_for(max(operands.host_lengths), units(operands.q.device))
+        partial = torch.empty(batch, heads, splits, LATENT + 1, dtype=torch.float32, device=operands.q.device)
+        cache = one_head(operands.kv)
+        needed = {
+            "q": operands.q,
+            "k_buffer": cache,
+            "v_buffer": cache[..., :LATENT],
+            "o": out,
+            "req_to_token": operands.page_table,
+            "b_seq_len": operands.lengths,
+            "attn_logits": partial,
+            "num_kv_splits": splits,
+            "sm_scale": operands.scale,
+            "page_size": operands.page,
+            **scales(operands),
+        }
+        wished = {"lse": operands.q.new_empty(batch, heads), "is_mla": True}
+        self.arguments = keywords(self.decode, needed, wished)
+
+    def call(self) -> None:
+        self.decode(**self.arguments)
+
+
+def workspace(sizes: Sizes) -> int:
+    """Partial results, fp32, as many as the largest device would split into."""
+    return sizes.batch * sizes.heads * splits_for(max(sizes.lengths()), MOST_UNITS) * (LATENT + 1) * 4
+
+
+def splits_for(longest: int, units: int) -> int:
+    """vLLM's choice: a power of two, or what fills the device."""
+    ideal = 1 << (max(1, longest // MIN_WORK_PER_SPLIT) - 1).bit_length()
+    return min(ideal, units * SPLITS_PER_UNIT)
+
+
+def scales(operands: MlaDecodeOperands) -> dict[str, torch.Tensor]:
+    """fp32, of no dimension, on the device. A call without them makes some of its own each time."""
+    import torch
+
+    scale = torch.tensor(operands.kv_scale, dtype=torch.float32, device=operands.q.device)
+    return {"k_scale": scale, "v_scale": scale}

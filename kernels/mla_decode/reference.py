@@ -1,0 +1,114 @@
+"""Reference of an MLA decode, and the error that rounding alone explains."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernels.formats import Fp8Format, fp8_format, rounding_deviation
+from kernels.mla_decode.operands import MlaDecodeOperands
+from kernels.mla_decode.sizes import LATENT, WIDTH
+from kernels.op import Reference
+
+if TYPE_CHECKING:
+    import torch
+
+
+def reference(operands: MlaDecodeOperands, max_flops: float = float("inf")) -> Reference:
+    """fp64, one sequence at a time. Above `max_flops` it takes the shortest, the longest, the first
+    and the last sequence and then others at even distance, as many as fit.
+
+    sigma: a right kernel reads exact bf16 products, sums in fp32, and rounds twice to bf16 (relative
+    2^-8 at most, about 2^-9 in root mean square): the softmax weights before the second product, each
+    by itself, and the output. The first adds up to 2^-9 * sqrt(sum_j p_j^2 (v_j - out)^2) per element
+    (the common part of the errors cancels in the normalisation, or is covered by the second), the
+    second to 2^-9 * |out|; the fp32 error of a score of size |s| acts like one of its weight.
+
+    sigma_fp8, where the cache is FP8: fp8_variance is added.
+    """
+    import torch
+
+    rows = _sampled_rows(operands, max_flops)
+    chosen = range(len(operands.host_lengths)) if rows is None else rows
+    heads = operands.q.shape[1]
+    shape = (len(chosen), heads, LATENT)
+    value = torch.empty(shape, dtype=torch.float64, device=operands.q.device)
+    sigma = torch.empty_like(value)
+    fmt = None if operands.kv.element_size() > 1 else format_of(operands.kv)
+    sigma_fp8 = torch.empty_like(value) if fmt else None
+    flat = operands.kv.view(-1, WIDTH)
+    unit = 2.0**-9
+    for i, sequence in enumerate(chosen):
+        kv = flat[operands.token_slots(sequence)].double() * operands.kv_scale
+        v = kv[:, :LATENT]
+        scores = operands.q[sequence].double() @ kv.T * operands.scale
+        p = scores.softmax(-1)
+        value[i] = p @ v
+        # fp32 sums of 576 products of the scores' size err by about sqrt(576) 2^-24 |s|.
+        relative = unit + 24 * 2.0**-24 * scores.abs()
+        weight = (p * relative) ** 2
+        spread_about_mean = (
+            weight @ v**2 - 2 * value[i] * (weight @ v) + value[i] ** 2 * weight.sum(-1, keepdim=True)
+        )
+        variance = spread_about_mean.clamp(min=0) + (unit * value[i]) ** 2
+        sigma[i] = variance.sqrt()
+        if fmt:
+            q = operands.q[sequence].float() * operands.scale
+            sigma_fp8[i] = (variance + fp8_variance(q, kv, p, value[i], fmt)).sqrt()
+    return Reference(value, sigma, rows, sigma_fp8)
+
+
+def _sampled_rows(operands: MlaDecodeOperands, max_flops: float) -> list[int] | None:
+    lengths = operands.host_lengths
+    # On an FP8 cache the covariances of `fp8_variance` are by far the most.
+    covariance = WIDTH * LATENT if operands.kv.element_size() == 1 else 0
+    per_token = 2 * operands.q.shape[1] * (WIDTH + LATENT + covariance)
+    if sum(lengths) * per_token <= max_flops:
+        return None
+    count = len(lengths)
+    first = [lengths.index(min(lengths)), lengths.index(max(lengths)), 0, count - 1]
+    order = dict.fromkeys(first + [i * 37 % count for i in range(count)])
+    rows, flops = [], 0.0
+    for row in order:
+        flops += lengths[row] * per_token
+        if rows and flops > max_flops:
+            break
+        rows.append(row)
+    return sorted(rows)
+
+
+def format_of(tensor: torch.Tensor) -> Fp8Format:
+    """Raises ValueError for a tensor that is not FP8."""
+    return fp8_format(str(tensor.dtype).removeprefix("torch.float8_"))
+
+
+def fp8_variance(
+    q: torch.Tensor, kv: torch.Tensor, p: torch.Tensor, out: torch.Tensor, fmt: Fp8Format
+) -> torch.Tensor:
+    """What a call adds to the squared error that rounds q and the softmax weights to FP8 too, [heads, 512].
+
+    q: fp32 [heads, 576], times the softmax scale; kv: [tokens, 576]; p: [heads, tokens]; out: [heads, 512]
+
+    An error d of q (formats.rounding_deviation) moves all of a head's scores together, by d . kv_j, and the
+    output by d . C to first order, where C = sum_j p_j kv_j (v_j - out) is the covariance under the weights.
+    It counts twice, because where two tokens share the weight all of a row errs by one normal number, which
+    in millions of rows reaches 5. First order holds for scores that deviate by up to 8, not by 60.
+    The weights before they are normalised lie in [0, 1]; each errs by 2^-4 / sqrt(3) of itself at most in
+    root mean square, or by the format's subnormal step / sqrt(12). That moves the output by the error times
+    v_j where their sum is of unrounded weights, v_j - out where of rounded ones: the larger counts.
+    """
+    import torch
+
+    kv, p, out = kv.float(), p.float(), out.float()
+    v = kv[:, : out.shape[1]]
+    deviation = rounding_deviation(q, fmt).mul_(2).square_()
+    of_q = torch.stack(
+        [
+            d @ ((kv.T * weights) @ (v - mean)).square_()
+            for d, weights, mean in zip(deviation, p, out, strict=True)
+        ]
+    )
+    floor = p.amax(-1, keepdim=True) * (fmt.smallest_subnormal / 12**0.5)
+    error = torch.maximum(p * (2**-4 / 3**0.5), floor).square_()
+    about_zero = error @ v.square()
+    about_mean = about_zero - 2 * out * (error @ v) + out.square() * error.sum(-1, keepdim=True)
+    return of_q + torch.maximum(about_zero, about_mean)

@@ -1,0 +1,56 @@
+"""Sizes of an MLA decode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.formats import fp8_format
+from shapes.lengths import parse_span, spread
+
+LATENT = 512
+
+
+ROPE = 64
+
+
+WIDTH = LATENT + ROPE
+
+
+SCALE = 192**-0.5
+
+
+KV_BYTES = {"bf16": 2, "fp8": 1}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """batch: sequences; ctx: tokens cached per sequence, one length or low..high, spread evenly;
+    heads: query heads of the rank; page: tokens per KV page; kv: bf16, or fp8 with one scale;
+    fp8: its format, which only a case with kv=fp8 says."""
+
+    batch: int
+    ctx: str
+    heads: int = 16
+    page: int = 64
+    kv: str = "bf16"
+    fp8: str = "e4m3fn"
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "heads", "page"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"size {name}={getattr(self, name)} of mla_decode must be at least 1")
+        parse_span(self.ctx)
+        if self.kv not in KV_BYTES:
+            raise ValueError(f"size kv={self.kv!r} of mla_decode must be {' or '.join(KV_BYTES)}")
+        fp8_format(self.fp8)
+
+    def lengths(self, seed: int = 0) -> list[int]:
+        return spread(parse_span(self.ctx), self.batch, seed)
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths())
+
+    @property
+    def used_pages(self) -> int:
+        return sum(-(-n // self.page) for n in self.lengths())

@@ -1,0 +1,22 @@
+"""Whether something can run here, and if not why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether something can run, and if not why, in words a user can act on."""
+
+    ok: bool
+    reason: str = ""
+
+    @staticmethod
+    def all_of(*supports: Support) -> Support:
+        """The first that fails, or yes."""
+        return next((s for s in supports if not s.ok), Support(True))
+
+
+def need(condition: object, reason: str) -> Support:
+    return Support(True) if condition else Support(False, reason)

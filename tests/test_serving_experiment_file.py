@@ -28,6 +28,7 @@ def test_the_default_experiment_has_each_op_and_eight_pairs():
     ("old", "new", "said"),
     [
         ("pairs = 3", "pairs = 1", r"tiny\.toml: load\.pairs: .*greater than or equal to 2"),
+        ("pairs = 3", "pairs = 1\nrenew = -1", r"load\.pairs: .*to 2 \(and 1 more\)"),
         ("pairs = 3", 'pairs = "many"', r"tiny\.toml: load\.pairs: .*valid integer"),
         ("pairs = 3", "pears = 3", r"tiny\.toml: load\.pears: no such key; allowed: input_len, .*pairs"),
         ('op = "mla_decode"', 'op = "mla"', r"tiny\.toml: swaps\.1\.op: takes one of block_scale_gemm"),

@@ -252,10 +252,10 @@ def _keys(path: list[str]) -> list[str]:
 
 def _require_known(experiment: Experiment, name: str) -> None:
     """Swaps, ops and implementations that there are."""
-    import kernels
     from harness.serving.live.plugin.catalogue import SWAPS
+    from harness.serving.replay.step import called_ops
 
-    for op in kernels.OPS:
+    for op in called_ops():
         if op not in experiment.replay.base:
             raise UsageError(f"{name}: replay.base.{op} is missing: what stands for the engine's own kernel")
     _require_implementations(experiment.replay.base, f"{name}: replay.base")

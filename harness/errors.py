@@ -1,5 +1,12 @@
 """A user's mistakes and a machine's limits: one clear line and an exit code, never a traceback."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
 OK, FAILED, USAGE, NOTHING_RAN = 0, 1, 2, 3
 STOPPED = 130  # by control-C, as shells have it
 
@@ -26,3 +33,14 @@ def one_line(error: BaseException) -> str:
     """An exception as one line, its type first."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
+
+
+def mistake(error: ValidationError) -> str:
+    """`load.pairs: Input should be ...`: where the first mistake is and what it is, and how many more there
+    are."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    plain = {"extra_forbidden": "no such key", "missing": "is missing"}
+    what = plain.get(first["type"]) or " ".join(first["msg"].removeprefix("Value error, ").split())
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{where}: {what}{more}" if where else f"{what}{more}"

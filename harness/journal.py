@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from harness import durable
-from harness.errors import HarnessError, UsageError
+from harness.errors import HarnessError, UsageError, mistake, one_line
 from harness.records import SCHEMA, CaseDone, Cell, Record, Run, Verdict
 
 KINDS: dict[str, type[Record]] = {"cell": Cell, "verdict": Verdict, "case": CaseDone}
@@ -65,8 +65,10 @@ class Journal:
                     f"{path} has schema {found}; this version of the suite reads up to {SCHEMA}: update it"
                 )
             return Run.model_validate_json(text)
+        except ValidationError as error:
+            raise UsageError(f"cannot read {path}: {mistake(error)}") from None
         except (ValueError, AttributeError) as error:
-            raise UsageError(f"cannot read {path}: {_first_line(error)}") from None
+            raise UsageError(f"cannot read {path}: {one_line(error)}") from None
 
     def finished(self) -> dict[str, list[Record]]:
         """Finished cases by key, in order: the records of each. A cut-off last line is ignored; anything
@@ -80,8 +82,10 @@ class Journal:
         for number, line in enumerate(data[: durable.whole_lines(data)].splitlines(), 1):
             try:
                 record = KINDS[json.loads(line)["kind"]].model_validate_json(line)
-            except (ValueError, KeyError, TypeError, ValidationError) as error:
-                raise UsageError(f"cannot read {self.cells}, line {number}: {_first_line(error)}") from None
+            except ValidationError as error:
+                raise UsageError(f"cannot read {self.cells}, line {number}: {mistake(error)}") from None
+            except (ValueError, KeyError, TypeError) as error:
+                raise UsageError(f"cannot read {self.cells}, line {number}: {one_line(error)}") from None
             pending.append(record)
             if isinstance(record, CaseDone):
                 cases[record.case] = [r for r in pending if getattr(r, "case", None) == record.case]
@@ -99,10 +103,3 @@ def _finished_cases(data: bytes) -> int:
                 break
         end = start
     return end
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -103,14 +103,14 @@ def interval(values: Iterable[tuple[int, float]], confidence: float = CONFIDENCE
     groups = [centre(tuple(group)) for group in grouped.values()]
     if len(groups) < 2:
         return Interval(groups[0].value, -math.inf, math.inf, 1)
-    student = _student(len(groups) - 1, confidence)
+    student = students_t(len(groups) - 1, confidence)
     if all(group.n == 1 for group in groups):
         whole = centre(tuple(group.value for group in groups))
         mean, half = whole.value, student * whole.error
     else:
         mean, explained, apart = _pool(groups)
         looked = LOOKED if len(groups) >= LEAST_BLOCKS else 1.0
-        half = max(looked * student * apart, _student(math.inf, confidence) * explained)
+        half = max(looked * student * apart, students_t(math.inf, confidence) * explained)
     return Interval(mean, mean - half, mean + half, len(groups))
 
 
@@ -178,8 +178,16 @@ def _spread(centres: Sequence[Centre], weights: Sequence[float]) -> float:
     return sum(w * (c.value - mean) ** 2 for w, c in zip(weights, centres, strict=True))
 
 
+def mean_half_width(values: Sequence[float], confidence: float = CONFIDENCE) -> float:
+    """Of Student's interval for the mean of independent values; infinite for fewer than two."""
+    if len(values) < 2:
+        return math.inf
+    return students_t(len(values) - 1, confidence) * (statistics.stdev(values) / math.sqrt(len(values)))
+
+
 @functools.cache
-def _student(degrees: float, confidence: float) -> float:
+def students_t(degrees: float, confidence: float) -> float:
+    """The two-sided quantile: how many standard errors an interval of that confidence reaches either way."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, 0.5 + confidence / 2))

@@ -223,6 +223,8 @@ class Op(ABC):
 
     boundaries: that it has, from the narrowest
     baseline:   platform kind -> the best torch implementation there: the default baseline
+    engine_like: the implementation that stands for a serving engine's own on a GPU, where a whole rank is
+                replayed; empty: the baseline
     turns:      True if the sets that calls rotate over hold other live values, not copies
     """
 
@@ -230,6 +232,7 @@ class Op(ABC):
     Sizes: ClassVar[type]
     boundaries: ClassVar[tuple[str, ...]] = ("core",)
     baseline: ClassVar[Mapping[str, str]]
+    engine_like: ClassVar[str] = ""
     turns: ClassVar[bool] = False
 
     def sizes(self, given: Mapping[str, Size]) -> Any:

@@ -12,11 +12,12 @@ from harness.errors import UsageError
 from harness.serving import load
 from harness.serving.live.arms import parse_arm, parse_arms
 from harness.serving.live.details import NoDetail, Request, details
-from harness.serving.live.effect import effect, half_width
+from harness.serving.live.effect import effect
 from harness.serving.live.load import Load
 from harness.serving.live.order import turns
 from harness.serving.live.rules import Rules
 from harness.serving.live.steps import steps
+from harness.statistics import mean_half_width
 
 
 def lockstep(groups=((0, 1.0), (1, 2.0), (2, 2.0), (3, 2.0)), step=0.05, length=40):
@@ -200,7 +201,7 @@ def test_small_or_uncertain_effects_are_not_resolved():
     assert not effect([100.0, 100.0, 100.0], [130.0, 80.0, 150.0]).resolved
     assert effect([100.0], [150.0]).high == math.inf
     assert effect([], []) is None
-    assert half_width([1.0]) == math.inf
+    assert mean_half_width([1.0]) == math.inf
 
 
 def test_arms_are_read():

@@ -9,7 +9,6 @@ and pyperf measure one contender after the other, as people use them.
 from __future__ import annotations
 
 import argparse
-import functools
 import math
 import secrets
 import statistics
@@ -186,14 +185,7 @@ def block_centres(found: Rounds, a: str, b: str, centre: Callable) -> np.ndarray
 
 def half_width(values: np.ndarray) -> float:
     n = len(values)
-    return float(students_quantile(n - 1) * values.std(ddof=1) / math.sqrt(n))
-
-
-@functools.cache
-def students_quantile(degrees: int) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(degrees, 0.975))
+    return float(ours.students_t(n - 1, ours.CONFIDENCE) * values.std(ddof=1) / math.sqrt(n))
 
 
 def student(values: np.ndarray) -> Outcome:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError
 
 from harness import published, recipes
-from harness.errors import UsageError
+from harness.errors import UsageError, mistake
 from harness.paths import PUBLISHED
 from harness.serving.commands import commands_of, flags_of
 from harness.serving.schema import Metric, Mode, Parallelism, Record, ServingRun, Workload
@@ -235,9 +235,7 @@ def _document(path: Path) -> PublishedDocument:
         raw["claims"] = tuple(_claim(one, about) for one in raw.get("claims", ()))
         return PublishedDocument(**raw)
     except ValidationError as error:
-        first = error.errors()[0]
-        at = ".".join(map(str, first["loc"]))
-        raise UsageError(f"cannot read {path}: {error.title} {at}: {first['msg']}") from None
+        raise UsageError(f"cannot read {path}: {error.title} {mistake(error)}") from None
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {type(error).__name__}: {error}") from None
 

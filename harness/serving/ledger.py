@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from harness import durable
-from harness.errors import UsageError
+from harness.errors import UsageError, mistake
 from harness.serving.prediction import KernelChange, Prediction, Quantity
 from harness.serving.schema import Record, Workload
 
@@ -146,8 +146,7 @@ def read(path: Path) -> list[Entry]:
             entry = ENTRY.validate_json(line)
             found = digest(json.loads(line))
         except ValidationError as error:
-            first = error.errors()[0]
-            raise UsageError(f"cannot read {path}, line {number}: {first['msg']}") from None
+            raise UsageError(f"cannot read {path}, line {number}: {mistake(error)}") from None
         expected = entries[-1].digest if entries else START
         if entry.previous != expected or entry.digest != found:
             raise UsageError(f"{path}, line {number}: altered, or a line before it was taken out")

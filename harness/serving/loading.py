@@ -8,6 +8,7 @@ from types import ModuleType
 
 from pydantic import ValidationError
 
+from harness.errors import mistake
 from harness.serving.fields import plain
 from harness.serving.formats import FORMATS
 from harness.serving.integrity import examined
@@ -52,9 +53,7 @@ def _runs(document: Document, known: ModuleType) -> list[ServingRun]:
     try:
         runs = known.runs(document)
     except ValidationError as error:
-        first = error.errors()[0]
-        at = ".".join(map(str, first["loc"]))
-        raise UnreadableError(f"cannot read {document.path} as {known.NAME}: {at}: {first['msg']}") from None
+        raise UnreadableError(f"cannot read {document.path} as {known.NAME}: {mistake(error)}") from None
     if not runs:
         raise UnreadableError(f"cannot read {document.path} as {known.NAME}: no run in it")
     return [examined(run.model_copy(update={"extra": plain(run.extra)})) for run in runs]

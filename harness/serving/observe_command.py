@@ -12,9 +12,9 @@ from harness.serving.comparable import compare
 from harness.serving.figure import of_run
 from harness.serving.ledger import Explained, Observation, Observed, append, read, rows
 from harness.serving.ledger_command import show as show_ledger
-from harness.serving.live.effect import half_width
 from harness.serving.loading import load
 from harness.serving.schema import ServingRun
+from harness.statistics import mean_half_width
 
 CONFIDENCE = 0.9
 # quantity -> the metric's name, statistic, tokens and unit
@@ -84,5 +84,5 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
 
 def t_interval(differences: Sequence[float]) -> tuple[float, float | None]:
     """Their mean, and the half width of Student's 90 % interval; None of a single one."""
-    half = half_width(differences, CONFIDENCE)
+    half = mean_half_width(differences, CONFIDENCE)
     return statistics.fmean(differences), half if math.isfinite(half) else None

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from harness.errors import UsageError
+from harness.errors import UsageError, mistake, one_line
 from harness.paths import PUBLISHED
 from harness.serving.bounds import least_share, saved_per_call_us
 from harness.serving.ledger import Explained, Observation, Observed, Opened, Predicted, Row, Setting, rows
@@ -49,8 +49,10 @@ def published(path: Path = POINTS) -> list[Row]:
     try:
         document = json.loads(path.read_text())
         known = [PublishedChange(**one) for one in document["changes"]]
-    except (OSError, ValueError, KeyError, ValidationError) as error:
-        raise UsageError(f"cannot read {path}: {' '.join(str(error).split())[:200]}") from None
+    except ValidationError as error:
+        raise UsageError(f"cannot read {path}: {error.title} {mistake(error)}") from None
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"cannot read {path}: {one_line(error)}") from None
     return [
         rows(list(_lines(change, point)), change.source)[0] for change in known for point in change.points
     ]

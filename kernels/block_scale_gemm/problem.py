@@ -36,6 +36,7 @@ class BlockScaleGemm(Op):
     Sizes = Sizes
     boundaries = ("core", "with_quant")
     baseline: ClassVar = dict.fromkeys(("cpu", "cuda", "rocm"), "torch.bf16")
+    engine_like = "triton.split_k"  # dequantised weights of a whole rank fit no device
 
     def defaults(self, arch: str) -> Mapping[str, Size]:
         return {"fp8": native(arch)} | ({"scales": "ue8m0"} if arch == "sm_100" else {})

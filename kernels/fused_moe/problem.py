@@ -31,6 +31,7 @@ class FusedMoe(Op):
     Sizes = Sizes
     boundaries = BOUNDARIES
     baseline: ClassVar = dict.fromkeys(("cpu", "cuda", "rocm"), "torch.bf16")
+    engine_like = "triton.grouped"  # dequantised weights of a whole rank fit no device
     turns = True
 
     def defaults(self, arch: str) -> Mapping[str, Any]:

@@ -29,6 +29,7 @@ class MlaDecode(Op):
     name = "mla_decode"
     Sizes = Sizes
     baseline: ClassVar = {"cpu": "torch.sdpa", "cuda": "torch.sdpa", "rocm": "torch.sdpa"}
+    engine_like = "triton.split_kv"
 
     def case(self, given: Mapping[str, Size], **place: Any) -> Case:
         """A case with a bf16 cache says nothing of FP8: its key is the same on all architectures."""

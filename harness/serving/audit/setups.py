@@ -13,6 +13,7 @@ from harness.serving.documents import Configuration
 from harness.serving.figure import matters, option
 from harness.serving.formats.client_commands import commands
 from harness.serving.schema import Finding, ServingRun, Workload
+from kernels import OPS
 
 UNPINNED = re.compile(r":(latest|devel|nightly|main|dev)$|--pre\b|wheels\.vllm\.ai/nightly")
 ASKED = (
@@ -28,7 +29,7 @@ ASKED = (
 )
 MLA = "attention is MLA"
 PROVIDERS = {"triton": "triton", "aiter": "aiter"}
-OPS = {"fused_moe": r"\bmoe\b", "mla_decode": r"\bmla\b", "block_scale_gemm": r"\bgemm\b"}
+UNNAMED = {"block", "scale", "fused", "decode", "prefill"}  # words of ops' names that do not name an op
 
 
 def command_and_log_disagree(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
@@ -240,7 +241,7 @@ def notes_against_settings(audited: Audited, corpus: Corpus) -> Iterator[Finding
     """A flag that is set and a log that names another kernel: set does not mean in effect."""
     for subject, quote, about in statements(audited):
         told = [p for word, p in PROVIDERS.items() if re.search(rf"\b{word}\b", quote.lower())]
-        ops = [op for op, pattern in OPS.items() if re.search(pattern, quote.lower())]
+        ops = named_ops(quote)
         if len(told) != 1 or len(ops) != 1:
             continue
         for name, value in about.environment.items():
@@ -252,6 +253,12 @@ def notes_against_settings(audited: Audited, corpus: Corpus) -> Iterator[Finding
                     f'{subject}: "{quote}", where {name}={value} stands for {", ".join(meant)}',
                     [subject],
                 )
+
+
+def named_ops(text: str) -> list[str]:
+    """The suite's ops that a text speaks of, by the words of their names."""
+    words = set(re.findall(r"\w+", text.lower())) - UNNAMED
+    return [op for op in OPS if words & set(op.split("_"))]
 
 
 def advised_without_effect(audited: Audited, corpus: Corpus) -> Iterator[Finding]:

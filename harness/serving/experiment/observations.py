@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from harness.serving.experiment.records import Paired, Run
 from harness.serving.experiment.spec import Experiment
 from harness.serving.ledger import Observation
-from harness.serving.live.effect import half_width
 from harness.serving.replay.records import CONFIDENCE
+from harness.statistics import mean_half_width
 
 
 def values(paired: Paired, quantity: str) -> list[tuple[float, float]]:
@@ -25,7 +25,7 @@ def observations(experiment: Experiment, paired: Paired) -> Iterator[Observation
         if len(both) < 2:
             continue
         differences = [b - a for a, b in both]
-        mean, half = statistics.fmean(differences), half_width(differences, CONFIDENCE)
+        mean, half = statistics.fmean(differences), mean_half_width(differences, CONFIDENCE)
         yield Observation(
             quantity=quantity,
             unit="ms",

@@ -11,10 +11,10 @@ from harness.errors import HarnessError
 from harness.serving.experiment.records import Replays, Run, Served
 from harness.serving.experiment.schedule import DECODE, Schedule
 from harness.serving.experiment.spec import Swap
-from harness.serving.live.effect import half_width
 from harness.serving.prediction import Part, Prediction
 from harness.serving.replay.records import CONFIDENCE, Timed
 from harness.serving.replay.replay import BASE, TWIN
+from harness.statistics import mean_half_width
 
 NONE = Timed(ms=0.0, low=0.0, high=0.0)
 """Of a step that makes none of the swapped calls."""
@@ -45,7 +45,7 @@ def replayed(found: Replays, name: str) -> Timed | None:
     if not blocks:
         return None
     changes = [statistics.fmean(rounds) for rounds in blocks.values()]
-    mean, half = statistics.fmean(changes), half_width(changes, CONFIDENCE)
+    mean, half = statistics.fmean(changes), mean_half_width(changes, CONFIDENCE)
     known = math.isfinite(half)
     return Timed(ms=mean, low=mean - half if known else None, high=mean + half if known else None)
 

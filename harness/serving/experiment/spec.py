@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from harness.errors import UsageError
+from harness.errors import UsageError, mistake
 from harness.serving.op_classes import OP_CLASSES
 from harness.serving.schema import Record
 
@@ -224,26 +224,18 @@ def read_experiment(name: str) -> Experiment:
     try:
         experiment = Experiment(**document)
     except ValidationError as error:
-        raise UsageError(f"{name}{_first_mistake(error, text)}") from None
+        raise UsageError(f"{name}: {mistake(error)}{_allowed(error)}") from None
     except TypeError as error:
         raise UsageError(f"{name}: {error}") from None
     _require_known(experiment, name)
     return experiment
 
 
-def _first_mistake(error: ValidationError, text: str) -> str:
-    """`, line 12: load.pairs: ...`, and how many more there are."""
+def _allowed(error: ValidationError) -> str:
+    """What might stand where the first mistake is a key that there is not."""
     first = error.errors()[0]
-    path = [str(part) for part in first["loc"]]
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        message = f"no such key; allowed: {', '.join(_keys(path[:-1]))}"
-    elif first["type"] == "missing":
-        message = "is missing"
-    line = _line(first["loc"], text)
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    where = f", line {line}" if line else ""
-    return f"{where}: {'.'.join(path)}{': ' if path else ''}{message}{more}"
+    keys = _keys([str(part) for part in first["loc"][:-1]]) if first["type"] == "extra_forbidden" else ()
+    return f"; allowed: {', '.join(keys)}" if keys else ""
 
 
 def _keys(path: list[str]) -> list[str]:
@@ -258,33 +250,12 @@ def _keys(path: list[str]) -> list[str]:
     return list(model.model_fields)
 
 
-def _line(path: tuple[Any, ...], text: str) -> int | None:
-    """Of the key that a path ends in, or of the table that it is missing in: as TOML is mostly written."""
-    keys = [part for part in path if isinstance(part, str)]
-    number = next((part for part in path if isinstance(part, int)), 0)
-    table, seen, last = "", -1, None
-    for at, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[+\s*([\w.\-\"]+)\s*\]+", line):
-            table = header.group(1)
-            seen += table == keys[0] and line.lstrip().startswith("[[") if keys else 0
-            if keys and table.split(".")[0] == keys[0] and seen in (-1, number):
-                last = last or at
-        elif key := re.match(r"\s*([\w\-]+)\s*=", line):
-            full = [*filter(None, table.split(".")), key.group(1)]
-            here = seen in (-1, number) or table != keys[0] if keys else False
-            if here and full == keys[: len(full)]:
-                if len(full) == len(keys):
-                    return at
-                last = at
-    return last
-
-
 def _require_known(experiment: Experiment, name: str) -> None:
     """Swaps, ops and implementations that there are."""
-    import kernels
     from harness.serving.live.plugin.catalogue import SWAPS
+    from harness.serving.replay.step import called_ops
 
-    for op in kernels.OPS:
+    for op in called_ops():
         if op not in experiment.replay.base:
             raise UsageError(f"{name}: replay.base.{op} is missing: what stands for the engine's own kernel")
     _require_implementations(experiment.replay.base, f"{name}: replay.base")

@@ -10,7 +10,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from harness import durable
-from harness.errors import HarnessError, UsageError
+from harness.errors import HarnessError, UsageError, mistake, one_line
 from harness.serving.experiment.spec import Experiment
 from harness.serving.schema import Record
 
@@ -61,8 +61,8 @@ class Stages:
         try:
             return kind.model_validate_json(path.read_text())
         except (OSError, ValidationError) as error:
-            text = " ".join(str(error).split())[:160]
-            raise UsageError(f"cannot read {path}: {text}; take it away to make it again") from None
+            why = mistake(error) if isinstance(error, ValidationError) else one_line(error)
+            raise UsageError(f"cannot read {path}: {why}; take it away to make it again") from None
 
     def _write(self, path: Path, found: Record) -> None:
         try:

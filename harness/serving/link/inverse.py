@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from harness.serving.link.closure import Workload
 from harness.serving.link.model import Link
 from harness.serving.link.uncertainty import World
+from harness.serving.op_classes import OP_CLASSES
 from harness.serving.prediction import KernelChange
+from kernels import OPS
 
-OPS = ("block_scale_gemm", "fused_moe", "mla_decode", "mha_prefill")
 INFINITE = 1e9
 CLOSE = 1e-6
 
 
 @dataclass(frozen=True)
 class Need:
-    """Of one op, or of all four together.
+    """Of one op, or of all together.
 
     factor:  that reaches the target; None: no factor does; 1: it is reached already
     limit_ms: TPOT were the op to take no time
@@ -32,11 +33,12 @@ class Need:
     share: float
 
 
-def needs(link: Link, load: Workload, target_ms: float | None, ops: Sequence[str] = OPS) -> list[Need]:
-    """Of each op alone, and of all together; for the central case. target_ms: None asks only for the most."""
+def needs(link: Link, load: Workload, target_ms: float | None) -> list[Need]:
+    """Of each op of the suite that the link models alone, and of all together; for the central case.
+    target_ms: None asks only for the most."""
     modelled = {t.op for p in (link.steps(load).decode, link.steps(load).prefill) for t in p.terms}
-    known = [op for op in ops if op in modelled]
-    return [_need(link, load, target_ms, group) for group in [*((op,) for op in known), tuple(known)]]
+    ops = [op for op in OP_CLASSES if op in OPS and op in modelled]
+    return [_need(link, load, target_ms, group) for group in [*((op,) for op in ops), tuple(ops)]]
 
 
 def _need(link: Link, load: Workload, target_ms: float | None, ops: tuple[str, ...]) -> Need:

@@ -8,22 +8,19 @@ from typing import Any
 
 from harness.errors import UsageError
 from harness.serving.link.interpolation import Estimate, Surface
+from kernels import OPS
 from shapes.lengths import parse_span
 
 NEAR = 0.35  # deviation of the logarithm by distance, beyond which a table is nearer
+BOUNDARIES = ("with_quant", "core")  # in the order of preference; routing is a term of its own
 LAUNCHES = ("graph", "eager")  # in the order of preference: engines decode in graphs
-BOUNDARIES = {
-    "block_scale_gemm": ("with_quant", "core"),
-    "fused_moe": ("with_quant", "core"),
-    "mla_decode": ("core",),
-    "mha_prefill": ("core",),
-}
 AXES = {
     "block_scale_gemm": (("n", "k"), ("m",)),
     "fused_moe": (("experts", "topk", "hidden", "inter", "ep", "shared"), ("tokens",)),
     "mla_decode": (("heads", "kv"), ("batch", "ctx")),
     "mha_prefill": (("heads", "prefix"), ("batch", "new")),
 }
+"""By op: the sizes that are looked up, and those between which times are interpolated."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +69,14 @@ def own_times(runs: Iterable[str]) -> Own:
 
 def _take(best: dict, cell: Mapping[str, Any]) -> None:
     op = cell["op"]
-    if cell["boundary"] not in BOUNDARIES[op] or cell["launch"] not in LAUNCHES:
+    boundaries = [boundary for boundary in BOUNDARIES if boundary in OPS[op].boundaries]
+    if cell["boundary"] not in boundaries or cell["launch"] not in LAUNCHES:
         return
     sizes = dict(word.split("=", 1) for word in cell["case"].split() if "=" in word)
     fixed, axes = AXES[op]
     key = (op, tuple(_plain(sizes.get(name, "0")) for name in fixed))
     place = tuple(sum(parse_span(sizes[name])) / 2 for name in axes)
-    rank = (BOUNDARIES[op].index(cell["boundary"]), LAUNCHES.index(cell["launch"]))
+    rank = (boundaries.index(cell["boundary"]), LAUNCHES.index(cell["launch"]))
     known = best.setdefault(key, {}).get(place)
     if known is None or (rank, cell["time_us"]) < known:
         best[key][place] = (rank, cell["time_us"])

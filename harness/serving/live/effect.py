@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from harness.statistics import CONFIDENCE, mean_half_width
+
 # An effect below this share of the step is not called resolved, whatever its interval: neighbours' caches and
 # the drift of a machine are of that size.
 RESOLVED = 0.03
@@ -41,22 +43,12 @@ class Effect:
         return asdict(self) | {"share": self.share, "resolved": self.resolved}
 
 
-def effect(base: Sequence[float], arm: Sequence[float], confidence: float = 0.95) -> Effect | None:
+def effect(base: Sequence[float], arm: Sequence[float], confidence: float = CONFIDENCE) -> Effect | None:
     """None without a pair; of a single one the interval is infinite."""
     if not base or len(base) != len(arm):
         return None
     differences = [b - a for a, b in zip(base, arm, strict=True)]
-    mean, half = statistics.fmean(differences), half_width(differences, confidence)
+    mean, half = statistics.fmean(differences), mean_half_width(differences, confidence)
     return Effect(
         len(base), statistics.fmean(base), statistics.fmean(arm), mean, mean - half, mean + half, confidence
     )
-
-
-def half_width(values: Sequence[float], confidence: float = 0.95) -> float:
-    """Of the t-interval of their mean; infinite for fewer than two."""
-    if len(values) < 2:
-        return math.inf
-    from scipy.stats import t
-
-    spread = statistics.stdev(values) / math.sqrt(len(values))
-    return float(t.ppf(0.5 + confidence / 2, len(values) - 1)) * spread

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +18,13 @@ from harness.run_command import say_busy, watched
 from harness.serving.replay.fit import fitted
 from harness.serving.replay.records import Replay, Timed
 from harness.serving.replay.replay import BASE, Plan, replay, require_known
-from harness.serving.replay.step import Step
+from harness.serving.replay.step import Step, called_ops
 from harness.threads import default_threads
 from harness.writing import write
+from kernels.op import Op
 from kernels.platform import Platform, detect
 from shapes.attention import Parallel
 from shapes.models import ModelConfig, model, read_model
-
-ENGINE_LIKE = {
-    "block_scale_gemm": "triton.split_k",
-    "fused_moe": "triton.grouped",
-    "mla_decode": "triton.split_kv",
-    "mha_prefill": "torch.sdpa",
-}
-"""Of the base on a GPU where nothing else is said: dequantised weights of a whole rank fit no device."""
 
 
 def show(
@@ -110,12 +102,13 @@ def keep(one: Replay, folder: Path, name: str) -> Path:
 
 def read_arms(platform: Platform, base: Sequence[str], swap: Sequence[str]) -> dict[str, Mapping[str, str]]:
     """`op=impl` texts of the base; each swap, of one or more by commas, is an arm."""
-    chosen = {
-        name: (op.baseline if platform.kind == "cpu" else {platform.kind: ENGINE_LIKE[name]})[platform.kind]
-        for name, op in kernels.OPS.items()
-    }
+    chosen = {name: _default(kernels.OPS[name], platform) for name in called_ops()}
     chosen |= dict(_choices(base, "--base"))
     return {BASE: chosen} | {one: chosen | dict(_choices([one], "--swap")) for one in swap}
+
+
+def _default(op: Op, platform: Platform) -> str:
+    return op.engine_like if op.engine_like and platform.kind != "cpu" else op.baseline[platform.kind]
 
 
 def _choices(texts: Sequence[str], option: str) -> Iterator[tuple[str, str]]:
@@ -163,10 +156,6 @@ def read_step(
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
-
-
-def with_layers(step: Step, dense: int, moe: int) -> Step:
-    return replaced(step, dense=dense, moe=moe)
 
 
 def _page(platform: Platform) -> int:

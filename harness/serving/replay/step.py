@@ -116,17 +116,17 @@ def places(step: Step) -> list[Place]:
     """The calls of the step, in the order in which they are made."""
     found = [Place(0, "embedding", "copy")]
     for layer in range(step.layers):
-        found += [Place(layer, *one) for one in _attention(step)]
+        found += [Place(layer, *one) for one in _attention(step.phase)]
         found += [Place(layer, *one) for one in (_DENSE if layer < step.dense else _MOE)]
     last = step.layers
     head = [("final norm", "norm"), ("lm_head", "bf16_gemm"), ("sampling", "sampling")]
     return [*found, *(Place(last, *one) for one in head)]
 
 
-def _attention(step: Step) -> list[tuple[str, ...]]:
+def _attention(phase: Phase) -> list[tuple[str, ...]]:
     gemm = ("block_scale_gemm", "block_scale_gemm")
     before = [("input norm", "norm"), ("qkv_a", *gemm), ("latent norms", "norm"), ("q_b", *gemm)]
-    if step.phase == "decode":
+    if phase == "decode":
         between = [
             ("rope and KV write", "rope_kv"),
             ("w_uk", "absorbed_bmm"),
@@ -155,6 +155,12 @@ _MOE = [
     ("fused_moe", "fused_moe", "fused_moe"),
     ("sum with shared", "elementwise"),
 ]
+
+
+def called_ops() -> list[str]:
+    """Those of the suite that a step calls, of either phase."""
+    made = [*_attention("prefill"), *_attention("decode"), *_DENSE, *_MOE]
+    return sorted({op for _, _, *known in made for op in known})
 
 
 def calls(step: Step, op: str, part: str = "") -> tuple[int, int]:

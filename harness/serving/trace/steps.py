@@ -10,12 +10,10 @@ import numpy as np
 
 from harness.serving.trace.recorded import NONE, Recorded
 from harness.serving.trace.rules import Phase, Rule, annotated_phase, step_rule, step_rules
+from kernels import OPS
 
-MODEL = (
-    "block_scale_gemm", "scaled_gemm", "bf16_gemm", "fused_moe", "mla_decode", "mha_decode", "mha_prefill",
-    "attention", "decode_attention", "absorbed_bmm", "norm",
-)  # fmt: skip
-"""What a step after the sampling of the one before begins with."""
+MODEL = ("scaled_gemm", "bf16_gemm", "mha_decode", "attention", "decode_attention", "absorbed_bmm", "norm")
+"""With the suite's ops, what a step after the sampling of the one before begins with."""
 STAGE = re.compile(r"-(EXTEND|DECODE)\.trace\.json")  # SGLang's --profile-by-stage names its files so
 
 
@@ -107,7 +105,9 @@ def processes_of(recorded: Recorded) -> list[object]:
 
 def _by_sampling(rows: Rows) -> tuple[np.ndarray, list[str], str]:
     sampling = np.array([rule.sampling for rule in rows.rules], dtype=bool)[rows.rule]
-    model = np.array([rule.op_class in MODEL for rule in rows.rules], dtype=bool)[rows.rule]
+    model = np.array([rule.op_class in OPS or rule.op_class in MODEL for rule in rows.rules], dtype=bool)[
+        rows.rule
+    ]
     of = np.full(len(rows.rule), NONE)
     names: list[str] = []
     boundary = "the whole trace"

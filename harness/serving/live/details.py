@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness import archive
 from harness.errors import HarnessError
 
 
@@ -61,7 +62,7 @@ class Details:
 def details(result: Path) -> Details:
     """Of a vLLM (JSON) or SGLang (JSONL, the last line) client's file with details. Raises NoDetail."""
     try:
-        text = result.read_text().strip()
+        text = archive.read_bytes(result).decode().strip()
         content = json.loads(text if text[1:2].isspace() or "\n" not in text else text.splitlines()[-1])
         ttfts, itls = content["ttfts"], content["itls"]
         count = len(ttfts)

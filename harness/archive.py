@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import BinaryIO
 
 from harness import durable
 from harness.errors import UsageError, one_line
@@ -32,7 +31,7 @@ class BrokenArchive(UsageError):
     """An archive that is no archive any more, or a member of it that is not what was packed."""
 
 
-def open_binary(path: Path) -> BinaryIO:
+def open_binary(path: Path) -> io.BufferedReader:
     """The file, or the member that stands for it. Raises OSError as Path.open does, or BrokenArchive."""
     try:
         return path.open("rb")

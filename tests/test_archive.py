@@ -20,6 +20,7 @@ from harness.errors import UsageError
 from harness.serving import load
 from harness.serving.experiment.command import plan
 from harness.serving.experiment.experiment import LEDGER
+from harness.serving.ledger import read, rows
 from harness.serving.live.details import details
 from harness.serving.trace.incremental import Text
 from tests.command_line import contents
@@ -28,6 +29,7 @@ from tests.test_journal import filled
 
 ROOT = Path(__file__).parents[1]
 CLIENT = ROOT / "tests/data/serving/vllm_serve_0.32_detailed.json"
+RECORDED = sorted((ROOT / "results").glob("*/serving/*/ledger.jsonl"))
 FILES = {
     "experiment.json": b"{}",
     "ledger.jsonl": b"",
@@ -301,3 +303,13 @@ def test_the_tool_packs_and_says_what_is_wrong(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.startswith("error: cannot read ")
     assert (tmp_path / "run" / "more.json").exists()
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.parent.name)
+def test_what_a_recorded_ledger_names_is_there_and_unaltered(path):
+    folder = path.parent
+    archive.verify(folder)
+    for row in rows(read(path)):
+        named = [name for line in row.observations for name in line.observation.runs]
+        named += [name for line in row.explanations for name in line.evidence]
+        assert all(archive.is_file(folder / name) for name in set(named))

@@ -33,14 +33,14 @@ def append(path: Path, text: str, finished: Callable[[bytes], int] = whole_lines
             raise
 
 
-def replace(path: Path, text: str) -> None:
+def replace(path: Path, content: str | bytes) -> None:
     """Writes a file, and its folder where there is none, so that whoever reads it has all of the old or of
     the new. Raises OSError, the file then as it was."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with fresh.open("w") as file:
-            file.write(text)
+        with fresh.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)

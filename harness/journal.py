@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from harness import durable
+from harness import archive, durable
 from harness.errors import HarnessError, UsageError, mistake, one_line
 from harness.records import SCHEMA, CaseDone, Cell, Record, Run, Verdict
 
@@ -53,7 +53,7 @@ class Journal:
     def run(self) -> Run:
         path = self.folder / "run.json"
         try:
-            text = path.read_bytes()
+            text = archive.read_bytes(path)
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}") from None
         try:
@@ -74,7 +74,7 @@ class Journal:
         """Finished cases by key, in order: the records of each. A cut-off last line is ignored; anything
         else that cannot be read is an error that names the line."""
         try:
-            data = self.cells.read_bytes()
+            data = archive.read_bytes(self.cells)
         except OSError as error:
             raise UsageError(f"cannot read {self.cells}: {error.strerror}") from None
         cases: dict[str, list[Record]] = {}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import glob
 import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness import archive
 from harness.errors import UsageError
 from harness.journal import Journal
 from harness.records import Cell, Record, Samples, Verdict
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 def run_folders(path_or_glob: str | Path) -> list[Path]:
     """Run folders at a path (a run, its cells.jsonl, or any folder above runs) or matching a glob."""
     text = str(path_or_glob)
-    matches = [text] if Path(text).exists() else sorted(glob.glob(text, recursive=True))  # noqa: PTH207
+    one = Path(text)
+    matches = [text] if archive.is_folder(one) or archive.is_file(one) else archive.glob(text)
     folders: dict[Path, None] = {}
     for path in map(Path, matches):
-        folder = path if path.is_dir() else path.parent
-        is_run = (folder / "run.json").exists()
-        folders |= dict.fromkeys([folder] if is_run else (p.parent for p in sorted(folder.rglob("run.json"))))
+        folder = path if archive.is_folder(path) else path.parent
+        is_run = archive.is_file(folder / "run.json")
+        below = [folder] if is_run else [file.parent for file in archive.below(folder, "run.json")]
+        folders |= dict.fromkeys(below)
     if not folders:
         raise UsageError(f"no run at {text!r}; a run is a folder with run.json and cells.jsonl")
     return list(folders)

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 from tabulate import tabulate
 
+from harness import archive
 from harness.errors import FAILED, OK, USAGE, UsageError
 from harness.serving.audit import SEVERITIES, Audited, audit, explained
 from harness.serving.documents import PublishedDocument
@@ -60,7 +61,7 @@ def chosen_of(names: Sequence[str], everything: Sequence[Audited]) -> tuple[list
     for name in dict.fromkeys(names):
         if name in known:
             continue
-        if not Path(name).exists():
+        if not (Path(name).exists() or archive.is_file(Path(name))):
             raise UsageError(f"{name!r} is neither a file nor a document; documents: {', '.join(known)}")
         try:
             files[name] = tuple(load(name))

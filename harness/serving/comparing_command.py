@@ -7,6 +7,7 @@ import textwrap
 from dataclasses import asdict
 from pathlib import Path
 
+from harness import archive
 from harness.errors import FAILED, OK, UsageError
 from harness.serving.audit.rows import sourced
 from harness.serving.comparable import Compared, compare
@@ -40,14 +41,14 @@ def find(name: str) -> ServingRun | Claim:
     ROW is a line as the ids of `serving load` have it, or else counted from 1. Raises UsageError.
     """
     path, _, row = name.rpartition(":")
-    if Path(name).is_file():
+    if archive.is_file(Path(name)):
         runs = load(name)
         if len(runs) > 1:
             raise UsageError(
                 f"{name} has {len(runs)} runs: name one, {name}:1 to {name}:{len(runs)}, or by its id"
             )
         return runs[0]
-    if path and Path(path).is_file():
+    if path and archive.is_file(Path(path)):
         runs = load(path)
         chosen = next((run for run in runs if run.id == name), None)
         if (

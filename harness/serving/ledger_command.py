@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from harness import archive
 from harness.errors import OK, UsageError
 from harness.outputs import require_writable
 from harness.paths import RESULTS
@@ -74,6 +75,7 @@ def _rows(files: Sequence[str]) -> Iterator[Row]:
         if not path.exists():
             raise UsageError(f"cannot read {path}: no such ledger")
         shown = path.relative_to(RESULTS.parent) if path.is_relative_to(RESULTS.parent) else path
+        archive.verify(path.parent)
         yield from rows(read(path), str(shown))
     if not files:
         yield from published()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from harness import archive
 from harness.errors import UsageError
 
 LARGEST_FILE = 512 * 2**20  # bytes; traces are read by harness/serving/trace, in bounded memory
@@ -73,6 +74,8 @@ def _text(path: Path) -> str:
         raw = _bytes(path)
         encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
         text = raw.decode(encoding)
+    except archive.BrokenArchive as error:
+        raise UnreadableError(str(error)) from None
     except IsADirectoryError:
         raise UnreadableError(f"cannot read {path}: it is a directory; name the files in it") from None
     except (OSError, EOFError, ValueError, zlib.error) as error:
@@ -89,7 +92,7 @@ def _text(path: Path) -> str:
 
 def _bytes(path: Path) -> bytes:
     """All of it, unpacked, if it is no larger than a client writes."""
-    with path.open("rb") as file:
+    with archive.open_binary(path) as file:
         raw = file.read(LARGEST_FILE + 1)
     if raw[:2] == b"\x1f\x8b" and len(raw) <= LARGEST_FILE:
         with gzip.open(io.BytesIO(raw)) as packed:

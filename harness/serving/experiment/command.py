@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from harness import archive
 from harness.errors import FAILED, OK, HarnessError, NothingRan
 from harness.outputs import require_writable
 from harness.paths import RESULTS
@@ -124,8 +125,9 @@ def plan(experiment: Experiment, folder: Path, only: Sequence[str]) -> str:
     for name in only:
         swap, row = experiment.swap(name), known.get(f"{experiment.name} {name}")
         chosen = ", ".join(f"{key}={value}" for key, value in swap.replay.items())
+        replayed = bool(archive.below(folder / "stages" / name, "replay-*"))
         lines += [
-            [name, f"replay and bench {chosen}", _done(bool(list(folder.glob(f"stages/{name}/replay-*"))))],
+            [name, f"replay and bench {chosen}", _done(replayed)],
             ["", "predict: " + ", ".join(experiment.predict.methods), _done(bool(row and row.predictions))],
             ["", f"{load.pairs} mirrored pairs against {', '.join(swap.swap) or 'its arm'}",
              _done(stages.done(f"{name}/pairs"))],

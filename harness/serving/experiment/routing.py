@@ -6,6 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from harness import archive
 from harness.errors import UsageError
 
 Picks = tuple[tuple[tuple[int, ...], ...], ...]
@@ -67,6 +68,7 @@ def _read(log: Path) -> Any:
     import numpy
 
     try:
-        return dict(numpy.load(log))
+        with archive.open_binary(log) as file:
+            return dict(numpy.load(file))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read routing log {log}: {error}") from None

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from harness import durable
+from harness import archive, durable
 from harness.errors import HarnessError, UsageError, mistake, one_line
 from harness.serving.experiment.spec import Experiment
 from harness.serving.schema import Record
@@ -43,12 +43,12 @@ class Stages:
         return stages
 
     def done(self, name: str) -> bool:
-        return self._file(name).exists()
+        return archive.is_file(self._file(name))
 
     def once(self, name: str, kind: type[T], make: Callable[[], T]) -> T:
         """What the stage found: read where it is done, else made and written before this returns."""
         path = self._file(name)
-        if path.exists():
+        if archive.is_file(path):
             return self._read(path, kind)
         found = make()
         self._write(path, found)
@@ -59,7 +59,7 @@ class Stages:
 
     def _read(self, path: Path, kind: type[T]) -> T:
         try:
-            return kind.model_validate_json(path.read_text())
+            return kind.model_validate_json(archive.read_bytes(path))
         except (OSError, ValidationError) as error:
             why = mistake(error) if isinstance(error, ValidationError) else one_line(error)
             raise UsageError(f"cannot read {path}: {why}; take it away to make it again") from None

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from harness import archive
 from harness.serving.reading import UnreadableError
 
 PIECE = 1 << 20  # characters read at once
@@ -45,7 +46,7 @@ class Text:
         self._before = 0  # characters taken and forgotten
         self._decode = codecs.getincrementaldecoder("utf-8-sig")("replace").decode
         try:
-            raw = path.open("rb")
+            raw = archive.open_binary(path)
             self._file: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
             self._raw = raw
         except OSError as error:

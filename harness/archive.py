@@ -1,0 +1,187 @@
+"""Archive of a run's raw files: written as plain files, packed into one `raw.zip` when the run is over.
+
+Whoever reads a recorded file names it by the path at which it was written. Where no file is there, the member
+of that name is read from the archive of a folder above; where both are, the file counts.
+"""
+
+from __future__ import annotations
+
+import glob as plain_glob
+import hashlib
+import io
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from harness import durable
+from harness.errors import UsageError, one_line
+
+NAME = "raw.zip"
+SUMS = "SHA256SUMS"
+"""A member with the others' hashes, as sha256sum writes and checks them."""
+NEVER_PACKED = ("experiment.json", "ledger.jsonl", "live.jsonl", "NOTES.md")
+"""What people read, and what a resumed run adds to."""
+COMPRESSED = (".gz", ".npz")
+
+
+class BrokenArchive(UsageError):
+    """An archive that is no archive any more, or a member of it that is not what was packed."""
+
+
+def open_binary(path: Path) -> io.BufferedReader:
+    """The file, or the member that stands for it. Raises OSError as Path.open does, or BrokenArchive."""
+    try:
+        return path.open("rb")
+    except (FileNotFoundError, NotADirectoryError):
+        if (place := _place(path)) is None:
+            raise
+        return io.BufferedReader(io.BytesIO(_member(*place)))
+
+
+def read_bytes(path: Path) -> bytes:
+    with open_binary(path) as file:
+        return file.read()
+
+
+def is_file(path: Path) -> bool:
+    return path.is_file() or _place(path) is not None
+
+
+def is_folder(path: Path) -> bool:
+    return path.is_dir() or any(path in file.parents for file in _packed_files(path))
+
+
+def below(folder: Path, pattern: str) -> list[Path]:
+    """Files at any depth whose name matches, in the order of their paths."""
+    packed = {file for file in _packed_files(folder) if fnmatchcase(file.name, pattern)}
+    return sorted({file for file in folder.rglob(pattern) if file.is_file()} | packed)
+
+
+def glob(pattern: str) -> list[str]:
+    """Files and folders whose path matches, as glob.glob with `**`, in order."""
+    found = set(plain_glob.glob(pattern, recursive=True))  # noqa: PTH207
+    parts = Path(pattern).parts
+    plain = next((i for i, part in enumerate(parts) if plain_glob.has_magic(part)), len(parts))
+    top = Path(*parts[:plain])
+    for file in _packed_files(top):
+        found |= {str(path) for path in (file, *file.parents) if _matches(path.parts, parts)}
+    return sorted(found)
+
+
+def verify(folder: Path) -> None:
+    """Raises BrokenArchive where a member of the folder's archive is not what was packed."""
+    archive = folder / NAME
+    if archive.is_file():
+        for member in _names(archive):
+            _member(archive, member)
+
+
+def pack(folder: Path) -> int:
+    """Packs a folder's raw files; gives how many. Files packed before stay, unless there is a newer one.
+
+    A kill loses nothing: the archive is whole on the disk before the first file is removed, and to pack again
+    goes on. Raises UsageError where a folder inside is packed by itself, OSError, or BrokenArchive.
+    """
+    archive = folder / NAME
+    for half_written in folder.glob(f".{NAME}.*"):
+        half_written.unlink()
+    files = {file.relative_to(folder).as_posix(): file for file in _raw_files(folder)}
+    if inner := next((name for name in files if Path(name).name == NAME), ""):
+        raise UsageError(f"{folder / inner} packs a part of {folder} by itself: unpack it first")
+    if files:
+        before = _names(archive) if archive.exists() else []
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as target:
+            sums = ""
+            for name in sorted({*files, *before}):
+                data = files[name].read_bytes() if name in files else _member(archive, name)
+                _add(target, name, data)
+                sums += _sum(name, data)
+            _add(target, SUMS, sums.encode())
+        durable.replace(archive, packed.getvalue())
+        _sync(folder)
+        verify(folder)
+    for file in files.values():
+        file.unlink()
+    for inside in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
+        if not any(inside.iterdir()):
+            inside.rmdir()
+    return len(files)
+
+
+def _raw_files(folder: Path) -> list[Path]:
+    files = (file for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
+    return sorted(file for file in files if file.name not in NEVER_PACKED and file != folder / NAME)
+
+
+def _place(path: Path) -> tuple[Path, str] | None:
+    """The archive and the member that stand for a file that is not there."""
+    for folder in path.parents:
+        archive = folder / NAME
+        if archive.is_file() and (name := path.relative_to(folder).as_posix()) in _names(archive):
+            return archive, name
+    return None
+
+
+def _packed_files(top: Path) -> Iterator[Path]:
+    """Where the members of all archives were that are in the folder, in one below, or in one above it."""
+    above = (folder / NAME for folder in top.parents)
+    for archive in (*above, *sorted(top.rglob(NAME))):
+        if archive.is_file():
+            files = (archive.parent / name for name in _names(archive))
+            yield from (file for file in files if file.is_relative_to(top))
+
+
+def _names(archive: Path) -> list[str]:
+    with _opened(archive) as packed:
+        return [name for name in packed.namelist() if name != SUMS]
+
+
+def _member(archive: Path, name: str) -> bytes:
+    with _opened(archive) as packed:
+        try:
+            data, sums = packed.read(name), packed.read(SUMS)
+        except (zipfile.BadZipFile, KeyError, EOFError, zlib.error, RuntimeError) as error:
+            raise BrokenArchive(f"cannot read {archive}, {name}: {one_line(error)}") from None
+    if _sum(name, data).encode() not in sums.splitlines(keepends=True):
+        raise BrokenArchive(f"{archive}, {name}: altered since it was packed")
+    return data
+
+
+def _opened(archive: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(archive)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise BrokenArchive(f"cannot read {archive}: {one_line(error)}") from None
+
+
+def _add(target: zipfile.ZipFile, name: str, data: bytes) -> None:
+    """With the same bytes whenever and by whomever it is packed."""
+    about = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+    about.create_system, about.external_attr = 3, 0o100644 << 16  # as Unix has it
+    about.compress_type = zipfile.ZIP_STORED if name.endswith(COMPRESSED) else zipfile.ZIP_DEFLATED
+    target.writestr(about, data, compresslevel=9)
+
+
+def _sum(name: str, data: bytes) -> str:
+    return f"{hashlib.sha256(data).hexdigest()}  {name}\n"
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
+    """`**` stands for any number of folders, none too."""
+    if not pattern:
+        return not path
+    if pattern[0] == "**":
+        return any(_matches(path[i:], pattern[1:]) for i in range(len(path) + 1))
+    return bool(path) and fnmatchcase(path[0], pattern[0]) and _matches(path[1:], pattern[1:])

@@ -265,9 +265,8 @@ def compare(
 
 @cli.command()
 @click.argument("run")
-@click.option("--export", "style", type=click.Choice(["pytest-benchmark"]), default="pytest-benchmark")
 @click.option("-o", "--output", metavar="FILE|-", help="Default: benchmark.json in the run's folder.")
-def export(run: str, style: str, output: str | None) -> None:
+def export(run: str, output: str | None) -> None:
     """A recorded RUN as another tool's file: `pytest-benchmark compare` reads it."""
     from harness.export import export as write
 

@@ -12,7 +12,6 @@ import functools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
 from harness.errors import UsageError
 from harness.paths import DATA
@@ -98,11 +97,6 @@ class Flag:
     def stands_for(self, value: str | None, op: str) -> tuple[str, ...]:
         """The implementations that an engine runs for an op under a value, as far as they are rows here."""
         return tuple(self.chooses.get(self.canonical(value), {}).get(op, ()))
-
-    def acts_on(self, op: str, implementation: str) -> bool:
-        """Whether it can change what this row's own call runs. In a wider boundary the suite's quantise and
-        routing kernels, which are Triton's, may stand before it."""
-        return any(fnmatchcase(implementation, pattern) for pattern in self.touches.get(op, ()))
 
     def can_touch(self, op: str, platform: Platform, launch: str) -> Support:
         """Whether toggling it can show anything for an op there, and if not why."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness import archive
 from harness.errors import UsageError
 from harness.journal import Journal
-from harness.records import Cell, Record, Samples, Verdict
+from harness.records import Cell, Samples
 from harness.statistics import CONFIDENCE, MARGIN, Comparison, compare
 
 if TYPE_CHECKING:
@@ -50,21 +48,6 @@ def load(path_or_glob: str | Path) -> pandas.DataFrame:
                 rows.append({"run": run.id, "suite": run.suite, "machine": machine} | cell.model_dump())
     columns = ["run", "suite", "machine", *(n for n in Cell.model_fields if n != "kind")]
     return pandas.DataFrame(rows, columns=columns)
-
-
-def redo(records: Iterable[Record]) -> list[tuple[Verdict, Comparison]]:
-    """Each verdict of a case, and what its samples give with the floor and the confidence that it states."""
-    records = list(records)
-    samples = {r.name: r.samples for r in records if isinstance(r, Cell)}
-    verdicts = [r for r in records if isinstance(r, Verdict)]
-    # Each group of contenders has a twin of the same name.
-    sides = [(v.samples if v.about == "A/A" else samples[v.a], samples[v.b]) for v in verdicts]
-    return [(v, _compared(v, *pair)) for v, pair in zip(verdicts, sides, strict=True)]
-
-
-def _compared(verdict: Verdict, a: Samples, b: Samples) -> Comparison:
-    floor = math.inf if verdict.floor is None else verdict.floor
-    return paired(a, b, floor=floor, margin=verdict.margin, confidence=verdict.confidence)
 
 
 def paired(

@@ -10,13 +10,13 @@ import json
 from pathlib import Path
 
 import pytest
+from recorded_verdicts import redo
 
 from harness import run_command
 from harness.disturbance import Monitor
 from harness.errors import NothingRan, UsageError
 from harness.journal import Journal
 from harness.records import CaseDone, Cell, Verdict
-from harness.results import redo
 from harness.run_command import Request
 
 WHO = "process 7 (cc1plus) took 80% of a CPU"

@@ -7,6 +7,7 @@ import math
 from dataclasses import MISSING, fields
 
 import pytest
+from recorded_verdicts import redo
 
 import kernels
 from harness import results
@@ -128,7 +129,7 @@ def test_verdicts_are_redone_from_the_record(family, spread):
         type(r).model_validate_json(r.model_dump_json()) for r in (*cells, *verdicts, done)
     ]
     assert len(verdicts) == 1 + len(contenders) - 2 + 1
-    for stated, found in results.redo(records):
+    for stated, found in redo(records):
         assert (stated.verdict, stated.ratio) == (found.verdict, pytest.approx(found.ratio))
         assert (stated.low, stated.high) == pytest.approx((found.low, found.high))
 
@@ -153,7 +154,7 @@ def test_verdicts_of_groups_are_redone_from_the_record():
         | {"platform": Platform("cpu", "x86"), "yardsticks": Yardsticks(None, None, 0.95), "left_out": []}
     )
     records = run._records(case, [group(one, 1.0, 5), nothing, group(two, 2.0, 4)])
-    redone = results.redo(records)
+    redone = redo(records)
     assert [v.about for v, _ in redone].count("A/A") == 2
     for stated, found in redone:
         assert (stated.ratio, stated.low, stated.high) == pytest.approx((found.ratio, found.low, found.high))

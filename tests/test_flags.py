@@ -113,14 +113,6 @@ def test_an_engine_is_asked_for_the_rows_of_a_value():
     assert backend.stands_for(None, "mla_decode") == ()
 
 
-def test_what_onednn_reads_acts_on_its_rows_alone():
-    isa = flags.find("ONEDNN_MAX_CPU_ISA")
-    assert isa.acts_on("block_scale_gemm", "torch.bf16")
-    assert isa.acts_on("mla_decode", "vllm.amx")
-    assert not isa.acts_on("mla_decode", "vllm.vec")
-    assert not isa.acts_on("block_scale_gemm", "triton.split_k")
-
-
 # Whether toggling can show anything
 
 

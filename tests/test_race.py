@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from command_line import error_line
+from recorded_verdicts import redo
 from test_faults import within, workers
 
 import kernels
-from harness import results
 from harness.journal import Journal
 from harness.race import Field, choice
 from harness.records import CaseDone, Cell, Verdict
@@ -128,7 +128,7 @@ def test_rounds_that_chose_and_rounds_that_judge_are_recorded_apart(raced):
     assert (beaten.status, beaten.samples.seconds) == ("ok", [])
     assert beaten.reason.startswith("beaten in the heats: ")
     assert beaten.time_us
-    for verdict, again in results.redo(records):
+    for verdict, again in redo(records):
         assert (verdict.ratio, verdict.verdict) == (pytest.approx(again.ratio), again.verdict)
     (done,) = (r for r in records if isinstance(r, CaseDone))
     assert done.entries["anchor"] == {"columns": 16, "fault": ""}

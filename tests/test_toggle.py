@@ -6,8 +6,8 @@ import json
 
 import pytest
 from command_line import error_line
+from recorded_verdicts import redo
 
-from harness import results
 from harness.journal import Journal
 
 PROBE = """
@@ -89,7 +89,7 @@ def test_the_record_tells_the_same_again(factorial):
     assert run.flags == {"PROBE_MS": ["2", "8", ""], "PROBE_PATH": [None, "other"]}
     assert run.arms["PROBE_MS=8, PROBE_PATH unset"] == {"PROBE_MS": "8", "PROBE_PATH": None}
     (records,) = Journal(out).finished().values()
-    for verdict, again in results.redo(records):
+    for verdict, again in redo(records):
         assert (verdict.verdict, verdict.ratio) == (again.verdict, pytest.approx(again.ratio))
 
 

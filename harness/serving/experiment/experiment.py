@@ -209,7 +209,6 @@ class Conduct:
         before = self.stages.once(f"{swap.name}/seen-base", Seen, lambda: live.trace(None, beside))
         seen = self.stages.once(f"{swap.name}/seen", Seen, lambda: live.trace(swap, swap.name))
         text = explanation(
-            self.experiment,
             swap,
             misses,
             {kind: self.replays(swap, kind, steps) for kind, steps in self.steps(base).items()},

@@ -67,7 +67,6 @@ def _named(op_class: str, swap: Swap) -> str:
 
 
 def explanation(
-    experiment: Experiment,
     swap: Swap,
     misses: Sequence[Held],
     replays: Mapping[int, Replays | None],

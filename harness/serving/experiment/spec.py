@@ -26,7 +26,6 @@ QUANTITIES = ("itl", "ttft", "tpot")
 
 Method = Literal["replay", "isolated-cold", "isolated-warm", "serving-mode"]
 Quantity = Literal["itl", "ttft", "tpot"]
-Positive = Field(gt=0)
 
 
 class Engine(Record):

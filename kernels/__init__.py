@@ -37,7 +37,7 @@ def implementations(op: str) -> list[Implementation]:
 
     Raises PluginError where a plugin cannot be imported or takes a name that is taken.
     """
-    found: dict[str, Implementation] = {}
+    by_name: dict[str, Implementation] = {}
     for module in _modules(op):
         for value in vars(module).values():
             if not (isinstance(value, type) and issubclass(value, Implementation)):
@@ -48,10 +48,10 @@ def implementations(op: str) -> list[Implementation]:
             implementation.op = implementation.op or op
             if implementation.op != op:
                 continue
-            if implementation.name in found:
+            if implementation.name in by_name:
                 raise PluginError(f"two implementations of {op} are called {implementation.name}")
-            found[implementation.name] = implementation
-    return [found[name] for name in sorted(found)]
+            by_name[implementation.name] = implementation
+    return [by_name[name] for name in sorted(by_name)]
 
 
 def _modules(op: str) -> Iterator[ModuleType]:

@@ -77,8 +77,8 @@ def _scales(
     generator: torch.Generator,
     device: str,
 ) -> torch.Tensor:
-    """fp32 [local, rows/128, columns/128] of root mean square about `size`: a chessboard of low and high ones,
-    1..2 and 4..8 times the lowest."""
+    """fp32 [local, rows/128, columns/128] of root mean square about `size`: a chessboard of low and high
+    ones, 1..2 and 4..8 times the lowest."""
     import torch
 
     shape = (local_experts, rows // BLOCK, columns // BLOCK)

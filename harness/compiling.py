@@ -104,7 +104,7 @@ def _submit(pool: ProcessPoolExecutor, launch: Launch) -> Future[Figures]:
 def _function(kernel: str):
     module, _, name = kernel.partition(":")
     if module not in sys.modules:
-        kernels.implementations(next(iter(kernels.OPS)))  # brings the plugins along
+        kernels.load_plugins()
     return getattr(importlib.import_module(module), name)
 
 

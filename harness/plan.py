@@ -21,6 +21,7 @@ PLAIN = "plain"
 
 def choose_op(name: str) -> Op:
     if name not in kernels.OPS:
+        kernels.load_plugins()
         raise UsageError(f"unknown op {name!r}; ops: {', '.join(kernels.OPS)}")
     return kernels.OPS[name]
 

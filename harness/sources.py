@@ -6,7 +6,8 @@ import ast
 import functools
 import hashlib
 import inspect
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import kernels
@@ -44,9 +45,16 @@ def _imported(path: Path) -> Iterator[Path]:
             names = [alias.name for alias in node.names]
         for name in names:
             package, *rest = name.split(".")
-            file = PACKAGE.joinpath(*rest).with_suffix(".py") if rest else PACKAGE
-            if package == "kernels" and file.is_file() and not (len(rest) == 1 and rest[0] in CONTRACTS):
-                yield file
+            if package == "kernels" and rest and not (len(rest) == 1 and rest[0] in CONTRACTS):
+                file = _folder(rest).joinpath(*rest[1:]).with_suffix(".py")
+                if file.is_file():
+                    yield file
+
+
+def _folder(names: Sequence[str]) -> Path:
+    """Of the first of these in kernels/: an op may lie elsewhere."""
+    op = sys.modules.get(f"kernels.{names[0]}")
+    return Path(op.__path__[0]) if hasattr(op, "__path__") else PACKAGE / names[0]
 
 
 def bare(tree: ast.Module) -> str:

@@ -1,27 +1,34 @@
-"""What is measured: ops, and implementations of them.
+"""Ops, and implementations of them: what is measured.
 
 An op is a folder here whose package has `OP`; an implementation is a subclass of `Implementation`
 in any module of that folder, of its `providers/` (one file for each library) or of its `triton/` (the
-suite's own kernels); those named `*_jit` hold Triton sources and are imported only to run.
-Nothing is registered anywhere else. A kernel of your own joins without touching this folder: name its
-file in the environment variable KERNEL_BENCH_PLUGINS (several are separated by `:`) and give its
-class an `op`.
+suite's own kernels); those named `*_jit` hold Triton sources and are imported only to run. A module
+`cases` of the folder brings its cases for the suites, as the modules of shapes/cases do. Nothing is
+registered anywhere else.
+
+Kernels and ops of your own join without touching this folder: name them in the environment variable
+KERNEL_BENCH_PLUGINS (several are separated by `:`).
+
+- A file's implementations join the op that their class's `op` names.
+- A folder is an op like those here, imported as `kernels.<folder>`: so its modules import each other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import os
 import pkgutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 from kernels import namesake
 from kernels.op import OPS, Implementation
+from shapes import suites
 
 _HERE = Path(__file__).parent
 PLUGINS = "KERNEL_BENCH_PLUGINS"
@@ -37,7 +44,7 @@ def implementations(op: str) -> list[Implementation]:
 
     Raises PluginError where a plugin cannot be imported or takes a name that is taken.
     """
-    found: dict[str, Implementation] = {}
+    by_name: dict[str, Implementation] = {}
     for module in _modules(op):
         for value in vars(module).values():
             if not (isinstance(value, type) and issubclass(value, Implementation)):
@@ -48,24 +55,25 @@ def implementations(op: str) -> list[Implementation]:
             implementation.op = implementation.op or op
             if implementation.op != op:
                 continue
-            if implementation.name in found:
+            if implementation.name in by_name:
                 raise PluginError(f"two implementations of {op} are called {implementation.name}")
-            found[implementation.name] = implementation
-    return [found[name] for name in sorted(found)]
+            by_name[implementation.name] = implementation
+    return [by_name[name] for name in sorted(by_name)]
 
 
 def _modules(op: str) -> Iterator[ModuleType]:
-    for name in _module_names(f"kernels.{op}", _HERE / op):
+    package = importlib.import_module(f"kernels.{op}")
+    for name in _module_names(package.__name__, package.__path__):
         yield importlib.import_module(name)
-    yield from map(_plugin, plugin_files())
+    yield from load_plugins()
 
 
-def _module_names(package: str, folder: Path) -> Iterator[str]:
+def _module_names(package: str, folders: Iterable[str]) -> Iterator[str]:
     """Dotted names of the modules in a package and in the packages inside it, but for Triton sources."""
-    for module in pkgutil.iter_modules([str(folder)]):
+    for module in pkgutil.iter_modules(folders):
         name = f"{package}.{module.name}"
         if module.ispkg:
-            yield from _module_names(name, folder / module.name)
+            yield from _module_names(name, [str(Path(folder) / module.name) for folder in folders])
         elif not module.name.endswith("_jit"):
             yield name
 
@@ -74,25 +82,51 @@ def plugin_files() -> list[Path]:
     return [Path(path).resolve() for path in os.environ.get(PLUGINS, "").split(os.pathsep) if path]
 
 
+def load_plugins() -> list[ModuleType]:
+    """What KERNEL_BENCH_PLUGINS names, imported once. Raises PluginError for what cannot be used."""
+    return [_plugin(path) for path in plugin_files()]
+
+
 @functools.cache
 def _plugin(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"kernel_bench_plugin_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise PluginError(f"{PLUGINS} names {path}, which is not a Python file")
+    if path.is_dir():
+        name, file, folders = f"kernels.{path.name}", path / "__init__.py", [str(path)]
+    else:
+        name, file, folders = f"kernel_bench_plugin_{path.stem}", path, None
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise PluginError(f"{PLUGINS} names {path}, which is not a Python file or package")
+    if path.is_dir() and importlib.util.find_spec(name) is not None:
+        raise PluginError(f"{PLUGINS} names {path}, but kernels/ has a {path.name} already")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
+        if path.is_dir():
+            _add_op(module)
     except Exception as error:
+        del sys.modules[name]
         reason = " ".join(str(error).split()) or type(error).__name__
         raise PluginError(f"cannot import {path}, named by {PLUGINS}: {reason}") from error
     return module
 
 
+def _add_op(package: ModuleType) -> None:
+    """Adds a package's op, and its cases to the suites where it has some."""
+    name = package.__name__.rpartition(".")[2]
+    op, cases = package.OP, f"{package.__name__}.cases"
+    if importlib.util.find_spec(cases) is not None:
+        suites.add(name, importlib.import_module(cases))
+    OPS[name] = op
+
+
 namesake.share(sys.modules[__name__])
 
-OPS.update(
-    (module.name, importlib.import_module(f"kernels.{module.name}").OP)
-    for module in pkgutil.iter_modules([str(_HERE)])
-    if module.ispkg
-)
+for _module in pkgutil.iter_modules([str(_HERE)]):
+    if _module.ispkg:
+        _add_op(importlib.import_module(f"kernels.{_module.name}"))
+for _path in plugin_files():
+    # Whoever asks for an op or for implementations is told of a plugin that cannot be used.
+    with contextlib.suppress(PluginError):
+        if _path.is_dir():
+            _plugin(_path)

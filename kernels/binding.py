@@ -31,7 +31,7 @@ def find(*places: str) -> Any:
     for place in places:
         module, _, name = place.rpartition(".")
         try:
-            found = importlib.import_module(module)
+            imported = importlib.import_module(module)
         except ModuleNotFoundError as missing:
             if module == missing.name or module.startswith(f"{missing.name}."):
                 continue
@@ -39,8 +39,8 @@ def find(*places: str) -> Any:
         except Exception:
             load(module)
         else:
-            if hasattr(found, name):
-                return getattr(found, name)
+            if hasattr(imported, name):
+                return getattr(imported, name)
     first = places[0].partition(".")[0]
     load(first)
     raise Unsupported(f"{_named(first)} has no {' or '.join(p.partition('.')[2] for p in places)}")

@@ -54,8 +54,8 @@ class Operands(ABC):
     def copy(self, names: Iterable[str] | None = None) -> Any:
         """The same operands with the named tensors (default: all) in fresh buffers, the rest shared."""
         tensors = self.tensors()
-        chosen = tensors if names is None else [name for name in names if name in tensors]
-        return self.replaced(**{name: tensors[name].clone() for name in chosen})
+        copied = tensors if names is None else [name for name in names if name in tensors]
+        return self.replaced(**{name: tensors[name].clone() for name in copied})
 
     def turned(self, turn: int, cold: bool = False) -> Any:
         """The operands of a further set that calls rotate over: copies of what a step streams (`cold`: of

@@ -68,8 +68,8 @@ class Platform:
     def compiler(self) -> Support:
         """What torch.compile generates code with."""
         if self.kind == "cpu":
-            found = not self.here or shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
-            return need(found, "needs a C++ compiler (g++)")
+            compilers = os.environ.get("CXX", "g++"), "clang++"
+            return need(not self.here or any(map(shutil.which, compilers)), "needs a C++ compiler (g++)")
         return self.library("triton")
 
 
@@ -132,13 +132,13 @@ def detect(device: str | None = None) -> Platform:
 
     Raises LookupError with one line that names the devices there are.
     """
-    found = devices()
+    known = devices()
     if device is None:
-        return next(iter(found.values()))
+        return next(iter(known.values()))
     wanted = "cuda:0" if device == "cuda" else device
-    if wanted not in found:
-        raise LookupError(f"no device {device!r}; devices here: {', '.join(found)}")
-    return found[wanted]
+    if wanted not in known:
+        raise LookupError(f"no device {device!r}; devices here: {', '.join(known)}")
+    return known[wanted]
 
 
 def of(device: torch.device) -> Platform:

@@ -37,9 +37,9 @@ def target_of(device: torch.device) -> Target:
     kind = kind_of(device)
     if kind == "cpu":
         return CPU
-    found = torch.cuda.get_device_properties(device)
-    arch = found.gcnArchName.split(":")[0] if kind == "rocm" else f"sm_{found.major}{found.minor}"
-    return Target(kind, arch, found.multi_processor_count, found.name)
+    gpu = torch.cuda.get_device_properties(device)
+    arch = gpu.gcnArchName.split(":")[0] if kind == "rocm" else f"sm_{gpu.major}{gpu.minor}"
+    return Target(kind, arch, gpu.multi_processor_count, gpu.name)
 
 
 def kind_of(device: torch.device) -> str:

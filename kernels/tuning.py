@@ -147,13 +147,13 @@ def nearest(implementation: Tunable, target: Target, sizes: Any) -> Choice | Non
     entries = [entry for entry in stored(implementation.name) if entry.kind == target.kind]
     if not entries:
         return None
-    asked = implementation.features(sizes)
+    features = implementation.features(sizes)
     allowed = {words(config): config for config in implementation.configurations(target, sizes)}
-    found = [(entry.away(asked, target), entry) for entry in entries if entry.config in allowed]
-    if not found:
+    by_distance = [(entry.away(features, target), entry) for entry in entries if entry.config in allowed]
+    if not by_distance:
         return None
-    _, entry = min(found, key=lambda one: one[0])
-    return Choice(allowed[entry.config], entry.origin(asked, target))
+    _, entry = min(by_distance, key=lambda pair: pair[0])
+    return Choice(allowed[entry.config], entry.origin(features, target))
 
 
 @dataclass(frozen=True)
@@ -173,9 +173,9 @@ class Entry:
     features: Mapping[str, float | str]
     config: str
 
-    def away(self, asked: Mapping[str, float | str], target: Target) -> float:
+    def away(self, features: Mapping[str, float | str], target: Target) -> float:
         """How far its case is from another, and what it was made for from the target."""
-        away = distance(asked, self.features)
+        away = distance(features, self.features)
         if self.arch != target.arch:
             away += OTHER_ARCH
         if not self.measured:
@@ -184,12 +184,12 @@ class Entry:
             away += OTHER_DEVICE
         return away
 
-    def origin(self, asked: Mapping[str, float | str], target: Target) -> str:
+    def origin(self, features: Mapping[str, float | str], target: Target) -> str:
         """For the record."""
         where = self.device or self.arch
         how = f"measured on {where}" if self.measured else f"compiled for {where}, not measured"
         other = "" if self.arch == target.arch else f", for want of any for {target.arch}"
-        at = "for this case" if self.features == asked else f"for the nearest case, {self.case}"
+        at = "for this case" if self.features == features else f"for the nearest case, {self.case}"
         return f"{how}, {at}{other}"
 
 
@@ -197,11 +197,11 @@ def distance(a: Mapping[str, float | str], b: Mapping[str, float | str]) -> floa
     """Between sizes: binary orders of magnitude, summed over all of them; four for each word that differs."""
     total = 0.0
     for name in a.keys() | b.keys():
-        one, other = a.get(name), b.get(name)
-        if one == other:
+        first, second = a.get(name), b.get(name)
+        if first == second:
             continue
-        numbers = all(isinstance(x, int | float) and x >= 0 for x in (one, other))
-        total += abs(math.log2((one + 1) / (other + 1))) if numbers else 4.0
+        numbers = all(isinstance(x, int | float) and x >= 0 for x in (first, second))
+        total += abs(math.log2((first + 1) / (second + 1))) if numbers else 4.0
     return total
 
 
@@ -224,8 +224,8 @@ def _read(folder: Path, implementation: str) -> Iterator[Entry]:
         try:
             file = json.loads(path.read_text())
             place = (file["kind"], file["arch"], file["device"], file["measured"])
-            for one in file["choices"]:
-                yield Entry(*place, one["case"], dict(one["features"]), _words(one["config"]))
+            for choice in file["choices"]:
+                yield Entry(*place, choice["case"], dict(choice["features"]), _words(choice["config"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             why = f"lacks {error}" if isinstance(error, KeyError) else error
             raise StoredError(f"stored choices {path} cannot be read: {why}; tune again") from None

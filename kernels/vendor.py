@@ -49,10 +49,10 @@ class Vendor(Implementation):
             platform.has(*self.features),
             platform.library("torch"),
             *(platform.library(module, install=install) for module, install in self.also.items()),
-            self.found(platform),
+            self.installed(platform),
         )
 
-    def found(self, platform: Platform) -> Support:
+    def installed(self, platform: Platform) -> Support:
         """Whether its library is installed."""
         return platform.library(self.library or self.provider, install=self.install)
 

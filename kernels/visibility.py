@@ -37,7 +37,7 @@ def _chosen(devices: Sequence[T], setting: str | None, name: Callable[[T], str])
     A part of a device (`MIG-...`) is no device of the driver's list: which it belongs to is not told."""
     if setting is None or setting.startswith("MIG-"):
         return devices
-    found: list[T] = []
+    shown: list[T] = []
     for entry in (part.strip() for part in setting.split(",")):
         if entry.isdigit():
             fits = [d for i, d in enumerate(devices) if i == int(entry)]
@@ -45,5 +45,5 @@ def _chosen(devices: Sequence[T], setting: str | None, name: Callable[[T], str])
             fits = [d for d in devices if entry and name(d).lower().startswith(entry.lower())]
         if len(fits) != 1:
             break
-        found += fits
-    return found
+        shown += fits
+    return shown

@@ -95,14 +95,14 @@ def read_model(path: Path) -> ModelConfig:
         own["rope_scaling"] = RopeScaling(**{name: scaling[name] for name in _fields(RopeScaling)})
         own |= {"name": file.parent.name, "source": file.name}
         own["torch_dtype"] = own.get("torch_dtype") or own.get("dtype") or "bfloat16"
-        found = {name: own[name] for name in _fields(ModelConfig)}
+        values = {name: own[name] for name in _fields(ModelConfig)}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"cannot read {file}: {error}") from None
     except KeyError as error:
         raise ValueError(
             f"cannot read {file}: it has no {error.args[0]!r}, so it is no DeepSeek-V3"
         ) from None
-    return ModelConfig(**found | {"weight_block_size": tuple(found["weight_block_size"])})
+    return ModelConfig(**values | {"weight_block_size": tuple(values["weight_block_size"])})
 
 
 def _fields(kind: type) -> list[str]:

@@ -1,8 +1,8 @@
 """Named suites: which cases of an op a workload asks for, and how often.
 
 Each module of shapes.cases is an op's: its functions `smoke`, `sweep`, `production` and `served` make the
-cases of the suites here. Listing suites calls none of them, and what only they need (model data, the
-simulation) they import themselves.
+cases of the suites here; an op from elsewhere adds its own. Listing suites calls none of them, and what only
+they need (model data, the simulation) they import themselves.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import ModuleType
 
 from shapes import cases as _cases
 from shapes.attention import Parallel
@@ -22,10 +23,22 @@ from shapes.workloads import documented
 CASE_S = 20.0
 """With less, a case of R1's sizes gets too few rounds on a CPU for an interval worth printing."""
 
-OPS = {
+OPS: dict[str, ModuleType] = {
     module.name: importlib.import_module(f"{_cases.__name__}.{module.name}")
     for module in pkgutil.iter_modules(_cases.__path__)
 }
+
+
+def add(op: str, cases: ModuleType) -> None:
+    """Adds the cases of an op that shapes.cases does not know: a module with any of the four functions."""
+    OPS[op] = cases
+    suites.cache_clear()
+
+
+def _makers(name: str, *arguments: object) -> dict[str, Callable[[], list[Case]]]:
+    """Op -> what makes its cases, of the ops whose module has a function of that name."""
+    functions = {op: getattr(cases, name, None) for op, cases in OPS.items()}
+    return {op: functools.partial(function, *arguments) for op, function in functions.items() if function}
 
 
 @dataclass(frozen=True)
@@ -52,14 +65,14 @@ def suites() -> dict[str, Suite]:
         Suite(
             "smoke",
             "seconds on any machine: small and ragged, with every kind of remainder",
-            {op: cases.smoke for op, cases in OPS.items()},
+            _makers("smoke"),
             per_case_s=3.0,
         ),
         *(
             Suite(
                 f"r1-tp{tp}",
                 f"{R1} tp{tp}: 3200 in, 800 out at concurrency 1 to 128, one case each (AMD's sweep)",
-                {op: functools.partial(cases.sweep, Parallel(tp=tp)) for op, cases in OPS.items()},
+                _makers("sweep", Parallel(tp=tp)),
             )
             for tp in (8, 4)
         ),
@@ -67,14 +80,14 @@ def suites() -> dict[str, Suite]:
             "r1-dp-ep8",
             f"{R1} dp8 ep8: DeepSeek's production (deepseek-ai/open-infra-index day 6, and profile-data), "
             "and 3200 in, 800 out at concurrency 128 (dstack, H200) to 1024",
-            {op: cases.production for op, cases in OPS.items()},
+            _makers("production"),
         ),
     ]
     served = [
         Suite(
             name,
             f"{R1} {run.parallel.text}: {run.workload.isl} in, {run.workload.osl} out; {run.source}",
-            {op: functools.partial(cases.served, run) for op, cases in OPS.items()},
+            _makers("served", run),
         )
         for name, run in documented().items()
     ]

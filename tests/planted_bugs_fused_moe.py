@@ -17,7 +17,7 @@ from kernels.formats import (
     fp8_format,
     quantise_activations,
 )
-from kernels.fused_moe.fp8_to_fp32 import widened
+from kernels.fused_moe.fp8_to_fp32 import fp8_to_fp32
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.reference import routing
 from kernels.fused_moe.sizes import SCALING
@@ -94,8 +94,8 @@ def compute(
             continue
         row, place = torch.nonzero(ids == expert, as_tuple=True)
         s13, s2 = plan.scales(expert, o.w13_scale[expert], o.w2_scale[expert])
-        w13 = plan.weight(widened(o.w13[expert], s13))
-        w2 = plan.weight(widened(o.w2[expert], s2))
+        w13 = plan.weight(fp8_to_fp32(o.w13[expert], s13))
+        w2 = plan.weight(fp8_to_fp32(o.w2[expert], s2))
         given = (plan.body or body)(x[row], w13, w2, plan)
         total.index_add_(0, row, plan.weighted(given * weights[row, place, None].float()).double())
     return total.float()
@@ -146,7 +146,7 @@ def w2_scales_transposed(o, expert):
 
 
 def scales_of_next_expert(o, expert):
-    other = (expert + 1) % o.sizes.held
+    other = (expert + 1) % o.sizes.local_experts
     return Plan(scales=lambda e, s13, s2: (o.w13_scale[other], o.w2_scale[other]))
 
 
@@ -305,7 +305,7 @@ def elsewhere_taken_for(expert: Callable[[FusedMoeOperands], int]):
 def given_to_another_expert(o, ids, weights):
     ids = ids.clone()
     heavy = torch.where(ids < 0, -1, weights).argmax(-1, keepdim=True)
-    return ids.scatter(1, heavy, (ids.gather(1, heavy) + 1) % o.sizes.held), weights
+    return ids.scatter(1, heavy, (ids.gather(1, heavy) + 1) % o.sizes.local_experts), weights
 
 
 def heaviest_pick_lost(o, ids, weights):
@@ -329,5 +329,5 @@ PICK_BUGS = {
         )
     },
     "elsewhere is expert 0": elsewhere_taken_for(lambda o: 0),
-    "elsewhere is the last": elsewhere_taken_for(lambda o: o.sizes.held - 1),
+    "elsewhere is the last": elsewhere_taken_for(lambda o: o.sizes.local_experts - 1),
 }

@@ -113,8 +113,8 @@ def test_bug_in_one_expert_is_caught(bug, size, problem, right, margins):
 
 def by_expert(problem: Problem, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """What each of the rank's experts counts for each token, fp64 [tokens, held]."""
-    dense = torch.zeros(len(ids), problem.sizes.held + 1, dtype=torch.float64)
-    return dense.scatter_add_(1, ids % (problem.sizes.held + 1), weights.double())[:, :-1]
+    dense = torch.zeros(len(ids), problem.sizes.local_experts + 1, dtype=torch.float64)
+    return dense.scatter_add_(1, ids % (problem.sizes.local_experts + 1), weights.double())[:, :-1]
 
 
 @pytest.mark.parametrize("bug", planted.PICK_BUGS)

@@ -26,7 +26,7 @@ CASES = [(contract, text) for contract in CONTRACTS for text in contract.texts]
 @pytest.fixture(autouse=True)
 def a_device_of_few_units(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (vllm_triton, sglang_triton):
-        monkeypatch.setattr(module, "units", lambda device: 4)
+        monkeypatch.setattr(module, "compute_units", lambda device: 4)
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,7 @@ MUTATIONS = (
 def test_a_broken_step_shows(mutated: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error of the library, or an output that the judge finds wrong."""
     for module in (vllm_triton, sglang_triton):
-        monkeypatch.setattr(module, "units", lambda device: 4)
+        monkeypatch.setattr(module, "compute_units", lambda device: 4)
     monkeypatch.setattr(mutated.where, mutated.step, mutated.broken(getattr(mutated.where, mutated.step)))
     contract = mutated.contract
     with lent(contract.kind, contract.arch, contract.double) as here:

@@ -15,7 +15,7 @@ from judging import judged
 import kernels
 from kernels.compose import bind
 from kernels.formats import dequantise_activations, dequantise_weights
-from kernels.fused_moe.fp8_to_fp32 import widened
+from kernels.fused_moe.fp8_to_fp32 import fp8_to_fp32
 from kernels.fused_moe.reference import routing
 from kernels.fused_moe.sizes import SCALING, Sizes
 from kernels.operands import Seeds
@@ -138,7 +138,7 @@ def test_widened_is_dequantised(fp8):
     if fp8 == "e4m3fn":
         codes[codes & 0x7F == 0x7F] = 0
     q, scale = codes.view(getattr(torch, f"float8_{fp8}")), torch.tensor([[0.3, 2.0**-100]])
-    assert torch.equal(widened(q, scale), dequantise_weights(q, scale))
+    assert torch.equal(fp8_to_fp32(q, scale), dequantise_weights(q, scale))
 
 
 def test_turns_share_what_they_stream_and_touch_other_experts():

@@ -91,5 +91,5 @@ def test_sglangs_source_is_right_interpreted() -> None:
 
 if __name__ == "__main__":
     lend("sglang", REAL, given())
-    sglang_triton.units = lambda device: 4
+    sglang_triton.compute_units = lambda device: 4
     print(json.dumps([interpret(*case) for case in CASES]))

@@ -103,7 +103,7 @@ def aligned(launches_for: int, rows: int) -> str:
     ids = OP.operands(sizes, Seeds(), "cpu").topk_ids
     alignment = align.Alignment(sizes, rows, ids)
     slots, owners = [], []
-    for expert in range(sizes.held):
+    for expert in range(sizes.local_experts):
         pairs = (ids.flatten() == expert).nonzero().flatten().tolist()
         tiles = -(-len(pairs) // rows)
         owners += [expert] * tiles

@@ -38,12 +38,12 @@ def on_no_device(layout: str, text: str, packed: bool, patch: pytest.MonkeyPatch
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    fp8, held, hidden, inter = torch.float8_e4m3fn, sizes.held, sizes.hidden, sizes.inter
+    fp8, local, hidden, inter = torch.float8_e4m3fn, sizes.local_experts, sizes.hidden, sizes.inter
     operands = FusedMoeOperands(
-        w13=empty(held, 2 * inter, hidden, dtype=fp8),
-        w13_scale=empty(held, 2 * inter // 128, hidden // 128),
-        w2=empty(held, hidden, inter, dtype=fp8),
-        w2_scale=empty(held, hidden // 128, inter // 128),
+        w13=empty(local, 2 * inter, hidden, dtype=fp8),
+        w13_scale=empty(local, 2 * inter // 128, hidden // 128),
+        w2=empty(local, hidden, inter, dtype=fp8),
+        w2_scale=empty(local, hidden // 128, inter // 128),
         sizes=sizes,
         seeds=Seeds(),
         x_q=empty(sizes.tokens, hidden, dtype=fp8),

@@ -48,10 +48,14 @@ def reference(operands: BlockScaleGemmOperands, max_flops: float = float("inf"))
     rows = _sampled_rows(operands, max_flops)
     core = operands.a is None
 
-    def chosen(tensor: torch.Tensor) -> torch.Tensor:
+    def sampled(tensor: torch.Tensor) -> torch.Tensor:
         return tensor if rows is None else tensor[rows]
 
-    a = dequantise_activations(chosen(operands.a_q), chosen(operands.a_scale)) if core else chosen(operands.a)
+    a = (
+        dequantise_activations(sampled(operands.a_q), sampled(operands.a_scale))
+        if core
+        else sampled(operands.a)
+    )
     a, a_exponent = _near_one(a.float())
     deviation = None if core else rounding_deviation(a, _format_of(operands.b_q)).square_()
     squares = a.square()

@@ -16,7 +16,7 @@ WORD = 4
 """Exponents of scales in an int32, and blocks that a program of SiLU takes."""
 
 
-class Around(Prepared):
+class BetweenProducts(Prepared):
     """row_of:  int32 [pairs]: the row of each pair
     gate_up: bf16 [rows, 2 * inter], which the first product writes
     h_q:     FP8 [rows, inter], which the second reads, with h_scale, MN-major in groups of `capacity` rows:
@@ -30,7 +30,7 @@ class Around(Prepared):
     h_scale: torch.Tensor
     given: torch.Tensor
 
-    def surround(self, capacity: int, packed: bool) -> None:
+    def bind(self, capacity: int, packed: bool) -> None:
         """Binds the launches, once the tensors are there."""
         import torch
         import triton

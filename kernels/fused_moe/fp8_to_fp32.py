@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def widened(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def fp8_to_fp32(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """q * scale, rounded to fp32; q must hold no NaN.
 
     q: e4m3fn or e4m3fnuz [N, K], contiguous; scale: fp32 [N/128, K/128]. Returns fp32 [N, K].

@@ -51,31 +51,37 @@ def weights(sizes: Sizes, seeds: Seeds, device: str) -> dict[str, torch.Tensor]:
 
     generator = generator_of(device, 1, seeds.stationary)
     fmt = fp8_format(sizes.fp8)
-    held, hidden, inter = sizes.held, sizes.hidden, sizes.inter
+    local_experts, hidden, inter = sizes.local_experts, sizes.hidden, sizes.inter
     shapes = {"w13": (2 * inter, hidden), "w2": (hidden, inter)}
-    pool = torch.empty(2 * inter * hidden + 2 * held * STRIDE, device=device)
+    pool = torch.empty(2 * inter * hidden + 2 * local_experts * STRIDE, device=device)
     pool.normal_(0, fmt.max / 4, generator=generator)
     pool = pool.clamp_(-fmt.max, fmt.max).to(fmt.dtype)
     made = {}
     for place, (name, (rows, columns)) in enumerate(shapes.items()):
-        values = torch.empty(held, rows, columns, dtype=fmt.dtype, device=device)
-        for expert in range(held):
-            start = (place * held + expert) * STRIDE
+        values = torch.empty(local_experts, rows, columns, dtype=fmt.dtype, device=device)
+        for expert in range(local_experts):
+            start = (place * local_experts + expert) * STRIDE
             values[expert].view(-1).copy_(pool[start : start + rows * columns])
         size = (GATE if name == "w13" else 1.0) / (columns**0.5 * fmt.max / 4)
         made[name] = values
-        made[f"{name}_scale"] = _scales(held, rows, columns, size, sizes.scales, generator, device)
+        made[f"{name}_scale"] = _scales(local_experts, rows, columns, size, sizes.scales, generator, device)
     return made
 
 
 def _scales(
-    held: int, rows: int, columns: int, size: float, kind: str, generator: torch.Generator, device: str
+    local_experts: int,
+    rows: int,
+    columns: int,
+    size: float,
+    kind: str,
+    generator: torch.Generator,
+    device: str,
 ) -> torch.Tensor:
-    """fp32 [held, rows/128, columns/128] of root mean square about `size`: a chessboard of low and high ones,
-    1..2 and 4..8 times the lowest."""
+    """fp32 [local, rows/128, columns/128] of root mean square about `size`: a chessboard of low and high
+    ones, 1..2 and 4..8 times the lowest."""
     import torch
 
-    shape = (held, rows // BLOCK, columns // BLOCK)
+    shape = (local_experts, rows // BLOCK, columns // BLOCK)
     exponent = torch.rand(shape, generator=generator, device=device)
     lowest = torch.tensor(size / 4.3)
     if kind == "ue8m0":

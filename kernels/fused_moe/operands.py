@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class FusedMoeOperands(Operands):
-    """held = sizes.held experts, picks = sizes.picks; FP8 in sizes.fp8.
+    """local = sizes.local_experts experts, picks = sizes.picks; FP8 in sizes.fp8.
 
     x             bf16 [tokens, hidden]; None in `core`
     x_q, x_scale  FP8 [tokens, hidden], fp32 [tokens, hidden/128]; `core` only
@@ -25,9 +25,9 @@ class FusedMoeOperands(Operands):
     topk_ids      int32 [tokens, picks] in the rank's numbering, -1 where the expert is on another rank;
                   None in `with_routing`
     topk_weights  fp32 [tokens, picks], true also where the id is -1; None in `with_routing`
-    w13           FP8 [held, 2 * inter, hidden], gate rows before up rows
-    w13_scale     fp32 [held, 2 * inter/128, hidden/128]
-    w2, w2_scale  FP8 [held, hidden, inter], fp32 [held, hidden/128, inter/128]
+    w13           FP8 [local, 2 * inter, hidden], gate rows before up rows
+    w13_scale     fp32 [local, 2 * inter/128, hidden/128]
+    w2, w2_scale  FP8 [local, hidden, inter], fp32 [local, hidden/128, inter/128]
     """
 
     w13: torch.Tensor
@@ -51,10 +51,10 @@ class FusedMoeOperands(Operands):
     def turned(self, turn: int, cold: bool = False) -> FusedMoeOperands:
         """The same x and weights (`cold`: copies of them), and picks of other experts."""
         seeds = Seeds(self.seeds.stationary, self.seeds.live, turn)
-        chosen = picks(self.sizes, seeds, str(self.w13.device), self.boundary)
-        chosen.pop("bias", None)
+        live = picks(self.sizes, seeds, str(self.w13.device), self.boundary)
+        live.pop("bias", None)
         first = self.copy() if cold else self
-        return first.replaced(seeds=seeds, **chosen)
+        return first.replaced(seeds=seeds, **live)
 
     def narrowed(self) -> FusedMoeOperands:
         import torch

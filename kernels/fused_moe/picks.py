@@ -34,12 +34,12 @@ def picks(sizes: Sizes, seeds: Seeds, device: str, boundary: str) -> dict[str, t
     import torch
 
     routing = sizes.routed
-    chosen = torch.tensor(routing.global_picks(seeds.live, seeds.turn), device=device)
+    experts = torch.tensor(routing.global_picks(seeds.live, seeds.turn), device=device)
     bias = _bias(sizes, seeds, device)
-    scores = _biased(sizes, seeds, chosen, bias) - bias
+    scores = _biased(sizes, seeds, experts, bias) - bias
     if boundary == "with_routing":
         return {"logits": torch.log(scores / (1 - scores)), "bias": bias}
-    own = scores.gather(1, chosen)
+    own = scores.gather(1, experts)
     routed = own / own.sum(-1, keepdim=True) * SCALING
     shared = torch.ones(sizes.tokens, sizes.shared, device=device)
     ids = torch.tensor(routing.picks(seeds.live, seeds.turn), dtype=torch.int32, device=device)
@@ -56,27 +56,27 @@ def _bias(sizes: Sizes, seeds: Seeds, device: str) -> torch.Tensor:
     return torch.where(held_back, -0.05 - 0.25 * bias, 0.1 + 0.1 * bias)
 
 
-def _biased(sizes: Sizes, seeds: Seeds, chosen: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def _biased(sizes: Sizes, seeds: Seeds, experts: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Biased scores, fp32 [tokens, experts]. In every other token one pick has nearly all of the weight.
     Where the limit of groups allows it, an expert of another group stands above some picks, and only that
     limit keeps it out."""
     import torch
 
-    device = chosen.device
+    device = experts.device
     generator = generator_of(str(device), 4, seeds.stationary, seeds.live, seeds.turn)
-    tokens, topk = chosen.shape
+    tokens, topk = experts.shape
 
     def uniform(*shape: int) -> torch.Tensor:
         return torch.rand(shape, generator=generator, device=device)
 
     biased = LOW + (HIGH - LOW) * uniform(tokens, sizes.experts)
-    most = bias[chosen] + MOST
+    most = bias[experts] + MOST
     even = PICKED + (most - PICKED) * uniform(tokens, topk)
     # The heavy one is any of those that the rank holds.
-    heavy = (uniform(tokens, topk) + (chosen < sizes.routed.local)).argmax(-1, keepdim=True)
+    heavy = (uniform(tokens, topk) + (experts < sizes.routed.local)).argmax(-1, keepdim=True)
     uneven = (PICKED + GAP * uniform(tokens, topk)).scatter(1, heavy, most.gather(1, heavy))
     every_other = torch.arange(tokens, device=device)[:, None] % 2 == 0
-    biased.scatter_(1, chosen, torch.where(every_other, uneven, even))
+    biased.scatter_(1, experts, torch.where(every_other, uneven, even))
 
     groups, limit = sizes.group_limit
     if groups == limit or sizes.experts // groups < 2:
@@ -84,9 +84,9 @@ def _biased(sizes: Sizes, seeds: Seeds, chosen: torch.Tensor, bias: torch.Tensor
     by_group = biased.view(tokens, groups, -1)
     sums = by_group.topk(2, -1).values.sum(-1)
     picked_in = torch.zeros(tokens, groups, dtype=torch.bool, device=device)
-    picked_in.scatter_(1, chosen // by_group.shape[-1], True)
+    picked_in.scatter_(1, experts // by_group.shape[-1], True)
     least_sum = sums.masked_fill(~picked_in, 9.0).amin(-1)
-    least_pick = biased.gather(1, chosen).amin(-1)
+    least_pick = biased.gather(1, experts).amin(-1)
     decoy = torch.where(picked_in, 9.0, uniform(tokens, groups)).argmin(-1) * by_group.shape[-1]
     score = torch.minimum(least_sum - HIGH - GAP, bias[decoy] + MOST)
     fits = (picked_in.sum(-1) == limit) & (score > least_pick + GAP)

@@ -55,7 +55,7 @@ class FusedMoe(Op):
         """The weights; x in bf16, and quantised where a step does that; picks and logits."""
         x = sizes.tokens * sizes.hidden
         choice = sizes.tokens * (sizes.picks * 8 + sizes.experts * 4)
-        return sizes.held * sizes.expert_bytes + 3 * x + x // BLOCK * 4 + choice
+        return sizes.local_experts * sizes.expert_bytes + 3 * x + x // BLOCK * 4 + choice
 
     def output_bytes(self, sizes: Sizes) -> int:
         return sizes.tokens * sizes.hidden * 2
@@ -84,12 +84,12 @@ class FusedMoe(Op):
 
         empty = partial(torch.empty, device=device)
         fp8 = partial(empty, dtype=fp8_format(sizes.fp8).dtype)
-        held, hidden, inter = sizes.held, sizes.hidden, sizes.inter
+        local_experts, hidden, inter = sizes.local_experts, sizes.hidden, sizes.inter
         return FusedMoeOperands(
-            w13=fp8(held, 2 * inter, hidden),
-            w13_scale=empty(held, 2 * inter // BLOCK, hidden // BLOCK),
-            w2=fp8(held, hidden, inter),
-            w2_scale=empty(held, hidden // BLOCK, inter // BLOCK),
+            w13=fp8(local_experts, 2 * inter, hidden),
+            w13_scale=empty(local_experts, 2 * inter // BLOCK, hidden // BLOCK),
+            w2=fp8(local_experts, hidden, inter),
+            w2_scale=empty(local_experts, hidden // BLOCK, inter // BLOCK),
             sizes=sizes,
             seeds=Seeds(),
             boundary="with_routing",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.formats import dequantise_activations, fp8_format, rounding_deviation
-from kernels.fused_moe.fp8_to_fp32 import widened
+from kernels.fused_moe.fp8_to_fp32 import fp8_to_fp32
 from kernels.op import Reference
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _products(
     q: FP8 [N, K]; x: fp32 [m, K]; deviations: [c, m, K]. Squares are taken of values near 1: those of small
     scales would underflow.
     """
-    w = widened(q, scale)
+    w = fp8_to_fp32(q, scale)
     product = x @ w.T
     tiny = 2.0**-126
     largest_w = w.abs().amax().clamp_(min=tiny)
@@ -155,10 +155,10 @@ def _products(
 
 def _x(operands: FusedMoeOperands, rows: list[int] | None) -> torch.Tensor:
     """The activations of the chosen rows, fp32."""
-    chosen = slice(None) if rows is None else rows
+    index = slice(None) if rows is None else rows
     if operands.boundary == "core":
-        return dequantise_activations(operands.x_q[chosen], operands.x_scale[chosen])
-    return operands.x[chosen].float()
+        return dequantise_activations(operands.x_q[index], operands.x_scale[index])
+    return operands.x[index].float()
 
 
 def _sampled_rows(ids: torch.Tensor, sizes: Sizes, max_flops: float) -> list[int] | None:

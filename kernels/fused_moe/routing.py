@@ -71,10 +71,10 @@ def _torch(
             kept = best.topk(rule.limit, -1, sorted=False).indices
             dropped = torch.ones_like(best, dtype=torch.bool).scatter_(1, kept, False)
             biased.masked_fill_(dropped.unsqueeze(-1), float("-inf"))
-        chosen = biased.flatten(1).topk(rule.topk, -1, sorted=False).indices
-        own = scores.gather(1, chosen)
+        experts = biased.flatten(1).topk(rule.topk, -1, sorted=False).indices
+        own = scores.gather(1, experts)
         weights[:, routed] = own.div_(own.sum(-1, keepdim=True)).mul_(rule.scaling)
-        ids[:, routed] = chosen.masked_fill_(chosen >= rule.local, -1)
+        ids[:, routed] = experts.masked_fill_(experts >= rule.local, -1)
         if rule.shared:
             ids[:, rule.topk] = rule.local
             weights[:, rule.topk] = 1.0

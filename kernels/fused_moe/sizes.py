@@ -46,7 +46,7 @@ class Sizes:
         return Routing(self.tokens, self.experts, self.topk, self.ep, self.shared, self.routing)
 
     @property
-    def held(self) -> int:
+    def local_experts(self) -> int:
         """Experts of the rank, the shared one last."""
         return self.routed.local + self.shared
 

@@ -59,7 +59,7 @@ def reference(operands: MhaPrefillOperands, max_flops: float = float("inf")) -> 
             for part in place.split(max(1, SCORES // (keys.shape[0] * sequence.length))):
                 position = (every[part] - sequence.queries.start + sequence.prefix).to(q.device)
                 seen = int(position[-1]) + 1
-                found = _attend(
+                results = _attend(
                     q[every[part].to(q.device), heads].float().transpose(0, 1),
                     keys[..., :seen],
                     values[:, :seen],
@@ -67,7 +67,7 @@ def reference(operands: MhaPrefillOperands, max_flops: float = float("inf")) -> 
                     operands.score_scale,
                     fmt,
                 )
-                for target, result in zip((value, sigma, sigma_fp8), found, strict=True):
+                for target, result in zip((value, sigma, sigma_fp8), results, strict=True):
                     if target is not None:
                         target[part.to(q.device), heads] = result.transpose(0, 1)
     return Reference(value, sigma, rows, sigma_fp8)

@@ -11,7 +11,7 @@ HOPPER_UNITS = 132  # of an H100 or H200
 MOST_UNITS = 304  # of an MI300X, the most of all
 
 
-def units(device: torch.device) -> int:
+def compute_units(device: torch.device) -> int:
     import torch
 
     return torch.cuda.get_device_properties(device).multi_processor_count

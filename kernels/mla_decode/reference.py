@@ -28,16 +28,16 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf")) -> R
     import torch
 
     rows = _sampled_rows(operands, max_flops)
-    chosen = range(len(operands.host_lengths)) if rows is None else rows
+    sequences = range(len(operands.host_lengths)) if rows is None else rows
     heads = operands.q.shape[1]
-    shape = (len(chosen), heads, LATENT)
+    shape = (len(sequences), heads, LATENT)
     value = torch.empty(shape, dtype=torch.float64, device=operands.q.device)
     sigma = torch.empty_like(value)
     fmt = None if operands.kv.element_size() > 1 else format_of(operands.kv)
     sigma_fp8 = torch.empty_like(value) if fmt else None
     flat = operands.kv.view(-1, WIDTH)
     unit = 2.0**-9
-    for i, sequence in enumerate(chosen):
+    for i, sequence in enumerate(sequences):
         kv = flat[operands.token_slots(sequence)].double() * operands.kv_scale
         v = kv[:, :LATENT]
         scores = operands.q[sequence].double() @ kv.T * operands.scale

@@ -26,8 +26,8 @@ def _step(parallel: Parallel, tokens: int, prompt: int = 0, weight: float = 1.0)
 
 def smoke() -> list[Case]:
     """Last blocks of 64 columns as in qkv_a, rows below and beyond a tile, several blocks of k."""
-    chosen = [(16, 320, 384), (1, 576, 256), (33, 192, 512), (7, 256, 640), (32, 384, 128)]
-    return [Case("block_scale_gemm", {"m": m, "n": n, "k": k}, place="smoke") for m, n, k in chosen]
+    all_sizes = [(16, 320, 384), (1, 576, 256), (33, 192, 512), (7, 256, 640), (32, 384, 128)]
+    return [Case("block_scale_gemm", {"m": m, "n": n, "k": k}, place="smoke") for m, n, k in all_sizes]
 
 
 def sweep(parallel: Parallel) -> list[Case]:

@@ -35,7 +35,7 @@ def _case(
 
 def smoke() -> list[Case]:
     """One and many rows, experts without rows, a rank of two, a fused shared expert, a skewed routing."""
-    chosen = [
+    all_sizes = [
         (16, 16, 4, 256, 128, 1, 0, "uniform"),
         (1, 32, 8, 512, 128, 1, 0, "uniform"),
         (40, 16, 4, 256, 256, 2, 0, "balanced"),
@@ -43,7 +43,7 @@ def smoke() -> list[Case]:
         (33, 32, 4, 256, 128, 1, 0, "zipf:0.8"),
     ]
     names = ("tokens", "experts", "topk", "hidden", "inter", "ep", "shared", "routing")
-    return [Case("fused_moe", dict(zip(names, sizes, strict=True)), place="smoke") for sizes in chosen]
+    return [Case("fused_moe", dict(zip(names, sizes, strict=True)), place="smoke") for sizes in all_sizes]
 
 
 def sweep(parallel: Parallel) -> list[Case]:

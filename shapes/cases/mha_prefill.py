@@ -15,7 +15,7 @@ def _case(parallel: Parallel, batch: int, new: str, prefix: str = "0", weight: f
 
 def smoke() -> list[Case]:
     """Ragged batches with and without a cached prefix, one token, ends of tiles; one of them in FP8 too."""
-    chosen = [
+    all_sizes = [
         (3, "1..90", "0", 4),
         (1, "130", "0", 2),
         (2, "20..70", "0..60", 2),
@@ -23,7 +23,7 @@ def smoke() -> list[Case]:
         (1, "65", "64", 4),
     ]
     names = ("batch", "new", "prefix", "heads")
-    cases = [dict(zip(names, sizes, strict=True)) for sizes in chosen]
+    cases = [dict(zip(names, sizes, strict=True)) for sizes in all_sizes]
     cases.append(cases[2] | {"dtype": "fp8"})
     return [Case("mha_prefill", sizes, place="smoke") for sizes in cases]
 

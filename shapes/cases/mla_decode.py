@@ -19,14 +19,14 @@ def _case(parallel: Parallel, batch: int, ctx: str, weight: float = 1.0, kv: str
 
 def smoke() -> list[Case]:
     """Below 0.2 million KV values each; page ends, one token, one request and a page of one token."""
-    chosen = [(4, "1..120", 1), (2, "40..150", 16), (1, "130", 64), (4, "17..65", 64), (2, "64..128", 16)]
+    all_sizes = [(4, "1..120", 1), (2, "40..150", 16), (1, "130", 64), (4, "17..65", 64), (2, "64..128", 16)]
     return [
         Case(
             "mla_decode",
             {"batch": batch, "ctx": ctx, "heads": 16, "page": page, "kv": "bf16"},
             place="smoke",
         )
-        for batch, ctx, page in chosen
+        for batch, ctx, page in all_sizes
     ]
 
 

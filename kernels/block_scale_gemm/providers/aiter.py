@@ -215,5 +215,5 @@ def tuned_row(table: str, m: int, k: int, n: int) -> str:
     row = look_up(**given)
     if row is None:
         return "default: the tuned table has no row for these sizes"
-    told = [str(row.get(name, "")) for name in ("libtype", "kernelName")]
-    return " ".join(["tuned:", *filter(None, told), f"splitK={row.get('splitK', 0)}"])
+    words = [str(row.get(name, "")) for name in ("libtype", "kernelName")]
+    return " ".join(["tuned:", *filter(None, words), f"splitK={row.get('splitK', 0)}"])

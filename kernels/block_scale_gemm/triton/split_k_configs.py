@@ -158,17 +158,17 @@ def heuristic(target: Target, sizes: Sizes) -> Config:
         return rule[sizes.m <= 64]
     fitting = [config for config in rule if min(64, sizes.m) <= config.rows < 2 * max(16, sizes.m)]
     filling = (config for config in fitting if config.tiles(sizes) >= target.units)
-    chosen = next(filling, fitting[-1])
+    best = next(filling, fitting[-1])
     if sizes.k % 16:
-        chosen = replace(chosen, tma=False, halves=False, warps=8 if chosen.halves else chosen.warps)
-    if chosen.splits(target, sizes) == 1:
-        chosen = replace(chosen, sums="later")
+        best = replace(best, tma=False, halves=False, warps=8 if best.halves else best.warps)
+    if best.splits(target, sizes) == 1:
+        best = replace(best, sums="later")
     # With as many programs, however many were wanted.
     return next(
         config
         for config in configurations(target, sizes)
-        if config.programs(target, sizes) == chosen.programs(target, sizes)
-        and replace(config, per_unit=chosen.per_unit) == chosen
+        if config.programs(target, sizes) == best.programs(target, sizes)
+        and replace(config, per_unit=best.per_unit) == best
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kernels import vendor
 from kernels.binding import find, keywords
 from kernels.formats import BLOCK, fp8_format
-from kernels.fused_moe.expert_ids import Renumbered
+from kernels.fused_moe.expert_ids import ExpertIds
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import Sizes
 from kernels.op import Prepared, Unsupported
@@ -44,21 +44,21 @@ class _Bound(Prepared):
         shared = first is not None and first.operands.w13 is operands.w13
         self.w13 = first.w13 if shared else shuffled(operands.w13)
         self.w2 = first.w2 if shared else shuffled(operands.w2)
-        self.local = Renumbered(operands)
+        self.local = ExpertIds(operands)
         self.mask = expert_mask(self.local, operands.sizes)
 
 
 def shuffled(weight: torch.Tensor) -> torch.Tensor:
-    """FP8 [held, N, K] in tiles of 16 rows and 32 of K, marked as that: else kernels for plain rows run."""
+    """FP8 [local, N, K] in tiles of 16 rows and 32 of K, marked as that: else kernels for plain rows run."""
     shuffle = find("aiter.ops.shuffle.shuffle_weight")
     laid = shuffle(**keywords(shuffle, {"x": weight, "layout": (16, 16)}))
     laid.is_shuffled = True
     return laid
 
 
-def expert_mask(local: Renumbered, sizes: Sizes) -> torch.Tensor | None:
+def expert_mask(local: ExpertIds, sizes: Sizes) -> torch.Tensor | None:
     """int32: 1 for experts that are here, 0 for the one that stands for all others."""
-    return local.per_expert([1] * sizes.held + [0])
+    return local.per_expert([1] * sizes.local_experts + [0])
 
 
 def block_major(x_scale: torch.Tensor) -> torch.Tensor:
@@ -96,12 +96,12 @@ class _Dispatch(_Bound):
     def picked(self) -> str:
         """The configuration that `fused_moe` looks up for these sizes; empty where it cannot be asked."""
         try:
-            chosen = configuration(self.operands.sizes, self.mask is not None)
+            tuned = configuration(self.operands.sizes, self.mask is not None)
         except Unsupported:
             return ""
-        stages = [chosen.stage1, *([] if chosen.run_1stage else [chosen.stage2])]
+        stages = [tuned.stage1, *([] if tuned.run_1stage else [tuned.stage2])]
         names = [getattr(stage, "keywords", {}).get("kernelName", "") for stage in stages]
-        how = "one stage" if chosen.run_1stage else "two stages"
+        how = "one stage" if tuned.run_1stage else "two stages"
         return f"{how}, {'tuned: ' + ' '.join(names) if any(names) else 'not tuned'}"
 
 
@@ -116,7 +116,7 @@ def configuration(sizes: Sizes, masked: bool) -> Any:
         "token": padded(sizes.tokens),
         "model_dim": sizes.hidden,
         "inter_dim": sizes.inter,
-        "expert": sizes.held,
+        "expert": sizes.local_experts,
         "topk": sizes.picks,
         "dtype": torch.bfloat16,
         "q_dtype_a": q_dtype,
@@ -144,7 +144,7 @@ class _Sorted(_Bound):
             {
                 "topk_ids": self.local.ids,
                 "topk_weights": operands.topk_weights,
-                "num_experts": sizes.held + self.local.apart,
+                "num_experts": sizes.local_experts + self.local.apart,
                 "model_dim": sizes.hidden,
                 "moebuf_dtype": torch.bfloat16,
                 "block_size": rows,
@@ -237,16 +237,16 @@ class Shuffled(Aiter):
     Bound: ClassVar[type[_Bound]]
 
     def layout(self, sizes: Sizes) -> int:
-        return sizes.held * 3 * sizes.hidden * sizes.inter
+        return sizes.local_experts * 3 * sizes.hidden * sizes.inter
 
     def workspace(self, sizes: Sizes) -> int:
         """Sorted pairs; x quantised; h of every pair in bf16 and in FP8. Where pairs are fewer than experts,
         CK may split K: gate and up of padded pairs in fp32."""
         pairs = sizes.tokens * sizes.picks
-        ordered = (pairs + (sizes.held + 1) * MOST_ROWS) * 12
+        ordered = (pairs + (sizes.local_experts + 1) * MOST_ROWS) * 12
         x = sizes.tokens * (sizes.hidden + sizes.hidden // BLOCK * 4)
         h = pairs * (sizes.inter * 3 + sizes.inter // BLOCK * 4)
-        split = pairs * 16 * 2 * sizes.inter * 4 if pairs <= sizes.held else 0
+        split = pairs * 16 * 2 * sizes.inter * 4 if pairs <= sizes.local_experts else 0
         return ordered + x + h + split
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.binding import find, keywords
 from kernels.formats import BLOCK, fp8_format
-from kernels.fused_moe.between_products import Around
+from kernels.fused_moe.between_products import BetweenProducts
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.providers.aiter import Aiter
 from kernels.fused_moe.sizes import Sizes
@@ -35,7 +35,7 @@ class Triton(Aiter):
         pairs = sizes.tokens * sizes.picks
         of_pair = sizes.inter * 5 + sizes.inter // BLOCK * 4 + sizes.hidden * 2 + 4
         slots = max(tiles_for(rows, sizes) * (rows * 4 + 4) for rows in (SMALLEST_TILE, 64, 128, 256))
-        return pairs * of_pair + slots + MOST_SEGMENTS * sizes.held * 4 + 8
+        return pairs * of_pair + slots + MOST_SEGMENTS * sizes.local_experts * 4 + 8
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         require_interpreter(out.device)
@@ -49,7 +49,7 @@ def configuration(sizes: Sizes) -> dict[str, Any]:
     return choose(**keywords(choose, needed))
 
 
-class _Triton(Around):
+class _Triton(BetweenProducts):
     def __init__(self, operands: FusedMoeOperands, out: torch.Tensor) -> None:
         import torch
         import triton.language as tl
@@ -71,7 +71,7 @@ class _Triton(Around):
         self.h_scale = empty(sizes.inter // BLOCK, self.pairs, dtype=torch.float32)
         self.given = empty(sizes.tokens, sizes.picks, sizes.hidden, dtype=torch.bfloat16)
 
-        self.surround(self.pairs, packed=False)
+        self.bind(self.pairs, packed=False)
 
         self.product = find("aiter.ops.triton.moe.moe_op.fused_moe", "aiter.ops.triton.moe_op.fused_moe")
         both = {

@@ -16,7 +16,7 @@ from kernels import platform as machine
 from kernels import vendor
 from kernels.binding import find
 from kernels.formats import BLOCK, fp8_format
-from kernels.fused_moe.between_products import WORD, Around
+from kernels.fused_moe.between_products import WORD, BetweenProducts
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import Sizes
 from kernels.fused_moe.triton.align import chunk_for, tiles_for
@@ -71,7 +71,7 @@ def mn_major(groups: int, rows: int, k: int, packed: bool, device: torch.device)
 
 
 def weight_scale(scale: torch.Tensor, rows: int, k: int, packed: bool) -> torch.Tensor:
-    """Scales of weights: fp32 [held, rows/128, k/128] as they are, or for every row, MN-major and packed."""
+    """Scales of weights: fp32 [local, rows/128, k/128] as they are, or for every row, MN-major and packed."""
     if not packed:
         return scale
     transform = find("deep_gemm.transform_sf_into_required_layout")
@@ -89,13 +89,13 @@ class DeepGemm(vendor.DeepGemm):
     def layout(self, sizes: Sizes) -> int:
         """Scales of weights, where they are packed."""
         w13 = 2 * sizes.inter * scale_columns(sizes.hidden, packed=True)
-        return sizes.held * 4 * (w13 + sizes.hidden * scale_columns(sizes.inter, packed=True))
+        return sizes.local_experts * 4 * (w13 + sizes.hidden * scale_columns(sizes.inter, packed=True))
 
     def workspace(self, sizes: Sizes) -> int:
         """Per row x, gate and up, h, what the expert gives, and scales; per pair its row."""
         rows = max(math.prod(self.Bound.groups(sizes, aligned)) for aligned in ALIGNMENTS)
         of_row = sizes.hidden * 3 + sizes.inter * 5 + (sizes.hidden + sizes.inter) // BLOCK * 4 + 4
-        return rows * of_row + sizes.tokens * sizes.picks * 4 + sizes.held * 4
+        return rows * of_row + sizes.tokens * sizes.picks * 4 + sizes.local_experts * 4
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         return self.prepare_turn(None, operands, out)
@@ -105,7 +105,7 @@ class DeepGemm(vendor.DeepGemm):
         return self.Bound(operands, out, packs(machine.of(out.device).arch), first)
 
 
-class _Bound(Around):
+class _Bound(BetweenProducts):
     """Rows of experts, the scales in the library's layout, and the launches around the two products."""
 
     def __init__(
@@ -134,7 +134,7 @@ class _Bound(Around):
             return torch.empty(shape, dtype=dtype, device=device)
 
         self.pairs = sizes.tokens * sizes.picks
-        self.counts, self.row_of = empty(sizes.held), empty(self.pairs)
+        self.counts, self.row_of = empty(sizes.local_experts), empty(self.pairs)
         self.a = empty(groups, rows, hidden, dtype=fmt.dtype)
         self.a_scale = mn_major(groups, rows, hidden, packed, device)
         self.gate_up = empty(groups, rows, 2 * inter, dtype=torch.bfloat16)
@@ -143,7 +143,7 @@ class _Bound(Around):
         self.given = empty(groups, rows, hidden, dtype=torch.bfloat16)
 
         self.chunk = chunk_for(self.pairs, device)
-        self.count = align_jit.count_kernel[(sizes.held,)]
+        self.count = align_jit.count_kernel[(sizes.local_experts,)]
         self.gather = rows_jit.gather_kernel[(self.pairs,)]
         self.gathering = {
             "CAPACITY": rows,
@@ -154,7 +154,7 @@ class _Bound(Around):
             "BLOCK_D": triton.next_power_of_2(hidden),
             "WORDS": triton.next_power_of_2(scale_columns(hidden, packed=True)),
         }
-        self.surround(rows, packed)
+        self.bind(rows, packed)
 
     @staticmethod
     def groups(sizes: Sizes, aligned: int) -> tuple[int, int]:
@@ -195,17 +195,17 @@ class _Contiguous(_Bound):
         from kernels.fused_moe.triton import rows_jit
 
         super().__init__(operands, out, *rest)
-        held, rows = operands.sizes.held, self.a.shape[1]
+        local_experts, rows = operands.sizes.local_experts, self.a.shape[1]
         self.product = product("m_grouped_fp8_gemm_nt_contiguous")
         self.owners = torch.empty(rows, dtype=torch.int32, device=out.device)
-        self.contiguous = rows_jit.contiguous_kernel[(held + 1,)]
+        self.contiguous = rows_jit.contiguous_kernel[(local_experts + 1,)]
         self.placing = {
             "pairs": self.pairs,
-            "experts": held,
+            "experts": local_experts,
             "rows": rows,
             "ALIGNED": self.aligned,
             "CHUNK": self.chunk,
-            "EXPERTS": triton.next_power_of_2(held),
+            "EXPERTS": triton.next_power_of_2(local_experts),
         }
 
     @staticmethod
@@ -228,12 +228,12 @@ class _Masked(_Bound):
 
         super().__init__(operands, out, *rest)
         self.product = product("m_grouped_fp8_gemm_nt_masked", "fp8_m_grouped_gemm_nt_masked")
-        self.masked = rows_jit.masked_kernel[(operands.sizes.held,)]
+        self.masked = rows_jit.masked_kernel[(operands.sizes.local_experts,)]
         self.placing = {"pairs": self.pairs, "CAPACITY": self.a.shape[1], "CHUNK": self.chunk}
 
     @staticmethod
     def groups(sizes: Sizes, aligned: int) -> tuple[int, int]:
-        return sizes.held, -(-sizes.tokens // aligned) * aligned
+        return sizes.local_experts, -(-sizes.tokens // aligned) * aligned
 
     def place(self) -> None:
         self.masked(self.operands.topk_ids, self.counts, self.row_of, **self.placing)

@@ -39,18 +39,18 @@ class FlashInfer(vendor.FlashInfer):
     activations = "fp8"
 
     def layout(self, sizes: Sizes) -> int:
-        return sizes.held * sizes.expert_bytes
+        return sizes.local_experts * sizes.expert_bytes
 
     def workspace(self, sizes: Sizes) -> int:
         """Rows of x per pair, quantised; gate and up, h, and what experts give, per pair; scales and maps.
         Beside them, while weights are laid out, a copy of them."""
-        pairs = sizes.tokens * sizes.picks + sizes.held * BLOCK
+        pairs = sizes.tokens * sizes.picks + sizes.local_experts * BLOCK
         of_pair = sizes.hidden * 3 + sizes.inter * 7 + (sizes.hidden + sizes.inter) // BLOCK * 4 + 64
-        return pairs * of_pair + sizes.held * 2 * sizes.inter * sizes.hidden
+        return pairs * of_pair + sizes.local_experts * 2 * sizes.inter * sizes.hidden
 
 
 def up_first(rows: torch.Tensor, inter: int) -> torch.Tensor:
-    """[held, 2 * inter, K], gate rows before up rows, as [up, gate]; of scales too, `inter` in blocks."""
+    """[local, 2 * inter, K], gate rows before up rows, as [up, gate]; of scales too, `inter` in blocks."""
     import torch
 
     return torch.cat([rows[:, inter:], rows[:, :inter]], 1)
@@ -202,7 +202,7 @@ class _TrtLlm(Prepared):
 
 
 def blocked(weight: torch.Tensor) -> torch.Tensor:
-    """FP8 [held, N, K] as [held, K/128, N, 128], rows in the order of the epilogue's tiles."""
+    """FP8 [local, N, K] as [local, K/128, N, 128], rows in the order of the epilogue's tiles."""
     import torch
 
     shuffle = find("flashinfer.shuffle_matrix_a", "flashinfer.fp4_quantization.shuffle_matrix_a")
@@ -210,4 +210,4 @@ def blocked(weight: torch.Tensor) -> torch.Tensor:
         "flashinfer.fused_moe.convert_to_block_layout", "flashinfer.fused_moe.core.convert_to_block_layout"
     )
     bits = weight.view(torch.uint8)
-    return torch.stack([block(shuffle(one, EPILOGUE_ROWS), BLOCK) for one in bits]).view(weight.dtype)
+    return torch.stack([block(shuffle(expert, EPILOGUE_ROWS), BLOCK) for expert in bits]).view(weight.dtype)

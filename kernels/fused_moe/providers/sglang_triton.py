@@ -50,8 +50,8 @@ def alone() -> None:
         publish(find("sglang.srt.server_args.ServerArgs")(model_path="dummy"))
     start, form = find(f"{groups}.init_distributed_environment"), find(f"{groups}.initialize_model_parallel")
     meeting = f"file://{tempfile.mkdtemp()}/ranks"
-    one = {"world_size": 1, "rank": 0, "local_rank": 0, "distributed_init_method": meeting}
-    start(**keywords(start, one))
+    group = {"world_size": 1, "rank": 0, "local_rank": 0, "distributed_init_method": meeting}
+    start(**keywords(start, group))
     # From 0.5.23 the published arguments hold the size.
     form(**keywords(form, {}, {"tensor_model_parallel_size": 1}))
 
@@ -74,7 +74,9 @@ class _Triton(Prepared):
             "w2": o.w2,
             "topk_output": picks(topk_weights=o.topk_weights, topk_ids=o.topk_ids, router_logits=None),
             "moe_runner_config": config(
-                num_experts=sizes.held * sizes.ep, num_local_experts=sizes.held, inplace=False
+                num_experts=sizes.local_experts * sizes.ep,
+                num_local_experts=sizes.local_experts,
+                inplace=False,
             ),
             "use_fp8_w8a8": True,
             "w1_scale": o.w13_scale,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.formats import dequantise_activations, dequantise_weights
-from kernels.fused_moe.fp8_to_fp32 import widened
+from kernels.fused_moe.fp8_to_fp32 import fp8_to_fp32
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import Sizes
 from kernels.op import Implementation, Prepared
@@ -67,7 +67,7 @@ def _fused_moe(
 ) -> torch.Tensor:
     """Grouped products over (row, expert) pairs in order of experts; nothing is asked of the host.
 
-    x: bf16 [tokens, hidden]; w13, w2: bf16, as in FusedMoeOperands; experts: int32 [held], 0, 1, ...
+    x: bf16 [tokens, hidden]; w13, w2: bf16, as in FusedMoeOperands; experts: int32 [local], 0, 1, ...
     Pairs of other ranks stand behind the last group: their rows hold anything and count nothing.
     """
     import torch
@@ -117,8 +117,8 @@ def _dequantised(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     import torch
 
     wide = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
-    for one, values, scales in zip(wide, q, scale, strict=True):
-        one.copy_(widened(values, scales))
+    for expert, values, scales in zip(wide, q, scale, strict=True):
+        expert.copy_(fp8_to_fp32(values, scales))
     return wide
 
 
@@ -133,7 +133,7 @@ class Bf16(Implementation):
         return platform.library("torch")
 
     def layout(self, sizes: Sizes) -> int:
-        return sizes.held * 3 * sizes.hidden * sizes.inter * 2
+        return sizes.local_experts * 3 * sizes.hidden * sizes.inter * 2
 
     def workspace(self, sizes: Sizes) -> int:
         """Rows of x per pair, what experts give for them three times in bf16 and in fp32, gate, up and h;

@@ -34,7 +34,7 @@ class Amx(VllmCpu):
         )
 
     def layout(self, sizes: Sizes) -> int:
-        return sizes.held * 3 * sizes.hidden * sizes.inter
+        return sizes.local_experts * 3 * sizes.hidden * sizes.inter
 
     def workspace(self, sizes: Sizes) -> int:
         """Its caches: gate and up, h, what experts give; per thread 32 rows of x and unpacked weights."""
@@ -99,7 +99,7 @@ class Dequantised(VllmCpu):
         return need(sizes.ep == 1, "counts every id, and an id of -1 outside its table: needs ep=1")
 
     def layout(self, sizes: Sizes) -> int:
-        return 2 * sizes.held * 3 * sizes.hidden * sizes.inter
+        return 2 * sizes.local_experts * 3 * sizes.hidden * sizes.inter
 
     def workspace(self, sizes: Sizes) -> int:
         return Amx().workspace(sizes) + 4 * 3 * sizes.hidden * sizes.inter
@@ -131,7 +131,7 @@ class Vec(Dequantised):
 
 
 def _dequantised(operands: FusedMoeOperands, name: str) -> torch.Tensor:
-    """bf16 [held, N, K], an expert at a time."""
+    """bf16 [local, N, K], an expert at a time."""
     import torch
 
     values, scales = getattr(operands, name), getattr(operands, f"{name}_scale")

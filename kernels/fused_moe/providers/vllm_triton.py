@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.binding import find, keywords, load
 from kernels.formats import BLOCK
-from kernels.fused_moe.expert_ids import Renumbered
+from kernels.fused_moe.expert_ids import ExpertIds
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import Sizes
 from kernels.op import Prepared, Unsupported
@@ -25,7 +25,7 @@ def triton_workspace(sizes: Sizes) -> int:
     wide = max(2 * sizes.inter, sizes.hidden) * 2
     of_pair = wide + 2 * sizes.inter * 2 + sizes.inter * 3 + sizes.inter // BLOCK * 4
     x = sizes.tokens * (sizes.hidden + sizes.hidden // BLOCK * 4)
-    return pairs * of_pair + x + (pairs + (sizes.held + 1) * 128) * 8
+    return pairs * of_pair + x + (pairs + (sizes.local_experts + 1) * 128) * 8
 
 
 class Triton(Vllm):
@@ -50,7 +50,7 @@ class _Triton(Prepared):
         super().__init__(operands)
         o, sizes = operands, operands.sizes
         self.fused_experts = find(f"{MODULE}.fused_moe.fused_experts")
-        self.local = Renumbered(o)
+        self.local = ExpertIds(o)
         quantised = find(f"{MODULE}.config.fp8_w8a8_moe_quant_config")
         scales = {"w1_scale": o.w13_scale, "w2_scale": o.w2_scale, "block_shape": [BLOCK, BLOCK]}
         arguments: dict[str, Any] = {
@@ -59,8 +59,8 @@ class _Triton(Prepared):
             "w2": o.w2,
             "topk_weights": o.topk_weights,
             "topk_ids": self.local.ids,
-            "global_num_experts": sizes.held + self.local.apart,
-            "expert_map": self.local.per_expert([*range(sizes.held), -1]),
+            "global_num_experts": sizes.local_experts + self.local.apart,
+            "expert_map": self.local.per_expert([*range(sizes.local_experts), -1]),
             "quant_config": quantised(**keywords(quantised, scales)),
         }
         self.arguments = keywords(self.fused_experts, arguments)
@@ -74,8 +74,8 @@ class _Triton(Prepared):
         sizes = self.operands.sizes
         try:
             look_up = load(f"{MODULE}.fused_moe").get_moe_configs
-            needed = {"E": sizes.held, "N": sizes.inter, "dtype": "fp8_w8a8"}
-            found = look_up(**keywords(look_up, needed, {"block_n": BLOCK, "block_k": BLOCK}))
+            needed = {"E": sizes.local_experts, "N": sizes.inter, "dtype": "fp8_w8a8"}
+            tuned = look_up(**keywords(look_up, needed, {"block_n": BLOCK, "block_k": BLOCK}))
         except (AttributeError, Unsupported):
             return ""
-        return "tuned configuration" if found else "default configuration"
+        return "tuned configuration" if tuned else "default configuration"

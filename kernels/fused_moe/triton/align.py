@@ -22,7 +22,7 @@ MOST_SEGMENTS = 16
 def tiles_for(rows: int, sizes: Sizes) -> int:
     """Tiles that any picks of this size need at most: all but one of an expert's tiles are full."""
     pairs = sizes.tokens * sizes.picks
-    return min(pairs, (pairs + min(sizes.held, pairs) * (rows - 1)) // rows)
+    return min(pairs, (pairs + min(sizes.local_experts, pairs) * (rows - 1)) // rows)
 
 
 def segments_for(pairs: int) -> int:
@@ -42,7 +42,7 @@ class Alignment:
 
         from kernels.fused_moe.triton import align_jit
 
-        self.ids, self.pairs, self.held = ids, sizes.tokens * sizes.picks, sizes.held
+        self.ids, self.pairs, self.local_experts = ids, sizes.tokens * sizes.picks, sizes.local_experts
         tiles, segments = tiles_for(rows, sizes), segments_for(self.pairs)
 
         def empty(*shape: int) -> torch.Tensor:
@@ -50,15 +50,15 @@ class Alignment:
 
         self.slots, self.owners, self.used = empty(tiles * rows), empty(tiles), empty(1)
         self.counted = segments > 1
-        self.counts = empty(segments if self.counted else 0, sizes.held)
+        self.counts = empty(segments if self.counted else 0, sizes.local_experts)
         self.per_segment = -(-self.pairs // segments)
         self.chunk = chunk_for(self.pairs, ids.device)
-        grid = (sizes.held, segments)
+        grid = (sizes.local_experts, segments)
         self.count, self.place = align_jit.count_kernel[grid], align_jit.place_kernel[grid]
         self.placing = {
             "TILE": rows,
             "CHUNK": self.chunk,
-            "EXPERTS": triton.next_power_of_2(sizes.held),
+            "EXPERTS": triton.next_power_of_2(sizes.local_experts),
             "SEGMENTS": triton.next_power_of_2(segments),
             "COUNTED": self.counted,
         }
@@ -70,7 +70,7 @@ class Alignment:
     def __call__(self) -> None:
         if self.counted:
             self.count(self.ids, self.counts, self.pairs, self.per_segment, CHUNK=self.chunk)
-        counted = (self.ids, self.counts, *self.tensors, self.pairs, self.held, self.per_segment)
+        counted = (self.ids, self.counts, *self.tensors, self.pairs, self.local_experts, self.per_segment)
         self.place(*counted, **self.placing)
 
 

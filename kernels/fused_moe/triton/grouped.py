@@ -46,14 +46,17 @@ class Grouped(SuiteTriton):
     def interpreted_s(self, sizes: Sizes) -> float:
         tiles = grouped_configs.tiles_of(self.heuristic(CPU, sizes), sizes)
         weights = tiles * 3 * sizes.hidden * sizes.inter * (1.5 if sizes.fp8 == "e4m3fnuz" else 1.0)
-        return weights * WEIGHT_S + sizes.tokens * TOKEN_S + sizes.held * EXPERT_S
+        return weights * WEIGHT_S + sizes.tokens * TOKEN_S + sizes.local_experts * EXPERT_S
 
     def workspace(self, sizes: Sizes) -> int:
         """An upper bound over all platforms and configurations; the interpreter writes fp32 and rounds it
         then."""
         pairs = sizes.tokens * sizes.picks
         of_pair = sizes.inter * (5 + 8 * grouped_configs.most_splits(sizes)) + sizes.inter // BLOCK * 4
-        aligned = max(tiles_for(rows, sizes) * (rows + 1) for rows in ROWS) + (MOST_SEGMENTS + 1) * sizes.held
+        aligned = (
+            max(tiles_for(rows, sizes) * (rows + 1) for rows in ROWS)
+            + (MOST_SEGMENTS + 1) * sizes.local_experts
+        )
         return pairs * of_pair + 4 * aligned + (pairs + sizes.tokens) * sizes.hidden * 4
 
     def prepare_with(

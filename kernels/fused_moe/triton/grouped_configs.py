@@ -91,7 +91,7 @@ def configurations(target: Target, sizes: Sizes) -> Iterator[Config]:
     mean = rows_of_expert(sizes)
     rows = [r for r in ROWS if r < 2 * max(16, mean) and r >= min(64, mean / 4)]
     few = _few(target, sizes) if _alone(sizes) else []
-    for config in [*few, *(one for r in rows for one in _sorted(target, sizes, r))]:
+    for config in [*few, *itertools.chain.from_iterable(_sorted(target, sizes, r) for r in rows)]:
         small = config.rows < 64
         for warps in (4, 8) if config.sort else (4,):
             if target.kind == "rocm":
@@ -257,24 +257,29 @@ def demands(config: Config, target: Target, sizes: Sizes) -> list[Demand]:
         overlaps=config.stages > 1,
         moved=weights + pairs * inter + given,
     )
-    found = [up, product] if config.fuse else [up, silu, product]
+    launched = [up, product] if config.fuse else [up, silu, product]
     if not config.by_token:
         moved = 2 * hidden * (pairs + sizes.tokens)
         columns = combine_columns(sizes)
         programs = sizes.tokens * math.ceil(hidden / columns)
         read = 2.0 * columns * pairs / sizes.tokens
-        found.append(Demand("combine_kernel", programs, 0, "bf16", read, read, moved))
-    return [*(_aligning(config, sizes) if config.sort else []), *found]
+        launched.append(Demand("combine_kernel", programs, 0, "bf16", read, read, moved))
+    return [*(_aligning(config, sizes) if config.sort else []), *launched]
 
 
 def _aligning(config: Config, sizes: Sizes) -> Iterator[Demand]:
     """Every program scans ids: all of them, or those of its segment."""
     pairs = sizes.tokens * sizes.picks
     segments = segments_for(pairs)
-    programs, read = sizes.held * segments, 4.0 * pairs / segments
-    one: dict[str, Any] = {"programs": programs, "flops": 0, "dtype": "fp32", "in_flight": min(4096.0, read)}
+    programs, read = sizes.local_experts * segments, 4.0 * pairs / segments
+    common: dict[str, Any] = {
+        "programs": programs,
+        "flops": 0,
+        "dtype": "fp32",
+        "in_flight": min(4096.0, read),
+    }
     if segments > 1:
-        yield Demand("count_kernel", read=read, moved=4.0 * (pairs + programs), **one)
-        yield Demand("place_kernel", read=read + 4.0 * programs, moved=4.0 * (2 * pairs + programs), **one)
+        yield Demand("count_kernel", read=read, moved=4.0 * (pairs + programs), **common)
+        yield Demand("place_kernel", read=read + 4.0 * programs, moved=4.0 * (2 * pairs + programs), **common)
     else:
-        yield Demand("place_kernel", read=2 * read, moved=8.0 * pairs, **one)
+        yield Demand("place_kernel", read=2 * read, moved=8.0 * pairs, **common)

@@ -63,16 +63,16 @@ class _Sdpa(_Padded):
 
         super().__init__(operands, out, pads)
         self.masks = [_causal(s, out.device) for s in operands.sequences]
-        self.chosen = contextlib.nullcontext
+        self.context = contextlib.nullcontext
         if backend:
             kernel = getattr(torch.nn.attention.SDPBackend, f"{backend.upper()}_ATTENTION")
-            self.chosen = lambda: torch.nn.attention.sdpa_kernel(kernel)
+            self.context = lambda: torch.nn.attention.sdpa_kernel(kernel)
 
     def call(self) -> None:
         import torch
 
         o = self.operands
-        with self.chosen():
+        with self.context():
             for sequence, mask in zip(o.sequences, self.masks, strict=True):
                 q, k, v = _batched(o.q[sequence.queries], o.k[sequence.keys], self.v[sequence.keys])
                 attended = torch.nn.functional.scaled_dot_product_attention(

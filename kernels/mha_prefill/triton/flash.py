@@ -65,10 +65,10 @@ class FlashVarlen(SuiteTriton):
     def workspace(self, sizes: Sizes) -> int:
         """The list of programs, turned values and their blocks, and on a CPU an output in fp32."""
         programs = sizes.heads * (sizes.queries // 64 + sizes.batch)
-        held = 12 * programs + sizes.queries * sizes.heads * VALUE * 4
+        total = 12 * programs + sizes.queries * sizes.heads * VALUE * 4
         if sizes.dtype == "fp8":
-            held += columns(sizes.keys, sizes.batch) * (sizes.heads * VALUE + 1)
-        return held
+            total += columns(sizes.keys, sizes.batch) * (sizes.heads * VALUE + 1)
+        return total
 
     def interpreted_s(self, sizes: Sizes) -> float:
         steps = steps_of(sizes, self.heuristic(CPU, sizes))

@@ -35,8 +35,8 @@ class Config:
 
     def options(self) -> dict[str, int]:
         """Triton's."""
-        found = options(self.warps, self.stages, self.instruction)
-        return found | {"waves_per_eu": self.waves} if self.waves else found
+        common = options(self.warps, self.stages, self.instruction)
+        return common | {"waves_per_eu": self.waves} if self.waves else common
 
 
 def lanes(config: Config, target: Target) -> tuple[int, int]:
@@ -92,10 +92,10 @@ HEURISTIC = {
 
 def heuristic(target: Target, sizes: Sizes) -> Config:
     """By architecture and dtype; half the rows where no sequence has more new tokens."""
-    found = HEURISTIC.get(f"{target.arch} {sizes.dtype}") or HEURISTIC[f"{target.kind} {sizes.dtype}"]
+    config = HEURISTIC.get(f"{target.arch} {sizes.dtype}") or HEURISTIC[f"{target.kind} {sizes.dtype}"]
     if target.kind != "cpu" and max(new for _, new in sizes.lengths()) <= 64:
-        return replace(found, rows=64, warps=4, instruction=min(16, found.instruction))
-    return found
+        return replace(config, rows=64, warps=4, instruction=min(16, config.instruction))
+    return config
 
 
 def steps_of(sizes: Sizes, config: Config) -> list[int]:

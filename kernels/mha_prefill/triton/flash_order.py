@@ -73,14 +73,14 @@ def _in_sections(
 ) -> Iterator[Tile]:
     """The tiles of (head, sequence) pairs, in sections of at most `most` keys, or of one pair."""
     section: list[tuple[int, int]] = []
-    held = 0
+    total = 0
     for head, sequence in pairs:
         keys = sum(lengths[sequence])
-        if section and held + keys > most:
+        if section and total + keys > most:
             yield from _longest_first(section, lengths, rows)
-            section, held = [], 0
+            section, total = [], 0
         section.append((head, sequence))
-        held += keys
+        total += keys
     yield from _longest_first(section, lengths, rows)
 
 

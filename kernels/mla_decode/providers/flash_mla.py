@@ -38,9 +38,9 @@ class FlashMla(Vendor):
     archs = ("sm_90",)
     allocates = True
 
-    def found(self, platform: Platform) -> Support:
+    def installed(self, platform: Platform) -> Support:
         """By itself, or as a part of sgl-kernel."""
-        return Support(True) if platform.library("sgl_kernel").ok else super().found(platform)
+        return Support(True) if platform.library("sgl_kernel").ok else super().installed(platform)
 
     def fits(self, sizes: Sizes) -> Support:
         return Support.all_of(

@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING
 
 from kernels.binding import find, keywords
-from kernels.mla_decode.compute_units import MOST_UNITS, units
+from kernels.mla_decode.compute_units import MOST_UNITS, compute_units
 from kernels.mla_decode.layouts import SLACK, page_list, page_starts, pages_of
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, Sizes
@@ -56,7 +56,7 @@ class _Triton(Prepared):
         super().__init__(operands, out)
         self.decode = find(*(f"{ops}.decode_attention.decode_attention_fwd" for ops in Sglang.ATTENTION))
         device = operands.q.device
-        cores = units(device)
+        cores = compute_units(device)
         batch, heads = operands.q.shape[:2]
         most = most_splits(max(operands.host_lengths), cores, of(device).arch)
         partial = torch.empty(batch, heads, most, LATENT, dtype=torch.float32, device=device)
@@ -108,8 +108,8 @@ def splits(operands: MlaDecodeOperands, most: int, cores: int) -> torch.Tensor:
         "sglang.srt.layers.attention.triton_backend.get_num_kv_splits_triton",
     )
     batch, heads = operands.q.shape[:2]
-    chosen = torch.empty(batch, dtype=torch.int32, device=operands.q.device)
+    counts = torch.empty(batch, dtype=torch.int32, device=operands.q.device)
     schedule[(1,)](
-        chosen, operands.lengths, batch, 1, heads, 1, most, cores, MAX_NUM_SEQ=max(256, power_of_two(batch))
+        counts, operands.lengths, batch, 1, heads, 1, most, cores, MAX_NUM_SEQ=max(256, power_of_two(batch))
     )
-    return chosen
+    return counts

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kernels.binding import find, keywords
-from kernels.mla_decode.compute_units import MOST_UNITS, units
+from kernels.mla_decode.compute_units import MOST_UNITS, compute_units
 from kernels.mla_decode.layouts import one_head
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, Sizes
@@ -52,7 +52,7 @@ class SplitKv(Prepared):
         super().__init__(operands, out)
         self.decode = decode
         batch, heads = operands.q.shape[:2]
-        splits = splits_for(max(operands.host_lengths), units(operands.q.device))
+        splits = splits_for(max(operands.host_lengths), compute_units(operands.q.device))
         partial = torch.empty(batch, heads, splits, LATENT + 1, dtype=torch.float32, device=operands.q.device)
         cache = one_head(operands.kv)
         needed = {

@@ -55,16 +55,16 @@ class SplitKv(SuiteTriton):
         """Of a program of mean length where there are several waves of them, of the longest where one wave
         has all: it lasts as long as that. Without a pipeline a step is on its way half of the time."""
         lengths = sizes.lengths()
-        found, blocks = plan_for(config, target.units, lengths, sizes.heads), config.blocks(sizes.heads)
-        programs = len(found.parts) * blocks
-        mean = sum(math.ceil((end - first) / config.tokens) for _, first, end, _ in found.parts)
+        plan, blocks = plan_for(config, target.units, lengths, sizes.heads), config.blocks(sizes.heads)
+        programs = len(plan.parts) * blocks
+        mean = sum(math.ceil((end - first) / config.tokens) for _, first, end, _ in plan.parts)
         one_wave = programs <= target.units * config.per_unit
-        steps = math.ceil(found.longest / config.tokens) if one_wave else mean / len(found.parts)
+        steps = math.ceil(plan.longest / config.tokens) if one_wave else mean / len(plan.parts)
 
         tokens, row = config.tokens * steps, WIDTH * KV_BYTES[sizes.kv]
         query, part = 2 * WIDTH, 4 * (LATENT + 1)  # bytes of a head
-        whole = sizes.batch - len(found.split)
-        results = sizes.heads * (found.slots * part + whole * 2 * LATENT)
+        whole = sizes.batch - len(plan.split)
+        results = sizes.heads * (plan.slots * part + whole * 2 * LATENT)
         split = Demand(
             kernel="split_kernel",
             programs=programs,
@@ -75,11 +75,11 @@ class SplitKv(SuiteTriton):
             overlaps=config.stages > 1,
             moved=sizes.tokens * row + sizes.batch * sizes.heads * query + results,
         )
-        if not found.split:
+        if not plan.split:
             return [split]
-        rows, columns = len(found.split) * sizes.heads, combine_columns(found)
-        read = 4.0 * columns * found.slots / len(found.split)
-        moved = sizes.heads * (found.slots * part + len(found.split) * 2 * LATENT)
+        rows, columns = len(plan.split) * sizes.heads, combine_columns(plan)
+        read = 4.0 * columns * plan.slots / len(plan.split)
+        moved = sizes.heads * (plan.slots * part + len(plan.split) * 2 * LATENT)
         return [split, Demand("combine_kernel", rows * LATENT // columns, 0, "fp32", read, read, moved)]
 
     def features(self, sizes: Sizes) -> dict[str, float | str]:
@@ -107,13 +107,13 @@ class SplitKv(SuiteTriton):
     def prepare_with(
         self, config: Config, target: Target, operands: MlaDecodeOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
-        found = plan_for(config, target.units, operands.host_lengths, operands.q.shape[1])
-        return _SplitKv(operands, out, config, target, found)
+        plan = plan_for(config, target.units, operands.host_lengths, operands.q.shape[1])
+        return _SplitKv(operands, out, config, target, plan)
 
 
-def combine_columns(found: Plan) -> int:
+def combine_columns(plan: Plan) -> int:
     """Of a program of the combine."""
-    return min(LATENT, COMBINE_VALUES // _power_of_2(found.most))
+    return min(LATENT, COMBINE_VALUES // _power_of_2(plan.most))
 
 
 def _power_of_2(number: int) -> int:
@@ -125,7 +125,7 @@ class _SplitKv(ConfiguredPrepared):
     make theirs once a step too, for the attention of all layers. A call only reads it."""
 
     def __init__(
-        self, operands: MlaDecodeOperands, out: torch.Tensor, config: Config, target: Target, found: Plan
+        self, operands: MlaDecodeOperands, out: torch.Tensor, config: Config, target: Target, plan: Plan
     ) -> None:
         import torch
         import triton.language as tl
@@ -138,22 +138,22 @@ class _SplitKv(ConfiguredPrepared):
         fnuz_bits = interpreted and operands.kv.dtype == torch.float8_e4m3fnuz
         # The interpreter truncates where it should round to bf16: there torch rounds the output.
         self.written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
-        self.found = found
+        self.plan = plan
 
         def table(rows: Sequence[tuple[int, ...]]) -> torch.Tensor:
             return torch.tensor(rows, dtype=torch.int32, device=out.device)
 
         def buffer(*shape: int) -> torch.Tensor:
-            return torch.empty(found.slots, *shape, dtype=torch.float32, device=out.device)
+            return torch.empty(plan.slots, *shape, dtype=torch.float32, device=out.device)
 
         self.log_sums, self.partial = buffer(heads), buffer(heads, LATENT)
-        nothing = [(0, 0, 0, -1)] * (-len(found.parts) % xcds)
-        self.split = split_kernel[((len(found.parts) + len(nothing)) * config.blocks(heads),)]
+        nothing = [(0, 0, 0, -1)] * (-len(plan.parts) % xcds)
+        self.split = split_kernel[((len(plan.parts) + len(nothing)) * config.blocks(heads),)]
         self.split_arguments = (
             operands.q,
             operands.kv.view(torch.uint8) if fnuz_bits else operands.kv,
             operands.page_table,
-            table([*found.parts, *nothing]),
+            table([*plan.parts, *nothing]),
             self.partial,
             self.log_sums,
             self.written,
@@ -176,19 +176,19 @@ class _SplitKv(ConfiguredPrepared):
             "FNUZ_BITS": fnuz_bits,
             **options(config.warps, config.stages, config.instruction),
         }
-        columns = combine_columns(found)
-        self.combine = combine_kernel[(len(found.split) * heads, LATENT // columns)]
-        self.combine_arguments = (self.partial, self.log_sums, table(found.split), self.written)
+        columns = combine_columns(plan)
+        self.combine = combine_kernel[(len(plan.split) * heads, LATENT // columns)]
+        self.combine_arguments = (self.partial, self.log_sums, table(plan.split), self.written)
         self.combine_options = {
             "HEADS": heads,
             "LATENT": LATENT,
-            "MOST": _power_of_2(found.most),
+            "MOST": _power_of_2(plan.most),
             "BLOCK_D": columns,
         }
 
     def call(self) -> None:
         self.split(*self.split_arguments, **self.split_options)
-        if self.found.split:
+        if self.plan.split:
             self.combine(*self.combine_arguments, **self.combine_options)
         if self.written is not self.out:
             self.out.copy_(self.written)

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from serving_files import leaves
 
-from harness.published import FOLDER
+from harness.paths import PUBLISHED
 from harness.serving.documents import PublishedDocument, documents
 from harness.serving.published_changes import published
 from harness.serving.schema import Metric
 
-NOTES = FOLDER / "notes"
+NOTES = PUBLISHED / "notes"
 SECONDS = {"s": 1e3}  # of the notes; the schema has latencies in ms
 
 

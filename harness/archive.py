@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from harness import durable
 from harness.errors import UsageError, one_line
+from harness.files import replace
 
 NAME = "raw.zip"
 SUMS = "SHA256SUMS"
@@ -101,7 +101,7 @@ def pack(folder: Path) -> int:
                 _add(target, name, data)
                 sums += _sum(name, data)
             _add(target, SUMS, sums.encode())
-        durable.replace(archive, packed.getvalue())
+        replace(archive, packed.getvalue())
         _sync(folder)
         verify(folder)
     for file in files.values():

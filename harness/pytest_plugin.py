@@ -57,8 +57,8 @@ def kernel_benchmark(
     kernel: the name of one of the suite's implementations, which gets a process of its own; or a function of
             (operands, out) that fills `out` or returns the output, measured in this one; or an Implementation
     """
-    from harness.benchmarks import Session
     from harness.errors import HarnessError
+    from harness.run.single import Session
 
     clock = next(m.kwargs["timer"] for m in request.node.iter_markers("benchmark") if "timer" in m.kwargs)
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from harness.ceilings import Ceilings, keep
+from harness.catalogue.devices import Ceilings
 from harness.cli import main
-from harness.threads import default_threads
+from harness.machine.cpu_threads import default_threads
+from harness.paths import ROOT
+from harness.run.ceilings import keep
 from kernels import tuning
 from kernels.platform import detect
 
@@ -61,7 +63,7 @@ def vllms_process() -> Iterator[ProcessPoolExecutor]:
 class CommandLine:
     """`python -m harness ...` in a process of its own."""
 
-    folder = Path(__file__).resolve().parent.parent
+    folder = ROOT
 
     @staticmethod
     def command(*arguments: object) -> list[str]:

@@ -15,10 +15,10 @@ from typing import Any
 
 from tabulate import tabulate
 
-from harness.ceilings import last_level
-from harness.device import Call, Timer
-from harness.profiling import profile
-from harness.rotation import MOST_COPIES, ROTATE_CACHES
+from harness.catalogue.devices import last_level
+from harness.plan.rotation import MOST_COPIES, ROTATE_CACHES
+from harness.workers.child.profile import profile
+from harness.workers.child.timers.base import Call, Timer
 from kernels.platform import detect
 
 TURN_S, TURNS = 0.05, 9
@@ -56,8 +56,8 @@ def row(name: str, reads: int, make: Callable[[], Call], level: int) -> list[Any
     import torch
     from triton.testing import do_bench, do_bench_cudagraph
 
-    from harness.event_timer import EventTimer
-    from harness.graphs import GraphTimer
+    from harness.workers.child.timers.events import EventTimer
+    from harness.workers.child.timers.graph import GraphTimer
 
     call = make()
     for _ in range(3):

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from harness.serving.trace.rules import marks_step
+from harness.serving.trace.classify import marks_step
 
 DROPPED = ("python_function", "ac2g", "fwdbwd")
 

@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.journal import Journal
-from harness.plan import parse_seconds
-from harness.records import CaseDone, Cell, Record, Run, Verdict
-from harness.tables import micro
+from harness.plan.budget import parse_seconds
+from harness.report.text import micro
+from harness.results.journal import Journal
+from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
 
 ROOT = Path(__file__).resolve().parent.parent
 OP, BASELINE = "block_scale_gemm", "torch.bf16"

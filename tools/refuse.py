@@ -1,4 +1,4 @@
-"""Adds what another version of Triton must not ship to harness/data/refused.json, for `tune` to pass over.
+"""Adds what another version of Triton must not ship to refused.json, for `tune` to pass over.
 
 PYTHONPATH=.other-triton/3.6.0-cp311 python -m harness compile --json bad.json
 python tools/refuse.py bad.json
@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-DATA = Path(__file__).resolve().parent.parent / "harness" / "data" / "refused.json"
+DATA = Path(__file__).resolve().parent.parent / "harness" / "catalogue" / "refused.json"
 NAMES = ("kernel", "target", "config", "arguments", "reason")
 
 

@@ -20,9 +20,10 @@ from itertools import repeat
 
 import numpy as np
 
-from harness import statistics as ours
-from harness.family import judge
-from harness.timing import Policy, Rounds, measure
+from harness.statistics import intervals, paired
+from harness.statistics.multiple import joint_verdicts
+from harness.timing.interleaved import measure
+from harness.timing.rounds import Policy, Rounds
 from tools.simulated_machine import FAMILIES, TURN_S, Family, Machine
 
 NEAR, FAR = 1.01, 1.05
@@ -70,7 +71,7 @@ def with_floor(family: Family, ratio: float, seed: int) -> Outcome:
     found = rounds(start(family, ratio, seed, twin=True), seed, twin="slower again")
     names = ("slower", "faster", "slower again")
     series = {name: found.series(name) for name in names}
-    judged = judge(series, found.blocks, names[:2], names[0], names[2])[0].found
+    judged = joint_verdicts(series, found.blocks, names[:2], names[0], names[2])[0].found
     return Outcome(judged.verdict, judged.low, judged.high, len(found.rounds))
 
 
@@ -98,7 +99,7 @@ def medians_of_blocks(family: Family, ratio: float, seed: int) -> Outcome:
     )
     pair, twins = (student(block_centres(found, a, "slower", np.median)) for a in ("faster", "slower again"))
     floor = max(abs(twins.low - 1), abs(twins.high - 1))
-    verdict = ours.verdict(pair.low, pair.high, floor=floor)
+    verdict = paired.verdict(pair.low, pair.high, floor=floor)
     return Outcome(verdict, pair.low, pair.high)
 
 
@@ -185,7 +186,7 @@ def block_centres(found: Rounds, a: str, b: str, centre: Callable) -> np.ndarray
 
 def half_width(values: np.ndarray) -> float:
     n = len(values)
-    return float(ours.students_t(n - 1, ours.CONFIDENCE) * values.std(ddof=1) / math.sqrt(n))
+    return float(intervals.students_t(n - 1, intervals.CONFIDENCE) * values.std(ddof=1) / math.sqrt(n))
 
 
 def student(values: np.ndarray) -> Outcome:
@@ -197,7 +198,7 @@ def student(values: np.ndarray) -> Outcome:
 
 def compared(found: Rounds) -> Outcome:
     """What `compare` makes of it."""
-    c = ours.compare(found.series("faster"), found.series("slower"), blocks=found.blocks)
+    c = paired.compare(found.series("faster"), found.series("slower"), blocks=found.blocks)
     means = block_centres(found, "faster", "slower", np.mean)
     return Outcome(
         c.verdict, c.low, c.high, len(found.rounds), 2 * half_width(means), 2 * half_width(log_ratios(found))

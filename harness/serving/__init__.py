@@ -3,7 +3,7 @@
 Nothing here imports torch.
 """
 
-from harness.serving.loading import load
+from harness.serving.clients.load import load
 from harness.serving.schema import Finding, Metric, ServingRun
 
 __all__ = ["Finding", "Metric", "ServingRun", "load"]

@@ -33,7 +33,7 @@ class Record(BaseModel):
 class Finding(Record):
     """What a rule found in one row, or between several.
 
-    rule:     its name, as in harness/serving/integrity.py or harness/serving/audit, or `unreadable`
+    rule:     its name, as in harness/serving/integrity/__init__.py or harness/serving/audit, or `unreadable`
     severity: `wrong` does not hold, `suspect` needs an explanation, `note` is to be known
     message:  one line: what, where, with the numbers
     numbers:  those that the rule compared
@@ -140,7 +140,7 @@ class ServingRun(Record):
     client:      the format it came in: `sglang.bench_serving`, `vllm.serve`, `dstack.online` ...
     source:      the file and the line or row in it, or the document
     hardware:    the GPU's (or CPU's) name as given; empty: the file does not say
-    configuration: name of the documented configuration that it ran (harness/serving/documents.py)
+    configuration: name of the documented configuration that it ran (harness/serving/published/documents.py)
     flags:       the server's, one string for each as given
     extra:       what the client wrote that has no place here, by its own key: nothing is lost
     notes:       what was repaired or taken for granted in reading this row

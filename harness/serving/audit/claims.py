@@ -16,7 +16,7 @@ from harness.serving.audit.corpus import (
     throughput,
 )
 from harness.serving.audit.rows import RATIO, RESULT, by_kind, is_throughput, row_of
-from harness.serving.documents import Claim
+from harness.serving.published.documents import Claim
 from harness.serving.schema import Finding, ServingRun, Workload
 
 APART = 1.5  # two rates of a single request of one setup

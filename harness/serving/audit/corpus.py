@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.serving.documents import Claim, Configuration, PublishedDocument
+from harness.serving.published.documents import Claim, Configuration, PublishedDocument
 from harness.serving.schema import Finding, Metric, ServingRun, Severity
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from harness.serving.audit.corpus import Audited, Corpus, found, load_of, same_engine, same_hardware
-from harness.serving.documents import Claim, Setup
+from harness.serving.published.documents import Claim, Setup
 from harness.serving.schema import Finding, ServingRun
 
 EVEN = 0.01

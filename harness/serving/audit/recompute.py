@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from harness.serving.audit.corpus import Audited, Corpus, found, printed
 from harness.serving.audit.rows import RESULT, by_kind, is_throughput, share_of
-from harness.serving.documents import Claim
+from harness.serving.published.documents import Claim
 from harness.serving.schema import Finding
 
 SETTINGS = ("concurrency",)

@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 
 from harness.serving.audit.corpus import Corpus, same_engine, same_hardware, step_of
-from harness.serving.documents import Claim, Configuration
-from harness.serving.figure import Figure, of_claim, of_run
+from harness.serving.compare.quantity import Figure, of_claim, of_run
+from harness.serving.published.documents import Claim, Configuration
 from harness.serving.schema import Metric, ServingRun
 
 MATCH = 1e-3  # relative: 4574 is printed so closely, 2200 is not

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.serving.audit.corpus import Audited, Corpus, found, tokens_per_request
-from harness.serving.rules.common import whole
+from harness.serving.integrity.common import whole
 from harness.serving.schema import Finding, ServingRun
 
 FULL = 0.6

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from datetime import date
 from itertools import combinations
 
-from harness.flags import Flag, catalogue
+from harness.catalogue.flags import Flag, catalogue
 from harness.serving.audit.corpus import Audited, Corpus, found, same_engine, same_hardware
-from harness.serving.documents import Configuration
-from harness.serving.figure import matters, option
-from harness.serving.formats.client_commands import commands
+from harness.serving.clients.console.commands import commands
+from harness.serving.compare.quantity import matters, option
+from harness.serving.published.documents import Configuration
 from harness.serving.schema import Finding, ServingRun, Workload
 from kernels import OPS
 

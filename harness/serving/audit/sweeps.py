@@ -15,7 +15,7 @@ from harness.serving.audit.corpus import (
     tokens_per_request,
     tokens_per_slot,
 )
-from harness.serving.rules.common import EXACT, apart
+from harness.serving.integrity.common import EXACT, apart
 from harness.serving.schema import Finding, ServingRun
 
 FALLS = 0.9

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from harness.serving.audit.corpus import Audited, Corpus, found
 from harness.serving.audit.rows import is_throughput, sourced
-from harness.serving.comparable import UNKNOWN, compare, conditions
-from harness.serving.documents import Claim
-from harness.serving.figure import Figure, of_claim, of_run
+from harness.serving.compare.alike import UNKNOWN, compare, conditions
+from harness.serving.compare.quantity import Figure, of_claim, of_run
+from harness.serving.published.documents import Claim
 from harness.serving.schema import SCOPES, Finding, Severity
 
 ASPECTS = {

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from harness.serving.experiment.observations import prefill_changes
 from harness.serving.experiment.predictions import Changes
-from harness.serving.experiment.records import Paired, Replays, Seen
 from harness.serving.experiment.schedule import DECODE
+from harness.serving.experiment.schema import Paired, Replays, Seen
 from harness.serving.experiment.spec import Experiment, Swap
+from harness.serving.ledger.residuals import Held
 from harness.serving.replay.replay import BASE
-from harness.serving.verdicts import Held
 
 LEAST_MS = 0.1
 MOST = 4  # classes named

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from harness.serving.experiment.records import Paired, Run
+from harness.serving.experiment.schema import Paired, Run
 from harness.serving.experiment.spec import Experiment
-from harness.serving.ledger import Observation
-from harness.serving.replay.records import CONFIDENCE
-from harness.statistics import mean_half_width
+from harness.serving.ledger.ledger import Observation
+from harness.serving.replay.schema import CONFIDENCE
+from harness.statistics.intervals import mean_half_width
 
 
 def values(paired: Paired, quantity: str) -> list[tuple[float, float]]:

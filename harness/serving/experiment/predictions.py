@@ -8,13 +8,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from harness.errors import HarnessError
-from harness.serving.experiment.records import Replays, Run, Served
 from harness.serving.experiment.schedule import DECODE, Schedule
+from harness.serving.experiment.schema import Replays, Run, Served
 from harness.serving.experiment.spec import Swap
-from harness.serving.prediction import Part, Prediction
-from harness.serving.replay.records import CONFIDENCE, Timed
+from harness.serving.ledger.prediction import Part, Prediction
 from harness.serving.replay.replay import BASE, TWIN
-from harness.statistics import mean_half_width
+from harness.serving.replay.schema import CONFIDENCE, Timed
+from harness.statistics.intervals import mean_half_width
 
 NONE = Timed(ms=0.0, low=0.0, high=0.0)
 """Of a step that makes none of the swapped calls."""

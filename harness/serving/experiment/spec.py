@@ -19,7 +19,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-FILES = Path(__file__).parents[1] / "experiments"
+FILES = Path(__file__).with_name("specs")
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,63}")
 METHODS = ("replay", "isolated-cold", "isolated-warm", "serving-mode")
 QUANTITIES = ("itl", "ttft", "tpot")

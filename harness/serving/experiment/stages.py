@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from harness import archive, durable
+from harness import archive, files
 from harness.errors import HarnessError, UsageError, mistake, one_line
 from harness.serving.experiment.spec import Experiment
 from harness.serving.schema import Record
@@ -66,7 +66,7 @@ class Stages:
 
     def _write(self, path: Path, found: Record) -> None:
         try:
-            durable.replace(path, found.model_dump_json(indent=1) + "\n")
+            files.replace(path, found.model_dump_json(indent=1) + "\n")
         except OSError as error:
             raise HarnessError(
                 f"cannot write {path}: {error.strerror}; what is finished stays, --resume goes on"

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harness.errors import HarnessError
-from harness.serving.experiment.records import Run, Seen
 from harness.serving.experiment.routing import decode_picks, prefill_picks
 from harness.serving.experiment.schedule import Schedule, schedule
+from harness.serving.experiment.schema import Run, Seen
 from harness.serving.experiment.spec import Experiment, Swap
-from harness.serving.live.rules import pattern_text
+from harness.serving.live.ab.rejection import pattern_text
 from harness.serving.replay.step import Step, places
 from shapes.attention import Parallel
 from shapes.models import ModelConfig

@@ -6,9 +6,9 @@
 No torch; pandas only for own runs.
 """
 
-from harness.serving.bounds import least_share, most_worth
+from harness.serving.ledger.bounds import least_share, most_worth
 from harness.serving.link.changes import parse_change
-from harness.serving.link.closure import Workload
+from harness.serving.link.closed_loop import Workload
 from harness.serving.link.inverse import needs
 from harness.serving.link.model import Link, link
 from harness.serving.link.predictions import outlook, predict

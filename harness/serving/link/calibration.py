@@ -17,8 +17,8 @@ import numpy as np
 
 from harness.errors import UsageError
 from harness.paths import PUBLISHED
-from harness.serving.link.closure import Array, Workload
-from harness.serving.link.step import Draws, Steps
+from harness.serving.link.closed_loop import Array, Workload
+from harness.serving.link.step_times import Draws, Steps
 
 MEASURED = PUBLISHED / "serving-link"
 ROUNDS = 30

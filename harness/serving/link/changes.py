@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 
 from harness.errors import UsageError
-from harness.serving.link.step import Draws, Phase, Steps
+from harness.serving.ledger.prediction import KernelChange
+from harness.serving.link.step_times import Draws, Phase, Steps
 from harness.serving.link.uncertainty import IN_SERVER, World
 from harness.serving.op_classes import OP_CLASSES
-from harness.serving.prediction import KernelChange
 
 NORMAL_90 = 1.6449  # deviations to either side
 FORM = "OP[:PART][@decode|@prefill]=FACTORx[(LOW..HIGH)] or ...=saved:TIMEus[(LOW..HIGH)]"

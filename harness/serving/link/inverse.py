@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.serving.link.closure import Workload
+from harness.serving.ledger.prediction import KernelChange
+from harness.serving.link.closed_loop import Workload
 from harness.serving.link.model import Link
 from harness.serving.link.uncertainty import World
 from harness.serving.op_classes import OP_CLASSES
-from harness.serving.prediction import KernelChange
 from kernels import OPS
 
 INFINITE = 1e9

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from harness.errors import UsageError
+from harness.serving.ledger.prediction import KernelChange
 from harness.serving.link import calibration as calibrating
 from harness.serving.link.calibration import Fit, Point, measured
 from harness.serving.link.changes import applied
-from harness.serving.link.closure import Serving, Workload
-from harness.serving.link.own import Own
-from harness.serving.link.step import Draws, Steps, steps
+from harness.serving.link.closed_loop import Serving, Workload
+from harness.serving.link.measured_times import Own
+from harness.serving.link.step_times import Draws, Steps, steps
 from harness.serving.link.structure import Structure, structure
 from harness.serving.link.tables import Tables, bundled, read_tables
 from harness.serving.link.uncertainty import DRAWS, World
-from harness.serving.prediction import KernelChange
 from shapes.attention import Parallel
 
 SKEWED = "power_law_1.2"

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from harness.serving.ledger.prediction import KernelChange, Part, Prediction
 from harness.serving.link.changes import applied, phases, slower_before
-from harness.serving.link.closure import Array, Serving, Workload
+from harness.serving.link.closed_loop import Array, Serving, Workload
 from harness.serving.link.model import Link
-from harness.serving.link.step import Draws, Steps, term_us
+from harness.serving.link.step_times import Draws, Steps, term_us
 from harness.serving.link.uncertainty import DRAWS_ALONE, interval, sources
-from harness.serving.prediction import KernelChange, Part, Prediction
 
 QUANTITIES = (
     ("tpot", "ms"),

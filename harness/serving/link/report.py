@@ -7,13 +7,13 @@ from typing import Any
 
 from tabulate import tabulate
 
-from harness.serving.link.closure import Workload
+from harness.serving.ledger.prediction import Part, Prediction
+from harness.serving.link.closed_loop import Workload
 from harness.serving.link.inverse import Need
 from harness.serving.link.model import Link
 from harness.serving.link.predictions import Outlook, Value
 from harness.serving.link.uncertainty import interval
 from harness.serving.link.validation import CALIBRATION, Row, Summary
-from harness.serving.prediction import Part, Prediction
 
 NEGLIGIBLE = 0.002  # share of TPOT
 NAMED_SOURCES = 8

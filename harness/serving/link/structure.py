@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from harness.errors import UsageError
+from harness.serving.ledger.prediction import Origin
 from harness.serving.link.experts import ROUTING, routed, shared_expert_factor
 from harness.serving.link.interpolation import Estimate
-from harness.serving.link.own import NEAR, Own
+from harness.serving.link.measured_times import NEAR, Own
 from harness.serving.link.tables import MissingTable, Tables
-from harness.serving.prediction import Origin
 from shapes.attention import Parallel
 from shapes.linears import BATCHED, BF16, FP8, linears
 from shapes.models import ModelConfig, model

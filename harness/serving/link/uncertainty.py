@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.serving.link.closure import Array
-from harness.serving.link.step import Draws, Phase, Steps
+from harness.serving.link.closed_loop import Array
+from harness.serving.link.step_times import Draws, Phase, Steps
 from harness.serving.link.structure import LAUNCH_US, STEP_GAP_US
 from harness.serving.op_classes import COMMUNICATION
 

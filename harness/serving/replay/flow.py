@@ -13,6 +13,7 @@ from kernels.op import Prepared
 if TYPE_CHECKING:
     import torch
 
+
 Call = Callable[[], Any]
 
 WRITTEN_IN_PLACE = ("q", "k", "v", "kv")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+
 Call = Callable[[], None]
 EPSILON = 1e-6
 

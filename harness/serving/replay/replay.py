@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import kernels
-from harness.disturbance import Monitor
 from harness.errors import NothingRan, UsageError
-from harness.provenance import provenance
-from harness.serving.replay.records import CONFIDENCE, Arm, Replay, Timed
+from harness.machine.monitor.base import Monitor
+from harness.machine.provenance import provenance
+from harness.serving.replay.schema import CONFIDENCE, Arm, Replay, Timed
 from harness.serving.replay.step import Step, calls, places
-from harness.statistics import interval
-from harness.threads import thread_environment
-from harness.timing import Policy, Rounds, measure
-from harness.workers import Worker, WorkerFailure
+from harness.statistics.intervals import interval
+from harness.timing.interleaved import measure
+from harness.timing.rounds import Policy, Rounds
+from harness.workers.environment import thread_environment
+from harness.workers.process import Worker, WorkerFailure
 from kernels.platform import Platform
 
 TURN_S = 0.25

@@ -12,13 +12,13 @@ import numpy as np
 
 from harness.serving.op_classes import COMMUNICATION, OP_CLASSES
 from harness.serving.schema import Finding
-from harness.serving.trace.intervals import Timeline, gaps
-from harness.serving.trace.reading import read
-from harness.serving.trace.recorded import NONE, Recorded, groups
+from harness.serving.trace.classify import PHASES, Rule, attention_class, rule_of
+from harness.serving.trace.columns import NONE, Recorded, groups
+from harness.serving.trace.critical_path import Timeline, gaps
+from harness.serving.trace.launches import Work, kernels, operators
+from harness.serving.trace.read import read
 from harness.serving.trace.result import ClassTime, Device, KernelTime, ShapeTime, Step, Times, Trace
-from harness.serving.trace.rules import PHASES, Rule, attention_class, rule_of
 from harness.serving.trace.steps import Rows, Steps, find_steps
-from harness.serving.trace.work import Work, kernels, operators
 
 CLASSES = tuple(OP_CLASSES)
 LATENT = re.compile(r"(?<![A-Za-z])mla(?![a-z])|MLA|(?<=[a-z])Mla(?![a-z])")

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from harness.serving.trace.incremental import Keys
-from harness.serving.trace.recorded import NONE, Columns, Recorded
-from harness.serving.trace.rules import marks_step
+from harness.serving.trace.classify import marks_step
+from harness.serving.trace.columns import NONE, Columns, Recorded
+from harness.serving.trace.json_stream import Keys
 
 LONGEST_US = 1e12  # eleven days: beyond it a time is no time
 MOST_SHAPES = 100_000  # different ones; the rest are not kept

@@ -8,9 +8,9 @@ from typing import Any
 
 from tabulate import tabulate
 
+from harness.report.text import micro
+from harness.serving.trace.classify import Phase
 from harness.serving.trace.result import Device, KernelTime, PerStep, Step, Times, Trace
-from harness.serving.trace.rules import Phase
-from harness.tables import micro
 
 NAME = 90  # characters of a kernel's name
 STEPS = 40  # listed at most, with --steps

@@ -13,7 +13,7 @@ from typing import Literal
 
 from harness.serving.op_classes import COMMUNICATION
 from harness.serving.schema import Finding
-from harness.serving.trace.rules import PHASES, Phase
+from harness.serving.trace.classify import PHASES, Phase
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from harness.serving.reading import UnreadableError
-from harness.serving.trace.incremental import Keys, Text
-from harness.serving.trace.recorded import NONE, Recorded
+from harness.serving.clients.files import UnreadableError
+from harness.serving.trace.columns import NONE, Recorded
+from harness.serving.trace.json_stream import Keys, Text
 
 ROOT = "rocprofiler-sdk-tool"
 LATEST = 1 << 62  # ns

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.serving.trace.recorded import NONE, Recorded
-from harness.serving.trace.rules import Phase, Rule, annotated_phase, step_rule, step_rules
+from harness.serving.trace.classify import Phase, Rule, annotated_phase, step_rule, step_rules
+from harness.serving.trace.columns import NONE, Recorded
 from kernels import OPS
 
 MODEL = ("scaled_gemm", "bf16_gemm", "mha_decode", "attention", "decode_attention", "absorbed_bmm", "norm")

@@ -1,7 +1,7 @@
 """A vLLM plug-in (entry point group `vllm.general_plugins`) that replaces single ops of a running engine.
 
 It lives in the engine's processes, under another name and without the rest of this project: it imports torch
-and vLLM alone. The harness puts it on the engine's path (harness/serving/live/plugin_path.py) and says by
+and vLLM alone. The harness puts it on the engine's path (live/engine/plugin_path.py) and says by
 environment what to replace; what it replaced, and that it was called, it writes to a file.
 
     KERNEL_BENCH_SWAPS        names of swaps, by comma; empty: none

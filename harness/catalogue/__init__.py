@@ -1,0 +1,1 @@
+"""Facts as data: flags, recipes, architectures, devices, published figures. Nothing is measured here."""

@@ -1,0 +1,91 @@
+"""Datasheets of devices: peak rates, memory bandwidth, last-level cache."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.paths import DATA
+from kernels.op import DTYPES, Work
+from kernels.platform import Platform
+
+DATASHEETS = DATA / "devices.json"
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """The best that was seen, each per second.
+
+    rates:    floating-point operations of matrix products, by the dtype of their operands
+    read:     bytes read
+    copy:     bytes read plus bytes written; 0 if unknown
+    measured: when
+    """
+
+    rates: Mapping[str, float]
+    read: float
+    copy: float = 0.0
+    measured: str = ""
+
+    @staticmethod
+    def recorded(facts: Mapping[str, Any]) -> Ceilings | None:
+        """As a run recorded them, if it did. Older runs have one rate, of bf16 products, and what was
+        read: going on with such a run keeps the yardstick of its first rows."""
+        if "flops" in facts:
+            return Ceilings({"bf16": facts["flops"]}, facts["bytes"], measured=facts["measured"])
+        return Ceilings(**facts) if facts else None
+
+    def rate(self, dtype: str) -> float:
+        """Of products whose operands are `dtype` by the op's definition: the best of that and of any wider
+        dtype, which holds the same values. Where none of these was measured, the best of all."""
+        wide = DTYPES[DTYPES.index(dtype) :]
+        return max([self.rates[d] for d in wide if d in self.rates] or self.rates.values())
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second. Ops read far more than they write, so reading is what bounds them; where a copy
+        moves more, some mix of reads and writes is faster than reads alone, and an op may be that mix."""
+        return max(self.read, self.copy)
+
+    def least_time(self, work: Work) -> float:
+        """Seconds below which the work cannot be done, all its bytes coming from memory."""
+        return max(work.flops / self.rate(work.dtype), work.bytes / self.bandwidth)
+
+    def or_better(self, other: Ceilings | None) -> Ceilings:
+        """Whatever is higher of either; of the time of this one."""
+        if other is None:
+            return self
+        rates = {
+            dtype: max(self.rates.get(dtype, 0.0), other.rates.get(dtype, 0.0))
+            for dtype in DTYPES
+            if dtype in self.rates or dtype in other.rates
+        }
+        return Ceilings(rates, max(self.read, other.read), max(self.copy, other.copy), self.measured)
+
+
+def datasheets(platform: Platform) -> list[dict[str, Any]]:
+    """The entries that this device may be: those of its architecture with a word of its name, or all of its
+    architecture, as ROCm's kernel driver names no product."""
+    entries = [d for d in json.loads(DATASHEETS.read_text())["devices"] if d["arch"] == platform.arch]
+    named = [d for d in entries if re.search(rf"\b{d['name']}\b", platform.name)]
+    return named or entries
+
+
+def peaks(platform: Platform) -> Ceilings | None:
+    """The highest of the datasheets' peaks, that of FP8 for products of any dtype: nothing right is ever
+    beyond them. None for CPUs: how many memory channels a machine has is not known from within, nor
+    how high it may clock."""
+    entries = datasheets(platform)
+    if not entries:
+        return None
+    highest = max(rate for entry in entries for rate in entry["tflops"].values())
+    return Ceilings(dict.fromkeys(DTYPES, highest * 1e12), max(entry["tbps"] for entry in entries) * 1e12)
+
+
+def last_level(platform: Platform) -> int:
+    """Bytes of the last-level cache by the system or the datasheet, 0 if neither knows. Not what torch
+    reports: on AMD that is the L2, before the last level."""
+    return max([platform.last_level, *(entry["last_level_mb"] << 20 for entry in datasheets(platform))])

@@ -1,0 +1,143 @@
+"""Compiling many launches: in parallel, each once, and never again until something that matters changes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import io
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
+from pathlib import Path
+
+import kernels
+from harness import files
+from harness.catalogue.architectures import architectures
+from harness.compile import resources as figures_module
+from harness.compile.launches import Launch
+from harness.compile.pretend_driver import pretended
+from harness.compile.resources import Figures, figures
+from harness.errors import one_line
+from harness.paths import cache
+
+NICE = 10
+
+
+def compile_launch(kernel: str, arch: str, data: str) -> Figures:
+    """Compiles what `Launch` describes, in this process."""
+    from triton import knobs
+
+    log = io.StringIO()
+    with (
+        pretended(architectures()[arch]),
+        tempfile.TemporaryDirectory() as cache,
+        knobs.cache.scope(),
+        knobs.compilation.scope(),
+        knobs.nvidia.scope(),
+    ):
+        # What Triton finds in its own cache leaves no log of the assembler.
+        knobs.cache.dir, knobs.compilation.always_compile, knobs.nvidia.dump_ptxas_log = cache, True, True
+        try:
+            with contextlib.redirect_stdout(log):
+                compiled = _function(kernel).preload(data)
+            return figures(compiled, log.getvalue())
+        except Exception as error:
+            return Figures(error=f"compiling failed: {one_line(error)}")
+
+
+def compile_all(launches: Sequence[Launch], done: Callable[[int, int], None] | None = None) -> list[Figures]:
+    """Those of each launch, in order; `done` is told how many of how many compilations are finished."""
+    keys = [key_of(launch) for launch in launches]
+    wanted = dict(zip(keys, launches, strict=True))
+    found = {key: known for key in wanted if (known := recall(key)) is not None}
+    todo = {key: launch for key, launch in wanted.items() if key not in found}
+    for i, (key, result) in enumerate(_compiled(todo), 1):
+        found[key] = result
+        if not result.error:
+            _remember(key, result)
+        if done:
+            done(i, len(todo))
+    return [found[key] for key in keys]
+
+
+def _compiled(todo: dict[str, Launch]) -> Iterator[tuple[str, Figures]]:
+    """As they are finished. A compiler that dies takes its pool along: who was left is compiled alone."""
+    if not todo:
+        return
+    left = dict(todo)
+    with _pool(min(len(os.sched_getaffinity(0)), len(todo))) as pool:
+        futures = {_submit(pool, launch): key for key, launch in todo.items()}
+        with contextlib.suppress(BrokenProcessPool):
+            for future in as_completed(futures):
+                result = future.result()
+                del left[futures[future]]
+                yield futures[future], result
+    for key, launch in left.items():
+        with _pool(1) as pool:
+            try:
+                yield key, _submit(pool, launch).result()
+            except BrokenProcessPool:
+                yield key, Figures(error="compiling failed: the compiler died")
+
+
+@contextlib.contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Stopped early, it ends with what is being compiled. Not forked: torch's threads would be missing."""
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), os.nice, (NICE,))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _submit(pool: ProcessPoolExecutor, launch: Launch) -> Future[Figures]:
+    return pool.submit(compile_launch, launch.kernel, launch.arch, launch.data)
+
+
+def _function(kernel: str):
+    module, _, name = kernel.partition(":")
+    if module not in sys.modules:
+        kernels.load_plugins()
+    return getattr(importlib.import_module(module), name)
+
+
+def _folder() -> Path:
+    return cache() / "compile"
+
+
+@functools.cache
+def _compiler() -> str:
+    """What of the compiler and of what is read from it decides a result."""
+    import triton
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+
+    reader = Path(figures_module.__file__).read_text()
+    return json.dumps([triton.__version__, sorted(get_cache_invalidating_env_vars().items()), reader])
+
+
+def key_of(launch: Launch) -> str:
+    """Of the cache: changes with everything that decides what compiling finds."""
+    source = _function(launch.kernel).cache_key  # of its source and of all that it calls
+    return hashlib.sha256(json.dumps([_compiler(), source, launch.arch, launch.data]).encode()).hexdigest()
+
+
+def recall(key: str) -> Figures | None:
+    """What the cache knows."""
+    try:
+        return Figures.read(json.loads((_folder() / f"{key}.json").read_text()))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _remember(key: str, result: Figures) -> None:
+    """A cache that cannot be written is no cache, and no error."""
+    with contextlib.suppress(OSError):
+        files.replace(_folder() / f"{key}.json", json.dumps(asdict(result)))

@@ -1,0 +1,185 @@
+"""What disturbs a GPU, whoever made it: slowdowns, fallen clocks, other processes that run on it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from harness.machine.monitor.base import Clocks, Monitor, Ours
+from kernels.platform import Platform
+
+# Of a round's time: the drivers' counters run in steps, and a tenth of a verdict's margin hides in less.
+HELD = 0.01
+# Per cent of the time before a run: an idle device's own housekeeping stays under it.
+BUSY = 5
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one reading gave.
+
+    values: quantity -> value, clocks of an idle device left out
+    clock:  MHz of the cores; None where it cannot be read
+    busy:   whether the device was at work, so that its clock means anything; None where that is not told
+    slowed: what holds its clock down now
+    """
+
+    values: dict[str, float] = field(default_factory=dict)
+    clock: float | None = None
+    busy: bool | None = None
+    slowed: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process with a context on the device, and the bytes it holds there; None where that is not told."""
+
+    name: str
+    bytes: float | None
+
+
+class Residents:
+    """Tells other people's processes on a device from ours.
+
+    In a container a driver may name processes as the host numbers them, and we know ours by other numbers.
+    Then those are foreign that were there before our first worker, and of the rest as many as there are
+    more than we have workers; which ones is not known.
+    """
+
+    def __init__(self, before: Iterable[int]) -> None:
+        self.before = set(before)
+        self.same_numbers = False
+
+    def foreign(self, pids: Collection[int], ours: Collection[int]) -> tuple[set[int], int]:
+        """Those known to be foreign, and how many others must be."""
+        found = set(pids)
+        self.same_numbers |= bool(found & set(ours))
+        if self.same_numbers:
+            return found - set(ours), 0
+        return found & self.before, max(0, len(found - self.before) - len(ours))
+
+
+class GpuMonitor(Monitor):
+    """What the vendors' libraries give, judged. Untested on hardware.
+
+    clock_name: what the vendor calls the cores' clock; its quantity is `<name>_clock_mhz`
+    disturbing: of what slows a device, that which does not come from the kernel's own work
+    power:      ... that which does: a clock that it holds down is the normal state of a heavy product
+    """
+
+    clock_name: str
+    disturbing: frozenset[str]
+    power: str
+
+    def __init__(self, platform: Platform, ours: Ours) -> None:
+        super().__init__()
+        self.device = platform.device
+        self.ours = ours
+        self.clocks = Clocks(f"{self.clock_name} clock")
+        self.residents = Residents(self._holders())
+        self.slowed: set[str] = set()
+        self.workers: set[int] = set()
+        self.held: Mapping[str, float] = {}
+        self.elapsed = 0.0
+
+    @abstractmethod
+    def _look(self) -> Look: ...
+
+    @abstractmethod
+    def _held(self) -> tuple[float, dict[str, float]]:
+        """A running time, and for each thing that slows the device how much of it that has been on."""
+
+    @abstractmethod
+    def _holders(self) -> dict[int, Holder]: ...
+
+    @abstractmethod
+    def _ran(self) -> dict[int, str]:
+        """Processes that ran on the device in this round, each with how much."""
+
+    @abstractmethod
+    def _utilisation(self) -> float | None:
+        """Per cent of the time lately."""
+
+    def begin(self) -> None:
+        self.clocks.begin()
+        self.slowed.clear()
+        self.workers = set(self.ours())
+        self.elapsed, self.held = self._held()
+
+    def sample(self, who: str = "") -> None:
+        look = self._look()
+        for quantity, value in look.values.items():
+            self.notes.add(quantity, value)
+        if look.busy is False:
+            self.notes.idle += 1
+            return
+        if look.busy:
+            self.notes.samples += 1
+            self.notes.reasons.update(look.slowed)
+        self.slowed |= look.slowed & self.disturbing
+        if look.clock is None:
+            return
+        self.notes.add(f"{self.clock_name.lower()}_clock_mhz", look.clock)
+        if look.busy and self.power not in look.slowed:
+            self.clocks.see(who, look.clock)
+
+    def end(self) -> str:
+        return "; ".join([*self._slowdowns(), *self.clocks.fallen, *self._strangers()])
+
+    def _slowdowns(self) -> list[str]:
+        """From the counters over the whole round, and from the samples for what has no counter."""
+        elapsed, held = self._held()
+        found = []
+        for reason in sorted(held.keys() & self.held.keys()):
+            if elapsed <= self.elapsed:
+                continue
+            share = (held[reason] - self.held[reason]) / (elapsed - self.elapsed)
+            self.notes.add(f"{reason.replace(' ', '_')}_percent", 100 * share)
+            if share > HELD and reason in self.disturbing:
+                found.append(f"{reason} for {share:.0%} of the round")
+        return [*found, *(f"{r} seen" for r in sorted(self.slowed - held.keys()))]
+
+    def _strangers(self) -> list[str]:
+        ran, ours = self._ran(), self.workers | set(self.ours())
+        if ran and not self.residents.same_numbers:
+            self.residents.foreign(self._holders(), ours)
+        known, more = self.residents.foreign(ran.keys(), ours)
+        found = [f"process {pid}, not ours, ran on {self.device} ({ran[pid]})" for pid in sorted(known)]
+        if more:
+            found.append(f"{len(ran)} processes ran on {self.device}: {more} more than we have")
+        return found
+
+    def before(self) -> list[str]:
+        holders = self._holders()
+        known, more = self.residents.foreign(holders.keys(), set(self.ours()))
+        found = []
+        for pid in sorted(known):
+            name, held = holders[pid].name, holders[pid].bytes
+            size = f" and holds {held / (1 << 30):.1f} GiB" if held is not None else ""
+            found.append(f"process {pid}{f' ({name})' if name else ''} is on {self.device}{size}")
+        if more:
+            found.append(f"{more} more processes than ours are on {self.device}")
+        used = self._utilisation()
+        if used is not None and used > BUSY:
+            found.append(f"{self.device} is {used:.0f} % busy")
+        self.notes.take()  # no round's
+        return found
+
+    def readable(self) -> dict[str, str]:
+        look = self._look()
+        values: dict[str, Any] = dict(look.values)
+        if look.clock is not None:
+            values[f"{self.clock_name.lower()}_clock_mhz"] = look.clock
+        for quantity, value in values.items():
+            self.notes.add(quantity, value)
+        used = self._utilisation()
+        if used is not None:
+            self.notes.add("utilisation_percent", used)
+        self._held()
+        shown = {"slowed by": ", ".join(sorted(look.slowed)) or "nothing"} if look.busy is not None else {}
+        shown["processes"] = str(len(self._holders()))
+        return shown | self.notes.show()

@@ -1,0 +1,180 @@
+"""NVIDIA's clocks, slowdowns and processes, through NVML (nvidia-ml-py). Untested on hardware."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from harness.machine.monitor.base import Blind, Monitor, Ours
+from harness.machine.monitor.gpu import GpuMonitor, Holder, Look
+from kernels.platform import Platform
+from kernels.visibility import visible
+
+POWER_CAP = "software power cap"
+THERMAL = "thermal slowdown"
+# Bits of nvmlDeviceGetCurrentClocksEventReasons, with the names that nvidia-smi gives them (nvml.h).
+IDLE = 0x1
+REASONS = {
+    0x2: "clock setting",
+    0x4: POWER_CAP,
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+    0x100: "display clock setting",
+}
+# NVML_PERF_POLICY_*: nanoseconds that each kept the clock below the one asked for. The field values with
+# finer reasons have other numbers in other releases of the driver (251 or 269), so they are not asked for.
+POLICIES = {0: POWER_CAP, 1: THERMAL}
+# The first that library and driver have: the newer ones are not in old drivers, the older go with CUDA 14.
+CLOCK_REASONS = ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"]
+TEMPERATURE = ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"]
+EXCLUSIVE = {1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}  # NVML_COMPUTEMODE_*
+
+
+def open_nvidia(
+    platform: Platform, ours: Ours, nvml: Any = None, environment: Mapping[str, str] = os.environ
+) -> Monitor:
+    """A monitor of the device that torch calls `platform.device`, or one that says why it sees nothing.
+    nvml: the library; pynvml where it is not given."""
+    if nvml is None:
+        try:
+            import pynvml as nvml
+        except ImportError:
+            return Blind("nvidia-ml-py is not installed")
+    try:
+        nvml.nvmlInit()
+        everything = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        chosen = environment.get("CUDA_VISIBLE_DEVICES")
+        if chosen and chosen.startswith("MIG-"):
+            handles = [nvml.nvmlDeviceGetHandleByUUID(chosen.split(",")[0].strip())]
+        else:
+            handles = visible("cuda", everything, nvml.nvmlDeviceGetUUID, environment)
+        index = int(platform.device.partition(":")[2] or 0)
+        if index >= len(handles):
+            return Blind(f"CUDA_VISIBLE_DEVICES={chosen} leaves {len(handles)} devices")
+        return NvidiaMonitor(platform, ours, nvml, handles[index])
+    except nvml.NVMLError as error:
+        return Blind(f"NVML: {error}")
+
+
+class NvidiaMonitor(GpuMonitor):
+    clock_name = "SM"
+    power = POWER_CAP
+    disturbing = frozenset(
+        {
+            "hardware slowdown",
+            "software thermal slowdown",
+            "hardware thermal slowdown",
+            "hardware power brake",
+            THERMAL,
+        }
+    )
+
+    def __init__(
+        self,
+        platform: Platform,
+        ours: Ours,
+        nvml: Any,
+        handle: Any,
+        clock: Callable[[], float] = time.perf_counter,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.nvml = nvml
+        self.handle = handle
+        self.clock = clock
+        self.wall = wall
+        self.since = 0
+        super().__init__(platform, ours)
+
+    def begin(self) -> None:
+        super().begin()
+        self.since = int(self.wall() * 1e6)
+
+    def blocked(self) -> str:
+        mode = EXCLUSIVE.get(self._ask("compute mode", ["nvmlDeviceGetComputeMode"]) or 0)
+        if mode is None:
+            return ""
+        return (
+            f"{self.device} is in {mode} mode and our workers must share it: "
+            "`nvidia-smi -c DEFAULT` (as root) allows that"
+        )
+
+    def before(self) -> list[str]:
+        found = super().before()
+        modes = self._ask("MIG mode", ["nvmlDeviceGetMigMode"])
+        if modes and modes[0] == self.nvml.NVML_DEVICE_MIG_ENABLE:
+            found.append(f"{self.device} is divided (MIG): what runs on its other parts is not seen")
+        return found
+
+    def _ask(self, quantity: str, functions: Sequence[str], *arguments: Any) -> Any:
+        """What the first function answers that the library and the driver both have, or None, with the
+        reason noted: all of them too new or too old, MIG, no right."""
+        reason = f"nvidia-ml-py has no {functions[-1]}"
+        for function in functions:
+            if hasattr(self.nvml, function):
+                try:
+                    return getattr(self.nvml, function)(self.handle, *arguments)
+                except self.nvml.NVMLError as error:
+                    reason = str(error)
+        self.notes.unread[quantity] = reason
+        return None
+
+    def _look(self) -> Look:
+        nvml = self.nvml
+        # The clock first, while it is still that of the work.
+        clock = self._ask("sm_clock_mhz", ["nvmlDeviceGetClockInfo"], nvml.NVML_CLOCK_SM)
+        bits = self._ask("clock reasons", CLOCK_REASONS)
+        busy = None if bits is None else not bits & IDLE
+        values = {"temperature_c": self._ask("temperature_c", TEMPERATURE, nvml.NVML_TEMPERATURE_GPU)}
+        milliwatts = self._ask("power_w", ["nvmlDeviceGetPowerUsage"])
+        values["power_w"] = None if milliwatts is None else milliwatts / 1e3
+        if busy is not False:
+            memory = self._ask("memory_clock_mhz", ["nvmlDeviceGetClockInfo"], nvml.NVML_CLOCK_MEM)
+            values["memory_clock_mhz"] = memory
+        return Look(
+            {quantity: value for quantity, value in values.items() if value is not None},
+            clock,
+            busy,
+            frozenset(reason for bit, reason in REASONS.items() if bits and bits & bit),
+        )
+
+    def _held(self) -> tuple[float, dict[str, float]]:
+        """Seconds. The counters' function is to go with CUDA 14; then the samples' reasons are left."""
+        found = {}
+        for policy, reason in POLICIES.items():
+            violation = self._ask(f"{reason} counter", ["nvmlDeviceGetViolationStatus"], policy)
+            if violation is not None:
+                found[reason] = violation.violationTime / 1e9
+        return self.clock(), found
+
+    def _holders(self) -> dict[int, Holder]:
+        processes = self._ask("processes", ["nvmlDeviceGetComputeRunningProcesses"]) or []
+        return {p.pid: Holder(self._name(p.pid), p.usedGpuMemory) for p in processes}
+
+    def _name(self, pid: int) -> str:
+        try:
+            return str(self.nvml.nvmlSystemGetProcessName(pid)).rpartition("/")[2]
+        except self.nvml.NVMLError:
+            return ""
+
+    def _ran(self) -> dict[int, str]:
+        """From the driver's own samples since the round began, some six a second: a short round may see
+        none, and the next then sees what ran before it."""
+        try:
+            samples = self.nvml.nvmlDeviceGetProcessUtilization(self.handle, self.since)
+        except self.nvml.NVMLError as error:
+            if error.value != self.nvml.NVML_ERROR_NOT_FOUND:  # that one: no samples since
+                self.notes.unread["process utilisation"] = str(error)
+            return {}
+        most: dict[int, int] = {}
+        for sample in samples:
+            most[sample.pid] = max(most.get(sample.pid, 0), sample.smUtil)
+        return {pid: f"{percent} % of the SMs' time" for pid, percent in most.items() if percent > 0}
+
+    def _utilisation(self) -> float | None:
+        rates = self._ask("utilisation_percent", ["nvmlDeviceGetUtilizationRates"])
+        return None if rates is None else rates.gpu

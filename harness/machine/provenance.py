@@ -1,0 +1,81 @@
+"""What a number needs beside it: the machine, the versions, the code, the environment."""
+
+from __future__ import annotations
+
+import os
+import platform as host
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+from harness.catalogue.flags import catalogue
+from harness.paths import ROOT
+from harness.workers.environment import DEFAULTS
+from kernels.platform import Platform, detect, run, version
+
+LIBRARIES = [
+    *("torch", "triton", "vllm", "aiter", "flashinfer", "flash_mla", "deep_gemm", "cudnn"),
+    *("flash_attn", "flash_attn_interface", "flash_attn.cute"),
+    *("sglang", "sgl_kernel", "triton_kernels", "numpy", "scipy", "pandas", "pydantic"),
+]
+
+# Variables by which the kernels, their libraries and their threads are steered, those of the catalogue
+# beside them.
+STEERING = re.compile(
+    r"^(AITER|AMD|AMDGCN|CUDA|CK|DG|DNNL|FLASHINFER|GOMP|GPU|HIP|HSA|KERNEL_BENCH|KMP|MALLOC|MIOPEN|MKL|NCCL|NVIDIA|OMP|ONEDNN|"
+    r"PYTORCH|ROCM|ROCR|SGL|SGLANG|TORCH|TORCHINDUCTOR|TRITON|TRTLLM|VLLM)_|^(LD_PRELOAD|ENABLE_CK|GLIBC_TUNABLES)$"
+)
+
+
+def provenance(platform: Platform, threads: int) -> dict[str, Any]:
+    """Everything that identifies the surroundings of a measurement by our workers, as plain values."""
+    found = surroundings(platform)
+    return found | {"machine": found["machine"] | {"threads": threads}, "worker_defaults": DEFAULTS}
+
+
+def surroundings(platform: Platform | None = None) -> dict[str, Any]:
+    """The machine, versions, this checkout's commit and the variables that steer kernels."""
+    platform = platform or detect()
+    return {
+        "machine": {
+            "host": socket.gethostname(),
+            "platform": platform.kind,
+            "arch": platform.arch,
+            "device": platform.name,
+            "device_id": platform.device,
+            "uuid": platform.uuid,
+            "device_memory": platform.memory,
+            "last_level_cache": platform.last_level,
+            "driver": driver(platform),
+            "cpus": os.cpu_count(),
+            "os": host.platform(),
+        },
+        "versions": {"python": host.python_version()}
+        | {module: found for module in LIBRARIES if (found := version(module))},
+        "git": git_state(),
+        "environment": {k: _elsewhere(v) for k, v in sorted(os.environ.items()) if steers(k)},
+    }
+
+
+def steers(variable: str) -> bool:
+    return bool(STEERING.match(variable)) or variable in catalogue()
+
+
+def _elsewhere(value: str) -> str:
+    """Files of this checkout by their place in it, which is the same on another machine."""
+    return value.replace(f"{ROOT}{os.sep}", "")
+
+
+def driver(platform: Platform) -> str:
+    if platform.kind == "cuda":
+        return run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
+    module = Path("/sys/module/amdgpu/version")
+    return module.read_text().strip() if platform.kind == "rocm" and module.exists() else ""
+
+
+def git_state() -> dict[str, Any]:
+    """The commit of the code, and whether anything but results differs from it."""
+    commit = run("git", "-C", str(ROOT), "rev-parse", "HEAD")
+    changed = run("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!results")
+    return {"commit": commit, "dirty": bool(changed)}

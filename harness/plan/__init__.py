@@ -1,0 +1,1 @@
+"""What will be measured: cases, contenders, arms, budget, memory. Needs no torch."""

@@ -1,0 +1,87 @@
+"""Contenders: implementations under an arm, a launch mode and a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.plan.arms import PLAIN, Arm
+from kernels.op import Implementation
+from shapes.case import Case, text_of
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Under which configurations an implementation enters a case; None: the one that it chooses itself.
+
+    configs: the anchor's first
+    found:   how they were found, for the record
+    """
+
+    configs: Sequence[dict[str, Any] | None] = (None,)
+    found: Mapping[str, Any] = field(default_factory=dict)
+
+
+def default_entries(implementation: Implementation, case: Case) -> Entries:
+    return Entries()
+
+
+def contender_name(
+    impl: str, arm: str, launch: str, platform: str, config: Mapping[str, Any] | None = None
+) -> str:
+    """What verdicts call a cell: the implementation, with what is not the rule: an arm that sets something,
+    an eager launch on a GPU, a configuration that it was told to use."""
+    special = [f"@ {arm}"] if arm != PLAIN else []
+    special += ["eager"] if launch == "eager" and platform != "cpu" else []
+    special += [text_of(config)] if config else []
+    return " ".join([impl, *special])
+
+
+@dataclass
+class Contender:
+    """An implementation under an arm and a launch mode.
+
+    name:           unique in its case
+    config:         of a tunable implementation, that it is told to use; None: it chooses
+    status, reason: where it ended; None while nothing is against it
+    beaten:         by whom in the heats of a race, after which it got no more time
+    setup_s:        preparing, JIT and first call, at their longest
+    call_s:         one call, roughly: the last one that was checked
+    check:          the judge's last report
+    kernels:        what ran in a call (see profiling.py)
+    picked:         what its library says that it chose to run
+    source:         a hash of its code (see sources.py)
+    ran:            what is known of that beside the kernels' names (see identity.py)
+    synchronises:   whether its calls wait for the device before they return
+    host_s:         of each turn on a GPU: the host's seconds to launch one call
+    pinned:         the CPU that each of its worker's threads is bound to, or why none is
+    """
+
+    name: str
+    impl: Implementation
+    arm: Arm
+    launch: str
+    interpreted: bool = False
+    config: dict[str, Any] | None = None
+    status: str | None = None
+    reason: str = ""
+    beaten: str = ""
+    setup_s: float = 0.0
+    call_s: float = 0.0
+    check: dict[str, Any] = field(default_factory=dict)
+    kernels: list[dict[str, Any]] = field(default_factory=list)
+    picked: str = ""
+    ran: list[str] = field(default_factory=list)
+    source: str = ""
+    synchronises: bool = False
+    host_s: list[float] = field(default_factory=list)
+    pinned: list[int] | str = ""
+
+    @property
+    def alive(self) -> bool:
+        return self.status is None and not self.beaten
+
+    def fail(self, status: str, reason: str) -> None:
+        if self.alive:
+            self.status, self.reason = status, reason

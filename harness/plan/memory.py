@@ -1,0 +1,103 @@
+"""TODO"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    pass
+from collections.abc import Sequence
+
+from harness.plan.contender import Contender
+from kernels.op import Implementation, Op
+from kernels.platform import Platform, available_memory
+
+# A reference of more than this is sampled: about 10 s of products on two CPU cores.
+MAX_FLOPS = {"cpu": 4e11, "cuda": 2e13, "rocm": 2e13}
+
+
+MEMORY_SHARE = 0.8
+GIB = 1 << 30
+
+
+class Memory:
+    """Of one case on one device: bytes that groups of contenders need, and may take, in a cache mode."""
+
+    def __init__(self, op: Op, sizes: Any, platform: Platform, baseline: str, mode: str) -> None:
+        self.op, self.sizes, self.baseline, self.mode = op, sizes, baseline, mode
+        free = available_memory() if platform.kind == "cpu" else platform.memory
+        self.limit = MEMORY_SHARE * free if free else float("inf")
+        self.judge = judge_memory(op, sizes, platform.kind)
+
+    def needed(self, group: Sequence[Contender], copies: int) -> int:
+        """Of the judge and the group's workers, on so many sets of operands."""
+        workers: dict[tuple[str, str], list[Implementation]] = {}
+        # The baseline, or else the first, stands for two: it is prepared twice, as the A/A pair.
+        twins = [c for c in group if c.impl.name == self.baseline] or group
+        for c in group if any(c.arm.again for c in group) else [*group, twins[0]]:
+            workers.setdefault((c.arm.name, c.impl.runtime), []).append(c.impl)
+        return self.judge + sum(
+            memory_needed(self.op, self.sizes, members, copies, self.mode) for members in workers.values()
+        )
+
+    def fits(self, group: Sequence[Contender], copies: int) -> bool:
+        return self.needed(group, copies) <= self.limit
+
+    def anchors(self, contenders: Sequence[Contender]) -> list[Contender]:
+        """Those that stand in every group: the baseline under the first arm, if it is there, and that arm
+        again."""
+        found = [c for c in contenders if c.impl.name == self.baseline]
+        return [c for i, c in enumerate(found) if i == 0 or c.arm.again]
+
+    def groups(
+        self, contenders: Sequence[Contender], copies: int
+    ) -> tuple[list[list[Contender]], list[Contender]]:
+        """Groups of contenders that fit in memory beside each other, each with the baseline; who does not
+        fit beside the baseline stands alone, with a time and no ratio. And those that do not fit at all."""
+        anchors = self.anchors(contenders)
+        groups: list[list[Contender]] = [list(anchors)]
+        too_large, alone = [], []
+        for contender in contenders:
+            if contender in anchors:
+                continue
+            if self.fits([*groups[-1], contender], copies):
+                groups[-1].append(contender)
+            elif self.fits([*anchors, contender], copies):
+                groups.append([*anchors, contender])
+            elif self.fits([contender], copies):
+                alone.append([contender])
+            else:
+                too_large.append(contender)
+        if anchors and not self.fits(anchors, copies):
+            too_large += anchors
+            groups = [[c for c in g if c not in anchors] for g in groups]
+        too_large = [c for c in too_large if not c.arm.again]
+        for contender in too_large:
+            need = self.needed([contender], copies)
+            contender.fail(
+                "unsupported", f"needs {need / GIB:.1f} GiB of memory; {self.limit / GIB:.1f} GiB may be used"
+            )
+        return [group for group in [*groups, *alone] if group], too_large
+
+
+def memory_needed(
+    op: Op, sizes: Any, contenders: Sequence[Implementation], copies: int, mode: str = "serving"
+) -> int:
+    """Bytes of one worker: the sets that calls rotate over, twice while they move to fresh buffers, and each
+    contender's own layout of stationary operands, workspace and outputs."""
+    # In cold mode a set shares nothing with the others (`Operands.turned`).
+    further = op.operand_bytes(sizes) if mode == "cold" else op.turn_bytes(sizes)
+    output = op.output_bytes(sizes)
+    layouts = 1 if op.turns else copies
+    per_contender = sum(
+        layouts * i.layout(sizes) + copies * (i.workspace(sizes) + output) for i in contenders
+    )
+    return 2 * (op.operand_bytes(sizes) + (copies - 1) * further) + per_contender
+
+
+def judge_memory(op: Op, sizes: Any, kind: str) -> int:
+    """Bytes of the judge: operands, and per reference up to 16 bytes for each 2 of the output rows that it
+    computes, four references in each of up to two boundaries."""
+    references = 4 * len(op.boundaries[:2])
+    sampled = min(1.0, MAX_FLOPS[kind] / op.work(sizes).flops)
+    return op.operand_bytes(sizes) + int(references * 8 * sampled * op.output_bytes(sizes))

@@ -1,0 +1,60 @@
+"""Revisions of this repository as arms: each runs its own kernels/ under this harness."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+from harness.errors import UsageError
+from harness.paths import ROOT, cache
+from harness.plan.arms import Arm
+
+BESIDE = ("harness", "shapes")
+"""What an arm takes of this checkout: one engine measures all revisions, on the same cases."""
+
+
+def arms(names: tuple[str, str]) -> list[Arm]:
+    """Of each revision, and of the first one again. Raises UsageError for one that git does not know."""
+    found = [arm(f"{name} ({commit[:9]})", commit) for name, commit in ((n, _commit(n)) for n in names)]
+    if found[0].tree == found[1].tree:
+        raise UsageError(f"{' and '.join(names)} are the same commit, {_commit(names[0])[:9]}")
+    return [*found, Arm(again=True, tree=found[0].tree, revision=found[0].revision)]
+
+
+def arm(name: str, commit: str) -> Arm:
+    return Arm(tree=str(tree(commit)), revision=name)
+
+
+def tree(commit: str) -> Path:
+    """The folder in which a commit's kernels/ stand beside this checkout's other packages."""
+    folder = cache() / "revisions" / commit
+    if not (folder / "kernels").is_dir():
+        packed = _git("archive", "--format=tar", commit, "kernels")
+        folder.mkdir(parents=True, exist_ok=True)
+        with (
+            tempfile.TemporaryDirectory(dir=folder) as fresh,
+            tarfile.open(fileobj=io.BytesIO(packed)) as files,
+        ):
+            files.extractall(fresh, filter="data")
+            (Path(fresh) / "kernels").replace(folder / "kernels")
+    for name in BESIDE:
+        link = folder / name
+        if not link.is_symlink() or link.resolve() != ROOT / name:
+            link.unlink(missing_ok=True)
+            link.symlink_to(ROOT / name)
+    return folder
+
+
+def _commit(name: str) -> str:
+    return _git("rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}").decode().strip()
+
+
+def _git(*words: str) -> bytes:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, check=False)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines() or ["git failed"]
+        raise UsageError(f"git {' '.join(words[:2])}: {said[-1].removeprefix('fatal: ')}")
+    return done.stdout

@@ -1,0 +1,89 @@
+"""What will be measured: which cases within the budget, which contenders."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from typing import Any
+
+import kernels
+from harness.errors import UsageError
+from kernels.op import Implementation, Op
+from kernels.platform import Platform
+from shapes.case import Case, merge, parse
+from shapes.suites import suite, suites
+
+
+def choose_op(name: str) -> Op:
+    if name not in kernels.OPS:
+        kernels.load_plugins()
+        raise UsageError(f"unknown op {name!r}; ops: {', '.join(kernels.OPS)}")
+    return kernels.OPS[name]
+
+
+def choose_cases(
+    op: Op, suite_name: str | None, texts: Sequence[str], boundary: str | None, arch: str = ""
+) -> list[Case]:
+    """The cases of a suite or of `--case` texts in each boundary, canonical, heaviest first, among equals in
+    suite order; sizes that they leave open are the architecture's."""
+    if boundary is not None and boundary not in op.boundaries:
+        raise UsageError(
+            f"unknown boundary {boundary!r} for {op.name}; boundaries: {', '.join(op.boundaries)}"
+        )
+    boundaries = [boundary] if boundary else list(op.boundaries)
+    try:
+        if texts:
+            sizes = [{**op.defaults(arch), **s} for text in texts for s in parse(text)]
+            found = [op.case(s, boundary=b, weight=1 / len(sizes)) for s in sizes for b in boundaries]
+        else:
+            found = [
+                op.case({**op.defaults(arch), **c.sizes}, boundary=b, place=c.place, weight=c.weight)
+                for c in _suite(suite_name or "smoke").cases(op.name)
+                for b in boundaries
+            ]
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if not found:
+        raise UsageError(f"suite {suite_name!r} has no cases for {op.name}")
+    return sorted(merge(found), key=lambda case: -case.weight)
+
+
+def _suite(name: str) -> Any:
+    if name not in suites():
+        raise UsageError(f"unknown suite {name!r}; suites: {', '.join(suites())}")
+    return suite(name)
+
+
+def choose_implementations(op: Op, patterns: str | None) -> list[Implementation]:
+    """Implementations that match any of the comma-separated shell patterns; each must match one."""
+    available = kernels.implementations(op.name)
+    if not patterns:
+        return available
+    chosen: dict[str, Implementation] = {}
+    for pattern in patterns.split(","):
+        matches = [i for i in available if fnmatch.fnmatchcase(i.name, pattern.strip())]
+        if not matches:
+            names = ", ".join(i.name for i in available)
+            raise UsageError(f"no implementation of {op.name} matches {pattern!r}; there are: {names}")
+        chosen.update({i.name: i for i in matches})
+    return [chosen[name] for name in sorted(chosen)]
+
+
+def choose_baseline(op: Op, platform: Platform, named: str | None, chosen: list[Implementation]) -> str:
+    """The named baseline, or the op's best torch implementation here; it joins the chosen ones."""
+    known = {i.name: i for i in kernels.implementations(op.name)}
+    baseline = named or op.baseline[platform.kind]
+    if baseline not in known:
+        raise UsageError(f"unknown baseline {baseline!r}; implementations: {', '.join(known)}")
+    if baseline not in {i.name for i in chosen}:
+        chosen.append(known[baseline])
+    return baseline
+
+
+def launches(platform: Platform, wanted: str | None) -> list[str]:
+    """Launch modes to measure; a CPU has no graphs."""
+    if platform.kind == "cpu":
+        if wanted in ("graph", "both"):
+            raise UsageError(f"--launch {wanted} needs a GPU; this is a CPU, whose calls are eager")
+        return ["eager"]
+    return {"graph": ["graph"], "eager": ["eager"], "both": ["graph", "eager"]}[wanted or "graph"]

@@ -1,0 +1,92 @@
+"""The tables of tuned configurations."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tabulate import tabulate
+
+from harness.report import case_table
+from harness.results.schema import CaseDone, Cell, Record
+from shapes.case import text_of
+
+
+def summary(records: Sequence[Record]) -> str:
+    """The table of who was not beaten, and how many were."""
+    beaten = {id(r) for r in records if isinstance(r, Cell) and r.status == "ok" and not r.samples.seconds}
+    done = next(r for r in records if isinstance(r, CaseDone))
+    entries: Mapping[str, Any] = done.entries
+    lines = [case_table.case_table([r for r in records if id(r) not in beaten])]
+    if entries:
+        pruned = ", ".join(f"{count} {why}" for why, count in entries["pruned"].items())
+        lines.append(
+            f"of {entries['considered']} configurations {entries['raced']} were raced, {len(beaten)} of them "
+            f"beaten in the heats" + (f"; not raced: {pruned}" if pruned else "")
+        )
+    return "\n".join(lines)
+
+
+def stored_text(found: Mapping[str, Any]) -> str:
+    """A stored choice in words."""
+    config, against = (text_of(found[name]) for name in ("config", "against"))
+    ratio = f"{found['ratio']}x ({found['low']}..{found['high']})"
+    return f"{config}, {found['verdict']} against {against}: {ratio}"
+
+
+def tune_tables(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Of each target and implementation what was considered, and a line for all cases that got the same
+    configuration and are bound by the same."""
+    of_each: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        of_each.setdefault((row["target"], row["implementation"]), []).append(row)
+    return "\n\n".join(
+        f"{target} {implementation}, {_considered(group)}\n{choices_table(group)}"
+        for (target, implementation), group in of_each.items()
+    )
+
+
+def _considered(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Over all cases; reasons that differ in numbers count as one."""
+    refused = Counter[str]()
+    for row in rows:
+        for why, count in row["refused"].items():
+            refused[re.sub(r"\d+", "N", why)] += count
+    considered, judged = (sum(row[name] for row in rows) for name in ("configurations", "judged"))
+    said = f"{len(rows)} cases: {considered} configurations, {considered - judged} of them known to be worse"
+    said += f" without compiling; {sum(refused.values())} refused"
+    return "\n".join([said, *(f"  {count}: {why}" for why, count in refused.most_common())])
+
+
+def choices_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((_words(row["config"]), row["bound_by"]), []).append(row)
+    lines = [
+        [
+            len(group),
+            group[0]["case"],
+            config or "none may be shipped",
+            _span([row["estimate_us"] for row in group]),
+            bound,
+            _words(group[0]["second"]),
+            group[0]["second_us"],
+        ]
+        for (config, bound), group in groups.items()
+    ]
+    headers = ["cases", "first of them", "configuration", "estimate us", "bound by", "second there", "us"]
+    return tabulate(lines, headers, disable_numparse=True)
+
+
+def _words(config: Mapping[str, Any] | None) -> str:
+    return " ".join(f"{name}={value}" for name, value in config.items()) if config else ""
+
+
+def _span(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    low, high = f"{min(known):.3g}", f"{max(known):.3g}"
+    return low if low == high else f"{low}-{high}"

@@ -1,0 +1,5 @@
+"""Recorded runs: `load` gives one row per cell."""
+
+from harness.results.read import load
+
+__all__ = ["load"]

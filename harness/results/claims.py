@@ -1,0 +1,144 @@
+"""`python -m harness claims`: the headline claims for AITER, and what recorded runs say of them.
+
+A claim names no baseline, so it is held against three: naive torch, the best of torch, and Triton.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import kernels
+from kernels.platform import Platform
+
+RIVALS = {
+    "naive torch": ("torch.naive",),
+    "the best of torch": ("torch.*", "hipblaslt.*", "aotriton*"),
+    "Triton": ("triton.*", "vllm.triton*", "sglang.triton*"),
+}
+CONFIDENCE = 0.95
+
+EXPLAINED = """
+Each ratio is the largest of all recorded cases, with an interval wide enough for having looked for it. The
+last column is no evidence for a claim: other kernels on other hardware, which show how large such factors
+get, and where. What measures the claims, on their hardware, and which of its rows this machine can time:"""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """time(b) / time(a) of one case, a and b each the fastest of its kind there."""
+
+    ratio: float
+    low: float
+    high: float
+    a: str
+    b: str
+    case: str
+    run: str
+
+
+@dataclass(frozen=True)
+class Test:
+    """A claim against one kind of rival.
+
+    claimed: by the claim's kernels on the claim's hardware: the largest ratio of all cases, or None
+    here:    the largest that any kernel of any provider reached over that rival in runs on this machine's
+             architecture: how large such factors get, and no evidence for the claim
+    runs:    implementations of either side that this machine can time
+    """
+
+    op: str
+    said: str
+    factor: float
+    against: str
+    runs: tuple[str, ...]
+    cases: int
+    claimed: Ratio | None
+    here: Ratio | None
+    verdict: str
+
+
+def examine(document: dict[str, Any], here: Platform, cells: Sequence[tuple[str, Any]]) -> list[Test]:
+    """cells: (run, cell) of any runs; each is used for the architecture that it was measured on."""
+    tests = []
+    for claim in document["claims"]:
+        op = claim["op"]
+        able = [i for i in kernels.implementations(op) if i.available(here).ok and not i.interpreted(here)]
+        ours = tuple(document["kernels"])
+        for against, rivals in RIVALS.items():
+            there = ratios(op, document["arch"], cells, ours, rivals)
+            elsewhere = ratios(op, here.arch, cells, ("*",), rivals)
+            best = max(there, key=lambda r: r.ratio, default=None)
+            names = tuple(i.name for i in able if _matches(i.name, ours) or _matches(i.name, rivals))
+            tests.append(
+                Test(
+                    op=op,
+                    said=claim["said"],
+                    factor=claim["factor"],
+                    against=against,
+                    runs=names,
+                    cases=len(there),
+                    claimed=best,
+                    here=max(elsewhere, key=lambda r: r.ratio, default=None),
+                    verdict=verdict(claim["factor"], there, document["device"]),
+                )
+            )
+    return tests
+
+
+def verdict(factor: float, found: Iterable[Ratio], device: str) -> str:
+    """`up to` a factor is supported by one case that reaches it, and not supported if none may."""
+    found = list(found)
+    if not found:
+        return f"not measured on {device}"
+    if any(r.low >= factor for r in found):
+        return "supported"
+    return "not supported" if all(r.high < factor for r in found) else "unclear"
+
+
+def ratios(
+    op: str, arch: str, cells: Iterable[tuple[str, Any]], ours: Sequence[str], rivals: Sequence[str]
+) -> list[Ratio]:
+    """One for each run and case that has both: the fastest of ours over the fastest other of the rivals. The
+    confidence is shared among all of them, as the largest is looked for."""
+    from harness.results.read import paired
+
+    groups: dict[tuple[str, str, str, str], list[Any]] = {}
+    for run, cell in cells:
+        if (cell.op, cell.arch, cell.status) == (op, arch, "ok") and cell.time_us:
+            groups.setdefault((run, cell.case, cell.launch, cell.cache), []).append(cell)
+    pairs = []
+    for (run, *_), present in groups.items():
+        b = min((c for c in present if _matches(c.impl, rivals)), key=lambda c: c.time_us, default=None)
+        mine = (c for c in present if _matches(c.impl, ours) and not _matches(c.impl, rivals))
+        a = min(mine, key=lambda c: c.time_us, default=None)
+        if a is not None and b is not None:
+            pairs.append((run, a, b))
+    confidence = 1 - (1 - CONFIDENCE) / max(1, len(pairs))
+    found = []
+    for run, a, b in pairs:
+        r = paired(a.samples, b.samples, confidence=confidence)
+        if r.low > 0 and r.high < float("inf"):
+            found.append(Ratio(r.ratio, r.low, r.high, a.impl, b.impl, a.case, run))
+    return found
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _cells(run: str | Path) -> list[tuple[str, Any]]:
+    from harness.results.journal import Journal
+    from harness.results.read import run_folders
+    from harness.results.schema import Cell
+
+    return [
+        (str(folder), record)
+        for folder in run_folders(run)
+        for records in Journal(folder).finished().values()
+        for record in records
+        if isinstance(record, Cell)
+    ]

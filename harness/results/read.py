@@ -1,0 +1,67 @@
+"""Stored runs as one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness import archive
+from harness.errors import UsageError
+from harness.results.journal import Journal
+from harness.results.schema import Cell, Samples
+from harness.statistics.intervals import CONFIDENCE
+from harness.statistics.paired import MARGIN, Comparison, compare
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def run_folders(path_or_glob: str | Path) -> list[Path]:
+    """Run folders at a path (a run, its cells.jsonl, or any folder above runs) or matching a glob."""
+    text = str(path_or_glob)
+    one = Path(text)
+    matches = [text] if archive.is_folder(one) or archive.is_file(one) else archive.glob(text)
+    folders: dict[Path, None] = {}
+    for path in map(Path, matches):
+        folder = path if archive.is_folder(path) else path.parent
+        is_run = archive.is_file(folder / "run.json")
+        below = [folder] if is_run else [file.parent for file in archive.below(folder, "run.json")]
+        folders |= dict.fromkeys(below)
+    if not folders:
+        raise UsageError(f"no run at {text!r}; a run is a folder with run.json and cells.jsonl")
+    return list(folders)
+
+
+def load(path_or_glob: str | Path) -> pandas.DataFrame:
+    """One row per cell of every finished case, with the run it belongs to and the machine it ran on.
+
+    Raises UsageError where there is no run, one cannot be read, or its schema is newer.
+    """
+    import pandas
+
+    rows = []
+    for folder in run_folders(path_or_glob):
+        journal = Journal(folder)
+        run = journal.run()
+        for records in journal.finished().values():
+            for cell in (r for r in records if isinstance(r, Cell)):
+                machine = run.provenance.get("machine", {}).get("device", "")
+                rows.append({"run": run.id, "suite": run.suite, "machine": machine} | cell.model_dump())
+    columns = ["run", "suite", "machine", *(n for n in Cell.model_fields if n != "kind")]
+    return pandas.DataFrame(rows, columns=columns)
+
+
+def paired(
+    a: Samples, b: Samples, *, floor: float = 0.0, margin: float = MARGIN, confidence: float = CONFIDENCE
+) -> Comparison:
+    """`compare` over the rounds that both have; they must be of one case of one run."""
+    times_a, times_b = (dict(zip(zip(s.block, s.round, strict=True), s.seconds, strict=True)) for s in (a, b))
+    shared = sorted(times_a.keys() & times_b.keys())
+    return compare(
+        [times_a[place] for place in shared],
+        [times_b[place] for place in shared],
+        blocks=[block for block, _ in shared],
+        floor=floor,
+        margin=margin,
+        confidence=confidence,
+    )

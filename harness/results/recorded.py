@@ -1,0 +1,113 @@
+"""Recorded runs as they are compared: their cells, and whether two may be compared at all."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import UsageError
+from harness.results.journal import Journal
+from harness.results.read import run_folders
+from harness.results.schema import Cell, Record, Run, Verdict
+from harness.statistics.paired import noise_floor
+
+MACHINE = ("platform", "arch", "device", "threads", "driver")
+TERMS = ("op", "cache", "seed")
+CLOCKS = ("sm_clock_mhz", "gfx_clock_mhz", "frequency_mhz")
+CLOCKS_APART = 0.03
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run with its records."""
+
+    folder: Path
+    run: Run
+    cells: dict[tuple[str, str], Cell]
+    floors: dict[str, float]
+    clocks: dict[str, float]
+
+    @property
+    def commit(self) -> str:
+        git = self.run.provenance.get("git", {})
+        return f"{git.get('commit', '')[:9] or 'unknown'}{'+' * bool(git.get('dirty'))}"
+
+
+def read(path: str) -> RecordedRun:
+    """Raises UsageError where there is no run, or more than one."""
+    folders = run_folders(path)
+    if len(folders) > 1:
+        raise UsageError(f"{path!r} holds {len(folders)} runs; name one: {folders[0]}, {folders[1]} ...")
+    journal = Journal(folders[0])
+    records = [r for found in journal.finished().values() for r in found]
+    return RecordedRun(
+        folder=folders[0],
+        run=journal.run(),
+        cells={(c.case, c.name): c for c in records if isinstance(c, Cell)},
+        floors=_floors(records),
+        clocks=_clocks(records),
+    )
+
+
+def _floors(records: Iterable[Record]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for v in records:
+        if isinstance(v, Verdict) and v.about == "A/A":
+            found[v.case] = max(found.get(v.case, 0.0), noise_floor(v.found))
+    return found
+
+
+def _clocks(records: Iterable[Record]) -> dict[str, float]:
+    """Medians over cases of those clocks that were read."""
+    seen: dict[str, list[float]] = {}
+    for record in records:
+        for conditions in getattr(record, "conditions", []):
+            for name in CLOCKS:
+                if isinstance(reading := conditions.get(name), Mapping) and "median" in reading:
+                    seen.setdefault(name, []).append(reading["median"])
+    return {name: statistics.median(values) for name, values in seen.items()}
+
+
+def incompatibilities(a: RecordedRun, b: RecordedRun) -> list[str]:
+    """Why the two cannot be compared, in words; empty if they can."""
+    one, other = (s.run.provenance.get("machine", {}) for s in (a, b))
+    reasons = [
+        _differ(name, one.get(name), other.get(name)) for name in MACHINE if one.get(name) != other.get(name)
+    ]
+    reasons += [
+        _differ(name, getattr(a.run, name), getattr(b.run, name))
+        for name in TERMS
+        if getattr(a.run, name) != getattr(b.run, name)
+    ]
+    if a.run.arms != b.run.arms:
+        reasons.append(_differ("arms", "; ".join(a.run.arms), "; ".join(b.run.arms)))
+    for name in a.clocks.keys() & b.clocks.keys():
+        if abs(math.log(a.clocks[name] / b.clocks[name])) > CLOCKS_APART:
+            reasons.append(_differ(name, f"{a.clocks[name]:.0f}", f"{b.clocks[name]:.0f}"))
+    return reasons
+
+
+def _differ(name: str, a: object, b: object) -> str:
+    one, other = ("unknown" if value in (None, "") else value for value in (a, b))
+    return f"{name} differs: {one} and {other}"
+
+
+def differences(a: RecordedRun, b: RecordedRun) -> list[str]:
+    """What else differs: it may be why a row moved."""
+    notes = []
+    for group in ("versions", "environment"):
+        one, other = (s.run.provenance.get(group, {}) for s in (a, b))
+        for name in sorted(one.keys() | other.keys()):
+            if one.get(name) != other.get(name):
+                notes.append(_differ(name, one.get(name), other.get(name)))
+    if a.run.schema_version != b.run.schema_version:
+        notes.append(_differ("schema of the record", a.run.schema_version, b.run.schema_version))
+    if a.run.suite != b.run.suite:
+        notes.append(_differ("suite", a.run.suite, b.run.suite))
+    for stored in (a, b):
+        if stored.run.provenance.get("git", {}).get("dirty"):
+            notes.append(f"{stored.folder} was measured from a checkout with changes that no commit holds")
+    return notes

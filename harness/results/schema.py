@@ -1,0 +1,212 @@
+"""The record format: what a run folder holds. Versioned; readers refuse what is newer than they are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from harness.plan.contender import contender_name
+from harness.statistics.paired import MARGIN, Comparison
+
+SCHEMA = 4  # 1 had no samples in verdicts; 2 no disturbed rounds and no launch times; 3 no races, one arm
+
+Status = Literal["ok", "checked", "wrong", "unsupported", "impossible", "error", "crashed", "timeout"]
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Samples(Record):
+    """Seconds per call of each round that gave a time, with its block and its number in it."""
+
+    block: list[int] = []
+    round: list[int] = []
+    seconds: list[float] = []
+
+    def add(self, others: Samples) -> None:
+        self.block += others.block
+        self.round += others.round
+        self.seconds += others.seconds
+
+
+class Cell(Record):
+    """Case x implementation x arm x launch x cache on one device.
+
+    time_us with low_us..high_us: over blocks and its interval, microseconds per call
+    tflops, gbps: from the op's own count of work, each byte once
+    percent_of_ceiling: of what this machine was measured to reach; null where nothing was
+    config: of a tunable implementation, that it was told to use; null: it chose
+    check: the judge's report of every stage, the last entry the one that decided
+    setup_s: preparing, JIT and the first call
+    kernels, kernel_us: what ran in a call, and its own time by torch's profiler, microseconds per call; of a
+        graph, in eager calls
+    picked: what its library says that it chose to run, a tuned configuration say; empty where it does not
+    ran: what is known of that beside the names: oneDNN's implementations, hashes of what Triton generated
+    host_us: the host's time to launch a call, microseconds, the median over turns; null on a CPU
+    synchronises: its calls wait for the device before they return, so that time_us holds host time
+    version, source: of its library, and a hash of the suite's code around it (see sources.py)
+    pinned: the CPU that each of its threads is bound to, or why none is
+    samples: of the baseline, where memory splits a case into groups, those of every group; its time is that
+        of the first
+    heats: of the rounds of a race that chose who went on: no verdict rests on them, and a time only of who
+        was beaten in them
+    """
+
+    kind: Literal["cell"] = "cell"
+    op: str
+    case: str
+    boundary: str
+    impl: str
+    platform: str
+    arch: str
+    arm: str
+    launch: str
+    cache: str
+    status: Status
+    reason: str = ""
+    time_us: float | None = None
+    low_us: float | None = None
+    high_us: float | None = None
+    tflops: float | None = None
+    gbps: float | None = None
+    percent_of_ceiling: float | None = None
+    check: dict[str, Any] = {}
+    kernels: list[str] = []
+    kernel_us: list[float] = []
+    picked: str = ""
+    ran: list[str] = []
+    host_us: float | None = None
+    synchronises: bool = False
+    config: dict[str, Any] | None = None
+    setup_s: float | None = None
+    pinned: list[int] | str = ""
+    place: str = ""
+    weight: float = 0.0
+    version: str = ""
+    source: str = ""
+    rotation: dict[str, Any] = {}
+    samples: Samples = Field(default_factory=Samples)
+    heats: Samples = Field(default_factory=Samples)
+
+    @property
+    def name(self) -> str:
+        return contender_name(self.impl, self.arm, self.launch, self.platform, self.config)
+
+
+class Verdict(Record):
+    """ratio = time(b) / time(a), so > 1 means that a is faster, and the verdict is a's.
+
+    about: against the baseline, the winner against the runner-up, or the A/A pair
+    confidence, floor, margin: with which `harness.statistics.compare` gives this verdict from the samples;
+        the confidence is adjusted so that the verdicts of a case hold together; no floor: infinite
+    samples: of the baseline's twin, in an A/A pair; all others are in the cells
+    """
+
+    kind: Literal["verdict"] = "verdict"
+    case: str
+    a: str
+    b: str
+    ratio: float | None
+    low: float | None
+    high: float | None
+    floor: float | None
+    margin: float = MARGIN
+    verdict: Literal["faster", "slower", "same", "unclear"]
+    confidence: float
+    about: Literal["baseline", "runner-up", "A/A"]
+    samples: Samples = Field(default_factory=Samples)
+
+    @property
+    def found(self) -> Comparison:
+        """Where nothing stands for what is not finite."""
+        if self.ratio is None or self.low is None or self.high is None:
+            return Comparison(math.nan, 0.0, math.inf, self.verdict)
+        return Comparison(self.ratio, self.low, self.high, self.verdict)
+
+
+class DisturbedRound(Record):
+    """counted: whether its times are in the cells' samples (`--disturbed keep`); otherwise `seconds` holds
+    them, by contender, and no statistic does."""
+
+    block: int
+    round: int
+    reason: str
+    counted: bool
+    seconds: dict[str, float] = {}
+
+
+class CaseDone(Record):
+    """Ends a case in the journal: without it the case counts as unfinished.
+
+    heats:      rounds of a race's heats, which are not among `rounds`
+    stopped:    why measuring ended, in the words of `harness.timing.rounds.Rounds`
+    disturbed:  rounds during which something else used the machine, or slowed it
+    conditions: clocks, temperature, power, other processes' share ... as the rounds saw them, or why not; one
+                entry for each group of contenders that memory holds at once
+    entries:    of a race, how its configurations were found (see `harness.plan.contender.Entries`)
+    """
+
+    kind: Literal["case"] = "case"
+    case: str
+    measured_s: float
+    setup_s: float
+    rounds: int
+    blocks: int
+    heats: int = 0
+    stopped: str
+    disturbed: list[DisturbedRound] = []
+    conditions: list[dict[str, Any]] = []
+    entries: dict[str, Any] = {}
+
+
+class PlannedCase(Record):
+    op: str
+    sizes: dict[str, int | str]
+    boundary: str
+    place: str
+    weight: float
+    key: str
+
+
+class Run(Record):
+    """What a command set out to do, and on what; written once, before anything is measured.
+
+    arms, flags: the arms by name, the first being what others are compared with; the flags that they differ
+        in, by their values (null: not set)
+    trees: of arms that are revisions, their commits
+    busy: what else used the device then
+    race: of a race: `keep`, the configurations that the estimate leaves, and the `folder` of the winners
+    """
+
+    schema_version: int = SCHEMA
+    id: str
+    created: str
+    command: list[str]
+    op: str
+    suite: str
+    cases: list[PlannedCase]
+    implementations: list[str]
+    baseline: str
+    arms: dict[str, dict[str, str | None]]
+    flags: dict[str, list[str | None]] = {}
+    trees: dict[str, str] = {}
+    launches: list[str]
+    cache: str
+    budget_s: float
+    per_case_s: float
+    seed: int
+    confidence: float
+    margin: float = MARGIN
+    disturbed: Literal["drop", "keep"] = "drop"
+    race: dict[str, Any] | None = None
+    busy: list[str] = []
+    ceilings: dict[str, Any]
+    provenance: dict[str, Any]
+
+    @property
+    def contrast(self) -> Literal["implementations", "arms"]:
+        """What is compared with each other: implementations, or the arms of each implementation."""
+        return "arms" if self.flags or self.trees else "implementations"

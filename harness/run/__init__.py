@@ -1,0 +1,1 @@
+"""One measurement, from its plan to its records."""

@@ -1,0 +1,298 @@
+"""One case, from operands to rounds: check, time in blocks and rounds, check again."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import kernels
+from harness.machine.monitor.base import Monitor
+from harness.plan.contender import Contender
+from harness.plan.rotation import Rotation
+from harness.statistics.paired import MARGIN
+from harness.timing.interleaved import measure
+from harness.timing.rounds import Policy, Rounds, Turn
+from harness.workers.process import Worker, WorkerFailure
+from harness.workers.station import Station, attempt
+from kernels.operands import Seeds
+from shapes.case import Case
+
+TURN_S = 0.05
+SLOW = 4.0  # times the fastest: no choice for production, whatever its third figure
+REFERENCE_S = 900.0
+
+Contest = Callable[[Mapping[str, Turn], Policy], Rounds]
+
+
+@dataclass
+class Measured:
+    """What one case gave to the contenders that shared its rounds.
+
+    anchor, twin: the A/A pair, one contender prepared twice; None where nothing was timed
+    """
+
+    case: Case
+    contenders: list[Contender]
+    rotation: Rotation
+    rounds: Rounds = field(default_factory=Rounds)
+    anchor: Contender | None = None
+    twin: Contender | None = None
+    setup_s: float = 0.0
+    conditions: dict[str, Any] = field(default_factory=dict)
+
+
+class CaseRun:
+    """Drives the judge and the stations through one case.
+
+    Sets of operands: `first`, on which it is timed, `last` of those that calls rotate over where they
+    differ in value, `live`, the first with other live ones, and `other`, different altogether.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        stations: list[Station],
+        judge: Worker,
+        seed: int,
+        scratch: Path,
+        say: Callable[[str], None],
+        monitor: Monitor,
+        keep_disturbed: bool = False,
+        margin: float = MARGIN,
+        contest: Contest = measure,
+    ) -> None:
+        self.case = case
+        self.stations = stations
+        self.judge = judge
+        self.seed = seed
+        self.scratch = scratch
+        self.say = say
+        self.monitor = monitor
+        self.keep_disturbed = keep_disturbed
+        self.margin = margin
+        self.contest = contest
+        self.seeds = {
+            "first": asdict(Seeds(seed, seed)),
+            "live": asdict(Seeds(seed, seed + 1)),
+            "other": asdict(Seeds(seed + 1, seed + 1)),
+        }
+        self.digests: dict[str, int] = {}
+
+    @property
+    def seats(self) -> list[tuple[Station, Contender]]:
+        """Everyone who is still in it."""
+        return [(station, contender) for station in self.stations for contender in station.living]
+
+    def run(self, rotation: Rotation, budget_s: float, most_s: float, baseline: str) -> Measured:
+        """Measures for `budget_s` seconds, or up to `most_s` where one round in each block takes longer.
+        Raises WorkerFailure where the judge cannot compute or compare."""
+        started = time.perf_counter()
+        everyone = [c for station in self.stations for c in station.contenders if not c.arm.again]
+        measured = Measured(self.case, everyone, rotation)
+        self.begin(rotation)
+        self.say("measuring")
+        self._measure(measured, budget_s, most_s, baseline)
+        self.end(rotation)
+        measured.setup_s = time.perf_counter() - started - measured.rounds.spent_s
+        return measured
+
+    def begin(self, rotation: Rotation) -> None:
+        """Computes the references and checks everyone once; whoever is wrong is out."""
+        if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
+            self.seeds["last"] = asdict(Seeds(self.seed, self.seed, turn=rotation.copies - 1))
+        self.say("computing the reference")
+        self._references()
+        self.say("preparing and checking")
+        self._open("first")
+        for station, contender in self.seats:
+            self._check(station, contender, "first", "")
+
+    def end(self, rotation: Rotation) -> None:
+        """Checks what timing left, and calls with other operands; asks what ran."""
+        self.say("checking again")
+        self._check_timed(rotation.copies)
+        self._check_again()
+
+    def _references(self) -> None:
+        """Of the case's boundary, and of the narrower ones that a contender's own call covers: the suite's
+        producer kernels give the same operands bit by bit, so a composed call is judged by what it was
+        given, and not by all that rounding to FP8 may explain."""
+        case = self.case
+        boundaries = {case.boundary, *(self._judged_at(c) for _, c in self.seats)}
+        for (name, seeds), boundary in itertools.product(self.seeds.items(), boundaries):
+            digest = self.judge.ask(
+                "reference",
+                REFERENCE_S,
+                name=f"{name} {boundary}",
+                op=case.op,
+                sizes=dict(case.sizes),
+                boundary=boundary,
+                seeds=seeds,
+            )
+            if boundary == case.boundary:
+                self.digests[name] = digest
+
+    def _judged_at(self, contender: Contender) -> str:
+        return contender.impl.native(self.case.boundary) or self.case.boundary
+
+    def _open(self, name: str) -> None:
+        """The named operands in every station; one that makes others than the judge is of no use."""
+        for station in self.stations:
+            digest = attempt(station.living, lambda s=station: s.open(self.case, self.seeds[name]))
+            if digest is not None and digest != self.digests[name]:
+                for contender in station.living:
+                    contender.fail(
+                        "error", "its worker made other operands than the judge from the same seed"
+                    )
+
+    def _check(
+        self,
+        station: Station,
+        contender: Contender,
+        name: str,
+        stage: str,
+        fresh: bool = True,
+        which: int = 0,
+    ) -> None:
+        """Has an output judged against the named reference: of a fresh call or as it was left, on one of
+        the sets of operands. `stage` says in words when it was taken."""
+        if not contender.alive:
+            return
+        path = str(self.scratch / "output.pt")
+        answer = attempt(
+            [contender], lambda: station.ask(contender, "output", path=path, fresh=fresh, which=which)
+        )
+        if answer is None:
+            return
+        contender.call_s = answer["seconds"] or contender.call_s
+        reference = f"{name} {self._judged_at(contender)}"
+        fp8 = contender.impl.activations == "fp8"
+        contender.check = self.judge.ask("judge", REFERENCE_S, name=reference, path=path, fp8=fp8)
+        if not contender.check["ok"]:
+            contender.fail("wrong", f"{stage}{contender.check['reason']}")
+        if answer["digest"] != self.digests[name]:
+            contender.check["ok"] = False
+            contender.fail("wrong", f"{stage}it changed its operands")
+            # The next one gets a new worker, with whole operands.
+            station.stop()
+
+    def _measure(self, measured: Measured, budget_s: float, most_s: float, baseline: str) -> None:
+        timed = [(station, contender) for station, contender in self.seats if not contender.interpreted]
+        if not timed:
+            return
+        station, anchor = next(((s, c) for s, c in timed if c.impl.name == baseline), timed[0])
+        twin = next((c for _, c in timed if c.arm.again), None)
+        if twin is None:
+            twin = replace(anchor, name=f"{anchor.name} (again)", host_s=[])
+            timed.append((station, twin))
+
+        def begin_block(block: int, names: Collection[str]) -> None:
+            for station in self.stations:
+                here = [c for s, c in timed if s is station and c.alive]
+                if here:
+                    attempt(here, lambda s=station: s.fresh(measured.rotation))
+            for station, contender in timed:
+                if contender.alive and contender.name in names:
+                    attempt([contender], lambda s=station, c=contender: s.seat(c))
+
+        def turn(station: Station, contender: Contender) -> float:
+            if contender.alive:
+                answer = attempt([contender], lambda: station.ask(contender, "turn", at_least=TURN_S))
+                self.monitor.sample(f"{self.case.key} {contender.name}")
+                if answer is not None:
+                    if answer["host_seconds"] is not None:
+                        contender.host_s.append(answer["host_seconds"])
+                    return answer["seconds"]
+                # Whoever shared its worker is seated again now, not in a turn of his own.
+                for other in (c for s, c in timed if s is station and c.alive):
+                    attempt([other], lambda o=other: station.seat(o))
+            raise RuntimeError(contender.reason)
+
+        turns = {c.name: (lambda s=s, c=c: turn(s, c)) for s, c in timed}
+        policy = Policy(
+            begin_block=begin_block,
+            begin_round=self.monitor.begin,
+            end_round=self.monitor.end,
+            keep_disturbed=self.keep_disturbed,
+            margin=self.margin,
+            slow=SLOW,
+            seed=self.seed,
+            anchor=anchor.name,
+            twin=twin.name,
+        )
+        # A turn is an untimed call and then timed ones; a fifth more for what the estimate misses.
+        least_s = 1.2 * policy.opening * sum(c.call_s + max(c.call_s, TURN_S) for _, c in timed)
+        policy = replace(policy, budget_s=min(most_s, max(budget_s, least_s)))
+        self.monitor.conditions()  # what was before is not this case's
+        rounds = measured.rounds = self.contest(turns, policy)
+        measured.conditions = self.monitor.conditions()
+        measured.anchor, measured.twin = anchor, twin
+        for _, contender in timed:
+            if contender.name in rounds.dropped:
+                contender.fail("error", rounds.dropped[contender.name])
+            if rounds.stopped == "disturbed":
+                contender.fail("error", _too_disturbed(rounds))
+            contender.beaten = rounds.beaten.get(contender.name, "")
+
+    def _check_timed(self, copies: int) -> None:
+        """The outputs that timing left, on the first and on the last set of operands; and what ran."""
+        for station in self.stations:
+            timed = [c for c in station.living if not c.interpreted]
+            if timed and attempt(timed, station.digest) not in (None, self.digests["first"]):
+                self._find_writer(station, timed)
+            for contender in timed:
+                for which in sorted({0, copies - 1}):
+                    name = "last" if which and "last" in self.seeds else "first"
+                    self._check(station, contender, name, "after timing: ", fresh=False, which=which)
+                if contender.alive:
+                    self._profile(station, contender)
+
+    def _profile(self, station: Station, contender: Contender) -> None:
+        """What ran in a call. Where a machine's profiler does not work the row keeps its time: that the call
+        itself works is checked again after."""
+        try:
+            found = station.ask(contender, "profile")
+            contender.kernels, contender.picked = found["kernels"], found["picked"]
+            contender.ran = found["ran"]
+        except WorkerFailure as failure:
+            if failure.fatal:
+                contender.fail(failure.status, failure.reason)
+            self.say(f"{contender.name} could not be profiled: {failure.reason}")
+
+    def _find_writer(self, station: Station, timed: list[Contender]) -> None:
+        """Somebody changed the operands that all of a worker's contenders were timed on: whoever does it
+        alone is wrong, and nobody's time counts."""
+        names: list[str] = []
+        for contender in timed:
+            attempt([contender], lambda: station.open(self.case, self.seeds["first"]))
+            attempt([contender], lambda c=contender: station.ask(c, "turn", at_least=TURN_S))
+            if contender.alive and attempt([contender], station.digest) != self.digests["first"]:
+                contender.fail("wrong", "after timing: it changed its operands")
+                names.append(contender.name)
+        by = " and ".join(names) or "another of its worker's contenders"
+        for contender in timed:
+            contender.fail("error", f"{by} changed the operands that it was timed on: leave that out")
+
+    def _check_again(self) -> None:
+        """With other live operands, which a cached answer misses; then with other operands altogether,
+        which a cached preparation misses."""
+        for station in self.stations:
+            for contender in station.living:
+                attempt([contender], lambda s=station, c=contender: s.seat(c))
+            if station.living:
+                attempt(station.living, lambda s=station: s.load(self.seeds["live"]))
+        for station, contender in self.seats:
+            self._check(station, contender, "live", "with other live operands: ")
+        self._open("other")
+        for station, contender in self.seats:
+            self._check(station, contender, "other", "with other stationary operands: ")
+
+
+def _too_disturbed(rounds: Rounds) -> str:
+    share = f"{len(rounds.disturbed)} of {rounds.made} rounds"
+    reason = rounds.disturbed[-1].disturbed
+    return f"too disturbed to measure, {share}: {reason} (to count them all the same: --disturbed keep)"

@@ -1,0 +1,105 @@
+"""How fast a device can be at best: measured here for percentages, looked up in datasheets for what is
+impossible."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from harness import files
+from harness.catalogue.devices import Ceilings, last_level
+from harness.machine.provenance import driver
+from harness.paths import cache
+from harness.workers.environment import thread_environment
+from harness.workers.process import Worker
+from kernels.op import DTYPES
+from kernels.platform import Platform, version
+
+# Where the kernel gives them on request, a CPU reads 2 to 7 % faster (seen on Zen 4, 256 MiB).
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+
+
+def ceilings(platform: Platform, threads: int) -> Ceilings:
+    """The stored ones of this device, driver, threads and torch; measured where there are none.
+    Raises WorkerFailure where they cannot be measured."""
+    return stored(platform, threads) or measured(platform, threads)
+
+
+def stored(platform: Platform, threads: int) -> Ceilings | None:
+    return _read(_store()).get(_key(platform, threads))
+
+
+def measured(platform: Platform, threads: int) -> Ceilings:
+    """Measures them in a worker, and stores what is now known: the best so far, for a disturbance only ever
+    lowers them. Raises WorkerFailure."""
+    with meters(platform, threads, 1, HUGE_PAGES) as (meter,):
+        facts = meter.ask("measure", 300)
+    now = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime())
+    return keep(platform, threads, Ceilings(**facts, measured=now))
+
+
+def keep(platform: Platform, threads: int, found: Ceilings) -> Ceilings:
+    """Stores what is higher of these and of those known; gives that."""
+    store, key = _store(), _key(platform, threads)
+    known = _read(store)
+    known[key] = found.or_better(known.get(key))
+    _write(store, known)
+    return known[key]
+
+
+@contextlib.contextmanager
+def meters(
+    platform: Platform, threads: int, count: int, variables: Mapping[str, str] | None = None
+) -> Iterator[list[Worker]]:
+    """Workers that are ready to measure this device (see meter.py); gone afterwards. Raises WorkerFailure."""
+    environment = thread_environment(platform, threads) | dict(variables or {})
+    workers: list[Worker] = []
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for index in range(count):
+                workers.append(Worker("meter", environment, Path(folder) / f"{index}.log"))
+                workers[-1].ask(
+                    "open",
+                    120,
+                    kind=platform.kind,
+                    arch=platform.arch,
+                    device=platform.device,
+                    memory=platform.memory,
+                    last_level=last_level(platform),
+                    threads=threads,
+                )
+            yield workers
+        finally:
+            for worker in workers:
+                worker.kill()
+
+
+def _store() -> Path:
+    return cache() / "ceilings" / "ceilings.json"
+
+
+def _key(platform: Platform, threads: int) -> str:
+    device = (platform.name, platform.arch, platform.device, driver(platform))
+    return json.dumps([*device, threads, version("torch")])
+
+
+def _read(store: Path) -> dict[str, Ceilings]:
+    """What is known; what another version stored in another form, or broke, is not."""
+    names = {field.name for field in fields(Ceilings)}
+    try:
+        entries = json.loads(store.read_text()).items()
+        whole = {key: Ceilings(**facts) for key, facts in entries if set(facts) == names}
+        return {key: found for key, found in whole.items() if found.rates and {*found.rates} <= {*DTYPES}}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+
+
+def _write(store: Path, known: Mapping[str, Ceilings]) -> None:
+    """Keeping it is a convenience: where it cannot be kept it is measured again."""
+    with contextlib.suppress(OSError):
+        files.replace(store, json.dumps({key: asdict(found) for key, found in known.items()}, indent=1))

@@ -1,0 +1,173 @@
+"""From rounds to records: times with intervals, ratios with verdicts, gates."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass, replace
+
+import kernels
+from harness.catalogue.devices import Ceilings
+from harness.plan.contender import Contender
+from harness.results.schema import Cell, Samples, Verdict
+from harness.run.case import Measured
+from harness.statistics.intervals import interval
+from harness.statistics.multiple import Judged, joint_verdicts
+from harness.statistics.paired import MARGIN, compare
+from harness.timing.rounds import Round
+from kernels.op import Work
+from kernels.platform import Platform
+
+
+@dataclass(frozen=True)
+class Yardsticks:
+    """What a time is held against: measured ceilings for percentages, datasheet peaks for the gate; and what
+    differences between times are: confidence in all verdicts together, margin below which there is none."""
+
+    ceilings: Ceilings | None
+    peaks: Ceilings | None
+    confidence: float
+    margin: float = MARGIN
+
+
+def build_cells(
+    measured: Measured, platform: Platform, yardsticks: Yardsticks
+) -> tuple[list[Cell], list[Verdict]]:
+    """The cells of a case, and the verdicts between those that may carry a time."""
+    op = kernels.OPS[measured.case.op]
+    work = op.work(op.sizes(measured.case.sizes), measured.case.boundary)
+    cells = [_cell(c, measured, platform, work, yardsticks) for c in measured.contenders]
+    valid = [
+        c.name
+        for c, cell in zip(measured.contenders, cells, strict=True)
+        if cell.status == "ok" and cell.samples.seconds
+    ]
+    return cells, _verdicts(measured, valid, yardsticks.confidence, yardsticks.margin)
+
+
+def _cell(
+    contender: Contender, measured: Measured, platform: Platform, work: Work, yardsticks: Yardsticks
+) -> Cell:
+    case, rotation = measured.case, measured.rotation
+    cell = Cell(
+        op=case.op,
+        case=case.key,
+        boundary=case.boundary,
+        impl=contender.impl.name,
+        platform=platform.kind,
+        arch=platform.arch,
+        arm=contender.arm.name,
+        launch=contender.launch,
+        cache=rotation.mode,
+        status=contender.status or ("checked" if contender.interpreted else "ok"),
+        reason=contender.reason or contender.beaten or _note(contender, case.boundary),
+        check=contender.check,
+        kernels=[kernel["name"] for kernel in contender.kernels],
+        kernel_us=[kernel["us"] for kernel in contender.kernels],
+        picked=contender.picked,
+        ran=contender.ran,
+        host_us=statistics.median(contender.host_s) * 1e6 if contender.host_s else None,
+        synchronises=contender.synchronises,
+        config=contender.config,
+        setup_s=contender.setup_s or None,
+        pinned=contender.pinned,
+        place=case.place,
+        weight=case.weight,
+        version=contender.impl.version,
+        source=contender.source,
+        rotation=asdict(rotation),
+    )
+    cell.heats = _samples(measured.rounds.heats, contender.name)
+    samples = cell.heats if contender.beaten else _samples(measured.rounds.rounds, contender.name)
+    if cell.status != "ok" or not samples.seconds:
+        if cell.status == "ok":
+            cell.status, cell.reason = "error", "the budget ended before its first undisturbed round"
+        return cell
+    cell.samples = Samples() if contender.beaten else samples
+    logs = ((block, math.log(s)) for block, s in zip(samples.block, samples.seconds, strict=True))
+    over_blocks = interval(logs, yardsticks.confidence)
+    time = math.exp(over_blocks.mean)
+    bound = replace(work, bytes=_from_memory(measured, work))
+    least = yardsticks.peaks.least_time(bound) if yardsticks.peaks else 0.0
+    if time < least:
+        cell.status = "impossible"
+        cell.reason = f"{time * 1e6:.3g} us; the datasheet's peaks allow no less than {least * 1e6:.3g} us"
+        return cell
+    cell.time_us = time * 1e6
+    if over_blocks.groups > 1:
+        cell.low_us, cell.high_us = (math.exp(v) * 1e6 for v in (over_blocks.low, over_blocks.high))
+    cell.tflops = work.flops / time / 1e12
+    cell.gbps = work.bytes / time / 1e9
+    if yardsticks.ceilings:
+        cell.percent_of_ceiling = 100 * yardsticks.ceilings.least_time(bound) / time
+    return cell
+
+
+def _from_memory(measured: Measured, work: Work) -> float:
+    """Bytes that a call cannot find in a cache: `serving` keeps what is not streamed warm."""
+    op, rotation = kernels.OPS[measured.case.op], measured.rotation
+    if not rotation.enough or rotation.mode == "warm":
+        return 0.0
+    return work.bytes if rotation.mode == "cold" else op.streamed_bytes(op.sizes(measured.case.sizes))
+
+
+def _note(contender: Contender, boundary: str) -> str:
+    notes = [
+        contender.impl.composition(boundary),
+        contender.picked,
+        "right when interpreted; not timed" * contender.interpreted,
+        "waits for the device: its time holds the host's" * contender.synchronises,
+    ]
+    return "; ".join(filter(None, notes))
+
+
+def _verdicts(measured: Measured, valid: Collection[str], confidence: float, margin: float) -> list[Verdict]:
+    """The A/A pair, each contender against the anchor, and the winner against the runner-up. There is no A/A
+    verdict of an anchor without a time: nobody could make it again from the record."""
+    anchor, twin, rounds = measured.anchor, measured.twin, measured.rounds
+    if anchor is None or twin is None:
+        return []
+    found = []
+    if anchor.name in valid:
+        pair = (rounds.series(twin.name), rounds.series(anchor.name))
+        same = compare(*pair, blocks=rounds.blocks, margin=margin, confidence=confidence)
+        judged = Judged(twin.name, anchor.name, "A/A", 0.0, confidence, same)
+        found = [_verdict(measured.case.key, judged, margin)]
+        # The twin has no cell: its samples stand here.
+        found[0].samples = _samples(rounds.rounds, twin.name)
+    lasted = {*valid, anchor.name, twin.name} - rounds.dropped.keys()
+    series = {name: rounds.series(name) for name in lasted}
+    family = joint_verdicts(series, rounds.blocks, valid, anchor.name, twin.name, confidence, margin)
+    return found + [_verdict(measured.case.key, one, margin) for one in family]
+
+
+def _verdict(case: str, judged: Judged, margin: float) -> Verdict:
+    found = judged.found
+    ratio, low, high, floor = (_finite(v) for v in (found.ratio, found.low, found.high, judged.floor))
+    return Verdict(
+        case=case,
+        a=judged.a,
+        b=judged.b,
+        ratio=ratio,
+        low=low,
+        high=high,
+        floor=floor,
+        margin=margin,
+        verdict=found.verdict,  # type: ignore[arg-type]
+        confidence=judged.confidence,
+        about=judged.about,  # type: ignore[arg-type]
+    )
+
+
+def _samples(made: Iterable[Round], name: str) -> Samples:
+    rounds = [r for r in made if name in r.seconds]
+    return Samples(
+        block=[r.block for r in rounds],
+        round=[r.index for r in rounds],
+        seconds=[r.seconds[name] for r in rounds],
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

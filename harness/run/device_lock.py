@@ -1,0 +1,37 @@
+"""The lock of a device: one run at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.errors import NothingRan
+from kernels.platform import Platform
+
+
+@contextlib.contextmanager
+def device_lock(platform: Platform) -> Iterator[None]:
+    """One run at a time on a device, however it is numbered: two would measure each other."""
+    device = platform.uuid or platform.device.replace(":", "-")
+    path = Path(tempfile.gettempdir()) / f"deepseek-kernel-bench-{device}.lock"
+    try:
+        file = path.open("a+")
+    except OSError as error:
+        raise NothingRan(f"cannot lock device {platform.device}: {path}: {error.strerror}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise NothingRan(
+                f"device {platform.device} is being measured by process {file.read().strip() or '?'}; "
+                "wait for it, or choose another --device"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

@@ -1,0 +1,48 @@
+"""What a measuring command asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from harness.plan.arms import Arm
+from harness.statistics.paired import MARGIN
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line of `run`, unread; of `toggle`, with the arms that it asks for; of
+    `compare --revisions`, with a tree in each arm."""
+
+    op: str | None = None
+    impl: str | None = None
+    suite: str | None = None
+    case: Sequence[str] = ()
+    boundary: str | None = None
+    baseline: str | None = None
+    device: str | None = None
+    cache: str | None = None
+    launch: str | None = None
+    budget: str | None = None
+    per_case: str | None = None
+    set: Sequence[str] = ()
+    margin: float = MARGIN
+    arms: Sequence[Arm] = ()
+    flags: dict[str, list[str | None]] = field(default_factory=dict)
+    resume: str | None = None
+    retry: bool = False
+    out: str | None = None
+    json: str | None = None
+    csv: str | None = None
+    published: bool = False
+    quiet: bool = False
+    disturbed: str | None = None
+    seed: int | None = None
+    threads: int | None = None
+    prepare_timeout: float = 900.0
+    call_timeout: float = 120.0
+
+
+# What decides a run's plan, and so cannot be said again when it is resumed.
+PLANNING = ("impl", "suite", "case", "boundary", "baseline", "cache", "launch", "set", "out", "seed",
+            "threads")  # fmt: skip

@@ -1,0 +1,1 @@
+"""What load generators print on a terminal."""

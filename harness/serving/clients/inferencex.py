@@ -1,0 +1,181 @@
+"""InferenceX (earlier InferenceMAX) of SemiAnalysis: `agg_*.json`, and the rows of its site's API.
+
+Read in SemiAnalysisAI/InferenceX, utils/process_result.py of 2026-08-21 (843c6254), and InferenceX-app's
+packages/db/data/supplemental-bmk.json. The client underneath is vLLM's old benchmark_serving.py: its `*_ms`
+keys lose the suffix and come in **seconds**; all throughputs are per GPU:
+
+- of one node: over tp x pp x pcp_size GPUs (older files: over tp);
+- of several nodes: `tput_per_gpu` over all GPUs, `output_tput_per_gpu` over those that decode,
+  `input_tput_per_gpu` over those that prefill. Forks divide all three by all GPUs. Which it was follows
+  from the three numbers; where it does not, the scope is `unknown`.
+
+The API's rows nest the numbers under `metrics`, and write the GPUs of an aggregated engine twice, as
+num_prefill_gpu and as num_decode_gpu. `*_intvty` is 1 / `*_tpot`, statistic by statistic (that of `std`
+means nothing), and stays in `extra`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from harness.serving.clients.common import of_keys
+from harness.serving.clients.fields import Fields
+from harness.serving.clients.files import Document, objects
+from harness.serving.schema import Finding, Metric, Parallelism, Scope, ServingRun, Workload
+
+NAME = "inferencex"
+NUMBERS = {"tput_per_gpu", "output_tput_per_gpu", "input_tput_per_gpu"}
+SETTINGS = {"framework", "precision", "isl", "osl", "conc"}
+LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}
+KINDS = {"tput_per_gpu": "total", "output_tput_per_gpu": "output", "input_tput_per_gpu": "input"}
+TOLERANCE = 1e-3  # rows of the API are rounded to two decimals
+
+
+def recognises(document: Document) -> bool:
+    rows = document.kind in ("json", "jsonl") and document.rows()
+    return bool(rows) and all(_is_one(row) for row in rows)
+
+
+def runs(document: Document) -> list[ServingRun]:
+    return [_run(Fields(where, row)) for where, row in objects(document)]
+
+
+def _is_one(row: Any) -> bool:
+    if not isinstance(row, Mapping):
+        return False
+    numbers = row["metrics"] if isinstance(row.get("metrics"), Mapping) else row
+    return bool(NUMBERS & set(numbers)) and len(SETTINGS & set(row)) >= 3
+
+
+def _run(row: Fields) -> ServingRun:
+    numbers = row.inside("metrics") if "metrics" in row.values else row
+    apart = _flag(row, "disagg") or _flag(row, "is_multinode") or False
+    prefill, decode = row.count("num_prefill_gpu"), row.count("num_decode_gpu")
+    gpus, note = _gpus(row, apart, prefill, decode)
+    throughputs, notes = _throughputs(numbers, apart, prefill, decode)
+    return ServingRun(
+        id=row.where,
+        client=NAME,
+        source=row.text("run_url") or row.where,
+        date=row.text("date"),
+        model=row.text("model"),
+        precision=row.text("precision"),
+        hardware=row.text("hw") or row.text("hardware") or row.text("device"),
+        gpus=gpus,
+        engine=row.text("framework"),
+        image=row.text("image"),
+        parallelism=_parallelism(row, apart, prefill, decode),
+        mode="online",
+        workload=Workload(
+            dataset="random",
+            input_len=row.number("isl"),
+            output_len=row.number("osl"),
+            concurrency=row.number("conc"),
+        ),
+        metrics=(*throughputs, *of_keys(numbers, LATENCIES, suffix="", scale=1e3)),
+        extra=row.rest(),
+        notes=tuple(one for one in (note, *notes) if one),
+        findings=tuple(row.findings),
+    )
+
+
+def _flag(row: Fields, key: str) -> bool | None:
+    """A truth value, which some rows have as text."""
+    raw = row.take(key)
+    if raw is None or raw == "":
+        return None
+    if isinstance(raw, bool):
+        return raw
+    if isinstance(raw, str) and raw.lower() in ("true", "false"):
+        return raw.lower() == "true"
+    return row.leave_out(key, f"is {str(raw)[:40]!r}, not true or false")
+
+
+def _gpus(row: Fields, apart: bool, prefill: int | None, decode: int | None) -> tuple[int | None, str]:
+    said = row.count("num_gpus")
+    if said:
+        return said, ""
+    if apart:
+        known = prefill is not None and decode is not None and prefill + decode
+        return (prefill + decode, "") if known else (None, "")
+    if prefill and prefill == decode:
+        return (
+            prefill,
+            "num_prefill_gpu and num_decode_gpu are the same GPUs: the engine is not disaggregated",
+        )
+    tp = row.count("tp")
+    if not tp:
+        return None, ""
+    parts = [tp, row.count("pp") or 1, row.count("pcp_size") or 1]
+    return math.prod(parts), "GPUs: tp x pp x pcp_size, by which the per-GPU numbers were divided"
+
+
+def _parallelism(row: Fields, apart: bool, prefill: int | None, decode: int | None) -> Parallelism:
+    """Sizes that prefill and decode have in common; where they differ, both are in `extra`."""
+    unlike = Fields(row.where, row.values, findings=row.findings)  # read for its findings only
+
+    def common(key: str, read: Any) -> Any:
+        own = read(key)
+        if own is not None or f"decode_{key}" not in row.values:
+            return own
+        sides = [row.values.get(f"{side}_{key}") for side in ("prefill", "decode")]
+        if sides[0] == sides[1]:
+            return read(f"decode_{key}")
+        if read == row.count:
+            for side in ("prefill", "decode"):
+                unlike.count(f"{side}_{key}")
+        return None
+
+    return Parallelism(
+        tp=common("tp", row.count),
+        pp=common("pp", row.count),
+        ep=common("ep", row.count),
+        dp_attention=common("dp_attention", lambda key: _flag(row, key)),
+        prefill_gpus=prefill if apart else None,
+        decode_gpus=decode if apart else None,
+    )
+
+
+def _throughputs(
+    numbers: Fields, apart: bool, prefill: int | None, decode: int | None
+) -> tuple[list[Metric], list[str]]:
+    values = {key: numbers.number(key) for key in KINDS}
+    scopes: dict[str, Scope] = dict.fromkeys(KINDS, "gpu")
+    notes = []
+    if apart:
+        inside, note = _denominators(values, prefill, decode)
+        scopes |= dict(zip(("input_tput_per_gpu", "output_tput_per_gpu"), inside, strict=True))
+        notes.append(note)
+        if "unknown" in inside and None not in values.values():
+            message = f"{numbers.where}: {note}"
+            numbers.findings.append(Finding(rule="denominator", severity="suspect", message=message))
+    return [
+        Metric(name="throughput", value=value, unit="tok/s", scope=scopes[key], tokens=KINDS[key])
+        for key, value in values.items()
+        if value is not None
+    ], notes
+
+
+def _denominators(
+    values: Mapping[str, float | None], prefill: int | None, decode: int | None
+) -> tuple[tuple[Scope, Scope], str]:
+    """Scopes of input and output throughput, from what adds up to the total."""
+    total, out, into = (values[key] for key in KINDS)
+    if None in (total, out, into, prefill, decode):
+        return ("unknown", "unknown"), "over which GPUs input and output throughput are is not to be told"
+    if prefill and decode and _near(into * prefill + out * decode, total * (prefill + decode)):
+        return ("prefill_gpu", "decode_gpu"), (
+            f"input is over the {prefill} GPUs of prefill, output over the {decode} of decode, total over all"
+        )
+    if _near(into + out, total):
+        return ("gpu", "gpu"), "input, output and total are all over all GPUs"
+    return ("unknown", "unknown"), (
+        f"input {into:g} and output {out:g} tok/s add up to the total of {total:g} neither over "
+        f"{prefill} + {decode} GPUs nor over all"
+    )
+
+
+def _near(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=TOLERANCE)

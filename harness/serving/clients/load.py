@@ -1,0 +1,59 @@
+"""Any supported client's file, as runs of one schema, each held to the integrity tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+from pydantic import ValidationError
+
+from harness.errors import mistake
+from harness.serving.clients import FORMATS
+from harness.serving.clients.fields import plain
+from harness.serving.clients.files import Document, UnreadableError, read
+from harness.serving.integrity import examined
+from harness.serving.schema import ServingRun
+
+
+def load(path: str | Path) -> list[ServingRun]:
+    """The runs in a file, in its order, with what the integrity tests find in `findings`.
+
+    Raises UnreadableError (a UsageError) where the file cannot be read or is of no known client.
+    """
+    document = read(Path(path))
+    return [run for part, known in _parts(document) for run in _runs(part, known)]
+
+
+def _parts(document: Document) -> list[tuple[Document, ModuleType]]:
+    """The document with its format; where lines of several clients were appended to one file, each run of
+    lines with its own."""
+    if document.kind == "jsonl":
+        lines = [replace(document, content=[row]) for row in document.content]
+        owned = [(line, _format(line)) for line in lines]
+        if len({known for _, known in owned if known}) > 1:
+            stray = next((line.content[0][0] for line, known in owned if known is None), None)
+            if stray is not None:
+                raise UnreadableError(f"cannot read {document.path}, line {stray}: of no known client")
+            return owned
+    known = _format(document)
+    if known is None and document.not_json:
+        raise UnreadableError(document.not_json)
+    if known is None:
+        names = ", ".join(one.NAME for one in FORMATS)
+        raise UnreadableError(f"cannot read {document.path}: of no known client; known: {names}")
+    return [(document, known)]
+
+
+def _format(document: Document) -> ModuleType | None:
+    return next((one for one in FORMATS if one.recognises(document)), None)
+
+
+def _runs(document: Document, known: ModuleType) -> list[ServingRun]:
+    try:
+        runs = known.runs(document)
+    except ValidationError as error:
+        raise UnreadableError(f"cannot read {document.path} as {known.NAME}: {mistake(error)}") from None
+    if not runs:
+        raise UnreadableError(f"cannot read {document.path} as {known.NAME}: no run in it")
+    return [examined(run.model_copy(update={"extra": plain(run.extra)})) for run in runs]

@@ -1,0 +1,1 @@
+"""Result files of SGLang's load generators."""

@@ -1,0 +1,78 @@
+"""TensorRT-LLM's serving client: the JSON of `--save-result`, one object a run.
+
+Read in NVIDIA/TensorRT-LLM, tensorrt_llm/serve/scripts/benchmark_serving.py (0228a712, of 1.3). It is vLLM's
+old script with `user_throughput` (mean over requests of output tokens / latency), `e2els` and
+`avg_decoded_tokens_per_iter` added; it kept the literal key "request_goodput:". Times of single requests
+are in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from harness.serving.clients import common
+from harness.serving.clients.fields import Fields
+from harness.serving.clients.files import Document, objects
+from harness.serving.schema import ServingRun, Totals, Workload
+
+NAME = "tensorrt_llm.serve"
+OWN = {"user_throughput", "avg_decoded_tokens_per_iter"}
+WANTED = ("duration", "completed", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
+THROUGHPUTS = {"output_throughput": "output", "total_token_throughput": "total"}
+LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}
+
+
+def recognises(document: Document) -> bool:
+    rows = document.kind in ("json", "jsonl") and document.rows()
+    return bool(rows) and all(isinstance(row, Mapping) and OWN & set(row) for row in rows)
+
+
+def runs(document: Document) -> list[ServingRun]:
+    return [_run(Fields(where, row)) for where, row in objects(document)]
+
+
+def _run(row: Fields) -> ServingRun:
+    samples, failed = common.requests(row, e2es="e2els")
+    per_user = ("throughput_per_user", "tok/s", "request", "output", "mean")
+    metrics = (
+        *common.throughputs(row, THROUGHPUTS),
+        *common.single(row, "request_throughput", "request_throughput", "req/s"),
+        *common.goodput(row),
+        *common.of_keys(row, LATENCIES),
+        *common.single(row, "user_throughput", *per_user),
+    )
+    completed, asked = row.count("completed"), row.count("num_prompts")
+    run = ServingRun(
+        id=row.where,
+        client=NAME,
+        source=row.where,
+        date=row.text("date"),
+        model=row.text("model_id"),
+        engine="tensorrt-llm",
+        mode="online",
+        workload=Workload(
+            concurrency=row.number("max_concurrency"),
+            request_rate=common.request_rate(row),
+            num_prompts=asked,
+        ),
+        totals=Totals(
+            duration_s=row.number("duration"),
+            completed=completed,
+            failed=_failed(asked, completed) if failed is None else failed,
+            input_tokens=row.count("total_input_tokens"),
+            output_tokens=row.count("total_output_tokens"),
+        ),
+        metrics=metrics,
+        samples=samples,
+        notes=common.without_bulk(row),
+        extra=row.rest(),
+        findings=tuple(row.findings),
+    )
+    return common.measured(run, row, WANTED)
+
+
+def _failed(asked: int | None, completed: int | None) -> int | None:
+    """Where it kept no list of requests: those asked for that did not complete."""
+    if asked is None or completed is None or completed > asked:
+        return None
+    return asked - completed

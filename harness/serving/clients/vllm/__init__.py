@@ -1,0 +1,1 @@
+"""Result files of vLLM's load generators."""

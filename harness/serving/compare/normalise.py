@@ -1,0 +1,147 @@
+"""A figure's number in the unit, of the tokens and over the GPUs that make it comparable, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.serving.compare.quantity import Figure
+from harness.serving.schema import Metric
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why two figures are not alike: aspect, what it is of each, and why that matters."""
+
+    aspect: str
+    a: str
+    b: str
+    why: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.aspect}: {self.a} against {self.b}; {self.why}"
+
+
+@dataclass(frozen=True)
+class Side:
+    """A figure's number, as far as it could be normalised, and by which steps."""
+
+    value: float
+    unit: str
+    scope: str
+    tokens: str
+    steps: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        kind = f"{self.tokens} " if self.tokens not in ("none", "unknown") else ""
+        return f"{self.value:,.6g} {kind}{self.unit}" + (" a GPU" if self.scope == "gpu" else "")
+
+
+def unit_of(metric: Metric) -> tuple[float, str]:
+    """(factor, unit) to what all of its kind are compared in."""
+    return {"s": (1e3, "ms"), "us": (1e-3, "ms"), "ms": (1.0, "ms")}.get(metric.unit, (1.0, metric.unit))
+
+
+def normalised(a: Figure, b: Figure) -> tuple[list[Side], list[Reason]]:
+    """Both numbers in one unit, of one kind of tokens, over the same GPUs; and what stands in the way."""
+    reasons = []
+    sides = [_in_one_unit(one, other) for one, other in ((a, b), (b, a))]
+    if a.metric.tokens != b.metric.tokens or "unknown" in (a.metric.tokens, b.metric.tokens):
+        sides = [_output_only(figure, side) for figure, side in zip((a, b), sides, strict=True)]
+        if not all(side.tokens == "output" for side in sides):
+            why = "total is input and output tokens, and nothing says how many of them were output"
+            reasons.append(Reason("tokens", a.metric.tokens, b.metric.tokens, why))
+    if per_request(a.metric) and per_request(b.metric):
+        return sides, reasons
+    scopes, gpus = (a.metric.scope, b.metric.scope), (a.all_gpus, b.all_gpus)
+    if scopes[0] == scopes[1] != "unknown" and _share_of_all(a) == _share_of_all(b):
+        return sides, reasons
+    sides = [_per_gpu(figure, side) for figure, side in zip((a, b), sides, strict=True)]
+    if not all(side.scope == "gpu" for side in sides):
+        names = [f"{scope} ({n or 'unknown number of'} GPUs)" for scope, n in zip(scopes, gpus, strict=True)]
+        why = (
+            "a number of one GPU, of one node or of all of them is another number, and how many is not known"
+        )
+        reasons.append(Reason("scope", *names, why))
+    return sides, reasons
+
+
+def _share_of_all(figure: Figure) -> tuple[object, ...]:
+    """What fixes how much of all GPUs a figure's scope is; the same for any two figures of one GPU."""
+    split = figure.parallelism
+    parts = {
+        "gpu": (),
+        "node": (figure.all_gpus, figure.nodes),
+        "decode_node": (figure.all_gpus, figure.nodes, split.decode_gpus),
+        "decode_gpu": (figure.all_gpus, split.decode_gpus),
+        "prefill_gpu": (figure.all_gpus, split.prefill_gpus),
+    }
+    return parts.get(figure.metric.scope, (figure.all_gpus,))
+
+
+def per_request(metric: Metric) -> bool:
+    """Whether a metric is of single requests or steps, so that no number of GPUs divides it."""
+    return metric.unit in ("ms", "s", "us") or metric.name in ("concurrency",)
+
+
+def _in_one_unit(figure: Figure, other: Figure) -> Side:
+    metric = figure.metric
+    side = Side(metric.value, metric.unit, metric.scope, metric.tokens)
+    if metric.unit == other.metric.unit:
+        return side
+    factor, unit = unit_of(metric)
+    steps = (f"{metric.value:g} {metric.unit} x {factor:g}",) if unit != metric.unit else ()
+    return Side(metric.value * factor, unit, side.scope, side.tokens, steps)
+
+
+def _output_only(figure: Figure, side: Side) -> Side:
+    if side.tokens != "total":
+        return side
+    reported = next(
+        (
+            one
+            for one in figure.others
+            if (one.name, one.tokens, one.scope, one.statistic)
+            == (figure.metric.name, "output", figure.metric.scope, figure.metric.statistic)
+        ),
+        None,
+    )
+    if reported:
+        step = f"its run's own output throughput, {reported.value:g} {reported.unit}"
+        return Side(reported.value, side.unit, side.scope, "output", (*side.steps, step))
+    if figure.input_len is None or not figure.output_len:
+        return side
+    share = figure.output_len / (figure.input_len + figure.output_len)
+    step = f"x {figure.output_len:g} / ({figure.input_len:g} + {figure.output_len:g}) for output tokens alone"
+    return Side(side.value * share, side.unit, side.scope, "output", (*side.steps, step))
+
+
+def _per_gpu(figure: Figure, side: Side) -> Side:
+    share = gpu_share(figure)
+    if share is None or side.scope == "gpu":
+        return side
+    factor, step = share
+    return Side(side.value * factor, side.unit, "gpu", side.tokens, (*side.steps, step))
+
+
+def gpu_share(figure: Figure) -> tuple[float, str] | None:
+    """The factor from a figure's scope to one GPU of all that serve, and how it came; None: not known."""
+    gpus, nodes, split = figure.all_gpus, figure.nodes, figure.parallelism
+    scope = figure.metric.scope
+    if scope in ("instance", "cluster") and gpus:
+        prefill = f", {split.prefill_gpus} of prefill with them" if split.prefill_gpus else ""
+        return 1 / gpus, f"/ {gpus} GPUs{prefill}"
+    if scope == "node" and gpus and nodes:
+        return nodes / gpus, f"/ {gpus / nodes:g} GPUs of a node"
+    if scope in ("decode_gpu", "prefill_gpu") and gpus:
+        role = scope.removesuffix("_gpu")
+        own = split.decode_gpus if role == "decode" else split.prefill_gpus
+        return (own / gpus, f"x {own} GPUs of {role} / {gpus} GPUs") if own else None
+    if scope == "decode_node" and gpus and nodes and split.decode_gpus:
+        decode = split.decode_gpus * nodes / gpus
+        return (
+            decode / gpus,
+            f"x {decode:g} decode nodes / {gpus} GPUs, {gpus - split.decode_gpus} of prefill",
+        )
+    return None

@@ -1,0 +1,90 @@
+"""One batch in lockstep: all prompts prefilled together, then all decoded together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.serving.integrity.common import MARGIN, apart, broken, hint, stated, whole
+from harness.serving.schema import Finding, ServingRun
+
+LOGGED_STEPS = 40  # of decode between two of the server's own rates (SGLang's --decode-log-interval)
+AGREE = 2.0  # a factor: the mean over all steps and the rate of the last, slower ones
+
+
+def steps(run: ServingRun) -> Iterator[Finding]:
+    """Tokens of the batch over the time of its prefill, of its decoding, of a decode step.
+
+    What SGLang's bench_one_batch and bench_one_batch_server compute from the same times; only for runs that
+    state a `prefill_throughput` or `decode_throughput`.
+    """
+    asked, duration = run.workload, run.totals.duration_s
+    size, into, out = asked.num_prompts, asked.input_len, asked.output_len
+    prefill, step = stated(run, "prefill", "total"), stated(run, "decode_step", "median")
+    first, how = prefill or stated(run, "ttft", "max"), ""
+    prefill_rate = run.value("prefill_throughput")
+    expected = {("prefill_throughput", "total"): (size and into and size * into, first and first / 1e3)}
+    if not first and size and into and prefill_rate:
+        first, how = 1e3 * size * into / prefill_rate, ", what prefill_throughput leaves of all,"
+    expected["decode_throughput", "total"] = (
+        size and out and size * out,
+        duration - first / 1e3 if duration and first else None,
+    )
+    expected["decode_throughput", "median"] = (size, step and step / 1e3)
+    for (name, statistic), (tokens, seconds) in expected.items():
+        metric = run.metric(name, statistic)
+        value = whole(run, metric) if metric and not metric.derived else None
+        if value is None or not tokens or not seconds or seconds <= 0:
+            continue
+        if apart(value, tokens / seconds, seconds) > MARGIN:
+            yield broken(
+                run,
+                name,
+                f"{name} is {value:g} tok/s, but {tokens:g} tokens in {seconds:g} s{how} are "
+                f"{tokens / seconds:g}{hint(run, value * seconds / tokens)}",
+                {name: value, "tokens": tokens, "seconds": seconds},
+            )
+
+
+def last_interval(run: ServingRun) -> Iterator[Finding]:
+    """Where the time of the first token is not said: decoding beside the server's own rate of its last steps,
+    if there were enough of them for it to be of this batch."""
+    length, first = run.workload.output_len, stated(run, "ttft", "max")
+    decode, last = run.value("decode_throughput", "total"), run.value("last_gen_throughput")
+    if first or not decode or not last or not length or length <= LOGGED_STEPS:
+        return
+    if not 1 / AGREE <= decode / last <= AGREE:
+        yield broken(
+            run,
+            "decode_throughput",
+            f"decode_throughput is {decode:g} tok/s, but the server's own, over its last steps, {last:g}"
+            f"{hint(run, decode / last)}",
+            {"decode_throughput": decode, "last_gen_throughput": last},
+            "suspect",
+        )
+
+
+def overall(run: ServingRun) -> Iterator[Finding]:
+    """Where nobody counted tokens: those asked for, over the whole time."""
+    totals, asked = run.totals, run.workload
+    size, into, out = asked.num_prompts, asked.input_len, asked.output_len
+    if totals.completed is not None or totals.output_tokens is not None or not totals.duration_s or not size:
+        return
+    counts = {"output": out and size * out, "total": into and out and size * (into + out)}
+    for metric in run.metrics:
+        count, value = counts.get(metric.tokens), whole(run, metric)
+        if metric.name != "throughput" or metric.derived or not count or value is None:
+            continue
+        expected = count / totals.duration_s
+        if apart(value, expected, totals.duration_s) > MARGIN:
+            yield broken(
+                run,
+                "throughput",
+                f"{metric.tokens} throughput {value:g} tok/s, but {size} requests of {into or 0:g} / {out:g} "
+                f"tokens in a duration of {totals.duration_s:g} s are {expected:g}"
+                f"{hint(run, value / expected)}",
+                {"throughput": value, "tokens": count, "duration": totals.duration_s, "expected": expected},
+                "suspect",
+            )
+
+
+RULES = (steps, last_interval, overall)

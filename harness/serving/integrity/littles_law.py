@@ -1,0 +1,101 @@
+"""Little's law: requests in flight are the rate of requests times the time that each takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.serving.integrity.common import (
+    MARGIN,
+    apart,
+    broken,
+    equal_lengths,
+    hint,
+    output_length,
+    stated,
+    whole,
+)
+from harness.serving.schema import Finding, ServingRun
+
+LOOSE = 0.25  # of what follows from means of unequal lengths
+AT_ONCE = 0.9  # requests in flight, at least, where all are sent at once
+
+
+def request_rate(run: ServingRun) -> float | None:
+    """Requests per second: counted, else reported, else from output tokens."""
+    totals = run.totals
+    if totals.completed and totals.duration_s:
+        return totals.completed / totals.duration_s
+    reported = run.metric("request_throughput")
+    if reported is not None and (value := whole(run, reported)):
+        return value
+    length = output_length(run)
+    for one in run.metrics:
+        if one.name == "throughput" and one.tokens == "output" and one.statistic == "total" and length:
+            value = whole(run, one)
+            return value / length if value else None
+    return None
+
+
+def time_of_one(run: ServingRun) -> tuple[float, bool, str] | None:
+    """(ms, whether exact, from what) of a mean request."""
+    if e2e := stated(run, "e2e", "mean"):
+        return e2e, True, "mean E2E"
+    ttft, tpot, length = stated(run, "ttft", "mean"), stated(run, "tpot", "mean"), output_length(run)
+    if ttft is not None and tpot is not None and length:
+        return ttft + (length - 1) * tpot, equal_lengths(run), "mean TTFT + (n - 1) mean TPOT"
+    return None
+
+
+def littles_law(run: ServingRun) -> Iterator[Finding]:
+    """The concurrency that the client reports, the one that follows, and the one it allows."""
+    rate, time = request_rate(run), time_of_one(run)
+    reported, limit = run.metric("concurrency"), run.workload.concurrency
+    value = reported.value if reported is not None and not reported.derived else None
+    if rate and time:
+        milliseconds, exact, source = time
+        follows = rate * milliseconds / 1e3
+        numbers = {"request_rate": rate, "time_ms": milliseconds, "follows": follows}
+        equation = (
+            f"{rate:.6g} req/s ({_source(run)}) x {milliseconds:.6g} ms ({source}) = {follows:.5g} in flight"
+        )
+        if value is not None and apart(value, follows, rate, milliseconds) > (MARGIN if exact else LOOSE):
+            yield broken(
+                run,
+                "littles_law",
+                f"concurrency is {value:g}, but {equation}{hint(run, value / follows)}",
+                {**numbers, "concurrency": value},
+                "suspect" if run.totals.failed or not exact else "wrong",
+            )
+        if limit and follows > limit * (1 + (MARGIN if exact else LOOSE)):
+            yield broken(
+                run,
+                "concurrency_limit",
+                f"{equation}, above the client's limit of {limit:g}{hint(run, follows / limit)}",
+                {**numbers, "limit": limit},
+                "wrong" if exact else "suspect",
+            )
+        at_once = not run.workload.request_rate and (limit or run.workload.request_rate == 0)
+        if at_once and follows < AT_ONCE * (1 if exact else 1 - LOOSE):
+            yield broken(
+                run,
+                "concurrency_floor",
+                f"{equation}: less than one at a time, though all were sent at once; latencies in s for ms?",
+                numbers,
+                "suspect",
+            )
+    if value is not None and limit and value > limit * (1 + MARGIN):
+        yield broken(
+            run,
+            "concurrency_limit",
+            f"concurrency is {value:g}, above the client's limit of {limit:g}",
+            {"concurrency": value, "limit": limit},
+        )
+
+
+def _source(run: ServingRun) -> str:
+    if run.totals.completed and run.totals.duration_s:
+        return f"{run.totals.completed} in a duration of {run.totals.duration_s:g} s"
+    return "as reported"
+
+
+RULES = (littles_law,)

@@ -1,0 +1,202 @@
+"""Counts, and rates as counts over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from harness.serving.clients.fields import LARGEST
+from harness.serving.integrity.common import EXACT, MARGIN, apart, broken, hint, whole
+from harness.serving.schema import Finding, ServingRun
+
+RETOKENISED = (0.8, 1.25)  # of the server's count; dstack's 54 rows lie between 0.957 and 1
+CLOCK = 0.02  # AIPerf divides by its whole time, and states the time between its requests
+LENGTH = 1.5  # a factor: templates, special tokens and ranges of lengths stay within
+
+
+class Rate(NamedTuple):
+    """A rate that the client reported, and what the run's own count and duration make it.
+
+    value: of the whole engine; off: relative, beyond rounding
+    """
+
+    name: str
+    unit: str
+    of: str
+    value: float
+    count: int
+    expected: float
+    off: float
+
+
+def rates(run: ServingRun) -> Iterator[Finding]:
+    """Requests, and tokens of each kind, over the run's duration.
+
+    A client may divide by another time than it states (AIPerf does), but then all of its rates by the same.
+    """
+    duration, found = run.totals.duration_s, list(_rates(run))
+    near = [one for one in found if one.off < CLOCK]
+    time = near[0].count / near[0].value if near and near[0].value else 0.0
+    if time and all(apart(one.value, one.count / time, near[0].value) <= EXACT for one in near):
+        if any(one.off > EXACT for one in near):
+            yield broken(
+                run,
+                "clock",
+                f"{', '.join(one.name for one in near)}: over {time:g} s, though the duration is "
+                f"{duration:g} s: the client divides by another time than it states",
+                {"time": time, "duration": duration},
+                "note",
+            )
+        found = [one for one in found if one not in near]
+    for one in found:
+        if one.off <= EXACT:
+            continue
+        others = [rate for rate in _counted(run, one.unit) if rate[1] != one.count]
+        kinds = [kind for kind, n in others if n and apart(one.value, n / duration, duration) <= EXACT]
+        meaning = f" (it is that of {kinds[0]} tokens)" if kinds else ""
+        yield broken(
+            run,
+            one.name.split()[-1],
+            f"{one.name} {one.value:g} {one.unit}, but {one.count} {one.of} in a duration of {duration:g} s "
+            f"are {one.expected:g}{meaning or hint(run, _over(one.value, one.expected))}",
+            {"value": one.value, "count": one.count, "duration": duration, "expected": one.expected},
+            "suspect" if one.off < CLOCK else "wrong",
+        )
+
+
+def _rates(run: ServingRun) -> Iterator[Rate]:
+    tokens, duration = dict(_counted(run, "tok/s")), run.totals.duration_s
+    for metric in run.metrics:
+        if metric.derived or not duration:
+            continue
+        if metric.name == "request_throughput":
+            name, of, count = metric.name, "completed", run.totals.completed
+        elif metric.name == "throughput" and metric.statistic == "total":
+            name, of, count = f"{metric.tokens} throughput", "tokens", tokens.get(metric.tokens)
+            if metric.tokens == "unknown":  # it is of one of the kinds at least
+                name, count = "unsaid throughput", _nearest(tokens.values(), metric.value * duration)
+        else:
+            continue
+        value = whole(run, metric)
+        if value is not None and count is not None:
+            expected = count / duration
+            yield Rate(name, metric.unit, of, value, count, expected, apart(value, expected, duration))
+
+
+def _nearest(counts: Iterable[int | None], expected: float) -> int | None:
+    return min((n for n in counts if n), key=lambda n: abs(n - expected), default=None)
+
+
+def _counted(run: ServingRun, unit: str) -> list[tuple[str, int | None]]:
+    """Tokens of each kind over the run; none for a rate of requests."""
+    into, out = run.totals.input_tokens, run.totals.output_tokens
+    both = None if None in (into, out) else into + out
+    return [("output", out), ("input", into), ("total", both)] if unit == "tok/s" else []
+
+
+def sum_of_kinds(run: ServingRun) -> Iterator[Finding]:
+    """Input and output throughput of one scope make the total."""
+    for total in run.metrics:
+        if total.name != "throughput" or total.tokens != "total" or total.statistic != "total":
+            continue
+        parts = [run.metric("throughput", "total", kind, total.scope) for kind in ("input", "output")]
+        if None in parts:
+            continue
+        into, out = (one.value for one in parts)
+        if apart(total.value, into + out, into, out) > EXACT:
+            yield broken(
+                run,
+                "total_throughput",
+                f"total throughput {total.value:g} tok/s, but input {into:g} and output {out:g} "
+                f"make {into + out:g}",
+                {"total": total.value, "input": into, "output": out},
+            )
+
+
+def lengths(run: ServingRun) -> Iterator[Finding]:
+    """Tokens of a request, as counted, beside what was asked for."""
+    totals, asked = run.totals, run.workload
+    for kind, count, wanted in (
+        ("input", totals.input_tokens, asked.input_len),
+        ("output", totals.output_tokens, asked.output_len),
+    ):
+        if count is None or not totals.completed or not wanted:
+            continue
+        each = count / totals.completed
+        ratio = each / wanted
+        if 1 / LENGTH <= ratio <= (1 + MARGIN if kind == "output" and asked.range_ratio is None else LENGTH):
+            continue
+        short = kind == "output" and 0.01 < ratio < 1
+        yield broken(
+            run,
+            f"{kind}_length",
+            f"{kind} tokens a request: {each:g} counted ({count} of {totals.completed}), {wanted:g} asked for"
+            + ("; they stopped early" if short else ""),
+            {"counted": each, "asked": wanted},
+            "note" if short else "suspect",
+        )
+
+
+def completion(run: ServingRun) -> Iterator[Finding]:
+    """All that was sent came back."""
+    totals, sent = run.totals, run.workload.num_prompts
+    if totals.failed:
+        numbers = {"failed": totals.failed, **({"completed": totals.completed} if totals.completed else {})}
+        yield Finding(
+            rule="failed",
+            severity="suspect",
+            message=f"failed requests: {totals.failed}; their load is in the numbers, their results are not",
+            numbers=numbers,
+        )
+    if totals.completed is None:
+        return
+    if totals.completed == 0:
+        yield Finding(rule="completed", severity="wrong", message="completed is 0: there is no result")
+    elif sent is not None and totals.completed != sent and totals.failed != sent - totals.completed:
+        more = totals.completed > sent
+        yield broken(
+            run,
+            "completed",
+            f"{totals.completed} completed of num_prompts {sent}"
+            + ("" if more else f": {sent - totals.completed} of them not in the numbers"),
+            {"completed": totals.completed, "num_prompts": sent},
+            "wrong" if more else "suspect",
+        )
+
+
+def zeros(run: ServingRun) -> Iterator[Finding]:
+    """A time or count of nothing."""
+    totals = run.totals
+    named = [("duration_s", totals.duration_s)]
+    if totals.completed:
+        named += [("input_tokens", totals.input_tokens), ("output_tokens", totals.output_tokens)]
+        named += [(m.name, m.value) for m in run.metrics if m.name.endswith("throughput")]
+        named += [(m.name, m.value) for m in run.metrics if m.unit == "ms" and m.statistic in ("mean", "p99")]
+    single = run.totals.output_tokens is not None and run.totals.output_tokens == run.totals.completed
+    for name, value in named:
+        if value == 0 and not (single and name in ("tpot", "itl")):
+            yield Finding(
+                rule="zero", severity="suspect", message=f"{name} is 0: not measured, whatever its name says"
+            )
+
+
+def retokenised(run: ServingRun) -> Iterator[Finding]:
+    """The text, tokenised again, beside the server's own count."""
+    again, count = run.extra.get("total_output_tokens_retokenized"), run.totals.output_tokens
+    if not isinstance(again, (int, float)) or isinstance(again, bool) or abs(again) > LARGEST or not count:
+        return
+    if not RETOKENISED[0] <= again / count <= RETOKENISED[1]:
+        yield Finding(
+            rule="retokenised",
+            severity="note",
+            message=f"total_output_tokens_retokenized is {again:g}, the server counted {count}: "
+            "random or special tokens, or one of the counts is off",
+            numbers={"retokenised": again, "counted": count},
+        )
+
+
+def _over(value: float, expected: float) -> float:
+    return value / expected if expected else 0.0
+
+
+RULES = (rates, sum_of_kinds, lengths, completion, zeros, retokenised)

@@ -1,0 +1,1 @@
+"""Predictions of what a kernel is worth, held against observations."""

@@ -1,0 +1,174 @@
+"""The ledger: a kernel change, what was predicted of it, what was observed, and whether the one explains the
+other.
+
+A ledger is a file of lines that is only ever added to. Every line holds its time and the hash of the line
+before it, so that a prediction cannot be changed, or slipped in, after the observation it is held against.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from harness import files
+from harness.errors import UsageError, mistake
+from harness.serving.ledger.prediction import KernelChange, Prediction, Quantity
+from harness.serving.schema import Record, Workload
+
+START = "0" * 64
+
+
+class Setting(Record):
+    """Where a change was made: the machine, the engine, the load."""
+
+    hardware: str = ""
+    gpus: int | None = None
+    engine: str = ""
+    version: str = ""
+    model: str = ""
+    workload: Workload = Workload()
+    client: str = ""
+    note: str = ""
+
+
+class Observation(Record):
+    """What a serving run showed, before and after.
+
+    change:    after - before
+    low, high: its 90 % interval; None where who measured gave none
+    pairs:     runs before and after that were paired
+    resolution: part of `before` below which a change is not told from none; None: the ledger's own
+    runs:      files or folders of the runs, by which it can be made again
+    """
+
+    quantity: Quantity
+    unit: Literal["ms", "tok/s", "1"]
+    before: float
+    after: float
+    change: float
+    low: float | None = None
+    high: float | None = None
+    pairs: int | None = None
+    resolution: float | None = None
+    source: str = ""
+    runs: tuple[str, ...] = ()
+
+
+class Line(Record):
+    """What all lines have. row: the row of the ledger that it belongs to; at: ISO 8601, UTC."""
+
+    row: str
+    at: str = ""
+    previous: str = ""
+    digest: str = ""
+
+
+class Opened(Line):
+    kind: Literal["change"] = "change"
+    changes: tuple[KernelChange, ...]
+    setting: Setting
+
+
+class Predicted(Line):
+    kind: Literal["prediction"] = "prediction"
+    prediction: Prediction
+
+
+class Observed(Line):
+    kind: Literal["observation"] = "observation"
+    observation: Observation
+
+
+class Explained(Line):
+    """What is known of a miss: text, and the numbers or files that show it."""
+
+    kind: Literal["explanation"] = "explanation"
+    text: str
+    evidence: tuple[str, ...] = ()
+
+
+Entry = Annotated[Opened | Predicted | Observed | Explained, Field(discriminator="kind")]
+ENTRY: TypeAdapter[Entry] = TypeAdapter(Entry)
+
+
+class Row(Record):
+    """All that a ledger says of one change. ledger: the file, or the publication that it is from."""
+
+    id: str
+    changes: tuple[KernelChange, ...] = ()
+    setting: Setting = Setting()
+    predictions: tuple[Predicted, ...] = ()
+    observations: tuple[Observed, ...] = ()
+    explanations: tuple[Explained, ...] = ()
+    ledger: str = ""
+
+
+def digest(line: Mapping[str, Any]) -> str:
+    """SHA-256 of a line as it is written, without its own digest: a field that a later schema adds changes
+    nothing of it."""
+    text = json.dumps({k: v for k, v in line.items() if k != "digest"}, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def append(path: Path, entry: Entry) -> Entry:
+    """Adds a line, on disk when this returns; gives it as written. Raises UsageError where the file cannot
+    be read or written, or where what it would be added to is broken."""
+    written = read(path) if path.exists() else []
+    at = entry.at or datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    previous = written[-1].digest if written else START
+    sealed = entry.model_copy(update={"at": at, "previous": previous, "digest": ""})
+    sealed = sealed.model_copy(update={"digest": digest(json.loads(sealed.model_dump_json()))})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.append(path, sealed.model_dump_json() + "\n")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    return sealed
+
+
+def read(path: Path) -> list[Entry]:
+    """The lines of a ledger. Raises UsageError where one is broken, altered, or out of its order; a last
+    line that a kill broke off is left out."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', '') or 'no UTF-8 text'}") from None
+    entries: list[Entry] = []
+    lines = text.split("\n")
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            entry = ENTRY.validate_json(line)
+            found = digest(json.loads(line))
+        except ValidationError as error:
+            raise UsageError(f"cannot read {path}, line {number}: {mistake(error)}") from None
+        expected = entries[-1].digest if entries else START
+        if entry.previous != expected or entry.digest != found:
+            raise UsageError(f"{path}, line {number}: altered, or a line before it was taken out")
+        if entries and entry.at < entries[-1].at:
+            raise UsageError(f"{path}, line {number}: dated {entry.at}, before the line above it")
+        entries.append(entry)
+    return entries
+
+
+def rows(entries: list[Entry], ledger: str = "") -> list[Row]:
+    """The ledger's rows, in the order in which they were opened."""
+    found: dict[str, Row] = {}
+    for entry in entries:
+        row = found.get(entry.row, Row(id=entry.row, ledger=ledger))
+        match entry:
+            case Opened():
+                update = {"changes": entry.changes, "setting": entry.setting}
+            case Predicted():
+                update = {"predictions": (*row.predictions, entry)}
+            case Observed():
+                update = {"observations": (*row.observations, entry)}
+            case Explained():
+                update = {"explanations": (*row.explanations, entry)}
+        found[entry.row] = row.model_copy(update=update)
+    return list(found.values())

@@ -1,0 +1,182 @@
+"""Times of a step under a workload, for many draws of what is uncertain at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.serving.link.closed_loop import Array, Serving, StepTime, Workload, closed_loop
+from harness.serving.link.structure import LAUNCHES, Load, Structure, Term
+
+MEMORY_SHARE = 0.82  # of the GPU's, for weights and cache (SGLang's --mem-fraction-static)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The terms of one phase over a grid: batches of decode, prompts of a prefill step.
+
+    us:        [terms, grid] of all calls of a step
+    deviation: [terms], of the logarithm, by the tables
+    skewed:    [terms, grid] logarithm of the time with skewed routing over that without
+    """
+
+    terms: Sequence[Term]
+    grid: Array
+    us: Array
+    deviation: Array
+    skewed: Array
+
+    def chosen(self, op: str, part: str = "") -> list[int]:
+        return [i for i, term in enumerate(self.terms) if term.op == op and part in ("", term.part)]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What is uncertain, an array each over draws; one draw is the central case.
+
+    kappa:           of all kernels: time in a server over time alone
+    decode, prefill: [draws, terms] factors of each term's time, exposure included
+    decode_us, prefill_us: added to a step, on the critical path
+    routing:         0: experts alike, 1: the skew of `Phase.skewed`
+    scheduling:      factor of what a prefill takes beside its kernels' times
+    """
+
+    kappa: Array
+    decode: Array
+    prefill: Array
+    decode_us: Array
+    prefill_us: Array
+    routing: Array
+    gap_us: Array
+    launch_us: Array
+    host_ms: Array
+    scheduling: Array
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A structure under a workload.
+
+    eager:    decode without a graph
+    capacity: requests that the cache holds, at their mean length
+    """
+
+    structure: Structure
+    load: Workload
+    decode: Phase
+    prefill: Phase
+    eager: bool = False
+    capacity: float = math.inf
+
+    def decode_ms(self, draws: Draws, batch: Array) -> Array:
+        return self._decoding(draws)(batch)
+
+    def prefill_ms(self, draws: Draws, together: Array) -> Array:
+        """Of a step with so many prompts (in chunks where one is longer than a step); never in a graph."""
+        return self._prefilling(draws)(together)
+
+    def serving(self, draws: Draws) -> Serving:
+        decode, prefill = self._decoding(draws), self._prefilling(draws)
+        return closed_loop(self.load, decode, prefill, draws.host_ms, self.capacity)
+
+    def _decoding(self, draws: Draws) -> StepTime:
+        us = totals(self.decode, draws.decode, draws.routing) + draws.decode_us[:, None]
+        ms = draws.kappa[:, None] * us / 1e3
+        ms = (np.maximum(ms, _launching(draws)) if self.eager else ms) + draws.gap_us[:, None] / 1e3
+        return lambda batch: along(self.decode.grid, ms, batch)
+
+    def _prefilling(self, draws: Draws) -> StepTime:
+        us = totals(self.prefill, draws.prefill, draws.routing) + draws.prefill_us[:, None]
+        ms = np.maximum(draws.kappa[:, None] * us / 1e3, _launching(draws))
+        ms = ms * draws.scheduling[:, None] + draws.gap_us[:, None] / 1e3
+        return lambda together: along(self.prefill.grid, ms, together)
+
+
+def steps(
+    structure: Structure,
+    load: Workload,
+    *,
+    skewed: Structure | None = None,
+    memory_gb: float | None = None,
+    eager: bool = False,
+) -> Steps:
+    """skewed: the same with skewed routing; memory_gb: of a GPU, 1e9 bytes, None: no limit to the cache."""
+    capacity = math.inf
+    if memory_gb:
+        room = memory_gb * MEMORY_SHARE - structure.weights_gb
+        capacity = room * 1e9 / structure.kv_bytes / load.mean_context
+    chunks = math.ceil(load.mean_isl / load.prefill_tokens)
+
+    def decoding(batch: float) -> Load:
+        return Load(batch, batch, load.mean_context)
+
+    def prefilling(prompts: float) -> Load:
+        return Load(prompts * load.mean_isl / chunks, prompts, load.mean_isl)
+
+    # The attention of a prompt in chunks is that of the whole, the rest is called once a chunk.
+    often = {"mha_prefill": 1, "": chunks}
+    other = skewed or structure
+    decode = _phase(structure.decode, other.decode, _grid(load.concurrency), decoding, {"": 1})
+    prefill = _phase(structure.prefill, other.prefill, _grid(load.most_together), prefilling, often)
+    return Steps(structure, load, decode, prefill, eager, capacity)
+
+
+def totals(phase: Phase, factors: Array, routing: Array) -> Array:
+    """us of a step, [draws, grid]."""
+    found = factors @ phase.us
+    for i in np.flatnonzero(phase.skewed.any(axis=1)):
+        found += factors[:, [i]] * phase.us[i] * np.expm1(routing[:, None] * phase.skewed[i])
+    return found
+
+
+def along(grid: Array, values: Array, point: Array) -> Array:
+    """values [rows, grid] at one point for each row, linear in the logarithm of the grid."""
+    logs = np.log(grid)
+    x = np.clip(np.log(point), logs[0], logs[-1])
+    right = np.clip(np.searchsorted(logs, x), min(1, len(grid) - 1), len(grid) - 1)
+    left = np.maximum(right - 1, 0)
+    u = (x - logs[left]) / np.maximum(logs[right] - logs[left], 1e-12)
+    rows = np.arange(len(x))
+    return values[rows, left] * (1 - u) + values[rows, right] * u
+
+
+def term_us(phase: Phase, routing: Array, point: Array) -> Array:
+    """us of each term's calls in a step, [terms, draws]."""
+    return np.stack(
+        [
+            along(phase.grid, us * np.exp(routing[:, None] * skewed), point)
+            for us, skewed in zip(phase.us, phase.skewed, strict=True)
+        ]
+    )
+
+
+def _launching(draws: Draws) -> Array:
+    return LAUNCHES * draws.launch_us[:, None] / 1e3
+
+
+def _grid(most: float) -> Array:
+    """From 1 to `most`, finely: step times bend where tables have points."""
+    if most <= 1:
+        return np.ones(1)
+    return np.geomspace(1.0, most, max(2, 1 + math.ceil(4 * math.log2(most))))
+
+
+def _phase(
+    terms: Sequence[Term],
+    skewed: Sequence[Term],
+    grid: Array,
+    load: Callable[[float], Load],
+    often: Mapping[str, int],
+) -> Phase:
+    us, other, deviation = (np.zeros((len(terms), len(grid))) for _ in range(3))
+    for i, (term, twin) in enumerate(zip(terms, skewed, strict=True)):
+        calls = term.calls * often.get(term.op, often[""])
+        for j, point in enumerate(grid):
+            found = term.time(load(float(point)))
+            us[i, j] = calls * found.us
+            other[i, j] = calls * twin.time(load(float(point))).us if twin is not term else us[i, j]
+            deviation[i, j] = found.deviation
+    return Phase(terms, grid, us, np.sqrt((deviation**2).mean(axis=1)), np.log(other / us))

@@ -1,0 +1,97 @@
+"""What has been done, a line of JSON each, on the disk before the next thing begins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from harness import files
+from harness.errors import HarnessError, UsageError
+
+FILE = "live.jsonl"
+
+
+class JournalFull(HarnessError):
+    """A finished run could not be written; the journal is as it was before."""
+
+
+class Journal:
+    """live.jsonl of a folder: the plan first, then lines `observed`, `calibration`, `run`, `pair`,
+    `given_up` and `resumed`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.path = folder, folder / FILE
+
+    @staticmethod
+    def create(folder: Path, plan: dict[str, Any]) -> Journal:
+        """Raises UsageError where there is one already, or it cannot be written."""
+        journal = Journal(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if journal.path.exists() and any(line["kind"] != "plan" for line in journal.lines()):
+                raise UsageError(f"{folder} already holds live runs; choose another --out, or --resume")
+            journal.path.write_bytes(b"")
+        except OSError as error:
+            raise UsageError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
+        journal.append("plan", plan)
+        return journal
+
+    @staticmethod
+    def resume(folder: Path, plan: dict[str, Any]) -> Journal:
+        """Raises UsageError where the folder holds none, or one of another plan."""
+        journal = Journal(folder)
+        lines = journal.lines()
+        if not lines or lines[0]["kind"] != "plan":
+            raise UsageError(f"{folder} holds no live runs to resume")
+        # More pairs may be asked for than at first, a commit may lie between, and memory that is free is not
+        # what a machine is; anything else would mix two experiments.
+        before = _lasting(lines[0])
+        for key, value in _lasting(json.loads(json.dumps(plan))).items():
+            if before.get(key) != value:
+                raise UsageError(
+                    f"{folder} was begun with another {key}: {_short(before.get(key))}, "
+                    f"now {_short(value)}; choose another --out"
+                )
+        journal.append("resumed", {"git": plan.get("git"), "pairs": plan.get("pairs")})
+        return journal
+
+    def append(self, kind: str, facts: dict[str, Any]) -> None:
+        """One line, on the disk when this returns. Raises JournalFull."""
+        try:
+            files.append(self.path, json.dumps({"kind": kind, **facts}) + "\n")
+        except OSError as error:
+            raise JournalFull(
+                f"cannot write to {self.path}: {error.strerror}; what is finished stays"
+            ) from None
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All whole lines. Raises UsageError for one that is broken in the middle."""
+        try:
+            data = self.path.read_bytes()
+        except OSError as error:
+            raise UsageError(f"cannot read {self.path}: {error.strerror}") from None
+        found = []
+        for number, line in enumerate(data[: files.whole_lines(data)].splitlines(), 1):
+            try:
+                entry = json.loads(line)
+                entry["kind"]
+            except (ValueError, KeyError, TypeError):
+                raise UsageError(f"cannot read {self.path}, line {number}: no entry of a live run") from None
+            found.append(entry)
+        return found
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines() if line["kind"] == kind]
+
+
+def _lasting(plan: dict[str, Any]) -> dict[str, Any]:
+    machine = {key: plan.get("machine", {}).get(key) for key in ("host", "device", "cpus")}
+    return {key: value for key, value in plan.items() if key not in ("kind", "pairs", "git")} | {
+        "machine": machine
+    }
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

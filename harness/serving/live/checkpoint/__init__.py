@@ -1,0 +1,1 @@
+"""A small checkpoint with DeepSeek-V3's structure, made here."""

@@ -1,0 +1,1 @@
+"""A serving client run against a live engine."""

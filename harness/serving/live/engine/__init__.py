@@ -1,0 +1,1 @@
+"""A real serving engine: launched, loaded, observed."""

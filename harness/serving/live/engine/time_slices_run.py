@@ -1,0 +1,102 @@
+"""Clients that load their engines at the same time, each its own; the engines take turns (slices.py)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import HarnessError
+from harness.machine.monitor.base import Monitor
+from harness.serving.live.client.client import Client, ClientFailed
+from harness.serving.live.client.load import Load
+from harness.serving.live.client.requests import Details, details
+from harness.serving.live.engine.engine import Engine, EngineDied
+from harness.serving.live.engine.time_slices import OwnClock, Slices
+
+BESIDE = "the run beside it failed"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What one client left, or why it left nothing.
+
+    clock: of its engine; found: by that clock; until: when, by that clock, the first of all runs was over
+    """
+
+    clock: OwnClock
+    found: Details | None = None
+    until: float = 0.0
+    error: HarnessError | None = None
+
+
+def load_together(
+    client: Client,
+    engines: Sequence[Engine],
+    results: Sequence[Path],
+    load: Load,
+    seed: int,
+    *,
+    slice_s: float,
+    timeout_s: float,
+    monitor: Monitor,
+) -> tuple[list[Loaded], str]:
+    """One run of each engine, its result in the file of the same place; what disturbed them. Raises
+    HarnessError where the client keeps no times by which runs can be told apart."""
+    interrupted = threading.Event()
+    disturbances: list[str] = []
+    # Who has ended stays until all have: what it used can then still be read.
+    everyone = threading.Barrier(len(engines), lambda: disturbances.append(monitor.end()))
+
+    def run(engine: Engine, result: Path) -> HarnessError | None:
+        def watch() -> None:
+            if interrupted.is_set():
+                raise ClientFailed(BESIDE)
+            engine.check("during a run")
+
+        def ended() -> None:
+            slices.finished(engine)
+            everyone.wait()
+
+        try:
+            client.run(
+                engine.url, engine.launch.model_name, load, seed, result, timeout_s, watch=watch, ended=ended
+            )
+        except BaseException as error:
+            slices.finished(engine)
+            everyone.abort()
+            if isinstance(error, threading.BrokenBarrierError):
+                return ClientFailed(BESIDE)
+            if isinstance(error, (ClientFailed, EngineDied)):
+                return error
+            raise
+        return None
+
+    monitor.begin()
+    began = time.monotonic()
+    with Slices(engines, slice_s) as slices, ThreadPoolExecutor(len(engines)) as pool:
+        try:
+            errors = list(pool.map(run, engines, results))
+        except BaseException:
+            interrupted.set()
+            everyone.abort()
+            raise
+    ended = time.monotonic()
+    clocks = [slices.clock(engine) for engine in engines]
+    kept = [None if error else details(result) for error, result in zip(errors, results, strict=True)]
+    if len(engines) > 1:
+        for found, result in zip(kept, results, strict=True):
+            if found and not (found.dated and all(began <= r.sent <= ended for r in found.requests)):
+                raise HarnessError(
+                    f"{result} does not date its requests by this machine's monotonic clock: runs of this "
+                    "client cannot take turns; give no slices"
+                )
+    over = min((max(r.tokens[-1] for r in one.requests) for one in kept if one and one.requests), default=0.0)
+    loaded = [
+        Loaded(clock, found and found.by(clock), clock(over), error)
+        for clock, found, error in zip(clocks, kept, errors, strict=True)
+    ]
+    return loaded, "; ".join(filter(None, disturbances))

@@ -1,0 +1,1 @@
+"""Engine and client processes: launched, guarded, ended."""

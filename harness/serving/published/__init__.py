@@ -1,0 +1,1 @@
+"""Published serving documents, their claims and their recipes, as data."""

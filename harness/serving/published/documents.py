@@ -1,0 +1,296 @@
+"""Published serving results as data: what a document ran, what it measured, and what it claims.
+
+One JSON file a document in `results/published/serving`. What a document leaves open stays open: a metric
+has `unknown` scope or tokens there, and its `label` says how the document writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from harness.catalogue import published, recipes
+from harness.errors import UsageError, mistake
+from harness.paths import PUBLISHED
+from harness.serving.published.shell import commands_of, flags_of
+from harness.serving.schema import Metric, Mode, Parallelism, Record, ServingRun, Workload
+
+FOLDER = PUBLISHED / "serving"
+AITER = "claims:"
+"""`claims:block_scale_gemm` refers to that op's claim in results/published/claims.json."""
+
+Text = Annotated[str, BeforeValidator(lambda v: "\n".join(v) if isinstance(v, list) else v)]
+"""Of several lines; in a file also a list of them."""
+
+Kind = Literal["measured", "cited", "derived", "claim"]
+Bound = Literal["exactly", "up to", "about", "at least", "below", "between"]
+
+
+class Mend(Record):
+    """What `serving recipe` changes in a documented text, so that it runs elsewhere.
+
+    part: `docker`, `server`, `client`, `task`, or the file name of a manifest
+    old:  stands in that text
+    new:  takes its place, everywhere; None: nothing is changed, the reader is only told
+    why:  one line for the reader
+    """
+
+    part: str
+    old: Text
+    new: Text | None = None
+    why: str
+
+
+class Setting(Record):
+    """A shell variable of a recipe, and what its user is to set it to."""
+
+    name: str
+    value: str
+    says: str
+
+
+class Role(Record):
+    """One of several servers of a configuration, as `prefill`: what is its own, beside what all share."""
+
+    instances: int = 1
+    gpus: int | None = None
+    nodes: int | None = None
+    flags: tuple[str, ...] = ()
+    environment: dict[str, str] = Field(default_factory=dict)
+
+
+class Configuration(Record):
+    """What a document ran: the texts are verbatim, the mends are ours.
+
+    name:         also that of `serving recipe NAME`
+    environments: names in harness/catalogue/recipes.json, by role; a single server's role is empty
+    environment:  what these have in common, filled in by the loader
+    flags:        the server's, one string for each; those of all roles where there are several. By the
+                  loader from its command where the file gives none
+    workload:     what its client asks for; concurrencies: of the runs that the client's loop makes
+    docker, server, client: shell commands; empty: the document gives none. A server that only the docker
+                  command or the task file starts is not repeated
+    client_source: where the client's commands stand, if not in the document
+    task_file:    a dstack task
+    manifests:    texts of Kubernetes and Helm files, by file name
+    versions:     of what else is installed, as listed by the document
+    """
+
+    name: str
+    document: str = ""
+    where: str = ""
+    hardware: str
+    gpus: int | None = None
+    nodes: int | None = None
+    engine: str
+    version: str = ""
+    image: str = ""
+    mode: Mode = "unknown"
+    flags: tuple[str, ...] = ()
+    environments: dict[str, str] = Field(default_factory=dict)
+    environment: dict[str, str] = Field(default_factory=dict)
+    parallelism: Parallelism = Parallelism()
+    roles: dict[str, Role] = Field(default_factory=dict)
+    workload: Workload = Workload()
+    concurrencies: tuple[int, ...] = ()
+    docker: Text = ""
+    server: Text = ""
+    client: Text = ""
+    client_source: str = ""
+    task_file: Text = ""
+    manifests: dict[str, Text] = Field(default_factory=dict)
+    versions: tuple[str, ...] = ()
+    settings: tuple[Setting, ...] = ()
+    mends: tuple[Mend, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def serving(self) -> str:
+        """The command that starts the server, wherever it stands; empty where manifests do."""
+        if self.server:
+            return self.server
+        return commands_of(self.task_file) or (self.image and self.docker.partition(self.image)[2])
+
+
+class Setup(Record):
+    """One side of a comparison; what is empty is any: on both sides, each against its like."""
+
+    hardware: str = ""
+    engine: str = ""
+
+
+class Comparison(Record):
+    """A sentence that ranks: `better` is said to beat each of `than` in each of `metrics`.
+
+    concurrency, output_len, batch: inclusive ranges that it is said for; None: no end
+    """
+
+    better: Setup
+    than: tuple[Setup, ...]
+    metrics: tuple[str, ...]
+    concurrency: tuple[float | None, float | None] = (None, None)
+    output_len: tuple[float | None, float | None] = (None, None)
+    batch: tuple[float | None, float | None] = (None, None)
+
+
+class Trend(Record):
+    """A sentence that says how metrics go as something grows; beyond: from there on."""
+
+    of: tuple[Setup, ...]
+    metrics: tuple[str, ...]
+    over: Literal["concurrency", "output_len", "batch"]
+    says: Literal["stable", "rises", "falls", "plateaus"]
+    beyond: float | None = None
+
+
+class Claim(Record):
+    """One quantitative statement of a document.
+
+    quote:      verbatim, but for line breaks and leading blanks
+    where:      its section or table
+    kind:       `measured` by the document itself, `cited` from another, `derived` from its own numbers,
+                `claim` where no number of its own stands behind it
+    metric:     as this document says it; for a range the lower end, with `upper`
+    meant:      what the number is by its own source, where the document does not say that; `meant_by` cites
+    baseline:   what a factor is over; empty: not given
+    refers_to:  ids of runs and claims that it rests on: of any document, `dstack.online:LINE` and
+                `dstack.offline:LINE` for a line of dstack's CSV files, `claims:OP` (see AITER)
+    source:     whom it cites
+    date:       of the statement, where not the document's
+    """
+
+    id: str
+    document: str = ""
+    quote: str
+    where: str
+    kind: Kind
+    metric: Metric | None = None
+    upper: float | None = None
+    bound: Bound = "exactly"
+    meant: Metric | None = None
+    meant_by: str = ""
+    comparison: Comparison | None = None
+    trend: Trend | None = None
+    hardware: str = ""
+    gpus: int | None = None
+    nodes: int | None = None
+    engine: str = ""
+    mode: Mode = "unknown"
+    workload: Workload = Workload()
+    configuration: str = ""
+    baseline: str = ""
+    refers_to: tuple[str, ...] = ()
+    source: str = ""
+    date: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class PublishedDocument(Record):
+    """A document read in full.
+
+    date:   as it gives it itself; empty: none
+    url:    where it is published, as far as known
+    sha256: of the text that was read
+    """
+
+    id: str
+    title: str
+    publisher: str
+    date: str = ""
+    url: str = ""
+    sha256: str
+    notes: tuple[str, ...] = ()
+    configurations: tuple[Configuration, ...] = ()
+    runs: tuple[ServingRun, ...] = ()
+    claims: tuple[Claim, ...] = ()
+
+
+def documents(folder: Path = FOLDER) -> list[PublishedDocument]:
+    """Those of a folder, in the order of their files' names. Raises UsageError where one does not hold:
+    broken, an id twice, a reference to nothing."""
+    found = [_document(path) for path in sorted(folder.glob("*.json"))]
+    if not found:
+        raise UsageError(f"no published document in {folder}")
+    _examine(found)
+    return found
+
+
+def configurations(folder: Path = FOLDER) -> dict[str, Configuration]:
+    """All documents' configurations, by name."""
+    return {one.name: one for document in documents(folder) for one in document.configurations}
+
+
+def _document(path: Path) -> PublishedDocument:
+    raw = published.read(path)
+    try:
+        if not isinstance(raw, dict):
+            raise TypeError("an object is wanted")
+        about = raw.get("id", "")
+        made = {one["name"]: _configuration(one, about) for one in raw.get("configurations", ())}
+        raw["configurations"] = tuple(made.values())
+        raw["runs"] = tuple(_run(one, made) for one in raw.get("runs", ()))
+        raw["claims"] = tuple(_claim(one, about) for one in raw.get("claims", ()))
+        return PublishedDocument(**raw)
+    except ValidationError as error:
+        raise UsageError(f"cannot read {path}: {error.title} {mistake(error)}") from None
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {type(error).__name__}: {error}") from None
+
+
+def _configuration(raw: Mapping[str, Any], document: str) -> Configuration:
+    one = Configuration(**{**raw, "document": document})
+    every = {role: recipes.find(name).environment for role, name in one.environments.items()}
+    shared = dict.fromkeys(k for env in every.values() for k in env)
+    common = {
+        k: next(iter(every.values()))[k] for k in shared if len({env.get(k) for env in every.values()}) == 1
+    }
+    roles = {
+        name: role.model_copy(
+            update={"environment": {k: v for k, v in every.get(name, {}).items() if k not in common}}
+        )
+        for name, role in one.roles.items()
+    }
+    flags = one.flags or flags_of(one.serving)
+    return one.model_copy(update={"environment": common, "roles": roles, "flags": flags})
+
+
+def _run(raw: Mapping[str, Any], made: Mapping[str, Configuration]) -> ServingRun:
+    """A run, with what it leaves out taken from its configuration."""
+    about = made[raw["configuration"]] if raw.get("configuration") else None
+    shared = {}
+    if about:
+        names = ("hardware", "gpus", "nodes", "engine", "version", "image", "flags", "environment", "mode")
+        shared = {name: getattr(about, name) for name in (*names, "parallelism")}
+        roles = {f"{name}: {flag}": None for name, role in about.roles.items() for flag in role.flags}
+        shared["flags"] = (*about.flags, *roles)
+    return ServingRun(**{**shared, **raw})
+
+
+def _claim(raw: Mapping[str, Any], document: str) -> Claim:
+    claim = Claim(**{**raw, "document": document})
+    op = next((r.removeprefix(AITER) for r in claim.refers_to if r.startswith(AITER)), "")
+    if not op or claim.metric:
+        return claim
+    said = {one["op"]: one["factor"] for one in published.read(PUBLISHED / published.CLAIMS)["claims"]}
+    return claim.model_copy(update={"metric": Metric(name=f"{op}_speedup", value=said[op], unit="1")})
+
+
+def _examine(found: list[PublishedDocument]) -> None:
+    named = [c.name for d in found for c in d.configurations]
+    known = [one.id for d in found for one in (*d.runs, *d.claims)]
+    for ids in (named, known):
+        twice = next((one for one in ids if ids.count(one) > 1), None)
+        if twice:
+            raise UsageError(f"published documents: {twice!r} stands twice")
+    for document in found:
+        for claim in document.claims:
+            for one in claim.refers_to:
+                if one not in known and not one.startswith((AITER, "dstack.")):
+                    raise UsageError(f"published documents: {claim.id} refers to {one!r}, which is not there")
+            if claim.configuration and claim.configuration not in named:
+                raise UsageError(
+                    f"published documents: {claim.id} has no configuration {claim.configuration!r}"
+                )

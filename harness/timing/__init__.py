@@ -1,0 +1,6 @@
+"""Rounds of interleaved turns. Knows nothing of devices."""
+
+from harness.timing.interleaved import measure
+from harness.timing.rounds import Policy, Round, Rounds
+
+__all__ = ["Policy", "Round", "Rounds", "measure"]

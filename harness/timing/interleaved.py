@@ -1,0 +1,129 @@
+"""Blocks and rounds: contenders measured in turn, in fresh random order. Knows nothing of devices."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
+
+from harness.statistics.multiple import stopping_reason
+
+if TYPE_CHECKING:
+    pass
+from harness.timing.rounds import Policy, Round, Rounds, Turn
+
+# Rounds that a block may try for each that it wants: disturbed ones are made again.
+TRIES = 2
+
+
+def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rounds:
+    """Times the contenders round by round.
+
+    Each contender performs one timed turn and returns seconds per call. One that raises, or returns
+    anything but a positive finite number, is dropped; deadlines are the caller's.
+
+    The first blocks are short, so that a large difference costs few rounds and yet every contender was
+    prepared several times. What they leave open gets long blocks, a look after each (`family.settled`).
+    """
+    import scipy.special  # noqa: F401 - a look needs it, and shall not load it between turns
+
+    policy = policy or Policy()
+    order = random.Random(policy.seed)
+    active = dict(contenders)
+    result = Rounds()
+    longest_round = round_s = 0.0
+    for block in range(policy.blocks):
+        if not active:
+            break
+        remaining = policy.budget_s - result.spent_s
+        opening = block < policy.opening
+        # Of what is left over, a block gets as many rounds as a first one had, or it is not worth preparing.
+        worth_s = 0.0 if opening else policy.first_rounds * round_s
+        if result.made and remaining < max(longest_round, worth_s):
+            result.stopped = "budget"
+            break
+        policy.begin_block(block, list(active))
+        ahead = (policy.opening if opening else policy.blocks) - block
+        if worth_s:
+            ahead = min(ahead, int(remaining / worth_s))
+        block_end = result.spent_s + remaining / ahead
+        contending, expected_s = active, 0.0
+        wanted = policy.rounds_in(block)
+        for index in range(TRIES * wanted):
+            if not wanted:
+                break
+            if index and result.spent_s + expected_s > block_end:
+                result.stopped = "budget"
+                break
+            policy.begin_round()
+            seconds, took = _one_round(contending, order, result.dropped, policy.clock)
+            disturbed = policy.end_round()
+            longest_round = max(longest_round, sum(took.values()))
+            result.spent_s += sum(took.values())
+            counts = policy.keep_disturbed or not disturbed
+            (result.rounds if counts else result.disturbed).append(Round(block, index, seconds, disturbed))
+            active = {name: turn for name, turn in active.items() if name not in result.dropped}
+            if not seconds:
+                break
+            wanted -= counts
+            # Who is slow had its turn only if the round counts.
+            fastest = min(seconds.values()) if counts else math.inf
+            fast = [name for name in seconds if seconds[name] <= policy.slow * fastest]
+            contending = {name: active[name] for name in (fast if len(fast) > 1 else seconds)}
+            expected_s = round_s = sum(took[name] for name in contending)
+        if result.useless:
+            break
+        if policy.opening <= len(set(result.blocks)) and block + 1 < policy.blocks:
+            reason = _look(result, active, policy.anchor or next(iter(contenders)), policy)
+            if reason:
+                result.stopped = reason
+                break
+    if not active:
+        result.stopped = "no contenders"
+    elif result.mostly_disturbed:
+        result.stopped = "disturbed"
+    return result
+
+
+def _look(result: Rounds, active: Collection[str], anchor: str, policy: Policy) -> str:
+    """Why measuring may end; who is slow and rarely measured is not waited for."""
+    series = {name: result.series(name) for name in active}
+    times = {name: [s for s in series[name] if s == s] for name in series}
+    typical = {name: statistics.median(found) for name, found in times.items() if found}
+    typical.pop(policy.twin, None)
+    wanted = [name for name in typical if typical[name] <= policy.slow * min(typical.values())]
+    return stopping_reason(
+        series,
+        result.blocks,
+        wanted,
+        anchor,
+        policy.twin,
+        policy.confidence,
+        policy.half_width,
+        policy.margin,
+    )
+
+
+def _one_round(
+    contending: Mapping[str, Turn], order: random.Random, dropped: dict[str, str], clock: Callable[[], float]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds per call of each contender, and the seconds that its turn took. What a contender wasted
+    that gave no time is not the others' budget."""
+    names = list(contending)
+    order.shuffle(names)
+    seconds, took = {}, {}
+    for name in names:
+        started = clock()
+        try:
+            value = contending[name]()
+        except Exception as error:
+            dropped[name] = str(error) or type(error).__name__
+            continue
+        if isinstance(value, int | float) and math.isfinite(value) and value > 0:
+            seconds[name] = float(value)
+            took[name] = clock() - started
+        else:
+            dropped[name] = f"gave {value!r} as its time"
+    return seconds, took

@@ -1,0 +1,175 @@
+"""Rounds of interleaved turns: the policy, one round, all rounds."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from harness.statistics.intervals import CONFIDENCE, LEAST_BLOCKS
+from harness.statistics.paired import MARGIN
+
+if TYPE_CHECKING:
+    import pandas
+
+
+Turn = Callable[[], float]
+# A machine that disturbs a larger part of the rounds measures nothing; so many rounds show it.
+MOST_DISTURBED, ENOUGH_ROUNDS = 0.5, 30
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+def _undisturbed() -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How long to measure, in what order, and what for.
+
+    blocks:       how often everything is prepared anew at most. Measuring may end before, after
+                  LEAST_BLOCKS blocks or more; with no more than those there is nothing to decide
+    first_rounds: rounds in each of the first LEAST_BLOCKS blocks, enough to see what is far apart
+    max_rounds:   rounds in each later block, at most
+    half_width:   of a ratio's interval that is tight enough; 0: goes on until blocks or budget are spent
+    anchor:       whom all others are compared with; the first contender where it is not said
+    twin:         the anchor prepared a second time, whose ratio to the anchor gives the floor
+    confidence:   with which the wanted verdicts hold, all together
+    margin:       a difference below it is none: `same`
+    slow:         who takes more than this many times as long as the fastest has a turn in a block's first
+                  round only: the rest of the budget goes to those between whom the choice is
+    budget_s:     seconds of turns for all blocks together; a round that would not fit is not begun
+    begin_block:  called before each block with its number and its contenders, outside the budget, to prepare
+                  them anew
+    begin_round:  called before each round
+    end_round:    called after it: what disturbed the machine meanwhile, in a short phrase, or nothing.
+                  It must not depend on the times: leaving out rounds by their outcome biases the rest
+    keep_disturbed: disturbed rounds count
+    seed:         of the random order
+    """
+
+    blocks: int = 14
+    first_rounds: int = 5
+    max_rounds: int = 20
+    half_width: float = 0.005
+    anchor: str | None = None
+    twin: str | None = None
+    confidence: float = CONFIDENCE
+    margin: float = MARGIN
+    slow: float = math.inf
+    budget_s: float = 30.0
+    begin_block: Callable[[int, Collection[str]], None] = _nothing
+    begin_round: Callable[[], None] = _nothing
+    end_round: Callable[[], str] = _undisturbed
+    keep_disturbed: bool = False
+    seed: int = 0
+    clock: Callable[[], float] = time.perf_counter
+
+    @property
+    def opening(self) -> int:
+        """The first block after which measuring may end."""
+        return min(LEAST_BLOCKS, self.blocks) if self.half_width > 0 else self.blocks
+
+    def rounds_in(self, block: int) -> int:
+        short = block < self.opening < self.blocks
+        return min(self.first_rounds, self.max_rounds) if short else self.max_rounds
+
+
+@dataclass(frozen=True)
+class Round:
+    """Seconds per call of every contender that gave a time, and what disturbed it, if anything did."""
+
+    block: int
+    index: int
+    seconds: Mapping[str, float]
+    disturbed: str = ""
+
+
+@dataclass
+class Rounds:
+    """All that was measured.
+
+    rounds:    those that count
+    disturbed: those that do not, having been disturbed; they were paid for and made again
+    heats:     those of a race that chose whom `rounds` hold, and count for nothing else (see halving.py)
+    dropped:   contender -> why it was taken out; its earlier times stay in `rounds`
+    beaten:    contender -> by whom in the heats
+    stopped:   `tight` (the wanted ratios' intervals), `clear` (those intervals or their verdicts), `budget`,
+               `complete` (all blocks and rounds), `disturbed` (most rounds were), or `no contenders`
+    spent_s:   seconds spent in turns
+    """
+
+    rounds: list[Round] = field(default_factory=list)
+    disturbed: list[Round] = field(default_factory=list)
+    heats: list[Round] = field(default_factory=list)
+    dropped: dict[str, str] = field(default_factory=dict)
+    beaten: dict[str, str] = field(default_factory=dict)
+    stopped: str = "complete"
+    spent_s: float = 0.0
+
+    def table(self) -> pandas.DataFrame:
+        """Seconds per call: (block, round) x contender."""
+        import pandas
+
+        index = pandas.MultiIndex.from_tuples(
+            [(r.block, r.index) for r in self.rounds], names=["block", "round"]
+        )
+        return pandas.DataFrame([dict(r.seconds) for r in self.rounds], index=index)
+
+    def series(self, contender: str) -> list[float]:
+        """One entry per round, NaN where the contender gave no time."""
+        return [r.seconds.get(contender, math.nan) for r in self.rounds]
+
+    @property
+    def blocks(self) -> list[int]:
+        return [r.block for r in self.rounds]
+
+    def numbered(self, first: int) -> Rounds:
+        """The same, the number of the first block being another."""
+
+        def later(rounds: list[Round]) -> list[Round]:
+            return [replace(r, block=first + r.block) for r in rounds]
+
+        return replace(
+            self, rounds=later(self.rounds), disturbed=later(self.disturbed), heats=later(self.heats)
+        )
+
+    def then(self, after: Rounds) -> Rounds:
+        """These and what was measured after them, as if at one go."""
+        after = after.numbered(self.next_block)
+        return Rounds(
+            self.rounds + after.rounds,
+            self.disturbed + after.disturbed,
+            self.heats + after.heats,
+            self.dropped | after.dropped,
+            self.beaten | after.beaten,
+            after.stopped,
+            self.spent_s + after.spent_s,
+        )
+
+    @property
+    def all(self) -> list[Round]:
+        return [*self.heats, *self.rounds, *self.disturbed]
+
+    @property
+    def next_block(self) -> int:
+        return max((r.block for r in self.all), default=-1) + 1
+
+    @property
+    def made(self) -> int:
+        """Rounds, the disturbed ones too."""
+        return len(self.all)
+
+    @property
+    def mostly_disturbed(self) -> bool:
+        return len(self.disturbed) > MOST_DISTURBED * self.made
+
+    @property
+    def useless(self) -> bool:
+        """So many rounds were disturbed that more of them are not worth their time."""
+        return self.made >= ENOUGH_ROUNDS and self.mostly_disturbed

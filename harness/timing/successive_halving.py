@@ -1,0 +1,103 @@
+"""Many contenders held against one: heats choose a challenger, and rounds of their own tell what it is worth.
+
+The winner of many is flattered by the noise that made it win. So heats only choose: the ratio and the verdict
+rest on rounds made after them, of the anchor, its twin and the challenger alone, all prepared anew. Among
+32 contenders that are all as fast as the anchor somebody always wins the heats, and is then called faster no
+more often than one that was named beforehand (tests/test_halving.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from harness.statistics.multiple import Series, log_time
+from harness.statistics.paired import Comparison, compare
+from harness.timing.interleaved import measure
+from harness.timing.rounds import Policy, Rounds, Turn
+
+SELECTING = 0.6  # of the budget, at most
+BLOCKS = 3  # of a heat: fewer leave Student's t too wide to drop anybody
+FIRST_ROUNDS = 2  # in each block of the first heat; in those of the next one twice as many
+
+
+def halving(turns: Mapping[str, Turn], policy: Policy) -> Rounds:
+    """As `harness.timing.measure`, for the one question whether anybody is faster than the anchor.
+
+    The heats share SELECTING of the budget. After each, those of the anchor's rivals go on whom the rounds so
+    far do not tell from the best: all of them as far as budget and `policy.max_rounds` go, the better half at
+    any rate (successive halving: Karnin, Koren and Somekh 2013, ICML; Jamieson and Talwalkar 2016, AISTATS).
+    The one that is left is measured beside the anchor as any two contenders are. Where it fails, the next
+    best takes its place; where the anchor fails, there is nothing to measure.
+
+    What is returned has the heats in `heats`, and in `rounds` what came after them.
+    """
+    anchor = policy.anchor or next(iter(turns))
+    rivals = [name for name in turns if name not in (anchor, policy.twin)]
+    found, beaten, rounds = Rounds(), {}, FIRST_ROUNDS
+    while len(rivals) > 1:
+        heat = replace(
+            policy,
+            blocks=BLOCKS,
+            first_rounds=rounds,
+            max_rounds=rounds,
+            half_width=0.0,
+            anchor=anchor,
+            twin=None,
+            budget_s=_share(policy, found, rivals),
+            seed=policy.seed + found.next_block,
+        )
+        made = measure({name: turns[name] for name in (anchor, *rivals)}, heat)
+        found = found.then(replace(made, heats=made.rounds, rounds=[]))
+        if anchor in found.dropped or found.useless:
+            return replace(found, beaten=beaten, stopped="disturbed" if found.useless else "no contenders")
+        rounds = min(2 * rounds, policy.max_rounds)
+        turn_s = made.spent_s / max(1, sum(len(r.seconds) for r in made.all))
+        room = _share(policy, found, rivals) / (BLOCKS * rounds * turn_s) - 1 if turn_s else math.inf
+        rivals, out = _halved(found, anchor, rivals, room if rounds > heat.max_rounds else 0)
+        beaten = out | beaten
+    for challenger in [*rivals, *beaten] or [anchor]:
+        beaten.pop(challenger, None)
+        names = dict.fromkeys(name for name in (anchor, policy.twin, challenger) if name in turns)
+        rest = replace(policy, anchor=anchor, budget_s=policy.budget_s - found.spent_s)
+        found = found.then(measure({name: turns[name] for name in names}, rest))
+        if challenger not in found.dropped or anchor in found.dropped:
+            break
+    return replace(found, beaten=beaten)
+
+
+def _share(policy: Policy, found: Rounds, rivals: Sequence[str]) -> float:
+    """Seconds of a heat of these rivals, if as many heats follow as halving takes."""
+    return (SELECTING * policy.budget_s - found.spent_s) / math.ceil(math.log2(max(2, len(rivals))))
+
+
+def _halved(
+    found: Rounds, anchor: str, rivals: Iterable[str], room: float
+) -> tuple[list[str], dict[str, str]]:
+    """Who goes on, and by whom the others are beaten, both from the best. The next heat has room for so many
+    rivals, if that is more than half of them; once the anchor is clearly faster than the best of them, which
+    one that is no longer matters."""
+    blocks = [r.block for r in found.heats]
+    series: Series = {
+        name: [r.seconds.get(name, math.nan) for r in found.heats] for name in (anchor, *rivals)
+    }
+
+    def time(name: str) -> float:
+        return log_time(series[name], blocks) if any(s == s for s in series[name]) else math.inf
+
+    ranked = sorted((name for name in rivals if name not in found.dropped), key=time)
+    if not ranked:
+        return [], {}
+    best = ranked[0]
+    against = {name: compare(series[best], series[name], blocks=blocks) for name in (anchor, *ranked)}
+    room = 1 if against[anchor].verdict == "slower" else max(room, math.ceil(len(ranked) / 2))
+    reaching = [name for name in ranked if name == best or against[name].verdict == "unclear"]
+    on = [name for place, name in enumerate(ranked) if place < room and name in reaching]
+    return on, {name: _lost(against[name], best) for name in ranked if name not in on}
+
+
+def _lost(found: Comparison, best: str) -> str:
+    if math.isnan(found.ratio):
+        return f"beaten in the heats, without a round together with {best}"
+    return f"beaten in the heats: {found.ratio:.3f}x ({found.low:.3f}..{found.high:.3f}) the time of {best}"

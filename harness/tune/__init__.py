@@ -1,0 +1,1 @@
+"""The choice of configurations: by compiling offline, by races on a device; and where choices are stored."""

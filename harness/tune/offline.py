@@ -1,0 +1,234 @@
+"""Configurations chosen offline: every one compiled or pruned, the survivors ranked by cost."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import kernels
+from harness.catalogue import architectures, devices
+from harness.catalogue.architectures import Architecture
+from harness.compile.compiler import compile_all, key_of, recall
+from harness.compile.launches import Launch, launches_of, narrowed
+from harness.compile.limits import violations
+from harness.compile.resources import Figures
+from harness.errors import one_line
+from harness.machine.provenance import git_state
+from harness.tune import cost_model, search
+from harness.tune.compile_records import Compiled, Evidence, Judged, judge
+from harness.tune.compile_records import file as evidence_file
+from harness.tune.cost_model import WITHIN, peaks
+from harness.tune.search import Candidate, Search, fewest
+from harness.tune.store import Place, path, read, source, store
+from kernels.platform import version
+from kernels.triton_runtime import SuiteTriton
+from kernels.tuning import Tunable, words
+from shapes.case import Case, text_of
+
+Shard = tuple[int, int]
+"""(i, of): this process compiles the i-th, from 1, of so many parts of what there is to compile."""
+
+
+class Compiling:
+    """Judges candidates of one implementation for one architecture, each launch compiled once.
+
+    shard: only this part is compiled; candidates that wait for other parts stay unjudged
+    said:  told what is being done, in words
+    """
+
+    def __init__(
+        self,
+        implementation: SuiteTriton,
+        architecture: Architecture,
+        shard: Shard = (1, 1),
+        said: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.op = kernels.OPS[implementation.op]
+        self.implementation, self.architecture = implementation, architecture
+        self.shard, self.said = shard, said
+        self.on = peaks(architecture)
+        self.operands: dict[str, Any] = {}
+        self.compiled: dict[tuple[str, str], Compiled | None] = {}
+        self.found: dict[str, dict[str, Judged]] = {}
+
+    def searches(self, cases: Iterable[Case], keep: int = 1) -> list[Search]:
+        """Of those cases that the implementation takes, each once."""
+        found = {}
+        for case in cases:
+            sizes = self.op.sizes({**self.op.defaults(self.architecture.arch), **case.sizes})
+            text = text_of(asdict(sizes))
+            if text not in found and self.implementation.fits(sizes).ok:
+                found[text] = Search(self.implementation, self.architecture, self.on, text, sizes, keep)
+        return list(found.values())
+
+    def run(self, searches: Sequence[Search]) -> None:
+        search.run(searches, self.judge)
+
+    def judge(self, batch: list[tuple[Search, Candidate]]) -> None:
+        self.said(f"{len(batch)} candidates")
+        told = [(case, one, self._launches(case, one)) for case, one in batch]
+        self._compile(launch for _, _, found in told if not isinstance(found, str) for launch in found)
+        for case, one, found in told:
+            judged = found if isinstance(found, str) else self._of_each(found)
+            if judged is not None:
+                self.found.setdefault(case.case, {})[words(one.config)] = judged
+                judge(one, judged, self.on, self.architecture)
+
+    def _of_each(self, launches: Sequence[Launch]) -> list[Compiled] | None:
+        """None where some wait for another shard."""
+        known = [self.compiled[_name(each)] for each in launches]
+        return None if None in known else known
+
+    def _launches(self, case: Search, one: Candidate) -> list[Launch] | str:
+        """Of one call, in order; or why the implementation cannot be asked, which costs the configuration
+        and not the command."""
+        if case.case not in self.operands:
+            self.operands[case.case] = narrowed(self.op, self.implementation, case.sizes)
+        operands = self.operands[case.case]
+        forced = self.implementation.configured(asdict(one.config))
+        try:
+            return launches_of(self.op, forced, self.architecture, operands, case.sizes)
+        except Exception as error:
+            return one_line(error)
+
+    def _compile(self, launches: Iterable[Launch]) -> None:
+        new = {_name(launch): launch for launch in launches if _name(launch) not in self.compiled}
+        at, of = self.shard
+        keys = {name: key_of(launch) for name, launch in new.items()}
+        own = {name: launch for name, launch in new.items() if int(keys[name], 16) % of == at - 1}
+        found = compile_all(list(own.values()), lambda i, n: self.said(f"{i} of {n} compiled"))
+        figures = {name: recall(key) for name, key in keys.items() if name not in own}
+        figures |= dict(zip(own, found, strict=True))
+        self.compiled |= {name: self._judged(launch, figures[name]) for name, launch in new.items()}
+
+    def _judged(self, launch: Launch, figures: Figures | None) -> Compiled | None:
+        if figures is None:
+            return None
+        return Compiled(launch.name, figures, "; ".join(violations(launch, figures, self.architecture)))
+
+
+def _name(launch: Launch) -> tuple[str, str]:
+    return launch.kernel, launch.data
+
+
+class Progress:
+    """A line on stderr now and then, that says where and what."""
+
+    SAID_S = 10.0
+
+    def __init__(self, where: str) -> None:
+        self.where, self.last = where, time.monotonic()
+
+    def __call__(self, what: str) -> None:
+        if time.monotonic() - self.last > self.SAID_S:
+            self.last = time.monotonic()
+            print(f"{self.where}: {what}", file=sys.stderr, flush=True)
+
+
+class OfflineResult:
+    """What was found for an implementation on an architecture.
+
+    choices: as they are stored
+    rows:    as they are printed
+    """
+
+    def __init__(self, compiling: Compiling, searches: Sequence[Search]) -> None:
+        self.compiling, self.searches = compiling, searches
+        picked = fewest(searches)
+        self.choices = [_choice(one, picked[one.case]) for one in searches if one.case in picked]
+        self.rows = [self._row(one, picked.get(one.case)) for one in searches]
+
+    @property
+    def place(self) -> Place:
+        return Place(self.compiling.architecture.kind, self.compiling.architecture.arch)
+
+    def store(self, folder: Path) -> Path:
+        implementation = self.compiling.implementation
+        provenance = {
+            "triton": version("triton"),
+            "commit": git_state()["commit"],
+            "source": source(implementation),
+            "criterion": _criterion(),
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        }
+        stored = store(folder, implementation.name, self.place, self.choices, provenance)
+        beside = evidence_file(folder, implementation.name, self.place)
+        known = Evidence.read(beside)
+        kept = known.cases if known.source == provenance["source"] else {}
+        Evidence(provenance["source"], kept | self.compiling.found).store(beside)
+        return stored
+
+    def differences(self, folder: Path) -> list[str]:
+        file = path(folder, self.compiling.implementation.name, self.place)
+        return differences(self.compiling.implementation, self.place, self.searches, read(file)["choices"])
+
+    def _row(self, search: Search, one: Candidate | None) -> dict[str, Any]:
+        judged = search.candidates[: search.at]
+        second = next((each for each in search.fitting_best_first if each is not one), None)
+        return {
+            "target": self.place.arch,
+            "op": self.compiling.op.name,
+            "implementation": self.compiling.implementation.name,
+            "case": search.case,
+            "config": asdict(one.config) if one else None,
+            "estimate_us": _us(one),
+            "bound_by": one.estimate.bound if one else "",
+            "resident": one.resident if one else [],
+            "second": asdict(second.config) if second else None,
+            "second_us": _us(second),
+            "configurations": len(search.candidates),
+            "judged": sum(each.judged for each in judged),
+            "refused": dict(search.refusals),
+        }
+
+
+def differences(
+    implementation: Tunable, place: Place, searches: Iterable[Search], stored: Iterable[Mapping[str, Any]]
+) -> list[str]:
+    """One line for each case whose stored choice is not as good as the best of the search, was made from
+    other kernels, or is missing; and for each whose search could not judge all that may be as good."""
+    choices = {choice["case"]: choice for choice in stored}
+    made_of = source(implementation)
+    lines = []
+    for one in searches:
+        choice = choices.get(one.case)
+        if choice is None:
+            said = "nothing is stored" if one.good else ""
+        elif choice["source"] != made_of:
+            said = f"stored from other kernels ({choice['source']}, these are {made_of}): tune again"
+        elif unknown := sum(not each.judged for each in one.candidates[: one.at]):
+            said = f"{unknown} configurations that may be better were not compiled: tune again"
+        elif choice["config"] not in [asdict(good.config) for good in one.good]:
+            best = f"; the best is {words(one.good[0].config)}" if one.good else ""
+            said = f"what is stored is not within {WITHIN:.0%} of the best{best}"
+        else:
+            said = ""
+        lines += [f"{place.arch} {implementation.name} {one.case}: {said}"] if said else []
+    return lines
+
+
+def _choice(search: Search, one: Candidate) -> dict[str, Any]:
+    return {
+        "case": search.case,
+        "features": search.implementation.features(search.sizes),
+        "config": asdict(one.config),
+        "estimate_us": _us(one),
+        "best_us": _us(search.good[0]),
+        "bound_by": one.estimate.bound,
+        "resident": one.resident,
+    }
+
+
+def _us(one: Candidate | None) -> float | None:
+    return round(one.estimate.seconds * 1e6, 2) if one else None
+
+
+def _criterion() -> str:
+    """Changes with the formula and with what it knows of devices."""
+    texts = [Path(f).read_text() for f in (cost_model.__file__, architectures.LIMITS, devices.DATASHEETS)]
+    return hashlib.sha256("".join(texts).encode()).hexdigest()[:12]

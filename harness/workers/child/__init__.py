@@ -1,0 +1,1 @@
+"""The worker process: prepares, times, judges, profiles."""

@@ -1,0 +1,74 @@
+"""What ran, beyond its names: by which two calls of one name can be told apart."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import hashlib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+CODE = ("cubin", "hsaco")
+
+
+def fingerprint(call: Callable[[], None], kind: str, kernels: Collection[str]) -> list[str]:
+    """`onednn matmul brg:avx512_core_bf16`: the implementations that oneDNN, as torch has it, took in a call,
+    or `onednn none`, on a CPU; `code gemm_kernel 1f03ab..`: a hash of the machine code of each Triton kernel
+    of these names, on a GPU. Untested there."""
+    return _onednn(call) if kind == "cpu" else _triton(kernels)
+
+
+def _onednn(call: Callable[[], None]) -> list[str]:
+    import torch
+
+    if not torch.backends.mkldnn.is_available():
+        return []
+    with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+        said = _said(call)
+    return onednn_names(said.splitlines())
+
+
+def onednn_names(lines: Collection[str]) -> list[str]:
+    """Of oneDNN's verbose lines, each primitive with its implementation once."""
+    found = {}
+    for line in lines:
+        if match := re.match(r"onednn_verbose,(?:[^,]*,)*?exec,\w+,(\w+),([^,]+),", line):
+            found[f"onednn {match[1]} {match[2]}"] = None
+    return list(found) or ["onednn none"]
+
+
+def _said(call: Callable[[], None]) -> str:
+    """What a call writes to file descriptor 1, C libraries too."""
+    sys.stdout.flush()
+    ctypes.CDLL(None).fflush(None)
+    kept = os.dup(1)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 1)
+        try:
+            call()
+        finally:
+            ctypes.CDLL(None).fflush(None)
+            os.dup2(kept, 1)
+            os.close(kept)
+        file.seek(0)
+        return file.read().decode(errors="replace")
+
+
+def _triton(kernels: Collection[str]) -> list[str]:
+    """Of all that this process compiled under these names."""
+    if "triton" not in sys.modules:
+        return []
+    from triton.compiler import CompiledKernel
+
+    found = set()
+    for compiled in (o for o in gc.get_objects() if isinstance(o, CompiledKernel)):
+        name = compiled.metadata.name
+        code = next((compiled.asm[kind] for kind in CODE if kind in compiled.asm), None)
+        if name in kernels and code is not None:
+            data = Path(code).read_bytes() if isinstance(code, Path) else code
+            found.add(f"code {name} {hashlib.sha256(data).hexdigest()[:12]}")
+    return sorted(found)

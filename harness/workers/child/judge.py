@@ -1,0 +1,131 @@
+"""Is it right? The reference is computed, and outputs are judged, in a plain process of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import kernels
+from kernels.op import Reference, Tolerance
+from kernels.operands import Seeds
+
+if TYPE_CHECKING:
+    import torch
+from harness.plan.memory import MAX_FLOPS
+
+
+class Judge:
+    """Requests: hello, reference, judge, forget."""
+
+    def __init__(self) -> None:
+        self.references: dict[str, tuple[Reference, Tolerance, tuple[int, ...]]] = {}
+
+    def hello(self, kind: str, device: str, threads: int) -> dict[str, Any]:
+        import torch
+
+        self.kind, self.device = kind, device
+        torch.set_num_threads(threads)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        return {"torch": torch.__version__, "threads": torch.get_num_threads()}
+
+    def reference(
+        self, name: str, op: str, sizes: Mapping[str, Any], boundary: str, seeds: Mapping[str, int]
+    ) -> int:
+        """Computes and keeps a reference under a name; returns the digest of its operands."""
+        chosen = kernels.OPS[op]
+        read = chosen.sizes(sizes)
+        operands = chosen.make(read, Seeds(**seeds), self.device, boundary)
+        reference = chosen.reference(operands, MAX_FLOPS[self.kind])
+        on_host = {
+            f.name: value.cpu()
+            for f in fields(reference)
+            if (value := getattr(reference, f.name)) is not None and f.name != "rows"
+        }
+        reference = replace(reference, **on_host)
+        shape = tuple(chosen.empty_output(read, "meta").shape)
+        self.references[name] = (reference, chosen.tolerance(read), shape)
+        return operands.digest()
+
+    def judge(self, name: str, path: str, fp8: bool = False) -> dict[str, Any]:
+        import torch
+
+        reference, tolerance, shape = self.references[name]
+        return judge(torch.load(path, weights_only=True), reference, tolerance, shape, fp8)
+
+    def forget(self) -> None:
+        self.references.clear()
+
+
+def judge(
+    output: torch.Tensor,
+    reference: Reference,
+    tolerance: Tolerance,
+    shape: tuple[int, ...] | None = None,
+    fp8: bool = False,
+) -> dict[str, Any]:
+    """Compares an output with its reference; a plain dict for the record.
+
+    Every element must be finite, also outside the sampled rows. An error is measured in units of
+    `reference.sigma`, or of its `sigma_fp8` for a call that rounds activations to FP8 itself; a row is
+    the last dimension, or a segment of it.
+
+    ok, reason:   the judgement, in words where it is not ok
+    row_error, element_error: the worst, in sigma, beside their limits; None if not finite
+    relative_error: |output - reference| / |reference| over everything, for people
+    rows:         how many rows were compared, of how many
+    """
+    import torch
+
+    wanted = shape or tuple(reference.value.shape)
+    if tuple(output.shape) != wanted:
+        return _wrong(tolerance, f"output has shape {tuple(output.shape)}, not {wanted}")
+    bad = ~torch.isfinite(output)
+    sampled = output if reference.rows is None else output[reference.rows]
+    got = sampled.double()
+    error = got - reference.value
+    # Where sigma is 0 the right value is exact: any error is too much, none is none.
+    sigma = reference.sigma_fp8 if fp8 and reference.sigma_fp8 is not None else reference.sigma
+    z = torch.where(error == 0, 0.0, error / sigma)
+    segment = tolerance.segment or z.shape[-1]
+    parts = [part.square().mean(-1).sqrt() for part in z.split(segment, -1)]
+    row_error = torch.stack(parts, -1).amax(-1)
+    worst_row, worst_element = _largest(row_error), _largest(z.abs())
+    relative = float(error.norm()) / (float(reference.value.norm()) or 1.0)
+    report = {
+        "ok": False,
+        "reason": "",
+        "row_error": worst_row if math.isfinite(worst_row) else None,
+        "row_limit": tolerance.row,
+        "element_error": worst_element if math.isfinite(worst_element) else None,
+        "element_limit": tolerance.element,
+        "relative_error": relative if math.isfinite(relative) else None,
+        "rows": row_error.numel(),
+        "of_rows": output.numel() // output.shape[-1],
+    }
+    rows_over = ~(row_error <= tolerance.row) | ~(z.abs().amax(-1) <= tolerance.element)
+    if bool(bad.any()):
+        report["reason"] = f"{int(bad.sum())} of {output.numel()} outputs are NaN or infinite"
+    elif bool(rows_over.any()):
+        index = [int(i) for i in torch.nonzero(rows_over)[0]]
+        if reference.rows is not None:
+            index[0] = reference.rows[index[0]]
+        report["reason"] = (
+            f"{int(rows_over.sum())} of {row_error.numel()} rows are off, the first {index}; "
+            f"the worst by {worst_row:.3g} sigma (limit {tolerance.row:g})"
+        )
+    else:
+        report["ok"] = True
+    return report
+
+
+def _largest(values: torch.Tensor) -> float:
+    """The largest, NaN counting as infinite."""
+    return float(values.nan_to_num(nan=float("inf")).max())
+
+
+def _wrong(tolerance: Tolerance, reason: str) -> dict[str, Any]:
+    limits = {"row_limit": tolerance.row, "element_limit": tolerance.element}
+    return {"ok": False, "reason": reason, "row_error": None, "element_error": None, **limits}

@@ -1,0 +1,77 @@
+"""The child process: answers its parent's requests, one at a time, on a file descriptor of its own.
+
+Libraries may print what they like to stdout and stderr; both go to the worker's log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import signal
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+from harness.errors import one_line
+
+ROLES = {
+    "bench": "harness.workers.child.bench:Bench",
+    "judge": "harness.workers.child.judge:Judge",
+    "meter": "harness.workers.child.meter:Meter",
+    "replay": "harness.serving.replay.child:Rank",
+}
+
+
+def main() -> None:
+    role, descriptor = sys.argv[1], int(sys.argv[2])
+    _die_with_parent()
+    faulthandler.enable()
+    module, name = ROLES[role].split(":")
+    with Connection(descriptor) as connection:
+        try:
+            served = getattr(__import__(module, fromlist=[name]), name)()
+        except Exception as error:
+            connection.send(("error", one_line(error)))
+            return
+        connection.send(("ready", None))
+        serve(connection, served)
+
+
+def serve(connection: Connection, served: Any) -> None:
+    from kernels.op import Unsupported
+
+    with contextlib.suppress(EOFError):
+        while True:
+            request, arguments = connection.recv()
+            try:
+                connection.send(("ok", getattr(served, request)(**arguments)))
+            except Unsupported as error:
+                connection.send(("unsupported", str(error)))
+            except Exception as error:
+                import traceback
+
+                traceback.print_exc()
+                connection.send(("error" if _sound() else "crashed", one_line(error)))
+
+
+def _sound() -> bool:
+    """False once this process has lost its GPU: after an illegal access whatever it is asked fails."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return True
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return False
+    return True
+
+
+def _die_with_parent() -> None:
+    """A killed parent leaves no worker behind, not even one stuck in a kernel (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""In a worker: what its device reaches at best, and two fixed workloads that show how steady it is.
+
+On GPUs untested on hardware.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from harness.workers.child.timers import timer_for
+from harness.workers.child.timers.base import Program
+from kernels.formats import FORMATS, native
+
+Call = Callable[[], Any]
+Candidate = tuple[float, Callable[[], Call]]
+"""What one call moves or computes, and what makes the call."""
+
+MIB = 1 << 20
+
+# Past the last-level cache this many times, or so much: what is read comes from memory.
+LEVELS = 8
+LEAST_BUFFER = {"cpu": 256 * MIB, "cuda": 2048 * MIB, "rocm": 2048 * MIB}
+MEMORY_SHARE = 8  # of the memory that is free; a copy needs two buffers
+
+# (m, n, k), from what suits two cores to what fills a large GPU. Which one is fastest differs by machine and
+# library: 2048^3 reached 92 % of the best here, with oneDNN's prepacked weights 98 %. Two are DeepSeek's own.
+SHAPES = (
+    *((768, 768, 768), (1024, 1024, 1024), (256, 2112, 7168), (2048, 2048, 2048), (3200, 2112, 7168)),
+    *((4096, 4096, 4096), (4096, 7168, 2048), (8192, 8192, 8192), (16384, 8192, 8192)),
+)
+STEADY_SIZE = {"cpu": 1024, "cuda": 8192, "rocm": 8192}
+
+# FP8 products of CPUs are bf16 products after a conversion; fp32 counts where a CPU has no bf16 instructions.
+PRODUCTS = {"cpu": ("bf16", "fp32"), "cuda": ("fp8", "bf16"), "rocm": ("fp8", "bf16")}
+
+TRY_S = 0.02
+LONGEST_CALL_S = 0.3
+READ_S, COPY_S, PRODUCT_S = 2.0, 1.0, 3.0
+
+
+class Meter:
+    """Every public method is one request that the parent makes."""
+
+    left_out = "there is no memory for any product"
+
+    def open(self, kind: str, arch: str, device: str, memory: int, last_level: int, threads: int) -> int:
+        """memory: bytes free, last_level: of that cache; 0 if unknown. Returns the bytes that are read."""
+        import torch
+
+        torch.set_num_threads(threads)
+        if kind != "cpu":
+            if not torch.cuda.is_available():
+                raise RuntimeError(f"torch {torch.__version__} sees no GPU; {device} needs its {kind} build")
+            torch.cuda.set_device(device)
+        self.kind, self.arch, self.device = kind, arch, device
+        self.timer = timer_for(kind, "eager")
+        self.share = memory // MEMORY_SHARE if memory else math.inf
+        self.bytes = buffer_bytes(kind, self.share, last_level)
+        return self.bytes
+
+    def measure(self) -> dict[str, Any]:
+        """`rates`, `read` and `copy` of `Ceilings`; a dtype that no product takes here has no rate."""
+        buffer = self._buffer()
+        read = self._best(self._readers(buffer), READ_S)
+        copy = self._best(self._copiers(buffer), COPY_S)
+        del buffer
+        rates = {dtype: self._best(self._products(dtype), PRODUCT_S) for dtype in PRODUCTS[self.kind]}
+        if not all((read, copy, rates["bf16"])):
+            raise RuntimeError(self.left_out)
+        return {"rates": {dtype: rate for dtype, rate in rates.items() if rate}, "read": read, "copy": copy}
+
+    def clock(self, readings: int = 2000) -> dict[str, float]:
+        """Seconds: the smallest step that the timer's clock takes, and the time from one reading to the
+        next. On GPUs its readings are events with nothing between them."""
+        if self.kind == "cpu":
+            times = [time.perf_counter() for _ in range(readings)]
+        else:
+            import torch
+
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(readings)]
+            for event in events:
+                event.record()
+            torch.cuda.synchronize()
+            times = [events[0].elapsed_time(event) / 1e3 for event in events]
+        steps = [late - early for early, late in itertools.pairwise(times) if late > early]
+        return {"step_s": min(steps), "reading_s": (times[-1] - times[0]) / (readings - 1)}
+
+    def prepare(self, workload: str) -> None:
+        """Makes one of the steady workloads anew: `read` or `product`."""
+        self.program = Program([])  # frees the last one's buffers
+        if workload == "read":
+            call = self._buffer().view(dtype=_dtype("int64")).sum
+        else:
+            size = STEADY_SIZE[self.kind]
+            call = self._mm(size, size, size, "bf16")
+        call()
+        self.program = self.timer.program([call])
+
+    def turn(self, at_least: float) -> float:
+        """Seconds per call of what was prepared."""
+        return self.timer.turn(self.program, at_least).seconds
+
+    def _best(self, candidates: Iterable[Candidate], seconds: float) -> float:
+        """The highest rate of any, in short tries: all once, but those too large for it, then the better
+        half again and again. 0 where none can run here."""
+        racing, best = [], 0.0
+        until = time.monotonic() + seconds
+        for amount, make in candidates:
+            if racing and amount > racing[0][1] and amount / best > LONGEST_CALL_S:
+                continue
+            try:
+                call = make()
+                call()
+                program = self.timer.program([call])
+                rate = self._rate(amount, program)
+            except (RuntimeError, ValueError, AttributeError) as reason:
+                self.left_out = str(reason)
+                continue
+            racing.append((rate, amount, program))
+            best = max(best, rate)
+        racing.sort(key=lambda entry: entry[0], reverse=True)
+        racing = racing[: max(3, len(racing) // 2)]
+        while racing and time.monotonic() < until:
+            best = max(best, *(self._rate(amount, program) for _, amount, program in racing))
+        return best
+
+    def _rate(self, amount: float, program: Program) -> float:
+        return amount / self.timer.turn(program, TRY_S).seconds
+
+    def _buffer(self) -> Any:
+        return self._random(self.bytes // 2, dtype="bf16")
+
+    def _random(self, *shape: int, dtype: str) -> Any:
+        """Gaussian values, as zeros move and multiply faster; the same million over and over, as drawing
+        them takes a CPU longer than measuring."""
+        import torch
+
+        size = math.prod(shape)
+        few = torch.randn(min(size, MIB), device=self.device).to(_dtype(dtype, self.arch))
+        many = few.view(torch.uint8).repeat(-(-size // len(few)))
+        return many[: size * few.itemsize].view(few.dtype).view(shape)
+
+    def _readers(self, buffer: Any) -> Iterator[Candidate]:
+        """Which reduction reads fastest differs by device."""
+        import torch
+
+        words, singles = buffer.view(torch.int64), buffer.view(torch.float32)
+        for call in (words.sum, buffer.sum, singles.max, lambda: torch.dot(singles, singles)):
+            yield buffer.nbytes, lambda call=call: call
+
+    def _copiers(self, buffer: Any) -> Iterator[Candidate]:
+        import torch
+
+        target = torch.empty_like(buffer)
+        for to, of in ((target.view(torch.int64), buffer.view(torch.int64)), (target, buffer)):
+            yield 2 * buffer.nbytes, lambda to=to, of=of: lambda: to.copy_(of)
+
+    def _products(self, dtype: str) -> Iterator[Candidate]:
+        if dtype == "fp8":
+            ways = [self._scaled_mm]
+        else:
+            ways = [self._mm, self._prepacked] if self.kind == "cpu" else [self._mm]
+        for m, n, k in SHAPES:
+            if 4 * (m * k + n * k + m * n) <= self.share:
+                for way in ways:
+                    yield 2.0 * m * n * k, lambda way=way, shape=(m, n, k): way(*shape, dtype)
+
+    def _mm(self, m: int, n: int, k: int, dtype: str) -> Call:
+        import torch
+
+        a, b = self._random(m, k, dtype=dtype), self._random(n, k, dtype=dtype)
+        out = torch.empty(m, n, dtype=a.dtype, device=self.device)
+        return lambda: torch.mm(a, b.t(), out=out)
+
+    def _prepacked(self, m: int, n: int, k: int, dtype: str) -> Call:
+        """oneDNN's own layout of b, as torch.compile packs frozen weights."""
+        import torch
+
+        a = self._random(m, k, dtype=dtype)
+        b = torch.ops.mkldnn._reorder_linear_weight(self._random(n, k, dtype=dtype), m)
+        return lambda: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
+
+    def _scaled_mm(self, m: int, n: int, k: int, dtype: str) -> Call:
+        """One scale per tensor, and the fastest accumulation that the library has: more than block scales
+        allow, as a ceiling may."""
+        import torch
+
+        a, b = self._random(m, k, dtype=dtype), self._random(n, k, dtype=dtype)
+        one = torch.ones((), device=self.device)
+        return lambda: torch._scaled_mm(
+            a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=self.kind == "cuda"
+        )
+
+
+def buffer_bytes(kind: str, share: float, last_level: int) -> int:
+    """Whole MiB: past the last-level cache, within our share of the memory."""
+    wanted = max(LEAST_BUFFER[kind], LEVELS * last_level)
+    return max(1, int(min(wanted, share)) // MIB) * MIB
+
+
+def _dtype(name: str, arch: str = "") -> Any:
+    import torch
+
+    if name == "fp8":
+        return FORMATS[native(arch)].dtype
+    return {"bf16": torch.bfloat16, "fp32": torch.float32, "int64": torch.int64}[name]

@@ -1,0 +1,64 @@
+"""What ran in a call, by torch's profiler: device kernels on a GPU, operators on a CPU."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from harness.workers.child.timers.base import Call
+
+CALLS = 10  # of which the average is taken, fewer where they would take longer than ...
+PROFILE_S = 2.0
+SHARE = 0.01  # of the total, under which a kernel is not listed
+LISTED = 8
+
+
+def profile(calls: Sequence[Call], kind: str, synchronize: Callable[[], None]) -> dict[str, Any]:
+    """Profiles calls in rotation and gives, per call, {"kernels": [{"name", "us", "count"}], "total_us"}: own
+    time and number of launches of the kernels, largest first. The total is of all, the small ones too.
+
+    On a GPU a kernel's time is its time on the device, without the gaps between kernels. Untested there.
+    """
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as torch_profiler
+
+    activities = [ProfilerActivity.CPU]
+    if kind != "cpu":
+        activities.append(ProfilerActivity.CUDA)
+    rotation = itertools.cycle(calls)
+    # The first call under a profiler holds what that prepares; it also says how long a call takes.
+    with torch_profiler(activities=activities):
+        started = time.perf_counter()
+        next(rotation)()
+        synchronize()
+        count = max(1, min(CALLS, int(PROFILE_S / (time.perf_counter() - started))))
+    with torch_profiler(activities=activities) as profiler:
+        for _ in range(count):
+            next(rotation)()
+        synchronize()
+    return summary(profiler.events(), count, kind)
+
+
+def summary(events: Iterable[Any], calls: int, kind: str) -> dict[str, Any]:
+    """Of the profiler's events (torch.autograd.profiler_util.FunctionEvent) of so many calls."""
+    from torch.autograd import DeviceType
+
+    spent: dict[str, float] = defaultdict(float)
+    launched: dict[str, int] = defaultdict(int)
+    for event in events:
+        on_device = event.device_type != DeviceType.CPU
+        # An annotation spans kernels that are listed themselves.
+        if on_device == (kind != "cpu") and not event.is_user_annotation:
+            spent[event.name] += event.time_range.elapsed_us() if on_device else event.self_cpu_time_total
+            launched[event.name] += 1
+    total = sum(spent.values())
+    largest = sorted(spent, key=lambda name: -spent[name])
+    kernels = [
+        {"name": name, "us": spent[name] / calls, "count": launched[name] / calls}
+        for name in largest[:LISTED]
+        if spent[name] > SHARE * total
+    ]
+    return {"kernels": kernels, "total_us": total / calls}

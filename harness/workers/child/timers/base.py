@@ -1,0 +1,69 @@
+"""Timers that run inside a worker: one timed turn of a contender on its device."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """seconds per call, over so many timed calls; host_seconds: of the host's time to launch one call, at
+    the median, None where the host itself computes"""
+
+    seconds: float
+    calls: int
+    host_seconds: float | None = None
+
+
+@dataclass
+class Program:
+    """What turns launch over and over: the calls on each set of operands in rotation, or one graph of them.
+    A turn goes on in the rotation where the last one stopped.
+
+    steps:        eager: one call for each set; graph: one replay, which holds calls on every set
+    calls:        that one step holds
+    synchronises: whether a call waits for the device before it returns
+    host_s:       seconds of the host's time to launch one step, as last seen
+    device_s:     seconds that one step takes on the device, as last seen
+    most:         steps that can be launched ahead of the device, as far as is known
+    """
+
+    steps: Sequence[Call]
+    calls: int = 1
+    synchronises: bool = False
+    host_s: float = 0.0
+    device_s: float = math.inf
+    most: float = math.inf
+    rotation: Iterator[Call] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.rotation = itertools.cycle(self.steps)
+
+    def step(self) -> None:
+        """The next one of the rotation."""
+        next(self.rotation)()
+
+    def reproduce(self, which: int) -> None:
+        """A step that computes the output on one of the sets anew."""
+        self.steps[which % len(self.steps)]()
+
+
+class Timer(ABC):
+    """Makes programs of calls and times them. A turn lasts at least `at_least` seconds, after one untimed
+    step that wakes threads and clocks."""
+
+    def program(self, calls: Sequence[Call]) -> Program:
+        """Of calls that were all made before. Raises Unsupported where they cannot be launched so."""
+        return Program(calls)
+
+    @abstractmethod
+    def turn(self, program: Program, at_least: float) -> Turn: ...
+
+    @abstractmethod
+    def synchronize(self) -> None: ...

@@ -1,0 +1,67 @@
+"""Environments of worker processes: threads, allocator, caches."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+
+import kernels
+from harness.machine.cpu_threads import BINDING, cores
+from harness.paths import ROOT, cache
+from kernels.platform import Platform
+
+
+def thread_environment(
+    platform: Platform, threads: int, variables: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """What makes a worker compute on so many threads, each bound to a physical core. They are not bound where
+    the user's environment or an arm's `variables` bind them, or where there are more than cores.
+
+    They spin for some milliseconds between parallel regions, as OpenMP does by default and engines have it:
+    told to sleep at once (OMP_WAIT_POLICY=passive) an addition of 1 MB took 27 us for 10 (2 cores, libgomp).
+    """
+    if platform.kind != "cpu":
+        return {}
+    places = [cpu for node in cores() for cpu in node]
+    environment = {"OMP_NUM_THREADS": str(threads)}
+    if not any(name in BINDING for name in (*os.environ, *(variables or {}))) and threads <= len(places):
+        environment |= {"OMP_PROC_BIND": "close", "OMP_PLACES": ",".join(f"{{{cpu}}}" for cpu in places)}
+    return environment
+
+
+# Freed memory stays in the process, as under the caching allocators that engines run with. Faulting it in
+# anew at each call can be most of what an allocating call takes, and most of its noise.
+ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+DEFAULTS = {
+    # A worker that waits for its turn must not take a core from the one whose turn it is.
+    "KMP_BLOCKTIME": "1",
+    "HF_HUB_OFFLINE": "1",
+    **ALLOCATOR,
+}
+
+
+def worker_environment(extra: Mapping[str, str | None], tree: str | None = None) -> dict[str, str]:
+    """Our defaults, over them the user's environment with the project first on the path, then `extra`, where
+    None takes a variable away."""
+    environment = dict(os.environ)
+    path = [tree or str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(path)
+    # Workers run in the project's folder, the user perhaps elsewhere.
+    environment[kernels.PLUGINS] = os.pathsep.join(map(str, kernels.plugin_files()))
+    whole = DEFAULTS | environment | dict(extra)
+    return {name: value for name, value in whole.items() if value is not None}
+
+
+def cache_environment(arm: str) -> dict[str, str]:
+    """Compile caches of an arm's own: what one arm compiled must not serve another."""
+    folder = arm
+    if not re.fullmatch(r"\w{1,40}", arm):
+        folder = f"{re.sub(r'[^A-Za-z0-9]+', '-', arm)[:40]}-{hashlib.sha256(arm.encode()).hexdigest()[:12]}"
+    base = cache() / folder
+    return {
+        "TRITON_CACHE_DIR": str(base / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(base / "inductor"),
+        "TORCH_EXTENSIONS_DIR": str(base / "extensions"),
+    }

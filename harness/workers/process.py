@@ -1,0 +1,121 @@
+"""The parent's side of a child process: start it, ask it, give up on it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from harness.paths import ROOT
+from harness.workers.environment import worker_environment
+
+_living: set[int] = set()
+
+
+def worker_pids() -> list[int]:
+    """The living workers of this process."""
+    return sorted(_living)
+
+
+class WorkerFailure(Exception):
+    """A request that gave no answer. status: error, unsupported, crashed or timeout."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+    @property
+    def fatal(self) -> bool:
+        """Whether the process is gone with it."""
+        return self.status in ("crashed", "timeout")
+
+
+class Worker:
+    """One child process of a role (see worker.py), with its environment set before it starts; of the source
+    tree in the folder `tree`, if that is not this one."""
+
+    def __init__(
+        self, role: str, environment: Mapping[str, str | None], log: Path, tree: str | None = None
+    ) -> None:
+        self.role = role
+        self.log = log
+        self.log_start = log.stat().st_size if log.exists() else 0
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "harness.workers.child.main", role, str(theirs.fileno())]
+        with log.open("ab") as sink:
+            self.process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env=worker_environment(environment, tree),
+                cwd=tree or ROOT,
+                start_new_session=True,
+            )
+        theirs.close()
+        _living.add(self.process.pid)
+        self.connection = Connection(ours.detach())
+        self._answer(deadline=120, doing="starting")
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None and not self.connection.closed
+
+    def ask(self, request: str, deadline: float, **arguments: Any) -> Any:
+        """Sends a request and waits at most `deadline` seconds for its answer; raises WorkerFailure."""
+        try:
+            self.connection.send((request, arguments))
+        except OSError:
+            raise self._crashed(request) from None
+        return self._answer(deadline, request)
+
+    def _answer(self, deadline: float, doing: str) -> Any:
+        try:
+            if not self.connection.poll(deadline):
+                self.kill()
+                raise WorkerFailure("timeout", f"no answer within {deadline:g} s while in {doing}")
+            kind, value = self.connection.recv()
+        except (EOFError, OSError):
+            raise self._crashed(doing) from None
+        if kind == "crashed":
+            self.kill()
+        if kind not in ("ok", "ready"):
+            raise WorkerFailure(kind, value)
+        return value
+
+    def _crashed(self, doing: str) -> WorkerFailure:
+        try:
+            code = self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            code = None
+        self.kill()
+        if code is not None and code < 0:
+            how = f"died of {signal.Signals(-code).name}"
+        else:
+            how = f"ended with exit code {code}"
+        return WorkerFailure("crashed", f"the worker {how} while in {doing}{self._last_words()}")
+
+    def _last_words(self) -> str:
+        """The last line of its log before Python's own report of a fatal signal."""
+        with self.log.open("rb") as log:
+            log.seek(self.log_start)
+            text = log.read().decode(errors="replace").split("Fatal Python error", 1)[0]
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return f"; its last words: {lines[-1][:120]}" if lines else ""
+
+    def kill(self) -> None:
+        """Ends the process and whatever it started."""
+        self.connection.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        _living.discard(self.process.pid)

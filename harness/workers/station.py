@@ -1,0 +1,158 @@
+"""Contenders and the workers they sit in: a worker that dies costs the contender it was on, and is
+replaced for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.plan.contender import Contender
+from harness.plan.rotation import Rotation
+from harness.workers.environment import cache_environment, thread_environment
+from harness.workers.process import Worker, WorkerFailure
+from kernels.platform import Platform
+from shapes.case import Case
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds: preparing may build for minutes, a call may not."""
+
+    prepare: float = 900.0
+    call: float = 120.0
+
+
+class Station:
+    """One worker for the contenders of an arm and a runtime.
+
+    It remembers the stage it is in (operands, fresh buffers, loaded live ones, who is prepared), so
+    that a replacement can be brought to the same point.
+    """
+
+    def __init__(
+        self, contenders: list[Contender], platform: Platform, threads: int, deadlines: Deadlines, log: Path
+    ) -> None:
+        self.contenders = contenders
+        self.platform = platform
+        self.threads = threads
+        self.deadlines = deadlines
+        self.log = log
+        self.worker: Worker | None = None
+        self.restore: list[Callable[[], Any]] = []
+        self.prepared: set[str] = set()
+
+    @property
+    def living(self) -> list[Contender]:
+        return [c for c in self.contenders if c.alive]
+
+    def start(self) -> None:
+        arm, first = self.contenders[0].arm, self.contenders[0].impl
+        environment = (
+            thread_environment(self.platform, self.threads, arm.variables)
+            | cache_environment(arm.name)
+            | first.environment(self.platform)
+            | arm.variables
+        )
+        self.worker = Worker("bench", environment, self.log, arm.tree)
+        self.prepared.clear()
+        kind, device = self.platform.kind, self.platform.device
+        threads = int(environment.get("OMP_NUM_THREADS") or self.threads)
+        try:
+            hello = self._raw("hello", self.deadlines.prepare, kind=kind, device=device, threads=threads)
+        except WorkerFailure:
+            self.stop()
+            raise
+        for contender in self.contenders:
+            contender.pinned = hello["pinned"]
+
+    def stop(self) -> None:
+        if self.worker is not None:
+            self.worker.kill()
+            self.worker = None
+
+    def _raw(self, request: str, deadline: float, **arguments: Any) -> Any:
+        assert self.worker is not None
+        return self.worker.ask(request, deadline, **arguments)
+
+    def ready(self) -> None:
+        """A living worker at the current stage; raises WorkerFailure if none can be had."""
+        if self.worker is None or not self.worker.alive:
+            self.start()
+            for step in self.restore:
+                step()
+
+    def open(self, case: Case, seeds: dict[str, int]) -> int:
+        """New operands; nobody is prepared on them yet."""
+        self.restore = []
+        self.ready()
+        self.restore = [lambda: self._open(case, seeds)]
+        return self._open(case, seeds)
+
+    def _open(self, case: Case, seeds: dict[str, int]) -> int:
+        self.prepared.clear()
+        sizes = dict(case.sizes)
+        return self._raw(
+            "open", self.deadlines.prepare, op=case.op, sizes=sizes, boundary=case.boundary, seeds=seeds
+        )
+
+    def fresh(self, rotation: Rotation) -> None:
+        """The same operands in fresh buffers; nobody is prepared on them yet."""
+
+        def step() -> None:
+            self.prepared.clear()
+            self._raw("fresh", self.deadlines.prepare, mode=rotation.mode, copies=rotation.copies)
+
+        self.ready()
+        step()
+        self.restore = [self.restore[0], step]
+
+    def load(self, seeds: dict[str, int]) -> None:
+        """New live operands for everyone prepared."""
+
+        def step() -> None:
+            self._raw("load", self.deadlines.prepare, seeds=seeds)
+
+        self.ready()
+        step()
+        self.restore = [*self.restore, step]
+
+    def seat(self, contender: Contender) -> None:
+        """Prepares a contender on the current operands, unless it is."""
+        self.ready()
+        if contender.name not in self.prepared:
+            answer = self._raw(
+                "prepare",
+                self.deadlines.prepare,
+                contender=contender.name,
+                impl=contender.impl.name,
+                launch=contender.launch,
+                config=contender.config,
+                call=not contender.interpreted,
+            )
+            contender.setup_s = max(contender.setup_s, answer["seconds"])
+            contender.synchronises = answer["synchronises"]
+            contender.source = answer["source"]
+            self.prepared.add(contender.name)
+
+    def digest(self) -> int:
+        """Of the operands as they are now."""
+        self.ready()
+        return self._raw("digest", self.deadlines.prepare)
+
+    def ask(self, contender: Contender, request: str, **arguments: Any) -> Any:
+        """A request about a prepared contender, which is prepared first if its worker was replaced."""
+        self.seat(contender)
+        deadline = self.deadlines.prepare if contender.interpreted else self.deadlines.call
+        return self._raw(request, deadline, contender=contender.name, **arguments)
+
+
+def attempt(contenders: Iterable[Contender], action: Callable[[], Any]) -> Any:
+    """Does something for contenders; what goes wrong is written down against them, and None returned."""
+    try:
+        return action()
+    except WorkerFailure as failure:
+        for contender in contenders:
+            contender.fail(failure.status, failure.reason)
+        return None

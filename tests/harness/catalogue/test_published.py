@@ -1,0 +1,190 @@
+"""Published figures and headline claims: cited, unranked, and held against recorded runs only."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+import kernels
+from harness.catalogue.published import CLAIMS, figures, read
+from harness.errors import UsageError
+from harness.paths import PUBLISHED, RESULTS
+from harness.report import case_table
+from harness.results import claims
+from harness.results.claims import Ratio, examine, ratios, verdict
+from harness.results.schema import Cell, Samples
+from kernels.platform import Platform
+from shapes.case import Case
+
+CPU = Platform("cpu", "x86", name="a CPU")
+
+
+def test_every_figure_names_its_source_and_a_case_that_can_be():
+    found = figures()
+    assert {f.op for f in found} == set(kernels.OPS)
+    for f in found:
+        assert f.source
+        assert f.where
+        assert f.method
+        assert f.time_us or f.tflops
+        assert set(f.sizes) <= set(kernels.OPS[f.op].Sizes.__dataclass_fields__)
+        kernels.OPS[f.op].sizes(f.sizes)
+
+
+@pytest.mark.parametrize("figure", [f for f in figures() if f.time_us and f.tflops and f.op != "fused_moe"])
+def test_time_and_rate_are_of_the_same_work(figure):
+    """Both were published; our count of flops has to tie them together, to their two or three figures."""
+    work = kernels.OPS[figure.op].work(kernels.OPS[figure.op].sizes(figure.sizes))
+    assert work.flops / figure.time_us / 1e6 == pytest.approx(figure.tflops, rel=0.02)
+
+
+def test_a_figure_is_shown_beside_its_case_and_no_other():
+    case = Case("block_scale_gemm", {"m": 64, "n": 2112, "k": 7168, "fp8": "e4m3fn", "scales": "fp32"})
+    shown = case_table.published(figures(), case)
+    assert shown.startswith("published by others, neither measured here nor ranked:")
+    assert "AITER, tuned" in shown
+    assert "16.5 us" in shown
+    assert "MI300X" in shown
+    assert "profiler" in shown
+    assert "DeepGEMM v1" in shown
+    assert "19.8 us" not in shown, "that is of 128 rows"
+    assert case_table.published(figures(), case.with_sizes({"m": 65, "n": 2112, "k": 7168})) == ""
+
+
+def test_a_broken_file_is_one_line(tmp_path):
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(UsageError, match=r"^cannot read .*a\.json: "):
+        figures(tmp_path)
+    whole = {"source": "s", "where": "w", "method": "m", "figures": [{"op": "fused_moe", "speed": 1}]}
+    (tmp_path / "a.json").write_text(json.dumps(whole))
+    with pytest.raises(UsageError, match=r"^cannot read .*a\.json: .*speed"):
+        figures(tmp_path)
+
+
+def cell(impl: str, seconds: float, case: str = "m=1", arch: str = "gfx942", **other: object) -> Cell:
+    """Six blocks of five rounds, with a little noise that all share and a little that they do not."""
+    places = [(block, index) for block in range(6) for index in range(5)]
+    wobble = [1 + 0.01 * ((7 * block + 3 * index + len(impl)) % 5 - 2) / 2 for block, index in places]
+    facts = {
+        "op": "mla_decode",
+        "case": f"mla_decode {case} core",
+        "boundary": "core",
+        "impl": impl,
+        "platform": "rocm",
+        "arch": arch,
+        "arm": "plain",
+        "launch": "graph",
+        "cache": "serving",
+        "status": "ok",
+        "time_us": seconds * 1e6,
+        "samples": Samples(
+            block=[b for b, _ in places], round=[i for _, i in places], seconds=[seconds * w for w in wobble]
+        ),
+    }
+    return Cell(**facts | other)
+
+
+def run_of(*cells: Cell, run: str = "a run"):
+    return [(run, one) for one in cells]
+
+
+def test_a_ratio_is_of_the_fastest_on_each_side_in_the_same_case():
+    found = ratios(
+        "mla_decode",
+        "gfx942",
+        run_of(
+            cell("aiter.asm", 1e-4),
+            cell("aiter.triton", 2e-4),
+            cell("torch.naive", 20e-4),
+            cell("torch.sdpa", 5e-4),
+            cell("aiter.asm", 1e-4, case="m=2"),
+            cell("torch.sdpa", 3e-4, case="m=2"),
+            cell("torch.sdpa", 9e-4, case="m=3"),
+        ),
+        ("aiter.*",),
+        ("torch.*",),
+    )
+    assert [(r.a, r.b, r.case.split()[1]) for r in found] == [
+        ("aiter.asm", "torch.sdpa", "m=1"),
+        ("aiter.asm", "torch.sdpa", "m=2"),
+    ]
+    for r, true in zip(found, (5, 3), strict=True):
+        assert r.low < true < r.high
+        assert r.ratio == pytest.approx(true, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [{"status": "wrong", "time_us": None}, {"arch": "gfx950"}, {"launch": "eager"}, {"op": "mha_prefill"}],
+    ids=lambda d: next(iter(d)),
+)
+def test_what_is_wrong_or_elsewhere_is_no_side_of_a_ratio(spoilt):
+    cells = run_of(cell("aiter.asm", 1e-4, **spoilt), cell("torch.naive", 20e-4))
+    assert ratios("mla_decode", "gfx942", cells, ("aiter.*",), ("torch.naive",)) == []
+
+
+def test_runs_are_not_mixed():
+    cells = run_of(cell("aiter.asm", 1e-4)) + run_of(cell("torch.naive", 1e-3), run="another")
+    assert ratios("mla_decode", "gfx942", cells, ("aiter.*",), ("torch.naive",)) == []
+
+
+def test_runs_of_two_machines_may_have_the_same_name(tmp_path):
+    recorded = RESULTS / "epyc-zen4-2core" / "fused_moe-prefill"
+    for machine in ("one", "another"):
+        shutil.copytree(recorded, tmp_path / machine / "fused_moe-prefill")
+    assert len({run for run, _ in claims._cells(tmp_path)}) == 2
+
+
+def ratio(low: float, high: float) -> Ratio:
+    return Ratio((low + high) / 2, low, high, "a", "b", "a case", "a run")
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ([], "not measured on MI300X"),
+        ([ratio(1.0, 1.9)], "not supported"),
+        ([ratio(1.0, 1.9), ratio(2.0, 2.4)], "supported"),
+        ([ratio(1.0, 1.9), ratio(1.8, 2.2)], "unclear"),
+    ],
+)
+def test_up_to_a_factor_needs_one_case_that_surely_reaches_it(found, said):
+    assert verdict(2.0, found, "MI300X") == said
+
+
+def test_each_claim_is_held_against_each_kind_of_rival_on_its_own_hardware():
+    cells = run_of(
+        cell("aiter.asm", 1e-4),
+        cell("torch.naive", 20e-4),
+        cell("torch.sdpa", 5e-4),
+        cell("vllm.amx", 1e-3, arch="x86"),
+        cell("torch.naive", 99e-3, arch="x86"),
+    )
+    tests = {t.against: t for t in examine(read(PUBLISHED / CLAIMS), CPU, cells) if t.op == "mla_decode"}
+    assert {t: tests[t].verdict for t in tests} == {
+        "naive torch": "supported",
+        "the best of torch": "not supported",
+        "Triton": "not measured on MI300X",
+    }
+    assert tests["naive torch"].factor == 17
+    assert tests["naive torch"].here.ratio == pytest.approx(99, rel=0.02)
+    assert not any(name.startswith(("aiter", "triton")) for name in tests["Triton"].runs)
+
+
+def test_claims_prints_its_table_here(here):
+    done = here("claims")
+    assert (done.returncode, done.stderr) == (0, "")
+    for word in ("2x", "3x", "17x", "14x", "not measured on MI300X", "unknown: the baseline"):
+        assert word in done.stdout
+    assert "supported" not in done.stdout
+    whole = json.loads(here("claims", "--json", "-").stdout)
+    assert len(whole["tests"]) == 4 * len(claims.RIVALS)
+    assert {t["verdict"] for t in whole["tests"]} == {"not measured on MI300X"}
+
+
+def test_claims_of_a_run_that_is_not_there(here):
+    done = here("claims", "nowhere")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no run at 'nowhere'")

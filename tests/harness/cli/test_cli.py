@@ -1,0 +1,107 @@
+"""`--help` and `list` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+
+import pytest
+
+import kernels
+from tests.support.command_line import PLUGIN
+
+# Start-up
+
+HEAVY = {"torch", "pandas", "numpy", "scipy", "pydantic", "vllm", "triton", "transformers", "rich"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["run", "--help"],
+        ["list", "--help"],
+        ["list"],
+        ["list", "impls"],
+        ["list", "impls", "--platform", "rocm", "--arch", "gfx942"],
+        ["list", "impls", "--json", "-"],
+        ["list", "ops"],
+        ["list", "suites"],
+        ["list", "flags"],
+        ["list", "recipes"],
+        ["list", "cases", "--suite", "smoke"],
+        ["doctor", "--quick"],
+        ["run", "--no-such-option"],
+    ],
+    ids=" ".join,
+)
+def test_what_measures_nothing_imports_nothing_heavy(cli, arguments):
+    done = cli(*arguments, PYTHONPROFILEIMPORTTIME=1)
+    imported = set(re.findall(r"^import time:.*\|\s*(\w+)", done.stderr, re.MULTILINE))
+    assert {"harness", "kernels", "click"} <= imported
+    assert not imported & HEAVY
+
+
+def test_it_runs_from_any_folder(cli, tmp_path):
+    done = subprocess.run(
+        cli.command("list", "ops"),
+        cwd=tmp_path,
+        env=cli.environment(PYTHONPATH=cli.folder),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "mla_decode" in done.stdout
+
+
+# list
+
+
+@pytest.mark.parametrize("what", [["ops"], ["impls"], ["cases"], ["suites"], ["linears"]], ids=" ".join)
+def test_list_prints_the_same_rows_as_table_and_json(here, tmp_path, what):
+    table = here("list", *what)
+    assert (table.returncode, table.stderr) == (0, "")
+    printed = here("list", *what, "--json", "-")
+    written = here("list", *what, "--json", tmp_path / "rows.json")
+    assert (written.returncode, written.stdout) == (0, "")
+    assert printed.stdout == (tmp_path / "rows.json").read_text()
+    rows = json.loads(printed.stdout)
+    assert rows
+    for header in rows[0]:
+        assert header in table.stdout
+
+
+@pytest.mark.parametrize(
+    ("platform", "arch"),
+    [("rocm", "gfx942"), ("rocm", "gfx950"), ("cuda", "sm_90"), ("cuda", "sm_100"), ("cpu", "x86-amx")],
+)
+def test_list_says_what_runs_on_another_platform_and_why_not(here, platform, arch):
+    rows = json.loads(here("list", "impls", "--platform", platform, "--arch", arch, "--json", "-").stdout)
+    assert {row["op"] for row in rows} == set(kernels.OPS)
+    by_name = {row["implementation"]: row for row in rows}
+    assert by_name["torch.sdpa"]["runs"]
+    for row in rows:
+        assert row["runs"] or row["why not"], f"{row['implementation']} gives no reason"
+    if platform != "cpu":
+        assert not by_name["vllm.amx"]["runs"]
+        assert by_name["vllm.amx"]["why not"] == f"needs cpu; this is {platform} {arch}"
+        table = here("list", "impls", "--platform", platform, "--arch", arch).stdout
+        assert "(not this machine)" in table
+        assert f"needs cpu; this is {platform} {arch}" in table
+
+
+def test_list_cases_of_a_suite(here):
+    rows = json.loads(here("list", "cases", "--suite", "smoke", "--op", "mla_decode", "--json", "-").stdout)
+    assert {row["suite"] for row in rows} == {"smoke"}
+    assert sum(row["weight"] for row in rows) == pytest.approx(1, abs=0.01)
+
+
+def test_list_says_which_library_is_missing(cli, tmp_path):
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(PLUGIN)
+    rows = json.loads(cli("list", "impls", "--json", "-", KERNEL_BENCH_PLUGINS=plugin).stdout)
+    (row,) = [row for row in rows if row["implementation"] == "elsewhere.kernel"]
+    assert not row["runs"]
+    assert row["why not"] == "no_such_library is not installed; there is none"

@@ -1,0 +1,282 @@
+"""`python -m harness compile`: what it says of a kernel, what it fails, and that it compiles once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import kernels
+from harness.catalogue.architectures import architectures, chosen
+from harness.compile import compiler, limits
+from harness.compile.launches import Launch, implementations, launches, shipped
+from harness.compile.limits import violations
+from harness.compile.resources import Figures, Product
+from harness.errors import UsageError
+from kernels.mha_prefill.triton.flash_configs import HEURISTIC
+from kernels.operands import Seeds
+from shapes.case import Case, parse
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+PLANTED = """
+import dataclasses
+from kernels.mha_prefill.triton.flash_configs import HEURISTIC
+from kernels.mha_prefill.triton.flash import FlashVarlen
+
+class Planted(FlashVarlen):
+    op = "mha_prefill"
+    name = "triton.planted"
+    def heuristic(self, target, sizes):
+        return dataclasses.replace(HEURISTIC["gfx942 bf16"], keys=128, stages=2)
+"""
+
+
+def launch(**values: str) -> Launch:
+    data = {"signature": {"x": "*fp32", "N": "constexpr"}, "constant_keys": [[1]], "constant_vals": [64],
+            "attrs_keys": [[0]], "attrs_vals": [[["tt.divisibility", 16]]],
+            "options": {"num_warps": 4, "num_stages": 2, "matrix_instr_nonkdim": 0}}  # fmt: skip
+    whole = {
+        "op": "o",
+        "implementation": "triton.x",
+        "kernel": "m:k",
+        "arch": "sm_90",
+        "data": json.dumps(data),
+    }
+    return Launch(**whole | values)
+
+
+def test_a_launch_says_what_it_is():
+    assert launch().config == "N=64 num_warps=4 num_stages=2"
+    assert launch().arguments == "x=*fp32:16"
+
+
+@pytest.mark.parametrize(
+    ("arch", "registers", "shared", "columns", "waves", "resident", "bound"),
+    [
+        ("sm_90", 128, 0, 0, 4, 4, "registers"),  # 64 K registers of an SM / (128 * 128 threads)
+        ("sm_90", 32, 0, 0, 4, 16, "registers"),
+        ("sm_90", 24, 0, 0, 4, 16, "waves"),  # 64 warps
+        ("sm_90", 64, 100 << 10, 0, 4, 2, "shared"),
+        ("sm_100", 64, 1024, 256, 4, 2, "tensor memory"),
+        ("gfx942", 128, 0, 0, 4, 4, "registers"),  # 512 of a lane / 128
+        ("gfx942", 257, 0, 0, 4, 1, "registers"),
+        ("gfx942", 32, 32 << 10, 0, 4, 2, "shared"),
+        ("gfx950", 32, 32 << 10, 0, 4, 4, "shared"),  # of 160 KB, in steps of 1280 bytes
+    ],
+)
+def test_what_a_unit_holds(arch, registers, shared, columns, waves, resident, bound):
+    assert architectures()[arch].resident(registers, shared, columns, waves) == (resident, bound)
+
+
+def test_llvm_agrees_on_what_registers_allow():
+    """`; Occupancy` in the assembly of the suite's own kernels, by their registers: waves of a SIMD."""
+    said = {64: 8, 68: 7, 74: 6, 102: 4, 120: 4, 130: 3, 156: 3, 222: 2, 240: 2, 264: 1, 400: 1}
+    for registers, waves in said.items():
+        assert architectures()["gfx950"].resident(registers, 0, 0, 4)[0] == waves, registers
+
+
+FINE = Figures(
+    registers=128,
+    shared_bytes=65536,
+    threads=256,
+    instructions=["wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3"],
+    products=[Product(64, 128, 128, "fp8")],
+)
+NARROW = Product(16, 64, 64, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "excuse", "said"),
+    [
+        ("sm_90", {}, "", None),
+        ("sm_90", {"registers": 256}, "", "takes 256 registers of a thread; sm_90 has 255"),
+        ("sm_90", {"threads": 2048}, "", "takes 2048 threads"),
+        ("sm_90", {"threads": 1024}, "", "1024 threads of 128 registers are more than a compute unit has"),
+        ("sm_90", {"shared_bytes": 232449}, "", "bytes of shared memory; sm_90 has 232448"),
+        ("gfx942", {"shared_bytes": 65537}, "", "bytes of shared memory; gfx942 has 65536"),
+        ("sm_100", {"columns": 552}, "", "columns of tensor memory; sm_100 has 512"),
+        ("sm_90", {"spills": 3, "scratch_bytes": 16}, "", "spills 3 registers: 16 bytes of scratch a thread"),
+        ("sm_90", {"instructions": ["mma.sync.aligned.x"]}, "", "multiplies 64x128x128 in fp8 without"),
+        ("sm_90", {"products": [Product(64, 64, 64, "f32")]}, "", "no fast instruction"),
+        ("sm_90", {"products": [NARROW], "instructions": []}, "", "undeclared"),
+        ("sm_90", {"products": [NARROW], "instructions": []}, "few", "that it declares"),
+        ("sm_90", {"products": [NARROW], "instructions": ["mma.sync.y"]}, "few", None),
+        ("sm_90", {"instructions": [*FINE.instructions, "mma.sync.aligned.x"]}, "", "has mma"),
+        ("gfx942", {"products": [NARROW], "instructions": ["v_mfma_f32_x"]}, "few", "without gfx942"),
+        ("gfx950", {"instructions": ["v_mfma_f32_16x16x32_fp8_fp8"]}, "", "without gfx950's instruction"),
+        ("gfx950", {"instructions": ["v_mfma_f32_16x16x128_f8f6f4"]}, "", None),
+        ("sm_90", {"error": "compiling failed: E"}, "", "compiling failed: E"),
+        ("sm_90", {"remarks": ["wgmma.mma_async instructions are serialized"]}, "", "serialized"),
+    ],
+)  # fmt: skip
+def test_what_may_not_be_shipped(arch, changes, excuse, said):
+    if arch != "sm_90" and "instructions" not in changes:
+        changes = changes | {"products": []}
+    figures = dataclasses.replace(FINE, **changes)
+    found = violations(launch(arch=arch, excuse=excuse), figures, architectures()[arch])
+    assert (said is None and not found) or any(said in each for each in found), found
+
+
+def test_a_spill_that_was_measured_may_be(monkeypatch, tmp_path: Path):
+    entry = {
+        "kernel": "k",
+        "target": "sm_90",
+        "config": "N=64",
+        "run": "r",
+        "why": "1.2x of the best without",
+    }
+    (tmp_path / "spills.json").write_text(json.dumps({"measured": [entry]}))
+    monkeypatch.setattr(limits, "SPILLS", tmp_path / "spills.json")
+    limits._measured.cache_clear()
+    spilling = dataclasses.replace(FINE, scratch_bytes=16, spills=4)
+    assert not violations(launch(), spilling, architectures()["sm_90"])
+    assert violations(launch(arch="sm_100"), spilling, architectures()["sm_100"])
+    limits._measured.cache_clear()
+
+
+def test_each_architecture_and_each_op_has_something_to_compile():
+    for op in kernels.OPS:
+        assert implementations(op)
+        for architecture in architectures().values():
+            found = launches(op, architecture, shipped(op)[:5])
+            assert found, f"{op} {architecture.arch}"
+            assert len({(one.kernel, one.data) for one in found}) == len(found)
+
+
+@pytest.mark.parametrize("op", kernels.OPS)
+def test_empty_operands_are_as_those_with_values(op: str):
+    """Shapes, strides and types, of each boundary; on a GPU's compiler they decide what is compiled."""
+    it = kernels.OPS[op]
+    for case in shipped(op)[:5]:
+        sizes = it.sizes(case.sizes)
+        empty = it.empty_operands(sizes, "meta")
+        for boundary in reversed(it.boundaries):
+            real = it.operands(sizes, Seeds(), "cpu", boundary)
+            assert empty.boundary == boundary
+            shapes = [
+                {name: (t.shape, t.stride(), t.dtype) for name, t in operands.tensors().items()}
+                for operands in (empty, real)
+            ]
+            assert shapes[0] == shapes[1], case.text
+            if boundary != it.boundaries[0]:
+                empty = empty.narrowed()
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+def test_descriptors_are_told_and_compiled(arch: str):
+    case = Case("block_scale_gemm", parse("m=1 n=576 k=7168")[0])
+    found = next(one for one in launches(case.op, chosen(arch)[0], [case]) if one.name == "gemm_kernel")
+    assert "a=tensordesc<fp8e4nv[16, 128]> " in found.arguments
+    assert not compiler.compile_launch(found.kernel, arch, found.data).error
+
+
+def test_it_is_compiled_once(monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    case = Case("block_scale_gemm", parse("m=1 n=576 k=7168")[0])
+    found = [one for one in launches(case.op, chosen("gfx942")[0], [case]) if one.name == "sum_kernel"]
+    told: list[tuple[int, int]] = []
+    first = compiler.compile_all(found * 2, lambda *at: told.append(at))
+    assert told == [(1, 1)] and first[0] == first[1] and first[0].registers > 8 and not first[0].error
+    again = compiler.compile_all(found, lambda *at: told.append(at))
+    assert told == [(1, 1)] and again == first[:1]
+    next(tmp_path.glob("*/compile/*.json")).write_text("{")
+    assert compiler.compile_all(found) == again
+
+
+@pytest.mark.slow
+def test_a_compiler_that_dies_costs_one_configuration(monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "deadly.py").write_text(
+        "import multiprocessing, os\n"
+        "from kernels.quantise_jit import quantise_kernel as kernel\n"
+        "if multiprocessing.parent_process(): os._exit(3)\n"
+    )
+    case = Case("block_scale_gemm", parse("m=1 n=576 k=7168")[0])
+    found = launches(case.op, chosen("gfx942")[0], [case])
+    dead = dataclasses.replace(found[0], kernel="deadly:kernel")
+    results = compiler.compile_all([dead, *found])
+    assert results[0].error == "compiling failed: the compiler died"
+    assert not any(result.error for result in results[1:])
+    assert len(list(tmp_path.glob("cache/*/compile/*.json"))) == len(found), "a death is remembered"
+    sys.modules.pop("deadly", None)
+
+
+def test_targets_are_checked():
+    assert [a.arch for a in chosen("sm_90, gfx942,sm_90")] == ["sm_90", "gfx942"]
+    with pytest.raises(UsageError, match="unknown target 'gfx90a'; targets: gfx942, gfx950, sm_90, sm_100"):
+        chosen("gfx90a")
+
+
+def test_mistakes_are_one_line(here, monkeypatch):
+    for arguments, variables, said in (
+        (("--target", "h100"), {}, "unknown target 'h100'; targets: gfx942"),
+        (("--op", "mla"), {}, "unknown op 'mla'"),
+        ((), {"TRITON_INTERPRET": "1"}, "TRITON_INTERPRET=1 interprets"),
+    ):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        done = here("compile", *arguments)
+        assert done.returncode == 2 and done.stderr.startswith("error: ") and said in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_planted_configuration_fails_the_command(here, monkeypatch, tmp_path: Path):
+    """With one case, in this process; the next test plants it from outside."""
+    from harness.compile import launches
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(launches, "shipped", lambda op: [Case(op, parse("batch=1 new=3200 heads=16")[0])])
+    bad = dataclasses.replace(HEURISTIC["gfx942 bf16"], keys=128, stages=2)
+    monkeypatch.setitem(HEURISTIC, "gfx942 bf16", bad)
+    for targets, code in (("gfx942,gfx950", 1), ("gfx950", 0)):  # the latter from the cache
+        done = here("compile", "--op", "mha_prefill", "--target", targets)
+        assert done.returncode == code and "flash_kernel" in done.stdout, done.stderr
+        assert ("bytes of shared memory; gfx942 has 65536" in done.stderr) == bool(code)
+        assert "gfx950 mha_prefill" not in done.stderr, "a line of its own for each that must not be shipped"
+
+
+@pytest.mark.slow
+def test_a_planted_implementation_fails_the_command(cli, tmp_path: Path):
+    plugin = tmp_path / "planted.py"
+    plugin.write_text(PLANTED)
+    done = cli(
+        "compile", "--op", "mha_prefill", "--target", "gfx942", "--json", "-", KERNEL_BENCH_PLUGINS=plugin
+    )
+    assert done.returncode == 1, done.stderr
+    rows = json.loads(done.stdout)["compiles"]
+    assert {row["implementation"]: row["ok"] for row in rows} == {
+        "triton.flash_varlen": True,
+        "triton.planted": False,
+    }
+    reasons = [row["reason"] for row in rows if not row["ok"]]
+    assert any("bytes of shared memory; gfx942 has 65536" in reason for reason in reasons)
+    assert "must not be shipped" in done.stderr
+
+
+def known() -> dict[Path, int]:
+    """When each entry of this session's cache was written."""
+    cache = Path(os.environ["XDG_CACHE_HOME"])
+    return {path: path.stat().st_mtime_ns for path in cache.glob("*/compile/*.json")}
+
+
+@pytest.mark.slow
+def test_all_that_is_shipped_may_be(cli, tmp_path: Path):
+    report = tmp_path / "compiles.json"
+    done = cli("compile", "--json", report)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(report.read_text())["compiles"]
+    wanted = {"op", "kernel", "config", "target", "registers", "spills", "scratch_bytes", "shared_bytes",
+              "matrix_instructions", "ok", "reason"}  # fmt: skip
+    assert all(row["ok"] and wanted <= set(row) for row in rows)
+    assert len({(row["op"], row["target"]) for row in rows}) == len(kernels.OPS) * len(architectures())
+    kept = known()
+    again = cli("compile")
+    assert again.returncode == 0 and "split_kernel" in again.stdout
+    assert kept and known() == kept, "compiled once"

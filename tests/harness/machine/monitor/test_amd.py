@@ -1,0 +1,238 @@
+"""What the monitor of an AMD GPU calls a disturbance, on a made-up AMD SMI."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.machine.monitor import monitor_for
+from harness.machine.monitor.amd import QUANTITIES, RESIDENCIES, open_amd
+from harness.machine.monitor.base import Blind, Monitor
+from kernels.platform import Platform
+from tests.support.fake_amdsmi import FakeAmdSmi, Handle
+
+MI300X = Platform("rocm", "gfx942", "cuda:0", "MI300X")
+
+
+class Bench:
+    """A device, its monitor, and our workers."""
+
+    def __init__(self, smi: FakeAmdSmi, workers: tuple[int, ...] = (11,)) -> None:
+        self.smi = smi
+        self.workers = list(workers)
+        self.monitor = open_amd(MI300X, lambda: self.workers, smi, {})
+
+    def round(self, *turns: dict[str, object]) -> str:
+        """A thousand steps to each turn; each sets metrics, and adds to those that count."""
+        self.monitor.begin()
+        for turn in turns or ({},):
+            self.smi.metrics["accumulation_counter"] += 1000
+            for key, value in turn.items():
+                if key.endswith("_acc"):
+                    self.smi.metrics[key] += value
+                else:
+                    self.smi.metrics[key] = value
+            self.monitor.sample("product")
+        return self.monitor.end()
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(FakeAmdSmi())
+
+
+def clocks(megahertz: int) -> dict[str, object]:
+    return {"current_gfxclk": megahertz, "current_gfxclks": [2100, megahertz, 0, "N/A"]}
+
+
+def test_a_quiet_round_and_what_is_recorded_of_it(bench: Bench) -> None:
+    assert bench.round({}, clocks(1900)) == ""
+    read = bench.monitor.conditions()
+    assert read["gfx_clock_mhz"] == {"min": 1900, "median": 1997.5, "max": 2095}
+    assert read["hotspot_c"]["median"] == 58
+    assert read["power_w"]["median"] == 640
+    assert read["memory_clock_mhz"]["median"] == 1300
+    assert read["samples"] == 2
+    assert read["slowed_by"] == {}
+    assert "not_read" not in read
+
+
+def test_the_slowest_die_below_three_quarters_of_the_highest(bench: Bench) -> None:
+    bench.round(clocks(2100))
+    assert bench.round(clocks(1400)) == "GFX clock 1400 MHz, 67% of the 2100 MHz before"
+
+
+def test_the_clock_of_a_resting_device_means_nothing(bench: Bench) -> None:
+    bench.round(clocks(2100))
+    assert bench.round({"average_gfx_activity": 3} | clocks(132)) == ""
+    read = bench.monitor.conditions()
+    assert read["gfx_clock_mhz"]["min"] == 2100
+    assert (read["samples"], read["idle_samples"]) == (1, 1)
+
+
+def test_the_power_limit_is_recorded_and_no_disturbance(bench: Bench) -> None:
+    bench.round(clocks(2100))
+    assert bench.round({"ppt_residency_acc": 800} | clocks(1300)) == ""
+    read = bench.monitor.conditions()
+    assert read["slowed_by"] == {"package power limit": 0.5}
+    assert read["package_power_limit_percent"]["max"] == pytest.approx(80)
+
+
+@pytest.mark.parametrize(
+    ("counter", "said"),
+    [
+        ("prochot_residency_acc", "processor hot for 25% of the round"),
+        ("socket_thm_residency_acc", "socket thermal slowdown for 25% of the round"),
+        ("vr_thm_residency_acc", "voltage regulator thermal slowdown for 25% of the round"),
+        ("hbm_thm_residency_acc", "HBM thermal slowdown for 25% of the round"),
+    ],
+)
+def test_slowdowns_are_counted_over_the_round(bench: Bench, counter: str, said: str) -> None:
+    assert bench.round({}, {counter: 500}) == said
+    assert bench.round({}, {counter: 10}) == ""
+    assert bench.round({}) == ""
+
+
+def test_an_older_device_tells_only_that_it_throttles(bench: Bench) -> None:
+    bench.smi.metrics |= dict.fromkeys(RESIDENCIES, "N/A") | {"throttle_status": True}
+    bench.smi.metrics |= {"current_gfxclks": ["N/A"] * 8, "current_socket_power": "N/A"}
+    bench.smi.metrics["average_socket_power"] = 300
+    assert bench.round({"current_gfxclk": 1700}) == ""
+    read = bench.monitor.conditions()
+    assert read["slowed_by"] == {"throttled, cause not told": 1}
+    assert read["gfx_clock_mhz"]["max"] == 1700
+    assert read["power_w"]["max"] == 300
+    assert read["not_read"] == {"slowdown counters": "the device does not tell them"}
+
+
+def test_what_cannot_be_read_is_said() -> None:
+    smi = FakeAmdSmi(absent=("amdsmi_get_gpu_process_list",))
+    smi.refused["amdsmi_get_gpu_metrics_info"] = 2
+    bench = Bench(smi)
+    smi.metrics["accumulation_counter"] = 0
+    assert bench.round({}) == ""
+    assert bench.monitor.conditions() == {
+        "not_read": {
+            "GPU metrics": "AMDSMI_STATUS_NOT_SUPPORTED - Feature not supported",
+            "processes": "this amdsmi has no amdsmi_get_gpu_process_list",
+        }
+    }
+    assert bench.monitor.readable()["GPU metrics"].startswith("not readable: AMDSMI_STATUS_NOT_SUPPORTED")
+
+
+def test_a_foreign_process_that_runs_between_our_turns() -> None:
+    smi = FakeAmdSmi()
+    smi.process(900, 0, 2 << 30, "sglang")
+    bench = Bench(smi)
+    assert bench.monitor.before() == [
+        "process 900 (sglang) is on cuda:0 and holds 2.0 GiB",
+        "cuda:0 is 100 % busy",
+    ]
+    smi.process(11, 0)
+    assert bench.round({}) == ""
+    smi.processes[0]["cu_occupancy"] = 38
+    assert bench.round({}) == "process 900, not ours, ran on cuda:0 (38 compute units)"
+
+
+def test_occupancy_that_is_not_told(bench: Bench) -> None:
+    bench.smi.process(900, "N/A", name="N/A")
+    assert bench.round({}) == ""
+    assert bench.monitor.conditions()["not_read"] == {"compute units by process": "not told"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "device", "node"),
+    [
+        ({}, "cuda:0", 1),
+        ({}, "cuda:2", 5),
+        ({"ROCR_VISIBLE_DEVICES": "2,0"}, "cuda:0", 5),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-3"}, "cuda:0", 3),
+        ({"HIP_VISIBLE_DEVICES": "1"}, "cuda:0", 3),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, "cuda:0", 3),
+        ({"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1"}, "cuda:0", 5),
+        ({"HIP_VISIBLE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": "1"}, "cuda:0", 5),
+    ],
+)
+def test_torch_numbers_in_the_kernel_drivers_order_what_is_visible(
+    environment: dict[str, str], device: str, node: int
+) -> None:
+    smi = FakeAmdSmi(nodes=(5, 1, 3))
+    monitor = open_amd(Platform("rocm", "gfx942", device), list, smi, environment)
+    monitor.begin()
+    monitor.sample()
+    assert smi.asked == {node}
+
+
+def test_devices_that_this_container_was_not_given_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    smi = FakeAmdSmi(nodes=(5, 1, 3))
+    told = smi.amdsmi_get_gpu_kfd_info
+
+    def some(processor_handle: Handle) -> dict[str, object]:
+        return told(processor_handle) | ({"node_id": "N/A"} if processor_handle.value == 1 else {})
+
+    monkeypatch.setattr(smi, "amdsmi_get_gpu_kfd_info", some)
+    open_amd(MI300X, list, smi, {}).begin()
+    assert smi.asked == {3}
+
+
+def test_memory_of_a_process_that_is_not_told_is_left_out() -> None:
+    smi = FakeAmdSmi()
+    smi.process(900, "N/A", name="trainer")
+    smi.processes[0]["mem"] = "N/A"
+    assert "process 900 (trainer) is on cuda:0" in open_amd(MI300X, list, smi, {}).before()
+
+
+def test_an_older_library_gives_the_order() -> None:
+    smi = FakeAmdSmi((5, 1), absent=("amdsmi_get_gpu_kfd_info", "amdsmi_get_gpu_enumeration_info"))
+    open_amd(MI300X, list, smi, {}).begin()
+    assert smi.asked == {5}
+
+
+def still_works(monitor: Monitor, reason: str) -> None:
+    monitor.begin()
+    monitor.sample("anything")
+    assert isinstance(monitor, Blind)
+    assert monitor.end() == ""
+    assert monitor.before() == [f"clocks not read: {reason}"]
+    assert monitor.conditions() == {"not_read": {"clocks": reason}}
+
+
+def test_without_the_library_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    still_works(monitor_for(MI300X, list), "amdsmi is not installed")
+
+
+def test_a_library_that_finds_no_driver_library_prints_nothing_on_stdout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """amdsmi 7.0.2 without ROCm prints on import, then raises KeyError. Our stdout may be JSON."""
+    (tmp_path / "amdsmi.py").write_text("print('Unable to find')\nraise KeyError('libamd_smi.so')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
+    still_works(monitor_for(MI300X, list), "amdsmi cannot be imported: KeyError: 'libamd_smi.so'")
+    assert capsys.readouterr().out == ""
+
+
+def test_without_a_driver_the_run_goes_on() -> None:
+    smi = FakeAmdSmi()
+    smi.refused["amdsmi_init"] = 34
+    still_works(
+        open_amd(MI300X, list, smi, {}), "amdsmi: AMDSMI_STATUS_DRIVER_NOT_LOADED - Driver not loaded"
+    )
+
+
+def test_the_fake_takes_what_the_real_library_takes() -> None:
+    try:
+        import amdsmi
+    except Exception as error:
+        pytest.skip(f"amdsmi cannot be imported: {error}")
+    for name in dir(FakeAmdSmi):
+        if name.startswith("amdsmi_") and hasattr(amdsmi, name):
+            real = inspect.signature(getattr(amdsmi, name)).parameters
+            assert list(inspect.signature(getattr(FakeAmdSmi, name)).parameters)[1:] == list(real), name
+    source = inspect.getsource(amdsmi.amdsmi_get_gpu_metrics_info)
+    for key in [*RESIDENCIES, *(key for keys in QUANTITIES.values() for key in keys)]:
+        assert f'"{key}"' in source

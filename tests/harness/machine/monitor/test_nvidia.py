@@ -1,0 +1,337 @@
+"""What the monitor of an NVIDIA GPU calls a disturbance, on a made-up NVML."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+
+import pytest
+
+from harness.machine.monitor import monitor_for
+from harness.machine.monitor.base import Blind, Monitor
+from harness.machine.monitor.nvidia import POLICIES, NvidiaMonitor, open_nvidia
+from kernels.platform import Platform
+from tests.support.fake_nvml import TEXTS, FakeNvml
+
+H100 = Platform("cuda", "sm_90", "cuda:0", "H100")
+MICRO = 1_000_000
+IDLE, POWER, HW, SW_THERMAL, HW_THERMAL, BRAKE = 0x1, 0x4, 0x8, 0x20, 0x40, 0x80
+
+
+class Bench:
+    """A device, its monitor, our workers, and the time."""
+
+    def __init__(self, nvml: FakeNvml, workers: tuple[int, ...] = (11, 12)) -> None:
+        self.nvml = nvml
+        self.workers = list(workers)
+        self.now = 1000.0
+        nvml.nvmlInit()
+        self.monitor = NvidiaMonitor(
+            H100, lambda: self.workers, nvml, nvml.handles[0], lambda: self.now, lambda: self.now
+        )
+
+    def ran(self, pid: int, percent: int) -> None:
+        self.nvml.samples.append((pid, int(self.now * MICRO), percent))
+
+    def round(self, *turns: dict[str, int]) -> str:
+        """A second; each turn sets what NVML says after it."""
+        self.monitor.begin()
+        self.now += 1.0
+        for turn in turns or ({},):
+            for name, value in turn.items():
+                if name == "sm":
+                    self.nvml.clocks[1] = value
+                else:
+                    setattr(self.nvml, name, value)
+            self.monitor.sample("product")
+        return self.monitor.end()
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(FakeNvml())
+
+
+def test_a_quiet_round_and_what_is_recorded_of_it(bench: Bench) -> None:
+    assert bench.round({"sm": 1980}, {"sm": 1755}, {"sm": 1830}) == ""
+    assert bench.monitor.conditions() == {
+        "memory_clock_mhz": {"min": 2619, "median": 2619, "max": 2619},
+        "power_w": {"min": 512.345, "median": 512.345, "max": 512.345},
+        "sm_clock_mhz": {"min": 1755, "median": 1830, "max": 1980},
+        "software_power_cap_percent": {"min": 0, "median": 0, "max": 0},
+        "temperature_c": {"min": 61, "median": 61, "max": 61},
+        "thermal_slowdown_percent": {"min": 0, "median": 0, "max": 0},
+        "samples": 3,
+        "slowed_by": {},
+    }
+    assert bench.monitor.conditions() == {}
+
+
+def test_a_clock_below_three_quarters_of_the_highest(bench: Bench) -> None:
+    assert bench.round({"sm": 1980}) == ""
+    assert bench.round({"sm": 1485}) == ""
+    assert bench.round({"sm": 1484}) == "SM clock 1484 MHz, 75% of the 1980 MHz before"
+    assert bench.round({"sm": 1980}) == ""
+
+
+def test_a_clock_is_not_held_against_other_work(bench: Bench) -> None:
+    bench.round({"sm": 1980})
+    bench.monitor.begin()
+    bench.nvml.clocks[1] = 1200
+    bench.monitor.sample("a heavier product")
+    assert bench.monitor.end() == ""
+
+
+def test_the_clock_of_a_resting_device_means_nothing(bench: Bench) -> None:
+    bench.round({"sm": 1980})
+    assert bench.round({"sm": 345, "reasons": IDLE | HW}) == ""
+    read = bench.monitor.conditions()
+    assert read["sm_clock_mhz"]["min"] == 1980
+    assert (read["samples"], read["idle_samples"]) == (1, 1)
+
+
+def test_a_power_cap_is_recorded_and_no_disturbance(bench: Bench) -> None:
+    bench.round({"sm": 1980})
+    bench.nvml.violations[0] = 0
+
+    bench.monitor.begin()
+    bench.now += 1.0
+    bench.nvml.violations[0] += 900_000_000
+    bench.nvml.reasons, bench.nvml.clocks[1] = POWER, 1200
+    bench.monitor.sample("product")
+    assert bench.monitor.end() == ""
+    read = bench.monitor.conditions()
+    assert read["slowed_by"] == {"software power cap": 0.5}
+    assert read["software_power_cap_percent"]["max"] == pytest.approx(90)
+    assert read["sm_clock_mhz"]["min"] == 1200
+
+
+@pytest.mark.parametrize(
+    ("bit", "said"),
+    [
+        (HW, "hardware slowdown seen"),
+        (SW_THERMAL, "software thermal slowdown seen"),
+        (HW_THERMAL, "hardware thermal slowdown seen"),
+        (BRAKE, "hardware power brake seen"),
+    ],
+)
+def test_slowdowns_seen_in_one_sample(bench: Bench, bit: int, said: str) -> None:
+    assert bench.round({"reasons": 0}, {"reasons": bit | POWER}, {"reasons": 0}) == said
+    assert bench.round({"reasons": 0}) == ""
+
+
+def test_a_slowdown_between_the_samples_is_in_the_counter(bench: Bench) -> None:
+    for nanoseconds, said in (
+        (9_000_000, ""),
+        (300_000_000, "thermal slowdown for 30% of the round"),
+        (0, ""),
+    ):
+        bench.monitor.begin()
+        bench.now += 1.0
+        bench.nvml.violations[1] += nanoseconds
+        bench.monitor.sample("product")
+        assert bench.monitor.end() == said
+
+
+def test_what_cannot_be_read_is_said_and_the_rest_is_judged() -> None:
+    """As on a MIG device."""
+    nvml = FakeNvml()
+    nvml.refused |= dict.fromkeys(
+        (
+            "nvmlDeviceGetClockInfo",
+            "nvmlDeviceGetViolationStatus",
+            "nvmlDeviceGetProcessUtilization",
+            "nvmlDeviceGetUtilizationRates",
+        ),
+        3,
+    )
+    bench = Bench(nvml)
+    assert bench.round({"reasons": HW_THERMAL}) == "hardware thermal slowdown seen"
+    unread = bench.monitor.conditions()["not_read"]
+    for quantity in ("sm_clock_mhz", "memory_clock_mhz", "thermal slowdown counter", "process utilisation"):
+        assert unread[quantity] == "Not Supported"
+    shown = bench.monitor.readable()
+    assert shown["sm_clock_mhz"] == "not readable: Not Supported"
+    assert (shown["temperature_c"], shown["power_w"]) == ("61", "512.3")
+    assert shown["slowed by"] == "hardware thermal slowdown"
+
+
+def test_where_idleness_is_not_told_a_clock_is_not_judged() -> None:
+    nvml = FakeNvml(absent=("nvmlDeviceGetCurrentClocksThrottleReasons",))
+    nvml.refused["nvmlDeviceGetCurrentClocksEventReasons"] = 3
+    bench = Bench(nvml)
+    assert bench.round({"sm": 1980}, {"sm": 345}) == ""
+    read = bench.monitor.conditions()
+    assert read["sm_clock_mhz"]["min"] == 345
+    assert "samples" not in read
+
+
+def test_an_older_driver_has_only_the_older_functions() -> None:
+    nvml = FakeNvml()
+    newer = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetTemperatureV")
+    nvml.refused |= dict.fromkeys(newer, 13)
+    bench = Bench(nvml)
+    assert bench.round({"reasons": HW_THERMAL}) == "hardware thermal slowdown seen"
+    read = bench.monitor.conditions()
+    assert read["temperature_c"]["max"] == 61
+    assert "not_read" not in read
+
+
+def test_a_library_without_counters_still_has_the_samples() -> None:
+    bench = Bench(FakeNvml(absent=("nvmlDeviceGetViolationStatus",)))
+    assert bench.round({"reasons": SW_THERMAL}) == "software thermal slowdown seen"
+    why = bench.monitor.conditions()["not_read"]["thermal slowdown counter"]
+    assert why == "nvidia-ml-py has no nvmlDeviceGetViolationStatus"
+
+
+def test_a_foreign_process_that_ran_in_the_round() -> None:
+    nvml = FakeNvml()
+    nvml.processes = {900: 2 << 30}
+    bench = Bench(nvml)
+    bench.ran(900, 80)  # before the round: no matter
+    bench.now += 1.0
+    bench.nvml.processes = {900: 2 << 30, 11: 1 << 30, 12: 1 << 30}
+    bench.monitor.begin()
+    bench.now += 1.0
+    for pid, percent in ((11, 70), (12, 60), (900, 5), (900, 34)):
+        bench.ran(pid, percent)
+    assert bench.monitor.end() == "process 900, not ours, ran on cuda:0 (34 % of the SMs' time)"
+
+
+def test_a_foreign_context_that_rests_is_said_before_and_no_disturbance() -> None:
+    nvml = FakeNvml()
+    nvml.processes = {900: 3 << 29, 200_000: None}
+    nvml.utilisation = 37
+    bench = Bench(nvml, workers=())
+    assert bench.monitor.before() == [
+        "process 900 (python3) is on cuda:0 and holds 1.5 GiB",
+        "process 200000 is on cuda:0",
+        "cuda:0 is 37 % busy",
+    ]
+    bench.workers = [11]
+    bench.monitor.begin()
+    bench.now += 1.0
+    bench.ran(11, 90)
+    bench.ran(900, 0)
+    assert bench.monitor.end() == ""
+
+
+def test_a_newcomer_is_foreign_where_the_driver_numbers_as_we_do(bench: Bench) -> None:
+    bench.nvml.processes = {11: 1, 901: 1}
+    bench.monitor.begin()
+    bench.now += 1.0
+    bench.ran(901, 50)
+    assert bench.monitor.end() == "process 901, not ours, ran on cuda:0 (50 % of the SMs' time)"
+
+
+def test_in_a_container_ours_go_by_other_numbers() -> None:
+    """Our 11 and 12 are the host's 5011 and 5012; 900 was there before us."""
+    nvml = FakeNvml()
+    nvml.processes = {900: 1 << 30}
+    bench = Bench(nvml)
+    nvml.processes = {900: 1 << 30, 5011: 1, 5012: 1}
+    for ran, said in (
+        ((5011, 5012), ""),
+        ((5011, 900), "process 900, not ours, ran on cuda:0 (40 % of the SMs' time)"),
+        ((5011, 5012, 5013), "3 processes ran on cuda:0: 1 more than we have"),
+    ):
+        bench.monitor.begin()
+        bench.now += 1.0
+        for pid in ran:
+            bench.ran(pid, 40)
+        assert bench.monitor.end() == said
+
+
+def test_a_worker_that_died_in_the_round_was_ours(bench: Bench) -> None:
+    bench.nvml.processes = {11: 1, 12: 1}
+    bench.monitor.begin()
+    bench.now += 1.0
+    bench.ran(11, 40)
+    bench.ran(12, 40)
+    bench.workers.remove(12)
+    assert bench.monitor.end() == ""
+
+
+@pytest.mark.parametrize(("mode", "name"), [(2, "prohibited"), (3, "exclusive-process")])
+def test_a_device_that_one_process_has_to_itself(bench: Bench, mode: int, name: str) -> None:
+    assert bench.monitor.blocked() == ""
+    bench.nvml.mode = mode
+    assert bench.monitor.blocked().startswith(f"cuda:0 is in {name} mode and our workers must share it: ")
+
+
+def test_a_divided_device_is_said(bench: Bench) -> None:
+    del bench.nvml.refused["nvmlDeviceGetMigMode"]
+    assert bench.monitor.before() == []
+    bench.nvml.mig = 1
+    assert bench.monitor.before() == ["cuda:0 is divided (MIG): what runs on its other parts is not seen"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "uuid"),
+    [
+        (None, "cuda:1", "GPU-bb"),
+        ("1", "cuda:0", "GPU-bb"),
+        ("2,0", "cuda:1", "GPU-aa"),
+        ("GPU-cc", "cuda:0", "GPU-cc"),
+        ("GPU-b,GPU-a", "cuda:1", "GPU-aa"),
+        ("MIG-7", "cuda:0", "MIG-7"),
+    ],
+)
+def test_torch_numbers_what_cuda_visible_devices_leaves(setting: str | None, device: str, uuid: str) -> None:
+    nvml = FakeNvml(("GPU-aa", "GPU-bb", "GPU-cc"))
+    environment = {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting}
+    monitor = open_nvidia(Platform("cuda", "sm_90", device), list, nvml, environment)
+    monitor.begin()
+    monitor.sample()
+    assert nvml.asked == {uuid}
+
+
+@pytest.mark.parametrize("setting", ["", "-1", "7", "0,9,1"])
+def test_a_device_that_is_not_visible(setting: str) -> None:
+    nvml = FakeNvml(("GPU-aa", "GPU-bb"))
+    monitor = open_nvidia(Platform("cuda", "sm_90", "cuda:1"), list, nvml, {"CUDA_VISIBLE_DEVICES": setting})
+    assert isinstance(monitor, Blind)
+    assert monitor.reason.startswith(f"CUDA_VISIBLE_DEVICES={setting} leaves")
+
+
+def still_works(monitor: Monitor, reason: str) -> None:
+    monitor.begin()
+    monitor.sample("anything")
+    assert monitor.end() == ""
+    assert monitor.blocked() == ""
+    assert monitor.before() == [f"clocks not read: {reason}"]
+    assert monitor.conditions() == {"not_read": {"clocks": reason}}
+    assert monitor.readable() == {"clocks": f"not readable: {reason}"}
+
+
+def test_without_the_library_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    still_works(monitor_for(H100, list), "nvidia-ml-py is not installed")
+
+
+def test_without_a_driver_the_run_goes_on() -> None:
+    nvml = FakeNvml()
+    nvml.refused["nvmlInit"] = 9
+    still_works(open_nvidia(H100, list, nvml, {}), "NVML: Driver Not Loaded")
+
+
+def test_the_fake_takes_what_the_real_library_takes() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    for name in dir(FakeNvml):
+        if name.startswith("NVML_"):
+            assert getattr(FakeNvml, name) == getattr(pynvml, name)
+        # Those that go with CUDA 14 may be gone.
+        elif name.startswith("nvml") and hasattr(pynvml, name):
+            real = inspect.signature(getattr(pynvml, name)).parameters
+            assert list(inspect.signature(getattr(FakeNvml, name)).parameters)[1:] == list(real), name
+    assert {pynvml.NVML_PERF_POLICY_POWER, pynvml.NVML_PERF_POLICY_THERMAL} == set(POLICIES)
+    assert pynvml.nvmlClocksEventReasonGpuIdle == IDLE
+    for bit, name in (
+        (POWER, "SwPowerCap"),
+        (HW, "HwSlowdown"),
+        (SW_THERMAL, "SwThermalSlowdown"),
+        (HW_THERMAL, "HwThermalSlowdown"),
+        (BRAKE, "HwPowerBrakeSlowdown"),
+    ):
+        assert getattr(pynvml, f"nvmlClocksEventReason{name}") == bit
+    assert set(TEXTS.items()) <= set(pynvml.NVMLError._errcode_to_string.items())

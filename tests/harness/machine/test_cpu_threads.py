@@ -1,0 +1,75 @@
+"""How many threads compute, and where, on made-up machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.machine.cgroups import quota
+from harness.machine.cpu_threads import cores, cpus_in, default_threads
+
+EIGHT = set(range(8))
+
+
+def has(root: Path, files: dict[str, str]) -> None:
+    for path, content in files.items():
+        file = root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content + "\n")
+
+
+@pytest.mark.parametrize(
+    ("files", "cpus"),
+    [
+        ({}, float("inf")),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "150000 100000"}, 1.5),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "max 100000"}, float("inf")),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b",
+                "sys/fs/cgroup/a/b/cpu.max": "max 100000",
+                "sys/fs/cgroup/a/cpu.max": "300000 100000",
+            },
+            3.0,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/docker/7\n3:cpu,cpuacct:/docker/7\n0::/",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "400000",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+            },
+            4.0,
+        ),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/docker/7",
+                "sys/fs/cgroup/cpu,cpuacct/docker/7/cpu.cfs_quota_us": "-1",
+                "sys/fs/cgroup/cpu,cpuacct/docker/7/cpu.cfs_period_us": "100000",
+            },
+            float("inf"),
+        ),
+    ],
+    ids=["nothing", "version 2", "no limit", "around ours", "version 1, in a container", "1, no limit"],
+)
+def test_the_least_quota_around_us_limits_threads(tmp_path, files, cpus):
+    has(tmp_path, {"sys/devices/system/node/node0/cpulist": "0-7"} | files)
+    assert quota(tmp_path) == cpus
+    assert default_threads(tmp_path, EIGHT) == min(8, int(min(cpus, 8)))
+
+
+def test_one_thread_of_each_core_of_the_node_with_the_most_comes_first(tmp_path):
+    node = "sys/devices/system/node/node{}/cpulist"
+    has(tmp_path, {node.format(0): "0-1", node.format(1): "2-7"})
+    siblings = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    has(tmp_path, {siblings.format(cpu): f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}" for cpu in range(8)})
+    assert cores(tmp_path, EIGHT) == [[2, 4, 6], [0]]
+    assert cores(tmp_path, {0, 1, 3}) == [[0], [3]]
+    assert default_threads(tmp_path, EIGHT) == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "cpus"), [("0-3,8", {0, 1, 2, 3, 8}), ("5", {5}), ("", set()), ("0,2-3", {0, 2, 3})]
+)
+def test_lists_of_cpus(said, cpus):
+    assert cpus_in(said + "\n") == cpus

@@ -1,0 +1,80 @@
+"""Flags as the user writes them, and the arms that they become."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from harness.errors import UsageError
+from harness.plan import arms
+from harness.plan.arms import Arm
+from harness.workers.environment import cache_environment, worker_environment
+
+
+def names(found: list[Arm]) -> list[str]:
+    return [arm.name for arm in found]
+
+
+def test_values_of_a_flag():
+    (flag,) = arms.parse_flags([r"KMP_AFFINITY=granularity=fine\,compact,,unset"])
+    assert flag == arms.Flag("KMP_AFFINITY", ("granularity=fine,compact", "", None))
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["A"], "cannot read --flag 'A'"),
+        (["=1"], "cannot read --flag '=1'"),
+        (["A B=1"], "cannot read --flag 'A B=1'"),
+        (["A=1\n2"], "no line breaks"),
+        (["A=1\x00"], "control signs"),
+        (["A=1,1"], "names a value twice"),
+        (["A=1", "A=2"], "--flag A is given twice"),
+    ],
+)
+def test_mistakes_are_one_line(texts, said):
+    with pytest.raises(UsageError, match=said) as failure:
+        arms.parse_flags(texts)
+    assert "\n" not in str(failure.value)
+
+
+def test_all_combinations_and_the_plain_arm_first_and_again():
+    found = arms.factorial(arms.parse_flags(["A=1,2", "B=x,unset"]), {})
+    assert names(found) == [
+        *("plain", "A=1, B=x", "A=1, B unset", "A=2, B=x", "A=2, B unset", "plain (again)"),
+    ]
+    assert found[-1].variables == found[0].variables
+
+
+def test_one_at_a_time():
+    found = arms.one_at_a_time(arms.parse_flags(["A=1,2", "B=x"]), {"C": "3"})
+    assert names(found) == ["C=3", "C=3, A=1", "C=3, A=2", "C=3, B=x", "C=3 (again)"]
+
+
+def test_leave_one_out_compares_with_the_whole_recipe():
+    found = arms.leave_one_out({"A": "1", "B": "2"}, {})
+    assert names(found) == [
+        *("A=1, B=2", "A unset, B=2", "A=1, B unset", "A unset, B unset", "A=1, B=2 (again)"),
+    ]
+
+
+def test_too_many_arms_say_what_to_do():
+    with pytest.raises(UsageError, match="one-at-a-time"):
+        arms.factorial(arms.parse_flags([f"F{i}=0,1" for i in range(6)]), {})
+
+
+def test_an_unset_variable_is_gone_and_an_empty_one_is_empty(monkeypatch):
+    monkeypatch.setenv("GONE", "1")
+    environment = worker_environment({"GONE": None, "EMPTY": ""})
+    assert "GONE" not in environment
+    assert environment["EMPTY"] == ""
+    assert os.environ["GONE"] == "1"
+
+
+def test_each_arm_has_compile_caches_of_its_own():
+    texts = ["plain", "A=/usr/lib", "A=/usr/bin", "A=" + "x" * 300, "A=" + "x" * 301, "plain (again)"]
+    found = [cache_environment(text)["TRITON_CACHE_DIR"] for text in texts]
+    assert len(set(found)) == len(texts)
+    assert all("/usr" not in path.rpartition("deepseek-kernel-bench")[2] for path in found)
+    assert all(len(part) < 100 for path in found for part in path.split("/"))

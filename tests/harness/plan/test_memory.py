@@ -1,0 +1,122 @@
+"""Groups of contenders for the memory there is."""
+
+import pytest
+
+import kernels
+from harness.plan import memory
+from harness.plan.arms import Arm
+from harness.plan.contender import Contender
+from harness.plan.memory import MEMORY_SHARE, Memory, judge_memory, memory_needed
+from harness.plan.rotation import rotation
+from kernels.operands import Seeds
+from kernels.platform import Platform
+
+OP = kernels.OPS["mla_decode"]
+CPU = Platform("cpu", "x86-avx512", features=frozenset({"avx512f"}))
+
+
+def contenders(op: str, *names: str) -> list[Contender]:
+    known = {i.name: i for i in kernels.implementations(op)}
+    return [Contender(name, known[name], Arm(), "eager") for name in names]
+
+
+def groups(monkeypatch, free, baseline, found, copies=1, op=OP, **sizes):
+    monkeypatch.setattr(memory, "available_memory", lambda: int(free))
+    plan = Memory(op, op.sizes(sizes), CPU, baseline, "serving")
+    together, too_large = plan.groups(found, copies)
+    return [[c.name for c in group] for group in together], too_large
+
+
+def three(monkeypatch, free):
+    sizes = {"batch": 64, "ctx": 4096}
+    copies = rotation(OP, OP.sizes(sizes), "serving", 1 << 25).copies
+    found = contenders("mla_decode", "torch.compile", "torch.naive", "torch.sdpa")
+    return groups(monkeypatch, free, "torch.sdpa", found, copies, **sizes)
+
+
+def test_contenders_share_one_group_where_memory_allows(monkeypatch):
+    found, too_large = three(monkeypatch, free=64 << 30)
+    assert len(found) == 1
+    assert sorted(found[0]) == ["torch.compile", "torch.naive", "torch.sdpa"]
+    assert not too_large
+
+
+def test_contenders_that_do_not_fit_together_each_meet_the_baseline(monkeypatch):
+    found, too_large = three(monkeypatch, free=5 << 30)
+    assert len(found) == 2
+    assert all("torch.sdpa" in group for group in found)
+    assert not too_large
+
+
+def test_who_does_not_fit_beside_the_baseline_stands_alone(monkeypatch):
+    moe = kernels.OPS["fused_moe"]
+    two = contenders("fused_moe", "torch.bf16", "torch.compile")
+    sizes = moe.sizes({"tokens": 64})
+    pair = judge_memory(moe, sizes, "cpu") + memory_needed(moe, sizes, [two[0].impl] * 2, 1)
+    found, too_large = groups(monkeypatch, 1.01 * pair / MEMORY_SHARE, "torch.bf16", two, op=moe, tokens=64)
+    assert found == [["torch.bf16"], ["torch.compile"]]
+    assert not too_large
+
+
+def test_what_fits_with_nobody_is_said_and_not_run(monkeypatch):
+    found, too_large = three(monkeypatch, free=1 << 30)
+    assert found == []
+    assert {c.name for c in too_large} == {"torch.compile", "torch.naive", "torch.sdpa"}
+    for contender in too_large:
+        assert contender.status == "unsupported"
+        assert "GiB" in contender.reason
+
+
+def test_memory_counts_what_each_copy_is_prepared_with():
+    (naive,) = contenders("mla_decode", "torch.naive")
+    sizes = OP.sizes({"batch": 4, "ctx": 512})
+    one, nine = (memory_needed(OP, sizes, [naive.impl], copies) for copies in (1, 9))
+    more = 2 * OP.streamed_bytes(sizes) + OP.output_bytes(sizes) + naive.impl.workspace(sizes)
+    assert nine - one == 8 * more
+
+
+@pytest.mark.parametrize("mode", ["serving", "cold"])
+@pytest.mark.parametrize(
+    ("op", "given"),
+    [
+        ("fused_moe", {"tokens": 8, "experts": 32, "hidden": 512, "inter": 128}),
+        ("mla_decode", {"batch": 4, "ctx": 512}),
+    ],
+)
+def test_what_a_move_to_fresh_buffers_holds_at_once_is_planned(op, given, mode):
+    """The old sets and the new; in cold mode each of them has weights and all of its own."""
+    op = kernels.OPS[op]
+    sizes = op.sizes(given)
+
+    def three_of(first):
+        return [first, *(first.turned(turn, mode == "cold") for turn in (1, 2))]
+
+    old = three_of(op.make(sizes, Seeds(), "cpu"))
+    storages = (
+        t.untyped_storage() for one in (*old, *three_of(old[0].copy())) for t in one.tensors().values()
+    )
+    held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    assert held == pytest.approx(memory_needed(op, sizes, [], 3, mode), rel=0.1)
+
+
+@pytest.mark.parametrize(("share", "fits"), [(1.1, False), (1.6, True)])
+def test_memory_counts_the_baseline_twice(monkeypatch, share, fits):
+    sizes = {"batch": 64, "ctx": 4096}
+    (sdpa,) = contenders("mla_decode", "torch.sdpa")
+    once = judge_memory(OP, OP.sizes(sizes), "cpu") + memory_needed(OP, OP.sizes(sizes), [sdpa.impl], 1)
+    found, too_large = groups(monkeypatch, share * once / MEMORY_SHARE, "torch.sdpa", [sdpa], **sizes)
+    assert found == ([["torch.sdpa"]] if fits else [])
+    assert [c.name for c in too_large] == ([] if fits else ["torch.sdpa"])
+
+
+def test_arms_that_do_not_fit_together_each_meet_the_first_and_its_twin(monkeypatch):
+    (sdpa,) = contenders("mla_decode", "torch.sdpa")
+    arms = [Arm(), *(Arm({"A": str(i)}) for i in range(4)), Arm(again=True)]
+    found = [Contender(arm.name, sdpa.impl, arm, "eager") for arm in arms]
+    sizes = OP.sizes({"batch": 64, "ctx": 4096})
+    four = judge_memory(OP, sizes, "cpu") + 4 * memory_needed(OP, sizes, [sdpa.impl], 1)
+    together, too_large = groups(
+        monkeypatch, 1.01 * four / MEMORY_SHARE, "torch.sdpa", found, batch=64, ctx=4096
+    )
+    assert together == [["plain", "plain (again)", f"A={i}", f"A={i + 1}"] for i in (0, 2)]
+    assert not too_large

@@ -1,0 +1,53 @@
+"""What is measured: cases by weight within the budget."""
+
+import pytest
+
+import kernels
+from harness.errors import UsageError
+from harness.plan import budget as budget_module
+from harness.plan import select
+from shapes.case import Case
+
+OP = kernels.OPS["mla_decode"]
+
+
+def cases(*weights: float) -> list[Case]:
+    return [OP.case({"batch": i + 1, "ctx": 10}, weight=w) for i, w in enumerate(weights)]
+
+
+def test_heaviest_case_first_and_equal_ones_in_suite_order():
+    chosen = select.choose_cases(OP, "r1-tp8", (), None)
+    assert [case.sizes["batch"] for case in chosen[:3]] == [64, 128, 32]
+    served = select.choose_cases(OP, "serving-3200-800-c64", (), None)
+    assert [c.weight for c in served] == sorted((c.weight for c in served), reverse=True)
+
+
+def test_cases_that_are_the_same_measurement_are_merged():
+    found = select.choose_cases(OP, None, ("batch=1,1 ctx=8", "batch=1 ctx=8 heads=16"), None)
+    assert len(found) == 1
+    assert found[0].weight == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("budget", "reached"), [(5, 1), (29, 1), (31, 2), (60, 3), (600, 3)])
+def test_a_budget_reaches_as_many_cases_as_get_the_least_time(budget, reached):
+    share, count = budget_module.allowance(budget, cases(0.5, 0.3, 0.2), least_s=15)
+    assert count == reached
+    assert 0 < share <= budget
+    if reached == 3:
+        assert share == pytest.approx(0.5 * budget)
+
+
+def test_what_one_case_leaves_goes_to_the_next():
+    share, _ = budget_module.allowance(45, cases(0.3, 0.2), least_s=15)
+    assert share == pytest.approx(45 * 0.6)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("60", 60), ("60s", 60), ("1.5m", 90), ("2h", 7200)])
+def test_seconds_are_read(text, seconds):
+    assert budget_module.parse_seconds(text, "--budget") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "-3", "0s", "soon", "s", "nan", "inf"])
+def test_other_seconds_are_refused_in_one_line(text):
+    with pytest.raises(UsageError, match="--budget"):
+        budget_module.parse_seconds(text, "--budget")

@@ -1,0 +1,67 @@
+"""Over how many sets of operands calls rotate, and what the record says of it."""
+
+import pytest
+
+import kernels
+from harness.plan.rotation import MOST_COPIES, ROTATE_CACHES, UNKNOWN_LEVEL, rotation
+
+OP = kernels.OPS["mla_decode"]
+SIZES = OP.sizes({"batch": 8, "ctx": 1024})
+TOUCHED = OP.streamed_bytes(SIZES)
+
+
+def test_streamed_operands_rotate_past_the_last_level_cache():
+    found = rotation(OP, SIZES, "serving", 10 * TOUCHED)
+    assert found.enough
+    assert found.why == ""
+    assert found.bytes >= ROTATE_CACHES * 10 * TOUCHED + TOUCHED
+    assert found.last_level == 10 * TOUCHED
+    assert rotation(OP, SIZES, "serving", TOUCHED // 2).copies == 1
+
+
+def test_an_unknown_last_level_counts_as_a_large_one():
+    assert rotation(OP, SIZES, "serving", 0) == rotation(OP, SIZES, "serving", UNKNOWN_LEVEL)
+
+
+def test_warm_calls_stay_on_one_set_and_say_so():
+    found = rotation(OP, SIZES, "warm", TOUCHED)
+    assert (found.copies, found.enough) == (1, False)
+    assert found.why == "one set, over and over, as asked"
+
+
+def test_what_touches_too_little_says_how_little():
+    tiny = OP.sizes({"batch": 1, "ctx": 1})
+    found = rotation(OP, tiny, "serving", 1 << 30)
+    assert not found.enough
+    assert found.copies == MOST_COPIES
+    assert (
+        found.why == f"64 sets of operands touch {found.bytes / 1e6:.3g} MB; the last level holds 1.07e+03 MB"
+    )
+
+
+def test_cold_calls_move_activations_too():
+    serving, cold = (rotation(OP, SIZES, mode, 10 * TOUCHED) for mode in ("serving", "cold"))
+    assert cold.bytes / cold.copies > serving.bytes / serving.copies
+
+
+@pytest.mark.parametrize("room", [1, 2, 5])
+def test_memory_bounds_the_sets(room):
+    wanted = rotation(OP, SIZES, "serving", 10 * TOUCHED).copies
+    found = rotation(OP, SIZES, "serving", 10 * TOUCHED, lambda copies: copies <= room)
+    assert found.copies == room
+    assert not found.enough
+    assert found.why == f"memory holds {room} of the {wanted} sets of operands that it takes"
+
+
+def test_where_memory_holds_none_one_set_is_made_for_the_reason_to_be_found():
+    assert rotation(OP, SIZES, "serving", 10 * TOUCHED, lambda copies: False).copies == 1
+
+
+def test_moe_rotates_until_other_experts_were_read():
+    """At one token a call touches 8 of 256 experts; the sets route to others."""
+    moe = kernels.OPS["fused_moe"]
+    sizes = moe.sizes({"tokens": 1})
+    found = rotation(moe, sizes, "serving", 32 << 20)
+    assert found.copies > 1
+    assert found.bytes == moe.streamed_bytes(sizes, found.copies)
+    assert found.bytes - moe.streamed_bytes(sizes) >= ROTATE_CACHES * (32 << 20)

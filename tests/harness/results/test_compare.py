@@ -1,0 +1,202 @@
+"""`compare`: two recorded runs, made up so that what changed is known."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.results.comparison import compared, means
+from harness.results.export import session
+from harness.results.journal import Journal
+from harness.results.recorded import incompatibilities, read
+from harness.results.schema import CaseDone, Cell, PlannedCase, Run, Samples, Verdict
+from tests.support.command_line import error_line
+
+CASES = ("mla_decode batch=1 ctx=5 core", "mla_decode batch=2 ctx=5 core")
+TIMES = {"torch.sdpa": 100e-6, "torch.naive": 200e-6, "vllm.amx": 50e-6, "vllm.vec": 70e-6, "triton.x": 40e-6}
+MACHINE = {"platform": "cpu", "arch": "x86-amx", "device": "a CPU", "threads": 2, "driver": ""}
+
+
+def record(
+    folder: Path,
+    *,
+    drift: float = 1.0,
+    faster: dict[str, float] | None = None,
+    sources: dict[str, str] | None = None,
+    machine: dict | None = None,
+    clock: float = 2000.0,
+    without: str = "",
+    seed: int = 0,
+    **settings,
+) -> Path:
+    """A run whose machine is `drift` times as slow as another's, some implementations so much faster."""
+    draw = random.Random(seed)
+    planned = [
+        PlannedCase(op="mla_decode", sizes={}, boundary="core", place="", weight=w, key=key)
+        for key, w in zip(CASES, (0.75, 0.25), strict=True)
+    ]
+    facts = {
+        "id": folder.name, "created": "2026-11-22T00:00:00Z", "command": ["run"], "op": "mla_decode",
+        "suite": "smoke", "cases": planned, "implementations": list(TIMES),
+        "baseline": "torch.sdpa", "arms": {"plain": {}},
+        "launches": ["eager"], "cache": "serving", "budget_s": 1.0, "per_case_s": 1.0, "seed": 0,
+        "confidence": 0.95, "ceilings": {},
+        "provenance": {"machine": MACHINE | (machine or {}), "git": {"commit": "abc"}},
+    }  # fmt: skip
+    journal = Journal.create(folder, Run(**facts | settings))
+    for plan in planned:
+        shared = [draw.gauss(1, 0.05) for _ in range(40)]
+        records = [
+            cell(
+                plan,
+                name,
+                [s * draw.gauss(1, 0.003) * base * drift / (faster or {}).get(name, 1) for s in shared],
+                (sources or {}).get(name, "same"),
+            )
+            for name, base in TIMES.items()
+            if name != without
+        ]
+        floor = Verdict(
+            case=plan.key, a="torch.sdpa (again)", b="torch.sdpa", ratio=1.0, low=0.999, high=1.001,
+            floor=0.0, verdict="same", confidence=0.95, about="A/A",
+        )  # fmt: skip
+        conditions = [{"sm_clock_mhz": {"min": clock, "median": clock, "max": clock}}]
+        done = CaseDone(
+            case=plan.key,
+            measured_s=1.0,
+            setup_s=1.0,
+            rounds=40,
+            blocks=8,
+            stopped="tight",
+            conditions=conditions,
+        )
+        journal.append([*records, floor, done])
+    return folder
+
+
+def cell(plan: PlannedCase, name: str, seconds: list[float], source: str) -> Cell:
+    typical = sorted(seconds)[len(seconds) // 2] * 1e6
+    return Cell(
+        op=plan.op, case=plan.key, boundary="core", impl=name, platform="cpu", arch="x86-amx", arm="plain",
+        launch="eager", cache="serving", status="ok", time_us=typical, low_us=typical * 0.995,
+        high_us=typical * 1.005, weight=plan.weight, version="1", source=source,
+        samples=Samples(block=[i // 5 for i in range(40)], round=[i % 5 for i in range(40)], seconds=seconds),
+    )  # fmt: skip
+
+
+def rows(a: Path, b: Path):
+    return {(row.case, row.name): row for row in compared(read(str(a)), read(str(b))).rows}
+
+
+def test_a_slower_session_is_no_regression(tmp_path):
+    """All rows take 1.3 times as long: that is the machine, and is said to be."""
+    found = compared(read(str(record(tmp_path / "a"))), read(str(record(tmp_path / "b", drift=1.3, seed=1))))
+    assert not found.regressions
+    assert {row.found.verdict for row in found.rows if row.anchor} == {"same"}
+    assert all(row.drift for row in found.rows)
+
+
+def test_a_planted_regression_is_found_and_nothing_else(tmp_path):
+    a = record(tmp_path / "a")
+    b = record(tmp_path / "b", drift=0.9, faster={"triton.x": 1 / 1.08}, sources={"triton.x": "new"}, seed=1)
+    found = compared(read(str(a)), read(str(b)))
+    assert {row.name for row in found.regressions} == {"triton.x"}
+    assert len(found.regressions) == 2
+    assert means(found.rows)["triton.x"] == pytest.approx(1 / 1.08, rel=0.01)
+    assert found.floor == pytest.approx(0.03), "unchanged rows moved by less than the least floor"
+
+
+def test_what_unchanged_rows_move_by_is_the_floor(tmp_path):
+    a = record(tmp_path / "a")
+    b = record(
+        tmp_path / "b", faster={"vllm.vec": 1.2, "triton.x": 1 / 1.1}, sources={"triton.x": "new"}, seed=1
+    )
+    found = compared(read(str(a)), read(str(b)))
+    assert found.floor == pytest.approx(0.2, abs=0.02)
+    assert not found.regressions, "10 % is within what rows without a change moved by"
+    assert {row.name for row in found.rows if row.drift} == {"vllm.vec"}
+
+
+def test_a_baseline_that_changed_is_no_anchor(tmp_path):
+    a = record(tmp_path / "a")
+    b = record(tmp_path / "b", faster={"torch.sdpa": 2.0}, sources={"torch.sdpa": "new"}, seed=1)
+    found = rows(a, b)
+    assert {row.anchor for row in found.values()} - {""} == {"torch.naive"}
+    assert found[CASES[0], "torch.sdpa"].found.verdict == "faster"
+    assert found[CASES[0], "vllm.amx"].found.verdict == "same"
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"machine": {"device": "another"}}, "device differs: a CPU and another"),
+        ({"machine": {"threads": 4}}, "threads differs: 2 and 4"),
+        ({"machine": {"driver": "580"}}, "driver differs: unknown and 580"),
+        ({"cache": "warm"}, "cache differs: serving and warm"),
+        ({"seed_": 1}, "seed differs: 0 and 1"),
+        ({"arms": {"plain": {}, "A=1": {"A": "1"}}}, "arms differs: plain and plain; A=1"),
+        ({"clock": 1800.0}, "sm_clock_mhz differs: 2000 and 1800"),
+    ],
+)
+def test_unlike_runs_are_refused_with_the_reason(cli, tmp_path, other, reason):
+    other = {name.rstrip("_") if name == "seed_" else name: value for name, value in other.items()}
+    settings = {"seed": other.pop("seed")} if "seed" in other else {}
+    a = record(tmp_path / "a")
+    b = record(tmp_path / "b", **other)
+    if settings:
+        path = b / "run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    assert incompatibilities(read(str(a)), read(str(b))) == [reason]
+
+
+def test_the_command(here, tmp_path):
+    a = record(tmp_path / "a")
+    slow = record(
+        tmp_path / "b", faster={"vllm.vec": 0.8}, sources={"vllm.vec": "new"}, without="vllm.amx", seed=1
+    )
+    done = here("compare", a, slow, "--markdown", tmp_path / "report.md")
+    assert done.returncode == 1
+    assert "2 regressed: vllm.vec at mla_decode batch=1" in done.stdout
+    assert "vllm.amx at mla_decode batch=1 ctx=5 core: not in B" in done.stdout
+    assert re.search(r"- vllm.vec: B is 0\.(79|80)\dx as fast as A", done.stdout)
+    assert "| implementation" in (tmp_path / "report.md").read_text()
+    assert here("compare", a, a).returncode == 0
+    other = record(tmp_path / "c", machine={"device": "another"})
+    assert "--force marks it" in error_line(here("compare", a, other))
+    forced = here("compare", a, other, "--force")
+    assert "NOT COMPARABLE, device differs" in forced.stdout
+    assert "no run at" in error_line(here("compare", a, tmp_path / "nothing"))
+    assert "name two runs" in error_line(here("compare", a))
+    assert "git rev-parse" in error_line(
+        here("compare", "--revisions", "nobody", "HEAD", "--op", "mla_decode")
+    )
+
+
+def test_export_is_read_by_pytest_benchmark(here, tmp_path):
+    a, b = record(tmp_path / "a"), record(tmp_path / "b", drift=1.1, seed=1)
+    for run in (a, b):
+        assert here("export", run).returncode == 0
+    tool = Path(sys.executable).parent / "pytest-benchmark"
+    command = [
+        tool,
+        "compare",
+        a / "benchmark.json",
+        b / "benchmark.json",
+        "--group-by=param",
+        "--columns=median,rounds",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "vllm.amx[mla_decode batch=2 ctx=5 core]" in done.stdout
+    stored = read(str(a))
+    (first, *_) = session(stored.run, list(stored.cells.values()))["benchmarks"]
+    assert first["stats"]["data"] == stored.cells[CASES[0], "torch.sdpa"].samples.seconds
+    assert first["stats"]["rounds"] == 40
+    empty = record(tmp_path / "c")
+    (empty / "cells.jsonl").write_text("")
+    assert "holds no time" in error_line(here("export", empty), 3)

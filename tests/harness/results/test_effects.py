@@ -1,0 +1,96 @@
+"""Effects of flags, from made-up rounds whose effects are known."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from harness.results.effects import changes, effects, said, same_kernels
+from harness.results.schema import Cell, Samples
+
+BLOCKS, ROUNDS = 8, 5
+
+
+def cell(arm: str, seconds: list[float], **facts) -> Cell:
+    block = [b for b in range(BLOCKS) for _ in range(ROUNDS)]
+    rounds = list(range(ROUNDS)) * BLOCKS
+    samples = Samples(block=block, round=rounds, seconds=seconds)
+    return Cell(
+        op="mla_decode", case="c", boundary="core", impl="torch.sdpa", platform="cpu", arch="x86", arm=arm,
+        launch="eager", cache="warm", status="ok", samples=samples, **facts,
+    )  # fmt: skip
+
+
+def factorial(a: float, b: float, both: float, noise: float = 0.01):
+    """Arms of A=0,1 x B=0,1 whose times fall by these factors, with noise that rounds share and their own."""
+    draw = random.Random(1)
+    shared = [draw.gauss(0, 0.1) for _ in range(BLOCKS * ROUNDS)]
+    settings = {f"A={x}, B={y}": {"A": str(x), "B": str(y)} for x, y in itertools.product((0, 1), (0, 1))}
+    cells = {}
+    for arm, setting in settings.items():
+        factor = a ** int(setting["A"]) * b ** int(setting["B"])
+        factor *= both if setting == {"A": "1", "B": "1"} else 1
+        cells[arm] = cell(arm, [math.exp(s + draw.gauss(0, noise)) / factor for s in shared])
+    return cells, settings
+
+
+def test_main_effects_and_the_interaction_are_found():
+    cells, settings = factorial(a=2.0, b=1.0, both=1.3)
+    found = {e.what: e for e in effects(cells, settings, floor=0.0, confidence=0.95)}
+    assert list(found) == ["A: 0 -> 1", "B: 0 -> 1", "A=1 with B=1"]
+    assert found["A: 0 -> 1"].found.ratio == pytest.approx(2 * math.sqrt(1.3), rel=0.01)
+    assert found["B: 0 -> 1"].found.ratio == pytest.approx(math.sqrt(1.3), rel=0.01)
+    assert found["A=1 with B=1"].found.ratio == pytest.approx(1.3, rel=0.02)
+    assert {e.kind for e in found.values()} == {"main", "interaction"}
+    assert all(e.found.verdict == "faster" for e in found.values())
+
+
+def test_what_does_nothing_has_no_effect():
+    cells, settings = factorial(a=0.5, b=1.0, both=1.0, noise=0.001)
+    verdicts = {e.what: e.found.verdict for e in effects(cells, settings, floor=0.0, confidence=0.95)}
+    assert verdicts == {"A: 0 -> 1": "slower", "B: 0 -> 1": "same", "A=1 with B=1": "same"}
+
+
+def test_a_factorial_with_a_hole_has_no_effects():
+    cells, settings = factorial(2.0, 1.0, 1.0)
+    del settings["A=1, B=1"]
+    assert effects(cells, settings, 0.0, 0.95) == []
+    cells, settings = factorial(2.0, 1.0, 1.0)
+    cells["A=1, B=1"].samples = Samples()
+    assert effects(cells, settings, 0.0, 0.95) == []
+
+
+def test_three_values_are_held_against_the_first():
+    arms = {f"A={v}": {"A": v} for v in ("0", "1", "2")}
+    cells = {arm: cell(arm, [1.0 / (1 + i)] * BLOCKS * ROUNDS) for i, arm in enumerate(arms)}
+    found = effects(cells, arms, 0.0, 0.95)
+    assert [(e.what, round(e.found.ratio, 6)) for e in found] == [("A: 0 -> 1", 2.0), ("A: 0 -> 2", 3.0)]
+
+
+BEFORE = {"kernels": ["gemm", "copy"], "kernel_us": [99.0, 1.0], "ran": ["onednn matmul brg:avx512"]}
+
+
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [
+        ({"kernels": ["gemm"], "kernel_us": [99.0]}, ""),
+        ({"kernels": ["copy", "gemm"], "kernel_us": [5.4, 94.0]}, ""),
+        ({"kernels": ["slow", "copy"], "kernel_us": [99.0, 1.0]}, "gemm -> slow"),
+        ({"ran": ["onednn none"]}, "onednn matmul brg:avx512 -> onednn none"),
+        ({"picked": "tile 2"}, "nothing -> tile 2"),
+    ],
+)
+def test_what_ran_is_told_apart(after, told):
+    """A kernel that takes next to nothing may be missing from a list."""
+    one, other = cell("plain", [1.0] * 40, **BEFORE), cell("A=1", [1.0] * 40, **(BEFORE | after))
+    assert changes(one, other) == told
+    assert same_kernels(one, other) == (told == "")
+
+
+def test_same_says_whether_the_flag_did_anything():
+    assert said("same", True) == "same (the same kernels ran)"
+    assert said("same", False) == "same (other kernels ran)"
+    assert said("faster", True) == "faster"

@@ -1,0 +1,35 @@
+"""How a case is driven, where no worker is needed to tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import kernels
+from harness.plan.arms import Arm
+from harness.plan.contender import Contender
+from harness.run.case import CaseRun
+from harness.workers.process import WorkerFailure
+from shapes.case import Case
+
+
+class Station:
+    """Refuses whatever it is asked."""
+
+    def __init__(self, failure: WorkerFailure) -> None:
+        self.failure = failure
+
+    def ask(self, contender: Contender, request: str) -> None:
+        raise self.failure
+
+
+@pytest.mark.parametrize(("how", "status"), [("error", None), ("crashed", "crashed"), ("timeout", "timeout")])
+def test_a_profiler_that_does_not_work_costs_no_time(how, status):
+    impl = kernels.implementations("mla_decode")[0]
+    contender = Contender(impl.name, impl, Arm(), "eager")
+    said: list[str] = []
+    run = CaseRun(Case("mla_decode", {"batch": 1, "ctx": "64"}), [], None, 0, Path(), said.append, None)
+    run._profile(Station(WorkerFailure(how, "CUPTI is not permitted")), contender)
+    assert contender.status == status
+    assert said == [f"{impl.name} could not be profiled: CUPTI is not permitted"]

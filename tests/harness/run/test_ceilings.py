@@ -1,0 +1,426 @@
+"""Ceilings: what they bound, what is kept of them, and what a meter measures."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+import kernels
+from harness.catalogue.devices import Ceilings, datasheets, last_level, peaks
+from harness.plan.arms import Arm
+from harness.plan.contender import Contender
+from harness.plan.rotation import Rotation
+from harness.results.schema import Cell
+from harness.run.case import Measured
+from harness.run.ceilings import ceilings, measured, stored
+from harness.run.cells import Yardsticks, build_cells
+from harness.timing.rounds import Round, Rounds
+from harness.workers.child import meter
+from harness.workers.child.meter import MIB, Meter, buffer_bytes
+from harness.workers.child.timers.base import Program, Turn
+from kernels.op import Work
+from kernels.platform import Platform, _cpu_last_level
+from shapes.case import Case
+
+CPU = Platform("cpu", "x86", name="a CPU")
+
+
+# What they bound
+
+
+def test_a_ceiling_is_that_of_the_dtype_or_of_a_wider_one():
+    gpu = Ceilings({"fp8": 8.0, "bf16": 4.0}, read=1.0)
+    assert [gpu.rate(dtype) for dtype in ("fp8", "bf16")] == [8.0, 4.0]
+    assert Ceilings({"bf16": 4.0, "fp32": 2.0}, read=1.0).rate("fp8") == 4.0, "nothing measured in FP8"
+    assert Ceilings({"bf16": 1.0, "fp32": 2.0}, read=1.0).rate("bf16") == 2.0, "emulated bf16"
+    assert gpu.rate("fp32") == 8.0, "none that wide: still no less than it can be"
+
+
+def test_least_time_is_the_longer_of_products_and_memory():
+    found = Ceilings({"fp8": 8.0, "bf16": 4.0}, read=10.0, copy=5.0)
+    assert found.least_time(Work(16.0, 10.0, "fp8")) == 2.0
+    assert found.least_time(Work(16.0, 10.0, "bf16")) == 4.0
+    assert found.least_time(Work(16.0, 50.0, "fp8")) == 5.0
+    assert found.least_time(Work(16.0, 0.0, "fp8")) == 2.0
+
+
+def test_memory_counts_by_the_larger_of_read_and_copy():
+    work = Work(0.0, 40.0)
+    assert Ceilings({"bf16": 1.0}, read=10.0, copy=20.0).least_time(work) == 2.0
+    assert Ceilings({"bf16": 1.0}, read=10.0).least_time(work) == 4.0
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes", "boundary", "dtype"),
+    [
+        ("block_scale_gemm", {"m": 1, "n": 128, "k": 128}, "core", "fp8"),
+        ("block_scale_gemm", {"m": 1, "n": 128, "k": 128}, "with_quant", "fp8"),
+        ("fused_moe", {"tokens": 2}, "core", "fp8"),
+        ("fused_moe", {"tokens": 2}, "with_routing", "fp8"),
+        ("mla_decode", {"batch": 1, "ctx": "9"}, "core", "bf16"),
+        ("mla_decode", {"batch": 1, "ctx": "9", "kv": "fp8"}, "core", "fp8"),
+        ("mha_prefill", {"batch": 1, "new": "9"}, "core", "bf16"),
+    ],
+)
+def test_each_op_says_what_its_products_may_take(op, sizes, boundary, dtype):
+    it = kernels.OPS[op]
+    assert it.work(it.sizes(sizes), boundary).dtype == dtype
+
+
+def row(case: Case, cache: str, enough: bool, yardsticks: Yardsticks) -> Cell:
+    """The cell of a contender that took 10 ms in each of two blocks."""
+    (impl,) = [i for i in kernels.implementations(case.op) if i.name == "torch.naive"]
+    contender = Contender(impl.name, impl, Arm(), "eager")
+    rounds = Rounds([Round(block, 0, {impl.name: 0.01}) for block in range(2)])
+    rotation = Rotation(cache, 1, 0, 0, enough)
+    (cell,), _ = build_cells(Measured(case, [contender], rotation, rounds), CPU, yardsticks)
+    return cell
+
+
+def test_a_row_is_held_against_its_own_dtype_and_its_own_memory():
+    """2 * 128^3 products in 10 ms; the bytes count only where they come from memory."""
+    case = kernels.OPS["block_scale_gemm"].case({"m": 128, "n": 128, "k": 128})
+    work = 2 * 128**3
+    found = Ceilings({"fp8": 400.0 * work, "bf16": 200.0 * work}, read=1e15)
+    warm = row(case, "warm", True, Yardsticks(found, None, 0.95))
+    assert (warm.status, warm.percent_of_ceiling) == ("ok", pytest.approx(25.0))
+    slow = Ceilings(found.rates, read=warm.gbps * 1e9 * 1.25, copy=warm.gbps * 1e9)
+    assert row(case, "warm", True, Yardsticks(slow, None, 0.95)).percent_of_ceiling == pytest.approx(25.0)
+    assert row(case, "serving", False, Yardsticks(slow, None, 0.95)).percent_of_ceiling == pytest.approx(25.0)
+    assert row(case, "cold", True, Yardsticks(slow, None, 0.95)).percent_of_ceiling == pytest.approx(80.0)
+
+
+def test_what_serving_keeps_warm_bounds_nothing():
+    """A short context of many heads: q and out are twice the KV cache, and only that comes from memory."""
+    op = kernels.OPS["mla_decode"]
+    case = op.case({"batch": 128, "ctx": 128, "heads": 128})
+    sizes = op.sizes(case.sizes)
+    whole, streamed = op.work(sizes).bytes, op.streamed_bytes(sizes)
+    peak = Ceilings({"bf16": 1e20}, read=1.5 * streamed / 0.01)
+    assert whole > 2.5 * streamed
+    assert row(case, "cold", True, Yardsticks(None, peak, 0.95)).status == "impossible"
+    serving = row(case, "serving", True, Yardsticks(peak, peak, 0.95))
+    assert (serving.status, serving.percent_of_ceiling) == ("ok", pytest.approx(100 / 1.5))
+
+
+def test_a_row_beyond_a_measured_ceiling_stays_and_one_beyond_a_datasheet_goes():
+    case = kernels.OPS["block_scale_gemm"].case({"m": 128, "n": 128, "k": 128})
+    low = Ceilings({"bf16": 50.0 * 2 * 128**3}, read=1e15)
+    beyond = row(case, "warm", True, Yardsticks(low, None, 0.95))
+    assert (beyond.status, beyond.percent_of_ceiling) == ("ok", pytest.approx(200.0))
+    gone = row(case, "warm", True, Yardsticks(low, low, 0.95))
+    assert (gone.status, gone.time_us, gone.percent_of_ceiling) == ("impossible", None, None)
+    assert row(case, "warm", True, Yardsticks(None, None, 0.95)).percent_of_ceiling is None
+
+
+# What a run recorded
+
+
+def test_what_runs_record_can_be_read_again():
+    found = Ceilings({"bf16": 4.0}, 3.0, 2.0, "then")
+    assert Ceilings.recorded(json.loads(json.dumps(found.__dict__))) == found
+    assert Ceilings.recorded({}) is None, "they could not be measured"
+
+
+def test_older_runs_keep_their_yardstick():
+    """As recorded by the runs of 2026-11-21: one rate for all products, and what was read."""
+    old = {"flops": 4.0, "bytes": 2.0, "measured": "2026-11-21 18:37:16Z"}
+    found = Ceilings.recorded(old)
+    assert found.measured == old["measured"]
+    for dtype in ("fp8", "bf16"):
+        for flops, moved in ((8.0, 2.0), (4.0, 6.0)):
+            wanted = max(flops / old["flops"], moved / old["bytes"])
+            assert found.least_time(Work(flops, moved, dtype)) == wanted
+
+
+# Datasheets
+
+
+def gpu(kind: str, arch: str, name: str) -> Platform:
+    return Platform(kind, arch, "cuda:0", name)
+
+
+@pytest.mark.parametrize(
+    ("platform", "names"),
+    [
+        (gpu("cuda", "sm_90", "NVIDIA H100 80GB HBM3"), ["H100"]),
+        (gpu("cuda", "sm_90", "NVIDIA H100 NVL"), ["H100", "H100 NVL"]),
+        (gpu("cuda", "sm_90", "NVIDIA H200"), ["H200"]),
+        (gpu("cuda", "sm_90", "NVIDIA GH200 480GB"), ["GH200"]),
+        (gpu("cuda", "sm_100", "NVIDIA GB200"), ["GB200"]),
+        (gpu("rocm", "gfx942", "AMD Instinct MI325X"), ["MI325X"]),
+        (gpu("rocm", "gfx942", "ip discovery"), ["MI300A", "MI300X", "MI325X"]),
+        (gpu("cuda", "sm_89", "NVIDIA L40S"), []),
+        (CPU, []),
+    ],
+)
+def test_a_device_is_found_by_words_of_its_name(platform, names):
+    assert [entry["name"] for entry in datasheets(platform)] == names
+
+
+def test_every_entry_is_whole():
+    for arch in ("sm_90", "sm_100", "gfx942", "gfx950"):
+        for entry in datasheets(Platform("?", arch)):
+            assert set(entry) == {"name", "arch", "tflops", "tbps", "last_level_mb", "source"}
+            assert entry["tflops"]["fp8"] == pytest.approx(2 * entry["tflops"]["bf16"], rel=2e-3)
+
+
+def test_the_gate_is_as_permissive_as_the_devices_that_it_may_be():
+    """No dtype is held to less than FP8's peak, and a device without a name not to one of several."""
+    unnamed = peaks(gpu("rocm", "gfx942", "ip discovery"))
+    assert {unnamed.rate(dtype) for dtype in ("fp8", "bf16", "fp32")} == {2614.9e12}
+    assert unnamed.bandwidth == 6.0e12
+    assert peaks(gpu("cuda", "sm_90", "NVIDIA H100 NVL")).bandwidth == 3.9e12
+    assert peaks(CPU) is None
+
+
+def test_the_last_level_is_the_larger_of_what_system_and_datasheet_say():
+    unnamed = gpu("rocm", "gfx942", "ip discovery")
+    assert last_level(unnamed) == 256 * MIB
+    assert last_level(Platform("cuda", "sm_90", name="NVIDIA H200", last_level=99 * MIB)) == 99 * MIB
+    assert last_level(CPU) == 0
+
+
+def test_the_last_level_of_a_cpu_is_that_of_all_dies(tmp_path):
+    """Two dies of two CPUs, as Linux shows them: L1 in two kinds, an L2 each, an L3 per die."""
+
+    def cache(cpu: int, index: int, level: int, kind: str, size: str, shared: str) -> None:
+        folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
+        folder.mkdir(parents=True)
+        facts = {"level": level, "type": kind, "size": size, "shared_cpu_list": shared}
+        for name, value in facts.items():
+            (folder / name).write_text(f"{value}\n")
+
+    for cpu in range(4):
+        cache(cpu, 0, 1, "Data", "32K", f"{cpu}")
+        cache(cpu, 1, 1, "Instruction", "32K", f"{cpu}")
+        cache(cpu, 2, 2, "Unified", "1M", f"{cpu}")
+        cache(cpu, 3, 3, "Unified", "32M", "0-1" if cpu < 2 else "2-3")
+    assert _cpu_last_level(range(4), tmp_path) == 64 * MIB
+    assert _cpu_last_level([0, 1], tmp_path) == 32 * MIB
+    assert _cpu_last_level([7], tmp_path) == 0
+
+
+# What is kept
+
+
+class Fake:
+    """In the place of a worker with a meter: what it measures is what the test says next."""
+
+    measures: list[dict]
+
+    def __init__(self, role: str, environment: dict[str, str], log: object) -> None:
+        assert role == "meter"
+        self.kill = lambda: None
+
+    def ask(self, request: str, deadline: float, **arguments: object) -> object:
+        if request == "open":
+            assert {*arguments} == {"kind", "arch", "device", "memory", "last_level", "threads"}
+            return MIB
+        assert request == "measure"
+        return self.measures.pop(0)
+
+
+FOUND = {"rates": {"bf16": 4.0, "fp32": 2.0}, "read": 10.0, "copy": 9.0}
+
+
+@pytest.fixture
+def store(monkeypatch, tmp_path):
+    """Where ceilings are kept; nothing measures yet."""
+    monkeypatch.setattr("harness.run.ceilings.Worker", Fake)
+    monkeypatch.setattr("harness.run.ceilings.driver", lambda platform: "1.0")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    Fake.measures = []
+    return tmp_path / "deepseek-kernel-bench" / "ceilings" / "ceilings.json"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "[]",
+        "{",
+        '{"KEY": 7}',
+        '{"KEY": {"flops": 1, "bytes": 2, "measured": ""}}',
+        '{"KEY": {"rates": {}, "read": 1, "copy": 1, "measured": ""}}',
+        '{"KEY": {"rates": {"int4": 1}, "read": 1, "copy": 1, "measured": ""}}',
+        '{"KEY": {"rates": 5, "read": 1, "copy": 1, "measured": ""}}',
+    ],
+)
+def test_what_cannot_be_read_is_measured_again(store, text):
+    Fake.measures = [FOUND, FOUND]
+    ceilings(CPU, 2)
+    (key,) = json.loads(store.read_text())
+    if text is None:
+        store.unlink()
+    else:
+        store.write_text(text.replace('"KEY"', json.dumps(key)))
+    assert stored(CPU, 2) is None
+    found = ceilings(CPU, 2)
+    assert (found.rates, found.read, found.copy) == tuple(FOUND.values())
+    assert found.measured
+    assert not Fake.measures
+    assert ceilings(CPU, 2) == found, "now it is stored"
+
+
+def test_another_device_driver_or_thread_count_is_measured_anew(store, monkeypatch):
+    Fake.measures = [FOUND | {"read": float(n)} for n in range(1, 5)]
+    assert ceilings(CPU, 2).read == 1.0
+    assert ceilings(CPU, 1).read == 2.0
+    assert ceilings(Platform("cpu", "x86", name="another CPU"), 2).read == 3.0
+    monkeypatch.setattr("harness.run.ceilings.driver", lambda platform: "2.0")
+    assert ceilings(CPU, 2).read == 4.0
+    monkeypatch.setattr("harness.run.ceilings.driver", lambda platform: "1.0")
+    assert ceilings(CPU, 2).read == 1.0, "the first ones are still there"
+
+
+def test_measuring_again_keeps_the_best(store):
+    Fake.measures = [
+        {"rates": {"bf16": 4.0, "fp32": 2.0}, "read": 10.0, "copy": 9.0},
+        {"rates": {"bf16": 3.0, "fp8": 8.0}, "read": 11.0, "copy": 8.0},
+    ]
+    measured(CPU, 2)
+    best = Ceilings({"fp8": 8.0, "bf16": 4.0, "fp32": 2.0}, 11.0, 9.0)
+    found = measured(CPU, 2)
+    assert (found.rates, found.read, found.copy) == (best.rates, best.read, best.copy)
+    assert stored(CPU, 2) == found
+
+
+def test_ceilings_that_cannot_be_kept_are_still_given(store, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    Fake.measures = [FOUND]
+    assert ceilings(CPU, 2).read == FOUND["read"]
+
+
+# The meter itself, at sizes that say nothing
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A meter on this CPU that tries few products for a moment."""
+    monkeypatch.setattr(meter, "LEAST_BUFFER", {"cpu": 2 * MIB})
+    monkeypatch.setattr(meter, "SHAPES", ((32, 48, 64), (64, 64, 64)))
+    monkeypatch.setattr(meter, "STEADY_SIZE", {"cpu": 32})
+    for name in ("READ_S", "COPY_S", "PRODUCT_S", "TRY_S"):
+        monkeypatch.setattr(meter, name, 0.002)
+    found = Meter()
+    assert found.open("cpu", "x86", "cpu", memory=0, last_level=0, threads=1) == 2 * MIB
+    return found
+
+
+def test_a_meter_measures_what_ceilings_are_made_of(small):
+    found = small.measure()
+    assert set(found["rates"]) == {"bf16", "fp32"}
+    assert all(math.isfinite(v) and v > 0 for v in (*found["rates"].values(), found["read"], found["copy"]))
+    Ceilings(**found)
+
+
+def test_a_meter_without_any_product_says_why(small, monkeypatch):
+    def broken(*shape, dtype):
+        raise RuntimeError("no such kernel")
+
+    whole = small._random
+    monkeypatch.setattr(
+        small, "_random", lambda *s, dtype: whole(*s, dtype=dtype) if len(s) == 1 else broken()
+    )
+    monkeypatch.setattr(small, "_products", lambda dtype: iter([(1.0, lambda: broken(dtype=dtype))]))
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        small.measure()
+
+
+def test_products_multiply_what_they_count(small):
+    """Both ways give the product of what they hold, in the shape that the flops were counted for."""
+    import torch
+
+    for way in (small._mm, small._prepacked):
+        for dtype in ("bf16", "fp32"):
+            assert way(16, 48, 32, dtype)().shape == (16, 48)
+    values = small._random(5, 7, dtype="bf16")
+    assert values.shape == (5, 7)
+    assert values.dtype is torch.bfloat16
+    assert values.float().std() > 0.3, "zeros would be faster"
+
+
+def test_random_values_repeat_beyond_a_million(small):
+    values = small._random(3 * MIB // 2, dtype="fp32")
+    assert values.numel() == 3 * MIB // 2
+    assert values[MIB:].equal(values[: MIB // 2])
+    assert values.isfinite().all()
+
+
+def test_every_reader_reads_the_whole_buffer_and_every_copy_writes_it(small):
+    """A buffer of ones with one other value at its end: whoever stops before does not see it."""
+    import torch
+
+    plain, other = torch.ones(MIB, dtype=torch.bfloat16), torch.ones(MIB, dtype=torch.bfloat16)
+    other[-1] = 3e38
+    for (amount, of_plain), (_, of_other) in zip(small._readers(plain), small._readers(other), strict=True):
+        assert amount == 2 * MIB
+        assert not of_plain()().equal(of_other()())
+    for amount, make in small._copiers(other):
+        assert amount == 4 * MIB
+        assert make()().flatten()[-2:].view(torch.bfloat16)[-1] == other[-1]
+
+
+class Timed:
+    """A timer whose calls say themselves how long they take, a new time at each try."""
+
+    program = staticmethod(Program)
+
+    def turn(self, program, at_least):
+        return Turn(next(program.rotation)(), 1)
+
+
+def candidate(amount: float, *seconds: float):
+    """One that takes these times in turn, its untimed first call too, the last of them from then on."""
+    times = list(seconds)
+    return amount, lambda: lambda: times.pop(0) if len(times) > 1 else times[0]
+
+
+@pytest.mark.parametrize(
+    ("candidates", "best"),
+    [
+        ([candidate(1, 0.1), candidate(3, 0.15), candidate(0.5, 0.1)], 20.0),
+        ([candidate(1, 0.9, 0.9, 0.1), candidate(1, 0.2)], 10.0),
+        ([candidate(1, 0.1, 0.1, 0.9), candidate(1, 0.2)], 10.0),
+        ([candidate(100, 10.0), candidate(100, 5.0)], 20.0),
+    ],
+    ids=["of all", "after a disturbed first try", "of an early try", "however slow"],
+)
+def test_the_best_try_of_any_counts(small, candidates, best):
+    small.timer = Timed()
+    assert small._best(iter(candidates), 0.01) == best
+
+
+def test_who_cannot_run_or_would_take_too_long_is_left_out(small):
+    small.timer = Timed()
+
+    def broken():
+        raise RuntimeError("not supported here")
+
+    def never():
+        raise AssertionError("made, although one call of it takes minutes")
+
+    # 1000 at a rate of 10: longer than LONGEST_CALL_S.
+    assert small._best([(1.0, broken), candidate(0.1, 0.01), (1000.0, never)], 0.0) == 10.0
+    assert small._best([(1.0, broken)], 0.01) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "share", "last_level", "mebibytes"),
+    [
+        ("cpu", math.inf, 0, 256),
+        ("cpu", math.inf, 32 * MIB, 256),
+        ("cpu", math.inf, 384 * MIB, 3072),
+        ("cpu", 100.5 * MIB, 32 * MIB, 100),
+        ("cpu", 17, 0, 1),
+        ("rocm", 20 << 30, 256 * MIB, 2048),
+        ("rocm", 20 << 30, 512 * MIB, 4096),
+    ],
+)
+def test_a_buffer_lies_past_the_cache_and_within_memory(kind, share, last_level, mebibytes):
+    assert buffer_bytes(kind, share, last_level) == mebibytes * MIB

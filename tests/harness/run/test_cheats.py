@@ -1,0 +1,62 @@
+"""Kernels that give right answers in the first check only, in real runs beside honest ones."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+
+from tests.support.paths import SUPPORT
+
+CHEATS = {
+    "cached_answer": "with other live operands: ",
+    "answer_by_pointer": "with other live operands: ",
+    "stops_computing": "with other live operands: 16384 of 16384 outputs are NaN",
+    "stale_copy": "with other live operands: ",
+    "wrong_when_timed": "after timing: 32 of 32 rows are off",
+    "stale_page_table": "with other stationary operands: ",
+    "writes_operands": "it changed its operands",
+    "first_set_only": "after timing: 16384 of 16384 outputs are NaN",
+    "writes_operands_when_timed": "after timing: it changed its operands",
+}
+
+
+@pytest.fixture(scope="module")
+def cheated(cli, tmp_path_factory) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Exit code and cells of one run of all that cheat, beside two that do not."""
+    where = tmp_path_factory.mktemp("cheated") / "run"
+    command = "run --op mla_decode --case 'batch=2 ctx=20..300' --impl cheating.*,torch.sdpa --budget 2s"
+    options = "--threads 1 --json - --quiet --out"
+    plugins = SUPPORT / "cheating_kernels.py"
+    done = cli(*shlex.split(command), *shlex.split(options), where, KERNEL_BENCH_PLUGINS=plugins)
+    assert done.stdout, done.stderr
+    cells = json.loads(done.stdout)["cells"]
+    return done.returncode, {cell["impl"].removeprefix("cheating."): cell for cell in cells}
+
+
+def test_who_cheats_is_listed_here(cheated):
+    assert set(cheated[1]) == {*CHEATS, "honest", "shares_with_the_writer", "torch.sdpa"}
+    assert cheated[0] == 1
+
+
+@pytest.mark.parametrize(("name", "reason"), CHEATS.items())
+def test_who_cheats_is_wrong_and_gets_no_time(name, reason, cheated):
+    cell = cheated[1][name]
+    assert cell["status"] == "wrong"
+    assert cell["reason"].startswith(reason)
+    assert cell["time_us"] is None
+
+
+@pytest.mark.parametrize(("name", "picked"), [("honest", "plain torch"), ("torch.sdpa", "")])
+def test_who_does_not_cheat_is_right_beside_them(name, picked, cheated):
+    cell = cheated[1][name]
+    assert (cell["status"], cell["reason"], cell["picked"]) == ("ok", picked, picked)
+    assert cell["time_us"] > 0
+
+
+def test_whose_operands_were_changed_by_another_is_told_by_whom(cheated):
+    cell = cheated[1]["shares_with_the_writer"]
+    assert (cell["status"], cell["time_us"]) == ("error", None)
+    assert cell["reason"].startswith("cheating.writes_operands_when_timed changed the operands")

@@ -1,0 +1,166 @@
+"""What a run makes of a monitor that sees the machine disturbed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.errors import NothingRan, UsageError
+from harness.machine.monitor.base import Monitor
+from harness.results.journal import Journal
+from harness.results.schema import CaseDone, Cell, Verdict
+from harness.run import execute
+from harness.run.execute import Request
+from tests.support.recorded_verdicts import redo
+
+WHO = "process 7 (cc1plus) took 80% of a CPU"
+
+
+class Scripted(Monitor):
+    """Every round's disturbance is what `says` gives next."""
+
+    def __init__(self, says, busy=(), blocked=""):
+        super().__init__()
+        self.says, self.busy, self.why = iter(says), list(busy), blocked
+        self.sampled = set()
+
+    def begin(self):
+        pass
+
+    def sample(self, who=""):
+        self.sampled.add(who)
+        self.notes.add("frequency_mhz", 2400)
+
+    def end(self):
+        return next(self.says)
+
+    def before(self):
+        return self.busy
+
+    def readable(self):
+        return {}
+
+    def blocked(self):
+        return self.why
+
+
+def measure(out: Path, monitor: Scripted, **options):
+    """Runs one tiny case under a monitor: exit code, records by kind, stdout, stderr, the whole as JSON."""
+    request = Request(
+        op="mla_decode",
+        impl="torch.naive,torch.sdpa",
+        device="cpu",
+        case=("batch=1 ctx=5..20",),
+        cache="warm",
+        budget="4s",
+        out=str(out / "run"),
+        json=str(out / "run.json"),
+        **options,
+    )
+    said = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(said[0]),
+        contextlib.redirect_stderr(said[1]),
+    ):
+        patch.setattr(execute, "monitor_for", lambda platform, ours: monitor)
+        code = execute.run(request)
+    (found,) = Journal(out / "run").finished().values()
+    kinds = {kind: [r for r in found if isinstance(r, kind)] for kind in (Cell, Verdict, CaseDone)}
+    return code, kinds, *(text.getvalue() for text in said), json.loads((out / "run.json").read_text())
+
+
+@pytest.fixture
+def measured(tmp_path):
+    return functools.partial(measure, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def now_and_then(tmp_path_factory):
+    """A machine that is busy at the start, and disturbed in every third round; its monitor too."""
+    monitor = Scripted(itertools.cycle(["", "", WHO]), busy=[WHO])
+    return *measure(tmp_path_factory.mktemp("disturbed"), monitor), monitor
+
+
+def test_disturbed_rounds_are_left_out_counted_and_kept_with_their_reasons(now_and_then):
+    code, found, out, _, whole, monitor = now_and_then
+    (done,) = found[CaseDone]
+    assert code == 0
+    assert len(done.disturbed) == pytest.approx((done.rounds + len(done.disturbed)) / 3, abs=1)
+    assert {(r.reason, r.counted) for r in done.disturbed} == {(WHO, False)}
+    assert all(r.seconds for r in done.disturbed)
+    left_out = {(r.block, r.round) for r in done.disturbed}
+    for cell in found[Cell]:
+        assert cell.status == "ok"
+        assert not left_out & set(zip(cell.samples.block, cell.samples.round, strict=True))
+    assert f"{len(done.disturbed)} of {done.rounds + len(done.disturbed)} rounds were disturbed" in out
+    assert WHO in out
+    assert done.conditions[0]["frequency_mhz"]["median"] == 2400
+    assert whole["run"]["disturbed"] == "drop"
+    assert len(monitor.sampled) == 3, "each contender and the twin, by case and name"
+
+
+def test_verdicts_can_be_made_again_from_the_samples_that_count(now_and_then):
+    _, found, *_ = now_and_then
+    again = redo([*found[Cell], *found[Verdict]])
+    assert [v.about for v, _ in again] == ["A/A", "baseline", "runner-up"]
+    for verdict, compared in again:
+        kept = (verdict.ratio, verdict.low, verdict.high, verdict.verdict)
+        assert kept == (compared.ratio, compared.low, compared.high, compared.verdict)
+
+
+def test_a_busy_device_is_said_so_and_recorded(now_and_then):
+    _, _, _, err, whole, _ = now_and_then
+    assert f"note: {WHO}\n" in err
+    assert whole["run"]["busy"] == [WHO]
+
+
+def test_a_machine_too_disturbed_gives_no_number(measured):
+    code, found, out, *_ = measured(Scripted(itertools.cycle([WHO, WHO, ""])))
+    (done,) = found[CaseDone]
+    assert code == 1
+    assert done.stopped == "disturbed"
+    assert "until most rounds had been disturbed" in out
+    for cell in found[Cell]:
+        assert (cell.status, cell.time_us) == ("error", None)
+        assert cell.reason.startswith("too disturbed to measure, ")
+        assert WHO in cell.reason
+        assert cell.reason.endswith("(to count them all the same: --disturbed keep)")
+    assert found[Verdict] == []
+
+
+def test_a_machine_disturbed_without_end_ends(measured):
+    code, found, *_ = measured(Scripted(itertools.repeat(WHO)))
+    assert code == 1
+    (done,) = found[CaseDone]
+    assert done.rounds == 0
+    assert 0 < len(done.disturbed) < 100
+
+
+def test_whoever_wants_them_counts_them(measured):
+    code, found, out, *_ = measured(Scripted(itertools.repeat(WHO)), disturbed="keep")
+    (done,) = found[CaseDone]
+    assert code == 0
+    assert len(done.disturbed) == done.rounds
+    assert all(r.counted and not r.seconds for r in done.disturbed)
+    assert all(cell.time_us for cell in found[Cell])
+    assert "counted all the same" in out
+
+
+def test_a_device_for_one_process_alone_is_refused(measured):
+    with pytest.raises(NothingRan, match=r"^cpu cannot be measured: it is in exclusive mode$"):
+        measured(Scripted([], blocked="it is in exclusive mode"))
+
+
+def test_a_mistake_on_a_busy_machine_is_one_line_still(monkeypatch, capsys):
+    monitor = Scripted([], busy=[WHO])
+    monkeypatch.setattr(execute, "monitor_for", lambda platform, ours: monitor)
+    with pytest.raises(UsageError, match="unknown op"):
+        execute.run(Request(op="nonsense", device="cpu"))
+    assert capsys.readouterr() == ("", "")

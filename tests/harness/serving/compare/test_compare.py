@@ -1,0 +1,274 @@
+"""`serving compare`: what may be set beside what, what has to be done first, and each reason why not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from harness.cli.serving import serving
+from harness.cli.serving.compare import find
+from harness.errors import UsageError
+from harness.serving.compare.alike import compare
+from harness.serving.compare.quantity import Figure, of_run
+from harness.serving.published.index import known_by_id
+from harness.serving.schema import Metric, Parallelism, Totals, Workload
+
+KNOWN = known_by_id()
+OUTPUT = Metric(name="throughput", value=800.0, unit="tok/s", scope="instance", tokens="output")
+SERVED = Workload(dataset="random", input_len=3200, output_len=800, concurrency=128, prefix_cached=False)
+
+
+def figure(name="a", **changes) -> Figure:
+    values = {
+        "metric": OUTPUT, "hardware": "H200", "gpus": 8, "nodes": 1, "engine": "sglang", "version": "0.5.7",
+        "client": "sglang.bench_serving", "model": "deepseek-ai/DeepSeek-R1", "precision": "fp8 block-scale",
+        "mode": "online", "workload": SERVED,
+    }  # fmt: skip
+    return Figure(id=name, **{**values, **changes})
+
+
+def metric(**changes) -> Metric:
+    return OUTPUT.model_copy(update=changes)
+
+
+def workload(**changes) -> Workload:
+    return SERVED.model_copy(update=changes)
+
+
+def aspects(found) -> list[str]:
+    return [reason.aspect for reason in found.reasons]
+
+
+def test_alike_but_for_the_hardware():
+    found = compare(figure(), figure("b", hardware="MI300X", metric=metric(value=400.0)))
+    assert (found.verdict, found.ratio, found.reasons) == ("alike", 2.0, ())
+    assert found.confounders == () and found.uncertain == ()
+
+
+def test_a_gpu_that_decodes_is_a_share_of_all():
+    """24 of 40 decode: their output over all GPUs is 24/40 of that of each."""
+    split = {"gpus": 40, "nodes": 5, "metric": metric(value=100.0, scope="decode_gpu")}
+    of_24 = figure(**split, parallelism=Parallelism(prefill_gpus=16, decode_gpus=24))
+    of_32 = figure("b", **split, parallelism=Parallelism(prefill_gpus=8, decode_gpus=32))
+    found = compare(of_24, of_32)
+    assert (found.verdict, found.a.value, found.b.value) == ("normalised", 60.0, 80.0)
+    assert found.ratio == pytest.approx(0.75)
+    assert compare(of_24, of_24).verdict == "alike"
+    unsaid = figure("c", **split, parallelism=Parallelism())
+    assert aspects(compare(of_24, unsaid)) == ["scope"]
+
+
+@pytest.mark.parametrize(
+    "aspect, changes",
+    [
+        ("metric", {"metric": metric(name="goodput")}),
+        ("statistic", {"metric": metric(statistic="max")}),
+        ("unit", {"metric": metric(unit="req/s")}),
+        ("mode", {"mode": "offline"}),
+        ("mode", {"mode": "unknown"}),
+        ("input length", {"workload": workload(input_len=1024)}),
+        ("output length", {"workload": workload(output_len=1024)}),
+        ("output length", {"workload": workload(output_len=None)}),
+        ("load", {"workload": workload(concurrency=64)}),
+        ("load", {"workload": workload(request_rate=4.0)}),
+        ("load", {"workload": workload(concurrency=None)}),
+        ("dataset", {"workload": workload(dataset="sharegpt")}),
+        ("prefix caching", {"workload": workload(prefix_cached=True)}),
+        ("precision", {"precision": "ds_fp8_per_token"}),
+        ("accounting window", {"workload": workload(warmup_s=120.0)}),
+        ("model", {"model": "Llama-3-70B"}),
+        ("tokens", {"metric": metric(tokens="unknown")}),
+        ("scope", {"metric": metric(scope="unknown")}),
+    ],
+)
+def test_each_unlikeness_refuses_by_its_name(aspect, changes):
+    for found in (compare(figure(), figure("b", **changes)), compare(figure("b", **changes), figure())):
+        assert found.verdict == "refused" and found.ratio is None
+        assert aspect in aspects(found)
+
+
+def test_every_reason_is_given_not_the_first():
+    found = compare(
+        figure(), figure("b", mode="offline", workload=workload(input_len=512, output_len=512, num_prompts=9))
+    )
+    assert {"mode", "input length", "output length", "load"} <= set(aspects(found))
+
+
+def test_unknown_on_both_sides_is_not_alike():
+    open_ = {"workload": workload(output_len=None)}
+    assert aspects(compare(figure(**open_), figure("b", **open_))) == ["output length"]
+
+
+@pytest.mark.parametrize("what", [{"precision": "", "flags": ()}, {"model": ""}, {"client": ""}])
+def test_what_files_rarely_say_is_uncertain(what):
+    found = compare(figure(**what), figure("b", **what))
+    assert found.verdict == "alike" and len(found.uncertain) >= 1
+
+
+def test_gpus_are_divided_out_and_named():
+    found = compare(figure(), figure("b", gpus=16, nodes=2))
+    assert found.verdict == "normalised"
+    assert (found.a.value, found.b.value, found.a.scope) == (100.0, 50.0, "gpu")
+    assert any(line.startswith("GPUs: 8 against 16") for line in found.confounders)
+    assert any("16 a GPU against 8" in line for line in found.uncertain)  # 128 in flight on each
+
+
+@pytest.mark.parametrize(
+    "scope, value, gpus, nodes, split, per_gpu",
+    [
+        ("gpu", 100.0, None, None, Parallelism(), 100.0),
+        ("node", 800.0, 16, 2, Parallelism(), 100.0),
+        ("cluster", 66194.8, 40, 5, Parallelism(prefill_gpus=16, decode_gpus=24), 1654.87),
+        ("cluster", 66194.8, None, None, Parallelism(prefill_gpus=16, decode_gpus=24), 1654.87),
+        ("decode_node", 66194.8 / 3, 40, 5, Parallelism(prefill_gpus=16, decode_gpus=24), 1654.87),
+    ],
+)
+def test_per_gpu_is_over_all_gpus_those_of_prefill_too(scope, value, gpus, nodes, split, per_gpu):
+    b = figure("b", metric=metric(scope=scope, value=value), gpus=gpus, nodes=nodes, parallelism=split)
+    found = compare(figure(gpus=4), b)
+    assert found.verdict == "normalised" and found.b.value == pytest.approx(per_gpu)
+
+
+@pytest.mark.parametrize(
+    "scope, gpus", [("decode_node", 40), ("cluster", None), ("unknown", 8), ("request", 8)]
+)
+def test_no_denominator_no_comparison(scope, gpus):
+    found = compare(figure(), figure("b", metric=metric(scope=scope), gpus=gpus))
+    assert found.verdict == "refused" and aspects(found) == ["scope"]
+
+
+def test_total_tokens_become_output_tokens_by_the_lengths():
+    found = compare(figure("b", metric=metric(tokens="total", value=4000.0)), figure())
+    assert found.verdict == "normalised" and found.a.value == 800.0 and found.ratio == 1.0
+    assert "x 800 / (3200 + 800)" in found.a.steps[0]
+
+
+def test_the_runs_own_output_throughput_is_better_than_lengths():
+    others = (metric(value=777.0),)
+    found = compare(figure("b", metric=metric(tokens="total", value=4000.0), others=others), figure())
+    assert found.a.value == 777.0 and "own output throughput" in found.a.steps[0]
+
+
+def test_two_totals_stay_totals():
+    total = metric(tokens="total", value=4000.0)
+    found = compare(figure(metric=total), figure("b", metric=total))
+    assert found.verdict == "alike" and found.a.tokens == "total"
+
+
+def test_seconds_and_milliseconds():
+    a = figure(metric=Metric(name="ttft", value=1.5, unit="s", scope="request", statistic="mean"))
+    b = figure("b", metric=Metric(name="ttft", value=750.0, unit="ms", scope="request", statistic="mean"))
+    found = compare(a, b)
+    assert found.verdict == "normalised" and found.ratio == 2.0 and found.a.unit == "ms"
+
+
+def test_latencies_are_not_divided_by_gpus():
+    a, b = (
+        figure(n, gpus=g, metric=Metric(name="tpot", value=v, unit="ms", scope="request", statistic="mean"))
+        for n, g, v in (("a", 8, 20.0), ("b", 16, 10.0))
+    )
+    found = compare(a, b)
+    assert found.verdict == "alike" and found.ratio == 2.0
+    assert any(line.startswith("GPUs") for line in found.confounders)
+
+
+def test_what_was_served_counts_not_what_was_asked():
+    """A shared-prefix client leaves random_input_len at its default."""
+    counted = Totals(completed=500, input_tokens=1600000, output_tokens=400000)
+    odd = figure("b", counted=counted, workload=workload(input_len=1024, output_len=1024))
+    assert compare(figure(), odd).verdict == "alike"
+    trimmed = figure("b", counted=counted, workload=workload(input_len=1024, output_len=1024, warmup_s=60.0))
+    assert "input length" in aspects(compare(figure(), trimmed))  # totals of a window are no lengths
+
+
+def test_confounders_are_listed():
+    b = figure(
+        "b", engine="vllm", version="0.11.2", flags=("--enforce-eager", "--port 1"), environment={"X_Y": "1"},
+        parallelism=Parallelism(tp=8), model="deepseek-ai/DeepSeek-R1-0528",
+    )  # fmt: skip
+    a = figure(flags=("--tp 8", "--port 2"), environment={"X_Y": "0"})
+    text = "\n".join(compare(a, b).confounders)
+    for part in (
+        "engine: sglang against vllm",
+        "version",
+        "parallelism",
+        "--enforce-eager",
+        "X_Y 0/1",
+        "weights",
+    ):
+        assert part in text
+    assert "--port" not in text
+
+
+def test_precision_from_flags():
+    run = KNOWN["dstack.online:2"]
+    assert of_run(run, run.metrics[0]).weights == "fp8 block-scale"
+    moai = KNOWN["moai-512-512-sharegpt"].model_copy(update={"precision": ""})
+    assert of_run(moai, moai.metrics[0]).weights == "ds_fp8_per_token, fp8_e4m3 cache"
+    assert figure(precision="fp8", flags=("--tp 8",)).weights == "fp8 block-scale"
+    assert figure(precision="", flags=("--tp 8",), engine="tensorrt-llm").weights == ""
+
+
+# The command
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(serving, ["compare", *arguments])
+
+
+def test_two_rows_of_dstack_compare():
+    result = run("dstack.online:2", "dstack.online:8")
+    assert result.exit_code == 0 and "A / B = 1.14" in result.stdout
+    assert "not only the GPU differs" in result.stdout and "dp_attention" in result.stdout
+
+
+def test_a_cited_claim_brings_its_row():
+    """4,574 beside MoAI's cluster: refused, with output tokens a GPU over all GPUs for either."""
+    result = run("mi350x-cmp-mi300x-vllm", "moai-512-512-sharegpt")
+    assert result.exit_code == 1
+    assert "114.342 output tok/s a GPU" in result.stdout and "1,654.87 output tok/s a GPU" in result.stdout
+    for reason in ("input length: 3200 against 512", "precision", "accounting window", "dataset"):
+        assert reason in result.stdout
+
+
+def test_online_and_offline_are_refused():
+    result = run("mi350x-cmp-h200-sglang", "mi350x-cmp-h200-trtllm", "--json", "-")
+    found = json.loads(result.stdout)
+    assert result.exit_code == 1 and found["ratio"] is None
+    assert "mode" in [reason["aspect"] for reason in found["reasons"]]
+
+
+def test_an_unknown_scope_is_refused():
+    result = run("mi350x-cmp-h200-nim", "mi350x-cmp-h200-vllm")
+    assert result.exit_code == 1 and "tokens: unknown against unknown" in result.stdout
+
+
+@pytest.mark.parametrize("wanted, unit", [("tpot", "ms"), ("tpot:median", "ms"), ("throughput:total", None)])
+def test_a_metric_is_chosen(wanted, unit):
+    result = run("dstack.online:2", "dstack.online:8", "--metric", wanted)
+    if unit is None:
+        assert isinstance(result.exception, UsageError) and "it has" in str(result.exception)
+    else:
+        assert result.exit_code == 0 and f" {unit}, scope request" in result.stdout
+
+
+def test_files_and_rows(tmp_path):
+    row = {
+        "backend": "sglang", "dataset_name": "random", "max_concurrency": 4, "duration": 100.0,
+        "completed": 40,
+        "random_input_len": 3200, "random_output_len": 800, "random_range_ratio": 1.0, "request_rate": "inf",
+        "total_input_tokens": 128000, "total_output_tokens": 32000, "total_output_tokens_retokenized": 32000,
+        "output_throughput": 320.0, "mean_e2e_latency_ms": 10000.0,
+    }  # fmt: skip
+    path = tmp_path / "mine.jsonl"
+    path.write_text("\n".join(json.dumps({**row, "output_throughput": v}) for v in (320.0, 160.0)))
+    result = run(f"{path}:1", f"{path}:2")
+    assert result.exit_code == 0 and "A / B = 2" in result.stdout
+    with pytest.raises(UsageError, match="name one"):
+        find(str(path))
+    with pytest.raises(UsageError, match="no row '7'"):
+        find(f"{path}:7")
+    with pytest.raises(UsageError, match="neither a file nor the id"):
+        find("what")

@@ -1,0 +1,74 @@
+"""Experiments as files: those that come with the harness, mistakes, what a dry run says."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from harness.cli.serving import serving
+from harness.cli.serving.experiment import plan
+from harness.errors import OK, UsageError
+from harness.serving.experiment.spec import FILES, read_experiment
+from tests.support.serving_experiments import TEXT, Doubles, conduct, experiment
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FILES.glob("*.toml")))
+def test_files_that_come_with_the_harness_are_right(name):
+    found = read_experiment(name)
+    assert found.name == name and found.replay.threads == 1
+
+
+def test_the_default_experiment_has_each_op_and_eight_pairs():
+    found = read_experiment("cpu-default")
+    assert {swap.op for swap in found.swaps} >= {"block_scale_gemm", "fused_moe", "mla_decode", "mha_prefill"}
+    assert len(found.swaps) >= 5 and found.load.pairs == 8
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("pairs = 3", "pairs = 1", r"tiny\.toml: load\.pairs: .*greater than or equal to 2"),
+        ("pairs = 3", "pairs = 1\nrenew = -1", r"load\.pairs: .*to 2 \(and 1 more\)"),
+        ("pairs = 3", 'pairs = "many"', r"tiny\.toml: load\.pairs: .*valid integer"),
+        ("pairs = 3", "pears = 3", r"tiny\.toml: load\.pears: no such key; allowed: input_len, .*pairs"),
+        ('op = "mla_decode"', 'op = "mla"', r"tiny\.toml: swaps\.1\.op: takes one of block_scale_gemm"),
+        ('swap = ["mla_decode=torch"]', "", r"tiny\.toml: swaps\.1: says nothing that differs from the base"),
+        ('swap = ["mla_decode=torch"]', 'swap = ["mla=torch"]', r"swaps\.mla\.swap: no 'mla=torch'; swaps: "),
+        ('"vllm.onednn"', '"vllm.oneapi"', r"replay\.block_scale_gemm: no implementation 'vllm.oneapi'"),
+        ('name = "mla"', 'name = "linears"', "two swaps are called linears"),
+        ('name = "mla"', 'name = "base"', r"tiny\.toml: swaps\.1\.name: takes letters"),
+        ('name = "tiny"', "", "name: is missing"),
+        ('mla_decode = "vllm.vec"\n', "", r"replay\.base\.mla_decode is missing"),
+        ("prompts = 4", "prompts = 2", r"load: 2 prompts are never 4 at once"),
+        ("pairs = 3", "pairs = ", r"no TOML: .*line 8"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_file_is_one_line_that_says_where(tmp_path, old, new, said):
+    assert old in TEXT
+    with pytest.raises(UsageError, match=said) as error:
+        experiment(tmp_path, TEXT.replace(old, new, 1))
+    assert "\n" not in str(error.value)
+
+
+def test_what_there_is_not_is_said_with_what_there_is(tmp_path):
+    with pytest.raises(
+        UsageError, match=r"cannot read nothing: .*cpu-decode, cpu-default, cpu-long, cpu-short"
+    ):
+        read_experiment("nothing")
+    with pytest.raises(UsageError, match="no swap 'x' in experiment tiny; swaps: linears, mla"):
+        experiment(tmp_path).swap("x")
+
+
+def test_a_dry_run_says_what_is_done(tmp_path):
+    made = experiment(tmp_path)
+    assert "done" not in plan(made, tmp_path / "out", ["mla"])
+    conduct(tmp_path, Doubles(tmp_path)).run(["mla"])
+    text = plan(made, tmp_path / "out", ["linears", "mla"])
+    assert text.count("done") == 4 and text.count("to do") == 3
+
+
+def test_the_command_says_what_it_would_do(tmp_path):
+    answer = CliRunner().invoke(
+        serving, ["experiment", "cpu-short", "--dry-run", "--pairs", "6", "--out", str(tmp_path)]
+    )
+    assert answer.exit_code == OK and "6 mirrored pairs" in answer.output

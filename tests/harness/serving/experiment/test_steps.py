@@ -1,0 +1,269 @@
+"""What of an experiment is replayed and benched, and how steps make up what a client sees."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from dataclasses import replace
+
+import numpy
+import pytest
+
+from harness.errors import UsageError
+from harness.serving.experiment import kernels as benches
+from harness.serving.experiment.predictions import prediction, replayed
+from harness.serving.experiment.routing import decode_picks, prefill_picks
+from harness.serving.experiment.schedule import DECODE, schedule
+from harness.serving.experiment.schema import Replays, Seen
+from harness.serving.experiment.steps import changed_places, choices, decode_steps, prefill_step
+from harness.serving.replay.schema import Replay
+from harness.workers.environment import ALLOCATOR
+from shapes.routing import Routing
+from tests.support.serving_experiments import RANK, experiment
+
+
+def simulated(pattern, prompts, concurrency, outputs, prefill_s, decode_s):
+    """TTFT and TPOT means of an engine that is played through in seconds, for numbers of its own."""
+    clock, sent, tokens, groups = 0.0, [], {}, list(pattern)
+    while True:
+        busy = sum(len(tokens.get(i, ())) < outputs for i in range(len(sent)))
+        while busy < concurrency and len(sent) < prompts:
+            sent.append(clock)
+            busy += 1
+        waiting = [i for i in range(len(sent)) if i not in tokens]
+        running = [i for i, times in tokens.items() if len(times) < outputs]
+        new = waiting[: groups[0]] if groups and len(waiting) >= groups[0] else []
+        if not new and not running:
+            break
+        clock += prefill_s[len(new)] if new else decode_s
+        if new:
+            groups.pop(0)
+        for i in running:
+            tokens[i].append(clock)
+        for i in new:
+            tokens[i] = [clock]
+    assert len(tokens) == prompts
+    ttft = sum(times[0] - sent[i] for i, times in tokens.items()) / prompts
+    tpot = sum((times[-1] - times[0]) / (outputs - 1) for times in tokens.values()) / prompts
+    return ttft, tpot
+
+
+@pytest.mark.parametrize(
+    ("pattern", "prompts", "concurrency", "outputs"),
+    [((1, 3), 4, 4, 96), ((4,), 4, 4, 20), ((2, 2), 4, 4, 7), ((1, 1, 1, 1), 4, 4, 5),
+     ((1, 3, 1, 3), 8, 4, 9), ((1,), 1, 1, 2)],
+)  # fmt: skip
+def test_weights_give_what_a_simulated_engine_shows(pattern, prompts, concurrency, outputs):
+    weights = schedule(pattern, prompts, concurrency, outputs)
+    prefill_s, decode_s = {n: 0.31 * n + 0.17 * n**2 for n in range(1, 9)}, 0.0613
+    times = {DECODE: decode_s, **prefill_s}
+    ttft, tpot = simulated(pattern, prompts, concurrency, outputs, prefill_s, decode_s)
+    assert sum(w * times[k] for k, w in weights.ttft.items()) == pytest.approx(ttft)
+    assert sum(w * times[k] for k, w in weights.tpot.items()) == pytest.approx(tpot)
+
+
+def test_one_alone_then_the_others_together_is_the_formula_on_the_page():
+    c, out = 4, 96
+    weights = schedule((1, c - 1), c, c, out)
+    assert weights.ttft == pytest.approx({1: 1.0, c - 1: (c - 1) / c})
+    assert weights.tpot == pytest.approx({DECODE: 1 - 1 / (c * (out - 1)), c - 1: 1 / (c * (out - 1))})
+    assert weights.of("itl") == {DECODE: 1.0}
+
+
+@pytest.mark.parametrize("pattern", [(1, 2), (), (0, 4), (5,)])
+def test_a_pattern_that_no_run_can_have_is_said(pattern):
+    with pytest.raises(ValueError, match=r"not prefilled|never prefilled"):
+        schedule(pattern, 4, 4, 8)
+
+
+def test_prefills_larger_than_the_concurrency_are_never():
+    with pytest.raises(ValueError, match="never prefilled 3 together"):
+        schedule((3, 1), 4, 2, 8)
+
+
+def log(path, batch=4, layers=2, steps=6, experts=8, topk=2):
+    rng = numpy.random.default_rng(0)
+    entries = [(s, layer, 64 if s == 0 else batch) for s in range(steps) for layer in range(layers)]
+    ids = [rng.permuted(numpy.tile(numpy.arange(experts), (n, 1)), axis=1)[:, :topk] for _, _, n in entries]
+    counts = numpy.zeros((layers, experts), int)
+    for layer in range(layers):
+        rows = rng.permuted(numpy.tile(numpy.arange(experts), (97, 1)), axis=1)[:, :topk]
+        counts[layer] = numpy.bincount(rows.ravel(), minlength=experts)
+    numpy.savez(
+        path,
+        step=[e[0] for e in entries],
+        layer=[e[1] for e in entries],
+        tokens=[e[2] for e in entries],
+        ids=numpy.concatenate(ids),
+        prefill_step=[99] * layers,
+        prefill_layer=list(range(layers)),
+        prefill_counts=counts,
+    )
+    return ids, counts
+
+
+def test_recorded_picks_are_those_of_the_steps_with_the_batch(tmp_path):
+    ids, _ = log(tmp_path / "r.npz")
+    found = decode_picks(tmp_path / "r.npz", 4, 2)
+    assert len(found) == 2 and found[0] != found[1]
+    logged = [
+        tuple(tuple(map(tuple, ids[2 * s + layer].tolist())) for layer in range(2)) for s in range(1, 6)
+    ]
+    assert all(one in logged for one in found)
+    assert sorted(decode_picks(tmp_path / "r.npz", 4, 50)) == sorted(logged)
+    with pytest.raises(UsageError, match="no decode step of 3 tokens"):
+        decode_picks(tmp_path / "r.npz", 3, 1)
+    with pytest.raises(UsageError, match="cannot read routing log"):
+        decode_picks(tmp_path / "none.npz", 3, 1)
+
+
+def test_recorded_steps_load_the_experts_as_the_run_does_in_the_mean(tmp_path):
+    log(tmp_path / "r.npz", layers=3, steps=200, experts=32, topk=8)
+
+    def read(picks):
+        return sum(len({expert for row in layer for expert in row}) for layer in picks)
+
+    run = [read(one) for one in decode_picks(tmp_path / "r.npz", 4, 200)]
+    few, many = (read(one) for one in decode_picks(tmp_path / "r.npz", 4, 2))
+    assert numpy.std(run) > 2 and few < many
+    assert (few + many) / 2 == pytest.approx(numpy.mean(run), rel=0.01)
+
+
+def test_a_prefill_loads_the_experts_as_the_logged_one_did(tmp_path):
+    _, counts = log(tmp_path / "r.npz")
+    found = prefill_picks(tmp_path / "r.npz", 96, slack=1)
+    assert len(found) == 2
+    for picks, wanted in zip(found, counts, strict=True):
+        assert len(picks) == 96 and all(len(set(row)) == 2 for row in picks)
+        loads = numpy.bincount(numpy.array(picks).ravel(), minlength=8)
+        assert loads.sum() == 192 and numpy.abs(loads - wanted).sum() == 2
+    assert prefill_picks(tmp_path / "r.npz", 96, slack=0) == ()
+    assert prefill_picks(tmp_path / "r.npz", 500, slack=3) == ()
+
+
+def test_a_swap_is_taken_only_where_the_step_has_its_places(tmp_path):
+    made = experiment(tmp_path)
+    step = prefill_step(made, RANK, Seen(), tmp_path, 3)
+    base, chosen = choices(made, made.swap("linears"), step)
+    changed = changed_places(step, base, chosen)
+    assert "kv_b" not in changed and changed.count("o_proj") == 2
+    assert step.contexts == step.new == (32, 32, 32)
+    assert not changed_places(step, *choices(made, made.swap("mla"), step))
+
+
+def test_a_routing_pattern_hits_as_many_experts_as_were_recorded(tmp_path):
+    sizes = {"tokens": 4, "experts": 256, "topk": 8}
+    made = experiment(tmp_path)
+    step = prefill_step(made, RANK, Seen(), tmp_path, 1)
+    for pattern in ("balanced", "one"):
+        picks = (Routing(**sizes, pattern=pattern).picks(),)
+        step = replace(step, new=(1,) * 4, contexts=(1,) * 4, picks=picks)
+        hit = Routing(**sizes, pattern=benches.like(step, sizes)).hit
+        nearest = min(abs(Routing(**sizes, pattern=p).hit - len({e for r in picks[0] for e in r})) for p in benches.PATTERNS)  # fmt: skip  # noqa: E501
+        assert abs(hit - len({e for r in picks[0] for e in r})) == nearest
+
+
+@pytest.fixture
+def benched(tmp_path, monkeypatch):
+    """What the suite's own runs make of a swap of the linears in a prefill, their cells as told: n-th
+    implementation (from 0) -> what its cell says. Gives (served, what was asked, the calls changed)."""
+
+    def bench(said):
+        made = experiment(tmp_path)
+        step = prefill_step(made, RANK, Seen(), tmp_path, 1)
+        asked = []
+
+        def ran(self, op, names, cases, budget_s, out):
+            asked.append((op, names, cases))
+            cells = [
+                {"case": f"{op} {case} fp8=e4m3fn", "impl": name, "status": "ok", "reason": ""} | said(i)
+                for case in cases
+                for i, name in enumerate(sorted(names))
+            ]
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps({"cells": cells}))
+
+        monkeypatch.setattr(benches.LocalBench, "_run", ran)
+        chosen = choices(made, made.swap("linears"), step)
+        local = benches.LocalBench(made.replay, False, lambda line: None)
+        served = local.serving(step, *chosen, 1.0, tmp_path / "k")
+        return served, asked, len(changed_places(step, *chosen))
+
+    return bench
+
+
+def test_the_suite_s_own_runs_are_summed_over_the_swapped_calls(benched):
+    def said(i):
+        time_us = 1000.0 * (1 + i)
+        return {"time_us": time_us, "low_us": time_us - 10, "high_us": time_us + 10}
+
+    found, [(op, names, cases)], calls = benched(said)
+    assert op == "block_scale_gemm" and names == {"vllm.amx", "vllm.onednn"}
+    assert calls == 10 and len(cases) == 7
+    assert found.change.ms == pytest.approx(1.0 * calls)  # onednn is 2 ms, amx 1 ms
+    assert 0 < found.change.high - found.change.ms < 0.014 * calls
+
+
+def test_a_kernel_of_one_block_leaves_no_prediction(benched):
+    found, _, _ = benched(lambda i: {"time_us": 1000.0 * (1 + i), "low_us": None, "high_us": None})
+    assert found.change is None
+    assert found.missing[0].endswith(": ok, one block gives no interval: a larger predict.serving_budget_s")
+
+
+def test_a_kernel_that_was_not_timed_leaves_no_prediction(tmp_path, benched):
+    untimed = dict.fromkeys(("time_us", "low_us", "high_us"))
+    found, _, _ = benched(lambda i: {"status": "wrong", "reason": "far off", **untimed})
+    assert found.change is None and found.missing[0].endswith(": wrong, far off")
+    changes, weights = {DECODE: found.change}, schedule((1, 3), 4, 4, 8)
+    swap = experiment(tmp_path).swap("linears")
+    assert prediction("serving-mode", "itl", changes, weights, [], swap) is None
+
+
+@pytest.mark.parametrize(("phase", "wanted"), [("prefill", (math.inf, 3, 1)), ("decode", (7.0, 5, 11))])
+def test_a_step_is_replayed_as_long_as_the_file_says(tmp_path, monkeypatch, phase, wanted):
+    """A prefill in all its blocks, however long it takes."""
+    for name in ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    plans = []
+    monkeypatch.setattr("harness.serving.replay.replay.replay", lambda plan, *_: plans.append(plan))
+    monkeypatch.setattr("harness.run.execute.watched", lambda platform: contextlib.nullcontext((None, [])))
+    made = experiment(tmp_path)
+    if phase == "prefill":
+        step = prefill_step(made, RANK, Seen(), tmp_path, 3)
+    else:
+        [step] = decode_steps(made, RANK, Seen(), tmp_path)
+    told = {"device": "cpu", "budget_s": 7.0, "blocks": 5, "rounds": 11}
+    bench = benches.LocalBench(made.replay.model_copy(update=told), True, lambda line: None, {"KMP_X": "1"})
+    bench.replay(step, "linears", *choices(made, made.swap("linears"), step))
+    [plan] = plans
+    assert (plan.budget_s, plan.blocks, plan.rounds) == wanted and plan.threads == 1
+    assert plan.keep_disturbed and list(plan.arms) == ["base", "linears"]
+    # The engine's environment, and its allocator: not our workers', which keep freed memory.
+    assert plan.environment == {**dict.fromkeys(ALLOCATOR), "KMP_X": "1"}
+
+
+def test_blocks_of_several_replays_are_so_many_more(tmp_path):
+    def one(change):
+        samples = tuple(
+            {"block": b, "round": r, "base": 0.1, "x": 0.1 + change / 1e3} for b in (0, 1) for r in (0, 1)
+        )
+        return Replay(created="", command=(), step={}, launch="eager", threads=1, base="base", arms={},
+                      samples=samples)  # fmt: skip
+
+    found = replayed(Replays(replays=(one(2.0), one(4.0))), "x")
+    assert found.ms == pytest.approx(3.0) and found.low < 2.0 < 4.0 < found.high
+    assert replayed(Replays(replays=(one(2.0),)), "y") is None
+
+
+def test_what_a_shared_machine_adds_in_bursts_is_in_what_is_predicted():
+    """A client's figures are means over steps; both replays of the base are one."""
+    times = [(10.0, 12.0), (10.0, 12.0), (10.0, 12.0), (10.0, 32.0)]
+    samples = tuple(
+        {"block": b, "round": r, "base": base / 1e3, "base again": (base + 2) / 1e3, "x": swapped / 1e3}
+        for b in (0, 1)
+        for r, (base, swapped) in enumerate(times)
+    )
+    one = Replay(created="", command=(), step={}, launch="eager", threads=1, base="base", arms={},
+                 samples=samples)  # fmt: skip
+    assert replayed(Replays(replays=(one,)), "x").ms == pytest.approx(17.0 - 11.0)

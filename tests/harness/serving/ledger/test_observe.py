@@ -1,0 +1,73 @@
+"""What a user records: a prediction of the link, then what serving runs showed, in one row of a ledger."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from harness.cli.serving import serving
+from harness.cli.serving.observe import show, t_interval
+from harness.errors import UsageError
+from harness.serving.ledger.ledger import read, rows
+from harness.serving.ledger.residuals import held
+from tests.support.paths import SERVING_DATA
+
+EXAMPLE = SERVING_DATA / "vllm_serve_pd_ratio.json"
+
+
+def link(*words):
+    serving(["link", "--concurrency", "64", *map(str, words)], standalone_mode=False)
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    with pytest.raises(SystemExit, match="0"):
+        link("--what-if", "fused_moe=1.3x", "--ledger", path, "--row", "moe")
+    return path
+
+
+def result(tmp_path, name, **changed):
+    path = tmp_path / f"{name}.json"
+    path.write_text(json.dumps(json.loads(EXAMPLE.read_text()) | changed))
+    return str(path)
+
+
+def test_predicted_then_observed(tmp_path, ledger, capsys):
+    before = [result(tmp_path, f"a{i}", mean_tpot_ms=32.0 + i / 10) for i in range(4)]
+    after = [result(tmp_path, f"b{i}", mean_tpot_ms=26.9 + i / 9) for i in range(4)]
+    assert show(str(ledger), "moe", before, after, "") == 0
+    [row] = rows(read(ledger))
+    found = {one.quantity: one for one in held(row)}
+    assert set(found) == {"tpot", "ttft", "output_throughput"}
+    tpot = found["tpot"]
+    assert tpot.blind and tpot.verdict == "explained" and tpot.observed == pytest.approx(-5.083, abs=0.001)
+    assert tpot.observed_low < -5.083 < tpot.observed_high < -5.0
+    assert found["ttft"].verdict in ("missed", "not resolved")
+    assert "tpot" in capsys.readouterr().out
+
+
+def test_unlike_runs_are_refused_and_nothing_is_written(tmp_path, ledger):
+    text = ledger.read_text()
+    before, after = result(tmp_path, "a"), result(tmp_path, "b", max_concurrency=64)
+    with pytest.raises(UsageError, match="not alike"):
+        show(str(ledger), "moe", [before], [after], "")
+    with pytest.raises(UsageError, match="1 runs before and 2 after"):
+        show(str(ledger), "moe", [before], [before, before], "")
+    with pytest.raises(UsageError, match="no row 'mla'; rows: moe"):
+        show(str(ledger), "mla", [before], [before], "")
+    assert ledger.read_text() == text
+
+
+def test_a_row_is_opened_once(ledger):
+    with pytest.raises(UsageError, match="has a row 'moe' already"):
+        link("--what-if", "fused_moe=1.3x", "--ledger", ledger, "--row", "moe")
+    with pytest.raises(UsageError, match="--what-if"):
+        link("--ledger", ledger, "--row", "x")
+
+
+def test_students_interval():
+    mean, half = t_interval([1.0, 2.0, 3.0, 4.0])
+    assert (mean, half) == (2.5, pytest.approx(2.3534 * 1.29099 / 2, rel=1e-4))
+    assert t_interval([1.0]) == (1.0, None)

@@ -1,0 +1,184 @@
+"""`serving link` as a user meets it, and own runs in place of tables."""
+
+import json
+import sys
+import types
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from harness.cli.serving import serving
+from harness.errors import HarnessError, UsageError
+from harness.serving.link.closed_loop import Workload
+from harness.serving.link.experts import shared_expert_factor
+from harness.serving.link.interpolation import Surface
+from harness.serving.link.measured_times import Own, _take, own_times
+from harness.serving.link.model import link
+from harness.serving.link.structure import Load
+from harness.serving.link.tables import read_tables
+from harness.serving.link.uncertainty import World
+from shapes.models import model
+from tests.support.serving_link_tables import written
+
+
+def run(*words):
+    return CliRunner().invoke(serving, ["link", *words])
+
+
+def document(*words):
+    done = run(*words, "--json", "-")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.output)
+
+
+def test_it_prints_what_is_expected_and_where_it_comes_from():
+    done = run("--concurrency", "16", "--what-if", "mla_decode=2.0x", "--target-tpot", "15ms")
+    assert done.exit_code == 0, done.output
+    for words in ("kappa", "share of TPOT", "table", "assumed", "calibration", "what if mla_decode=2.0x",
+                  "not reachable: even at infinite speed"):  # fmt: skip
+        assert words in done.output
+    assert "/root" not in done.output
+
+
+def test_json_holds_every_number_with_its_interval():
+    found = document(
+        "--concurrency", "8,64", "--what-if", "fused_moe=1.3x(1.2..1.4)", "--target-tpot", "20ms"
+    )
+    assert [row["load"]["concurrency"] for row in found["workloads"]] == [8, 64]
+    for row in found["workloads"]:
+        for name in ("tpot", "ttft", "output"):
+            assert row[name]["low"] <= row[name]["value"] <= row[name]["high"]
+        change = row["changes"][0]
+        assert (change["quantity"], change["method"]) == ("tpot", "link")
+        assert change["low"] < change["change"] < change["high"] < 0
+        assert {part["origin"] for part in change["uncertainty"]} >= {"table", "assumed", "calibration"}
+        assert row["needs"][-1]["ops"] == ["block_scale_gemm", "fused_moe", "mla_decode", "mha_prefill"]
+    assert found["target_tpot_ms"] == 20.0
+    assert any("23552373331" in source for source in found["calibration"])
+
+
+def test_validation_is_computed_and_passes():
+    done = run("--validate")
+    assert done.exit_code == 0, done.output
+    assert done.output.count("mean error") == 5
+    assert "each predicted from the others" in done.output
+    assert "outside" in done.output  # dstack's engine of a year before
+
+
+def test_bounds_need_no_tables():
+    found = document("--hardware", "mi300x", "--observed", "53.19ms..28.37ms", "--what-if", "fused_moe=3x")
+    assert found["bounds"][0]["least_share"] == pytest.approx(0.70, abs=0.005)
+    done = run("--hardware", "mi300x", "--observed", "40ms..10ms", "--what-if", "block_scale_gemm=2x")
+    assert "cannot be: something else changed too" in done.output
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--hardware", "mi300x"], "no per-op times of mi300x"),
+        (["--dp-attention"], "DP attention is not modelled"),
+        (["--ep", "4"], "not modelled"),
+        (["--tp", "4"], "no times of"),
+        (["--tp", "7"], "tp=7 must divide"),
+        (["--concurrency", "many"], "--concurrency"),
+        (["--concurrency", "0"], "concurrency=0"),
+        (["--target-tpot", "soon"], "write 20ms"),
+        (["--what-if", "mla_decode"], "cannot read change"),
+        (["--what-if", "norm=2x"], "no kernel 'norm'"),
+        (["--observed", "5ms..4ms"], "--what-if OP=FACTORx"),
+        (["--tables", "nowhere"], "no such folder"),
+        (["--runs", "nowhere"], "no run at"),
+        (["--trace", "nowhere.json"], ""),
+    ],
+)
+def test_what_is_not_understood_is_one_line(words, said):
+    done = run(*words)
+    assert isinstance(done.exception, (HarnessError, UsageError)), done.output
+    assert said in str(done.exception)
+    assert "\n" not in str(done.exception)
+    assert done.exception.exit_code == 2
+
+
+# Own runs.
+
+
+def cell(case, us, op="mla_decode", boundary="core", launch="graph", status="ok"):
+    return {"op": op, "case": f"{op} {case} {boundary}", "boundary": boundary, "launch": launch,
+            "status": status, "time_us": us}  # fmt: skip
+
+
+def test_the_fastest_time_in_a_graph_is_taken():
+    best = {}
+    case = "batch=64 ctx=1000..2000 heads=16 page=64 kv=bf16"
+    for one in (cell(case, 50.0), cell(case, 40.0), cell(case, 30.0, launch="eager"), cell(case, 45.0)):
+        _take(best, one)
+    assert best[("mla_decode", (16, "bf16"))] == {(64.0, 1500.0): ((0, 0), 40.0)}
+
+
+def test_times_with_quantisation_come_before_those_without():
+    best = {}
+    for boundary, us in (("core", 5.0), ("with_quant", 9.0)):
+        _take(best, cell("m=64 n=2112 k=7168 fp8=e4m3fn", us, op="block_scale_gemm", boundary=boundary))
+    assert best[("block_scale_gemm", (2112, 7168))][(64.0,)] == ((0, 0), 9.0)
+
+
+def test_own_times_replace_the_tables_where_they_are_near(tmp_path):
+    tables = read_tables(written(tmp_path))
+    surface = Surface([((1.0, 8.0, 150.0), 200.0)])
+    own = Own("Test X1", "runs", {("mla_decode", (16, "bf16")): surface})
+    load = Workload(isl=100, osl=100, concurrency=8, range_ratio=0.999)
+    plain, measured = (link("x1", tables=tables, own=one) for one in (None, own))
+    term = next(t for t in measured.structure.decode if t.op == "mla_decode")
+    assert term.origin == "measured"
+    difference = [float(m.steps(load).decode.us.sum(axis=0)[-1]) for m in (measured, plain)]
+    assert difference[0] - difference[1] == pytest.approx(61 * (200.0 - 20.0), rel=0.01)
+    far = replace(load, concurrency=512)
+    assert measured.steps(far).decode.us[:, -1].sum() == pytest.approx(
+        plain.steps(far).decode.us[:, -1].sum()
+    )
+    assert float(measured.serving(load, (), World(count=1))[0].tpot[0]) > 0
+
+
+def test_what_own_runs_lack_is_named():
+    own = own_times(["results/epyc-zen4-2core"])
+    with pytest.raises(
+        UsageError, match=r"no times of .*absorbed_bmm:w_uk.*all_reduce.* without tables"
+    ) as caught:
+        link("epyc", own=own)
+    named = str(caught.value).partition(" in ")[0]
+    assert not any(op in named for op in ("qkv_a", "fused_moe", "mla_decode", "mha_prefill"))
+
+
+def test_own_times_without_the_shared_expert_get_its_share(tmp_path):
+    tables = read_tables(written(tmp_path))
+    sizes = (256, 8, 7168, 256, 1, 0)
+    own = Own("Test X1", "runs", {("fused_moe", sizes): Surface([((1.0, 8.0), 300.0)])})
+    term = next(t for t in link("x1", tables=tables, own=own).structure.decode if t.op == "fused_moe")
+    factor = shared_expert_factor(model("deepseek-r1"), 8)
+    assert term.time(Load(8, 8, 1)).us == pytest.approx(300.0 * factor)
+
+
+def test_a_trace_says_what_is_on_the_critical_path(monkeypatch):
+    class Trace:
+        def exposure(self, phase):
+            return {"all_reduce": 0.5} if phase == "decode" else {}
+
+    reader = types.ModuleType("harness.serving.trace")
+    reader.decompose = lambda path: Trace()
+    monkeypatch.setitem(sys.modules, "harness.serving.trace", reader)
+    plain, traced = document("--concurrency", "32"), document("--concurrency", "32", "--trace", "some.json")
+    taken = [
+        next(s for s in found["workloads"][0]["shares"] if s["name"] == "all_reduce")["decode_ms"]
+        for found in (plain, traced)
+    ]
+    assert taken[1] / traced["kappa"]["value"] == pytest.approx(
+        0.5 * taken[0] / plain["kappa"]["value"], rel=0.01
+    )
+
+
+def test_runs_of_another_machine_are_refused():
+    own = own_times(["results/epyc-zen4-2core"])
+    assert own.ops() == ["block_scale_gemm", "fused_moe", "mha_prefill", "mla_decode"]
+    with pytest.raises(UsageError, match="are of AMD EPYC, not h200"):
+        link(own=own)

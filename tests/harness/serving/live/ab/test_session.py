@@ -1,0 +1,264 @@
+"""Pairs of runs with a fake engine and client: what is recorded, rejected, made again, resumed, reported."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from harness.errors import NothingRan, UsageError
+from harness.paths import ROOT
+from harness.serving.live.ab.journal import Journal, JournalFull
+from harness.serving.live.checkpoint.directory import check_model
+from harness.serving.live.client.load import Load
+from harness.serving.live.engine.launch import kind_for
+from harness.serving.live.engine.servers import Servers
+from tests.support.serving_processes import marked
+
+ENGINE, CLIENT = (ROOT / "tests" / "doubles" / f"fake_{name}.py" for name in ("engine", "client"))
+
+
+def command(model, out, *more, mode="ok", client_mode="10", pairs=2):
+    """`serving run` with doubles; an arm's environment may give the client another mode."""
+    parts = "{url} {result} {seed} {concurrency} {output_len}"
+    return [
+        *(sys.executable, "-m", "harness", "serving", "run", "--model", str(model), "--out", str(out)),
+        *("--engine", f"{sys.executable} {ENGINE} {mode} {{port}} {{name}}"),
+        *("--client", f"{sys.executable} {CLIENT} {parts} {client_mode}"),
+        *("--isl", "16", "--osl", "32", "--pairs", str(pairs), "--keep-disturbed", *more),
+    ]
+
+
+def run(*arguments, **named):
+    return subprocess.run(
+        command(*arguments, **named), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def kinds(out):
+    return [(line["kind"], line.get("pair"), line.get("arm")) for line in Journal(out).lines()]
+
+
+def test_pairs_are_mirrored_recorded_and_reported(model_folder, tmp_path):
+    out, summary = tmp_path / "out", tmp_path / "summary.json"
+    done = run(model_folder, out, "--arm", "a", "--arm", "b:X=1", "--json", str(summary))
+    assert done.returncode == 0, done.stderr
+    assert kinds(out) == [
+        ("plan", None, None),
+        ("calibration", -1, "a"),
+        ("run", 0, "a"),
+        ("run", 0, "b"),
+        ("pair", 0, None),
+        ("run", 1, "b"),
+        ("run", 1, "a"),
+        ("pair", 1, None),
+    ]
+    runs = Journal(out).of("run")
+    assert {run["status"] for run in runs} == {"ok"}
+    assert [run["seed"] for run in runs] == [1, 1, 2, 2]
+    assert runs[0]["prefill_pattern"] == [1, 3]
+    assert 9 < runs[0]["steady_itl_ms"] < 11
+    assert runs[0]["decoding_batch"] == pytest.approx(4, rel=0.05)
+    assert (out / runs[0]["result"]).exists()
+    found = json.loads(summary.read_text())
+    # The same seed gives the fake client the same step: nothing between the arms.
+    assert found["effects"]["b"]["steady_itl_ms"]["change"] == pytest.approx(0, abs=1e-6)
+    assert found["effects"]["b"]["steady_itl_ms"]["resolved"] is False
+    assert "2 of 2 pairs, 4 runs" in done.stdout
+
+
+def test_a_race_is_rejected_made_again_and_given_up_in_the_end(model_folder, tmp_path):
+    out = tmp_path / "out"
+    done = run(model_folder, out, "--prefill-pattern", "1+3", client_mode="race", pairs=1)
+    assert done.returncode == 3
+    assert [line["status"] for line in Journal(out).of("run")] == ["rejected"] * 4
+    assert len(Journal(out).of("given_up")) == 1
+    assert "4 not counted: prefilled 4, not 1+3 (arrival race)" in done.stdout
+
+
+def test_a_rejected_run_alone_is_made_again_at_once(model_folder, tmp_path):
+    out = tmp_path / "out"
+    done = run(model_folder, out, "--arm", "a", "--arm", "b:X=1", client_mode="race-once")
+    assert done.returncode == 0, done.stderr
+    runs = [(line["pair"], line["arm"], line["status"]) for line in Journal(out).of("run")]
+    assert runs == [
+        (0, "a", "ok"),
+        (0, "b", "rejected"),
+        (0, "b", "ok"),
+        (1, "b", "ok"),
+        (1, "a", "ok"),
+    ]
+    assert "2 of 2 pairs, 5 runs" in done.stdout
+    assert "1 not counted: prefilled 4, not 1+3" in done.stdout
+
+
+def test_requests_that_stop_short_reject_the_run(model_folder, tmp_path):
+    out = tmp_path / "out"
+    run(model_folder, out, "--prefill-pattern", "1+3", client_mode="short", pairs=1)
+    assert "gave other than 32 tokens" in Journal(out).of("run")[0]["reasons"][0]
+
+
+def test_an_engine_that_dies_mid_run_fails_that_run_only(model_folder, tmp_path):
+    out = tmp_path / "out"
+    done = run(model_folder, out, mode="dies-mid-run", pairs=1)
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+    runs = Journal(out).of("run")
+    assert [line["status"] for line in runs] == ["failed"] * 4  # on a new engine each
+    assert "ended with exit code" in runs[0]["reasons"][0]
+
+
+def test_an_engine_is_warmed_up_with_requests_as_it_will_be_sent(tmp_path):
+    """First uses of memory by long prompts are no part of a run that counts."""
+    asked = []
+    client = SimpleNamespace(run=lambda url, name, load, **_: asked.append(load))
+    engine = SimpleNamespace(url="", launch=SimpleNamespace(model_name="m"))
+    for load in (Load(1040, 128, concurrency=4, prompts=8), Load(16, 3, concurrency=4, prompts=2)):
+        Servers(None, tmp_path, tmp_path, client, load)._warm_up(engine, tmp_path)
+    assert asked == [Load(1040, 12, 4, 4), Load(16, 3, 2, 2)]
+
+
+def test_an_engine_that_cannot_be_warmed_up_is_one_line(model_folder, tmp_path):
+    done = run(model_folder, tmp_path / "out", client_mode="fails")
+    assert done.returncode == 3
+    assert "base could not be warmed up: the client ended with exit code 1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_mistakes_are_one_line(model_folder, tmp_path):
+    def fails(code, text, *more, where=model_folder, **named):
+        done = run(where, tmp_path / str(time.monotonic_ns()), *more, **named)
+        assert done.returncode == code, done.stderr
+        assert text in done.stderr
+        assert "Traceback" not in done.stderr
+        assert len([line for line in done.stderr.splitlines() if "rror" in line]) == 1
+
+    fails(3, "the engine did not come up", mode="dies-at-start")
+    fails(2, "swap", "--arm", "x:nothing=1")
+    fails(2, "made by a plug-in of vLLM", "--arm", "x:mla_decode=torch")
+    fails(2, "config.json: No such file", where=tmp_path)
+    fails(2, "no model directory", where=tmp_path / "none")
+    fails(2, "write how many are prefilled together", "--prefill-pattern", "many")
+
+
+def test_kill_nine_loses_nothing_and_resume_goes_on(model_folder, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    monkeypatch.setenv("KERNEL_BENCH_TEST", str(tmp_path))
+    first = subprocess.Popen(
+        command(model_folder, out, "--arm", "a", "--arm", "b:X=1", pairs=50),
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not (
+        (out / "live.jsonl").exists() and len(Journal(out).of("pair")) >= 1
+    ):
+        time.sleep(0.05)
+    first.kill()
+    first.wait()
+    finished = {line["pair"] for line in Journal(out).of("pair")}
+    assert finished
+    until = time.monotonic() + 20
+    while time.monotonic() < until and marked(str(tmp_path)):
+        time.sleep(0.05)
+    assert not marked(str(tmp_path))
+    with (out / "live.jsonl").open("ab") as file:
+        file.write(b'{"kind": "run", "pa')  # as a write that was cut off leaves it
+    more = max(finished) + 2
+    done = run(model_folder, out, "--arm", "a", "--arm", "b:X=1", "--resume", pairs=more)
+    assert done.returncode == 0, done.stderr
+    pairs = [line["pair"] for line in Journal(out).of("pair")]
+    assert pairs == list(range(more))
+    assert f"{more} of {more} pairs" in done.stdout
+    refused = run(model_folder, out, "--arm", "a", "--arm", "c", "--resume")
+    assert refused.returncode == 2
+    assert "was begun with another arms" in refused.stderr
+    again = run(model_folder, out, "--arm", "a")
+    assert again.returncode == 2
+    assert "already holds live runs" in again.stderr
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    done = run(model_folder, out, "--arm", "a", "--arm", "b:X=1", "--resume", pairs=more)
+    assert done.returncode == 2 and "begun with another environment" in done.stderr
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_no_process(model_folder, tmp_path, how):
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        command(model_folder, out, mode="spawns", pairs=50),
+        cwd=ROOT,
+        env=dict(os.environ) | {"KERNEL_BENCH_TEST": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not ((out / "live.jsonl").exists() and Journal(out).of("run")):
+        time.sleep(0.05)
+    process.send_signal(how)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    until = time.monotonic() + 5  # a guard that was just being started ends with our pipe
+    while time.monotonic() < until and marked(str(tmp_path)):
+        time.sleep(0.05)
+    assert not marked(str(tmp_path))
+
+
+def test_a_full_disk_is_one_line_and_keeps_what_was_written(tmp_path, monkeypatch):
+    journal = Journal.create(tmp_path / "out", {"pairs": 1})
+    before = journal.path.read_bytes()
+    monkeypatch.setattr(os, "fsync", _full)
+    with pytest.raises(JournalFull, match=r"cannot write to .*live\.jsonl: No space left on device"):
+        journal.append("run", {"pair": 0})
+    assert journal.path.read_bytes() == before
+
+
+def _full(descriptor):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(model_folder, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = run(model_folder, tmp_path / "file" / "out")
+    assert done.returncode == 2
+    assert "cannot write to" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_start_that_failed_leaves_nothing_to_resume(model_folder, tmp_path):
+    assert run(model_folder, tmp_path / "out", mode="dies-at-start").returncode == 3
+    assert run(model_folder, tmp_path / "out", pairs=1).returncode == 0
+
+
+def test_a_broken_journal_names_its_line(tmp_path):
+    journal = Journal.create(tmp_path / "out", {"pairs": 1})
+    journal.path.write_text('{"kind": "plan"}\nnonsense\n{"kind": "run"}\n')
+    with pytest.raises(UsageError, match=r"live\.jsonl, line 2"):
+        journal.lines()
+
+
+def test_an_engine_that_is_not_installed_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(NothingRan, match=r"no vllm in .*: pip install vllm; without a GPU `make set-up`"):
+        kind_for("vllm")
+    with pytest.raises(NothingRan, match=r"no sglang in"):
+        kind_for("sglang")
+    with pytest.raises(UsageError, match=r"unknown engine 'llama': one of vllm, sglang, tensorrt-llm"):
+        kind_for("llama")
+
+
+def test_a_model_directory_with_a_shard_missing_is_refused(model_folder):
+    index = {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}
+    (model_folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (model_folder / "1.safetensors").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"2\.safetensors is missing \(1 of 2"):
+        check_model(model_folder)
+    (model_folder / "config.json").write_text("{")
+    with pytest.raises(UsageError, match=r"config\.json: Expecting"):
+        check_model(model_folder)

@@ -1,0 +1,233 @@
+"""Runs of a pair at the same time, their engines in turn: whose time counts when, and what may fail."""
+
+import os
+import subprocess
+import sys
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.errors import UsageError
+from harness.paths import ROOT
+from harness.serving.live.ab.journal import Journal
+from harness.serving.live.ab.steps import steps
+from harness.serving.live.client.requests import Request, details
+from harness.serving.live.engine.time_slices import OwnClock, Slices, require_cpu
+from harness.serving.live.process.guarded import Guarded
+from kernels.platform import Platform
+from tests.support.serving_processes import MARK, gone, marked
+
+DOUBLES = ROOT / "tests" / "doubles"
+
+
+# --- an engine's own clock ---
+
+
+def test_it_stands_still_with_its_engine():
+    clock = OwnClock(((10.0, 12.0), (20.0, 25.0)))
+    assert [clock(at) for at in (5, 10, 11, 12, 13, 22, 30)] == [5, 10, 10, 10, 11, 18, 23]
+    assert OwnClock()(7.25) == 7.25
+
+
+@given(st.lists(st.floats(0, 1000), min_size=2, max_size=20, unique=True), st.floats(0, 1000))
+def test_it_counts_the_time_that_is_in_no_stop(moments, at):
+    moments = sorted(moments)
+    stops = tuple(zip(moments[::2], moments[1::2], strict=False))
+    awake = at - sum(max(0.0, min(at, end) - start) for start, end in stops if start < at)
+    assert OwnClock(stops)(at) == pytest.approx(awake, abs=1e-9)
+
+
+# --- turns ---
+
+
+class Puppet:
+    """An engine that notes when it is awake."""
+
+    def __init__(self, name):
+        self.name, self.awake, self.changes = name, True, []
+
+    def pause(self):
+        return self._turn(False)
+
+    def resume(self):
+        return self._turn(True)
+
+    def _turn(self, awake):
+        at = time.monotonic()
+        if awake != self.awake:
+            self.changes.append((at, awake))
+        self.awake = awake
+        return at
+
+
+def test_one_is_awake_at_a_time_and_all_are_at_the_end():
+    a, b, c = engines = [Puppet(name) for name in "abc"]
+    with Slices(engines, 0.005) as slices:
+        while len(a.changes) < 9:
+            time.sleep(0.005)
+    assert a.awake and b.awake and c.awake
+    last = min(engine.changes[-1][0] for engine in engines)  # all are woken when it ends
+    spans = []
+    for engine in engines:
+        stops = slices.clock(engine).stops
+        assert all(start < end <= following for (start, end), (following, _) in pairwise(stops))
+        assert len(stops) >= 3
+        spans += [(end, start) for (_, end), (start, _) in pairwise(stops) if start < last]
+    # Awake spans of different engines do not meet.
+    assert all(end <= start for (_, end), (start, _) in pairwise(sorted(spans)))
+
+
+def test_what_is_left_of_a_run_has_the_machine_alone():
+    a, b = engines = [Puppet(name) for name in "ab"]
+    with Slices(engines, 0.005) as slices:
+        while len(b.changes) < 4:
+            time.sleep(0.005)
+        slices.finished(a)
+        until = time.monotonic() + 5
+        while not b.awake and time.monotonic() < until:
+            time.sleep(0.005)
+        before = len(b.changes)
+        time.sleep(0.05)
+        assert b.awake and len(b.changes) == before
+        slices.finished(b)
+        slices.finished(b)  # twice is once
+
+
+def test_a_paused_process_does_nothing_between_the_times_given(tmp_path):
+    code = "import time\nwhile True: print(time.monotonic(), flush=True); time.sleep(0.001)"
+    log = tmp_path / "log"
+    with Guarded([sys.executable, "-c", code], {}, log, tmp_path) as process:
+        until = time.monotonic() + 20
+        while (not log.exists() or log.stat().st_size < 100) and time.monotonic() < until:
+            time.sleep(0.01)
+        paused = process.pause()
+        time.sleep(0.3)
+        resumed = process.resume()
+        size = log.stat().st_size
+        while log.stat().st_size < size + 200 and time.monotonic() < until:
+            time.sleep(0.01)
+    stamps = [float(line) for line in log.read_text().splitlines()[:-1]]
+    assert resumed - paused >= 0.3
+    assert not [at for at in stamps if paused + 0.02 < at < resumed]
+    assert [at for at in stamps if at < paused] and [at for at in stamps if at > resumed]
+
+
+def test_a_gpu_is_not_stopped_with_its_process():
+    require_cpu(Platform("cpu", "x86-avx512"))
+    with pytest.raises(UsageError, match="slices need engines on the CPU, this is cuda sm_90"):
+        require_cpu(Platform("cuda", "sm_90"))
+
+
+def test_steps_after_the_first_run_was_over_are_not_steady():
+    request = Request(0.0, tuple(1.0 + 0.1 * i for i in range(50)))
+    assert steps([request], 1).steady == 47
+    assert steps([request], 1, until=3.05).steady == 18
+
+
+# --- pairs of runs ---
+
+
+def command(model, out, *more, mode="ok", client="fake_dated_client.py {url} {result} {output_len}"):
+    return [
+        *(sys.executable, "-m", "harness", "serving", "run", "--model", str(model), "--out", str(out)),
+        *("--engine", f"{sys.executable} {DOUBLES}/fake_engine.py {mode} {{port}} {{name}}"),
+        *("--client", f"{sys.executable} {DOUBLES}/{client}", "--arm", "a", "--arm", "b:X=1"),
+        *("--isl", "16", "--osl", "100", "--concurrency", "1", "--prompts", "1", "--keep-disturbed"),
+        *("--slice", "0.05", "--pairs", "2", *more),
+    ]
+
+
+def run(*arguments, **named):
+    return subprocess.run(
+        command(*arguments, **named), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_both_runs_of_a_pair_share_its_time(model_folder, tmp_path):
+    out = tmp_path / "out"
+    done = run(model_folder, out)
+    assert done.returncode == 0, done.stderr
+    runs = Journal(out).of("run")
+    assert [(r["pair"], r["arm"], r["status"]) for r in runs] == [
+        (0, "a", "ok"),
+        (0, "b", "ok"),
+        (1, "b", "ok"),
+        (1, "a", "ok"),
+    ]
+    for one, other in (runs[:2], runs[2:]):
+        raw = [details(out / r["result"]).requests[0] for r in (one, other)]
+        together = max(r.tokens[-1] for r in raw) - min(r.sent for r in raw)
+        # No moment counts for both, and each wall time is more than its own.
+        assert one["duration_s"] + other["duration_s"] <= together
+        for record, request in ((one, raw[0]), (other, raw[1])):
+            assert record["stood_still"]
+            wall = request.tokens[-1] - request.sent
+            still = sum(
+                min(end, request.tokens[-1]) - max(start, request.sent)
+                for start, end in record["stood_still"]
+                if start < request.tokens[-1] and end > request.sent
+            )
+            assert record["duration_s"] == pytest.approx(wall - still, abs=1e-6)
+            assert record["steady_itl_ms"] >= 4.0
+    plan = Journal(out).lines()[0]
+    assert plan["slice_s"] == 0.05 and plan["machine"]["host"] and "environment" in plan
+
+
+def test_servers_are_started_anew_after_so_many_pairs(model_folder, tmp_path):
+    out = tmp_path / "out"
+    done = run(model_folder, out, "--pairs", "3", "--renew", "2", "--prefill-pattern", "any")
+    assert done.returncode == 0, done.stderr
+    started = [
+        line.split("starting command for ")[1][0] for line in done.stderr.splitlines() if "starting" in line
+    ]
+    assert started == ["a", "b", "a", "b"] or sorted(started) == ["a", "a", "b", "b"]
+    assert len(Journal(out).of("pair")) == 3
+
+
+def test_servers_that_are_not_up_together_take_no_turns(model_folder, tmp_path):
+    done = run(model_folder, tmp_path / "out", "--one-at-a-time")
+    assert done.returncode == 2 and "--slice needs all servers up" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_client_that_dates_nothing_cannot_take_turns(model_folder, tmp_path):
+    client = "fake_client.py {url} {result} {seed} {concurrency} {output_len}"
+    done = run(model_folder, tmp_path / "out", "--prefill-pattern", "any", client=client)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "cannot take turns; give no slices" in done.stderr
+
+
+def test_a_run_that_fails_takes_the_one_beside_it_along(model_folder, tmp_path):
+    client = "fake_dated_client.py {url} {result} {output_len} fails"
+    out = tmp_path / "out"
+    done = run(model_folder, out, "--prefill-pattern", "any", "--pairs", "1", client=client)
+    assert done.returncode == 3 and "Traceback" not in done.stderr
+    runs = Journal(out).of("run")
+    assert len(runs) == 8 and {r["status"] for r in runs} == {"failed"}
+    assert any("exit code 1" in reason for r in runs for reason in r["reasons"])
+
+
+def test_an_engine_that_dies_ends_the_pair_and_not_the_session(model_folder, tmp_path):
+    out = tmp_path / "out"
+    done = run(model_folder, out, "--prefill-pattern", "any", "--pairs", "1", mode="dies-mid-run")
+    assert done.returncode == 3 and "Traceback" not in done.stderr
+    assert all(r["status"] == "failed" for r in Journal(out).of("run"))
+
+
+def test_its_end_leaves_nothing(model_folder, tmp_path):
+    mark = tmp_path.name
+    process = subprocess.Popen(
+        command(model_folder, tmp_path / "out", "--pairs", "50"),
+        cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, MARK: mark},
+    )  # fmt: skip
+    until = time.monotonic() + 60
+    while not list(tmp_path.glob("out/runs/pair-001*")) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert len(marked(mark)) > 4
+    process.terminate()
+    _, text = process.communicate(timeout=60)
+    assert "Traceback" not in text
+    assert gone(mark)

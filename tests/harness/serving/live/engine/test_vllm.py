@@ -1,0 +1,133 @@
+"""With a real vLLM, on a tiny model made here: slow."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.errors import NothingRan
+from harness.paths import ROOT
+from harness.serving.live.ab.journal import Journal
+from harness.serving.live.checkpoint.directory import check_model, default_model
+from harness.serving.live.checkpoint.shape import ModelShape
+
+TINY = ModelShape(
+    hidden=1024, q_lora=512, heads=4, layers=2, dense_width=512, experts=8, picks=4, groups=4,
+    groups_picked=2, vocabulary=512, longest=1024,
+)  # fmt: skip
+needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
+needs_safetensors = pytest.mark.skipif(
+    importlib.util.find_spec("safetensors") is None or importlib.util.find_spec("tokenizers") is None,
+    reason="safetensors and tokenizers are not installed",
+)
+
+
+@needs_safetensors
+def test_the_model_is_made_once_and_always_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a"))
+    said = []
+    folder = default_model(TINY, said.append)
+    assert len(said) == 3
+    assert default_model(TINY, said.append) == folder
+    assert len(said) == 3
+    assert check_model(folder)["quantization_config"]["weight_block_size"] == [128, 128]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "b"))
+    other = default_model(TINY)
+    for file in folder.iterdir():
+        assert file.read_bytes() == (other / file.name).read_bytes(), file.name
+
+
+@needs_safetensors
+def test_a_model_half_made_is_taken_up_where_it_ended(tmp_path, monkeypatch):
+    from safetensors import torch as safetensors
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    save, files = safetensors.save_file, []
+
+    def full(tensors, file, **named):
+        if len(files) == 1:
+            raise OSError(28, "No space left on device")
+        files.append(file)
+        save(tensors, file, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(safetensors, "save_file", full)
+        with pytest.raises(NothingRan, match=r"no space left for the default model in .*XDG_CACHE_HOME"):
+            default_model(TINY)
+    said = []
+    folder = default_model(TINY, said.append)
+    assert len(said) == 2  # of three parts
+    check_model(folder)
+
+
+@needs_safetensors
+def test_weights_keep_the_scale_of_what_they_multiply():
+    import torch
+
+    from harness.serving.live.checkpoint.weights import tensors
+    from harness.serving.live.plugin.dequantise import dequantised
+
+    found = dict(tensors(TINY, "layer-000"))
+    name = "model.layers.0.self_attn.q_a_proj"
+    weight = dequantised(found[f"{name}.weight"], found[f"{name}.weight_scale_inv"]).float()
+    x = torch.randn(64, TINY.hidden)
+    assert (x @ weight.T).std().item() == pytest.approx(1.0, rel=0.1)
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_a_swap_is_served_measured_logged_and_left_no_process(tmp_path):
+    model = default_model(TINY)
+    out = tmp_path / "out"
+    command = [
+        *(sys.executable, "-m", "harness", "serving", "run", "--model", str(model), "--out", str(out)),
+        *("--isl", "64", "--osl", "48", "--pairs", "1", "--keep-disturbed", "--trace", "--routing-log"),
+        *("--prefill-pattern", "any"),
+        *("--arm", "base", "--arm", "swapped:mla_decode=torch experts=torch linears.dense=bf16"),
+    ]
+    (tmp_path / "tmp").mkdir()
+    mark = {"KERNEL_BENCH_TEST": str(tmp_path), "TMPDIR": str(tmp_path / "tmp")}
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=dict(os.environ) | mark,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    journal = Journal(out)
+    assert [run["status"] for run in journal.of("run")] == ["ok", "ok"]
+    for run in journal.of("run"):
+        assert run["steady_intervals"] > 24
+        assert run["steady_itl_ms"] > 0
+    base, swapped = journal.of("observed")
+    routing = np.load(out / base["routing"])
+    assert set(routing["layer"]) == {0}  # one of its two layers has experts
+    assert routing["ids"].shape[1] == TINY.picks
+    # Two of four groups of two experts: six sets are possible, and not all tokens pick the same.
+    assert len({tuple(sorted(row)) for row in routing["ids"]}) > 3
+    kernels = (b"mla_decode_kvcache", b"decode_attention_cpu")
+    assert any(kernel in _unpacked(out / base["trace"]) for kernel in kernels)
+    assert not any(kernel in _unpacked(out / swapped["trace"]) for kernel in kernels)
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            assert f"KERNEL_BENCH_TEST={tmp_path}".encode() not in (folder / "environ").read_bytes()
+        except OSError:
+            continue
+    assert not [path for path in tmp_path.rglob("*") if path.is_socket()]
+    texts = [json.loads((out / run["result"]).read_text())["generated_texts"] for run in journal.of("run")]
+    first = [[text.split()[0] for text in of_run] for of_run in texts]
+    assert sum(a == b for a, b in zip(*first, strict=True)) >= 3  # of four
+
+
+def _unpacked(file):
+    import gzip
+
+    return gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()

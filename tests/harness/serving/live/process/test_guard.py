@@ -1,0 +1,240 @@
+"""Engines and clients as guarded processes: whatever happens, one line and no process left behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.errors import HarnessError, NothingRan, UsageError
+from harness.machine.monitor.procfs import Counters
+from harness.paths import ROOT
+from harness.serving.live.client.client import Client, ClientFailed
+from harness.serving.live.client.load import Load
+from harness.serving.live.engine.engine import Engine, EngineDied
+from harness.serving.live.engine.launch import Launch, kind_for
+from harness.serving.live.process.guarded import Guarded
+from harness.serving.live.process.launching import free_port
+from tests.support.serving_processes import gone, marked
+
+ENGINE, CLIENT = (ROOT / "tests" / "doubles" / f"fake_{name}.py" for name in ("engine", "client"))
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+@pytest.fixture
+def mark(tmp_path):
+    mark = f"{os.getpid()}-{tmp_path.name}"
+    yield mark
+    left = marked(mark)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+
+
+def engine(tmp_path, mark, mode, name="model", kind="command"):
+    port = free_port()
+    command = (sys.executable, str(ENGINE), mode, str(port), name)
+    environment = dict(os.environ) | {"KERNEL_BENCH_TEST": mark}
+    return Engine(Launch(kind, command, environment, "/health", "model"), port, tmp_path / "server.log")
+
+
+def test_a_healthy_engine_answers_and_ends(tmp_path, mark):
+    with engine(tmp_path, mark, "ok") as one:
+        one.wait_healthy(30)
+        assert one.process.alive()
+        assert one.took_s < 30
+    assert not marked(mark)
+
+
+def test_an_engine_that_dies_at_start_says_why(tmp_path, mark):
+    one = engine(tmp_path, mark, "dies-at-start")
+    with pytest.raises(NothingRan, match=r"exit code 3 after .*RuntimeError: no such layer.*server\.log"):
+        one.wait_healthy(30)
+
+
+def test_an_engine_that_is_never_healthy_is_ended_at_its_deadline(tmp_path, mark):
+    one = engine(tmp_path, mark, "never-healthy")
+    with pytest.raises(NothingRan, match=r"not healthy after 1 s .*--start-timeout.*server\.log"):
+        one.wait_healthy(1)
+    assert not marked(mark)
+
+
+def test_an_engine_that_dies_in_use_is_noticed(tmp_path, mark):
+    with engine(tmp_path, mark, "dies-soon") as one:
+        one.wait_healthy(30)
+        until = time.monotonic() + 30
+        with pytest.raises(EngineDied, match=r"exit code 9 during a run; .*KV cache is gone"):
+            while time.monotonic() < until:
+                one.check("during a run")
+                time.sleep(0.05)
+
+
+def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path, mark):
+    one = engine(tmp_path, mark, "ok", name="somebody-elses", kind="vllm")
+    with pytest.raises(NothingRan, match=r"another server answers .* somebody-elses"):
+        one.wait_healthy(30)
+
+
+@pytest.mark.parametrize("mode", ["spawns", "ignores-sigterm"])
+def test_grandchildren_in_sessions_of_their_own_end_too(tmp_path, mark, mode):
+    with engine(tmp_path, mark, mode) as one:
+        one.wait_healthy(30)
+        assert len(marked(mark)) == 5  # the guard, the engine, two children, an orphan
+        one.process.end(0.5)
+    assert not marked(mark)
+
+
+def test_a_paused_tree_stands_still_and_can_be_ended(tmp_path, mark):
+    with engine(tmp_path, mark, "spawns") as one:
+        one.wait_healthy(30)
+        one.pause()
+
+        def states():
+            pids = [pid for pid in marked(mark) if pid != one.process.guard.pid]
+            return {Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids}
+
+        until = time.monotonic() + 10
+        while states() != {"T"} and time.monotonic() < until:
+            time.sleep(0.02)
+        assert states() == {"T"}
+        one.resume()
+        one.wait_healthy(10)
+        one.pause()
+    assert not marked(mark)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_outlives_a_killed_harness(tmp_path, mark, how):
+    code = f"""
+        import os, sys, time
+        from pathlib import Path
+        from harness.serving.live.process.guarded import Guarded
+        command = [sys.executable, {str(ENGINE)!r}, "spawns", "0"]
+        process = Guarded(command, dict(os.environ), Path({str(tmp_path / "log")!r}), Path("."))
+        print("up", flush=True)
+        time.sleep(600)
+    """
+    harness = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=ROOT,
+        env=dict(os.environ) | {"KERNEL_BENCH_TEST": mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert harness.stdout.readline() == b"up\n"
+    until = time.monotonic() + 20
+    while len(marked(mark)) < 6 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert len(marked(mark)) >= 6  # a seventh starts the orphan, and ends
+    harness.send_signal(how)
+    harness.wait(timeout=10)
+    assert gone(mark)
+
+
+def test_a_command_that_is_not_there_is_one_line(tmp_path):
+    with pytest.raises(HarnessError, match=r"cannot start /no/such/program: No such file"):
+        Guarded(["/no/such/program"], dict(os.environ), tmp_path / "log", tmp_path)
+
+
+def test_what_a_command_leaves_behind_ends_with_it(tmp_path, mark):
+    code = f"import subprocess; subprocess.Popen({SLEEP!r}, start_new_session=True)"
+    environment = dict(os.environ) | {"KERNEL_BENCH_TEST": mark}
+    with Guarded([sys.executable, "-c", code], environment, tmp_path / "log", tmp_path) as one:
+        assert one.wait(30) == 0
+        assert marked(mark) == [one.guard.pid]
+    assert not marked(mark)
+
+
+def test_sockets_of_an_ended_engine_go_and_its_files_stay(tmp_path, mark):
+    code = (
+        "import socket, time; socket.socket(socket.AF_UNIX).bind('left'); open('made', 'w'); time.sleep(600)"
+    )
+    environment = dict(os.environ) | {"KERNEL_BENCH_TEST": mark}
+    command = (sys.executable, "-c", code)
+    with Engine(Launch("command", command, environment, "/health", "model"), 1, tmp_path / "log"):
+        until = time.monotonic() + 30
+        while not (tmp_path / "made").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert (tmp_path / "left").is_socket()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "made"]
+
+
+def test_what_a_client_used_can_be_read_when_it_has_ended(tmp_path, mark):
+    """Else its seconds would look like somebody else's, and its run like a disturbed one."""
+    code = "import time; until = time.process_time() + 0.5\nwhile time.process_time() < until: pass"
+    with Guarded([sys.executable, "-c", code], dict(os.environ), tmp_path / "log", tmp_path) as one:
+        assert one.wait(30) == 0
+        children = Counters()._reaped(one.guard.pid)
+        assert one.pids() == [one.guard.pid]
+    assert children >= 0.4
+
+
+def test_an_exit_code_and_a_signal_are_told_apart(tmp_path):
+    with Guarded([sys.executable, "-c", "exit(7)"], dict(os.environ), tmp_path / "log", tmp_path) as one:
+        assert one.wait(30) == 7
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    with Guarded([sys.executable, "-c", code], dict(os.environ), tmp_path / "log", tmp_path) as one:
+        assert one.wait(30) == -signal.SIGSEGV
+
+
+def test_a_taken_port_is_refused():
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        port = held.getsockname()[1]
+        with pytest.raises(UsageError, match=f"port {port} of 127.0.0.1 is taken"):
+            free_port(port)
+    assert free_port() > 0
+
+
+def client(tmp_path, mode="10"):
+    parts = "{url} {result} {seed} {concurrency} {output_len}"
+    return Client(f"{sys.executable} {CLIENT} {parts} {mode}", "command", tmp_path, tmp_path)
+
+
+def test_a_client_that_fails_or_hangs_is_one_line(tmp_path, mark):
+    with engine(tmp_path, mark, "ok") as one:
+        one.wait_healthy(30)
+        arguments = one.url, "model", Load(16, 32, 4, 4), 1, tmp_path / "result.json"
+        client(tmp_path).run(*arguments, deadline_s=30)
+        assert (tmp_path / "result.json").exists()
+        with pytest.raises(ClientFailed, match=r"exit code 1; it said: \"KeyError: 'choices'\""):
+            client(tmp_path, "fails").run(*arguments, deadline_s=30)
+        with pytest.raises(ClientFailed, match="over 2 s"):
+            client(tmp_path, "hangs").run(*arguments, deadline_s=2)
+
+
+def test_a_missing_client_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(NothingRan, match=r"client sglang is missing in .*: install sglang"):
+        Client("sglang", "sglang", tmp_path, tmp_path)
+    with pytest.raises(UsageError, match="unknown client 'wrk': one of vllm, sglang, or a command"):
+        Client("wrk", "vllm", tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ask", "what"),
+    [
+        (lambda command: Client(command, "vllm", Path(), Path()), "client"),
+        (kind_for, "engine"),
+    ],
+)
+def test_a_command_whose_program_is_missing_is_one_line_before_anything_starts(ask, what):
+    with pytest.raises(NothingRan, match=rf"^{what} no-such-program is missing here: install it"):
+        ask("no-such-program {url} {result} {port}")
+    with pytest.raises(UsageError, match=rf"^{what} .* cannot be read: No closing quotation"):
+        ask("'program {url} {result} {port}")
+
+
+def test_a_program_is_run_wherever_it_was_named(tmp_path, monkeypatch):
+    program = tmp_path / "serve"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    assert kind_for("./serve --port {port}").command == (str(program), "--port", "{port}")
+    assert kind_for("{python} -m serve {port}").command == ("{python}", "-m", "serve", "{port}")

@@ -1,0 +1,176 @@
+"""`serving recipe`: what it prints can be run, says what was mended, and leaves nothing out."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+
+import pytest
+
+from harness.catalogue import recipes
+from harness.serving.published.documents import configurations
+from harness.serving.published.recipe import PARTS, sections
+from tests.support.command_line import error_line
+
+NAMES = sorted(configurations())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_shell_takes_it(here, name):
+    done = here("serving", "recipe", name)
+    assert done.returncode == 0
+    checked = subprocess.run(["bash", "-n"], input=done.stdout, capture_output=True, text=True)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    for section in sections(configurations()[name]):
+        if not section.file:
+            assert shlex.split(section.text, comments=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_documented_flag_and_variable_is_in_it(here, name):
+    one = configurations()[name]
+    text = " ".join(
+        here("serving", "recipe", name).stdout.replace("\\\n", " ").replace("\n    - ", " ").split()
+    )
+    roles = [flag for role in one.roles.values() for flag in role.flags]
+    for flag in (*one.flags, *roles):
+        plain = re.sub("['\"]", "", text)
+        assert flag.replace('"', "") in plain, flag
+    for environment in one.environments.values():
+        for variable in recipes.find(environment).variables:
+            assert variable.name in text
+    assert one.image.rpartition(":")[0] in text
+    assert one.image.rpartition(":")[2] in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mends_change_what_they_say_and_are_told(here, name):
+    one = configurations()[name]
+    whole = {section.file or section.part: section for section in sections(one)}
+    whole |= {section.part: section for section in whole.values() if section.part == "task"}
+    told = " ".join(here("serving", "recipe", name).stdout.replace("\n#   ", " ").split())
+    for mend in one.mends:
+        section = whole[mend.part]
+        assert mend.old and mend.old in section.verbatim, mend.why
+        assert " ".join(mend.why.split()) in told
+        if mend.new is None:
+            assert mend.why in section.notes
+        else:
+            assert mend.why in section.mended
+            assert mend.old not in section.text
+    for section in whole.values():
+        assert (section.verbatim == section.text) == (not section.mended)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_one_elses_folders_and_nothing_left_to_fill_in(here, name):
+    commands = [
+        line for line in here("serving", "recipe", name).stdout.splitlines() if not line.startswith("#")
+    ]
+    for stranger in ("/home/", "/path/to", "<", "saved_path"):
+        left = [
+            line for line in commands if stranger in line.replace("<<'EOF'", "").replace("<<: *common", "")
+        ]
+        assert left == []
+
+
+def test_every_setting_is_used(here):
+    for name in NAMES:
+        one = configurations()[name]
+        text = here("serving", "recipe", name).stdout
+        for setting in one.settings:
+            assert re.search(rf"^{setting.name}=", text, re.MULTILINE)
+            assert f"${setting.name}" in text.replace("set it: ", "")
+
+
+def test_the_server_of_amds_article_gets_the_model_that_its_command_lacks(here):
+    text = here("serving", "recipe", "mi300x-sglang").stdout
+    assert "    --model /model \\\n" in text
+    assert "mended: the document's `--model \\` has no value" in text
+    assert "--model \\\n" in configurations()["mi300x-sglang"].server
+
+
+def test_the_files_of_a_cluster_are_written_with_its_own_names(here, tmp_path):
+    yaml = pytest.importorskip("yaml")
+    text = here("serving", "recipe", "moai", "--part", "manifests").stdout
+    text = text.replace('MODEL_DIR="/models/DeepSeek-R1"', 'MODEL_DIR="/data/a b"')
+    subprocess.run(["bash", "-e"], input=text, cwd=tmp_path, text=True, check=True)
+    written = {path.name: list(yaml.safe_load_all(path.read_text())) for path in tmp_path.iterdir()}
+    assert set(written) == set(configurations()["moai"].manifests)
+    (values,) = written["inference-service-values.yaml"]
+    assert values["extraVolumes"][1]["hostPath"]["path"] == "/data/a b"
+    assert (values["prefill"]["replicas"], values["decode"]["replicas"]) == (2, 3)
+    common = {one["name"]: one.get("value") for one in values["extraEnvVars"]}
+    for role in ("prefill", "decode"):
+        own = {one["name"]: one["value"] for one in values[role]["extraEnvVars"]}
+        variables = {v.name: v.value for v in recipes.find(f"moai-{role}").variables}
+        assert common | own == variables
+    assert "--max-num-batched-token 64000 \\\n" in values["prefill"]["args"][0]
+    (pod,) = written["benchmarking-client.yaml"]
+    assert pod["metadata"]["name"] == pod["spec"]["nodeName"] == "worker-0"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if configurations()[name].task_file])
+def test_tasks_are_yaml_with_the_documents_commands(here, tmp_path, name):
+    yaml = pytest.importorskip("yaml")
+    text = here("serving", "recipe", name, "--part", "task").stdout
+    subprocess.run(["bash", "-e"], input=text, cwd=tmp_path, text=True, check=True)
+    (path,) = tmp_path.iterdir()
+    task = yaml.safe_load(path.read_text())
+    assert task["image"] == configurations()[name].image
+    server = next(s.text for s in sections(configurations()[name]) if s.part == "server")
+    joined = [" ".join(command.split()) for command in server.replace("\\\n", " ").splitlines()]
+    assert joined == [" ".join(command.split()) for command in task["commands"]]
+    exported = here("serving", "recipe", name, "--part", "server").stdout
+    for setting in task.get("env", ()):
+        variable, _, value = setting.partition("=")
+        assert f"export {variable}={shlex.quote(value)}\n" in exported
+
+
+def test_the_client_of_dstack_runs_as_one_command(here):
+    """In its README a blank stands behind some backslashes, and a comment behind another."""
+    for name in (one for one in NAMES if one.startswith("dstack-")):
+        text = here("serving", "recipe", name, "--part", "client").stdout
+        calls = [line for line in text.replace("\\\n", " ").splitlines() if line.startswith("python")]
+        for call in calls:
+            words = shlex.split(call, comments=True)
+            assert {"--backend", "--model"} & set(words)
+            assert re.search("--(max-concurrency |num-prompts=)", " ".join(words[-2:]))
+        assert "\\ " not in "\n".join(calls)
+
+
+def test_the_list_names_all_of_them(here):
+    text = here("serving", "recipe").stdout
+    rows = json.loads(here("serving", "recipe", "--json", "-").stdout)
+    assert [row["recipe"] for row in rows] == list(configurations())
+    for row in rows:
+        assert all(value in text for value in row.values())
+        assert set(row["parts"].split(", ")) <= set(PARTS)
+
+
+def test_json_has_both_texts(here):
+    whole = json.loads(here("serving", "recipe", "mi350x-vllm", "--json", "-").stdout)
+    (docker,) = whole["sections"]
+    assert "/home/asrr" in docker["verbatim"]
+    assert "/home/asrr" not in docker["text"]
+    assert len(docker["mended"]) == 1
+    assert [one.partition(":")[0] for one in whole["missing"]] == ["server", "client"]
+
+
+def test_an_environments_name_leads_to_its_configuration(here):
+    assert here("serving", "recipe", "moai-decode").stdout == here("serving", "recipe", "moai").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("mi350",), "near: mi350x-vllm"),
+        (("H200-SGLang2",), "near: h200-sglang"),
+        (("qqq",), "recipes: "),
+        (("mi350x-vllm", "--part", "client"), "it has: docker"),
+    ],
+)
+def test_an_unknown_name_or_part_is_told_in_one_line(here, arguments, told):
+    assert told in error_line(here("serving", "recipe", *arguments))

@@ -1,0 +1,366 @@
+"""Step replay: the step computes what the model's layers compute, arms differ in what was swapped only, and
+what is measured of them is told apart from what isolated calls would have said."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+
+import kernels
+from harness.cli.serving import replay as replay_module
+from harness.cli.serving.replay import read_arms, read_step, show, table
+from harness.errors import OK, NothingRan, UsageError
+from harness.machine.monitor.base import Blind
+from harness.serving.replay import glue
+from harness.serving.replay.child import Rank
+from harness.serving.replay.memory import fitted, needed
+from harness.serving.replay.replay import BASE, Plan, replay, require_known
+from harness.serving.replay.step import Step, calls, places
+from kernels.formats import dequantise_weights
+from kernels.platform import detect
+from shapes.attention import Parallel
+from shapes.linears import linears
+from shapes.models import model, read_model
+
+R1 = model("deepseek-r1")
+TINY = replace(
+    R1,
+    name="tiny",
+    hidden_size=256,
+    q_lora_rank=128,
+    intermediate_size=256,
+    moe_intermediate_size=128,
+    n_routed_experts=8,
+    num_experts_per_tok=2,
+    n_group=1,
+    topk_group=1,
+    num_attention_heads=2,
+    num_hidden_layers=3,
+    first_k_dense_replace=1,
+    vocab_size=64,
+)
+CHOSEN = {
+    "block_scale_gemm": "torch.bf16",
+    "fused_moe": "torch.bf16",
+    "mla_decode": "torch.sdpa",
+    "mha_prefill": "torch.sdpa",
+}
+
+
+def step(phase="decode", **more):
+    contexts = more.pop("contexts", (33, 33, 33))
+    new = contexts if phase == "prefill" else ()
+    return Step(TINY, Parallel(), phase, contexts, new, dense=1, moe=1, page=16, **more)
+
+
+@pytest.fixture(scope="module")
+def rank():
+    made = Rank()
+    made.hello("cpu", "cpu", 1)
+    return made
+
+
+def test_a_whole_step_of_r1_makes_the_calls_of_its_linears():
+    parallel = Parallel(tp=8)
+    whole = Step(R1, parallel, "decode", (4096,) * 4, dense=3, moe=58)
+    names = [place.name for place in places(whole)]
+    for linear in linears(R1, parallel):
+        assert names.count(linear.name) == linear.decode_calls, linear.name
+    assert names.count("mla_decode") == 61 and names.count("fused_moe") == 58
+    prefill = replace(whole, phase="prefill", new=(4096,) * 4)
+    names = [place.name for place in places(prefill)]
+    for linear in linears(R1, parallel):
+        assert names.count(linear.name) == linear.prefill_calls, linear.name
+    assert names.count("mha_prefill") == 61
+
+
+@pytest.mark.parametrize(
+    ("op", "part", "expected"),
+    [
+        ("mla_decode", "", (5, 61)),
+        ("fused_moe", "", (4, 58)),
+        ("block_scale_gemm", "qkv_a", (5, 61)),
+        ("block_scale_gemm", "dense down", (1, 3)),
+        ("block_scale_gemm", "shared down", (4, 58)),
+    ],
+)
+def test_fewer_layers_stand_for_all(op, part, expected):
+    assert calls(Step(R1, Parallel(tp=8), "decode", (64,), dense=1, moe=4), op, part) == expected
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"contexts": ()},
+        {"contexts": (0,)},
+        {"phase": "prefill", "contexts": (8,), "new": (9,)},
+        {"phase": "prefill", "contexts": (8, 8), "new": (8,)},
+        {"dense": 0, "moe": 0},
+        {"moe": 1, "picks": (((0, 1),),)},
+    ],
+)
+def test_a_step_that_is_none(wrong):
+    given = {"phase": "decode", "contexts": (8, 8)} | wrong
+    with pytest.raises(ValueError):
+        Step(TINY, Parallel(), **given)
+
+
+def _linear(rank, place, x):
+    o = rank.operands[place]
+    return x.double() @ dequantise_weights(o.b_q, o.b_scale).double().T
+
+
+def _norm(x):
+    return x * (x.pow(2).mean(-1, keepdim=True) + glue.EPSILON).rsqrt()
+
+
+def _gated(x):
+    gate, up = x.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def _experts(rank, place, x):
+    o = rank.operands[place]
+    out = torch.zeros_like(x)
+    for token, (ids, weights) in enumerate(zip(o.topk_ids.tolist(), o.topk_weights.tolist(), strict=True)):
+        for expert, weight in zip(ids, weights, strict=True):
+            w13 = dequantise_weights(o.w13[expert], o.w13_scale[expert]).double()
+            w2 = dequantise_weights(o.w2[expert], o.w2_scale[expert]).double()
+            out[token] += weight * (w2 @ _gated(w13 @ x[token]))
+    return out
+
+
+def _attend(rank, layer, q, latent, k_rope, scale):
+    """Attention in the model's own form, not absorbed: of each request's cache, or of its new tokens."""
+    flow, given = rank.flow, rank.step
+    heads, nope, value = given.heads, TINY.qk_nope_head_dim, TINY.v_head_dim
+    if given.phase == "prefill":
+        kv = _linear(rank, f"{layer}.kv_b", latent).view(-1, heads, nope + value)
+        k = torch.cat((kv[..., :nope], k_rope[:, None].expand(-1, heads, -1)), -1)
+        out, start = [], 0
+        for new in given.new:
+            rows = slice(start, start + new)
+            scores = torch.einsum("thd,shd->hts", q[rows], k[rows]) * scale
+            scores += torch.full((new, new), -torch.inf).triu(1)
+            out.append(torch.einsum("hts,shd->thd", scores.softmax(-1), kv[rows, :, nope:]))
+            start += new
+        return torch.cat(out)
+    o = rank.operands[f"{layer}.mla_decode"]
+    w_uk, w_uv = (flow.weights[layer, name].double() for name in ("w_uk", "w_uv"))
+    rows = []
+    for request in range(len(given.contexts)):
+        cached = o.kv.view(-1, o.kv.shape[-1])[o.token_slots(request)].double()
+        cached[-1] = torch.cat((latent[request], k_rope[request]))
+        k = torch.einsum("hnl,sl->shn", w_uk, cached[:, :512])
+        k = torch.cat((k, cached[:, None, 512:].expand(-1, heads, -1)), -1)
+        weights = (torch.einsum("hd,shd->hs", q[request], k) * scale).softmax(-1)
+        rows.append(torch.einsum("hs,hlv,sl->hv", weights, w_uv, cached[:, :512]))
+    return torch.stack(rows)
+
+
+def expected_logits(rank):
+    """The step in fp64 by the model's definition, from the rank's own weights."""
+    flow, given = rank.flow, rank.step
+    ids = torch.arange(given.tokens) * 7919 % TINY.vocab_size
+    residual = flow.weights[0, "embedding"][ids].double()
+    cos, sin = flow.cos.double(), flow.sin.double()
+    scale = next(o.scale for o in rank.operands.values() if hasattr(o, "scale"))
+    for layer in range(given.layers):
+        a = _linear(rank, f"{layer}.qkv_a", _norm(residual))
+        q_a, latent, k_rope = a.split([TINY.q_lora_rank, TINY.kv_lora_rank, 64], -1)
+        q = _linear(rank, f"{layer}.q_b", _norm(q_a)).view(-1, given.heads, 192)
+        q = torch.cat((q[..., :128], glue.rotary(q[..., 128:], cos, sin)), -1)
+        k_rope = glue.rotary(k_rope[:, None], cos, sin)[:, 0]
+        attended = _attend(rank, layer, q, _norm(latent), k_rope, scale)
+        residual = residual + _linear(rank, f"{layer}.o_proj", attended.flatten(1))
+        x = _norm(residual)
+        kind = "dense" if layer < given.dense else "shared"
+        down = _linear(rank, f"{layer}.{kind} down", _gated(_linear(rank, f"{layer}.{kind} gate_up", x)))
+        if kind == "shared":
+            down += _experts(rank, f"{layer}.fused_moe", x)
+        residual = residual + down
+    ends = torch.tensor(given.new or (1,) * given.tokens).cumsum(0) - 1
+    return _norm(residual)[ends] @ flow.weights[given.layers, "lm_head"].double().T
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@pytest.mark.parametrize(("gemm", "most"), [("torch.bf16", 0.03), ("torch.naive", 0.15)])
+def test_the_step_computes_the_model(rank, phase, gemm, most):
+    """`torch.naive` rounds activations to FP8."""
+    rank.open(step(phase), 0, "eager")
+    rank.prepare("a", CHOSEN | {"block_scale_gemm": gemm})
+    wanted = expected_logits(rank)
+    got = rank.flow.logits.double()
+    error = (got - wanted).pow(2).mean().sqrt() / wanted.pow(2).mean().sqrt()
+    assert got.shape == wanted.shape and error < most, float(error)
+
+
+def test_repeating_a_step_changes_nothing(rank):
+    rank.open(step(), 0, "eager")
+    rank.prepare("a", CHOSEN)
+    first = rank.flow.logits.clone()
+    rank.turn("a", 0.05)
+    assert torch.equal(first, rank.flow.logits) and rank.finite()
+
+
+def test_arms_share_operands_and_nothing_else(rank):
+    rank.open(step(), 0, "eager")
+    rank.prepare("a", CHOSEN)
+    bound = len(rank.prepared)
+    rank.prepare("b", CHOSEN | {"block_scale_gemm:qkv_a": "torch.naive"})
+    assert len(rank.prepared) == bound + 2
+    assert set(rank.decompose("b", 1)) == {place.key for place in places(rank.step)}
+    rank.prepare("a again", CHOSEN, apart=True)
+    assert len(rank.prepared) == 2 * bound + 2
+    assert rank.isolated("qkv_a", "torch.naive", True, 0.01) > 0
+
+
+def test_recorded_routing_is_what_runs(rank):
+    picks = (((0, 1), (2, 3), (7, 0)),)
+    rank.open(step(picks=picks), 0, "eager")
+    assert rank.operands["1.fused_moe"].topk_ids.tolist() == [list(p) for p in picks[0]]
+
+
+def test_a_wrong_kernel_shows_in_the_difference(rank):
+    rank.open(step(), 0, "eager")
+    rank.prepare("a", CHOSEN)
+    other = CHOSEN | {"mla_decode": "torch.naive"}
+    assert rank.difference("mla_decode", CHOSEN, other)["mla_decode"] < 0.02
+    wrong = rank._bound(next(p for p in rank.places if p.name == "mla_decode"), other)
+    right = wrong.call
+    wrong.call = lambda: (right(), wrong.result().mul_(1.1))
+    assert rank.difference("mla_decode", CHOSEN, other)["mla_decode"] > 0.05
+
+
+def test_measured_by_the_engine_and_told_apart():
+    plan = Plan(
+        step(), {BASE: CHOSEN, "slow": CHOSEN | {"block_scale_gemm": "torch.naive"}},
+        "eager", 1, 3.0, blocks=2, turn_s=0.02,
+    )  # fmt: skip
+    found = replay(plan, detect("cpu"), Blind("a test"), say=lambda text: None)
+    base, slow = found.arms[BASE], found.arms["slow"]
+    assert base.change is None and slow.change.low <= slow.change.ms <= slow.change.high
+    assert slow.change.ms == pytest.approx(slow.step.ms - base.step.ms, rel=0.5, abs=0.2)
+    assert set(slow.difference) == {p.name for p in places(plan.step) if p.op == "block_scale_gemm"}
+    assert slow.whole.ms == pytest.approx(slow.change.ms * 21 / 12, rel=0.5)
+    assert found.twin is not None and found.samples and "slow" in table(found)
+    assert json.loads(found.model_dump_json())["arms"]["slow"]["own"] is not None
+
+
+def test_an_arm_whose_outputs_differ_has_no_time(monkeypatch):
+    monkeypatch.setattr("harness.serving.replay.replay.ALIKE", 1e-6)
+    arms = {BASE: CHOSEN, "other": CHOSEN | {"mla_decode": "torch.naive"}}
+    plan = Plan(step(), arms, "eager", 1, 1.0, blocks=2, turn_s=0.01)
+    other = replay(plan, detect("cpu"), Blind("a test"), say=lambda text: None).arms["other"]
+    assert other.failed.startswith("wrong") and other.step is None and other.change is None
+
+
+def test_an_arm_that_cannot_run_costs_itself_only():
+    arms = {BASE: CHOSEN, "gpu": CHOSEN | {"mla_decode": "flashmla"}}
+    plan = Plan(step(), arms, "eager", 1, 1.0, blocks=2, turn_s=0.01)
+    found = replay(plan, detect("cpu"), Blind("a test"), say=lambda text: None)
+    assert found.arms["gpu"].failed and found.arms["gpu"].step is None
+    assert found.arms[BASE].step is not None
+    with pytest.raises(NothingRan, match="could not be replayed"):
+        replay(replace(plan, arms={BASE: arms["gpu"]}), detect("cpu"), Blind("a test"), say=lambda text: None)
+
+
+def test_the_process_that_replays_has_the_engine_s_environment(monkeypatch):
+    class Started(Exception):
+        pass
+
+    def worker(role, environment, log):
+        raise Started(environment)
+
+    monkeypatch.setattr("harness.serving.replay.replay.Worker", worker)
+    engine = {"MALLOC_MMAP_MAX_": None, "KMP_X": "1"}
+    plan = Plan(step(), {BASE: CHOSEN}, "eager", 1, 1.0, environment=engine)
+    with pytest.raises(Started) as started:
+        replay(plan, detect("cpu"), Blind("a test"))
+    [given] = started.value.args
+    assert given.items() >= engine.items() and given["OMP_NUM_THREADS"] == "1"
+
+
+def test_layers_are_left_out_where_memory_is_short():
+    whole = Step(R1, Parallel(tp=8), "decode", (4096,) * 128, dense=3, moe=58)
+    arms = {BASE: dict.fromkeys(kernels.OPS, "triton.none")}
+    assert 80e9 < needed(whole, arms) < 130e9
+    gpu = replace(detect("cpu"), kind="cuda", memory=141 * 10**9)
+    assert fitted(whole, None, arms, gpu)[0] == whole
+    small, note = fitted(whole, None, arms, replace(gpu, memory=48 * 10**9))
+    assert small.dense == 3 and 5 < small.moe < 30 and "58 MoE layers were replayed" in note[0]
+    assert fitted(whole, "1,2", arms, gpu)[0].layers == 3
+    with pytest.raises(UsageError, match="DENSE,MOE"):
+        fitted(whole, "2", arms, gpu)
+    with pytest.raises(NothingRan, match="more than the device has"):
+        fitted(whole, None, arms, replace(gpu, memory=10**9))
+
+
+@pytest.mark.parametrize(
+    ("swap", "said"),
+    [
+        ("mla=torch.sdpa", "unknown op 'mla'"),
+        ("mla_decode", "OP=IMPL"),
+        ("mla_decode=torch.none", "unknown implementation 'torch.none'"),
+        ("block_scale_gemm:qkv=torch.bf16", "no place 'qkv' in this step; places:"),
+    ],
+)
+def test_mistakes_are_one_line(swap, said):
+    with pytest.raises(UsageError, match=said) as error:
+        require_known(read_arms(detect("cpu"), [], [swap]), step())
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_is_read_from_its_folder(tmp_path):
+    config = {
+        name: getattr(TINY, name)
+        for name in TINY.__dataclass_fields__
+        if name not in ("name", "source", "rope_scaling", "weight_block_size")
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = read_model(tmp_path)
+    assert (found.hidden_size, found.weight_block_size) == (256, (128, 128))
+    del config["kv_lora_rank"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="'kv_lora_rank'"):
+        read_model(tmp_path)
+    (tmp_path / "config.json").write_text("[1")
+    with pytest.raises(ValueError, match="cannot read"):
+        read_model(tmp_path)
+
+
+def test_a_step_is_read():
+    found = read_step(R1, 8, "prefill", 2, "1", "3200", "balanced", 16, "bf16")
+    assert (found.tokens, found.layers, found.heads) == (6400, 61, 16)
+    with pytest.raises(UsageError, match="--ctx takes numbers"):
+        read_step(R1, 8, "decode", 2, "many", "1", "balanced", 16, "bf16")
+
+
+def test_the_command_measures_what_it_prints(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(replay_module, "read_rank", lambda name: TINY)
+    monkeypatch.setattr(replay_module, "watched", lambda platform: nullcontext((Blind("a test"), [])))
+    base, swap = [f"{op}={name}" for op, name in CHOSEN.items()], ["mla_decode=torch.naive"]
+    arguments = ("tiny", 1, "decode", "2", "33", "8", None, base, swap, "balanced", None, "bf16",
+                 "cpu", None, 1, "2s", 2, 7, str(tmp_path), None)  # fmt: skip
+    assert show(*arguments) == OK
+    kept = json.loads((tmp_path / "decode-b2.json").read_text())
+    assert kept["rounds"] == len(kept["samples"]) > 0
+    assert kept["arms"]["mla_decode=torch.naive"]["change"]["ms"]
+    assert f"{kept['rounds']} rounds" in capsys.readouterr().out
+
+    def none_counts(*given):
+        return replay(*given).model_copy(update={"rounds": 0, "disturbed": 9, "stopped": "disturbed"})
+
+    monkeypatch.setattr(replay_module, "replay", none_counts)
+    with pytest.raises(NothingRan, match=r"no round counted \(disturbed\), 9 were disturbed: give a longer"):
+        show(*arguments)
+
+
+def test_no_such_device():
+    with pytest.raises(NothingRan):
+        show("deepseek-r1", 8, "decode", "1", "64", "64", None, [], [], "balanced", None, "bf16",
+             "cuda:9", None, None, "1s", 2, 0, None, None)  # fmt: skip

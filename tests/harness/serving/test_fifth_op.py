@@ -1,0 +1,106 @@
+"""An op that no model's step calls: serving leaves it alone, and asks for it where a model has it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import kernels
+from harness.cli.serving.replay import read_arms
+from harness.serving.audit.setups import named_ops
+from harness.serving.experiment.spec import FILES, read_experiment
+from harness.serving.link import measured_times
+from harness.serving.link.closed_loop import Workload
+from harness.serving.link.inverse import needs
+from harness.serving.link.model import link
+from harness.serving.replay.replay import BASE
+from harness.serving.replay.step import called_ops
+from harness.serving.trace.classify import UNKNOWN
+from harness.serving.trace.steps import Rows, _by_sampling
+from kernels.platform import Platform
+
+FOUR = ["block_scale_gemm", "fused_moe", "mha_prefill", "mla_decode"]
+
+
+def op(**attributes: object) -> SimpleNamespace:
+    return SimpleNamespace(**{"boundaries": ("core",), "baseline": {}, "engine_like": ""} | attributes)
+
+
+@pytest.fixture(autouse=True)
+def rms_norm(monkeypatch):
+    monkeypatch.setitem(kernels.OPS, "rms_norm", op())
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FILES.glob("*.toml")))
+def test_the_experiments_stay_valid(name):
+    assert "rms_norm" not in read_experiment(name).replay.base
+
+
+@pytest.mark.parametrize("kind, arch", [("cpu", "x86-avx512"), ("cuda", "sm_90"), ("rocm", "gfx942")])
+def test_a_replay_chooses_for_the_ops_that_a_step_calls(kind, arch):
+    assert called_ops() == FOUR
+    assert list(read_arms(Platform(kind, arch), [], [])[BASE]) == FOUR
+
+
+def test_on_a_gpu_each_op_names_what_stands_for_the_engine():
+    assert list(read_arms(Platform("cuda", "sm_90"), [], [])[BASE].values()) == [
+        "triton.split_k",
+        "triton.grouped",
+        "torch.sdpa",
+        "triton.split_kv",
+    ]
+
+
+def test_the_inverse_question_is_asked_of_every_op_that_the_model_has(monkeypatch):
+    load = Workload(isl=1024, osl=1024, concurrency=32)
+    before = [need.ops for need in needs(link(), load, None)]
+    assert before[-1] == ("block_scale_gemm", "fused_moe", "mla_decode", "mha_prefill")
+    monkeypatch.setitem(kernels.OPS, "bf16_gemm", op())
+    assert ("bf16_gemm",) in [need.ops for need in needs(link(), load, None)]
+
+
+def test_own_times_of_an_op_need_its_axes_alone(monkeypatch):
+    monkeypatch.setitem(measured_times.AXES, "rms_norm", ((), ("rows",)))
+    best: dict = {}
+    cell = {
+        "op": "rms_norm",
+        "boundary": "core",
+        "launch": "eager",
+        "case": "rms_norm rows=64",
+        "time_us": 2.0,
+    }
+    measured_times._take(best, {**cell, "time_us": 2.0})
+    assert best == {("rms_norm", ()): {(64.0,): ((0, 1), 2.0)}}
+
+
+def test_a_step_of_a_trace_may_begin_with_it():
+    classes = ("bf16_gemm", "sampling", "rms_norm")
+    rules = [replace(UNKNOWN, op_class=name, sampling=name == "sampling") for name in classes]
+    rows = Rows(
+        rules=rules,
+        rule=np.array([0, 1, 2, 1]),
+        device=np.zeros(4, int),
+        start=np.arange(4),
+        at=np.arange(4),
+        process=np.zeros(4, int),
+        graph=np.zeros(4, bool),
+    )
+    of, names, _ = _by_sampling(rows)
+    assert of.tolist() == [0, 0, 1, 1]
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize(
+    "text, ops",
+    [
+        ("the log says that the RMS norm is Triton's", ["rms_norm"]),
+        ("MLA uses Triton", ["mla_decode"]),
+        ("AITER fused MoE and block-scale GEMM", ["block_scale_gemm", "fused_moe"]),
+        ("fused and scaled", []),
+    ],
+)
+def test_a_text_speaks_of_ops_by_their_names(text, ops):
+    assert named_ops(text) == ops

@@ -1,0 +1,298 @@
+"""Traces made by hand, whose sums are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.serving.trace import Trace, decompose
+from tests.support.traces import (
+    ARGMAX,
+    FLASH,
+    MLA,
+    MM,
+    NORM,
+    RAGGED,
+    REDUCE,
+    Event,
+    kernel,
+    launch,
+    op,
+    span,
+    write,
+)
+
+COMMUNICATING = (REDUCE, "void deep_ep::intranode::combine<x>(x)")
+NAMES = (MM, NORM, MLA, "my_own_kernel", *COMMUNICATING)
+
+
+def of(folder: Path, events: list[Event], **head: object) -> Trace:
+    return decompose(write(folder, events, **head))
+
+
+def test_one_stream_is_all_exposed_and_its_gaps_are_idle(tmp_path: Path) -> None:
+    trace = of(tmp_path, [kernel(MM, 100, 10), kernel(NORM, 115, 5), kernel(MM, 120, 20)])
+    assert {c: (t.calls, t.time_us, t.exposed_us) for c, t in trace.by_class().items()} == {
+        "bf16_gemm": (2, 30.0, 30.0),
+        "norm": (1, 5.0, 5.0),
+    }
+    (device,) = trace.devices
+    assert (device.span_ns, device.busy_ns, device.sum_ns, device.idle_ns) == (40000, 35000, 35000, 5000)
+    assert trace.shares() == {"bf16_gemm": 30 / 35, "norm": 5 / 35}
+
+
+def test_communication_under_computation_is_not_exposed(tmp_path: Path) -> None:
+    events = [kernel(MM, 0, 10), kernel(REDUCE, 4, 10, stream=8), kernel(NORM, 12, 1)]
+    trace = of(tmp_path, events)
+    found = trace.by_class()
+    assert found["all_reduce"].time_us == 10
+    assert found["all_reduce"].exposed_us == pytest.approx(3)  # 10 to 12 and 13 to 14
+    assert found["bf16_gemm"].exposed_us == pytest.approx(10)
+    assert trace.exposure()["all_reduce"] == pytest.approx(0.3)
+    (device,) = trace.devices
+    assert (device.communication_ns, device.exposed_communication_ns) == (10000, 3000)
+    assert {row.op_class: row.alone_ns for row in trace.classes} == {
+        "bf16_gemm": 4000, "all_reduce": 3000, "norm": 0,
+    }  # fmt: skip
+
+
+def test_kernels_that_compute_at_once_share_the_time(tmp_path: Path) -> None:
+    trace = of(tmp_path, [kernel(MM, 0, 10), kernel(NORM, 5, 10, stream=8)])
+    assert trace.by_class()["bf16_gemm"].exposed_us == pytest.approx(7.5)
+    assert trace.by_class()["norm"].exposed_us == pytest.approx(7.5)
+    assert trace.devices[0].busy_ns == 15000
+
+
+def test_idle_begins_when_the_last_of_all_streams_ends(tmp_path: Path) -> None:
+    trace = of(tmp_path, [kernel(MM, 0, 20), kernel(NORM, 5, 3, stream=8), kernel(MM, 30, 5)])
+    assert trace.steps[0].idle_ns == trace.devices[0].idle_ns == 10000
+
+
+def test_devices_do_not_cover_each_other(tmp_path: Path) -> None:
+    trace = of(tmp_path, [kernel(MM, 0, 10), kernel(REDUCE, 0, 10, device=1)])
+    assert trace.exposure() == {"bf16_gemm": 1.0, "all_reduce": 1.0}
+    assert [device.span_ns for device in trace.devices] == [10000, 10000]
+
+
+def test_ranks_merged_into_one_file_are_told_apart_or_said(tmp_path: Path) -> None:
+    """Both ranks' kernels are of device 0, and their launches have the same ids."""
+    events = [
+        launch(1, 0), {**launch(1, 0), "pid": 10}, {**kernel(MM, 5, 5, correlation=1), "pid": "rank0"},
+        {**kernel(MM, 5, 5, correlation=1), "pid": "rank1"},
+    ]  # fmt: skip
+    trace = of(tmp_path, events)
+    assert [(device.name, device.busy_ns) for device in trace.devices] == [("rank0", 5000), ("rank1", 5000)]
+    assert [finding.rule for finding in trace.findings] == ["merged"]
+
+
+def test_a_copy_and_a_fill_count(tmp_path: Path) -> None:
+    fill = {**kernel("Memset (Device)", 0, 2), "cat": "gpu_memset"}
+    copy = {**kernel("Memcpy DtoD (Device -> Device)", 2, 3), "cat": "gpu_memcpy"}
+    assert of(tmp_path, [fill, copy]).by_class()["copy"].time_us == 5
+
+
+def test_what_no_rule_knows_is_listed(tmp_path: Path) -> None:
+    trace = of(tmp_path, [kernel("my_own_kernel", 0, 4), kernel("my_own_kernel", 5, 4), kernel(MM, 9, 2)])
+    (unknown,) = trace.unknown()
+    assert (unknown.name, unknown.calls, unknown.time_us) == ("my_own_kernel", 2, 8.0)
+    assert trace.shares()["unknown"] == 0.8
+
+
+def test_steps_are_told_by_who_launched_what_not_by_when_it_ran(tmp_path: Path) -> None:
+    """Launches run ahead of the device; what is sampled after the annotated call is of its step."""
+    prefill, decode = "execute_context_1(128)_generation_0(0)", "execute_context_0(0)_generation_1(1)"
+    events = [
+        span(prefill, 0, 10), launch(1, 1), launch(2, 12), span(decode, 20, 10), launch(3, 20),
+        kernel(MM, 30, 40, correlation=1), kernel(ARGMAX, 70, 5, correlation=2),
+        kernel(MM, 80, 7, correlation=3), kernel(NORM, 90, 3),
+    ]  # fmt: skip
+    trace = of(tmp_path, events)
+    assert [(s.phase, s.time_ns, s.span_ns, s.period_ns) for s in trace.steps] == [
+        ("prefill", 45000, 45000, 50000),
+        ("decode", 7000, 7000, None),
+    ]
+    assert trace.by_class("prefill").keys() == {"bf16_gemm", "sampling"}
+    assert trace.by_class("other").keys() == {"norm"}, "without a launch it is of no step"
+    assert any(finding.rule == "no launch" for finding in trace.findings)
+    assert all("vLLM" in step.evidence for step in trace.steps)
+
+
+def test_torchs_old_categories_and_steps_among_operators(tmp_path: Path) -> None:
+    events = [
+        {**kernel(MM, 5, 2, correlation=1), "cat": "Kernel"}, {**launch(1, 1), "cat": "Runtime"},
+        {**kernel("Memcpy HtoD (Pinned -> Device)", 8, 1), "cat": "Memcpy"},
+        {**op("ProfilerStep#2", 0, 9), "cat": "Operator"}, {**op("aten::mm", 0, 3), "cat": "Operator"},
+    ]  # fmt: skip
+    trace = of(tmp_path, events)
+    assert {k.name: k.op for k in trace.kernels} == {MM: "aten::mm", "Memcpy HtoD (Pinned -> Device)": ""}
+    assert [(step.name, step.time_ns) for step in trace.steps] == [("ProfilerStep#2", 2000)]
+
+
+def test_a_step_that_the_profiler_cut_is_noted(tmp_path: Path) -> None:
+    events = []
+    for i in range(9):
+        events += [span("step[DECODE bs=1]", 100 * i, 90)]
+        for j in range(1 if i == 0 else 4):
+            events += [launch(10 * i + j, 100 * i + j),
+                       kernel(MM, 100 * i + 10 * j, 5, correlation=10 * i + j)]  # fmt: skip
+    (finding,) = of(tmp_path, events).findings
+    assert (finding.severity, finding.rule) == ("note", "cut step")
+    assert "1 of 9 decode steps" in finding.message
+
+
+def test_an_annotation_inside_another_is_the_same_step(tmp_path: Path) -> None:
+    events = [span("step[DECODE bs=2]", 0, 100), span("step[DECODE bs=2]", 10, 50), launch(1, 20),
+              kernel(MM, 30, 4, correlation=1)]  # fmt: skip
+    assert len(of(tmp_path, events).steps) == 1
+
+
+def test_engines_annotations_go_before_torchs(tmp_path: Path) -> None:
+    events = [span("ProfilerStep#1", 0, 100), span("step[EXTEND bs=1 toks=9]", 5, 20),
+              span("step[DECODE bs=1]", 40, 20), launch(1, 10), launch(2, 45),
+              kernel(MM, 10, 4, correlation=1), kernel(MM, 45, 4, correlation=2)]  # fmt: skip
+    assert [step.phase for step in of(tmp_path, events).steps] == ["prefill", "decode"]
+
+
+@pytest.mark.parametrize(
+    ("attention", "phase"),
+    [([MLA], "decode"), ([RAGGED], "prefill"), ([MLA, RAGGED], "mixed"), ([FLASH], "other"), ([], "other")],
+)
+def test_without_an_engines_annotation_attention_tells(
+    tmp_path: Path, attention: list[str], phase: str
+) -> None:
+    events = [span("ProfilerStep#1", 0, 100), launch(1, 5), kernel(MM, 10, 1, correlation=1)]
+    for i, name in enumerate(attention, 2):
+        events += [launch(i, 5 + i), kernel(name, 10 * i, 1, correlation=i)]
+    (step,) = of(tmp_path, events).steps
+    assert step.phase == phase
+
+
+def test_attention_for_both_in_a_graph_is_decode(tmp_path: Path) -> None:
+    events = [launch(1, 0, name="cudaGraphLaunch"), kernel(FLASH, 5, 5, correlation=1), launch(2, 1),
+              kernel(ARGMAX, 11, 1, correlation=2), launch(3, 2, name="cudaGraphLaunch"),
+              kernel(NORM, 20, 1, correlation=3), kernel(FLASH, 21, 5, correlation=3)]  # fmt: skip
+    trace = of(tmp_path, events)
+    assert [step.phase for step in trace.steps] == ["decode", "decode"], "sampling ends a step"
+    assert trace.by_class("decode")["mha_decode"].calls == 2
+    assert "graph" in trace.steps[0].evidence
+
+
+def test_stage_profiles_are_told_by_their_files_name(tmp_path: Path) -> None:
+    path = write(tmp_path, [kernel(FLASH, 0, 1)], "1754-TP-0-DECODE.trace.json.gz")
+    assert [step.phase for step in decompose(path).steps] == ["decode"]
+
+
+def test_shapes_are_those_of_the_operator_around_the_launch(tmp_path: Path) -> None:
+    events = [
+        op("aten::linear", 0, 20, dims=[[4, 9]]), op("aten::mm", 5, 10, dims=[[4, 9], [9, 2]]), launch(1, 7),
+        kernel(MM, 30, 6, correlation=1), op("aten::bmm", 40, 5, dims=[[2, 4, 4]]), launch(2, 41),
+        kernel(MM, 50, 3, correlation=2), op("aten::mm", 60, 5, external=77, dims=[[8, 8], [8, 8]]),
+        {**kernel(MM, 70, 2), "args": {"device": 0, "stream": 7, "External id": 77}},
+        launch(3, 30), kernel(NORM, 80, 1, correlation=3),
+    ]  # fmt: skip
+    by_class = {kernel.op_class: kernel for kernel in of(tmp_path, events).kernels}
+    assert (by_class["norm"].op, by_class["norm"].shapes) == ("", ()), "no operator runs when it is launched"
+    assert [(s.dims, s.calls) for s in by_class["bf16_gemm"].shapes] == [
+        ("[[4, 9], [9, 2]]", 1), ("[[8, 8], [8, 8]]", 1),
+    ]  # fmt: skip
+    assert by_class["absorbed_bmm"].op == "aten::bmm"
+
+
+def test_a_graphs_kernels_have_no_operator(tmp_path: Path) -> None:
+    events = [op("aten::bmm", 0, 20, dims=[[1]]), launch(1, 7, name="hipGraphLaunch"),
+              kernel(MM, 30, 6, correlation=1)]  # fmt: skip
+    (found,) = of(tmp_path, events).kernels
+    assert (found.op_class, found.op, found.shapes) == ("bf16_gemm", "", ())
+
+
+def test_operators_count_without_those_inside_where_there_are_no_kernels(tmp_path: Path) -> None:
+    events = [
+        op("aten::linear", 0, 10), op("aten::mm", 2, 5), op("aten::copy_", 3, 1), op("aten::mm", 8, 1),
+        op("aten::add", 20, 4), op("aten::add", 5, 4, tid=2),
+    ]  # fmt: skip
+    trace = of(tmp_path, events)
+    assert trace.on == "cpu"
+    assert {c: (t.calls, t.time_us) for c, t in trace.by_class().items()} == {
+        "bf16_gemm": (3, 9.0), "copy": (1, 1.0), "elementwise": (2, 8.0),
+    }  # fmt: skip
+    assert {k.name: k.time_us for k in trace.kernels}["aten::linear"] == 4.0
+    (device,) = trace.devices
+    assert (device.streams, device.busy_ns, device.idle_ns) == (2, 14000, 10000)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_operators_that_begin_at_once_the_longer_is_outside(tmp_path: Path, turned: bool) -> None:
+    events = [op("aten::linear", 0, 10), op("aten::mm", 0, 4), op("aten::copy_", 0, 1)]
+    trace = of(tmp_path, events[::-1] if turned else events)
+    assert {k.name: k.time_us for k in trace.kernels} == {"aten::linear": 6, "aten::mm": 3, "aten::copy_": 1}
+
+
+def test_per_step_has_medians_and_host_the_idle_time(tmp_path: Path) -> None:
+    events = []
+    for i in range(3):
+        at = 100 * i
+        events += [span("step[DECODE bs=1]", at, 90), launch(2 * i, at + 1), launch(2 * i + 1, at + 2),
+                   kernel(MM, at + 5, 10 + i, correlation=2 * i),
+                   kernel(NORM, at + 30, 4, correlation=2 * i + 1)]  # fmt: skip
+    trace = of(tmp_path, events)
+    found = trace.per_step("bf16_gemm", "decode")
+    assert found and (found.steps, found.calls, found.time_us, found.each_time_us) == (3, 1, 11, (10, 11, 12))
+    host = trace.per_step("host", "decode")
+    assert host and host.each_time_us == (15, 14, 13)
+    assert trace.per_step("bf16_gemm", "prefill") is None
+    for step in trace.steps:
+        exposed = sum(step.times(c).exposed_ns for c in {*step.classes, "host"})
+        assert exposed == pytest.approx(step.span_ns)
+
+
+intervals = st.tuples(
+    st.sampled_from(NAMES), st.integers(0, 400), st.integers(0, 60), st.integers(0, 3), st.integers(0, 1)
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(intervals, min_size=1, max_size=30))
+def test_sums_hold_for_any_trace(tmp_path_factory: pytest.TempPathFactory, found: list) -> None:
+    events = [kernel(n, t / 4, d / 4, stream=s, device=v) for n, t, d, s, v in found]
+    trace = of(tmp_path_factory.mktemp("any"), events)
+    total = sum(int(d * 250) for _, _, d, _, _ in found)
+    assert trace.time_ns() == total == sum(kernel.time_ns for kernel in trace.kernels)
+    assert total == sum(t.time_ns for t in trace.by_class().values()) == sum(d.sum_ns for d in trace.devices)
+    assert len(found) == sum(kernel.calls for kernel in trace.kernels)
+    for device in trace.devices:
+        assert device.busy_ns <= min(device.sum_ns, device.span_ns)
+        assert device.exposed_communication_ns <= device.communication_ns <= device.busy_ns
+        mine = [e for e in events if str(e["pid"]) == device.name]
+        computing = [e for e in mine if e["name"] not in COMMUNICATING]
+        assert device.busy_ns == _covered(mine)
+        assert device.exposed_communication_ns == _covered(mine) - _covered(computing)
+    busy = sum(device.busy_ns for device in trace.devices)
+    assert sum(row.exposed_ns for row in trace.classes) == pytest.approx(busy)
+    for row in trace.classes:
+        assert row.alone_ns <= row.exposed_ns + 1e-3
+        assert row.exposed_ns <= row.time_ns + 1e-3
+
+
+def _covered(events: list[Event]) -> int:
+    quarters = {q for e in events for q in range(int(e["ts"] * 4), int((e["ts"] + e["dur"]) * 4))}
+    return 250 * len(quarters)
+
+
+nested = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 300), st.integers(0, 80)), min_size=1, max_size=25
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(nested)
+def test_operators_own_times_cover_each_thread_once(
+    tmp_path_factory: pytest.TempPathFactory, found: list
+) -> None:
+    events = [op("aten::mm", start / 4, length / 4, tid=tid) for tid, start, length in found]
+    trace = of(tmp_path_factory.mktemp("any"), events)
+    covered = sum(_covered([e for e in events if e["tid"] == tid]) for tid in range(3))
+    assert trace.time_ns() == covered
+    assert sum(kernel.calls for kernel in trace.kernels) == len(found)

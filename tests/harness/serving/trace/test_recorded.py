@@ -1,0 +1,202 @@
+"""Published and recorded traces (tests/data/serving/traces/README.md), and rocprofv3's formats."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from harness.serving.clients.files import UnreadableError
+from harness.serving.op_classes import OP_CLASSES
+from harness.serving.trace import Trace, decompose
+from tests.support.command_line import error_line
+from tests.support.paths import SERVING_DATA
+from tests.support.traces import MM, REDUCE
+
+FOLDER = SERVING_DATA / "traces"
+FILES = sorted(path.name for path in FOLDER.glob("*.gz"))
+
+Here = Callable[..., subprocess.CompletedProcess]
+
+
+@cache
+def recorded(name: str) -> Trace:
+    return decompose(FOLDER / name)
+
+
+def calls(trace: Trace) -> dict[str, int]:
+    return {c: times.calls for c, times in trace.by_class().items()}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_classes_and_kernels_sum_to_the_devices_and_nothing_is_unknown(name: str) -> None:
+    trace = recorded(name)
+    total = trace.time_ns()
+    assert total == sum(device.sum_ns for device in trace.devices)
+    assert total == sum(kernel.time_ns for kernel in trace.kernels)
+    assert total == sum(trace.time_ns(phase) for phase in trace.phases())
+    assert sum(trace.shares().values()) == pytest.approx(1)
+    assert set(trace.by_class()) <= set(OP_CLASSES)
+    assert not trace.unknown()
+    assert all(0 <= w <= 1 for w in trace.exposure().values())
+    busy = sum(device.busy_ns for device in trace.devices)
+    assert sum(row.exposed_ns for row in trace.classes) == pytest.approx(busy)
+    assert not trace.findings
+
+
+def test_deepseeks_training_trace() -> None:
+    """46 % of the kernels' 244 ms, which run in a span of 129 ms, are communication of expert parallelism;
+    nearly all of it is under computation, which is what DualPipe is for."""
+    trace = recorded("deepseek_v3_training.json.gz")
+    assert trace.time_ns() == 244_069_000
+    (device,) = trace.devices
+    assert device.span_ns == 129_012_000
+    assert (device.model, device.streams, trace.rank, trace.world_size) == ("NVIDIA H800", 3, 0, 64)
+    assert trace.shares()["all_to_all"] == pytest.approx(0.46, abs=0.01)
+    assert trace.exposure()["all_to_all"] < 0.05
+    assert trace.communication_ns() == trace.by_class()["all_to_all"].time_ns
+    assert [(step.phase, step.name) for step in trace.steps] == [("training", "ProfilerStep#1")]
+    assert sum(calls(trace).values()) == 963 + 8 + 12
+    fp8 = sum(trace.shares()[c] for c in ("block_scale_gemm", "fused_moe"))
+    assert fp8 == pytest.approx((32756 + 22926 + 18838) / 244069, rel=0.001)
+
+
+def test_vllms_decode_step_in_a_graph() -> None:
+    """24 layers: an attention, two experts' products and a router each; kernels of a graph are of the step
+    whose call launched it."""
+    trace = recorded("vllm_rocm_decode_graph.json.gz")
+    (step,) = trace.steps
+    assert (step.phase, step.evidence) == ("decode", "execute_context_generation, vLLM's annotation")
+    assert step.time_ns == trace.time_ns()
+    found = calls(trace)
+    assert (found["fused_moe"], found["bf16_gemm"], found["mha_decode"]) == (2 * 24, 3 * 24 + 1, 24 + 12)
+    (lm_head,) = [k for k in trace.kernels if k.shapes and "201088" in k.shapes[0].dims]
+    assert (lm_head.op_class, lm_head.op, lm_head.calls) == ("bf16_gemm", "aten::mm", 1)
+
+
+def test_sglangs_prefill_step() -> None:
+    """36 dense layers of four products each, and lm_head."""
+    trace = recorded("sglang_rocm_prefill.json.gz")
+    assert [step.phase for step in trace.steps] == ["prefill"]
+    found = calls(trace)
+    assert (found["bf16_gemm"], found["mha_prefill"], found["activation"]) == (4 * 36 + 1, 36, 36)
+    assert trace.steps[0].idle_ns > 0.4 * trace.steps[0].span_ns, "it waits for the host half a second"
+
+
+def test_vllms_prefill_step_on_b200() -> None:
+    """36 layers. Kernels overlap on one stream there: what is exposed is less than the sum."""
+    trace = recorded("vllm_b200_prefill.json.gz")
+    found = calls(trace)
+    assert (found["fused_moe"], found["mha_prefill"], found["all_reduce"]) == (2 * 36, 36, 2 * 36 + 2)
+    (device,) = trace.devices
+    assert device.streams == 1
+    assert device.busy_ns < device.sum_ns
+    assert trace.exposure()["all_reduce"] == pytest.approx(1)
+
+
+def test_vllms_cpu_trace_by_operators() -> None:
+    """3 layers, of which 1 dense: 15 FP8 products a step (18 in prefill), 2 MoE, 3 attention in decode."""
+    trace = recorded("vllm_cpu_deepseek_v3.json.gz")
+    assert (trace.on, [step.phase for step in trace.steps]) == ("cpu", ["prefill"] + 4 * ["decode"])
+    for op_class, count in {
+        "block_scale_gemm": 15,
+        "fused_moe": 2,
+        "mla_decode": 3,
+        "absorbed_bmm": 6,
+    }.items():
+        found = trace.per_step(op_class, "decode")
+        assert found and found.calls == count, op_class
+    assert "mla_decode" not in trace.by_class("prefill")
+    for step in trace.steps:
+        assert step.time_ns + step.idle_ns == step.span_ns, "one thread: busy or waiting"
+    inclusive = {k.name: k.time_us for k in trace.kernels if k.phase == "decode"}
+    assert inclusive["vllm::unified_mla_attention_with_output"] < 5_000, "what is inside it is not its own"
+
+
+def test_rocprofv3_names_and_overlaps() -> None:
+    trace = recorded("rocprofv3_training.json.gz")
+    assert (trace.source, trace.devices[0].model, sum(calls(trace).values())) == (
+        "rocprof", "AMD Instinct MI350X", 1000,
+    )  # fmt: skip
+    assert [step.phase for step in trace.steps] == ["training"]
+    assert 0.8 < trace.exposure()["all_reduce"] < 1
+    assert not any(".kd" in kernel.name or "clone" in kernel.name for kernel in trace.kernels)
+
+
+def dispatch(kernel: object, start: object, end: object) -> dict:
+    info = {"agent_id": {"handle": 4}, "queue_id": {"handle": 1}, "kernel_id": kernel}
+    return {"start_timestamp": start, "end_timestamp": end, "dispatch_info": info}
+
+
+def process(pid: int, dispatches: list[dict], symbols: dict[int, str]) -> dict:
+    names = [
+        {"kernel_id": i, "formatted_kernel_name": name, "kernel_name": "x.kd"} for i, name in symbols.items()
+    ]
+    agents = [{"id": {"handle": 4}, "type": 2, "name": "gfx942"}]
+    records = {"kernel_dispatch": dispatches}
+    return {"metadata": {"pid": pid}, "buffer_records": records, "kernel_symbols": names, "agents": agents}
+
+
+def test_kernel_numbers_are_of_their_process_and_may_come_before_their_names(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    found = [dispatch(3, 100, 150), dispatch(9, 150, 151), dispatch(3, 200, 190)]
+    tools = [process(1, found, {3: MM + ".kd"}), process(2, [dispatch(3, 100, 140)], {3: REDUCE})]
+    path.write_text(json.dumps({"rocprofiler-sdk-tool": tools}))
+    trace = decompose(path)
+    assert {c: t.time_ns for c, t in trace.by_class().items()} == {
+        "bf16_gemm": 50, "all_reduce": 40, "unknown": 1,
+    }  # fmt: skip
+    assert len(trace.devices) == 2
+    assert {kernel.name for kernel in trace.kernels} == {MM, REDUCE, "kernel_id 9"}
+    said = " | ".join(finding.message for finding in trace.findings)
+    assert "1 records have no start and end" in said
+    assert "1 kernels are not among kernel_symbols" in said
+
+
+CSV = (
+    '"Kind","Agent_Id","Queue_Id","Kernel_Id","Kernel_Name","Correlation_Id","Start_Timestamp","End_Timestamp"\n'
+    f'"KERNEL_DISPATCH","Agent 4",1,3,"{MM}",1,1000,1500\n'
+    f'"KERNEL_DISPATCH","Agent 4",2,4,"{REDUCE} [clone .kd]",2,1400,1600\n'
+)
+
+
+def test_rocprofv3s_kernel_trace_as_csv(tmp_path: Path) -> None:
+    path = tmp_path / "1_kernel_trace.csv"
+    path.write_text(CSV)
+    trace = decompose(path)
+    assert {c: t.exposed_ns for c, t in trace.by_class().items()} == {"bf16_gemm": 500, "all_reduce": 100}
+    path.write_text(CSV[:-12])
+    with pytest.raises(UnreadableError, match="line 3: no kernel with start and end"):
+        decompose(path)
+
+
+def test_the_command_prints_and_writes_all_of_it(here: Here, tmp_path: Path) -> None:
+    path = FOLDER / "vllm_cpu_deepseek_v3.json.gz"
+    shown = here("serving", "trace", path, "--steps", "--top", "3")
+    assert shown.returncode == 0
+    for text in ("4 decode steps", "a decode step: median of 4", "mla_decode", "unknown: none", "and 1"):
+        assert text in shown.stdout, text
+    (host,) = [line for line in shown.stdout.splitlines() if line.startswith("host") and ".." in line]
+    assert "us" in host or "ms" in host, "the idle time has a row in the table of a step"
+    done = here("serving", "trace", path, "--phase", "decode", "--json", tmp_path / "out.json")
+    assert (done.returncode, done.stdout) == (0, "")
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert list(written) == ["trace", "classes", "kernels", "steps", "unknown"]
+    assert {row["phase"] for row in (*written["classes"], *written["steps"], *written["kernels"])} == {
+        "decode"
+    }
+    total = sum(row["time_us"] for row in written["classes"])
+    assert total == pytest.approx(sum(row["time_us"] for row in written["kernels"]))
+    assert sum(row["share"] for row in written["classes"]) == pytest.approx(1)
+    assert sum(step["time_us"] for step in written["steps"]) == pytest.approx(total)
+
+
+def test_a_phase_that_is_not_there_is_said(here: Here) -> None:
+    path = FOLDER / "deepseek_v3_training.json.gz"
+    assert "has no decode steps; it has: training" in error_line(
+        here("serving", "trace", path, "--phase", "decode")
+    )

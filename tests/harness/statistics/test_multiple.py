@@ -1,0 +1,163 @@
+"""The comparisons of a case judged together, and redone from the record."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import MISSING, fields
+
+import pytest
+
+import kernels
+from harness.plan.arms import Arm
+from harness.plan.contender import Contender
+from harness.plan.rotation import Rotation
+from harness.results import read
+from harness.results.schema import CaseDone, Cell, Record
+from harness.run.case import Measured
+from harness.run.cells import Yardsticks, build_cells
+from harness.run.session import Session
+from harness.statistics.multiple import Judged, joint_verdicts
+from harness.timing.interleaved import measure
+from harness.timing.rounds import Policy, Rounds
+from kernels.platform import Platform
+from shapes.case import Case
+from tests.support.recorded_verdicts import redo
+from tools.simulated_machine import FAMILIES, Family, Machine
+
+
+def session(
+    true: dict[str, float], family: Family = FAMILIES["quiet"], seed: int = 1, **policy: object
+) -> Rounds:
+    machine = Machine(family, true, seed)
+    return measure(machine.contenders, Policy(clock=machine.clock, begin_block=machine.prepare, **policy))
+
+
+def judged(
+    rounds: Rounds, *wanted: str, anchor: str | None = "anchor", twin: str | None = None
+) -> list[Judged]:
+    series = {name: rounds.series(name) for name in (*wanted, anchor, twin) if name}
+    return joint_verdicts(series, rounds.blocks, wanted, anchor, twin)
+
+
+def asked(found: list[Judged]) -> list[tuple[str, str, str]]:
+    return [(j.a, j.b, j.about) for j in found]
+
+
+def test_each_against_the_anchor_and_the_winner_against_the_runner_up():
+    rounds = session({"anchor": 1.0, "a": 1.5, "b": 0.5, "c": 0.7})
+    assert asked(judged(rounds, "anchor", "a", "b", "c")) == [
+        ("a", "anchor", "baseline"),
+        ("b", "anchor", "baseline"),
+        ("c", "anchor", "baseline"),
+        ("b", "c", "runner-up"),
+    ]
+    # A baseline that is out, its output being wrong, leaves the ranking.
+    assert asked(judged(rounds, "a", "b", "c")) == [("b", "c", "runner-up")]
+    assert judged(rounds, "anchor") == []
+    assert judged(rounds) == []
+
+
+def test_what_is_clear_leaves_its_share_to_the_others():
+    """Three are far from the anchor; one, and the two fastest, are not to be told apart."""
+    true = {"anchor": 1.0, "a": 1.5, "b": 0.5, "c": 0.5001, "d": 1.0001}
+    found = judged(session(true, Family(own=0.05)), *true)
+    by_pair = {(j.a, j.b): j for j in found}
+    for name in "abc":
+        assert by_pair[name, "anchor"].found.verdict in ("faster", "slower")
+        assert by_pair[name, "anchor"].confidence == pytest.approx(1 - 0.05 / 5)
+    assert by_pair["d", "anchor"].found.verdict == "unclear"
+    assert by_pair["d", "anchor"].confidence == pytest.approx(1 - 0.05 / 2)
+
+
+def test_two_contenders_are_one_question():
+    found = judged(session({"anchor": 1.0, "a": 1.0001}, Family(own=0.05)), "anchor", "a")
+    assert [j.about for j in found] == ["baseline", "runner-up"]
+    assert [j.confidence for j in found] == [0.95, 0.95]
+
+
+def test_a_twin_gives_the_floor():
+    rounds = session({"anchor": 1.0, "again": 1.1, "a": 1.05}, Family(own=0.001))
+    (found, _) = judged(rounds, "anchor", "a", twin="again")
+    assert found.floor == pytest.approx(0.09, abs=0.005)
+    assert found.found.verdict == "same", "told apart, but by less than the same thing from itself"
+    rounds = session({"anchor": 1.0, "again": 2.0, "a": 3.0})
+    assert {j.found.verdict for j in judged(rounds, "anchor", "a", twin="again")} == {"unclear"}
+
+
+def test_five_equal_contenders_are_seldom_told_apart():
+    """All comparisons of a case together, the winner picked after looking: 5 % may be wrong."""
+    names = ("anchor", "a", "b", "c", "d")
+    wrong = 0
+    for seed in range(100):
+        rounds = session(dict.fromkeys(names, 1.0), FAMILIES["offsets"], seed, budget_s=40)
+        wrong += any(j.found.verdict in ("faster", "slower") for j in judged(rounds, *names))
+    assert wrong <= 10
+
+
+@pytest.mark.parametrize("family", ["quiet", "spikes", "offsets"])
+@pytest.mark.parametrize("spread", [0.0, 0.004, 0.3])
+def test_verdicts_are_redone_from_the_record(family, spread):
+    """Of contenders as a run measures them, one of which failed on the way."""
+    impls = [i for i in kernels.implementations("mla_decode") if i.name.startswith("torch.")]
+    contenders = [Contender(i.name, i, Arm(), "eager") for i in impls]
+    twin = f"{contenders[0].name} (again)"
+    true = {c.name: 1e-3 * (1 + spread * place) for place, c in enumerate(contenders)} | {twin: 1e-3}
+    machine = Machine(FAMILIES[family], true, seed=5)
+    turns = machine.contenders
+    lives = itertools.count()
+
+    def mortal() -> float:
+        return turns[contenders[-1].name]() if next(lives) < 17 else math.nan
+
+    rounds = measure(
+        turns | {contenders[-1].name: mortal},
+        Policy(clock=machine.clock, begin_block=machine.prepare, anchor=contenders[0].name, twin=twin),
+    )
+    contenders[-1].fail("error", rounds.dropped[contenders[-1].name])
+    case = Case("mla_decode", {"batch": 1, "ctx": "64"})
+    measured = Measured(
+        case,
+        contenders,
+        Rotation("warm", 1, 0, 0, False),
+        rounds,
+        contenders[0],
+        Contender(twin, impls[0], Arm(), "eager"),
+    )
+    cells, verdicts = build_cells(measured, Platform("cpu", "x86"), Yardsticks(None, None, 0.95))
+    done = CaseDone(case=case.key, measured_s=1, setup_s=1, rounds=1, blocks=1, stopped=rounds.stopped)
+    records: list[Record] = [
+        type(r).model_validate_json(r.model_dump_json()) for r in (*cells, *verdicts, done)
+    ]
+    assert len(verdicts) == 1 + len(contenders) - 2 + 1
+    for stated, found in redo(records):
+        assert (stated.verdict, stated.ratio) == (found.verdict, pytest.approx(found.ratio))
+        assert (stated.low, stated.high) == pytest.approx((found.low, found.high))
+
+
+def test_verdicts_of_groups_are_redone_from_the_record():
+    """The baseline and its twin stand in each group, whose rounds are others: the machine is twice as slow
+    for the second. A group of which nothing came stands between them."""
+    impls = kernels.implementations("mla_decode")[:4]
+    anchor, one, two, broken = (Contender(i.name, i, Arm(), "eager") for i in impls)
+    twin = Contender(f"{anchor.name} (again)", anchor.impl, Arm(), "eager")
+    case = Case("mla_decode", {"batch": 1, "ctx": "64"})
+
+    def group(other: Contender, slower: float, rounds: int) -> Measured:
+        true = {anchor.name: slower, twin.name: slower, other.name: 1.1 * slower}
+        found = session(true, seed=int(slower), anchor=anchor.name, twin=twin.name, first_rounds=rounds)
+        return Measured(case, [anchor, other], Rotation("warm", 1, 0, 0, False), found, anchor, twin)
+
+    broken.fail("error", "it broke")
+    nothing = Measured(case, [broken], Rotation("warm", 1, 0, 0, False))
+    run = Session(
+        **dict.fromkeys(f.name for f in fields(Session) if f.default is MISSING)
+        | {"platform": Platform("cpu", "x86"), "yardsticks": Yardsticks(None, None, 0.95), "left_out": []}
+    )
+    records = run._records(case, [group(one, 1.0, 5), nothing, group(two, 2.0, 4)])
+    redone = redo(records)
+    assert [v.about for v, _ in redone].count("A/A") == 2
+    for stated, found in redone:
+        assert (stated.ratio, stated.low, stated.high) == pytest.approx((found.ratio, found.low, found.high))
+    cells = {r.impl: r for r in records if isinstance(r, Cell)}
+    assert math.isnan(read.paired(cells[one.name].samples, cells[two.name].samples).ratio)

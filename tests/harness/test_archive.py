@@ -1,0 +1,316 @@
+"""Packed runs: read as the files were, nothing lost by a kill, nothing altered unseen."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from harness import archive
+from harness.cli import main
+from harness.cli.serving.experiment import plan
+from harness.errors import UsageError
+from harness.paths import ROOT
+from harness.results import read as read_module
+from harness.serving import load
+from harness.serving.experiment.run import LEDGER
+from harness.serving.ledger.ledger import read, rows
+from harness.serving.live.client.requests import details
+from harness.serving.trace.json_stream import Text
+from tests.harness.results.test_journal import filled
+from tests.support.command_line import contents
+from tests.support.serving_experiments import Doubles, conduct, experiment, ledger
+
+CLIENT = ROOT / "tests/data/serving/vllm_serve_0.32_detailed.json"
+RECORDED = sorted((ROOT / "results").glob("*/serving/*/ledger.jsonl"))
+FILES = {
+    "experiment.json": b"{}",
+    "ledger.jsonl": b"",
+    "NOTES.md": b"What it was.\n",
+    "live/a/live.jsonl": b'{"kind": "plan"}\n',
+    "live/a/runs/one.json": b"a" * 5000,
+    "live/a/runs/two.json": b"",
+    "observed/trace.json.gz": gzip.compress(b"{}", mtime=0),
+}
+KEPT = {name for name in FILES if "/runs/" not in name and not name.endswith(".gz")}
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run_main(capsys, monkeypatch):
+    """The command, in this process."""
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["harness", *arguments])
+        try:
+            code = main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+def folder_of(folder: Path) -> Path:
+    for name, data in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def assert_all_read(folder: Path) -> None:
+    assert {name: archive.read_bytes(folder / name) for name in FILES} == FILES
+
+
+def rewritten(folder: Path, change: dict[str, bytes]) -> None:
+    """The archive with other bytes in a member, and a checksum of the format's own that fits them."""
+    path = folder / archive.NAME
+    with zipfile.ZipFile(path) as old:
+        members = {info: old.read(info) for info in old.infolist()}
+    with zipfile.ZipFile(path, "w") as new:
+        for info, data in members.items():
+            new.writestr(info, change.get(info.filename, data))
+
+
+def test_packed_files_are_read_as_they_were(tmp_path):
+    folder = folder_of(tmp_path / "run")
+    assert archive.pack(folder) == len(FILES) - len(KEPT)
+    assert contents(folder).keys() == KEPT | {archive.NAME}
+    assert not (folder / "observed").exists()
+    assert_all_read(folder)
+    archive.verify(folder)
+    assert archive.is_file(folder / "live/a/runs/one.json") and archive.is_folder(folder / "live/a/runs")
+    assert not archive.is_file(folder / "live/a/runs") and not archive.is_folder(folder / "live/b")
+    for missing in ("live/a/runs/three.json", "live/a/live.jsonl/none"):
+        with pytest.raises(OSError, match=r"No such file|Not a directory"):
+            archive.read_bytes(folder / missing)
+
+
+def test_an_archive_has_the_same_bytes_whenever_it_is_packed(tmp_path):
+    for name in ("one", "two"):
+        archive.pack(folder_of(tmp_path / name))
+    one, two = ((tmp_path / name / archive.NAME).read_bytes() for name in ("one", "two"))
+    assert one == two
+    assert archive.pack(tmp_path / "one") == 0 and (tmp_path / "one" / archive.NAME).read_bytes() == one
+
+
+def test_what_unzip_gives_is_what_was_packed(tmp_path):
+    folder = folder_of(tmp_path / "run")
+    archive.pack(folder)
+    with zipfile.ZipFile(folder / archive.NAME) as packed:
+        packed.extractall(folder)
+    assert {name: (folder / name).read_bytes() for name in FILES} == FILES
+    if shutil.which("sha256sum"):
+        subprocess.run(["sha256sum", "--check", "--quiet", archive.SUMS], cwd=folder, check=True)
+
+
+def test_a_later_file_counts_and_takes_the_members_place(tmp_path):
+    folder = folder_of(tmp_path / "run")
+    archive.pack(folder)
+    again = folder / "live/a/runs/one.json"
+    again.parent.mkdir()
+    again.write_bytes(b"again")
+    assert archive.read_bytes(again) == b"again"
+    assert archive.pack(folder) == 1 and not again.exists()
+    assert archive.read_bytes(again) == b"again"
+    assert archive.read_bytes(folder / "observed/trace.json.gz") == FILES["observed/trace.json.gz"]
+
+
+def test_an_archive_in_an_archive_is_refused(tmp_path):
+    archive.pack(folder_of(tmp_path / "all/run"))
+    with pytest.raises(UsageError, match=r"run/raw\.zip packs a part of .* by itself"):
+        archive.pack(tmp_path / "all")
+    assert_all_read(tmp_path / "all/run")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from harness import archive
+
+steps = 0
+
+def killing(call):
+    def counted(*arguments, **more):
+        global steps
+        steps += 1
+        if steps == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*arguments, **more)
+    return counted
+
+os.fsync = killing(os.fsync)
+for name in ("open", "replace", "unlink", "rmdir"):
+    setattr(Path, name, killing(getattr(Path, name)))
+archive.pack(Path(sys.argv[1]))
+"""
+
+
+def test_a_kill_while_packing_loses_nothing(tmp_path):
+    archive.pack(folder_of(tmp_path / "whole"))
+    wanted = contents(tmp_path / "whole")
+    for step in range(1, 100):
+        folder = folder_of(tmp_path / f"killed-{step}")
+        command = [sys.executable, "-c", KILLED, str(folder), str(step)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert_all_read(folder)
+        if done.returncode == 0:
+            break
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        archive.pack(folder)
+        assert contents(folder) == wanted
+    assert step > 8
+
+
+def test_a_full_disk_while_packing_leaves_the_files(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    folder = folder_of(tmp_path / "run")
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        archive.pack(folder)
+    assert contents(folder) == FILES
+
+
+# What is damaged or altered
+
+
+def test_an_altered_member_is_told_and_fails_the_ledger(tmp_path, run_main):
+    conduct(tmp_path, Doubles(tmp_path)).run()
+    folder = tmp_path / "out"
+    archive.pack(folder)
+    assert run_main("serving", "ledger", str(folder)).code == 0
+    name = "stages/linears/pairs.json"
+    text = archive.read_bytes(folder / name)
+    rewritten(folder, {name: text.replace(b"60.0", b"61.0")})
+    done = run_main("serving", "ledger", str(folder))
+    line = f"error: {folder / archive.NAME}, {name}: altered since it was packed\n"
+    assert (done.code, done.out, done.err) == (2, "", line)
+    with pytest.raises(UsageError, match="altered since it was packed"):
+        conduct(tmp_path, Doubles(tmp_path), resume=True).run()
+
+
+def test_a_member_that_rotted_is_told(tmp_path):
+    folder = folder_of(tmp_path / "run")
+    archive.pack(folder)
+    path = folder / archive.NAME
+    data = bytearray(path.read_bytes())
+    at = data.index(FILES["observed/trace.json.gz"])
+    data[at + 12] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(archive.BrokenArchive, match=r"observed/trace\.json\.gz: BadZipFile: Bad CRC-32"):
+        archive.read_bytes(folder / "observed/trace.json.gz")
+    with pytest.raises(archive.BrokenArchive, match="Bad CRC-32"):
+        archive.verify(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 100, 0.5, -30])
+def test_a_broken_archive_is_one_line(tmp_path, run_main, keep):
+    conduct(tmp_path, Doubles(tmp_path)).run()
+    folder = tmp_path / "out"
+    archive.pack(folder)
+    path = folder / archive.NAME
+    data = path.read_bytes()
+    path.write_bytes(data[: int(keep * len(data)) if isinstance(keep, float) else keep])
+    commands = [
+        ["serving", "ledger", str(folder)],
+        ["serving", "load", str(folder / "live/linears/runs/pair-000-0-base.json")],
+        ["serving", "trace", str(folder / "observed/base/base.trace.json.gz")],
+        ["serving", "experiment", str(tmp_path / "tiny.toml"), "--out", str(folder), "--dry-run"],
+        ["compare", str(folder / "kernels/a"), str(folder / "kernels/b")],
+    ]
+    for command in commands:
+        done = run_main(*command)
+        assert (done.code, done.out) == (2, ""), command
+        assert done.err.startswith(f"error: cannot read {path}: BadZipFile: ") and done.err.count("\n") == 1
+    with pytest.raises(archive.BrokenArchive):
+        conduct(tmp_path, Doubles(tmp_path), resume=True).run()
+
+
+# Who reads packed files
+
+
+def test_a_packed_experiment_is_done_and_resumes(tmp_path):
+    conduct(tmp_path, Doubles(tmp_path)).run(["mla"])
+    folder = tmp_path / "out"
+    before = plan(experiment(tmp_path), folder, ["linears", "mla"])
+    archive.pack(folder)
+    assert contents(folder).keys() == {"experiment.json", LEDGER, archive.NAME}
+    assert plan(experiment(tmp_path), folder, ["linears", "mla"]) == before
+    again = Doubles(tmp_path)
+    conduct(tmp_path, again, resume=True).run(["mla"])
+    assert not again.asked and not again.opened
+    conduct(tmp_path, again, resume=True).run()
+    assert "look base" not in again.asked and ledger(tmp_path)["tiny linears"].observations
+    archive.pack(folder)
+    last = Doubles(tmp_path)
+    conduct(tmp_path, last, resume=True).run()
+    assert not last.asked
+
+
+def test_runs_of_kernels_are_loaded_from_an_archive(tmp_path):
+    for name in ("day/x/kernels/one", "day/x/kernels/two", "day/three"):
+        filled(tmp_path / name, "case a")
+    wheres = (".", "day/x", "day/x/kernels", "day/x/kernels/one", "day/x/kernels/two/cells.jsonl",
+              "day/*/kernels/t*", "**/one", "*/*", "day/**/run.json", "day/t*")  # fmt: skip
+    before = {where: read_module.load(f"{tmp_path}/{where}") for where in wheres}
+    archive.pack(tmp_path / "day/x")
+    for where, table in before.items():
+        found = read_module.load(f"{tmp_path}/{where}")
+        assert found.to_csv() == table.to_csv(), where
+    with pytest.raises(UsageError, match="no run at"):
+        read_module.load(f"{tmp_path}/day/x/kernels/four")
+
+
+def test_clients_files_are_loaded_from_an_archive(tmp_path, run_main):
+    folder = tmp_path / "run"
+    (folder / "runs").mkdir(parents=True)
+    file = folder / "runs" / "one.json"
+    shutil.copy(CLIENT, file)
+    commands = [["serving", "load", str(file)], ["serving", "audit", str(file)],
+                ["serving", "compare", str(file), str(file)]]  # fmt: skip
+    before = [run_main(*command) for command in commands]
+    runs, kept = load(file), details(file)
+    archive.pack(folder)
+    assert not file.exists()
+    assert [run_main(*command) for command in commands] == before
+    assert (load(file), details(file)) == (runs, kept)
+    text = Text(file)
+    assert text.peek() == "{"
+    text.close()
+
+
+def test_the_tool_packs_and_says_what_is_wrong(tmp_path):
+    folder_of(tmp_path / "run")
+    command = [sys.executable, "-m", "tools.pack_results", str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{tmp_path / 'run' / archive.NAME}: {len(FILES) - len(KEPT)} files packed\n"
+    (tmp_path / "run" / archive.NAME).write_bytes(b"nothing")
+    (tmp_path / "run" / "more.json").write_text(json.dumps({}))
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("error: cannot read ")
+    assert (tmp_path / "run" / "more.json").exists()
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.parent.name)
+def test_what_a_recorded_ledger_names_is_there_and_unaltered(path):
+    folder = path.parent
+    archive.verify(folder)
+    for row in rows(read(path)):
+        named = [name for line in row.observations for name in line.observation.runs]
+        named += [name for line in row.explanations for name in line.evidence]
+        assert all(archive.is_file(folder / name) for name in set(named))

@@ -1,0 +1,40 @@
+"""Files that hold what is finished: what a kill left behind it, and a disk that is full."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from harness import files
+
+
+def test_what_a_kill_left_is_cut_off_before_the_next_piece(tmp_path):
+    path = tmp_path / "lines"
+    files.append(path, "one\n")
+    path.write_text("one\ntw")
+    files.append(path, "three\n")
+    assert path.read_text() == "one\nthree\n"
+    files.append(path, "four\n", lambda data: 0)
+    assert path.read_text() == "four\n"
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    lines, whole = tmp_path / "lines", tmp_path / "whole"
+    files.append(lines, "one\n")
+    files.replace(whole, "old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.append(lines, "two\n")
+    with pytest.raises(OSError, match="No space left"):
+        files.replace(whole, "new")
+    assert (lines.read_text(), whole.read_text()) == ("one\n", "old")
+    assert sorted(tmp_path.iterdir()) == [lines, whole], "nothing half written stays"
+
+
+def test_a_file_is_replaced_with_its_folder(tmp_path):
+    files.replace(tmp_path / "a" / "b", "text")
+    assert (tmp_path / "a" / "b").read_text() == "text"

@@ -1,0 +1,423 @@
+"""`python -m harness tune` without a device: the estimate, the search that it makes exact, what is stored."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import math
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kernels
+from harness import cli
+from harness.catalogue.architectures import architectures
+from harness.compile.launches import implementations
+from harness.compile.launches import tuned as cases_tuned
+from harness.compile.resources import Figures, Product
+from harness.tune import offline, store
+from harness.tune.compile_records import Compiled, Evidence
+from harness.tune.compile_records import file as evidence_file
+from harness.tune.cost_model import HIDDEN, WITHIN, Peaks, estimate, held, least, peaks, share
+from harness.tune.offline import Compiling
+from harness.tune.search import Search, fewest, run
+from harness.tune.store import Place
+from harness.workers.child.source_hash import bare
+from kernels.platform import version
+from kernels.tuning import TUNED, Demand, words
+from shapes.case import Case, parse
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+SM_90 = architectures()["sm_90"]
+ON = Peaks(units=10, flops={"fp8": 1e12}, memory=1e9, cache=1e10, latency=1e-6, launch=1e-6)
+"""A unit multiplies 1e11 a second and reads 1e9 bytes a second."""
+
+COMPUTE = Demand("k", programs=10, flops=1e8, dtype="fp8", read=1e3, in_flight=1e3, moved=1e4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "resident", "rate", "microseconds", "hidden", "bound"),
+    [
+        # A latency, the products, a launch; hidden: cache, a latency and a wait for loads, memory.
+        ({}, 1, 1.0, 1 + 1000 + 1, 1 + 2 + 10, "compute"),
+        ({}, 1, 0.5, 1 + 2000 + 1, 1 + 2 + 10, "compute"),
+        ({"programs": 11}, 1, 1.0, 2 + 2000 + 1, 2 + 4 + 10, "compute"),  # a second wave, of one program
+        ({"programs": 11}, 2, 1.0, 1 + 2000 + 1, 2 + 2 + 10, "compute"),
+        ({"programs": 40}, 2, 1.0, 2 + 4000 + 1, 4 + 4 + 10, "compute"),
+        ({"flops": 0, "read": 1e6, "in_flight": 1e6}, 1, 1.0, 1 + 1000 + 1, 2 + 10, "cache"),
+        ({"flops": 0, "read": 1e6, "in_flight": 100}, 1, 1.0, 1 + 10_000 + 1, 1000 + 10, "latency"),
+        # One program loads and multiplies in turn; four on a unit hide each other's loads.
+        ({"flops": 1e6, "read": 1e4, "overlaps": False}, 1, 1.0, 1 + 20 + 1, 10 + 10 + 10, "latency"),
+        ({"flops": 1e6, "read": 1e4, "overlaps": False, "programs": 40}, 4, 1.0, 1 + 40 + 1, 40 + 21 + 10,
+         "compute"),
+        ({"moved": 1e7}, 1, 1.0, 10_000 + 1, 1000 + 1 + 1000, "memory"),  # 10,000 bytes a us
+        # All programs together have 100 bytes on the way.
+        ({"moved": 1e7, "in_flight": 10, "read": 10}, 1, 1.0, 100_000 + 1, 1000 + 0.01 + 10_000, "latency"),
+    ],
+)  # fmt: skip
+def test_the_estimate_by_hand(changes, resident, rate, microseconds, hidden, bound):
+    made = estimate(ON, [(dataclasses.replace(COMPUTE, **changes), resident, rate, 1.0)])
+    assert made.seconds == pytest.approx((microseconds + HIDDEN * hidden) * 1e-6)
+    assert made.bound == bound
+
+
+def test_a_program_of_one_wave_multiplies_on_one_simd():
+    """Four of them on a unit together have all of it."""
+    alone, four = (estimate(ON, [(COMPUTE, n, 1.0, 0.25)]).seconds for n in (1, 4))
+    assert alone == pytest.approx(estimate(ON, [(COMPUTE, 1, 0.25, 1.0)]).seconds)
+    many = dataclasses.replace(COMPUTE, programs=40)
+    whole = estimate(ON, [(many, 4, 1.0, 1.0)]).seconds
+    assert estimate(ON, [(many, 4, 1.0, 0.25)]).seconds == pytest.approx(whole)
+    assert four == pytest.approx(alone), "ten programs are one to a unit"
+
+
+@pytest.mark.parametrize(
+    ("arch", "tile", "threads", "fed"),
+    [
+        # Bytes of a step of k over its flops, against 128 or 256 bytes a clock at the full rate.
+        ("sm_90", (128, 128, "bf16"), 256, 1.0),  # (128 + 2 * 128) * 2 over 2 * 128 * 128: 96 bytes a clock
+        ("sm_90", (128, 32, "bf16"), 128, 128 / 192),
+        ("sm_100", (128, 64, "bf16"), 128, 128 / 192),
+        ("gfx942", (128, 128, "fp8"), 256, 1.0),  # four waves of 64x64
+        ("gfx942", (64, 16, "bf16"), 256, 0.5),  # of 16x16: (4 * 16 + 64) * 2 over 2 * 64 * 16: 256 bytes
+    ],
+)
+def test_shared_memory_feeds_large_tiles_only(arch, tile, threads, fed):
+    m, n, dtype = tile
+    architecture = architectures()[arch]
+    name = {"sm_90": "wgmma.x.f32.bf16.bf16", "sm_100": "tcgen05.mma.cta_group::1.kind::f16"}.get(arch)
+    name = name or {"bf16": "v_mfma_f32_32x32x8_bf16", "fp8": "v_mfma_f32_32x32x16_fp8_fp8"}[dtype]
+    figures = Figures(threads=threads, instructions=[name], products=[Product(m, n, 64, dtype)])
+    found = share(dataclasses.replace(COMPUTE, dtype=dtype), figures, architecture)
+    assert found == pytest.approx(fed)
+
+
+def test_kernels_of_a_call_add_up():
+    one = estimate(ON, [(COMPUTE, 1, 1.0, 1.0)])
+    assert estimate(ON, [(COMPUTE, 1, 1.0, 1.0)] * 3).seconds == pytest.approx(3 * one.seconds)
+
+
+def test_no_estimate_is_below_the_bound():
+    """Of 500 random kernels, whatever compiling finds."""
+    draw = random.Random(1)
+    for _ in range(500):
+        read = 10 ** draw.uniform(2, 7)
+        demand = Demand("k", draw.randrange(1, 500), 10 ** draw.uniform(5, 9), "fp8", read,
+                        read / draw.uniform(1, 50), 10 ** draw.uniform(4, 8))  # fmt: skip
+        bound = least(ON, [(demand, 32)])
+        for resident in range(1, 33):
+            for rate, part in ((0.3, 1.0), (1.0, 0.25), (1.0, 1.0)):
+                assert estimate(ON, [(demand, resident, rate, part)]).seconds >= bound * (1 - 1e-12)
+
+
+def test_older_instructions_and_what_a_unit_holds():
+    wide = Figures(registers=128, threads=128, instructions=["wgmma.mma_async.x.f32.e4m3.e4m3"])
+    older = dataclasses.replace(wide, instructions=["mma.sync.aligned.x"])
+    assert share(COMPUTE, wide, SM_90) == 1.0
+    assert share(COMPUTE, older, SM_90) == SM_90.older_rate["fp8"] < 0.5
+    assert share(dataclasses.replace(COMPUTE, flops=0, dtype="fp32"), older, SM_90) == 1.0
+    assert held(wide, SM_90) == 4
+
+
+def test_each_architecture_knows_what_the_estimate_needs():
+    for architecture in architectures().values():
+        on = peaks(architecture)
+        assert on.units == architecture.units and {"bf16", "fp8"} <= set(on.flops)
+        assert on.memory < on.cache and 1e-7 < on.latency < 1e-5 and 1e-7 < on.launch < 1e-5
+        assert set(architecture.older_rate) == set(architecture.older)
+        assert {"cache_tbps", "latency_ns", "launch_us"} <= set(architecture.sources)
+
+
+GEMM = implementations("block_scale_gemm")[0]
+CASES = [Case("block_scale_gemm", sizes) for sizes in parse("m=1,300,4096 n=2112 k=7168")]
+
+
+def made_up(launch: Any) -> Figures:
+    """As a compiler may find it, without one: always the same for a launch, some too large."""
+    draw = random.Random(launch.kernel + launch.data)
+    options = json.loads(launch.data)["options"]
+    return Figures(
+        registers=draw.choice((32, 64, 128, 255)),
+        shared_bytes=draw.choice((0, 40_000, 100_000, 240_000)),
+        threads=32 * options["num_warps"],
+        instructions=["wgmma.mma_async.sync.x.f32.e4m3.e4m3"],
+    )
+
+
+@pytest.fixture(scope="module")
+def told() -> Iterator[list[int]]:
+    """How many launches each call of the compiler was given; nothing is compiled."""
+    counts: list[int] = []
+
+    def compile_all(launches: Sequence[Any], done: Any = None) -> list[Figures]:
+        counts.append(len(launches))
+        return [made_up(launch) for launch in launches]
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(offline, "compile_all", compile_all)
+    yield counts
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def tuning(told: list[int]) -> tuple[Compiling, list[Search]]:
+    compiling = Compiling(GEMM, SM_90)
+    searches = compiling.searches(CASES)
+    compiling.run(searches)
+    return compiling, searches
+
+
+def test_the_search_finds_the_best_and_judges_few(tuning):
+    compiling, searches = tuning
+    assert len(searches) == len(CASES)
+    for search in searches:
+        whole = compiling.searches([Case("block_scale_gemm", parse(search.case)[0])])[0]
+        compiling.judge([(whole, one) for one in whole.candidates])
+        whole.at = len(whole.candidates)
+        assert search.best == whole.best < math.inf
+        assert {words(one.config) for one in search.good} == {words(one.config) for one in whole.good}
+    judged, all_of_them = (sum(n) for n in zip(*((s.at, len(s.candidates)) for s in searches), strict=True))
+    assert judged < 0.7 * all_of_them
+
+
+def test_each_launch_is_compiled_once(tuning, told: list[int]):
+    compiling, _ = tuning
+    assert sum(told) == len(compiling.compiled)
+
+
+def test_few_configurations_serve_all(tuning):
+    _, searches = tuning
+    picked = fewest(searches)
+    assert set(picked) == {search.case for search in searches}
+    for search in searches:
+        assert picked[search.case].estimate.seconds <= search.best * (1 + WITHIN)
+    least_alone = {words(search.good[0].config) for search in searches}
+    assert len({words(one.config) for one in picked.values()}) <= len(least_alone)
+
+
+def test_shards_leave_what_is_not_theirs(told, tmp_path: Path, monkeypatch):
+    """Two of them, then one that finds all that they compiled."""
+    known: dict[str, Figures] = {}
+
+    def compile_all(launches: Sequence[Any], done: Any = None) -> list[Figures]:
+        found = [made_up(launch) for launch in launches]
+        known.update({offline.key_of(one): figures for one, figures in zip(launches, found, strict=True)})
+        return found
+
+    monkeypatch.setattr(offline, "compile_all", compile_all)
+    monkeypatch.setattr(offline, "recall", known.get)
+    for at in (1, 2):
+        compiling = Compiling(GEMM, SM_90, (at, 2))
+        compiling.run(compiling.searches(CASES))
+    before = len(known)
+    compiling = Compiling(GEMM, SM_90)
+    compiling.run(compiling.searches(CASES))
+    assert len(known) == before
+    assert set(compiling.found) == {search.case for search in compiling.searches(CASES)}
+
+
+def test_what_is_stored_holds_and_a_worse_one_does_not(tuning, tmp_path: Path):
+    compiling, searches = tuning
+    what = offline.OfflineResult(compiling, searches)
+    file = what.store(tmp_path)
+    assert not what.differences(tmp_path)
+    kept = Evidence.read(evidence_file(tmp_path, GEMM.name, what.place))
+    again = compiling.searches(CASES)
+    run(again, lambda batch: kept.judge(compiling.on, SM_90, batch))
+    stored = store.read(file)["choices"]
+    assert not offline.differences(GEMM, what.place, again, stored), "figures say what compiling said"
+
+    search = next(one for one in searches if one.at < len(one.candidates))
+    worse = dataclasses.asdict(search.candidates[-1].config)
+    planted = [one | {"config": worse} if one["case"] == search.case else one for one in stored]
+    said = offline.differences(GEMM, what.place, again, planted)
+    assert len(said) == 1 and search.case in said[0] and "not within 3% of the best; the best is" in said[0]
+
+    stale = [one | {"source": "0" * 12} if one["case"] == search.case else one for one in stored]
+    said = offline.differences(GEMM, what.place, again, stale)
+    assert len(said) == 1 and "stored from other kernels" in said[0] and "tune again" in said[0]
+
+    said = offline.differences(GEMM, what.place, again, [one for one in stored if one["case"] != search.case])
+    assert said == [f"sm_90 {GEMM.name} {search.case}: nothing is stored"]
+
+    lost = next(iter(kept.cases[search.case]))
+    kept.cases[search.case] = {lost: kept.cases[search.case][lost]}
+    again = compiling.searches([Case("block_scale_gemm", parse(search.case)[0])])
+    run(again, lambda batch: kept.judge(compiling.on, SM_90, batch))
+    said = offline.differences(GEMM, what.place, again, stored)
+    assert "may be better were not compiled" in said[0]
+
+
+def test_an_implementation_that_fails_costs_a_configuration(told, monkeypatch):
+    def prepare_for(*_: Any) -> Any:
+        raise StopIteration
+
+    monkeypatch.setattr(type(GEMM), "prepare_for", prepare_for)
+    compiling = Compiling(GEMM, SM_90)
+    searches = compiling.searches(CASES[:1])
+    compiling.run(searches)
+    assert set(searches[0].refusals) == {"StopIteration"} and not searches[0].good
+    assert not offline.OfflineResult(compiling, searches).choices
+
+
+def test_tables_serve_cases_that_agree(tmp_path: Path):
+    one, other = (Compiled("k", Figures(registers=n, threads=128)) for n in (32, 64))
+    evidence = Evidence("s", {"m=1": {"a": [one], "b": "E"}, "m=2": {"a": [one], "c": [other]},
+                              "m=3": {"a": [other]}})  # fmt: skip
+    evidence.store(tmp_path / "x.json")
+    stored = json.loads((tmp_path / "x.json").read_text())
+    assert len(stored["tables"]) == 2 and len(stored["figures"]) == 2
+    read = Evidence.read(tmp_path / "x.json")
+    assert read.source == "s" and read.cases["m=3"] == {"a": [other]}
+    assert read.cases["m=1"] == read.cases["m=2"] == {"a": [one], "b": "E", "c": [other]}
+    assert Evidence.read(tmp_path / "none.json") == Evidence()
+
+
+def test_the_source_is_of_kernels_not_of_their_comments(tmp_path: Path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "lent.py").write_text("from kernels.fp8_jit import widen\n")
+
+    class Lent:
+        __module__ = "lent"
+
+    before = store.source(Lent())
+    (tmp_path / "lent.py").write_text("from kernels.fp8_jit import widen\nfrom kernels import quantise_jit\n")
+    assert store.source(Lent()) != before
+    text = "def f(x):\n    '''Says.'''\n    return x  # why\n"
+    code = bare(ast.parse(text))
+    assert code == bare(ast.parse("def f(x):\n    return x\n"))
+    assert code != bare(ast.parse("def f(x):\n    return x + 1\n"))
+
+
+def test_the_source_is_the_same_wherever_the_kernel_lies(tmp_path: Path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    files = {
+        "suite/flat/tile_jit.py": "from kernels.fp8_jit import widen\n\n\ndef f(x):\n    return widen(x)\n",
+        "suite/flat/tile.py": "from suite.flat import tile_jit\n",
+        "suite/nested/triton/moved_jit.py": "from kernels.fp8_jit import widen\ndef f(x): return widen(x)\n",
+        "suite/nested/triton/tile.py": "from suite.nested.triton.moved_jit import f\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def source(module: str) -> str:
+        return store.source(type("Tile", (), {"__module__": module})())
+
+    assert source("suite.flat.tile") == source("suite.nested.triton.tile")
+    (tmp_path / "suite/nested/triton/moved_jit.py").write_text("def f(x): return x\n")
+    assert source("suite.flat.tile") != source("suite.nested.triton.tile")
+
+
+def tune(monkeypatch, *arguments: object) -> int:
+    monkeypatch.setattr("sys.argv", ["harness", "tune", *map(str, arguments)])
+    try:
+        return cli.main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+
+
+def test_the_command(told, monkeypatch, tmp_path: Path, capsys):
+    asked = ("--op", "block_scale_gemm", "--target", "sm_90", "--case", "m=1,64 n=2112 k=7168")
+    asked = (*asked, "--out", tmp_path)
+    assert tune(monkeypatch, *asked, "--check") == 1
+    assert capsys.readouterr().err.count("nothing is stored") == 2
+    assert tune(monkeypatch, *asked) == 0
+    assert "rows=" in capsys.readouterr().out
+    stored = json.loads((tmp_path / "sm_90" / "triton.split_k.json").read_text())
+    assert (stored["kind"], stored["arch"], stored["device"], stored["measured"]) == (
+        "cuda",
+        "sm_90",
+        "",
+        False,
+    )
+    assert {"triton", "commit", "source", "criterion", "date"} <= set(stored["provenance"])
+    assert {"case", "features", "config", "estimate_us", "bound_by", "resident"} <= set(stored["choices"][0])
+    assert tune(monkeypatch, *asked, "--check", "--json", "-") == 0
+    rows = json.loads(capsys.readouterr().out)["tuned"]
+    assert [row["case"].split()[0] for row in rows] == ["m=1", "m=64"]
+    assert all(row["judged"] <= row["configurations"] for row in rows)
+
+
+def test_mistakes_are_one_line(told, monkeypatch, tmp_path: Path, capsys):
+    (tmp_path / "file").write_text("")
+    asked = (
+        "--op",
+        "block_scale_gemm",
+        "--target",
+        "sm_90",
+        "--case",
+        "m=1 n=2112 k=7168",
+        "--out",
+        tmp_path,
+    )
+    for wrong, said in (
+        (("--shard", "5/4"), "--shard 5/4: write 1/4 for the first of four parts"),
+        (("--shard", "one"), "write 1/4"),
+        (("--impl", "triton.none"), "no implementation of block_scale_gemm matches"),
+        (("--out", tmp_path / "file"), "cannot write to"),
+    ):
+        assert tune(monkeypatch, *asked, *wrong) == 2
+        error = capsys.readouterr().err
+        assert error.splitlines()[-1].startswith("error: ") and said in error, error
+
+
+SHIPPED = sorted(TUNED.glob("*/*.json"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=[f"{path.parent.name}-{path.stem}" for path in SHIPPED])
+def test_what_is_shipped_is_the_best_by_the_criterion(path: Path):
+    """A sample of cases, from the figures that are stored; `tune --check` compiles, and takes all cases."""
+    file = store.read(path)
+    if file["measured"]:
+        return
+    architecture = architectures()[file["arch"]]
+    place = Place(file["kind"], file["arch"])
+    implementation = next(i for op in kernels.OPS for i in implementations(op) if i.name == path.stem)
+    evidence = Evidence.read(evidence_file(TUNED, implementation.name, place))
+    compiling = Compiling(implementation, architecture)
+    cases = cases_tuned(implementation.op)
+    searches = compiling.searches(cases[:: max(1, len(cases) // 12)])
+    run(searches, lambda batch: evidence.judge(compiling.on, architecture, batch))
+    assert not offline.differences(implementation, place, searches, file["choices"])
+
+
+def test_all_that_is_chosen_by_compiling_is_shipped():
+    if not SHIPPED:
+        pytest.skip("nothing is shipped")
+    there = {(path.parent.name, path.stem) for path in SHIPPED}
+    for op in kernels.OPS:
+        for implementation in implementations(op):
+            for arch in architectures():
+                assert (arch, implementation.name) in there
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", SHIPPED, ids=[f"{path.parent.name}-{path.stem}" for path in SHIPPED])
+def test_what_is_stored_of_compiling_is_what_compiling_finds(path: Path):
+    """Of three configurations of one case: the chosen one and two others."""
+    file = store.read(path)
+    if file["measured"] or file["provenance"]["triton"] != version("triton"):
+        pytest.skip("made by another Triton, or not by compiling")
+    architecture = architectures()[file["arch"]]
+    implementation = next(i for op in kernels.OPS for i in implementations(op) if i.name == path.stem)
+    evidence = Evidence.read(evidence_file(TUNED, path.stem, Place(file["kind"], file["arch"])))
+    draw = random.Random(0)
+    choice = draw.choice(file["choices"])
+    compiling = Compiling(implementation, architecture)
+    (search,) = compiling.searches([Case(implementation.op, parse(choice["case"])[0])])
+    known = evidence.cases[search.case]
+    others = draw.sample(sorted(known), min(2, len(known)))
+    chosen = [one for one in search.candidates if words(one.config) in others
+              or dataclasses.asdict(one.config) == choice["config"]]  # fmt: skip
+    compiling.judge([(search, one) for one in chosen])
+    for config, found_now in compiling.found[search.case].items():
+        assert [each if isinstance(each, str) else each.kept() for each in found_now] == [
+            each if isinstance(each, str) else each.kept() for each in known[config]
+        ]

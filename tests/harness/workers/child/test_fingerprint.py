@@ -1,0 +1,55 @@
+"""What ran beyond its name."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from harness.workers.child.fingerprint import fingerprint, onednn_names
+
+VERBOSE = """
+onednn_verbose,v1,info,oneDNN v3.7.1
+onednn_verbose,v1,primitive,create:cache_miss,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16,,,64x512,1.2
+onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16,,,64x512:512x512,0.02
+onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16,,,64x512:512x512,0.02
+onednn_verbose,primitive,exec,cpu,inner_product,gemm:jit,forward_inference,src_f32,,,mb1ic2oc3,0.1
+something else
+"""
+
+
+def test_names_of_onednns_lines():
+    """As versions 2 and 3 write them; what is only created did not run."""
+    assert onednn_names(VERBOSE.splitlines()) == [
+        "onednn matmul brg_matmul:avx512_core_bf16",
+        "onednn inner_product gemm:jit",
+    ]
+    assert onednn_names([]) == ["onednn none"]
+
+
+def test_a_product_of_bf16_names_its_implementation(capfd):
+    torch = pytest.importorskip("torch")
+    if not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("oneDNN takes no bf16 here")
+    a, b = torch.randn(64, 512).bfloat16(), torch.randn(512, 512).bfloat16()
+    (found,) = fingerprint(lambda: a @ b, "cpu", [])
+    assert found.startswith("onednn matmul ")
+    assert fingerprint(lambda: a + a, "cpu", []) == ["onednn none"]
+    print("still here")
+    sys.stdout.flush()
+    os.write(1, b"and here\n")
+    assert capfd.readouterr().out == "still here\nand here\n"
+
+
+def test_a_call_that_fails_gives_standard_output_back(capfd):
+    pytest.importorskip("torch")
+
+    def fails() -> None:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        fingerprint(fails, "cpu", [])
+    print("still here")
+    sys.stdout.flush()
+    assert "still here" in capfd.readouterr().out

@@ -1,0 +1,88 @@
+"""The judge: limits in units of sigma, over rows or segments of them, and what it says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from harness.workers.child.judge import judge
+from kernels.op import Reference, Tolerance
+
+
+def simple(rows: int = 3, columns: int = 512) -> Reference:
+    value = torch.ones(rows, columns, dtype=torch.float64)
+    return Reference(value, value * 2.0**-9)
+
+
+def off(index: Any, by: float) -> torch.Tensor:
+    out = torch.ones(3, 512, dtype=torch.float64)
+    out[index] += by * 2.0**-9
+    return out
+
+
+LIMITS = Tolerance(row=2.0, element=10.0)
+
+
+@pytest.mark.parametrize(
+    ("out", "ok"),
+    [
+        (off(0, 0.0), True),
+        (off(1, 1.9), True),
+        (off(1, 2.1), False),
+        (off((2, 7), 9.0), True),
+        (off((2, 7), 11.0), False),  # a row error of 0.5
+        (off((2, 7), math.nan), False),
+        (off((2, 7), math.inf), False),
+        (off(0, 0.0).flatten(), False),
+        (off(0, 0.0)[:2], False),
+    ],
+)
+def test_limits_of_row_and_element(out, ok):
+    report = judge(out, simple(), LIMITS)
+    assert report["ok"] is ok
+    assert bool(report["reason"]) is not ok
+
+
+def test_an_exact_value_must_be_met_exactly():
+    reference = Reference(torch.zeros(1, 4, dtype=torch.float64), torch.zeros(1, 4, dtype=torch.float64))
+    assert judge(torch.zeros(1, 4), reference, LIMITS)["ok"]
+    assert not judge(torch.tensor([[0, 0, 1e-30, 0]]), reference, LIMITS)["ok"]
+
+
+# Segments, and calls that round to FP8 themselves
+
+
+def in_one_block(by: float) -> torch.Tensor:
+    """Columns 128 to 255 of the middle row are off by so many sigma."""
+    return off((1, slice(128, 256)), by)
+
+
+def test_an_error_in_one_block_is_not_diluted_by_the_rest_of_the_row():
+    out = in_one_block(3.0)  # 1.5 over the row
+    assert judge(out, simple(), LIMITS)["ok"]
+    report = judge(out, simple(), replace(LIMITS, segment=128))
+    assert not report["ok"]
+    assert report["row_error"] == pytest.approx(3.0)
+    assert (report["rows"], report["of_rows"]) == (3, 3)
+    assert "first [1]" in report["reason"]
+
+
+def test_the_last_segment_may_be_narrower():
+    out = torch.ones(3, 512, dtype=torch.float64)
+    out[2, 500:] += 3.0 * 2.0**-9
+    assert judge(out, simple(), replace(LIMITS, segment=128))["ok"]
+    assert not judge(out, simple(), replace(LIMITS, segment=250))["ok"]  # 12 columns are left over
+
+
+def test_who_rounds_to_fp8_itself_is_held_to_the_wider_sigma():
+    coarse = replace(simple(), sigma_fp8=simple().sigma * 8)
+    for by, narrow, wide in ((1.5, True, True), (10.0, False, True), (17.0, False, False)):
+        out = off(0, by)
+        limits = replace(LIMITS, element=30.0)
+        assert judge(out, coarse, limits)["ok"] is narrow
+        assert judge(out, coarse, limits, fp8=True)["ok"] is wide
+    assert not judge(off(0, 10.0), simple(), LIMITS, fp8=True)["ok"]  # where the op has one sigma only

@@ -1,0 +1,196 @@
+"""Device time by events, on a virtual device that knows what is right (fake_cuda.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.workers.child.timers.base import Program
+from harness.workers.child.timers.events import MARGIN, MOST_STEPS, SLEEPING, EventTimer
+from tests.support.fake_cuda import GAP_S, QUEUE, Contender, FakeCuda
+
+TURN_S = 0.05
+
+
+@pytest.fixture
+def cuda() -> FakeCuda:
+    return FakeCuda()
+
+
+@pytest.fixture
+def timer(cuda) -> EventTimer:
+    return EventTimer(cuda, cuda.clock)
+
+
+def prepared(timer: EventTimer, *calls: Contender) -> Program:
+    """As the bench does: each was called once before."""
+    for call in calls:
+        call()
+    return timer.program(calls)
+
+
+LAUNCHERS = {
+    "5 us, fast launcher": (5e-6, 5e-6),
+    "5 us, slow launcher": (5e-6, 60e-6),
+    "5 us, very slow launcher": (5e-6, 30e-3),
+    "80 us, launcher as slow": (80e-6, 80e-6),
+    "3 ms, fast launcher": (3e-3, 5e-6),
+    "300 ms": (0.3, 20e-6),
+    "3 ms, very slow launcher": (3e-3, 30e-3),
+}
+
+
+@pytest.mark.parametrize(("device_s", "host_s"), LAUNCHERS.values(), ids=LAUNCHERS)
+def test_the_time_is_the_device_s_and_the_host_s_is_told_apart(cuda, timer, device_s, host_s):
+    program = prepared(timer, Contender(cuda, device_s, host_s))
+    assert not program.synchronises
+    for _ in range(3):
+        turn = timer.turn(program, TURN_S)
+        assert turn.seconds == pytest.approx(device_s, rel=1e-9)
+        assert turn.host_seconds == pytest.approx(host_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(("device_s", "host_s"), [(5e-6, 5e-6), (40e-6, 10e-6), (2e-3, 10e-6)])
+def test_a_turn_fills_the_time_asked_for_and_little_more(cuda, timer, device_s, host_s):
+    program = prepared(timer, Contender(cuda, device_s, host_s))
+    for _ in range(2):
+        turn = timer.turn(program, TURN_S)
+        assert TURN_S * (1 - 1e-9) <= turn.seconds * turn.calls <= 1.05 * TURN_S + device_s
+
+
+@pytest.mark.parametrize(("device_s", "host_s"), LAUNCHERS.values(), ids=LAUNCHERS)
+def test_a_turn_s_sleeps_are_bounded(cuda, timer, device_s, host_s):
+    """By twice the time asked for and one launch; so a slow launcher gets fewer calls."""
+    program = prepared(timer, Contender(cuda, device_s, host_s))
+    for _ in range(3):
+        before, started = cuda.slept_s, cuda.now
+        turn = timer.turn(program, TURN_S)
+        slept = cuda.slept_s - before
+        assert slept <= 1.02 * (SLEEPING * TURN_S + MARGIN * host_s)
+        assert cuda.now - started <= 1.2 * (slept + turn.seconds * (turn.calls + 1) + host_s) + 0.01
+
+
+def test_one_untimed_call_comes_first_and_calls_rotate_on_from_turn_to_turn(cuda, timer):
+    a, b = (Contender(cuda, s, 5e-6, name=n) for n, s in (("a", 1e-3), ("b", 3e-3)))
+    program = prepared(timer, a, b)
+    cuda.executed.clear()
+    first = timer.turn(program, 3e-3)
+    assert cuda.executed == ["a", *(["b", "a"] * first.calls)[: first.calls]]
+    timer.turn(program, 3e-3)
+    assert cuda.executed == (["a", "b"] * len(cuda.executed))[: len(cuda.executed)]
+
+
+def test_sets_that_differ_are_averaged_as_they_rotate(cuda, timer):
+    program = prepared(timer, *(Contender(cuda, s, 5e-6) for s in (100e-6, 300e-6)))
+    turn = timer.turn(program, TURN_S)
+    assert turn.seconds == pytest.approx(200e-6, rel=1 / turn.calls)
+
+
+# Who waits for the device
+
+
+@pytest.mark.parametrize("waits", ["torch", "library"])
+@pytest.mark.parametrize(("device_s", "host_s"), [(5e-6, 20e-6), (3e-3, 20e-6), (0.3, 1e-3), (5e-6, 30e-3)])
+def test_who_synchronises_is_found_and_timed_with_its_host_time(cuda, timer, device_s, host_s, waits):
+    program = prepared(timer, Contender(cuda, device_s, host_s, waits=waits))
+    assert program.synchronises
+    before = cuda.slept_s
+    turn = timer.turn(program, TURN_S)
+    assert cuda.slept_s == before
+    assert turn.seconds == pytest.approx(device_s + host_s, rel=1e-3)
+    assert turn.host_seconds == pytest.approx(device_s + host_s, rel=0.1)
+
+
+@pytest.mark.parametrize("host_s", [10e-6, 1e-3, 30e-3, 0.5])
+def test_who_is_only_slow_to_launch_is_not_taken_for_one_who_waits(cuda, timer, host_s):
+    assert not prepared(timer, Contender(cuda, 5e-6, host_s)).synchronises
+
+
+def test_who_is_slow_at_the_wrong_moment_is_not_taken_for_one_who_waits(cuda, timer):
+    """The host is busy in the very call that shows whether it waits."""
+
+    class Disturbed(Contender):
+        def __call__(self):
+            super().__call__()
+            if self.calls == 5:  # one by the bench, three alone, then behind a sleep
+                cuda.now += 0.03
+
+    program = prepared(timer, Disturbed(cuda, 5e-6, 10e-6))
+    assert not program.synchronises
+    assert timer.turn(program, TURN_S).seconds == pytest.approx(5e-6, rel=1e-9)
+
+
+def test_who_waits_now_and_then_gets_no_time_rather_than_one_with_host_time(cuda, timer):
+    class Fickle(Contender):
+        def __call__(self):
+            super().__call__()
+            if self.calls > 10:
+                self.cuda.wait_for_device(flagged=False)
+
+    program = prepared(timer, Fickle(cuda, 5e-6, 10e-6))
+    assert not program.synchronises
+    with pytest.raises(RuntimeError, match="longer to launch its calls than the device slept"):
+        timer.turn(program, TURN_S)
+
+
+# A full queue, a busy host, clocks that differ
+
+
+@pytest.mark.parametrize("launches", [4, 30, 300, 1000])
+def test_a_full_queue_shortens_the_batch(cuda, timer, launches):
+    program = prepared(timer, Contender(cuda, 5e-6 * launches, 4e-6 * launches, launches))
+    assert not program.synchronises
+    turn = timer.turn(program, TURN_S)
+    assert turn.seconds == pytest.approx(5e-6 * launches, rel=1e-9)
+    assert program.most <= QUEUE // launches
+    before = cuda.slept_s
+    again = timer.turn(program, TURN_S)
+    assert again.seconds == pytest.approx(5e-6 * launches, rel=1e-9)
+    assert cuda.slept_s - before <= 1.2 * SLEEPING * TURN_S, "what fits is remembered"
+
+
+def test_a_sample_that_a_busy_host_disturbed_is_thrown_away(cuda, timer):
+    class Disturbed(Contender):
+        def __call__(self):
+            super().__call__()
+            if self.calls % 1009 == 0:
+                cuda.now += 0.02
+
+    program = prepared(timer, Disturbed(cuda, 5e-6, 10e-6))
+    for _ in range(5):
+        turn = timer.turn(program, TURN_S)
+        assert turn.seconds == pytest.approx(5e-6, rel=1e-9)
+        assert turn.host_seconds == pytest.approx(10e-6, rel=1e-9)
+    assert program.most > MOST_STEPS, "one disturbance does not shorten the batches that follow"
+
+
+def test_a_host_that_became_slower_gets_longer_sleeps(cuda, timer):
+    call = Contender(cuda, 5e-6, 10e-6)
+    program = prepared(timer, call)
+    call.host_s = 100e-6
+    turn = timer.turn(program, TURN_S)
+    assert turn.seconds == pytest.approx(5e-6, rel=1e-9)
+    assert turn.host_seconds == pytest.approx(100e-6, rel=1e-9)
+
+
+@pytest.mark.parametrize("cycles_per_s", [1e8, 1.7e9])
+@pytest.mark.parametrize("slow_sleeps", [0, 1, 4])
+def test_sleeps_are_as_long_as_meant_whatever_clock_counts_them(cycles_per_s, slow_sleeps):
+    cuda = FakeCuda(cycles_per_s, slow_sleeps)
+    timer = EventTimer(cuda, cuda.clock)
+    assert timer.cycles_per_s == pytest.approx(cycles_per_s, rel=0.01)
+
+
+def test_a_clock_that_runs_faster_than_when_it_was_calibrated(cuda, timer):
+    """Say it was at half its rate then, longer than any number of tries."""
+    program = prepared(timer, Contender(cuda, 5e-6, 10e-6))
+    cuda.cycles_per_s *= 3
+    turn = timer.turn(program, TURN_S)
+    assert turn.seconds == pytest.approx(5e-6, rel=1e-9)
+    assert timer.cycles_per_s == pytest.approx(cuda.cycles_per_s, rel=0.01)
+    assert turn.calls > 5 * MOST_STEPS
+
+
+def test_a_program_that_was_never_seen_is_timed_too(cuda, timer):
+    turn = timer.turn(Program([Contender(cuda, 50e-6, 10e-6)]), TURN_S)
+    assert turn.seconds == pytest.approx(50e-6, rel=1e-9)
+    assert GAP_S < turn.host_seconds < 20e-6

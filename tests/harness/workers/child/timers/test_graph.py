@@ -1,0 +1,174 @@
+"""Calls recorded into one graph, on a virtual device (fake_cuda.py)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from harness.workers.child.timers.events import EventTimer
+from harness.workers.child.timers.graph import GRAPH_S, MOST_CALLS, GraphTimer
+from kernels.op import Unsupported
+from tests.support.fake_cuda import GAP_S, Contender, FakeCuda
+
+TURN_S = 0.05
+
+
+@pytest.fixture
+def cuda() -> FakeCuda:
+    return FakeCuda()
+
+
+@pytest.fixture
+def timer(cuda) -> GraphTimer:
+    return GraphTimer(cuda, cuda.clock)
+
+
+def contenders(cuda: FakeCuda, *device_s: float, **options: object) -> list[Contender]:
+    """One for each set of operands, called once before, as the bench does."""
+    calls = [Contender(cuda, s, 50e-6, name=f"set {i}", **options) for i, s in enumerate(device_s)]
+    for call in calls:
+        call()
+    return calls
+
+
+@pytest.mark.parametrize("sets", [1, 3, 64])
+@pytest.mark.parametrize("device_s", [2e-6, 40e-6, 3e-3])
+def test_the_time_per_call_is_the_replay_s_over_its_calls(cuda, timer, sets, device_s):
+    program = timer.program(contenders(cuda, *[device_s] * sets))
+    turn = timer.turn(program, TURN_S)
+    assert turn.seconds == pytest.approx(device_s + GAP_S / program.calls, rel=1e-9)
+    assert turn.calls % program.calls == 0
+    assert turn.host_seconds == pytest.approx(5e-6 / program.calls, rel=1e-3)
+    assert not program.synchronises
+
+
+@pytest.mark.parametrize(("sets", "device_s"), [(1, 2e-6), (1, 40e-6), (3, 40e-6), (64, 2e-6), (3, 3e-3)])
+def test_one_graph_holds_every_set_as_often_and_in_rotation(cuda, timer, sets, device_s):
+    calls = contenders(cuda, *[device_s] * sets)
+    program = timer.program(calls)
+    cuda.executed.clear()
+    program.step()
+    rotation = [call.name for call in calls]
+    assert cuda.executed == rotation * (program.calls // sets)
+    assert set(Counter(cuda.executed).values()) == {program.calls // sets}
+    enough = program.calls * (device_s + GAP_S / sets) >= GRAPH_S * (1 - 1e-9)
+    assert enough or program.calls > MOST_CALLS - sets
+    assert program.calls <= max(MOST_CALLS, sets)
+    assert program.calls == sets or (program.calls - sets) * device_s < GRAPH_S, "no longer than it need be"
+
+
+def test_replays_are_queued_behind_the_sleep_too(cuda, timer):
+    """A graph of one short call takes the host longer to launch than it runs."""
+    program = timer._replaying(contenders(cuda, 1e-6), 1)
+    assert program.host_s > 1e-6 + GAP_S
+    turn = timer.turn(program, TURN_S)
+    assert turn.seconds == pytest.approx(1e-6 + GAP_S, rel=1e-9)
+
+
+def test_every_set_s_output_is_written_anew_by_a_replay(cuda, timer):
+    memory: dict[int, str] = {}
+    calls = [
+        Contender(cuda, 40e-6, 5e-6, effect=lambda i=i: memory.__setitem__(i, "right")) for i in range(3)
+    ]
+    for call in calls:
+        call()
+    program = timer.program(calls)
+    for which in range(3):
+        memory[which] = "poison"
+        program.reproduce(which)
+        assert memory == dict.fromkeys(range(3), "right")
+
+
+def test_work_that_was_skipped_in_the_capture_is_not_done_by_a_replay(cuda, timer):
+    """A call that stops computing once it is captured leaves the poison where it was."""
+    memory = {}
+
+    class Skips(Contender):
+        def __call__(self):
+            if self.cuda.capturing is None:
+                super().__call__()
+            else:
+                self.cuda.launch("nothing", 1e-6)
+
+    call = Skips(cuda, 40e-6, 5e-6, effect=lambda: memory.update(out="right"))
+    call()
+    program = timer.program([call])
+    memory["out"] = "poison"
+    program.reproduce(0)
+    assert memory["out"] == "poison"
+
+
+class Stubborn(Contender):
+    """A library that finds out that it is being captured, and refuses."""
+
+    def __call__(self):
+        if self.cuda.capturing is not None:
+            raise ValueError("no workspace\nwhile capturing")
+        super().__call__()
+
+
+class OnTheDefaultStream(Contender):
+    """Launches where a capture must not."""
+
+    def __call__(self):
+        with self.cuda.stream(self.cuda.default):
+            super().__call__()
+
+
+REFUSED = {
+    "torch synchronises": (
+        lambda cuda: Contender(cuda, 40e-6, 5e-6, waits="torch"),
+        "RuntimeError: called a synchronizing CUDA operation",
+    ),
+    "a library synchronises": (
+        lambda cuda: Contender(cuda, 40e-6, 5e-6, waits="library"),
+        "RuntimeError: CUDA error: operation not permitted when stream is capturing",
+    ),
+    "a library refuses": (
+        lambda cuda: Stubborn(cuda, 40e-6, 5e-6),
+        "ValueError: no workspace while capturing",
+    ),
+    "another stream": (
+        lambda cuda: OnTheDefaultStream(cuda, 40e-6, 5e-6),
+        "RuntimeError: CUDA error: operation would make the legacy stream depend on a capture",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "reason"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_captured_says_why_and_the_eager_calls_go_on(cuda, timer, make, reason):
+    call = make(cuda)
+    call()
+    with pytest.raises(Unsupported) as refused:
+        timer.program([call])
+    assert str(refused.value) == f"cannot be captured into a graph: {reason}"
+    assert cuda.current is cuda.default
+    assert cuda.debug_mode == 0
+    assert cuda.capturing is None
+    assert not cuda.captures_underway
+
+    eager = EventTimer(cuda, cuda.clock)
+    turn = eager.turn(eager.program([call]), TURN_S)
+    host_s = 5e-6 if call.waits else 0.0
+    assert turn.seconds == pytest.approx(40e-6 + host_s, rel=1e-3)
+    # And somebody else's capture.
+    other = timer.program(contenders(cuda, 40e-6))
+    assert timer.turn(other, TURN_S).seconds == pytest.approx(40e-6, rel=0.01)
+
+
+def test_a_call_that_fails_by_itself_is_an_error_and_not_unsupported(cuda, timer):
+    class Broken(Contender):
+        def __call__(self):
+            raise IndexError("out of luck")
+
+    with pytest.raises(IndexError):
+        timer.program([Broken(cuda, 40e-6, 5e-6)])
+    assert cuda.current is cuda.default
+
+
+def test_more_launches_than_the_device_queues_are_captured_all_the_same(cuda, timer):
+    """One by one they fill the queue; a graph is one launch."""
+    program = timer.program(contenders(cuda, 4e-3, launches=4000))
+    turn = timer.turn(program, TURN_S)
+    assert turn.seconds == pytest.approx(4e-3 + GAP_S / program.calls, rel=1e-9)

@@ -1,0 +1,277 @@
+"""Block-scale GEMM: sizes, work, operands, reference, and every implementation that this machine runs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import kernels
+from kernels.compose import bind
+from kernels.formats import FORMATS, rounding_deviation
+from kernels.op import Unsupported
+from kernels.operands import Seeds
+from kernels.platform import detect
+from shapes.case import parse
+from tests.support.judging import judged
+from tests.support.paths import SUPPORT
+
+OP = kernels.OPS["block_scale_gemm"]
+IMPLEMENTATIONS = {i.name: i for i in kernels.implementations("block_scale_gemm")}
+
+
+def sizes_of(text: str):
+    return OP.sizes(parse(text)[0])
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("m=0 n=1 k=1", "size m=0 of block_scale_gemm must be at least 1"),
+        ("m=1 n=1", "block_scale_gemm needs k; sizes: m, n, k, fp8, scales"),
+        ("m=1 n=1 k=1 fp8=e5m2", "unknown FP8 format 'e5m2'; formats: e4m3fn, e4m3fnuz"),
+        ("m=1 n=1 k=1 scales=bf16", "size scales='bf16' of block_scale_gemm must be fp32 or ue8m0"),
+    ],
+)
+def test_sizes_that_cannot_be(text, reason):
+    with pytest.raises(ValueError) as error:
+        sizes_of(text)
+    assert str(error.value) == reason
+
+
+def test_format_and_scales_are_the_architectures():
+    assert OP.defaults("gfx942") == {"fp8": "e4m3fnuz"}
+    assert OP.defaults("sm_90") == OP.defaults("x86-amx") == {"fp8": "e4m3fn"}
+    assert OP.defaults("sm_100") == {"fp8": "e4m3fn", "scales": "ue8m0"}
+
+
+# Work
+
+
+@pytest.mark.parametrize("text", ["m=3 n=130 k=257", "m=1 n=1 k=1", "m=4 n=128 k=256 fp8=e4m3fnuz"])
+@pytest.mark.parametrize("boundary", OP.boundaries)
+def test_work_is_what_counting_gives(text, boundary):
+    sizes = sizes_of(text)
+    operands, out = OP.operands(sizes, Seeds(), "cpu", boundary), OP.empty_output(sizes, "cpu")
+    read = sum(tensor.nbytes for tensor in operands.tensors().values())
+    streamed = sum(operands.tensors()[name].nbytes for name in operands.streamed)
+    assert OP.work(sizes, boundary).bytes == read + out.nbytes
+    assert OP.work(sizes, boundary).flops == sum(
+        2 for _ in itertools.product(*map(range, (sizes.m, sizes.n, sizes.k)))
+    )
+    assert OP.output_bytes(sizes) == out.nbytes
+    assert (OP.streamed_bytes(sizes), OP.streamed_bytes(sizes, 3)) == (streamed, 3 * streamed)
+    assert OP.operand_bytes(sizes) >= read
+
+
+# Operands
+
+
+@pytest.mark.parametrize("text", ["m=40 n=700 k=1400", "m=40 n=700 k=1400 fp8=e4m3fnuz scales=ue8m0"])
+def test_neighbouring_scales_differ_by_two_at_least(text):
+    operands = OP.operands(sizes_of(text), Seeds(), "cpu")
+
+    def apart(scale: torch.Tensor, dim: int) -> torch.Tensor:
+        octaves = scale.double().log2().diff(dim=dim)
+        return octaves[octaves.abs() < 100].abs()  # not from and to blocks of zeros
+
+    rounded = 1 - 2.0**-6  # activations are bf16
+    assert all(apart(operands.b_scale, dim).min() >= 1 - 1e-6 for dim in (0, 1))
+    assert apart(operands.a_scale, 0).min() >= rounded
+    assert apart(operands.a_scale[::2], 1).min() >= rounded
+    assert (operands.b_scale != operands.b_scale.T[: len(operands.b_scale)].reshape(-1)[0]).any()
+
+
+@pytest.mark.parametrize("name", ["e4m3fn", "e4m3fnuz"])
+def test_codes_are_those_of_quantised_normal_data(name):
+    operands = OP.operands(sizes_of(f"m=64 n=512 k=1024 fp8={name}"), Seeds(), "cpu")
+    largest = {"e4m3fn": 448, "e4m3fnuz": 240}[name]
+    for q in (operands.a_q, operands.b_q):
+        assert q.float().abs().max() == largest
+        assert torch.isfinite(q.float()).all()
+    blocks = operands.b_q.float().unflatten(0, (-1, 128)).unflatten(2, (-1, 128))
+    assert blocks.abs().amax((1, 3)).min() > 0.8 * largest
+    assert 3.5 < largest / blocks.std((1, 3)).median() < 5
+    flat = operands.a_q[:58:2].float().unflatten(1, (-1, 128))  # row 58 is zero
+    assert (flat.abs().amax(2) == largest).all()
+    assert len(operands.b_q.view(torch.int8).unique(dim=0)) == 512
+    assert len(operands.a_q.view(torch.int8).unique(dim=0)) == 64
+
+
+def test_some_rows_are_hard():
+    a = OP.operands(sizes_of("m=64 n=128 k=2048"), Seeds(), "cpu", "with_quant").a.float()
+    amax = a.unflatten(1, (-1, 128)).abs().amax(2)
+    assert torch.isfinite(a).all()
+    assert (amax == 0).all(1).sum() == 1
+    assert ((amax == 0).any(1) & (amax > 0).any(1)).sum() >= 4
+    outliers = a.abs().amax(1) / a.abs().median(1).values
+    assert (outliers[3::8] > 1000).all() and (outliers[:58:2] < 20).all()
+
+
+def test_processes_make_the_same_operands():
+    text = "m=70 n=300 k=200 scales=ue8m0"
+    code = (
+        "from kernels import OPS; from kernels.operands import Seeds; from shapes.case import parse;"
+        f"op = OPS['block_scale_gemm']; sizes = op.sizes(parse({text!r})[0]);"
+        "print(*(op.operands(sizes, Seeds(3, 5), 'cpu', b).digest() for b in op.boundaries))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=SUPPORT.parent, capture_output=True, text=True, timeout=120, check=True
+    )
+    for boundary, there in zip(OP.boundaries, map(int, done.stdout.split()), strict=True):
+        made, apart, other = (
+            OP.operands(sizes_of(text), Seeds(*seeds), "cpu", boundary) for seeds in ((3, 5), (4, 5), (3, 6))
+        )
+        assert made.digest() == there
+        assert apart.digest() != there
+        assert other.digest() != there
+        assert torch.equal(other.b_q.view(torch.int8), made.b_q.view(torch.int8))
+
+
+def test_quantising_in_a_step_gives_the_operands_of_core():
+    sizes = sizes_of("m=70 n=300 k=200")
+    wide, core = (OP.operands(sizes, Seeds(), "cpu", b) for b in ("with_quant", "core"))
+    inner = wide.narrowed()
+    assert inner.boundary == "core" and inner.a is None and inner.b_q is wide.b_q
+    OP.step(wide, inner.live_tensors())()
+    assert inner.digest() == core.digest()
+    with pytest.raises(NotImplementedError):
+        core.narrowed()
+
+
+# The reference
+
+
+@pytest.mark.parametrize("text", ["m=3 n=131 k=140", "m=2 n=5 k=300 fp8=e4m3fnuz"])
+@pytest.mark.parametrize("boundary", OP.boundaries)
+def test_the_reference_is_what_plain_loops_give(text, boundary):
+    sizes = sizes_of(text)
+    o = OP.operands(sizes, Seeds(), "cpu", boundary)
+    reference = OP.reference(o)
+    b_q, b_scale = o.b_q.double().tolist(), o.b_scale.tolist()
+    for m, n in itertools.product(range(sizes.m), range(sizes.n)):
+        if o.a is None:
+            scales = o.a_scale[m].tolist()
+            a = [value * scales[k // 128] for k, value in enumerate(o.a_q[m].double().tolist())]
+        else:
+            a = o.a[m].double().tolist()
+        terms = [a[k] * b_q[n][k] * b_scale[n // 128][k // 128] for k in range(sizes.k)]
+        size = math.sqrt(math.fsum(t * t for t in terms))
+        out = math.fsum(terms)
+        assert abs(out - float(reference.value[m, n])) <= 1e-5 * size
+        operands = 2 if boundary == "core" else 1
+        sigma = 2.0**-9 * math.sqrt(out * out + operands * size * size)
+        assert float(reference.sigma[m, n]) == pytest.approx(sigma, rel=1e-4)
+        if boundary == "core":
+            assert reference.sigma_fp8 is None
+            continue
+        rounding = rounding_deviation(o.a, FORMATS[sizes.fp8])[m].tolist()
+        terms = [rounding[k] * b_q[n][k] * b_scale[n // 128][k // 128] for k in range(sizes.k)]
+        sigma_fp8 = math.hypot(sigma, 2.0**-9 * size, *terms)
+        assert float(reference.sigma_fp8[m, n]) == pytest.approx(sigma_fp8, rel=1e-4)
+
+
+def test_a_sample_agrees_with_the_whole():
+    sizes = sizes_of("m=50 n=200 k=300")
+    operands = OP.operands(sizes, Seeds(), "cpu", "with_quant")
+    whole, sample = OP.reference(operands), OP.reference(operands, 9 * 2 * 3 * 200 * 300)
+    assert whole.rows is None
+    assert len(sample.rows) == 9 and {0, 49} <= set(sample.rows)
+    assert max(b - a for a, b in itertools.pairwise(sample.rows)) <= 12
+    for name in ("value", "sigma", "sigma_fp8"):
+        torch.testing.assert_close(
+            getattr(sample, name), getattr(whole, name)[sample.rows], rtol=1e-4, atol=0
+        )
+
+
+# Implementations
+
+CPU = detect("cpu")
+TEXTS = (
+    "m=1 n=2112 k=384",
+    "m=37 n=160 k=416",
+    "m=5 n=129 k=130 scales=ue8m0",
+    "m=70 n=200 k=300 fp8=e4m3fnuz",
+    "m=4 n=64 k=128 fp8=e4m3fnuz scales=ue8m0",
+)
+
+
+def check(name: str, text: str, boundary: str) -> None:
+    """A first call, one after other live operands, one prepared on other weights."""
+    implementation, sizes = IMPLEMENTATIONS[name], sizes_of(text)
+
+    def called(prepared, operands) -> dict:
+        prepared.call()
+        return judged(OP, implementation, sizes, operands, prepared.result())
+
+    def prepare(operands):
+        out = None if implementation.allocates else OP.empty_output(sizes, "cpu").fill_(math.nan)
+        return bind(OP, implementation, operands, out)
+
+    operands = OP.operands(sizes, Seeds(), "cpu", boundary)
+    try:
+        prepared = prepare(operands)
+    except Unsupported as reason:
+        pytest.skip(str(reason))
+    reports = [called(prepared, operands)]
+    other = OP.operands(sizes, Seeds(live=1), "cpu", boundary)
+    prepared.load(other.live_tensors())
+    reports.append(called(prepared, other))
+    further = OP.operands(sizes, Seeds(1, 1), "cpu", boundary)
+    reports.append(called(prepare(further), further))
+    assert all(report["ok"] for report in reports), reports
+
+
+def runs(names: tuple[str, ...], texts: tuple[str, ...]) -> list[tuple[str, str, str]]:
+    return [
+        (name, text, boundary)
+        for name, text, boundary in itertools.product(names, texts, OP.boundaries)
+        if IMPLEMENTATIONS[name].native(boundary) and IMPLEMENTATIONS[name].fits(sizes_of(text)).ok
+    ]
+
+
+@pytest.mark.parametrize(("name", "text", "boundary"), runs(("torch.naive", "torch.bf16"), TEXTS))
+def test_torch(name, text, boundary):
+    check(name, text, boundary)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "text", "boundary"), runs(("torch.compile",), TEXTS[1:4]))
+def test_torch_compile(name, text, boundary):
+    if not (support := IMPLEMENTATIONS[name].available(CPU)).ok:
+        pytest.skip(support.reason)
+    check(name, text, boundary)
+
+
+def test_codes_at_the_end_of_e4m3fnuz():
+    """0x7F and 0xFF are 240 and -240 there, and NaN in e4m3fn."""
+    sizes = sizes_of("m=4 n=128 k=256 fp8=e4m3fnuz")
+    for boundary, name in itertools.product(OP.boundaries, ("torch.naive", "torch.bf16")):
+        operands = OP.operands(sizes, Seeds(), "cpu", boundary)
+        operands.b_q.view(torch.uint8)[::3] = 0x7F
+        operands.b_q.view(torch.uint8)[1::3] = 0xFF
+        out = OP.empty_output(sizes, "cpu")
+        prepared = bind(OP, IMPLEMENTATIONS[name], operands, out)
+        prepared.call()
+        assert judged(OP, IMPLEMENTATIONS[name], sizes, operands, out)["ok"]
+
+
+def test_where_no_bf16_instructions_are_torch_multiplies_all_the_same(monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    check("torch.bf16", "m=5 n=129 k=130", "core")
+
+
+def test_vllm_takes_multiples_of_32():
+    vllm = IMPLEMENTATIONS["vllm.amx"]
+    assert vllm.fits(sizes_of("m=1 n=2112 k=96 scales=ue8m0")).ok
+    for text in ("m=1 n=48 k=128", "m=1 n=128 k=130", "m=1 n=128 k=128 fp8=e4m3fnuz"):
+        assert not vllm.fits(sizes_of(text)).ok
+    assert vllm.native("core") is None and vllm.native("with_quant") == "with_quant"

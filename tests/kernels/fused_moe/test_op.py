@@ -1,0 +1,249 @@
+"""The fused MoE op: its operands, routing, work, and all implementations that run in this process."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import torch
+
+import kernels
+from harness.paths import ROOT
+from kernels.compose import bind
+from kernels.formats import dequantise_activations, dequantise_weights
+from kernels.fused_moe.fp8_to_fp32 import fp8_to_fp32
+from kernels.fused_moe.reference import routing
+from kernels.fused_moe.sizes import SCALING, Sizes
+from kernels.operands import Seeds
+from kernels.platform import named
+from shapes.case import parse
+from tests.support.judging import judged
+
+OP = kernels.OPS["fused_moe"]
+SMALL = "experts=16 topk=4 hidden=256 inter=128"
+ROUTED = [
+    "tokens=40 hidden=128 inter=128",
+    "tokens=33 hidden=128 inter=128 ep=8 shared=1",
+    "tokens=40 hidden=128 inter=128 routing=zipf:1.2",
+    f"tokens=7 {SMALL} shared=1",
+    "tokens=9 experts=20 topk=3 hidden=128 inter=128 routing=uniform",
+]
+
+
+def sizes_of(text: str) -> Sizes:
+    return OP.sizes(parse(text)[0])
+
+
+@pytest.mark.parametrize("text", ROUTED)
+@pytest.mark.parametrize("seeds", [Seeds(), Seeds(3, 5), Seeds(1, 2, 3)], ids=str)
+def test_logits_lead_to_the_picks_that_the_routing_names(text, seeds):
+    """In plain Python, with every choice clear by the margin that operands promise."""
+    sizes = sizes_of(text)
+    o = OP.make(sizes, seeds, "cpu", "with_routing")
+    groups, limit = sizes.group_limit
+    group = sizes.experts // groups
+    named_picks = sizes.routed.global_picks(seeds.live, seeds.turn)
+    bias = o.bias.tolist()
+    ids, weights = routing(o)
+    for t, logits in enumerate(o.logits.tolist()):
+        scores = [1 / (1 + math.exp(-v)) for v in logits]
+        biased = [s + b for s, b in zip(scores, bias, strict=True)]
+        sums = [sum(sorted(biased[g * group : (g + 1) * group])[-2:]) for g in range(groups)]
+        ranked = sorted(range(groups), key=lambda g: -sums[g])
+        picked_in = {e // group for e in named_picks[t]}
+        assert picked_in <= set(ranked[:limit])
+        if limit < groups:
+            assert min(sums[g] for g in picked_in) - sums[ranked[limit]] > 0.03
+        allowed = [e for e in range(sizes.experts) if e // group in ranked[:limit]]
+        chosen = sorted(allowed, key=lambda e: -biased[e])
+        assert set(chosen[: sizes.topk]) == set(named_picks[t])
+        assert biased[chosen[sizes.topk - 1]] - biased[chosen[sizes.topk]] > 0.03
+        total = sum(scores[e] for e in named_picks[t])
+        wanted = {e: scores[e] / total * SCALING for e in named_picks[t] if e < sizes.routed.local}
+        wanted |= {sizes.routed.local: 1.0} if sizes.shared else {}
+        got = {e: w for e, w in zip(ids[t].tolist(), weights[t].tolist(), strict=True) if e >= 0}
+        assert got == pytest.approx(wanted, rel=1e-5)
+
+
+def test_some_tokens_need_the_limit_of_groups_and_the_bias():
+    o = OP.operands(sizes_of("tokens=64 hidden=128 inter=128"), Seeds(), "cpu", "with_routing")
+    scores = o.logits.double().sigmoid()
+    ids = routing(o)[0].sort().values
+    free = (scores + o.bias.double()).topk(8).indices.sort().values
+    assert (free != ids).any(-1).float().mean() > 0.5
+    kept = scores.topk(8).indices.sort().values
+    assert (kept != ids).any(-1).float().mean() > 0.9
+
+
+def test_core_has_the_picks_and_weights_of_the_router():
+    sizes = sizes_of(f"tokens=9 {SMALL} ep=2 shared=1")
+    core = OP.operands(sizes, Seeds(1, 4), "cpu")
+    wide = OP.operands(sizes, Seeds(1, 4), "cpu", "with_routing")
+    ids, weights = routing(wide)
+    for t in range(9):
+        pairs = [
+            sorted(zip(i[t].tolist(), w[t].tolist(), strict=True)) for i, w in (routing(core), (ids, weights))
+        ]
+        assert [p[0] for p in pairs[0]] == [p[0] for p in pairs[1]]
+        assert torch.allclose(core.topk_weights[t].double().sort().values, weights[t].sort().values)
+
+
+@pytest.mark.parametrize("text", [*ROUTED, f"tokens=5 {SMALL} routing=one fp8=e4m3fnuz scales=ue8m0"])
+def test_work_counts_what_is_there(text):
+    sizes = sizes_of(text)
+    for boundary in OP.boundaries:
+        o = OP.operands(sizes, Seeds(2, 3), "cpu", boundary)
+        counts = Counter(e for row in routing(o)[0].tolist() for e in row if e >= 0)
+        work = OP.work(sizes, boundary)
+        gemms = 2 * sizes.hidden * 2 * sizes.inter + 2 * sizes.inter * sizes.hidden
+        assert work.flops == sum(counts.values()) * gemms
+        one = sum(getattr(o, name)[0].nbytes for name in o.streamed)
+        live = sum(t.nbytes for name, t in o.tensors().items() if name not in o.streamed)
+        assert work.bytes == len(counts) * one + live + OP.output_bytes(sizes)
+        assert (
+            OP.operand_bytes(sizes)
+            >= sum(t.nbytes for t in o.tensors().values()) - (o.bias is not None) * 4096
+        )
+        touched = {e for turn in range(3) for e in routing(o.turned(turn))[0].unique().tolist()} - {-1}
+        assert OP.streamed_bytes(sizes, 3) == len(touched) * one
+
+
+@pytest.mark.parametrize("scales", ["fp32", "ue8m0"])
+def test_neighbouring_scales_differ_and_experts_do(scales):
+    o = OP.operands(
+        sizes_of(f"tokens=1 experts=6 topk=1 hidden=512 inter=256 scales={scales}"), Seeds(), "cpu"
+    )
+    for q, scale in ((o.w13, o.w13_scale), (o.w2, o.w2_scale)):
+        for dim in range(3):
+            ratio = (
+                scale.narrow(dim, 1, scale.shape[dim] - 1) / scale.narrow(dim, 0, scale.shape[dim] - 1)
+            ).log2()
+            assert ratio.abs().min() >= 1
+        if scales == "ue8m0":
+            assert torch.equal(scale.log2(), scale.log2().round())
+        else:
+            assert scale.unique().numel() == scale.numel()
+        rows = q.view(torch.uint8).flatten(0, 1)
+        assert rows.unique(dim=0).shape == rows.shape
+        assert torch.isfinite(q.float()).all()
+
+
+@pytest.mark.parametrize("fp8", ["e4m3fn", "e4m3fnuz"])
+def test_widened_is_dequantised(fp8):
+    codes = torch.arange(256, dtype=torch.uint8).repeat(128 * 128 // 256 * 2).view(128, 256)
+    codes[codes == 0x80] = 0
+    if fp8 == "e4m3fn":
+        codes[codes & 0x7F == 0x7F] = 0
+    q, scale = codes.view(getattr(torch, f"float8_{fp8}")), torch.tensor([[0.3, 2.0**-100]])
+    assert torch.equal(fp8_to_fp32(q, scale), dequantise_weights(q, scale))
+
+
+def test_turns_share_what_they_stream_and_touch_other_experts():
+    o = OP.operands(sizes_of("tokens=4 hidden=128 inter=128"), Seeds(), "cpu")
+    other = o.turned(1)
+    assert other.w13 is o.w13 and other.x_q is o.x_q
+    assert not set(o.topk_ids.flatten().tolist()) & set(other.topk_ids.flatten().tolist())
+    made = OP.make(o.sizes, Seeds(turn=1), "cpu")
+    assert made.digest() == other.digest()
+    assert o.turned(1, cold=True).w13 is not o.w13
+
+
+def test_processes_make_the_same_operands():
+    text = f"tokens=5 {SMALL} shared=1"
+    code = (
+        "from kernels import OPS; from kernels.operands import Seeds; from shapes.case import parse;"
+        f"op = OPS['fused_moe']; sizes = op.sizes(parse({text!r})[0]);"
+        "print(*(op.make(sizes, Seeds(3, 5, 1), 'cpu', b).digest() for b in op.boundaries))"
+    )
+    root = ROOT
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120, check=True
+    )
+    here = [OP.make(sizes_of(text), Seeds(3, 5, 1), "cpu", b).digest() for b in OP.boundaries]
+    assert here == [int(word) for word in done.stdout.split()]
+
+
+def test_the_reference_is_what_plain_loops_give():
+    sizes = sizes_of("tokens=3 experts=4 topk=2 hidden=128 inter=128 ep=2 shared=1")
+    o = OP.operands(sizes, Seeds(1, 1), "cpu")
+    x = dequantise_activations(o.x_q, o.x_scale, torch.float64)
+    wanted = torch.zeros(3, 128, dtype=torch.float64)
+    for t in range(3):
+        for expert, weight in zip(o.topk_ids[t].tolist(), o.topk_weights[t].tolist(), strict=True):
+            if expert < 0:
+                continue
+            w13 = dequantise_weights(o.w13[expert], o.w13_scale[expert], torch.float64)
+            gate, up = w13[:128] @ x[t], w13[128:] @ x[t]
+            h = gate / (1 + (-gate).exp()) * up
+            w2 = dequantise_weights(o.w2[expert], o.w2_scale[expert], torch.float64)
+            wanted[t] += weight * (w2 @ h)
+    assert torch.allclose(OP.reference(o).value, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().mean()))
+
+
+def test_sampled_rows_are_rows_of_the_whole():
+    o = OP.operands(sizes_of(f"tokens=200 {SMALL}"), Seeds(), "cpu")
+    whole, part = OP.reference(o), OP.reference(o, 6 * 256 * 128 * 2000)
+    assert whole.rows is None and {0, 199} <= set(part.rows) and 10 < len(part.rows) < 200
+    assert torch.allclose(part.value, whole.value[part.rows], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "inter=192",
+        "hidden=100",
+        "topk=300",
+        "ep=7",
+        "fp8=e5m2",
+        "scales=fp16",
+        "routing=best",
+    ],
+)
+def test_sizes_that_are_none(text):
+    with pytest.raises(ValueError, match="(?i)" + text.split("=")[0][:3]):
+        sizes_of(f"tokens=4 {text}")
+
+
+@pytest.mark.parametrize("boundary", OP.boundaries)
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"tokens=1 {SMALL} shared=1",
+        f"tokens=40 {SMALL} fp8=e4m3fnuz ep=4",
+        f"tokens=20 {SMALL} routing=one scales=ue8m0 shared=1",
+        "tokens=9 experts=20 topk=3 hidden=384 inter=256",
+    ],
+)
+@pytest.mark.parametrize("name", ["torch.naive", "torch.bf16"])
+def test_torch_is_right_after_reload_and_on_turns(name, text, boundary):
+    implementation = next(i for i in kernels.implementations("fused_moe") if i.name == name)
+    sizes = sizes_of(text)
+    first = OP.operands(sizes, Seeds(1, 1), "cpu", boundary)
+    prepared = bind(OP, implementation, first, OP.empty_output(sizes, "cpu"))
+    turned = first.turned(2)
+    on_turn = bind(OP, implementation, turned, OP.empty_output(sizes, "cpu"), prepared)
+    reloaded = OP.operands(sizes, Seeds(1, 7), "cpu", boundary)
+    other = OP.operands(sizes, Seeds(2, 2), "cpu", boundary)
+    again = bind(OP, implementation, other, OP.empty_output(sizes, "cpu"))
+
+    def wrong(which, operands) -> str:
+        which.out.fill_(math.nan)
+        which.call()
+        return judged(OP, implementation, sizes, operands, which.result())["reason"]
+
+    assert not wrong(prepared, first)
+    assert not wrong(on_turn, turned)
+    assert not wrong(again, other)
+    prepared.load(reloaded.live_tensors())
+    assert not wrong(prepared, reloaded)
+
+
+def test_who_takes_what():
+    found = {i.name: i for i in kernels.implementations("fused_moe")}
+    assert {"torch.naive", "torch.bf16", "torch.compile", "vllm.amx", "triton.grouped"} <= set(found)
+    ep = OP.case(parse(f"tokens=4 {SMALL} ep=2")[0], boundary="with_quant")
+    assert "ep=1" in found["vllm.amx"].supports(ep, named("cpu")).reason
+    assert OP.defaults("gfx942") == {"fp8": "e4m3fnuz", "scales": "fp32"}

@@ -1,0 +1,252 @@
+"""The Triton MoE kernels: right in the interpreter, and compiled for GPUs that need not be here.
+
+As in test_triton_mla_decode, the interpreted cases run in a process of their own: this file as a script.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+import kernels
+from harness.catalogue.architectures import architectures
+from kernels.compose import bind
+from kernels.fused_moe.routing import Router, router
+from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.triton import align, grouped_configs
+from kernels.op import Unsupported
+from kernels.operands import Seeds
+from kernels.platform import named
+from shapes.case import parse
+from tests.support.interpreting import found_interpreted
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from tests.support.compiled import TARGETS, compiled  # noqa: E402
+
+OP = kernels.OPS["fused_moe"]
+IMPLEMENTATION = next(i for i in kernels.implementations(OP.name) if i.name == "triton.grouped")
+
+SMALL = "experts=16 topk=4 hidden=256 inter=128"
+DEEP = "experts=8 topk=2 hidden=1024 inter=128"
+PAIRWISE = {"rows": 16, "sort": False, "fuse": False, "down": 1024}
+BY_TOKEN = PAIRWISE | {"by_token": True, "down": 128}
+
+# Sizes, boundary, and the configuration, or None for the interpreter's own.
+CASES: list[tuple[str, str, dict[str, Any] | None]] = [
+    (f"tokens=1 {SMALL}", "core", None),
+    (f"tokens=3 {SMALL} fp8=e4m3fnuz shared=1", "with_routing", None),
+    (f"tokens=40 {SMALL} routing=one scales=ue8m0", "with_quant", None),
+    (f"tokens=40 {SMALL} ep=4 routing=uniform", "with_routing", None),
+    ("tokens=9 experts=20 topk=3 hidden=384 inter=256 shared=1", "with_routing", None),
+    ("tokens=70 experts=4 topk=2 hidden=1024 inter=128 routing=zipf:1.2", "core", None),
+    # One pair a tile, K split, a token's picks added up by the down product or after it; some elsewhere.
+    (f"tokens=1 {DEEP}", "core", PAIRWISE | {"columns": 64, "swap": True}),
+    (f"tokens=1 {DEEP} scales=ue8m0", "core", BY_TOKEN),
+    (
+        "tokens=3 experts=8 topk=4 hidden=256 inter=256 ep=2 routing=uniform",
+        "core",
+        BY_TOKEN | {"down": 64, "swap": True},
+    ),
+    (f"tokens=3 {SMALL} ep=2 routing=uniform fp8=e4m3fnuz", "core", PAIRWISE | {"down": 64}),
+    ("tokens=1 experts=1 topk=1 hidden=128 inter=128", "core", PAIRWISE),
+    # Sorted: transposed, several tiles an expert that go side by side, chiplets, SiLU apart.
+    (f"tokens=20 {SMALL} routing=one", "core", {"rows": 16, "swap": True, "chiplets": 8}),
+    ("tokens=70 experts=4 topk=2 hidden=256 inter=128 routing=zipf:1.2", "core", {"rows": 16, "fuse": False}),
+    (f"tokens=5 {DEEP} shared=1", "core", {"rows": 16, "fuse": False, "per_unit": 4, "chiplets": 8}),
+]
+MANY = 100  # blocks of h, of one and of several of which a program of SiLU is tested
+
+# Launches, and rows of a tile.
+ALIGNED = [(1, 16), (2, 16), (2, 64)]
+
+
+def sizes_of(text: str) -> Sizes:
+    return OP.sizes(parse(text)[0])
+
+
+def interpret(text: str, boundary: str, config: dict[str, Any] | None) -> list[str]:
+    """What is wrong with the output of a first call, of a second on the same, which must give the same bits,
+    and of one after other live operands were loaded."""
+    from harness.workers.child.judge import judge
+
+    sizes = sizes_of(text)
+    operands, out = OP.operands(sizes, Seeds(1, 1), "cpu", boundary), OP.empty_output(sizes, "cpu")
+    implementation = IMPLEMENTATION.configured(config) if config else IMPLEMENTATION
+    prepared = bind(OP, implementation, operands, out)
+    inner = prepared
+    while hasattr(inner, "inner"):
+        inner = inner.inner
+    found, bits = [], []
+    for live in (2, 2, 3):
+        other = OP.operands(sizes, Seeds(1, live), "cpu", boundary)
+        prepared.load(other.live_tensors())
+        for poisoned in (out, inner.gate_up, inner.h_scale, inner.h_written, inner.given, inner.written):
+            poisoned.fill_(math.nan)
+        prepared.call()
+        bits.append(prepared.result().clone())
+        report = judge(prepared.result(), OP.reference(other), OP.tolerance(sizes), None, fp8=True)
+        found.append(report["reason"])
+    return [*found, "" if torch.equal(bits[0], bits[1]) else "other bits"]
+
+
+def aligned(launches_for: int, rows: int) -> str:
+    """What is wrong with the slots of 300 pairs, which are so many launches' work, and with their tiles."""
+    sizes = sizes_of("tokens=75 experts=24 topk=4 hidden=128 inter=128 ep=2 routing=zipf:1.2")
+    align.ONE_LAUNCH, align.CHUNK = 300 // launches_for, {"cpu": 64}
+    ids = OP.operands(sizes, Seeds(), "cpu").topk_ids
+    alignment = align.Alignment(sizes, rows, ids)
+    slots, owners = [], []
+    for expert in range(sizes.local_experts):
+        pairs = (ids.flatten() == expert).nonzero().flatten().tolist()
+        tiles = -(-len(pairs) // rows)
+        owners += [expert] * tiles
+        slots += pairs + [ids.numel()] * (tiles * rows - len(pairs))
+    for tensor in alignment.tensors:
+        tensor.fill_(-7)
+    alignment()
+    used = alignment.used.item()
+    right = (
+        used == len(owners)
+        and alignment.owners[:used].tolist() == owners
+        and alignment.slots[: used * rows].tolist() == slots
+        and alignment.counted == (launches_for > 1)
+    )
+    return "" if right else f"{alignment.slots.tolist()} of {alignment.owners.tolist()}, {used} tiles"
+
+
+def equal_scores() -> str:
+    """What is wrong with the picks where all scores are equal: the first experts of the first groups."""
+    ids, weights = torch.full((2, 9), -7, dtype=torch.int32), torch.empty(2, 9)
+    router(torch.zeros(2, 256), torch.zeros(256), ids, weights, Router(8, 4, 8, 2.5, 6, 1))()
+    right = ids.tolist() == [[0, 1, 2, 3, 4, 5, -1, -1, 6]] * 2
+    right = right and weights.tolist() == [[2.5 / 8] * 8 + [1.0]] * 2
+    return "" if right else f"{ids.tolist()} {weights.tolist()}"
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> list[list[str]]:
+    return found_interpreted(__file__)
+
+
+@pytest.mark.parametrize("index", range(len(CASES)), ids=[" ".join(map(str, case)) for case in CASES])
+def test_interpreted(interpreted: list[list[str]], index: int) -> None:
+    assert interpreted[index] == ["", "", "", ""]
+
+
+@pytest.mark.parametrize("index", range(len(ALIGNED)), ids=map(str, ALIGNED))
+def test_pairs_stand_in_the_order_of_experts(interpreted: list[str], index: int) -> None:
+    assert interpreted[len(CASES) + index] == ""
+
+
+def test_of_equal_scores_the_first_are_chosen(interpreted: list[str]) -> None:
+    assert interpreted[-1] == ""
+
+
+def test_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    sizes = sizes_of(CASES[0][0])
+    with pytest.raises(Unsupported, match="TRITON_INTERPRET=1"):
+        IMPLEMENTATION.prepare(OP.operands(sizes, Seeds(), "cpu"), OP.empty_output(sizes, "cpu"))
+
+
+def test_what_takes_minutes_is_not_interpreted() -> None:
+    for text, may in ((SMALL + " tokens=64", True), ("tokens=16", True), ("tokens=256", False)):
+        assert IMPLEMENTATION.supports(OP.case(parse(text)[0]), named("cpu")).ok == may, text
+
+
+@pytest.mark.parametrize("rows", [16, 64, 128])
+def test_grids_hold_any_picks(rows: int) -> None:
+    for tokens, routing, shared in itertools.product((1, 5, 100), ("balanced", "one", "zipf:1.2"), (0, 1)):
+        sizes = sizes_of(f"tokens={tokens} routing={routing} shared={shared}")
+        assert sum(-(-load // rows) for load in sizes.routed.loads()) <= align.tiles_for(rows, sizes)
+
+
+def on_no_device(text: str, arch: str, config: dict[str, Any]) -> Any:
+    """Prepared on torch's meta device: shapes and types without memory."""
+    sizes = sizes_of(text)
+    operands = OP.empty_operands(sizes, "meta").narrowed().narrowed()
+    target = architectures()[arch].target
+    chosen = IMPLEMENTATION.configured(config)
+    return chosen.prepare_for(target, operands, OP.empty_output(sizes, "meta"))
+
+
+KEPT = ("gate_up", "h_q", "h_scale", "given")
+SEVERAL = ("tokens=1", "tokens=64", "tokens=4096 ep=8 inter=2048 shared=1", "tokens=300 routing=one")
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950", "sm_90", "sm_100"])
+@pytest.mark.parametrize("text", SEVERAL)
+def test_configurations(arch: str, text: str) -> None:
+    """What is to be chosen from is enough and not too much, has the rule's choice, and each asks of memory
+    what the op must move, and what it allocates is planned."""
+    target, sizes = architectures()[arch].target, sizes_of(text)
+    configs = list(IMPLEMENTATION.configurations(target, sizes))
+    assert len(set(configs)) == len(configs) and 20 <= len(configs) <= 200
+    assert IMPLEMENTATION.heuristic(target, sizes) in configs
+    for config in configs:
+        asked = IMPLEMENTATION.demands(config, target, sizes)
+        assert sum(each.moved for each in asked) > 0.9 * OP.work(sizes).bytes
+        assert sum(each.flops * each.programs for each in asked) >= 0.999 * OP.work(sizes).flops
+        assert all(0 < each.in_flight <= each.read for each in asked)
+    for config in configs[:: max(1, len(configs) // 8)]:
+        prepared = on_no_device(text, arch, asdict(config))
+        own = {name: t for name, t in vars(prepared).items() if isinstance(t, torch.Tensor) and name in KEPT}
+        if prepared.align:
+            own |= {name: t for name, t in vars(prepared.align).items() if isinstance(t, torch.Tensor)}
+        taken = sum(tensor.nbytes for name, tensor in own.items() if name != "ids")
+        assert taken <= IMPLEMENTATION.workspace(sizes), config
+
+
+def test_no_split_is_without_a_block() -> None:
+    config = grouped_configs.Config(16, fuse=False, per_unit=4)
+    for hidden, units in itertools.product((128, 512, 1152, 7168), (1, 60, 132, 304)):
+        sizes = sizes_of(f"tokens=1 hidden={hidden}")
+        splits, blocks = grouped_configs.splits_for(config, units, sizes), hidden // 128
+        assert 1 <= splits <= min(max(1, blocks // 4), grouped_configs.most_splits(sizes))
+        assert (splits - 1) * math.ceil(blocks / splits) < blocks
+
+
+# The FP8 instruction of tiles for few rows, transposed on NVIDIA, and for many.
+INSTRUCTIONS = {
+    "gfx942": ("v_mfma_f32_16x16x32_fp8_fp8",) * 2,
+    "gfx950": ("v_mfma_f32_16x16x128_f8f6f4",) * 2,
+    "sm_90": (
+        "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3",
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3",
+    ),
+    "sm_100": ("tcgen05.mma.cta_group::1.kind::f8f6f4",) * 2,
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "text, launched",
+    [
+        ("tokens=1", "up silu down_by_token"),
+        ("tokens=64 shared=1", "place up down combine"),
+        pytest.param("tokens=512", "place up down combine", marks=pytest.mark.slow),
+        ("tokens=8192", "count place up silu down combine"),
+    ],
+)
+def test_compiles(target: str, text: str, launched: str) -> None:
+    found = compiled("fused_moe", target, text)
+    assert {*launched.split(), "route", "quantise"} == {name.removesuffix("_kernel") for name in found}
+    for name in found:
+        if name.startswith(("up", "down")):
+            assert INSTRUCTIONS[target]["tokens=8192" in text] in found[name].instructions, name
+
+
+if __name__ == "__main__":
+    grouped_configs.MANY = MANY
+    for case in CASES:
+        print(json.dumps(interpret(*case)))
+    for one in ALIGNED:
+        print(json.dumps(aligned(*one)))
+    print(json.dumps(equal_scores()))

@@ -1,0 +1,283 @@
+"""The Triton flash kernel: right in the interpreter, and compiled for GPUs that need not be here.
+
+As in test_triton_mla_decode, the interpreted cases run in a process of their own: this file as a script.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from typing import Any
+
+import pytest
+
+import kernels
+from harness.catalogue.architectures import architectures
+from harness.workers.child.judge import judge
+from kernels.formats import FORMATS
+from kernels.mha_prefill.triton.flash_configs import PAD, Config, columns, turnable
+from kernels.mha_prefill.triton.flash_order import CACHES, Cache, order
+from kernels.op import Unsupported
+from kernels.operands import Seeds
+from kernels.platform import named
+from kernels.triton_runtime import CPU
+from kernels.tuning import Target
+from shapes.case import parse
+from tests.support.interpreting import found_interpreted
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from tests.support.compiled import TARGETS, compiled  # noqa: E402
+
+OP = kernels.OPS["mha_prefill"]
+IMPLEMENTATION = next(i for i in kernels.implementations("mha_prefill") if i.name == "triton.flash_varlen")
+ON = {"cpu": CPU, "sm_90": Target("cuda", "sm_90", 132), "gfx942": Target("rocm", "gfx942", 304)}
+
+# Sizes, whose kernel, and its tile: with tiles this small there are blocks before the diagonal, on it and
+# behind it, and sequences that end inside a tile, at its edge and one row behind. sm_90's has descriptors.
+RAGGED = "batch=3 new=1..90 prefix=0..70 heads=2"
+FP8 = {name: f"dtype=fp8 fp8={name}" for name in FORMATS}
+CASES = [
+    ("batch=1 new=1 heads=1", "cpu", Config(128, 128)),
+    ("batch=1 new=1 prefix=8191 heads=1", "sm_90", Config(64, 128)),
+    ("batch=1 new=300 prefix=40 heads=1", "cpu", Config(128, 128)),
+    (RAGGED, "cpu", Config(16, 16)),
+    (RAGGED, "gfx942", Config(64, 32)),
+    (RAGGED, "sm_90", Config(16, 64)),
+    (RAGGED, "sm_90", Config(64, 32)),
+    ("batch=3 new=63..65 heads=3", "cpu", Config(32, 32)),
+    ("batch=2 new=1 prefix=64..95 heads=2", "cpu", Config(32, 32)),
+    ("batch=2 new=64 prefix=1 heads=2", "sm_90", Config(32, 32)),
+    (f"{RAGGED} {FP8['e4m3fn']}", "cpu", Config(32, 32)),
+    (f"{RAGGED} {FP8['e4m3fn']}", "sm_90", Config(64, 32, turned=True)),
+    (f"batch=2 new=1..5 prefix=120..160 heads=3 {FP8['e4m3fn']}", "sm_90", Config(32, 128, turned=True)),
+    (f"batch=1 new=1 prefix=8191 heads=1 {FP8['e4m3fn']}", "sm_90", Config(64, 128, turned=True)),
+    (f"{RAGGED} {FP8['e4m3fnuz']}", "gfx942", Config(64, 32)),
+    (f"{RAGGED} {FP8['e4m3fnuz']}", "gfx942", Config(32, 32, instruction=16, turned=True)),
+    (
+        f"batch=2 new=64 prefix=1 heads=2 {FP8['e4m3fnuz']}",
+        "gfx942",
+        Config(64, 64, instruction=32, turned=True),
+    ),
+]
+NEIGHBOURS = "batch=3 new=33..45 prefix=5..9 heads=1"
+ALONE = [
+    (NEIGHBOURS, "cpu", Config(32, 32)),
+    (NEIGHBOURS, "sm_90", Config(32, 32)),
+    (f"{NEIGHBOURS} {FP8['e4m3fnuz']}", "gfx942", Config(32, 64, instruction=16, turned=True)),
+]
+INSTRUCTIONS = {
+    ("gfx942", "bf16"): "v_mfma_f32_32x32x8_bf16",
+    ("gfx950", "bf16"): "v_mfma_f32_32x32x16_bf16",
+    ("sm_90", "bf16"): "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16",
+    ("sm_100", "bf16"): "tcgen05.mma.cta_group::1.kind::f16",
+    ("gfx942", "fp8"): "v_mfma_f32_32x32x16_fp8_fp8",
+    ("gfx950", "fp8"): "v_mfma_f32_32x32x64_f8f6f4",
+    ("sm_90", "fp8"): "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3",
+    ("sm_100", "fp8"): "tcgen05.mma.cta_group::1.kind::f8f6f4",
+}
+
+
+def name(case: tuple[str, str, Config]) -> str:
+    text, arch, config = case
+    return f"{text} {arch} {config.rows}x{config.keys}{' turned' if config.turned else ''}"
+
+
+def sizes_of(text: str):
+    return OP.sizes(parse(text)[0])
+
+
+def interpret(text: str, arch: str, config: Config) -> list[dict[str, Any]]:
+    """Reports of the first call, of one after other q, k and v were loaded, and whether a second of these
+    gives the same bits. Weights stay fp32 here even for FP8: errors are held to the narrow sigma."""
+    sizes = sizes_of(text)
+    operands, out = OP.operands(sizes, Seeds(), "cpu"), OP.empty_output(sizes, "cpu")
+    prepared = IMPLEMENTATION.prepare_with(config, ON[arch], operands, out)
+    reports = []
+    for live in (0, 1, 1):
+        prepared.load(OP.operands(sizes, Seeds(live=live), "cpu").live_tensors())
+        before = out.clone()
+        for buffer in (out, prepared.written):
+            buffer.fill_(math.nan)
+        if prepared.turn:
+            prepared.turn.turned.fill_(0x80 if "fnuz" in text else 0x7F)  # NaN
+        prepared.call()
+        if len(reports) == 2:
+            reports.append({"ok": torch.equal(before, out), "reason": "other bits at the second call"})
+        else:
+            reports.append(judge(out, OP.reference(operands), OP.tolerance(sizes), tuple(out.shape)))
+    return reports
+
+
+def alone(text: str, arch: str, config: Config) -> dict[str, Any]:
+    """Whether a sequence's rows stay as they are where those before and behind it hold NaN."""
+    sizes = sizes_of(text)
+    operands, out = OP.operands(sizes, Seeds(), "cpu"), OP.empty_output(sizes, "cpu")
+    prepared = IMPLEMENTATION.prepare_with(config, ON[arch], operands, out)
+    prepared.call()
+    before, own = out.clone(), operands.sequences[1]
+    for tensor, rows in ((operands.q, own.queries), (operands.k, own.keys), (operands.v, own.keys)):
+        for others in (tensor[: rows.start], tensor[rows.stop :]):
+            others.copy_(torch.tensor(math.nan))
+    with warnings.catch_warnings(action="ignore"):
+        prepared.call()
+    return {"ok": torch.equal(before[own.queries], out[own.queries]), "reason": "NaN of others is heard"}
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> list[list[dict[str, Any]]]:
+    return found_interpreted(__file__)
+
+
+@pytest.mark.parametrize("index", range(len(CASES + ALONE)), ids=[name(case) for case in CASES + ALONE])
+def test_interpreted(interpreted: list[list[dict[str, Any]]], index: int) -> None:
+    assert all(report["ok"] for report in interpreted[index]), interpreted[index]
+
+
+def test_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    sizes = sizes_of("batch=1 new=1")
+    with pytest.raises(Unsupported, match="TRITON_INTERPRET=1"):
+        IMPLEMENTATION.prepare(OP.operands(sizes, Seeds(), "cpu"), OP.empty_output(sizes, "cpu"))
+    for kind in ("cpu", "cuda", "rocm"):
+        assert IMPLEMENTATION.interpreted(named(kind)) == (kind == "cpu")
+
+
+def test_another_gpus_fp8_is_refused() -> None:
+    with pytest.raises(Unsupported, match=r"^products of e4m3fn need another GPU; gfx942 takes e4m3fnuz$"):
+        on_no_device("batch=1 new=1 dtype=fp8 fp8=e4m3fn", ON["gfx942"])
+
+
+@pytest.mark.parametrize("fp8", FORMATS)
+def test_the_largest_weight_uses_the_formats_range(fp8: str) -> None:
+    target = ON["gfx942" if fp8 == "e4m3fnuz" else "sm_90"]
+    largest = 2.0 ** on_no_device(f"batch=1 new=1 dtype=fp8 fp8={fp8}", target).options["HEADROOM"]
+    assert FORMATS[fp8].max / 2 < largest < FORMATS[fp8].max
+
+
+def test_a_case_too_long_to_interpret_says_so() -> None:
+    case = OP.case({"batch": 40, "new": "3200"})
+    support = IMPLEMENTATION.supports(case, named("cpu"))
+    assert not support.ok and "interpreting one call would take" in support.reason
+    assert IMPLEMENTATION.supports(case, named("cuda")).ok
+    assert IMPLEMENTATION.interpreted_s(sizes_of("batch=1 new=130 heads=2")) < 1
+
+
+# The order of programs
+
+LENGTHS = [(0, 1), (300, 200), (5, 64), (0, 129), (300, 200)]
+
+
+@pytest.mark.parametrize("arch", ON)
+@pytest.mark.parametrize("rows", [64, 128])
+@pytest.mark.parametrize("heads", [1, 3, 16])
+def test_the_order_has_every_row_of_every_head_once(arch: str, rows: int, heads: int) -> None:
+    found = order(LENGTHS, heads, rows, ON[arch], 640)
+    covered = [
+        (t.head, t.sequence, row)
+        for t in found
+        for row in range(t.first, min(t.first + rows, LENGTHS[t.sequence][1]))
+    ]
+    assert sorted(covered) == [
+        (head, i, row) for head in range(heads) for i, (_, new) in enumerate(LENGTHS) for row in range(new)
+    ]
+
+
+def test_where_the_cache_holds_everything_the_longest_go_first() -> None:
+    keys = [sum(LENGTHS[t.sequence][:1]) + t.first for t in order(LENGTHS, 4, 64, ON["sm_90"], 640)]
+    assert keys == sorted(keys, reverse=True)
+
+
+def test_sections_are_what_the_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two heads' keys fit: after all tiles of those come two others', each section the longest first."""
+    monkeypatch.setitem(CACHES, "cuda", Cache(1, 2 * 256 * 640))
+    found = order([(0, 256)], 4, 64, ON["sm_90"], 640)
+    assert [sorted({t.head for t in found[i : i + 8]}) for i in (0, 8)] == [[0, 1], [2, 3]]
+    assert [t.first for t in found[:8]] == [192, 192, 128, 128, 64, 64, 0, 0]
+
+
+def test_a_head_of_a_sequence_stays_on_its_die() -> None:
+    dies = CACHES["rocm"].dies
+    place: dict[tuple[int, int], set[int]] = {}
+    for i, tile in enumerate(order([(0, 300)] * 3, 16, 64, ON["gfx942"], 640)):
+        place.setdefault((tile.head, tile.sequence), set()).add(i % dies)
+    assert all(len(on) == 1 for on in place.values())
+    assert len(set.union(*place.values())) == dies
+
+
+# Configurations
+
+
+def on_no_device(text: str, target: Target, config: Config | None = None) -> Any:
+    """Prepared on torch's meta device: shapes and types without memory."""
+    sizes = sizes_of(text)
+    operands, out = OP.empty_operands(sizes, "meta"), OP.empty_output(sizes, "meta")
+    config = config or IMPLEMENTATION.heuristic(target, sizes)
+    return IMPLEMENTATION.prepare_with(config, target, operands, out)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+@pytest.mark.parametrize("text", ["batch=1 new=1", "batch=7 new=1..600 heads=4", "batch=40 new=3200"])
+def test_the_rule_of_thumb_is_one_of_the_configurations(text: str, dtype: str) -> None:
+    for architecture in architectures().values():
+        sizes = OP.sizes({**OP.defaults(architecture.arch), **parse(text)[0], "dtype": dtype})
+        found = list(IMPLEMENTATION.configurations(architecture.target, sizes))
+        assert IMPLEMENTATION.heuristic(architecture.target, sizes) in found
+        assert len(set(found)) == len(found) <= 150
+        assert all(PAD % config.keys == 0 for config in found)
+        assert any(config.turned for config in found) == turnable(architecture.target, sizes)
+
+
+@pytest.mark.parametrize("arch", ON)
+@pytest.mark.parametrize("text", ["batch=1 new=1", "batch=7 new=1..600 heads=4", "batch=40 new=3200"])
+def test_workspace_is_a_bound(arch: str, text: str) -> None:
+    for given in (text, f"{text} {FP8[OP.defaults(ON[arch].arch)['fp8']]}"):
+        for turned in (False, "fp8" in given):
+            config = Config(64, 64, instruction=16, turned=turned)
+            prepared = on_no_device(given, ON[arch], config)
+            held = prepared.arguments[6].nbytes
+            held += prepared.written.nbytes if prepared.written is not prepared.out else 0
+            if prepared.turn:
+                held += prepared.turn.turned.nbytes + prepared.turn.arguments[3].nbytes
+            assert held <= IMPLEMENTATION.workspace(sizes_of(given))
+
+
+def test_turned_values_do_not_meet() -> None:
+    """Where each sequence begins is a multiple of PAD, behind all blocks of the one before."""
+    for keys in ([1], [128, 1, 127, 129, 255], [130] * 9, [1] * 300):
+        starts = [sum(keys[:i]) // PAD * PAD + i * PAD for i in range(len(keys))]
+        ends = [start + math.ceil(n / PAD) * PAD for start, n in zip(starts, keys, strict=True)]
+        assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+        assert ends[-1] <= columns(sum(keys), len(keys))
+
+
+def test_demands_count_what_is_there() -> None:
+    sizes = sizes_of("batch=2 new=200 prefix=56 heads=4")
+    (flash,) = IMPLEMENTATION.demands(Config(128, 64, stages=3), ON["sm_90"], sizes)
+    # Tiles of 128 and 72 rows, which see 56 + 128 and 256 keys: 3 and 4 steps.
+    assert flash.programs == 2 * 4 * 2 and flash.dtype == "bf16"
+    assert flash.flops == 2 * 128 * 64 * 320 * 3.5 and flash.in_flight == 2 * 64 * 320 * 2
+    assert flash.read == 128 * 192 * 2 + 3.5 * 64 * 320 * 2
+    assert flash.moved == OP.work(sizes).bytes
+    turned = sizes_of("batch=2 new=200 prefix=56 heads=4 dtype=fp8")
+    turn, flash = IMPLEMENTATION.demands(Config(128, 64, turned=True), ON["sm_90"], turned)
+    assert turn.programs == 4 * 2 * 2 and turn.moved == 2 * 4 * 512 * 128
+    assert flash.moved == OP.work(turned).bytes
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+@pytest.mark.parametrize("text", ["batch=2 new=3200 prefix=0..70 heads=20", "batch=2 new=7 heads=16"])
+def test_compiles(target: str, dtype: str, text: str) -> None:
+    found = compiled("mha_prefill", target, f"{text} dtype={dtype}")
+    if "new=3200" in text:
+        assert INSTRUCTIONS[target, dtype] in found["flash_kernel"].instructions
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        print(json.dumps(interpret(*case)))
+    for case in ALONE:
+        print(json.dumps([alone(*case)]))

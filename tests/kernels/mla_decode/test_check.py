@@ -1,0 +1,419 @@
+"""The checker of MLA decode catches planted bugs, at small and at full size, and passes what is right."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import kernels
+from harness.workers.child.judge import judge
+from kernels.mla_decode.operands import MlaDecodeOperands
+from kernels.mla_decode.sizes import LATENT, WIDTH, Sizes
+from kernels.op import Implementation, Reference
+from kernels.operands import Seeds
+from kernels.platform import detect
+from shapes.case import parse
+from tests.support import planted_bugs
+from tests.support.paths import SUPPORT
+from tests.support.planted_bugs import BUGS, BUGS_IN_FP8, ONLY_WITH, RIGHT, RIGHT_IN_FP8, Variant
+
+OP = kernels.OPS["mla_decode"]
+
+
+@dataclass
+class Problem:
+    """A case with its reference."""
+
+    sizes: Sizes
+    operands: MlaDecodeOperands
+    reference: Reference
+
+    def judge(self, out: torch.Tensor, fp8: bool = False) -> dict[str, Any]:
+        shape = tuple(OP.empty_output(self.sizes, "meta").shape)
+        return judge(out, self.reference, OP.tolerance(self.sizes), shape, fp8)
+
+    def output(self, variant: Variant) -> torch.Tensor:
+        every = range(self.sizes.batch)
+        return torch.stack([variant(self.operands, i).bfloat16() for i in every])
+
+
+def make(text: str, seed: int = 0, max_flops: float = math.inf) -> Problem:
+    sizes = OP.sizes(parse(text)[0])
+    operands = OP.operands(sizes, Seeds(seed, seed), "cpu")
+    return Problem(sizes, operands, OP.reference(operands, max_flops))
+
+
+# Bugs that show in one output
+
+SIZES = {
+    "small": "batch=3 ctx=1..200 heads=16 page=16",
+    "small fp8": "batch=3 ctx=1..200 heads=16 page=16 kv=fp8",
+    "full": "batch=64 ctx=3200..3999 heads=16 page=64",
+    "full 128 heads": "batch=4 ctx=4096 heads=128 page=64",
+    "full fp8": "batch=4 ctx=3200..3999 heads=16 page=64 kv=fp8",
+}
+CLEAR = 3.0  # times the limit at least, so that a bug is caught whatever the seed
+
+
+@pytest.fixture(scope="module")
+def margins() -> Iterator[dict[str, dict[str, str]]]:
+    """Bug -> size -> its row error over the limit, printed at the end (pytest -s)."""
+    found: dict[str, dict[str, str]] = {}
+    yield found
+    print("\n" + "row error / limit".ljust(36) + "".join(name.rjust(16) for name in SIZES))
+    for bug, row in found.items():
+        print(bug.ljust(36) + "".join(row.get(name, "-").rjust(16) for name in SIZES))
+
+
+@pytest.fixture(scope="module", params=list(SIZES))
+def size(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def problem(size: str) -> Problem:
+    return make(SIZES[size])
+
+
+@pytest.fixture(scope="module")
+def right(problem: Problem) -> torch.Tensor:
+    return problem.output(planted_bugs.attend)
+
+
+def test_the_right_output_is_right(problem, right):
+    assert problem.judge(right)["ok"]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_bug_in_one_sequence_is_caught(bug, size, problem, right, margins):
+    if ONLY_WITH.get(bug, problem.sizes.kv) != problem.sizes.kv:
+        pytest.skip(f"no bug with a cache in {problem.sizes.kv}")
+    lengths = problem.operands.host_lengths
+    victim = max(range(1, len(lengths)), key=lengths.__getitem__)
+    out = right.clone()
+    out[victim] = bug(problem.operands, victim).bfloat16()
+    report = problem.judge(out)
+    assert not report["ok"] and report["reason"]
+    over = math.inf if report["row_error"] is None else report["row_error"] / report["row_limit"]
+    margins.setdefault(bug.__name__, {})[size] = "not finite" if math.isinf(over) else f"{over:.3g}"
+    assert over > CLEAR
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "batch=1 ctx=3999 page=64",
+        "batch=1 ctx=3999 page=64 heads=1",
+        "batch=1 ctx=3999 page=64 kv=fp8",
+        pytest.param("batch=1 ctx=32768 page=64", marks=pytest.mark.slow),
+        pytest.param("batch=1 ctx=131072 page=64", marks=pytest.mark.slow),
+        "batch=1 ctx=200 page=1",
+        "batch=1 ctx=3999 page=1",
+    ],
+)
+def test_any_page_that_is_lost_is_missed(text):
+    problem = make(text)
+    pages = -(-problem.operands.host_lengths[0] // problem.sizes.page)
+    chosen = random.Random(0).sample(range(pages), min(pages, 15))
+    errors = []
+    for page in chosen:
+        out = planted_bugs.page_dropped(problem.operands, 0, page).bfloat16()
+        report = problem.judge(out[None])
+        errors.append(report["row_error"])
+        assert not report["ok"], f"page {page}"
+    print(f"{text}: {min(errors) / OP.tolerance(problem.sizes).row:.3g} times the limit at least")
+
+
+def test_scores_in_bf16_pass_only_where_softmax_is_flat():
+    """Rounding a score s changes its weight by up to 2^-8 |s|, as much as rounding the weight where |s| is 1.
+    Row errors measured here: below 1.1 sigma where scores deviate by less than 0.7, 1 to 4.5 around 1.5,
+    2.4 to 28 from 2.8 on. An output of 16 heads, from flat to peaked, has always been found wrong."""
+    problem = make("batch=4 ctx=4096 heads=128")
+    out = problem.output(planted_bugs.scores_in_bf16)
+    assert not problem.judge(out)["ok"]
+    z = (out.double() - problem.reference.value) / problem.reference.sigma
+    error = z.square().mean(-1).sqrt()[:, 1::2]  # of heads that do not hear the landmarks
+    limit = OP.tolerance(problem.sizes).row
+    for sequence, errors in enumerate(error):
+        kv = planted_bugs.rows(problem.operands, problem.operands.token_slots(sequence))
+        deviation = planted_bugs.scores_of(problem.operands, sequence, kv).std(-1)[1::2]
+        assert errors[deviation < 0.7].max() < limit
+        assert errors[deviation > 2.8].median() > 2 * limit
+
+
+# Sampled references
+
+SAMPLED = "batch=12 ctx=1..200 heads=4 page=16"
+
+
+def test_a_sample_agrees_with_the_whole():
+    whole, sample = make(SAMPLED), make(SAMPLED, max_flops=5e6)
+    rows, lengths = sample.reference.rows, whole.operands.host_lengths
+    assert whole.reference.rows is None
+    assert 4 <= len(rows) < 12
+    assert {0, 11, lengths.index(1), lengths.index(200)} <= set(rows)
+    assert torch.equal(sample.reference.value, whole.reference.value[rows])
+    assert torch.equal(sample.reference.sigma, whole.reference.sigma[rows])
+
+
+def test_a_sample_is_judged_exactly_and_the_rest_for_being_finite():
+    sample = make(SAMPLED, max_flops=5e6)
+    right = sample.output(planted_bugs.attend)
+    seen = max(sample.reference.rows, key=sample.operands.host_lengths.__getitem__)
+    unseen = next(i for i in range(12) if i not in sample.reference.rows)
+    report = sample.judge(right)
+    assert report["ok"]
+    assert (report["rows"], report["of_rows"]) == (len(sample.reference.rows) * 4, 48)
+
+    def with_row(row: int, values: torch.Tensor | float) -> dict[str, Any]:
+        out = right.clone()
+        out[row, 3] = values
+        return sample.judge(out)
+
+    wrong = with_row(seen, right[seen, 2])
+    assert not wrong["ok"] and f"[{seen}, 3]" in wrong["reason"]
+    assert not with_row(unseen, math.nan)["ok"]
+    assert with_row(unseen, 0.0)["ok"]  # what a sample cannot see
+
+
+# What is right passes
+
+CASES = 55
+
+
+class Drawn(NamedTuple):
+    """A case, something done to its operands, and its seed."""
+
+    text: str
+    twist: str
+    seed: int
+
+
+TWISTS = ("none", "flat softmax", "peaked softmax", "loud token", "equal lengths")
+
+
+def draw(count: int) -> list[Drawn]:
+    choose = random.Random(0).choice
+    drawn = [
+        Drawn("batch=1 ctx=1 heads=16 page=64", "none", 0),
+        Drawn("batch=1 ctx=1 heads=1 page=1", "loud token", 1),
+    ]
+    for seed in range(len(drawn), count):
+        twist = TWISTS[seed % len(TWISTS)]
+        if twist == "equal lengths":
+            spans = ["1", "16", "64", "100", "255"]
+        else:
+            spans = ["1..3", "1..40", "3..300", "250..600"]
+        sizes = {
+            "batch": choose([1, 1, 2, 3, 5]),
+            "ctx": choose(spans),
+            "heads": choose([1, 16, 20, 128]),
+            "page": choose([1, 7, 16, 64]),
+            "kv": choose(["bf16", "bf16", "bf16", "fp8"]),
+        }
+        drawn.append(Drawn(" ".join(f"{name}={value}" for name, value in sizes.items()), twist, seed))
+    return drawn
+
+
+@functools.cache
+def twisted(drawn: Drawn) -> Problem:
+    sizes = OP.sizes(parse(drawn.text)[0])
+    operands = OP.operands(sizes, Seeds(drawn.seed, drawn.seed), "cpu")
+    if drawn.twist == "flat softmax":
+        operands.q.zero_()
+    elif drawn.twist == "peaked softmax":
+        operands.q *= 8
+    elif drawn.twist == "loud token":
+        slots = operands.token_slots(0)
+        row = operands.kv.view(-1, WIDTH)[slots[len(slots) // 2]]
+        largest = torch.finfo(operands.kv.dtype).max
+        row.copy_((row.float() * 100).clamp(-largest, largest))
+    return Problem(sizes, operands, OP.reference(operands))
+
+
+def run(name: str, problem: Problem) -> torch.Tensor:
+    """An implementation's output, which it may not read; nor may it change its operands."""
+    before = problem.operands.digest()
+    out = OP.empty_output(problem.sizes, "cpu").fill_(math.nan)
+    prepared = implementation(name).prepare(problem.operands, out)
+    prepared.call()
+    assert problem.operands.digest() == before
+    return prepared.result()
+
+
+def run_drawn(name: str, drawn: Drawn) -> Any:
+    """For another process: the bits of the output."""
+    return run(name, twisted(drawn)).view(torch.int16).numpy()
+
+
+def implementation(name: str) -> Implementation:
+    return next(i for i in kernels.implementations("mla_decode") if i.name == name)
+
+
+@pytest.mark.parametrize("drawn", draw(CASES), ids=lambda d: f"{d.text}, {d.twist}")
+def test_what_is_right_passes(drawn):
+    problem = twisted(drawn)
+    outputs = {name: run(name, problem) for name in ("torch.naive", "torch.sdpa")}
+    outputs |= {name: problem.output(variant) for name, variant in RIGHT.items()}
+    reports = {name: problem.judge(out) for name, out in outputs.items()}
+    assert not {name: report["reason"] for name, report in reports.items() if not report["ok"]}
+
+
+@pytest.mark.parametrize("name", ["vllm.amx", "vllm.vec"])
+def test_what_vllm_gives_passes(name, vllms_process):
+    if not (support := implementation(name).available(detect("cpu"))).ok:
+        pytest.skip(support.reason)
+    fitting = [d for d in draw(CASES) if implementation(name).fits(OP.sizes(parse(d.text)[0])).ok]
+    assert len(fitting) > 10
+    wrong = {}
+    for drawn in fitting:
+        bits = vllms_process.submit(run_drawn, name, drawn).result(timeout=120)
+        report = twisted(drawn).judge(torch.from_numpy(bits).view(torch.bfloat16))
+        if not report["ok"]:
+            wrong[drawn] = report["reason"]
+    assert not wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["batch=3 ctx=1..200 page=16", "batch=2 ctx=100 heads=20 page=7 kv=fp8"])
+def test_what_torch_compiles_passes(text):
+    if not (support := implementation("torch.compile").available(detect("cpu"))).ok:
+        pytest.skip(support.reason)
+    problem = make(text)
+    report = problem.judge(run("torch.compile", problem))
+    assert report["ok"], report["reason"]
+
+
+# Calls that round q and the softmax weights to FP8 themselves
+
+FP8_CACHE = "kv=fp8 fp8={}"
+
+
+@pytest.mark.parametrize("fp8", ["e4m3fn", "e4m3fnuz"])
+def test_right_calls_in_fp8_pass(fp8):
+    """Every one of the right ways on drawn cases whose scores first order holds for; prints the worst row
+    (pytest -s)."""
+    worst, wrong = 0.0, {}
+    for drawn in [d for d in draw(CASES) if d.twist not in ("peaked softmax", "loud token")]:
+        sizes = drawn.text.partition(" kv=")[0].replace("heads=128", "heads=16")
+        text = f"{sizes} {FP8_CACHE.format(fp8)}"
+        problem = twisted(drawn._replace(text=text))
+        for name, variant in RIGHT_IN_FP8.items():
+            report = problem.judge(problem.output(variant), fp8=True)
+            worst = max(worst, report["row_error"])
+            if not report["ok"]:
+                wrong[text, drawn.twist, name] = report["reason"]
+    print(f"{fp8}: {worst:.3g} sigma")
+    assert not wrong
+
+
+def test_right_calls_in_bf16_pass_where_fp8_is_allowed():
+    problem = make(SIZES["small fp8"])
+    assert all(problem.judge(problem.output(variant), fp8=True)["ok"] for variant in RIGHT.values())
+
+
+@pytest.mark.parametrize("fp8", ["e4m3fn", "e4m3fnuz"])
+@pytest.mark.parametrize("bug", BUGS_IN_FP8, ids=lambda bug: bug.__name__)
+def test_a_bug_in_a_call_in_fp8_is_caught(bug, fp8):
+    problem = make(f"batch=3 ctx=1..200 heads=16 page=16 {FP8_CACHE.format(fp8)}")
+    out = problem.output(planted_bugs.fp8_products)
+    assert problem.judge(out, fp8=True)["ok"]
+    victim = max(range(1, 3), key=problem.operands.host_lengths.__getitem__)
+    out[victim] = bug(problem.operands, victim).bfloat16()
+    report = problem.judge(out, fp8=True)
+    assert not report["ok"]
+    print(f"{bug.__name__} {fp8}: {report['row_error'] / report['row_limit']:.3g} times the limit")
+
+
+def test_calls_in_fp8_are_wrong_by_the_measure_of_bf16():
+    problem = make(SIZES["small fp8"])
+    assert not problem.judge(problem.output(planted_bugs.fp8_products))["ok"]
+    assert make(SIZES["small"]).reference.sigma_fp8 is None
+
+
+def test_the_format_follows_the_architecture_and_bf16_cases_keep_their_keys():
+    assert (OP.defaults("gfx942"), OP.defaults("gfx950")) == ({"fp8": "e4m3fnuz"}, {"fp8": "e4m3fn"})
+    recorded = "mla_decode batch=64 ctx=3201..3999 heads=16 page=64 kv=bf16 core"
+    for arch in ("gfx942", "sm_90", "x86-avx512"):
+        given = {**OP.defaults(arch), **parse("batch=64 ctx=3201..3999")[0]}
+        assert OP.case(given).key == recorded
+        assert OP.case({**given, "kv": "fp8"}).key.endswith(f"kv=fp8 fp8={OP.defaults(arch)['fp8']} core")
+    for fp8, dtype in (("e4m3fn", torch.float8_e4m3fn), ("e4m3fnuz", torch.float8_e4m3fnuz)):
+        assert make(f"batch=1 ctx=9 kv=fp8 fp8={fp8}").operands.kv.dtype == dtype
+
+
+# The reference and the operands
+
+
+@pytest.mark.parametrize("kv", ["bf16", "fp8"])
+def test_the_reference_is_what_plain_loops_give(kv):
+    problem = make(f"batch=3 ctx=1..9 heads=2 page=4 kv={kv}")
+    o = problem.operands
+    q, cache = o.q.double().tolist(), (o.kv.double() * o.kv_scale).tolist()
+    table, lengths = o.page_table.tolist(), o.lengths.tolist()
+    for b, h in itertools.product(range(3), range(2)):
+        tokens = [cache[table[b][t // 4]][t % 4] for t in range(lengths[b])]
+        dots = [math.fsum(x * y for x, y in zip(q[b][h], token, strict=True)) for token in tokens]
+        weights = [math.exp((dot - max(dots)) / math.sqrt(128 + 64)) for dot in dots]
+        total = math.fsum(weights)
+        for d in range(LATENT):
+            terms = [weight * token[d] / total for weight, token in zip(weights, tokens, strict=True)]
+            error = abs(math.fsum(terms) - float(problem.reference.value[b, h, d]))
+            assert error <= 1e-12 * math.fsum(map(abs, terms))
+
+
+def test_unused_slots_are_poisoned_and_tokens_are_finite():
+    operands = make("batch=3 ctx=5..40 page=16").operands
+    finite = torch.isfinite(operands.kv.view(-1, WIDTH).float())
+    used = torch.zeros(len(finite), dtype=torch.bool)
+    for i in range(3):
+        used[operands.token_slots(i)] = True
+    assert finite[used].all()
+    assert not finite[~used].any()
+    assert int(used.sum()) == sum(operands.host_lengths)  # no slot is two tokens'
+
+
+def test_processes_make_the_same_operands():
+    texts = "batch=3 ctx=1..200 page=16", "batch=2 ctx=50 heads=20 page=7 kv=fp8"
+    code = (
+        "from kernels import OPS; from kernels.operands import Seeds; from shapes.case import parse;"
+        f"op = OPS['mla_decode']; cases = [op.sizes(parse(text)[0]) for text in {texts!r}];"
+        "print(*(op.operands(sizes, Seeds(3, 5), 'cpu').digest() for sizes in cases))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=SUPPORT.parent, capture_output=True, text=True, timeout=120, check=True
+    )
+    for text, there in zip(texts, map(int, done.stdout.split()), strict=True):
+        sizes = OP.sizes(parse(text)[0])
+        assert OP.operands(sizes, Seeds(3, 5), "cpu").digest() == there
+        assert OP.operands(sizes, Seeds(3, 6), "cpu").digest() != there
+        assert OP.operands(sizes, Seeds(4, 5), "cpu").digest() != there
+
+
+def test_the_digest_sees_one_changed_value_in_any_tensor():
+    operands = make("batch=2 ctx=5..20 page=16").operands
+    before = operands.digest()
+    for name, tensor in operands.tensors().items():
+        changed = operands.copy([name])
+        changed.tensors()[name].flatten()[-1] = 0 if name != "kv" else 1
+        assert changed.digest() != before, name
+        assert tensor.dtype == changed.tensors()[name].dtype
+
+
+def test_digest_tells_the_order_of_rows():
+    operands = make("batch=2 ctx=100 page=16").operands
+    changed = operands.copy(["kv"])
+    rows = changed.kv.view(-1, WIDTH)
+    rows[[0, 1]] = rows[[1, 0]].clone()
+    assert changed.digest() != operands.digest()

@@ -1,0 +1,162 @@
+"""Wider boundaries and rotating sets, for every op that has them: what the harness builds on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import kernels
+from kernels.compose import bind
+from kernels.operands import Seeds
+from kernels.platform import detect
+from shapes.suites import suite
+
+WIDE = [
+    (op.name, wide, narrow)
+    for op in kernels.OPS.values()
+    for narrow, wide in zip(op.boundaries, op.boundaries[1:], strict=False)
+]
+
+
+def smoke(op_name: str):
+    op = kernels.OPS[op_name]
+    return op, [op.sizes(case.sizes) for case in suite("smoke").cases(op_name)]
+
+
+@pytest.mark.parametrize(("op_name", "wide", "narrow"), WIDE)
+def test_producer_kernels_give_what_the_judge_takes_for_granted(op_name, wide, narrow):
+    """A composed call is judged by the narrower boundary's own operands of the same seeds."""
+    op, every = smoke(op_name)
+    for sizes in every:
+        outer = op.make(sizes, Seeds(3, 4), "cpu", wide)
+        assert outer.boundary == wide
+        inner = outer.narrowed()
+        assert inner.boundary == narrow
+        op.step(outer, inner.live_tensors())()
+        own = op.make(sizes, Seeds(3, 4), "cpu", narrow)
+        assert set(inner.tensors()) == set(own.tensors())
+        given, wanted = (by_expert(operands.tensors()) for operands in (inner, own))
+        for name in wanted:
+            if name == "topk_weights":  # normalised in another order of sums
+                torch.testing.assert_close(given[name], wanted[name], rtol=1e-6, atol=0)
+            else:
+                bits = (tensor.view(torch.uint8) for tensor in (given[name], wanted[name]))
+                assert torch.equal(*bits), (sizes, name)
+
+
+def by_expert(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A token's picks have no order of their own: here they stand by expert."""
+    if "topk_ids" not in tensors:
+        return tensors
+    # Of the same expert, elsewhere, by weight.
+    order = (tensors["topk_ids"] + tensors["topk_weights"] / 8).argsort(-1)
+    return tensors | {name: tensors[name].gather(1, order) for name in ("topk_ids", "topk_weights")}
+
+
+@pytest.mark.parametrize(("op_name", "wide", "narrow"), WIDE)
+def test_nothing_that_a_wider_call_must_produce_is_there(op_name, wide, narrow):
+    op, every = smoke(op_name)
+    outer, inner = (op.make(every[0], Seeds(), "cpu", boundary) for boundary in (wide, narrow))
+    produced = set(inner.live_tensors()) - set(outer.live_tensors())
+    assert produced
+    assert not produced & set(outer.tensors())
+
+
+@pytest.mark.parametrize("op_name", kernels.OPS)
+def test_sets_that_calls_rotate_over(op_name):
+    """They are a function of the seeds, and hold other values just where the op says so."""
+    op, every = smoke(op_name)
+    for boundary in op.boundaries:
+        first = op.make(every[1], Seeds(1, 2), "cpu", boundary)
+        third = op.make(every[1], Seeds(1, 2, turn=2), "cpu", boundary)
+        assert first.turned(2).digest() == third.digest()
+        assert (third.digest() != first.digest()) == op.turns
+
+
+def test_rotating_sets_of_experts_share_the_weights():
+    op, every = smoke("fused_moe")
+    first = op.make(every[0], Seeds(), "cpu")
+    turned = first.turned(1)
+    assert turned.w13 is first.w13 and turned.w2 is first.w2
+    impl = next(i for i in kernels.implementations("fused_moe") if i.name == "torch.bf16")
+    outs = [op.empty_output(every[0], "cpu") for _ in range(2)]
+    prepared = bind(op, impl, first, outs[0])
+    again = bind(op, impl, turned, outs[1], prepared)
+    assert again.w13 is prepared.w13
+
+
+CHEAT = """
+from kernels.fused_moe.providers.torch_eager import Naive
+
+class FirstRouting(Naive):
+    name = "cheating.first_routing"
+    op = "fused_moe"
+
+    def prepare_turn(self, first, operands, out):
+        ids = first.operands.topk_ids
+        return super().prepare(operands.replaced(topk_ids=ids), out)
+"""
+
+
+def test_who_computes_with_the_first_sets_routing_is_wrong(cli, tmp_path):
+    (tmp_path / "plugin.py").write_text(CHEAT)
+    done = cli(
+        *("run", "--op", "fused_moe", "--boundary", "core", "--impl", "cheating.*,torch.naive"),
+        *("--baseline", "torch.naive", "--case", "tokens=1 experts=16 topk=2 hidden=256 inter=128"),
+        *("--device", "cpu", "--budget", "2s", "--json", "-", "--quiet", "--out", tmp_path / "run"),
+        KERNEL_BENCH_PLUGINS=tmp_path / "plugin.py",
+    )
+    assert done.returncode == 1, done.stderr
+    cells = {cell["impl"]: cell for cell in json.loads(done.stdout)["cells"]}
+    assert cells["cheating.first_routing"]["status"] == "wrong"
+    assert cells["cheating.first_routing"]["reason"].startswith("after timing: ")
+    assert cells["torch.naive"]["status"] == "ok"
+    assert cells["torch.naive"]["rotation"]["copies"] > 1
+
+
+def test_who_joins_which_boundary():
+    cpu = detect("cpu")
+    op = kernels.OPS["fused_moe"]
+    found = {i.name: i for i in kernels.implementations("fused_moe")}
+    case = {b: op.case({"tokens": 4}, boundary=b) for b in op.boundaries}
+    naive, vllm = found["torch.naive"], found["vllm.amx"]
+    assert all(naive.supports(case[b], cpu).ok for b in op.boundaries)
+    assert naive.composition("core") == ""
+    assert naive.composition("with_routing") == "core call after the suite's own routing and quantise"
+    assert vllm.composition("with_routing") == "with_quant call after the suite's own routing"
+    if vllm.available(cpu).ok:
+        assert "more than core" in vllm.supports(case["core"], cpu).reason
+        assert vllm.supports(case["with_quant"], cpu).ok
+
+
+OFF_BY_ONE = """
+from kernels.block_scale_gemm.providers.torch_eager import Naive
+
+class OffByOne(Naive):
+    name = "wrong.one_block_of_k"
+    op = "block_scale_gemm"
+
+    def prepare(self, operands, out):
+        scale = operands.b_scale.clone()
+        scale[:, 5] = scale[:, 6]
+        return super().prepare(operands.replaced(b_scale=scale), out)
+"""
+
+
+def test_a_composed_call_is_held_to_the_core_tolerance(cli, tmp_path):
+    """Rounding to FP8 would explain the wrong scale of one block; the call was given what was rounded."""
+    (tmp_path / "plugin.py").write_text(OFF_BY_ONE)
+    done = cli(
+        *("run", "--op", "block_scale_gemm", "--boundary", "with_quant"),
+        *("--impl", "wrong.*,torch.naive", "--baseline", "torch.naive", "--case", "m=8 n=256 k=7168"),
+        *("--device", "cpu", "--cache", "warm", "--budget", "2s", "--json", "-", "--quiet"),
+        *("--out", tmp_path / "run"),
+        KERNEL_BENCH_PLUGINS=tmp_path / "plugin.py",
+    )
+    assert done.returncode == 1, done.stderr
+    cells = {cell["impl"]: cell for cell in json.loads(done.stdout)["cells"]}
+    assert cells["wrong.one_block_of_k"]["status"] == "wrong"
+    assert cells["torch.naive"]["status"] == "ok"
+    assert cells["torch.naive"]["reason"] == "core call after the suite's own quantise"

@@ -1,0 +1,264 @@
+"""A fifth op, RMSNorm, in a folder of its own: listed, run, checked, compiled, and left alone by serving."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.paths import ROOT
+from harness.results.journal import Journal
+from tests.support.command_line import error_line
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+
+FILES = {
+    "__init__.py": """
+from kernels.rmsnorm.problem import RmsNorm
+
+OP = RmsNorm()
+""",
+    "cases.py": """
+from shapes.case import Case
+
+
+def smoke():
+    return [Case("rmsnorm", {"tokens": 5, "hidden": 200}, place="smoke")]
+""",
+    "problem.py": '''
+"""RMSNorm: out[t] = x[t] / sqrt(mean(x[t]^2) + 1e-6) * weight, all bf16."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from kernels.op import Op, Reference, Tolerance, Work
+from kernels.operands import Operands
+
+EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Sizes:
+    tokens: int
+    hidden: int
+
+
+@dataclass
+class RmsNormOperands(Operands):
+    x: torch.Tensor
+    weight: torch.Tensor
+    sizes: Sizes
+    boundary: str = "core"
+
+    live: ClassVar = ("x",)
+    streamed: ClassVar = ("weight",)
+
+
+class RmsNorm(Op):
+    name = "rmsnorm"
+    Sizes = Sizes
+    baseline = dict.fromkeys(("cpu", "cuda", "rocm"), "torch.naive")
+
+    def operands(self, sizes, seeds, device, boundary="core"):
+        generator = torch.Generator(device).manual_seed(seeds.stationary)
+        weight = torch.randn(sizes.hidden, generator=generator, device=device).bfloat16()
+        generator.manual_seed(1_000_003 * seeds.stationary + seeds.live)
+        x = torch.randn(sizes.tokens, sizes.hidden, generator=generator, device=device).bfloat16()
+        return RmsNormOperands(x, weight, sizes)
+
+    def empty_operands(self, sizes, device):
+        x, weight = ((sizes.tokens, sizes.hidden), (sizes.hidden,))
+        empty = (torch.empty(shape, dtype=torch.bfloat16, device=device) for shape in (x, weight))
+        return RmsNormOperands(*empty, sizes)
+
+    def empty_output(self, sizes, device):
+        return torch.empty(sizes.tokens, sizes.hidden, dtype=torch.bfloat16, device=device)
+
+    def reference(self, operands, max_flops=float("inf")):
+        x = operands.x.double()
+        value = x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * operands.weight.double()
+        return Reference(value, value.abs() * 2.0**-9)
+
+    def tolerance(self, sizes):
+        return Tolerance(row=2.0, element=10.0)
+
+    def work(self, sizes, boundary="core"):
+        return Work(4.0 * sizes.tokens * sizes.hidden, 2.0 * self.operand_bytes(sizes))
+
+    def operand_bytes(self, sizes):
+        return 2 * sizes.hidden * (sizes.tokens + 1)
+
+    def output_bytes(self, sizes):
+        return 2 * sizes.tokens * sizes.hidden
+
+    def streamed_bytes(self, sizes, turns=1):
+        return 2 * turns * sizes.hidden
+''',
+    "providers/__init__.py": "",
+    "providers/torch_eager.py": """
+from kernels.op import Implementation, Prepared
+from kernels.rmsnorm.problem import EPS
+
+
+class _Naive(Prepared):
+    def call(self):
+        x = self.operands.x.float()
+        scale = (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
+        self.out.copy_(x * scale * self.operands.weight.float())
+
+
+class Naive(Implementation):
+    name = "torch.naive"
+    requires = "torch"
+
+    def available(self, platform):
+        return platform.library("torch")
+
+    def prepare(self, operands, out):
+        return _Naive(operands, out)
+
+
+class _Unscaled(_Naive):
+    def call(self):
+        self.out.copy_(self.operands.x.float() * self.operands.weight.float())
+
+
+class Unscaled(Naive):
+    name = "torch.unscaled"
+
+    def prepare(self, operands, out):
+        return _Unscaled(operands, out)
+""",
+    "triton/__init__.py": "",
+    "triton/rows.py": """
+from dataclasses import dataclass
+
+import triton
+
+from kernels.rmsnorm.problem import EPS
+from kernels.triton_runtime import ConfiguredPrepared, SuiteTriton
+
+
+@dataclass(frozen=True)
+class Config:
+    warps: int
+
+
+class Rows(SuiteTriton):
+    name = "triton.rows"
+    Config = Config
+
+    def configurations(self, target, sizes):
+        return [Config(1), Config(4)]
+
+    def heuristic(self, target, sizes):
+        return Config(4)
+
+    def prepare_with(self, config, target, operands, out):
+        return _Rows(operands, out, config)
+
+
+class _Rows(ConfiguredPrepared):
+    def __init__(self, operands, out, config):
+        from kernels.rmsnorm.triton.rows_jit import rows_kernel
+
+        super().__init__(operands, out)
+        self.launch = rows_kernel[(operands.sizes.tokens,)]
+        hidden = operands.sizes.hidden
+        self.constants = {"HIDDEN": hidden, "EPS": EPS, "BLOCK": triton.next_power_of_2(hidden)}
+        self.warps = config.warps
+
+    def call(self):
+        o = self.operands
+        self.launch(o.x, o.weight, self.out, **self.constants, num_warps=self.warps)
+""",
+    "triton/rows_jit.py": """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rows_kernel(x, weight, out, HIDDEN: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr):
+    row, columns = tl.program_id(0), tl.arange(0, BLOCK)
+    inside = columns < HIDDEN
+    values = tl.load(x + row * HIDDEN + columns, mask=inside, other=0.0).to(tl.float32)
+    weights = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    scale = 1 / tl.sqrt(tl.sum(values * values) / HIDDEN + EPS)
+    tl.store(out + row * HIDDEN + columns, (values * scale * weights).to(tl.bfloat16), mask=inside)
+""",
+}
+
+
+@pytest.fixture
+def rmsnorm(tmp_path: Path) -> Path:
+    folder = tmp_path / "rmsnorm"
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_it_is_listed(cli, rmsnorm: Path):
+    rows = json.loads(cli("list", "ops", "--json", "-", KERNEL_BENCH_PLUGINS=rmsnorm).stdout)
+    assert {row["op"]: row["sizes"] for row in rows}["rmsnorm"] == "tokens, hidden"
+    assert len(rows) == 5
+    listed = cli("list", "impls", "--op", "rmsnorm", "--json", "-", KERNEL_BENCH_PLUGINS=rmsnorm).stdout
+    assert [row["implementation"] for row in json.loads(listed)] == [
+        "torch.naive", "torch.unscaled", "triton.rows"
+    ]  # fmt: skip
+
+
+def test_it_is_run_and_checked(cli, rmsnorm: Path, tmp_path: Path):
+    done = cli("run", "--op", "rmsnorm", "--device", "cpu", "--cache", "warm", "--budget", "6s",
+               "--out", tmp_path / "run", KERNEL_BENCH_PLUGINS=rmsnorm)  # fmt: skip
+    (records,) = Journal(tmp_path / "run").finished().values()
+    status = {r.impl: (r.status, r.reason) for r in records if r.kind == "cell"}
+    assert status["torch.naive"] == ("ok", ""), done.stderr
+    assert status["torch.unscaled"][0] == "wrong"
+    assert status["triton.rows"][0] == "checked"
+    assert done.returncode == 1
+
+
+def test_its_kernel_compiles(cli, rmsnorm: Path, tmp_path: Path):
+    report = tmp_path / "compiles.json"
+    done = cli("compile", "--op", "rmsnorm", "--json", report, KERNEL_BENCH_PLUGINS=rmsnorm)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(report.read_text())["compiles"]
+    assert {row["kernel"] for row in rows} == {"rows_kernel"} and all(row["ok"] for row in rows)
+
+
+def test_serving_leaves_it_alone(cli, rmsnorm: Path):
+    (experiment,) = ROOT.glob("harness/serving/**/cpu-decode.toml")
+    plain = cli("serving", "experiment", experiment, "--dry-run")
+    assert plain.returncode == 0, plain.stderr
+    beside = cli("serving", "experiment", experiment, "--dry-run", KERNEL_BENCH_PLUGINS=rmsnorm)
+    assert beside.stdout == plain.stdout, beside.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (None, "which is not a Python file or package"),
+        ("OPS = 1", "has no attribute 'OP'"),
+        ("import no_such_library", "No module named 'no_such_library'"),
+    ],
+)
+@pytest.mark.parametrize("command", [("list",), ("run", "--op", "rmsnorm")])
+def test_a_folder_that_is_no_op_is_one_line(cli, tmp_path: Path, command, text, wanted):
+    folder = tmp_path / "rmsnorm"
+    folder.mkdir()
+    if text:
+        (folder / "__init__.py").write_text(text)
+    assert wanted in error_line(cli(*command, KERNEL_BENCH_PLUGINS=folder))
+
+
+def test_a_name_that_is_taken_is_one_line(cli, tmp_path: Path):
+    (tmp_path / "mla_decode").mkdir()
+    (tmp_path / "mla_decode" / "__init__.py").touch()
+    done = cli("list", KERNEL_BENCH_PLUGINS=tmp_path / "mla_decode")
+    assert "kernels/ has a mla_decode already" in error_line(done)

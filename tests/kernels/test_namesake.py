@@ -1,0 +1,257 @@
+"""Our `kernels` beside Hugging Face's public package of that name, which transformers imports from.
+
+The public one is played by a few small files, written as the real one is (0.17).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.paths import ROOT
+
+# Path below the site folder -> text. `kernels/op.py` has a name that is ours too.
+NAMESAKE = {
+    "kernels/__init__.py": """
+        import importlib.metadata
+
+        __version__ = importlib.metadata.version("kernels")
+
+        from kernels._loader import get_kernel
+        from kernels.layer import Device, Mode, kernelize
+
+        __all__ = ["Device", "Mode", "get_kernel", "kernelize"]
+
+        class _Anything:
+            def __init__(self, *args, **kwargs): pass
+            def __call__(self, *args, **kwargs): return _Anything()
+            def __getattr__(self, name): return _Anything()
+            def __or__(self, other): return self
+            __ror__ = __or__
+
+        def __getattr__(name):
+            if name.startswith("_") or name == "nonsense":
+                raise AttributeError(f"no {name} here")
+            return _Anything()
+    """,
+    "kernels/_loader.py": """
+        LOADED = []
+
+        def get_kernel(name):
+            LOADED.append(name)
+            return f"kernel {name}"
+    """,
+    "kernels/op.py": """
+        raise AssertionError("ours comes first")
+    """,
+    "kernels/layer/__init__.py": """
+        from kernels._loader import get_kernel
+        from .device import Device
+        from .mode import Mode
+
+        def kernelize(model):
+            from kernels import get_kernel as again
+
+            assert again is get_kernel
+            return model
+    """,
+    "kernels/layer/device.py": """
+        class Device:
+            def __init__(self, type=None, **kwargs): self.type = type
+            def __hash__(self): return 1
+    """,
+    "kernels/layer/mode.py": """
+        import enum
+
+        class Mode(enum.Flag):
+            FALLBACK = 1
+            INFERENCE = 2
+            TRAINING = 4
+            TORCH_COMPILE = 8
+    """,
+    "kernels-VERSION.dist-info/METADATA": """
+        Metadata-Version: 2.1
+        Name: kernels
+        Version: VERSION
+    """,
+}
+
+
+def transformers_folder() -> Path | None:
+    spec = importlib.util.find_spec("transformers")
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def wanted_version() -> str:
+    """The oldest that the installed transformers takes."""
+    folder = transformers_folder()
+    text = (folder / "utils" / "import_utils.py").read_text() if folder else ""
+    found = re.search(r'^KERNELS_MIN_VERSION = "([\d.]+)"', text, re.MULTILINE)
+    return found[1] if found else "0.17.0"
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        version = wanted_version()
+        path = folder / name.replace("VERSION", version)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [line.removeprefix("        ") for line in text.strip("\n").splitlines()]
+        path.write_text("\n".join(lines).replace("VERSION", version) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def namesake(tmp_path_factory) -> Path:
+    return write(tmp_path_factory.mktemp("site"), NAMESAKE)
+
+
+def python(code: str, *path: Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs code with the project, then `path`, at the head of the module path."""
+    search = os.pathsep.join(map(str, (ROOT, *path)))
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=cwd or ROOT,
+        env=os.environ | {"PYTHONPATH": search, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def run(code: str, *path: Path, cwd: Path | None = None) -> None:
+    done = python(code, *path, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from kernels import get_kernel; assert get_kernel('x') == 'kernel x'",
+        "import kernels; assert kernels.get_kernel('x') == 'kernel x'",
+        "from kernels import Device, Mode, kernelize; assert kernelize(3) == 3",
+        "import kernels.layer; assert kernels.layer.Mode.INFERENCE",
+        "from kernels.layer.mode import Mode; from kernels import Mode as again; assert again is Mode",
+        "import kernels._loader as a; from kernels import get_kernel as b; b('x'); assert a.LOADED == ['x']",
+        "from kernels import SomethingThatItMakesUp",
+        "import importlib; assert importlib.import_module('kernels.layer').Device",
+    ],
+)
+@pytest.mark.parametrize("first", ["", "import kernels; kernels.OPS; "], ids=["theirs first", "ours first"])
+def test_what_is_theirs_comes_from_them(namesake, first, code):
+    run(first + code, namesake)
+
+
+def test_what_is_ours_stays_ours(namesake):
+    code = f"""
+import kernels, kernels.layer
+from kernels import get_kernel
+from kernels.op import Implementation
+from kernels.mla_decode import OP
+
+assert kernels.OPS["mla_decode"] is OP
+assert "layer" not in kernels.OPS
+assert "torch.sdpa" in [i.name for i in kernels.implementations("mla_decode")]
+assert kernels.__file__.startswith({str(ROOT)!r})
+"""
+    run(code, namesake)
+
+
+def test_our_ops_are_the_same_with_and_without(namesake):
+    code = "import kernels; print({op: [i.name for i in kernels.implementations(op)] for op in kernels.OPS})"
+    assert python(code, namesake).stdout == python(code).stdout != ""
+
+
+def test_importing_ours_imports_nothing_of_theirs(namesake):
+    loaded = python("import kernels, sys; kernels.OPS; print(*sys.modules)", namesake).stdout.split()
+    assert "kernels.op" in loaded
+    assert not {"kernels.layer", "kernels._loader", "kernels._namesake"} & set(loaded)
+
+
+def test_from_another_folder(namesake, tmp_path):
+    run("from kernels import get_kernel, OPS; import kernels.layer", namesake, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["nonsense", "__version__"])
+def test_a_name_that_neither_has(namesake, name):
+    run(f"import kernels; assert not hasattr(kernels, {name!r})", namesake)
+    stderr = python(f"from kernels import {name}", namesake).stderr
+    assert f"ImportError: cannot import name {name!r} from 'kernels'" in stderr
+
+
+def is_installed() -> bool:
+    """Whether the real one is: then there is no `without it`."""
+    try:
+        return bool(importlib.metadata.version("kernels"))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+without_it = pytest.mark.skipif(is_installed(), reason="Hugging Face's kernels is installed")
+
+
+@without_it
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (
+            "import kernels; kernels.get_kernel",
+            "AttributeError: module 'kernels' has no attribute 'get_kernel'",
+        ),
+        ("from kernels import get_kernel", "ImportError: cannot import name 'get_kernel' from 'kernels'"),
+        ("import kernels.layer", "ModuleNotFoundError: No module named 'kernels.layer'"),
+    ],
+)
+def test_without_it(code, error):
+    assert error in python(code).stderr
+
+
+@without_it
+def test_another_package_called_kernels_is_not_taken_for_it(tmp_path):
+    write(tmp_path, {"kernels/__init__.py": "get_kernel = 1"})
+    assert "ImportError" in python("from kernels import get_kernel", tmp_path).stderr
+
+
+def test_one_that_cannot_be_imported_says_so_each_time(tmp_path):
+    broken = {
+        "kernels/__init__.py": "get_kernel = 1\nimport no_such_library",
+        "kernels/layer/__init__.py": "",
+    }
+    write(tmp_path, broken)
+    code = """
+import kernels
+
+for _ in range(2):
+    try:
+        from kernels import get_kernel
+    except ImportError as error:
+        assert "no_such_library" in str(error), error
+    else:
+        raise AssertionError("a half of it was given out")
+"""
+    run(code, tmp_path)
+
+
+@pytest.mark.skipif(transformers_folder() is None, reason="transformers is not installed")
+@pytest.mark.parametrize("installed", [True, pytest.param(False, marks=without_it)])
+def test_transformers_works_with_and_without_it(namesake, installed):
+    code = f"""
+import kernels
+import transformers.integrations.hub_kernels as hub
+assert hub.is_kernels_available() == {installed}
+assert kernels.OPS and kernels.implementations("mla_decode")
+"""
+    run(code, *([namesake] if installed else []))
+
+
+def test_the_command_line_works_beside_it(cli, namesake):
+    plain = cli("list", "impls", "--json", "-")
+    beside = cli("list", "impls", "--json", "-", PYTHONPATH=namesake)
+    assert beside.returncode == 0
+    assert beside.stdout == plain.stdout

@@ -1,0 +1,121 @@
+"""Two versions of Triton are in use. The one that this environment does not have compiles and interprets all
+that the suite ships; `make test-all` fetches it (tools/other_triton.py).
+
+The interpreted cases run in one process of their own: this file as a script.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import other_triton
+import pytest
+import set_up
+
+import kernels
+from harness.paths import ROOT
+from kernels.compose import bind
+from kernels.operands import Seeds
+from kernels.triton_runtime import INTERPRETER, SuiteTriton
+from shapes.case import parse
+
+pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+from tests.support.judging import judged  # noqa: E402
+
+CASES = [
+    ("block_scale_gemm", "m=9 n=300 k=1280", "with_quant"),
+    ("fused_moe", "tokens=3 experts=16 topk=4 hidden=256 inter=128 shared=1", "with_routing"),
+    ("mla_decode", "batch=3 ctx=1..300 page=16", "core"),
+    ("mla_decode", "batch=3 ctx=1..300 kv=fp8", "core"),
+    ("mha_prefill", "batch=3 new=1..90 prefix=0..70 heads=2", "core"),
+]
+
+
+@pytest.fixture(scope="module")
+def version() -> str:
+    other = other_triton.other(triton.__version__)
+    if not other_triton.folder(other).is_dir():
+        pytest.fail(f"Triton {other} is not here: `make other-triton` fetches it")
+    return other
+
+
+@pytest.mark.slow
+def test_all_that_is_shipped_may_be(cli, version: str, tmp_path: Path):
+    """For one target of each vendor: for all of them it takes as long as by this environment's own."""
+    report, targets = tmp_path / "compiles.json", ("gfx942", "sm_90")
+    path = other_triton.folder(version)
+    done = cli("compile", "--target", ",".join(targets), "--json", report, PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    read = json.loads(report.read_text())
+    assert read["triton"] == version
+    assert all(row["ok"] for row in read["compiles"])
+    found = {(row["op"], row["target"]) for row in read["compiles"]}
+    assert found == set(itertools.product(kernels.OPS, targets))
+
+
+@pytest.mark.slow
+def test_what_is_interpreted_is_right(version: str):
+    root = ROOT
+    path = os.pathsep.join(map(str, (other_triton.folder(version), root, root / "tests", root / "tools")))
+    environment = os.environ | INTERPRETER | {"PYTHONPATH": path}
+    command = [sys.executable, __file__]
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    by, *reports = map(json.loads, done.stdout.splitlines())
+    assert by == version
+    assert {report["op"] for report in reports} == set(kernels.OPS)
+    assert all(report["ok"] for report in reports), reports
+
+
+def test_the_other_version_is_the_one_that_is_not_here():
+    newer = other_triton.other("3.6.0")
+    assert other_triton.other("3.6.1") == newer
+    assert other_triton.other(newer) == other_triton.other("3.3.1") == "3.6.0"
+    assert f"triton=={newer}" in set_up.read_pins()
+
+
+def test_what_cannot_be_fetched_is_one_line_and_leaves_nothing(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(other_triton, "ROOT", tmp_path)
+
+    def pip(python, *arguments):
+        (tmp_path / ".other-triton" / arguments[2].name).mkdir(parents=True)
+        return "", reason
+
+    monkeypatch.setattr(other_triton, "pip", pip)
+    reason = "no network"
+    with pytest.raises(set_up.SetUpError, match=r"^Triton 3.6.0 cannot be fetched: no network; `make test`"):
+        other_triton.fetch("3.6.0")
+    assert not other_triton.folder("3.6.0").exists()
+    reason = ""
+    other_triton.fetch("3.6.0")
+    assert other_triton.folder("3.6.0").is_dir()
+
+
+def interpret(op_name: str, text: str, boundary: str) -> list[dict]:
+    """The judge's report on each of the suite's own that takes the case."""
+    op = kernels.OPS[op_name]
+    sizes = op.sizes(parse(text)[0])
+    reports = []
+    for implementation in kernels.implementations(op_name):
+        if not isinstance(implementation, SuiteTriton) or not implementation.fits(sizes).ok:
+            continue
+        operands, out = op.operands(sizes, Seeds(), "cpu", boundary), op.empty_output(sizes, "cpu")
+        prepared = bind(op, implementation, operands, out)
+        prepared.call()
+        report = judged(op, implementation, sizes, operands, prepared.result())
+        reports.append({"op": op_name, "implementation": implementation.name, **report})
+    return reports
+
+
+if __name__ == "__main__":
+    print(json.dumps(triton.__version__))
+    for case in CASES:
+        for report in interpret(*case):
+            print(json.dumps(report))

@@ -1,0 +1,123 @@
+"""What machine this is, read from made-up systems."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.errors import NothingRan
+from harness.run.device_lock import device_lock
+from kernels import platform
+from kernels.platform import Platform, _amd, available_memory, run
+
+MI300X = "simd_count 1216\ngfx_target_version 90402\n"
+
+
+def node(root: Path, number: int, properties: str) -> Path:
+    folder = root / str(number)
+    (folder / "mem_banks/0").mkdir(parents=True)
+    (folder / "mem_banks/0/properties").write_text("heap_type 1\nsize_in_bytes 206141652992\n")
+    (folder / "properties").write_text(properties)
+    return folder
+
+
+def test_gpus_that_a_container_was_not_given_are_no_devices(tmp_path):
+    """The kernel driver shows their nodes and refuses to let them be read (kfd_topology.c: EPERM); a folder
+    cannot be read either, by root too."""
+    node(tmp_path, 0, "cpu_cores_count 96\ngfx_target_version 0\n")
+    refused = node(tmp_path, 1, MI300X)
+    node(tmp_path, 2, MI300X)
+    (refused / "properties").unlink()
+    (refused / "properties").mkdir()
+    (found,) = _amd(tmp_path)
+    assert (found.device, found.arch, found.memory) == ("cuda:0", "gfx942", 206141652992)
+
+
+SMI = """9.0, GPU-aaaa, 143771, NVIDIA H200
+9.0, GPU-bbbb, 143771, NVIDIA H200
+10.0, GPU-bcde, [N/A], NVIDIA B200, a made-up one
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "wanted"),
+    [
+        (None, ["GPU-aaaa", "GPU-bbbb", "GPU-bcde"]),
+        ("2,0", ["GPU-bcde", "GPU-aaaa"]),
+        ("GPU-bc", ["GPU-bcde"]),
+        ("GPU-b", []),
+        ("1,7,0", ["GPU-bbbb"]),
+        ("", []),
+        ("MIG-1234", ["GPU-aaaa", "GPU-bbbb", "GPU-bcde"]),
+    ],
+)
+def test_gpus_are_numbered_as_torch_sees_them(monkeypatch, setting, wanted):
+    monkeypatch.setattr(platform, "run", lambda *command: SMI)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if setting is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
+    found = platform._nvidia()
+    assert [gpu.uuid for gpu in found] == wanted
+    assert [gpu.device for gpu in found] == [f"cuda:{i}" for i in range(len(wanted))]
+    by_uuid = {gpu.uuid: gpu for gpu in found}
+    if "GPU-bcde" in by_uuid:
+        last = by_uuid["GPU-bcde"]
+        assert (last.arch, last.name, last.memory) == ("sm_100", "NVIDIA B200, a made-up one", 0)
+
+
+def test_amds_are_chosen_by_the_name_that_rocm_gives_them(tmp_path, monkeypatch):
+    node(tmp_path, 1, MI300X + "unique_id 255\n")
+    node(tmp_path, 2, MI300X + "unique_id 4096\n")
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "GPU-0000000000001000,0")
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    (found,) = _amd(tmp_path)
+    assert (found.device, found.uuid) == ("cuda:0", "GPU-00000000000000ff")
+
+
+def test_a_device_is_locked_by_whatever_number_it_has():
+    one = Platform("cuda", "sm_90", "cuda:0", uuid="GPU-aaaa")
+    same, other = replace(one, device="cuda:3"), replace(one, uuid="GPU-bbbb")
+    with device_lock(one):
+        with device_lock(other):
+            pass
+        with pytest.raises(NothingRan, match="cuda:3 is being measured by process"), device_lock(same):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("files", "mebibytes"),
+    [
+        ({}, 4096),
+        ({"memory.max": "max", "memory.current": "7"}, 4096),
+        ({"memory.max": str(1024 << 20), "memory.current": str(256 << 20)}, 768),
+        (
+            {
+                "memory/memory.limit_in_bytes": str(1024 << 20),
+                "memory/memory.usage_in_bytes": str(512 << 20),
+            },
+            512,
+        ),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": "7"}, 4096),
+    ],
+    ids=["no group", "2, no limit", "2", "1", "1, no limit"],
+)
+def test_memory_is_what_the_control_group_leaves(tmp_path, files, mebibytes):
+    of_root = {f"sys/fs/cgroup/{name}": content for name, content in files.items()}
+    for name, content in (of_root | {"proc/meminfo": "MemAvailable: 4194304 kB"}).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content + "\n")
+    assert available_memory(tmp_path) == mebibytes << 20
+
+
+def test_a_command_that_is_missing_fails_or_hangs_says_nothing(monkeypatch):
+    assert run("echo", "it works") == "it works"
+    assert run("no-such-command") == run("false") == ""
+
+    def hang(*command, **how):
+        raise subprocess.TimeoutExpired(command, 30)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert run("nvidia-smi") == ""

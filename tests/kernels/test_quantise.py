@@ -1,0 +1,188 @@
+"""The quantise kernel bit by bit as kernels.formats has it: torch's, Triton's interpreted; and FP8 widened.
+
+As in test_triton_mla_decode, the interpreted cases run in a process of their own: this file as a script.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kernels import quantise as provider
+from kernels.formats import FORMATS, SCALES, dequantise_activations, native, quantise_activations
+from tests.support.interpreting import found_interpreted
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
+quantise_jit = pytest.importorskip("kernels.quantise_jit")
+widen = pytest.importorskip("kernels.fp8_jit").widen
+
+
+def values(rows: int, columns: int) -> torch.Tensor:
+    """bf16 [rows, columns] with zero blocks, outliers, tiny and subnormal blocks, and ties."""
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows))
+    x[::7] *= 2.0**-120
+    x[1::7] *= 2.0**-130
+    x[2::7, ::100] *= 1e4
+    x[3::7, :128] = 0
+    x[4::7] = torch.arange(columns) % 449 * (1 - torch.arange(columns) % 2 * 2)  # scales near 1, ties
+    x[5::7] = x[5::7].clamp(-3, 3) * 1e38
+    return x.bfloat16()
+
+
+def strided(rows: int, columns: int, dtype: torch.dtype, layout: str) -> torch.Tensor:
+    """Empty, and full of what no kernel may leave: rows apart, or columns one after the other."""
+    if layout == "rows":
+        wide = torch.empty(rows, columns + 24, dtype=dtype).view(torch.uint8).fill_(0xFF).view(dtype)
+        return wide[:, :columns]
+    return torch.empty(columns, rows, dtype=dtype).view(torch.uint8).fill_(0xFF).view(dtype).t()
+
+
+CASES = [
+    (shape, name, scales, layout)
+    for shape, layout in (((1, 128), "rows"), ((37, 300), "rows"), ((300, 256), "columns"), ((5, 60), "rows"))
+    for name in FORMATS
+    for scales in SCALES
+]
+
+
+def differences(shape: tuple[int, int], name: str, scales: str, layout: str) -> list[int]:
+    """Bits that differ in q and scale: of a first call, and after x has changed."""
+    x = strided(*shape, torch.bfloat16, layout)
+    q = strided(*shape, FORMATS[name].dtype, layout)
+    scale = strided(shape[0], -(-shape[1] // 128), torch.float32, layout)
+    call = provider.quantiser(x, q, scale, scales)
+    found = []
+    for new in (values(*shape), values(*shape).flip(0)):
+        x.copy_(new)
+        call()
+        wanted_q, wanted_scale = quantise_activations(new, FORMATS[name], scales)
+        found.append(int((q.contiguous().view(torch.uint8) != wanted_q.view(torch.uint8)).sum()))
+        found.append(int((scale != wanted_scale).sum()))
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_torch(case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert differences(*case) == [0] * 4
+
+
+@triton.jit
+def widen_kernel(codes, out, PRODUCT: tl.constexpr, FNUZ_BITS: tl.constexpr):
+    at = tl.arange(0, 256)
+    tl.store(out + at, widen(tl.load(codes + at), PRODUCT, FNUZ_BITS).to(tl.float32))
+
+
+PRODUCTS = (tl.float32, tl.bfloat16, tl.float16)
+
+
+def widened(name: str) -> list[int]:
+    """Codes of a format that come out of the kernel as something else, as any of the product dtypes."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    fnuz = name == "e4m3fnuz"
+    wanted = dequantise_activations(codes.view(FORMATS[name].dtype), torch.ones(2))
+    wrong = []
+    for product in PRODUCTS:
+        out = torch.full((256,), -1.0)
+        widen_kernel[(1,)](codes if fnuz else codes.view(FORMATS[name].dtype), out, product, fnuz)
+        same = (out.view(torch.int32) == wanted.view(torch.int32)) | (out.isnan() & wanted.isnan())
+        wrong += codes[~same].tolist()
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> list[list[int]]:
+    return found_interpreted(__file__)
+
+
+@pytest.mark.parametrize("index", range(len(CASES)), ids=[str(case) for case in CASES])
+def test_interpreted(interpreted: list[list[int]], index: int) -> None:
+    assert interpreted[index] == [0] * 4
+
+
+@pytest.mark.parametrize("index", range(len(FORMATS)), ids=list(FORMATS))
+def test_widen_is_exact(interpreted: list[list[int]], index: int) -> None:
+    """Save for NaN in e4m3fn, which Triton's interpreter reads as +-480."""
+    nan = {"e4m3fn": [0x7F, 0xFF], "e4m3fnuz": []}
+    assert interpreted[len(CASES) + index] == nan[list(FORMATS)[index]] * len(PRODUCTS)
+
+
+TARGETS = {
+    "gfx942": ("hip", "gfx942", 64),
+    "gfx950": ("hip", "gfx950", 64),
+    "sm_90": ("cuda", 90, 32),
+    "sm_100": ("cuda", 100, 32),
+}
+# To FP8, and the division that rounds correctly.
+INSTRUCTIONS = {
+    "gfx942": ("v_cvt_pk_fp8_f32", "v_div_fixup_f32"),
+    "gfx950": ("v_cvt_scalef32_pk_fp8_f32", "v_div_fixup_f32"),
+    "sm_90": ("cvt.rn.satfinite.e4m3x2.f32", "div.rn.f32"),
+    "sm_100": ("cvt.rn.satfinite.e4m3x2.f32", "div.rn.f32"),
+}
+POINTERS = {"e4m3fn": "*fp8e4nv", "e4m3fnuz": "*fp8e4b8"}
+
+
+def compiled(target: str, kernel, types: dict[str, str], constants: dict[str, object]):
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature = {n: "constexpr" if n in constants else types[n] for n in kernel.arg_names}
+    return triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget(*TARGETS[target]))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("scales", SCALES)
+def test_quantise_kernel_compiles(target: str, scales: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU would be given: on torch's meta device, with shapes and types but no memory."""
+    launched = {}
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, int]):
+            return lambda *args, **constants: launched.update(grid=grid, args=args, constants=constants)
+
+    kernel = quantise_jit.quantise_kernel
+    monkeypatch.setattr(quantise_jit, "quantise_kernel", Kernel())
+    name = native(target)
+    x, q = (torch.empty(33, 300, dtype=d, device="meta") for d in (torch.bfloat16, FORMATS[name].dtype))
+    provider.quantiser(x, q, torch.empty(3, 33, device="meta").t(), scales)()
+
+    assert launched["grid"] == (3, 3)
+    given = dict(zip(kernel.arg_names, launched["args"], strict=False))
+    assert given["q"] is q
+    assert (given["scale_row"], given["scale_column"]) == (1, 33)
+    pointers = {"x": "*bf16", "q": POINTERS[name], "scale": "*fp32"}
+    types = {n: pointers.get(n, "i32") for n in given}
+    result = compiled(target, kernel, types, launched["constants"])
+    text = result.asm["amdgcn" if target.startswith("gfx") else "ptx"]
+    for instruction in INSTRUCTIONS[target]:
+        assert instruction in text
+    assert "div.full" not in text
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("bits", [False, True])
+def test_widen_compiles(target: str, bits: bool) -> None:
+    codes = "*u8" if bits else POINTERS[native(target)]
+    constants = {"PRODUCT": tl.bfloat16, "FNUZ_BITS": bits}
+    compiled(target, widen_kernel, {"codes": codes, "out": "*fp32"}, constants)
+
+
+def test_errors() -> None:
+    x, q = torch.zeros(3, 256, dtype=torch.bfloat16), torch.zeros(3, 256, dtype=torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match=r"shapes do not fit: .*scale \[3, 3\]"):
+        provider.quantiser(x, q, torch.zeros(3, 3))
+    with pytest.raises(ValueError, match="unknown FP8 format 'e5m2'"):
+        provider.quantiser(x, q.to(torch.float8_e5m2), torch.zeros(3, 2))
+    with pytest.raises(ValueError, match="unknown scales 'bf16'"):
+        provider.quantiser(x, q, torch.zeros(3, 2), "bf16")
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        print(json.dumps(differences(*case)))
+    for name in FORMATS:
+        print(json.dumps(widened(name)))

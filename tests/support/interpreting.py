@@ -1,0 +1,34 @@
+"""Kernels in Triton's interpreter: whether it interprets is settled when Triton is imported, so a test file
+runs itself as a script in a process of its own, which prints what it found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from harness.paths import ROOT
+from kernels.triton_runtime import INTERPRETER
+
+# Threads of torch's that wait spin: with two, the cases of prefill took 36 s of processor time for 28, and
+# several times as long where other processes run.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+def run_interpreted(script: str) -> subprocess.CompletedProcess[str]:
+    """The test file as a script, to its end."""
+    path = os.pathsep.join(map(str, filter(None, (ROOT, os.environ.get("PYTHONPATH")))))
+    environment = os.environ | INTERPRETER | ONE_THREAD | {"PYTHONPATH": path}
+    command = [sys.executable, script]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def found_interpreted(script: str) -> list[Any]:
+    """What it prints, an object of JSON a line."""
+    done = run_interpreted(script)
+    assert "RuntimeWarning" not in done.stderr, "computes what it should not:\n" + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]

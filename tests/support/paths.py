@@ -1,0 +1,11 @@
+"""Paths that tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.paths import ROOT
+
+SUPPORT = Path(__file__).parent
+DATA = ROOT / "tests" / "data"
+SERVING_DATA = DATA / "serving"

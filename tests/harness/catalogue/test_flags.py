@@ -15,8 +15,8 @@ from harness.errors import UsageError
 from harness.machine.provenance import provenance
 from harness.paths import DATA
 from kernels.platform import KINDS, named
-from tests.support.command_line import error_line
 from tests.support import paths
+from tests.support.command_line import error_line
 
 DOCUMENTS = json.loads((paths.DATA / "document_variables.json").read_text())
 SET = {name for _, _, name, _ in DOCUMENTS["variables"]}

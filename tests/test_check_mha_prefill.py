@@ -17,7 +17,7 @@ from planted_bugs_mha_prefill import BUGS, EVERY_ROW, RIGHT, WITH_CACHED, Varian
 import kernels
 from harness.check import judge
 from kernels.mha_prefill.operands import MhaPrefillOperands, Sequence
-from kernels.mha_prefill.sizes import Sizes
+from kernels.mha_prefill.sizes import MhaPrefillSizes
 from kernels.op import Implementation, Reference
 from kernels.operands import Seeds
 from kernels.platform import detect
@@ -30,7 +30,7 @@ OP = kernels.OPS["mha_prefill"]
 class Problem:
     """A case with its reference."""
 
-    sizes: Sizes
+    sizes: MhaPrefillSizes
     operands: MhaPrefillOperands
     reference: Reference
 

@@ -21,7 +21,7 @@ from planted_bugs import BUGS, BUGS_IN_FP8, ONLY_WITH, RIGHT, RIGHT_IN_FP8, Vari
 import kernels
 from harness.check import judge
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, WIDTH, Sizes
+from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Implementation, Reference
 from kernels.operands import Seeds
 from kernels.platform import detect
@@ -35,7 +35,7 @@ OP = kernels.OPS["mla_decode"]
 class Problem:
     """A case with its reference."""
 
-    sizes: Sizes
+    sizes: MlaDecodeSizes
     operands: MlaDecodeOperands
     reference: Reference
 

@@ -1,5 +1,5 @@
-"""Documents: what README, CONTRIBUTING, CHANGELOG and docs/ say is so. Their commands parse and the cheap ones
-run, their paths, modules and links exist, their tables are those of recorded runs, and none is too long."""
+"""Documents: what README, CONTRIBUTING, CHANGELOG and docs/ say is so. Commands parse and the cheap ones run;
+paths, modules and links exist; tables are those of recorded runs; and no document is too long."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def _take(prompts: deque[_Prompt], budget: int, whole: bool) -> list[tuple[_Prom
 
     Gives each prompt with the tokens taken from it, and those taken before.
     """
-    taken = []
+    taken: list[tuple[_Prompt, int, int]] = []
     while prompts and budget:
         prompt = prompts[0]
         if whole and taken and prompt.left > budget:

@@ -1,4 +1,4 @@
-"""The contracts between what is measured (kernels) and how (harness).
+"""Contracts between what is measured (kernels) and how (harness): Op, Implementation, Prepared.
 
 Importing this module, or any op's provider files, imports no library: torch and the rest are
 imported inside functions, so that `list` works on a machine that has none of them.

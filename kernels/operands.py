@@ -1,4 +1,4 @@
-"""What a call reads: the canonical operands of a case, live ones and stationary ones."""
+"""Operands of a case: the canonical tensors that a call reads, live ones and stationary ones."""
 
 from __future__ import annotations
 

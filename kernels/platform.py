@@ -1,4 +1,4 @@
-"""What machine this is, found without importing torch or any GPU library's Python package."""
+"""Platform: what machine this is, without importing torch or any GPU library's Python package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The right answer of MHA prefill, streamed over sequences, heads and query rows."""
+"""Reference of MHA prefill, streamed over sequences, heads and query rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cuts many weighted pieces into few groups whose members lie close."""
+"""Clustering of many weighted pieces into few groups whose members lie close."""
 
 from __future__ import annotations
 

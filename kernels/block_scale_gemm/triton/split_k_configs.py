@@ -1,4 +1,4 @@
-"""Which configurations the block-scale GEMM has, what each asks of a device, and which is taken by rule."""
+"""Configurations of the block-scale GEMM: which there are, what each asks of a device, and the rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The space of the Triton flash kernel's configurations, and what each asks of a device."""
+"""Configurations of the flash kernel: which there are for given sizes, and what each asks of a device."""
 
 from __future__ import annotations
 

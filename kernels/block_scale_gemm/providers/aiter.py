@@ -60,7 +60,9 @@ class Aiter(vendor.Aiter):
         a_scale = by_columns(operands.a_scale) if self.shuffles else operands.a_scale
         b_q = in_tiles(operands.b_q) if self.shuffles else operands.b_q
         *names, output = self.names
-        given = dict(zip(names, (operands.a_q, b_q, a_scale, operands.b_scale), strict=True))
+        given: dict[str, object] = dict(
+            zip(names, (operands.a_q, b_q, a_scale, operands.b_scale), strict=True)
+        )
         given[output] = torch.bfloat16 if self.allocates else out
         return _Gemm(self, operands, out, function, keywords(function, given), a_scale)
 
@@ -99,7 +101,8 @@ class _Gemm(Prepared):
     def picked(self) -> str:
         if not self.implementation.table:
             return ""
-        return tuned_row(self.implementation.table, *self.operands.a_q.shape, self.operands.b_q.shape[0])
+        (m, k), n = self.operands.a_q.shape, self.operands.b_q.shape[0]
+        return tuned_row(self.implementation.table, m, k, n)
 
 
 class Dispatch(Aiter):

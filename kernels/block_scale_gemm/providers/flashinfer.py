@@ -60,7 +60,7 @@ class _Sm90(Prepared):
         self.multiply = find("flashinfer.gemm.fp8_blockscale_gemm_sm90")
         given = {"input": operands.a, "input_scale": None}
         if operands.a is None:
-            self.a_scale = aligned(operands.a_scale)
+            self.a_scale: torch.Tensor = aligned(operands.a_scale)
             given = {"input": operands.a_q, "input_scale": self.a_scale.t()}
         weight = {"weight": operands.b_q, "weight_scale": operands.b_scale}
         self.arguments = keywords(self.multiply, given | weight | {"out": out})

@@ -38,7 +38,8 @@ class Dequantised(Vendor, Bf16):
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
         import torch
 
-        picked = torch.backends.cuda.preferred_blas_library()
-        if out.device.type != "cpu" and picked.name != "Cublaslt":  # hipBLASLt's name in torch too
-            raise Unsupported(f"torch {torch.__version__} does not take hipBLASLt here, but {picked.name}")
+        library = torch.backends.cuda.preferred_blas_library()
+        picked = library.name  # type: ignore[attr-defined]  # an enum of pybind11's, which torch's stub lacks
+        if out.device.type != "cpu" and picked != "Cublaslt":  # hipBLASLt's name in torch too
+            raise Unsupported(f"torch {torch.__version__} does not take hipBLASLt here, but {picked}")
         return super().prepare(operands, out)

@@ -119,7 +119,7 @@ class Brgemm(Dequantised):
         kernel, packed = self.bind(), self.bind("convert_weight_packed")(_weights(operands))
         is_packed = True
 
-        def multiply(a: torch.Tensor) -> torch.Tensor:
+        def multiply(a: torch.Tensor) -> torch.Tensor | None:
             kernel(out, a, packed, None, is_packed)
             return out
 

@@ -39,11 +39,14 @@ def two_stage_rows(tokens: int) -> int:
 class _Bound(Prepared):
     """The shuffled weights, those of `first` where they are the same; ids, and the mask of experts."""
 
+    w13: torch.Tensor
+    w2: torch.Tensor
+
     def __init__(self, operands: FusedMoeOperands, first: _Bound | None) -> None:
         super().__init__(operands)
-        shared = first is not None and first.operands.w13 is operands.w13
-        self.w13 = first.w13 if shared else shuffled(operands.w13)
-        self.w2 = first.w2 if shared else shuffled(operands.w2)
+        same = first if first is not None and first.operands.w13 is operands.w13 else None
+        self.w13 = same.w13 if same else shuffled(operands.w13)
+        self.w2 = same.w2 if same else shuffled(operands.w2)
         self.local = ExpertIds(operands)
         self.mask = expert_mask(self.local, operands.sizes)
 

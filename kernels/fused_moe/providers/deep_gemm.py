@@ -108,6 +108,9 @@ class DeepGemm(vendor.DeepGemm):
 class _Bound(BetweenProducts):
     """Rows of experts, the scales in the library's layout, and the launches around the two products."""
 
+    w13_scale: torch.Tensor
+    w2_scale: torch.Tensor
+
     def __init__(
         self, operands: FusedMoeOperands, out: torch.Tensor, packed: bool, first: _Bound | None
     ) -> None:
@@ -120,11 +123,11 @@ class _Bound(BetweenProducts):
         sizes, device = operands.sizes, out.device
         fmt = fp8_format(sizes.fp8)
         hidden, inter = sizes.hidden, sizes.inter
-        shared = first is not None and first.operands.w13 is operands.w13
+        same = first if first is not None and first.operands.w13 is operands.w13 else None
         self.w13_scale = (
-            first.w13_scale if shared else weight_scale(operands.w13_scale, 2 * inter, hidden, packed)
+            same.w13_scale if same else weight_scale(operands.w13_scale, 2 * inter, hidden, packed)
         )
-        self.w2_scale = first.w2_scale if shared else weight_scale(operands.w2_scale, hidden, inter, packed)
+        self.w2_scale = same.w2_scale if same else weight_scale(operands.w2_scale, hidden, inter, packed)
 
         self.expected = max(1, -(-sizes.routed.pairs // max(1, sizes.routed.hit)))
         self.aligned, self.align = alignment(self.expected), setter()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels import vendor
 from kernels.binding import find, keywords
-from kernels.formats import BLOCK
+from kernels.formats import BLOCK, known_scales
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
 from kernels.op import Prepared
@@ -83,12 +83,15 @@ class Cutlass(FlashInfer):
 
 
 class _Cutlass(Prepared):
+    w31: torch.Tensor
+    w31_scale: torch.Tensor
+
     def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, first: _Cutlass | None) -> None:
         super().__init__(operands, out)
         o, sizes = operands, operands.sizes
-        shared = first is not None and first.operands.w13 is o.w13
-        self.w31 = first.w31 if shared else up_first(o.w13, sizes.inter)
-        self.w31_scale = first.w31_scale if shared else up_first(o.w13_scale, sizes.inter // BLOCK)
+        same = first if first is not None and first.operands.w13 is o.w13 else None
+        self.w31 = same.w31 if same else up_first(o.w13, sizes.inter)
+        self.w31_scale = same.w31_scale if same else up_first(o.w13_scale, sizes.inter // BLOCK)
         self.fused_moe = find("flashinfer.fused_moe.cutlass_fused_moe")
         arguments: dict[str, Any] = {
             "input": o.x,
@@ -154,6 +157,10 @@ class TrtLlm(FlashInfer):
 
 
 class _TrtLlm(Prepared):
+    w31: torch.Tensor
+    w31_scale: torch.Tensor
+    w2: torch.Tensor
+
     def __init__(self, operands: FusedMoeOperands, first: _TrtLlm | None) -> None:
         import torch
 
@@ -161,13 +168,13 @@ class _TrtLlm(Prepared):
 
         super().__init__(operands)
         o, sizes = operands, operands.sizes
-        shared = first is not None and first.operands.w13 is o.w13
-        self.w31 = first.w31 if shared else blocked(up_first(o.w13, sizes.inter))
-        self.w31_scale = first.w31_scale if shared else up_first(o.w13_scale, sizes.inter // BLOCK)
-        self.w2 = first.w2 if shared else blocked(o.w2)
+        same = first if first is not None and first.operands.w13 is o.w13 else None
+        self.w31 = same.w31 if same else blocked(up_first(o.w13, sizes.inter))
+        self.w31_scale = same.w31_scale if same else up_first(o.w13_scale, sizes.inter // BLOCK)
+        self.w2 = same.w2 if same else blocked(o.w2)
         x_q = torch.empty_like(o.x, dtype=o.w13.dtype)
         x_scale = torch.empty(sizes.hidden // BLOCK, sizes.tokens, device=o.x.device)
-        self.quantise = quantiser(o.x, x_q, x_scale.t(), sizes.scales)  # type: ignore[arg-type]
+        self.quantise = quantiser(o.x, x_q, x_scale.t(), known_scales(sizes.scales))
         self.fused_moe = find("flashinfer.fused_moe.trtllm_fp8_block_scale_moe")
         groups, limit = sizes.group_limit
         arguments: dict[str, Any] = {

@@ -91,13 +91,16 @@ class _Bf16(Prepared):
 
     function = staticmethod(_fused_moe)
 
+    w13: torch.Tensor
+    w2: torch.Tensor
+
     def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, first: _Bf16 | None = None) -> None:
         import torch
 
         super().__init__(operands, out)
-        shared = first is not None and first.operands.w13 is operands.w13
-        self.w13 = first.w13 if shared else _dequantised(operands.w13, operands.w13_scale)
-        self.w2 = first.w2 if shared else _dequantised(operands.w2, operands.w2_scale)
+        same = first if first is not None and first.operands.w13 is operands.w13 else None
+        self.w13 = same.w13 if same else _dequantised(operands.w13, operands.w13_scale)
+        self.w2 = same.w2 if same else _dequantised(operands.w2, operands.w2_scale)
         self.experts = torch.arange(len(self.w13), dtype=torch.int32, device=self.w13.device)
 
     def call(self) -> None:

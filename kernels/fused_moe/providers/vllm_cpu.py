@@ -55,16 +55,19 @@ class Amx(VllmCpu):
 
 
 class _Amx(Prepared):
+    w13: torch.Tensor
+    w2: torch.Tensor
+
     def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, kernel, first: _Amx | None) -> None:
         import torch
         from vllm._custom_ops import CPUQuantMethod
 
         super().__init__(operands, out)
         self.kernel, self.method = kernel, CPUQuantMethod.FP8_W8A16
-        shared = first is not None and first.operands.w13 is operands.w13
+        same = first if first is not None and first.operands.w13 is operands.w13 else None
         pack = torch.ops._C.convert_weight_packed
-        self.w13 = first.w13 if shared else pack(operands.w13)
-        self.w2 = first.w2 if shared else pack(operands.w2)
+        self.w13 = same.w13 if same else pack(operands.w13)
+        self.w2 = same.w2 if same else pack(operands.w2)
 
     def call(self) -> None:
         o = self.operands
@@ -162,14 +165,17 @@ class _Brgemm(Prepared):
 
 
 class _Vec(Prepared):
+    w13: torch.Tensor
+    w2: torch.Tensor
+
     def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, first: _Vec | None) -> None:
         from vllm._custom_ops import cpu_fused_moe, cpu_prepack_moe_weight
 
         super().__init__(operands, out)
         self.kernel = cpu_fused_moe
-        shared = _is_shared(first, operands)
-        self.w13 = first.w13 if shared else cpu_prepack_moe_weight(_dequantised(operands, "w13"), "vec")
-        self.w2 = first.w2 if shared else cpu_prepack_moe_weight(_dequantised(operands, "w2"), "vec")
+        same = first if _is_shared(first, operands) else None
+        self.w13 = same.w13 if same else cpu_prepack_moe_weight(_dequantised(operands, "w13"), "vec")
+        self.w2 = same.w2 if same else cpu_prepack_moe_weight(_dequantised(operands, "w2"), "vec")
 
     def call(self) -> None:
         o = self.operands

@@ -114,7 +114,7 @@ class Cutlass(FlashInfer):
     name = "flashinfer.cutlass"
     requires = "flashinfer-python 0.2.6 or later (FP8: 0.6.0 or later), CUDA sm_100 or sm_103"
     archs = vendor.BLACKWELL
-    dtypes = ("bf16", "fp8")
+    dtypes: ClassVar[tuple[str, ...]] = ("bf16", "fp8")
     activations = "fp8"
 
     def workspace(self, sizes: MhaPrefillSizes) -> int:
@@ -176,7 +176,7 @@ class TrtLlm(FlashInfer):
     name = "flashinfer.trtllm"
     requires = "flashinfer-python 0.2.14 or later, CUDA sm_100 or sm_103"
     archs = vendor.BLACKWELL
-    dtypes = ("bf16", "fp8")
+    dtypes: ClassVar[tuple[str, ...]] = ("bf16", "fp8")
     activations = "fp8"
     backend: ClassVar[str] = ""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from kernels.mha_prefill.layouts import padded
 from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence
@@ -63,7 +63,7 @@ class _Sdpa(_Padded):
 
         super().__init__(operands, out, pads)
         self.masks = [_causal(s, out.device) for s in operands.sequences]
-        self.context = contextlib.nullcontext
+        self.context: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         if backend:
             kernel = getattr(torch.nn.attention.SDPBackend, f"{backend.upper()}_ATTENTION")
             self.context = lambda: torch.nn.attention.sdpa_kernel(kernel)
@@ -195,9 +195,13 @@ class _Varlen(_Padded):
         takes = inspect.signature(varlen_attn).parameters
         if "scale" not in takes and operands.scale != WIDTH**-0.5:
             raise Unsupported("this torch's varlen_attn takes no scale")
-        self.attend = varlen_attn
-        self.options = {"window_size": (-1, 0)} if "window_size" in takes else {"is_causal": True}
-        self.options |= {"scale": operands.scale} if "scale" in takes else {}
+        # Its signature differs by version.
+        self.attend = cast("Callable[..., torch.Tensor]", varlen_attn)
+        self.options: dict[str, object] = {"is_causal": True}
+        if "window_size" in takes:
+            self.options = {"window_size": (-1, 0)}
+        if "scale" in takes:
+            self.options["scale"] = operands.scale
 
     def call(self) -> None:
         o = self.operands

@@ -49,7 +49,7 @@ class Fa2(FlashInfer):
 
     name = "flashinfer.fa2"
     requires = "flashinfer 0.2.2 or later, sm_80 or later (FP8 cache: 0.6.14 or later, sm_90)"
-    archs = SINCE_AMPERE
+    archs: ClassVar[tuple[str, ...]] = SINCE_AMPERE
     backend: ClassVar = "fa2"
 
     def supports(self, case: Case, platform: Platform) -> Support:
@@ -198,6 +198,7 @@ class _TrtLlm(FiniteCache):
         self.answer = self.decode(**self.arguments)
 
     def result(self) -> torch.Tensor:
+        assert self.answer is not None, "nothing was called"
         return self.answer.view(*self.operands.q.shape[:2], LATENT)
 
 

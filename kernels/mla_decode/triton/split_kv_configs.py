@@ -1,4 +1,4 @@
-"""What a program of split-KV MLA decode may take at once, and what is taken by rule."""
+"""Configurations of split-KV MLA decode: what a program may take at once, and what is taken by rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which program attends to which tokens: parts of nearly equal numbers of tokens, the longest first."""
+"""Plan of split-KV MLA decode: parts of nearly equal size for each program, the longest first."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ TMA_ROWS = 4  # fp32 or int32 in 16 bytes (get_tma_aligned_size)
 RECIPE = (1, 128, 128)  # rows of M and of N, and columns of K, that share a scale
 
 
-class DeepGemm(vendor.DeepGemm):
+class DeepGemmBlockScale(vendor.DeepGemm):
     """Live scales lie in the kernel's layout before timing, as an engine's quantiser writes them. On sm_100
     the suite's own quantiser, which writes fp32, is followed by DeepGEMM's packing inside the timed call."""
 

@@ -33,7 +33,7 @@ MOST_GROUPS, MOST_PICKS, MOST_OF_GROUP = 4, 8, 32
 """Groups and experts that its routing for DeepSeek-V3 chooses at most, and experts of a group."""
 
 
-class FlashInfer(vendor.FlashInfer):
+class FlashInferMoe(vendor.FlashInfer):
     """What both share."""
 
     activations = "fp8"
@@ -63,7 +63,7 @@ def tune(prepared: Prepared, tokens: int) -> None:
         prepared.call()
 
 
-class Cutlass(FlashInfer):
+class CutlassMoe(FlashInferMoe):
     """`cutlass_fused_moe`: x in bf16 is quantised, permuted and multiplied within, by grouped products of
     DeepSeek's block scales."""
 
@@ -75,18 +75,20 @@ class Cutlass(FlashInfer):
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         return self.prepare_turn(None, operands, out)
 
-    def prepare_turn(self, first: _Cutlass | None, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
-        prepared = _Cutlass(operands, out, first)
+    def prepare_turn(
+        self, first: _CutlassMoe | None, operands: FusedMoeOperands, out: torch.Tensor
+    ) -> Prepared:
+        prepared = _CutlassMoe(operands, out, first)
         if first is None:
             tune(prepared, operands.sizes.tokens)
         return prepared
 
 
-class _Cutlass(Prepared):
+class _CutlassMoe(Prepared):
     w31: torch.Tensor
     w31_scale: torch.Tensor
 
-    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, first: _Cutlass | None) -> None:
+    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, first: _CutlassMoe | None) -> None:
         super().__init__(operands, out)
         o, sizes = operands, operands.sizes
         same = first if first is not None and first.operands.w13 is o.w13 else None
@@ -114,7 +116,7 @@ class _Cutlass(Prepared):
         self.fused_moe(**self.arguments)
 
 
-class TrtLlm(FlashInfer):
+class TrtLlmMoe(FlashInferMoe):
     """`trtllm_fp8_block_scale_moe`: routing and everything after it, of x that the suite's own kernel
     quantises before, as engines do."""
 
@@ -148,20 +150,20 @@ class TrtLlm(FlashInfer):
         return self.prepare_turn(None, operands, out)
 
     def prepare_turn(
-        self, first: _TrtLlm | None, operands: FusedMoeOperands, out: torch.Tensor | None
+        self, first: _TrtLlmMoe | None, operands: FusedMoeOperands, out: torch.Tensor | None
     ) -> Prepared:
-        prepared = _TrtLlm(operands, first)
+        prepared = _TrtLlmMoe(operands, first)
         if first is None:
             tune(prepared, operands.sizes.tokens)
         return prepared
 
 
-class _TrtLlm(Prepared):
+class _TrtLlmMoe(Prepared):
     w31: torch.Tensor
     w31_scale: torch.Tensor
     w2: torch.Tensor
 
-    def __init__(self, operands: FusedMoeOperands, first: _TrtLlm | None) -> None:
+    def __init__(self, operands: FusedMoeOperands, first: _TrtLlmMoe | None) -> None:
         import torch
 
         from kernels.quantise import quantiser

@@ -62,10 +62,10 @@ class Grouped(SuiteTriton):
     def prepare_with(
         self, config: GroupedConfig, target: Target, operands: FusedMoeOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
-        return _Grouped(operands, out, config, target.units)
+        return _GroupedMoe(operands, out, config, target.units)
 
 
-class _Grouped(ConfiguredPrepared):
+class _GroupedMoe(ConfiguredPrepared):
     def __init__(
         self, operands: FusedMoeOperands, out: torch.Tensor, config: GroupedConfig, units: int
     ) -> None:

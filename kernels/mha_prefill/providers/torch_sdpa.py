@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class _Padded(Prepared):
+class _PaddedPrefill(Prepared):
     """Keeps v as wide as q and k, filled up with zeros: torch's flash kernels take one head size. kv_b's
     product would write it so; the output's columns behind the 128th are dropped."""
 
@@ -57,7 +57,7 @@ class _Widened(Prepared):
         return self.inner.result()
 
 
-class _Sdpa(_Padded):
+class _SdpaPrefill(_PaddedPrefill):
     def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor, backend: str, pads: bool) -> None:
         import torch.nn.attention
 
@@ -98,7 +98,7 @@ def _causal(sequence: Sequence, device: torch.device) -> torch.Tensor:
     return causal_lower_right(sequence.new, sequence.length)
 
 
-class Sdpa(Implementation):
+class TorchSdpaPrefill(Implementation):
     """scaled_dot_product_attention, by the kernel that torch chooses; FP8 operands are made bf16 first.
 
     backend: the one that it is held to, by its name in torch.nn.attention.SDPBackend
@@ -130,7 +130,7 @@ class Sdpa(Implementation):
 
         if operands.q_descale is not None:
             return _Widened(operands, lambda widened: self.prepare(widened, out))
-        prepared = _Sdpa(operands, out, self.backend, self.padded)
+        prepared = _SdpaPrefill(operands, out, self.backend, self.padded)
         if self.backend:
             # One that torch lacks for these operands would be an error in the call.
             can_use = getattr(torch.backends.cuda, f"can_use_{self.backend}_attention")
@@ -148,7 +148,7 @@ class Sdpa(Implementation):
         return prepared
 
 
-class _OnGpu(Sdpa):
+class _OnGpu(TorchSdpaPrefill):
     def available(self, platform: Platform) -> Support:
         return Support.all_of(platform.is_a("cuda", "rocm"), super().available(platform))
 
@@ -171,7 +171,7 @@ class Efficient(_OnGpu):
     padded = False
 
 
-class Cudnn(Sdpa):
+class TorchCudnnPrefill(TorchSdpaPrefill):
     name = "torch.sdpa_cudnn"
     requires = "torch's build for CUDA, with cuDNN 9 or later"
     backend = "cudnn"
@@ -185,7 +185,7 @@ class Cudnn(Sdpa):
         return need(not cached, "torch gives cuDNN no causal mask over cached tokens; needs prefix=0")
 
 
-class _Varlen(_Padded):
+class _Varlen(_PaddedPrefill):
     def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor) -> None:
         super().__init__(operands, out)
         try:
@@ -209,7 +209,7 @@ class _Varlen(_Padded):
         self.out.copy_(attended[..., :VALUE])
 
 
-class Varlen(Implementation):
+class TorchVarlenPrefill(Implementation):
     """varlen_attn, FlashAttention over all sequences at once; it aligns the causal mask to the last key."""
 
     name = "torch.varlen"

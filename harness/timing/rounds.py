@@ -20,6 +20,11 @@ Turn = Callable[[], float]
 MOST_DISTURBED, ENOUGH_ROUNDS = 0.5, 30
 
 
+def mostly_disturbed(disturbed: int, made: int) -> bool:
+    """Whether so many rounds were made, and most of them disturbed, that others would be no better."""
+    return made >= ENOUGH_ROUNDS and disturbed > MOST_DISTURBED * made
+
+
 def _nothing(*_: object) -> None:
     pass
 
@@ -96,7 +101,7 @@ class Rounds:
 
     rounds:    those that count
     disturbed: those that do not, having been disturbed; they were paid for and made again
-    heats:     those of a race that chose whom `rounds` hold, and count for nothing else (see halving.py)
+    heats:     those of a race that chose whom `rounds` hold, and count for nothing else (successive halving)
     dropped:   contender -> why it was taken out; its earlier times stay in `rounds`
     beaten:    contender -> by whom in the heats
     stopped:   `tight` (the wanted ratios' intervals), `clear` (those intervals or their verdicts), `budget`,
@@ -172,4 +177,4 @@ class Rounds:
     @property
     def useless(self) -> bool:
         """So many rounds were disturbed that more of them are not worth their time."""
-        return self.made >= ENOUGH_ROUNDS and self.mostly_disturbed
+        return mostly_disturbed(len(self.disturbed), self.made)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import Sizes
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK, Fp8Format, Scales, block_scale, fp8_format, quantise_activations
 from kernels.operands import Seeds
 
@@ -28,7 +28,9 @@ OUTLIER_CHANNELS = 4
 ZERO_ROW = 61  # one row in so many
 
 
-def generate(sizes: Sizes, seeds: Seeds, device: str, boundary: str = "core") -> BlockScaleGemmOperands:
+def generate(
+    sizes: BlockScaleGemmSizes, seeds: Seeds, device: str, boundary: str = "core"
+) -> BlockScaleGemmOperands:
     """A pure function of its arguments."""
     fmt = fp8_format(sizes.fp8)
     b_q, b_scale = weights(sizes.n, sizes.k, fmt, sizes.scales, seeds.stationary, device)

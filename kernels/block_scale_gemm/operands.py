@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kernels.block_scale_gemm.sizes import Sizes
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import Scales
 from kernels.operands import Operands
 
@@ -26,7 +26,7 @@ class BlockScaleGemmOperands(Operands):
     b_q: torch.Tensor
     b_scale: torch.Tensor
     scales: Scales
-    sizes: Sizes
+    sizes: BlockScaleGemmSizes
     a_q: torch.Tensor | None = None
     a_scale: torch.Tensor | None = None
     a: torch.Tensor | None = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kernels.formats import BLOCK
 from kernels.fused_moe.picks import picks
-from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.operands import Operands, Seeds
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class FusedMoeOperands(Operands):
     w13_scale: torch.Tensor
     w2: torch.Tensor
     w2_scale: torch.Tensor
-    sizes: Sizes
+    sizes: FusedMoeSizes
     seeds: Seeds
     boundary: str = "core"
     x: torch.Tensor | None = None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kernels.formats import Fp8Format, fp8_format
 from kernels.mha_prefill.operands import MhaPrefillOperands, Sequence, guarded, sequences_of
-from kernels.mha_prefill.sizes import NOPE, SCALE, VALUE, WIDTH, Sizes
+from kernels.mha_prefill.sizes import NOPE, SCALE, VALUE, WIDTH, MhaPrefillSizes
 from kernels.operands import Seeds
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ LARGEST = {"q": 64.0, "k": 12.0, "v": 8.0}
 FAR = 4.0  # by so much an ordinary key lies below a landmark, along their channel
 
 
-def generate(sizes: Sizes, seeds: Seeds, device: str) -> MhaPrefillOperands:
+def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str) -> MhaPrefillOperands:
     """A pure function of its arguments.
 
     - Temperature differs by head, from flat to peaked (in the odd heads scores deviate by 0.3 to 8), so that

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from kernels.mha_prefill.sizes import SCALE, Sizes
+from kernels.mha_prefill.sizes import SCALE, MhaPrefillSizes
 from kernels.operands import Operands
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class MhaPrefillOperands(Operands):
     cu_q: torch.Tensor
     cu_k: torch.Tensor
     sequences: list[Sequence]
-    sizes: Sizes
+    sizes: MhaPrefillSizes
     scale: float = SCALE
     q_descale: torch.Tensor | None = None
     k_descale: torch.Tensor | None = None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kernels import vendor
 from kernels.binding import find, keywords
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import Sizes
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK
 from kernels.op import Prepared, Unsupported
 from kernels.support import Support, need
@@ -38,16 +38,16 @@ class Aiter(vendor.Aiter):
     step_n: ClassVar[int] = TILE_N
     table: ClassVar[str] = ""
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: BlockScaleGemmSizes) -> Support:
         return Support.all_of(
             need(sizes.n % self.step_n == 0, f"needs n to be a multiple of {self.step_n}"),
             need(sizes.k % BLOCK == 0, f"needs k to be a multiple of {BLOCK}"),
         )
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: BlockScaleGemmSizes) -> int:
         return sizes.n * sizes.k if self.shuffles else 0
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         return sizes.quantised_bytes + 4 * sizes.m * sizes.k_blocks
 
     def places(self) -> tuple[str, ...]:
@@ -179,7 +179,7 @@ class Triton(Aiter):
     names = ("x", "w", "x_scale", "w_scale", "y")
     also = vendor.TRITON
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         return super().workspace(sizes) + 4 * MOST_SPLITS * sizes.m * sizes.n
 
     def places(self) -> tuple[str, ...]:

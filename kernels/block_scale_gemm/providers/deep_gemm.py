@@ -15,7 +15,7 @@ from kernels import vendor
 from kernels.binding import find, keywords
 from kernels.block_scale_gemm.layouts import column_major, rounded_up
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import Sizes
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.op import Prepared
 from kernels.support import Support, need
 
@@ -36,17 +36,17 @@ class DeepGemm(vendor.DeepGemm):
         "sm_90, or from 2.1 sm_100 with power-of-two scales"
     )
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: BlockScaleGemmSizes) -> Support:
         return Support.all_of(
             need(sizes.n % 64 == 0, "needs n to be a multiple of 64"),
             need(sizes.k % 128 == 0, "needs k to be a multiple of 128"),
         )
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: BlockScaleGemmSizes) -> int:
         """An upper bound: on sm_100 packed scales of every row of b."""
         return 4 * sizes.n_blocks * 128 * rounded_up(sizes.k_blocks, 4) // 4
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         return sizes.quantised_bytes + 4 * rounded_up(sizes.m, TMA_ROWS) * (sizes.k_blocks + 3) * 2
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:

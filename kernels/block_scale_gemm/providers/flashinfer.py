@@ -13,7 +13,7 @@ from kernels import vendor
 from kernels.binding import find, keywords
 from kernels.block_scale_gemm.layouts import column_major, padded_rows, rounded_up
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import Sizes
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK
 from kernels.op import Prepared
 from kernels.support import Support, need
@@ -27,7 +27,7 @@ WORKSPACE = 32 << 20  # of gemm_fp8_nt_groupwise
 
 
 class FlashInfer(vendor.FlashInfer):
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: BlockScaleGemmSizes) -> Support:
         return Support.all_of(
             need(sizes.k % BLOCK == 0, f"needs k to be a multiple of {BLOCK}"),
             need(sizes.n % 64 == 0, "needs n to be a multiple of 64"),
@@ -44,7 +44,7 @@ class Sm90(FlashInfer):
     activations = "fp8"
     archs = ("sm_90",)
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         """Every call asks for what quantising both operands would take, even where none is."""
         m = rounded_up(sizes.m, ROWS)
         blocks = 4 * sizes.k_blocks * (m + sizes.n_blocks)
@@ -82,10 +82,10 @@ class Groupwise(FlashInfer):
     requires = "FlashInfer 0.2.8 to 0.6.18, sm_100"
     archs = ("sm_100",)
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: BlockScaleGemmSizes) -> int:
         return 4 * sizes.n_blocks * sizes.k_blocks
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         m = rounded_up(sizes.m, ROWS)
         return sizes.quantised_bytes + m * (sizes.k + 4 * sizes.k_blocks + 2 * sizes.n) + WORKSPACE
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import Sizes
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK, dequantise_activations, dequantise_weights
 from kernels.op import Implementation, Prepared
 from kernels.platform import Platform
@@ -33,7 +33,7 @@ class Naive(Implementation):
     def available(self, platform: Platform) -> Support:
         return platform.library("torch")
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         wide = 8 * (sizes.m + sizes.n) * sizes.k + 4 * sizes.n * sizes.k_blocks
         return sizes.quantised_bytes + wide + 4 * sizes.m * sizes.n
 
@@ -53,10 +53,10 @@ class Bf16(Implementation):
     def available(self, platform: Platform) -> Support:
         return platform.library("torch")
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: BlockScaleGemmSizes) -> int:
         return 2 * sizes.n * sizes.k
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         return (2 * sizes.m + 8 * CPU_ROWS) * sizes.k_blocks * BLOCK + 2 * sizes.m * sizes.n
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
@@ -162,7 +162,7 @@ class Compiled(Implementation):
     def available(self, platform: Platform) -> Support:
         return Support.all_of(platform.library("torch"), platform.compiler())
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         return 2 * (sizes.m + sizes.n) * sizes.k + 2 * sizes.m * sizes.n
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import Sizes
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK, dequantise_weights
 from kernels.op import Prepared
 from kernels.support import Support, need
@@ -29,7 +29,7 @@ class Amx(VllmCpu):
 
     STEP = 32  # both of N and K in its packed layout
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: BlockScaleGemmSizes) -> Support:
         return Support.all_of(
             need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}"),
             need(
@@ -38,7 +38,7 @@ class Amx(VllmCpu):
             ),
         )
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: BlockScaleGemmSizes) -> int:
         return sizes.n * sizes.k
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
@@ -51,10 +51,10 @@ class Unpacked(Amx):
 
     name = "vllm.amx_unpacked"
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: BlockScaleGemmSizes) -> int:
         return 0
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         return sizes.n * sizes.k
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
@@ -82,7 +82,7 @@ class Dequantised(VllmCpu):
     boundaries = ("with_quant",)
     allocates = True
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: BlockScaleGemmSizes) -> int:
         return 2 * sizes.n * sizes.k
 
 
@@ -111,7 +111,7 @@ class Brgemm(Dequantised):
     kernel = "weight_packed_linear"
     allocates = False
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: BlockScaleGemmSizes) -> Support:
         whole = sizes.n % Amx.STEP == 0 and sizes.k % Amx.STEP == 0
         return need(whole, f"needs n and k to be multiples of {Amx.STEP}")
 

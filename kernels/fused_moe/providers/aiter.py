@@ -15,7 +15,7 @@ from kernels.binding import find, keywords
 from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe.expert_ids import ExpertIds
 from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.op import Prepared, Unsupported
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def shuffled(weight: torch.Tensor) -> torch.Tensor:
     return laid
 
 
-def expert_mask(local: ExpertIds, sizes: Sizes) -> torch.Tensor | None:
+def expert_mask(local: ExpertIds, sizes: FusedMoeSizes) -> torch.Tensor | None:
     """int32: 1 for experts that are here, 0 for the one that stands for all others."""
     return local.per_expert([1] * sizes.local_experts + [0])
 
@@ -105,7 +105,7 @@ class _Dispatch(_Bound):
         return f"{how}, {'tuned: ' + ' '.join(names) if any(names) else 'not tuned'}"
 
 
-def configuration(sizes: Sizes, masked: bool) -> Any:
+def configuration(sizes: FusedMoeSizes, masked: bool) -> Any:
     """AITER's MOEMetadata for these sizes (stage1, stage2, run_1stage, ...), found as `fused_moe` finds it.
     Raises Unsupported where this version does not tell."""
     import torch
@@ -236,10 +236,10 @@ class Shuffled(Aiter):
     allocates = True
     Bound: ClassVar[type[_Bound]]
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: FusedMoeSizes) -> int:
         return sizes.local_experts * 3 * sizes.hidden * sizes.inter
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         """Sorted pairs; x quantised; h of every pair in bf16 and in FP8. Where pairs are fewer than experts,
         CK may split K: gate and up of padded pairs in fp32."""
         pairs = sizes.tokens * sizes.picks

@@ -10,7 +10,7 @@ from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe.between_products import BetweenProducts
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.providers.aiter import Aiter
-from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.align import MOST_SEGMENTS, Alignment, tiles_for
 from kernels.op import Prepared
 from kernels.triton_runtime import require_interpreter
@@ -30,7 +30,7 @@ class Triton(Aiter):
     name = "aiter.triton"
     also = TRITON
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         """Per pair gate and up, h, what the expert gives, its row; slots of tiles of 16 to 256 rows."""
         pairs = sizes.tokens * sizes.picks
         of_pair = sizes.inter * 5 + sizes.inter // BLOCK * 4 + sizes.hidden * 2 + 4
@@ -42,7 +42,7 @@ class Triton(Aiter):
         return _Triton(operands, out)
 
 
-def configuration(sizes: Sizes) -> dict[str, Any]:
+def configuration(sizes: FusedMoeSizes) -> dict[str, Any]:
     """AITER's tiles and options for so many tokens."""
     choose = find("aiter.ops.triton.utils.moe_config_utils.get_optimal_moe_config")
     needed = {"dtype": fp8_format(sizes.fp8).dtype, "use_fp8_w8a8": True, "M": sizes.tokens}

@@ -18,7 +18,7 @@ from kernels.binding import find
 from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe.between_products import WORD, BetweenProducts
 from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.align import chunk_for, tiles_for
 from kernels.op import Prepared, Unsupported
 from kernels.triton_runtime import require_interpreter
@@ -86,12 +86,12 @@ class DeepGemm(vendor.DeepGemm):
     also = vendor.TRITON
     Bound: ClassVar[type[_Bound]]
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: FusedMoeSizes) -> int:
         """Scales of weights, where they are packed."""
         w13 = 2 * sizes.inter * scale_columns(sizes.hidden, packed=True)
         return sizes.local_experts * 4 * (w13 + sizes.hidden * scale_columns(sizes.inter, packed=True))
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         """Per row x, gate and up, h, what the expert gives, and scales; per pair its row."""
         rows = max(math.prod(self.Bound.groups(sizes, aligned)) for aligned in ALIGNMENTS)
         of_row = sizes.hidden * 3 + sizes.inter * 5 + (sizes.hidden + sizes.inter) // BLOCK * 4 + 4
@@ -157,7 +157,7 @@ class _Bound(BetweenProducts):
         self.bind(rows, packed)
 
     @staticmethod
-    def groups(sizes: Sizes, aligned: int) -> tuple[int, int]:
+    def groups(sizes: FusedMoeSizes, aligned: int) -> tuple[int, int]:
         """Groups of rows, each of which has scales of its own, and the rows of each."""
         raise NotImplementedError
 
@@ -209,7 +209,7 @@ class _Contiguous(_Bound):
         }
 
     @staticmethod
-    def groups(sizes: Sizes, aligned: int) -> tuple[int, int]:
+    def groups(sizes: FusedMoeSizes, aligned: int) -> tuple[int, int]:
         return 1, tiles_for(aligned, sizes) * aligned
 
     def place(self) -> None:
@@ -232,7 +232,7 @@ class _Masked(_Bound):
         self.placing = {"pairs": self.pairs, "CAPACITY": self.a.shape[1], "CHUNK": self.chunk}
 
     @staticmethod
-    def groups(sizes: Sizes, aligned: int) -> tuple[int, int]:
+    def groups(sizes: FusedMoeSizes, aligned: int) -> tuple[int, int]:
         return sizes.local_experts, -(-sizes.tokens // aligned) * aligned
 
     def place(self) -> None:

@@ -13,7 +13,7 @@ from kernels import vendor
 from kernels.binding import find, keywords
 from kernels.formats import BLOCK
 from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import SCALING, Sizes
+from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
 from kernels.op import Prepared
 from kernels.support import Support, need
 
@@ -38,10 +38,10 @@ class FlashInfer(vendor.FlashInfer):
 
     activations = "fp8"
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: FusedMoeSizes) -> int:
         return sizes.local_experts * sizes.expert_bytes
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         """Rows of x per pair, quantised; gate and up, h, and what experts give, per pair; scales and maps.
         Beside them, while weights are laid out, a copy of them."""
         pairs = sizes.tokens * sizes.picks + sizes.local_experts * BLOCK
@@ -121,7 +121,7 @@ class TrtLlm(FlashInfer):
     archs = ("sm_100",)
     allocates = True
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: FusedMoeSizes) -> Support:
         groups, limit = sizes.group_limit
         reachable = limit * sizes.experts // groups
         return Support.all_of(
@@ -138,7 +138,7 @@ class TrtLlm(FlashInfer):
             ),
         )
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         return super().workspace(sizes) + sizes.tokens * (sizes.hidden + sizes.hidden // BLOCK * 4)
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:

@@ -10,7 +10,7 @@ from kernels.binding import find, keywords, takes
 from kernels.formats import BLOCK
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.providers.vllm_triton import triton_workspace
-from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.op import Prepared, Unsupported
 from kernels.vendor import Sglang
 
@@ -31,7 +31,7 @@ class Triton(Sglang):
     activations = "fp8"
     allocates = True
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         return triton_workspace(sizes)
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kernels.formats import dequantise_activations, dequantise_weights
 from kernels.fused_moe.fp8_to_fp32 import fp8_to_fp32
 from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.op import Implementation, Prepared
 from kernels.platform import Platform
 from kernels.support import Support
@@ -29,7 +29,7 @@ class Naive(Implementation):
     def available(self, platform: Platform) -> Support:
         return platform.library("torch")
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         """One expert in fp32, three times while it is dequantised; x and the sum; the rows of an expert."""
         expert = 2 * sizes.hidden * sizes.inter * 4
         return 3 * expert + sizes.tokens * (sizes.hidden * 4 * 5 + sizes.inter * 4 * 4)
@@ -132,10 +132,10 @@ class Bf16(Implementation):
     def available(self, platform: Platform) -> Support:
         return platform.library("torch")
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: FusedMoeSizes) -> int:
         return sizes.local_experts * 3 * sizes.hidden * sizes.inter * 2
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         """Rows of x per pair, what experts give for them three times in bf16 and in fp32, gate, up and h;
         x in fp32; the expert that is being dequantised."""
         tokens = min(sizes.tokens, ROWS)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kernels.formats import BLOCK, dequantise_weights
 from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.op import Prepared, Unsupported
 from kernels.support import Support, need
 from kernels.vendor import VllmCpu
@@ -27,16 +27,16 @@ class Amx(VllmCpu):
     kernel = "fused_experts_cpu"
     boundaries = ("with_quant",)
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: FusedMoeSizes) -> Support:
         return Support.all_of(
             need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}"),
             need(sizes.ep == 1, "counts every id, and an id of -1 outside its table: needs ep=1"),
         )
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: FusedMoeSizes) -> int:
         return sizes.local_experts * 3 * sizes.hidden * sizes.inter
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         """Its caches: gate and up, h, what experts give; per thread 32 rows of x and unpacked weights."""
         pairs = sizes.tokens * sizes.picks
         per_thread = (32 + 32 * 32) * max(sizes.hidden, sizes.inter) * 2
@@ -95,13 +95,13 @@ class Dequantised(VllmCpu):
 
     boundaries = ("with_quant",)
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: FusedMoeSizes) -> Support:
         return need(sizes.ep == 1, "counts every id, and an id of -1 outside its table: needs ep=1")
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: FusedMoeSizes) -> int:
         return 2 * sizes.local_experts * 3 * sizes.hidden * sizes.inter
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         return Amx().workspace(sizes) + 4 * 3 * sizes.hidden * sizes.inter
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:

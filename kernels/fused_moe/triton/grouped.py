@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
 from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton import grouped_configs
 from kernels.fused_moe.triton.align import MOST_SEGMENTS, Alignment, tiles_for
-from kernels.fused_moe.triton.grouped_configs import ROWS, Config
+from kernels.fused_moe.triton.grouped_configs import ROWS, GroupedConfig
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
 from kernels.tuning import Demand, Target
 
@@ -29,26 +29,26 @@ class Grouped(SuiteTriton):
 
     name = "triton.grouped"
     activations = "fp8"
-    Config = Config
+    Config = GroupedConfig
 
-    def configurations(self, target: Target, sizes: Sizes) -> Iterator[Config]:
+    def configurations(self, target: Target, sizes: FusedMoeSizes) -> Iterator[GroupedConfig]:
         return grouped_configs.configurations(target, sizes)
 
-    def heuristic(self, target: Target, sizes: Sizes) -> Config:
+    def heuristic(self, target: Target, sizes: FusedMoeSizes) -> GroupedConfig:
         return grouped_configs.heuristic(target, sizes)
 
-    def demands(self, config: Config, target: Target, sizes: Sizes) -> list[Demand]:
+    def demands(self, config: GroupedConfig, target: Target, sizes: FusedMoeSizes) -> list[Demand]:
         return grouped_configs.demands(config, target, sizes)
 
-    def features(self, sizes: Sizes) -> dict[str, float | str]:
+    def features(self, sizes: FusedMoeSizes) -> dict[str, float | str]:
         return grouped_configs.features(sizes)
 
-    def interpreted_s(self, sizes: Sizes) -> float:
+    def interpreted_s(self, sizes: FusedMoeSizes) -> float:
         tiles = grouped_configs.tiles_of(self.heuristic(CPU, sizes), sizes)
         weights = tiles * 3 * sizes.hidden * sizes.inter * (1.5 if sizes.fp8 == "e4m3fnuz" else 1.0)
         return weights * WEIGHT_S + sizes.tokens * TOKEN_S + sizes.local_experts * EXPERT_S
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         """An upper bound over all platforms and configurations; the interpreter writes fp32 and rounds it
         then."""
         pairs = sizes.tokens * sizes.picks
@@ -60,13 +60,15 @@ class Grouped(SuiteTriton):
         return pairs * of_pair + 4 * aligned + (pairs + sizes.tokens) * sizes.hidden * 4
 
     def prepare_with(
-        self, config: Config, target: Target, operands: FusedMoeOperands, out: torch.Tensor
+        self, config: GroupedConfig, target: Target, operands: FusedMoeOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
         return _Grouped(operands, out, config, target.units)
 
 
 class _Grouped(ConfiguredPrepared):
-    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, config: Config, units: int) -> None:
+    def __init__(
+        self, operands: FusedMoeOperands, out: torch.Tensor, config: GroupedConfig, units: int
+    ) -> None:
         import torch
         import triton
         import triton.language as tl
@@ -75,7 +77,7 @@ class _Grouped(ConfiguredPrepared):
 
         super().__init__(operands, out)
         self.config = config
-        sizes: Sizes = operands.sizes
+        sizes: FusedMoeSizes = operands.sizes
         hidden, inter = sizes.hidden, sizes.inter
         fmt = fp8_format(sizes.fp8)
         self.interpreted = out.device.type == "cpu"

@@ -14,7 +14,7 @@ from kernels import vendor
 from kernels.binding import find, keywords
 from kernels.mha_prefill import layouts
 from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, Sizes, takes
+from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes, takes
 from kernels.op import Prepared
 from kernels.support import Support, need
 
@@ -30,7 +30,7 @@ class Aiter(vendor.Aiter):
 
     dtypes: ClassVar[tuple[str, ...]] = ("bf16",)
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         return takes(sizes, *self.dtypes)
 
 
@@ -91,7 +91,7 @@ class Asm(Aiter):
     name = "aiter.asm"
     requires = "AITER 0.1.5 or later, gfx942 or gfx950"
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         longest = max(prefix + new for prefix, new in sizes.lengths())
         extent = longest * sizes.heads * WIDTH * 2
         return Support.all_of(
@@ -148,7 +148,7 @@ class Triton(Aiter):
     requires = "AITER 0.1.7 or later, gfx942 or gfx950"
     allocates = True
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         """The output, and a sum of exponentials per row."""
         return sizes.queries * sizes.heads * (VALUE * BYTES["bf16"] + 4)
 
@@ -173,7 +173,7 @@ class Fp8(Aiter):
     activations = "fp8"
     allocates = True
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         return sizes.queries * sizes.heads * VALUE * BYTES["bf16"]
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:

@@ -13,7 +13,7 @@ from kernels import vendor
 from kernels.binding import find
 from kernels.mha_prefill import layouts
 from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands
-from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, Sizes, takes
+from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes, takes
 from kernels.op import Prepared
 from kernels.support import Support
 
@@ -30,10 +30,10 @@ class FlashAttention(vendor.FlashAttention):
 
     dtypes: ClassVar[tuple[str, ...]] = ("bf16",)
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         return takes(sizes, *self.dtypes)
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         """The call's own output, and a sum of exponentials per row."""
         return sizes.queries * sizes.heads * (VALUE * BYTES["bf16"] + 4)
 
@@ -47,7 +47,7 @@ class Fa2(FlashAttention):
     install = "pip install flash-attn --no-build-isolation"
     archs = vendor.SINCE_AMPERE
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         """v in its layout, the call's own output as wide, and a sum of exponentials per row."""
         wide = (sizes.keys + 2 * GUARD + sizes.queries) * sizes.heads * WIDTH * BYTES["bf16"]
         return wide + sizes.queries * sizes.heads * 4

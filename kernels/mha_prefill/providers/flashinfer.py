@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kernels import vendor
 from kernels.binding import find, keywords
 from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import VALUE, WIDTH, Sizes, takes
+from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes, takes
 from kernels.op import Prepared
 from kernels.support import Support, need
 
@@ -31,10 +31,10 @@ class FlashInfer(vendor.FlashInfer):
 
     dtypes: ClassVar[tuple[str, ...]] = ("bf16",)
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         return takes(sizes, *self.dtypes)
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         return WORKSPACE + PLAN
 
 
@@ -117,7 +117,7 @@ class Cutlass(FlashInfer):
     dtypes = ("bf16", "fp8")
     activations = "fp8"
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         """Further 32 MiB of its own, and a plan of three tables (fmha_varlen and fmha_varlen_plan)."""
         return super().workspace(sizes) + (32 << 20) + 3 * 4 * 131072
 
@@ -160,7 +160,7 @@ class Cudnn(FlashInfer):
     archs = ("sm_90", *vendor.BLACKWELL)
     also: ClassVar = {"cudnn": vendor.Cudnn.install}
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         most = max(sizes.queries, sizes.keys) * sizes.heads * WIDTH
         return Support.all_of(
             super().fits(sizes), need(most < 1 << 31, "its offsets in elements are int32: too many tokens")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import VALUE, WIDTH, Sizes
+from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes
 from kernels.op import Implementation, Prepared
 from kernels.platform import Platform
 from kernels.support import Support
@@ -51,7 +51,7 @@ class Naive(Implementation):
     def available(self, platform: Platform) -> Support:
         return platform.library("torch")
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         longest = max(prefix + new for prefix, new in sizes.lengths())
         row = longest + 2 * WIDTH + 2 * VALUE
         return 4 * sizes.heads * (longest * (WIDTH + VALUE) * 2 + 3 * ROWS * row)

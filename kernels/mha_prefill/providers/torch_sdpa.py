@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kernels.mha_prefill.layouts import padded
 from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence
-from kernels.mha_prefill.sizes import VALUE, WIDTH, Sizes, takes
+from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes, takes
 from kernels.op import Implementation, Prepared, Unsupported
 from kernels.platform import Platform
 from kernels.support import Support, need
@@ -113,7 +113,7 @@ class Sdpa(Implementation):
     def available(self, platform: Platform) -> Support:
         return platform.library("torch")
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         """v in its layout, FP8 operands made bf16, and of the longest sequence the mask written out and the
         call's own output."""
         widened = sizes.queries * WIDTH + sizes.keys * (WIDTH + 2 * VALUE) if sizes.dtype == "fp8" else 0
@@ -180,7 +180,7 @@ class Cudnn(Sdpa):
     def available(self, platform: Platform) -> Support:
         return Support.all_of(platform.is_a("cuda"), super().available(platform))
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         cached = any(prefix for prefix, _ in sizes.lengths())
         return need(not cached, "torch gives cuDNN no causal mask over cached tokens; needs prefix=0")
 
@@ -214,10 +214,10 @@ class Varlen(Implementation):
     def available(self, platform: Platform) -> Support:
         return Support.all_of(platform.is_a("cuda"), platform.library("torch"))
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         return takes(sizes, "bf16")
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         rows = sizes.keys + 2 * GUARD + sizes.queries
         return rows * sizes.heads * WIDTH * 2 + 4 * sizes.queries * sizes.heads
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kernels.mha_prefill.layouts import Extended, apart_bytes
 from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import Sizes, takes
+from kernels.mha_prefill.sizes import MhaPrefillSizes, takes
 from kernels.op import Prepared
 from kernels.support import Support
 from kernels.vendor import VllmCpu
@@ -24,10 +24,10 @@ class Extend(VllmCpu):
     name = "vllm.extend"
     kernel = "extend_attention_cpu"
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         return takes(sizes, "bf16")
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         """Its table of rows, and the new tokens' keys and values where they stand apart from cached ones."""
         table = 8 * sizes.batch * max(prefix + new for prefix, new in sizes.lengths())
         return table + apart_bytes(sizes)

@@ -23,7 +23,7 @@ from kernels.mla_decode.layouts import (
     query_starts,
 )
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, ROPE, Sizes
+from kernels.mla_decode.sizes import LATENT, ROPE, MlaDecodeSizes
 from kernels.op import Prepared
 from kernels.platform import Platform
 from kernels.support import Support, need
@@ -61,10 +61,10 @@ class Fa2(FlashInfer):
             ),
         )
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         return WORKSPACE + (8 << 20)
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: MlaDecodeSizes) -> int:
         return sizes.used_pages * 4
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
@@ -108,14 +108,14 @@ class Cutlass(FlashInfer):
     requires = "flashinfer 0.2.6 or later, sm_100, 128 heads"
     archs = BLACKWELL
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MlaDecodeSizes) -> Support:
         return Support.all_of(
             need(sizes.heads == 128, f"takes 128 heads, not {sizes.heads}"),
             need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}"),
             need(TILE % sizes.page == 0, f"needs a page that divides {TILE}"),
         )
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         return WORKSPACE + 2 * cache_bytes(sizes)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
@@ -155,13 +155,13 @@ class TrtLlm(FlashInfer):
     activations = "fp8"
     allocates = True  # versions differ in the shape of the output that they take
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MlaDecodeSizes) -> Support:
         return Support.all_of(
             need(sizes.heads <= 64 or sizes.heads == 128, f"takes up to 64 heads, or 128, not {sizes.heads}"),
             need(sizes.page % 32 == 0, "needs a page that is a multiple of 32"),
         )
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         return WORKSPACE + cache_bytes(sizes) + sizes.batch * sizes.heads * (LATENT + ROPE)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor | None) -> Prepared:

@@ -15,7 +15,7 @@ from kernels.binding import find, keywords
 from kernels.mla_decode.compute_units import MOST_UNITS, compute_units
 from kernels.mla_decode.layouts import SLACK, page_list, page_starts, pages_of
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, Sizes
+from kernels.mla_decode.sizes import LATENT, MlaDecodeSizes
 from kernels.op import Prepared
 from kernels.platform import of
 from kernels.vendor import Sglang
@@ -38,10 +38,10 @@ class Triton(Sglang):
     activations = "fp8"
     any_fp8 = True
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: MlaDecodeSizes) -> int:
         return (sizes.tokens + SLACK) * 4
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         splits = most_splits(max(sizes.lengths()), MOST_UNITS, "")
         return sizes.batch * sizes.heads * splits * (LATENT + 1) * 4
 

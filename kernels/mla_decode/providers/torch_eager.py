@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import KV_BYTES, LATENT, WIDTH, Sizes
+from kernels.mla_decode.sizes import KV_BYTES, LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Implementation, Prepared
 from kernels.platform import Platform
 from kernels.support import Support
@@ -54,7 +54,7 @@ class Naive(Implementation):
     def available(self, platform: Platform) -> Support:
         return platform.library("torch")
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         longest = sizes.batch * max(sizes.lengths())
         return longest * (WIDTH * (4 + 4 + 2) + sizes.heads * 4 * 4 + 8)
 
@@ -105,7 +105,7 @@ class Sdpa(Naive):
     name = "torch.sdpa"
     requires = "torch"
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         slots = sizes.batch * max(sizes.lengths())
         return slots * (WIDTH * KV_BYTES[sizes.kv] + (WIDTH * 6 if sizes.kv == "fp8" else 0) + 8 + 1)
 

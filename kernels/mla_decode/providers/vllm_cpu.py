@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, WIDTH, Sizes
+from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Prepared
 from kernels.support import Support, need
 from kernels.vendor import VllmCpu
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Bf16Cache(VllmCpu):
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MlaDecodeSizes) -> Support:
         return need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}")
 
 
@@ -28,7 +28,7 @@ class Vec(Bf16Cache):
 
     PAGE = 16
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MlaDecodeSizes) -> Support:
         divides = need(sizes.page % self.PAGE == 0, f"needs a page that is a multiple of {self.PAGE}")
         return Support.all_of(super().fits(sizes), divides)
 
@@ -65,7 +65,7 @@ class Amx(Bf16Cache):
             ideal *= 2
         return min(ideal, threads * self.SPLITS_PER_THREAD)
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         return sizes.batch * sizes.heads * 64 * (LATENT + 1) * 4 + sizes.tokens * 4
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:

@@ -18,7 +18,7 @@ import torch
 import kernels
 from harness.workers.child.judge import judge
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, WIDTH, Sizes
+from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Implementation, Reference
 from kernels.operands import Seeds
 from kernels.platform import detect
@@ -34,7 +34,7 @@ OP = kernels.OPS["mla_decode"]
 class Problem:
     """A case with its reference."""
 
-    sizes: Sizes
+    sizes: MlaDecodeSizes
     operands: MlaDecodeOperands
     reference: Reference
 

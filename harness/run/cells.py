@@ -13,7 +13,7 @@ from harness.plan.contender import Contender
 from harness.results.schema import Cell, Samples, Verdict
 from harness.run.case import Measured
 from harness.statistics.intervals import interval
-from harness.statistics.multiple import Judged, joint_verdicts
+from harness.statistics.multiple import JointVerdict, joint_verdicts
 from harness.statistics.paired import MARGIN, compare
 from harness.timing.rounds import Round
 from kernels.op import Work
@@ -89,7 +89,7 @@ def _cell(
     over_blocks = interval(logs, yardsticks.confidence)
     time = math.exp(over_blocks.mean)
     bound = replace(work, bytes=_from_memory(measured, work))
-    least = yardsticks.peaks.least_time(bound) if yardsticks.peaks else 0.0
+    least = yardsticks.peaks.min_time(bound) if yardsticks.peaks else 0.0
     if time < least:
         cell.status = "impossible"
         cell.reason = f"{time * 1e6:.3g} us; the datasheet's peaks allow no less than {least * 1e6:.3g} us"
@@ -100,7 +100,7 @@ def _cell(
     cell.tflops = work.flops / time / 1e12
     cell.gbps = work.bytes / time / 1e9
     if yardsticks.ceilings:
-        cell.percent_of_ceiling = 100 * yardsticks.ceilings.least_time(bound) / time
+        cell.percent_of_ceiling = 100 * yardsticks.ceilings.min_time(bound) / time
     return cell
 
 
@@ -132,19 +132,21 @@ def _verdicts(measured: Measured, valid: Collection[str], confidence: float, mar
     if anchor.name in valid:
         pair = (rounds.series(twin.name), rounds.series(anchor.name))
         same = compare(*pair, blocks=rounds.blocks, margin=margin, confidence=confidence)
-        judged = Judged(twin.name, anchor.name, "A/A", 0.0, confidence, same)
+        judged = JointVerdict(twin.name, anchor.name, "A/A", 0.0, confidence, same)
         found = [_verdict(measured.case.key, judged, margin)]
         # The twin has no cell: its samples stand here.
         found[0].samples = _samples(rounds.rounds, twin.name)
     lasted = {*valid, anchor.name, twin.name} - rounds.dropped.keys()
     series = {name: rounds.series(name) for name in lasted}
-    family = joint_verdicts(series, rounds.blocks, valid, anchor.name, twin.name, confidence, margin)
-    return found + [_verdict(measured.case.key, one, margin) for one in family]
+    joint = joint_verdicts(
+        series, rounds.blocks, valid, anchor.name, twin=twin.name, confidence=confidence, margin=margin
+    )
+    return found + [_verdict(measured.case.key, verdict, margin) for verdict in joint]
 
 
-def _verdict(case: str, judged: Judged, margin: float) -> Verdict:
-    found = judged.found
-    ratio, low, high, floor = (_finite(v) for v in (found.ratio, found.low, found.high, judged.floor))
+def _verdict(case: str, judged: JointVerdict, margin: float) -> Verdict:
+    pair = judged.comparison
+    ratio, low, high, floor = (_finite(v) for v in (pair.ratio, pair.low, pair.high, judged.floor))
     return Verdict(
         case=case,
         a=judged.a,
@@ -154,9 +156,9 @@ def _verdict(case: str, judged: Judged, margin: float) -> Verdict:
         high=high,
         floor=floor,
         margin=margin,
-        verdict=found.verdict,  # type: ignore[arg-type]
+        verdict=pair.verdict,
         confidence=judged.confidence,
-        about=judged.about,  # type: ignore[arg-type]
+        about=judged.about,
     )
 
 

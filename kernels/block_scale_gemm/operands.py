@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import Scales
-from kernels.operands import Operands
+from kernels.operands import ABSENT, Operands
 
 if TYPE_CHECKING:
     import torch
@@ -27,9 +27,9 @@ class BlockScaleGemmOperands(Operands):
     b_scale: torch.Tensor
     scales: Scales
     sizes: BlockScaleGemmSizes
-    a_q: torch.Tensor | None = None
-    a_scale: torch.Tensor | None = None
-    a: torch.Tensor | None = None
+    a_q: torch.Tensor = ABSENT
+    a_scale: torch.Tensor = ABSENT
+    a: torch.Tensor = ABSENT
     boundary: str = "core"
 
     live: ClassVar = ("a_q", "a_scale", "a")

@@ -20,6 +20,7 @@ from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import (
     BLOCK,
     fp8_format,
+    known_scales,
     native,
 )
 from kernels.op import Op, Reference, Tolerance, Work
@@ -76,7 +77,7 @@ class BlockScaleGemm(Op):
         return BlockScaleGemmOperands(
             b_q=torch.empty(sizes.n, sizes.k, dtype=fp8_format(sizes.fp8).dtype, device=device),
             b_scale=torch.empty(sizes.n_blocks, sizes.k_blocks, device=device),
-            scales=sizes.scales,
+            scales=known_scales(sizes.scales),
             sizes=sizes,
             a=torch.empty(sizes.m, sizes.k, dtype=torch.bfloat16, device=device),
             boundary="with_quant",

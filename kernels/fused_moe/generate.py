@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.formats import BLOCK, fp8_format, quantise_activations
+from kernels.formats import BLOCK, fp8_format, known_scales, quantise_activations
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.picks import generator_of, picks
 from kernels.fused_moe.sizes import FusedMoeSizes
@@ -116,5 +116,5 @@ def activations(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) 
     x[3::4] = x[3::4].scatter(1, loud, x[3::4].gather(1, loud) * 24)
     if boundary != "core":
         return {"x": x}
-    x_q, x_scale = quantise_activations(x, fp8_format(sizes.fp8), sizes.scales)  # type: ignore[arg-type]
+    x_q, x_scale = quantise_activations(x, fp8_format(sizes.fp8), known_scales(sizes.scales))
     return {"x_q": x_q, "x_scale": x_scale}

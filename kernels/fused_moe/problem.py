@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kernels.formats import BLOCK, Scales, fp8_format, native
+from kernels.formats import BLOCK, fp8_format, known_scales, native
 from kernels.fused_moe.generate import generate
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.reference import reference
@@ -106,10 +106,9 @@ class FusedMoe(Op):
         if operands.boundary == "with_routing":
             rule = Router(*sizes.group_limit, sizes.topk, SCALING, sizes.routed.local, sizes.shared)
             produce = router(operands.logits, operands.bias, into["topk_ids"], into["topk_weights"], rule)
-            same = ("x",)
+            same: tuple[str, ...] = ("x",)
         elif operands.boundary == "with_quant":
-            scales: Scales = sizes.scales  # type: ignore[assignment]
-            produce = quantiser(operands.x, into["x_q"], into["x_scale"], scales)
+            produce = quantiser(operands.x, into["x_q"], into["x_scale"], known_scales(sizes.scales))
             same = ("topk_ids", "topk_weights")
         else:
             return super().step(operands, into)

@@ -1,4 +1,4 @@
-"""The right answer of the fused MoE, expert by expert, and the error that rounding alone explains."""
+"""Reference of the fused MoE, expert by expert, and the error that rounding alone explains."""
 
 from __future__ import annotations
 

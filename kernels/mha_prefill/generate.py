@@ -55,7 +55,7 @@ def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str) -> MhaPrefillOpe
     temperature[1::2] = peaked[torch.randperm(len(peaked), generator=generator, device=device)]
     q *= temperature[:, None].to(q.dtype)
     _add_landmarks(q, k, sequences)
-    descales = {}
+    descales: dict[str, torch.Tensor] = {}
     if sizes.dtype == "fp8":
         fmt = fp8_format(sizes.fp8)
         descales = {
@@ -82,13 +82,13 @@ def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str) -> MhaPrefillOpe
         cu_k=starts([s.keys for s in sequences]),
         sequences=sequences,
         sizes=sizes,
-        **descales,
-    )
+    ).replaced(**descales)
 
 
 def _quantised(values: torch.Tensor, descale: torch.Tensor, fmt: Fp8Format) -> torch.Tensor:
     """bf16 [tokens, heads, width] in FP8, between guards; some tokens at a time."""
-    quantised = guarded(*values.shape, values.device, fmt.dtype)
+    tokens, heads, width = values.shape
+    quantised = guarded(tokens, heads, width, values.device, fmt.dtype)
     for target, part in zip(quantised.split(DRAWN), values.split(DRAWN), strict=True):
         target.copy_((part / descale).clamp_(-fmt.max, fmt.max))
     return quantised

@@ -77,7 +77,7 @@ def padded(v: torch.Tensor) -> torch.Tensor:
     return wide
 
 
-class Varlen(Prepared):
+class VarlenLayout(Prepared):
     """One call of `function` by keyword.
 
     further:   arguments that it must take beside the usual ones

@@ -21,7 +21,7 @@ from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, guarded, seq
 from kernels.mha_prefill.reference import reference
 from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes
 from kernels.op import Op, Reference, Tolerance, Work
-from kernels.operands import Seeds
+from kernels.operands import ABSENT, Seeds
 from shapes.case import Case, Size
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class MhaPrefill(Op):
         starts = torch.empty(sizes.batch + 1, dtype=torch.int32, device=device)
         fp8 = sizes.dtype == "fp8"
         dtype = fp8_format(sizes.fp8).dtype if fp8 else torch.bfloat16
-        descale = torch.empty(1, device=device) if fp8 else None
+        descale = torch.empty(1, device=device) if fp8 else ABSENT
         return MhaPrefillOperands(
             q=guarded(sizes.queries, sizes.heads, WIDTH, device, dtype),
             k=guarded(sizes.keys, sizes.heads, WIDTH, device, dtype),

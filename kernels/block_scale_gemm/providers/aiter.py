@@ -25,7 +25,7 @@ TILE_N = 16  # rows of b in a tile of shuffle_weight(x, layout=(16, 16))
 MOST_SPLITS = 28  # of K in the Triton kernel's tuned configurations
 
 
-class Aiter(vendor.Aiter):
+class AiterGemm(vendor.Aiter):
     """function: its name in aiter/ops/gemm_op_a8w8.py
     names:    what it calls a, b, the scales of a, the scales of b, and its output (None: it allocates that)
     shuffles: it takes b in tiles and the scales of a column by column
@@ -60,7 +60,9 @@ class Aiter(vendor.Aiter):
         a_scale = by_columns(operands.a_scale) if self.shuffles else operands.a_scale
         b_q = in_tiles(operands.b_q) if self.shuffles else operands.b_q
         *names, output = self.names
-        given = dict(zip(names, (operands.a_q, b_q, a_scale, operands.b_scale), strict=True))
+        given: dict[str, object] = dict(
+            zip(names, (operands.a_q, b_q, a_scale, operands.b_scale), strict=True)
+        )
         given[output] = torch.bfloat16 if self.allocates else out
         return _Gemm(self, operands, out, function, keywords(function, given), a_scale)
 
@@ -68,7 +70,7 @@ class Aiter(vendor.Aiter):
 class _Gemm(Prepared):
     def __init__(
         self,
-        implementation: Aiter,
+        implementation: AiterGemm,
         operands: BlockScaleGemmOperands,
         out: torch.Tensor | None,
         function: Callable,
@@ -99,10 +101,11 @@ class _Gemm(Prepared):
     def picked(self) -> str:
         if not self.implementation.table:
             return ""
-        return tuned_row(self.implementation.table, *self.operands.a_q.shape, self.operands.b_q.shape[0])
+        (m, k), n = self.operands.a_q.shape, self.operands.b_q.shape[0]
+        return tuned_row(self.implementation.table, m, k, n)
 
 
-class Dispatch(Aiter):
+class DispatchGemm(AiterGemm):
     """What vLLM calls: the kernel and split that the tuned table has for these sizes, else CK's default."""
 
     name = "aiter.dispatch"
@@ -113,7 +116,7 @@ class Dispatch(Aiter):
     table = "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_FILE"
 
 
-class DispatchPreshuffled(Aiter):
+class DispatchPreshuffled(AiterGemm):
     """Likewise among the kernels that take b in tiles: CK, CK Tile, assembly and others."""
 
     name = "aiter.dispatch_preshuffled"
@@ -125,7 +128,7 @@ class DispatchPreshuffled(Aiter):
     table = "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE_FILE"
 
 
-class Ck(Aiter):
+class CkGemm(AiterGemm):
     """CK's default kernel, unsplit; up to 0.1.14 the one that AITER's C++ picks for these sizes."""
 
     name = "aiter.ck"
@@ -133,7 +136,7 @@ class Ck(Aiter):
     function = "gemm_a8w8_blockscale_ck"
 
 
-class CkTile(Aiter):
+class CkTile(AiterGemm):
     """CK Tile's default kernel, unsplit; up to 0.1.14 the one that AITER's C++ picks for these sizes."""
 
     name = "aiter.cktile"
@@ -141,7 +144,7 @@ class CkTile(Aiter):
     function = "gemm_a8w8_blockscale_cktile"
 
 
-class CkPreshuffled(Aiter):
+class CkPreshuffled(AiterGemm):
     """As `aiter.ck`, b in tiles."""
 
     name = "aiter.ck_preshuffled"
@@ -150,7 +153,7 @@ class CkPreshuffled(Aiter):
     shuffles = True
 
 
-class CkTilePreshuffled(Aiter):
+class CkTilePreshuffled(AiterGemm):
     """As `aiter.cktile`, b in tiles. Depending on the kernel the call transposes the scales of a back."""
 
     name = "aiter.cktile_preshuffled"
@@ -159,7 +162,7 @@ class CkTilePreshuffled(Aiter):
     shuffles = True
 
 
-class Asm(Aiter):
+class AsmGemm(AiterGemm):
     """The assembly kernel and split of K that its own heuristic picks; splits add up in the bf16 output."""
 
     name = "aiter.asm"
@@ -170,7 +173,7 @@ class Asm(Aiter):
     step_n = BLOCK
 
 
-class Triton(Aiter):
+class AiterTritonGemm(AiterGemm):
     """AITER's Triton kernel, with the configuration that it keeps for these sizes."""
 
     name = "aiter.triton"

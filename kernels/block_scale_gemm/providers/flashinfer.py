@@ -26,7 +26,7 @@ TWO_SMS = 256  # rows from which an instruction over two SMs is the faster (gemm
 WORKSPACE = 32 << 20  # of gemm_fp8_nt_groupwise
 
 
-class FlashInfer(vendor.FlashInfer):
+class FlashInferGemm(vendor.FlashInfer):
     def fits(self, sizes: BlockScaleGemmSizes) -> Support:
         return Support.all_of(
             need(sizes.k % BLOCK == 0, f"needs k to be a multiple of {BLOCK}"),
@@ -34,7 +34,7 @@ class FlashInfer(vendor.FlashInfer):
         )
 
 
-class Sm90(FlashInfer):
+class Sm90(FlashInferGemm):
     """Transposes the product below 32 rows. Given bf16 activations it quantises them itself, in a kernel of
     its own inside the call, to fp32 scales."""
 
@@ -60,7 +60,7 @@ class _Sm90(Prepared):
         self.multiply = find("flashinfer.gemm.fp8_blockscale_gemm_sm90")
         given = {"input": operands.a, "input_scale": None}
         if operands.a is None:
-            self.a_scale = aligned(operands.a_scale)
+            self.a_scale: torch.Tensor = aligned(operands.a_scale)
             given = {"input": operands.a_q, "input_scale": self.a_scale.t()}
         weight = {"weight": operands.b_q, "weight_scale": operands.b_scale}
         self.arguments = keywords(self.multiply, given | weight | {"out": out})
@@ -74,7 +74,7 @@ class _Sm90(Prepared):
         self.multiply(**self.arguments)
 
 
-class Groupwise(FlashInfer):
+class Groupwise(FlashInferGemm):
     """Where M is no multiple of four, the call computes rows of zeros up to the next. Scales of both operands
     lie along M and N, the faster of the two ways (include/flashinfer/gemm/gemm_groupwise_sm100.cuh)."""
 

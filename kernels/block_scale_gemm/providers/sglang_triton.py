@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Triton(Sglang):
+class SglangTritonGemm(Sglang):
     name = "sglang.triton"
     requires = "SGLang with Triton, cuda or rocm (read in 0.5.23)"
     allocates = True

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CPU_ROWS = 128  # of activations dequantised at a time, so that they stay in cache from step to step
 
 
-class _Naive(Prepared):
+class _NaiveGemm(Prepared):
     """The obvious code: dequantise both, multiply, all in fp32."""
 
     def call(self) -> None:
@@ -26,7 +26,7 @@ class _Naive(Prepared):
         self.out.copy_(dequantise_activations(o.a_q, o.a_scale) @ dequantise_weights(o.b_q, o.b_scale).T)
 
 
-class Naive(Implementation):
+class NaiveGemm(Implementation):
     name = "torch.naive"
     requires = "torch"
 
@@ -38,10 +38,10 @@ class Naive(Implementation):
         return sizes.quantised_bytes + wide + 4 * sizes.m * sizes.n
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
-        return _Naive(operands, out)
+        return _NaiveGemm(operands, out)
 
 
-class Bf16(Implementation):
+class Bf16Gemm(Implementation):
     """Weights dequantised to bf16 once; a call is cuBLAS's, hipBLASLt's or oneDNN's bf16 product, preceded by
     dequantising the activations where they come quantised. What serving without an FP8 kernel does: twice
     the bytes of weights."""
@@ -60,10 +60,10 @@ class Bf16(Implementation):
         return (2 * sizes.m + 8 * CPU_ROWS) * sizes.k_blocks * BLOCK + 2 * sizes.m * sizes.n
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
-        return _Bf16(operands, out)
+        return _Bf16Gemm(operands, out)
 
 
-class _Bf16(Prepared):
+class _Bf16Gemm(Prepared):
     def __init__(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> None:
         import torch
 
@@ -151,7 +151,7 @@ def _block_of(q: torch.Tensor, dim: int) -> torch.Tensor:
     return torch.arange(q.shape[dim], device=q.device) // BLOCK
 
 
-class Compiled(Implementation):
+class CompiledGemm(Implementation):
     """Weights stay FP8 and are dequantised in the call: the compiler fuses that into one kernel, or into the
     product where it finds a template that takes it."""
 
@@ -166,10 +166,10 @@ class Compiled(Implementation):
         return 2 * (sizes.m + sizes.n) * sizes.k + 2 * sizes.m * sizes.n
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
-        return _Compiled(operands, out)
+        return _CompiledGemm(operands, out)
 
 
-class _Compiled(Prepared):
+class _CompiledGemm(Prepared):
     def __init__(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> None:
         import torch
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TILE_M = 64  # of its default configuration, which it takes on a CPU
 
 
-class Triton(Vllm, TritonImplementation):
+class VllmTritonGemm(Vllm, TritonImplementation):
     """Keeps a tuned configuration for some sizes and devices; reads every layout as it is."""
 
     name = "vllm.triton"

@@ -1,4 +1,4 @@
-"""Which configurations the block-scale GEMM has, what each asks of a device, and which is taken by rule."""
+"""Configurations of the block-scale GEMM: which there are, what each asks of a device, and the rule."""
 
 from __future__ import annotations
 
@@ -108,15 +108,16 @@ def _cuda(sizes: BlockScaleGemmSizes) -> Iterator[SplitKConfig]:
             if (rows + columns) * BLOCK * stages > SHARED:
                 continue
             for tma in (True,) if large and aligned else (True, False) if aligned else (False,):
-                tile = {"rows": rows, "columns": columns, "swap": rows < 64, "halves": halves, "tma": tma}
-                common = tile | {"warps": warps, "stages": stages}
                 if halves and not tma:
                     continue
+                tile = SplitKConfig(
+                    rows, columns, swap=rows < 64, halves=halves, tma=tma, warps=warps, stages=stages
+                )
                 for per_unit, sums in itertools.product((1, 2) if large else (1, 2, 4), ("later", "last")):
                     if sums == "later" or rows * columns <= LAST_SUMS:
-                        yield SplitKConfig(**common, per_unit=per_unit, sums=sums)
+                        yield replace(tile, per_unit=per_unit, sums=sums)
                 if large and tma and not halves:
-                    yield SplitKConfig(**common, persistent=True, per_unit=1 if warps == 8 else 2)
+                    yield replace(tile, persistent=True, per_unit=1 if warps == 8 else 2)
 
 
 def _rocm(sizes: BlockScaleGemmSizes) -> Iterator[SplitKConfig]:

@@ -9,7 +9,7 @@ from kernels.binding import find, keywords
 from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe.between_products import BetweenProducts
 from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.providers.aiter import Aiter
+from kernels.fused_moe.providers.aiter import AiterMoe
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.align import MOST_SEGMENTS, Alignment, tiles_for
 from kernels.op import Prepared
@@ -23,7 +23,7 @@ SMALLEST_TILE = 16
 """Rows, for the memory plan: smaller tiles make more of them, in which fewer are empty."""
 
 
-class Triton(Aiter):
+class AiterTritonMoe(AiterMoe):
     """`moe_op.fused_moe`, with the configuration that AITER has for these tokens: gate and up of quantised x,
     SiLU, down, of weights that are not shuffled."""
 
@@ -39,7 +39,7 @@ class Triton(Aiter):
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         require_interpreter(out.device)
-        return _Triton(operands, out)
+        return _AiterTritonMoe(operands, out)
 
 
 def configuration(sizes: FusedMoeSizes) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def configuration(sizes: FusedMoeSizes) -> dict[str, Any]:
     return choose(**keywords(choose, needed))
 
 
-class _Triton(BetweenProducts):
+class _AiterTritonMoe(BetweenProducts):
     def __init__(self, operands: FusedMoeOperands, out: torch.Tensor) -> None:
         import torch
         import triton.language as tl

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOE = "sglang.srt.layers.moe"
 
 
-class Triton(Sglang):
+class SglangTritonMoe(Sglang):
     """`fused_experts` of SGLang (fused_moe_triton/fused_moe.py to 0.5.18, moe_runner/triton_utils from
     0.5.19), which skips ids of -1 by itself where the rank holds fewer experts than there are. Not in place,
     as engines have it: x would hold the output."""
@@ -36,7 +36,7 @@ class Triton(Sglang):
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
         alone()
-        return _Triton(operands)
+        return _SglangTritonMoe(operands)
 
 
 def alone() -> None:
@@ -56,7 +56,7 @@ def alone() -> None:
     form(**keywords(form, {}, {"tensor_model_parallel_size": 1}))
 
 
-class _Triton(Prepared):
+class _SglangTritonMoe(Prepared):
     def __init__(self, operands: FusedMoeOperands) -> None:
         super().__init__(operands)
         o, sizes = operands, operands.sizes

@@ -28,7 +28,7 @@ def triton_workspace(sizes: FusedMoeSizes) -> int:
     return pairs * of_pair + x + (pairs + (sizes.local_experts + 1) * 128) * 8
 
 
-class Triton(Vllm):
+class VllmTritonMoe(Vllm):
     """`fused_experts` of vLLM's GPU builds (fused_moe/fused_moe.py of 0.32): quantises, sorts, two launches
     of `fused_moe_kernel` with SiLU and requantising between, a sum over picks."""
 
@@ -42,10 +42,10 @@ class Triton(Vllm):
         return triton_workspace(sizes)
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
-        return _Triton(operands)
+        return _VllmTritonMoe(operands)
 
 
-class _Triton(Prepared):
+class _VllmTritonMoe(Prepared):
     def __init__(self, operands: FusedMoeOperands) -> None:
         super().__init__(operands)
         o, sizes = operands, operands.sizes

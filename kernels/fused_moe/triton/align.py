@@ -1,4 +1,4 @@
-"""Launches that bring the pairs of a call into the order of experts, in tiles of one expert each."""
+"""Triton launches that bring the pairs of a call into the order of experts, in tiles of one expert each."""
 
 from __future__ import annotations
 

@@ -62,10 +62,10 @@ class Grouped(SuiteTriton):
     def prepare_with(
         self, config: GroupedConfig, target: Target, operands: FusedMoeOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
-        return _Grouped(operands, out, config, target.units)
+        return _GroupedMoe(operands, out, config, target.units)
 
 
-class _Grouped(ConfiguredPrepared):
+class _GroupedMoe(ConfiguredPrepared):
     def __init__(
         self, operands: FusedMoeOperands, out: torch.Tensor, config: GroupedConfig, units: int
     ) -> None:
@@ -125,7 +125,7 @@ class _Grouped(ConfiguredPrepared):
             "POWER_OF_TWO": sizes.scales == "ue8m0",
         }
         self.up = grouped_jit.up_kernel[(tiles * grouped_configs.up_columns(config, sizes), self.splits)]
-        self.up_options = {
+        self.up_options: dict[str, object] = {
             **shared,
             **tiled,
             **rounding,
@@ -169,7 +169,7 @@ class _Grouped(ConfiguredPrepared):
 
     def call(self) -> None:
         o, config = self.operands, self.config
-        at = (o.topk_ids, None, None, None)
+        at: tuple[torch.Tensor | None, ...] = (o.topk_ids, None, None, None)
         if self.align:
             self.align()
             at = (o.topk_ids, *self.align.tensors)
@@ -180,11 +180,11 @@ class _Grouped(ConfiguredPrepared):
             self.silu(self.gate_up, o.topk_ids, *h, self.pairs, **self.silu_options)
         if self.interpreted:
             self.h_q.copy_(self.h_written)
-        h = (self.h_read, self.h_scale, self.w2, o.w2_scale)
+        product = (self.h_read, self.h_scale, self.w2, o.w2_scale)
         if config.by_token:
-            self.down(*h, o.topk_ids, o.topk_weights, self.written, **self.down_options)
+            self.down(*product, o.topk_ids, o.topk_weights, self.written, **self.down_options)
         else:
-            self.down(*h, *at, self.given, self.pairs, self.group, **self.down_options)
+            self.down(*product, *at, self.given, self.pairs, self.group, **self.down_options)
             self.combine(self.given, o.topk_ids, o.topk_weights, self.written, **self.combine_options)
         if self.written is not self.out:
             self.out.copy_(self.written)

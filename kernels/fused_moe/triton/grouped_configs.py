@@ -103,8 +103,8 @@ def configurations(target: Target, sizes: FusedMoeSizes) -> Iterator[GroupedConf
             if target.kind == "rocm":
                 for stages, instruction in itertools.product((2, 3) if small else (1, 2), (16, 32)):
                     if config.rows >= 2 * instruction or instruction == 16:
-                        on = {"chiplets": CHIPLETS, "instruction": instruction}
-                        yield replace(config, warps=warps, stages=stages, **on)
+                        on = replace(config, chiplets=CHIPLETS, instruction=instruction)
+                        yield replace(on, warps=warps, stages=stages)
             else:
                 for stages in (3, 4, 5) if small else (3, 4):
                     yield replace(config, warps=warps, stages=stages, swap=small)
@@ -251,7 +251,8 @@ def demands(config: GroupedConfig, target: Target, sizes: FusedMoeSizes) -> list
         parts + pairs * inter,
     )
 
-    down, steps = down_columns(config, sizes), inter // BLOCK
+    down = down_columns(config, sizes)
+    steps: float = inter // BLOCK
     if config.by_token:
         steps *= pairs / sizes.tokens
         step = (1 + down) * BLOCK

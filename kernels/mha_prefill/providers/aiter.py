@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Aiter(vendor.Aiter):
+class AiterPrefill(vendor.Aiter):
     """A kernel of AITER.
 
     dtypes: of q, k and v
@@ -43,7 +43,7 @@ def operator(name: str) -> Callable:
     return getattr(torch.ops.aiter, name, function)
 
 
-class Dispatch(Aiter):
+class DispatchPrefill(AiterPrefill):
     """`flash_attn_varlen_func`, as vLLM and SGLang call it: asm v3 on gfx942; on gfx950 OPUS where it has
     that (0.1.20 or later), before asm v3; CK where neither fits."""
 
@@ -85,7 +85,7 @@ class _Direct(Prepared):
         self.function(**self.arguments)
 
 
-class Asm(Aiter):
+class AsmPrefill(AiterPrefill):
     """The hand-written kernel (fmha v3) by itself."""
 
     name = "aiter.asm"
@@ -105,7 +105,7 @@ class Asm(Aiter):
         return _Direct(operands, out, operator("fmha_v3_varlen_fwd"), arguments)
 
 
-class Ck(Aiter):
+class CkPrefill(AiterPrefill):
     """Composable Kernel by itself."""
 
     name = "aiter.ck"
@@ -127,7 +127,7 @@ def opus_lengths(o: MhaPrefillOperands) -> dict[str, Any]:
     }
 
 
-class Opus(Aiter):
+class Opus(AiterPrefill):
     """The OPUS kernel by itself, which gfx950 dispatches to."""
 
     name = "aiter.opus"
@@ -140,7 +140,7 @@ class Opus(Aiter):
         return _Direct(operands, out, function, opus_lengths(operands) | layouts.mask())
 
 
-class Triton(Aiter):
+class TritonPrefill(AiterPrefill):
     """AITER's Triton kernel, q and k in parts of 128 and 64. Its call allocates an output of zeros."""
 
     name = "aiter.triton"
@@ -163,7 +163,7 @@ def descales(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
     return {"q_descale": o.q_descale, "k_descale": o.k_descale, "v_descale": o.v_descale}
 
 
-class Fp8(Aiter):
+class Fp8(AiterPrefill):
     """`flash_attn_varlen_fp8_pertensor_func`: CK at 192/128, for which no asm kernel is built. The call
     allocates its output."""
 

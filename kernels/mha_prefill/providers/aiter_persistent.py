@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kernels.binding import find, keywords
 from kernels.mha_prefill import layouts
 from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.providers.aiter import Aiter, descales
+from kernels.mha_prefill.providers.aiter import AiterPrefill, descales
 from kernels.mha_prefill.sizes import VALUE, MhaPrefillSizes
 from kernels.op import Prepared, Unsupported
 from kernels.support import Support, need
@@ -26,7 +26,7 @@ KEYS = 128  # keys, of the persistent FP8 kernel's tiles
 REDUCED_HEADS = (1, 2, 4, 8, 10, 16, 32, 64, 128)
 
 
-class Fp8Persistent(Aiter):
+class Fp8Persistent(AiterPrefill):
     """`mla.mla_prefill_ps_fwd`: the asm kernel whose programs each take a share of tiles planned beforehand,
     and the reduction of those tiles that were split over keys."""
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FP8_WEIGHTS = 256.0  # by which softmax weights, 1 at most, are scaled up into e4m3fn before they are rounded
 
 
-class Sdpa(vendor.Cudnn):
+class CudnnSdpaPrefill(vendor.Cudnn):
     """`sdpa`, or `sdpa_fp8`, with d_qk 192 and d_v 128, causal from the bottom right."""
 
     name = "cudnn"

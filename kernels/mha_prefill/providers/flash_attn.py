@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class FlashAttention(vendor.FlashAttention):
+class FlashAttentionPrefill(vendor.FlashAttention):
     """A generation of FlashAttention.
 
     archs:  those that it has kernels for at 192/128
@@ -38,7 +38,7 @@ class FlashAttention(vendor.FlashAttention):
         return sizes.queries * sizes.heads * (VALUE * BYTES["bf16"] + 4)
 
 
-class Fa2(FlashAttention):
+class FlashAttentionFa2Prefill(FlashAttentionPrefill):
     """One head size only: v stands 192 wide, filled up with zeros, as vLLM calls it."""
 
     name = "flash_attn.fa2"
@@ -67,7 +67,7 @@ def descales(o: MhaPrefillOperands) -> dict[str, Any]:
     return {name: descale.expand(shape).contiguous() for name, descale in named.items()}
 
 
-class Fa3(FlashAttention, vendor.FlashAttention3):
+class FlashAttentionFa3Prefill(FlashAttentionPrefill, vendor.FlashAttention3):
     """Hopper's, 192/128 as it is; FP8 with weights rounded to e4m3fn."""
 
     name = "flash_attn.fa3"
@@ -80,7 +80,7 @@ class Fa3(FlashAttention, vendor.FlashAttention3):
         return layouts.Varlen(operands, None, function, descales(operands))
 
 
-class Fa4(FlashAttention, vendor.FlashAttention4):
+class Fa4Prefill(FlashAttentionPrefill, vendor.FlashAttention4):
     """In CuTe, for Hopper and Blackwell, 192/128 as it is."""
 
     name = "flash_attn.fa4"

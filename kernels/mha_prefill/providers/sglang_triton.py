@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Extend(Sglang):
+class SglangExtendPrefill(Sglang):
     """`extend_attention_fwd`: cached keys through a table of rows, then the new ones, causal among those."""
 
     name = "sglang.triton_extend"
@@ -34,7 +34,7 @@ class Extend(Sglang):
         return 8 * (sizes.keys + sizes.batch) + apart_bytes(sizes)
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        return _Extend(operands, out)
+        return _SglangExtendPrefill(operands, out)
 
 
 def cached_rows(o: MhaPrefillOperands) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,7 +46,7 @@ def cached_rows(o: MhaPrefillOperands) -> tuple[torch.Tensor, torch.Tensor]:
     return begins.to(o.k.device), torch.cat(rows).to(o.k.device)
 
 
-class _Extend(Extended):
+class _SglangExtendPrefill(Extended):
     def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor) -> None:
         super().__init__(operands, out)
         o = operands

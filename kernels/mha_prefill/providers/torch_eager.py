@@ -25,7 +25,7 @@ def attend(
     return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
 
 
-class _Naive(Prepared):
+class _NaivePrefill(Prepared):
     def call(self) -> None:
         import torch
 
@@ -44,7 +44,7 @@ class _Naive(Prepared):
                 self.out[rows] = attend(q, k, v, key > position, o.score_scale).transpose(0, 1)
 
 
-class Naive(Implementation):
+class NaivePrefill(Implementation):
     name = "torch.naive"
     requires = "torch"
 
@@ -57,4 +57,4 @@ class Naive(Implementation):
         return 4 * sizes.heads * (longest * (WIDTH + VALUE) * 2 + 3 * ROWS * row)
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        return _Naive(operands, out)
+        return _NaivePrefill(operands, out)

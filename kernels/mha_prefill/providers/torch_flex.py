@@ -19,7 +19,7 @@ BLOCK = 128  # rows of the mask's blocks, and keys
 SHAPES = 256  # that one process may compile for; torch's default is 8, and further ones would run unfused
 
 
-class _Compiled(Prepared):
+class _CompiledPrefill(Prepared):
     def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor) -> None:
         import torch
         from torch.nn.attention.flex_attention import flex_attention
@@ -111,4 +111,4 @@ class Compile(Implementation):
         return sizes.queries * (sizes.heads * 128 * 2 + 16) + blocks * 4 * 8
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        return _Compiled(operands, out)
+        return _CompiledPrefill(operands, out)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Extend(VllmCpu):
+class VllmExtendPrefill(VllmCpu):
     """`extend_attention_cpu` (SGLang's CPU kernel): cached keys through a table of rows, then the new ones,
     causal. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not. vLLM's
     backend AMX_MLA calls it absorbed, on the latents; SGLang's `intel_amx` backend as here, with heads."""
@@ -33,10 +33,10 @@ class Extend(VllmCpu):
         return table + apart_bytes(sizes)
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        return _Extend(operands, out, self.bind())
+        return _VllmExtendPrefill(operands, out, self.bind())
 
 
-class _Extend(Extended):
+class _VllmExtendPrefill(Extended):
     def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor, kernel: Callable) -> None:
         import torch
 

@@ -101,7 +101,7 @@ class _FlashVarlen(ConfiguredPrepared):
         fnuz_bits = interpreted and o.q.dtype == torch.float8_e4m3fnuz
         q, k, v = (t.view(torch.uint8) if fnuz_bits else t for t in (o.q, o.k, o.v))
         threads, run = lanes(config, target)
-        self.turn = Turn(o, threads, run) if config.turned else None
+        self.turn = FlashTurn(o, threads, run) if config.turned else None
         if self.turn:
             v = self.turn.turned.view(v.dtype)
 
@@ -149,7 +149,7 @@ class _FlashVarlen(ConfiguredPrepared):
             self.out.copy_(self.written)
 
 
-class Turn:
+class FlashTurn:
     """Values [S, heads, 128] -> [heads, 128, columns], a kernel of its own before the attention's.
 
     turned: uint8, FP8 codes as they are; sequence b begins at column (cu_k[b] // PAD + b) * PAD and is filled

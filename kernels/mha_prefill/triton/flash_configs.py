@@ -1,4 +1,4 @@
-"""The space of the Triton flash kernel's configurations, and what each asks of a device."""
+"""Configurations of the flash kernel: which there are for given sizes, and what each asks of a device."""
 
 from __future__ import annotations
 
@@ -62,8 +62,9 @@ def configurations(target: Target, sizes: MhaPrefillSizes) -> Iterator[FlashConf
     if target.kind == "rocm":
         # Eight warps are two waves of each SIMD without being told.
         tiles = [(64, 4, 0), (64, 4, 2), (128, 4, 0), (128, 4, 2), (128, 8, 0), (256, 8, 0)]
-        keys, instructions = (32, 64, 128) if fp8 else (32, 64), (16, 32)
-        stages = (1, 2) if target.arch == "gfx942" else (1, 2, 3)
+        keys: tuple[int, ...] = (32, 64, 128) if fp8 else (32, 64)
+        instructions: tuple[int, ...] = (16, 32)
+        stages: tuple[int, ...] = (1, 2) if target.arch == "gfx942" else (1, 2, 3)
     else:
         tiles = [(64, 4, 0), (128, 4, 0), (128, 8, 0)]
         keys, stages, instructions = (32, 64, 128), (2, 3, 4), (0,)

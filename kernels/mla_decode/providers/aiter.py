@@ -38,7 +38,7 @@ Q_SCALE = 1.0
 q lie near 30, a tenth of what either format holds."""
 
 
-class Asm(Aiter):
+class AsmMlaDecode(Aiter):
     """`mla_decode_fwd` without metadata: the sequence is split evenly, a Triton kernel combines. On an FP8
     cache the call rounds q to FP8 first, which engines fuse into the kernel before."""
 
@@ -89,7 +89,7 @@ class _Asm(Prepared):
         self.decode(**self.arguments)
 
 
-class AsmPersistent(Asm):
+class AsmPersistent(AsmMlaDecode):
     """`mla_decode_fwd` with the schedule of `get_mla_metadata_v1`, made before timing as an engine makes it
     once a step: as many work groups as compute units, each with its share of all tokens. AITER itself takes
     the other path on gfx950 with 16 heads and a bf16 cache from 32 sequences on."""

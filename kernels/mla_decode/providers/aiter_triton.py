@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Triton(Aiter):
+class AiterTritonMlaDecode(Aiter):
     """The segmented kernel, which multiplies whole pages, so that it gets a cache without NaN. q stays bf16,
     to which an FP8 cache is converted on the way."""
 
@@ -41,10 +41,10 @@ class Triton(Aiter):
         return partial + cache_bytes(sizes)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return _Triton(operands, out)
+        return _AiterTritonMlaDecode(operands, out)
 
 
-class _Triton(FiniteCache):
+class _AiterTritonMlaDecode(FiniteCache):
     def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor) -> None:
         super().__init__(operands, out)
         self.decode = find("aiter.ops.triton.attention.mla.mla_decode_fwd")

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     import torch
 
 
-class FlashAttention(vendor.FlashAttention):
+class FlashAttentionMlaDecode(vendor.FlashAttention):
     def fits(self, sizes: MlaDecodeSizes) -> Support:
         return need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}")
 
 
-class Fa3(FlashAttention, vendor.FlashAttention3):
+class FlashAttentionFa3MlaDecode(FlashAttentionMlaDecode, vendor.FlashAttention3):
     """`flash_attn_with_kvcache`, its schedule made before timing. With more than 64 heads it multiplies whole
     pages, so that it gets a cache without NaN."""
 
@@ -75,7 +75,7 @@ class _Fa3(OneToken, FiniteCache):
         self.answer = self.attend(**self.arguments)
 
 
-class Fa4(FlashAttention, vendor.FlashAttention4):
+class Fa4MlaDecode(FlashAttentionMlaDecode, vendor.FlashAttention4):
     """`flash_attn_varlen_func` of the CuTe DSL. It does not split a sequence, so that few of them leave most
     of the device idle. It is not known to mask values, so that it gets a cache without NaN."""
 

@@ -29,7 +29,7 @@ MIN_BLOCK = 32
 MOST_ON_GFX942 = 256
 
 
-class Triton(Sglang):
+class SglangTritonMlaDecode(Sglang):
     """`decode_attention_fwd`: split-KV in two kernels, as many splits for each sequence as SGLang's scheduler
     kernel says, which runs before timing. On an FP8 cache the softmax weights are rounded to FP8."""
 
@@ -46,10 +46,10 @@ class Triton(Sglang):
         return sizes.batch * sizes.heads * splits * (LATENT + 1) * 4
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return _Triton(operands, out)
+        return _SglangTritonMlaDecode(operands, out)
 
 
-class _Triton(Prepared):
+class _SglangTritonMlaDecode(Prepared):
     def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor) -> None:
         import torch
 

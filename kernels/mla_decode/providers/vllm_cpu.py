@@ -19,7 +19,7 @@ class Bf16Cache(VllmCpu):
         return need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}")
 
 
-class Vec(Bf16Cache):
+class VecMlaDecode(Bf16Cache):
     """`mla_decode_kvcache`, of the backend CPU_MLA: one thread per sequence, page 16 built in."""
 
     name = "vllm.vec"
@@ -33,22 +33,22 @@ class Vec(Bf16Cache):
         return Support.all_of(super().fits(sizes), divides)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return _Vec(operands, out, self.bind())
+        return _VecMlaDecode(operands, out, self.bind())
 
 
-class _Vec(Prepared):
+class _VecMlaDecode(Prepared):
     def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, kernel) -> None:
         super().__init__(operands, out)
         self.kernel = kernel
-        self.kv = operands.kv.view(-1, Vec.PAGE, WIDTH)
-        self.table = operands.split_pages(Vec.PAGE)
+        self.kv = operands.kv.view(-1, VecMlaDecode.PAGE, WIDTH)
+        self.table = operands.split_pages(VecMlaDecode.PAGE)
 
     def call(self) -> None:
         o = self.operands
         self.kernel(self.out, o.q, self.kv, o.scale, self.table, o.lengths)
 
 
-class Amx(Bf16Cache):
+class AmxMlaDecode(Bf16Cache):
     """`decode_attention_cpu` (SGLang's CPU kernel), of the backend AMX_MLA: split over the cache, with
     a combine. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not."""
 
@@ -72,10 +72,10 @@ class Amx(Bf16Cache):
         import torch
 
         splits = self.splits(max(operands.host_lengths), torch.get_num_threads())
-        return _Amx(operands, out, self.bind(), splits)
+        return _AmxMlaDecode(operands, out, self.bind(), splits)
 
 
-class _Amx(Prepared):
+class _AmxMlaDecode(Prepared):
     def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, kernel, splits: int) -> None:
         import torch
 

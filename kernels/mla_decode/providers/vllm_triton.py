@@ -25,7 +25,7 @@ MIN_WORK_PER_SPLIT = 512
 SPLITS_PER_UNIT = 2
 
 
-class Triton(Vllm):
+class VllmTritonMlaDecode(Vllm):
     """`decode_attention_fwd`: split-KV in two kernels. An FP8 cache is dequantised to bf16 on the way."""
 
     name = "vllm.triton"
@@ -40,10 +40,10 @@ class Triton(Vllm):
             "vllm.v1.attention.ops.triton_decode_attention.decode_attention_fwd",
             "vllm.attention.ops.triton_decode_attention.decode_attention_fwd",
         )
-        return SplitKv(operands, out, decode)
+        return VllmSplitKv(operands, out, decode)
 
 
-class SplitKv(Prepared):
+class VllmSplitKv(Prepared):
     """`decode_attention_fwd` of vLLM, or of a library that took it over."""
 
     def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, decode: Callable) -> None:

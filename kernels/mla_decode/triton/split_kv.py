@@ -17,7 +17,7 @@ from kernels.mla_decode.triton.split_kv_configs import (
     heuristic,
     tiles,
 )
-from kernels.mla_decode.triton.split_kv_plan import Plan, plan
+from kernels.mla_decode.triton.split_kv_plan import SplitPlan, plan
 from kernels.triton_runtime import ConfiguredPrepared, SuiteTriton, options
 from kernels.tuning import Demand, Target
 
@@ -29,7 +29,7 @@ WORTH_OF_HEAD = 4  # tokens: to write and read again what a head found moves abo
 COMBINE_VALUES = 8192  # partial values at once in a program of the combine: 64 registers per thread
 
 
-def plan_for(config: SplitKvConfig, units: int, lengths: Sequence[int], heads: int) -> Plan:
+def plan_for(config: SplitKvConfig, units: int, lengths: Sequence[int], heads: int) -> SplitPlan:
     programs = units * config.per_unit // config.blocks(heads)
     return plan(tuple(lengths), config.tokens, max(1, programs), WORTH_OF_HEAD * config.heads)
 
@@ -111,7 +111,7 @@ class SplitKv(SuiteTriton):
         return _SplitKv(operands, out, config, target, plan)
 
 
-def combine_columns(plan: Plan) -> int:
+def combine_columns(plan: SplitPlan) -> int:
     """Of a program of the combine."""
     return min(LATENT, COMBINE_VALUES // _power_of_2(plan.most))
 
@@ -130,7 +130,7 @@ class _SplitKv(ConfiguredPrepared):
         out: torch.Tensor,
         config: SplitKvConfig,
         target: Target,
-        plan: Plan,
+        plan: SplitPlan,
     ) -> None:
         import torch
         import triton.language as tl

@@ -1,4 +1,4 @@
-"""What a program of split-KV MLA decode may take at once, and what is taken by rule."""
+"""Configurations of split-KV MLA decode: what a program may take at once, and what is taken by rule."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def tiles(target: Target, heads: int) -> Iterator[SplitKvConfig]:
 
 
 @dataclass(frozen=True)
-class Rule:
+class SplitRule:
     """For blocks of few heads and of many; and where the cache is FP8."""
 
     few: SplitKvConfig
@@ -129,22 +129,22 @@ _INTERPRETED = (SplitKvConfig(16, 128, per_unit=2), SplitKvConfig(64, 128, per_u
 # 64, which products bound: the fastest instructions, and enough tokens a step that those do not wait for
 # shared memory. No spill on Triton 3.6 and 3.7, on gfx942 in 64 KB of it. By compiling, not by timing.
 HEURISTIC = {
-    "cuda": Rule(
+    "cuda": SplitRule(
         few=_FEW,
         many=SplitKvConfig(64, 64, warps=8, stages=2),
         few_fp8=_FEW,
         many_fp8=SplitKvConfig(64, 64, warps=8, stages=3),
     ),
-    "sm_100": Rule(
+    "sm_100": SplitRule(
         few=_FEW,
         many=SplitKvConfig(64, 32, warps=8, stages=3),
         few_fp8=SplitKvConfig(16, 16, per_unit=2, warps=4, stages=5),
         many_fp8=SplitKvConfig(32, 32, warps=8, stages=4),
     ),
-    "rocm": Rule(*_MI300, *_MI300),
+    "rocm": SplitRule(*_MI300, *_MI300),
     # 64 heads and 32 tokens of an FP8 cache spill on Triton 3.6.
-    "gfx950": Rule(*_MI350, _MI350[0], replace(_MI350[1], tokens=16)),
-    "cpu": Rule(*_INTERPRETED, *_INTERPRETED),
+    "gfx950": SplitRule(*_MI350, _MI350[0], replace(_MI350[1], tokens=16)),
+    "cpu": SplitRule(*_INTERPRETED, *_INTERPRETED),
 }
 FEW = 32  # heads
 

@@ -136,10 +136,10 @@ def test_a_fault_costs_nobody_else(faulty, name):
 WAITING = """
 import time
 from pathlib import Path
-from kernels.mla_decode.providers.torch_eager import Naive
+from kernels.mla_decode.providers.torch_eager import NaiveMlaDecode
 
 
-class Waiting(Naive):
+class Waiting(NaiveMlaDecode):
     op = "mla_decode"
     name = "waiting.kernel"  # in one worker with torch's
 

@@ -68,7 +68,7 @@ def interpret(text: str, scale: float = 1.0) -> list[bool]:
         return operands.replaced(q=operands.q.float(), kv=kv, kv_scale=operands.kv_scale * scale)
 
     out = OP.empty_output(sizes, "cpu").float()
-    prepared = vllm_triton.Triton().prepare(widened(0), out)
+    prepared = vllm_triton.VllmTritonMlaDecode().prepare(widened(0), out)
     right = []
     for live in (0, 1):
         prepared.load(widened(live).live_tensors())

@@ -19,7 +19,7 @@ def compile_command(target: str | None, op: str | None, json_to: str | None) -> 
     import json
 
     import kernels
-    from harness.catalogue.architectures import chosen
+    from harness.catalogue.architectures import select_architectures
     from harness.compile.survey import able, compiles
     from harness.errors import FAILED, OK, NothingRan
     from harness.files import write
@@ -27,7 +27,7 @@ def compile_command(target: str | None, op: str | None, json_to: str | None) -> 
     from harness.report.compile_table import compile_table
 
     ops = [choose_op(op).name] if op else list(kernels.OPS)
-    rows = compiles(ops, able(chosen(target)))
+    rows = compiles(ops, able(select_architectures(target)))
     if not rows:
         raise NothingRan(f"no case of {', '.join(ops)} is one that a Triton kernel takes")
     import triton

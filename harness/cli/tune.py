@@ -91,7 +91,7 @@ def _tune_offline(
     """Chooses by compiling, prints the choices, and stores them or holds them against what is stored; gives
     the exit code. whole: this process compiles all, not a part of it, whose choices wait for the others."""
     import kernels
-    from harness.catalogue.architectures import chosen as architectures
+    from harness.catalogue.architectures import select_architectures
     from harness.compile.survey import able
     from harness.errors import FAILED, OK, NothingRan
     from harness.plan.select import choose_op
@@ -99,7 +99,7 @@ def _tune_offline(
     from harness.tune.offline_choices import offline_choices
 
     rows, differences = [], []
-    targets = able(architectures(target))
+    targets = able(select_architectures(target))
     for name in [choose_op(request.op).name] if request.op else list(kernels.OPS):
         for architecture in targets:
             for result in offline_choices(kernels.OPS[name], request, architecture, _log):

@@ -121,13 +121,13 @@ def _effects(comparison: ArmComparison, run: Run) -> Iterator[str]:
         for arm, variables in run.arms.items()
         if run.flags.keys() <= variables.keys() and arm in cells
     }
-    floor = noise_floor(comparison.floor.found) if comparison.floor else math.inf
+    floor = noise_floor(comparison.floor.comparison) if comparison.floor else math.inf
     rows = [
         [
             e.kind,
             e.what,
-            ratio(e.found.ratio, e.found.low, e.found.high),
-            TOGETHER[e.found.verdict] if e.kind == "interaction" else e.found.verdict,
+            ratio(e.comparison.ratio, e.comparison.low, e.comparison.high),
+            TOGETHER[e.comparison.verdict] if e.kind == "interaction" else e.comparison.verdict,
         ]
         for e in effects(cells, settings, floor, run.confidence, run.margin)
     ]

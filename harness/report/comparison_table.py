@@ -39,7 +39,7 @@ def _origin(recorded: RecordedRun) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    speedup = ratio(row.found.ratio, row.found.low, row.found.high)
+    speedup = ratio(row.comparison.ratio, row.comparison.low, row.comparison.high)
     notes = []
     if not row.anchor:
         notes.append("absolute times: the anchor itself, or no anchor that did not change")
@@ -47,7 +47,7 @@ def _cells(row: Row) -> list[str]:
         notes.append("changed")
     if row.drift:
         notes.append("machine drift: it did not change and its time did")
-    verdict = row.found.verdict if row.anchor else ""
+    verdict = row.comparison.verdict if row.anchor else ""
     return [row.name, microseconds(row.a_us), microseconds(row.b_us), speedup, verdict, ", ".join(notes)]
 
 
@@ -58,5 +58,5 @@ def _conclusion(comparison: Compared) -> str:
     judged = [row for row in comparison.rows if row.anchor]
     if not judged:
         return "nothing can be judged: no implementation that did not change shares a case with another"
-    unclear = sum(row.found.verdict == "unclear" for row in judged)
+    unclear = sum(row.comparison.verdict == "unclear" for row in judged)
     return f"nothing regressed{f'; {unclear} of {len(judged)} unclear' if unclear else ''}"

@@ -193,11 +193,11 @@ def _speedup(comparisons: Sequence[ArmComparison], arm: str) -> _Speedup:
         for cell, verdict in comparison.others
         if cell.arm == arm and verdict
     ]
-    timed = [(anchor, verdict) for anchor, verdict in pairs if verdict.ratio is not None]
-    weights = [anchor.weight or 1.0 for anchor, _ in timed]
-    mean = math.exp(statistics.fmean((math.log(v.ratio) for _, v in timed), weights)) if timed else 0.0
+    logs = [(anchor, math.log(verdict.ratio)) for anchor, verdict in pairs if verdict.ratio is not None]
+    weights = [anchor.weight or 1.0 for anchor, _ in logs]
+    mean = math.exp(statistics.fmean((log for _, log in logs), weights)) if logs else 0.0
 
     def where(word: str) -> list[str]:
         return [anchor.case for anchor, verdict in pairs if verdict.verdict == word]
 
-    return _Speedup(mean, len(timed), where("faster"), where("slower"))
+    return _Speedup(mean, len(logs), where("faster"), where("slower"))

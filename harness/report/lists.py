@@ -6,7 +6,7 @@ Found without importing torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from tabulate import tabulate
 
@@ -59,7 +59,7 @@ def _ops(ops: Sequence[str], platform: Platform, suite_name: str | None) -> list
     return [
         {
             "op": op,
-            "sizes": ", ".join(kernels.OPS[op].Sizes.__dataclass_fields__),
+            "sizes": ", ".join(field.name for field in fields(kernels.OPS[op].Sizes)),
             "boundaries": ", ".join(kernels.OPS[op].boundaries),
             "implementations": len(kernels.implementations(op)),
             "baseline here": kernels.OPS[op].baseline[platform.kind],

@@ -8,7 +8,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from harness.report.text import micro
+from harness.report.text import microseconds
 from harness.serving.trace.classify import Phase
 from harness.serving.trace.result import Device, KernelTime, PerStep, Step, Times, Trace
 
@@ -92,10 +92,10 @@ def _per_step(trace: Trace, phase: Phase) -> str:
     rows = [
         [
             name,
-            micro(one.time_us),
+            microseconds(one.time_us),
             _percent(one.time_us, total),
             f"{one.calls:g}",
-            micro(one.exposed_us),
+            microseconds(one.exposed_us),
             _range(one),
         ]
         for name, one in found
@@ -107,7 +107,9 @@ def _per_step(trace: Trace, phase: Phase) -> str:
 
 
 def _range(one: PerStep) -> str:
-    return f"{micro(min(one.each_time_us))}..{micro(max(one.each_time_us))}" if one.steps > 1 else ""
+    if one.steps <= 1:
+        return ""
+    return f"{microseconds(min(one.each_time_us))}..{microseconds(max(one.each_time_us))}"
 
 
 def _steps(steps: Sequence[Step]) -> str:
@@ -255,7 +257,7 @@ def _short(name: str) -> str:
 
 
 def _us(ns: float) -> str:
-    return micro(ns / 1e3)
+    return microseconds(ns / 1e3)
 
 
 def _percent(part: float, whole: float) -> str:

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli.serving import serving
-from harness.cli.serving.compare import find
 from harness.errors import UsageError
 from harness.serving.compare.alike import compare
 from harness.serving.compare.quantity import Figure, of_run
+from harness.serving.compare.select import find
 from harness.serving.published.index import known_by_id
 from harness.serving.schema import Metric, Parallelism, Totals, Workload
 

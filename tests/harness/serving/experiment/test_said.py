@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.cli.serving.experiment import outcome
-from harness.cli.serving.ledger import show as show_ledger
+from harness.cli.serving.ledger import print_ledgers
 from harness.errors import FAILED
 from harness.serving.experiment.explain import by_class
 from harness.serving.experiment.schema import Replays
@@ -73,7 +73,7 @@ def test_a_kernel_swapped_in_is_no_other_op_s_for_its_name(tmp_path):
 def test_the_methods_stand_beside_each_other(tmp_path, capsys):
     conduct(tmp_path, Doubles(tmp_path)).run()
     capsys.readouterr()
-    show_ledger([str(tmp_path / "out")])
+    print_ledgers([str(tmp_path / "out")])
     text = capsys.readouterr().out
     line = next(one for one in text.splitlines() if one.startswith("tiny linears"))
     assert (
@@ -92,6 +92,6 @@ def test_without_an_observation_the_table_has_the_predictions(tmp_path, capsys):
     with pytest.raises(Killed):
         conduct(tmp_path, doubles).run()
     capsys.readouterr()
-    show_ledger([str(tmp_path / "out")])
+    print_ledgers([str(tmp_path / "out")])
     text = capsys.readouterr().out
     assert "not observed yet" in text and "+24" in text and "off by" not in text

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from harness.cli.serving.ledger import show
+from harness.cli.serving.ledger import print_ledgers
 from harness.errors import UsageError
 from harness.serving.ledger.bounds import least_share, most_worth, saved_per_call_us
 from harness.serving.ledger.ledger import (
@@ -192,11 +192,11 @@ def test_the_published_points():
 def test_the_table_and_its_json(tmp_path, capsys):
     path = tmp_path / "ledger.jsonl"
     ledger(path)
-    assert show([str(path)]) == 0
+    print_ledgers([str(path)])
     text = capsys.readouterr().out
     assert "64 -> 55.8 ms, -8.2 ms (-9.1..-7.3)" in text and "explained" in text and "replay: 1 expl" in text
-    assert show([str(path)], "-") == 0
+    print_ledgers([str(path)], "-")
     document = json.loads(capsys.readouterr().out)
     assert document["held"][0]["residual"] == pytest.approx(-0.2)
     with pytest.raises(UsageError, match="no such ledger"):
-        show([str(tmp_path / "none.jsonl")])
+        print_ledgers([str(tmp_path / "none.jsonl")])

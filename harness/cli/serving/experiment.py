@@ -24,7 +24,7 @@ from harness.serving.experiment.run import LEDGER, Conduct
 from harness.serving.experiment.spec import Experiment, read_experiment
 from harness.serving.experiment.stages import Stages
 from harness.serving.ledger.ledger import read, rows
-from harness.serving.ledger.residuals import held
+from harness.serving.ledger.residuals import residuals
 from shapes.models import read_model
 
 EXPERIMENTS = RESULTS / "experiments"
@@ -114,7 +114,7 @@ def outcome(experiment: Experiment, folder: Path, only: Sequence[str]) -> int:
     mine = [found.get(f"{experiment.name} {name}") for name in only]
     if any(row is None or not row.observations for row in mine):
         return FAILED
-    judged = [one for row in mine if row for one in held(row) if one.method == "replay"]
+    judged = [one for row in mine if row for one in residuals(row) if one.method == "replay"]
     return FAILED if any(one.verdict == "missed" for one in judged) else OK
 
 

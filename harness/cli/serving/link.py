@@ -18,7 +18,7 @@ from harness.files import write
 if TYPE_CHECKING:
     from harness.serving.ledger.bounds import ChangeBound
     from harness.serving.ledger.prediction import KernelChange
-    from harness.serving.link.closed_loop import Workload
+    from harness.serving.link.closed_loop import ClosedLoop
     from harness.serving.link.model import Link
     from shapes.attention import Parallel
 
@@ -157,7 +157,7 @@ def validate(model: Link, json_to: str | None) -> int:
 
 
 def _model(options: LinkOptions) -> Link:
-    from harness.serving.link.measured_times import own_times
+    from harness.serving.link.measured_times import read_measured_times
     from harness.serving.link.model import link as link_model
     from harness.serving.link.tables import read_tables
 
@@ -169,19 +169,19 @@ def _model(options: LinkOptions) -> Link:
         eager=options.launch == "eager",
         tables=read_tables(Path(options.tables)) if options.tables else None,
         exposure=_exposure(options.trace) if options.trace else None,
-        own=own_times(options.runs) if options.runs else None,
+        measured_times=read_measured_times(options.runs) if options.runs else None,
     )
 
 
-def _loads(options: LinkOptions) -> list[Workload]:
-    from harness.serving.link.closed_loop import Workload
+def _loads(options: LinkOptions) -> list[ClosedLoop]:
+    from harness.serving.link.closed_loop import ClosedLoop
 
     try:
         counts = [int(word) for word in options.concurrency.split(",")]
     except ValueError:
         raise UsageError(f"cannot read --concurrency {options.concurrency!r}; write 16 or 4,8,16") from None
     return [
-        Workload(
+        ClosedLoop(
             options.isl,
             options.osl,
             count,

@@ -1,4 +1,4 @@
-"""What `serving audit` is asked about: published documents by id, a user's files by path."""
+"""Selection of what is audited: published documents by id, a user's files by path."""
 
 from __future__ import annotations
 

@@ -164,9 +164,9 @@ def _section(title: str, texts: Sequence[tuple[ServingRun, str]], runs: int) -> 
 
 
 def _line(text: str, ids: Sequence[str], runs: int) -> str:
-    who = "all" if len(ids) == runs > 1 else ", ".join(ids[:NAMED])
-    who += f" and {len(ids) - NAMED} more" if len(ids) > NAMED and who != "all" else ""
-    whole = f"{who}: {' '.join(text.split())}"
+    subjects = "all" if len(ids) == runs > 1 else ", ".join(ids[:NAMED])
+    subjects += f" and {len(ids) - NAMED} more" if len(ids) > NAMED and subjects != "all" else ""
+    whole = f"{subjects}: {' '.join(text.split())}"
     return textwrap.fill(whole, WIDTH, initial_indent="  ", subsequent_indent="    ", **UNBROKEN)
 
 

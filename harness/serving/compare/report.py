@@ -7,15 +7,15 @@ import textwrap
 from dataclasses import asdict
 
 from harness.report.text import WIDTH
-from harness.serving.compare.alike import Compared
-from harness.serving.compare.quantity import Figure
+from harness.serving.compare.alike import QuantityComparison
+from harness.serving.compare.quantity import Quantity
 
 
-def as_json(comparison: Compared) -> str:
+def as_json(comparison: QuantityComparison) -> str:
     return json.dumps({**asdict(comparison), "ratio": comparison.ratio}, indent=1) + "\n"
 
 
-def as_text(a: Figure, b: Figure, comparison: Compared) -> str:
+def as_text(a: Quantity, b: Quantity, comparison: QuantityComparison) -> str:
     """Both numbers, normalised where they can be, and their ratio; or why they are not compared."""
     lines = []
     for name, quantity, side in (("A", a, comparison.a), ("B", b, comparison.b)):

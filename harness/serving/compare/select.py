@@ -8,7 +8,7 @@ from harness import archive
 from harness.errors import UsageError
 from harness.serving.audit.rows import sourced
 from harness.serving.clients.load import load
-from harness.serving.compare.quantity import Figure, of_run
+from harness.serving.compare.quantity import Quantity, quantity_of_run
 from harness.serving.published.documents import Claim
 from harness.serving.published.index import known_by_id, published_configurations, published_corpus
 from harness.serving.schema import Metric, ServingRun
@@ -66,7 +66,7 @@ def default_metric(a: ServingRun | Claim, b: ServingRun | Claim) -> str:
     return next((name for name in names if name in left & right), next(iter(left), "throughput"))
 
 
-def quantity_of(source: ServingRun | Claim, name: str, wanted: str) -> Figure:
+def quantity_of(source: ServingRun | Claim, name: str, wanted: str) -> Quantity:
     """Its metric `NAME`, or `NAME:WHICH`, WHICH being a statistic or a kind of tokens."""
     if isinstance(source, Claim):
         return _of_claim(source, name, wanted)
@@ -82,7 +82,7 @@ def quantity_of(source: ServingRun | Claim, name: str, wanted: str) -> Figure:
     order = ("output", "total", "unknown", "mean", "median")
     rank = {word: i for i, word in enumerate(order)}
     best = min(alike, key=lambda m: min(rank.get(m.tokens, 9), rank.get(m.statistic, 9)))
-    return of_run(source, best)
+    return quantity_of_run(source, best)
 
 
 def _kinds(metric: Metric) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ def _kinds(metric: Metric) -> tuple[str, ...]:
     return (metric.tokens,) if sums else (metric.tokens, metric.statistic)
 
 
-def _of_claim(claim: Claim, name: str, wanted: str) -> Figure:
+def _of_claim(claim: Claim, name: str, wanted: str) -> Quantity:
     """What its document leaves open is taken from the row that it prints, or from its source."""
     metric, _, which = wanted.partition(":")
     if claim.metric is None or claim.metric.name != metric:

@@ -1,4 +1,4 @@
-"""What can be said without a model: of one change, from one observation or one share."""
+"""Bounds without a model: of one change, from one observation or one share."""
 
 from __future__ import annotations
 

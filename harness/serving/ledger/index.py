@@ -8,13 +8,13 @@ from pathlib import Path
 from harness import archive
 from harness.errors import UsageError
 from harness.paths import RESULTS
-from harness.serving.ledger.ledger import Row, read, rows
-from harness.serving.ledger.published import published
+from harness.serving.ledger.ledger import LedgerRow, read, rows
+from harness.serving.ledger.published import published_rows
 
 NAME = "ledger.jsonl"
 
 
-def known_rows(files: Sequence[str]) -> Iterator[Row]:
+def known_rows(files: Sequence[str]) -> Iterator[LedgerRow]:
     """Those of the files, or folders, named; without names all that there are. Raises UsageError."""
     paths = [Path(name) for name in files] or sorted(RESULTS.glob(f"**/{NAME}"))
     for path in paths:
@@ -25,4 +25,4 @@ def known_rows(files: Sequence[str]) -> Iterator[Row]:
         archive.verify(path.parent)
         yield from rows(read(path), str(shown))
     if not files:
-        yield from published()
+        yield from published_rows()

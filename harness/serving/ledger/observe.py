@@ -10,8 +10,8 @@ from pathlib import Path
 from harness.errors import UsageError
 from harness.serving.clients.load import load
 from harness.serving.compare.alike import compare
-from harness.serving.compare.quantity import of_run
-from harness.serving.ledger.ledger import Explained, Observation, Observed, append, read, rows
+from harness.serving.compare.quantity import quantity_of_run
+from harness.serving.ledger.ledger import ExplanationEntry, Observation, ObservationEntry, append, read, rows
 from harness.serving.schema import ServingRun
 from harness.statistics.intervals import mean_half_width
 
@@ -45,9 +45,9 @@ def observe(
     if not observations:
         raise UsageError(f"none of {', '.join(quantities)} is in all of these runs")
     for observed in observations:
-        append(ledger, Observed(row=row_id, observation=observed))
+        append(ledger, ObservationEntry(row=row_id, observation=observed))
     if explanation:
-        append(ledger, Explained(row=row_id, text=explanation))
+        append(ledger, ExplanationEntry(row=row_id, text=explanation))
 
 
 def _runs(files: Sequence[str]) -> list[ServingRun]:
@@ -63,7 +63,7 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
         a, b = (run.metric(name, statistic, tokens) for run in pair)
         if a is None or b is None:
             return None
-        compared = compare(of_run(pair[0], a), of_run(pair[1], b))
+        compared = compare(quantity_of_run(pair[0], a), quantity_of_run(pair[1], b))
         if compared.verdict != "alike":
             why = "; ".join(reason.text for reason in compared.reasons) or "they need normalising"
             raise UsageError(f"{pair[0].id} and {pair[1].id} are not alike in {quantity}: {why}")

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 from tabulate import tabulate
 
-from harness.serving.ledger.ledger import Row
+from harness.serving.ledger.ledger import LedgerRow
 from harness.serving.ledger.methods_table import is_wide, wide_table
 from harness.serving.ledger.prediction import KernelChange
-from harness.serving.ledger.residuals import Held, held
+from harness.serving.ledger.residuals import Residual, residuals
 
 COLUMNS = ["row", "change", "quantity", "observed", "method", "predicted", "residual", "", "verdict"]
 EXPLAINED = """
@@ -23,23 +23,23 @@ from none, or it is under 3 % of the value before. blind: the prediction was wri
 observation. A bound says what one change alone can give at most."""
 
 
-def as_json(rows: Sequence[Row]) -> str:
-    judged = [residual.model_dump() for row in rows for residual in held(row)]
+def as_json(rows: Sequence[LedgerRow]) -> str:
+    documents = [residual.model_dump() for row in rows for residual in residuals(row)]
     return (
-        json.dumps({"rows": [row.model_dump() for row in rows], "held": judged}, indent=1, allow_nan=False)
+        json.dumps({"rows": [row.model_dump() for row in rows], "held": documents}, indent=1, allow_nan=False)
         + "\n"
     )
 
 
-def as_text(rows: Sequence[Row]) -> str:
+def as_text(rows: Sequence[LedgerRow]) -> str:
     """A table a ledger, how many of each verdict, and what the columns say."""
     ledgers = dict.fromkeys(row.ledger for row in rows)
     blocks = [_block(ledger, [row for row in rows if row.ledger == ledger]) for ledger in ledgers]
-    judged = [residual for row in rows for residual in held(row)]
-    return "\n".join([*blocks, summary(judged), EXPLAINED])
+    all_residuals = [residual for row in rows for residual in residuals(row)]
+    return "\n".join([*blocks, summary(all_residuals), EXPLAINED])
 
 
-def _block(ledger: str, rows: Sequence[Row]) -> str:
+def _block(ledger: str, rows: Sequence[LedgerRow]) -> str:
     lines = [ledger]
     if wide := [row for row in rows if is_wide(row)]:
         lines.append(wide_table(wide))
@@ -52,16 +52,16 @@ def _block(ledger: str, rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def summary(judged: Sequence[Held]) -> str:
+def summary(all_residuals: Sequence[Residual]) -> str:
     """How many of each verdict, by method: the misses are counted like the rest."""
     by_method: dict[str, Counter[str]] = {}
-    for residual in judged:
+    for residual in all_residuals:
         by_method.setdefault(residual.method, Counter())[residual.verdict] += 1
     lines = [f"{method}: {', '.join(f'{n} {v}' for v, n in c.items())}" for method, c in by_method.items()]
     return "\n".join(lines) or "no prediction has an observation yet"
 
 
-def _explanations(rows: Sequence[Row]) -> dict[str, list[str]]:
+def _explanations(rows: Sequence[LedgerRow]) -> dict[str, list[str]]:
     """Each text once, with the rows that it is about."""
     texts: dict[str, list[str]] = {}
     for row in rows:
@@ -70,8 +70,8 @@ def _explanations(rows: Sequence[Row]) -> dict[str, list[str]]:
     return texts
 
 
-def _lines(row: Row) -> Iterator[list[str]]:
-    judged = held(row)
+def _lines(row: LedgerRow) -> Iterator[list[str]]:
+    judgements = residuals(row)
     head = [row.id, ", ".join(_change(change) for change in row.changes)]
     if not row.observations:
         for entry in row.predictions:
@@ -79,14 +79,14 @@ def _lines(row: Row) -> Iterator[list[str]]:
             yield [*head, p.quantity, "not observed yet", p.method, _value(p.change, p.low, p.high, p.unit)]
             head = ["", ""]
     for line in row.observations:
-        seen = line.observation
-        mine = [h for h in judged if h.quantity == seen.quantity]
-        change = _value(seen.change, seen.low, seen.high, seen.unit)
-        numbers = f"{seen.before:g} -> {seen.after:g} {seen.unit}, {change}"
-        if not mine:
-            yield [*head, seen.quantity, numbers, "none", "", "", "", "no prediction"]
-        for number, h in enumerate(mine):
-            cells = [seen.quantity, numbers] if number == 0 else ["", ""]
+        observed = line.observation
+        of_quantity = [h for h in judgements if h.quantity == observed.quantity]
+        change = _value(observed.change, observed.low, observed.high, observed.unit)
+        numbers = f"{observed.before:g} -> {observed.after:g} {observed.unit}, {change}"
+        if not of_quantity:
+            yield [*head, observed.quantity, numbers, "none", "", "", "", "no prediction"]
+        for number, h in enumerate(of_quantity):
+            cells = [observed.quantity, numbers] if number == 0 else ["", ""]
             residual = "" if h.residual is None else f"{h.residual:+.3g} {h.unit}"
             part = "" if h.relative is None else f"{h.relative:+.0%}"
             verdict = h.verdict + (", blind" if h.blind else "")

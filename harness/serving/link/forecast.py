@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import UsageError
-from harness.serving.ledger.ledger import Opened, Predicted, Setting, append, read
+from harness.serving.ledger.ledger import ChangeEntry, PredictionEntry, Setting, append, read
 from harness.serving.ledger.prediction import KernelChange, Prediction
-from harness.serving.link.closed_loop import Workload
+from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.inverse import Need, needs
 from harness.serving.link.model import Link
 from harness.serving.link.predictions import Outlook, outlook, predict
-from harness.serving.schema import Workload as Load
+from harness.serving.schema import OfferedLoad
 
 
 @dataclass(frozen=True)
 class Forecast:
     """predictions: of all changes together, empty where there is none"""
 
-    load: Workload
+    load: ClosedLoop
     outlook: Outlook
     predictions: tuple[Prediction, ...]
     needs: tuple[Need, ...]
 
 
 def forecast(
-    link: Link, load: Workload, changes: Sequence[KernelChange], target_tpot_ms: float | None
+    link: Link, load: ClosedLoop, changes: Sequence[KernelChange], target_tpot_ms: float | None
 ) -> Forecast:
     expected = outlook(link, load)
     predictions = predict(link, load, changes) if changes else ()
@@ -52,9 +52,9 @@ def record(
             gpus=link.gpus,
             engine=link.engine,
             model="DeepSeek-R1",
-            workload=Load(input_len=load.isl, output_len=load.osl, concurrency=load.concurrency),
+            workload=OfferedLoad(input_len=load.isl, output_len=load.osl, concurrency=load.concurrency),
             note=link.structure.parallel.text,
         )
-        append(ledger, Opened(row=name, changes=tuple(changes), setting=setting))
+        append(ledger, ChangeEntry(row=name, changes=tuple(changes), setting=setting))
         for prediction in each.predictions:
-            append(ledger, Predicted(row=name, prediction=prediction))
+            append(ledger, PredictionEntry(row=name, prediction=prediction))

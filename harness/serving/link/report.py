@@ -10,13 +10,13 @@ from tabulate import tabulate
 
 from harness.serving.ledger.bounds import ChangeBound
 from harness.serving.ledger.prediction import Part, Prediction
-from harness.serving.link.closed_loop import Workload
+from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.forecast import Forecast
 from harness.serving.link.inverse import Need
 from harness.serving.link.model import Link
 from harness.serving.link.predictions import Outlook, Value
 from harness.serving.link.uncertainty import interval
-from harness.serving.link.validation import CALIBRATION, Row, Summary
+from harness.serving.link.validation import CALIBRATION, ValidationRow, ValidationSummary
 
 NEGLIGIBLE = 0.002  # share of TPOT
 NAMED_SOURCES = 8
@@ -91,12 +91,12 @@ def bounds_text(bounds: Sequence[ChangeBound]) -> str:
     return "\n".join(["bounds, without a model:", *lines])
 
 
-def validation_json(series: Sequence[tuple[Summary, Sequence[Row]]]) -> str:
+def validation_json(series: Sequence[tuple[ValidationSummary, Sequence[ValidationRow]]]) -> str:
     document = [{**asdict(summary), "rows": [_row_json(row) for row in rows]} for summary, rows in series]
     return json.dumps({"series": document}, indent=1) + "\n"
 
 
-def _row_json(row: Row) -> dict[str, object]:
+def _row_json(row: ValidationRow) -> dict[str, object]:
     return {
         "concurrency": row.point.load.concurrency,
         "measured": {k: v for k, v in asdict(row.point).items() if k != "load"},
@@ -109,7 +109,7 @@ def _row_json(row: Row) -> dict[str, object]:
     }
 
 
-def heading(model: Link, load: Workload) -> str:
+def heading(model: Link, load: ClosedLoop) -> str:
     fitted = model.fitted(model.world())
     low, high = interval(fitted.kappa)
     parallel = model.structure.parallel.text
@@ -178,7 +178,7 @@ def changes_text(forecasts: Sequence[Forecast], what_if: Sequence[str]) -> str:
     return f"what if {', '.join(what_if)}:\n{table}"
 
 
-def sources_text(load: Workload, prediction: Prediction) -> str:
+def sources_text(load: ClosedLoop, prediction: Prediction) -> str:
     parts = _table([_part(p) for p in prediction.parts], ["part of the change of TPOT", "ms (90 %)", "from"])
     sources = _table(
         [_part(p) for p in prediction.uncertainty[:NAMED_SOURCES]], ["uncertain alone", "ms (90 %)", "from"]
@@ -224,7 +224,7 @@ def remarks(model: Link, forecast: Forecast) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def series_text(summary: Summary, rows: Sequence[Row]) -> str:
+def series_text(summary: ValidationSummary, rows: Sequence[ValidationRow]) -> str:
     lines = [
         [
             row.point.load.concurrency,

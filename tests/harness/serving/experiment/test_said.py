@@ -9,7 +9,7 @@ from harness.cli.serving.ledger import print_ledgers
 from harness.errors import FAILED
 from harness.serving.experiment.explain import by_class
 from harness.serving.experiment.schema import Replays
-from harness.serving.ledger.ledger import Explained
+from harness.serving.ledger.ledger import ExplanationEntry
 from harness.serving.replay.schema import Arm, Replay
 from tests.support.serving_experiments import TEXT, Doubles, Killed, conduct, experiment, ledger
 
@@ -19,7 +19,7 @@ def test_a_miss_is_explained_by_the_trace_of_the_swapped_arm(tmp_path):
     conduct(tmp_path, doubles).run(["linears"])
     row = ledger(tmp_path)["tiny linears"]
     [one] = row.explanations
-    assert isinstance(one, Explained) and doubles.asked[-2:] == ["trace linears-base", "trace linears"]
+    assert isinstance(one, ExplanationEntry) and doubles.asked[-2:] == ["trace linears-base", "trace linears"]
     assert one.evidence == ("linears-base.gz", "linears.gz")
     assert "itl -3.99 ms" in one.text and "(-50%)" in one.text
     # Replayed: +12, no copies left (-1); traced: 5 and 4 ms after 8 and 2 at half the speed.

@@ -10,7 +10,7 @@ from harness.cli.serving import serving
 from harness.errors import UsageError
 from harness.serving.ledger.ledger import read, rows
 from harness.serving.ledger.observe import observe, t_interval
-from harness.serving.ledger.residuals import held
+from harness.serving.ledger.residuals import residuals
 from tests.support.paths import SERVING_DATA
 
 EXAMPLE = SERVING_DATA / "vllm_serve_pd_ratio.json"
@@ -40,7 +40,7 @@ def test_predicted_then_observed(tmp_path, ledger, capsys):
     files = [f"--{side}={name}" for side, names in (("before", before), ("after", after)) for name in names]
     serving(["observe", str(ledger), "moe", *files], standalone_mode=False)
     [row] = rows(read(ledger))
-    found = {one.quantity: one for one in held(row)}
+    found = {one.quantity: one for one in residuals(row)}
     assert set(found) == {"tpot", "ttft", "output_throughput"}
     tpot = found["tpot"]
     assert tpot.blind and tpot.verdict == "explained" and tpot.observed == pytest.approx(-5.083, abs=0.001)

@@ -1,4 +1,4 @@
-"""Validation of the model against measurements: leave-one-out where it was calibrated, and where it was not."""
+"""Validation of the model against measurements: leave-one-out where it was calibrated, plainly elsewhere."""
 
 from __future__ import annotations
 

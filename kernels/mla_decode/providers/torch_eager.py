@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import KV_BYTES, LATENT, WIDTH, Sizes
+from kernels.mla_decode.sizes import KV_BYTES, LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Implementation, Prepared
 from kernels.platform import Platform
 from kernels.support import Support
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class _Padded(Prepared):
+class _PaddedMlaDecode(Prepared):
     """Gathers the paged cache into [batch, longest, 576]; places past a length repeat the first token,
     whose value is finite, and are masked."""
 
@@ -39,7 +39,7 @@ def _attend(
     return scores.softmax(-1) @ rows[..., :LATENT]
 
 
-class _Attend(_Padded):
+class _Attend(_PaddedMlaDecode):
     function = staticmethod(_attend)
 
     def call(self) -> None:
@@ -47,14 +47,14 @@ class _Attend(_Padded):
         self.out.copy_(self.function(o.q, o.kv, self.slots, self.valid, o.scale, o.kv_scale))
 
 
-class Naive(Implementation):
+class NaiveMlaDecode(Implementation):
     name = "torch.naive"
     requires = "torch"
 
     def available(self, platform: Platform) -> Support:
         return platform.library("torch")
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         longest = sizes.batch * max(sizes.lengths())
         return longest * (WIDTH * (4 + 4 + 2) + sizes.heads * 4 * 4 + 8)
 
@@ -62,7 +62,7 @@ class Naive(Implementation):
         return _Attend(operands, out)
 
 
-class Compiled(Naive):
+class CompiledMlaDecode(NaiveMlaDecode):
     name = "torch.compile"
     requires = "torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)"
 
@@ -77,7 +77,7 @@ class Compiled(Naive):
         return prepared
 
 
-class _Sdpa(_Padded):
+class _SdpaMlaDecode(_PaddedMlaDecode):
     """One scaled_dot_product_attention for the batch. Heads stand as the query rows of one head, so
     that the cache is read once and not once per head; the value keeps all 576 columns, because the
     flash kernels want one head size, and the last 64 are dropped."""
@@ -101,13 +101,13 @@ class _Sdpa(_Padded):
         self.out.copy_(attended[:, 0, :, :LATENT])
 
 
-class Sdpa(Naive):
+class SdpaMlaDecode(NaiveMlaDecode):
     name = "torch.sdpa"
     requires = "torch"
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         slots = sizes.batch * max(sizes.lengths())
         return slots * (WIDTH * KV_BYTES[sizes.kv] + (WIDTH * 6 if sizes.kv == "fp8" else 0) + 8 + 1)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return _Sdpa(operands, out)
+        return _SdpaMlaDecode(operands, out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, WIDTH, Sizes
+from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Prepared
 from kernels.support import Support, need
 from kernels.vendor import VllmCpu
@@ -15,40 +15,40 @@ if TYPE_CHECKING:
 
 
 class Bf16Cache(VllmCpu):
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MlaDecodeSizes) -> Support:
         return need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}")
 
 
-class Vec(Bf16Cache):
+class VecMlaDecode(Bf16Cache):
     """`mla_decode_kvcache`, of the backend CPU_MLA: one thread per sequence, page 16 built in."""
 
     name = "vllm.vec"
-    requires = "vLLM's CPU build, AVX-512"
+    requires = "vLLM's CPU build, AVX-512 with bf16"
     kernel = "mla_decode_kvcache"
 
     PAGE = 16
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MlaDecodeSizes) -> Support:
         divides = need(sizes.page % self.PAGE == 0, f"needs a page that is a multiple of {self.PAGE}")
         return Support.all_of(super().fits(sizes), divides)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return _Vec(operands, out, self.bind())
+        return _VecMlaDecode(operands, out, self.bind())
 
 
-class _Vec(Prepared):
+class _VecMlaDecode(Prepared):
     def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, kernel) -> None:
         super().__init__(operands, out)
         self.kernel = kernel
-        self.kv = operands.kv.view(-1, Vec.PAGE, WIDTH)
-        self.table = operands.split_pages(Vec.PAGE)
+        self.kv = operands.kv.view(-1, VecMlaDecode.PAGE, WIDTH)
+        self.table = operands.split_pages(VecMlaDecode.PAGE)
 
     def call(self) -> None:
         o = self.operands
         self.kernel(self.out, o.q, self.kv, o.scale, self.table, o.lengths)
 
 
-class Amx(Bf16Cache):
+class AmxMlaDecode(Bf16Cache):
     """`decode_attention_cpu` (SGLang's CPU kernel), of the backend AMX_MLA: split over the cache, with
     a combine. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not."""
 
@@ -65,17 +65,17 @@ class Amx(Bf16Cache):
             ideal *= 2
         return min(ideal, threads * self.SPLITS_PER_THREAD)
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         return sizes.batch * sizes.heads * 64 * (LATENT + 1) * 4 + sizes.tokens * 4
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         import torch
 
         splits = self.splits(max(operands.host_lengths), torch.get_num_threads())
-        return _Amx(operands, out, self.bind(), splits)
+        return _AmxMlaDecode(operands, out, self.bind(), splits)
 
 
-class _Amx(Prepared):
+class _AmxMlaDecode(Prepared):
     def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, kernel, splits: int) -> None:
         import torch
 

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.catalogue.architectures import Architecture, architectures
 from harness.errors import NothingRan, UsageError
@@ -96,8 +96,8 @@ def tile(config: str) -> str:
     return ", ".join([*([sizes] if sizes else []), *options])
 
 
-def span(group: Sequence[dict[str, Any]], name: str, unit: int = 1) -> str:
-    low, high = (f"{end(one[name] for one in group) / unit:.3g}" for end in (min, max))
+def span(group: Sequence[JsonObject], name: str, unit: int = 1) -> str:
+    low, high = (f"{end(row[name] for row in group) / unit:.3g}" for end in (min, max))
     return low if low == high else f"{low}-{high}"
 
 

@@ -9,9 +9,10 @@ import fnmatch
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import kernels
+from harness.files import JsonObject
 from kernels.platform import Platform
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Test:
     verdict: str
 
 
-def examine(document: dict[str, Any], here: Platform, cells: Sequence[tuple[str, Cell]]) -> list[Test]:
+def examine(document: JsonObject, here: Platform, cells: Sequence[tuple[str, Cell]]) -> list[Test]:
     """cells: (run, cell) of any runs; each is used for the architecture that it was measured on."""
     tests = []
     for claim in document["claims"]:

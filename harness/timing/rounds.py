@@ -20,6 +20,11 @@ Turn = Callable[[], float]
 MAX_DISTURBED, ENOUGH_ROUNDS = 0.5, 30
 
 
+def mostly_disturbed(disturbed: int, made: int) -> bool:
+    """Whether so many rounds were made, and most of them disturbed, that others would be no better."""
+    return made >= ENOUGH_ROUNDS and disturbed > MAX_DISTURBED * made
+
+
 def _nothing(*_: object) -> None:
     pass
 
@@ -173,4 +178,4 @@ class Rounds:
     @property
     def useless(self) -> bool:
         """So many rounds were disturbed that more of them are not worth their time."""
-        return self.made >= ENOUGH_ROUNDS and self.mostly_disturbed
+        return mostly_disturbed(len(self.disturbed), self.made)

@@ -38,7 +38,7 @@ class Compiling:
     """Judges candidates of one implementation for one architecture, each launch compiled once.
 
     shard: only this part is compiled; candidates that wait for other parts stay unjudged
-    said:  told what is being done, in words
+    log:   is told what is being done, in words
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Compiling:
         implementation: SuiteTriton,
         architecture: Architecture,
         shard: Shard = (1, 1),
-        said: Callable[[str], None] = lambda _: None,
+        log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.op = kernels.OPS[implementation.op]
         self.implementation, self.architecture = implementation, architecture
-        self.shard, self.said = shard, said
+        self.shard, self.log = shard, log
         self.on = peaks(architecture)
         self.operands: dict[str, Any] = {}
         self.compiled: dict[tuple[str, str], Compiled | None] = {}
@@ -70,7 +70,7 @@ class Compiling:
         search.run(searches, self.judge)
 
     def judge(self, batch: list[tuple[Search, Candidate]]) -> None:
-        self.said(f"{len(batch)} candidates")
+        self.log(f"{len(batch)} candidates")
         told = [(case, one, self._launches(case, one)) for case, one in batch]
         self._compile(launch for _, _, found in told if not isinstance(found, str) for launch in found)
         for case, one, found in told:
@@ -101,7 +101,7 @@ class Compiling:
         at, of = self.shard
         keys = {name: key_of(launch) for name, launch in new.items()}
         own = {name: launch for name, launch in new.items() if int(keys[name], 16) % of == at - 1}
-        found = compile_all(list(own.values()), lambda i, n: self.said(f"{i} of {n} compiled"))
+        found = compile_all(list(own.values()), lambda i, n: self.log(f"{i} of {n} compiled"))
         figures = {name: recall(key) for name, key in keys.items() if name not in own}
         figures |= dict(zip(own, found, strict=True))
         self.compiled |= {name: self._judged(launch, figures[name]) for name, launch in new.items()}
@@ -116,16 +116,16 @@ def _name(launch: KernelLaunch) -> tuple[str, str]:
     return launch.kernel, launch.data
 
 
-class Progress:
+class CompileProgress:
     """A line on stderr now and then, that says where and what."""
 
-    SAID_S = 10.0
+    EVERY_S = 10.0
 
     def __init__(self, where: str) -> None:
         self.where, self.last = where, time.monotonic()
 
     def __call__(self, what: str) -> None:
-        if time.monotonic() - self.last > self.SAID_S:
+        if time.monotonic() - self.last > self.EVERY_S:
             self.last = time.monotonic()
             print(f"{self.where}: {what}", file=sys.stderr, flush=True)
 

@@ -14,14 +14,15 @@ import kernels
 from harness.errors import FAILED, OK, NothingRan, UsageError
 from harness.files import require_writable, write
 from harness.machine.cpu_threads import default_threads
+from harness.machine.device import choose_device
 from harness.plan.budget import parse_seconds
-from harness.run.execute import say_busy, watched
+from harness.run.device import own_device
 from harness.serving.replay.memory import fitted
 from harness.serving.replay.replay import BASE, Plan, replay, require_known
 from harness.serving.replay.schema import Replay, Timed
 from harness.serving.replay.step import Step, called_ops
 from kernels.op import Op
-from kernels.platform import Platform, detect
+from kernels.platform import Platform
 from shapes.attention import Parallel
 from shapes.models import ModelConfig, model, read_model
 
@@ -50,15 +51,13 @@ def show(
 ) -> int:
     """Replays one step for each batch size and prints what each swap changes."""
     require_writable(json_to, None)
-    try:
-        platform = detect(device)
-    except LookupError as error:
-        raise NothingRan(str(error)) from None
+    platform = choose_device(device)
     arms = read_arms(platform, base, swap)
     rank = read_rank(model_name)
     found = []
-    with watched(platform) as (monitor, busy):
-        say_busy(busy, False)
+    with own_device(platform) as own:
+        for line in own.busy:
+            print(f"note: {line}", file=sys.stderr)
         for size in _numbers(batch, "--batch"):
             step = read_step(rank, tp, phase, size, ctx, new, routing, page or _page(platform), kv)
             require_known(arms, step)
@@ -72,7 +71,7 @@ def show(
                 blocks=blocks,
                 seed=seed,
             )
-            one = replay(plan, platform, monitor)
+            one = replay(plan, platform, own.monitor)
             one = one.model_copy(update={"notes": (*note, *one.notes)})
             found.append(one)
             print("\n" + table(one), file=sys.stderr if json_to == "-" else sys.stdout, flush=True)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import kernels
-from harness.errors import HarnessError, NothingRan
+from harness.errors import HarnessError
+from harness.machine.device import choose_device
 from harness.paths import ROOT
 from harness.serving.experiment.schema import Served
 from harness.serving.experiment.spec import Replay as Settings
@@ -58,15 +59,11 @@ class LocalBench:
         self.environment = {name: os.environ.get(name) for name in ALLOCATOR} | dict(environment)
 
     def replay(self, step: Step, name: str, base: Choices, chosen: Choices) -> Replay:
-        from harness.run.execute import watched
+        from harness.run.device import own_device
         from harness.serving.replay.replay import BASE, DECOMPOSED, Plan, replay
-        from kernels.platform import detect
 
         settings, prefill = self.settings, step.phase == "prefill"
-        try:
-            platform = detect(settings.device or None)
-        except LookupError as error:
-            raise NothingRan(str(error)) from None
+        platform = choose_device(settings.device or None)
         plan = Plan(
             step,
             {BASE: base, name: chosen},
@@ -79,8 +76,8 @@ class LocalBench:
             keep_disturbed=self.keep_disturbed,
             environment=self.environment,
         )
-        with watched(platform) as (monitor, _):
-            return replay(plan, platform, monitor, self.say)
+        with own_device(platform) as own:
+            return replay(plan, platform, own.monitor, self.say)
 
     def serving(self, step: Step, base: Choices, chosen: Choices, budget_s: float, folder: Path) -> Served:
         cases = _cases(step, base, chosen)

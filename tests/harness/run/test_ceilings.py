@@ -17,7 +17,7 @@ from harness.run.case import Measured
 from harness.run.ceilings import ceilings, measured, stored
 from harness.run.cells import Yardsticks, build_cells
 from harness.timing.rounds import Round, Rounds
-from harness.workers.child import meter
+from harness.workers.child import METER, meter
 from harness.workers.child.meter import MIB, Meter, buffer_bytes
 from harness.workers.child.timers.base import Program, Turn
 from kernels.op import Work
@@ -212,7 +212,7 @@ class Fake:
     measures: list[dict]
 
     def __init__(self, role: str, environment: dict[str, str], log: object) -> None:
-        assert role == "meter"
+        assert role == METER
         self.kill = lambda: None
 
     def ask(self, request: str, deadline: float, **arguments: object) -> object:

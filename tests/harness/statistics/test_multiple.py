@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import MISSING, fields
 
 import pytest
 
@@ -15,8 +14,7 @@ from harness.plan.rotation import Rotation
 from harness.results import read
 from harness.results.schema import CaseDone, Cell, Record
 from harness.run.case import Measured
-from harness.run.cells import Yardsticks, build_cells
-from harness.run.session import Session
+from harness.run.cells import Yardsticks, build_cells, build_records
 from harness.statistics.multiple import JointVerdict, joint_verdicts
 from harness.timing.interleaved import measure
 from harness.timing.rounds import Policy, Rounds
@@ -150,11 +148,8 @@ def test_verdicts_of_groups_are_redone_from_the_record():
 
     broken.fail("error", "it broke")
     nothing = Measured(case, [broken], Rotation("warm", 1, 0, 0, False))
-    run = Session(
-        **dict.fromkeys(f.name for f in fields(Session) if f.default is MISSING)
-        | {"platform": Platform("cpu", "x86"), "yardsticks": Yardsticks(None, None, 0.95), "left_out": []}
-    )
-    records = run._records(case, [group(one, 1.0, 5), nothing, group(two, 2.0, 4)])
+    parts = [group(one, 1.0, 5), nothing, group(two, 2.0, 4)]
+    records, _ = build_records(case, parts, Platform("cpu", "x86"), Yardsticks(None, None, 0.95))
     redone = redo(records)
     assert [v.about for v, _ in redone].count("A/A") == 2
     for stated, found in redone:

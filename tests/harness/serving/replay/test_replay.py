@@ -15,6 +15,7 @@ from harness.cli.serving import replay as replay_module
 from harness.cli.serving.replay import read_arms, read_step, show, table
 from harness.errors import OK, NothingRan, UsageError
 from harness.machine.monitor.base import Blind
+from harness.run.device import OwnDevice
 from harness.serving.replay import glue
 from harness.serving.replay.child import Rank
 from harness.serving.replay.memory import fitted, needed
@@ -342,7 +343,9 @@ def test_a_step_is_read():
 
 def test_the_command_measures_what_it_prints(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(replay_module, "read_rank", lambda name: TINY)
-    monkeypatch.setattr(replay_module, "watched", lambda platform: nullcontext((Blind("a test"), [])))
+    monkeypatch.setattr(
+        replay_module, "own_device", lambda platform: nullcontext(OwnDevice(platform, Blind("a test")))
+    )
     base, swap = [f"{op}={name}" for op, name in CHOSEN.items()], ["mla_decode=torch.naive"]
     arguments = ("tiny", 1, "decode", "2", "33", "8", None, base, swap, "balanced", None, "bf16",
                  "cpu", None, 1, "2s", 2, 7, str(tmp_path), None)  # fmt: skip

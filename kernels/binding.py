@@ -9,10 +9,15 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernels.op import Unsupported
 from kernels.platform import version
+
+if TYPE_CHECKING:
+    import torch
+
+Function = Callable[..., object]
 
 
 def load(module: str) -> ModuleType:
@@ -25,7 +30,7 @@ def load(module: str) -> ModuleType:
         raise Unsupported(f"{_named(module)} cannot be imported: {reason}") from error
 
 
-def find(*places: str) -> Any:
+def find(*places: str) -> Any:  # whatever a library has there
     """The first of the dotted places that exists, as libraries move their functions (`aiter.ops.mha.name`,
     then `aiter.name`). Raises Unsupported where none does."""
     for place in places:
@@ -46,7 +51,9 @@ def find(*places: str) -> Any:
     raise Unsupported(f"{_named(first)} has no {' or '.join(p.partition('.')[2] for p in places)}")
 
 
-def keywords(function: Callable, needed: Mapping[str, Any], wished: Mapping[str, Any] | None = None) -> dict:
+def keywords(
+    function: Function, needed: Mapping[str, object], wished: Mapping[str, object] | None = None
+) -> dict[str, object]:
     """Arguments by name, as this version's signature takes them: all those needed, and those wished for that
     it knows. Raises Unsupported where one that is needed is not taken, or one that it must have is missing.
 
@@ -66,13 +73,13 @@ def keywords(function: Callable, needed: Mapping[str, Any], wished: Mapping[str,
     return given
 
 
-def takes(function: Callable, argument: str) -> bool:
+def takes(function: Function, argument: str) -> bool:
     """Whether this version's function has an argument of that name."""
     names, _, any_name = _parameters(function)
     return any_name or argument in names
 
 
-def _parameters(function: Callable) -> tuple[list[str], list[str], bool]:
+def _parameters(function: Function) -> tuple[list[str], list[str], bool]:
     """Names, those without a default, and whether any other name is taken too."""
     if schema := _schema(function):
         names = [a.name for a in schema.arguments]
@@ -87,7 +94,7 @@ def _parameters(function: Callable) -> tuple[list[str], list[str], bool]:
     return [p.name for p in by_name], must, any(p.kind is kinds.VAR_KEYWORD for p in parameters)
 
 
-def _schema(function: Callable) -> Any:
+def _schema(function: Function) -> torch.FunctionSchema | None:
     return getattr(getattr(function, "default", function), "_schema", None)
 
 

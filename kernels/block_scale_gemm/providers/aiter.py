@@ -8,7 +8,7 @@ aiter/ops/triton/gemm/basic/gemm_a8w8_blockscale.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from kernels import vendor
 from kernels.binding import find, keywords
@@ -73,8 +73,8 @@ class _Gemm(Prepared):
         implementation: AiterGemm,
         operands: BlockScaleGemmOperands,
         out: torch.Tensor | None,
-        function: Callable,
-        arguments: Mapping[str, Any],
+        function: Callable[..., torch.Tensor],
+        arguments: Mapping[str, object],
         a_scale: torch.Tensor,
     ) -> None:
         super().__init__(operands, out)

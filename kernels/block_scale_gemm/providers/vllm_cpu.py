@@ -62,7 +62,13 @@ class Unpacked(AmxGemm):
 
 
 class _AmxGemm(Prepared):
-    def __init__(self, operands: BlockScaleGemmOperands, kernel, weights: torch.Tensor, packed: bool) -> None:
+    def __init__(
+        self,
+        operands: BlockScaleGemmOperands,
+        kernel: Callable[..., torch.Tensor],
+        weights: torch.Tensor,
+        packed: bool,
+    ) -> None:
         super().__init__(operands)
         self.kernel = kernel
         self.weights, self.packed = weights, packed
@@ -115,11 +121,11 @@ class BrgemmGemm(VllmDequantisedGemm):
         whole = sizes.n % AmxGemm.STEP == 0 and sizes.k % AmxGemm.STEP == 0
         return need(whole, f"needs n and k to be multiples of {AmxGemm.STEP}")
 
-    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
+    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
         kernel, packed = self.bind(), self.bind("convert_weight_packed")(_weights(operands))
         is_packed = True
 
-        def multiply(a: torch.Tensor) -> torch.Tensor | None:
+        def multiply(a: torch.Tensor) -> torch.Tensor:
             kernel(out, a, packed, None, is_packed)
             return out
 
@@ -131,7 +137,9 @@ def _weights(operands: BlockScaleGemmOperands) -> torch.Tensor:
 
 
 class _Product(Prepared):
-    def __init__(self, operands: BlockScaleGemmOperands, multiply: Callable) -> None:
+    def __init__(
+        self, operands: BlockScaleGemmOperands, multiply: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
         super().__init__(operands)
         self.multiply = multiply
 

@@ -73,7 +73,7 @@ def _triton_let_in(device: torch.device) -> Iterator[None]:
 class TritonProduct(Prepared):
     """A call of a function with the signature that vLLM and SGLang share."""
 
-    def __init__(self, operands: BlockScaleGemmOperands, multiply: Callable) -> None:
+    def __init__(self, operands: BlockScaleGemmOperands, multiply: Callable[..., torch.Tensor]) -> None:
         import torch
 
         super().__init__(operands)

@@ -37,7 +37,9 @@ class VllmExtendPrefill(VllmCpu):
 
 
 class _VllmExtendPrefill(Extended):
-    def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor, kernel: Callable) -> None:
+    def __init__(
+        self, operands: MhaPrefillOperands, out: torch.Tensor, kernel: Callable[..., object]
+    ) -> None:
         import torch
 
         super().__init__(operands, out)

@@ -46,7 +46,7 @@ class VllmTritonMlaDecode(Vllm):
 class VllmSplitKv(Prepared):
     """`decode_attention_fwd` of vLLM, or of a library that took it over."""
 
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, decode: Callable) -> None:
+    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, decode: Callable[..., object]) -> None:
         import torch
 
         super().__init__(operands, out)

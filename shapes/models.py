@@ -91,9 +91,8 @@ def read_model(path: Path) -> ModelConfig:
     file = path / "config.json" if path.is_dir() else path
     try:
         own = json.loads(file.read_text(encoding="utf-8"))
-        scaling: dict[str, Any] = own.get("rope_scaling") or dict.fromkeys(_fields(RopeScaling), 1) | {
-            "type": "none"
-        }
+        unscaled = dict.fromkeys(_fields(RopeScaling), 1) | {"type": "none"}
+        scaling = own.get("rope_scaling") or unscaled
         own["weight_block_size"] = own.get("quantization_config", {}).get("weight_block_size", (128, 128))
         own["rope_scaling"] = RopeScaling(**{name: scaling[name] for name in _fields(RopeScaling)})
         own |= {"name": file.parent.name, "source": file.name}
@@ -112,7 +111,7 @@ def _fields(kind: type) -> list[str]:
     return [field.name for field in fields(kind)]
 
 
-def _read(name: str) -> dict[str, Any]:
+def _read(name: str) -> dict[str, Any]:  # JSON
     import json
 
     return json.loads((_DATA / f"{name}.json").read_text(encoding="utf-8"))

@@ -62,6 +62,8 @@ class Unpacked(AmxGemm):
 
 
 class _AmxGemm(Prepared):
+    operands: BlockScaleGemmOperands
+
     def __init__(
         self,
         operands: BlockScaleGemmOperands,
@@ -137,6 +139,8 @@ def _weights(operands: BlockScaleGemmOperands) -> torch.Tensor:
 
 
 class _Product(Prepared):
+    operands: BlockScaleGemmOperands
+
     def __init__(
         self, operands: BlockScaleGemmOperands, multiply: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:

@@ -38,6 +38,8 @@ class VecMlaDecode(Bf16Cache):
 
 
 class _VecMlaDecode(Prepared):
+    operands: MlaDecodeOperands
+
     def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, kernel: Callable[..., object]) -> None:
         super().__init__(operands, out)
         self.kernel = kernel
@@ -77,6 +79,8 @@ class AmxMlaDecode(Bf16Cache):
 
 
 class _AmxMlaDecode(Prepared):
+    operands: MlaDecodeOperands
+
     def __init__(
         self, operands: MlaDecodeOperands, out: torch.Tensor, kernel: Callable[..., object], splits: int
     ) -> None:

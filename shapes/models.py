@@ -92,7 +92,7 @@ def read_model(path: Path) -> ModelConfig:
     try:
         own = json.loads(file.read_text(encoding="utf-8"))
         unscaled = dict.fromkeys(_fields(RopeScaling), 1) | {"type": "none"}
-        scaling = own.get("rope_scaling") or unscaled
+        scaling: dict[str, Any] = own.get("rope_scaling") or unscaled  # JSON
         own["weight_block_size"] = own.get("quantization_config", {}).get("weight_block_size", (128, 128))
         own["rope_scaling"] = RopeScaling(**{name: scaling[name] for name in _fields(RopeScaling)})
         own |= {"name": file.parent.name, "source": file.name}

@@ -195,7 +195,7 @@ def tune_command(**options: Any) -> None:
 @click.option("--published", is_flag=True, help="Show what others published of these cases, unranked.")
 def run(**options: Any) -> None:
     """Rank implementations of an op: each checked against a reference, then timed in interleaved rounds."""
-    from harness.cli.run import RunDisplay
+    from harness.cli.run_display import RunDisplay
     from harness.run.execute import run as run_request
     from harness.run.request import Request
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.cli.run import RunDisplay
+from harness.cli.run_display import RunDisplay
 from harness.errors import FAILED, OK, NothingRan, UsageError
 from harness.files import write
 from harness.plan import revisions

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import kernels
-from harness.cli.run import RunDisplay
+from harness.cli.run_display import RunDisplay
 from harness.errors import UsageError
 from harness.machine.device import choose_device
 from harness.plan import arms

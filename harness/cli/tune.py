@@ -10,7 +10,7 @@ from typing import Any
 
 import kernels
 from harness.catalogue.architectures import Architecture, chosen
-from harness.cli.run import end_text
+from harness.cli.run_display import end_text
 from harness.compile.survey import able
 from harness.errors import FAILED, OK, NothingRan
 from harness.files import write

@@ -1,4 +1,4 @@
-"""What a number needs beside it: the machine, the versions, the code, the environment."""
+"""Provenance of a measurement: the machine, the versions, the code, the environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 from harness.catalogue.flags import catalogue
 from harness.paths import ROOT
-from harness.workers.environment import DEFAULTS
 from kernels.platform import Platform, detect, run, version
 
 LIBRARIES = [
@@ -26,12 +25,6 @@ STEERING = re.compile(
     r"^(AITER|AMD|AMDGCN|CUDA|CK|DG|DNNL|FLASHINFER|GOMP|GPU|HIP|HSA|KERNEL_BENCH|KMP|MALLOC|MIOPEN|MKL|NCCL|NVIDIA|OMP|ONEDNN|"
     r"PYTORCH|ROCM|ROCR|SGL|SGLANG|TORCH|TORCHINDUCTOR|TRITON|TRTLLM|VLLM)_|^(LD_PRELOAD|ENABLE_CK|GLIBC_TUNABLES)$"
 )
-
-
-def provenance(platform: Platform, threads: int) -> dict[str, Any]:
-    """Everything that identifies the surroundings of a measurement by our workers, as plain values."""
-    found = surroundings(platform)
-    return found | {"machine": found["machine"] | {"threads": threads}, "worker_defaults": DEFAULTS}
 
 
 def surroundings(platform: Platform | None = None) -> dict[str, Any]:
@@ -52,9 +45,9 @@ def surroundings(platform: Platform | None = None) -> dict[str, Any]:
             "os": host.platform(),
         },
         "versions": {"python": host.python_version()}
-        | {module: found for module in LIBRARIES if (found := version(module))},
+        | {module: installed for module in LIBRARIES if (installed := version(module))},
         "git": git_state(),
-        "environment": {k: _elsewhere(v) for k, v in sorted(os.environ.items()) if steers(k)},
+        "environment": {k: _relative(v) for k, v in sorted(os.environ.items()) if steers(k)},
     }
 
 
@@ -62,7 +55,7 @@ def steers(variable: str) -> bool:
     return bool(STEERING.match(variable)) or variable in catalogue()
 
 
-def _elsewhere(value: str) -> str:
+def _relative(value: str) -> str:
     """Files of this checkout by their place in it, which is the same on another machine."""
     return value.replace(f"{ROOT}{os.sep}", "")
 

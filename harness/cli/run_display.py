@@ -1,46 +1,53 @@
-"""`python -m harness run`: progress, tables and the end of a run, in a terminal."""
+"""Tables, notes and progress of a run, printed in the terminal: `run`, `toggle`, `compare --revisions`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from harness.catalogue.published import figures
 from harness.progress import Progress
 from harness.report import arm_table, case_table
 from harness.results.schema import Record, Run
-from harness.run.request import Request
-from harness.run.session import Outcome
 from shapes.case import Case
+
+if TYPE_CHECKING:
+    from harness.run.request import Request
+    from harness.run.session import Outcome
 
 
 class RunDisplay:
-    """Tables on stdout, or on stderr where data go to stdout; progress and log on stderr; quiet: nothing."""
+    """A `harness.run.execute.Display`. Tables go to stdout, or to stderr where JSON or CSV goes to stdout;
+    nothing is printed where the request is quiet."""
 
     def __init__(self, request: Request) -> None:
-        self.quiet = request.quiet
         self.progress = Progress(request.quiet)
-        self.tables = sys.stderr if "-" in (request.json, request.csv) else sys.stdout
+        self.quiet = request.quiet
+        self.file = sys.stderr if "-" in (request.json, request.csv) else sys.stdout
         self.published = figures() if request.published else []
 
     def log(self, line: str) -> None:
+        """A line about what will be measured, before anything is."""
         if not self.quiet:
             print(line, file=sys.stderr)
 
     def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
-        if self.quiet:
-            return
+        """The table of a finished case."""
         arms = run.contrast == "arms"
         table = arm_table.case_table(records, run) if arms else case_table.case_table(records)
-        shown = [table, case_table.published(self.published, case)]
-        print("\n" + "\n".join(filter(None, shown)) + "\n", file=self.tables, flush=True)
+        tables = [table, case_table.published(self.published, case)]
+        self._print("\n" + "\n".join(filter(None, tables)) + "\n")
 
     def end(self, run: Run, outcome: Outcome) -> None:
-        if self.quiet:
-            return
+        """What the arms come to, what the budget did not reach, and where the run is recorded."""
         if run.contrast == "arms":
-            print(arm_table.conclusion(outcome.records, run), file=self.tables)
-        print(end_text(outcome), file=self.tables)
+            self._print(arm_table.conclusion(outcome.records, run))
+        self._print(end_text(outcome))
+
+    def _print(self, text: str) -> None:
+        if not self.quiet:
+            print(text, file=self.file, flush=True)
 
 
 def end_text(outcome: Outcome) -> str:
@@ -52,3 +59,8 @@ def end_text(outcome: Outcome) -> str:
         f"set-up and checks {outcome.setup_s:.1f} s; recorded in {outcome.folder}"
     )
     return f"{left_out}\n{spent}" if left_out else spent
+
+
+def print_note(line: str) -> None:
+    """A note on stderr about what was asked for."""
+    print(f"note: {line}", file=sys.stderr)

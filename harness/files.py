@@ -8,11 +8,13 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from harness.errors import HarnessError, UsageError, mistake
 
 Kind = TypeVar("Kind")
+
+JsonObject = dict[str, Any]  # as json.loads gives it: what is in it only its reader knows
 
 
 def whole_lines(data: bytes) -> int:

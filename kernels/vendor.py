@@ -169,9 +169,11 @@ class VllmCpu(Vllm):
     kernel: its name among vLLM's torch operators
     """
 
-    requires = "vLLM's CPU build, AVX-512 (AMX tiles where the CPU has them)"
+    requires = "vLLM's CPU build, AVX-512 with bf16 (AMX tiles where the CPU has them)"
     kinds: ClassVar[tuple[str, ...]] = ("cpu",)
-    features = ("avx512f",)
+    # vLLM loads another build where AVX-512 has no bf16: it lacks most of these kernels, truncates to bf16 in
+    # the others (csrc/cpu/cpu_types_x86.hpp), and serves no FP8 model.
+    features = ("avx512_bf16",)
     also: ClassVar = {}
     kernel: ClassVar[str]
 
@@ -186,5 +188,5 @@ class VllmCpu(Vllm):
         except ImportError as error:
             raise Unsupported(f"vllm cannot be imported: {error}") from error
         if not hasattr(torch.ops._C, name):
-            raise Unsupported(f"this vllm has no {name} (not its CPU build, or no AVX-512)")
+            raise Unsupported(f"this vllm has no {name} (not its CPU build, or no AVX-512 with bf16)")
         return getattr(torch.ops._C, name)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import kernels
-from harness.catalogue.architectures import Architecture, chosen
+from harness.catalogue.architectures import Architecture, select_architectures
 from harness.cli.run_display import end_text
 from harness.compile.survey import able
 from harness.errors import FAILED, OK, NothingRan
@@ -57,7 +57,7 @@ def show(
         if json_to:
             _write(json_to, rows)
         return code
-    targets = able(chosen(target))
+    targets = able(select_architectures(target))
     rows, bad = [], []
     for name in [choose_op(op).name] if op else list(kernels.OPS):
         for architecture in targets:

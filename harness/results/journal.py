@@ -1,4 +1,4 @@
-"""A run folder: run.json, written once, and cells.jsonl, to which each finished case is added whole."""
+"""Journal of a run: its run.json, written once, and cells.jsonl, to which each finished case is added."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record format: what a run folder holds. Versioned; readers refuse what is newer than they are."""
+"""Record format: what a run folder holds. Versioned; readers refuse what is newer than they are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
 
 from harness.plan.contender import ConfigSearch, contender_name
-from harness.statistics.paired import MARGIN, Comparison
+from harness.statistics.multiple import About
+from harness.statistics.paired import MARGIN, Comparison, VerdictName
 
 SCHEMA = 4  # 1 had no samples in verdicts; 2 no disturbed rounds and no launch times; 3 no races, one arm
 
@@ -115,13 +116,13 @@ class Verdict(Record):
     high: float | None
     floor: float | None
     margin: float = MARGIN
-    verdict: Literal["faster", "slower", "same", "unclear"]
+    verdict: VerdictName
     confidence: float
-    about: Literal["baseline", "runner-up", "A/A"]
+    about: About
     samples: Samples = Field(default_factory=Samples)
 
     @property
-    def found(self) -> Comparison:
+    def comparison(self) -> Comparison:
         """Where nothing stands for what is not finite."""
         if self.ratio is None or self.low is None or self.high is None:
             return Comparison(math.nan, 0.0, math.inf, self.verdict)

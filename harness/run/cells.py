@@ -13,7 +13,7 @@ from harness.plan.contender import ConfigSearch, Contender
 from harness.results.schema import CaseDone, Cell, DisturbedRound, Record, Samples, Verdict
 from harness.run.case import Measured
 from harness.statistics.intervals import interval
-from harness.statistics.multiple import Judged, joint_verdicts
+from harness.statistics.multiple import JointVerdict, joint_verdicts
 from harness.statistics.paired import MARGIN, compare
 from harness.timing.rounds import Round, Rounds
 from kernels.op import Work
@@ -146,7 +146,7 @@ def _cell(
     over_blocks = interval(logs, yardsticks.confidence)
     time = math.exp(over_blocks.mean)
     bound = replace(work, bytes=_from_memory(measured, work))
-    min_s = yardsticks.peaks.least_time(bound) if yardsticks.peaks else 0.0
+    min_s = yardsticks.peaks.min_time(bound) if yardsticks.peaks else 0.0
     if time < min_s:
         cell.status = "impossible"
         cell.reason = f"{time * 1e6:.3g} us; the datasheet's peaks allow no less than {min_s * 1e6:.3g} us"
@@ -157,7 +157,7 @@ def _cell(
     cell.tflops = work.flops / time / 1e12
     cell.gbps = work.bytes / time / 1e9
     if yardsticks.ceilings:
-        cell.percent_of_ceiling = 100 * yardsticks.ceilings.least_time(bound) / time
+        cell.percent_of_ceiling = 100 * yardsticks.ceilings.min_time(bound) / time
     return cell
 
 
@@ -189,17 +189,19 @@ def _verdicts(measured: Measured, valid: Collection[str], confidence: float, mar
     if anchor.name in valid:
         pair = (rounds.series(twin.name), rounds.series(anchor.name))
         same = compare(*pair, blocks=rounds.blocks, margin=margin, confidence=confidence)
-        judged = Judged(twin.name, anchor.name, "A/A", 0.0, confidence, same)
+        judged = JointVerdict(twin.name, anchor.name, "A/A", 0.0, confidence, same)
         # The twin has no cell: its samples stand here.
         verdicts = [_verdict(measured.case.key, judged, margin, _samples(rounds.rounds, twin.name))]
     lasted = {*valid, anchor.name, twin.name} - rounds.dropped.keys()
     series = {name: rounds.series(name) for name in lasted}
-    joint = joint_verdicts(series, rounds.blocks, valid, anchor.name, twin.name, confidence, margin)
-    return verdicts + [_verdict(measured.case.key, judged, margin) for judged in joint]
+    joint = joint_verdicts(
+        series, rounds.blocks, valid, anchor.name, twin=twin.name, confidence=confidence, margin=margin
+    )
+    return verdicts + [_verdict(measured.case.key, verdict, margin) for verdict in joint]
 
 
-def _verdict(case: str, judged: Judged, margin: float, samples: Samples | None = None) -> Verdict:
-    compared = judged.found
+def _verdict(case: str, judged: JointVerdict, margin: float, samples: Samples | None = None) -> Verdict:
+    compared = judged.comparison
     ratio, low, high = (_finite(v) for v in (compared.ratio, compared.low, compared.high))
     return Verdict(
         case=case,
@@ -210,9 +212,9 @@ def _verdict(case: str, judged: Judged, margin: float, samples: Samples | None =
         high=high,
         floor=_finite(judged.floor),
         margin=margin,
-        verdict=compared.verdict,  # type: ignore[arg-type]
+        verdict=compared.verdict,
         confidence=judged.confidence,
-        about=judged.about,  # type: ignore[arg-type]
+        about=judged.about,
         samples=samples or Samples(),
     )
 

@@ -6,9 +6,9 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import kernels
+from harness.files import JsonObject
 from harness.machine.cpu_threads import BINDING, cores
 from harness.machine.provenance import surroundings
 from harness.paths import ROOT, cache
@@ -44,7 +44,7 @@ DEFAULTS = {
 }
 
 
-def provenance(platform: Platform, threads: int) -> dict[str, Any]:
+def provenance(platform: Platform, threads: int) -> JsonObject:
     """Everything that identifies the surroundings of a measurement by workers, as plain values."""
     facts = surroundings(platform)
     return facts | {"machine": facts["machine"] | {"threads": threads}, "worker_defaults": DEFAULTS}

@@ -23,7 +23,7 @@ class VecMlaDecode(Bf16Cache):
     """`mla_decode_kvcache`, of the backend CPU_MLA: one thread per sequence, page 16 built in."""
 
     name = "vllm.vec"
-    requires = "vLLM's CPU build, AVX-512"
+    requires = "vLLM's CPU build, AVX-512 with bf16"
     kernel = "mla_decode_kvcache"
 
     PAGE = 16

@@ -142,7 +142,9 @@ def test_nothing_could_run(tmp_path, monkeypatch):
 
 def test_without_vllm_its_kernels_say_so(monkeypatch):
     monkeypatch.setattr("kernels.platform.version", lambda name: None if name == "vllm" else "1")
-    platform = Platform("cpu", "x86-amx", features=frozenset({"avx512f", "amx_bf16", "amx_tile"}))
+    platform = Platform(
+        "cpu", "x86-amx", features=frozenset({"avx512f", "avx512_bf16", "amx_bf16", "amx_tile"})
+    )
     for impl in kernels.implementations("mla_decode"):
         if isinstance(impl, VllmCpu):
             assert impl.available(platform).reason.startswith("vllm is not installed; pip install")

@@ -12,7 +12,7 @@ from kernels.operands import Seeds
 from kernels.platform import Platform
 
 OP = kernels.OPS["mla_decode"]
-CPU = Platform("cpu", "x86-avx512", features=frozenset({"avx512f"}))
+CPU = Platform("cpu", "x86-avx512", features=frozenset({"avx512f", "avx512_bf16"}))
 
 
 def contenders(op: str, *names: str) -> list[Contender]:

@@ -40,16 +40,16 @@ def test_a_ceiling_is_that_of_the_dtype_or_of_a_wider_one():
 
 def test_least_time_is_the_longer_of_products_and_memory():
     found = Ceilings({"fp8": 8.0, "bf16": 4.0}, read=10.0, copy=5.0)
-    assert found.least_time(Work(16.0, 10.0, "fp8")) == 2.0
-    assert found.least_time(Work(16.0, 10.0, "bf16")) == 4.0
-    assert found.least_time(Work(16.0, 50.0, "fp8")) == 5.0
-    assert found.least_time(Work(16.0, 0.0, "fp8")) == 2.0
+    assert found.min_time(Work(16.0, 10.0, "fp8")) == 2.0
+    assert found.min_time(Work(16.0, 10.0, "bf16")) == 4.0
+    assert found.min_time(Work(16.0, 50.0, "fp8")) == 5.0
+    assert found.min_time(Work(16.0, 0.0, "fp8")) == 2.0
 
 
 def test_memory_counts_by_the_larger_of_read_and_copy():
     work = Work(0.0, 40.0)
-    assert Ceilings({"bf16": 1.0}, read=10.0, copy=20.0).least_time(work) == 2.0
-    assert Ceilings({"bf16": 1.0}, read=10.0).least_time(work) == 4.0
+    assert Ceilings({"bf16": 1.0}, read=10.0, copy=20.0).min_time(work) == 2.0
+    assert Ceilings({"bf16": 1.0}, read=10.0).min_time(work) == 4.0
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_older_runs_keep_their_yardstick():
     for dtype in ("fp8", "bf16"):
         for flops, moved in ((8.0, 2.0), (4.0, 6.0)):
             wanted = max(flops / old["flops"], moved / old["bytes"])
-            assert found.least_time(Work(flops, moved, dtype)) == wanted
+            assert found.min_time(Work(flops, moved, dtype)) == wanted
 
 
 # Datasheets

@@ -88,6 +88,6 @@ def test_vllms_source_is_right_interpreted() -> None:
 
 if __name__ == "__main__":
     lend_vllm_source()
-    vllm_triton.units = lambda device: 4
+    vllm_triton.compute_units = lambda device: 4
     found = {text: interpret(text) for text in VLLM}
     print(json.dumps(found | {"kv scale missing": interpret(VLLM[-1], scale=32.0)}))

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 PACKAGE = "deepseek_kernel_bench_plugin"
-SOURCES = Path(__file__).with_name("plugin")
+SOURCES = Path(__file__).parents[1] / "plugin"
 
 # Packages that vLLM installs and does not need for text. PyPI has them built for another torch than the CPU
 # build beside them: then importing them fails, and takes the engine down with it.

@@ -1,14 +1,16 @@
-"""Tables, notes and progress of a run, printed in the terminal: `run`, `toggle`, `compare --revisions`."""
+"""Tables, notes and progress of a run, printed in the terminal: `run`, `toggle`, `compare`, `tune`."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from harness.catalogue.published import figures
 from harness.progress import Progress
 from harness.report import arm_table, case_table
+from harness.report.tune_table import race_table, stored_text
 from harness.results.schema import Record, Run
 from shapes.case import Case
 
@@ -48,6 +50,29 @@ class RunDisplay:
     def _print(self, text: str) -> None:
         if not self.quiet:
             print(text, file=self.file, flush=True)
+
+
+class RaceTables:
+    """A `harness.tune.race.RaceDisplay`: tables on stdout, progress and log on stderr."""
+
+    def __init__(self) -> None:
+        self.progress = Progress(quiet=False)
+
+    def log(self, line: str) -> None:
+        print(line, file=sys.stderr)
+
+    def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
+        print(f"\n{race_table(records)}")
+
+    def stored(self, file: Path, choice: Mapping[str, Any] | None) -> None:
+        if choice is None:
+            text = "nothing stored: there is no verdict on the configuration that was used before"
+        else:
+            text = f"stored in {file}: {stored_text(choice)}"
+        print(f"{text}\n", flush=True)
+
+    def end(self, run: Run, outcome: Outcome) -> None:
+        print(end_text(outcome))
 
 
 def end_text(outcome: Outcome) -> str:

@@ -1,0 +1,27 @@
+"""`python -m harness run`: implementations of an op checked, timed and ranked."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from harness.cli.interrupt import RECORDED, interruptible
+from harness.cli.options import measuring
+
+if TYPE_CHECKING:
+    from harness.run.request import Request
+
+
+@click.command()
+@measuring
+@click.option("--baseline", help="Compare with this one (default: the op's best torch implementation).")
+@click.option("--published", is_flag=True, help="Show what others published of these cases, unranked.")
+def run(request: Request) -> None:
+    """Rank implementations of an op: each checked against a reference, then timed in interleaved rounds."""
+    from harness.cli.run_display import RunDisplay
+    from harness.run.execute import run as measure
+
+    with interruptible(RECORDED):
+        sys.exit(measure(request, RunDisplay(request)))

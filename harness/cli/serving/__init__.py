@@ -64,7 +64,7 @@ def observe_command(**options: Any) -> None:
 
 
 @serving.command("replay")
-@click.option("--model", "model_name", default="deepseek-r1", show_default=True, metavar="NAME|DIR",
+@click.option("--model", default="deepseek-r1", show_default=True, metavar="NAME|DIR",
               help="A model of `shapes`, or a folder with a config.json.")  # fmt: skip
 @click.option(
     "--tp", type=click.IntRange(1), default=1, show_default=True, help="The rank is one of so many."
@@ -89,12 +89,13 @@ def observe_command(**options: Any) -> None:
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--out", metavar="DIR", help="Keep the replay there, with every round.")
 @click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there.")
-def replay_command(**options: Any) -> None:
+def replay_command(out: str | None, json_to: str | None, **options: Any) -> None:
     """One step of one rank, rebuilt from the suite's implementations in the engine's order with weights for
     every layer; one op swapped at a time, all arms in interleaved rounds."""
     from harness.cli.serving.replay import show
+    from harness.serving.replay.request import ReplayRequest
 
-    sys.exit(show(**options))
+    sys.exit(show(ReplayRequest(**options), out, json_to))
 
 
 @serving.command("run")
@@ -164,18 +165,19 @@ def replay_command(**options: Any) -> None:
 @click.option("--run-timeout", default=600.0, show_default=True, metavar="S")
 @click.option("--json", "json_to", metavar="FILE|-", help="Write the summary there.")
 @click.option("--quiet", is_flag=True)
-def run_command(**options: Any) -> None:
+def run_command(json_to: str | None, quiet: bool, **options: Any) -> None:
     """Serve a model here and load it, arm by arm: real engine, real client, on loopback.
 
     Arms take turns in mirrored pairs with the same prompts. Runs that a rule rejects are made again and
     counted. The journal in --out has every finished run; --resume goes on from there.
     """
-    from harness.cli.serving.run import RunRequest, run
-    from harness.serving.live.client.load import Load
+    from harness.cli.serving.run import run
+    from harness.serving.live.client.load import ClientLoad
+    from harness.serving.live.run import RunRequest
 
     keys = {"input_len": "isl", "output_len": "osl", "concurrency": "concurrency", "prompts": "prompts"}
-    load = Load(**{field: options.pop(key) for field, key in keys.items()})
-    sys.exit(run(RunRequest(load=load, **options)))
+    load = ClientLoad(**{field: options.pop(key) for field, key in keys.items()})
+    sys.exit(run(RunRequest(load=load, **options), json_to, quiet))
 
 
 @serving.command("audit")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from harness.serving.experiment.observations import prefill_changes
 from harness.serving.experiment.predictions import Changes
 from harness.serving.experiment.schedule import DECODE
-from harness.serving.experiment.schema import Paired, Replays, Seen
+from harness.serving.experiment.schema import ObservedArm, Paired, Replays
 from harness.serving.experiment.spec import Experiment, Swap
 from harness.serving.ledger.residuals import Held
 from harness.serving.replay.replay import BASE
@@ -73,8 +73,8 @@ def explanation(
     changes: Changes,
     paired: Paired,
     pattern: Sequence[int],
-    base: Seen,
-    seen: Seen,
+    base: ObservedArm,
+    seen: ObservedArm,
 ) -> str:
     """One line: how far off, and where the difference sits. replays: of each kind of step."""
     said = [f"{one.quantity} {one.residual:+.3g} ms ({one.relative:+.0%})" for one in misses]

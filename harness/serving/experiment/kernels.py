@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import kernels
-from harness.errors import HarnessError, NothingRan
+from harness.errors import HarnessError
 from harness.paths import ROOT
 from harness.serving.experiment.schema import Served
-from harness.serving.experiment.spec import Replay as Settings
+from harness.serving.experiment.spec import ReplaySettings
 from harness.serving.experiment.steps import Choices
 from harness.serving.replay.child import BOUNDARY
 from harness.serving.replay.schema import Replay, Timed
-from harness.serving.replay.step import Place, Step, places
+from harness.serving.replay.step import ReplayStep, StepPlace, places
 from harness.workers.environment import ALLOCATOR
 from shapes.routing import Routing
 
@@ -29,13 +29,15 @@ FORMAT = ("fp8", "scales")
 PATTERNS = ("balanced", "uniform", *(f"zipf:{tenths / 10:g}" for tenths in range(1, 21)))
 
 
-class Bench(Protocol):
+class KernelBench(Protocol):
     """What an experiment asks of this machine's kernels."""
 
-    def replay(self, step: Step, name: str, base: Choices, chosen: Choices) -> Replay:
+    def replay(self, step: ReplayStep, name: str, base: Choices, chosen: Choices) -> Replay:
         """The step by both choices; the second arm is called `name`."""
 
-    def serving(self, step: Step, base: Choices, chosen: Choices, budget_s: float, folder: Path) -> Served:
+    def serving(
+        self, step: ReplayStep, base: Choices, chosen: Choices, budget_s: float, folder: Path
+    ) -> Served:
         """The swapped calls, isolated, their streamed operands from memory as in serving."""
 
 
@@ -47,7 +49,7 @@ class LocalBench:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ReplaySettings,
         keep_disturbed: bool,
         say: Callable[[str], None],
         environment: Mapping[str, str] = {},
@@ -57,17 +59,13 @@ class LocalBench:
         # anew at each call is a good part of a prefill (results/README.md, serving/allocator).
         self.environment = {name: os.environ.get(name) for name in ALLOCATOR} | dict(environment)
 
-    def replay(self, step: Step, name: str, base: Choices, chosen: Choices) -> Replay:
-        from harness.run.execute import watched
-        from harness.serving.replay.replay import BASE, DECOMPOSED, Plan, replay
-        from kernels.platform import detect
+    def replay(self, step: ReplayStep, name: str, base: Choices, chosen: Choices) -> Replay:
+        from harness.run.execute import detected, watched
+        from harness.serving.replay.replay import BASE, DECOMPOSED, ReplayPlan, replay
 
         settings, prefill = self.settings, step.phase == "prefill"
-        try:
-            platform = detect(settings.device or None)
-        except LookupError as error:
-            raise NothingRan(str(error)) from None
-        plan = Plan(
+        platform = detected(settings.device or None)
+        plan = ReplayPlan(
             step,
             {BASE: base, name: chosen},
             settings.launch or ("eager" if platform.kind == "cpu" else "graph"),
@@ -82,7 +80,9 @@ class LocalBench:
         with watched(platform) as (monitor, _):
             return replay(plan, platform, monitor, self.say)
 
-    def serving(self, step: Step, base: Choices, chosen: Choices, budget_s: float, folder: Path) -> Served:
+    def serving(
+        self, step: ReplayStep, base: Choices, chosen: Choices, budget_s: float, folder: Path
+    ) -> Served:
         cases = _cases(step, base, chosen)
         times: dict[tuple[str, str, str], Timed] = {}
         files, missing = [], []
@@ -132,7 +132,7 @@ class LocalBench:
             raise HarnessError(f"harness run of {op} gave no result: {last}")
 
 
-def _cases(step: Step, base: Choices, chosen: Choices) -> list[tuple[str, str, str, str]]:
+def _cases(step: ReplayStep, base: Choices, chosen: Choices) -> list[tuple[str, str, str, str]]:
     """(op, case, the base's implementation, the swap's) of each swapped call."""
     found = []
     for place in places(step):
@@ -143,7 +143,7 @@ def _cases(step: Step, base: Choices, chosen: Choices) -> list[tuple[str, str, s
     return found
 
 
-def _case(step: Step, place: Place) -> str:
+def _case(step: ReplayStep, place: StepPlace) -> str:
     sizes = dict(step.sizes(place))
     if place.op == "fused_moe" and step.picks:
         sizes["routing"] = like(step, sizes)
@@ -159,7 +159,7 @@ def _sizes(case: str) -> dict[str, str]:
     return dict(part.split("=", 1) for part in case.split() if "=" in part)
 
 
-def like(step: Step, sizes: Mapping[str, Any]) -> str:
+def like(step: ReplayStep, sizes: Mapping[str, Any]) -> str:
     """The routing pattern of the suite that hits as many experts as the recorded picks do, nearest."""
     hit = sum(len({expert for token in layer for expert in token}) for layer in step.picks) / len(step.picks)
     fixed = {key: sizes[key] for key in ("tokens", "experts", "topk")}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from harness.errors import HarnessError
 from harness.serving.experiment.schedule import DECODE, Schedule
-from harness.serving.experiment.schema import Replays, Run, Served
+from harness.serving.experiment.schema import LiveRun, Replays, Served
 from harness.serving.experiment.spec import Swap
 from harness.serving.ledger.prediction import Part, Prediction
 from harness.serving.replay.replay import BASE, TWIN
@@ -68,7 +68,7 @@ def change(method: str, replays: Replays | None, served: Served | None, name: st
 
 
 def prediction(
-    method: str, quantity: str, changes: Changes, weights: Schedule, before: Sequence[Run], swap: Swap
+    method: str, quantity: str, changes: Changes, weights: Schedule, before: Sequence[LiveRun], swap: Swap
 ) -> Prediction | None:
     """The quantity's change: the steps' changes with the schedule's weights. None where one is not known."""
     parts, squares, known = [], 0.0, True

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,11 +12,11 @@ from pathlib import Path
 from harness.errors import HarnessError
 from harness.serving.experiment.engine import Live
 from harness.serving.experiment.explain import explanation, missed
-from harness.serving.experiment.kernels import Bench
+from harness.serving.experiment.kernels import KernelBench
 from harness.serving.experiment.observations import observations
 from harness.serving.experiment.predictions import Changes, change, prediction, require_earlier
 from harness.serving.experiment.schedule import DECODE
-from harness.serving.experiment.schema import Paired, Replays, Seen, Served
+from harness.serving.experiment.schema import ObservedArm, Paired, Replays, Served
 from harness.serving.experiment.spec import Experiment, Swap
 from harness.serving.experiment.stages import Stages
 from harness.serving.experiment.steps import (
@@ -42,7 +43,7 @@ from harness.serving.ledger.ledger import (
 )
 from harness.serving.ledger.prediction import KernelChange
 from harness.serving.ledger.residuals import held
-from harness.serving.replay.step import Step
+from harness.serving.replay.step import ReplayStep
 from harness.serving.schema import Workload
 from shapes.models import ModelConfig
 
@@ -67,7 +68,7 @@ class Conduct:
     rank: ModelConfig
     folder: Path
     stages: Stages
-    bench: Bench
+    bench: KernelBench
     live: Callable[[], AbstractContextManager[Live]]
     hardware: str = ""
     say: Say = lambda line: None
@@ -75,17 +76,17 @@ class Conduct:
     def run(self, only: Sequence[str] = ()) -> None:
         """All that is not done yet, of the swaps named or of all. Raises HarnessError. A swap's runs follow
         its prediction at once: a machine's speed drifts, and both should have met the same."""
-        chosen = [self.experiment.swap(name) for name in only] or list(self.experiment.swaps)
-        with self._opened() as live:
+        swaps = [self.experiment.swap(name) for name in only] or list(self.experiment.swaps)
+        with LiveWhenAsked(self.live) as live:
             base = self.look(live)
-            for swap in chosen:
+            for swap in swaps:
                 live.rest()
                 self.predict(swap, base)
                 self.observe(swap, base, live)
 
-    def look(self, live: Live) -> Seen:
+    def look(self, live: Live) -> ObservedArm:
         """The base: trace, routing log, lengths, prefill pattern."""
-        base = self.stages.once("base", Seen, live.look)
+        base = self.stages.once("base", ObservedArm, live.look)
         if missing := [name for name in self.experiment.engine.kernels if name not in base.kernels]:
             raise HarnessError(
                 f"the engine's trace has no kernel {missing[0]}: replay.base stands for other kernels than "
@@ -94,7 +95,7 @@ class Conduct:
         require_pattern(self.experiment, base)
         return base
 
-    def predict(self, swap: Swap, base: Seen) -> None:
+    def predict(self, swap: Swap, base: ObservedArm) -> None:
         """Benches and replays the swap, and writes down what follows, before any of its runs."""
         row = self._row(swap)
         if row is None:
@@ -122,7 +123,7 @@ class Conduct:
                 if method == "replay":
                     self.say(f"{swap.name}: {quantity} predicted to change by {found.change:+.4g} ms")
 
-    def changes(self, swap: Swap, base: Seen) -> dict[str, Changes]:
+    def changes(self, swap: Swap, base: ObservedArm) -> dict[str, Changes]:
         """Of each kind of step, by method."""
         found: dict[str, dict[int, object]] = {method: {} for method in self.experiment.predict.methods}
         for kind, steps in self.steps(base).items():
@@ -132,7 +133,7 @@ class Conduct:
                 by_kind[kind] = change(method, replays, served, swap.name)
         return found  # type: ignore[return-value]
 
-    def steps(self, base: Seen) -> dict[int, list[Step]]:
+    def steps(self, base: ObservedArm) -> dict[int, list[ReplayStep]]:
         """Kind (requests that it prefills, or DECODE) -> the steps of it that are replayed."""
         experiment, rank, folder = self.experiment, self.rank, self.folder
         found = {DECODE: decode_steps(experiment, rank, base, folder)}
@@ -141,7 +142,7 @@ class Conduct:
                 found[size] = [prefill_step(experiment, rank, base, folder, size)]
         return found
 
-    def replays(self, swap: Swap, kind: int, steps: Sequence[Step]) -> Replays | None:
+    def replays(self, swap: Swap, kind: int, steps: Sequence[ReplayStep]) -> Replays | None:
         """None where the step makes none of the swapped calls."""
         base, chosen = choices(self.experiment, swap, steps[0])
         if not changed_places(steps[0], base, chosen):
@@ -150,7 +151,7 @@ class Conduct:
         for number, step in enumerate(steps):
             name = f"{swap.name}/replay-{_kind(kind)}-{number}"
 
-            def make(step: Step = step, name: str = name) -> Replays:
+            def make(step: ReplayStep = step, name: str = name) -> Replays:
                 self.say(f"replaying {name}")
                 one = self.bench.replay(step, swap.name, base, chosen)
                 if one.arms[swap.name].failed:
@@ -167,7 +168,7 @@ class Conduct:
             found.append(self.stages.once(name, Replays, make).replays[0])
         return Replays(replays=tuple(found))
 
-    def served(self, swap: Swap, kind: int, step: Step) -> Served | None:
+    def served(self, swap: Swap, kind: int, step: ReplayStep) -> Served | None:
         wanted = self.experiment.predict
         if "serving-mode" not in wanted.methods or step.phase not in wanted.serving_phases:
             return None
@@ -180,7 +181,7 @@ class Conduct:
             self.say(f"{name}: {reason}")
         return found
 
-    def observe(self, swap: Swap, base: Seen, live: Live) -> None:
+    def observe(self, swap: Swap, base: ObservedArm, live: Live) -> None:
         """The pairs of runs, after their prediction; what they show, and of a miss what the trace shows."""
         row = self._row(swap)
         assert row is not None
@@ -208,7 +209,7 @@ class Conduct:
                 append(self.folder / LEDGER, Observed(row=row.id, observation=found))
         self.explain(swap, base, paired, live)
 
-    def explain(self, swap: Swap, base: Seen, paired: Paired, live: Live) -> None:
+    def explain(self, swap: Swap, base: ObservedArm, paired: Paired, live: Live) -> None:
         row = self._row(swap)
         assert row is not None
         misses = missed(self.experiment, held(row))
@@ -216,8 +217,8 @@ class Conduct:
             return
         # The base again: the machine of its first trace, hours ago, was another.
         beside = f"{swap.name}-base"
-        before = self.stages.once(f"{swap.name}/seen-base", Seen, lambda: live.trace(None, beside))
-        seen = self.stages.once(f"{swap.name}/seen", Seen, lambda: live.trace(swap, swap.name))
+        before = self.stages.once(f"{swap.name}/seen-base", ObservedArm, lambda: live.trace(None, beside))
+        seen = self.stages.once(f"{swap.name}/seen", ObservedArm, lambda: live.trace(swap, swap.name))
         text = explanation(
             swap,
             misses,
@@ -239,7 +240,7 @@ class Conduct:
         found = rows(read(path)) if path.exists() else []
         return next((row for row in found if row.id == self.name(swap)), None)
 
-    def _opened_row(self, swap: Swap, base: Seen) -> Opened:
+    def _opened_row(self, swap: Swap, base: ObservedArm) -> Opened:
         engine, load = self.experiment.engine, self.experiment.load
         part = ", ".join(f"{key}={value}" for key, value in swap.replay.items())
         workload = Workload(
@@ -263,44 +264,32 @@ class Conduct:
         change = KernelChange(op=swap.op, part=part, source=source)
         return Opened(row=self.name(swap), changes=(change,), setting=setting)
 
-    @contextmanager
-    def _opened(self) -> Iterator[Live]:
-        """Servers that come up when they are first asked for: a finished experiment starts none."""
-        with _Lazy(self.live) as live:
-            yield live
 
-
-class _Lazy:
-    """Opens live runs at the first call, closes them at the end."""
+class LiveWhenAsked(contextlib.ExitStack):
+    """Opens live runs at the first call, closes them at the end: a finished experiment starts no server."""
 
     def __init__(self, opens: Callable[[], AbstractContextManager[Live]]) -> None:
-        self.opens, self.context, self.live = opens, None, None
+        super().__init__()
+        self.opens = opens
+        self.live: Live | None = None
 
-    def __enter__(self) -> _Lazy:
-        return self
+    def _opened(self) -> Live:
+        if self.live is None:
+            self.live = self.enter_context(self.opens())
+        return self.live
 
-    def __exit__(self, *error: object) -> None:
-        if self.context is not None:
-            self.context.__exit__(*error)  # type: ignore[attr-defined]
+    def look(self) -> ObservedArm:
+        return self._opened().look()
 
-    def _get(self) -> Live:
-        if self.context is None:
-            self.context = self.opens()
-            self.live = self.context.__enter__()
-        return self.live  # type: ignore[return-value]
-
-    def look(self) -> Seen:
-        return self._get().look()
-
-    def trace(self, swap: Swap | None, name: str) -> Seen:
-        return self._get().trace(swap, name)
+    def trace(self, swap: Swap | None, name: str) -> ObservedArm:
+        return self._opened().trace(swap, name)
 
     def rest(self) -> None:
         if self.live is not None:
-            self.live.rest()  # type: ignore[attr-defined]
+            self.live.rest()
 
     def pairs(self, swap: Swap, pattern: tuple[int, ...], predicted: tuple[str, ...]) -> Paired:
-        return self._get().pairs(swap, pattern, predicted)
+        return self._opened().pairs(swap, pattern, predicted)
 
 
 def _kind(kind: int) -> str:

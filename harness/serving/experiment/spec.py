@@ -28,7 +28,7 @@ Method = Literal["replay", "isolated-cold", "isolated-warm", "serving-mode"]
 Quantity = Literal["itl", "ttft", "tpot"]
 
 
-class Engine(Record):
+class EngineSettings(Record):
     """kind, client: as `serving run` has them; flags and environment are all arms' alike
     model:   `default`, the generated one, or a directory
     kernels: names that the base's trace must have: the kernels that `replay.base` stands for
@@ -44,7 +44,7 @@ class Engine(Record):
     run_timeout_s: float = Field(default=600.0, gt=0)
 
 
-class Load(Record):
+class LoadSettings(Record):
     """Tokens of each request, requests, and mirrored pairs of runs; pair i sends the prompts of seed + i.
 
     slice_s: both runs of a pair at the same time, their engines in turn for so long (engines on the CPU
@@ -62,13 +62,13 @@ class Load(Record):
     renew: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
-    def _enough_prompts(self) -> Load:
+    def _enough_prompts(self) -> LoadSettings:
         if self.prompts < self.concurrency:
             raise ValueError(f"{self.prompts} prompts are never {self.concurrency} at once")
         return self
 
 
-class Rules(Record):
+class RejectionSettings(Record):
     """Why a run does not count, the same for all arms.
 
     prefill_pattern: how requests must have been prefilled together; empty: as most of the base's first runs
@@ -81,7 +81,7 @@ class Rules(Record):
     least_steady: int = Field(default=24, gt=0)
 
 
-class Replay(Record):
+class ReplaySettings(Record):
     """How steps are rebuilt.
 
     base:     op -> the implementation that stands for what the engine runs
@@ -171,10 +171,10 @@ class Experiment(Record):
 
     name: str
     about: str = ""
-    engine: Engine = Engine()
-    load: Load = Load()
-    rules: Rules = Rules()
-    replay: Replay
+    engine: EngineSettings = EngineSettings()
+    load: LoadSettings = LoadSettings()
+    rules: RejectionSettings = RejectionSettings()
+    replay: ReplaySettings
     predict: Predict = Predict()
     thresholds: Thresholds = Thresholds()
     swaps: tuple[Swap, ...] = Field(min_length=1)
@@ -193,12 +193,15 @@ class Experiment(Record):
             raise ValueError(f"two swaps are called {twice[0]}")
         return self
 
+    def with_pairs(self, pairs: int) -> Experiment:
+        return self.model_copy(update={"load": self.load.model_copy(update={"pairs": pairs})})
+
     def swap(self, name: str) -> Swap:
         """Raises UsageError."""
-        for one in self.swaps:
-            if one.name == name:
-                return one
-        known = ", ".join(one.name for one in self.swaps)
+        for swap in self.swaps:
+            if swap.name == name:
+                return swap
+        known = ", ".join(swap.name for swap in self.swaps)
         raise UsageError(f"no swap {name!r} in experiment {self.name}; swaps: {known}")
 
 

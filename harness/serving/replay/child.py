@@ -12,7 +12,7 @@ from typing import Any
 import kernels
 from harness.machine import cpu_threads
 from harness.serving.replay.flow import Flow
-from harness.serving.replay.step import Place, Step, places
+from harness.serving.replay.step import ReplayStep, StepPlace, places
 from harness.workers.child.timers import timer_for
 from harness.workers.child.timers.base import Program
 from kernels.compose import bind
@@ -38,11 +38,11 @@ class Rank:
         pinned = cpu_threads.pinned(threads) if kind == "cpu" else "no: the device computes"
         return {"torch": torch.__version__, "threads": torch.get_num_threads(), "pinned": pinned}
 
-    def open(self, step: Step, seed: int, launch: str) -> None:
+    def open(self, step: ReplayStep, seed: int, launch: str) -> None:
         """Makes all weights and buffers anew; nobody is prepared on them yet."""
         self.prepared: dict[tuple[str, str, str], Prepared] = {}
         self.programs: dict[str, Program] = {}
-        self.calls: dict[str, list[tuple[Place, Call]]] = {}
+        self.calls: dict[str, list[tuple[StepPlace, Call]]] = {}
         self.operands: dict[str, Any] = {}
         self.step, self.seed = step, seed
         self.places = places(step)
@@ -52,7 +52,7 @@ class Rank:
             if place.op:
                 self.operands[place.key] = self._operands(place)
 
-    def _operands(self, place: Place) -> Any:
+    def _operands(self, place: StepPlace) -> Any:
         op = kernels.OPS[place.op]
         sizes = op.sizes(self.step.sizes(place) | self._format(op))
         seeds = Seeds(stationary=1000 * self.seed + place.layer, live=place.layer)
@@ -81,7 +81,7 @@ class Rank:
         self.timer.synchronize()
         return time.perf_counter() - started
 
-    def _bound(self, place: Place, chosen: Mapping[str, str], owner: str = "") -> Prepared:
+    def _bound(self, place: StepPlace, chosen: Mapping[str, str], owner: str = "") -> Prepared:
         name = chosen.get(f"{place.op}:{place.name}") or chosen[place.op]
         if (place.key, name, owner) not in self.prepared:
             op = kernels.OPS[place.op]

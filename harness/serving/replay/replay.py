@@ -16,8 +16,8 @@ import kernels
 from harness.errors import NothingRan, UsageError
 from harness.machine.monitor.base import Monitor
 from harness.machine.provenance import provenance
-from harness.serving.replay.schema import CONFIDENCE, Arm, Replay, Timed
-from harness.serving.replay.step import Step, calls, places
+from harness.serving.replay.schema import CONFIDENCE, Replay, ReplayArm, Timed
+from harness.serving.replay.step import ReplayStep, calls, places
 from harness.statistics.intervals import interval
 from harness.timing.interleaved import measure
 from harness.timing.rounds import Policy, Rounds
@@ -34,7 +34,7 @@ LEFT_OUT = ["scheduler, tokeniser and HTTP", "rank skew"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplayPlan:
     """arms: name -> `op` or `op:place` -> implementation; the first is the base.
 
     rounds: in each block, at most
@@ -43,7 +43,7 @@ class Plan:
     environment: variables of the process that replays, as the engine has them; None: not set
     """
 
-    step: Step
+    step: ReplayStep
     arms: Mapping[str, Mapping[str, str]]
     launch: str
     threads: int
@@ -60,11 +60,11 @@ class Plan:
     environment: Mapping[str, str | None] = field(default_factory=dict)
 
 
-def replay(plan: Plan, platform: Platform, monitor: Monitor, say: Any = None) -> Replay:
+def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor, say: Any = None) -> Replay:
     """Measures the arms in interleaved rounds, each block on operands made anew. An arm that cannot be
     prepared is noted and left out; raises NothingRan where the base cannot."""
     say = say or (lambda text: print(text, file=sys.stderr))
-    arms = {name: Arm(chosen=dict(chosen)) for name, chosen in plan.arms.items()}
+    arms = {name: ReplayArm(chosen=dict(chosen)) for name, chosen in plan.arms.items()}
     base = next(iter(arms))
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
         threads = thread_environment(platform, plan.threads)
@@ -101,13 +101,13 @@ def replay(plan: Plan, platform: Platform, monitor: Monitor, say: Any = None) ->
     )
 
 
-def left_out(step: Step) -> list[str]:
+def left_out(step: ReplayStep) -> list[str]:
     """What a step of a serving engine has and this one has not."""
     reduce = 2 * step.layers if step.parallel.tp > 1 else 0
     return [*([f"{reduce} all-reduces of TP{step.parallel.tp}"] if reduce else []), *LEFT_OUT]
 
 
-def _facts(step: Step) -> dict[str, Any]:
+def _facts(step: ReplayStep) -> dict[str, Any]:
     facts = asdict(step)
     facts["model"] = step.model.name
     facts["picks"] = "recorded" if step.picks else step.routing
@@ -116,7 +116,12 @@ def _facts(step: Step) -> dict[str, Any]:
 
 
 def _measured(
-    plan: Plan, arms: dict[str, Arm], worker: Worker, platform: Platform, monitor: Monitor, say: Any
+    plan: ReplayPlan,
+    arms: dict[str, ReplayArm],
+    worker: Worker,
+    platform: Platform,
+    monitor: Monitor,
+    say: Any,
 ) -> Rounds:
     names = [*arms, TWIN]
     base = names[0]
@@ -165,7 +170,9 @@ def _measured(
     return measure({name: lambda name=name: turn(name) for name in names}, policy)
 
 
-def _decomposed(plan: Plan, arms: dict[str, Arm], base: str, worker: Worker) -> dict[str, Arm]:
+def _decomposed(
+    plan: ReplayPlan, arms: dict[str, ReplayArm], base: str, worker: Worker
+) -> dict[str, ReplayArm]:
     """Each arm with the times of its places, and of its swapped calls alone."""
     order = places(plan.step)
     found = {}
@@ -192,7 +199,7 @@ def _decomposed(plan: Plan, arms: dict[str, Arm], base: str, worker: Worker) -> 
     return found
 
 
-def _swapped(step: Step, base: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:
+def _swapped(step: ReplayStep, base: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:
     """Places whose implementation differs from the base's -> their op."""
     return {
         place.name: place.op for place in places(step) if place.op and _of(place, chosen) != _of(place, base)
@@ -204,7 +211,7 @@ def _of(place: Any, chosen: Mapping[str, str]) -> str:
 
 
 def _isolated(
-    plan: Plan, base: Mapping[str, str], chosen: Mapping[str, str], worker: Worker
+    plan: ReplayPlan, base: Mapping[str, str], chosen: Mapping[str, str], worker: Worker
 ) -> dict[str, Any]:
     swapped = _swapped(plan.step, base, chosen)
     changes = {"warm": 0.0, "cold": 0.0}
@@ -228,8 +235,8 @@ def _isolated(
 
 
 def _compared(
-    step: Step, arms: dict[str, Arm], base: str, rounds: Rounds
-) -> tuple[dict[str, Arm], Timed | None]:
+    step: ReplayStep, arms: dict[str, ReplayArm], base: str, rounds: Rounds
+) -> tuple[dict[str, ReplayArm], Timed | None]:
     found = {}
     for name, arm in arms.items():
         if arm.failed:  # a wrong one has no time either
@@ -258,7 +265,7 @@ def _timed(rounds: Rounds, name: str, less: str = "") -> Timed | None:
     return Timed(ms=over.mean, low=over.low if known else None, high=over.high if known else None)
 
 
-def _whole(step: Step, base: Mapping[str, str], chosen: Mapping[str, str], change: Timed | None) -> Any:
+def _whole(step: ReplayStep, base: Mapping[str, str], chosen: Mapping[str, str], change: Timed | None) -> Any:
     """The change in a step of the whole model: by the number of the swapped calls."""
     counts = [calls(step, op, place) for place, op in _swapped(step, base, chosen).items()]
     replayed, whole = sum(r for r, _ in counts), sum(w for _, w in counts)
@@ -268,7 +275,7 @@ def _whole(step: Step, base: Mapping[str, str], chosen: Mapping[str, str], chang
     return Timed(**scaled)
 
 
-def require_known(arms: Mapping[str, Mapping[str, str]], step: Step) -> None:
+def require_known(arms: Mapping[str, Mapping[str, str]], step: ReplayStep) -> None:
     """Raises UsageError where an arm names an op, a place or an implementation that there is not."""
     names = {(p.op, p.name) for p in places(step) if p.op}
     for chosen in arms.values():

@@ -19,7 +19,7 @@ class Timed(Record):
     high: float | None = None
 
 
-class Arm(Record):
+class ReplayArm(Record):
     """One choice of implementations.
 
     chosen:  `op` or `op:place` -> implementation
@@ -59,7 +59,7 @@ class Replay(Record):
     threads: int
     environment: dict[str, str | None] = Field(default_factory=dict)
     base: str
-    arms: dict[str, Arm]
+    arms: dict[str, ReplayArm]
     twin: Timed | None = None
     rounds: int = 0
     disturbed: int = 0

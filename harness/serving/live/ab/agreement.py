@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from harness.serving.live.client.requests import details
+from harness.serving.live.client.requests import request_times
 
 # Random weights give close ties: after a few words most answers have parted, each for good.
 LEAST_SECOND = 0.5
@@ -38,7 +38,7 @@ def agreement(pairs: Sequence[tuple[Path, Path]]) -> Agreement | None:
     prefixes = [
         sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(a.split(), b.split(), strict=False)))
         for one, other in pairs
-        for a, b in zip(details(one).texts, details(other).texts, strict=False)
+        for a, b in zip(request_times(one).texts, request_times(other).texts, strict=False)
     ]
     if not prefixes:
         return None

@@ -15,7 +15,7 @@ VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 
 @dataclass(frozen=True)
-class Arm:
+class EngineArm:
     """environment: None takes a variable away."""
 
     name: str
@@ -27,7 +27,7 @@ class Arm:
         return asdict(self)
 
 
-def parse_arm(text: str) -> Arm:
+def parse_arm(text: str) -> EngineArm:
     """`NAME` or `NAME:ITEM ITEM ...`, quoted as in a shell. An item is an environment variable (`A=1`, or
     `A=unset`), a flag (`--flag=value`), or a swap of the plug-in (`mla_decode=torch`). Raises UsageError."""
     name, _, rest = text.partition(":")
@@ -57,12 +57,12 @@ def parse_arm(text: str) -> Arm:
                 f"--arm {name}: {item!r} is no variable (A=1), flag (--flag) or swap; "
                 f"swaps: {', '.join(SWAPS)}"
             )
-    return Arm(name, tuple(environment), tuple(flags), tuple(swaps))
+    return EngineArm(name, tuple(environment), tuple(flags), tuple(swaps))
 
 
-def parse_arms(texts: Sequence[str]) -> list[Arm]:
+def parse_arms(texts: Sequence[str]) -> list[EngineArm]:
     """In the order given, the first being what the others are compared with; without any, one plain arm."""
-    arms = [parse_arm(text) for text in texts] or [Arm("base")]
+    arms = [parse_arm(text) for text in texts] or [EngineArm("base")]
     names = [arm.name for arm in arms]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"two arms are called {twice[0]}")

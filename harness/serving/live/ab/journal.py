@@ -16,7 +16,7 @@ class JournalFull(HarnessError):
     """A finished run could not be written; the journal is as it was before."""
 
 
-class Journal:
+class LiveJournal:
     """live.jsonl of a folder: the plan first, then lines `observed`, `calibration`, `run`, `pair`,
     `given_up` and `resumed`."""
 
@@ -24,9 +24,14 @@ class Journal:
         self.folder, self.path = folder, folder / FILE
 
     @staticmethod
-    def create(folder: Path, plan: dict[str, Any]) -> Journal:
+    def begin(folder: Path, plan: dict[str, Any], resume: bool) -> LiveJournal:
+        """The folder's, gone on with, or a new one. Raises UsageError."""
+        return LiveJournal.resume(folder, plan) if resume else LiveJournal.create(folder, plan)
+
+    @staticmethod
+    def create(folder: Path, plan: dict[str, Any]) -> LiveJournal:
         """Raises UsageError where there is one already, or it cannot be written."""
-        journal = Journal(folder)
+        journal = LiveJournal(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if journal.path.exists() and any(line["kind"] != "plan" for line in journal.lines()):
@@ -38,9 +43,9 @@ class Journal:
         return journal
 
     @staticmethod
-    def resume(folder: Path, plan: dict[str, Any]) -> Journal:
+    def resume(folder: Path, plan: dict[str, Any]) -> LiveJournal:
         """Raises UsageError where the folder holds none, or one of another plan."""
-        journal = Journal(folder)
+        journal = LiveJournal(folder)
         lines = journal.lines()
         if not lines or lines[0]["kind"] != "plan":
             raise UsageError(f"{folder} holds no live runs to resume")

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.serving.live.ab.effect import Effect, effect
+from harness.serving.live.ab.effect import ArmEffect, effect
 
 QUANTITIES = {
     "steady_itl_ms": "decode step (steady ITL)",
@@ -32,7 +32,7 @@ def pairs_of(lines: Sequence[Mapping[str, Any]], quantity: str, base: str, arm: 
     return [(a, b) for a, b in both if a is not None and b is not None]
 
 
-def effects(lines: Sequence[Mapping[str, Any]], base: str, arm: str) -> dict[str, Effect]:
+def effects(lines: Sequence[Mapping[str, Any]], base: str, arm: str) -> dict[str, ArmEffect]:
     """What `arm` changes against `base`, by quantity."""
     found = {}
     for quantity in QUANTITIES:

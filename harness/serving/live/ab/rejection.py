@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from harness.serving.live.ab.steps import Steps
-from harness.serving.live.client.load import Load
+from harness.serving.live.ab.steps import RunSteps
+from harness.serving.live.client.load import ClientLoad
 
 LEAST_STEADY = 24  # inter-token times
 
 
 @dataclass(frozen=True)
-class Rules:
+class RejectionRules:
     """pattern:   how requests must have been prefilled together; empty: as in the first run of all
     any_pattern: as it comes: the decode step does not depend on it, TTFT and TPOT do
     disturbed: whether a run during which other processes or the hypervisor took CPU time is rejected
@@ -29,7 +29,7 @@ class Rules:
         return asdict(self)
 
     def reasons(
-        self, load: Load, completed: int, tokens: Sequence[int], steps: Steps, disturbance: str
+        self, load: ClientLoad, completed: int, tokens: Sequence[int], steps: RunSteps, disturbance: str
     ) -> list[str]:
         """One line for each rule that the run breaks; none: it counts."""
         found = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Turn:
+class ScheduledRun:
     """One run to make. All turns of a pair send the same prompts."""
 
     pair: int
@@ -15,9 +15,9 @@ class Turn:
     seed: int
 
 
-def turns(arms: Sequence[str], pairs: int, seed: int) -> list[list[Turn]]:
+def mirrored_runs(arms: Sequence[str], pairs: int, seed: int) -> list[list[ScheduledRun]]:
     """Of each pair its turns, in order: AB, BA, AB ... (ABC, CBA, ...)."""
     return [
-        [Turn(pair, arm, seed + pair) for arm in (arms if pair % 2 == 0 else arms[::-1])]
+        [ScheduledRun(pair, arm, seed + pair) for arm in (arms if pair % 2 == 0 else arms[::-1])]
         for pair in range(pairs)
     ]

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from harness.serving.live.client.requests import Request
+from harness.serving.live.client.requests import TimedRequest
 
 RAMP_STEPS = 2  # left out after the batch is full
 
 
 @dataclass(frozen=True)
-class Steps:
+class RunSteps:
     """itl_ms:        mean of the steady steps' inter-token times
     itl_median_ms: their median, which a single stall does not move
     steady:        how many steady inter-token times there were, of all requests
@@ -53,11 +53,11 @@ class Steps:
 
 
 def steps(
-    found: Sequence[Request],
+    found: Sequence[TimedRequest],
     concurrency: int,
     input_lens: Sequence[int] = (),
     until: float = math.inf,
-) -> Steps:
+) -> RunSteps:
     """concurrency: how many decode together when the batch is full
     until:       steps that end later are not steady
     """
@@ -70,7 +70,7 @@ def steps(
         for group, before, end in zip(groups, befores, ends, strict=True)
     ]
     gaps, kv = _steady(found, concurrency, input_lens, until)
-    return Steps(
+    return RunSteps(
         itl_ms=1e3 * statistics.fmean(gaps) if gaps else None,
         itl_median_ms=1e3 * statistics.median(gaps) if gaps else None,
         steady=len(gaps),
@@ -81,10 +81,10 @@ def steps(
     )
 
 
-def _prefilled_together(found: Sequence[Request]) -> list[list[Request]]:
+def _prefilled_together(found: Sequence[TimedRequest]) -> list[list[TimedRequest]]:
     """First tokens that arrive within half a decode step of each other came from one step."""
     apart = _half_a_step(found)
-    groups: list[list[Request]] = []
+    groups: list[list[TimedRequest]] = []
     for request in sorted(found, key=lambda r: r.tokens[0]):
         if groups and request.tokens[0] - groups[-1][-1].tokens[0] <= apart:
             groups[-1].append(request)
@@ -93,7 +93,7 @@ def _prefilled_together(found: Sequence[Request]) -> list[list[Request]]:
     return groups
 
 
-def _decoding_batch(found: Sequence[Request]) -> float:
+def _decoding_batch(found: Sequence[TimedRequest]) -> float:
     apart = _half_a_step(found)
     made = sorted(at for r in found for at in r.tokens[1:])
     if not made:
@@ -101,13 +101,13 @@ def _decoding_batch(found: Sequence[Request]) -> float:
     return len(made) / (1 + sum(b - a > apart for a, b in pairwise(made)))
 
 
-def _half_a_step(found: Sequence[Request]) -> float:
+def _half_a_step(found: Sequence[TimedRequest]) -> float:
     gaps = [b - a for r in found for a, b in pairwise(r.tokens)]
     return statistics.median(gaps) / 2 if gaps else 0.0
 
 
 def _steady(
-    found: Sequence[Request], concurrency: int, input_lens: Sequence[int], until: float
+    found: Sequence[TimedRequest], concurrency: int, input_lens: Sequence[int], until: float
 ) -> tuple[list[float], list[float]]:
     """Inter-token times during which `concurrency` requests decode and none waits for its first token, and
     the tokens in the cache then."""
@@ -122,7 +122,7 @@ def _steady(
     return gaps, lengths
 
 
-def _full_windows(found: Sequence[Request], concurrency: int) -> list[tuple[float, float]]:
+def _full_windows(found: Sequence[TimedRequest], concurrency: int) -> list[tuple[float, float]]:
     changes: list[tuple[float, int, int]] = []
     for request in found:
         changes.append((request.sent, 0, 1))

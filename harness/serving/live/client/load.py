@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Load:
+class ClientLoad:
     """input_len, output_len: tokens of each request; concurrency: most in flight; prompts: requests."""
 
     input_len: int = 512

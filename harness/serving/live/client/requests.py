@@ -19,30 +19,30 @@ class NoDetail(HarnessError):
 
 
 @dataclass(frozen=True)
-class Request:
+class TimedRequest:
     """sent: seconds; tokens: seconds at which each arrived, the first one first."""
 
     sent: float
     tokens: tuple[float, ...]
 
-    def by(self, clock: Callable[[float], float]) -> Request:
-        return Request(clock(self.sent), tuple(map(clock, self.tokens)))
+    def by(self, clock: Callable[[float], float]) -> TimedRequest:
+        return TimedRequest(clock(self.sent), tuple(map(clock, self.tokens)))
 
 
 @dataclass(frozen=True)
-class Details:
+class RequestTimes:
     """Of the requests that succeeded, in the client's order; what the client did not keep is empty.
 
     dated: whether times are those of the client's clock, and not from when it began
     """
 
-    requests: tuple[Request, ...]
+    requests: tuple[TimedRequest, ...]
     dated: bool = False
     input_lens: tuple[int, ...] = ()
     output_lens: tuple[int, ...] = ()
     texts: tuple[str, ...] = ()
 
-    def by(self, clock: Callable[[float], float]) -> Details:
+    def by(self, clock: Callable[[float], float]) -> RequestTimes:
         """As an engine's own clock has it."""
         return replace(self, requests=tuple(request.by(clock) for request in self.requests))
 
@@ -61,7 +61,7 @@ class Details:
         return found | ({"mean_tpot_ms": 1e3 * statistics.fmean(after)} if after else {})
 
 
-def details(result: Path) -> Details:
+def request_times(result: Path) -> RequestTimes:
     """Of the last run in a client's file that has `ttfts` and `itls`, as vLLM's and SGLang's have. Raises
     NoDetail."""
     try:
@@ -80,9 +80,9 @@ def details(result: Path) -> Details:
     starts = samples.starts_s or (0.0,) * len(samples.ttfts_ms)
     requests = tuple(map(_request, starts, samples.ttfts_ms, samples.itls_ms))
     dated = bool(samples.starts_s)
-    return Details(requests, dated, samples.input_lens, samples.output_lens, samples.texts)
+    return RequestTimes(requests, dated, samples.input_lens, samples.output_lens, samples.texts)
 
 
-def _request(start: float, ttft_ms: float, itls_ms: Sequence[float]) -> Request:
+def _request(start: float, ttft_ms: float, itls_ms: Sequence[float]) -> TimedRequest:
     gaps = (gap / 1e3 for gap in itls_ms)
-    return Request(start, tuple(itertools.accumulate(gaps, initial=start + ttft_ms / 1e3)))
+    return TimedRequest(start, tuple(itertools.accumulate(gaps, initial=start + ttft_ms / 1e3)))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError, NothingRan
-from harness.serving.live.engine.launch import Launch
+from harness.serving.live.engine.launch import EngineLaunch
 from harness.serving.live.process.guarded import Guarded, how_it_ended
 
 # Straight to loopback: a proxy from the environment has no business here.
@@ -26,7 +26,7 @@ class EngineDied(HarnessError):
 class Engine:
     """A serving engine as a guarded process. Raises NothingRan where it does not come up."""
 
-    def __init__(self, launch: Launch, port: int, log: Path) -> None:
+    def __init__(self, launch: EngineLaunch, port: int, log: Path) -> None:
         self.launch, self.port = launch, port
         self.url = f"http://127.0.0.1:{port}"
         self.folder = log.parent

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import HarnessError
-from harness.serving.live.ab.arms import Arm
+from harness.serving.live.ab.arms import EngineArm
 from harness.serving.live.client.client import Client
-from harness.serving.live.client.load import Load
+from harness.serving.live.client.load import ClientLoad
 from harness.serving.live.engine.servers import Servers
 
 TRACED_S = 60.0  # most that a trace may take to be written
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservationFiles:
     """trace, routing: None where not asked for.
 
     trace:   the profiler's file of the run's prefills and some decode steps
@@ -33,15 +33,15 @@ class Observed:
 def observe(
     servers: Servers,
     client: Client,
-    arm: Arm,
-    load: Load,
+    arm: EngineArm,
+    load: ClientLoad,
     folder: Path,
     *,
     trace: bool = True,
     routing: bool = True,
     seed: int = 0,
     run_timeout_s: float = 600.0,
-) -> Observed:
+) -> ObservationFiles:
     """One run of an arm on a server of its own that logs, which costs time: no run of this counts.
 
     Raises HarnessError where a log that was asked for did not come.
@@ -74,7 +74,7 @@ def observe(
             servers.client.run(
                 engine.url,
                 engine.launch.model_name,
-                Load(32, 4, 1, 1),
+                ClientLoad(32, 4, 1, 1),
                 1,
                 folder / "flush.json",
                 run_timeout_s,
@@ -86,7 +86,7 @@ def observe(
         raise HarnessError(f"the engine wrote no trace into {traces}; {engine.process.last_words()}")
     if routing and routed is None:
         raise HarnessError(f"the plug-in wrote no routing log into {routes}; {engine.process.last_words()}")
-    return Observed(
+    return ObservationFiles(
         _kept(found, folder / f"{arm.name}.trace.json.gz"),
         _kept(routed, folder / f"{arm.name}.routing.npz"),
         result,

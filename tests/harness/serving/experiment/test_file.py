@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli.serving import serving
-from harness.cli.serving.experiment import plan
 from harness.errors import OK, UsageError
+from harness.serving.experiment.report import stages_table
 from harness.serving.experiment.spec import FILES, read_experiment
 from tests.support.serving_experiments import TEXT, Doubles, conduct, experiment
 
@@ -61,9 +61,9 @@ def test_what_there_is_not_is_said_with_what_there_is(tmp_path):
 
 def test_a_dry_run_says_what_is_done(tmp_path):
     made = experiment(tmp_path)
-    assert "done" not in plan(made, tmp_path / "out", ["mla"])
+    assert "done" not in stages_table(made, tmp_path / "out", ["mla"])
     conduct(tmp_path, Doubles(tmp_path)).run(["mla"])
-    text = plan(made, tmp_path / "out", ["linears", "mla"])
+    text = stages_table(made, tmp_path / "out", ["linears", "mla"])
     assert text.count("done") == 4 and text.count("to do") == 3
 
 

@@ -17,12 +17,12 @@ from harness.machine.monitor.procfs import Counters, process_seconds
 from harness.paths import ROOT
 from harness.serving.live.client import client as module
 from harness.serving.live.client.client import Client, ClientFailed
-from harness.serving.live.client.load import Load
+from harness.serving.live.client.load import ClientLoad
 from harness.serving.live.process import client_processes
 from tests.support.serving_processes import MARK, gone, marked
 
 DOUBLE = ROOT / "tests" / "doubles" / "vllm_client"
-LOAD = Load(16, 32, 4, 4)
+LOAD = ClientLoad(16, 32, 4, 4)
 
 
 @pytest.fixture

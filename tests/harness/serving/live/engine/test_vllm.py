@@ -12,7 +12,7 @@ import pytest
 
 from harness.errors import NothingRan
 from harness.paths import ROOT
-from harness.serving.live.ab.journal import Journal
+from harness.serving.live.ab.journal import LiveJournal
 from harness.serving.live.checkpoint.directory import check_model, default_model
 from harness.serving.live.checkpoint.shape import ModelShape
 
@@ -102,7 +102,7 @@ def test_a_swap_is_served_measured_logged_and_left_no_process(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    journal = Journal(out)
+    journal = LiveJournal(out)
     assert [run["status"] for run in journal.of("run")] == ["ok", "ok"]
     for run in journal.of("run"):
         assert run["steady_intervals"] > 24

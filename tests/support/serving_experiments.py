@@ -40,13 +40,13 @@ mha_prefill = "torch.naive"
 [[swaps]]
 name = "linears"
 op = "block_scale_gemm"
-swap = ["linears=bf16"]
+swap = ["block_scale_gemm=vllm.onednn"]
 replay = { block_scale_gemm = "vllm.onednn", "block_scale_gemm:kv_b" = "vllm.amx" }
 
 [[swaps]]
 name = "mla"
 op = "mla_decode"
-swap = ["mla_decode=torch"]
+swap = ["mla_decode=torch.naive"]
 replay = { mla_decode = "vllm.amx" }
 """
 OP = {"linears": "block_scale_gemm", "mla": "mla_decode"}

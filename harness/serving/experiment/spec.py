@@ -10,8 +10,11 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+import kernels
 from harness.errors import UsageError, mistake
+from harness.serving.live.swaps import LEFT_ALONE, current_names, implementations, is_swap, known_swaps
 from harness.serving.op_classes import OP_CLASSES
+from harness.serving.replay.step import called_ops
 from harness.serving.schema import Record
 
 if sys.version_info >= (3, 11):
@@ -132,8 +135,10 @@ class Swap(Record):
     """One op replaced.
 
     op:     its class
-    swap:   names of the plug-in's catalogue; environment, flags: what the arm's engine has besides
-    replay: `op` or `op:place` -> the implementation that stands for the swapped kernel
+    swap:   `OP[:PLACE]=IMPLEMENTATION`, what the engine is made to call (live/swaps.py)
+    environment, flags: what the arm's engine has besides
+    replay: `op` or `op:place` -> the implementation that stands for the swapped kernel; empty: those of
+            `swap`, which are the same code
     glue:   what else changes with it in the engine, and is not replayed; empty: nothing
     """
 
@@ -142,7 +147,7 @@ class Swap(Record):
     swap: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default_factory=dict)
     flags: tuple[str, ...] = ()
-    replay: dict[str, str]
+    replay: dict[str, str] = Field(default_factory=dict)
     glue: str = ""
 
     @field_validator("name")
@@ -159,11 +164,27 @@ class Swap(Record):
             raise ValueError(f"takes one of {', '.join(OP_CLASSES)}")
         return op
 
+    @field_validator("swap")
+    @classmethod
+    def _current(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return current_names(names)
+
     @model_validator(mode="after")
     def _swaps_something(self) -> Swap:
         if not (self.swap or self.environment or self.flags):
             raise ValueError("says nothing that differs from the base: give swap, environment or flags")
+        if not self.replay and not implementations(self.swap):
+            raise ValueError("names no implementation to replay: give swap or replay")
         return self
+
+    def replayed(self, base: Mapping[str, str]) -> dict[str, str]:
+        """What stands for it in a replay. base: what stands for the engine's own kernels"""
+        if self.replay:
+            return self.replay
+        chosen = implementations(self.swap)
+        if "block_scale_gemm" in chosen:
+            chosen[LEFT_ALONE] = base.get(LEFT_ALONE) or base["block_scale_gemm"]
+        return chosen
 
 
 class Experiment(Record):
@@ -192,6 +213,11 @@ class Experiment(Record):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two swaps are called {twice[0]}")
         return self
+
+    def resolved(self) -> Experiment:
+        """With what each swap's replay runs said in full."""
+        swaps = (s.model_copy(update={"replay": s.replayed(self.replay.base)}) for s in self.swaps)
+        return self.model_copy(update={"swaps": tuple(swaps)})
 
     def with_pairs(self, pairs: int) -> Experiment:
         return self.model_copy(update={"load": self.load.model_copy(update={"pairs": pairs})})
@@ -230,7 +256,7 @@ def read_experiment(name: str) -> Experiment:
     except TypeError as error:
         raise UsageError(f"{name}: {error}") from None
     _require_known(experiment, name)
-    return experiment
+    return experiment.resolved()
 
 
 def _allowed(error: ValidationError) -> str:
@@ -254,23 +280,19 @@ def _keys(path: list[str]) -> list[str]:
 
 def _require_known(experiment: Experiment, name: str) -> None:
     """Swaps, ops and implementations that there are."""
-    from harness.serving.live.plugin.catalogue import SWAPS
-    from harness.serving.replay.step import called_ops
-
     for op in called_ops():
         if op not in experiment.replay.base:
             raise UsageError(f"{name}: replay.base.{op} is missing: what stands for the engine's own kernel")
     _require_implementations(experiment.replay.base, f"{name}: replay.base")
     for swap in experiment.swaps:
-        for one in swap.swap:
-            if one not in SWAPS:
-                raise UsageError(f"{name}: swaps.{swap.name}.swap: no {one!r}; swaps: {', '.join(SWAPS)}")
+        for item in swap.swap:
+            if not is_swap(item):
+                known = ", ".join(known_swaps())
+                raise UsageError(f"{name}: swaps.{swap.name}.swap: no {item!r}; swaps: {known}")
         _require_implementations(swap.replay, f"{name}: swaps.{swap.name}.replay")
 
 
 def _require_implementations(chosen: Mapping[str, str], where: str) -> None:
-    import kernels
-
     for key, implementation in chosen.items():
         op = key.partition(":")[0]
         if op not in kernels.OPS:

@@ -75,5 +75,5 @@ class Stages:
 
 def _changed(before: Experiment, now: Experiment) -> str:
     """The first key that differs, or nothing."""
-    old, new = (json.loads(one.model_dump_json()) for one in (before, now))
+    old, new = (json.loads(experiment.resolved().model_dump_json()) for experiment in (before, now))
     return next((key for key in new if old.get(key) != new[key]), "")

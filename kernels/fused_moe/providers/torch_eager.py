@@ -128,6 +128,7 @@ class Bf16(Implementation):
     name = "torch.bf16"
     requires = "torch with grouped products (2.9 or later; sm_90 or later on cuda)"
     boundaries = ("core", "with_quant")
+    rebinds = True
 
     def available(self, platform: Platform) -> Support:
         return platform.library("torch")
@@ -151,6 +152,7 @@ class Bf16(Implementation):
 
 class Compiled(Bf16):
     name = "torch.compile"
+    rebinds = False  # it would compile anew for each number of tokens
     requires = "torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)"
 
     def available(self, platform: Platform) -> Support:

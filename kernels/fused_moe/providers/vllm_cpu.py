@@ -26,6 +26,7 @@ class Amx(VllmCpu):
     requires = "vLLM's CPU build, AVX-512 (AMX tiles where the CPU has them)"
     kernel = "fused_experts_cpu"
     boundaries = ("with_quant",)
+    rebinds = True
 
     def fits(self, sizes: Sizes) -> Support:
         return Support.all_of(
@@ -94,6 +95,7 @@ class Dequantised(VllmCpu):
     """Weights dequantised to bf16 once, as vLLM would serve the model in bf16: twice the bytes of weights."""
 
     boundaries = ("with_quant",)
+    rebinds = True
 
     def fits(self, sizes: Sizes) -> Support:
         return need(sizes.ep == 1, "counts every id, and an id of -1 outside its table: needs ep=1")

@@ -23,6 +23,7 @@ class Extend(VllmCpu):
 
     name = "vllm.extend"
     kernel = "extend_attention_cpu"
+    rebinds = True
 
     def fits(self, sizes: Sizes) -> Support:
         return takes(sizes, "bf16")

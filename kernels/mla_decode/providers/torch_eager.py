@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 
 class _Padded(Prepared):
     """Gathers the paged cache into [batch, longest, 576]; places past a length repeat the first token,
-    whose value is finite, and are masked."""
+    whose value is finite, and are masked. Both tables are those of `first` where the pages are the same."""
 
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor) -> None:
+    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, first: _Padded | None = None) -> None:
         import torch
 
         super().__init__(operands, out)
+        if first is not None and operands.same_pages(first.operands):
+            self.slots, self.valid = first.slots, first.valid
+            return
         slots = [operands.token_slots(i) for i in range(len(operands.host_lengths))]
         self.slots = torch.nn.utils.rnn.pad_sequence(slots, batch_first=True)
         position = torch.arange(self.slots.shape[1], device=self.slots.device)
@@ -47,8 +50,7 @@ class _Attend(_Padded):
         self.out.copy_(self.function(o.q, o.kv, self.slots, self.valid, o.scale, o.kv_scale))
 
 
-class Naive(Implementation):
-    name = "torch.naive"
+class _Torch(Implementation):
     requires = "torch"
 
     def available(self, platform: Platform) -> Support:
@@ -58,11 +60,21 @@ class Naive(Implementation):
         longest = sizes.batch * max(sizes.lengths())
         return longest * (WIDTH * (4 + 4 + 2) + sizes.heads * 4 * 4 + 8)
 
+
+class Naive(_Torch):
+    name = "torch.naive"
+    rebinds = True
+
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         return _Attend(operands, out)
 
+    def prepare_turn(self, first: Prepared, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+        if type(first) is not _Attend:  # what a subclass prepared is its own
+            return self.prepare(operands, out)
+        return _Attend(operands, out, first)
 
-class Compiled(Naive):
+
+class Compiled(_Torch):
     name = "torch.compile"
     requires = "torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)"
 
@@ -101,9 +113,8 @@ class _Sdpa(_Padded):
         self.out.copy_(attended[:, 0, :, :LATENT])
 
 
-class Sdpa(Naive):
+class Sdpa(_Torch):
     name = "torch.sdpa"
-    requires = "torch"
 
     def workspace(self, sizes: Sizes) -> int:
         slots = sizes.batch * max(sizes.lengths())

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.errors import UsageError
-from harness.serving.live.plugin.catalogue import SWAPS
+from harness.serving.live.swaps import current_names, is_swap, known_swaps
 
 VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
@@ -29,7 +29,8 @@ class EngineArm:
 
 def parse_arm(text: str) -> EngineArm:
     """`NAME` or `NAME:ITEM ITEM ...`, quoted as in a shell. An item is an environment variable (`A=1`, or
-    `A=unset`), a flag (`--flag=value`), or a swap of the plug-in (`mla_decode=torch`). Raises UsageError."""
+    `A=unset`), a flag (`--flag=value`), or a swap (`mla_decode=torch.naive`, see live/swaps.py). Raises
+    UsageError."""
     name, _, rest = text.partition(":")
     if not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,63}", name):
         raise UsageError(
@@ -46,8 +47,8 @@ def parse_arm(text: str) -> EngineArm:
         left, equals, right = item.partition("=")
         if item.startswith("--"):
             flags.append(item)
-        elif item in SWAPS:
-            swaps.append(item)
+        elif all(is_swap(swap) for swap in current_names([item])):
+            swaps += current_names([item])
         elif equals and VARIABLE.fullmatch(left):
             environment.append((left, None if right == "unset" else right))
         elif flags and not equals:
@@ -55,7 +56,7 @@ def parse_arm(text: str) -> EngineArm:
         else:
             raise UsageError(
                 f"--arm {name}: {item!r} is no variable (A=1), flag (--flag) or swap; "
-                f"swaps: {', '.join(SWAPS)}"
+                f"swaps: {', '.join(known_swaps())}"
             )
     return EngineArm(name, tuple(environment), tuple(flags), tuple(swaps))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from harness import files
 from harness.errors import HarnessError, UsageError
+from harness.serving.live.swaps import current_names
 
 FILE = "live.jsonl"
 
@@ -92,9 +93,9 @@ class LiveJournal:
 
 def _lasting(plan: dict[str, Any]) -> dict[str, Any]:
     machine = {key: plan.get("machine", {}).get(key) for key in ("host", "device", "cpus")}
-    return {key: value for key, value in plan.items() if key not in ("kind", "pairs", "git")} | {
-        "machine": machine
-    }
+    arms = [{**arm, "swaps": list(current_names(arm["swaps"]))} for arm in plan.get("arms", ())]
+    lasting = {key: value for key, value in plan.items() if key not in ("kind", "pairs", "git")}
+    return lasting | {"machine": machine, "arms": arms}
 
 
 def _short(value: Any) -> str:

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import kernels
 from harness.errors import NothingRan, UsageError
 from harness.serving.live.checkpoint.directory import check_model
 from harness.serving.live.client.load import ClientLoad
-from harness.serving.live.engine.plugin_path import broken_modules, stage
+from harness.serving.live.engine.plugin_path import broken_modules, stage, stage_suite
 from harness.serving.live.process.launching import words_of
 
 
@@ -150,9 +151,14 @@ def launch(
             "PYTHONPATH": os.pathsep.join(path),
             "KERNEL_BENCH_SWAPS": ",".join(swaps),
             "KERNEL_BENCH_SWAPS_LOG": str(swaps_log),
+            # It runs in a folder of its own.
+            kernels.PLUGINS: os.pathsep.join(map(str, kernels.plugin_files())) or None,
             # Where it runs, which is `folder`: its sockets stay when it is stopped, and would fill /tmp.
             "VLLM_RPC_BASE_PATH": ".",
         }
+        if swaps:
+            stage_suite(folder / "suite")
+            variables["KERNEL_BENCH_SUITE"] = str(folder / "suite")
         if routing:
             routing.mkdir(parents=True, exist_ok=True)
             variables["KERNEL_BENCH_ROUTING_LOG"] = str(routing)

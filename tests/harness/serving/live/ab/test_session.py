@@ -142,7 +142,7 @@ def test_mistakes_are_one_line(model_folder, tmp_path):
 
     fails(3, "the engine did not come up", mode="dies-at-start")
     fails(2, "swap", "--arm", "x:nothing=1")
-    fails(2, "made by a plug-in of vLLM", "--arm", "x:mla_decode=torch")
+    fails(2, "made by a plug-in of vLLM", "--arm", "x:mla_decode=torch.naive")
     fails(2, "config.json: No such file", where=tmp_path)
     fails(2, "no model directory", where=tmp_path / "none")
     fails(2, "write how many are prefilled together", "--prefill-pattern", "many")

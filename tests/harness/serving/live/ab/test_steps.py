@@ -208,17 +208,17 @@ def test_small_or_uncertain_effects_are_not_resolved():
 
 
 def test_arms_are_read():
-    arm = parse_arm("x:A_B=1 C=unset --max-num-seqs 8 --foo=bar mla_decode=torch")
+    arm = parse_arm("x:A_B=1 C=unset --max-num-seqs 8 --foo=bar mla_decode=torch.naive experts=bf16_vec")
     assert arm.environment == (("A_B", "1"), ("C", None))
     assert arm.flags == ("--max-num-seqs", "8", "--foo=bar")
-    assert arm.swaps == ("mla_decode=torch",)
+    assert arm.swaps == ("mla_decode=torch.naive", "fused_moe=vllm.vec"), "a name of old too"
     assert [arm.name for arm in parse_arms([])] == ["base"]
 
 
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["x:mla_decode=nothing"], "'mla_decode=nothing' is no variable .* swaps: .*mla_decode=torch"),
+        (["x:mla_decode=nothing"], "'mla_decode=nothing' is no variable .* swaps: .*mla_decode=torch.naive"),
         (["../x"], "cannot read --arm"),
         (["x:'A=1"], "No closing quotation"),
         (["a", "a"], "two arms are called a"),

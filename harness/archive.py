@@ -62,13 +62,13 @@ def below(folder: Path, pattern: str) -> list[Path]:
 
 def glob(pattern: str) -> list[str]:
     """Files and folders whose path matches, as glob.glob with `**`, in order."""
-    found = set(plain_glob.glob(pattern, recursive=True))  # noqa: PTH207
+    paths = set(plain_glob.glob(pattern, recursive=True))  # noqa: PTH207
     parts = Path(pattern).parts
     plain = next((i for i, part in enumerate(parts) if plain_glob.has_magic(part)), len(parts))
     top = Path(*parts[:plain])
     for file in _packed_files(top):
-        found |= {str(path) for path in (file, *file.parents) if _matches(path.parts, parts)}
-    return sorted(found)
+        paths |= {str(path) for path in (file, *file.parents) if _matches(path.parts, parts)}
+    return sorted(paths)
 
 
 def verify(folder: Path) -> None:

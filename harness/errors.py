@@ -1,4 +1,4 @@
-"""A user's mistakes and a machine's limits: one clear line and an exit code, never a traceback."""
+"""Errors and exit codes: a user's mistakes and a machine's limits as one clear line, never a traceback."""
 
 from __future__ import annotations
 

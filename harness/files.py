@@ -7,8 +7,11 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from harness.errors import UsageError
+
+JsonObject = dict[str, Any]  # as json.loads gives it: what is in it only its reader knows
 
 
 def whole_lines(data: bytes) -> int:

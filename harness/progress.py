@@ -1,4 +1,4 @@
-"""What is going on, on stderr: one line per case and stage, with the time left."""
+"""Progress on stderr: one line per case and stage, with the time left."""
 
 from __future__ import annotations
 

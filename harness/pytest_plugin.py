@@ -13,9 +13,12 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from harness.run.single import KernelBenchmark
 
 ROUNDS = 20
 
@@ -58,42 +61,46 @@ def kernel_benchmark(
             (operands, out) that fills `out` or returns the output, measured in this one; or an Implementation
     """
     from harness.errors import HarnessError
-    from harness.run.single import Session
+    from harness.machine.device import choose_device
+    from harness.run.single import KernelBenchmarks
 
     clock = next(m.kwargs["timer"] for m in request.node.iter_markers("benchmark") if "timer" in m.kwargs)
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
-        session = Session(request.config.option, Path(scratch))
+        options = request.config.option
+        benchmarks = KernelBenchmarks(
+            choose_device(options.kernel_device), options.kernel_cache, options.kernel_launch, Path(scratch)
+        )
 
         def measure(op: str, kernel: Any, *, rounds: int = ROUNDS, **case: Any) -> dict[str, Any]:
             """case: `case`, `boundary`, `cache`, `launch`, as `run` takes them."""
             __tracebackhide__ = True
             try:
-                contest = session.contest(op, kernel, **case)
+                measured = benchmarks.benchmark(op, kernel, **case)
             except HarnessError as error:
                 pytest.fail(str(error), pytrace=False)
             try:
-                contest.begin()
-                _accept(contest)
-                benchmark.group = benchmark.group or contest.case.key
+                measured.begin()
+                _accept(measured)
+                benchmark.group = benchmark.group or measured.case.key
 
                 def turn() -> None:
-                    clock.now += contest.turn()
+                    clock.now += measured.turn()
 
                 benchmark.pedantic(turn, rounds=rounds, iterations=1, warmup_rounds=1)
-                contest.end()
-                _accept(contest)
+                measured.end()
+                _accept(measured)
                 typical = benchmark.stats.stats.median if benchmark.stats else None
-                benchmark.extra_info.update(contest.facts(typical))
+                benchmark.extra_info.update(measured.facts(typical))
             finally:
-                contest.close()
+                measured.close()
             return dict(benchmark.extra_info)
 
         yield measure
 
 
-def _accept(contest: Any) -> None:
+def _accept(measured: KernelBenchmark) -> None:
     __tracebackhide__ = True
-    if contest.status == "unsupported":
-        pytest.skip(contest.reason)
-    if contest.status is not None:
-        pytest.fail(f"{contest.name} is {contest.status}: {contest.reason}", pytrace=False)
+    if measured.status == "unsupported":
+        pytest.skip(measured.reason)
+    if measured.status is not None:
+        pytest.fail(f"{measured.name} is {measured.status}: {measured.reason}", pytrace=False)

@@ -1,4 +1,4 @@
-"""How a kernel of a narrower boundary stands in a wider one: after the suite's own producer kernels."""
+"""Composition: a kernel of a narrower boundary in a wider one, after the suite's own producer kernels."""
 
 from __future__ import annotations
 

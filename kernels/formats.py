@@ -132,7 +132,7 @@ def rounding_deviation(x: torch.Tensor, fmt: Fp8Format, scales: Scales = "ue8m0"
     """
     import torch
 
-    largest_scale = block_scale(_amax(x), fmt, "fp32") * {"fp32": 1, "ue8m0": 2}[_known(scales)]
+    largest_scale = block_scale(_amax(x), fmt, "fp32") * {"fp32": 1, "ue8m0": 2}[known_scales(scales)]
     floor = largest_scale * (fmt.smallest_subnormal / 12**0.5)
     relative = _blocks(x.float().abs().mul_(2**-4 / 3**0.5))
     return _joined(torch.maximum(relative, floor.unsqueeze(-1)), x.shape[-1])
@@ -145,13 +145,14 @@ def block_scale(amax: torch.Tensor, fmt: Fp8Format, scales: Scales) -> torch.Ten
     # A tensor on amax's device, because CUDA divides by a number by multiplying with its inverse.
     largest = torch.full((), fmt.max, dtype=torch.float32, device=amax.device)
     scale = (amax.float() / largest).clamp_(min=SMALLEST_SCALE)
-    if _known(scales) == "fp32":
+    if known_scales(scales) == "fp32":
         return scale
     # Any mantissa bit carries into the exponent; then the mantissa goes.
     return ((scale.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
 
 
-def _known(scales: str) -> Scales:
+def known_scales(scales: str) -> Scales:
+    """The scales of that name; raises ValueError with the names there are."""
     if scales not in SCALES:
         raise ValueError(f"unknown scales {scales!r}; scales: {', '.join(SCALES)}")
     return scales

@@ -1,4 +1,4 @@
-"""The contracts between what is measured (kernels) and how (harness).
+"""Contracts between what is measured (kernels) and how (harness): Op, Implementation, Prepared.
 
 Importing this module, or any op's provider files, imports no library: torch and the rest are
 imported inside functions, so that `list` works on a machine that has none of them.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from kernels.operands import Operands, Seeds
 from kernels.sizes import read_sizes
@@ -90,7 +90,8 @@ class Prepared(ABC):
 
     def __init__(self, operands: Any, out: torch.Tensor | None = None) -> None:
         self.operands = operands
-        self.out = out
+        # None only for a library that allocates its own output, whose `call` writes none.
+        self.out = cast("torch.Tensor", out)
 
     @abstractmethod
     def call(self) -> None:

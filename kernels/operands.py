@@ -1,11 +1,11 @@
-"""What a call reads: the canonical operands of a case, live ones and stationary ones."""
+"""Operands of a case: the canonical tensors that a call reads, live ones and stationary ones."""
 
 from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +21,13 @@ class Seeds:
     stationary: int = 0
     live: int = 0
     turn: int = 0
+
+
+Own = TypeVar("Own", bound="Operands")
+
+ABSENT: Any = None
+"""Default of a tensor that not every case or boundary has. Its type is that of where it is: the boundary, or
+the dtype of the case, says which are."""
 
 
 class Operands(ABC):
@@ -41,29 +48,29 @@ class Operands(ABC):
 
         return {
             f.name: value
-            for f in fields(self)  # type: ignore[arg-type]
+            for f in fields(self)  # type: ignore[arg-type]  # of a dataclass, as each is
             if isinstance(value := getattr(self, f.name), torch.Tensor)
         }
 
     def live_tensors(self) -> dict[str, torch.Tensor]:
         return {name: tensor for name, tensor in self.tensors().items() if name in self.live}
 
-    def replaced(self, **values: Any) -> Any:
-        return replace(self, **values)  # type: ignore[type-var]
+    def replaced(self: Own, **values: Any) -> Own:
+        return replace(self, **values)  # type: ignore[type-var]  # of a dataclass, as each is
 
-    def copy(self, names: Iterable[str] | None = None) -> Any:
+    def copy(self: Own, names: Iterable[str] | None = None) -> Own:
         """The same operands with the named tensors (default: all) in fresh buffers, the rest shared."""
         tensors = self.tensors()
         copied = tensors if names is None else [name for name in names if name in tensors]
         return self.replaced(**{name: tensors[name].clone() for name in copied})
 
-    def turned(self, turn: int, cold: bool = False) -> Any:
+    def turned(self: Own, turn: int, cold: bool = False) -> Own:
         """The operands of a further set that calls rotate over: copies of what a step streams (`cold`: of
         everything), of the same values. An op whose calls touch only some of their stationary operands
         gives other live ones instead, which make a call touch others (then `Op.turns` is true)."""
         return self.copy(None if cold else self.streamed)
 
-    def narrowed(self) -> Any:
+    def narrowed(self: Own) -> Own:
         """The operands of the next narrower boundary: the same stationary ones, and empty buffers for the
         live ones that `Op.step` produces."""
         raise NotImplementedError(f"{type(self).__name__} has no boundary narrower than {self.boundary}")

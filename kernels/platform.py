@@ -1,4 +1,4 @@
-"""What machine this is, found without importing torch or any GPU library's Python package."""
+"""Platform: what machine this is, without importing torch or any GPU library's Python package."""
 
 from __future__ import annotations
 
@@ -254,8 +254,7 @@ def _cpu_last_level(cpus: Iterable[int], root: Path = Path("/sys/devices/system/
             level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
             shared = (index / "shared_cpu_list").read_text().strip()
             if kind != "Instruction":
-                number, unit = re.fullmatch(r"(\d+)([KMG]?)", size).groups()  # type: ignore[union-attr]
-                scale = {"": 0, "K": 10, "M": 20, "G": 30}[unit]
-                caches[level, shared] = (int(level), int(number) << scale)
+                scale = {"K": 10, "M": 20, "G": 30}.get(size[-1], 0)
+                caches[level, shared] = (int(level), int(size.rstrip("KMG")) << scale)
     last = max((level for level, _ in caches.values()), default=0)
     return sum(size for level, size in caches.values() if level == last)

@@ -1,4 +1,4 @@
-"""Whether something can run here, and if not why."""
+"""Support: whether something can run here, and if not why."""
 
 from __future__ import annotations
 

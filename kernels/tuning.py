@@ -200,8 +200,10 @@ def distance(a: Mapping[str, float | str], b: Mapping[str, float | str]) -> floa
         first, second = a.get(name), b.get(name)
         if first == second:
             continue
-        numbers = all(isinstance(x, int | float) and x >= 0 for x in (first, second))
-        total += abs(math.log2((first + 1) / (second + 1))) if numbers else 4.0
+        if isinstance(first, int | float) and isinstance(second, int | float) and min(first, second) >= 0:
+            total += abs(math.log2((first + 1) / (second + 1)))
+        else:
+            total += 4.0
     return total
 
 

@@ -75,8 +75,8 @@ class Aiter(Vendor):
     runtime = "aiter"
     library = "aiter"
     install = "it comes with ROCm's images of vLLM and SGLang, or build github.com/ROCm/aiter"
-    kinds = ("rocm",)
-    archs = ("gfx942", "gfx950")
+    kinds: ClassVar[tuple[str, ...]] = ("rocm",)
+    archs: ClassVar[tuple[str, ...]] = ("gfx942", "gfx950")
 
 
 class Cudnn(Vendor):
@@ -85,7 +85,7 @@ class Cudnn(Vendor):
     runtime = "cudnn"
     library = "cudnn"
     install = "pip install nvidia-cudnn-frontend"
-    kinds = ("cuda",)
+    kinds: ClassVar[tuple[str, ...]] = ("cuda",)
 
 
 class DeepGemm(Vendor):
@@ -94,8 +94,8 @@ class DeepGemm(Vendor):
     runtime = "deep_gemm"
     library = "deep_gemm"
     install = "pip install sgl-deep-gemm, or build github.com/deepseek-ai/DeepGEMM"
-    kinds = ("cuda",)
-    archs = ("sm_90", "sm_100")
+    kinds: ClassVar[tuple[str, ...]] = ("cuda",)
+    archs: ClassVar[tuple[str, ...]] = ("sm_90", "sm_100")
 
     def supports(self, case: Case, platform: Platform) -> Support:
         scales = case.sizes.get("scales", "ue8m0")
@@ -113,13 +113,13 @@ class FlashAttention(Vendor):
 
     runtime = "flash_attn"
     allocates = True
-    kinds = ("cuda",)
+    kinds: ClassVar[tuple[str, ...]] = ("cuda",)
 
 
 class FlashAttention3(FlashAttention):
     library = "flash_attn_interface"
     install = "build hopper/ of github.com/Dao-AILab/flash-attention"
-    archs = ("sm_90",)
+    archs: ClassVar[tuple[str, ...]] = ("sm_90",)
 
 
 class FlashAttention4(FlashAttention):
@@ -131,7 +131,7 @@ class FlashInfer(Vendor):
     runtime = "flashinfer"
     library = "flashinfer"
     install = "pip install flashinfer-python"
-    kinds = ("cuda",)
+    kinds: ClassVar[tuple[str, ...]] = ("cuda",)
 
 
 class Sglang(Vendor):
@@ -143,7 +143,7 @@ class Sglang(Vendor):
     runtime = "sglang"
     library = "sglang"
     install = "pip install sglang, or take an image that has it"
-    kinds = ("cuda", "rocm")
+    kinds: ClassVar[tuple[str, ...]] = ("cuda", "rocm")
     also = TRITON
 
     ATTENTION = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
@@ -159,7 +159,7 @@ class Vllm(Vendor):
     runtime = "vllm"
     library = "vllm"
     install = "pip install vllm, or its CPU build: pip install '.[cpu]' (x86-64 Linux, Python 3.11 or later)"
-    kinds = ("cuda", "rocm")
+    kinds: ClassVar[tuple[str, ...]] = ("cuda", "rocm")
     also = TRITON
 
 
@@ -169,9 +169,11 @@ class VllmCpu(Vllm):
     kernel: its name among vLLM's torch operators
     """
 
-    requires = "vLLM's CPU build, AVX-512 (AMX tiles where the CPU has them)"
-    kinds = ("cpu",)
-    features = ("avx512f",)
+    requires = "vLLM's CPU build, AVX-512 with bf16 (AMX tiles where the CPU has them)"
+    kinds: ClassVar[tuple[str, ...]] = ("cpu",)
+    # vLLM loads another build where AVX-512 has no bf16: it lacks most of these kernels, truncates to bf16 in
+    # the others (csrc/cpu/cpu_types_x86.hpp), and serves no FP8 model.
+    features = ("avx512_bf16",)
     also: ClassVar = {}
     kernel: ClassVar[str]
 
@@ -186,5 +188,5 @@ class VllmCpu(Vllm):
         except ImportError as error:
             raise Unsupported(f"vllm cannot be imported: {error}") from error
         if not hasattr(torch.ops._C, name):
-            raise Unsupported(f"this vllm has no {name} (not its CPU build, or no AVX-512)")
+            raise Unsupported(f"this vllm has no {name} (not its CPU build, or no AVX-512 with bf16)")
         return getattr(torch.ops._C, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 _DATA = Path(__file__).parent / "data"
 
@@ -90,7 +91,9 @@ def read_model(path: Path) -> ModelConfig:
     file = path / "config.json" if path.is_dir() else path
     try:
         own = json.loads(file.read_text(encoding="utf-8"))
-        scaling = own.get("rope_scaling") or dict.fromkeys(_fields(RopeScaling), 1) | {"type": "none"}
+        scaling: dict[str, Any] = own.get("rope_scaling") or dict.fromkeys(_fields(RopeScaling), 1) | {
+            "type": "none"
+        }
         own["weight_block_size"] = own.get("quantization_config", {}).get("weight_block_size", (128, 128))
         own["rope_scaling"] = RopeScaling(**{name: scaling[name] for name in _fields(RopeScaling)})
         own |= {"name": file.parent.name, "source": file.name}

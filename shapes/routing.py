@@ -224,7 +224,7 @@ def _hands(routing: Routing) -> list[tuple[int, ...]]:
         firsts = range(0, routing.experts, group)
         rounds = [firsts[i : i + width] for i in range(0, len(firsts), width)]
         deck = [first + i for block in rounds for i in range(group) for first in block]
-        hands = []
+        hands: list[tuple[int, ...]] = []
         while not hands or len(hands) * topk % len(deck):
             start = len(hands) * topk
             hands.append(tuple(deck[(start + i) % len(deck)] for i in range(topk)))

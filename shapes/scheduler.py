@@ -1,4 +1,4 @@
-"""What the steps of a serving workload see: a deterministic simulation of a scheduler.
+"""Scheduler of a serving workload, simulated: what its steps see.
 
 Time is counted in steps, not seconds. A client keeps `concurrency` requests open and sends the next
 one the moment an answer ends; the engine lets them in first come, first served. KV memory has no
@@ -187,7 +187,7 @@ def _take(prompts: deque[_Prompt], budget: int, whole: bool) -> list[tuple[_Prom
 
     Gives each prompt with the tokens taken from it, and those taken before.
     """
-    taken = []
+    taken: list[tuple[_Prompt, int, int]] = []
     while prompts and budget:
         prompt = prompts[0]
         if whole and taken and prompt.left > budget:

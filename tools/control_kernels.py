@@ -6,20 +6,20 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from kernels.block_scale_gemm.providers.torch_eager import Bf16
+from kernels.block_scale_gemm.providers.torch_eager import Bf16Gemm
 from kernels.op import Prepared, Unsupported
 
 HANDICAP = 0.02
 
 
-class Again(Bf16):
+class Again(Bf16Gemm):
     """torch.bf16 itself."""
 
     name = "control.again"
     op = "block_scale_gemm"
 
 
-class Handicapped(Bf16):
+class Handicapped(Bf16Gemm):
     """torch.bf16, and then 2 % of its time once more."""
 
     name = "control.handicapped"

@@ -71,7 +71,7 @@ def with_floor(family: Family, ratio: float, seed: int) -> Outcome:
     found = rounds(start(family, ratio, seed, twin=True), seed, twin="slower again")
     names = ("slower", "faster", "slower again")
     series = {name: found.series(name) for name in names}
-    judged = joint_verdicts(series, found.blocks, names[:2], names[0], names[2])[0].found
+    judged = joint_verdicts(series, found.blocks, names[:2], names[0], twin=names[2])[0].comparison
     return Outcome(judged.verdict, judged.low, judged.high, len(found.rounds))
 
 

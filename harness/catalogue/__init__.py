@@ -1,1 +1,1 @@
-"""Facts as data: flags, recipes, architectures, devices, published figures. Nothing is measured here."""
+"""Catalogue of facts as data: flags, recipes, architectures, devices, published figures."""

@@ -1,4 +1,4 @@
-"""The GPU architectures that kernels are compiled for, here or not: their limits, and what a unit holds."""
+"""GPU architectures that kernels are compiled for, here or not: their limits, and what a unit holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMITS = DATA / "architectures.json"
 
 @dataclass(frozen=True)
 class Architecture:
-    """See data/architectures.json for what each figure means and where it comes from."""
+    """See catalogue/architectures.json for what each figure means and where it comes from."""
 
     arch: str
     kind: str
@@ -72,18 +72,18 @@ class Architecture:
             "tensor memory": self.tensor_columns // columns if columns else self.programs,
             "waves": min(self.programs, self.waves // waves),
         }
-        least = min(bounds, key=lambda name: bounds[name])
-        return bounds[least], least
+        limit = min(bounds, key=lambda name: bounds[name])
+        return bounds[limit], limit
 
 
 @functools.cache
 def architectures() -> dict[str, Architecture]:
     """By name."""
     read = json.loads(LIMITS.read_text())["architectures"]
-    return {each["arch"]: Architecture(**each | {"triton": tuple(each["triton"])}) for each in read}
+    return {entry["arch"]: Architecture(**entry | {"triton": tuple(entry["triton"])}) for entry in read}
 
 
-def chosen(targets: str | None) -> list[Architecture]:
+def select_architectures(targets: str | None) -> list[Architecture]:
     """Those that a list with commas names, all by default. Raises UsageError for one that is unknown."""
     known = architectures()
     names = [name.strip() for name in targets.split(",")] if targets is not None else list(known)

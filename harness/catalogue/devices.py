@@ -6,8 +6,8 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from harness.files import JsonObject
 from harness.paths import DATA
 from kernels.op import DTYPES, Work
 from kernels.platform import Platform
@@ -31,7 +31,7 @@ class Ceilings:
     measured: str = ""
 
     @staticmethod
-    def recorded(facts: Mapping[str, Any]) -> Ceilings | None:
+    def recorded(facts: JsonObject) -> Ceilings | None:
         """As a run recorded them, if it did. Older runs have one rate, of bf16 products, and what was
         read: going on with such a run keeps the yardstick of its first rows."""
         if "flops" in facts:
@@ -50,7 +50,7 @@ class Ceilings:
         moves more, some mix of reads and writes is faster than reads alone, and an op may be that mix."""
         return max(self.read, self.copy)
 
-    def least_time(self, work: Work) -> float:
+    def min_time(self, work: Work) -> float:
         """Seconds below which the work cannot be done, all its bytes coming from memory."""
         return max(work.flops / self.rate(work.dtype), work.bytes / self.bandwidth)
 
@@ -66,10 +66,11 @@ class Ceilings:
         return Ceilings(rates, max(self.read, other.read), max(self.copy, other.copy), self.measured)
 
 
-def datasheets(platform: Platform) -> list[dict[str, Any]]:
+def datasheets(platform: Platform) -> list[JsonObject]:
     """The entries that this device may be: those of its architecture with a word of its name, or all of its
     architecture, as ROCm's kernel driver names no product."""
-    entries = [d for d in json.loads(DATASHEETS.read_text())["devices"] if d["arch"] == platform.arch]
+    devices: list[JsonObject] = json.loads(DATASHEETS.read_text())["devices"]
+    entries = [device for device in devices if device["arch"] == platform.arch]
     named = [d for d in entries if re.search(rf"\b{d['name']}\b", platform.name)]
     return named or entries
 

@@ -1,6 +1,6 @@
-"""The catalogue of environment flags: what each acts on, when it is read, what its values mean.
+"""Environment flags, a catalogue: what each acts on, when it is read, what its values mean.
 
-The data, with a source for each entry, is `data/flags.json`. A flag acts in one of three ways:
+The data, with a source for each entry, is `catalogue/flags.json`. A flag acts in one of three ways:
 it changes what rows of this suite run (`touches`), a serving engine chooses between implementations by it
 (`chooses`), or nothing here can show it (`without` says why).
 """
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from harness.errors import UsageError
+from harness.files import JsonObject
 from harness.paths import DATA
 from kernels.op import Support
 from kernels.platform import Platform
@@ -82,7 +83,8 @@ class Flag:
         default."""
         if value is None or value == UNSET:
             return self.default
-        return next((v for v in (value, WORDS.get(value.lower())) if v in self.values), value)
+        word = WORDS.get(value.lower(), value)
+        return word if value not in self.values and word in self.values else value
 
     def meaning(self, value: str | None) -> Support:
         """What a value does, or why it is not one that the flag is known to take. That is worth a warning and
@@ -115,8 +117,8 @@ class Flag:
             yield f"{self.name} acts on {either(self.ops)}, not on {op}"
         rows = {tuple(by_op[op]) for by_op in self.chooses.values() if by_op.get(op)}
         if self.chooses and len(rows) < 2:
-            there = either([name for names in rows for name in names] or ["nothing"])
-            yield f"of what an engine chooses between by {self.name} for {op}, only {there} is a row here"
+            present = either([name for names in rows for name in names] or ["nothing"])
+            yield f"of what an engine chooses between by {self.name} for {op}, only {present} is a row here"
         if self.launch and launch != self.launch:
             yield f"{self.name} shows in {self.launch} launches alone: --launch {self.launch}"
 
@@ -124,11 +126,12 @@ class Flag:
 @functools.cache
 def catalogue() -> dict[str, Flag]:
     """All flags by name, in the order of the file."""
-    return {each["name"]: _flag(each) for each in json.loads((DATA / "flags.json").read_text())["flags"]}
+    return {entry["name"]: _flag(entry) for entry in json.loads((DATA / "flags.json").read_text())["flags"]}
 
 
-def _flag(entry: Mapping[str, object]) -> Flag:
-    return Flag(**{name: tuple(v) if isinstance(v, list) else v for name, v in entry.items()})  # type: ignore
+def _flag(entry: JsonObject) -> Flag:
+    lists = {name: tuple(value) for name, value in entry.items() if isinstance(value, list)}
+    return Flag(**{**entry, **lists})
 
 
 def suggestions(name: str) -> list[str]:

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from harness.errors import UsageError
+from harness.files import JsonObject
 from harness.paths import PUBLISHED
 from shapes.case import Size
 
@@ -16,7 +16,7 @@ CLAIMS = "claims.json"
 
 
 @dataclass(frozen=True)
-class Figure:
+class PublishedFigure:
     """What somebody published of one implementation.
 
     sizes:  those that the source states; a case has them all, and maybe others
@@ -38,22 +38,23 @@ class Figure:
         return op == self.op and all(str(sizes.get(name)) == str(v) for name, v in self.sizes.items())
 
 
-def figures(folder: Path = PUBLISHED) -> list[Figure]:
+def figures(folder: Path = PUBLISHED) -> list[PublishedFigure]:
     """All of them, in the order of their files. Raises UsageError where one cannot be read."""
-    found = []
+    published = []
     for path in sorted(folder.glob("*.json")):
         if path.name != CLAIMS:
             document = read(path)
             about = {name: document[name] for name in ("source", "where", "method")}
             try:
-                found += [Figure(**about, **one) for one in document["figures"]]
+                published += [PublishedFigure(**about, **entry) for entry in document["figures"]]
             except TypeError as error:
                 raise UsageError(f"cannot read {path}: {error}") from None
-    return found
+    return published
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> JsonObject:
     try:
-        return json.loads(path.read_text())
+        document: JsonObject = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {error}") from None
+    return document

@@ -1,7 +1,7 @@
 """Recipes: the environments that the documents set, as named sets of flags.
 
-The data is `data/recipes.json`, each with its document and the lines it stands on. What of a recipe is no
-environment variable, the options of its server, is listed beside it and not applied.
+The data is `catalogue/recipes.json`, each with its document and the lines it stands on. What of a recipe is
+no environment variable, the options of its server, is listed beside it and not applied.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 
 from harness.errors import UsageError
+from harness.files import JsonObject
 from harness.paths import DATA
 
 
@@ -53,13 +54,12 @@ class Recipe:
 @functools.cache
 def recipes() -> dict[str, Recipe]:
     """By name."""
-    return {
-        each["name"]: _recipe(each) for each in json.loads((DATA / "recipes.json").read_text())["recipes"]
-    }
+    entries = json.loads((DATA / "recipes.json").read_text())["recipes"]
+    return {entry["name"]: _recipe(entry) for entry in entries}
 
 
-def _recipe(entry: dict) -> Recipe:
-    variables = tuple(Variable(**each) for each in entry["variables"])
+def _recipe(entry: JsonObject) -> Recipe:
+    variables = tuple(Variable(**variable) for variable in entry["variables"])
     return Recipe(**entry | {"variables": variables, "options": tuple(entry.get("options", ()))})
 
 

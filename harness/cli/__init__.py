@@ -195,10 +195,12 @@ def tune_command(**options: Any) -> None:
 @click.option("--published", is_flag=True, help="Show what others published of these cases, unranked.")
 def run(**options: Any) -> None:
     """Rank implementations of an op: each checked against a reference, then timed in interleaved rounds."""
-    from harness.run.execute import Request
+    from harness.cli.run import RunDisplay
     from harness.run.execute import run as run_request
+    from harness.run.request import Request
 
-    _measured(lambda: run_request(Request(**options)))
+    request = Request(**options)
+    _measured(lambda: run_request(request, RunDisplay(request)))
 
 
 @cli.command()
@@ -233,7 +235,7 @@ def toggle(
     """What environment flags do to each implementation, and whether they changed what ran; `list flags` says
     what each flag acts on."""
     from harness.cli.toggle import toggle as toggle_request
-    from harness.run.execute import Request
+    from harness.run.request import Request
 
     _measured(lambda: toggle_request(Request(**options), flags, design, recipe, leave_one_out, force))
 
@@ -255,7 +257,7 @@ def compare(
     (to which the options from --op on apply). Exit code 1 where something regressed."""
     from harness.cli.compare import compare as compare_runs
     from harness.cli.compare import compare_revisions
-    from harness.run.execute import Request
+    from harness.run.request import Request
 
     if revisions and not runs:
         _measured(lambda: compare_revisions(revisions, Request(**options)))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from harness.cli.run import RunDisplay
 from harness.errors import FAILED, OK, NothingRan, UsageError
 from harness.files import write
 from harness.plan import revisions
 from harness.report.comparison_table import comparison_table
 from harness.results.comparison import compared
 from harness.results.recorded import incompatibilities, read
-from harness.run.execute import Request, run
+from harness.run.execute import run
+from harness.run.request import Request
 
 
 def compare(run_a: str, run_b: str, force: bool, markdown: str | None) -> int:
@@ -35,4 +37,5 @@ def compare(run_a: str, run_b: str, force: bool, markdown: str | None) -> int:
 
 def compare_revisions(names: tuple[str, str], request: Request) -> int:
     """Each revision's kernels are an arm of a run. Raises UsageError for one that git does not know."""
-    return run(replace(request, arms=revisions.arms(names)))
+    request = replace(request, arms=revisions.arms(names))
+    return run(request, RunDisplay(request))

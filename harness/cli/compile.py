@@ -7,7 +7,7 @@ import json
 import sys
 
 import kernels
-from harness.catalogue.architectures import chosen
+from harness.catalogue.architectures import select_architectures
 from harness.compile.survey import able, compiles
 from harness.errors import FAILED, OK, NothingRan
 from harness.files import write
@@ -18,7 +18,7 @@ from harness.report.compile_table import compile_table
 def show(target: str | None, op: str | None, json_to: str | None) -> int:
     """Prints a table, or JSON; gives the exit code."""
     ops = [choose_op(op).name] if op else list(kernels.OPS)
-    targets = able(chosen(target))
+    targets = able(select_architectures(target))
     rows = compiles(ops, targets)
     if not rows:
         raise NothingRan(f"no case of {', '.join(ops)} is one that a Triton kernel takes")

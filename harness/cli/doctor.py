@@ -9,18 +9,15 @@ from pathlib import Path
 
 from harness.doctor.examine import examine
 from harness.errors import NothingRan, UsageError
+from harness.machine.device import choose_device
 from harness.machine.monitor import monitor_for
 from harness.report.doctor_text import text
 from harness.workers.process import worker_pids
-from kernels.platform import detect
 
 
 def show(json_to: str | None = None, device: str | None = None, quick: bool = False) -> None:
     """Prints the findings, as text or JSON. Measures nothing on a device that a run is measuring."""
-    try:
-        here = detect(device)
-    except LookupError as error:
-        raise UsageError(str(error)) from None
+    here = choose_device(device)
     complaints: list[str] = []
     with contextlib.ExitStack() as held:
         if not quick:

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import kernels
+from harness.cli.run import RunDisplay
 from harness.errors import UsageError
+from harness.machine.device import choose_device
 from harness.plan import arms
 from harness.plan.arms import parse_arm
 from harness.plan.toggle import recipe_flags, require_effect, stand_ins
-from harness.run.execute import Request, run
-from kernels.platform import Platform, detect
+from harness.run import execute
+from harness.run.request import Request
 
 MARGIN = 0.02
 """A change of less is `same`: nobody changes what runs in production for it, few machines resolve less."""
@@ -30,7 +32,7 @@ def toggle(
         raise UsageError("--leave-one-out leaves variables out of a --recipe NAME; name one")
     if request.op is None:
         raise UsageError(f"--op is missing; ops: {', '.join(kernels.OPS)}")
-    platform = _platform(request.device)
+    platform = choose_device(request.device)
     chosen = recipe_flags(recipe) if recipe else arms.parse_flags(given)
     chosen = require_effect(chosen, request, platform, force, recipe)
     if not force and (rows := stand_ins(chosen, request)):
@@ -45,8 +47,5 @@ def toggle(
     return run(replace(request, arms=made, flags=values))
 
 
-def _platform(device: str | None) -> Platform:
-    try:
-        return detect(device)
-    except LookupError as error:
-        raise UsageError(str(error)) from None
+def run(request: Request) -> int:
+    return execute.run(request, RunDisplay(request))

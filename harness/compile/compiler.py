@@ -1,4 +1,4 @@
-"""Compiling many launches: in parallel, each once, and never again until something that matters changes."""
+"""Compiler of many Triton launches: in parallel, each once, cached until something that matters changes."""
 
 from __future__ import annotations
 
@@ -17,22 +17,26 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import kernels
 from harness import files
 from harness.catalogue.architectures import architectures
-from harness.compile import resources as figures_module
-from harness.compile.launches import Launch
+from harness.compile import resources
+from harness.compile.launches import KernelLaunch
 from harness.compile.pretend_driver import pretended
-from harness.compile.resources import Figures, figures
+from harness.compile.resources import Resources, resources_of
 from harness.errors import one_line
 from harness.paths import cache
+
+if TYPE_CHECKING:
+    from triton import JITFunction
 
 NICE = 10
 
 
-def compile_launch(kernel: str, arch: str, data: str) -> Figures:
-    """Compiles what `Launch` describes, in this process."""
+def compile_launch(kernel: str, arch: str, data: str) -> Resources:
+    """Compiles what `KernelLaunch` describes, in this process."""
     from triton import knobs
 
     log = io.StringIO()
@@ -48,27 +52,29 @@ def compile_launch(kernel: str, arch: str, data: str) -> Figures:
         try:
             with contextlib.redirect_stdout(log):
                 compiled = _function(kernel).preload(data)
-            return figures(compiled, log.getvalue())
+            return resources_of(compiled, log.getvalue())
         except Exception as error:
-            return Figures(error=f"compiling failed: {one_line(error)}")
+            return Resources(error=f"compiling failed: {one_line(error)}")
 
 
-def compile_all(launches: Sequence[Launch], done: Callable[[int, int], None] | None = None) -> list[Figures]:
-    """Those of each launch, in order; `done` is told how many of how many compilations are finished."""
+def compile_all(
+    launches: Sequence[KernelLaunch], done: Callable[[int, int], None] | None = None
+) -> list[Resources]:
+    """Resources of each launch, in order. done: called with how many compilations of how many are over."""
     keys = [key_of(launch) for launch in launches]
     wanted = dict(zip(keys, launches, strict=True))
-    found = {key: known for key in wanted if (known := recall(key)) is not None}
-    todo = {key: launch for key, launch in wanted.items() if key not in found}
+    results = {key: known for key in wanted if (known := recall(key)) is not None}
+    todo = {key: launch for key, launch in wanted.items() if key not in results}
     for i, (key, result) in enumerate(_compiled(todo), 1):
-        found[key] = result
+        results[key] = result
         if not result.error:
             _remember(key, result)
         if done:
             done(i, len(todo))
-    return [found[key] for key in keys]
+    return [results[key] for key in keys]
 
 
-def _compiled(todo: dict[str, Launch]) -> Iterator[tuple[str, Figures]]:
+def _compiled(todo: dict[str, KernelLaunch]) -> Iterator[tuple[str, Resources]]:
     """As they are finished. A compiler that dies takes its pool along: who was left is compiled alone."""
     if not todo:
         return
@@ -85,7 +91,7 @@ def _compiled(todo: dict[str, Launch]) -> Iterator[tuple[str, Figures]]:
             try:
                 yield key, _submit(pool, launch).result()
             except BrokenProcessPool:
-                yield key, Figures(error="compiling failed: the compiler died")
+                yield key, Resources(error="compiling failed: the compiler died")
 
 
 @contextlib.contextmanager
@@ -98,15 +104,16 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _submit(pool: ProcessPoolExecutor, launch: Launch) -> Future[Figures]:
+def _submit(pool: ProcessPoolExecutor, launch: KernelLaunch) -> Future[Resources]:
     return pool.submit(compile_launch, launch.kernel, launch.arch, launch.data)
 
 
-def _function(kernel: str):
+def _function(kernel: str) -> JITFunction:
     module, _, name = kernel.partition(":")
     if module not in sys.modules:
         kernels.load_plugins()
-    return getattr(importlib.import_module(module), name)
+    function: JITFunction = getattr(importlib.import_module(module), name)
+    return function
 
 
 def _folder() -> Path:
@@ -119,25 +126,25 @@ def _compiler() -> str:
     import triton
     from triton._C.libtriton import get_cache_invalidating_env_vars
 
-    reader = Path(figures_module.__file__).read_text()
+    reader = Path(resources.__file__).read_text()
     return json.dumps([triton.__version__, sorted(get_cache_invalidating_env_vars().items()), reader])
 
 
-def key_of(launch: Launch) -> str:
-    """Of the cache: changes with everything that decides what compiling finds."""
+def key_of(launch: KernelLaunch) -> str:
+    """Of the cache: changes with everything that decides what compiling gives."""
     source = _function(launch.kernel).cache_key  # of its source and of all that it calls
     return hashlib.sha256(json.dumps([_compiler(), source, launch.arch, launch.data]).encode()).hexdigest()
 
 
-def recall(key: str) -> Figures | None:
+def recall(key: str) -> Resources | None:
     """What the cache knows."""
     try:
-        return Figures.read(json.loads((_folder() / f"{key}.json").read_text()))
+        return Resources.read(json.loads((_folder() / f"{key}.json").read_text()))
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def _remember(key: str, result: Figures) -> None:
+def _remember(key: str, result: Resources) -> None:
     """A cache that cannot be written is no cache, and no error."""
     with contextlib.suppress(OSError):
         files.replace(_folder() / f"{key}.json", json.dumps(asdict(result)))

@@ -1,8 +1,8 @@
-"""What the suite's Triton implementations launch for given cases on a GPU that need not be here.
+"""Launches: what the suite's Triton implementations launch for given cases on a GPU that need not be here.
 
 Their calls are made with operands on torch's meta device, and Triton tells its own hook before a compilation
 which kernel it would compile, and for which types, alignments, constants and options. The hook answers that
-there is nothing to do: nothing is compiled or launched, and what is found here is what a call launches.
+there is nothing to do: nothing is compiled or launched, and what the hook sees is what a call launches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shapes.suites import suites
 
 
 @dataclass
-class Launch:
+class KernelLaunch:
     """A kernel with all that it is compiled for.
 
     kernel: `module:name`
@@ -90,22 +90,22 @@ def implementations(op: str) -> list[SuiteTriton]:
     return [i for i in kernels.implementations(op) if isinstance(i, SuiteTriton)]
 
 
-def launches(op: str, architecture: Architecture, cases: Iterable[Case]) -> list[Launch]:
+def launches(op: str, architecture: Architecture, cases: Iterable[Case]) -> list[KernelLaunch]:
     """What all Triton implementations of an op launch for the cases, each once, with the suite's own kernels
     that stand before them in wider boundaries. Sizes that a case leaves open are the architecture's."""
     it = kernels.OPS[op]
-    found: dict[tuple[str, str], Launch] = {}
+    seen: dict[tuple[str, str], KernelLaunch] = {}
     for case in cases:
         sizes = it.sizes({**it.defaults(architecture.arch), **case.sizes})
         for implementation in implementations(op):
             if not implementation.fits(sizes).ok:
                 continue
-            with told(architecture) as calls:
+            with recorded_launches(architecture) as calls:
                 _call(it, implementation, architecture, it.empty_operands(sizes, "meta"), sizes)
             for kernel, data in dict.fromkeys(calls):
                 launch = _launch(op, implementation, architecture, kernel, data)
-                found.setdefault((kernel, data), launch).cases.append(case.text)
-    return list(found.values())
+                seen.setdefault((kernel, data), launch).cases.append(case.text)
+    return list(seen.values())
 
 
 def narrowed(op: Op, implementation: SuiteTriton, sizes: Any) -> Any:
@@ -118,17 +118,17 @@ def narrowed(op: Op, implementation: SuiteTriton, sizes: Any) -> Any:
 
 def launches_of(
     op: Op, implementation: SuiteTriton, architecture: Architecture, operands: Any, sizes: Any
-) -> list[Launch]:
+) -> list[KernelLaunch]:
     """What one call launches on operands of the implementation's own boundary, in order; a kernel that it
     launches twice stands there twice. Raises Unsupported."""
-    with told(architecture) as calls:
+    with recorded_launches(architecture) as calls:
         implementation.prepare_for(architecture.target, operands, op.empty_output(sizes, "meta")).call()
     return [_launch(op.name, implementation, architecture, kernel, data) for kernel, data in calls]
 
 
-def _launch(op: str, implementation: SuiteTriton, on: Architecture, kernel: str, data: str) -> Launch:
+def _launch(op: str, implementation: SuiteTriton, on: Architecture, kernel: str, data: str) -> KernelLaunch:
     excuse = implementation.older_instructions.get(kernel.partition(":")[2], "")
-    return Launch(op, implementation.name, kernel, on.arch, data, excuse)
+    return KernelLaunch(op, implementation.name, kernel, on.arch, data, excuse)
 
 
 def _call(op: Op, implementation: SuiteTriton, on: Architecture, operands: Any, sizes: Any) -> Any:
@@ -148,7 +148,7 @@ def _call(op: Op, implementation: SuiteTriton, on: Architecture, operands: Any, 
 
 
 @contextmanager
-def told(architecture: Architecture) -> Iterator[list[tuple[str, str]]]:
+def recorded_launches(architecture: Architecture) -> Iterator[list[tuple[str, str]]]:
     """(kernel, data) of each launch within, as on this architecture; launches do nothing."""
     from triton import knobs
 

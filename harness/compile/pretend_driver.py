@@ -1,4 +1,4 @@
-"""A pretended Triton driver: a target that is not on this machine."""
+"""Pretended Triton driver: a target that is not on this machine."""
 
 from __future__ import annotations
 

@@ -1,11 +1,16 @@
-"""What a compiled kernel takes: registers, spills, shared memory, code, and the matrix instructions in it."""
+"""Resources of a compiled kernel: registers, spills, shared memory, code, its matrix instructions."""
 
 from __future__ import annotations
 
 import re
 import struct
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
+
+from harness.files import JsonObject
+
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
 
 MATRIX = re.compile(r"\b(?:v_s?mfmac?_\w+|wgmma\.mma_async[\w.:]*|tcgen05\.mma\.[\w.:]*|mma\.sync[\w.:]*)")
 PRODUCT = re.compile(r"\btt\.dot\b.*: tensor<(\d+)x(\d+)x(\w+)> \* tensor<\d+x(\d+)x(\w+)>")
@@ -23,7 +28,7 @@ class Product:
 
 
 @dataclass
-class Figures:
+class Resources:
     """Of a program, or of a thread of it.
 
     registers:      of a thread; on CDNA vector registers, VGPRs and AGPRs together
@@ -53,21 +58,21 @@ class Figures:
     error: str = ""
 
     @staticmethod
-    def read(found: dict[str, Any]) -> Figures:
-        return Figures(**found | {"products": [Product(**each) for each in found["products"]]})
+    def read(entry: JsonObject) -> Resources:
+        return Resources(**entry | {"products": [Product(**product) for product in entry["products"]]})
 
 
-def figures(compiled: Any, log: str) -> Figures:
+def resources_of(compiled: CompiledKernel, log: str) -> Resources:
     """compiled: Triton's CompiledKernel; log: what ptxas printed with -v, on NVIDIA."""
     amd = "amdgcn" in compiled.asm
     text = compiled.asm["amdgcn" if amd else "ptx"]
-    own = _amd(text) if amd else _nvidia(text, log, compiled.asm["cubin"])
+    counts = _amd(text) if amd else _nvidia(text, log, compiled.asm["cubin"])
     products = [
         Product(int(m), int(n), int(k), DTYPES.get(a, a))
         for m, k, a, n, _ in PRODUCT.findall(compiled.asm["ttir"])
     ]
-    return Figures(
-        **own,
+    return Resources(
+        **counts,
         shared_bytes=compiled.metadata.shared,
         columns=getattr(compiled.metadata, "tmem_size", None) or 0,
         instructions=sorted(set(MATRIX.findall(text))),
@@ -75,11 +80,11 @@ def figures(compiled: Any, log: str) -> Figures:
     )
 
 
-def _amd(text: str) -> dict[str, Any]:
+def _amd(text: str) -> JsonObject:
     """From the metadata and the comments of LLVM's assembly."""
 
     def value(name: str) -> int:
-        return int(re.search(rf"^\s*(?:- )?{re.escape(name)}[:=]?\s+(?:= )?(\d+)", text, re.MULTILINE)[1])
+        return int(_match(rf"^\s*(?:- )?{re.escape(name)}[:=]?\s+(?:= )?(\d+)", text)[1])
 
     return {
         "registers": value("; TotalNumVgprs"),
@@ -90,18 +95,24 @@ def _amd(text: str) -> dict[str, Any]:
     }
 
 
-def _nvidia(text: str, log: str, cubin: bytes) -> dict[str, Any]:
-    frame, stores = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log).groups()
-    threads = [int(n) for n in re.search(r"\.(?:max|req)ntid\s+([\d, ]+)", text)[1].split(",")]
+def _nvidia(text: str, log: str, cubin: bytes) -> JsonObject:
+    frame, stores = _match(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log).groups()
+    threads = [int(n) for n in _match(r"\.(?:max|req)ntid\s+([\d, ]+)", text)[1].split(",")]
     remarks = re.findall(r"Potential Performance Loss: ([^\n]*?)(?: in the function| in function|\n|$)", log)
     return {
-        "registers": int(re.search(r"Used (\d+) registers", log)[1]),
+        "registers": int(_match(r"Used (\d+) registers", log)[1]),
         "spills": int(stores) // 4,
         "scratch_bytes": int(frame),
         "threads": threads[0],
         "code_bytes": _text_bytes(cubin),
         "remarks": list(dict.fromkeys(remarks)),
     }
+
+
+def _match(pattern: str, text: str) -> re.Match[str]:
+    if match := re.search(pattern, text, re.MULTILINE):
+        return match
+    raise ValueError(f"nothing in the compiler's output matches {pattern}")
 
 
 def _text_bytes(elf: bytes) -> int:

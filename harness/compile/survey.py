@@ -1,4 +1,4 @@
-"""All configurations that runs launch, compiled for each target."""
+"""Survey of compiled kernels: all configurations that runs launch, for each target."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.catalogue.architectures import Architecture, architectures
 from harness.errors import NothingRan, UsageError
+from harness.files import JsonObject
+
+if TYPE_CHECKING:
+    from harness.compile.launches import KernelLaunch
+    from harness.compile.resources import Resources
 
 TUNED = ("BLOCK_M", "BLOCK_H", "BLOCK_N", "BLOCK_D", "TILE", "CHUNK")  # and Triton's options
 BACK_ENDS = {"cuda": "nvidia", "rocm": "amd"}
-SAID_S = 10.0
+INTERVAL_S = 10.0
 
 
 def able(targets: list[Architecture]) -> list[Architecture]:
@@ -27,39 +32,40 @@ def able(targets: list[Architecture]) -> list[Architecture]:
     import triton
     from triton.backends import backends
 
-    able = [a for a in targets if BACK_ENDS[a.kind] in backends]
-    lacking = ", ".join(a.arch for a in targets if a not in able)
+    present = [a for a in targets if BACK_ENDS[a.kind] in backends]
+    lacking = ", ".join(a.arch for a in targets if a not in present)
     if lacking:
         print(f"left out: triton {triton.__version__} here compiles nothing for {lacking}", file=sys.stderr)
-    if not able:
+    if not present:
         raise NothingRan(f"triton {triton.__version__} here has back ends for {', '.join(backends)} only")
-    return able
+    return present
 
 
-def compiles(ops: Sequence[str], targets: Sequence[Architecture]) -> list[dict[str, Any]]:
+def compiles(ops: Sequence[str], targets: Sequence[Architecture]) -> list[JsonObject]:
     """A row for each kernel, configuration and target, as `--json` has it."""
     from harness.compile.compiler import compile_all
     from harness.compile.launches import launches, shipped
 
-    found = []
+    of_all: list[KernelLaunch] = []
     for op in ops:
         cases = shipped(op)
         for target in targets:
             if not (of_op := launches(op, target, cases)):
                 print(f"left out: no Triton kernel takes cases of {op} on {target.arch}", file=sys.stderr)
-            found += of_op
-    done = compile_all(found, SurveyProgress())
-    return [row(launch, figures) for launch, figures in zip(found, done, strict=True)]
+            of_all += of_op
+    done = compile_all(of_all, SurveyProgress())
+    return [row(launch, resources) for launch, resources in zip(of_all, done, strict=True)]
 
 
-def row(launch: Any, figures: Any) -> dict[str, Any]:
-    """launch: harness.compile.launches.Launch; figures: harness.compile.resources.Figures."""
+def row(launch: KernelLaunch, resources: Resources) -> JsonObject:
     from harness.compile.limits import excused, violations
 
     architecture = architectures()[launch.arch]
-    reasons = violations(launch, figures, architecture)
-    waves = max(1, figures.threads // architecture.threads_per_wave)
-    resident, bound = architecture.resident(figures.registers, figures.shared_bytes, figures.columns, waves)
+    reasons = violations(launch, resources, architecture)
+    waves = max(1, resources.threads // architecture.threads_per_wave)
+    resident, bound = architecture.resident(
+        resources.registers, resources.shared_bytes, resources.columns, waves
+    )
     return {
         "op": launch.op,
         "implementation": launch.implementation,
@@ -67,19 +73,19 @@ def row(launch: Any, figures: Any) -> dict[str, Any]:
         "config": launch.config,
         "arguments": launch.arguments,
         "target": launch.arch,
-        "registers": figures.registers,
-        "spills": figures.spills,
-        "scratch_bytes": figures.scratch_bytes,
-        "shared_bytes": figures.shared_bytes,
-        "tensor_columns": figures.columns,
-        "threads": figures.threads,
-        "code_bytes": figures.code_bytes,
-        "matrix_instructions": figures.instructions,
+        "registers": resources.registers,
+        "spills": resources.spills,
+        "scratch_bytes": resources.scratch_bytes,
+        "shared_bytes": resources.shared_bytes,
+        "tensor_columns": resources.columns,
+        "threads": resources.threads,
+        "code_bytes": resources.code_bytes,
+        "matrix_instructions": resources.instructions,
         "resident": resident,
         "bound_by": bound,
         "cases": launch.cases,
         "ok": not reasons,
-        "reason": "; ".join(reasons) or (excused(launch) if figures.scratch_bytes else ""),
+        "reason": "; ".join(reasons) or (excused(launch) if resources.scratch_bytes else ""),
     }
 
 
@@ -99,9 +105,9 @@ class SurveyProgress:
     """A line on stderr now and then."""
 
     def __init__(self) -> None:
-        self.said = time.monotonic()
+        self.shown = time.monotonic()
 
     def __call__(self, done: int, of: int) -> None:
-        if time.monotonic() - self.said > SAID_S:
-            self.said = time.monotonic()
+        if time.monotonic() - self.shown > INTERVAL_S:
+            self.shown = time.monotonic()
             print(f"{done} of {of} configurations compiled", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The control groups that this process is in, and the CPU time they grant (Linux, versions 1 and 2)."""
+"""Control groups that this process is in, and the CPU time they grant (Linux, versions 1 and 2)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def folders(root: Path = SYSTEM) -> list[Path]:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         groups = ["0::/"]
-    found: list[Path] = []
+    groups_above: list[Path] = []
     for group in groups:
         _, controllers, path = group.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
@@ -24,8 +24,8 @@ def folders(root: Path = SYSTEM) -> list[Path]:
         # In a container the mount's root is our own group, and `path` may be seen from outside.
         mount = root / "sys/fs/cgroup" / controllers
         inner = mount / path.lstrip("/")
-        found += [folder for folder in (inner, *inner.parents) if folder.is_relative_to(mount)]
-    return found
+        groups_above += [folder for folder in (inner, *inner.parents) if folder.is_relative_to(mount)]
+    return groups_above
 
 
 def quota(root: Path = SYSTEM) -> float:

@@ -37,7 +37,7 @@ def nodes(root: Path = SYSTEM) -> list[set[int]]:
 def cores(root: Path = SYSTEM, allowed: set[int] = ALLOWED) -> list[list[int]]:
     """One hardware thread of each physical core that may be used, by NUMA node, the one with the most cores
     first."""
-    found = []
+    by_node = []
     for node in nodes(root):
         firsts: dict[frozenset[int], int] = {}
         for cpu in sorted(node & allowed):
@@ -45,8 +45,8 @@ def cores(root: Path = SYSTEM, allowed: set[int] = ALLOWED) -> list[list[int]]:
             siblings = cpus_in(file.read_text()) if file.exists() else {cpu}
             firsts.setdefault(frozenset(siblings), cpu)
         if firsts:
-            found.append(list(firsts.values()))
-    return sorted(found, key=lambda node: -len(node)) or [sorted(allowed)]
+            by_node.append(list(firsts.values()))
+    return sorted(by_node, key=lambda node: -len(node)) or [sorted(allowed)]
 
 
 def cpus_in(text: str) -> set[int]:
@@ -75,8 +75,8 @@ def pinned(threads: int) -> list[int] | str:
     bound = dict.fromkeys(cpus.pop() for cpus in map(cpus_in, _affinities()) if len(cpus) == 1)
     if len(bound) == threads:
         return list(bound)
-    chosen = ", ".join(f"{name}={os.environ[name]}" for name in BINDING if name in os.environ)
-    return f"no: {chosen}" if chosen else f"no: {threads} threads are more than there are physical cores"
+    binding = ", ".join(f"{name}={os.environ[name]}" for name in BINDING if name in os.environ)
+    return f"no: {binding}" if binding else f"no: {threads} threads are more than there are physical cores"
 
 
 def _affinities() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a number needs beside it: the machine, the versions, the code, the environment."""
+"""Provenance of a measurement: the machine, the versions, the code, the environment."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import platform as host
 import re
 import socket
 from pathlib import Path
-from typing import Any
 
 from harness.catalogue.flags import catalogue
+from harness.files import JsonObject
 from harness.paths import ROOT
 from harness.workers.environment import DEFAULTS
 from kernels.platform import Platform, detect, run, version
@@ -28,13 +28,13 @@ STEERING = re.compile(
 )
 
 
-def provenance(platform: Platform, threads: int) -> dict[str, Any]:
+def provenance(platform: Platform, threads: int) -> JsonObject:
     """Everything that identifies the surroundings of a measurement by our workers, as plain values."""
-    found = surroundings(platform)
-    return found | {"machine": found["machine"] | {"threads": threads}, "worker_defaults": DEFAULTS}
+    facts = surroundings(platform)
+    return facts | {"machine": facts["machine"] | {"threads": threads}, "worker_defaults": DEFAULTS}
 
 
-def surroundings(platform: Platform | None = None) -> dict[str, Any]:
+def surroundings(platform: Platform | None = None) -> JsonObject:
     """The machine, versions, this checkout's commit and the variables that steer kernels."""
     platform = platform or detect()
     return {
@@ -52,9 +52,9 @@ def surroundings(platform: Platform | None = None) -> dict[str, Any]:
             "os": host.platform(),
         },
         "versions": {"python": host.python_version()}
-        | {module: found for module in LIBRARIES if (found := version(module))},
+        | {module: release for module in LIBRARIES if (release := version(module))},
         "git": git_state(),
-        "environment": {k: _elsewhere(v) for k, v in sorted(os.environ.items()) if steers(k)},
+        "environment": {k: _in_checkout(v) for k, v in sorted(os.environ.items()) if steers(k)},
     }
 
 
@@ -62,7 +62,7 @@ def steers(variable: str) -> bool:
     return bool(STEERING.match(variable)) or variable in catalogue()
 
 
-def _elsewhere(value: str) -> str:
+def _in_checkout(value: str) -> str:
     """Files of this checkout by their place in it, which is the same on another machine."""
     return value.replace(f"{ROOT}{os.sep}", "")
 
@@ -74,7 +74,7 @@ def driver(platform: Platform) -> str:
     return module.read_text().strip() if platform.kind == "rocm" and module.exists() else ""
 
 
-def git_state() -> dict[str, Any]:
+def git_state() -> JsonObject:
     """The commit of the code, and whether anything but results differs from it."""
     commit = run("git", "-C", str(ROOT), "rev-parse", "HEAD")
     changed = run("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!results")

@@ -77,7 +77,7 @@ def _arms(common: dict[str, str | None], settings: Iterable[dict[str, str | None
         raise UsageError(
             f"{len(arms)} arms are more than {MOST_ARMS}: fewer values, or --design one-at-a-time"
         )
-    return [*arms, Arm(arms[0].variables, again=True)]
+    return [*arms, Arm(arms[0].variables, is_twin=True)]
 
 
 PLAIN = "plain"
@@ -88,13 +88,13 @@ class Arm:
     """What cells run under: a set of environment variables, none in the plain arm, or a source tree.
 
     variables: None takes one away
-    again:     the first arm a second time, in workers of its own: what differs between the two is noise
+    is_twin:   the first arm a second time, in workers of its own: what differs between the two is noise
     tree:      whose kernels/ it runs; None: this one
     revision:  what the tree is called
     """
 
     variables: dict[str, str | None] = field(default_factory=dict)
-    again: bool = False
+    is_twin: bool = False
     tree: str | None = None
     revision: str = ""
 
@@ -102,7 +102,7 @@ class Arm:
     def name(self) -> str:
         words = [self.revision] if self.revision else []
         words += [f"{k} unset" if v is None else f"{k}={v}" for k, v in self.variables.items()]
-        return (", ".join(words) or PLAIN) + " (again)" * self.again
+        return (", ".join(words) or PLAIN) + " (again)" * self.is_twin
 
 
 def parse_arm(settings: Iterable[str]) -> Arm:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,15 +12,36 @@ from shapes.case import Case, text_of
 
 
 @dataclass(frozen=True)
+class ConfigSearch:
+    """How the configurations of a race were found.
+
+    anchor:     what the others are compared with: what would be used without the race
+    origin:     where that comes from
+    considered: how many there are
+    pruned:     how many of them were left out, by reason
+    raced:      how many were not
+    """
+
+    anchor: dict[str, Any]
+    origin: str
+    considered: int
+    pruned: dict[str, int]
+    raced: int
+
+
+@dataclass(frozen=True)
 class Entries:
     """Under which configurations an implementation enters a case; None: the one that it chooses itself.
 
     configs: the anchor's first
-    found:   how they were found, for the record
+    search:  how they were found, for the record
     """
 
     configs: Sequence[dict[str, Any] | None] = (None,)
-    found: Mapping[str, Any] = field(default_factory=dict)
+    search: ConfigSearch | None = None
+
+
+EntriesOf = Callable[[Implementation, Case], Entries]
 
 
 def default_entries(implementation: Implementation, case: Case) -> Entries:
@@ -49,10 +70,10 @@ class Contender:
     setup_s:        preparing, JIT and first call, at their longest
     call_s:         one call, roughly: the last one that was checked
     check:          the judge's last report
-    kernels:        what ran in a call (see profiling.py)
+    kernels:        what ran in a call (see workers/child/profile.py)
     picked:         what its library says that it chose to run
-    source:         a hash of its code (see sources.py)
-    ran:            what is known of that beside the kernels' names (see identity.py)
+    source:         a hash of its code (see workers/child/source_hash.py)
+    ran:            what is known of that beside the kernels' names (see workers/child/fingerprint.py)
     synchronises:   whether its calls wait for the device before they return
     host_s:         of each turn on a GPU: the host's seconds to launch one call
     pinned:         the CPU that each of its worker's threads is bound to, or why none is

@@ -34,7 +34,7 @@ class Memory:
         workers: dict[tuple[str, str], list[Implementation]] = {}
         # The baseline, or else the first, stands for two: it is prepared twice, as the A/A pair.
         twins = [c for c in group if c.impl.name == self.baseline] or group
-        for c in group if any(c.arm.again for c in group) else [*group, twins[0]]:
+        for c in group if any(c.arm.is_twin for c in group) else [*group, twins[0]]:
             workers.setdefault((c.arm.name, c.impl.runtime), []).append(c.impl)
         return self.judge + sum(
             memory_needed(self.op, self.sizes, members, copies, self.mode) for members in workers.values()
@@ -47,7 +47,7 @@ class Memory:
         """Those that stand in every group: the baseline under the first arm, if it is there, and that arm
         again."""
         found = [c for c in contenders if c.impl.name == self.baseline]
-        return [c for i, c in enumerate(found) if i == 0 or c.arm.again]
+        return [c for i, c in enumerate(found) if i == 0 or c.arm.is_twin]
 
     def groups(
         self, contenders: Sequence[Contender], copies: int
@@ -71,7 +71,7 @@ class Memory:
         if anchors and not self.fits(anchors, copies):
             too_large += anchors
             groups = [[c for c in g if c not in anchors] for g in groups]
-        too_large = [c for c in too_large if not c.arm.again]
+        too_large = [c for c in too_large if not c.arm.is_twin]
         for contender in too_large:
             need = self.needed([contender], copies)
             contender.fail(

@@ -21,7 +21,7 @@ def arms(names: tuple[str, str]) -> list[Arm]:
     found = [arm(f"{name} ({commit[:9]})", commit) for name, commit in ((n, _commit(n)) for n in names)]
     if found[0].tree == found[1].tree:
         raise UsageError(f"{' and '.join(names)} are the same commit, {_commit(names[0])[:9]}")
-    return [*found, Arm(again=True, tree=found[0].tree, revision=found[0].revision)]
+    return [*found, Arm(is_twin=True, tree=found[0].tree, revision=found[0].revision)]
 
 
 def arm(name: str, commit: str) -> Arm:

@@ -10,7 +10,7 @@ from harness.errors import NothingRan, UsageError
 from harness.plan import select
 from harness.plan.arms import Flag
 from harness.results.effects import word
-from harness.run.execute import Request
+from harness.run.request import Request
 from kernels.platform import Platform
 
 

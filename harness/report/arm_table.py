@@ -117,7 +117,11 @@ def _effects(one: Compared, run: Run) -> Iterator[str]:
         if run.flags.keys() <= variables.keys() and arm in cells
     }
     found = effects(
-        cells, settings, noise_floor(one.floor.found) if one.floor else math.inf, run.confidence, run.margin
+        cells,
+        settings,
+        noise_floor(one.floor.comparison) if one.floor else math.inf,
+        run.confidence,
+        run.margin,
     )
     if not found:
         return
@@ -125,8 +129,8 @@ def _effects(one: Compared, run: Run) -> Iterator[str]:
         [
             e.kind,
             e.what,
-            _speedup(e.found),
-            TOGETHER[e.found.verdict] if e.kind == "interaction" else e.found.verdict,
+            _speedup(e.comparison),
+            TOGETHER[e.comparison.verdict] if e.kind == "interaction" else e.comparison.verdict,
         ]
         for e in found
     ]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
-from harness.catalogue.published import Figure
+from harness.catalogue.published import PublishedFigure
 from harness.report.text import interval_of, micro, ratio_of, unsupported
 from harness.results.schema import CaseDone, Cell, Record, Verdict
 from harness.statistics.paired import noise_floor
@@ -85,7 +85,7 @@ def _conclusions(
     for v in verdicts:
         if v.about == "A/A":
             lines.append(f"noise floor: {v.b} against itself, prepared apart, gave {ratio_of(v)}")
-            if noise_floor(v.found) == math.inf:
+            if noise_floor(v.comparison) == math.inf:
                 lines.append("  too much for a verdict: this machine was disturbed, or the budget too short")
         if v.about == "runner-up" and v.a == fastest:
             lines.append(f"fastest: {v.a}, {v.verdict} against the runner-up {v.b}: {ratio_of(v)}")
@@ -114,7 +114,7 @@ def _disturbed(done: CaseDone) -> str:
     return f"{len(done.disturbed)} of {made} rounds were disturbed, {fate}; e.g. {done.disturbed[0].reason}"
 
 
-def published(figures: Iterable[Figure], case: Case) -> str:
+def published(figures: Iterable[PublishedFigure], case: Case) -> str:
     """What others published of a case, a table of its own; empty if nothing."""
     rows = [
         [

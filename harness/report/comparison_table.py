@@ -41,7 +41,7 @@ def _told(stored: RecordedRun) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    speedup = f"{row.found.ratio:.3f}x ({row.found.low:.3f}..{row.found.high:.3f})"
+    speedup = f"{row.comparison.ratio:.3f}x ({row.comparison.low:.3f}..{row.comparison.high:.3f})"
     notes = []
     if not row.anchor:
         notes.append("absolute times: the anchor itself, or no anchor that did not change")
@@ -49,7 +49,7 @@ def _cells(row: Row) -> list[str]:
         notes.append("changed")
     if row.drift:
         notes.append("machine drift: it did not change and its time did")
-    verdict = row.found.verdict if row.anchor else ""
+    verdict = row.comparison.verdict if row.anchor else ""
     return [row.name, micro(row.a_us), micro(row.b_us), speedup, verdict, ", ".join(notes)]
 
 
@@ -60,5 +60,5 @@ def _verdict(found: Compared) -> str:
     judged = [row for row in found.rows if row.anchor]
     if not judged:
         return "nothing can be judged: no implementation that did not change shares a case with another"
-    unclear = sum(row.found.verdict == "unclear" for row in judged)
+    unclear = sum(row.comparison.verdict == "unclear" for row in judged)
     return f"nothing regressed{f'; {unclear} of {len(judged)} unclear' if unclear else ''}"

@@ -18,12 +18,11 @@ def summary(records: Sequence[Record]) -> str:
     """The table of who was not beaten, and how many were."""
     beaten = {id(r) for r in records if isinstance(r, Cell) and r.status == "ok" and not r.samples.seconds}
     done = next(r for r in records if isinstance(r, CaseDone))
-    entries: Mapping[str, Any] = done.entries
     lines = [case_table.case_table([r for r in records if id(r) not in beaten])]
-    if entries:
-        pruned = ", ".join(f"{count} {why}" for why, count in entries["pruned"].items())
+    if search := done.entries:
+        pruned = ", ".join(f"{count} {why}" for why, count in search.pruned.items())
         lines.append(
-            f"of {entries['considered']} configurations {entries['raced']} were raced, {len(beaten)} of them "
+            f"of {search.considered} configurations {search.raced} were raced, {len(beaten)} of them "
             f"beaten in the heats" + (f"; not raced: {pruned}" if pruned else "")
         )
     return "\n".join(lines)

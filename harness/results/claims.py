@@ -9,10 +9,13 @@ import fnmatch
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kernels
 from kernels.platform import Platform
+
+if TYPE_CHECKING:
+    from harness.results.schema import Cell
 
 RIVALS = {
     "naive torch": ("torch.naive",),
@@ -61,7 +64,7 @@ class Test:
     verdict: str
 
 
-def examine(document: dict[str, Any], here: Platform, cells: Sequence[tuple[str, Any]]) -> list[Test]:
+def examine(document: dict[str, Any], here: Platform, cells: Sequence[tuple[str, Cell]]) -> list[Test]:
     """cells: (run, cell) of any runs; each is used for the architecture that it was measured on."""
     tests = []
     for claim in document["claims"]:
@@ -89,48 +92,53 @@ def examine(document: dict[str, Any], here: Platform, cells: Sequence[tuple[str,
     return tests
 
 
-def verdict(factor: float, found: Iterable[Ratio], device: str) -> str:
+def verdict(factor: float, ratios: Iterable[Ratio], device: str) -> str:
     """`up to` a factor is supported by one case that reaches it, and not supported if none may."""
-    found = list(found)
-    if not found:
+    ratios = list(ratios)
+    if not ratios:
         return f"not measured on {device}"
-    if any(r.low >= factor for r in found):
+    if any(r.low >= factor for r in ratios):
         return "supported"
-    return "not supported" if all(r.high < factor for r in found) else "unclear"
+    return "not supported" if all(r.high < factor for r in ratios) else "unclear"
 
 
 def ratios(
-    op: str, arch: str, cells: Iterable[tuple[str, Any]], ours: Sequence[str], rivals: Sequence[str]
+    op: str, arch: str, cells: Iterable[tuple[str, Cell]], ours: Sequence[str], rivals: Sequence[str]
 ) -> list[Ratio]:
     """One for each run and case that has both: the fastest of ours over the fastest other of the rivals. The
     confidence is shared among all of them, as the largest is looked for."""
     from harness.results.read import paired
 
-    groups: dict[tuple[str, str, str, str], list[Any]] = {}
+    groups: dict[tuple[str, str, str, str], list[Cell]] = {}
     for run, cell in cells:
         if (cell.op, cell.arch, cell.status) == (op, arch, "ok") and cell.time_us:
             groups.setdefault((run, cell.case, cell.launch, cell.cache), []).append(cell)
     pairs = []
     for (run, *_), present in groups.items():
-        b = min((c for c in present if _matches(c.impl, rivals)), key=lambda c: c.time_us, default=None)
+        b = min((c for c in present if _matches(c.impl, rivals)), key=_time_us, default=None)
         mine = (c for c in present if _matches(c.impl, ours) and not _matches(c.impl, rivals))
-        a = min(mine, key=lambda c: c.time_us, default=None)
+        a = min(mine, key=_time_us, default=None)
         if a is not None and b is not None:
             pairs.append((run, a, b))
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(pairs))
-    found = []
+    comparable = []
     for run, a, b in pairs:
         r = paired(a.samples, b.samples, confidence=confidence)
         if r.low > 0 and r.high < float("inf"):
-            found.append(Ratio(r.ratio, r.low, r.high, a.impl, b.impl, a.case, run))
-    return found
+            comparable.append(Ratio(r.ratio, r.low, r.high, a.impl, b.impl, a.case, run))
+    return comparable
+
+
+def _time_us(cell: Cell) -> float:
+    assert cell.time_us is not None
+    return cell.time_us
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _cells(run: str | Path) -> list[tuple[str, Any]]:
+def _cells(run: str | Path) -> list[tuple[str, Cell]]:
     from harness.results.journal import Journal
     from harness.results.read import run_folders
     from harness.results.schema import Cell

@@ -1,4 +1,4 @@
-"""Two recorded runs of the same cases, cell by cell: who became faster or slower.
+"""Comparison of two recorded runs of the same cases, cell by cell: who became faster or slower.
 
 Machines are not the same from one session to the next, so a cell is compared by its ratio to an anchor, an
 implementation that did not change between the runs and shared its rounds in both. What rows that did not
@@ -19,18 +19,19 @@ from harness.results.schema import Cell
 from harness.statistics.intervals import CONFIDENCE
 from harness.statistics.paired import Comparison, verdict
 
-LEAST_FLOOR = 0.03
+MIN_FLOOR = 0.03
 """Between sessions, where too few unchanged rows are there to show what it is."""
 ENOUGH = 3  # of those rows
 
 
 @dataclass(frozen=True)
 class Row:
-    """A cell of both runs. found: time in A over time in B, both relative to the anchor, > 1: B is faster
+    """A cell of both runs.
 
-    anchor:  whom both are relative to; empty where absolute times had to do
-    changed: whether its source, its library or what that picked is another; None where older runs do not say
-    drift:   it did not change, and its absolute time did
+    comparison: time in A over time in B, both relative to the anchor; > 1: B is faster
+    anchor:     whom both are relative to; empty where absolute times had to do
+    changed:    whether its source, its library or what that picked is another; None where runs are too old
+    drift:      it did not change, and its absolute time did
     """
 
     case: str
@@ -40,7 +41,7 @@ class Row:
     b_us: float
     anchor: str
     changed: bool | None
-    found: Comparison
+    comparison: Comparison
     drift: bool = False
 
 
@@ -59,15 +60,15 @@ class Compared:
 
     @property
     def regressions(self) -> list[Row]:
-        return [row for row in self.rows if row.found.verdict == "slower"]
+        return [row for row in self.rows if row.comparison.verdict == "slower"]
 
 
 def compared(a: RecordedRun, b: RecordedRun, confidence: float = CONFIDENCE) -> Compared:
     """Every cell that has a time in both; all verdicts together hold at the confidence (Bonferroni)."""
     shared = [key for key in a.cells if key in b.cells and _timed(a.cells[key]) and _timed(b.cells[key])]
-    each = 1 - (1 - confidence) / max(1, len(shared))
+    share = 1 - (1 - confidence) / max(1, len(shared))
     anchors = {case: _anchor(case, a, b) for case, _ in shared}
-    raw = [_row(a, b, key, anchors[key[0]], each) for key in shared]
+    raw = [_row(a, b, key, anchors[key[0]], share) for key in shared]
     floor, source = _between_sessions(raw)
     rows = [_judged(row, max(floor, a.floors.get(row.case, 0.0), b.floors.get(row.case, 0.0))) for row in raw]
     missing = [
@@ -106,34 +107,34 @@ def _anchor(case: str, a: RecordedRun, b: RecordedRun) -> str:
     names = [name for of, name in a.cells if of == case and (case, name) in b.cells]
     names.sort(key=lambda name: (name != a.run.baseline, name))
     for name in names:
-        one, other = a.cells[case, name], b.cells[case, name]
-        if _timed(one) and _timed(other) and one.arm == PLAIN and not _changed(one, other):
+        before, after = a.cells[case, name], b.cells[case, name]
+        if _timed(before) and _timed(after) and before.arm == PLAIN and not _changed(before, after):
             return name
     return ""
 
 
 def _row(a: RecordedRun, b: RecordedRun, key: tuple[str, str], anchor: str, confidence: float) -> Row:
     case, name = key
-    one, other = a.cells[key], b.cells[key]
-    assert one.time_us and other.time_us
-    changed = _changed(one, other)
+    before, after = a.cells[key], b.cells[key]
+    assert before.time_us and after.time_us
+    changed = _changed(before, after)
     if anchor and name != anchor:
-        then = paired(one.samples, a.cells[case, anchor].samples, confidence=confidence)
-        now = paired(other.samples, b.cells[case, anchor].samples, confidence=confidence)
-        found = _quotient(now, then)
+        then = paired(before.samples, a.cells[case, anchor].samples, confidence=confidence)
+        now = paired(after.samples, b.cells[case, anchor].samples, confidence=confidence)
+        comparison = _quotient(now, then)
     else:
-        found = _quotient(_absolute(other), _absolute(one))
-    moved = _quotient(_absolute(other), _absolute(one))
-    drift = changed is False and (moved.low > 1 + LEAST_FLOOR or moved.high < 1 - LEAST_FLOOR)
+        comparison = _quotient(_absolute(after), _absolute(before))
+    moved = _quotient(_absolute(after), _absolute(before))
+    drift = changed is False and (moved.low > 1 + MIN_FLOOR or moved.high < 1 - MIN_FLOOR)
     return Row(
         case,
         name,
-        one.weight,
-        one.time_us,
-        other.time_us,
+        before.weight,
+        before.time_us,
+        after.time_us,
         "" if name == anchor else anchor,
         changed,
-        found,
+        comparison,
         drift,
     )
 
@@ -142,7 +143,7 @@ def _absolute(cell: Cell) -> Comparison:
     """1 over its time, with its interval."""
     assert cell.time_us
     low, high = cell.low_us or 0.0, cell.high_us or math.inf
-    return Comparison(1 / cell.time_us, 1 / high, 1 / low if low else math.inf, "")
+    return Comparison(1 / cell.time_us, 1 / high, 1 / low if low else math.inf, "unclear")
 
 
 def _quotient(a: Comparison, b: Comparison) -> Comparison:
@@ -151,34 +152,34 @@ def _quotient(a: Comparison, b: Comparison) -> Comparison:
     if not all(x > 0 and math.isfinite(x) for x in (a.low, a.high, b.low, b.high)):
         return Comparison(ratio, 0.0, math.inf, "unclear")
     half = math.hypot(math.log(a.high / a.low) / 2, math.log(b.high / b.low) / 2)
-    return Comparison(ratio, ratio * math.exp(-half), ratio * math.exp(half), "")
+    return Comparison(ratio, ratio * math.exp(-half), ratio * math.exp(half), "unclear")
 
 
 def _between_sessions(rows: Sequence[Row]) -> tuple[float, str]:
     """What unchanged rows moved by, against an anchor that did not change either: the most of them."""
-    moves = [abs(math.log(row.found.ratio)) for row in rows if row.changed is False and row.anchor]
+    moves = [abs(math.log(row.comparison.ratio)) for row in rows if row.changed is False and row.anchor]
     if len(moves) < ENOUGH:
-        return LEAST_FLOOR, f"assumed, as {len(moves)} unchanged rows are too few to show it"
+        return MIN_FLOOR, f"assumed, as {len(moves)} unchanged rows are too few to show it"
     return max(
-        LEAST_FLOOR, math.expm1(max(moves))
+        MIN_FLOOR, math.expm1(max(moves))
     ), f"the most that {len(moves)} unchanged rows moved by, at least 3 %"
 
 
 def _judged(row: Row, floor: float) -> Row:
     """Absolute times of two sessions give no verdict."""
-    word = verdict(row.found.low, row.found.high, floor=floor) if row.anchor else "unclear"
-    return replace(row, found=replace(row.found, verdict=word))
+    word = verdict(row.comparison.low, row.comparison.high, floor=floor) if row.anchor else "unclear"
+    return replace(row, comparison=replace(row.comparison, verdict=word))
 
 
-def means(rows: Iterable[Row]) -> dict[str, float]:
+def means(compared: Iterable[Row]) -> dict[str, float]:
     """By implementation, the geometric mean of its rows' ratios, weighted by their cases' weights."""
     by_name: dict[str, list[Row]] = {}
-    for row in rows:
+    for row in compared:
         if row.anchor:
             by_name.setdefault(row.name, []).append(row)
     return {
         name: math.exp(
-            statistics.fmean([math.log(r.found.ratio) for r in found], [r.weight or 1e-9 for r in found])
+            statistics.fmean([math.log(r.comparison.ratio) for r in rows], [r.weight or 1e-9 for r in rows])
         )
-        for name, found in by_name.items()
+        for name, rows in by_name.items()
     }

@@ -1,4 +1,4 @@
-"""What flags did to an implementation in a case: arm by arm, flag by flag, and two flags together."""
+"""Effects of flags on an implementation in a case: arm by arm, flag by flag, and two flags together."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Effect:
     """What a change of flags does to the time: of one (`main`), or what that of one does to the other's
     (`interaction`): 1 where the two do not touch each other.
 
-    what:  in words
-    found: ratio > 1: the change makes calls faster
+    what:       in words
+    comparison: ratio > 1: the change makes calls faster
     """
 
     kind: str
     what: str
-    found: Comparison
+    comparison: Comparison
 
 
 def same_kernels(a: Cell, b: Cell) -> bool:
@@ -84,12 +84,12 @@ def effects(
     by_setting = {tuple(setting[name] for name in values): arm for arm, setting in settings.items()}
     questions = [*_mains(values, by_setting), *_interactions(values, by_setting)]
     each = 1 - (1 - confidence) / len(questions)
-    found = []
+    effects = []
     for kind, what, weights in questions:
         contrast = [(block, sum(weight * log[arm] for arm, weight in weights.items())) for block, log in logs]
         if contrast:
-            found.append(Effect(kind, what, _comparison(contrast, floor, each, margin)))
-    return found
+            effects.append(Effect(kind, what, _comparison(contrast, floor, each, margin)))
+    return effects
 
 
 def _values(settings: Mapping[str, Setting]) -> dict[str, list[str | None]]:
@@ -108,16 +108,18 @@ def _logs(samples: Mapping[str, Samples]) -> list[tuple[int, dict[str, float]]]:
         arm: dict(zip(zip(s.block, s.round, strict=True), s.seconds, strict=True))
         for arm, s in samples.items()
     }
-    shared = set.intersection(*(set(found) for found in times.values()))
+    shared = set.intersection(*(set(seconds) for seconds in times.values()))
     return [
-        (place[0], {arm: math.log(found[place]) for arm, found in times.items()}) for place in sorted(shared)
+        (place[0], {arm: math.log(seconds[place]) for arm, seconds in times.items()})
+        for place in sorted(shared)
     ]
 
 
 Question = tuple[str, str, dict[str, float]]
+Values = tuple[str | None, ...]
 
 
-def _mains(values: Mapping[str, list[str | None]], arms: Mapping[tuple, str]) -> Iterator[Question]:
+def _mains(values: Mapping[str, list[str | None]], arms: Mapping[Values, str]) -> Iterator[Question]:
     """Contrasts of logs, first value minus the other: positive where the other is faster."""
     for place, (name, own) in enumerate(values.items()):
         others = len(arms) / len(own)
@@ -130,7 +132,7 @@ def _mains(values: Mapping[str, list[str | None]], arms: Mapping[tuple, str]) ->
             yield "main", f"{name}: {word(own[0])} -> {word(value)}", weights
 
 
-def _interactions(values: Mapping[str, list[str | None]], arms: Mapping[tuple, str]) -> Iterator[Question]:
+def _interactions(values: Mapping[str, list[str | None]], arms: Mapping[Values, str]) -> Iterator[Question]:
     """How much more the change of one brings where the other is changed too."""
     names = list(values)
     for (i, one), (j, other) in itertools.combinations(enumerate(names), 2):

@@ -1,4 +1,4 @@
-"""A recorded run in other tools' formats: JSON, CSV, pytest-benchmark."""
+"""Export of a recorded run to other tools' formats: JSON, CSV, pytest-benchmark."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from harness.results.schema import Cell, Record, Run, Verdict
 def export(run: str, output: str | None) -> int:
     """As pytest-benchmark saves its sessions: `pytest-benchmark compare` reads it. `output`: a file, - for
     stdout; by default benchmark.json in the run's folder. Raises UsageError, or NothingRan without a time."""
-    stored = read(run)
-    cells = [cell for cell in stored.cells.values() if cell.samples.seconds]
+    recorded = read(run)
+    cells = [cell for cell in recorded.cells.values() if cell.samples.seconds]
     if not cells:
-        raise NothingRan(f"{stored.folder} holds no time")
-    text = json.dumps(session(stored.run, cells), indent=4) + "\n"
-    target = output or str(stored.folder / "benchmark.json")
+        raise NothingRan(f"{recorded.folder} holds no time")
+    text = json.dumps(session(recorded.run, cells), indent=4) + "\n"
+    target = output or str(recorded.folder / "benchmark.json")
     write(target, text)
     if target != "-":
         print(f"wrote {target}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A run folder: run.json, written once, and cells.jsonl, to which each finished case is added whole."""
+"""Journal of a run: its run.json, written once, and cells.jsonl, to which each finished case is added."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class Journal:
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}") from None
         try:
-            found = json.loads(text).get("schema_version")
-            if not isinstance(found, int):
+            version = json.loads(text).get("schema_version")
+            if not isinstance(version, int):
                 raise UsageError(f"{path} is not a run of this suite: it has no schema_version")
-            if found > SCHEMA:
+            if version > SCHEMA:
                 raise UsageError(
-                    f"{path} has schema {found}; this version of the suite reads up to {SCHEMA}: update it"
+                    f"{path} has schema {version}; this version of the suite reads up to {SCHEMA}: update it"
                 )
             return Run.model_validate_json(text)
         except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Stored runs as one table."""
+"""Loading recorded runs: their folders, and all cells as one table."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 def run_folders(path_or_glob: str | Path) -> list[Path]:
     """Run folders at a path (a run, its cells.jsonl, or any folder above runs) or matching a glob."""
     text = str(path_or_glob)
-    one = Path(text)
-    matches = [text] if archive.is_folder(one) or archive.is_file(one) else archive.glob(text)
+    path = Path(text)
+    matches = [text] if archive.is_folder(path) or archive.is_file(path) else archive.glob(text)
     folders: dict[Path, None] = {}
-    for path in map(Path, matches):
-        folder = path if archive.is_folder(path) else path.parent
+    for match in map(Path, matches):
+        folder = match if archive.is_folder(match) else match.parent
         is_run = archive.is_file(folder / "run.json")
         below = [folder] if is_run else [file.parent for file in archive.below(folder, "run.json")]
         folders |= dict.fromkeys(below)

@@ -1,4 +1,4 @@
-"""Recorded runs as they are compared: their cells, and whether two may be compared at all."""
+"""Recorded run: its cells, floors and clocks, and whether two runs may be compared."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read(path: str) -> RecordedRun:
     if len(folders) > 1:
         raise UsageError(f"{path!r} holds {len(folders)} runs; name one: {folders[0]}, {folders[1]} ...")
     journal = Journal(folders[0])
-    records = [r for found in journal.finished().values() for r in found]
+    records = [r for case in journal.finished().values() for r in case]
     return RecordedRun(
         folder=folders[0],
         run=journal.run(),
@@ -53,11 +53,11 @@ def read(path: str) -> RecordedRun:
 
 
 def _floors(records: Iterable[Record]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    floors: dict[str, float] = {}
     for v in records:
         if isinstance(v, Verdict) and v.about == "A/A":
-            found[v.case] = max(found.get(v.case, 0.0), noise_floor(v.found))
-    return found
+            floors[v.case] = max(floors.get(v.case, 0.0), noise_floor(v.comparison))
+    return floors
 
 
 def _clocks(records: Iterable[Record]) -> dict[str, float]:
@@ -73,9 +73,9 @@ def _clocks(records: Iterable[Record]) -> dict[str, float]:
 
 def incompatibilities(a: RecordedRun, b: RecordedRun) -> list[str]:
     """Why the two cannot be compared, in words; empty if they can."""
-    one, other = (s.run.provenance.get("machine", {}) for s in (a, b))
+    of_a, of_b = (run.run.provenance.get("machine", {}) for run in (a, b))
     reasons = [
-        _differ(name, one.get(name), other.get(name)) for name in MACHINE if one.get(name) != other.get(name)
+        _differ(name, of_a.get(name), of_b.get(name)) for name in MACHINE if of_a.get(name) != of_b.get(name)
     ]
     reasons += [
         _differ(name, getattr(a.run, name), getattr(b.run, name))
@@ -91,23 +91,23 @@ def incompatibilities(a: RecordedRun, b: RecordedRun) -> list[str]:
 
 
 def _differ(name: str, a: object, b: object) -> str:
-    one, other = ("unknown" if value in (None, "") else value for value in (a, b))
-    return f"{name} differs: {one} and {other}"
+    of_a, of_b = ("unknown" if value in (None, "") else value for value in (a, b))
+    return f"{name} differs: {of_a} and {of_b}"
 
 
 def differences(a: RecordedRun, b: RecordedRun) -> list[str]:
     """What else differs: it may be why a row moved."""
     notes = []
     for group in ("versions", "environment"):
-        one, other = (s.run.provenance.get(group, {}) for s in (a, b))
-        for name in sorted(one.keys() | other.keys()):
-            if one.get(name) != other.get(name):
-                notes.append(_differ(name, one.get(name), other.get(name)))
+        of_a, of_b = (run.run.provenance.get(group, {}) for run in (a, b))
+        for name in sorted(of_a.keys() | of_b.keys()):
+            if of_a.get(name) != of_b.get(name):
+                notes.append(_differ(name, of_a.get(name), of_b.get(name)))
     if a.run.schema_version != b.run.schema_version:
         notes.append(_differ("schema of the record", a.run.schema_version, b.run.schema_version))
     if a.run.suite != b.run.suite:
         notes.append(_differ("suite", a.run.suite, b.run.suite))
-    for stored in (a, b):
-        if stored.run.provenance.get("git", {}).get("dirty"):
-            notes.append(f"{stored.folder} was measured from a checkout with changes that no commit holds")
+    for run in (a, b):
+        if run.run.provenance.get("git", {}).get("dirty"):
+            notes.append(f"{run.folder} was measured from a checkout with changes that no commit holds")
     return notes

@@ -1,14 +1,16 @@
-"""The record format: what a run folder holds. Versioned; readers refuse what is newer than they are."""
+"""Record format: what a run folder holds. Versioned; readers refuse what is newer than they are."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
 
-from harness.plan.contender import contender_name
-from harness.statistics.paired import MARGIN, Comparison
+from harness.plan.contender import ConfigSearch, contender_name
+from harness.statistics.multiple import About
+from harness.statistics.paired import MARGIN, Comparison, VerdictName
 
 SCHEMA = 4  # 1 had no samples in verdicts; 2 no disturbed rounds and no launch times; 3 no races, one arm
 
@@ -47,7 +49,7 @@ class Cell(Record):
     ran: what is known of that beside the names: oneDNN's implementations, hashes of what Triton generated
     host_us: the host's time to launch a call, microseconds, the median over turns; null on a CPU
     synchronises: its calls wait for the device before they return, so that time_us holds host time
-    version, source: of its library, and a hash of the suite's code around it (see sources.py)
+    version, source: of its library, and a hash of the suite's code around it (see source_hash.py)
     pinned: the CPU that each of its threads is bound to, or why none is
     samples: of the baseline, where memory splits a case into groups, those of every group; its time is that
         of the first
@@ -114,13 +116,13 @@ class Verdict(Record):
     high: float | None
     floor: float | None
     margin: float = MARGIN
-    verdict: Literal["faster", "slower", "same", "unclear"]
+    verdict: VerdictName
     confidence: float
-    about: Literal["baseline", "runner-up", "A/A"]
+    about: About
     samples: Samples = Field(default_factory=Samples)
 
     @property
-    def found(self) -> Comparison:
+    def comparison(self) -> Comparison:
         """Where nothing stands for what is not finite."""
         if self.ratio is None or self.low is None or self.high is None:
             return Comparison(math.nan, 0.0, math.inf, self.verdict)
@@ -146,7 +148,7 @@ class CaseDone(Record):
     disturbed:  rounds during which something else used the machine, or slowed it
     conditions: clocks, temperature, power, other processes' share ... as the rounds saw them, or why not; one
                 entry for each group of contenders that memory holds at once
-    entries:    of a race, how its configurations were found (see `harness.plan.contender.Entries`)
+    entries:    of a race, how its configurations were found
     """
 
     kind: Literal["case"] = "case"
@@ -159,7 +161,17 @@ class CaseDone(Record):
     stopped: str
     disturbed: list[DisturbedRound] = []
     conditions: list[dict[str, Any]] = []
-    entries: dict[str, Any] = {}
+    entries: ConfigSearch | None = None
+
+    @field_validator("entries", mode="before")
+    @classmethod
+    def _no_search(cls, value: object) -> object:
+        """Written as {} where there was none."""
+        return value or None
+
+    @field_serializer("entries")
+    def _search_or_empty(self, entries: ConfigSearch | None) -> dict[str, Any]:
+        return asdict(entries) if entries else {}
 
 
 class PlannedCase(Record):
@@ -171,6 +183,13 @@ class PlannedCase(Record):
     key: str
 
 
+class RaceSettings(Record):
+    """keep: configurations that the estimate leaves in a race; folder: of the winners"""
+
+    keep: int
+    folder: str
+
+
 class Run(Record):
     """What a command set out to do, and on what; written once, before anything is measured.
 
@@ -178,7 +197,7 @@ class Run(Record):
         in, by their values (null: not set)
     trees: of arms that are revisions, their commits
     busy: what else used the device then
-    race: of a race: `keep`, the configurations that the estimate leaves, and the `folder` of the winners
+    race: of a race of configurations only
     """
 
     schema_version: int = SCHEMA
@@ -201,10 +220,15 @@ class Run(Record):
     confidence: float
     margin: float = MARGIN
     disturbed: Literal["drop", "keep"] = "drop"
-    race: dict[str, Any] | None = None
+    race: RaceSettings | None = None
     busy: list[str] = []
     ceilings: dict[str, Any]
     provenance: dict[str, Any]
+
+    @property
+    def threads(self) -> int:
+        """Of each worker, on a CPU."""
+        return int(self.provenance["machine"]["threads"])
 
     @property
     def contrast(self) -> Literal["implementations", "arms"]:

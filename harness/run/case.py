@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ TURN_S = 0.05
 SLOW = 4.0  # times the fastest: no choice for production, whatever its third figure
 REFERENCE_S = 900.0
 
-Contest = Callable[[Mapping[str, Turn], Policy], Rounds]
+MakeRounds = Callable[[Mapping[str, Turn], Policy], Rounds]
 
 
 @dataclass
@@ -45,71 +45,79 @@ class Measured:
     conditions: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class TimingRules:
+    """How contenders are timed, whatever the case.
+
+    seed:           of operands and orders
+    keep_disturbed: rounds that other work disturbed count
+    margin:         a difference below it is none
+    make_rounds:    of the contenders' turns
+    """
+
+    seed: int = 0
+    keep_disturbed: bool = False
+    margin: float = MARGIN
+    make_rounds: MakeRounds = measure
+
+
+@dataclass(kw_only=True)
 class CaseRun:
     """Drives the judge and the stations through one case.
 
-    Sets of operands: `first`, on which it is timed, `last` of those that calls rotate over where they
-    differ in value, `live`, the first with other live ones, and `other`, different altogether.
+    say:     is told each stage, in words
+    seeds:   of the sets of operands: `first`, on which it is timed, `last` of those that calls rotate over
+             where they differ in value, `live`, the first with other live ones, and `other`, all different
+    digests: of the operands that the judge made of them
     """
 
-    def __init__(
-        self,
-        case: Case,
-        stations: list[Station],
-        judge: Worker,
-        seed: int,
-        scratch: Path,
-        say: Callable[[str], None],
-        monitor: Monitor,
-        keep_disturbed: bool = False,
-        margin: float = MARGIN,
-        contest: Contest = measure,
-    ) -> None:
-        self.case = case
-        self.stations = stations
-        self.judge = judge
-        self.seed = seed
-        self.scratch = scratch
-        self.say = say
-        self.monitor = monitor
-        self.keep_disturbed = keep_disturbed
-        self.margin = margin
-        self.contest = contest
+    case: Case
+    stations: Sequence[Station]
+    judge: Worker
+    monitor: Monitor
+    scratch: Path
+    say: Callable[[str], None]
+    rules: TimingRules = TimingRules()
+    seeds: dict[str, dict[str, int]] = field(init=False)
+    digests: dict[str, int] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        seed = self.rules.seed
         self.seeds = {
             "first": asdict(Seeds(seed, seed)),
             "live": asdict(Seeds(seed, seed + 1)),
             "other": asdict(Seeds(seed + 1, seed + 1)),
         }
-        self.digests: dict[str, int] = {}
 
     @property
-    def seats(self) -> list[tuple[Station, Contender]]:
-        """Everyone who is still in it."""
+    def living(self) -> list[tuple[Station, Contender]]:
+        """The contenders that nothing is against, each with its station."""
         return [(station, contender) for station in self.stations for contender in station.living]
 
-    def run(self, rotation: Rotation, budget_s: float, most_s: float, baseline: str) -> Measured:
-        """Measures for `budget_s` seconds, or up to `most_s` where one round in each block takes longer.
+    def run(self, rotation: Rotation, budget_s: float, max_s: float, baseline: str) -> Measured:
+        """Measures for `budget_s` seconds, or up to `max_s` where one round in each block takes longer.
         Raises WorkerFailure where the judge cannot compute or compare."""
         started = time.perf_counter()
-        everyone = [c for station in self.stations for c in station.contenders if not c.arm.again]
+        everyone = [c for station in self.stations for c in station.contenders if not c.arm.is_twin]
         measured = Measured(self.case, everyone, rotation)
         self.begin(rotation)
         self.say("measuring")
-        self._measure(measured, budget_s, most_s, baseline)
+        self._measure(measured, budget_s, max_s, baseline)
         self.end(rotation)
         measured.setup_s = time.perf_counter() - started - measured.rounds.spent_s
         return measured
 
     def begin(self, rotation: Rotation) -> None:
         """Computes the references and checks everyone once; whoever is wrong is out."""
+        seed = self.rules.seed
         if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
-            self.seeds["last"] = asdict(Seeds(self.seed, self.seed, turn=rotation.copies - 1))
+            self.seeds["last"] = asdict(Seeds(seed, seed, turn=rotation.copies - 1))
         self.say("computing the reference")
         self._references()
         self.say("preparing and checking")
         self._open("first")
-        for station, contender in self.seats:
-            self._check(station, contender, "first", "")
+        for station, contender in self.living:
+            self._check(station, contender, "first")
 
     def end(self, rotation: Rotation) -> None:
         """Checks what timing left, and calls with other operands; asks what ran."""
@@ -122,7 +130,7 @@ class CaseRun:
         producer kernels give the same operands bit by bit, so a composed call is judged by what it was
         given, and not by all that rounding to FP8 may explain."""
         case = self.case
-        boundaries = {case.boundary, *(self._judged_at(c) for _, c in self.seats)}
+        boundaries = {case.boundary, *(self._judged_at(c) for _, c in self.living)}
         for (name, seeds), boundary in itertools.product(self.seeds.items(), boundaries):
             digest = self.judge.ask(
                 "reference",
@@ -154,7 +162,8 @@ class CaseRun:
         station: Station,
         contender: Contender,
         name: str,
-        stage: str,
+        *,
+        stage: str = "",
         fresh: bool = True,
         which: int = 0,
     ) -> None:
@@ -180,12 +189,12 @@ class CaseRun:
             # The next one gets a new worker, with whole operands.
             station.stop()
 
-    def _measure(self, measured: Measured, budget_s: float, most_s: float, baseline: str) -> None:
-        timed = [(station, contender) for station, contender in self.seats if not contender.interpreted]
+    def _measure(self, measured: Measured, budget_s: float, max_s: float, baseline: str) -> None:
+        timed = [(station, contender) for station, contender in self.living if not contender.interpreted]
         if not timed:
             return
         station, anchor = next(((s, c) for s, c in timed if c.impl.name == baseline), timed[0])
-        twin = next((c for _, c in timed if c.arm.again), None)
+        twin = next((c for _, c in timed if c.arm.is_twin), None)
         if twin is None:
             twin = replace(anchor, name=f"{anchor.name} (again)", host_s=[])
             timed.append((station, twin))
@@ -197,7 +206,7 @@ class CaseRun:
                     attempt(here, lambda s=station: s.fresh(measured.rotation))
             for station, contender in timed:
                 if contender.alive and contender.name in names:
-                    attempt([contender], lambda s=station, c=contender: s.seat(c))
+                    attempt([contender], lambda s=station, c=contender: s.prepare(c))
 
         def turn(station: Station, contender: Contender) -> float:
             if contender.alive:
@@ -207,9 +216,9 @@ class CaseRun:
                     if answer["host_seconds"] is not None:
                         contender.host_s.append(answer["host_seconds"])
                     return answer["seconds"]
-                # Whoever shared its worker is seated again now, not in a turn of his own.
+                # Whoever shared its worker is prepared again now, not in a turn of his own.
                 for other in (c for s, c in timed if s is station and c.alive):
-                    attempt([other], lambda o=other: station.seat(o))
+                    attempt([other], lambda o=other: station.prepare(o))
             raise RuntimeError(contender.reason)
 
         turns = {c.name: (lambda s=s, c=c: turn(s, c)) for s, c in timed}
@@ -217,18 +226,18 @@ class CaseRun:
             begin_block=begin_block,
             begin_round=self.monitor.begin,
             end_round=self.monitor.end,
-            keep_disturbed=self.keep_disturbed,
-            margin=self.margin,
+            keep_disturbed=self.rules.keep_disturbed,
+            margin=self.rules.margin,
             slow=SLOW,
-            seed=self.seed,
+            seed=self.rules.seed,
             anchor=anchor.name,
             twin=twin.name,
         )
         # A turn is an untimed call and then timed ones; a fifth more for what the estimate misses.
-        least_s = 1.2 * policy.opening * sum(c.call_s + max(c.call_s, TURN_S) for _, c in timed)
-        policy = replace(policy, budget_s=min(most_s, max(budget_s, least_s)))
+        min_s = 1.2 * policy.opening * sum(c.call_s + max(c.call_s, TURN_S) for _, c in timed)
+        policy = replace(policy, budget_s=min(max_s, max(budget_s, min_s)))
         self.monitor.conditions()  # what was before is not this case's
-        rounds = measured.rounds = self.contest(turns, policy)
+        rounds = measured.rounds = self.rules.make_rounds(turns, policy)
         measured.conditions = self.monitor.conditions()
         measured.anchor, measured.twin = anchor, twin
         for _, contender in timed:
@@ -247,7 +256,7 @@ class CaseRun:
             for contender in timed:
                 for which in sorted({0, copies - 1}):
                     name = "last" if which and "last" in self.seeds else "first"
-                    self._check(station, contender, name, "after timing: ", fresh=False, which=which)
+                    self._check(station, contender, name, stage="after timing: ", fresh=False, which=which)
                 if contender.alive:
                     self._profile(station, contender)
 
@@ -255,9 +264,9 @@ class CaseRun:
         """What ran in a call. Where a machine's profiler does not work the row keeps its time: that the call
         itself works is checked again after."""
         try:
-            found = station.ask(contender, "profile")
-            contender.kernels, contender.picked = found["kernels"], found["picked"]
-            contender.ran = found["ran"]
+            profile = station.ask(contender, "profile")
+            contender.kernels, contender.picked = profile["kernels"], profile["picked"]
+            contender.ran = profile["ran"]
         except WorkerFailure as failure:
             if failure.fatal:
                 contender.fail(failure.status, failure.reason)
@@ -282,14 +291,14 @@ class CaseRun:
         which a cached preparation misses."""
         for station in self.stations:
             for contender in station.living:
-                attempt([contender], lambda s=station, c=contender: s.seat(c))
+                attempt([contender], lambda s=station, c=contender: s.prepare(c))
             if station.living:
                 attempt(station.living, lambda s=station: s.load(self.seeds["live"]))
-        for station, contender in self.seats:
-            self._check(station, contender, "live", "with other live operands: ")
+        for station, contender in self.living:
+            self._check(station, contender, "live", stage="with other live operands: ")
         self._open("other")
-        for station, contender in self.seats:
-            self._check(station, contender, "other", "with other stationary operands: ")
+        for station, contender in self.living:
+            self._check(station, contender, "other", stage="with other stationary operands: ")
 
 
 def _too_disturbed(rounds: Rounds) -> str:

@@ -15,6 +15,7 @@ from harness import files
 from harness.catalogue.devices import Ceilings, last_level
 from harness.machine.provenance import driver
 from harness.paths import cache
+from harness.workers.child import METER
 from harness.workers.environment import thread_environment
 from harness.workers.process import Worker
 from kernels.op import DTYPES
@@ -62,7 +63,7 @@ def meters(
     with tempfile.TemporaryDirectory() as folder:
         try:
             for index in range(count):
-                workers.append(Worker("meter", environment, Path(folder) / f"{index}.log"))
+                workers.append(Worker(METER, environment, Path(folder) / f"{index}.log"))
                 workers[-1].ask(
                     "open",
                     120,

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import kernels
 from harness.catalogue.devices import Ceilings
-from harness.plan.contender import Contender
-from harness.results.schema import Cell, Samples, Verdict
+from harness.plan.contender import ConfigSearch, Contender
+from harness.results.schema import CaseDone, Cell, DisturbedRound, Record, Samples, Verdict
 from harness.run.case import Measured
 from harness.statistics.intervals import interval
-from harness.statistics.multiple import Judged, joint_verdicts
+from harness.statistics.multiple import JointVerdict, joint_verdicts
 from harness.statistics.paired import MARGIN, compare
-from harness.timing.rounds import Round
+from harness.timing.rounds import Round, Rounds
 from kernels.op import Work
 from kernels.platform import Platform
+from shapes.case import Case
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,62 @@ class Yardsticks:
     peaks: Ceilings | None
     confidence: float
     margin: float = MARGIN
+
+
+def build_records(
+    case: Case,
+    parts: Sequence[Measured],
+    platform: Platform,
+    yardsticks: Yardsticks,
+    search: ConfigSearch | None = None,
+) -> tuple[list[Record], CaseDone]:
+    """Of a case that was measured in parts: its cells and verdicts, and what ends it."""
+    cells: dict[str, Cell] = {}
+    verdicts: list[Record] = []
+    made: list[Rounds] = []
+    blocks = 0
+    for part in parts:
+        # A block and a round name one moment of the case: groups share none.
+        part = replace(part, rounds=part.rounds.numbered(blocks))
+        blocks = max(blocks, part.rounds.next_block)
+        made.append(part.rounds)
+        more, compared = build_cells(part, platform, yardsticks)
+        # The baseline of every group but the first is there for the ratios only.
+        for contender, cell in zip(part.contenders, more, strict=True):
+            first = cells.setdefault(contender.name, cell)
+            if first is not cell:
+                first.samples.add(cell.samples)
+                first.heats.add(cell.heats)
+        verdicts += compared
+    timed = [rounds for rounds, part in zip(made, parts, strict=True) if part.anchor is not None]
+    done = CaseDone(
+        case=case.key,
+        measured_s=sum(rounds.spent_s for rounds in made),
+        setup_s=sum(part.setup_s for part in parts),
+        rounds=sum(len(rounds.rounds) for rounds in made),
+        blocks=min((len(set(rounds.blocks)) for rounds in timed), default=0),
+        heats=sum(len(rounds.heats) for rounds in made),
+        stopped=", ".join(dict.fromkeys(rounds.stopped for rounds in timed)),
+        disturbed=[record for rounds in timed for record in _disturbed(rounds)],
+        conditions=[part.conditions for part in parts if part.anchor is not None],
+        entries=search,
+    )
+    return [*cells.values(), *verdicts], done
+
+
+def _disturbed(rounds: Rounds) -> list[DisturbedRound]:
+    left_out = [(r, False) for r in rounds.disturbed]
+    kept = [(r, True) for r in (*rounds.heats, *rounds.rounds) if r.disturbed]
+    return [
+        DisturbedRound(
+            block=r.block,
+            round=r.index,
+            reason=r.disturbed,
+            counted=counted,
+            seconds={} if counted else dict(r.seconds),
+        )
+        for r, counted in sorted([*left_out, *kept], key=lambda pair: (pair[0].block, pair[0].index))
+    ]
 
 
 def build_cells(
@@ -89,10 +146,10 @@ def _cell(
     over_blocks = interval(logs, yardsticks.confidence)
     time = math.exp(over_blocks.mean)
     bound = replace(work, bytes=_from_memory(measured, work))
-    least = yardsticks.peaks.least_time(bound) if yardsticks.peaks else 0.0
-    if time < least:
+    min_s = yardsticks.peaks.min_time(bound) if yardsticks.peaks else 0.0
+    if time < min_s:
         cell.status = "impossible"
-        cell.reason = f"{time * 1e6:.3g} us; the datasheet's peaks allow no less than {least * 1e6:.3g} us"
+        cell.reason = f"{time * 1e6:.3g} us; the datasheet's peaks allow no less than {min_s * 1e6:.3g} us"
         return cell
     cell.time_us = time * 1e6
     if over_blocks.groups > 1:
@@ -100,7 +157,7 @@ def _cell(
     cell.tflops = work.flops / time / 1e12
     cell.gbps = work.bytes / time / 1e9
     if yardsticks.ceilings:
-        cell.percent_of_ceiling = 100 * yardsticks.ceilings.least_time(bound) / time
+        cell.percent_of_ceiling = 100 * yardsticks.ceilings.min_time(bound) / time
     return cell
 
 
@@ -128,23 +185,24 @@ def _verdicts(measured: Measured, valid: Collection[str], confidence: float, mar
     anchor, twin, rounds = measured.anchor, measured.twin, measured.rounds
     if anchor is None or twin is None:
         return []
-    found = []
+    verdicts = []
     if anchor.name in valid:
         pair = (rounds.series(twin.name), rounds.series(anchor.name))
         same = compare(*pair, blocks=rounds.blocks, margin=margin, confidence=confidence)
-        judged = Judged(twin.name, anchor.name, "A/A", 0.0, confidence, same)
-        found = [_verdict(measured.case.key, judged, margin)]
+        judged = JointVerdict(twin.name, anchor.name, "A/A", 0.0, confidence, same)
         # The twin has no cell: its samples stand here.
-        found[0].samples = _samples(rounds.rounds, twin.name)
+        verdicts = [_verdict(measured.case.key, judged, margin, _samples(rounds.rounds, twin.name))]
     lasted = {*valid, anchor.name, twin.name} - rounds.dropped.keys()
     series = {name: rounds.series(name) for name in lasted}
-    family = joint_verdicts(series, rounds.blocks, valid, anchor.name, twin.name, confidence, margin)
-    return found + [_verdict(measured.case.key, one, margin) for one in family]
+    joint = joint_verdicts(
+        series, rounds.blocks, valid, anchor.name, twin=twin.name, confidence=confidence, margin=margin
+    )
+    return verdicts + [_verdict(measured.case.key, verdict, margin) for verdict in joint]
 
 
-def _verdict(case: str, judged: Judged, margin: float) -> Verdict:
-    found = judged.found
-    ratio, low, high, floor = (_finite(v) for v in (found.ratio, found.low, found.high, judged.floor))
+def _verdict(case: str, judged: JointVerdict, margin: float, samples: Samples | None = None) -> Verdict:
+    compared = judged.comparison
+    ratio, low, high = (_finite(v) for v in (compared.ratio, compared.low, compared.high))
     return Verdict(
         case=case,
         a=judged.a,
@@ -152,11 +210,12 @@ def _verdict(case: str, judged: Judged, margin: float) -> Verdict:
         ratio=ratio,
         low=low,
         high=high,
-        floor=floor,
+        floor=_finite(judged.floor),
         margin=margin,
-        verdict=found.verdict,  # type: ignore[arg-type]
+        verdict=compared.verdict,
         confidence=judged.confidence,
-        about=judged.about,  # type: ignore[arg-type]
+        about=judged.about,
+        samples=samples or Samples(),
     )
 
 

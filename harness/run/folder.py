@@ -1,4 +1,4 @@
-"""A run's plan, as its folder holds it: begun, or opened again to go on with."""
+"""The folder of a run: begun with a new plan, or opened again to go on."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ from harness.errors import UsageError
 from harness.machine.cpu_threads import default_threads
 from harness.machine.provenance import provenance
 from harness.paths import RESULTS
-from harness.plan import budget, revisions, select
-from harness.plan.arms import Arm, parse_arm, parse_threads
+from harness.plan import budget, select
+from harness.plan.arms import parse_arm, parse_threads
 from harness.results.journal import Journal
-from harness.results.schema import Cell, PlannedCase, Record, Run
+from harness.results.schema import Cell, PlannedCase, RaceSettings, Record, Run
 from harness.run.ceilings import ceilings
+from harness.run.device import OwnDevice
+from harness.run.plan import RunPlan
 from harness.run.request import PLANNING, Request
 from harness.statistics.intervals import CONFIDENCE
 from harness.workers.process import WorkerFailure
@@ -29,19 +31,50 @@ from shapes.case import Case
 from shapes.suites import CASE_S, suites
 
 
+@dataclass(frozen=True)
+class Selection:
+    """What a new run measures.
+
+    suite:    its name in the record; `ad hoc` of cases that were written out
+    baseline: the implementation that the others are compared with
+    """
+
+    suite: str
+    cases: Sequence[Case]
+    implementations: Sequence[str]
+    baseline: str
+
+
+def select_all(request: Request, platform: Platform) -> Selection:
+    """Raises UsageError for what cannot be understood."""
+    if request.op is None:
+        raise UsageError(f"--op is missing; ops: {', '.join(kernels.OPS)}")
+    if request.suite and request.case:
+        raise UsageError("give --suite or --case, not both")
+    if request.retry:
+        raise UsageError("--retry needs --resume RUN")
+    op = select.choose_op(request.op)
+    cases = select.choose_cases(op, request.suite, request.case, request.boundary, platform.arch)
+    implementations = select.choose_implementations(op, request.impl)
+    if request.arms:  # are compared with an arm of the same implementation
+        baseline = implementations[0].name
+    else:
+        baseline = select.choose_baseline(op, platform, request.baseline, implementations)
+    suite = "ad hoc" if request.case else request.suite or "smoke"
+    return Selection(suite, cases, [i.name for i in implementations], baseline)
+
+
 def begin(
     request: Request,
-    platform: Platform,
-    busy: list[str],
-    cases: Sequence[Case],
-    implementations: Sequence[str],
-    baseline: str,
-    suite: str,
-    race: dict[str, Any] | None = None,
-) -> tuple[Journal, Run]:
-    """Opens the folder of a new run of these cases. The default budget is 60 s, of a race what each of its
-    cases is worth at least."""
-    op = cases[0].op
+    device: OwnDevice,
+    selection: Selection,
+    log: Callable[[str], None],
+    race: RaceSettings | None = None,
+) -> tuple[Journal, RunPlan]:
+    """Opens the folder of a new run. The default budget is 60 s, of a race what each of its cases is worth at
+    least. `log` is told in a line where there are no ceilings."""
+    platform, suite = device.platform, selection.suite
+    op = selection.cases[0].op
     arms = list(request.arms) or [parse_arm(request.set)]
     launches = select.launches(platform, request.launch)
     if request.per_case:
@@ -51,25 +84,22 @@ def begin(
     if request.budget:
         budget_s = budget.parse_seconds(request.budget, "--budget")
     else:
-        budget_s = 60.0 if race is None else per_case_s * len(cases)
+        budget_s = 60.0 if race is None else per_case_s * len(selection.cases)
     threads = request.threads or parse_threads(os.environ.get("OMP_NUM_THREADS")) or default_threads()
-    created = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    device = re.sub(r"[^a-z0-9]+", "-", f"{platform.name or platform.kind}".lower()).strip("-")
-    what = op if race is None else f"{op}-{baseline}-race"
-    identity = f"{created}-{what}-{suite.replace(' ', '-')}-{device}"
-    folder = Path(request.out) if request.out else RESULTS / "local" / identity
-    settings = Run(
+    what = op if race is None else f"{op}-{selection.baseline}-race"
+    folder = Path(request.out) if request.out else RESULTS / "local" / _identity(what, suite, platform)
+    record = Run(
         id=folder.name,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         command=sys.argv[1:],
         op=op,
         suite=suite,
-        cases=[PlannedCase(**_planned(case)) for case in cases],
-        implementations=list(implementations),
-        baseline=baseline,
-        arms={arm.name: arm.variables for arm in arms if not arm.again},
+        cases=[_planned(case) for case in selection.cases],
+        implementations=list(selection.implementations),
+        baseline=selection.baseline,
+        arms={arm.name: arm.variables for arm in arms if not arm.is_twin},
         flags=request.flags,
-        trees={arm.name: Path(arm.tree).name for arm in arms if arm.tree and not arm.again},
+        trees={arm.name: Path(arm.tree).name for arm in arms if arm.tree and not arm.is_twin},
         launches=launches,
         cache=request.cache or "serving",
         budget_s=budget_s,
@@ -77,55 +107,56 @@ def begin(
         seed=request.seed or 0,
         confidence=CONFIDENCE,
         margin=request.margin,
-        disturbed=request.disturbed or "drop",  # type: ignore[arg-type]
-        busy=busy,
+        disturbed=request.disturbed or "drop",
+        busy=list(device.busy),
         race=race,
-        ceilings=_ceilings(platform, threads, request.quiet),
+        ceilings=_ceilings(platform, threads, log),
         provenance=provenance(platform, threads),
     )
-    return Journal.create(folder, settings), settings
+    return Journal.create(folder, record), RunPlan.of(record, request)
 
 
-def _ceilings(platform: Platform, threads: int, quiet: bool) -> dict[str, Any]:
+def _identity(what: str, suite: str, platform: Platform) -> str:
+    created = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    device = re.sub(r"[^a-z0-9]+", "-", f"{platform.name or platform.kind}".lower()).strip("-")
+    return f"{created}-{what}-{suite.replace(' ', '-')}-{device}"
+
+
+def _ceilings(platform: Platform, threads: int, log: Callable[[str], None]) -> dict[str, Any]:
     try:
         return asdict(ceilings(platform, threads))
     except WorkerFailure as failure:
-        if not quiet:
-            print(f"no ceilings, so no percentages: {failure.reason}", file=sys.stderr)
+        log(f"no ceilings, so no percentages: {failure.reason}")
         return {}
 
 
-def _planned(case: Case) -> dict[str, Any]:
+def _planned(case: Case) -> PlannedCase:
     facts = asdict(case) | {"key": case.key}
-    return {name: facts[name] for name in PlannedCase.model_fields}
+    return PlannedCase(**{name: facts[name] for name in PlannedCase.model_fields})
 
 
-def case_of(planned: PlannedCase) -> Case:
-    return Case(planned.op, planned.sizes, planned.boundary, planned.place, planned.weight)
-
-
-def resumed(request: Request, platform: Platform, racing: bool = False) -> tuple[Journal, Run]:
-    """Opens a run again, or a race, as it was planned; it must be on this machine and with these
-    libraries."""
+def resume(request: Request, platform: Platform, race: bool = False) -> tuple[Journal, RunPlan]:
+    """Opens a run again, or a race, as it was planned. Raises UsageError where it is another machine's, or
+    other libraries'."""
     given = [name for name in PLANNING if getattr(request, name) not in (None, ())]
     if given:
         raise UsageError(f"--resume goes on with the run's own plan; leave out --{given[0]}")
     journal = Journal(Path(request.resume or ""))
-    settings = journal.run()
-    if racing != (settings.race is not None):
+    record = journal.run()
+    if race != (record.race is not None):
         raise UsageError(
-            f"{journal.folder} is a {'run' if racing else 'race'}: "
-            f"python -m harness {'run' if racing else 'tune'} --resume goes on with it"
+            f"{journal.folder} is a {'run' if race else 'race'}: "
+            f"python -m harness {'run' if race else 'tune'} --resume goes on with it"
         )
-    if request.op not in (None, settings.op):
-        raise UsageError(f"{journal.folder} is a run of {settings.op}, not {request.op}")
-    present = [i.name for i in kernels.implementations(select.choose_op(settings.op).name)]
-    if missing := sorted(set(settings.implementations) - set(present)):
+    if request.op not in (None, record.op):
+        raise UsageError(f"{journal.folder} is a run of {record.op}, not {request.op}")
+    present = [i.name for i in kernels.implementations(select.choose_op(record.op).name)]
+    if missing := sorted(set(record.implementations) - set(present)):
         raise UsageError(
             f"{journal.folder} measures {missing[0]}, which is not here; set {kernels.PLUGINS} as then"
         )
     try:
-        then = {group: dict(settings.provenance[group]) for group in ("machine", "versions")}
+        then = {group: dict(record.provenance[group]) for group in ("machine", "versions")}
         now = provenance(platform, int(then["machine"]["threads"]))
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"cannot read {journal.folder / 'run.json'}: its provenance is not whole") from None
@@ -137,23 +168,14 @@ def resumed(request: Request, platform: Platform, racing: bool = False) -> tuple
                     f"{journal.folder} was measured with {name} {before.get(name)}; here it is "
                     f"{after.get(name)}: start a new run"
                 )
-    return journal, settings
-
-
-def arms_of(settings: Run) -> list[Arm]:
-    """As planned; where they are compared, the first of them again at the end."""
-    arms = [
-        revisions.arm(name, settings.trees[name]) if name in settings.trees else Arm(variables)
-        for name, variables in settings.arms.items()
-    ]
-    return [*arms, replace(arms[0], again=True)] if settings.contrast == "arms" else arms
+    return journal, RunPlan.of(record, request)
 
 
 def finished_cases(journal: Journal, retry: bool) -> dict[str, list[Record]]:
     """Records of each finished case by its key; retry: without those of cases that are to be made again."""
     broken = {"crashed", "timeout", "error"} if retry else set()
     return {
-        key: found
-        for key, found in journal.finished().items()
-        if not any(isinstance(r, Cell) and r.status in broken for r in found)
+        key: records
+        for key, records in journal.finished().items()
+        if not any(isinstance(r, Cell) and r.status in broken for r in records)
     }

@@ -1,8 +1,10 @@
-"""One kernel at one case, for whoever brings rounds of its own: checked, timed by turns, checked again."""
+"""A benchmark of one kernel at one case, for whoever brings rounds of its own (pytest-benchmark): checked,
+timed by turns, checked again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,43 +21,49 @@ from harness.plan.contender import Contender
 from harness.plan.memory import Memory
 from harness.plan.rotation import rotation
 from harness.run.case import TURN_S, CaseRun
+from harness.timing.rounds import mostly_disturbed
 from harness.workers.child.bench import Bench
-from harness.workers.environment import thread_environment
-from harness.workers.process import Worker, WorkerFailure, worker_pids
+from harness.workers.judge import start_judge
+from harness.workers.process import WorkerFailure, worker_pids
 from harness.workers.station import Deadlines, Station
 from kernels.op import Implementation, Prepared, Support, Unsupported
-from kernels.platform import Platform, detect
+from kernels.platform import Platform
 from shapes.case import Case
 
 
-class Session:
-    """What all benchmarks of a test share: the device, and how it is used."""
+@dataclass(frozen=True)
+class KernelBenchmarks:
+    """What the benchmarks of a test share: the device, and how it is used.
 
-    def __init__(self, options: Any, scratch: Path) -> None:
-        self.options, self.scratch = options, scratch
-        try:
-            self.platform = detect(options.kernel_device)
-        except LookupError as error:
-            raise UsageError(str(error)) from None
+    cache, launch: of a benchmark that does not say; no launch: the device's own
+    scratch:       folder of logs and outputs
+    """
 
-    def contest(
+    platform: Platform
+    cache: str
+    launch: str | None
+    scratch: Path
+
+    def benchmark(
         self,
         op: str,
-        kernel: Any,
+        kernel: object,
+        *,
         case: str,
         boundary: str | None = None,
         cache: str | None = None,
         launch: str | None = None,
-    ) -> Contest:
-        """Raises UsageError for what cannot be understood."""
-        chosen = select.choose_op(op)
+    ) -> KernelBenchmark:
+        """kernel: an implementation's name, a function of (operands, out), or an Implementation. Raises
+        UsageError for what cannot be understood."""
+        boundaries = select.choose_op(op).boundaries
         cases = select.choose_cases(
-            chosen, None, [case], boundary or chosen.boundaries[0], self.platform.arch
+            kernels.OPS[op], None, [case], boundary or boundaries[0], self.platform.arch
         )
         if len(cases) > 1:
             raise UsageError(f"{case!r} names {len(cases)} cases; a benchmark is of one")
-        implementation, station = self._seat(op, kernel, cases[0].boundary)
-        (mode,) = select.launches(self.platform, launch or self.options.kernel_launch)
+        implementation, station = self._station(op, kernel, cases[0].boundary)
+        (mode,) = select.launches(self.platform, launch or self.launch)
         contender = Contender(implementation.name, implementation, arms.Arm(), mode)
         station.contenders.append(contender)
         support = implementation.supports(cases[0], self.platform)
@@ -64,41 +72,48 @@ class Session:
         if not support.ok:
             contender.fail("unsupported", support.reason)
         monitor = monitor_for(self.platform, worker_pids)
-        return Contest(
-            cases[0], contender, station, cache or self.options.kernel_cache, monitor, self.scratch
-        )
+        return KernelBenchmark(cases[0], contender, station, cache or self.cache, monitor)
 
-    def _seat(self, op: str, kernel: Any, boundary: str) -> tuple[Implementation, Station]:
+    def _station(self, op: str, kernel: object, boundary: str) -> tuple[Implementation, Station]:
         common = ([], self.platform, default_threads(), Deadlines(), self.scratch / "worker.log")
         if isinstance(kernel, str):
-            found = {i.name: i for i in kernels.implementations(op)}
-            if kernel not in found:
+            known = {i.name: i for i in kernels.implementations(op)}
+            if kernel not in known:
                 raise UsageError(
-                    f"no implementation of {op} is called {kernel!r}; there are: {', '.join(found)}"
+                    f"no implementation of {op} is called {kernel!r}; there are: {', '.join(known)}"
                 )
-            return found[kernel], Station(*common)
-        guest = kernel if isinstance(kernel, Implementation) else _Function(kernel, boundary)
+            return known[kernel], Station(*common)
+        if isinstance(kernel, Implementation):
+            guest = kernel
+        elif callable(kernel):
+            guest = _Function(kernel, boundary)
+        else:
+            raise UsageError(f"{kernel!r} is no kernel: give a function of (operands, out), or a name")
         guest.op = op
         return guest, _Here(*common)
 
 
-class Contest:
-    """status and reason: None, or where it ended, as of a cell."""
+class KernelBenchmark:
+    """One kernel at one case.
+
+    status, reason: None, or where it ended, as of a cell
+    disturbed:      what disturbed the turns that something did; they are made again, until most are
+    made:           turns, the disturbed ones too
+    """
 
     def __init__(
-        self, case: Case, contender: Contender, station: Station, cache: str, monitor: Monitor, scratch: Path
+        self, case: Case, contender: Contender, station: Station, cache: str, monitor: Monitor
     ) -> None:
-        self.case, self.contender, self.station = case, contender, station
+        self.case, self.contender, self.station, self.monitor = case, contender, station, monitor
+        self.run: CaseRun | None = None
+        self.disturbed: list[str] = []
+        self.made = 0
         op, platform = kernels.OPS[case.op], station.platform
         sizes = op.sizes(case.sizes)
         memory = Memory(op, sizes, platform, contender.impl.name, cache)
         self.rotation = rotation(
             op, sizes, cache, last_level(platform), lambda copies: memory.fits([contender], copies)
         )
-        environment = thread_environment(platform, station.threads)
-        self.judge = Worker("judge", environment, scratch / "judge.log")
-        self.judge.ask("hello", 900, kind=platform.kind, device=platform.device, threads=station.threads)
-        self.run = CaseRun(case, [station], self.judge, 0, scratch, lambda _: None, monitor)
 
     @property
     def name(self) -> str:
@@ -113,18 +128,39 @@ class Contest:
         return self.contender.reason
 
     def begin(self) -> None:
+        """Checks it once, and prepares it; does nothing for what is refused."""
+        if not self.contender.alive:
+            return
+        station, folder = self.station, self.station.log.parent
+        self.run = CaseRun(
+            case=self.case,
+            stations=[station],
+            judge=start_judge(station.platform, station.threads, 900, folder / "judge.log"),
+            monitor=self.monitor,
+            scratch=folder,
+            say=lambda _: None,
+        )
+        self.run.begin(self.rotation)
         if self.contender.alive:
-            self.run.begin(self.rotation)
-        if self.contender.alive:
-            self.station.fresh(self.rotation)
-            self.station.seat(self.contender)
+            station.fresh(self.rotation)
+            station.prepare(self.contender)
 
     def turn(self) -> float:
-        """Seconds per call."""
-        return self.station.ask(self.contender, "turn", at_least=TURN_S)["seconds"]
+        """Seconds per call, of a turn that nothing disturbed; of any where most are disturbed."""
+        while True:
+            self.monitor.begin()
+            seconds: float = self.station.ask(self.contender, "turn", at_least=TURN_S)["seconds"]
+            self.monitor.sample(f"{self.case.key} {self.name}")
+            self.made += 1
+            reason = self.monitor.end()
+            if reason:
+                self.disturbed.append(reason)
+            if not reason or mostly_disturbed(len(self.disturbed), self.made):
+                return seconds
 
     def end(self) -> None:
-        self.run.end(self.rotation)
+        if self.run is not None:
+            self.run.end(self.rotation)
 
     def facts(self, seconds: float | None) -> dict[str, Any]:
         """What stands beside the times: sizes, check, what ran, and rates at these seconds per call."""
@@ -145,20 +181,23 @@ class Contest:
             "ran": self.contender.ran,
             "picked": self.contender.picked,
         }
+        if self.disturbed:
+            facts["disturbed"] = f"{len(self.disturbed)} of {self.made} turns: {self.disturbed[-1]}"
         if seconds:
             facts |= {"tflops": work.flops / seconds / 1e12, "gbps": work.bytes / seconds / 1e9}
         return facts
 
     def close(self) -> None:
         self.station.stop()
-        self.judge.kill()
+        if self.run is not None:
+            self.run.judge.kill()
 
 
 class _Here(Station):
     """A station in this process, for a kernel that only this process knows."""
 
     def start(self) -> None:
-        self.worker = _Local(Bench(*(c.impl for c in self.contenders)))  # type: ignore[assignment]
+        self.worker = _Local(Bench(*(c.impl for c in self.contenders)))
         self.prepared.clear()
         kind, device = self.platform.kind, self.platform.device
         hello = self._raw("hello", 0, kind=kind, device=device, threads=torch.get_num_threads())
@@ -169,7 +208,7 @@ class _Here(Station):
 class _Local:
     """A worker's answers without a worker."""
 
-    alive = True
+    alive: bool = True
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -193,8 +232,6 @@ class _Function(Implementation):
     requires = "nothing"
 
     def __init__(self, function: Callable[..., torch.Tensor | None], boundary: str) -> None:
-        if not callable(function):
-            raise UsageError(f"{function!r} is no kernel: give a function of (operands, out), or a name")
         self.function = function
         self.name = f"yours.{getattr(function, '__name__', 'kernel')}"  # type: ignore[misc]
         self.boundaries = (boundary,)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Intervals and verdicts from paired times. Numbers only."""
+"""Statistics: intervals and verdicts from paired times. Numbers only."""
 
 from harness.statistics.paired import Comparison, compare
 

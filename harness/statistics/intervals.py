@@ -1,4 +1,4 @@
-"""Intervals for time ratios from paired rounds.
+"""Confidence intervals for time ratios from paired rounds.
 
 Rounds of a block share one preparation, so blocks are what is independent. A block's centre is its
 Hodges-Lehmann estimate; the blocks are pooled as a meta-analysis pools studies: random effects with
@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
-# Nothing is looked at before so many blocks are there: fewer leave Student's t too wide to be of use.
-LEAST_BLOCKS = 6
-# With so many, looking may have decided how many, which wants an interval so much wider
+# Nothing is widening at before so many blocks are there: fewer leave Student's t too wide to be of use.
+MIN_BLOCKS = 6
+# With so many blocks, looking may have decided how many, which wants an interval so much wider
 # (tools/simulate_sessions.py: without it 7 % false verdicts where preparations differ).
-LOOKED = 1.2
+LOOK_WIDENING = 1.2
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ def interval(values: Iterable[tuple[int, float]], confidence: float = CONFIDENCE
         mean, half = whole.value, student * whole.error
     else:
         mean, explained, apart = _pool(groups)
-        looked = LOOKED if len(groups) >= LEAST_BLOCKS else 1.0
-        half = max(looked * student * apart, students_t(math.inf, confidence) * explained)
+        widening = LOOK_WIDENING if len(groups) >= MIN_BLOCKS else 1.0
+        half = max(widening * student * apart, students_t(math.inf, confidence) * explained)
     return Interval(mean, mean - half, mean + half, len(groups))
 
 

@@ -1,16 +1,20 @@
-"""Two contenders compared by paired rounds, and the noise floor of an A/A pair."""
+"""Paired comparison of two contenders timed in the same rounds, and the noise floor of an A/A pair."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from harness.statistics.intervals import CONFIDENCE, interval
 
 MARGIN = 0.005
 # An A/A pair that may be further apart measures the disturbance, not the machine.
-MOST_NOISE = 0.25
+MAX_NOISE = 0.25
+
+
+VerdictName = Literal["faster", "slower", "same", "unclear"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ class Comparison:
     ratio: float
     low: float
     high: float
-    verdict: str
+    verdict: VerdictName
 
 
 def compare(
@@ -55,7 +59,7 @@ def compare(
     return Comparison(ratio, low, high, verdict(low, high, floor=floor, margin=margin))
 
 
-def verdict(low: float, high: float, *, floor: float, margin: float = MARGIN) -> str:
+def verdict(low: float, high: float, *, floor: float, margin: float = MARGIN) -> VerdictName:
     if not (math.isfinite(floor) and math.isfinite(high)):
         return "unclear"
     band = max(floor, margin)
@@ -73,7 +77,7 @@ def noise_floor(same_thing_twice: Comparison) -> float:
     leave unexplained on this machine; mostly 0. Infinite, which makes every verdict `unclear`, where the
     pair says no more than that the machine was disturbed."""
     low, high = same_thing_twice.low, same_thing_twice.high
-    if max(abs(low - 1), abs(high - 1)) > MOST_NOISE:
+    if max(abs(low - 1), abs(high - 1)) > MAX_NOISE:
         return math.inf
     return max(0.0, low - 1, 1 - high)
 

@@ -1,4 +1,4 @@
-"""Blocks and rounds: contenders measured in turn, in fresh random order. Knows nothing of devices."""
+"""Interleaved measuring: contenders timed in turn, in rounds of fresh random order."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING
 
 from harness.statistics.multiple import stopping_reason
-
-if TYPE_CHECKING:
-    pass
 from harness.timing.rounds import Policy, Round, Rounds, Turn
 
 # Rounds that a block may try for each that it wants: disturbed ones are made again.
@@ -25,7 +21,7 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
     anything but a positive finite number, is dropped; deadlines are the caller's.
 
     The first blocks are short, so that a large difference costs few rounds and yet every contender was
-    prepared several times. What they leave open gets long blocks, a look after each (`family.settled`).
+    prepared several times. What they leave open gets long blocks, a look after each (`stopping_reason`).
     """
     import scipy.special  # noqa: F401 - a look needs it, and shall not load it between turns
 
@@ -91,18 +87,17 @@ def _look(result: Rounds, active: Collection[str], anchor: str, policy: Policy) 
     """Why measuring may end; who is slow and rarely measured is not waited for."""
     series = {name: result.series(name) for name in active}
     times = {name: [s for s in series[name] if s == s] for name in series}
-    typical = {name: statistics.median(found) for name, found in times.items() if found}
-    typical.pop(policy.twin, None)
+    typical = {n: statistics.median(s) for n, s in times.items() if s and n != policy.twin}
     wanted = [name for name in typical if typical[name] <= policy.slow * min(typical.values())]
     return stopping_reason(
         series,
         result.blocks,
         wanted,
         anchor,
-        policy.twin,
-        policy.confidence,
-        policy.half_width,
-        policy.margin,
+        twin=policy.twin,
+        confidence=policy.confidence,
+        half_width=policy.half_width,
+        margin=policy.margin,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from harness.statistics.intervals import CONFIDENCE, LEAST_BLOCKS
+from harness.statistics.intervals import CONFIDENCE, MIN_BLOCKS
 from harness.statistics.paired import MARGIN
 
 if TYPE_CHECKING:
@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 Turn = Callable[[], float]
 # A machine that disturbs a larger part of the rounds measures nothing; so many rounds show it.
-MOST_DISTURBED, ENOUGH_ROUNDS = 0.5, 30
+MAX_DISTURBED, ENOUGH_ROUNDS = 0.5, 30
+
+
+def mostly_disturbed(disturbed: int, made: int) -> bool:
+    """Whether so many rounds were made, and most of them disturbed, that others would be no better."""
+    return made >= ENOUGH_ROUNDS and disturbed > MAX_DISTURBED * made
 
 
 def _nothing(*_: object) -> None:
@@ -33,8 +38,8 @@ class Policy:
     """How long to measure, in what order, and what for.
 
     blocks:       how often everything is prepared anew at most. Measuring may end before, after
-                  LEAST_BLOCKS blocks or more; with no more than those there is nothing to decide
-    first_rounds: rounds in each of the first LEAST_BLOCKS blocks, enough to see what is far apart
+                  MIN_BLOCKS blocks or more; with no more than those there is nothing to decide
+    first_rounds: rounds in each of the first MIN_BLOCKS blocks, enough to see what is far apart
     max_rounds:   rounds in each later block, at most
     half_width:   of a ratio's interval that is tight enough; 0: goes on until blocks or budget are spent
     anchor:       whom all others are compared with; the first contender where it is not said
@@ -73,7 +78,7 @@ class Policy:
     @property
     def opening(self) -> int:
         """The first block after which measuring may end."""
-        return min(LEAST_BLOCKS, self.blocks) if self.half_width > 0 else self.blocks
+        return min(MIN_BLOCKS, self.blocks) if self.half_width > 0 else self.blocks
 
     def rounds_in(self, block: int) -> int:
         short = block < self.opening < self.blocks
@@ -96,9 +101,10 @@ class Rounds:
 
     rounds:    those that count
     disturbed: those that do not, having been disturbed; they were paid for and made again
-    heats:     those of a race that chose whom `rounds` hold, and count for nothing else (see halving.py)
+    heats:     elimination rounds of a race, which choose whom `rounds` hold and count for nothing else (see
+               successive_halving.py)
     dropped:   contender -> why it was taken out; its earlier times stay in `rounds`
-    beaten:    contender -> by whom in the heats
+    beaten:    contender -> by whom in those
     stopped:   `tight` (the wanted ratios' intervals), `clear` (those intervals or their verdicts), `budget`,
                `complete` (all blocks and rounds), `disturbed` (most rounds were), or `no contenders`
     spent_s:   seconds spent in turns
@@ -167,9 +173,9 @@ class Rounds:
 
     @property
     def mostly_disturbed(self) -> bool:
-        return len(self.disturbed) > MOST_DISTURBED * self.made
+        return len(self.disturbed) > MAX_DISTURBED * self.made
 
     @property
     def useless(self) -> bool:
         """So many rounds were disturbed that more of them are not worth their time."""
-        return self.made >= ENOUGH_ROUNDS and self.mostly_disturbed
+        return mostly_disturbed(len(self.disturbed), self.made)

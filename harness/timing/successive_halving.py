@@ -1,9 +1,9 @@
-"""Many contenders held against one: heats choose a challenger, and rounds of their own tell what it is worth.
+"""Successive halving: the fastest of many contenders, found in elimination rounds (heats), then measured.
 
 The winner of many is flattered by the noise that made it win. So heats only choose: the ratio and the verdict
 rest on rounds made after them, of the anchor, its twin and the challenger alone, all prepared anew. Among
 32 contenders that are all as fast as the anchor somebody always wins the heats, and is then called faster no
-more often than one that was named beforehand (tests/test_halving.py).
+more often than one that was named beforehand (tests/harness/timing/test_successive_halving.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def halving(turns: Mapping[str, Turn], policy: Policy) -> Rounds:
     """
     anchor = policy.anchor or next(iter(turns))
     rivals = [name for name in turns if name not in (anchor, policy.twin)]
-    found, beaten, rounds = Rounds(), {}, FIRST_ROUNDS
+    measured, rounds = Rounds(), FIRST_ROUNDS
+    beaten: dict[str, str] = {}
     while len(rivals) > 1:
         heat = replace(
             policy,
@@ -45,48 +46,50 @@ def halving(turns: Mapping[str, Turn], policy: Policy) -> Rounds:
             half_width=0.0,
             anchor=anchor,
             twin=None,
-            budget_s=_share(policy, found, rivals),
-            seed=policy.seed + found.next_block,
+            budget_s=_share(policy, measured, rivals),
+            seed=policy.seed + measured.next_block,
         )
         made = measure({name: turns[name] for name in (anchor, *rivals)}, heat)
-        found = found.then(replace(made, heats=made.rounds, rounds=[]))
-        if anchor in found.dropped or found.useless:
-            return replace(found, beaten=beaten, stopped="disturbed" if found.useless else "no contenders")
+        measured = measured.then(replace(made, heats=made.rounds, rounds=[]))
+        if anchor in measured.dropped or measured.useless:
+            return replace(
+                measured, beaten=beaten, stopped="disturbed" if measured.useless else "no contenders"
+            )
         rounds = min(2 * rounds, policy.max_rounds)
         turn_s = made.spent_s / max(1, sum(len(r.seconds) for r in made.all))
-        room = _share(policy, found, rivals) / (BLOCKS * rounds * turn_s) - 1 if turn_s else math.inf
-        rivals, out = _halved(found, anchor, rivals, room if rounds > heat.max_rounds else 0)
+        room = _share(policy, measured, rivals) / (BLOCKS * rounds * turn_s) - 1 if turn_s else math.inf
+        rivals, out = _halved(measured, anchor, rivals, room if rounds > heat.max_rounds else 0)
         beaten = out | beaten
     for challenger in [*rivals, *beaten] or [anchor]:
         beaten.pop(challenger, None)
-        names = dict.fromkeys(name for name in (anchor, policy.twin, challenger) if name in turns)
-        rest = replace(policy, anchor=anchor, budget_s=policy.budget_s - found.spent_s)
-        found = found.then(measure({name: turns[name] for name in names}, rest))
-        if challenger not in found.dropped or anchor in found.dropped:
+        names = dict.fromkeys(n for n in (anchor, policy.twin, challenger) if n is not None and n in turns)
+        rest = replace(policy, anchor=anchor, budget_s=policy.budget_s - measured.spent_s)
+        measured = measured.then(measure({name: turns[name] for name in names}, rest))
+        if challenger not in measured.dropped or anchor in measured.dropped:
             break
-    return replace(found, beaten=beaten)
+    return replace(measured, beaten=beaten)
 
 
-def _share(policy: Policy, found: Rounds, rivals: Sequence[str]) -> float:
+def _share(policy: Policy, measured: Rounds, rivals: Sequence[str]) -> float:
     """Seconds of a heat of these rivals, if as many heats follow as halving takes."""
-    return (SELECTING * policy.budget_s - found.spent_s) / math.ceil(math.log2(max(2, len(rivals))))
+    return (SELECTING * policy.budget_s - measured.spent_s) / math.ceil(math.log2(max(2, len(rivals))))
 
 
 def _halved(
-    found: Rounds, anchor: str, rivals: Iterable[str], room: float
+    measured: Rounds, anchor: str, rivals: Iterable[str], room: float
 ) -> tuple[list[str], dict[str, str]]:
     """Who goes on, and by whom the others are beaten, both from the best. The next heat has room for so many
     rivals, if that is more than half of them; once the anchor is clearly faster than the best of them, which
     one that is no longer matters."""
-    blocks = [r.block for r in found.heats]
+    blocks = [r.block for r in measured.heats]
     series: Series = {
-        name: [r.seconds.get(name, math.nan) for r in found.heats] for name in (anchor, *rivals)
+        name: [r.seconds.get(name, math.nan) for r in measured.heats] for name in (anchor, *rivals)
     }
 
     def time(name: str) -> float:
         return log_time(series[name], blocks) if any(s == s for s in series[name]) else math.inf
 
-    ranked = sorted((name for name in rivals if name not in found.dropped), key=time)
+    ranked = sorted((name for name in rivals if name not in measured.dropped), key=time)
     if not ranked:
         return [], {}
     best = ranked[0]
@@ -97,7 +100,8 @@ def _halved(
     return on, {name: _lost(against[name], best) for name in ranked if name not in on}
 
 
-def _lost(found: Comparison, best: str) -> str:
-    if math.isnan(found.ratio):
+def _lost(comparison: Comparison, best: str) -> str:
+    if math.isnan(comparison.ratio):
         return f"beaten in the heats, without a round together with {best}"
-    return f"beaten in the heats: {found.ratio:.3f}x ({found.low:.3f}..{found.high:.3f}) the time of {best}"
+    times = f"{comparison.ratio:.3f}x ({comparison.low:.3f}..{comparison.high:.3f})"
+    return f"beaten in the heats: {times} the time of {best}"

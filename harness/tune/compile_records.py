@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.catalogue.architectures import Architecture
-from harness.compile.resources import Figures
+from harness.compile.resources import Resources
 from harness.tune.cost_model import Peaks
 from harness.tune.search import Candidate, Search
 from harness.tune.store import Place, write
 from kernels.tuning import words
 
 KEPT = ("registers", "shared_bytes", "columns", "threads", "instructions", "products")
-"""Of Figures: what the criterion needs."""
+"""Of Resources: what the criterion needs."""
 
 ABOUT = (
     "What compiling found of the configurations that choices were made among: "
@@ -35,7 +35,7 @@ class Compiled:
     """Of one launch: its kernel, what compiling found, and why it may not be shipped, if so."""
 
     kernel: str
-    figures: Figures
+    figures: Resources
     refused: str = ""
 
     def kept(self) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class Compiled:
 
     @staticmethod
     def read(kept: Mapping[str, Any]) -> Compiled:
-        return Compiled(kept["kernel"], Figures.read({name: kept[name] for name in KEPT}), kept["refused"])
+        return Compiled(kept["kernel"], Resources.read({name: kept[name] for name in KEPT}), kept["refused"])
 
 
 Judged = Sequence[Compiled] | str

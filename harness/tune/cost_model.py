@@ -38,7 +38,7 @@ from dataclasses import dataclass
 
 from harness.catalogue.architectures import Architecture
 from harness.catalogue.devices import DATASHEETS
-from harness.compile.resources import Figures, Product
+from harness.compile.resources import Product, Resources
 from kernels.tuning import Demand
 
 HIDDEN = 0.1
@@ -131,19 +131,19 @@ def _kernel(on: Peaks, demand: Demand, resident: int, share: float, reach: float
     return max(in_waves, memory, starved) + HIDDEN * (sum(terms.values()) - terms[bound]), bound
 
 
-def held(figures: Figures, architecture: Architecture) -> int:
+def held(figures: Resources, architecture: Architecture) -> int:
     """Programs of a compiled kernel that a compute unit holds at once."""
     waves = max(1, figures.threads // architecture.threads_per_wave)
     return architecture.resident(figures.registers, figures.shared_bytes, figures.columns, waves)[0]
 
 
-def reach(figures: Figures, architecture: Architecture) -> float:
+def reach(figures: Resources, architecture: Architecture) -> float:
     """The part of a unit's matrix rate that one program can have: each of a unit's SIMDs (sub-partitions)
     multiplies for its own waves."""
     return min(1.0, figures.threads / architecture.threads_per_wave / SIMDS)
 
 
-def share(demand: Demand, figures: Figures, architecture: Architecture) -> float:
+def share(demand: Demand, figures: Resources, architecture: Architecture) -> float:
     """Of the full matrix rate: less where a product was compiled to the architecture's older instructions, or
     where its tile does too little with each byte for shared memory to feed it."""
     if not demand.flops:
@@ -156,7 +156,7 @@ def share(demand: Demand, figures: Figures, architecture: Architecture) -> float
     return min(rate, bytes_per_flop * flops / read) if read else rate
 
 
-def _operands(product: Product, wide: bool, figures: Figures, architecture: Architecture) -> float:
+def _operands(product: Product, wide: bool, figures: Resources, architecture: Architecture) -> float:
     """Bytes that a product reads from shared memory, each of its two sides being there. Instructions that
     read there themselves read the second side for each of their rows; else each wave loads what its part of
     the tile needs, the parts being as square as they can be."""

@@ -14,9 +14,9 @@ import kernels
 from harness.catalogue import architectures, devices
 from harness.catalogue.architectures import Architecture
 from harness.compile.compiler import compile_all, key_of, recall
-from harness.compile.launches import Launch, launches_of, narrowed
+from harness.compile.launches import KernelLaunch, launches_of, narrowed
 from harness.compile.limits import violations
-from harness.compile.resources import Figures
+from harness.compile.resources import Resources
 from harness.errors import one_line
 from harness.machine.provenance import git_state
 from harness.tune import cost_model, search
@@ -38,7 +38,7 @@ class Compiling:
     """Judges candidates of one implementation for one architecture, each launch compiled once.
 
     shard: only this part is compiled; candidates that wait for other parts stay unjudged
-    said:  told what is being done, in words
+    log:   is told what is being done, in words
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Compiling:
         implementation: SuiteTriton,
         architecture: Architecture,
         shard: Shard = (1, 1),
-        said: Callable[[str], None] = lambda _: None,
+        log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.op = kernels.OPS[implementation.op]
         self.implementation, self.architecture = implementation, architecture
-        self.shard, self.said = shard, said
+        self.shard, self.log = shard, log
         self.on = peaks(architecture)
         self.operands: dict[str, Any] = {}
         self.compiled: dict[tuple[str, str], Compiled | None] = {}
@@ -70,7 +70,7 @@ class Compiling:
         search.run(searches, self.judge)
 
     def judge(self, batch: list[tuple[Search, Candidate]]) -> None:
-        self.said(f"{len(batch)} candidates")
+        self.log(f"{len(batch)} candidates")
         told = [(case, one, self._launches(case, one)) for case, one in batch]
         self._compile(launch for _, _, found in told if not isinstance(found, str) for launch in found)
         for case, one, found in told:
@@ -79,12 +79,12 @@ class Compiling:
                 self.found.setdefault(case.case, {})[words(one.config)] = judged
                 judge(one, judged, self.on, self.architecture)
 
-    def _of_each(self, launches: Sequence[Launch]) -> list[Compiled] | None:
+    def _of_each(self, launches: Sequence[KernelLaunch]) -> list[Compiled] | None:
         """None where some wait for another shard."""
         known = [self.compiled[_name(each)] for each in launches]
         return None if None in known else known
 
-    def _launches(self, case: Search, one: Candidate) -> list[Launch] | str:
+    def _launches(self, case: Search, one: Candidate) -> list[KernelLaunch] | str:
         """Of one call, in order; or why the implementation cannot be asked, which costs the configuration
         and not the command."""
         if case.case not in self.operands:
@@ -96,36 +96,36 @@ class Compiling:
         except Exception as error:
             return one_line(error)
 
-    def _compile(self, launches: Iterable[Launch]) -> None:
+    def _compile(self, launches: Iterable[KernelLaunch]) -> None:
         new = {_name(launch): launch for launch in launches if _name(launch) not in self.compiled}
         at, of = self.shard
         keys = {name: key_of(launch) for name, launch in new.items()}
         own = {name: launch for name, launch in new.items() if int(keys[name], 16) % of == at - 1}
-        found = compile_all(list(own.values()), lambda i, n: self.said(f"{i} of {n} compiled"))
+        found = compile_all(list(own.values()), lambda i, n: self.log(f"{i} of {n} compiled"))
         figures = {name: recall(key) for name, key in keys.items() if name not in own}
         figures |= dict(zip(own, found, strict=True))
         self.compiled |= {name: self._judged(launch, figures[name]) for name, launch in new.items()}
 
-    def _judged(self, launch: Launch, figures: Figures | None) -> Compiled | None:
+    def _judged(self, launch: KernelLaunch, figures: Resources | None) -> Compiled | None:
         if figures is None:
             return None
         return Compiled(launch.name, figures, "; ".join(violations(launch, figures, self.architecture)))
 
 
-def _name(launch: Launch) -> tuple[str, str]:
+def _name(launch: KernelLaunch) -> tuple[str, str]:
     return launch.kernel, launch.data
 
 
-class Progress:
+class CompileProgress:
     """A line on stderr now and then, that says where and what."""
 
-    SAID_S = 10.0
+    EVERY_S = 10.0
 
     def __init__(self, where: str) -> None:
         self.where, self.last = where, time.monotonic()
 
     def __call__(self, what: str) -> None:
-        if time.monotonic() - self.last > self.SAID_S:
+        if time.monotonic() - self.last > self.EVERY_S:
             self.last = time.monotonic()
             print(f"{self.where}: {what}", file=sys.stderr, flush=True)
 

@@ -3,50 +3,64 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import kernels
 from harness.catalogue.architectures import architectures
 from harness.errors import FAILED, NOTHING_RAN, OK, NothingRan, UsageError
-from harness.machine.monitor.base import Monitor
-from harness.plan import arms, select
-from harness.plan.contender import Entries
-from harness.report.tune_table import stored_text, summary
+from harness.machine.device import choose_device
+from harness.plan import select
+from harness.plan.contender import ConfigSearch, Entries
 from harness.results.journal import Journal
-from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
-from harness.run.execute import detected, measure_rest, say_busy, session_of, watched
-from harness.run.folder import begin, case_of, finished_cases, resumed
+from harness.results.schema import CaseDone, Cell, RaceSettings, Record, Run, Verdict
+from harness.run.device import OwnDevice, own_device
+from harness.run.execute import Display, exit_code, measure
+from harness.run.folder import Selection, begin, finished_cases, resume
+from harness.run.plan import RunPlan, case_of
 from harness.run.request import Request
-from harness.run.session import exit_code
 from harness.timing.successive_halving import halving
-from harness.tune.offline import Progress
+from harness.tune.offline import CompileProgress
 from harness.tune.store import Place, path, read, source, store
-from harness.workers.environment import cache_environment, thread_environment
+from harness.workers.judge import start_judge
 from harness.workers.process import Worker, WorkerFailure
-from kernels.op import BOUNDARIES
+from kernels.op import BOUNDARIES, Implementation
 from kernels.platform import Platform
-from kernels.triton_runtime import SuiteTriton
+from kernels.triton_runtime import CPU, SuiteTriton
 from kernels.tuning import Target, Tunable
 from shapes.case import Case, merge
 from shapes.suites import suites
 
+if TYPE_CHECKING:
+    from harness.tune.offline import Compiling
+
 TURNED = {"faster": "slower", "slower": "faster"}
+Row = dict[str, Any]
+"""Of the table of what was chosen: a stored choice with its op, implementation and target."""
 
 
-class Field:
-    """Who enters the races of one implementation on one target: the best `keep` by the estimate."""
+class RaceDisplay(Display, Protocol):
+    """What a person sees of a race."""
 
-    def __init__(self, implementation: Tunable, target: Target, keep: int, said: Any) -> None:
+    def stored(self, file: Path, choice: Mapping[str, Any] | None) -> None:
+        """What was stored of a finished case, and where; None: nothing."""
+
+
+class RacedConfigs:
+    """Which configurations of one implementation are raced on one target: the best `keep` by the estimate."""
+
+    def __init__(
+        self, implementation: Tunable, target: Target, keep: int, log: Callable[[str], None]
+    ) -> None:
         self.op = kernels.OPS[implementation.op]
         self.implementation, self.target, self.keep = implementation, target, keep
-        self.compiling = _compiling(implementation, target, said)
+        self.compiling = _compiling(implementation, target, log)
 
     @property
     def unpruned(self) -> str:
@@ -56,37 +70,38 @@ class Field:
         known = ", ".join(architectures())
         return f"all configurations are raced: only those of Triton kernels on {known} are known by compiling"
 
-    def entries(self, implementation: Tunable, case: Case) -> Entries:
+    def entries(self, implementation: Implementation, case: Case) -> Entries:
         sizes = self.op.sizes(case.sizes)
-        choice = implementation.choose(self.target, sizes)
+        choice = self.implementation.choose(self.target, sizes)
         if self.compiling:
-            best, considered, pruned = self._best(case)
+            best, considered, pruned = self._best(self.compiling, case)
         else:
-            best = list(implementation.configurations(self.target, sizes))
+            best = list(self.implementation.configurations(self.target, sizes))
             considered, pruned = len(best), {}
         configs = [asdict(config) for config in dict.fromkeys([choice.config, *best])]
-        found = {
-            "anchor": configs[0],
-            "origin": choice.origin,
-            "considered": considered,
-            "pruned": pruned,
-            "raced": len(configs),
-        }
-        return Entries(configs, found)
+        return Entries(
+            configs,
+            ConfigSearch(
+                anchor=configs[0],
+                origin=choice.origin,
+                considered=considered,
+                pruned=pruned,
+                raced=len(configs),
+            ),
+        )
 
-    def _best(self, case: Case) -> tuple[list[Any], int, dict[str, int]]:
+    def _best(self, compiling: Compiling, case: Case) -> tuple[list[Any], int, dict[str, int]]:
         """The survivors, of how many, and how many of the others are left out for what."""
-        assert self.compiling is not None
-        searches = self.compiling.searches([case], self.keep)
-        self.compiling.run(searches)
+        searches = compiling.searches([case], self.keep)
+        compiling.run(searches)
         (search,) = searches
-        survivors = [one.config for one in search.fitting_best_first[: self.keep]]
+        survivors = [candidate.config for candidate in search.fitting_best_first[: self.keep]]
         refused = dict(search.refusals)
         worse = len(search.candidates) - len(survivors) - sum(refused.values())
         return survivors, len(search.candidates), refused | {"worse by the estimate": worse}
 
 
-def _compiling(implementation: Tunable, target: Target, said: Any) -> Any:
+def _compiling(implementation: Tunable, target: Target, log: Callable[[str], None]) -> Compiling | None:
     """What judges its configurations without running them; None where nothing can."""
     known = architectures().get(target.arch)
     if known is None or not isinstance(implementation, SuiteTriton):
@@ -95,7 +110,7 @@ def _compiling(implementation: Tunable, target: Target, said: Any) -> Any:
     from harness.tune.offline import Compiling
 
     able([known])
-    return Compiling(implementation, replace(known, units=target.units), said=said)
+    return Compiling(implementation, replace(known, units=target.units), log=log)
 
 
 def choice(case: Case, records: Sequence[Record], implementation: Tunable, run: Run) -> dict[str, Any] | None:
@@ -107,14 +122,15 @@ def choice(case: Case, records: Sequence[Record], implementation: Tunable, run: 
     """
     cells = {r.name: r for r in records if isinstance(r, Cell)}
     done = next(r for r in records if isinstance(r, CaseDone))
-    held = [
+    verdicts = [
         v
         for v in records
         if isinstance(v, Verdict) and v.about == "baseline" and None not in (v.ratio, v.floor)
     ]
-    if not held:
+    if not verdicts or done.entries is None:
         return None
-    best = max(held, key=lambda v: (v.verdict == "faster", v.low or 0.0))
+    search = done.entries
+    best = max(verdicts, key=lambda v: (v.verdict == "faster", v.low or 0.0))
     won = best.verdict == "faster"
     this, other = (best.a, best.b) if won else (best.b, best.a)
     ends = [best.ratio, best.low, best.high]
@@ -132,8 +148,10 @@ def choice(case: Case, records: Sequence[Record], implementation: Tunable, run: 
         "high": _short(high),
         "confidence": best.confidence,
         "against": cells[other].config,
-        "before": done.entries["origin"],
-        **{name: done.entries[name] for name in ("considered", "pruned", "raced")},
+        "before": search.origin,
+        "considered": search.considered,
+        "pruned": search.pruned,
+        "raced": search.raced,
         "failed": dict(Counter(c.status for c in cells.values() if c.status != "ok")),
         "conditions": _conditions(done),
         "launch": cells[this].launch,
@@ -164,7 +182,7 @@ KEEP, PER_CASE = 24, "30s"
 
 
 @dataclass(frozen=True)
-class Racing:
+class RaceRequest:
     """What `tune` is asked about races, unread.
 
     keep:    configurations that the estimate leaves in a race
@@ -179,218 +197,222 @@ class Racing:
     journal: str | None = None
     resume: str | None = None
     retry: bool = False
-    disturbed: str | None = None
+    disturbed: Literal["drop", "keep"] | None = None
     prepare_timeout: float = 900.0
     call_timeout: float = 120.0
 
     @property
-    def asked(self) -> str:
-        """The first option that only makes sense of a race; empty if there is none."""
+    def race_option(self) -> str:
+        """The first option given that only makes sense of a race; empty if there is none."""
         names = ("device", "budget", "per_case", "launch", "keep", "journal", "resume")
         return next((f"--{name.replace('_', '-')}" for name in names if getattr(self, name)), "")
 
+    def of(self, implementation: Tunable) -> Request:
+        return Request(
+            op=implementation.op,
+            device=self.device,
+            launch=self.launch,
+            budget=self.budget,
+            per_case=self.per_case or (None if self.resume else PER_CASE),
+            resume=self.resume,
+            retry=self.retry,
+            out=self.journal,
+            disturbed=self.disturbed,
+            prepare_timeout=self.prepare_timeout,
+            call_timeout=self.call_timeout,
+        )
+
 
 @dataclass(frozen=True)
-class Chosen:
-    """Which cases and implementations, unread; shard: (i, n): the i-th of n parts of the cases, from 1."""
+class TuneRequest:
+    """Which cases and implementations are tuned, unread.
+
+    shard:  (i, n): the i-th of n parts of the cases, from 1
+    folder: of the choices
+    """
 
     op: str | None
     impl: str | None
     suite: str | None
     case: Sequence[str]
     shard: tuple[int, int]
+    folder: Path
 
 
-def racers(chosen: Chosen, platform: Platform) -> list[Tunable]:
+def implementations_here(tuned: TuneRequest, platform: Platform) -> list[Tunable]:
     """Implementations that have configurations and can be timed here."""
-    ops = [select.choose_op(chosen.op)] if chosen.op else kernels.OPS.values()
+    ops = [select.choose_op(tuned.op)] if tuned.op else kernels.OPS.values()
     return [
         implementation
         for op in ops
-        for implementation in select.choose_implementations(op, chosen.impl)
+        for implementation in select.choose_implementations(op, tuned.impl)
         if isinstance(implementation, Tunable)
         and implementation.available(platform).ok
         and not implementation.interpreted(platform)
     ]
 
 
-def tried(
-    chosen: Chosen, racing: Racing, folder: Path, compiling: str
-) -> tuple[int, list[dict[str, Any]]] | None:
-    """As `race`; None where nothing of what is chosen can be timed here, or the option named by `compiling`
-    asks for something else. Raises UsageError or NothingRan where a race is asked for all the same."""
+def race_if_possible(
+    tuned: TuneRequest, request: RaceRequest, compiling: str, display: RaceDisplay
+) -> tuple[int, list[Row]] | None:
+    """As `race`; None where nothing of what is to be tuned can be timed here, or the option named by
+    `compiling` asks for something else. Raises UsageError or NothingRan where a race is asked for all the
+    same."""
     if compiling:
-        if racing.asked:
-            raise UsageError(f"{racing.asked} is for races; {compiling} compiles")
+        if request.race_option:
+            raise UsageError(f"{request.race_option} is for races; {compiling} compiles")
         return None
-    platform = detected(racing.device)
-    if racing.resume or racers(chosen, platform):
-        return race(chosen, racing, platform, folder)
-    if racing.asked:
+    platform = choose_device(request.device)
+    if request.resume or implementations_here(tuned, platform):
+        return race(tuned, request, platform, display)
+    if request.race_option:
         raise NothingRan(
-            f"{racing.asked} is for races, and nothing of these can be timed on {platform.device}"
+            f"{request.race_option} is for races, and nothing of these can be timed on {platform.device}"
         )
     return None
 
 
 def race(
-    chosen: Chosen, racing: Racing, platform: Platform, folder: Path
-) -> tuple[int, list[dict[str, Any]]]:
+    tuned: TuneRequest, request: RaceRequest, platform: Platform, display: RaceDisplay
+) -> tuple[int, list[Row]]:
     """Races one implementation after the other; gives the exit code and a row for each case."""
-    if racing.resume:
-        run = Journal(Path(racing.resume)).run()
-        found = [i for i in kernels.implementations(select.choose_op(run.op).name) if i.name == run.baseline]
+    if request.resume:
+        run = Journal(Path(request.resume)).run()
+        known = kernels.implementations(select.choose_op(run.op).name)
+        implementations = [i for i in known if i.name == run.baseline and isinstance(i, Tunable)]
     else:
-        found = racers(chosen, platform)
-    if racing.journal and len(found) > 1:
-        names = ", ".join(i.name for i in found)
+        implementations = implementations_here(tuned, platform)
+    if request.journal and len(implementations) > 1:
+        names = ", ".join(i.name for i in implementations)
         raise UsageError(f"--journal takes the rounds of one implementation; choose one by --impl: {names}")
     codes, rows = [], []
-    with watched(platform) as (monitor, busy):
-        say_busy(busy, quiet=False)
-        for implementation in found:
-            one = Race(implementation, chosen, racing, platform, monitor, busy, folder)
-            codes.append(one.run())
-            rows += one.rows
+    with own_device(platform) as device:
+        for line in device.busy:
+            display.log(f"note: {line}")
+        for implementation in implementations:
+            if request.resume:
+                journal, plan = resume(request.of(implementation), platform, race=True)
+            else:
+                settings = RaceSettings(keep=request.keep or KEEP, folder=str(tuned.folder.resolve()))
+                selection = _selection(implementation, tuned, platform)
+                journal, plan = begin(request.of(implementation), device, selection, display.log, settings)
+            this = Race(implementation, device, journal, plan, display)
+            codes.append(this.run())
+            rows += this.rows
     if FAILED in codes:
         return FAILED, rows
     return (OK if OK in codes else NOTHING_RAN), rows
 
 
+@dataclass
 class Race:
     """Of one implementation's configurations, over cases."""
 
-    def __init__(
-        self,
-        implementation: Tunable,
-        chosen: Chosen,
-        racing: Racing,
-        platform: Platform,
-        monitor: Monitor,
-        busy: list[str],
-        folder: Path,
-    ) -> None:
-        self.implementation, self.platform, self.monitor = implementation, platform, monitor
-        self.request = Request(
-            op=implementation.op,
-            device=racing.device,
-            launch=racing.launch,
-            budget=racing.budget,
-            per_case=racing.per_case or (None if racing.resume else PER_CASE),
-            resume=racing.resume,
-            retry=racing.retry,
-            out=racing.journal,
-            disturbed=racing.disturbed,
-            prepare_timeout=racing.prepare_timeout,
-            call_timeout=racing.call_timeout,
-        )
-        if racing.resume:
-            self.journal, self.settings = resumed(self.request, platform, racing=True)
-        else:
-            race = {"keep": racing.keep or KEEP, "folder": str(folder.resolve())}
-            cases = _cases(implementation, chosen, platform)
-            suite = "ad hoc" if chosen.case else chosen.suite or "all"
-            name = implementation.name
-            self.journal, self.settings = begin(
-                self.request, platform, busy, cases, [name], name, suite, race
-            )
-        assert self.settings.race is not None
-        self.folder = Path(self.settings.race["folder"])
-        self.rows: list[dict[str, Any]] = []
+    implementation: Tunable
+    device: OwnDevice
+    journal: Journal
+    plan: RunPlan
+    display: RaceDisplay
+    rows: list[Row] = field(default_factory=list)
 
     def run(self) -> int:
         """Gives the exit code of its run."""
-        target = self._target()
-        self.place = Place(target.kind, target.arch, target.device, measured=True)
-        where = f"{self.platform.name or self.platform.kind} {self.implementation.name}"
-        field = Field(self.implementation, target, self.settings.race["keep"], Progress(where))
-        print(f"racing {where}; rounds in {self.journal.folder}", file=sys.stderr)
-        if field.unpruned:
-            print(field.unpruned, file=sys.stderr)
-        records = finished_cases(self.journal, self.request.retry)
-        for planned in self.settings.cases:
-            if planned.key in records:
-                self._keep(case_of(planned), records[planned.key], again=True)
+        platform, record = self.device.platform, self.plan.record
+        assert record.race is not None
+        where = f"{platform.name or platform.kind} {self.implementation.name}"
+        with ExitStack() as stack:
+            target, judge = self._target(stack)
+            place = Place(target.kind, target.arch, target.device, measured=True)
+            configs = RacedConfigs(self.implementation, target, record.race.keep, CompileProgress(where))
+            self.display.log(f"racing {where}; rounds in {self.journal.folder}")
+            if configs.unpruned:
+                self.display.log(configs.unpruned)
+            finished = finished_cases(self.journal, self.plan.retry)
+            for planned in record.cases:
+                if planned.key in finished:
+                    self._store(place, case_of(planned), finished[planned.key], unless_newer=True)
 
-        def report(case: Case, found: list[Record]) -> None:
-            records[case.key] = found
-            print(f"\n{summary(found)}")
-            print(f"{self._keep(case, found)}\n", flush=True)
+            def on_case(case: Case, records: list[Record]) -> None:
+                self.display.case(record, case, records)
+                self.display.stored(*self._store(place, case, records))
 
-        session = session_of(self.settings, self.request, self.platform, self.monitor, self.journal, report)
-        session.entries, session.contest = field.entries, halving
-        measure_rest(session, self.settings, self.request, records, sys.stdout)
-        return exit_code([r for found in records.values() for r in found if isinstance(r, Cell)])
+            plan = replace(self.plan, entries=configs.entries, make_rounds=halving)
+            outcome = measure(plan, self.device, self.journal, self.display.progress, on_case, judge=judge)
+        self.display.end(record, outcome)
+        return exit_code(outcome.records)
 
-    def _target(self) -> Target:
-        """What configurations are chosen for here, as a worker finds it. Raises NothingRan."""
-        threads = self.settings.provenance["machine"]["threads"]
-        kind, device = self.platform.kind, self.platform.device
-        environment = (
-            thread_environment(self.platform, threads)
-            | cache_environment(arms.PLAIN)
-            | self.implementation.environment(self.platform)
+    def _target(self, stack: ExitStack) -> tuple[Target, Worker | None]:
+        """What configurations are chosen for here, as a worker finds it: the judge of the first case. Raises
+        NothingRan."""
+        platform = self.device.platform
+        if platform.kind == "cpu":
+            return CPU, None
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-"))
+        try:
+            judge = start_judge(platform, self.plan.threads, 120, Path(scratch) / "judge.log")
+        except WorkerFailure as failure:
+            raise NothingRan(f"{platform.device} cannot be used: {failure.reason}") from None
+        stack.callback(judge.kill)
+        return Target(**judge.facts["target"]), judge
+
+    def _store(
+        self, place: Place, case: Case, records: Sequence[Record], unless_newer: bool = False
+    ) -> tuple[Path, Mapping[str, Any] | None]:
+        """Stores what a finished case chose, and gives it with its file; unless_newer: only if what is there
+        is not newer."""
+        assert self.plan.record.race is not None
+        folder = Path(self.plan.record.race.folder)
+        for cell in records:
+            if isinstance(cell, Cell) and cell.status not in ("ok", "unsupported"):
+                self.display.log(f"{cell.status}: {case.text}: {cell.name}: {cell.reason}")
+        entry = choice(case, records, self.implementation, self.plan.record)
+        row = {"op": case.op, "implementation": self.implementation.name, "target": place.folder}
+        self.rows.append(row | (entry or {"case": case.text, "config": None}))
+        file = path(folder, self.implementation.name, place)
+        if entry is None:
+            return file, None
+        newer = unless_newer and any(
+            old["case"] == entry["case"] and old["created"] > entry["created"]
+            for old in read(file)["choices"]
         )
-        with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
-            worker = None
-            try:
-                worker = Worker("bench", environment, Path(scratch) / "log")
-                hello = worker.ask("hello", 120, kind=kind, device=device, threads=threads)
-            except WorkerFailure as failure:
-                raise NothingRan(f"{device} cannot be used: {failure.reason}") from None
-            finally:
-                if worker is not None:
-                    worker.kill()
-        return Target(**hello["target"])
-
-    def _keep(self, case: Case, records: Sequence[Record], again: bool = False) -> str:
-        """Stores what a finished case chose, and says so; again: only if what is there is not newer."""
-        found = choice(case, records, self.implementation, self.settings)
-        failed = [r for r in records if isinstance(r, Cell) and r.status not in ("ok", "unsupported")]
-        for cell in failed:
-            print(f"{cell.status}: {case.text}: {cell.name}: {cell.reason}", file=sys.stderr)
-        row = {"op": case.op, "implementation": self.implementation.name, "target": self.place.folder}
-        if found is None:
-            self.rows.append(row | {"case": case.text, "config": None})
-            return "nothing stored: there is no verdict on the configuration that was used before"
-        self.rows.append(row | found)
-        file = path(self.folder, self.implementation.name, self.place)
-        newer = [
-            entry
-            for entry in read(file)["choices"]
-            if entry["case"] == found["case"] and entry["created"] > found["created"]
-        ]
-        if not (again and newer):
-            store(self.folder, self.implementation.name, self.place, [found], self._provenance())
-        return f"stored in {file}: {stored_text(found)}"
+        if not newer:
+            store(folder, self.implementation.name, place, [entry], self._provenance())
+        return file, entry
 
     def _provenance(self) -> dict[str, Any]:
         """Of the file; each choice has what was different for those before it."""
-        machine, versions = (self.settings.provenance[group] for group in ("machine", "versions"))
+        record = self.plan.record
+        machine, versions = (record.provenance[group] for group in ("machine", "versions"))
         return {
             "device": machine["device"],
             "driver": machine["driver"],
             **{name: versions.get(name, "") for name in ("torch", "triton")},
-            "commit": self.settings.provenance["git"]["commit"],
+            "commit": record.provenance["git"]["commit"],
             "source": source(self.implementation),
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
         }
 
 
-def _cases(implementation: Tunable, chosen: Chosen, platform: Platform) -> list[Case]:
+def _selection(implementation: Tunable, tuned: TuneRequest, platform: Platform) -> Selection:
+    cases = _cases(implementation, tuned, platform)
+    suite = "ad hoc" if tuned.case else tuned.suite or "all"
+    return Selection(suite, cases, [implementation.name], implementation.name)
+
+
+def _cases(implementation: Tunable, tuned: TuneRequest, platform: Platform) -> list[Case]:
     """Those that it takes here, each of equal weight: whatever serving weighs, each is a question of its own.
     At the narrowest boundary of its call. Raises NothingRan where there is none."""
     op = kernels.OPS[implementation.op]
     boundary = next(b for b in BOUNDARIES if b in implementation.boundaries)
-    if chosen.suite or chosen.case:
-        found = select.choose_cases(op, chosen.suite, chosen.case, boundary, platform.arch)
+    if tuned.suite or tuned.case:
+        cases = select.choose_cases(op, tuned.suite, tuned.case, boundary, platform.arch)
     else:
         names = [name for name, suite in suites().items() if list(suite.cases(op.name))]
-        found = merge(c for name in names for c in select.choose_cases(op, name, (), boundary, platform.arch))
-    takes = {case.key: implementation.supports(case, platform) for case in found}
-    able = [case for case in found if takes[case.key].ok]
+        cases = merge(c for name in names for c in select.choose_cases(op, name, (), boundary, platform.arch))
+    takes = {case.key: implementation.supports(case, platform) for case in cases}
+    able = [case for case in cases if takes[case.key].ok]
     if not able:
         reason = next(iter(takes.values())).reason
         raise NothingRan(f"{implementation.name} takes none of these cases: {reason}")
-    at, of = chosen.shard
+    at, of = tuned.shard
     return [replace(case, weight=1 / len(able)) for case in able[at - 1 :: of]]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.catalogue.architectures import Architecture
-from harness.compile.resources import Figures
+from harness.compile.resources import Resources
 from harness.tune.cost_model import WITHIN, Estimate, Peaks, estimate, held, least, reach, share
 from kernels.tuning import Demand, Tunable
 
@@ -41,7 +41,7 @@ class Candidate:
     def refuse(self, why: str) -> None:
         self.judged, self.refused, self.estimate = True, why, None
 
-    def judge(self, on: Peaks, architecture: Architecture, compiled: Sequence[tuple[str, Figures]]) -> None:
+    def judge(self, on: Peaks, architecture: Architecture, compiled: Sequence[tuple[str, Resources]]) -> None:
         """compiled: kernel and figures of each launch of a call, in order."""
         self.judged = True
         figures = _paired(self.demands, compiled)
@@ -56,9 +56,9 @@ class Candidate:
         return self.estimate.seconds if self.estimate else math.inf
 
 
-def _paired(demands: Iterable[Demand], compiled: Sequence[tuple[str, Figures]]) -> list[Figures]:
-    """Figures of each demand's kernel: of a kernel that is launched twice, its first and second launch."""
-    left: dict[str, list[Figures]] = {}
+def _paired(demands: Iterable[Demand], compiled: Sequence[tuple[str, Resources]]) -> list[Resources]:
+    """Resources of each demand's kernel: of a kernel that is launched twice, its first and second launch."""
+    left: dict[str, list[Resources]] = {}
     for kernel, figures in compiled:
         left.setdefault(kernel, []).append(figures)
     return [left[demand.kernel].pop(0) for demand in demands]

@@ -15,6 +15,7 @@ from typing import Any
 
 from harness.paths import ROOT
 from harness.workers.environment import worker_environment
+from kernels.platform import Platform
 
 _living: set[int] = set()
 
@@ -39,17 +40,21 @@ class WorkerFailure(Exception):
 
 
 class Worker:
-    """One child process of a role (see worker.py), with its environment set before it starts; of the source
-    tree in the folder `tree`, if that is not this one."""
+    """One child process, with its environment set before it starts; of the source tree in the folder `tree`,
+    if that is not this one.
+
+    serves: `module:Class` of the object that answers, whose public methods are the requests
+    facts:  what it said of itself and its device (see child/device.py)
+    """
 
     def __init__(
-        self, role: str, environment: Mapping[str, str | None], log: Path, tree: str | None = None
+        self, serves: str, environment: Mapping[str, str | None], log: Path, tree: str | None = None
     ) -> None:
-        self.role = role
         self.log = log
+        self.facts: dict[str, Any] = {}
         self.log_start = log.stat().st_size if log.exists() else 0
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "harness.workers.child.main", role, str(theirs.fileno())]
+        command = [sys.executable, "-m", "harness.workers.child.main", serves, str(theirs.fileno())]
         with log.open("ab") as sink:
             self.process = subprocess.Popen(
                 command,
@@ -77,6 +82,10 @@ class Worker:
         except OSError:
             raise self._crashed(request) from None
         return self._answer(deadline, request)
+
+    def hello(self, platform: Platform, threads: int, deadline: float) -> None:
+        """Readies the device. Raises WorkerFailure."""
+        self.facts = self.ask("hello", deadline, kind=platform.kind, device=platform.device, threads=threads)
 
     def _answer(self, deadline: float, doing: str) -> Any:
         try:
@@ -113,7 +122,9 @@ class Worker:
         return f"; its last words: {lines[-1][:120]}" if lines else ""
 
     def kill(self) -> None:
-        """Ends the process and whatever it started."""
+        """Ends the process and whatever it started; nothing where that was done."""
+        if self.process.pid not in _living:
+            return
         self.connection.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)

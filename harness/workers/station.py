@@ -1,15 +1,16 @@
-"""Contenders and the workers they sit in: a worker that dies costs the contender it was on, and is
-replaced for the others."""
+"""A worker for several contenders: one that dies costs the contender it was on, and is replaced for the
+others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from harness.plan.contender import Contender
 from harness.plan.rotation import Rotation
+from harness.workers.child import BENCH
 from harness.workers.environment import cache_environment, thread_environment
 from harness.workers.process import Worker, WorkerFailure
 from kernels.platform import Platform
@@ -22,6 +23,17 @@ class Deadlines:
 
     prepare: float = 900.0
     call: float = 120.0
+
+
+class Answers(Protocol):
+    """What a station asks: a `Worker`, or its like in this process."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    def ask(self, request: str, deadline: float, **arguments: Any) -> Any: ...
+
+    def kill(self) -> None: ...
 
 
 class Station:
@@ -39,7 +51,7 @@ class Station:
         self.threads = threads
         self.deadlines = deadlines
         self.log = log
-        self.worker: Worker | None = None
+        self.worker: Answers | None = None
         self.restore: list[Callable[[], Any]] = []
         self.prepared: set[str] = set()
 
@@ -55,7 +67,7 @@ class Station:
             | first.environment(self.platform)
             | arm.variables
         )
-        self.worker = Worker("bench", environment, self.log, arm.tree)
+        self.worker = Worker(BENCH, environment, self.log, arm.tree)
         self.prepared.clear()
         kind, device = self.platform.kind, self.platform.device
         threads = int(environment.get("OMP_NUM_THREADS") or self.threads)
@@ -118,7 +130,7 @@ class Station:
         step()
         self.restore = [*self.restore, step]
 
-    def seat(self, contender: Contender) -> None:
+    def prepare(self, contender: Contender) -> None:
         """Prepares a contender on the current operands, unless it is."""
         self.ready()
         if contender.name not in self.prepared:
@@ -143,7 +155,7 @@ class Station:
 
     def ask(self, contender: Contender, request: str, **arguments: Any) -> Any:
         """A request about a prepared contender, which is prepared first if its worker was replaced."""
-        self.seat(contender)
+        self.prepare(contender)
         deadline = self.deadlines.prepare if contender.interpreted else self.deadlines.call
         return self._raw(request, deadline, contender=contender.name, **arguments)
 

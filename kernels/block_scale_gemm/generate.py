@@ -9,8 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import Sizes
-from kernels.formats import BLOCK, Fp8Format, Scales, block_scale, fp8_format, quantise_activations
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
+from kernels.formats import (
+    BLOCK,
+    Fp8Format,
+    Scales,
+    block_scale,
+    fp8_format,
+    known_scales,
+    quantise_activations,
+)
 from kernels.operands import Seeds
 
 if TYPE_CHECKING:
@@ -28,16 +36,18 @@ OUTLIER_CHANNELS = 4
 ZERO_ROW = 61  # one row in so many
 
 
-def generate(sizes: Sizes, seeds: Seeds, device: str, boundary: str = "core") -> BlockScaleGemmOperands:
+def generate(
+    sizes: BlockScaleGemmSizes, seeds: Seeds, device: str, boundary: str = "core"
+) -> BlockScaleGemmOperands:
     """A pure function of its arguments."""
-    fmt = fp8_format(sizes.fp8)
-    b_q, b_scale = weights(sizes.n, sizes.k, fmt, sizes.scales, seeds.stationary, device)
+    fmt, scales = fp8_format(sizes.fp8), known_scales(sizes.scales)
+    b_q, b_scale = weights(sizes.n, sizes.k, fmt, scales, seeds.stationary, device)
     a = activations(sizes.m, sizes.k, 1_000_003 * seeds.stationary + seeds.live, device)
-    wide = BlockScaleGemmOperands(b_q, b_scale, sizes.scales, sizes, a=a, boundary="with_quant")
+    wide = BlockScaleGemmOperands(b_q, b_scale, scales, sizes, a=a, boundary="with_quant")
     if boundary == "with_quant":
         return wide
     core = wide.narrowed()
-    quantise(a, core.a_q, core.a_scale, fmt, sizes.scales)
+    quantise(a, core.a_q, core.a_scale, fmt, scales)
     return core
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kernels.block_scale_gemm.sizes import Sizes
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import Scales
-from kernels.operands import Operands
+from kernels.operands import ABSENT, Operands
 
 if TYPE_CHECKING:
     import torch
@@ -26,10 +26,10 @@ class BlockScaleGemmOperands(Operands):
     b_q: torch.Tensor
     b_scale: torch.Tensor
     scales: Scales
-    sizes: Sizes
-    a_q: torch.Tensor | None = None
-    a_scale: torch.Tensor | None = None
-    a: torch.Tensor | None = None
+    sizes: BlockScaleGemmSizes
+    a_q: torch.Tensor = ABSENT
+    a_scale: torch.Tensor = ABSENT
+    a: torch.Tensor = ABSENT
     boundary: str = "core"
 
     live: ClassVar = ("a_q", "a_scale", "a")

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, ClassVar
 from kernels.block_scale_gemm.generate import generate
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.reference import reference
-from kernels.block_scale_gemm.sizes import Sizes
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import (
     BLOCK,
     fp8_format,
+    known_scales,
     native,
 )
 from kernels.op import Op, Reference, Tolerance, Work
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 class BlockScaleGemm(Op):
     name = "block_scale_gemm"
-    Sizes = Sizes
+    Sizes = BlockScaleGemmSizes
     boundaries = ("core", "with_quant")
     baseline: ClassVar = dict.fromkeys(("cpu", "cuda", "rocm"), "torch.bf16")
     engine_like = "triton.split_k"  # dequantised weights of a whole rank fit no device
@@ -41,7 +42,7 @@ class BlockScaleGemm(Op):
     def defaults(self, arch: str) -> Mapping[str, Size]:
         return {"fp8": native(arch)} | ({"scales": "ue8m0"} if arch == "sm_100" else {})
 
-    def work(self, sizes: Sizes, boundary: str = "core") -> Work:
+    def work(self, sizes: BlockScaleGemmSizes, boundary: str = "core") -> Work:
         """2 * m * n * k flops; activations, weights with their scales, and the output moved once. Products
         take FP8 operands by definition, with_quant too: the call may quantise its activations itself."""
         activations = sizes.quantised_bytes if boundary == "core" else 2 * sizes.m * sizes.k
@@ -51,32 +52,32 @@ class BlockScaleGemm(Op):
             "fp8",
         )
 
-    def operand_bytes(self, sizes: Sizes) -> int:
+    def operand_bytes(self, sizes: BlockScaleGemmSizes) -> int:
         return 2 * sizes.m * sizes.k + sizes.quantised_bytes + self.streamed_bytes(sizes)
 
-    def output_bytes(self, sizes: Sizes) -> int:
+    def output_bytes(self, sizes: BlockScaleGemmSizes) -> int:
         return 2 * sizes.m * sizes.n
 
-    def streamed_bytes(self, sizes: Sizes, turns: int = 1) -> int:
+    def streamed_bytes(self, sizes: BlockScaleGemmSizes, turns: int = 1) -> int:
         return turns * (sizes.n * sizes.k + 4 * sizes.n_blocks * sizes.k_blocks)
 
-    def empty_output(self, sizes: Sizes, device: str) -> torch.Tensor:
+    def empty_output(self, sizes: BlockScaleGemmSizes, device: str) -> torch.Tensor:
         import torch
 
         return torch.empty(sizes.m, sizes.n, dtype=torch.bfloat16, device=device)
 
     def operands(
-        self, sizes: Sizes, seeds: Seeds, device: str, boundary: str = "core"
+        self, sizes: BlockScaleGemmSizes, seeds: Seeds, device: str, boundary: str = "core"
     ) -> BlockScaleGemmOperands:
         return generate(sizes, seeds, device, boundary)
 
-    def empty_operands(self, sizes: Sizes, device: str) -> BlockScaleGemmOperands:
+    def empty_operands(self, sizes: BlockScaleGemmSizes, device: str) -> BlockScaleGemmOperands:
         import torch
 
         return BlockScaleGemmOperands(
             b_q=torch.empty(sizes.n, sizes.k, dtype=fp8_format(sizes.fp8).dtype, device=device),
             b_scale=torch.empty(sizes.n_blocks, sizes.k_blocks, device=device),
-            scales=sizes.scales,
+            scales=known_scales(sizes.scales),
             sizes=sizes,
             a=torch.empty(sizes.m, sizes.k, dtype=torch.bfloat16, device=device),
             boundary="with_quant",
@@ -90,7 +91,7 @@ class BlockScaleGemm(Op):
     def reference(self, operands: BlockScaleGemmOperands, max_flops: float = float("inf")) -> Reference:
         return reference(operands, max_flops)
 
-    def tolerance(self, sizes: Sizes) -> Tolerance:
+    def tolerance(self, sizes: BlockScaleGemmSizes) -> Tolerance:
         """By segments of 128 columns, which is what one block of weights can spoil, or a little fewer so that
         the last is no sliver of less than 32.
 

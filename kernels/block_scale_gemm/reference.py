@@ -76,7 +76,7 @@ def reference(operands: BlockScaleGemmOperands, max_flops: float = float("inf"))
         variance = UNIT**2 * (out.square() + rounded_operands * products)
         value[:, columns] = torch.ldexp(out, exponent)
         sigma[:, columns] = torch.ldexp(variance.sqrt(), exponent)
-        if sigma_fp8 is not None:
+        if sigma_fp8 is not None and deviation is not None:
             # The activations rounded to FP8 may be dequantised to bf16 as well.
             variance += UNIT**2 * products + deviation @ b.T
             sigma_fp8[:, columns] = torch.ldexp(variance.sqrt(), exponent)
@@ -104,9 +104,10 @@ def _near_one(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _sampled_rows(operands: BlockScaleGemmOperands, max_flops: float) -> list[int] | None:
     n, k = operands.b_q.shape
     products = 2 if operands.a is None else 3
-    count, fitting = operands.m, int(max_flops / (2 * products * n * k)) if max_flops < math.inf else math.inf
-    if count <= fitting:
+    count, row_flops = operands.m, 2 * products * n * k
+    if count * row_flops <= max_flops or math.isinf(max_flops):
         return None
+    fitting = int(max_flops / row_flops)
     # A stride near the golden section that has no divisor in common with the count spreads them evenly.
     stride = next(s for s in range(int(0.618 * count), 2 * count) if math.gcd(s, count) == 1)
     order = dict.fromkeys([0, count - 1, *(i * stride % count for i in range(min(count, max(fitting, 2))))])

@@ -8,7 +8,7 @@ from kernels.formats import BLOCK, SCALES, fp8_format
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BlockScaleGemmSizes:
     """m: tokens; n: output features; k: input features; fp8: format of a and b; scales: fp32, or ue8m0
     (powers of two, held as fp32)."""
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.formats import BLOCK, fp8_format, quantise_activations
+from kernels.formats import BLOCK, fp8_format, known_scales, quantise_activations
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.picks import generator_of, picks
-from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.operands import Seeds
 
 if TYPE_CHECKING:
     import torch
 
-    from kernels.fused_moe.sizes import Sizes
+    from kernels.fused_moe.sizes import FusedMoeSizes
 
 STRIDE = 4099
 """Values between the places where experts begin in the pool: a prime, so that no two rows are aligned."""
@@ -29,7 +29,7 @@ HOT = 8
 """One of so many K blocks is hot in every other token."""
 
 
-def generate(sizes: Sizes, seeds: Seeds, device: str, boundary: str = "core") -> FusedMoeOperands:
+def generate(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str = "core") -> FusedMoeOperands:
     """A pure function of its arguments; of the first of the sets that calls rotate over."""
     first = Seeds(seeds.stationary, seeds.live)
     return FusedMoeOperands(
@@ -42,7 +42,7 @@ def generate(sizes: Sizes, seeds: Seeds, device: str, boundary: str = "core") ->
     )
 
 
-def weights(sizes: Sizes, seeds: Seeds, device: str) -> dict[str, torch.Tensor]:
+def weights(sizes: FusedMoeSizes, seeds: Seeds, device: str) -> dict[str, torch.Tensor]:
     """w13, w13_scale, w2 and w2_scale. Codes are those of normal values whose largest in a block of 128x128
     is about four deviations. Neighbouring blocks, along K, along N and of the next expert, have scales that
     differ by a factor of 2 to 8, and no two scales of an expert are alike (powers of two where those are
@@ -92,7 +92,7 @@ def _scales(
     return lowest.to(device) * (exponent + 2 * high).exp2()
 
 
-def activations(sizes: Sizes, seeds: Seeds, device: str, boundary: str) -> dict[str, torch.Tensor]:
+def activations(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) -> dict[str, torch.Tensor]:
     """x, or x_q and x_scale. Tokens in turn are dense; zero in all but one of eight K blocks; small there;
     and dense with four large values. Their sizes differ by a factor of up to 8."""
     import torch
@@ -116,5 +116,5 @@ def activations(sizes: Sizes, seeds: Seeds, device: str, boundary: str) -> dict[
     x[3::4] = x[3::4].scatter(1, loud, x[3::4].gather(1, loud) * 24)
     if boundary != "core":
         return {"x": x}
-    x_q, x_scale = quantise_activations(x, fp8_format(sizes.fp8), sizes.scales)  # type: ignore[arg-type]
+    x_q, x_scale = quantise_activations(x, fp8_format(sizes.fp8), known_scales(sizes.scales))
     return {"x_q": x_q, "x_scale": x_scale}

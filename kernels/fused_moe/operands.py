@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kernels.formats import BLOCK
 from kernels.fused_moe.picks import picks
-from kernels.fused_moe.sizes import Sizes
-from kernels.operands import Operands, Seeds
+from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.operands import ABSENT, Operands, Seeds
 
 if TYPE_CHECKING:
     import torch
@@ -34,16 +34,16 @@ class FusedMoeOperands(Operands):
     w13_scale: torch.Tensor
     w2: torch.Tensor
     w2_scale: torch.Tensor
-    sizes: Sizes
+    sizes: FusedMoeSizes
     seeds: Seeds
     boundary: str = "core"
-    x: torch.Tensor | None = None
-    x_q: torch.Tensor | None = None
-    x_scale: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
-    topk_ids: torch.Tensor | None = None
-    topk_weights: torch.Tensor | None = None
+    x: torch.Tensor = ABSENT
+    x_q: torch.Tensor = ABSENT
+    x_scale: torch.Tensor = ABSENT
+    logits: torch.Tensor = ABSENT
+    bias: torch.Tensor = ABSENT
+    topk_ids: torch.Tensor = ABSENT
+    topk_weights: torch.Tensor = ABSENT
 
     live: ClassVar = ("x", "x_q", "x_scale", "logits", "topk_ids", "topk_weights")
     streamed: ClassVar = ("w13", "w13_scale", "w2", "w2_scale")

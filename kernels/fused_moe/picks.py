@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.fused_moe.sizes import SCALING, Sizes
+from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
 from kernels.operands import Seeds
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def generator_of(device: str, *seeds: int) -> torch.Generator:
     return torch.Generator(device).manual_seed(mixed)
 
 
-def picks(sizes: Sizes, seeds: Seeds, device: str, boundary: str) -> dict[str, torch.Tensor]:
+def picks(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) -> dict[str, torch.Tensor]:
     """topk_ids and topk_weights, or logits and bias from which they follow with clear margins: biased scores
     and sums of groups are nowhere within GAP of another choice."""
     import torch
@@ -46,7 +46,7 @@ def picks(sizes: Sizes, seeds: Seeds, device: str, boundary: str) -> dict[str, t
     return {"topk_ids": ids, "topk_weights": torch.cat([routed, shared], 1)}
 
 
-def _bias(sizes: Sizes, seeds: Seeds, device: str) -> torch.Tensor:
+def _bias(sizes: FusedMoeSizes, seeds: Seeds, device: str) -> torch.Tensor:
     """fp32 [experts]: a quarter of the experts are held back by up to 0.3, the others pushed by up to 0.2."""
     import torch
 
@@ -56,7 +56,7 @@ def _bias(sizes: Sizes, seeds: Seeds, device: str) -> torch.Tensor:
     return torch.where(held_back, -0.05 - 0.25 * bias, 0.1 + 0.1 * bias)
 
 
-def _biased(sizes: Sizes, seeds: Seeds, experts: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def _biased(sizes: FusedMoeSizes, seeds: Seeds, experts: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Biased scores, fp32 [tokens, experts]. In every other token one pick has nearly all of the weight.
     Where the limit of groups allows it, an expert of another group stands above some picks, and only that
     limit keeps it out."""

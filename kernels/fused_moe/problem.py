@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kernels.formats import BLOCK, Scales, fp8_format, native
+from kernels.formats import BLOCK, fp8_format, known_scales, native
 from kernels.fused_moe.generate import generate
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.reference import reference
 from kernels.fused_moe.routing import Router, router
-from kernels.fused_moe.sizes import SCALING, Sizes
+from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
 from kernels.op import BOUNDARIES, Op, Reference, Tolerance, Work
 from kernels.operands import Seeds
 from kernels.quantise import quantiser
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 class FusedMoe(Op):
     name = "fused_moe"
-    Sizes = Sizes
+    Sizes = FusedMoeSizes
     boundaries = BOUNDARIES
     baseline: ClassVar = dict.fromkeys(("cpu", "cuda", "rocm"), "torch.bf16")
     engine_like = "triton.grouped"  # dequantised weights of a whole rank fit no device
@@ -37,7 +37,7 @@ class FusedMoe(Op):
     def defaults(self, arch: str) -> Mapping[str, Any]:
         return {"fp8": native(arch), "scales": "ue8m0" if arch == "sm_100" else "fp32"}
 
-    def work(self, sizes: Sizes, boundary: str = "core") -> Work:
+    def work(self, sizes: FusedMoeSizes, boundary: str = "core") -> Work:
         """6 * pairs * hidden * inter flops of the pairs on this rank. Bytes of the experts that are hit, of
         x as this boundary takes it, of ids and weights (or of logits and bias), and of out. Products are of
         FP8 operands: weights by definition, activations as the call may quantise them."""
@@ -51,33 +51,35 @@ class FusedMoe(Op):
         moved = routing.hit * sizes.expert_bytes + activations + choice + self.output_bytes(sizes)
         return Work(6.0 * routing.pairs * sizes.hidden * sizes.inter, float(moved), "fp8")
 
-    def operand_bytes(self, sizes: Sizes) -> int:
+    def operand_bytes(self, sizes: FusedMoeSizes) -> int:
         """The weights; x in bf16, and quantised where a step does that; picks and logits."""
         x = sizes.tokens * sizes.hidden
         choice = sizes.tokens * (sizes.picks * 8 + sizes.experts * 4)
         return sizes.local_experts * sizes.expert_bytes + 3 * x + x // BLOCK * 4 + choice
 
-    def output_bytes(self, sizes: Sizes) -> int:
+    def output_bytes(self, sizes: FusedMoeSizes) -> int:
         return sizes.tokens * sizes.hidden * 2
 
-    def streamed_bytes(self, sizes: Sizes, turns: int = 1) -> int:
+    def streamed_bytes(self, sizes: FusedMoeSizes, turns: int = 1) -> int:
         """Of the experts that so many calls touch."""
         return sizes.routed.touched(turns) * sizes.expert_bytes
 
-    def turn_bytes(self, sizes: Sizes) -> int:
+    def turn_bytes(self, sizes: FusedMoeSizes) -> int:
         """Picks or logits of its own, and what a step writes into when a call is composed."""
         x = sizes.tokens * sizes.hidden
         return sizes.tokens * (sizes.picks * 8 + sizes.experts * 4) + x + x // BLOCK * 4
 
-    def empty_output(self, sizes: Sizes, device: str) -> torch.Tensor:
+    def empty_output(self, sizes: FusedMoeSizes, device: str) -> torch.Tensor:
         import torch
 
         return torch.empty(sizes.tokens, sizes.hidden, dtype=torch.bfloat16, device=device)
 
-    def operands(self, sizes: Sizes, seeds: Seeds, device: str, boundary: str = "core") -> FusedMoeOperands:
+    def operands(
+        self, sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str = "core"
+    ) -> FusedMoeOperands:
         return generate(sizes, seeds, device, boundary)
 
-    def empty_operands(self, sizes: Sizes, device: str) -> FusedMoeOperands:
+    def empty_operands(self, sizes: FusedMoeSizes, device: str) -> FusedMoeOperands:
         from functools import partial
 
         import torch
@@ -100,14 +102,13 @@ class FusedMoe(Op):
 
     def step(self, operands: FusedMoeOperands, into: Mapping[str, torch.Tensor]) -> Callable[[], None]:
         """Routing, or quantising. What both boundaries have is copied where the inner call keeps it apart."""
-        sizes: Sizes = operands.sizes
+        sizes: FusedMoeSizes = operands.sizes
         if operands.boundary == "with_routing":
             rule = Router(*sizes.group_limit, sizes.topk, SCALING, sizes.routed.local, sizes.shared)
             produce = router(operands.logits, operands.bias, into["topk_ids"], into["topk_weights"], rule)
-            same = ("x",)
+            same: tuple[str, ...] = ("x",)
         elif operands.boundary == "with_quant":
-            scales: Scales = sizes.scales  # type: ignore[assignment]
-            produce = quantiser(operands.x, into["x_q"], into["x_scale"], scales)
+            produce = quantiser(operands.x, into["x_q"], into["x_scale"], known_scales(sizes.scales))
             same = ("topk_ids", "topk_weights")
         else:
             return super().step(operands, into)
@@ -124,7 +125,7 @@ class FusedMoe(Op):
     def reference(self, operands: FusedMoeOperands, max_flops: float = float("inf")) -> Reference:
         return reference(operands, max_flops)
 
-    def tolerance(self, sizes: Sizes) -> Tolerance:
+    def tolerance(self, sizes: FusedMoeSizes) -> Tolerance:
         """A segment is as wide as a weight block, so that one block is not diluted by the others. The
         worst of 60 random cases, with outliers, zero blocks and extreme scales: 1.1 sigma in bf16, 1.7 of
         sigma_fp8 (tests/test_check_fused_moe.py); 1.2 and 0.7 at R1's sizes, where maxima are of more."""

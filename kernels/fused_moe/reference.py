@@ -1,4 +1,4 @@
-"""The right answer of the fused MoE, expert by expert, and the error that rounding alone explains."""
+"""Reference of the fused MoE, expert by expert, and the error that rounding alone explains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from kernels.fused_moe.operands import FusedMoeOperands
-    from kernels.fused_moe.sizes import Sizes
+    from kernels.fused_moe.sizes import FusedMoeSizes
 
 UNIT = 2.0**-9
 """Relative error of rounding to bf16, root mean square."""
@@ -32,7 +32,7 @@ def routing(operands: FusedMoeOperands) -> tuple[torch.Tensor, torch.Tensor]:
 
     if operands.logits is None:
         return operands.topk_ids.long(), operands.topk_weights.double()
-    sizes: Sizes = operands.sizes
+    sizes: FusedMoeSizes = operands.sizes
     groups, limit = sizes.group_limit
     scores = operands.logits.double().sigmoid()
     biased = (scores + operands.bias.double()).unflatten(-1, (groups, -1))
@@ -69,7 +69,7 @@ def reference(operands: FusedMoeOperands, max_flops: float) -> Reference:
     """
     import torch
 
-    sizes: Sizes = operands.sizes
+    sizes: FusedMoeSizes = operands.sizes
     ids, weights = routing(operands)
     rows = _sampled_rows(ids, sizes, max_flops)
     if rows is not None:
@@ -100,7 +100,7 @@ def _expert(
     [2, m, hidden], for activations in bf16 and in FP8. errors: of x, in bf16 and, if others, in FP8."""
     import torch
 
-    sizes: Sizes = operands.sizes
+    sizes: FusedMoeSizes = operands.sizes
     both, of_inputs = _products(
         operands.w13[expert], operands.w13_scale[expert], x, torch.stack([x, *errors])
     )
@@ -161,7 +161,7 @@ def _x(operands: FusedMoeOperands, rows: list[int] | None) -> torch.Tensor:
     return operands.x[index].float()
 
 
-def _sampled_rows(ids: torch.Tensor, sizes: Sizes, max_flops: float) -> list[int] | None:
+def _sampled_rows(ids: torch.Tensor, sizes: FusedMoeSizes, max_flops: float) -> list[int] | None:
     per_pair = 6 * sizes.hidden * sizes.inter
     tokens = len(ids)
     local = (ids >= 0).sum(-1).tolist()

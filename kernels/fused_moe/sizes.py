@@ -13,7 +13,7 @@ SCALING = 2.5
 
 
 @dataclass(frozen=True)
-class Sizes:
+class FusedMoeSizes:
     """tokens: rows of the rank's kernel; experts: routed ones of the layer; topk: that a token picks;
     hidden, inter: of an expert on this rank, multiples of 128 (engines refuse others: gate and up would
     share a scale); ep: ranks that share the experts; shared: 1 if the shared expert is fused as one more;

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kernels.formats import Fp8Format, fp8_format
 from kernels.mha_prefill.operands import MhaPrefillOperands, Sequence, guarded, sequences_of
-from kernels.mha_prefill.sizes import NOPE, SCALE, VALUE, WIDTH, Sizes
+from kernels.mha_prefill.sizes import NOPE, SCALE, VALUE, WIDTH, MhaPrefillSizes
 from kernels.operands import Seeds
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ LARGEST = {"q": 64.0, "k": 12.0, "v": 8.0}
 FAR = 4.0  # by so much an ordinary key lies below a landmark, along their channel
 
 
-def generate(sizes: Sizes, seeds: Seeds, device: str) -> MhaPrefillOperands:
+def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str) -> MhaPrefillOperands:
     """A pure function of its arguments.
 
     - Temperature differs by head, from flat to peaked (in the odd heads scores deviate by 0.3 to 8), so that
@@ -55,7 +55,7 @@ def generate(sizes: Sizes, seeds: Seeds, device: str) -> MhaPrefillOperands:
     temperature[1::2] = peaked[torch.randperm(len(peaked), generator=generator, device=device)]
     q *= temperature[:, None].to(q.dtype)
     _add_landmarks(q, k, sequences)
-    descales = {}
+    descales: dict[str, torch.Tensor] = {}
     if sizes.dtype == "fp8":
         fmt = fp8_format(sizes.fp8)
         descales = {
@@ -82,13 +82,13 @@ def generate(sizes: Sizes, seeds: Seeds, device: str) -> MhaPrefillOperands:
         cu_k=starts([s.keys for s in sequences]),
         sequences=sequences,
         sizes=sizes,
-        **descales,
-    )
+    ).replaced(**descales)
 
 
 def _quantised(values: torch.Tensor, descale: torch.Tensor, fmt: Fp8Format) -> torch.Tensor:
     """bf16 [tokens, heads, width] in FP8, between guards; some tokens at a time."""
-    quantised = guarded(*values.shape, values.device, fmt.dtype)
+    tokens, heads, width = values.shape
+    quantised = guarded(tokens, heads, width, values.device, fmt.dtype)
     for target, part in zip(quantised.split(DRAWN), values.split(DRAWN), strict=True):
         target.copy_((part / descale).clamp_(-fmt.max, fmt.max))
     return quantised

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.binding import keywords
 from kernels.mha_prefill.operands import MhaPrefillOperands, guarded
-from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, Sizes
+from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes
 from kernels.op import Prepared
 
 if TYPE_CHECKING:
     import torch
 
 
-def apart_bytes(sizes: Sizes) -> int:
+def apart_bytes(sizes: MhaPrefillSizes) -> int:
     """Of the new tokens' keys and values where they stand apart from cached ones."""
     apart = sizes.keys > sizes.queries
     return apart * sizes.queries * sizes.heads * (WIDTH + VALUE) * BYTES["bf16"]
@@ -77,7 +77,7 @@ def padded(v: torch.Tensor) -> torch.Tensor:
     return wide
 
 
-class Varlen(Prepared):
+class VarlenLayout(Prepared):
     """One call of `function` by keyword.
 
     further:   arguments that it must take beside the usual ones

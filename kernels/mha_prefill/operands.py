@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from kernels.mha_prefill.sizes import SCALE, Sizes
-from kernels.operands import Operands
+from kernels.mha_prefill.sizes import SCALE, MhaPrefillSizes
+from kernels.operands import ABSENT, Operands
 
 if TYPE_CHECKING:
     import torch
@@ -55,11 +55,11 @@ class MhaPrefillOperands(Operands):
     cu_q: torch.Tensor
     cu_k: torch.Tensor
     sequences: list[Sequence]
-    sizes: Sizes
+    sizes: MhaPrefillSizes
     scale: float = SCALE
-    q_descale: torch.Tensor | None = None
-    k_descale: torch.Tensor | None = None
-    v_descale: torch.Tensor | None = None
+    q_descale: torch.Tensor = ABSENT
+    k_descale: torch.Tensor = ABSENT
+    v_descale: torch.Tensor = ABSENT
     boundary: str = "core"
 
     live: ClassVar = ("q", "k", "v")
@@ -85,7 +85,8 @@ class MhaPrefillOperands(Operands):
         copied = super().copy(names)
         for name in self.live:
             if (tensor := getattr(copied, name)) is not getattr(self, name):
-                fresh = guarded(*tensor.shape, tensor.device, tensor.dtype)
+                tokens, heads, width = tensor.shape
+                fresh = guarded(tokens, heads, width, tensor.device, tensor.dtype)
                 setattr(copied, name, fresh.copy_(tensor))
         return copied
 

@@ -19,9 +19,9 @@ from kernels.formats import fp8_format, native
 from kernels.mha_prefill.generate import generate
 from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, guarded, sequences_of
 from kernels.mha_prefill.reference import reference
-from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, Sizes
+from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes
 from kernels.op import Op, Reference, Tolerance, Work
-from kernels.operands import Seeds
+from kernels.operands import ABSENT, Seeds
 from shapes.case import Case, Size
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 class MhaPrefill(Op):
     name = "mha_prefill"
-    Sizes = Sizes
+    Sizes = MhaPrefillSizes
     baseline: ClassVar = {"cpu": "torch.sdpa", "cuda": "torch.sdpa", "rocm": "torch.sdpa"}
 
     def defaults(self, arch: str) -> Mapping[str, Size]:
@@ -43,44 +43,46 @@ class MhaPrefill(Op):
             return case
         return case.with_sizes({name: size for name, size in case.sizes.items() if name != "fp8"})
 
-    def work(self, sizes: Sizes, boundary: str = "core") -> Work:
+    def work(self, sizes: MhaPrefillSizes, boundary: str = "core") -> Work:
         """2 * heads * (192 + 128) flops for each pair of a query and a key that it attends to; q, k, v and
         out moved once. An FP8 kernel may round the softmax weights to FP8 too: FP8 products bound it."""
         flops = 2.0 * sizes.heads * (WIDTH + VALUE) * sizes.pairs
         moved = self._bytes(sizes, sizes.queries, sizes.keys) + self.output_bytes(sizes)
         return Work(flops, float(moved), sizes.dtype)
 
-    def _bytes(self, sizes: Sizes, queries: int, keys: int) -> int:
+    def _bytes(self, sizes: MhaPrefillSizes, queries: int, keys: int) -> int:
         return sizes.heads * (queries * WIDTH + keys * (WIDTH + VALUE)) * BYTES[sizes.dtype]
 
-    def operand_bytes(self, sizes: Sizes) -> int:
+    def operand_bytes(self, sizes: MhaPrefillSizes) -> int:
         return self._bytes(sizes, sizes.queries + 2 * GUARD, sizes.keys + 2 * GUARD)
 
-    def output_bytes(self, sizes: Sizes) -> int:
+    def output_bytes(self, sizes: MhaPrefillSizes) -> int:
         return sizes.queries * sizes.heads * VALUE * 2
 
-    def streamed_bytes(self, sizes: Sizes, turns: int = 1) -> int:
+    def streamed_bytes(self, sizes: MhaPrefillSizes, turns: int = 1) -> int:
         return 0
 
-    def turn_bytes(self, sizes: Sizes) -> int:
+    def turn_bytes(self, sizes: MhaPrefillSizes) -> int:
         """Of the `cold` mode: in `serving` there is one set."""
         return self.operand_bytes(sizes)
 
-    def empty_output(self, sizes: Sizes, device: str) -> torch.Tensor:
+    def empty_output(self, sizes: MhaPrefillSizes, device: str) -> torch.Tensor:
         import torch
 
         return torch.empty(sizes.queries, sizes.heads, VALUE, dtype=torch.bfloat16, device=device)
 
-    def operands(self, sizes: Sizes, seeds: Seeds, device: str, boundary: str = "core") -> MhaPrefillOperands:
+    def operands(
+        self, sizes: MhaPrefillSizes, seeds: Seeds, device: str, boundary: str = "core"
+    ) -> MhaPrefillOperands:
         return generate(sizes, seeds, device)
 
-    def empty_operands(self, sizes: Sizes, device: str) -> MhaPrefillOperands:
+    def empty_operands(self, sizes: MhaPrefillSizes, device: str) -> MhaPrefillOperands:
         import torch
 
         starts = torch.empty(sizes.batch + 1, dtype=torch.int32, device=device)
         fp8 = sizes.dtype == "fp8"
         dtype = fp8_format(sizes.fp8).dtype if fp8 else torch.bfloat16
-        descale = torch.empty(1, device=device) if fp8 else None
+        descale = torch.empty(1, device=device) if fp8 else ABSENT
         return MhaPrefillOperands(
             q=guarded(sizes.queries, sizes.heads, WIDTH, device, dtype),
             k=guarded(sizes.keys, sizes.heads, WIDTH, device, dtype),
@@ -97,7 +99,7 @@ class MhaPrefill(Op):
     def reference(self, operands: MhaPrefillOperands, max_flops: float = float("inf")) -> Reference:
         return reference(operands, max_flops)
 
-    def tolerance(self, sizes: Sizes) -> Tolerance:
+    def tolerance(self, sizes: MhaPrefillSizes) -> Tolerance:
         """The worst rows of random cases, in sigma: 1.3 for a kernel with exactly the two roundings of
         `reference`, 1.9 where weights are rounded after they were normalised, 2.0 where cached and new keys'
         results are rounded to bf16 and then merged (tests/test_check_mha_prefill.py). 2.5 passes those; a row

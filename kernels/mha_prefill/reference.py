@@ -1,4 +1,4 @@
-"""The right answer of MHA prefill, streamed over sequences, heads and query rows."""
+"""Reference of MHA prefill, streamed over sequences, heads and query rows."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def reference(operands: MhaPrefillOperands, max_flops: float = float("inf")) -> 
                     fmt,
                 )
                 for target, result in zip((value, sigma, sigma_fp8), results, strict=True):
-                    if target is not None:
+                    if target is not None and result is not None:
                         target[part.to(q.device), heads] = result.transpose(0, 1)
     return Reference(value, sigma, rows, sigma_fp8)
 
@@ -118,7 +118,8 @@ def sampled_rows(sequences: list[Sequence], heads: int, max_flops: float) -> lis
         return None
     ends = [row for s in sequences for row in (s.queries.start, s.queries.stop - 1)]
     edges = [s.queries.start + row for s in sequences for row in _edges(s.new)]
-    rows, flops = [], 0.0
+    rows: list[int] = []
+    flops = 0.0
     for row in dict.fromkeys([*ends, *edges, *_evenly(len(keys))]):
         flops += keys[row] * per_pair
         if rows and flops > max_flops:

@@ -27,7 +27,7 @@ BYTES = {"bf16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True)
-class Sizes:
+class MhaPrefillSizes:
     """batch: sequences; new: query tokens per sequence, one number or low..high, spread evenly; prefix:
     tokens cached before them, likewise, from 0; heads: of the rank; dtype: of q, k and v, bf16 or fp8;
     fp8: its format, which a bf16 case does not name."""
@@ -68,6 +68,6 @@ class Sizes:
         return sum(new * prefix + new * (new + 1) // 2 for prefix, new in self.lengths())
 
 
-def takes(sizes: Sizes, *dtypes: str) -> Support:
+def takes(sizes: MhaPrefillSizes, *dtypes: str) -> Support:
     """Whether a kernel that takes these dtypes takes these sizes."""
     return need(sizes.dtype in dtypes, f"takes dtype={' or '.join(dtypes)}, not {sizes.dtype}")

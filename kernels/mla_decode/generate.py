@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from kernels.formats import fp8_format
 from kernels.mla_decode.operands import KV_SCALE, SPARE_PAGES, MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, Sizes
+from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes
 from kernels.operands import Seeds
 
 if TYPE_CHECKING:
     import torch
 
 
-def generate(sizes: Sizes, seeds: Seeds, device: str) -> MlaDecodeOperands:
+def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str) -> MlaDecodeOperands:
     """A pure function of its arguments.
 
     - Temperature differs by head, from flat to peaked (scores deviate by 0.3 to 8), so that a

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, WIDTH, Sizes
+from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Prepared
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tensor[..., :LATENT], tensor[..., LATENT:]
 
 
-def cache_bytes(sizes: Sizes) -> int:
+def cache_bytes(sizes: MlaDecodeSizes) -> int:
     """Of a copy of the cache, about: a page more or less."""
     element = 1 if sizes.kv == "fp8" else 2
     return (sizes.used_pages + 4) * sizes.page * WIDTH * element

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kernels.mla_decode.sizes import SCALE, Sizes
+from kernels.mla_decode.sizes import SCALE, MlaDecodeSizes
 from kernels.operands import Operands
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class MlaDecodeOperands(Operands):
     lengths: torch.Tensor
     host_lengths: list[int]
     kv_scale: float
-    sizes: Sizes
+    sizes: MlaDecodeSizes
     scale: float = SCALE
     boundary: str = "core"
 

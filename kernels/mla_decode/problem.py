@@ -16,7 +16,7 @@ from kernels.formats import fp8_format, native
 from kernels.mla_decode.generate import generate
 from kernels.mla_decode.operands import KV_SCALE, SPARE_PAGES, MlaDecodeOperands
 from kernels.mla_decode.reference import reference
-from kernels.mla_decode.sizes import KV_BYTES, LATENT, WIDTH, Sizes
+from kernels.mla_decode.sizes import KV_BYTES, LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Op, Reference, Tolerance, Work
 from kernels.operands import Seeds
 from shapes.case import Case, Size
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 class MlaDecode(Op):
     name = "mla_decode"
-    Sizes = Sizes
+    Sizes = MlaDecodeSizes
     baseline: ClassVar = {"cpu": "torch.sdpa", "cuda": "torch.sdpa", "rocm": "torch.sdpa"}
     engine_like = "triton.split_kv"
 
@@ -41,7 +41,7 @@ class MlaDecode(Op):
     def defaults(self, arch: str) -> Mapping[str, Size]:
         return {"fp8": native(arch)}
 
-    def work(self, sizes: Sizes, boundary: str = "core") -> Work:
+    def work(self, sizes: MlaDecodeSizes, boundary: str = "core") -> Work:
         """2 * tokens * heads * (576 + 512) flops; each cached row, q and out moved once. On an FP8 cache a
         kernel may round q and the softmax weights to FP8 too and multiply in that: FP8 products bound it."""
         flops = 2.0 * sizes.tokens * sizes.heads * (WIDTH + LATENT)
@@ -49,25 +49,27 @@ class MlaDecode(Op):
         moved = sizes.tokens * WIDTH * KV_BYTES[sizes.kv] + rows * (WIDTH + LATENT) * 2.0
         return Work(flops, moved, sizes.kv)
 
-    def operand_bytes(self, sizes: Sizes) -> int:
+    def operand_bytes(self, sizes: MlaDecodeSizes) -> int:
         slots = (sizes.used_pages + SPARE_PAGES) * sizes.page
         return slots * WIDTH * KV_BYTES[sizes.kv] + sizes.batch * sizes.heads * WIDTH * 2
 
-    def output_bytes(self, sizes: Sizes) -> int:
+    def output_bytes(self, sizes: MlaDecodeSizes) -> int:
         return sizes.batch * sizes.heads * LATENT * 2
 
-    def streamed_bytes(self, sizes: Sizes, turns: int = 1) -> int:
+    def streamed_bytes(self, sizes: MlaDecodeSizes, turns: int = 1) -> int:
         return turns * sizes.tokens * WIDTH * KV_BYTES[sizes.kv]
 
-    def empty_output(self, sizes: Sizes, device: str) -> torch.Tensor:
+    def empty_output(self, sizes: MlaDecodeSizes, device: str) -> torch.Tensor:
         import torch
 
         return torch.empty(sizes.batch, sizes.heads, LATENT, dtype=torch.bfloat16, device=device)
 
-    def operands(self, sizes: Sizes, seeds: Seeds, device: str, boundary: str = "core") -> MlaDecodeOperands:
+    def operands(
+        self, sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "core"
+    ) -> MlaDecodeOperands:
         return generate(sizes, seeds, device)
 
-    def empty_operands(self, sizes: Sizes, device: str) -> MlaDecodeOperands:
+    def empty_operands(self, sizes: MlaDecodeSizes, device: str) -> MlaDecodeOperands:
         import torch
 
         lengths = sizes.lengths()
@@ -87,7 +89,7 @@ class MlaDecode(Op):
     def reference(self, operands: MlaDecodeOperands, max_flops: float = float("inf")) -> Reference:
         return reference(operands, max_flops)
 
-    def tolerance(self, sizes: Sizes) -> Tolerance:
+    def tolerance(self, sizes: MlaDecodeSizes) -> Tolerance:
         """A kernel with exactly the two roundings of `reference` has a row error of 1 sigma or less. The
         worst rows of 200 random cases: 1.2 for fp32 weights, 1.45 for bf16 ones, 1.6 with bf16 partial
         results too, 1.75 where weights are rounded after they were normalised

@@ -51,7 +51,7 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf")) -> R
         )
         variance = spread_about_mean.clamp(min=0) + (unit * value[i]) ** 2
         sigma[i] = variance.sqrt()
-        if fmt:
+        if fmt and sigma_fp8 is not None:
             q = operands.q[sequence].float() * operands.scale
             sigma_fp8[i] = (variance + fp8_variance(q, kv, p, value[i], fmt)).sqrt()
     return Reference(value, sigma, rows, sigma_fp8)
@@ -67,7 +67,8 @@ def _sampled_rows(operands: MlaDecodeOperands, max_flops: float) -> list[int] | 
     count = len(lengths)
     first = [lengths.index(min(lengths)), lengths.index(max(lengths)), 0, count - 1]
     order = dict.fromkeys(first + [i * 37 % count for i in range(count)])
-    rows, flops = [], 0.0
+    rows: list[int] = []
+    flops = 0.0
     for row in order:
         flops += lengths[row] * per_token
         if rows and flops > max_flops:

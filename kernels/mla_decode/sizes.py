@@ -23,7 +23,7 @@ KV_BYTES = {"bf16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True)
-class Sizes:
+class MlaDecodeSizes:
     """batch: sequences; ctx: tokens cached per sequence, one length or low..high, spread evenly;
     heads: query heads of the rank; page: tokens per KV page; kv: bf16, or fp8 with one scale;
     fp8: its format, which only a case with kv=fp8 says."""

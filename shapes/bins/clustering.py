@@ -1,9 +1,9 @@
-"""Cuts many weighted pieces into few groups whose members lie close."""
+"""Clustering of many weighted pieces into few groups whose members lie close."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 CLOSE = 0.04
 """Root mean square deviation from the group's mean below which no group is cut."""
@@ -35,7 +35,7 @@ def grouped(pieces: list[P], axes: Sequence[Axis[P]], most: int) -> list[list[P]
     return [group.pieces for group in groups]
 
 
-class _Group:
+class _Group(Generic[P]):
     """Pieces of one group, and the cut in two of at least `least` steps each that would gain most.
 
     deviation: squared distance from the mean, summed over axes and steps

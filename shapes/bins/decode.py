@@ -1,4 +1,4 @@
-"""From many decode steps to a few weighted ones that stand for them."""
+"""Decode steps: many to a few weighted ones that stand for them."""
 
 from __future__ import annotations
 

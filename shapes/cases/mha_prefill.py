@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shapes.attention import Parallel, mha_prefill_sizes
-from shapes.case import Case
+from shapes.case import Case, Size
 from shapes.cases import CHUNK, DP_EP8, DP_PROMPTS, ISL, PROMPTS, R1, r1
 from shapes.workloads import Documented
 
@@ -23,7 +23,7 @@ def smoke() -> list[Case]:
         (1, "65", "64", 4),
     ]
     names = ("batch", "new", "prefix", "heads")
-    cases = [dict(zip(names, sizes, strict=True)) for sizes in all_sizes]
+    cases: list[dict[str, Size]] = [dict(zip(names, sizes, strict=True)) for sizes in all_sizes]
     cases.append(cases[2] | {"dtype": "fp8"})
     return [Case("mha_prefill", sizes, place="smoke") for sizes in cases]
 

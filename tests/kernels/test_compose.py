@@ -88,9 +88,9 @@ def test_rotating_sets_of_experts_share_the_weights():
 
 
 CHEAT = """
-from kernels.fused_moe.providers.torch_eager import Naive
+from kernels.fused_moe.providers.torch_eager import NaiveMoe
 
-class FirstRouting(Naive):
+class FirstRouting(NaiveMoe):
     name = "cheating.first_routing"
     op = "fused_moe"
 
@@ -132,9 +132,9 @@ def test_who_joins_which_boundary():
 
 
 OFF_BY_ONE = """
-from kernels.block_scale_gemm.providers.torch_eager import Naive
+from kernels.block_scale_gemm.providers.torch_eager import NaiveGemm
 
-class OffByOne(Naive):
+class OffByOne(NaiveGemm):
     name = "wrong.one_block_of_k"
     op = "block_scale_gemm"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from kernels.mla_decode.providers.torch_eager import Naive
+from kernels.mla_decode.providers.torch_eager import NaiveMlaDecode
 
 CHECKED = 2  # calls before anything is timed: one in prepare, one for the check
 
 
-class Honest(Naive):
+class Honest(NaiveMlaDecode):
     """Says what it runs, too."""
 
     name = "cheating.honest"
@@ -22,7 +22,7 @@ class Honest(Naive):
         return prepared
 
 
-class _Cheating(Naive):
+class _Cheating(NaiveMlaDecode):
     op = "mla_decode"
     requires = "a test"
 
@@ -165,7 +165,7 @@ class WritesOperandsWhenTimed(_Cheating):
             prepared.operands.kv.nan_to_num_()
 
 
-class SharesWithTheWriter(Naive):
+class SharesWithTheWriter(NaiveMlaDecode):
     """Honest, in the worker of the one above."""
 
     name = "cheating.shares_with_the_writer"

@@ -8,9 +8,9 @@ from pathlib import Path
 TINY = ("--device", "cpu", "--cache", "warm", "--case", "batch=1 ctx=5..20", "--budget", "3s")
 
 PLUGIN = """
-from kernels.mla_decode.providers.torch_eager import Naive
+from kernels.mla_decode.providers.torch_eager import NaiveMlaDecode
 
-class Elsewhere(Naive):
+class Elsewhere(NaiveMlaDecode):
     op = "mla_decode"
     name = "elsewhere.kernel"
     requires = "a library that nobody has"

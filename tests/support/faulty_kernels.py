@@ -9,11 +9,11 @@ import os
 import signal
 import time
 
-from kernels.mla_decode.providers.torch_eager import Naive
+from kernels.mla_decode.providers.torch_eager import NaiveMlaDecode
 from kernels.op import Unsupported
 
 
-class _Faulty(Naive):
+class _Faulty(NaiveMlaDecode):
     op = "mla_decode"
     requires = "a test"
     runtime = "faulty"

@@ -9,14 +9,14 @@ from refuse import refuse
 
 from harness.catalogue.architectures import architectures
 from harness.compile import limits
-from harness.compile.launches import Launch
-from harness.compile.resources import Figures
+from harness.compile.launches import KernelLaunch
+from harness.compile.resources import Resources
 
 DATA = json.dumps({
     "signature": {"x": "*fp32", "BLOCK_M": "constexpr"}, "constant_keys": [[1]], "constant_vals": [64],
     "attrs_keys": [], "attrs_vals": [], "options": {"num_warps": 4, "num_stages": 2},
 })  # fmt: skip
-LAUNCH = Launch("block_scale_gemm", "triton.x", "kernels.x:gemm_kernel", "gfx942", DATA)
+LAUNCH = KernelLaunch("block_scale_gemm", "triton.x", "kernels.x:gemm_kernel", "gfx942", DATA)
 
 
 @pytest.fixture
@@ -42,11 +42,11 @@ def test_what_another_version_spills_is_refused_here(known, tmp_path):
     written = tmp_path / "compiled.json"
     written.write_text(json.dumps({"triton": "3.6.0", "compiles": [row, fine]}))
     gfx942 = architectures()["gfx942"]
-    figures = Figures(registers=64, threads=256)
+    figures = Resources(registers=64, threads=256)
     assert limits.violations(LAUNCH, figures, gfx942) == []
     limits._refused.cache_clear()
     assert refuse(written, known) == 1
     assert refuse(written, known) == 0, "it is known by now"
     assert limits.violations(LAUNCH, figures, gfx942) == ["under Triton 3.6.0: spills"]
-    other = Launch("block_scale_gemm", "triton.x", "kernels.x:gemm_kernel", "gfx950", DATA)
+    other = KernelLaunch("block_scale_gemm", "triton.x", "kernels.x:gemm_kernel", "gfx950", DATA)
     assert limits.violations(other, figures, architectures()["gfx950"]) == []

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from harness.errors import FAILED, OK, NothingRan
 from harness.files import require_writable, write
-from harness.run.execute import detected, say_busy, watched
+from harness.machine.device import choose_device
+from harness.run.device import own_device
 from harness.serving.replay.replay import replay
 from harness.serving.replay.report import keep, table
 from harness.serving.replay.request import ReplayRequest
@@ -16,12 +17,13 @@ from harness.serving.replay.request import ReplayRequest
 def show(request: ReplayRequest, out: str | None = None, json_to: str | None = None) -> int:
     """Replays one step for each batch size and prints what each swap changes."""
     require_writable(json_to, None)
-    platform = detected(request.device)
+    platform = choose_device(request.device)
     plans, replays = list(request.plans(platform)), []
-    with watched(platform) as (monitor, busy):
-        say_busy(busy, False)
+    with own_device(platform) as own:
+        for line in own.busy:
+            print(f"note: {line}", file=sys.stderr)
         for name, plan, notes in plans:
-            measured = replay(plan, platform, monitor)
+            measured = replay(plan, platform, own.monitor)
             measured = measured.model_copy(update={"notes": (*notes, *measured.notes)})
             replays.append(measured)
             print("\n" + table(measured), file=sys.stderr if json_to == "-" else sys.stdout, flush=True)

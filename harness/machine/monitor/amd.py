@@ -1,4 +1,4 @@
-"""AMD's clocks, slowdowns and processes, through AMD SMI (amdsmi). Untested on hardware.
+"""AMD GPU monitor: clocks, slowdowns and processes, through AMD SMI (amdsmi). Untested on hardware.
 
 All but the processes comes from one table, the GPU metrics, which one call reads. The library has a call for
 violations too, amdsmi_get_violation_status; it reads the same table twice, 0.1 s apart, and waits.
@@ -7,9 +7,11 @@ violations too, amdsmi_get_violation_status; it reads the same table twice, 0.1 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from harness.errors import one_line
@@ -40,14 +42,14 @@ AT_WORK = 50
 
 
 def open_amd(
-    platform: Platform, ours: Ours, smi: Any = None, environment: Mapping[str, str] = os.environ
+    platform: Platform, ours: Ours, smi: ModuleType | None = None, environment: Mapping[str, str] = os.environ
 ) -> Monitor:
     """A monitor of the device that torch calls `platform.device`, or one that says why it sees nothing.
     smi: the library; amdsmi where it is not given."""
     if smi is None:
         try:
             with contextlib.redirect_stdout(sys.stderr):  # it prints what it does not find
-                import amdsmi as smi
+                smi = importlib.import_module("amdsmi")
         except ImportError:
             return Blind("amdsmi is not installed")
         except Exception as error:
@@ -61,35 +63,35 @@ def open_amd(
             return Blind(f"of the devices {len(handles)} are left, by ROCR_ or HIP_VISIBLE_DEVICES")
         return AmdMonitor(platform, ours, smi, handles[index])
     except smi.AmdSmiException as error:
-        return Blind(f"amdsmi: {_said(error)}")
+        return Blind(f"amdsmi: {_message(error)}")
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return str(getattr(error, "err_info", "") or one_line(error))
 
 
-def _in_order(smi: Any, handles: Sequence[Any]) -> list[Any]:
+def _in_order(smi: ModuleType, handles: Sequence[object]) -> list[object]:
     """Those that the kernel driver numbers, in the order of its numbers, as ROCm counts; what it does not
     number was not given to this container. Where no number is told the library's order stays."""
     numbered = [(node, handle) for handle in handles if (node := _node(smi, handle)) is not None]
-    return [handle for _, handle in sorted(numbered, key=lambda one: one[0])] or list(handles)
+    return [handle for _, handle in sorted(numbered, key=lambda pair: pair[0])] or list(handles)
 
 
-def _node(smi: Any, handle: Any) -> int | None:
+def _node(smi: ModuleType, handle: object) -> int | None:
     try:
         return int(smi.amdsmi_get_gpu_kfd_info(handle)["node_id"])
     except (AttributeError, ValueError, smi.AmdSmiException):
         return None
 
 
-def _unique_name(smi: Any, handle: Any) -> str:
+def _unique_name(smi: ModuleType, handle: object) -> str:
     try:
         return str(smi.amdsmi_get_gpu_enumeration_info(handle)["hip_uuid"])
     except (AttributeError, smi.AmdSmiException):
         return ""
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     """The library says "N/A" where the device has no such value."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
@@ -99,7 +101,7 @@ class AmdMonitor(GpuMonitor):
     power = POWER_LIMIT
     disturbing = frozenset(RESIDENCIES.values()) - {POWER_LIMIT}
 
-    def __init__(self, platform: Platform, ours: Ours, smi: Any, handle: Any) -> None:
+    def __init__(self, platform: Platform, ours: Ours, smi: ModuleType, handle: object) -> None:
         self.smi = smi
         self.handle = handle
         self.last: tuple[float, dict[str, float]] = (0.0, {})
@@ -107,19 +109,21 @@ class AmdMonitor(GpuMonitor):
 
     def begin(self) -> None:
         super().begin()
-        self.last = (self.elapsed, dict(self.held))
+        self.last = (self.elapsed, dict(self.slowed_before))
 
-    def _ask(self, quantity: str, function: str) -> Any:
+    def _ask(
+        self, quantity: str, function: str
+    ) -> Any:  # what amdsmi answers: dicts and lists without a type
         """What the library answers, or None, with the reason noted."""
         try:
             return getattr(self.smi, function)(self.handle)
         except AttributeError:
             self.notes.unread[quantity] = f"this amdsmi has no {function}"
         except self.smi.AmdSmiException as error:
-            self.notes.unread[quantity] = _said(error)
+            self.notes.unread[quantity] = _message(error)
         return None
 
-    def _metrics(self) -> dict[str, Any]:
+    def _metrics(self) -> dict[str, object]:
         return self._ask("GPU metrics", "amdsmi_get_gpu_metrics_info") or {}
 
     def _look(self) -> Look:
@@ -139,33 +143,33 @@ class AmdMonitor(GpuMonitor):
             values.pop("memory_clock_mhz", None)
         return Look(values, self._slowest(metrics), busy, self._slowed(metrics))
 
-    def _slowest(self, metrics: Mapping[str, Any]) -> float | None:
+    def _slowest(self, metrics: Mapping[str, object]) -> float | None:
         """MHz of the slowest of the dies: a kernel waits for it. Dies that are not there show 0 or N/A."""
         listed = metrics.get("current_gfxclks")
-        several: Sequence[Any] = listed if isinstance(listed, list) else []
+        several: Sequence[object] = listed if isinstance(listed, list) else []
         clocks = [n for n in map(_number, [*several, metrics.get("current_gfxclk")]) if n]
         if not clocks:
             self.notes.unread["gfx_clock_mhz"] = "the device does not tell it"
         return min(clocks, default=None)
 
-    def _slowed(self, metrics: Mapping[str, Any]) -> frozenset[str]:
+    def _slowed(self, metrics: Mapping[str, object]) -> frozenset[str]:
         """What was on since the last look."""
-        elapsed, held = self._residencies(metrics)
-        before, held_before = self.last
-        self.last = elapsed, held
-        on = {r for r in held.keys() & held_before.keys() if held[r] - held_before[r] > 0}
-        if not held and metrics.get("throttle_status") is True:
+        elapsed, slowed = self._residencies(metrics)
+        before, slowed_before = self.last
+        self.last = elapsed, slowed
+        on = {r for r in slowed.keys() & slowed_before.keys() if slowed[r] - slowed_before[r] > 0}
+        if not slowed and metrics.get("throttle_status") is True:
             on.add(THROTTLED)
-        return frozenset(on if elapsed > before or not held else ())
+        return frozenset(on if elapsed > before or not slowed else ())
 
-    def _held(self) -> tuple[float, dict[str, float]]:
+    def _slowdown_counters(self) -> tuple[float, dict[str, float]]:
         metrics = self._metrics()
-        elapsed, held = self._residencies(metrics)
-        if metrics and not held:
+        elapsed, slowed = self._residencies(metrics)
+        if metrics and not slowed:
             self.notes.unread["slowdown counters"] = "the device does not tell them"
-        return elapsed, held
+        return elapsed, slowed
 
-    def _residencies(self, metrics: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
+    def _residencies(self, metrics: Mapping[str, object]) -> tuple[float, dict[str, float]]:
         """The counters' running number of steps, and for how many of them each reason was on."""
         steps = _number(metrics.get("accumulation_counter"))
         if steps is None:

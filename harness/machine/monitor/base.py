@@ -1,4 +1,4 @@
-"""What may spoil a round, watched from outside the workers: other processes, throttling, fallen clocks.
+"""Monitor of a device: what may spoil a round, watched from outside the workers.
 
 A monitor runs in the parent, which imports neither torch nor a GPU library: those that read clocks are
 imported when a monitor is made, and where one is missing its quantities are said not to be read.
@@ -11,12 +11,13 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+
+from harness.files import JsonObject
 
 Ours = Callable[[], Sequence[int]]
 
 # Of the highest clock that the same work was seen at in this run; nvbench drops samples below the same share.
-LEAST_CLOCK = 0.75
+MIN_CLOCK = 0.75
 
 
 class Monitor(ABC):
@@ -53,7 +54,7 @@ class Monitor(ABC):
         """Why several processes cannot use the device at once, or an empty string."""
         return ""
 
-    def conditions(self) -> dict[str, Any]:
+    def conditions(self) -> JsonObject:
         """What was read since the last call, as plain values (see `Notes.take`)."""
         return self.notes.take()
 
@@ -78,10 +79,10 @@ class Notes:
     def add(self, quantity: str, value: float) -> None:
         self.values.setdefault(quantity, []).append(value)
 
-    def take(self) -> dict[str, Any]:
+    def take(self) -> JsonObject:
         """quantity -> {min, median, max}; `slowed_by`: reason -> share of the samples that it was on in;
         `samples`, `idle_samples`: how many; `not_read`: quantity -> why. Empty parts are left out."""
-        found: dict[str, Any] = {
+        taken: JsonObject = {
             quantity: {
                 "min": round(min(values), 3),
                 "median": round(statistics.median(values), 3),
@@ -90,14 +91,14 @@ class Notes:
             for quantity, values in sorted(self.values.items())
         }
         if self.samples:
-            found["samples"] = self.samples
-            found["slowed_by"] = {r: round(n / self.samples, 4) for r, n in self.reasons.most_common()}
+            taken["samples"] = self.samples
+            taken["slowed_by"] = {r: round(n / self.samples, 4) for r, n in self.reasons.most_common()}
         if self.idle:
-            found["idle_samples"] = self.idle
+            taken["idle_samples"] = self.idle
         if self.unread:
-            found["not_read"] = dict(sorted(self.unread.items()))
+            taken["not_read"] = dict(sorted(self.unread.items()))
         self.values, self.reasons, self.samples, self.idle, self.unread = {}, Counter(), 0, 0, {}
-        return found
+        return taken
 
     def show(self) -> dict[str, str]:
         """Each quantity with the middle of what was read, or why it could not be; then forgets them."""
@@ -120,7 +121,7 @@ class Clocks:
 
     def see(self, who: str, megahertz: float) -> None:
         highest = self.highest[who] = max(megahertz, self.highest.get(who, 0.0))
-        if megahertz < LEAST_CLOCK * highest:
+        if megahertz < MIN_CLOCK * highest:
             self.fallen.append(
                 f"{self.name} {megahertz:.0f} MHz, {megahertz / highest:.0%} of the {highest:.0f} MHz before"
             )

@@ -1,4 +1,4 @@
-"""What disturbs a CPU: other processes, the hypervisor, throttling, a fallen frequency. Linux only."""
+"""CPU monitor: other processes, the hypervisor, throttling, a fallen frequency. Linux only."""
 
 from __future__ import annotations
 
@@ -56,31 +56,31 @@ class CpuMonitor(Monitor):
         self.clocks.see(who, frequency)
 
     def end(self) -> str:
-        found = list(self.clocks.fallen)
+        reasons = list(self.clocks.fallen)
         if self.start is not None:
-            found += self._judge(self.start, self._read())
+            reasons += self._judge(self.start, self._read())
             self._note_load()
-        return "; ".join(found)
+        return "; ".join(reasons)
 
     def _note_load(self) -> None:
         try:
             self.notes.add("load", self.counters.load())
         except OSError as error:
-            self.notes.unread["load"] = error.strerror
+            self.notes.unread["load"] = error.strerror or str(error)
 
     def before(self) -> list[str]:
         first, spent = self._read(), self._spent()
         self.sleep(GLANCE_S)
         now = self._read()
-        found = self._judge(first, now)
+        lines = self._judge(first, now)
         wall = now.at - first.at
         took = {pid: (after - spent[pid]) / wall for pid, after in self._spent().items() if pid in spent}
         for pid in sorted(took.keys() - now.ours.keys(), key=took.__getitem__, reverse=True)[:NAMED]:
             if took[pid] > OTHERS:
                 name = self.counters.name_of(pid)
-                found.append(f"process {pid} ({name}) takes {took[pid]:.0%} of a CPU")
+                lines.append(f"process {pid} ({name}) takes {took[pid]:.0%} of a CPU")
         self.notes.take()  # no round's
-        return found
+        return lines
 
     def readable(self) -> dict[str, str]:
         self.begin()
@@ -90,12 +90,12 @@ class CpuMonitor(Monitor):
         return self.notes.show()
 
     def _judge(self, start: Reading, now: Reading) -> list[str]:
-        found = [self._stolen(start, now), self._others(start, now)]
+        lines = [self._stolen(start, now), self._others(start, now)]
         if now.throttled > start.throttled:
-            found.append(f"the control group's CPU quota held us for {now.throttled - start.throttled:.3f} s")
+            lines.append(f"the control group's CPU quota held us for {now.throttled - start.throttled:.3f} s")
         if now.overheated > start.overheated:
-            found.append(f"the CPU was slowed for heat {now.overheated - start.overheated} times")
-        return [line for line in found if line]
+            lines.append(f"the CPU was slowed for heat {now.overheated - start.overheated} times")
+        return [line for line in lines if line]
 
     def _stolen(self, start: Reading, now: Reading) -> str:
         """What the hypervisor gave to other machines, on the CPU that lost most."""
@@ -135,7 +135,7 @@ class CpuMonitor(Monitor):
         return f"other processes took {others / wall:.0%} of a CPU" if others > limit else ""
 
     def _unknown(self, now: Reading) -> float:
-        """CPU seconds, since they were started, of descendants that had not been found yet."""
+        """CPU seconds, since they were started, of descendants that were not known yet."""
         known = self.counters.read(self._family(all_threads=True)).ours
         return sum(seconds for pid, seconds in known.items() if pid not in now.ours)
 
@@ -146,16 +146,16 @@ class CpuMonitor(Monitor):
         """This process, the workers and their descendants. To read the children of each of a hundred
         threads takes a millisecond, and main threads start nearly all: the others' are looked for when
         somebody unknown is seen to run, and known from then on."""
-        found: set[int] = set()
+        family: set[int] = set()
         queue = [*self.ours(), *self.adopted]
         while queue:
             pid = queue.pop()
-            if pid not in found:
-                found.add(pid)
+            if pid not in family:
+                family.add(pid)
                 queue += self.counters.children(pid, all_threads)
         if all_threads:
-            self.adopted = found - set(self.ours())
-        return found | {os.getpid()}
+            self.adopted = family - set(self.ours())
+        return family | {os.getpid()}
 
     def _spent(self) -> dict[int, float]:
         """CPU seconds of every process."""

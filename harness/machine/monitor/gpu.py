@@ -1,21 +1,18 @@
-"""What disturbs a GPU, whoever made it: slowdowns, fallen clocks, other processes that run on it."""
+"""GPU monitor, for either vendor: slowdowns, fallen clocks, other processes that run on it."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
 from harness.machine.monitor.base import Clocks, Monitor, Ours
 from kernels.platform import Platform
 
 # Of a round's time: the drivers' counters run in steps, and a tenth of a verdict's margin hides in less.
-HELD = 0.01
+MAX_SLOWED = 0.01
 # Per cent of the time before a run: an idle device's own housekeeping stays under it.
 BUSY = 5
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -56,11 +53,11 @@ class Residents:
 
     def foreign(self, pids: Collection[int], ours: Collection[int]) -> tuple[set[int], int]:
         """Those known to be foreign, and how many others must be."""
-        found = set(pids)
-        self.same_numbers |= bool(found & set(ours))
+        present = set(pids)
+        self.same_numbers |= bool(present & set(ours))
         if self.same_numbers:
-            return found - set(ours), 0
-        return found & self.before, max(0, len(found - self.before) - len(ours))
+            return present - set(ours), 0
+        return present & self.before, max(0, len(present - self.before) - len(ours))
 
 
 class GpuMonitor(Monitor):
@@ -83,14 +80,14 @@ class GpuMonitor(Monitor):
         self.residents = Residents(self._holders())
         self.slowed: set[str] = set()
         self.workers: set[int] = set()
-        self.held: Mapping[str, float] = {}
+        self.slowed_before: Mapping[str, float] = {}
         self.elapsed = 0.0
 
     @abstractmethod
     def _look(self) -> Look: ...
 
     @abstractmethod
-    def _held(self) -> tuple[float, dict[str, float]]:
+    def _slowdown_counters(self) -> tuple[float, dict[str, float]]:
         """A running time, and for each thing that slows the device how much of it that has been on."""
 
     @abstractmethod
@@ -108,7 +105,7 @@ class GpuMonitor(Monitor):
         self.clocks.begin()
         self.slowed.clear()
         self.workers = set(self.ours())
-        self.elapsed, self.held = self._held()
+        self.elapsed, self.slowed_before = self._slowdown_counters()
 
     def sample(self, who: str = "") -> None:
         look = self._look()
@@ -132,46 +129,46 @@ class GpuMonitor(Monitor):
 
     def _slowdowns(self) -> list[str]:
         """From the counters over the whole round, and from the samples for what has no counter."""
-        elapsed, held = self._held()
-        found = []
-        for reason in sorted(held.keys() & self.held.keys()):
+        elapsed, slowed = self._slowdown_counters()
+        lines = []
+        for reason in sorted(slowed.keys() & self.slowed_before.keys()):
             if elapsed <= self.elapsed:
                 continue
-            share = (held[reason] - self.held[reason]) / (elapsed - self.elapsed)
+            share = (slowed[reason] - self.slowed_before[reason]) / (elapsed - self.elapsed)
             self.notes.add(f"{reason.replace(' ', '_')}_percent", 100 * share)
-            if share > HELD and reason in self.disturbing:
-                found.append(f"{reason} for {share:.0%} of the round")
-        return [*found, *(f"{r} seen" for r in sorted(self.slowed - held.keys()))]
+            if share > MAX_SLOWED and reason in self.disturbing:
+                lines.append(f"{reason} for {share:.0%} of the round")
+        return [*lines, *(f"{r} seen" for r in sorted(self.slowed - slowed.keys()))]
 
     def _strangers(self) -> list[str]:
         ran, ours = self._ran(), self.workers | set(self.ours())
         if ran and not self.residents.same_numbers:
             self.residents.foreign(self._holders(), ours)
         known, more = self.residents.foreign(ran.keys(), ours)
-        found = [f"process {pid}, not ours, ran on {self.device} ({ran[pid]})" for pid in sorted(known)]
+        lines = [f"process {pid}, not ours, ran on {self.device} ({ran[pid]})" for pid in sorted(known)]
         if more:
-            found.append(f"{len(ran)} processes ran on {self.device}: {more} more than we have")
-        return found
+            lines.append(f"{len(ran)} processes ran on {self.device}: {more} more than we have")
+        return lines
 
     def before(self) -> list[str]:
         holders = self._holders()
         known, more = self.residents.foreign(holders.keys(), set(self.ours()))
-        found = []
+        lines = []
         for pid in sorted(known):
-            name, held = holders[pid].name, holders[pid].bytes
-            size = f" and holds {held / (1 << 30):.1f} GiB" if held is not None else ""
-            found.append(f"process {pid}{f' ({name})' if name else ''} is on {self.device}{size}")
+            name, size_bytes = holders[pid].name, holders[pid].bytes
+            size = f" and holds {size_bytes / (1 << 30):.1f} GiB" if size_bytes is not None else ""
+            lines.append(f"process {pid}{f' ({name})' if name else ''} is on {self.device}{size}")
         if more:
-            found.append(f"{more} more processes than ours are on {self.device}")
+            lines.append(f"{more} more processes than ours are on {self.device}")
         used = self._utilisation()
         if used is not None and used > BUSY:
-            found.append(f"{self.device} is {used:.0f} % busy")
+            lines.append(f"{self.device} is {used:.0f} % busy")
         self.notes.take()  # no round's
-        return found
+        return lines
 
     def readable(self) -> dict[str, str]:
         look = self._look()
-        values: dict[str, Any] = dict(look.values)
+        values = dict(look.values)
         if look.clock is not None:
             values[f"{self.clock_name.lower()}_clock_mhz"] = look.clock
         for quantity, value in values.items():
@@ -179,7 +176,7 @@ class GpuMonitor(Monitor):
         used = self._utilisation()
         if used is not None:
             self.notes.add("utilisation_percent", used)
-        self._held()
+        self._slowdown_counters()
         shown = {"slowed by": ", ".join(sorted(look.slowed)) or "nothing"} if look.busy is not None else {}
         shown["processes"] = str(len(self._holders()))
         return shown | self.notes.show()

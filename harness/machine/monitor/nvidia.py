@@ -1,10 +1,12 @@
-"""NVIDIA's clocks, slowdowns and processes, through NVML (nvidia-ml-py). Untested on hardware."""
+"""NVIDIA GPU monitor: clocks, slowdowns and processes, through NVML (nvidia-ml-py). Untested on hardware."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from harness.machine.monitor.base import Blind, Monitor, Ours
@@ -36,26 +38,29 @@ EXCLUSIVE = {1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}  # 
 
 
 def open_nvidia(
-    platform: Platform, ours: Ours, nvml: Any = None, environment: Mapping[str, str] = os.environ
+    platform: Platform,
+    ours: Ours,
+    nvml: ModuleType | None = None,
+    environment: Mapping[str, str] = os.environ,
 ) -> Monitor:
     """A monitor of the device that torch calls `platform.device`, or one that says why it sees nothing.
     nvml: the library; pynvml where it is not given."""
     if nvml is None:
         try:
-            import pynvml as nvml
+            nvml = importlib.import_module("pynvml")
         except ImportError:
             return Blind("nvidia-ml-py is not installed")
     try:
         nvml.nvmlInit()
         everything = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        chosen = environment.get("CUDA_VISIBLE_DEVICES")
-        if chosen and chosen.startswith("MIG-"):
-            handles = [nvml.nvmlDeviceGetHandleByUUID(chosen.split(",")[0].strip())]
+        devices = environment.get("CUDA_VISIBLE_DEVICES")
+        if devices and devices.startswith("MIG-"):
+            handles = [nvml.nvmlDeviceGetHandleByUUID(devices.split(",")[0].strip())]
         else:
             handles = visible("cuda", everything, nvml.nvmlDeviceGetUUID, environment)
         index = int(platform.device.partition(":")[2] or 0)
         if index >= len(handles):
-            return Blind(f"CUDA_VISIBLE_DEVICES={chosen} leaves {len(handles)} devices")
+            return Blind(f"CUDA_VISIBLE_DEVICES={devices} leaves {len(handles)} devices")
         return NvidiaMonitor(platform, ours, nvml, handles[index])
     except nvml.NVMLError as error:
         return Blind(f"NVML: {error}")
@@ -78,8 +83,9 @@ class NvidiaMonitor(GpuMonitor):
         self,
         platform: Platform,
         ours: Ours,
-        nvml: Any,
-        handle: Any,
+        nvml: ModuleType,
+        handle: object,
+        *,
         clock: Callable[[], float] = time.perf_counter,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -104,13 +110,13 @@ class NvidiaMonitor(GpuMonitor):
         )
 
     def before(self) -> list[str]:
-        found = super().before()
+        lines = super().before()
         modes = self._ask("MIG mode", ["nvmlDeviceGetMigMode"])
         if modes and modes[0] == self.nvml.NVML_DEVICE_MIG_ENABLE:
-            found.append(f"{self.device} is divided (MIG): what runs on its other parts is not seen")
-        return found
+            lines.append(f"{self.device} is divided (MIG): what runs on its other parts is not seen")
+        return lines
 
-    def _ask(self, quantity: str, functions: Sequence[str], *arguments: Any) -> Any:
+    def _ask(self, quantity: str, functions: Sequence[str], *arguments: object) -> Any:  # as NVML answers
         """What the first function answers that the library and the driver both have, or None, with the
         reason noted: all of them too new or too old, MIG, no right."""
         reason = f"nvidia-ml-py has no {functions[-1]}"
@@ -142,14 +148,14 @@ class NvidiaMonitor(GpuMonitor):
             frozenset(reason for bit, reason in REASONS.items() if bits and bits & bit),
         )
 
-    def _held(self) -> tuple[float, dict[str, float]]:
+    def _slowdown_counters(self) -> tuple[float, dict[str, float]]:
         """Seconds. The counters' function is to go with CUDA 14; then the samples' reasons are left."""
-        found = {}
+        slowed = {}
         for policy, reason in POLICIES.items():
             violation = self._ask(f"{reason} counter", ["nvmlDeviceGetViolationStatus"], policy)
             if violation is not None:
-                found[reason] = violation.violationTime / 1e9
-        return self.clock(), found
+                slowed[reason] = violation.violationTime / 1e9
+        return self.clock(), slowed
 
     def _holders(self) -> dict[int, Holder]:
         processes = self._ask("processes", ["nvmlDeviceGetComputeRunningProcesses"]) or []
@@ -170,10 +176,10 @@ class NvidiaMonitor(GpuMonitor):
             if error.value != self.nvml.NVML_ERROR_NOT_FOUND:  # that one: no samples since
                 self.notes.unread["process utilisation"] = str(error)
             return {}
-        most: dict[int, int] = {}
+        highest: dict[int, int] = {}
         for sample in samples:
-            most[sample.pid] = max(most.get(sample.pid, 0), sample.smUtil)
-        return {pid: f"{percent} % of the SMs' time" for pid, percent in most.items() if percent > 0}
+            highest[sample.pid] = max(highest.get(sample.pid, 0), sample.smUtil)
+        return {pid: f"{percent} % of the SMs' time" for pid, percent in highest.items() if percent > 0}
 
     def _utilisation(self) -> float | None:
         rates = self._ask("utilisation_percent", ["nvmlDeviceGetUtilizationRates"])

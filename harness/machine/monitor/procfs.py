@@ -1,4 +1,4 @@
-"""Counters of Linux that show who used the CPUs and what slowed them: /proc, /sys and process clocks."""
+"""Linux counters of who used the CPUs and what slowed them: /proc, /sys and process clocks."""
 
 from __future__ import annotations
 
@@ -107,14 +107,14 @@ class Counters:
 
     def _stat(self) -> dict[str, Ticks]:
         """/proc/stat down to the first line that is no CPU's."""
-        found = {}
+        ticks_of = {}
         for line in text(f"{self.proc}/stat").splitlines():
             name, *rest = line.split()
             if not name.startswith("cpu"):
                 break
             ticks = [int(value) for value in rest[:8]]
-            found[name] = Ticks(ticks[3] + ticks[4], ticks[7], sum(ticks))
-        return found
+            ticks_of[name] = Ticks(ticks[3] + ticks[4], ticks[7], sum(ticks))
+        return ticks_of
 
     def fields(self, pid: int) -> list[str]:
         """/proc/<pid>/stat from the state on: field n of proc(5) is at n - 3. OSError if it is gone."""
@@ -180,13 +180,13 @@ class Counters:
 
     def _heat_files(self) -> list[Path]:
         """One for each package (Intel; AMD's driver has no such counters)."""
-        found = {}
+        files: dict[str, Path] = {}
         for cpu in self.cpus:
             package = self.devices / f"cpu{cpu}" / "topology/physical_package_id"
             file = self.devices / f"cpu{cpu}" / "thermal_throttle/package_throttle_count"
             if package.exists() and file.exists():
-                found.setdefault(package.read_text(), file)
-        return list(found.values())
+                files.setdefault(package.read_text(), file)
+        return list(files.values())
 
 
 def _quota_files(root: Path) -> list[Path]:

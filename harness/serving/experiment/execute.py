@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from harness.errors import NothingRan
-from harness.run.execute import detected
+from harness.machine.device import choose_device
 from harness.serving.experiment.engine import engine_live
 from harness.serving.experiment.kernels import LocalBench
 from harness.serving.experiment.run import Conduct
@@ -26,7 +26,7 @@ def execute(
 ) -> None:
     """Takes the swaps named through what is not done of them. Raises HarnessError."""
     engine, settings = experiment.engine, experiment.replay
-    platform = detected(settings.device or None)
+    platform = choose_device(settings.device or None)
     if experiment.load.slice_s:
         require_cpu(platform)
     kind_for(engine.kind)

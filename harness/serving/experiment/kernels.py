@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import kernels
 from harness.errors import HarnessError
+from harness.machine.device import choose_device
 from harness.paths import ROOT
 from harness.serving.experiment.schema import Served
 from harness.serving.experiment.spec import ReplaySettings
@@ -60,11 +61,11 @@ class LocalBench:
         self.environment = {name: os.environ.get(name) for name in ALLOCATOR} | dict(environment)
 
     def replay(self, step: ReplayStep, name: str, base: Choices, chosen: Choices) -> Replay:
-        from harness.run.execute import detected, watched
+        from harness.run.device import own_device
         from harness.serving.replay.replay import BASE, DECOMPOSED, ReplayPlan, replay
 
         settings, prefill = self.settings, step.phase == "prefill"
-        platform = detected(settings.device or None)
+        platform = choose_device(settings.device or None)
         plan = ReplayPlan(
             step,
             {BASE: base, name: chosen},
@@ -77,8 +78,8 @@ class LocalBench:
             keep_disturbed=self.keep_disturbed,
             environment=self.environment,
         )
-        with watched(platform) as (monitor, _):
-            return replay(plan, platform, monitor, self.say)
+        with own_device(platform) as own:
+            return replay(plan, platform, own.monitor, self.say)
 
     def serving(
         self, step: ReplayStep, base: Choices, chosen: Choices, budget_s: float, folder: Path

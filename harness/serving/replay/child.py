@@ -13,6 +13,7 @@ import kernels
 from harness.machine import cpu_threads
 from harness.serving.replay.flow import Flow
 from harness.serving.replay.step import ReplayStep, StepPlace, places
+from harness.workers.child.device import ready_device
 from harness.workers.child.timers import timer_for
 from harness.workers.child.timers.base import Program
 from kernels.compose import bind
@@ -28,15 +29,8 @@ class Rank:
     that all arms share. What an implementation packs for itself it packs once, whatever the arm."""
 
     def hello(self, kind: str, device: str, threads: int) -> dict[str, Any]:
-        import torch
-
         self.kind, self.device = kind, device
-        if kind == "cpu":
-            torch.set_num_threads(threads)
-        else:
-            torch.cuda.set_device(device)
-        pinned = cpu_threads.pinned(threads) if kind == "cpu" else "no: the device computes"
-        return {"torch": torch.__version__, "threads": torch.get_num_threads(), "pinned": pinned}
+        return ready_device(kind, device, threads)
 
     def open(self, step: ReplayStep, seed: int, launch: str) -> None:
         """Makes all weights and buffers anew; nobody is prepared on them yet."""

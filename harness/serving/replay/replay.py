@@ -25,6 +25,7 @@ from harness.workers.environment import thread_environment
 from harness.workers.process import Worker, WorkerFailure
 from kernels.platform import Platform
 
+RANK = "harness.serving.replay.child:Rank"
 TURN_S = 0.25
 ISOLATED_S = 0.05  # a turn of one place's calls alone
 BASE, TWIN = "base", "base again"
@@ -68,11 +69,9 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor, say: Any = No
     base = next(iter(arms))
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
         threads = thread_environment(platform, plan.threads)
-        worker = Worker("replay", threads | dict(plan.environment), Path(scratch) / "replay.log")
+        worker = Worker(RANK, threads | dict(plan.environment), Path(scratch) / "replay.log")
         try:
-            worker.ask(
-                "hello", plan.prepare_s, kind=platform.kind, device=platform.device, threads=plan.threads
-            )
+            worker.hello(platform, plan.threads, plan.prepare_s)
             rounds = _measured(plan, arms, worker, platform, monitor, say)
             arms = _decomposed(plan, arms, base, worker)
             finite = worker.ask("finite", plan.call_s)

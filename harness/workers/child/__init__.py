@@ -1,1 +1,5 @@
-"""The worker process: prepares, times, judges, profiles."""
+"""What workers serve, each as `module:Class`, for the parent to name without importing it."""
+
+BENCH = "harness.workers.child.bench:Bench"
+JUDGE = "harness.workers.child.judge:Judge"
+METER = "harness.workers.child.meter:Meter"

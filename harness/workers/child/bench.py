@@ -12,6 +12,7 @@ from typing import Any
 
 import kernels
 from harness.machine import cpu_threads
+from harness.workers.child.device import ready_device
 from harness.workers.child.fingerprint import fingerprint
 from harness.workers.child.profile import profile
 from harness.workers.child.source_hash import source_of
@@ -20,12 +21,11 @@ from harness.workers.child.timers.base import Program, Timer
 from kernels.compose import bind
 from kernels.op import Implementation, Op, Prepared, Unsupported
 from kernels.operands import Operands, Seeds
-from kernels.triton_runtime import target_of
 
 
 @dataclass
-class _Seated:
-    """A contender that is ready: prepared once on each set of operands, with the program that turns run."""
+class _Ready:
+    """A contender: prepared once on each set of operands, with the program that turns run."""
 
     prepared: list[Prepared]
     timer: Timer
@@ -33,7 +33,7 @@ class _Seated:
 
 
 class Bench:
-    """Holds the sets of operands (the first is checked; the others make calls rotate) and who sits.
+    """Holds the sets of operands (the first is checked; the others make calls rotate) and the contenders.
 
     guests: implementations that no folder or plugin holds
     """
@@ -43,27 +43,12 @@ class Bench:
 
     def __init__(self, *guests: Implementation) -> None:
         self.guests = guests
-        self.seated: dict[str, _Seated] = {}
+        self.ready: dict[str, _Ready] = {}
         self.timers: dict[str, Timer] = {}
 
     def hello(self, kind: str, device: str, threads: int) -> dict[str, Any]:
-        """Readies the device; fails where this torch cannot reach it. `pinned`: the CPU that each thread is
-        bound to, or why none is; `target`: what configurations are chosen for."""
-        import torch
-
         self.kind, self.device, self.threads = kind, device, threads
-        torch.set_num_threads(threads)
-        if kind != "cpu":
-            if not torch.cuda.is_available():
-                raise RuntimeError(f"torch {torch.__version__} sees no GPU; {device} needs its {kind} build")
-            torch.cuda.set_device(device)
-        pinned = cpu_threads.pinned(threads) if kind == "cpu" else "no: the device computes"
-        return {
-            "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
-            "pinned": pinned,
-            "target": asdict(target_of(torch.device(device))),
-        }
+        return ready_device(kind, device, threads)
 
     def open(self, op: str, sizes: Mapping[str, Any], boundary: str, seeds: Mapping[str, int]) -> int:
         """Makes the canonical operands; the digest tells the parent whether they are the judge's."""
@@ -80,7 +65,7 @@ class Bench:
     def fresh(self, mode: str, copies: int) -> None:
         """Moves the operands to fresh buffers, in `copies` sets: those that a serving step streams are
         each set's own, the others shared (`cold`: all are its own). Everybody has to be prepared again."""
-        self.seated.clear()
+        self.ready.clear()
         first = self.sets[0].copy()
         self.sets = [first, *(first.turned(turn, mode == "cold") for turn in range(1, copies))]
 
@@ -131,7 +116,7 @@ class Bench:
         torch.set_num_threads(self.threads)
         calls = [p.call for p in prepared]
         program = timer.program(calls) if call else Program(calls)
-        self.seated[contender] = _Seated(prepared, timer, program)
+        self.ready[contender] = _Ready(prepared, timer, program)
         return {
             "seconds": time.perf_counter() - started,
             "synchronises": program.synchronises,
@@ -139,8 +124,8 @@ class Bench:
         }
 
     def turn(self, contender: str, at_least: float) -> dict[str, Any]:
-        seated = self.seated[contender]
-        return asdict(seated.timer.turn(seated.program, at_least))
+        ready = self.ready[contender]
+        return asdict(ready.timer.turn(ready.program, at_least))
 
     def output(self, contender: str, path: str, fresh: bool, which: int = 0) -> dict[str, Any]:
         """Saves the output on one of the sets: of a new call into a poisoned output, or as the timed calls
@@ -148,15 +133,15 @@ class Bench:
         call."""
         import torch
 
-        seated = self.seated[contender]
-        prepared = seated.prepared[which]
+        ready = self.ready[contender]
+        prepared = ready.prepared[which]
         seconds = 0.0
         if fresh:
             if prepared.out is not None:
                 prepared.out.fill_(float("nan"))
             started = time.perf_counter()
-            seated.program.reproduce(which)
-            seated.timer.synchronize()
+            ready.program.reproduce(which)
+            ready.timer.synchronize()
             seconds = time.perf_counter() - started
         torch.save(prepared.result().detach().cpu().contiguous(), path)
         return {"digest": self.sets[which].digest(), "seconds": seconds}
@@ -167,25 +152,25 @@ class Bench:
     def load(self, seeds: Mapping[str, int]) -> int:
         """New live operands for all on the first set, stationary ones kept; returns the digest."""
         live = self._make(seeds).live_tensors()
-        for seated in self.seated.values():
-            seated.prepared[0].load(live)
+        for ready in self.ready.values():
+            ready.prepared[0].load(live)
         for name, tensor in live.items():
             getattr(self.sets[0], name).copy_(tensor)
         return self.sets[0].digest()
 
     def profile(self, contender: str) -> dict[str, Any]:
-        """What ran in a call and for how long (see profiling.py), of a graph in the eager calls;
-        `picked`: what its library says of that, `ran`: what else is known of it (see identity.py)."""
-        seated = self.seated[contender]
-        calls = [p.call for p in seated.prepared]
+        """What ran in a call and for how long (see profile.py), of a graph in the eager calls;
+        `picked`: what its library says of that, `ran`: what else is known of it (see fingerprint.py)."""
+        ready = self.ready[contender]
+        calls = [p.call for p in ready.prepared]
         try:
-            found = profile(calls, self.kind, seated.timer.synchronize)
-            ran = fingerprint(calls[0], self.kind, [kernel["name"] for kernel in found["kernels"]])
+            profiled = profile(calls, self.kind, ready.timer.synchronize)
+            ran = fingerprint(calls[0], self.kind, [kernel["name"] for kernel in profiled["kernels"]])
         finally:
             # Outputs that calls allocate are now those of the eager calls, which no replay writes.
-            seated.program = seated.timer.program(calls)
-        return found | {"picked": seated.prepared[0].picked(), "ran": ran}
+            ready.program = ready.timer.program(calls)
+        return profiled | {"picked": ready.prepared[0].picked(), "ran": ran}
 
     def close(self) -> None:
-        self.seated.clear()
+        self.ready.clear()
         self.sets = []

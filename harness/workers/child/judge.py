@@ -1,4 +1,4 @@
-"""Is it right? The reference is computed, and outputs are judged, in a plain process of their own."""
+"""The judge: computes references, and compares outputs with them, in a plain process of its own."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import kernels
+from harness.plan.memory import MAX_FLOPS
+from harness.workers.child.device import ready_device
 from kernels.op import Reference, Tolerance
 from kernels.operands import Seeds
 
 if TYPE_CHECKING:
     import torch
-from harness.plan.memory import MAX_FLOPS
 
 
 class Judge:
@@ -26,27 +27,26 @@ class Judge:
         import torch
 
         self.kind, self.device = kind, device
-        torch.set_num_threads(threads)
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
-        return {"torch": torch.__version__, "threads": torch.get_num_threads()}
+        return ready_device(kind, device, threads)
 
     def reference(
         self, name: str, op: str, sizes: Mapping[str, Any], boundary: str, seeds: Mapping[str, int]
     ) -> int:
         """Computes and keeps a reference under a name; returns the digest of its operands."""
-        chosen = kernels.OPS[op]
-        read = chosen.sizes(sizes)
-        operands = chosen.make(read, Seeds(**seeds), self.device, boundary)
-        reference = chosen.reference(operands, MAX_FLOPS[self.kind])
+        of = kernels.OPS[op]
+        parsed = of.sizes(sizes)
+        operands = of.make(parsed, Seeds(**seeds), self.device, boundary)
+        reference = of.reference(operands, MAX_FLOPS[self.kind])
         on_host = {
             f.name: value.cpu()
             for f in fields(reference)
             if (value := getattr(reference, f.name)) is not None and f.name != "rows"
         }
         reference = replace(reference, **on_host)
-        shape = tuple(chosen.empty_output(read, "meta").shape)
-        self.references[name] = (reference, chosen.tolerance(read), shape)
+        shape = tuple(of.empty_output(parsed, "meta").shape)
+        self.references[name] = (reference, of.tolerance(parsed), shape)
         return operands.digest()
 
     def judge(self, name: str, path: str, fp8: bool = False) -> dict[str, Any]:

@@ -15,19 +15,12 @@ from typing import Any
 
 from harness.errors import one_line
 
-ROLES = {
-    "bench": "harness.workers.child.bench:Bench",
-    "judge": "harness.workers.child.judge:Judge",
-    "meter": "harness.workers.child.meter:Meter",
-    "replay": "harness.serving.replay.child:Rank",
-}
-
 
 def main() -> None:
-    role, descriptor = sys.argv[1], int(sys.argv[2])
+    module, name = sys.argv[1].split(":")
+    descriptor = int(sys.argv[2])
     _die_with_parent()
     faulthandler.enable()
-    module, name = ROLES[role].split(":")
     with Connection(descriptor) as connection:
         try:
             served = getattr(__import__(module, fromlist=[name]), name)()

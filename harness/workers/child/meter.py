@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from harness.workers.child.device import ready_device
 from harness.workers.child.timers import timer_for
 from harness.workers.child.timers.base import Program
 from kernels.formats import FORMATS, native
@@ -47,15 +48,9 @@ class Meter:
 
     left_out = "there is no memory for any product"
 
-    def open(self, kind: str, arch: str, device: str, memory: int, last_level: int, threads: int) -> int:
+    def open(self, kind: str, arch: str, device: str, *, memory: int, last_level: int, threads: int) -> int:
         """memory: bytes free, last_level: of that cache; 0 if unknown. Returns the bytes that are read."""
-        import torch
-
-        torch.set_num_threads(threads)
-        if kind != "cpu":
-            if not torch.cuda.is_available():
-                raise RuntimeError(f"torch {torch.__version__} sees no GPU; {device} needs its {kind} build")
-            torch.cuda.set_device(device)
+        ready_device(kind, device, threads)
         self.kind, self.arch, self.device = kind, arch, device
         self.timer = timer_for(kind, "eager")
         self.share = memory // MEMORY_SHARE if memory else math.inf

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kernels import vendor
 from kernels.binding import find, keywords
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import Sizes
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK
 from kernels.op import Prepared, Unsupported
 from kernels.support import Support, need
@@ -25,7 +25,7 @@ TILE_N = 16  # rows of b in a tile of shuffle_weight(x, layout=(16, 16))
 MOST_SPLITS = 28  # of K in the Triton kernel's tuned configurations
 
 
-class Aiter(vendor.Aiter):
+class AiterGemm(vendor.Aiter):
     """function: its name in aiter/ops/gemm_op_a8w8.py
     names:    what it calls a, b, the scales of a, the scales of b, and its output (None: it allocates that)
     shuffles: it takes b in tiles and the scales of a column by column
@@ -38,16 +38,16 @@ class Aiter(vendor.Aiter):
     step_n: ClassVar[int] = TILE_N
     table: ClassVar[str] = ""
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: BlockScaleGemmSizes) -> Support:
         return Support.all_of(
             need(sizes.n % self.step_n == 0, f"needs n to be a multiple of {self.step_n}"),
             need(sizes.k % BLOCK == 0, f"needs k to be a multiple of {BLOCK}"),
         )
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: BlockScaleGemmSizes) -> int:
         return sizes.n * sizes.k if self.shuffles else 0
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         return sizes.quantised_bytes + 4 * sizes.m * sizes.k_blocks
 
     def places(self) -> tuple[str, ...]:
@@ -60,7 +60,9 @@ class Aiter(vendor.Aiter):
         a_scale = by_columns(operands.a_scale) if self.shuffles else operands.a_scale
         b_q = in_tiles(operands.b_q) if self.shuffles else operands.b_q
         *names, output = self.names
-        given = dict(zip(names, (operands.a_q, b_q, a_scale, operands.b_scale), strict=True))
+        given: dict[str, object] = dict(
+            zip(names, (operands.a_q, b_q, a_scale, operands.b_scale), strict=True)
+        )
         given[output] = torch.bfloat16 if self.allocates else out
         return _Gemm(self, operands, out, function, keywords(function, given), a_scale)
 
@@ -68,7 +70,7 @@ class Aiter(vendor.Aiter):
 class _Gemm(Prepared):
     def __init__(
         self,
-        implementation: Aiter,
+        implementation: AiterGemm,
         operands: BlockScaleGemmOperands,
         out: torch.Tensor | None,
         function: Callable,
@@ -99,10 +101,11 @@ class _Gemm(Prepared):
     def picked(self) -> str:
         if not self.implementation.table:
             return ""
-        return tuned_row(self.implementation.table, *self.operands.a_q.shape, self.operands.b_q.shape[0])
+        (m, k), n = self.operands.a_q.shape, self.operands.b_q.shape[0]
+        return tuned_row(self.implementation.table, m, k, n)
 
 
-class Dispatch(Aiter):
+class DispatchGemm(AiterGemm):
     """What vLLM calls: the kernel and split that the tuned table has for these sizes, else CK's default."""
 
     name = "aiter.dispatch"
@@ -113,7 +116,7 @@ class Dispatch(Aiter):
     table = "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_FILE"
 
 
-class DispatchPreshuffled(Aiter):
+class DispatchPreshuffled(AiterGemm):
     """Likewise among the kernels that take b in tiles: CK, CK Tile, assembly and others."""
 
     name = "aiter.dispatch_preshuffled"
@@ -125,7 +128,7 @@ class DispatchPreshuffled(Aiter):
     table = "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE_FILE"
 
 
-class Ck(Aiter):
+class CkGemm(AiterGemm):
     """CK's default kernel, unsplit; up to 0.1.14 the one that AITER's C++ picks for these sizes."""
 
     name = "aiter.ck"
@@ -133,7 +136,7 @@ class Ck(Aiter):
     function = "gemm_a8w8_blockscale_ck"
 
 
-class CkTile(Aiter):
+class CkTile(AiterGemm):
     """CK Tile's default kernel, unsplit; up to 0.1.14 the one that AITER's C++ picks for these sizes."""
 
     name = "aiter.cktile"
@@ -141,7 +144,7 @@ class CkTile(Aiter):
     function = "gemm_a8w8_blockscale_cktile"
 
 
-class CkPreshuffled(Aiter):
+class CkPreshuffled(AiterGemm):
     """As `aiter.ck`, b in tiles."""
 
     name = "aiter.ck_preshuffled"
@@ -150,7 +153,7 @@ class CkPreshuffled(Aiter):
     shuffles = True
 
 
-class CkTilePreshuffled(Aiter):
+class CkTilePreshuffled(AiterGemm):
     """As `aiter.cktile`, b in tiles. Depending on the kernel the call transposes the scales of a back."""
 
     name = "aiter.cktile_preshuffled"
@@ -159,7 +162,7 @@ class CkTilePreshuffled(Aiter):
     shuffles = True
 
 
-class Asm(Aiter):
+class AsmGemm(AiterGemm):
     """The assembly kernel and split of K that its own heuristic picks; splits add up in the bf16 output."""
 
     name = "aiter.asm"
@@ -170,7 +173,7 @@ class Asm(Aiter):
     step_n = BLOCK
 
 
-class Triton(Aiter):
+class AiterTritonGemm(AiterGemm):
     """AITER's Triton kernel, with the configuration that it keeps for these sizes."""
 
     name = "aiter.triton"
@@ -179,7 +182,7 @@ class Triton(Aiter):
     names = ("x", "w", "x_scale", "w_scale", "y")
     also = vendor.TRITON
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         return super().workspace(sizes) + 4 * MOST_SPLITS * sizes.m * sizes.n
 
     def places(self) -> tuple[str, ...]:

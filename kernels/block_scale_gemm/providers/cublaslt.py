@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kernels.binding import find, keywords
 from kernels.block_scale_gemm.layouts import column_major, padded_rows, rounded_up
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import Sizes
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.op import Prepared, Unsupported
 from kernels.support import Support, need
 from kernels.vendor import Vendor
@@ -35,13 +35,13 @@ class CublasLt(Vendor):
     kinds = ("cuda",)
     archs = ("sm_90",)  # it takes these scales on no other
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: BlockScaleGemmSizes) -> Support:
         return need(sizes.n % 16 == 0 and sizes.k % 16 == 0, "cuBLASLt needs n and k to be multiples of 16")
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: BlockScaleGemmSizes) -> int:
         return 4 * sizes.n_blocks * rounded_up(sizes.k_blocks, K_BLOCKS)
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         m = rounded_up(sizes.m, ROWS)
         return sizes.quantised_bytes + m * (sizes.k + 4 * sizes.k_blocks) + 2 * (m - sizes.m) * sizes.n
 

@@ -15,7 +15,7 @@ from kernels import vendor
 from kernels.binding import find, keywords
 from kernels.block_scale_gemm.layouts import column_major, rounded_up
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import Sizes
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.op import Prepared
 from kernels.support import Support, need
 
@@ -26,7 +26,7 @@ TMA_ROWS = 4  # fp32 or int32 in 16 bytes (get_tma_aligned_size)
 RECIPE = (1, 128, 128)  # rows of M and of N, and columns of K, that share a scale
 
 
-class DeepGemm(vendor.DeepGemm):
+class DeepGemmBlockScale(vendor.DeepGemm):
     """Live scales lie in the kernel's layout before timing, as an engine's quantiser writes them. On sm_100
     the suite's own quantiser, which writes fp32, is followed by DeepGEMM's packing inside the timed call."""
 
@@ -36,17 +36,17 @@ class DeepGemm(vendor.DeepGemm):
         "sm_90, or from 2.1 sm_100 with power-of-two scales"
     )
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: BlockScaleGemmSizes) -> Support:
         return Support.all_of(
             need(sizes.n % 64 == 0, "needs n to be a multiple of 64"),
             need(sizes.k % 128 == 0, "needs k to be a multiple of 128"),
         )
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: BlockScaleGemmSizes) -> int:
         """An upper bound: on sm_100 packed scales of every row of b."""
         return 4 * sizes.n_blocks * 128 * rounded_up(sizes.k_blocks, 4) // 4
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         return sizes.quantised_bytes + 4 * rounded_up(sizes.m, TMA_ROWS) * (sizes.k_blocks + 3) * 2
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
@@ -93,15 +93,13 @@ class _Packed(_DeepGemm):
     """sm_100: the exponents of four scales in an int32, which no view of fp32 scales is."""
 
     def __init__(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> None:
-        self.a_packed = packed(operands.a_scale, *operands.a_q.shape, is_a=True)
-        super().__init__(
-            operands, out, self.a_packed, packed(operands.b_scale, *operands.b_q.shape, is_a=False)
-        )
+        self.a_packed = packed(operands.a_scale, operands.a_q, is_a=True)
+        super().__init__(operands, out, self.a_packed, packed(operands.b_scale, operands.b_q, is_a=False))
 
     def load(self, live: Mapping[str, torch.Tensor]) -> None:
         """In place, for the graphs that were recorded."""
         self.operands.a_q.copy_(live["a_q"])
-        self.a_packed.copy_(packed(live["a_scale"], *live["a_q"].shape, is_a=True))
+        self.a_packed.copy_(packed(live["a_scale"], live["a_q"], is_a=True))
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
         """For a producer kernel that writes in every call: from now on the call takes the fp32 scales that it
@@ -116,8 +114,10 @@ def aligned(a_scale: torch.Tensor) -> torch.Tensor:
     return column_major(a_scale, TMA_ROWS)
 
 
-def packed(scale: torch.Tensor, rows: int, k: int, is_a: bool) -> torch.Tensor:
-    """int32 [rows, blocks of K / 4] with strides (1, rows rounded up to four); those of b for every row."""
+def packed(scale: torch.Tensor, of: torch.Tensor, is_a: bool) -> torch.Tensor:
+    """The scales of a or b [rows, K], those of b for every row: int32 [rows, blocks of K / 4] with strides
+    (1, rows rounded up to four)."""
+    rows, k = of.shape
     transform = find("deep_gemm.transform_sf_into_required_layout")
     return transform(
         **keywords(transform, {"sf": scale, "mn": rows, "k": k, "recipe": RECIPE, "is_sfa": is_a})

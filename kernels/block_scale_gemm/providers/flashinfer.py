@@ -13,7 +13,7 @@ from kernels import vendor
 from kernels.binding import find, keywords
 from kernels.block_scale_gemm.layouts import column_major, padded_rows, rounded_up
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import Sizes
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK
 from kernels.op import Prepared
 from kernels.support import Support, need
@@ -26,15 +26,15 @@ TWO_SMS = 256  # rows from which an instruction over two SMs is the faster (gemm
 WORKSPACE = 32 << 20  # of gemm_fp8_nt_groupwise
 
 
-class FlashInfer(vendor.FlashInfer):
-    def fits(self, sizes: Sizes) -> Support:
+class FlashInferGemm(vendor.FlashInfer):
+    def fits(self, sizes: BlockScaleGemmSizes) -> Support:
         return Support.all_of(
             need(sizes.k % BLOCK == 0, f"needs k to be a multiple of {BLOCK}"),
             need(sizes.n % 64 == 0, "needs n to be a multiple of 64"),
         )
 
 
-class Sm90(FlashInfer):
+class Sm90(FlashInferGemm):
     """Transposes the product below 32 rows. Given bf16 activations it quantises them itself, in a kernel of
     its own inside the call, to fp32 scales."""
 
@@ -44,7 +44,7 @@ class Sm90(FlashInfer):
     activations = "fp8"
     archs = ("sm_90",)
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         """Every call asks for what quantising both operands would take, even where none is."""
         m = rounded_up(sizes.m, ROWS)
         blocks = 4 * sizes.k_blocks * (m + sizes.n_blocks)
@@ -60,7 +60,7 @@ class _Sm90(Prepared):
         self.multiply = find("flashinfer.gemm.fp8_blockscale_gemm_sm90")
         given = {"input": operands.a, "input_scale": None}
         if operands.a is None:
-            self.a_scale = aligned(operands.a_scale)
+            self.a_scale: torch.Tensor = aligned(operands.a_scale)
             given = {"input": operands.a_q, "input_scale": self.a_scale.t()}
         weight = {"weight": operands.b_q, "weight_scale": operands.b_scale}
         self.arguments = keywords(self.multiply, given | weight | {"out": out})
@@ -74,7 +74,7 @@ class _Sm90(Prepared):
         self.multiply(**self.arguments)
 
 
-class Groupwise(FlashInfer):
+class Groupwise(FlashInferGemm):
     """Where M is no multiple of four, the call computes rows of zeros up to the next. Scales of both operands
     lie along M and N, the faster of the two ways (include/flashinfer/gemm/gemm_groupwise_sm100.cuh)."""
 
@@ -82,10 +82,10 @@ class Groupwise(FlashInfer):
     requires = "FlashInfer 0.2.8 to 0.6.18, sm_100"
     archs = ("sm_100",)
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: BlockScaleGemmSizes) -> int:
         return 4 * sizes.n_blocks * sizes.k_blocks
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         m = rounded_up(sizes.m, ROWS)
         return sizes.quantised_bytes + m * (sizes.k + 4 * sizes.k_blocks + 2 * sizes.n) + WORKSPACE
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.providers.torch_eager import Bf16
+from kernels.block_scale_gemm.providers.torch_eager import Bf16Gemm
 from kernels.op import Prepared, Unsupported
 from kernels.platform import Platform
 from kernels.vendor import Vendor
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Dequantised(Vendor, Bf16):
+class HipblasLtDequantisedGemm(Vendor, Bf16Gemm):
     """`torch.bf16` with hipBLASLt whatever torch would have picked (hipBLAS on some sizes, versions and
     architectures): TORCH_BLAS_PREFER_HIPBLASLT in torch's aten/src/ATen/Context.h."""
 
@@ -38,7 +38,8 @@ class Dequantised(Vendor, Bf16):
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
         import torch
 
-        picked = torch.backends.cuda.preferred_blas_library()
-        if out.device.type != "cpu" and picked.name != "Cublaslt":  # hipBLASLt's name in torch too
-            raise Unsupported(f"torch {torch.__version__} does not take hipBLASLt here, but {picked.name}")
+        library = torch.backends.cuda.preferred_blas_library()
+        picked = library.name  # type: ignore[attr-defined]  # an enum of pybind11's, which torch's stub lacks
+        if out.device.type != "cpu" and picked != "Cublaslt":  # hipBLASLt's name in torch too
+            raise Unsupported(f"torch {torch.__version__} does not take hipBLASLt here, but {picked}")
         return super().prepare(operands, out)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kernels.binding import find
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.providers.vllm_triton import TritonProduct
-from kernels.block_scale_gemm.sizes import Sizes
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.op import Prepared
 from kernels.vendor import Sglang
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     import torch
 
 
-class Triton(Sglang):
+class SglangTritonGemm(Sglang):
     name = "sglang.triton"
     requires = "SGLang with Triton, cuda or rocm (read in 0.5.23)"
     allocates = True
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         return sizes.quantised_bytes
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:

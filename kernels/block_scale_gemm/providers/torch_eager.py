@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import Sizes
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK, dequantise_activations, dequantise_weights
 from kernels.op import Implementation, Prepared
 from kernels.platform import Platform
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CPU_ROWS = 128  # of activations dequantised at a time, so that they stay in cache from step to step
 
 
-class _Naive(Prepared):
+class _NaiveGemm(Prepared):
     """The obvious code: dequantise both, multiply, all in fp32."""
 
     def call(self) -> None:
@@ -26,22 +26,22 @@ class _Naive(Prepared):
         self.out.copy_(dequantise_activations(o.a_q, o.a_scale) @ dequantise_weights(o.b_q, o.b_scale).T)
 
 
-class Naive(Implementation):
+class NaiveGemm(Implementation):
     name = "torch.naive"
     requires = "torch"
 
     def available(self, platform: Platform) -> Support:
         return platform.library("torch")
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         wide = 8 * (sizes.m + sizes.n) * sizes.k + 4 * sizes.n * sizes.k_blocks
         return sizes.quantised_bytes + wide + 4 * sizes.m * sizes.n
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
-        return _Naive(operands, out)
+        return _NaiveGemm(operands, out)
 
 
-class Bf16(Implementation):
+class Bf16Gemm(Implementation):
     """Weights dequantised to bf16 once; a call is cuBLAS's, hipBLASLt's or oneDNN's bf16 product, preceded by
     dequantising the activations where they come quantised. What serving without an FP8 kernel does: twice
     the bytes of weights."""
@@ -53,17 +53,17 @@ class Bf16(Implementation):
     def available(self, platform: Platform) -> Support:
         return platform.library("torch")
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: BlockScaleGemmSizes) -> int:
         return 2 * sizes.n * sizes.k
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         return (2 * sizes.m + 8 * CPU_ROWS) * sizes.k_blocks * BLOCK + 2 * sizes.m * sizes.n
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
-        return _Bf16(operands, out)
+        return _Bf16Gemm(operands, out)
 
 
-class _Bf16(Prepared):
+class _Bf16Gemm(Prepared):
     def __init__(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> None:
         import torch
 
@@ -151,7 +151,7 @@ def _block_of(q: torch.Tensor, dim: int) -> torch.Tensor:
     return torch.arange(q.shape[dim], device=q.device) // BLOCK
 
 
-class Compiled(Implementation):
+class CompiledGemm(Implementation):
     """Weights stay FP8 and are dequantised in the call: the compiler fuses that into one kernel, or into the
     product where it finds a template that takes it."""
 
@@ -162,14 +162,14 @@ class Compiled(Implementation):
     def available(self, platform: Platform) -> Support:
         return Support.all_of(platform.library("torch"), platform.compiler())
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         return 2 * (sizes.m + sizes.n) * sizes.k + 2 * sizes.m * sizes.n
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
-        return _Compiled(operands, out)
+        return _CompiledGemm(operands, out)
 
 
-class _Compiled(Prepared):
+class _CompiledGemm(Prepared):
     def __init__(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> None:
         import torch
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import Sizes
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK, dequantise_weights
 from kernels.op import Prepared
 from kernels.support import Support, need
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Amx(VllmCpu):
+class AmxGemm(VllmCpu):
     """`fp8_scaled_mm_cpu` (SGLang's CPU kernel), of CPUFp8BlockScaledMMKernel: W8A16. Built on
     oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not. The engine itself picks
     it only where there are AMX tiles (vllm/model_executor/kernels/linear/scaled_mm/cpu.py, vLLM 0.32)."""
@@ -30,7 +30,7 @@ class Amx(VllmCpu):
 
     STEP = 32  # both of N and K in its packed layout
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: BlockScaleGemmSizes) -> Support:
         return Support.all_of(
             need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}"),
             need(
@@ -39,39 +39,39 @@ class Amx(VllmCpu):
             ),
         )
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: BlockScaleGemmSizes) -> int:
         return sizes.n * sizes.k
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
         return self.prepare_turn(None, operands, out)
 
     def prepare_turn(
-        self, first: _Amx | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
+        self, first: _AmxGemm | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
     ) -> Prepared:
         shared = first is not None and first.operands.b_q is operands.b_q
         weights = first.weights if shared else self.bind("convert_weight_packed")(operands.b_q)
-        return _Amx(operands, self.bind(), weights, True)
+        return _AmxGemm(operands, self.bind(), weights, True)
 
 
-class Unpacked(Amx):
+class Unpacked(AmxGemm):
     """The same kernel on weights as they are in the checkpoint, which it packs anew at each call: what an
     engine pays that forgets to do so once."""
 
     name = "vllm.amx_unpacked"
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: BlockScaleGemmSizes) -> int:
         return 0
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         return sizes.n * sizes.k
 
     def prepare_turn(
-        self, first: _Amx | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
+        self, first: _AmxGemm | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
     ) -> Prepared:
-        return _Amx(operands, self.bind(), operands.b_q, False)
+        return _AmxGemm(operands, self.bind(), operands.b_q, False)
 
 
-class _Amx(Prepared):
+class _AmxGemm(Prepared):
     def __init__(self, operands: BlockScaleGemmOperands, kernel, weights: torch.Tensor, packed: bool) -> None:
         super().__init__(operands)
         self.kernel = kernel
@@ -86,7 +86,7 @@ class _Amx(Prepared):
         )
 
 
-class Dequantised(VllmCpu):
+class VllmDequantisedGemm(VllmCpu):
     """Weights dequantised to bf16 once, as vLLM would serve the model in bf16: twice the bytes of weights."""
 
     boundaries = ("with_quant",)
@@ -96,11 +96,11 @@ class Dequantised(VllmCpu):
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
         return self.prepare_turn(None, operands, out)
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: BlockScaleGemmSizes) -> int:
         return 2 * sizes.n * sizes.k
 
 
-class OneDnn(Dequantised):
+class OneDnn(VllmDequantisedGemm):
     """`onednn_mm`: oneDNN's matmul with weights packed beforehand, vLLM's choice for bf16 linears on x86-64
     (vllm/model_executor/layers/utils.py, dispatch_cpu_unquantized_gemm, 0.32)."""
 
@@ -120,7 +120,7 @@ class OneDnn(Dequantised):
         return _Product(operands, handler, lambda a: ops.onednn_mm(handler, a, None))
 
 
-class Brgemm(Dequantised):
+class BrgemmGemm(VllmDequantisedGemm):
     """`weight_packed_linear` (SGLang's CPU kernel), built on oneDNN's brgemm: vLLM's with
     VLLM_CPU_SGL_KERNEL."""
 
@@ -128,9 +128,9 @@ class Brgemm(Dequantised):
     kernel = "weight_packed_linear"
     allocates = False
 
-    def fits(self, sizes: Sizes) -> Support:
-        whole = sizes.n % Amx.STEP == 0 and sizes.k % Amx.STEP == 0
-        return need(whole, f"needs n and k to be multiples of {Amx.STEP}")
+    def fits(self, sizes: BlockScaleGemmSizes) -> Support:
+        whole = sizes.n % AmxGemm.STEP == 0 and sizes.k % AmxGemm.STEP == 0
+        return need(whole, f"needs n and k to be multiples of {AmxGemm.STEP}")
 
     def prepare_turn(
         self, first: _Product | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
@@ -139,7 +139,7 @@ class Brgemm(Dequantised):
         shared = first is not None and first.operands.b_q is operands.b_q
         packed = first.packed if shared else self.bind("convert_weight_packed")(_weights(operands))
 
-        def multiply(a: torch.Tensor) -> torch.Tensor:
+        def multiply(a: torch.Tensor) -> torch.Tensor | None:
             kernel(out, a, packed, None, is_packed)
             return out
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kernels.binding import find, keywords
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import Sizes
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.block_scale_gemm.triton.split_k import CODE_S, FLOPS, STEP_S
 from kernels.formats import BLOCK
 from kernels.op import Prepared
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TILE_M = 64  # of its default configuration, which it takes on a CPU
 
 
-class Triton(Vllm, TritonImplementation):
+class VllmTritonGemm(Vllm, TritonImplementation):
     """Keeps a tuned configuration for some sizes and devices; reads every layout as it is."""
 
     name = "vllm.triton"
@@ -35,12 +35,12 @@ class Triton(Vllm, TritonImplementation):
     kinds = ("cuda", "rocm", "cpu")
     allocates = True
 
-    def interpreted_s(self, sizes: Sizes) -> float:
+    def interpreted_s(self, sizes: BlockScaleGemmSizes) -> float:
         steps = math.ceil(sizes.m / TILE_M) * sizes.n_blocks * sizes.k_blocks
         codes, flops = (TILE_M + BLOCK) * BLOCK, 2 * TILE_M * BLOCK * BLOCK
         return steps * (STEP_S + codes * CODE_S + flops / FLOPS)
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         return sizes.quantised_bytes + 4 * sizes.m * sizes.n
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:

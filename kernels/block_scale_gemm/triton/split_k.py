@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.block_scale_gemm.layouts import column_major
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import Sizes
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.block_scale_gemm.triton import split_k_configs
-from kernels.block_scale_gemm.triton.split_k_configs import Config
+from kernels.block_scale_gemm.triton.split_k_configs import SplitKConfig
 from kernels.formats import BLOCK, native
 from kernels.op import Unsupported
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
@@ -40,18 +40,18 @@ class SplitK(SuiteTriton):
     up their parts."""
 
     name = "triton.split_k"
-    Config = Config
+    Config = SplitKConfig
 
-    def configurations(self, target: Target, sizes: Sizes) -> Iterator[Config]:
+    def configurations(self, target: Target, sizes: BlockScaleGemmSizes) -> Iterator[SplitKConfig]:
         return split_k_configs.configurations(target, sizes)
 
-    def heuristic(self, target: Target, sizes: Sizes) -> Config:
+    def heuristic(self, target: Target, sizes: BlockScaleGemmSizes) -> SplitKConfig:
         return split_k_configs.heuristic(target, sizes)
 
-    def demands(self, config: Config, target: Target, sizes: Sizes) -> list[Demand]:
+    def demands(self, config: SplitKConfig, target: Target, sizes: BlockScaleGemmSizes) -> list[Demand]:
         return split_k_configs.demands(config, target, sizes)
 
-    def interpreted_s(self, sizes: Sizes) -> float:
+    def interpreted_s(self, sizes: BlockScaleGemmSizes) -> float:
         tile = self.heuristic(CPU, sizes)
         steps = math.ceil(sizes.m / tile.rows) * sizes.n_blocks * sizes.k_blocks
         step_s = (
@@ -61,7 +61,7 @@ class SplitK(SuiteTriton):
         )
         return steps * step_s
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         """An upper bound over all platforms and configurations: activation scales in this kernel's layout,
         parts, counters, and in the interpreter the output in fp32."""
         values = sizes.m * sizes.n
@@ -69,7 +69,7 @@ class SplitK(SuiteTriton):
         return 4 * (sizes.m * sizes.k_blocks + parts + 2 * values) + sizes.quantised_bytes
 
     def prepare_with(
-        self, config: Config, target: Target, operands: BlockScaleGemmOperands, out: torch.Tensor
+        self, config: SplitKConfig, target: Target, operands: BlockScaleGemmOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
         _require_native(operands.b_q, target)
         return _SplitK(operands, out, config, target)
@@ -77,7 +77,7 @@ class SplitK(SuiteTriton):
 
 class _SplitK(ConfiguredPrepared):
     def __init__(
-        self, operands: BlockScaleGemmOperands, out: torch.Tensor, config: Config, target: Target
+        self, operands: BlockScaleGemmOperands, out: torch.Tensor, config: SplitKConfig, target: Target
     ) -> None:
         import torch
         import triton
@@ -153,7 +153,7 @@ def _described(x: torch.Tensor, rows: int) -> Any:
     return TensorDescriptor.from_tensor(x, [rows, BLOCK])
 
 
-def _options(config: Config, target: Target) -> dict[str, int]:
+def _options(config: SplitKConfig, target: Target) -> dict[str, int]:
     """AMD's instructions of 16 rows, as in all of AITER's tuned tables for this op: as fast as those of 32,
     and no tile is too small. On gfx942 two of them take one read of shared memory. Large tiles
     are kept to the registers that two waves of a SIMD can have."""

@@ -1,4 +1,4 @@
-"""Which configurations the block-scale GEMM has, what each asks of a device, and which is taken by rule."""
+"""Configurations of the block-scale GEMM: which there are, what each asks of a device, and the rule."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kernels.block_scale_gemm.sizes import Sizes
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK
 from kernels.tuning import Demand, Target
 
 
 @dataclass(frozen=True)
-class Config:
+class SplitKConfig:
     """What one program computes, and how many there are.
 
     rows, columns: of the output; columns divide 128, so that a program has one scale of b per step
@@ -37,10 +37,10 @@ class Config:
     warps: int = 4
     stages: int = 2
 
-    def tiles(self, sizes: Sizes) -> int:
+    def tiles(self, sizes: BlockScaleGemmSizes) -> int:
         return math.ceil(sizes.m / self.rows) * math.ceil(sizes.n / self.columns)
 
-    def splits(self, target: Target, sizes: Sizes) -> int:
+    def splits(self, target: Target, sizes: BlockScaleGemmSizes) -> int:
         """As many as give each compute unit its programs, if K has enough blocks; none without a block."""
         if self.persistent:
             return 1
@@ -49,7 +49,7 @@ class Config:
         splits = max(1, min(wanted, blocks // MIN_STEPS))
         return math.ceil(blocks / math.ceil(blocks / splits))
 
-    def programs(self, target: Target, sizes: Sizes) -> int:
+    def programs(self, target: Target, sizes: BlockScaleGemmSizes) -> int:
         if self.persistent:
             return min(target.units * self.per_unit, self.tiles(sizes))
         return self.tiles(sizes) * self.splits(target, sizes)
@@ -79,7 +79,7 @@ ROCM = (
 WAVES = (4, 8, 16)  # of a compute unit that splits are to make: one to four on each of its SIMDs
 
 
-def configurations(target: Target, sizes: Sizes) -> Iterator[Config]:
+def configurations(target: Target, sizes: BlockScaleGemmSizes) -> Iterator[SplitKConfig]:
     """Tiles of half to twice the rows that there are, or of any above 64."""
     seen = set()
     for config in (_rocm if target.kind == "rocm" else _cuda)(sizes):
@@ -98,7 +98,7 @@ def configurations(target: Target, sizes: Sizes) -> Iterator[Config]:
             yield config
 
 
-def _cuda(sizes: Sizes) -> Iterator[Config]:
+def _cuda(sizes: BlockScaleGemmSizes) -> Iterator[SplitKConfig]:
     """Descriptors want rows of whole 16 bytes. Where their tiles are large, programs without one have no
     registers for the addresses."""
     aligned = sizes.k % 16 == 0
@@ -108,51 +108,52 @@ def _cuda(sizes: Sizes) -> Iterator[Config]:
             if (rows + columns) * BLOCK * stages > SHARED:
                 continue
             for tma in (True,) if large and aligned else (True, False) if aligned else (False,):
-                tile = {"rows": rows, "columns": columns, "swap": rows < 64, "halves": halves, "tma": tma}
-                common = tile | {"warps": warps, "stages": stages}
                 if halves and not tma:
                     continue
+                tile = SplitKConfig(
+                    rows, columns, swap=rows < 64, halves=halves, tma=tma, warps=warps, stages=stages
+                )
                 for per_unit, sums in itertools.product((1, 2) if large else (1, 2, 4), ("later", "last")):
                     if sums == "later" or rows * columns <= LAST_SUMS:
-                        yield Config(**common, per_unit=per_unit, sums=sums)
+                        yield replace(tile, per_unit=per_unit, sums=sums)
                 if large and tma and not halves:
-                    yield Config(**common, persistent=True, per_unit=1 if warps == 8 else 2)
+                    yield replace(tile, persistent=True, per_unit=1 if warps == 8 else 2)
 
 
-def _rocm(sizes: Sizes) -> Iterator[Config]:
+def _rocm(sizes: BlockScaleGemmSizes) -> Iterator[SplitKConfig]:
     """The last program of a tile adds up only where programs are single waves: of several, the barrier that
     Triton makes waits for no stores but its own wave's (Triton 3.7's assembly for gfx942)."""
     for rows, columns, warps in ROCM:
         for stages, waves in itertools.product((1, 2, 3), WAVES):
             for sums in ("later", "last") if warps == 1 else ("later",):
                 per_unit = max(1, waves // warps)
-                yield Config(rows, columns, per_unit=per_unit, sums=sums, warps=warps, stages=stages)
+                yield SplitKConfig(rows, columns, per_unit=per_unit, sums=sums, warps=warps, stages=stages)
 
 
 # From large tiles to small, of those that are neither much taller than the rows nor, below 64, less tall: the
 # first is taken that leaves no compute unit without a tile, else the last, K being split.
 RULE = {
     "cuda": (
-        Config(128, 128, halves=True, tma=True, stages=3),
-        Config(64, 128, tma=True, stages=3),
-        Config(64, 64, tma=True, stages=4, sums="last"),
-        Config(32, 64, swap=True, tma=True, per_unit=2, stages=6, sums="last"),
-        Config(16, 64, swap=True, tma=True, per_unit=2, stages=6, sums="last"),
+        SplitKConfig(128, 128, halves=True, tma=True, stages=3),
+        SplitKConfig(64, 128, tma=True, stages=3),
+        SplitKConfig(64, 64, tma=True, stages=4, sums="last"),
+        SplitKConfig(32, 64, swap=True, tma=True, per_unit=2, stages=6, sums="last"),
+        SplitKConfig(16, 64, swap=True, tma=True, per_unit=2, stages=6, sums="last"),
     ),
     "rocm": (
-        Config(128, 128, per_unit=2, warps=8),
-        Config(64, 128, per_unit=2),
-        Config(64, 64, per_unit=2),
-        Config(32, 64, per_unit=2, warps=2),
-        Config(16, 64, per_unit=2, warps=2),
+        SplitKConfig(128, 128, per_unit=2, warps=8),
+        SplitKConfig(64, 128, per_unit=2),
+        SplitKConfig(64, 64, per_unit=2),
+        SplitKConfig(32, 64, per_unit=2, warps=2),
+        SplitKConfig(16, 64, per_unit=2, warps=2),
     ),
-    "cpu": (Config(1024, 128), Config(64, 128)),
+    "cpu": (SplitKConfig(1024, 128), SplitKConfig(64, 128)),
 }
 # There with two stages a program of 8 warps is alone on a unit, and two of 4 warps fit.
-RULE["gfx942"] = (Config(128, 128, per_unit=2), *RULE["rocm"][1:])
+RULE["gfx942"] = (SplitKConfig(128, 128, per_unit=2), *RULE["rocm"][1:])
 
 
-def heuristic(target: Target, sizes: Sizes) -> Config:
+def heuristic(target: Target, sizes: BlockScaleGemmSizes) -> SplitKConfig:
     rule = target.pick(RULE)
     if target.kind == "cpu":
         return rule[sizes.m <= 64]
@@ -172,7 +173,7 @@ def heuristic(target: Target, sizes: Sizes) -> Config:
     )
 
 
-def demands(config: Config, target: Target, sizes: Sizes) -> list[Demand]:
+def demands(config: SplitKConfig, target: Target, sizes: BlockScaleGemmSizes) -> list[Demand]:
     """A program multiplies its whole tile, rows that do not exist too, but reads those only from a cache."""
     m, n, k = sizes.m, sizes.n, sizes.k
     splits, programs = config.splits(target, sizes), config.programs(target, sizes)

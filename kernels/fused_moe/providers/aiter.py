@@ -15,7 +15,7 @@ from kernels.binding import find, keywords
 from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe.expert_ids import ExpertIds
 from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.op import Prepared, Unsupported
 
 if TYPE_CHECKING:
@@ -36,14 +36,17 @@ def two_stage_rows(tokens: int) -> int:
     return 64 if tokens > 32 else 16
 
 
-class _Bound(Prepared):
+class _AiterBoundMoe(Prepared):
     """The shuffled weights, those of `first` where they are the same; ids, and the mask of experts."""
 
-    def __init__(self, operands: FusedMoeOperands, first: _Bound | None) -> None:
+    w13: torch.Tensor
+    w2: torch.Tensor
+
+    def __init__(self, operands: FusedMoeOperands, first: _AiterBoundMoe | None) -> None:
         super().__init__(operands)
-        shared = first is not None and first.operands.w13 is operands.w13
-        self.w13 = first.w13 if shared else shuffled(operands.w13)
-        self.w2 = first.w2 if shared else shuffled(operands.w2)
+        same = first if first is not None and first.operands.w13 is operands.w13 else None
+        self.w13 = same.w13 if same else shuffled(operands.w13)
+        self.w2 = same.w2 if same else shuffled(operands.w2)
         self.local = ExpertIds(operands)
         self.mask = expert_mask(self.local, operands.sizes)
 
@@ -56,7 +59,7 @@ def shuffled(weight: torch.Tensor) -> torch.Tensor:
     return laid
 
 
-def expert_mask(local: ExpertIds, sizes: Sizes) -> torch.Tensor | None:
+def expert_mask(local: ExpertIds, sizes: FusedMoeSizes) -> torch.Tensor | None:
     """int32: 1 for experts that are here, 0 for the one that stands for all others."""
     return local.per_expert([1] * sizes.local_experts + [0])
 
@@ -70,8 +73,8 @@ def enum(name: str) -> Any:
     return find(f"aiter.{name}", f"aiter.ops.enum.{name}")
 
 
-class _Dispatch(_Bound):
-    def __init__(self, operands: FusedMoeOperands, first: _Bound | None) -> None:
+class _Dispatch(_AiterBoundMoe):
+    def __init__(self, operands: FusedMoeOperands, first: _AiterBoundMoe | None) -> None:
         super().__init__(operands, first)
         o = operands
         self.fused_moe = find("aiter.fused_moe.fused_moe")
@@ -105,7 +108,7 @@ class _Dispatch(_Bound):
         return f"{how}, {'tuned: ' + ' '.join(names) if any(names) else 'not tuned'}"
 
 
-def configuration(sizes: Sizes, masked: bool) -> Any:
+def configuration(sizes: FusedMoeSizes, masked: bool) -> Any:
     """AITER's MOEMetadata for these sizes (stage1, stage2, run_1stage, ...), found as `fused_moe` finds it.
     Raises Unsupported where this version does not tell."""
     import torch
@@ -130,10 +133,10 @@ def configuration(sizes: Sizes, masked: bool) -> Any:
     return look_up(**keywords(look_up, needed, wished | {"is_ep": masked, "opus_weights_shuffled": True}))
 
 
-class _Sorted(_Bound):
+class _Sorted(_AiterBoundMoe):
     """For kernels below `fused_moe`, which take quantised x and sorted pairs."""
 
-    def __init__(self, operands: FusedMoeOperands, first: _Bound | None, rows: int) -> None:
+    def __init__(self, operands: FusedMoeOperands, first: _AiterBoundMoe | None, rows: int) -> None:
         import torch
 
         super().__init__(operands, first)
@@ -159,7 +162,7 @@ class _Sorted(_Bound):
 
 
 class _OneStage(_Sorted):
-    def __init__(self, operands: FusedMoeOperands, first: _Bound | None) -> None:
+    def __init__(self, operands: FusedMoeOperands, first: _AiterBoundMoe | None) -> None:
         super().__init__(operands, first, ONE_STAGE_ROWS)
         self.x_scale = block_major(operands.x_scale)
         self.kernel = find("aiter.fmoe_fp8_blockscale_g1u1", "aiter.ops.moe_op.fmoe_fp8_blockscale_g1u1")
@@ -184,7 +187,7 @@ class _OneStage(_Sorted):
 
 
 class _TwoStages(_Sorted):
-    def __init__(self, operands: FusedMoeOperands, first: _Bound | None) -> None:
+    def __init__(self, operands: FusedMoeOperands, first: _AiterBoundMoe | None) -> None:
         import torch
 
         o, sizes = operands, operands.sizes
@@ -223,23 +226,23 @@ def unweighted(h: torch.Tensor) -> dict[str, torch.Tensor | None]:
     return {"out": h, "sorted_weights": None}
 
 
-class Aiter(vendor.Aiter):
+class AiterMoe(vendor.Aiter):
     """Rounds h to FP8, and x where the call takes it in bf16."""
 
     requires = "AITER 0.1.5 to 0.1.20 (github ROCm/aiter; distribution amd-aiter), gfx942 or gfx950"
     activations = "fp8"
 
 
-class Shuffled(Aiter):
+class Shuffled(AiterMoe):
     """Variants that take shuffled weights and give an output of their own. `Bound` is what prepare gives."""
 
     allocates = True
-    Bound: ClassVar[type[_Bound]]
+    Bound: ClassVar[type[_AiterBoundMoe]]
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: FusedMoeSizes) -> int:
         return sizes.local_experts * 3 * sizes.hidden * sizes.inter
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         """Sorted pairs; x quantised; h of every pair in bf16 and in FP8. Where pairs are fewer than experts,
         CK may split K: gate and up of padded pairs in fp32."""
         pairs = sizes.tokens * sizes.picks
@@ -256,7 +259,7 @@ class Shuffled(Aiter):
         return self.Bound(operands, first)
 
 
-class Dispatch(Shuffled):
+class DispatchMoe(Shuffled):
     """`fused_moe` as vLLM and SGLang call it: quantises, sorts, and takes one stage or two by its tuned
     configurations, or by its own rule where it has none for the size."""
 

@@ -9,8 +9,8 @@ from kernels.binding import find, keywords
 from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe.between_products import BetweenProducts
 from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.providers.aiter import Aiter
-from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.providers.aiter import AiterMoe
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.align import MOST_SEGMENTS, Alignment, tiles_for
 from kernels.op import Prepared
 from kernels.triton_runtime import require_interpreter
@@ -23,14 +23,14 @@ SMALLEST_TILE = 16
 """Rows, for the memory plan: smaller tiles make more of them, in which fewer are empty."""
 
 
-class Triton(Aiter):
+class AiterTritonMoe(AiterMoe):
     """`moe_op.fused_moe`, with the configuration that AITER has for these tokens: gate and up of quantised x,
     SiLU, down, of weights that are not shuffled."""
 
     name = "aiter.triton"
     also = TRITON
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         """Per pair gate and up, h, what the expert gives, its row; slots of tiles of 16 to 256 rows."""
         pairs = sizes.tokens * sizes.picks
         of_pair = sizes.inter * 5 + sizes.inter // BLOCK * 4 + sizes.hidden * 2 + 4
@@ -39,17 +39,17 @@ class Triton(Aiter):
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         require_interpreter(out.device)
-        return _Triton(operands, out)
+        return _AiterTritonMoe(operands, out)
 
 
-def configuration(sizes: Sizes) -> dict[str, Any]:
+def configuration(sizes: FusedMoeSizes) -> dict[str, Any]:
     """AITER's tiles and options for so many tokens."""
     choose = find("aiter.ops.triton.utils.moe_config_utils.get_optimal_moe_config")
     needed = {"dtype": fp8_format(sizes.fp8).dtype, "use_fp8_w8a8": True, "M": sizes.tokens}
     return choose(**keywords(choose, needed))
 
 
-class _Triton(BetweenProducts):
+class _AiterTritonMoe(BetweenProducts):
     def __init__(self, operands: FusedMoeOperands, out: torch.Tensor) -> None:
         import torch
         import triton.language as tl

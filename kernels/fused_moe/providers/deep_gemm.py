@@ -18,7 +18,7 @@ from kernels.binding import find
 from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe.between_products import WORD, BetweenProducts
 from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.align import chunk_for, tiles_for
 from kernels.op import Prepared, Unsupported
 from kernels.triton_runtime import require_interpreter
@@ -78,20 +78,20 @@ def weight_scale(scale: torch.Tensor, rows: int, k: int, packed: bool) -> torch.
     return transform(sf=scale, mn=rows, k=k, recipe=(1, BLOCK, BLOCK), num_groups=len(scale), is_sfa=False)
 
 
-class DeepGemm(vendor.DeepGemm):
+class DeepGemmMoe(vendor.DeepGemm):
     """What both layouts share. `Bound` is what prepare gives."""
 
     requires = "DeepGEMM 2.1.0 to 2.6.1, or sgl-deep-gemm to 0.2.5; Triton, nvcc; sm_90 or sm_100"
     activations = "fp8"
     also = vendor.TRITON
-    Bound: ClassVar[type[_Bound]]
+    Bound: ClassVar[type[_DeepGemmBoundMoe]]
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: FusedMoeSizes) -> int:
         """Scales of weights, where they are packed."""
         w13 = 2 * sizes.inter * scale_columns(sizes.hidden, packed=True)
         return sizes.local_experts * 4 * (w13 + sizes.hidden * scale_columns(sizes.inter, packed=True))
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         """Per row x, gate and up, h, what the expert gives, and scales; per pair its row."""
         rows = max(math.prod(self.Bound.groups(sizes, aligned)) for aligned in ALIGNMENTS)
         of_row = sizes.hidden * 3 + sizes.inter * 5 + (sizes.hidden + sizes.inter) // BLOCK * 4 + 4
@@ -105,11 +105,14 @@ class DeepGemm(vendor.DeepGemm):
         return self.Bound(operands, out, packs(machine.of(out.device).arch), first)
 
 
-class _Bound(BetweenProducts):
+class _DeepGemmBoundMoe(BetweenProducts):
     """Rows of experts, the scales in the library's layout, and the launches around the two products."""
 
+    w13_scale: torch.Tensor
+    w2_scale: torch.Tensor
+
     def __init__(
-        self, operands: FusedMoeOperands, out: torch.Tensor, packed: bool, first: _Bound | None
+        self, operands: FusedMoeOperands, out: torch.Tensor, packed: bool, first: _DeepGemmBoundMoe | None
     ) -> None:
         import torch
         import triton
@@ -120,11 +123,11 @@ class _Bound(BetweenProducts):
         sizes, device = operands.sizes, out.device
         fmt = fp8_format(sizes.fp8)
         hidden, inter = sizes.hidden, sizes.inter
-        shared = first is not None and first.operands.w13 is operands.w13
+        same = first if first is not None and first.operands.w13 is operands.w13 else None
         self.w13_scale = (
-            first.w13_scale if shared else weight_scale(operands.w13_scale, 2 * inter, hidden, packed)
+            same.w13_scale if same else weight_scale(operands.w13_scale, 2 * inter, hidden, packed)
         )
-        self.w2_scale = first.w2_scale if shared else weight_scale(operands.w2_scale, hidden, inter, packed)
+        self.w2_scale = same.w2_scale if same else weight_scale(operands.w2_scale, hidden, inter, packed)
 
         self.expected = max(1, -(-sizes.routed.pairs // max(1, sizes.routed.hit)))
         self.aligned, self.align = alignment(self.expected), setter()
@@ -157,7 +160,7 @@ class _Bound(BetweenProducts):
         self.bind(rows, packed)
 
     @staticmethod
-    def groups(sizes: Sizes, aligned: int) -> tuple[int, int]:
+    def groups(sizes: FusedMoeSizes, aligned: int) -> tuple[int, int]:
         """Groups of rows, each of which has scales of its own, and the rows of each."""
         raise NotImplementedError
 
@@ -187,7 +190,7 @@ def product(*names: str) -> Callable:
     return find(*(f"deep_gemm.{name}" for name in names))
 
 
-class _Contiguous(_Bound):
+class _Contiguous(_DeepGemmBoundMoe):
     def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, *rest: Any) -> None:
         import torch
         import triton
@@ -209,7 +212,7 @@ class _Contiguous(_Bound):
         }
 
     @staticmethod
-    def groups(sizes: Sizes, aligned: int) -> tuple[int, int]:
+    def groups(sizes: FusedMoeSizes, aligned: int) -> tuple[int, int]:
         return 1, tiles_for(aligned, sizes) * aligned
 
     def place(self) -> None:
@@ -222,7 +225,7 @@ class _Contiguous(_Bound):
         self.product((a[0], a_scale[0]), (b, b_scale), d[0], self.owners)
 
 
-class _Masked(_Bound):
+class _Masked(_DeepGemmBoundMoe):
     def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, *rest: Any) -> None:
         from kernels.fused_moe.triton import rows_jit
 
@@ -232,7 +235,7 @@ class _Masked(_Bound):
         self.placing = {"pairs": self.pairs, "CAPACITY": self.a.shape[1], "CHUNK": self.chunk}
 
     @staticmethod
-    def groups(sizes: Sizes, aligned: int) -> tuple[int, int]:
+    def groups(sizes: FusedMoeSizes, aligned: int) -> tuple[int, int]:
         return sizes.local_experts, -(-sizes.tokens // aligned) * aligned
 
     def place(self) -> None:
@@ -243,7 +246,7 @@ class _Masked(_Bound):
         self.product((a, a_scale), (b, b_scale), d, self.counts, self.expected)
 
 
-class Contiguous(DeepGemm):
+class Contiguous(DeepGemmMoe):
     """`m_grouped_fp8_gemm_nt_contiguous`, what engines take for prefill. Sized for any picks, as vLLM has
     it; rows beyond the last expert's are skipped on sm_90, and multiplied all the same on sm_100."""
 
@@ -251,7 +254,7 @@ class Contiguous(DeepGemm):
     Bound = _Contiguous
 
 
-class Masked(DeepGemm):
+class Masked(DeepGemmMoe):
     """`m_grouped_fp8_gemm_nt_masked`, what engines take for decode: no counting before placing, and rows of
     no use in memory only."""
 

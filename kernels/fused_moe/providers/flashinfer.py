@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from kernels import vendor
 from kernels.binding import find, keywords
-from kernels.formats import BLOCK
+from kernels.formats import BLOCK, known_scales
 from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import SCALING, Sizes
+from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
 from kernels.op import Prepared
 from kernels.support import Support, need
 
@@ -33,15 +33,15 @@ MOST_GROUPS, MOST_PICKS, MOST_OF_GROUP = 4, 8, 32
 """Groups and experts that its routing for DeepSeek-V3 chooses at most, and experts of a group."""
 
 
-class FlashInfer(vendor.FlashInfer):
+class FlashInferMoe(vendor.FlashInfer):
     """What both share."""
 
     activations = "fp8"
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: FusedMoeSizes) -> int:
         return sizes.local_experts * sizes.expert_bytes
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         """Rows of x per pair, quantised; gate and up, h, and what experts give, per pair; scales and maps.
         Beside them, while weights are laid out, a copy of them."""
         pairs = sizes.tokens * sizes.picks + sizes.local_experts * BLOCK
@@ -63,7 +63,7 @@ def tune(prepared: Prepared, tokens: int) -> None:
         prepared.call()
 
 
-class Cutlass(FlashInfer):
+class CutlassMoe(FlashInferMoe):
     """`cutlass_fused_moe`: x in bf16 is quantised, permuted and multiplied within, by grouped products of
     DeepSeek's block scales."""
 
@@ -75,20 +75,25 @@ class Cutlass(FlashInfer):
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         return self.prepare_turn(None, operands, out)
 
-    def prepare_turn(self, first: _Cutlass | None, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
-        prepared = _Cutlass(operands, out, first)
+    def prepare_turn(
+        self, first: _CutlassMoe | None, operands: FusedMoeOperands, out: torch.Tensor
+    ) -> Prepared:
+        prepared = _CutlassMoe(operands, out, first)
         if first is None:
             tune(prepared, operands.sizes.tokens)
         return prepared
 
 
-class _Cutlass(Prepared):
-    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, first: _Cutlass | None) -> None:
+class _CutlassMoe(Prepared):
+    w31: torch.Tensor
+    w31_scale: torch.Tensor
+
+    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, first: _CutlassMoe | None) -> None:
         super().__init__(operands, out)
         o, sizes = operands, operands.sizes
-        shared = first is not None and first.operands.w13 is o.w13
-        self.w31 = first.w31 if shared else up_first(o.w13, sizes.inter)
-        self.w31_scale = first.w31_scale if shared else up_first(o.w13_scale, sizes.inter // BLOCK)
+        same = first if first is not None and first.operands.w13 is o.w13 else None
+        self.w31 = same.w31 if same else up_first(o.w13, sizes.inter)
+        self.w31_scale = same.w31_scale if same else up_first(o.w13_scale, sizes.inter // BLOCK)
         self.fused_moe = find("flashinfer.fused_moe.cutlass_fused_moe")
         arguments: dict[str, Any] = {
             "input": o.x,
@@ -111,7 +116,7 @@ class _Cutlass(Prepared):
         self.fused_moe(**self.arguments)
 
 
-class TrtLlm(FlashInfer):
+class TrtLlmMoe(FlashInferMoe):
     """`trtllm_fp8_block_scale_moe`: routing and everything after it, of x that the suite's own kernel
     quantises before, as engines do."""
 
@@ -121,7 +126,7 @@ class TrtLlm(FlashInfer):
     archs = ("sm_100",)
     allocates = True
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: FusedMoeSizes) -> Support:
         groups, limit = sizes.group_limit
         reachable = limit * sizes.experts // groups
         return Support.all_of(
@@ -138,36 +143,40 @@ class TrtLlm(FlashInfer):
             ),
         )
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         return super().workspace(sizes) + sizes.tokens * (sizes.hidden + sizes.hidden // BLOCK * 4)
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
         return self.prepare_turn(None, operands, out)
 
     def prepare_turn(
-        self, first: _TrtLlm | None, operands: FusedMoeOperands, out: torch.Tensor | None
+        self, first: _TrtLlmMoe | None, operands: FusedMoeOperands, out: torch.Tensor | None
     ) -> Prepared:
-        prepared = _TrtLlm(operands, first)
+        prepared = _TrtLlmMoe(operands, first)
         if first is None:
             tune(prepared, operands.sizes.tokens)
         return prepared
 
 
-class _TrtLlm(Prepared):
-    def __init__(self, operands: FusedMoeOperands, first: _TrtLlm | None) -> None:
+class _TrtLlmMoe(Prepared):
+    w31: torch.Tensor
+    w31_scale: torch.Tensor
+    w2: torch.Tensor
+
+    def __init__(self, operands: FusedMoeOperands, first: _TrtLlmMoe | None) -> None:
         import torch
 
         from kernels.quantise import quantiser
 
         super().__init__(operands)
         o, sizes = operands, operands.sizes
-        shared = first is not None and first.operands.w13 is o.w13
-        self.w31 = first.w31 if shared else blocked(up_first(o.w13, sizes.inter))
-        self.w31_scale = first.w31_scale if shared else up_first(o.w13_scale, sizes.inter // BLOCK)
-        self.w2 = first.w2 if shared else blocked(o.w2)
+        same = first if first is not None and first.operands.w13 is o.w13 else None
+        self.w31 = same.w31 if same else blocked(up_first(o.w13, sizes.inter))
+        self.w31_scale = same.w31_scale if same else up_first(o.w13_scale, sizes.inter // BLOCK)
+        self.w2 = same.w2 if same else blocked(o.w2)
         x_q = torch.empty_like(o.x, dtype=o.w13.dtype)
         x_scale = torch.empty(sizes.hidden // BLOCK, sizes.tokens, device=o.x.device)
-        self.quantise = quantiser(o.x, x_q, x_scale.t(), sizes.scales)  # type: ignore[arg-type]
+        self.quantise = quantiser(o.x, x_q, x_scale.t(), known_scales(sizes.scales))
         self.fused_moe = find("flashinfer.fused_moe.trtllm_fp8_block_scale_moe")
         groups, limit = sizes.group_limit
         arguments: dict[str, Any] = {

@@ -10,7 +10,7 @@ from kernels.binding import find, keywords, takes
 from kernels.formats import BLOCK
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.providers.vllm_triton import triton_workspace
-from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.op import Prepared, Unsupported
 from kernels.vendor import Sglang
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOE = "sglang.srt.layers.moe"
 
 
-class Triton(Sglang):
+class SglangTritonMoe(Sglang):
     """`fused_experts` of SGLang (fused_moe_triton/fused_moe.py to 0.5.18, moe_runner/triton_utils from
     0.5.19), which skips ids of -1 by itself where the rank holds fewer experts than there are. Not in place,
     as engines have it: x would hold the output."""
@@ -31,12 +31,12 @@ class Triton(Sglang):
     activations = "fp8"
     allocates = True
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         return triton_workspace(sizes)
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
         alone()
-        return _Triton(operands)
+        return _SglangTritonMoe(operands)
 
 
 def alone() -> None:
@@ -56,7 +56,7 @@ def alone() -> None:
     form(**keywords(form, {}, {"tensor_model_parallel_size": 1}))
 
 
-class _Triton(Prepared):
+class _SglangTritonMoe(Prepared):
     def __init__(self, operands: FusedMoeOperands) -> None:
         super().__init__(operands)
         o, sizes = operands, operands.sizes

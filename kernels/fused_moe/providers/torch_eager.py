@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kernels.formats import dequantise_activations, dequantise_weights
 from kernels.fused_moe.fp8_to_fp32 import fp8_to_fp32
 from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.op import Implementation, Prepared
 from kernels.platform import Platform
 from kernels.support import Support
@@ -19,7 +19,7 @@ ROWS = 4096
 """Tokens at a time: gathered rows and what experts give for each are topk times as large as x."""
 
 
-class Naive(Implementation):
+class NaiveMoe(Implementation):
     """A loop over the experts that are hit, each dequantised in the call, all in fp32."""
 
     name = "torch.naive"
@@ -29,16 +29,16 @@ class Naive(Implementation):
     def available(self, platform: Platform) -> Support:
         return platform.library("torch")
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         """One expert in fp32, three times while it is dequantised; x and the sum; the rows of an expert."""
         expert = 2 * sizes.hidden * sizes.inter * 4
         return 3 * expert + sizes.tokens * (sizes.hidden * 4 * 5 + sizes.inter * 4 * 4)
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
-        return _Naive(operands, out)
+        return _NaiveMoe(operands, out)
 
 
-class _Naive(Prepared):
+class _NaiveMoe(Prepared):
     def call(self) -> None:
         import torch
 
@@ -86,18 +86,21 @@ def _fused_moe(
     return torch.bmm(weights.unsqueeze(1), given.float())[:, 0]
 
 
-class _Bf16(Prepared):
+class _Bf16Moe(Prepared):
     """Weights dequantised to bf16; those of `first` where they are the same."""
 
     function = staticmethod(_fused_moe)
 
-    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, first: _Bf16 | None = None) -> None:
+    w13: torch.Tensor
+    w2: torch.Tensor
+
+    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, first: _Bf16Moe | None = None) -> None:
         import torch
 
         super().__init__(operands, out)
-        shared = first is not None and first.operands.w13 is operands.w13
-        self.w13 = first.w13 if shared else _dequantised(operands.w13, operands.w13_scale)
-        self.w2 = first.w2 if shared else _dequantised(operands.w2, operands.w2_scale)
+        same = first if first is not None and first.operands.w13 is operands.w13 else None
+        self.w13 = same.w13 if same else _dequantised(operands.w13, operands.w13_scale)
+        self.w2 = same.w2 if same else _dequantised(operands.w2, operands.w2_scale)
         self.experts = torch.arange(len(self.w13), dtype=torch.int32, device=self.w13.device)
 
     def call(self) -> None:
@@ -122,7 +125,7 @@ def _dequantised(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return wide
 
 
-class Bf16(Implementation):
+class Bf16Moe(Implementation):
     """Weights dequantised before, then grouped bf16 products (torch's own kernels, W16A16)."""
 
     name = "torch.bf16"
@@ -133,10 +136,10 @@ class Bf16(Implementation):
     def available(self, platform: Platform) -> Support:
         return platform.library("torch")
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: FusedMoeSizes) -> int:
         return sizes.local_experts * 3 * sizes.hidden * sizes.inter * 2
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         """Rows of x per pair, what experts give for them three times in bf16 and in fp32, gate, up and h;
         x in fp32; the expert that is being dequantised."""
         tokens = min(sizes.tokens, ROWS)
@@ -144,13 +147,13 @@ class Bf16(Implementation):
         return pairs + tokens * sizes.hidden * 12 + 2 * sizes.hidden * sizes.inter * 8
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
-        return _Bf16(operands, out)
+        return _Bf16Moe(operands, out)
 
-    def prepare_turn(self, first: _Bf16, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
-        return _Bf16(operands, out, first)
+    def prepare_turn(self, first: _Bf16Moe, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
+        return _Bf16Moe(operands, out, first)
 
 
-class Compiled(Bf16):
+class CompiledMoe(Bf16Moe):
     name = "torch.compile"
     rebinds = False  # it would compile anew for each number of tokens
     requires = "torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)"
@@ -161,9 +164,9 @@ class Compiled(Bf16):
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         return self.prepare_turn(None, operands, out)
 
-    def prepare_turn(self, first: _Bf16 | None, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
+    def prepare_turn(self, first: _Bf16Moe | None, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         import torch
 
-        prepared = _Bf16(operands, out, first)
+        prepared = _Bf16Moe(operands, out, first)
         prepared.function = first.function if first else torch.compile(_fused_moe, dynamic=False)
         return prepared

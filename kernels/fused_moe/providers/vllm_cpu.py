@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kernels.formats import BLOCK, dequantise_weights
 from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.op import Prepared, Unsupported
 from kernels.support import Support, need
 from kernels.vendor import VllmCpu
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Amx(VllmCpu):
+class AmxMoe(VllmCpu):
     """`fused_experts_cpu` (SGLang's CPU kernel), called as CPUExpertsFp8 in vLLM's
     fused_moe/experts/cpu_moe.py calls it: bf16 activations, FP8 weights with block scales. Built on oneDNN's
     brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not."""
@@ -28,16 +28,16 @@ class Amx(VllmCpu):
     boundaries = ("with_quant",)
     rebinds = True
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: FusedMoeSizes) -> Support:
         return Support.all_of(
             need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}"),
             need(sizes.ep == 1, "counts every id, and an id of -1 outside its table: needs ep=1"),
         )
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: FusedMoeSizes) -> int:
         return sizes.local_experts * 3 * sizes.hidden * sizes.inter
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         """Its caches: gate and up, h, what experts give; per thread 32 rows of x and unpacked weights."""
         pairs = sizes.tokens * sizes.picks
         per_thread = (32 + 32 * 32) * max(sizes.hidden, sizes.inter) * 2
@@ -46,26 +46,29 @@ class Amx(VllmCpu):
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         return self.prepare_turn(None, operands, out)
 
-    def prepare_turn(self, first: _Amx | None, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
+    def prepare_turn(self, first: _AmxMoe | None, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         import torch
 
         kernel = self.bind()
         if not hasattr(torch.ops._C, "convert_weight_packed"):
             raise Unsupported("this vllm has no convert_weight_packed")
-        return _Amx(operands, out, kernel, first)
+        return _AmxMoe(operands, out, kernel, first)
 
 
-class _Amx(Prepared):
-    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, kernel, first: _Amx | None) -> None:
+class _AmxMoe(Prepared):
+    w13: torch.Tensor
+    w2: torch.Tensor
+
+    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, kernel, first: _AmxMoe | None) -> None:
         import torch
         from vllm._custom_ops import CPUQuantMethod
 
         super().__init__(operands, out)
         self.kernel, self.method = kernel, CPUQuantMethod.FP8_W8A16
-        shared = first is not None and first.operands.w13 is operands.w13
+        same = first if first is not None and first.operands.w13 is operands.w13 else None
         pack = torch.ops._C.convert_weight_packed
-        self.w13 = first.w13 if shared else pack(operands.w13)
-        self.w2 = first.w2 if shared else pack(operands.w2)
+        self.w13 = same.w13 if same else pack(operands.w13)
+        self.w2 = same.w2 if same else pack(operands.w2)
 
     def call(self) -> None:
         o = self.operands
@@ -91,45 +94,47 @@ class _Amx(Prepared):
         )
 
 
-class Dequantised(VllmCpu):
+class DequantisedMoe(VllmCpu):
     """Weights dequantised to bf16 once, as vLLM would serve the model in bf16: twice the bytes of weights."""
 
     boundaries = ("with_quant",)
     rebinds = True
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: FusedMoeSizes) -> Support:
         return need(sizes.ep == 1, "counts every id, and an id of -1 outside its table: needs ep=1")
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: FusedMoeSizes) -> int:
         return 2 * sizes.local_experts * 3 * sizes.hidden * sizes.inter
 
-    def workspace(self, sizes: Sizes) -> int:
-        return Amx().workspace(sizes) + 4 * 3 * sizes.hidden * sizes.inter
+    def workspace(self, sizes: FusedMoeSizes) -> int:
+        return AmxMoe().workspace(sizes) + 4 * 3 * sizes.hidden * sizes.inter
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         return self.prepare_turn(None, operands, out)
 
 
-class Brgemm(Dequantised):
+class BrgemmMoe(DequantisedMoe):
     """`fused_experts_cpu` without quantisation."""
 
     name = "vllm.brgemm_bf16"
     kernel = "fused_experts_cpu"
 
-    def prepare_turn(self, first: _Brgemm | None, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
-        return _Brgemm(operands, out, self.bind(), self.bind("convert_weight_packed"), first)
+    def prepare_turn(
+        self, first: _BrgemmMoe | None, operands: FusedMoeOperands, out: torch.Tensor
+    ) -> Prepared:
+        return _BrgemmMoe(operands, out, self.bind(), self.bind("convert_weight_packed"), first)
 
 
-class Vec(Dequantised):
+class VecMoe(DequantisedMoe):
     """`cpu_fused_moe`, vLLM's own grouped product, in its AVX-512 variant: CPUUnquantizedExperts."""
 
     name = "vllm.vec"
     requires = "vLLM's CPU build, AVX-512"
     kernel = "cpu_fused_moe"
 
-    def prepare_turn(self, first: _Vec | None, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
+    def prepare_turn(self, first: _VecMoe | None, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         self.bind()
-        return _Vec(operands, out, first)
+        return _VecMoe(operands, out, first)
 
 
 def _dequantised(operands: FusedMoeOperands, name: str) -> torch.Tensor:
@@ -147,7 +152,7 @@ def _is_shared(first: Prepared | None, operands: FusedMoeOperands) -> bool:
     return first is not None and first.operands.w13 is operands.w13
 
 
-class _Brgemm(Prepared):
+class _BrgemmMoe(Prepared):
     def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, kernel, pack, first) -> None:
         from vllm._custom_ops import CPUQuantMethod
 
@@ -163,15 +168,18 @@ class _Brgemm(Prepared):
         self.kernel(self.out, o.x, *weights, self.method, *no_scales_biases_or_limits, True)
 
 
-class _Vec(Prepared):
-    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, first: _Vec | None) -> None:
+class _VecMoe(Prepared):
+    w13: torch.Tensor
+    w2: torch.Tensor
+
+    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, first: _VecMoe | None) -> None:
         from vllm._custom_ops import cpu_fused_moe, cpu_prepack_moe_weight
 
         super().__init__(operands, out)
         self.kernel = cpu_fused_moe
-        shared = _is_shared(first, operands)
-        self.w13 = first.w13 if shared else cpu_prepack_moe_weight(_dequantised(operands, "w13"), "vec")
-        self.w2 = first.w2 if shared else cpu_prepack_moe_weight(_dequantised(operands, "w2"), "vec")
+        same = first if _is_shared(first, operands) else None
+        self.w13 = same.w13 if same else cpu_prepack_moe_weight(_dequantised(operands, "w13"), "vec")
+        self.w2 = same.w2 if same else cpu_prepack_moe_weight(_dequantised(operands, "w2"), "vec")
 
     def call(self) -> None:
         o = self.operands

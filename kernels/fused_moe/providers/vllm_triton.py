@@ -8,7 +8,7 @@ from kernels.binding import find, keywords, load
 from kernels.formats import BLOCK
 from kernels.fused_moe.expert_ids import ExpertIds
 from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.op import Prepared, Unsupported
 from kernels.vendor import Vllm
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MODULE = "vllm.model_executor.layers.fused_moe"
 
 
-def triton_workspace(sizes: Sizes) -> int:
+def triton_workspace(sizes: FusedMoeSizes) -> int:
     """Of vLLM's `fused_experts_impl`, and of SGLang's, which began as that: x quantised; gate and up or what
     experts give, h in bf16 and FP8; sorted pairs in blocks of up to 128."""
     pairs = sizes.tokens * sizes.picks
@@ -28,7 +28,7 @@ def triton_workspace(sizes: Sizes) -> int:
     return pairs * of_pair + x + (pairs + (sizes.local_experts + 1) * 128) * 8
 
 
-class Triton(Vllm):
+class VllmTritonMoe(Vllm):
     """`fused_experts` of vLLM's GPU builds (fused_moe/fused_moe.py of 0.32): quantises, sorts, two launches
     of `fused_moe_kernel` with SiLU and requantising between, a sum over picks."""
 
@@ -38,14 +38,14 @@ class Triton(Vllm):
     activations = "fp8"
     allocates = True
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         return triton_workspace(sizes)
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
-        return _Triton(operands)
+        return _VllmTritonMoe(operands)
 
 
-class _Triton(Prepared):
+class _VllmTritonMoe(Prepared):
     def __init__(self, operands: FusedMoeOperands) -> None:
         super().__init__(operands)
         o, sizes = operands, operands.sizes

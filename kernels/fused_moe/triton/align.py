@@ -1,10 +1,10 @@
-"""Launches that bring the pairs of a call into the order of experts, in tiles of one expert each."""
+"""Triton launches that bring the pairs of a call into the order of experts, in tiles of one expert each."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,7 @@ less than another launch. As many are then a segment, if there are not more than
 MOST_SEGMENTS = 16
 
 
-def tiles_for(rows: int, sizes: Sizes) -> int:
+def tiles_for(rows: int, sizes: FusedMoeSizes) -> int:
     """Tiles that any picks of this size need at most: all but one of an expert's tiles are full."""
     pairs = sizes.tokens * sizes.picks
     return min(pairs, (pairs + min(sizes.local_experts, pairs) * (rows - 1)) // rows)
@@ -36,7 +36,7 @@ class Alignment:
     used:   int32 [1]: tiles that have an expert
     """
 
-    def __init__(self, sizes: Sizes, rows: int, ids: torch.Tensor) -> None:
+    def __init__(self, sizes: FusedMoeSizes, rows: int, ids: torch.Tensor) -> None:
         import torch
         import triton
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
 from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton import grouped_configs
 from kernels.fused_moe.triton.align import MOST_SEGMENTS, Alignment, tiles_for
-from kernels.fused_moe.triton.grouped_configs import ROWS, Config
+from kernels.fused_moe.triton.grouped_configs import ROWS, GroupedConfig
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
 from kernels.tuning import Demand, Target
 
@@ -29,26 +29,26 @@ class Grouped(SuiteTriton):
 
     name = "triton.grouped"
     activations = "fp8"
-    Config = Config
+    Config = GroupedConfig
 
-    def configurations(self, target: Target, sizes: Sizes) -> Iterator[Config]:
+    def configurations(self, target: Target, sizes: FusedMoeSizes) -> Iterator[GroupedConfig]:
         return grouped_configs.configurations(target, sizes)
 
-    def heuristic(self, target: Target, sizes: Sizes) -> Config:
+    def heuristic(self, target: Target, sizes: FusedMoeSizes) -> GroupedConfig:
         return grouped_configs.heuristic(target, sizes)
 
-    def demands(self, config: Config, target: Target, sizes: Sizes) -> list[Demand]:
+    def demands(self, config: GroupedConfig, target: Target, sizes: FusedMoeSizes) -> list[Demand]:
         return grouped_configs.demands(config, target, sizes)
 
-    def features(self, sizes: Sizes) -> dict[str, float | str]:
+    def features(self, sizes: FusedMoeSizes) -> dict[str, float | str]:
         return grouped_configs.features(sizes)
 
-    def interpreted_s(self, sizes: Sizes) -> float:
+    def interpreted_s(self, sizes: FusedMoeSizes) -> float:
         tiles = grouped_configs.tiles_of(self.heuristic(CPU, sizes), sizes)
         weights = tiles * 3 * sizes.hidden * sizes.inter * (1.5 if sizes.fp8 == "e4m3fnuz" else 1.0)
         return weights * WEIGHT_S + sizes.tokens * TOKEN_S + sizes.local_experts * EXPERT_S
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: FusedMoeSizes) -> int:
         """An upper bound over all platforms and configurations; the interpreter writes fp32 and rounds it
         then."""
         pairs = sizes.tokens * sizes.picks
@@ -60,13 +60,15 @@ class Grouped(SuiteTriton):
         return pairs * of_pair + 4 * aligned + (pairs + sizes.tokens) * sizes.hidden * 4
 
     def prepare_with(
-        self, config: Config, target: Target, operands: FusedMoeOperands, out: torch.Tensor
+        self, config: GroupedConfig, target: Target, operands: FusedMoeOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
-        return _Grouped(operands, out, config, target.units)
+        return _GroupedMoe(operands, out, config, target.units)
 
 
-class _Grouped(ConfiguredPrepared):
-    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, config: Config, units: int) -> None:
+class _GroupedMoe(ConfiguredPrepared):
+    def __init__(
+        self, operands: FusedMoeOperands, out: torch.Tensor, config: GroupedConfig, units: int
+    ) -> None:
         import torch
         import triton
         import triton.language as tl
@@ -75,7 +77,7 @@ class _Grouped(ConfiguredPrepared):
 
         super().__init__(operands, out)
         self.config = config
-        sizes: Sizes = operands.sizes
+        sizes: FusedMoeSizes = operands.sizes
         hidden, inter = sizes.hidden, sizes.inter
         fmt = fp8_format(sizes.fp8)
         self.interpreted = out.device.type == "cpu"
@@ -123,7 +125,7 @@ class _Grouped(ConfiguredPrepared):
             "POWER_OF_TWO": sizes.scales == "ue8m0",
         }
         self.up = grouped_jit.up_kernel[(tiles * grouped_configs.up_columns(config, sizes), self.splits)]
-        self.up_options = {
+        self.up_options: dict[str, object] = {
             **shared,
             **tiled,
             **rounding,
@@ -167,7 +169,7 @@ class _Grouped(ConfiguredPrepared):
 
     def call(self) -> None:
         o, config = self.operands, self.config
-        at = (o.topk_ids, None, None, None)
+        at: tuple[torch.Tensor | None, ...] = (o.topk_ids, None, None, None)
         if self.align:
             self.align()
             at = (o.topk_ids, *self.align.tensors)
@@ -178,11 +180,11 @@ class _Grouped(ConfiguredPrepared):
             self.silu(self.gate_up, o.topk_ids, *h, self.pairs, **self.silu_options)
         if self.interpreted:
             self.h_q.copy_(self.h_written)
-        h = (self.h_read, self.h_scale, self.w2, o.w2_scale)
+        product = (self.h_read, self.h_scale, self.w2, o.w2_scale)
         if config.by_token:
-            self.down(*h, o.topk_ids, o.topk_weights, self.written, **self.down_options)
+            self.down(*product, o.topk_ids, o.topk_weights, self.written, **self.down_options)
         else:
-            self.down(*h, *at, self.given, self.pairs, self.group, **self.down_options)
+            self.down(*product, *at, self.given, self.pairs, self.group, **self.down_options)
             self.combine(self.given, o.topk_ids, o.topk_weights, self.written, **self.combine_options)
         if self.written is not self.out:
             self.out.copy_(self.written)

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kernels.formats import BLOCK
-from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.align import segments_for
 from kernels.tuning import Demand, Target
 from shapes.routing import Routing
 
 
 @dataclass(frozen=True)
-class Config:
+class GroupedConfig:
     """What programs take, and which launches there are.
 
     rows:      pairs of one expert in a tile
@@ -59,33 +59,39 @@ ALONE = (1.5, 4)  # pairs of an expert, on average and at most, whose weights ti
 MANY = 8192  # blocks of h above which a program of SiLU takes eight
 
 # By rows of an expert on average; by compiling and by demands, not yet from measuring.
-HEURISTIC: dict[str, dict[float, Config]] = {
+HEURISTIC: dict[str, dict[float, GroupedConfig]] = {
     "cuda": {
-        1.1: Config(16, False, False, 64, 1, 64, by_token=True, swap=True, stages=5),
-        16: Config(16, swap=True, stages=3),
-        32: Config(32, swap=True, warps=8, stages=4),
-        64: Config(64, fuse=False, stages=4),
-        math.inf: Config(128, fuse=False, warps=8, stages=4),
+        1.1: GroupedConfig(16, False, False, 64, 1, 64, by_token=True, swap=True, stages=5),
+        16: GroupedConfig(16, swap=True, stages=3),
+        32: GroupedConfig(32, swap=True, warps=8, stages=4),
+        64: GroupedConfig(64, fuse=False, stages=4),
+        math.inf: GroupedConfig(128, fuse=False, warps=8, stages=4),
     },
     "rocm": {
-        1.1: Config(16, False, False, 64, 1, 64, by_token=True, chiplets=CHIPLETS, stages=3, instruction=16),
-        16: Config(16, chiplets=CHIPLETS, stages=2, instruction=16),
-        32: Config(32, chiplets=CHIPLETS, stages=2, instruction=16),
-        64: Config(64, fuse=False, chiplets=CHIPLETS, stages=2, instruction=16),
-        math.inf: Config(128, fuse=False, chiplets=CHIPLETS, stages=2, instruction=16),
+        1.1: GroupedConfig(
+            16, False, False, 64, 1, 64, by_token=True, chiplets=CHIPLETS, stages=3, instruction=16
+        ),
+        16: GroupedConfig(16, chiplets=CHIPLETS, stages=2, instruction=16),
+        32: GroupedConfig(32, chiplets=CHIPLETS, stages=2, instruction=16),
+        64: GroupedConfig(64, fuse=False, chiplets=CHIPLETS, stages=2, instruction=16),
+        math.inf: GroupedConfig(128, fuse=False, chiplets=CHIPLETS, stages=2, instruction=16),
     },
     # The interpreter's time is per program and per weight that it reads.
-    "cpu": {16: Config(16, down=1024), 64: Config(64, down=1024), math.inf: Config(128, down=1024)},
+    "cpu": {
+        16: GroupedConfig(16, down=1024),
+        64: GroupedConfig(64, down=1024),
+        math.inf: GroupedConfig(128, down=1024),
+    },
 }
 
 
-def heuristic(target: Target, sizes: Sizes) -> Config:
+def heuristic(target: Target, sizes: FusedMoeSizes) -> GroupedConfig:
     rows, alone = rows_of_expert(sizes), _alone(sizes)
     of_kind = target.pick(HEURISTIC).items()
     return next(config for most, config in of_kind if rows <= most and (config.sort or alone))
 
 
-def configurations(target: Target, sizes: Sizes) -> Iterator[Config]:
+def configurations(target: Target, sizes: FusedMoeSizes) -> Iterator[GroupedConfig]:
     """Tiles between a quarter and twice an expert's rows on average. Numbers of splits that come to the same
     are given once."""
     mean = rows_of_expert(sizes)
@@ -97,32 +103,38 @@ def configurations(target: Target, sizes: Sizes) -> Iterator[Config]:
             if target.kind == "rocm":
                 for stages, instruction in itertools.product((2, 3) if small else (1, 2), (16, 32)):
                     if config.rows >= 2 * instruction or instruction == 16:
-                        on = {"chiplets": CHIPLETS, "instruction": instruction}
-                        yield replace(config, warps=warps, stages=stages, **on)
+                        on = replace(config, chiplets=CHIPLETS, instruction=instruction)
+                        yield replace(on, warps=warps, stages=stages)
             else:
                 for stages in (3, 4, 5) if small else (3, 4):
                     yield replace(config, warps=warps, stages=stages, swap=small)
 
 
-def _alone(sizes: Sizes) -> bool:
+def _alone(sizes: FusedMoeSizes) -> bool:
     """Whether nearly all pairs have an expert of their own."""
     mean, most = ALONE
     return rows_of_expert(sizes) <= mean and max(_loads(sizes.routed)) <= most
 
 
-def _few(target: Target, sizes: Sizes) -> Iterator[Config]:
+def _few(target: Target, sizes: FusedMoeSizes) -> Iterator[GroupedConfig]:
     for columns, down, by_token in itertools.product((64, 128), (64, 128), (True, False)):
-        yield from _split(Config(16, False, False, columns, 1, down, by_token), (1, 2, 4), target, sizes)
+        yield from _split(
+            GroupedConfig(16, False, False, columns, 1, down, by_token), (1, 2, 4), target, sizes
+        )
 
 
-def _sorted(target: Target, sizes: Sizes, rows: int) -> Iterator[Config]:
+def _sorted(target: Target, sizes: FusedMoeSizes, rows: int) -> Iterator[GroupedConfig]:
     for down in (64, 128):
-        yield Config(rows, down=down)
+        yield GroupedConfig(rows, down=down)
         for columns in (64, 128):
-            yield from _split(Config(rows, fuse=False, columns=columns, down=down), (1, 2), target, sizes)
+            yield from _split(
+                GroupedConfig(rows, fuse=False, columns=columns, down=down), (1, 2), target, sizes
+            )
 
 
-def _split(config: Config, intensities: tuple[int, ...], target: Target, sizes: Sizes) -> Iterator[Config]:
+def _split(
+    config: GroupedConfig, intensities: tuple[int, ...], target: Target, sizes: FusedMoeSizes
+) -> Iterator[GroupedConfig]:
     seen: set[int] = set()
     for per_unit in intensities:
         config = replace(config, per_unit=per_unit)
@@ -132,7 +144,7 @@ def _split(config: Config, intensities: tuple[int, ...], target: Target, sizes: 
             yield config
 
 
-def rows_of_expert(sizes: Sizes) -> float:
+def rows_of_expert(sizes: FusedMoeSizes) -> float:
     """Of those that are hit, on average."""
     return sizes.routed.pairs / max(1, sizes.routed.hit)
 
@@ -142,24 +154,24 @@ def _loads(routed: Routing) -> tuple[int, ...]:
     return tuple(routed.loads())
 
 
-def tiles_of(config: Config, sizes: Sizes) -> int:
+def tiles_of(config: GroupedConfig, sizes: FusedMoeSizes) -> int:
     """That have work to do, with the picks of the routing."""
     if not config.sort:
         return sizes.routed.pairs
     return sum(math.ceil(load / config.rows) for load in _loads(sizes.routed))
 
 
-def up_columns(config: Config, sizes: Sizes) -> int:
+def up_columns(config: GroupedConfig, sizes: FusedMoeSizes) -> int:
     """Blocks of columns of the up product."""
     return sizes.inter // BLOCK if config.fuse else 2 * sizes.inter // config.columns
 
 
-def down_columns(config: Config, sizes: Sizes) -> int:
+def down_columns(config: GroupedConfig, sizes: FusedMoeSizes) -> int:
     """The configuration's, or the most powers of two of 128 below them that divide hidden."""
     return next(n for n in (1024, 512, 256, 128, 64) if n <= config.down and sizes.hidden % n == 0)
 
 
-def splits_for(config: Config, units: int, sizes: Sizes) -> int:
+def splits_for(config: GroupedConfig, units: int, sizes: FusedMoeSizes) -> int:
     """As many splits of the up product's K as give each compute unit the programs asked for, if K has enough
     blocks for them; none without a block."""
     if config.fuse:
@@ -171,29 +183,29 @@ def splits_for(config: Config, units: int, sizes: Sizes) -> int:
     return math.ceil(blocks / math.ceil(blocks / splits))
 
 
-def most_splits(sizes: Sizes) -> int:
+def most_splits(sizes: FusedMoeSizes) -> int:
     """Of any configuration on any device: each expert that is hit has a tile of at least a block of 128."""
     least = max(1, sizes.routed.hit * (2 * sizes.inter // BLOCK))
     return max(1, min(MOST_PROGRAMS // least, sizes.hidden // BLOCK // MIN_STEPS))
 
 
-def group_for(config: Config, sizes: Sizes) -> int:
+def group_for(config: GroupedConfig, sizes: FusedMoeSizes) -> int:
     """Tiles that an expert has on average, which read the same weights: they go side by side."""
     mean = tiles_of(config, sizes) / max(1, sizes.routed.hit) if config.sort else 1
     return max(1, min(MOST_GROUP, round(mean)))
 
 
-def combine_columns(sizes: Sizes) -> int:
+def combine_columns(sizes: FusedMoeSizes) -> int:
     """Of a program of the combine."""
     return COMBINED if sizes.tokens >= 32 else FEW_COMBINED
 
 
-def silu_rows(sizes: Sizes) -> int:
+def silu_rows(sizes: FusedMoeSizes) -> int:
     """Pairs of a program of SiLU."""
     return 8 if sizes.tokens * sizes.picks * (sizes.inter // BLOCK) > MANY else 1
 
 
-def features(sizes: Sizes) -> dict[str, float | str]:
+def features(sizes: FusedMoeSizes) -> dict[str, float | str]:
     """What decides: rows of an expert, how many are hit, and how large they are."""
     return {
         "rows": rows_of_expert(sizes),
@@ -205,7 +217,7 @@ def features(sizes: Sizes) -> dict[str, float | str]:
     }
 
 
-def demands(config: Config, target: Target, sizes: Sizes) -> list[Demand]:
+def demands(config: GroupedConfig, target: Target, sizes: FusedMoeSizes) -> list[Demand]:
     """Of all launches of a call, in their order. Rows that do not exist are multiplied, but not read."""
     pairs, tiles = sizes.routed.pairs, tiles_of(config, sizes)
     hidden, inter = sizes.hidden, sizes.inter
@@ -239,7 +251,8 @@ def demands(config: Config, target: Target, sizes: Sizes) -> list[Demand]:
         parts + pairs * inter,
     )
 
-    down, steps = down_columns(config, sizes), inter // BLOCK
+    down = down_columns(config, sizes)
+    steps: float = inter // BLOCK
     if config.by_token:
         steps *= pairs / sizes.tokens
         step = (1 + down) * BLOCK
@@ -267,7 +280,7 @@ def demands(config: Config, target: Target, sizes: Sizes) -> list[Demand]:
     return [*(_aligning(config, sizes) if config.sort else []), *launched]
 
 
-def _aligning(config: Config, sizes: Sizes) -> Iterator[Demand]:
+def _aligning(config: GroupedConfig, sizes: FusedMoeSizes) -> Iterator[Demand]:
     """Every program scans ids: all of them, or those of its segment."""
     pairs = sizes.tokens * sizes.picks
     segments = segments_for(pairs)

@@ -14,7 +14,7 @@ from kernels import vendor
 from kernels.binding import find, keywords
 from kernels.mha_prefill import layouts
 from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, Sizes, takes
+from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes, takes
 from kernels.op import Prepared
 from kernels.support import Support, need
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Aiter(vendor.Aiter):
+class AiterPrefill(vendor.Aiter):
     """A kernel of AITER.
 
     dtypes: of q, k and v
@@ -30,7 +30,7 @@ class Aiter(vendor.Aiter):
 
     dtypes: ClassVar[tuple[str, ...]] = ("bf16",)
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         return takes(sizes, *self.dtypes)
 
 
@@ -43,7 +43,7 @@ def operator(name: str) -> Callable:
     return getattr(torch.ops.aiter, name, function)
 
 
-class Dispatch(Aiter):
+class DispatchPrefill(AiterPrefill):
     """`flash_attn_varlen_func`, as vLLM and SGLang call it: asm v3 on gfx942; on gfx950 OPUS where it has
     that (0.1.20 or later), before asm v3; CK where neither fits."""
 
@@ -85,13 +85,13 @@ class _Direct(Prepared):
         self.function(**self.arguments)
 
 
-class Asm(Aiter):
+class AsmPrefill(AiterPrefill):
     """The hand-written kernel (fmha v3) by itself."""
 
     name = "aiter.asm"
     requires = "AITER 0.1.5 or later, gfx942 or gfx950"
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         longest = max(prefix + new for prefix, new in sizes.lengths())
         extent = longest * sizes.heads * WIDTH * 2
         return Support.all_of(
@@ -105,7 +105,7 @@ class Asm(Aiter):
         return _Direct(operands, out, operator("fmha_v3_varlen_fwd"), arguments)
 
 
-class Ck(Aiter):
+class CkPrefill(AiterPrefill):
     """Composable Kernel by itself."""
 
     name = "aiter.ck"
@@ -127,7 +127,7 @@ def opus_lengths(o: MhaPrefillOperands) -> dict[str, Any]:
     }
 
 
-class Opus(Aiter):
+class Opus(AiterPrefill):
     """The OPUS kernel by itself, which gfx950 dispatches to."""
 
     name = "aiter.opus"
@@ -140,7 +140,7 @@ class Opus(Aiter):
         return _Direct(operands, out, function, opus_lengths(operands) | layouts.mask())
 
 
-class Triton(Aiter):
+class TritonPrefill(AiterPrefill):
     """AITER's Triton kernel, q and k in parts of 128 and 64. Its call allocates an output of zeros."""
 
     name = "aiter.triton"
@@ -148,7 +148,7 @@ class Triton(Aiter):
     requires = "AITER 0.1.7 or later, gfx942 or gfx950"
     allocates = True
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         """The output, and a sum of exponentials per row."""
         return sizes.queries * sizes.heads * (VALUE * BYTES["bf16"] + 4)
 
@@ -163,7 +163,7 @@ def descales(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
     return {"q_descale": o.q_descale, "k_descale": o.k_descale, "v_descale": o.v_descale}
 
 
-class Fp8(Aiter):
+class Fp8(AiterPrefill):
     """`flash_attn_varlen_fp8_pertensor_func`: CK at 192/128, for which no asm kernel is built. The call
     allocates its output."""
 
@@ -173,7 +173,7 @@ class Fp8(Aiter):
     activations = "fp8"
     allocates = True
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         return sizes.queries * sizes.heads * VALUE * BYTES["bf16"]
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from kernels.binding import find, keywords
 from kernels.mha_prefill import layouts
 from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.providers.aiter import Aiter, descales
-from kernels.mha_prefill.sizes import VALUE, Sizes
+from kernels.mha_prefill.providers.aiter import AiterPrefill, descales
+from kernels.mha_prefill.sizes import VALUE, MhaPrefillSizes
 from kernels.op import Prepared, Unsupported
 from kernels.support import Support, need
 
@@ -26,7 +26,7 @@ KEYS = 128  # keys, of the persistent FP8 kernel's tiles
 REDUCED_HEADS = (1, 2, 4, 8, 10, 16, 32, 64, 128)
 
 
-class Fp8Persistent(Aiter):
+class Fp8Persistent(AiterPrefill):
     """`mla.mla_prefill_ps_fwd`: the asm kernel whose programs each take a share of tiles planned beforehand,
     and the reduction of those tiles that were split over keys."""
 
@@ -36,13 +36,13 @@ class Fp8Persistent(Aiter):
     dtypes = ("fp8",)
     activations = "fp8"
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         heads = ", ".join(map(str, REDUCED_HEADS))
         return Support.all_of(
             super().fits(sizes), need(sizes.heads in REDUCED_HEADS, f"takes {heads} heads, not {sizes.heads}")
         )
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         """Partial results of split tiles, as many as the library reserves on 256 compute units at most, the
         rows' sums of exponentials, and a number per key."""
         most_new = max(new for _, new in sizes.lengths())

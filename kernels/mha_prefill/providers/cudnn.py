@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kernels import vendor
 from kernels.binding import load
 from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import VALUE, WIDTH, Sizes, takes
+from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes, takes
 from kernels.op import Prepared, Unsupported
 from kernels.support import Support
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FP8_WEIGHTS = 256.0  # by which softmax weights, 1 at most, are scaled up into e4m3fn before they are rounded
 
 
-class Sdpa(vendor.Cudnn):
+class CudnnSdpaPrefill(vendor.Cudnn):
     """`sdpa`, or `sdpa_fp8`, with d_qk 192 and d_v 128, causal from the bottom right."""
 
     name = "cudnn"
@@ -34,10 +34,10 @@ class Sdpa(vendor.Cudnn):
     archs = ("sm_90", *vendor.BLACKWELL, "sm_120")  # ragged sequences need those
     activations = "fp8"
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         return takes(sizes, "bf16", "fp8")
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         """What a plan asks for is known once it is built; forward plans have asked for little."""
         return 32 << 20
 

@@ -13,7 +13,7 @@ from kernels import vendor
 from kernels.binding import find
 from kernels.mha_prefill import layouts
 from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands
-from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, Sizes, takes
+from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes, takes
 from kernels.op import Prepared
 from kernels.support import Support
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class FlashAttention(vendor.FlashAttention):
+class FlashAttentionPrefill(vendor.FlashAttention):
     """A generation of FlashAttention.
 
     archs:  those that it has kernels for at 192/128
@@ -30,15 +30,15 @@ class FlashAttention(vendor.FlashAttention):
 
     dtypes: ClassVar[tuple[str, ...]] = ("bf16",)
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         return takes(sizes, *self.dtypes)
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         """The call's own output, and a sum of exponentials per row."""
         return sizes.queries * sizes.heads * (VALUE * BYTES["bf16"] + 4)
 
 
-class Fa2(FlashAttention):
+class FlashAttentionFa2Prefill(FlashAttentionPrefill):
     """One head size only: v stands 192 wide, filled up with zeros, as vLLM calls it."""
 
     name = "flash_attn.fa2"
@@ -47,7 +47,7 @@ class Fa2(FlashAttention):
     install = "pip install flash-attn --no-build-isolation"
     archs = vendor.SINCE_AMPERE
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         """v in its layout, the call's own output as wide, and a sum of exponentials per row."""
         wide = (sizes.keys + 2 * GUARD + sizes.queries) * sizes.heads * WIDTH * BYTES["bf16"]
         return wide + sizes.queries * sizes.heads * 4
@@ -67,7 +67,7 @@ def descales(o: MhaPrefillOperands) -> dict[str, Any]:
     return {name: descale.expand(shape).contiguous() for name, descale in named.items()}
 
 
-class Fa3(FlashAttention, vendor.FlashAttention3):
+class FlashAttentionFa3Prefill(FlashAttentionPrefill, vendor.FlashAttention3):
     """Hopper's, 192/128 as it is; FP8 with weights rounded to e4m3fn."""
 
     name = "flash_attn.fa3"
@@ -80,7 +80,7 @@ class Fa3(FlashAttention, vendor.FlashAttention3):
         return layouts.Varlen(operands, None, function, descales(operands))
 
 
-class Fa4(FlashAttention, vendor.FlashAttention4):
+class Fa4Prefill(FlashAttentionPrefill, vendor.FlashAttention4):
     """In CuTe, for Hopper and Blackwell, 192/128 as it is."""
 
     name = "flash_attn.fa4"

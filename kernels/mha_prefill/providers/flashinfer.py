@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kernels import vendor
 from kernels.binding import find, keywords
 from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import VALUE, WIDTH, Sizes, takes
+from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes, takes
 from kernels.op import Prepared
 from kernels.support import Support, need
 
@@ -23,7 +23,7 @@ WORKSPACE = 384 << 20  # of partial results, as vLLM gives it (VLLM_FLASHINFER_W
 PLAN = 8 << 20  # that the wrapper allocates for its plan
 
 
-class FlashInfer(vendor.FlashInfer):
+class FlashInferPrefill(vendor.FlashInfer):
     """A kernel of FlashInfer.
 
     dtypes: of q, k and v
@@ -31,10 +31,10 @@ class FlashInfer(vendor.FlashInfer):
 
     dtypes: ClassVar[tuple[str, ...]] = ("bf16",)
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         return takes(sizes, *self.dtypes)
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         return WORKSPACE + PLAN
 
 
@@ -90,7 +90,7 @@ class _Ragged(Prepared):
         self.run(**self.arguments)
 
 
-class Fa2(FlashInfer):
+class FlashInferFa2Prefill(FlashInferPrefill):
     name = "flashinfer.fa2"
     requires = "flashinfer-python 0.2.3 or later, CUDA sm_80 or later"
     archs = vendor.SINCE_AMPERE
@@ -99,7 +99,7 @@ class Fa2(FlashInfer):
         return _Ragged(operands, out, "fa2")
 
 
-class Fa3(FlashInfer):
+class FlashInferFa3Prefill(FlashInferPrefill):
     """FP8 it has for equal head sizes only (csrc/batch_prefill_fp8_sm90.cu)."""
 
     name = "flashinfer.fa3"
@@ -110,14 +110,14 @@ class Fa3(FlashInfer):
         return _Ragged(operands, out, "fa3")
 
 
-class Cutlass(FlashInfer):
+class CutlassPrefill(FlashInferPrefill):
     name = "flashinfer.cutlass"
     requires = "flashinfer-python 0.2.6 or later (FP8: 0.6.0 or later), CUDA sm_100 or sm_103"
     archs = vendor.BLACKWELL
-    dtypes = ("bf16", "fp8")
+    dtypes: ClassVar[tuple[str, ...]] = ("bf16", "fp8")
     activations = "fp8"
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         """Further 32 MiB of its own, and a plan of three tables (fmha_varlen and fmha_varlen_plan)."""
         return super().workspace(sizes) + (32 << 20) + 3 * 4 * 131072
 
@@ -152,7 +152,7 @@ class _Cudnn(_Ragged):
         return {**elements(o), **sequence_lengths(o)}
 
 
-class Cudnn(FlashInfer):
+class FlashInferCudnnPrefill(FlashInferPrefill):
     """cuDNN's graph as FlashInfer builds it; the row `cudnn` is the same graph without that."""
 
     name = "flashinfer.cudnn"
@@ -160,7 +160,7 @@ class Cudnn(FlashInfer):
     archs = ("sm_90", *vendor.BLACKWELL)
     also: ClassVar = {"cudnn": vendor.Cudnn.install}
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         most = max(sizes.queries, sizes.keys) * sizes.heads * WIDTH
         return Support.all_of(
             super().fits(sizes), need(most < 1 << 31, "its offsets in elements are int32: too many tokens")
@@ -170,21 +170,21 @@ class Cudnn(FlashInfer):
         return _Cudnn(operands, out, "cudnn")
 
 
-class TrtLlm(FlashInfer):
+class TrtLlmPrefill(FlashInferPrefill):
     """`trtllm_ragged_attention_deepseek`: TensorRT-LLM's kernels, downloaded as binaries."""
 
     name = "flashinfer.trtllm"
     requires = "flashinfer-python 0.2.14 or later, CUDA sm_100 or sm_103"
     archs = vendor.BLACKWELL
-    dtypes = ("bf16", "fp8")
+    dtypes: ClassVar[tuple[str, ...]] = ("bf16", "fp8")
     activations = "fp8"
     backend: ClassVar[str] = ""
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        return _TrtLlm(operands, out, self.backend)
+        return _TrtLlmPrefill(operands, out, self.backend)
 
 
-class CuteDsl(TrtLlm):
+class CuteDsl(TrtLlmPrefill):
     """The same entry with FlashInfer's own kernels in CuTe. At this width they are of FP8: none is published
     for bf16, and one compiled would want 256 KiB of shared memory
     (flashinfer/attention/cute_dsl/fmha.py, flashinfer/cute_dsl/attention/fmha/fmha.py)."""
@@ -223,7 +223,7 @@ def product_scales(o: MhaPrefillOperands) -> dict[str, float]:
     return {"bmm1_scale": o.score_scale, "bmm2_scale": o.value_scale}
 
 
-class _TrtLlm(Prepared):
+class _TrtLlmPrefill(Prepared):
     def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor, backend: str) -> None:
         import torch
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kernels.binding import find, keywords
 from kernels.mha_prefill.layouts import Extended, apart_bytes
 from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import Sizes, takes
+from kernels.mha_prefill.sizes import MhaPrefillSizes, takes
 from kernels.op import Prepared
 from kernels.support import Support
 from kernels.vendor import Sglang
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     import torch
 
 
-class Extend(Sglang):
+class SglangExtendPrefill(Sglang):
     """`extend_attention_fwd`: cached keys through a table of rows, then the new ones, causal among those."""
 
     name = "sglang.triton_extend"
     requires = "SGLang of 2025 or later (its kernel takes qo_indptr and kv_indptr), CUDA or ROCm"
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         return takes(sizes, "bf16")
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         """Its table of rows, and the new tokens' keys and values where they stand apart from cached ones."""
         return 8 * (sizes.keys + sizes.batch) + apart_bytes(sizes)
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        return _Extend(operands, out)
+        return _SglangExtendPrefill(operands, out)
 
 
 def cached_rows(o: MhaPrefillOperands) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,7 +46,7 @@ def cached_rows(o: MhaPrefillOperands) -> tuple[torch.Tensor, torch.Tensor]:
     return begins.to(o.k.device), torch.cat(rows).to(o.k.device)
 
 
-class _Extend(Extended):
+class _SglangExtendPrefill(Extended):
     def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor) -> None:
         super().__init__(operands, out)
         o = operands

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import VALUE, WIDTH, Sizes
+from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes
 from kernels.op import Implementation, Prepared
 from kernels.platform import Platform
 from kernels.support import Support
@@ -25,7 +25,7 @@ def attend(
     return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
 
 
-class _Naive(Prepared):
+class _NaivePrefill(Prepared):
     def call(self) -> None:
         import torch
 
@@ -44,7 +44,7 @@ class _Naive(Prepared):
                 self.out[rows] = attend(q, k, v, key > position, o.score_scale).transpose(0, 1)
 
 
-class Naive(Implementation):
+class NaivePrefill(Implementation):
     name = "torch.naive"
     requires = "torch"
     rebinds = True
@@ -52,10 +52,10 @@ class Naive(Implementation):
     def available(self, platform: Platform) -> Support:
         return platform.library("torch")
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         longest = max(prefix + new for prefix, new in sizes.lengths())
         row = longest + 2 * WIDTH + 2 * VALUE
         return 4 * sizes.heads * (longest * (WIDTH + VALUE) * 2 + 3 * ROWS * row)
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        return _Naive(operands, out)
+        return _NaivePrefill(operands, out)

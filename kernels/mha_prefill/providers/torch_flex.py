@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import Sizes, takes
+from kernels.mha_prefill.sizes import MhaPrefillSizes, takes
 from kernels.op import Implementation, Prepared
 from kernels.platform import Platform
 from kernels.support import Support
@@ -19,7 +19,7 @@ BLOCK = 128  # rows of the mask's blocks, and keys
 SHAPES = 256  # that one process may compile for; torch's default is 8, and further ones would run unfused
 
 
-class _Compiled(Prepared):
+class _CompiledPrefill(Prepared):
     def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor) -> None:
         import torch
         from torch.nn.attention.flex_attention import flex_attention
@@ -102,13 +102,13 @@ class Compile(Implementation):
     def available(self, platform: Platform) -> Support:
         return Support.all_of(platform.library("torch"), platform.compiler())
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         return takes(sizes, "bf16")
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         """The call's own output, and the mask's tables, which backward products would read too."""
         blocks = (sizes.queries // BLOCK + 1) * (sizes.keys // BLOCK + 1)
         return sizes.queries * (sizes.heads * 128 * 2 + 16) + blocks * 4 * 8
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        return _Compiled(operands, out)
+        return _CompiledPrefill(operands, out)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from kernels.mha_prefill.layouts import padded
 from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence
-from kernels.mha_prefill.sizes import VALUE, WIDTH, Sizes, takes
+from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes, takes
 from kernels.op import Implementation, Prepared, Unsupported
 from kernels.platform import Platform
 from kernels.support import Support, need
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class _Padded(Prepared):
+class _PaddedPrefill(Prepared):
     """Keeps v as wide as q and k, filled up with zeros: torch's flash kernels take one head size. kv_b's
     product would write it so; the output's columns behind the 128th are dropped."""
 
@@ -57,13 +57,13 @@ class _Widened(Prepared):
         return self.inner.result()
 
 
-class _Sdpa(_Padded):
+class _SdpaPrefill(_PaddedPrefill):
     def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor, backend: str, pads: bool) -> None:
         import torch.nn.attention
 
         super().__init__(operands, out, pads)
         self.masks = [_causal(s, out.device) for s in operands.sequences]
-        self.context = contextlib.nullcontext
+        self.context: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         if backend:
             kernel = getattr(torch.nn.attention.SDPBackend, f"{backend.upper()}_ATTENTION")
             self.context = lambda: torch.nn.attention.sdpa_kernel(kernel)
@@ -98,7 +98,7 @@ def _causal(sequence: Sequence, device: torch.device) -> torch.Tensor:
     return causal_lower_right(sequence.new, sequence.length)
 
 
-class Sdpa(Implementation):
+class TorchSdpaPrefill(Implementation):
     """scaled_dot_product_attention, by the kernel that torch chooses; FP8 operands are made bf16 first.
 
     backend: the one that it is held to, by its name in torch.nn.attention.SDPBackend
@@ -114,7 +114,7 @@ class Sdpa(Implementation):
     def available(self, platform: Platform) -> Support:
         return platform.library("torch")
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         """v in its layout, FP8 operands made bf16, and of the longest sequence the mask written out and the
         call's own output."""
         widened = sizes.queries * WIDTH + sizes.keys * (WIDTH + 2 * VALUE) if sizes.dtype == "fp8" else 0
@@ -131,7 +131,7 @@ class Sdpa(Implementation):
 
         if operands.q_descale is not None:
             return _Widened(operands, lambda widened: self.prepare(widened, out))
-        prepared = _Sdpa(operands, out, self.backend, self.padded)
+        prepared = _SdpaPrefill(operands, out, self.backend, self.padded)
         if self.backend:
             # One that torch lacks for these operands would be an error in the call.
             can_use = getattr(torch.backends.cuda, f"can_use_{self.backend}_attention")
@@ -149,7 +149,7 @@ class Sdpa(Implementation):
         return prepared
 
 
-class _OnGpu(Sdpa):
+class _OnGpu(TorchSdpaPrefill):
     def available(self, platform: Platform) -> Support:
         return Support.all_of(platform.is_a("cuda", "rocm"), super().available(platform))
 
@@ -172,7 +172,7 @@ class Efficient(_OnGpu):
     padded = False
 
 
-class Cudnn(Sdpa):
+class TorchCudnnPrefill(TorchSdpaPrefill):
     name = "torch.sdpa_cudnn"
     requires = "torch's build for CUDA, with cuDNN 9 or later"
     backend = "cudnn"
@@ -181,12 +181,12 @@ class Cudnn(Sdpa):
     def available(self, platform: Platform) -> Support:
         return Support.all_of(platform.is_a("cuda"), super().available(platform))
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         cached = any(prefix for prefix, _ in sizes.lengths())
         return need(not cached, "torch gives cuDNN no causal mask over cached tokens; needs prefix=0")
 
 
-class _Varlen(_Padded):
+class _Varlen(_PaddedPrefill):
     def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor) -> None:
         super().__init__(operands, out)
         try:
@@ -196,9 +196,13 @@ class _Varlen(_Padded):
         takes = inspect.signature(varlen_attn).parameters
         if "scale" not in takes and operands.scale != WIDTH**-0.5:
             raise Unsupported("this torch's varlen_attn takes no scale")
-        self.attend = varlen_attn
-        self.options = {"window_size": (-1, 0)} if "window_size" in takes else {"is_causal": True}
-        self.options |= {"scale": operands.scale} if "scale" in takes else {}
+        # Its signature differs by version.
+        self.attend = cast("Callable[..., torch.Tensor]", varlen_attn)
+        self.options: dict[str, object] = {"is_causal": True}
+        if "window_size" in takes:
+            self.options = {"window_size": (-1, 0)}
+        if "scale" in takes:
+            self.options["scale"] = operands.scale
 
     def call(self) -> None:
         o = self.operands
@@ -206,7 +210,7 @@ class _Varlen(_Padded):
         self.out.copy_(attended[..., :VALUE])
 
 
-class Varlen(Implementation):
+class TorchVarlenPrefill(Implementation):
     """varlen_attn, FlashAttention over all sequences at once; it aligns the causal mask to the last key."""
 
     name = "torch.varlen"
@@ -215,10 +219,10 @@ class Varlen(Implementation):
     def available(self, platform: Platform) -> Support:
         return Support.all_of(platform.is_a("cuda"), platform.library("torch"))
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         return takes(sizes, "bf16")
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         rows = sizes.keys + 2 * GUARD + sizes.queries
         return rows * sizes.heads * WIDTH * 2 + 4 * sizes.queries * sizes.heads
 

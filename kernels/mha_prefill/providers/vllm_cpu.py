@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kernels.mha_prefill.layouts import Extended, apart_bytes
 from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import Sizes, takes
+from kernels.mha_prefill.sizes import MhaPrefillSizes, takes
 from kernels.op import Prepared
 from kernels.support import Support
 from kernels.vendor import VllmCpu
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Extend(VllmCpu):
+class VllmExtendPrefill(VllmCpu):
     """`extend_attention_cpu` (SGLang's CPU kernel): cached keys through a table of rows, then the new ones,
     causal. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not. vLLM's
     backend AMX_MLA calls it absorbed, on the latents; SGLang's `intel_amx` backend as here, with heads."""
@@ -25,19 +25,19 @@ class Extend(VllmCpu):
     kernel = "extend_attention_cpu"
     rebinds = True
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         return takes(sizes, "bf16")
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         """Its table of rows, and the new tokens' keys and values where they stand apart from cached ones."""
         table = 8 * sizes.batch * max(prefix + new for prefix, new in sizes.lengths())
         return table + apart_bytes(sizes)
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        return _Extend(operands, out, self.bind())
+        return _VllmExtendPrefill(operands, out, self.bind())
 
 
-class _Extend(Extended):
+class _VllmExtendPrefill(Extended):
     def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor, kernel: Callable) -> None:
         import torch
 

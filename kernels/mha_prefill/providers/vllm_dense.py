@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import VALUE, WIDTH, Sizes, takes
+from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes, takes
 from kernels.op import Prepared, Unsupported
 from kernels.support import Support, need
 from kernels.vendor import Vllm
@@ -24,11 +24,11 @@ class Dense(Vllm):
     allocates = True
     rebinds = True
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         fresh = need(all(prefix == 0 for prefix, _ in sizes.lengths()), "takes no cached prefix")
         return Support.all_of(takes(sizes, "bf16"), fresh)
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         """Scores, mask and probabilities of the longest sequence, its operands in fp32, the output twice."""
         longest = max(new for _, new in sizes.lengths())
         scores = longest * longest * (3 * 4 * sizes.heads + 1)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.formats import fp8_format, native
 from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import BYTES, NOPE, ROPE, VALUE, WIDTH, Sizes, takes
+from kernels.mha_prefill.sizes import BYTES, NOPE, ROPE, VALUE, WIDTH, MhaPrefillSizes, takes
 from kernels.mha_prefill.triton import flash_configs
-from kernels.mha_prefill.triton.flash_configs import PAD, Config, columns, lanes, steps_of
+from kernels.mha_prefill.triton.flash_configs import PAD, FlashConfig, columns, lanes, steps_of
 from kernels.mha_prefill.triton.flash_order import order
 from kernels.op import Unsupported
 from kernels.support import Support
@@ -35,22 +35,22 @@ class FlashVarlen(SuiteTriton):
     """
 
     name = "triton.flash_varlen"
-    Config = Config
+    Config = FlashConfig
     activations = "fp8"
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
         return takes(sizes, "bf16", "fp8")
 
-    def configurations(self, target: Target, sizes: Sizes) -> Iterator[Config]:
+    def configurations(self, target: Target, sizes: MhaPrefillSizes) -> Iterator[FlashConfig]:
         return flash_configs.configurations(target, sizes)
 
-    def heuristic(self, target: Target, sizes: Sizes) -> Config:
+    def heuristic(self, target: Target, sizes: MhaPrefillSizes) -> FlashConfig:
         return flash_configs.heuristic(target, sizes)
 
-    def demands(self, config: Config, target: Target, sizes: Sizes) -> list[Demand]:
+    def demands(self, config: FlashConfig, target: Target, sizes: MhaPrefillSizes) -> list[Demand]:
         return flash_configs.demands(config, target, sizes)
 
-    def features(self, sizes: Sizes) -> dict[str, float | str]:
+    def features(self, sizes: MhaPrefillSizes) -> dict[str, float | str]:
         """Of the whole batch, and of the mean sequence."""
         return {
             "batch": sizes.batch,
@@ -62,7 +62,7 @@ class FlashVarlen(SuiteTriton):
             "dtype": sizes.dtype,
         }
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
         """The list of programs, turned values and their blocks, and on a CPU an output in fp32."""
         programs = sizes.heads * (sizes.queries // 64 + sizes.batch)
         total = 12 * programs + sizes.queries * sizes.heads * VALUE * 4
@@ -70,12 +70,12 @@ class FlashVarlen(SuiteTriton):
             total += columns(sizes.keys, sizes.batch) * (sizes.heads * VALUE + 1)
         return total
 
-    def interpreted_s(self, sizes: Sizes) -> float:
+    def interpreted_s(self, sizes: MhaPrefillSizes) -> float:
         steps = steps_of(sizes, self.heuristic(CPU, sizes))
         return INTERPRETED_STEP_S[sizes.dtype] * sizes.heads * sum(n + 1 for n in steps)
 
     def prepare_with(
-        self, config: Config, target: Target, operands: MhaPrefillOperands, out: torch.Tensor
+        self, config: FlashConfig, target: Target, operands: MhaPrefillOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
         sizes = operands.sizes
         if sizes.dtype == "fp8" and target.kind != "cpu" and sizes.fp8 != native(target.arch):
@@ -86,7 +86,7 @@ class FlashVarlen(SuiteTriton):
 
 class _FlashVarlen(ConfiguredPrepared):
     def __init__(
-        self, operands: MhaPrefillOperands, out: torch.Tensor, config: Config, target: Target
+        self, operands: MhaPrefillOperands, out: torch.Tensor, config: FlashConfig, target: Target
     ) -> None:
         import torch
         import triton.language as tl
@@ -101,7 +101,7 @@ class _FlashVarlen(ConfiguredPrepared):
         fnuz_bits = interpreted and o.q.dtype == torch.float8_e4m3fnuz
         q, k, v = (t.view(torch.uint8) if fnuz_bits else t for t in (o.q, o.k, o.v))
         threads, run = lanes(config, target)
-        self.turn = Turn(o, threads, run) if config.turned else None
+        self.turn = FlashTurn(o, threads, run) if config.turned else None
         if self.turn:
             v = self.turn.turned.view(v.dtype)
 
@@ -149,7 +149,7 @@ class _FlashVarlen(ConfiguredPrepared):
             self.out.copy_(self.written)
 
 
-class Turn:
+class FlashTurn:
     """Values [S, heads, 128] -> [heads, 128, columns], a kernel of its own before the attention's.
 
     turned: uint8, FP8 codes as they are; sequence b begins at column (cu_k[b] // PAD + b) * PAD and is filled
@@ -174,7 +174,7 @@ class Turn:
         self.kernel(*self.arguments, **self.options)
 
 
-def descriptors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: Config) -> tuple[Any, ...]:
+def descriptors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: FlashConfig) -> tuple[Any, ...]:
     """Of blocks of q and of k, the first 128 columns of a head and its last 64; and of v, or of it turned."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 

@@ -1,4 +1,4 @@
-"""The space of the Triton flash kernel's configurations, and what each asks of a device."""
+"""Configurations of the flash kernel: which there are for given sizes, and what each asks of a device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, Sizes
+from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes
 from kernels.triton_runtime import options
 from kernels.tuning import Demand, Target
 
@@ -15,7 +15,7 @@ PAD = 128  # keys to whose multiple a sequence's turned values are filled up; at
 
 
 @dataclass(frozen=True)
-class Config:
+class FlashConfig:
     """What one program takes.
 
     rows:          query rows
@@ -39,20 +39,20 @@ class Config:
         return common | {"waves_per_eu": self.waves} if self.waves else common
 
 
-def lanes(config: Config, target: Target) -> tuple[int, int]:
+def lanes(config: FlashConfig, target: Target) -> tuple[int, int]:
     """How matrix instructions leave a row of scores: threads that take turns, and columns at each turn."""
     if config.instruction:
         return 64 // config.instruction, 4
     return 4, 2
 
 
-def turnable(target: Target, sizes: Sizes) -> bool:
+def turnable(target: Target, sizes: MhaPrefillSizes) -> bool:
     """Whether FP8 values may be wanted with keys side by side: wgmma takes no other, and gfx942 loads no
     other without shuffling bytes. sm_100 takes both, gfx950 has a load that transposes."""
     return sizes.dtype == "fp8" and target.arch in ("sm_90", "gfx942")
 
 
-def configurations(target: Target, sizes: Sizes) -> Iterator[Config]:
+def configurations(target: Target, sizes: MhaPrefillSizes) -> Iterator[FlashConfig]:
     """Tiles of at most twice the rows of the longest sequence, of at least an instruction's rows a warp. Two
     programs of four warps on a compute unit fill each other's waits, one of eight halves what is read; steps
     of many keys wait less often."""
@@ -62,8 +62,9 @@ def configurations(target: Target, sizes: Sizes) -> Iterator[Config]:
     if target.kind == "rocm":
         # Eight warps are two waves of each SIMD without being told.
         tiles = [(64, 4, 0), (64, 4, 2), (128, 4, 0), (128, 4, 2), (128, 8, 0), (256, 8, 0)]
-        keys, instructions = (32, 64, 128) if fp8 else (32, 64), (16, 32)
-        stages = (1, 2) if target.arch == "gfx942" else (1, 2, 3)
+        keys: tuple[int, ...] = (32, 64, 128) if fp8 else (32, 64)
+        instructions: tuple[int, ...] = (16, 32)
+        stages: tuple[int, ...] = (1, 2) if target.arch == "gfx942" else (1, 2, 3)
     else:
         tiles = [(64, 4, 0), (128, 4, 0), (128, 8, 0)]
         keys, stages, instructions = (32, 64, 128), (2, 3, 4), (0,)
@@ -72,25 +73,25 @@ def configurations(target: Target, sizes: Sizes) -> Iterator[Config]:
         # Scores and sums alone would fill a thread's registers.
         full = target.kind == "cuda" and rows * (step + VALUE) >= 256 * 32 * warps
         if rows < 2 * max(64, longest) and rows >= instruction * warps and not full:
-            yield Config(rows, step, warps, deep, instruction, waves, turn)
+            yield FlashConfig(rows, step, warps, deep, instruction, waves, turn)
 
 
 # From compiling with Triton 3.6 and 3.7, not yet from measuring: no spill, every product by the fastest
 # instruction, none serialised; on AMD two programs on a unit, for which 3.6 must be told.
 HEURISTIC = {
-    "cuda bf16": Config(128, 128, warps=8, stages=2),
-    "cuda fp8": Config(128, 128, warps=8, stages=2),
-    "sm_90 fp8": Config(128, 64, warps=4, stages=3, turned=True),
-    "rocm bf16": Config(128, 32, warps=4, stages=3, instruction=32, waves=2),
-    "rocm fp8": Config(128, 64, warps=4, stages=2, instruction=32, waves=2),
-    "gfx942 bf16": Config(128, 32, warps=4, stages=1, instruction=32, waves=2),
-    "gfx942 fp8": Config(128, 64, warps=4, stages=1, instruction=32, waves=2, turned=True),
-    "cpu bf16": Config(128, 128),
-    "cpu fp8": Config(128, 128),
+    "cuda bf16": FlashConfig(128, 128, warps=8, stages=2),
+    "cuda fp8": FlashConfig(128, 128, warps=8, stages=2),
+    "sm_90 fp8": FlashConfig(128, 64, warps=4, stages=3, turned=True),
+    "rocm bf16": FlashConfig(128, 32, warps=4, stages=3, instruction=32, waves=2),
+    "rocm fp8": FlashConfig(128, 64, warps=4, stages=2, instruction=32, waves=2),
+    "gfx942 bf16": FlashConfig(128, 32, warps=4, stages=1, instruction=32, waves=2),
+    "gfx942 fp8": FlashConfig(128, 64, warps=4, stages=1, instruction=32, waves=2, turned=True),
+    "cpu bf16": FlashConfig(128, 128),
+    "cpu fp8": FlashConfig(128, 128),
 }
 
 
-def heuristic(target: Target, sizes: Sizes) -> Config:
+def heuristic(target: Target, sizes: MhaPrefillSizes) -> FlashConfig:
     """By architecture and dtype; half the rows where no sequence has more new tokens."""
     config = HEURISTIC.get(f"{target.arch} {sizes.dtype}") or HEURISTIC[f"{target.kind} {sizes.dtype}"]
     if target.kind != "cpu" and max(new for _, new in sizes.lengths()) <= 64:
@@ -98,7 +99,7 @@ def heuristic(target: Target, sizes: Sizes) -> Config:
     return config
 
 
-def steps_of(sizes: Sizes, config: Config) -> list[int]:
+def steps_of(sizes: MhaPrefillSizes, config: FlashConfig) -> list[int]:
     """Of the loop of each tile of a head, with those on the diagonal."""
     return [
         math.ceil(min(prefix + first + config.rows, prefix + new) / config.keys)
@@ -112,7 +113,7 @@ def columns(keys: int, batch: int) -> int:
     return (keys // PAD + batch) * PAD
 
 
-def demands(config: Config, target: Target, sizes: Sizes) -> list[Demand]:
+def demands(config: FlashConfig, target: Target, sizes: MhaPrefillSizes) -> list[Demand]:
     """Of the mean program of each kernel; keys are counted as far as its last step reads them. Where values
     could be turned and are not, their bytes are shuffled in registers, on which each step waits."""
     steps = steps_of(sizes, config)

@@ -1,4 +1,4 @@
-"""In which order a varlen kernel's programs are to run: long ones first, those that share keys together."""
+"""Order of a varlen kernel's programs: long ones first, those that share keys together."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from kernels.mla_decode.layouts import (
     query_starts,
 )
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, ROPE, Sizes
+from kernels.mla_decode.sizes import LATENT, ROPE, MlaDecodeSizes
 from kernels.op import Prepared
 from kernels.support import Support, need
 from kernels.vendor import Aiter
@@ -38,7 +38,7 @@ Q_SCALE = 1.0
 q lie near 30, a tenth of what either format holds."""
 
 
-class Asm(Aiter):
+class AsmMlaDecode(Aiter):
     """`mla_decode_fwd` without metadata: the sequence is split evenly, a Triton kernel combines. On an FP8
     cache the call rounds q to FP8 first, which engines fuse into the kernel before."""
 
@@ -46,14 +46,14 @@ class Asm(Aiter):
     requires = "AITER 0.1.4 or later (0.1.8 for an FP8 cache), gfx942 or gfx950"
     activations = "fp8"
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MlaDecodeSizes) -> Support:
         takes = HEADS[sizes.kv]
         return need(sizes.heads in takes, f"takes {', '.join(map(str, takes))} heads with kv={sizes.kv}")
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: MlaDecodeSizes) -> int:
         return (sizes.tokens + SLACK) * 4
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         splits = 16  # the most that get_meta_param chooses
         rows = sizes.batch * sizes.heads
         return rows * splits * (LATENT + 1) * 4 + rows * (LATENT + ROPE)
@@ -89,7 +89,7 @@ class _Asm(Prepared):
         self.decode(**self.arguments)
 
 
-class AsmPersistent(Asm):
+class AsmPersistent(AsmMlaDecode):
     """`mla_decode_fwd` with the schedule of `get_mla_metadata_v1`, made before timing as an engine makes it
     once a step: as many work groups as compute units, each with its share of all tokens. AITER itself takes
     the other path on gfx950 with 16 heads and a bf16 cache from 32 sequences on."""
@@ -97,12 +97,12 @@ class AsmPersistent(Asm):
     name = "aiter.asm_persistent"
     requires = "AITER 0.1.8 or later, gfx942 or gfx950"
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MlaDecodeSizes) -> Support:
         return need(
             sizes.heads % 16 == 0 and sizes.heads <= 128, "takes multiples of 16 heads, 128 at the most"
         )
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         """Partial results: one more for each unit, of 16 heads or of all."""
         tiles = sizes.batch + MOST_UNITS
         return tiles * sizes.heads * (LATENT + 1) * 4 + sizes.batch * sizes.heads * (LATENT + ROPE)

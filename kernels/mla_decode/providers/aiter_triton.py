@@ -13,7 +13,7 @@ from kernels.mla_decode.layouts import FiniteCache, cache_bytes, full_pages, one
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.providers import vllm_triton
 from kernels.mla_decode.providers.aiter import one_value
-from kernels.mla_decode.sizes import LATENT, ROPE, Sizes
+from kernels.mla_decode.sizes import LATENT, ROPE, MlaDecodeSizes
 from kernels.op import Prepared
 from kernels.support import Support, need
 from kernels.vendor import TRITON, Aiter
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Triton(Aiter):
+class AiterTritonMlaDecode(Aiter):
     """The segmented kernel, which multiplies whole pages, so that it gets a cache without NaN. q stays bf16,
     to which an FP8 cache is converted on the way."""
 
@@ -32,19 +32,19 @@ class Triton(Aiter):
 
     SEGMENTS = 128
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MlaDecodeSizes) -> Support:
         page = tile_page(sizes.page)
         return need(page >= 16, f"needs pages of a multiple of 16 tokens, not {sizes.page}")
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         partial = sizes.batch * sizes.heads * self.SEGMENTS * (LATENT + 2) * 4
         return partial + cache_bytes(sizes)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return _Triton(operands, out)
+        return _AiterTritonMlaDecode(operands, out)
 
 
-class _Triton(FiniteCache):
+class _AiterTritonMlaDecode(FiniteCache):
     def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor) -> None:
         super().__init__(operands, out)
         self.decode = find("aiter.ops.triton.attention.mla.mla_decode_fwd")
@@ -78,7 +78,7 @@ class TritonSplit(Aiter):
     requires = "AITER 0.1.15 or later, gfx942 or gfx950"
     also = TRITON
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         return vllm_triton.workspace(sizes)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:

@@ -22,7 +22,7 @@ from kernels.mla_decode.layouts import (
     parts,
 )
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, ROPE, Sizes
+from kernels.mla_decode.sizes import LATENT, ROPE, MlaDecodeSizes
 from kernels.op import Prepared
 from kernels.support import Support, need
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     import torch
 
 
-class FlashAttention(vendor.FlashAttention):
-    def fits(self, sizes: Sizes) -> Support:
+class FlashAttentionMlaDecode(vendor.FlashAttention):
+    def fits(self, sizes: MlaDecodeSizes) -> Support:
         return need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}")
 
 
-class Fa3(FlashAttention, vendor.FlashAttention3):
+class FlashAttentionFa3MlaDecode(FlashAttentionMlaDecode, vendor.FlashAttention3):
     """`flash_attn_with_kvcache`, its schedule made before timing. With more than 64 heads it multiplies whole
     pages, so that it gets a cache without NaN."""
 
     name = "flash_attn.fa3"
     requires = "FlashAttention 3 with qv and get_scheduler_metadata (2025-03 or later, from source), sm_90"
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         """Partial results, fp32, of splits that fill the device; the cache."""
         rows = (sizes.batch + HOPPER_UNITS) * sizes.heads
         return rows * (LATENT + 1) * 4 + cache_bytes(sizes)
@@ -75,7 +75,7 @@ class _Fa3(OneToken, FiniteCache):
         self.answer = self.attend(**self.arguments)
 
 
-class Fa4(FlashAttention, vendor.FlashAttention4):
+class Fa4MlaDecode(FlashAttentionMlaDecode, vendor.FlashAttention4):
     """`flash_attn_varlen_func` of the CuTe DSL. It does not split a sequence, so that few of them leave most
     of the device idle. It is not known to mask values, so that it gets a cache without NaN."""
 
@@ -83,11 +83,11 @@ class Fa4(FlashAttention, vendor.FlashAttention4):
     requires = "FlashAttention 4 (flash-attn-4) with qv, sm_100 or sm_103"
     archs = vendor.BLACKWELL  # those on which it takes qv
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MlaDecodeSizes) -> Support:
         heads = need(128 % sizes.heads == 0, f"takes heads that divide 128, not {sizes.heads}")
         return Support.all_of(super().fits(sizes), heads)
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         return cache_bytes(sizes)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor | None) -> Prepared:

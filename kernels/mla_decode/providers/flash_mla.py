@@ -15,7 +15,7 @@ from kernels.binding import find, keywords
 from kernels.mla_decode.compute_units import HOPPER_UNITS
 from kernels.mla_decode.layouts import OneToken, full_pages, one_head, one_token, pages_of
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, Sizes
+from kernels.mla_decode.sizes import LATENT, MlaDecodeSizes
 from kernels.op import Prepared
 from kernels.platform import Platform
 from kernels.support import Support, need
@@ -42,13 +42,13 @@ class FlashMla(Vendor):
         """By itself, or as a part of sgl-kernel."""
         return Support(True) if platform.library("sgl_kernel").ok else super().installed(platform)
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MlaDecodeSizes) -> Support:
         return Support.all_of(
             need(sizes.kv == "bf16", f"takes a bf16 cache in dense decode, not {sizes.kv}"),
             need(sizes.page % PAGE == 0, f"needs a page that is a multiple of {PAGE}"),
         )
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         """Partial results of all parts, fp32; the table; the answer."""
         rows = (sizes.batch + HOPPER_UNITS) * sizes.heads
         table = sizes.batch * max(sizes.lengths()) // PAGE * 4

@@ -23,7 +23,7 @@ from kernels.mla_decode.layouts import (
     query_starts,
 )
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, ROPE, Sizes
+from kernels.mla_decode.sizes import LATENT, ROPE, MlaDecodeSizes
 from kernels.op import Prepared
 from kernels.platform import Platform
 from kernels.support import Support, need
@@ -43,13 +43,13 @@ NOPE = 128
 """Width of a head's query before absorption, without the rope part."""
 
 
-class Fa2(FlashInfer):
+class Fa2MlaDecode(FlashInfer):
     """`BatchMLAPagedAttentionWrapper`, planned before timing. An FP8 cache is dequantised on the way, on
     Hopper only: products are of bf16."""
 
     name = "flashinfer.fa2"
     requires = "flashinfer 0.2.2 or later, sm_80 or later (FP8 cache: 0.6.14 or later, sm_90)"
-    archs = SINCE_AMPERE
+    archs: ClassVar[tuple[str, ...]] = SINCE_AMPERE
     backend: ClassVar = "fa2"
 
     def supports(self, case: Case, platform: Platform) -> Support:
@@ -61,17 +61,17 @@ class Fa2(FlashInfer):
             ),
         )
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         return WORKSPACE + (8 << 20)
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: MlaDecodeSizes) -> int:
         return sizes.used_pages * 4
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         return _Planned(operands, out, self.backend)
 
 
-class Fa3(Fa2):
+class FlashInferFa3MlaDecode(Fa2MlaDecode):
     name = "flashinfer.fa3"
     requires = "flashinfer 0.2.3 or later, sm_90 (FP8 cache: 0.6.14 or later)"
     archs = ("sm_90",)
@@ -100,7 +100,7 @@ class _Planned(Prepared):
         self.wrapper.run(**self.arguments)
 
 
-class Cutlass(FlashInfer):
+class CutlassMlaDecode(FlashInfer):
     """CUTLASS's kernel through the same wrapper, whose call first joins the two parts of q and of the whole
     cache in new memory: that is in its time. The softmax scale is built in."""
 
@@ -108,21 +108,21 @@ class Cutlass(FlashInfer):
     requires = "flashinfer 0.2.6 or later, sm_100, 128 heads"
     archs = BLACKWELL
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MlaDecodeSizes) -> Support:
         return Support.all_of(
             need(sizes.heads == 128, f"takes 128 heads, not {sizes.heads}"),
             need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}"),
             need(TILE % sizes.page == 0, f"needs a page that divides {TILE}"),
         )
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         return WORKSPACE + 2 * cache_bytes(sizes)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return _Cutlass(operands, out)
+        return _CutlassMlaDecode(operands, out)
 
 
-class _Cutlass(FiniteCache):
+class _CutlassMlaDecode(FiniteCache):
     def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor) -> None:
         super().__init__(operands, out)
         wrapper = find("flashinfer.mla.BatchMLAPagedAttentionWrapper")
@@ -144,7 +144,7 @@ class _Cutlass(FiniteCache):
         self.wrapper.run(**self.arguments)
 
 
-class TrtLlm(FlashInfer):
+class TrtLlmMlaDecode(FlashInfer):
     """TensorRT-LLM's kernels, which come compiled. They are not known to mask values, so that they get a
     cache without NaN. On an FP8 cache the call rounds q to FP8 first, which engines fuse into the kernel
     before."""
@@ -155,20 +155,20 @@ class TrtLlm(FlashInfer):
     activations = "fp8"
     allocates = True  # versions differ in the shape of the output that they take
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MlaDecodeSizes) -> Support:
         return Support.all_of(
             need(sizes.heads <= 64 or sizes.heads == 128, f"takes up to 64 heads, or 128, not {sizes.heads}"),
             need(sizes.page % 32 == 0, "needs a page that is a multiple of 32"),
         )
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         return WORKSPACE + cache_bytes(sizes) + sizes.batch * sizes.heads * (LATENT + ROPE)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor | None) -> Prepared:
-        return _TrtLlm(operands)
+        return _TrtLlmMlaDecode(operands)
 
 
-class _TrtLlm(FiniteCache):
+class _TrtLlmMlaDecode(FiniteCache):
     def __init__(self, operands: MlaDecodeOperands) -> None:
         super().__init__(operands, None)
         self.decode = find("flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla")
@@ -198,6 +198,7 @@ class _TrtLlm(FiniteCache):
         self.answer = self.decode(**self.arguments)
 
     def result(self) -> torch.Tensor:
+        assert self.answer is not None, "nothing was called"
         return self.answer.view(*self.operands.q.shape[:2], LATENT)
 
 

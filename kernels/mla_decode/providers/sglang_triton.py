@@ -15,7 +15,7 @@ from kernels.binding import find, keywords
 from kernels.mla_decode.compute_units import MOST_UNITS, compute_units
 from kernels.mla_decode.layouts import SLACK, page_list, page_starts, pages_of
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, Sizes
+from kernels.mla_decode.sizes import LATENT, MlaDecodeSizes
 from kernels.op import Prepared
 from kernels.platform import of
 from kernels.vendor import Sglang
@@ -29,7 +29,7 @@ MIN_BLOCK = 32
 MOST_ON_GFX942 = 256
 
 
-class Triton(Sglang):
+class SglangTritonMlaDecode(Sglang):
     """`decode_attention_fwd`: split-KV in two kernels, as many splits for each sequence as SGLang's scheduler
     kernel says, which runs before timing. On an FP8 cache the softmax weights are rounded to FP8."""
 
@@ -38,18 +38,18 @@ class Triton(Sglang):
     activations = "fp8"
     any_fp8 = True
 
-    def layout(self, sizes: Sizes) -> int:
+    def layout(self, sizes: MlaDecodeSizes) -> int:
         return (sizes.tokens + SLACK) * 4
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         splits = most_splits(max(sizes.lengths()), MOST_UNITS, "")
         return sizes.batch * sizes.heads * splits * (LATENT + 1) * 4
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return _Triton(operands, out)
+        return _SglangTritonMlaDecode(operands, out)
 
 
-class _Triton(Prepared):
+class _SglangTritonMlaDecode(Prepared):
     def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor) -> None:
         import torch
 

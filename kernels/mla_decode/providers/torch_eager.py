@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import KV_BYTES, LATENT, WIDTH, Sizes
+from kernels.mla_decode.sizes import KV_BYTES, LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Implementation, Prepared
 from kernels.platform import Platform
 from kernels.support import Support
@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     import torch
 
 
-class _Padded(Prepared):
+class _PaddedMlaDecode(Prepared):
     """Gathers the paged cache into [batch, longest, 576]; places past a length repeat the first token,
     whose value is finite, and are masked. Both tables are those of `first` where the pages are the same."""
 
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, first: _Padded | None = None) -> None:
+    def __init__(
+        self, operands: MlaDecodeOperands, out: torch.Tensor, first: _PaddedMlaDecode | None = None
+    ) -> None:
         import torch
 
         super().__init__(operands, out)
@@ -42,7 +44,7 @@ def _attend(
     return scores.softmax(-1) @ rows[..., :LATENT]
 
 
-class _Attend(_Padded):
+class _Attend(_PaddedMlaDecode):
     function = staticmethod(_attend)
 
     def call(self) -> None:
@@ -50,18 +52,18 @@ class _Attend(_Padded):
         self.out.copy_(self.function(o.q, o.kv, self.slots, self.valid, o.scale, o.kv_scale))
 
 
-class _Torch(Implementation):
+class _TorchMlaDecode(Implementation):
     requires = "torch"
 
     def available(self, platform: Platform) -> Support:
         return platform.library("torch")
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         longest = sizes.batch * max(sizes.lengths())
         return longest * (WIDTH * (4 + 4 + 2) + sizes.heads * 4 * 4 + 8)
 
 
-class Naive(_Torch):
+class NaiveMlaDecode(_TorchMlaDecode):
     name = "torch.naive"
     rebinds = True
 
@@ -74,7 +76,7 @@ class Naive(_Torch):
         return _Attend(operands, out, first)
 
 
-class Compiled(_Torch):
+class CompiledMlaDecode(_TorchMlaDecode):
     name = "torch.compile"
     requires = "torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)"
 
@@ -89,7 +91,7 @@ class Compiled(_Torch):
         return prepared
 
 
-class _Sdpa(_Padded):
+class _SdpaMlaDecode(_PaddedMlaDecode):
     """One scaled_dot_product_attention for the batch. Heads stand as the query rows of one head, so
     that the cache is read once and not once per head; the value keeps all 576 columns, because the
     flash kernels want one head size, and the last 64 are dropped."""
@@ -113,12 +115,12 @@ class _Sdpa(_Padded):
         self.out.copy_(attended[:, 0, :, :LATENT])
 
 
-class Sdpa(_Torch):
+class SdpaMlaDecode(_TorchMlaDecode):
     name = "torch.sdpa"
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         slots = sizes.batch * max(sizes.lengths())
         return slots * (WIDTH * KV_BYTES[sizes.kv] + (WIDTH * 6 if sizes.kv == "fp8" else 0) + 8 + 1)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return _Sdpa(operands, out)
+        return _SdpaMlaDecode(operands, out)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, WIDTH, Sizes
+from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Prepared
 from kernels.support import Support, need
 from kernels.vendor import VllmCpu
@@ -21,45 +21,47 @@ class Bf16Cache(VllmCpu):
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         return self.prepare_turn(None, operands, out)
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MlaDecodeSizes) -> Support:
         return need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}")
 
 
-class Vec(Bf16Cache):
+class VecMlaDecode(Bf16Cache):
     """`mla_decode_kvcache`, of the backend CPU_MLA: one thread per sequence, page 16 built in."""
 
     name = "vllm.vec"
-    requires = "vLLM's CPU build, AVX-512"
+    requires = "vLLM's CPU build, AVX-512 with bf16"
     kernel = "mla_decode_kvcache"
 
     PAGE = 16
 
-    def fits(self, sizes: Sizes) -> Support:
+    def fits(self, sizes: MlaDecodeSizes) -> Support:
         divides = need(sizes.page % self.PAGE == 0, f"needs a page that is a multiple of {self.PAGE}")
         return Support.all_of(super().fits(sizes), divides)
 
-    def prepare_turn(self, first: _Vec | None, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return _Vec(operands, out, self.bind(), first)
+    def prepare_turn(
+        self, first: _VecMlaDecode | None, operands: MlaDecodeOperands, out: torch.Tensor
+    ) -> Prepared:
+        return _VecMlaDecode(operands, out, self.bind(), first)
 
 
-class _Vec(Prepared):
+class _VecMlaDecode(Prepared):
     """The table is that of `first` where the pages are the same."""
 
     def __init__(
-        self, operands: MlaDecodeOperands, out: torch.Tensor, kernel: Callable, first: _Vec | None
+        self, operands: MlaDecodeOperands, out: torch.Tensor, kernel: Callable, first: _VecMlaDecode | None
     ) -> None:
         super().__init__(operands, out)
         self.kernel = kernel
-        self.kv = operands.kv.view(-1, Vec.PAGE, WIDTH)
+        self.kv = operands.kv.view(-1, VecMlaDecode.PAGE, WIDTH)
         shared = first is not None and operands.same_pages(first.operands)
-        self.table = first.table if shared else operands.split_pages(Vec.PAGE)
+        self.table = first.table if shared else operands.split_pages(VecMlaDecode.PAGE)
 
     def call(self) -> None:
         o = self.operands
         self.kernel(self.out, o.q, self.kv, o.scale, self.table, o.lengths)
 
 
-class Amx(Bf16Cache):
+class AmxMlaDecode(Bf16Cache):
     """`decode_attention_cpu` (SGLang's CPU kernel), of the backend AMX_MLA: split over the cache, with
     a combine. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not."""
 
@@ -76,17 +78,19 @@ class Amx(Bf16Cache):
             ideal *= 2
         return min(ideal, threads * self.SPLITS_PER_THREAD)
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         return sizes.batch * sizes.heads * 64 * (LATENT + 1) * 4 + sizes.tokens * 4
 
-    def prepare_turn(self, first: _Amx | None, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+    def prepare_turn(
+        self, first: _AmxMlaDecode | None, operands: MlaDecodeOperands, out: torch.Tensor
+    ) -> Prepared:
         import torch
 
         splits = self.splits(max(operands.host_lengths), torch.get_num_threads())
-        return _Amx(operands, out, self.bind(), splits, first)
+        return _AmxMlaDecode(operands, out, self.bind(), splits, first)
 
 
-class _Amx(Prepared):
+class _AmxMlaDecode(Prepared):
     """The table of rows and the lengths are those of `first` where the pages are the same."""
 
     def __init__(
@@ -95,7 +99,7 @@ class _Amx(Prepared):
         out: torch.Tensor,
         kernel: Callable,
         splits: int,
-        first: _Amx | None,
+        first: _AmxMlaDecode | None,
     ) -> None:
         import torch
 

@@ -13,7 +13,7 @@ from kernels.binding import find, keywords
 from kernels.mla_decode.compute_units import MOST_UNITS, compute_units
 from kernels.mla_decode.layouts import one_head
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, Sizes
+from kernels.mla_decode.sizes import LATENT, MlaDecodeSizes
 from kernels.op import Prepared
 from kernels.vendor import Vllm
 
@@ -25,14 +25,14 @@ MIN_WORK_PER_SPLIT = 512
 SPLITS_PER_UNIT = 2
 
 
-class Triton(Vllm):
+class VllmTritonMlaDecode(Vllm):
     """`decode_attention_fwd`: split-KV in two kernels. An FP8 cache is dequantised to bf16 on the way."""
 
     name = "vllm.triton"
     requires = "vLLM for cuda or rocm (read at 0.32; older ones as far as their signature agrees)"
     any_fp8 = True
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         return workspace(sizes)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
@@ -40,10 +40,10 @@ class Triton(Vllm):
             "vllm.v1.attention.ops.triton_decode_attention.decode_attention_fwd",
             "vllm.attention.ops.triton_decode_attention.decode_attention_fwd",
         )
-        return SplitKv(operands, out, decode)
+        return VllmSplitKv(operands, out, decode)
 
 
-class SplitKv(Prepared):
+class VllmSplitKv(Prepared):
     """`decode_attention_fwd` of vLLM, or of a library that took it over."""
 
     def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, decode: Callable) -> None:
@@ -75,7 +75,7 @@ class SplitKv(Prepared):
         self.decode(**self.arguments)
 
 
-def workspace(sizes: Sizes) -> int:
+def workspace(sizes: MlaDecodeSizes) -> int:
     """Partial results, fp32, as many as the largest device would split into."""
     return sizes.batch * sizes.heads * splits_for(max(sizes.lengths()), MOST_UNITS) * (LATENT + 1) * 4
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kernels.mla_decode.compute_units import MOST_UNITS
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import KV_BYTES, LATENT, ROPE, WIDTH, Sizes
+from kernels.mla_decode.sizes import KV_BYTES, LATENT, ROPE, WIDTH, MlaDecodeSizes
 from kernels.mla_decode.triton.split_kv_configs import (
     LEAST_HEADS,
     MOST_HEADS,
     MOST_PER_UNIT,
-    Config,
+    SplitKvConfig,
     heuristic,
     tiles,
 )
-from kernels.mla_decode.triton.split_kv_plan import Plan, plan
+from kernels.mla_decode.triton.split_kv_plan import SplitPlan, plan
 from kernels.triton_runtime import ConfiguredPrepared, SuiteTriton, options
 from kernels.tuning import Demand, Target
 
@@ -29,7 +29,7 @@ WORTH_OF_HEAD = 4  # tokens: to write and read again what a head found moves abo
 COMBINE_VALUES = 8192  # partial values at once in a program of the combine: 64 registers per thread
 
 
-def plan_for(config: Config, units: int, lengths: Sequence[int], heads: int) -> Plan:
+def plan_for(config: SplitKvConfig, units: int, lengths: Sequence[int], heads: int) -> SplitPlan:
     programs = units * config.per_unit // config.blocks(heads)
     return plan(tuple(lengths), config.tokens, max(1, programs), WORTH_OF_HEAD * config.heads)
 
@@ -39,19 +39,19 @@ class SplitKv(SuiteTriton):
     not called where no sequence was split."""
 
     name = "triton.split_kv"
-    Config = Config
+    Config = SplitKvConfig
     older_instructions: ClassVar = {
         "split_kernel": "16 heads are 16 rows, and memory bounds them; on sm_100 registers do not "
         "hold 64 and an FP8 cache to widen"
     }
 
-    def configurations(self, target: Target, sizes: Sizes) -> Iterator[Config]:
+    def configurations(self, target: Target, sizes: MlaDecodeSizes) -> Iterator[SplitKvConfig]:
         return tiles(target, sizes.heads)
 
-    def heuristic(self, target: Target, sizes: Sizes) -> Config:
+    def heuristic(self, target: Target, sizes: MlaDecodeSizes) -> SplitKvConfig:
         return heuristic(target, sizes)
 
-    def demands(self, config: Config, target: Target, sizes: Sizes) -> list[Demand]:
+    def demands(self, config: SplitKvConfig, target: Target, sizes: MlaDecodeSizes) -> list[Demand]:
         """Of a program of mean length where there are several waves of them, of the longest where one wave
         has all: it lasts as long as that. Without a pipeline a step is on its way half of the time."""
         lengths = sizes.lengths()
@@ -82,7 +82,7 @@ class SplitKv(SuiteTriton):
         moved = sizes.heads * (plan.slots * part + len(plan.split) * 2 * LATENT)
         return [split, Demand("combine_kernel", rows * LATENT // columns, 0, "fp32", read, read, moved)]
 
-    def features(self, sizes: Sizes) -> dict[str, float | str]:
+    def features(self, sizes: MlaDecodeSizes) -> dict[str, float | str]:
         """How long the sequences are, and not how that was written."""
         lengths = sizes.lengths()
         return {
@@ -94,7 +94,7 @@ class SplitKv(SuiteTriton):
             "kv_bytes": KV_BYTES[sizes.kv],
         }
 
-    def workspace(self, sizes: Sizes) -> int:
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
         """An upper bound over all platforms and configurations. A plan has no more slots than programs or
         than two a sequence, and a split sequence no more than parts of the least length, and one."""
         programs = MOST_UNITS * MOST_PER_UNIT // math.ceil(sizes.heads / MOST_HEADS)
@@ -105,13 +105,13 @@ class SplitKv(SuiteTriton):
         return slots * sizes.heads * (LATENT + 1) * 4 + sizes.batch * sizes.heads * LATENT * 4
 
     def prepare_with(
-        self, config: Config, target: Target, operands: MlaDecodeOperands, out: torch.Tensor
+        self, config: SplitKvConfig, target: Target, operands: MlaDecodeOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
         plan = plan_for(config, target.units, operands.host_lengths, operands.q.shape[1])
         return _SplitKv(operands, out, config, target, plan)
 
 
-def combine_columns(plan: Plan) -> int:
+def combine_columns(plan: SplitPlan) -> int:
     """Of a program of the combine."""
     return min(LATENT, COMBINE_VALUES // _power_of_2(plan.most))
 
@@ -125,7 +125,12 @@ class _SplitKv(ConfiguredPrepared):
     make theirs once a step too, for the attention of all layers. A call only reads it."""
 
     def __init__(
-        self, operands: MlaDecodeOperands, out: torch.Tensor, config: Config, target: Target, plan: Plan
+        self,
+        operands: MlaDecodeOperands,
+        out: torch.Tensor,
+        config: SplitKvConfig,
+        target: Target,
+        plan: SplitPlan,
     ) -> None:
         import torch
         import triton.language as tl

@@ -1,4 +1,4 @@
-"""What a program of split-KV MLA decode may take at once, and what is taken by rule."""
+"""Configurations of split-KV MLA decode: what a program may take at once, and what is taken by rule."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kernels.mla_decode.sizes import Sizes
+from kernels.mla_decode.sizes import MlaDecodeSizes
 from kernels.tuning import Target
 
 PER_UNIT = (1, 2, 4, 8)
@@ -19,7 +19,7 @@ MMA_COLUMNS, MFMA_COLUMNS = 8, 16  # tokens of an instruction of 16 heads
 
 
 @dataclass(frozen=True)
-class Config:
+class SplitKvConfig:
     """What one program of the split kernel takes, and how many there are.
 
     heads:    query heads
@@ -83,7 +83,7 @@ _CPU = ((16, 32, (4,), (2,)), (16, 128, (4,), (2,)), (64, 128, (4,), (2,)))
 _TILES = {"cuda": _CUDA, "rocm": _ROCM, "cpu": _CPU}
 
 
-def tiles(target: Target, heads: int) -> Iterator[Config]:
+def tiles(target: Target, heads: int) -> Iterator[SplitKvConfig]:
     """All blocks of heads that neither are padded to twice the heads nor so small that more than four of them
     read the same tokens; of very many heads, the larger ones."""
     blocks = [block for block in (16, 32, 64) if heads <= 4 * block and block < 2 * max(16, heads)] or [
@@ -94,7 +94,9 @@ def tiles(target: Target, heads: int) -> Iterator[Config]:
     for block, tokens, warps, stages in _TILES[target.kind]:
         if block in (blocks or (32, 64)):
             for w, s, per_unit in itertools.product(warps, stages, PER_UNIT):
-                config = Config(block, tokens, per_unit=per_unit, warps=w, stages=s, instruction=instruction)
+                config = SplitKvConfig(
+                    block, tokens, per_unit=per_unit, warps=w, stages=s, instruction=instruction
+                )
                 yield config
                 if target.arch == "gfx942" and tokens == 16:
                     yield replace(config, reload=True)
@@ -103,51 +105,51 @@ def tiles(target: Target, heads: int) -> Iterator[Config]:
 
 
 @dataclass(frozen=True)
-class Rule:
+class SplitRule:
     """For blocks of few heads and of many; and where the cache is FP8."""
 
-    few: Config
-    many: Config
-    few_fp8: Config
-    many_fp8: Config
+    few: SplitKvConfig
+    many: SplitKvConfig
+    few_fp8: SplitKvConfig
+    many_fp8: SplitKvConfig
 
 
-_FEW = Config(16, 32, per_unit=2, warps=4, stages=3)
+_FEW = SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3)
 _MI300 = (
-    Config(16, 16, per_unit=2, warps=4, stages=2, instruction=16),
-    Config(64, 16, reload=True, warps=4, stages=2, instruction=16),
+    SplitKvConfig(16, 16, per_unit=2, warps=4, stages=2, instruction=16),
+    SplitKvConfig(64, 16, reload=True, warps=4, stages=2, instruction=16),
 )
 _MI350 = (
-    Config(16, 32, per_unit=2, warps=4, stages=2, instruction=16),
-    Config(64, 32, warps=4, stages=2, instruction=16),
+    SplitKvConfig(16, 32, per_unit=2, warps=4, stages=2, instruction=16),
+    SplitKvConfig(64, 32, warps=4, stages=2, instruction=16),
 )
-_INTERPRETED = (Config(16, 128, per_unit=2), Config(64, 128, per_unit=2))
+_INTERPRETED = (SplitKvConfig(16, 128, per_unit=2), SplitKvConfig(64, 128, per_unit=2))
 
 # 16 heads: as many programs on a unit as keep enough bytes on their way for memory, which bounds them.
 # 64, which products bound: the fastest instructions, and enough tokens a step that those do not wait for
 # shared memory. No spill on Triton 3.6 and 3.7, on gfx942 in 64 KB of it. By compiling, not by timing.
 HEURISTIC = {
-    "cuda": Rule(
+    "cuda": SplitRule(
         few=_FEW,
-        many=Config(64, 64, warps=8, stages=2),
+        many=SplitKvConfig(64, 64, warps=8, stages=2),
         few_fp8=_FEW,
-        many_fp8=Config(64, 64, warps=8, stages=3),
+        many_fp8=SplitKvConfig(64, 64, warps=8, stages=3),
     ),
-    "sm_100": Rule(
+    "sm_100": SplitRule(
         few=_FEW,
-        many=Config(64, 32, warps=8, stages=3),
-        few_fp8=Config(16, 16, per_unit=2, warps=4, stages=5),
-        many_fp8=Config(32, 32, warps=8, stages=4),
+        many=SplitKvConfig(64, 32, warps=8, stages=3),
+        few_fp8=SplitKvConfig(16, 16, per_unit=2, warps=4, stages=5),
+        many_fp8=SplitKvConfig(32, 32, warps=8, stages=4),
     ),
-    "rocm": Rule(*_MI300, *_MI300),
+    "rocm": SplitRule(*_MI300, *_MI300),
     # 64 heads and 32 tokens of an FP8 cache spill on Triton 3.6.
-    "gfx950": Rule(*_MI350, _MI350[0], replace(_MI350[1], tokens=16)),
-    "cpu": Rule(*_INTERPRETED, *_INTERPRETED),
+    "gfx950": SplitRule(*_MI350, _MI350[0], replace(_MI350[1], tokens=16)),
+    "cpu": SplitRule(*_INTERPRETED, *_INTERPRETED),
 }
 FEW = 32  # heads
 
 
-def heuristic(target: Target, sizes: Sizes) -> Config:
+def heuristic(target: Target, sizes: MlaDecodeSizes) -> SplitKvConfig:
     rule, few = target.pick(HEURISTIC), sizes.heads <= FEW
     if sizes.kv == "fp8":
         return rule.few_fp8 if few else rule.many_fp8

@@ -1,4 +1,4 @@
-"""Which program attends to which tokens: parts of nearly equal numbers of tokens, the longest first."""
+"""Plan of split-KV MLA decode: parts of nearly equal size for each program, the longest first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WORTH = 1.25  # how much longer the longest sequence must be than a part for a s
 
 
 @dataclass(frozen=True)
-class Plan:
+class SplitPlan:
     """parts: (sequence, first token, behind the last, slot of its result); slot -1: all of its sequence
     split: (sequence, first slot, number of slots) of each sequence that is several parts
     """
@@ -35,7 +35,7 @@ class Plan:
 
 
 @functools.lru_cache(4096)
-def plan(lengths: tuple[int, ...], tokens: int, programs: int, least: int) -> Plan:
+def plan(lengths: tuple[int, ...], tokens: int, programs: int, least: int) -> SplitPlan:
     """For about so many programs, each of which takes steps of so many tokens, and `least` tokens at least.
 
     A sequence is cut where it is longer than a part should be, into parts of the same number of steps, but
@@ -53,7 +53,7 @@ def plan(lengths: tuple[int, ...], tokens: int, programs: int, least: int) -> Pl
             slots += cuts
         for i in range(cuts):
             parts.append((sequence, bounds[i], bounds[i + 1], slot + i))
-    return Plan(tuple(sorted(parts, key=lambda part: part[1] - part[2])), tuple(split))
+    return SplitPlan(tuple(sorted(parts, key=lambda part: part[1] - part[2])), tuple(split))
 
 
 def _most_steps(steps: Sequence[int], programs: int, least: int) -> int:

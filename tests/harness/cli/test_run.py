@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 import kernels
+from harness.cli.run import RunDisplay
 from harness.results.schema import SCHEMA
-from harness.run import execute
 from harness.run.device_lock import device_lock
+from harness.run.execute import run
+from harness.run.request import Request
 from kernels.platform import Platform, detect
 from kernels.vendor import VllmCpu
 from tests.support.command_line import PLUGIN, TINY, contents, error_line
@@ -121,7 +123,7 @@ def test_nothing_could_run(tmp_path, monkeypatch):
     """The same in this process, where vLLM can be taken away."""
     installed = kernels.platform.version
     monkeypatch.setattr("kernels.platform.version", lambda name: None if name == "vllm" else installed(name))
-    request = execute.Request(
+    request = Request(
         op="mla_decode",
         impl="vllm.*",
         baseline="vllm.amx",
@@ -131,7 +133,7 @@ def test_nothing_could_run(tmp_path, monkeypatch):
         json=str(tmp_path / "found.json"),
         quiet=True,
     )
-    assert execute.run(request) == 3
+    assert run(request, RunDisplay(request)) == 3
     cells = strict((tmp_path / "found.json").read_text())["cells"]
     assert {cell["impl"] for cell in cells} == {"vllm.amx", "vllm.triton", "vllm.vec"}
     assert {cell["status"] for cell in cells} == {"unsupported"}
@@ -140,7 +142,9 @@ def test_nothing_could_run(tmp_path, monkeypatch):
 
 def test_without_vllm_its_kernels_say_so(monkeypatch):
     monkeypatch.setattr("kernels.platform.version", lambda name: None if name == "vllm" else "1")
-    platform = Platform("cpu", "x86-amx", features=frozenset({"avx512f", "amx_bf16", "amx_tile"}))
+    platform = Platform(
+        "cpu", "x86-amx", features=frozenset({"avx512f", "avx512_bf16", "amx_bf16", "amx_tile"})
+    )
     for impl in kernels.implementations("mla_decode"):
         if isinstance(impl, VllmCpu):
             assert impl.available(platform).reason.startswith("vllm is not installed; pip install")

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import kernels
-from harness.catalogue.architectures import architectures, chosen
+from harness.catalogue.architectures import architectures, select_architectures
 from harness.compile import compiler, limits
-from harness.compile.launches import Launch, implementations, launches, shipped
+from harness.compile.launches import KernelLaunch, implementations, launches, shipped
 from harness.compile.limits import violations
-from harness.compile.resources import Figures, Product
+from harness.compile.resources import Product, Resources
 from harness.errors import UsageError
 from kernels.mha_prefill.triton.flash_configs import HEURISTIC
 from kernels.operands import Seeds
@@ -37,7 +37,7 @@ class Planted(FlashVarlen):
 """
 
 
-def launch(**values: str) -> Launch:
+def launch(**values: str) -> KernelLaunch:
     data = {"signature": {"x": "*fp32", "N": "constexpr"}, "constant_keys": [[1]], "constant_vals": [64],
             "attrs_keys": [[0]], "attrs_vals": [[["tt.divisibility", 16]]],
             "options": {"num_warps": 4, "num_stages": 2, "matrix_instr_nonkdim": 0}}  # fmt: skip
@@ -48,7 +48,7 @@ def launch(**values: str) -> Launch:
         "arch": "sm_90",
         "data": json.dumps(data),
     }
-    return Launch(**whole | values)
+    return KernelLaunch(**whole | values)
 
 
 def test_a_launch_says_what_it_is():
@@ -81,7 +81,7 @@ def test_llvm_agrees_on_what_registers_allow():
         assert architectures()["gfx950"].resident(registers, 0, 0, 4)[0] == waves, registers
 
 
-FINE = Figures(
+FINE = Resources(
     registers=128,
     shared_bytes=65536,
     threads=256,
@@ -171,7 +171,9 @@ def test_empty_operands_are_as_those_with_values(op: str):
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 def test_descriptors_are_told_and_compiled(arch: str):
     case = Case("block_scale_gemm", parse("m=1 n=576 k=7168")[0])
-    found = next(one for one in launches(case.op, chosen(arch)[0], [case]) if one.name == "gemm_kernel")
+    found = next(
+        one for one in launches(case.op, select_architectures(arch)[0], [case]) if one.name == "gemm_kernel"
+    )
     assert "a=tensordesc<fp8e4nv[16, 128]> " in found.arguments
     assert not compiler.compile_launch(found.kernel, arch, found.data).error
 
@@ -179,7 +181,11 @@ def test_descriptors_are_told_and_compiled(arch: str):
 def test_it_is_compiled_once(monkeypatch, tmp_path: Path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     case = Case("block_scale_gemm", parse("m=1 n=576 k=7168")[0])
-    found = [one for one in launches(case.op, chosen("gfx942")[0], [case]) if one.name == "sum_kernel"]
+    found = [
+        one
+        for one in launches(case.op, select_architectures("gfx942")[0], [case])
+        if one.name == "sum_kernel"
+    ]
     told: list[tuple[int, int]] = []
     first = compiler.compile_all(found * 2, lambda *at: told.append(at))
     assert told == [(1, 1)] and first[0] == first[1] and first[0].registers > 8 and not first[0].error
@@ -199,7 +205,7 @@ def test_a_compiler_that_dies_costs_one_configuration(monkeypatch, tmp_path: Pat
         "if multiprocessing.parent_process(): os._exit(3)\n"
     )
     case = Case("block_scale_gemm", parse("m=1 n=576 k=7168")[0])
-    found = launches(case.op, chosen("gfx942")[0], [case])
+    found = launches(case.op, select_architectures("gfx942")[0], [case])
     dead = dataclasses.replace(found[0], kernel="deadly:kernel")
     results = compiler.compile_all([dead, *found])
     assert results[0].error == "compiling failed: the compiler died"
@@ -209,9 +215,9 @@ def test_a_compiler_that_dies_costs_one_configuration(monkeypatch, tmp_path: Pat
 
 
 def test_targets_are_checked():
-    assert [a.arch for a in chosen("sm_90, gfx942,sm_90")] == ["sm_90", "gfx942"]
+    assert [a.arch for a in select_architectures("sm_90, gfx942,sm_90")] == ["sm_90", "gfx942"]
     with pytest.raises(UsageError, match="unknown target 'gfx90a'; targets: gfx942, gfx950, sm_90, sm_100"):
-        chosen("gfx90a")
+        select_architectures("gfx90a")
 
 
 def test_mistakes_are_one_line(here, monkeypatch):

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from harness.catalogue.devices import Ceilings
-from harness.cli import doctor
 from harness.doctor import advice as advice_module
 from harness.doctor import examine, noise
 from harness.doctor.advice import advice
@@ -65,7 +64,7 @@ def test_doctor_says_what_its_workers_measured(here, monkeypatch):
     """With ceilings that are known, and too short to tell anything apart."""
     known = Ceilings({"bf16": 1e9}, read=1e8, copy=1e8, measured="earlier")
     monkeypatch.setattr(examine, "measured", lambda here, threads: known)
-    monkeypatch.setattr(noise, "differences", functools.partial(noise.clock_differences, seconds=0.2))
+    monkeypatch.setattr(noise, "clock_differences", functools.partial(noise.clock_differences, seconds=0.2))
     done = here("doctor", "--json", "-")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
@@ -86,15 +85,14 @@ def test_a_device_that_is_not_here_is_one_line(here):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_device_that_is_being_measured_is_left_alone(monkeypatch, capsys):
+def test_a_device_that_is_being_measured_is_left_alone(here, monkeypatch):
     def measuring(*arguments: object) -> None:
         raise AssertionError("that disturbs the run")
 
     monkeypatch.setattr(examine, "measured", measuring)
     monkeypatch.setattr(examine, "meters", measuring)
     with device_lock(detect("cpu")):
-        doctor.show(device="cpu")
-    said = capsys.readouterr().out
+        said = here("doctor", "--device", "cpu").stdout
     assert "- device cpu is being measured by process" in said
     assert "instruments" not in said
 
@@ -221,7 +219,7 @@ def test_what_is_infinite_has_no_number(monkeypatch):
 
     monkeypatch.setattr(examine, "meters", lambda here, threads, count: Pair())
     monkeypatch.setattr(noise, "clock", lambda worker: {"step_s": 1e-9, "reading_s": 1e-9})
-    monkeypatch.setattr(noise, "differences", lambda pair: {"read": endless})
+    monkeypatch.setattr(noise, "clock_differences", lambda pair: {"read": endless})
     found = examine._instruments(CPU, 2)
     assert found["read"] == {"ratio": 1.0, "low": 0.0, "high": None, "floor": None}
     assert json.dumps(found, allow_nan=False)
@@ -366,6 +364,6 @@ def test_missing_libraries_are_said_once_each(monkeypatch):
     """On a GPU nothing of this machine's libraries can be looked at: the reasons are the platform's."""
     here = Platform("cuda", "sm_90", "cuda:0", "NVIDIA H200")
     monkeypatch.setattr("kernels.platform.version", lambda module: None)
-    lines = advice._libraries(here)
+    lines = advice_module._libraries(here)
     assert len({line.split(": ", 1)[1] for line in lines}) == len(lines)
     assert any("torch.bf16" in line and "torch is not installed" in line for line in lines)

@@ -12,7 +12,7 @@ from kernels.operands import Seeds
 from kernels.platform import Platform
 
 OP = kernels.OPS["mla_decode"]
-CPU = Platform("cpu", "x86-avx512", features=frozenset({"avx512f"}))
+CPU = Platform("cpu", "x86-avx512", features=frozenset({"avx512f", "avx512_bf16"}))
 
 
 def contenders(op: str, *names: str) -> list[Contender]:
@@ -111,7 +111,7 @@ def test_memory_counts_the_baseline_twice(monkeypatch, share, fits):
 
 def test_arms_that_do_not_fit_together_each_meet_the_first_and_its_twin(monkeypatch):
     (sdpa,) = contenders("mla_decode", "torch.sdpa")
-    arms = [Arm(), *(Arm({"A": str(i)}) for i in range(4)), Arm(again=True)]
+    arms = [Arm(), *(Arm({"A": str(i)}) for i in range(4)), Arm(is_twin=True)]
     found = [Contender(arm.name, sdpa.impl, arm, "eager") for arm in arms]
     sizes = OP.sizes({"batch": 64, "ctx": 4096})
     four = judge_memory(OP, sizes, "cpu") + 4 * memory_needed(OP, sizes, [sdpa.impl], 1)

@@ -26,7 +26,7 @@ def _waiting(call, seconds):
     return waiting
 
 
-class Waiting(Naive):
+class Waiting(NaiveMlaDecode):
     name = "torch.waiting"
 
     def prepare(self, operands, out):
@@ -39,7 +39,7 @@ class Steady(Waiting):
     name = "torch.steady"
 
     def prepare(self, operands, out):
-        prepared = Naive.prepare(self, operands, out)
+        prepared = NaiveMlaDecode.prepare(self, operands, out)
         prepared.call = _waiting(prepared.call, 0.002)
         return prepared
 """

@@ -12,9 +12,9 @@ from tests.support.recorded_verdicts import redo
 
 PROBE = """
 import os, time
-from kernels.mla_decode.providers.torch_eager import Naive
+from kernels.mla_decode.providers.torch_eager import NaiveMlaDecode
 
-class Probe(Naive):
+class Probe(NaiveMlaDecode):
     op = "mla_decode"
     name = "probe.kernel"
 

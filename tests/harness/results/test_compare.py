@@ -98,7 +98,7 @@ def test_a_slower_session_is_no_regression(tmp_path):
     """All rows take 1.3 times as long: that is the machine, and is said to be."""
     found = compared(read(str(record(tmp_path / "a"))), read(str(record(tmp_path / "b", drift=1.3, seed=1))))
     assert not found.regressions
-    assert {row.found.verdict for row in found.rows if row.anchor} == {"same"}
+    assert {row.comparison.verdict for row in found.rows if row.anchor} == {"same"}
     assert all(row.drift for row in found.rows)
 
 
@@ -128,8 +128,8 @@ def test_a_baseline_that_changed_is_no_anchor(tmp_path):
     b = record(tmp_path / "b", faster={"torch.sdpa": 2.0}, sources={"torch.sdpa": "new"}, seed=1)
     found = rows(a, b)
     assert {row.anchor for row in found.values()} - {""} == {"torch.naive"}
-    assert found[CASES[0], "torch.sdpa"].found.verdict == "faster"
-    assert found[CASES[0], "vllm.amx"].found.verdict == "same"
+    assert found[CASES[0], "torch.sdpa"].comparison.verdict == "faster"
+    assert found[CASES[0], "vllm.amx"].comparison.verdict == "same"
 
 
 @pytest.mark.parametrize(

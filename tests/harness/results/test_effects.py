@@ -41,16 +41,16 @@ def test_main_effects_and_the_interaction_are_found():
     cells, settings = factorial(a=2.0, b=1.0, both=1.3)
     found = {e.what: e for e in effects(cells, settings, floor=0.0, confidence=0.95)}
     assert list(found) == ["A: 0 -> 1", "B: 0 -> 1", "A=1 with B=1"]
-    assert found["A: 0 -> 1"].found.ratio == pytest.approx(2 * math.sqrt(1.3), rel=0.01)
-    assert found["B: 0 -> 1"].found.ratio == pytest.approx(math.sqrt(1.3), rel=0.01)
-    assert found["A=1 with B=1"].found.ratio == pytest.approx(1.3, rel=0.02)
+    assert found["A: 0 -> 1"].comparison.ratio == pytest.approx(2 * math.sqrt(1.3), rel=0.01)
+    assert found["B: 0 -> 1"].comparison.ratio == pytest.approx(math.sqrt(1.3), rel=0.01)
+    assert found["A=1 with B=1"].comparison.ratio == pytest.approx(1.3, rel=0.02)
     assert {e.kind for e in found.values()} == {"main", "interaction"}
-    assert all(e.found.verdict == "faster" for e in found.values())
+    assert all(e.comparison.verdict == "faster" for e in found.values())
 
 
 def test_what_does_nothing_has_no_effect():
     cells, settings = factorial(a=0.5, b=1.0, both=1.0, noise=0.001)
-    verdicts = {e.what: e.found.verdict for e in effects(cells, settings, floor=0.0, confidence=0.95)}
+    verdicts = {e.what: e.comparison.verdict for e in effects(cells, settings, floor=0.0, confidence=0.95)}
     assert verdicts == {"A: 0 -> 1": "slower", "B: 0 -> 1": "same", "A=1 with B=1": "same"}
 
 
@@ -67,7 +67,7 @@ def test_three_values_are_held_against_the_first():
     arms = {f"A={v}": {"A": v} for v in ("0", "1", "2")}
     cells = {arm: cell(arm, [1.0 / (1 + i)] * BLOCKS * ROUNDS) for i, arm in enumerate(arms)}
     found = effects(cells, arms, 0.0, 0.95)
-    assert [(e.what, round(e.found.ratio, 6)) for e in found] == [("A: 0 -> 1", 2.0), ("A: 0 -> 2", 3.0)]
+    assert [(e.what, round(e.comparison.ratio, 6)) for e in found] == [("A: 0 -> 1", 2.0), ("A: 0 -> 2", 3.0)]
 
 
 BEFORE = {"kernels": ["gemm", "copy"], "kernel_us": [99.0, 1.0], "ran": ["onednn matmul brg:avx512"]}

@@ -29,7 +29,14 @@ def test_a_profiler_that_does_not_work_costs_no_time(how, status):
     impl = kernels.implementations("mla_decode")[0]
     contender = Contender(impl.name, impl, Arm(), "eager")
     said: list[str] = []
-    run = CaseRun(Case("mla_decode", {"batch": 1, "ctx": "64"}), [], None, 0, Path(), said.append, None)
+    run = CaseRun(
+        case=Case("mla_decode", {"batch": 1, "ctx": "64"}),
+        stations=[],
+        judge=None,
+        monitor=None,
+        scratch=Path(),
+        say=said.append,
+    )
     run._profile(Station(WorkerFailure(how, "CUPTI is not permitted")), contender)
     assert contender.status == status
     assert said == [f"{impl.name} could not be profiled: CUPTI is not permitted"]

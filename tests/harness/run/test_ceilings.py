@@ -17,7 +17,7 @@ from harness.run.case import Measured
 from harness.run.ceilings import ceilings, measured, stored
 from harness.run.cells import Yardsticks, build_cells
 from harness.timing.rounds import Round, Rounds
-from harness.workers.child import meter
+from harness.workers.child import METER, meter
 from harness.workers.child.meter import MIB, Meter, buffer_bytes
 from harness.workers.child.timers.base import Program, Turn
 from kernels.op import Work
@@ -40,16 +40,16 @@ def test_a_ceiling_is_that_of_the_dtype_or_of_a_wider_one():
 
 def test_least_time_is_the_longer_of_products_and_memory():
     found = Ceilings({"fp8": 8.0, "bf16": 4.0}, read=10.0, copy=5.0)
-    assert found.least_time(Work(16.0, 10.0, "fp8")) == 2.0
-    assert found.least_time(Work(16.0, 10.0, "bf16")) == 4.0
-    assert found.least_time(Work(16.0, 50.0, "fp8")) == 5.0
-    assert found.least_time(Work(16.0, 0.0, "fp8")) == 2.0
+    assert found.min_time(Work(16.0, 10.0, "fp8")) == 2.0
+    assert found.min_time(Work(16.0, 10.0, "bf16")) == 4.0
+    assert found.min_time(Work(16.0, 50.0, "fp8")) == 5.0
+    assert found.min_time(Work(16.0, 0.0, "fp8")) == 2.0
 
 
 def test_memory_counts_by_the_larger_of_read_and_copy():
     work = Work(0.0, 40.0)
-    assert Ceilings({"bf16": 1.0}, read=10.0, copy=20.0).least_time(work) == 2.0
-    assert Ceilings({"bf16": 1.0}, read=10.0).least_time(work) == 4.0
+    assert Ceilings({"bf16": 1.0}, read=10.0, copy=20.0).min_time(work) == 2.0
+    assert Ceilings({"bf16": 1.0}, read=10.0).min_time(work) == 4.0
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_older_runs_keep_their_yardstick():
     for dtype in ("fp8", "bf16"):
         for flops, moved in ((8.0, 2.0), (4.0, 6.0)):
             wanted = max(flops / old["flops"], moved / old["bytes"])
-            assert found.least_time(Work(flops, moved, dtype)) == wanted
+            assert found.min_time(Work(flops, moved, dtype)) == wanted
 
 
 # Datasheets
@@ -212,7 +212,7 @@ class Fake:
     measures: list[dict]
 
     def __init__(self, role: str, environment: dict[str, str], log: object) -> None:
-        assert role == "meter"
+        assert role == METER
         self.kill = lambda: None
 
     def ask(self, request: str, deadline: float, **arguments: object) -> object:

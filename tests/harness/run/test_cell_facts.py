@@ -78,7 +78,7 @@ class Told:
     def fresh(self, rotation: Rotation) -> None:
         pass
 
-    def seat(self, contender: Contender) -> None:
+    def prepare(self, contender: Contender) -> None:
         pass
 
     def ask(self, contender: Contender, request: str, **arguments: float):
@@ -91,7 +91,9 @@ def test_every_turn_tells_its_host_time(tmp_path, host_seconds):
     (impl,) = [i for i in kernels.implementations(case.op) if i.name == "torch.naive"]
     contender = Contender(impl.name, impl, Arm(), "graph")
     station = Told(contender, host_seconds)
-    run = CaseRun(case, [station], None, 0, tmp_path, print, Blind("a test"))
+    run = CaseRun(
+        case=case, stations=[station], judge=None, monitor=Blind("a test"), scratch=tmp_path, say=print
+    )
     measured = Measured(case, [contender], Rotation("warm", 1, 0, 0, False))
     run._measure(measured, 1.0, 1.0, impl.name)
     assert measured.rounds.rounds

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.run import RunDisplay
 from harness.errors import NothingRan, UsageError
 from harness.machine.monitor.base import Monitor
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, Verdict
-from harness.run import execute
-from harness.run.execute import Request
+from harness.run import device
+from harness.run.execute import run
+from harness.run.request import Request
 from tests.support.recorded_verdicts import redo
 
 WHO = "process 7 (cc1plus) took 80% of a CPU"
@@ -69,8 +71,8 @@ def measure(out: Path, monitor: Scripted, **options):
         contextlib.redirect_stdout(said[0]),
         contextlib.redirect_stderr(said[1]),
     ):
-        patch.setattr(execute, "monitor_for", lambda platform, ours: monitor)
-        code = execute.run(request)
+        patch.setattr(device, "monitor_for", lambda platform, ours: monitor)
+        code = run(request, RunDisplay(request))
     (found,) = Journal(out / "run").finished().values()
     kinds = {kind: [r for r in found if isinstance(r, kind)] for kind in (Cell, Verdict, CaseDone)}
     return code, kinds, *(text.getvalue() for text in said), json.loads((out / "run.json").read_text())
@@ -160,7 +162,8 @@ def test_a_device_for_one_process_alone_is_refused(measured):
 
 def test_a_mistake_on_a_busy_machine_is_one_line_still(monkeypatch, capsys):
     monitor = Scripted([], busy=[WHO])
-    monkeypatch.setattr(execute, "monitor_for", lambda platform, ours: monitor)
+    monkeypatch.setattr(device, "monitor_for", lambda platform, ours: monitor)
+    request = Request(op="nonsense", device="cpu")
     with pytest.raises(UsageError, match="unknown op"):
-        execute.run(Request(op="nonsense", device="cpu"))
+        run(request, RunDisplay(request))
     assert capsys.readouterr() == ("", "")

@@ -136,10 +136,12 @@ def test_a_fault_costs_nobody_else(faulty, name):
 WAITING = """
 import time
 from pathlib import Path
-from kernels.mla_decode.providers.torch_eager import Naive
+from kernels.mla_decode.providers.torch_eager import NaiveMlaDecode
+
+HERE = Path(__file__).parent
 
 
-class Waiting(Naive):
+class Waiting(NaiveMlaDecode):
     op = "mla_decode"
     name = "waiting.kernel"  # in one worker with torch's
 
@@ -149,8 +151,8 @@ class Waiting(Naive):
 
         def waiting():
             calls.append(1)
-            if len(calls) > 2 and len(operands.host_lengths) == 2 and (SUPPORT / "wait").exists():
-                (SUPPORT / "waits").touch()
+            if len(calls) > 2 and len(operands.host_lengths) == 2 and (HERE / "wait").exists():
+                (HERE / "waits").touch()
                 time.sleep(3600)
             call()
 

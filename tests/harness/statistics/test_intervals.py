@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from harness.statistics.intervals import LEAST_BLOCKS, LOOKED, Centre, centre, interval
+from harness.statistics.intervals import LOOK_WIDENING, MIN_BLOCKS, Centre, centre, interval
 from harness.statistics.paired import compare, noise_floor, verdict
 
 BLOCKS = [block for block in range(5) for _ in range(4)]
@@ -176,11 +176,11 @@ def test_interval_is_no_narrower_than_scatter_within_groups_explains():
 
 def test_looking_has_its_price():
     """As many blocks as looking begins with, and the interval is wider than Student's."""
-    values = [(g, float(g)) for g in range(LEAST_BLOCKS) for _ in range(2)]
+    values = [(g, float(g)) for g in range(MIN_BLOCKS) for _ in range(2)]
     found = interval(values)
     t, deviation = 2.570582, math.sqrt(3.5)
-    assert found.high - found.mean == pytest.approx(LOOKED * t * deviation / math.sqrt(LEAST_BLOCKS))
-    assert LOOKED <= 1.3
+    assert found.high - found.mean == pytest.approx(LOOK_WIDENING * t * deviation / math.sqrt(MIN_BLOCKS))
+    assert LOOK_WIDENING <= 1.3
 
 
 def test_longer_blocks_count_more():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import MISSING, fields
 
 import pytest
 
@@ -15,9 +14,8 @@ from harness.plan.rotation import Rotation
 from harness.results import read
 from harness.results.schema import CaseDone, Cell, Record
 from harness.run.case import Measured
-from harness.run.cells import Yardsticks, build_cells
-from harness.run.session import Session
-from harness.statistics.multiple import Judged, joint_verdicts
+from harness.run.cells import Yardsticks, build_cells, build_records
+from harness.statistics.multiple import JointVerdict, joint_verdicts
 from harness.timing.interleaved import measure
 from harness.timing.rounds import Policy, Rounds
 from kernels.platform import Platform
@@ -35,25 +33,25 @@ def session(
 
 def judged(
     rounds: Rounds, *wanted: str, anchor: str | None = "anchor", twin: str | None = None
-) -> list[Judged]:
+) -> list[JointVerdict]:
     series = {name: rounds.series(name) for name in (*wanted, anchor, twin) if name}
-    return joint_verdicts(series, rounds.blocks, wanted, anchor, twin)
+    return joint_verdicts(series, rounds.blocks, wanted, anchor, twin=twin)
 
 
-def asked(found: list[Judged]) -> list[tuple[str, str, str]]:
-    return [(j.a, j.b, j.about) for j in found]
+def questions(verdicts: list[JointVerdict]) -> list[tuple[str, str, str]]:
+    return [(j.a, j.b, j.about) for j in verdicts]
 
 
 def test_each_against_the_anchor_and_the_winner_against_the_runner_up():
     rounds = session({"anchor": 1.0, "a": 1.5, "b": 0.5, "c": 0.7})
-    assert asked(judged(rounds, "anchor", "a", "b", "c")) == [
+    assert questions(judged(rounds, "anchor", "a", "b", "c")) == [
         ("a", "anchor", "baseline"),
         ("b", "anchor", "baseline"),
         ("c", "anchor", "baseline"),
         ("b", "c", "runner-up"),
     ]
     # A baseline that is out, its output being wrong, leaves the ranking.
-    assert asked(judged(rounds, "a", "b", "c")) == [("b", "c", "runner-up")]
+    assert questions(judged(rounds, "a", "b", "c")) == [("b", "c", "runner-up")]
     assert judged(rounds, "anchor") == []
     assert judged(rounds) == []
 
@@ -64,9 +62,9 @@ def test_what_is_clear_leaves_its_share_to_the_others():
     found = judged(session(true, Family(own=0.05)), *true)
     by_pair = {(j.a, j.b): j for j in found}
     for name in "abc":
-        assert by_pair[name, "anchor"].found.verdict in ("faster", "slower")
+        assert by_pair[name, "anchor"].comparison.verdict in ("faster", "slower")
         assert by_pair[name, "anchor"].confidence == pytest.approx(1 - 0.05 / 5)
-    assert by_pair["d", "anchor"].found.verdict == "unclear"
+    assert by_pair["d", "anchor"].comparison.verdict == "unclear"
     assert by_pair["d", "anchor"].confidence == pytest.approx(1 - 0.05 / 2)
 
 
@@ -80,9 +78,9 @@ def test_a_twin_gives_the_floor():
     rounds = session({"anchor": 1.0, "again": 1.1, "a": 1.05}, Family(own=0.001))
     (found, _) = judged(rounds, "anchor", "a", twin="again")
     assert found.floor == pytest.approx(0.09, abs=0.005)
-    assert found.found.verdict == "same", "told apart, but by less than the same thing from itself"
+    assert found.comparison.verdict == "same", "told apart, but by less than the same thing from itself"
     rounds = session({"anchor": 1.0, "again": 2.0, "a": 3.0})
-    assert {j.found.verdict for j in judged(rounds, "anchor", "a", twin="again")} == {"unclear"}
+    assert {j.comparison.verdict for j in judged(rounds, "anchor", "a", twin="again")} == {"unclear"}
 
 
 def test_five_equal_contenders_are_seldom_told_apart():
@@ -91,7 +89,7 @@ def test_five_equal_contenders_are_seldom_told_apart():
     wrong = 0
     for seed in range(100):
         rounds = session(dict.fromkeys(names, 1.0), FAMILIES["offsets"], seed, budget_s=40)
-        wrong += any(j.found.verdict in ("faster", "slower") for j in judged(rounds, *names))
+        wrong += any(j.comparison.verdict in ("faster", "slower") for j in judged(rounds, *names))
     assert wrong <= 10
 
 
@@ -150,11 +148,8 @@ def test_verdicts_of_groups_are_redone_from_the_record():
 
     broken.fail("error", "it broke")
     nothing = Measured(case, [broken], Rotation("warm", 1, 0, 0, False))
-    run = Session(
-        **dict.fromkeys(f.name for f in fields(Session) if f.default is MISSING)
-        | {"platform": Platform("cpu", "x86"), "yardsticks": Yardsticks(None, None, 0.95), "left_out": []}
-    )
-    records = run._records(case, [group(one, 1.0, 5), nothing, group(two, 2.0, 4)])
+    parts = [group(one, 1.0, 5), nothing, group(two, 2.0, 4)]
+    records, _ = build_records(case, parts, Platform("cpu", "x86"), Yardsticks(None, None, 0.95))
     redone = redo(records)
     assert [v.about for v, _ in redone].count("A/A") == 2
     for stated, found in redone:

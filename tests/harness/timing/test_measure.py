@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pandas
 import pytest
 
-from harness.statistics.intervals import LEAST_BLOCKS
+from harness.statistics.intervals import MIN_BLOCKS
 from harness.timing.interleaved import measure
 from harness.timing.rounds import Policy, Rounds
 from tools.simulated_machine import TURN_S, Family, Machine
@@ -257,7 +257,7 @@ def test_the_time_of_who_sits_out_goes_to_the_others():
 def test_measuring_ends_after_short_blocks_when_they_settle_it():
     race = Race(a=1, b=2)
     found = race.measure()
-    assert Counter(found.blocks) == dict.fromkeys(range(LEAST_BLOCKS), 5)
+    assert Counter(found.blocks) == dict.fromkeys(range(MIN_BLOCKS), 5)
     assert found.stopped == "tight"
 
 
@@ -389,7 +389,7 @@ def test_half_the_rounds_disturbed_is_a_measurement_yet():
     weather = Weather(race, "", "hot")
     found = race.measure(**weather.policy)
     assert found.stopped == "tight"
-    assert Counter(found.blocks) == dict.fromkeys(range(LEAST_BLOCKS), 5)
+    assert Counter(found.blocks) == dict.fromkeys(range(MIN_BLOCKS), 5)
 
 
 def test_who_is_slow_has_its_turn_in_a_round_that_counts():
@@ -416,5 +416,5 @@ def test_the_first_look_has_enough_blocks_that_count():
     race = Race(a=1, b=2)
     weather = Weather(race, *["hot"] * 10, *[""] * 1000)
     found = race.measure(**weather.policy)
-    assert len(set(found.blocks)) == LEAST_BLOCKS
+    assert len(set(found.blocks)) == MIN_BLOCKS
     assert found.stopped == "tight"

@@ -40,8 +40,8 @@ def stored(found: Rounds) -> str:
     """Who is faster than the anchor by the engine's rule, or the anchor."""
     names = [ANCHOR, challenger(found)]
     series = {name: found.series(name) for name in (*names, TWIN)}
-    judged = joint_verdicts(series, found.blocks, names, ANCHOR, TWIN)
-    return next((j.a for j in judged if j.about == "baseline" and j.found.verdict == "faster"), ANCHOR)
+    judged = joint_verdicts(series, found.blocks, names, ANCHOR, twin=TWIN)
+    return next((j.a for j in judged if j.about == "baseline" and j.comparison.verdict == "faster"), ANCHOR)
 
 
 def seconds(found: Rounds) -> dict[str, set[int]]:
@@ -70,8 +70,8 @@ def test_the_rounds_that_chose_flatter_and_those_after_them_do_not():
             both = [r for r in made if set(names) <= r.seconds.keys()]
             series = {name: [r.seconds[name] for r in both] for name in names}
             (judged, _) = joint_verdicts(series, [r.block for r in both], names, ANCHOR)
-            logs[which].append(math.log(judged.found.ratio))
-            called[which] += judged.found.verdict == "faster"
+            logs[which].append(math.log(judged.comparison.ratio))
+            called[which] += judged.comparison.verdict == "faster"
     error = {which: statistics.stdev(of) / math.sqrt(len(of)) for which, of in logs.items()}
     assert statistics.mean(logs["heats"]) > 5 * error["heats"]
     assert abs(statistics.mean(logs["rounds"])) < 3 * error["rounds"]

@@ -18,7 +18,7 @@ from harness import cli
 from harness.catalogue.architectures import architectures
 from harness.compile.launches import implementations
 from harness.compile.launches import tuned as cases_tuned
-from harness.compile.resources import Figures, Product
+from harness.compile.resources import Product, Resources
 from harness.tune import offline, store
 from harness.tune.compile_records import Compiled, Evidence
 from harness.tune.compile_records import file as evidence_file
@@ -93,7 +93,7 @@ def test_shared_memory_feeds_large_tiles_only(arch, tile, threads, fed):
     architecture = architectures()[arch]
     name = {"sm_90": "wgmma.x.f32.bf16.bf16", "sm_100": "tcgen05.mma.cta_group::1.kind::f16"}.get(arch)
     name = name or {"bf16": "v_mfma_f32_32x32x8_bf16", "fp8": "v_mfma_f32_32x32x16_fp8_fp8"}[dtype]
-    figures = Figures(threads=threads, instructions=[name], products=[Product(m, n, 64, dtype)])
+    figures = Resources(threads=threads, instructions=[name], products=[Product(m, n, 64, dtype)])
     found = share(dataclasses.replace(COMPUTE, dtype=dtype), figures, architecture)
     assert found == pytest.approx(fed)
 
@@ -117,7 +117,7 @@ def test_no_estimate_is_below_the_bound():
 
 
 def test_older_instructions_and_what_a_unit_holds():
-    wide = Figures(registers=128, threads=128, instructions=["wgmma.mma_async.x.f32.e4m3.e4m3"])
+    wide = Resources(registers=128, threads=128, instructions=["wgmma.mma_async.x.f32.e4m3.e4m3"])
     older = dataclasses.replace(wide, instructions=["mma.sync.aligned.x"])
     assert share(COMPUTE, wide, SM_90) == 1.0
     assert share(COMPUTE, older, SM_90) == SM_90.older_rate["fp8"] < 0.5
@@ -138,11 +138,11 @@ GEMM = implementations("block_scale_gemm")[0]
 CASES = [Case("block_scale_gemm", sizes) for sizes in parse("m=1,300,4096 n=2112 k=7168")]
 
 
-def made_up(launch: Any) -> Figures:
+def made_up(launch: Any) -> Resources:
     """As a compiler may find it, without one: always the same for a launch, some too large."""
     draw = random.Random(launch.kernel + launch.data)
     options = json.loads(launch.data)["options"]
-    return Figures(
+    return Resources(
         registers=draw.choice((32, 64, 128, 255)),
         shared_bytes=draw.choice((0, 40_000, 100_000, 240_000)),
         threads=32 * options["num_warps"],
@@ -155,7 +155,7 @@ def told() -> Iterator[list[int]]:
     """How many launches each call of the compiler was given; nothing is compiled."""
     counts: list[int] = []
 
-    def compile_all(launches: Sequence[Any], done: Any = None) -> list[Figures]:
+    def compile_all(launches: Sequence[Any], done: Any = None) -> list[Resources]:
         counts.append(len(launches))
         return [made_up(launch) for launch in launches]
 
@@ -203,9 +203,9 @@ def test_few_configurations_serve_all(tuning):
 
 def test_shards_leave_what_is_not_theirs(told, tmp_path: Path, monkeypatch):
     """Two of them, then one that finds all that they compiled."""
-    known: dict[str, Figures] = {}
+    known: dict[str, Resources] = {}
 
-    def compile_all(launches: Sequence[Any], done: Any = None) -> list[Figures]:
+    def compile_all(launches: Sequence[Any], done: Any = None) -> list[Resources]:
         found = [made_up(launch) for launch in launches]
         known.update({offline.key_of(one): figures for one, figures in zip(launches, found, strict=True)})
         return found
@@ -267,7 +267,7 @@ def test_an_implementation_that_fails_costs_a_configuration(told, monkeypatch):
 
 
 def test_tables_serve_cases_that_agree(tmp_path: Path):
-    one, other = (Compiled("k", Figures(registers=n, threads=128)) for n in (32, 64))
+    one, other = (Compiled("k", Resources(registers=n, threads=128)) for n in (32, 64))
     evidence = Evidence("s", {"m=1": {"a": [one], "b": "E"}, "m=2": {"a": [one], "c": [other]},
                               "m=3": {"a": [other]}})  # fmt: skip
     evidence.store(tmp_path / "x.json")

@@ -14,7 +14,7 @@ import pytest
 import kernels
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, Verdict
-from harness.tune.race import Field, choice
+from harness.tune.race import RacedConfigs, choice
 from kernels import tuning
 from kernels.triton_runtime import CPU
 from kernels.tuning import Choice, Target
@@ -132,7 +132,7 @@ def test_rounds_that_chose_and_rounds_that_judge_are_recorded_apart(raced):
     for verdict, again in redo(records):
         assert (verdict.ratio, verdict.verdict) == (pytest.approx(again.ratio), again.verdict)
     (done,) = (r for r in records if isinstance(r, CaseDone))
-    assert done.entries["anchor"] == {"columns": 16, "fault": ""}
+    assert done.entries.anchor == {"columns": 16, "fault": ""}
     assert done.heats
 
 
@@ -286,7 +286,7 @@ CASE = kernels.OPS["block_scale_gemm"].case({"m": 4, "n": 512, "k": 256})
 
 
 def test_what_would_be_used_is_the_anchor_and_enters_once(chunked):
-    field = Field(chunked, CPU, keep=2, said=print)
+    field = RacedConfigs(chunked, CPU, keep=2, log=print)
     entries = field.entries(chunked, CASE)
     assert [config["columns"] for config in entries.configs] == [16, 8, 32, 128, 512]
     assert "all configurations are raced" in field.unpruned
@@ -297,13 +297,13 @@ def test_the_best_by_the_estimate_enter_where_it_knows_the_device():
     triton = pytest.importorskip("triton")
     assert triton
     (impl,) = (i for i in kernels.implementations("block_scale_gemm") if i.name == "triton.split_k")
-    field = Field(impl, Target("cuda", "sm_90", 78, "a smaller H100"), keep=3, said=lambda _: None)
+    field = RacedConfigs(impl, Target("cuda", "sm_90", 78, "a smaller H100"), keep=3, log=lambda _: None)
     entries = field.entries(impl, CASE)
     assert field.unpruned == ""
     assert field.compiling.architecture.units == 78
     assert len(entries.configs) in (3, 4), "the anchor is among the best, or comes on top"
-    assert entries.found["raced"] == len(entries.configs)
-    assert entries.found["considered"] == 3 + sum(entries.found["pruned"].values())
+    assert entries.search.raced == len(entries.configs)
+    assert entries.search.considered == 3 + sum(entries.search.pruned.values())
 
 
 # What is stored
@@ -342,7 +342,7 @@ def records(*verdicts: tuple[str, str, float | None]) -> list:
                 about="baseline",
             )
         )
-    entries = {"origin": "by rule", "considered": 9, "pruned": {}, "raced": len(names)}
+    entries = {"anchor": {}, "origin": "by rule", "considered": 9, "pruned": {}, "raced": len(names)}
     conditions = [{"sm_clock_mhz": {"min": 1, "median": 1500, "max": 2}, "samples": 3}]
     done = CaseDone(
         case=CASE.key, measured_s=1, setup_s=1, rounds=1, blocks=1, stopped="clear", entries=entries,

@@ -15,7 +15,7 @@ import torch
 import kernels
 from harness.workers.child.judge import judge
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import Sizes
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.compose import bind
 from kernels.formats import BLOCK
 from kernels.op import Implementation, Reference
@@ -40,7 +40,7 @@ OP = kernels.OPS["block_scale_gemm"]
 class Problem:
     """A case with its reference. `fp8`: judged as a call that rounds activations to FP8 itself."""
 
-    sizes: Sizes
+    sizes: BlockScaleGemmSizes
     operands: BlockScaleGemmOperands
     reference: Reference
     fp8: bool = False
@@ -101,7 +101,7 @@ def margins() -> Iterator[dict[tuple[str, str], dict[str, float]]]:
         print(f"{kind:8}{bug:38}" + "".join(cell.rjust(16) for cell in cells))
 
 
-def bugs_of(kind: str, sizes: Sizes) -> list[Variant]:
+def bugs_of(kind: str, sizes: BlockScaleGemmSizes) -> list[Variant]:
     chosen = list(WEIGHT_BUGS)
     if kind != "W8A16":
         chosen += ACTIVATION_BUGS

@@ -243,8 +243,8 @@ MUTATIONS = [
         column_major,
     ),
     Mutation("live scales written by rows", ASM, aiter, "in_rows", lambda given: given),
-    Mutation("both in the other layout", place("aiter.ck", "gfx942"), aiter.Ck, "shuffles", True),
-    Mutation("neither in its layout", ASM, aiter.Asm, "shuffles", False),
+    Mutation("both in the other layout", place("aiter.ck", "gfx942"), aiter.CkGemm, "shuffles", True),
+    Mutation("neither in its layout", ASM, aiter.AsmGemm, "shuffles", False),
     Mutation("scales of a by rows", place("cublaslt", "sm_90"), cublaslt, "column_major", row_major),
     Mutation("rows not padded", place("cublaslt", "sm_90"), cublaslt, "padded_rows", lambda t, _: t.clone()),
     Mutation(

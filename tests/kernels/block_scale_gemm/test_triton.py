@@ -18,7 +18,7 @@ from harness.catalogue.architectures import architectures
 from harness.compile.launches import shipped
 from kernels.block_scale_gemm.triton import split_k as provider
 from kernels.block_scale_gemm.triton import split_k_configs
-from kernels.block_scale_gemm.triton.split_k_configs import Config
+from kernels.block_scale_gemm.triton.split_k_configs import SplitKConfig
 from kernels.compose import bind
 from kernels.formats import FORMATS, native
 from kernels.op import Unsupported
@@ -64,7 +64,7 @@ class Set(provider.SplitK):
 
     def __init__(self, units: int = 64, dies: int = 1, **config: Any) -> None:
         self.target = Target("cpu", "gfx942" if dies > 1 else "cpu", units)
-        self.forced = Config(**{"rows": 64, "columns": 128} | config) if config else None
+        self.forced = SplitKConfig(**{"rows": 64, "columns": 128} | config) if config else None
 
     def prepare_for(self, target: Target, *arguments: Any) -> provider._SplitK:
         return super().prepare_for(self.target, *arguments)
@@ -119,7 +119,7 @@ def test_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_split_is_without_a_block() -> None:
-    config = Config(64, 128)
+    config = SplitKConfig(64, 128)
     for k, units in itertools.product((1, 128, 1000, 7168, 18432), (1, 60, 132, 608)):
         sizes = sizes_of(f"m=1 n=2112 k={k}")
         splits = config.splits(Target("cuda", "sm_90", units), sizes)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import kernels
-from kernels.block_scale_gemm.providers.vllm_triton import Triton
+from kernels.block_scale_gemm.providers.vllm_triton import VllmTritonGemm
 from kernels.compose import bind
 from kernels.op import Unsupported
 from kernels.operands import Seeds
@@ -17,7 +17,7 @@ from shapes.case import parse
 from tests.support.interpreting import run_interpreted
 
 OP = kernels.OPS["block_scale_gemm"]
-IMPLEMENTATION = Triton()
+IMPLEMENTATION = VllmTritonGemm()
 CASES = [
     ("m=1 n=128 k=128", "core"),
     ("m=9 n=300 k=600", "core"),

@@ -15,7 +15,7 @@ import kernels
 from harness.workers.child.judge import judge
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.reference import routing
-from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.op import Reference
 from kernels.operands import Seeds
 from shapes.case import parse
@@ -28,7 +28,7 @@ FULL = pytest.mark.slow
 
 @dataclass
 class Problem:
-    sizes: Sizes
+    sizes: FusedMoeSizes
     operands: FusedMoeOperands
     reference: Reference
 

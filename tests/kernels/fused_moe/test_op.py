@@ -16,7 +16,7 @@ from kernels.compose import bind
 from kernels.formats import dequantise_activations, dequantise_weights
 from kernels.fused_moe.fp8_to_fp32 import fp8_to_fp32
 from kernels.fused_moe.reference import routing
-from kernels.fused_moe.sizes import SCALING, Sizes
+from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
 from kernels.operands import Seeds
 from kernels.platform import named
 from shapes.case import parse
@@ -33,7 +33,7 @@ ROUTED = [
 ]
 
 
-def sizes_of(text: str) -> Sizes:
+def sizes_of(text: str) -> FusedMoeSizes:
     return OP.sizes(parse(text)[0])
 
 

@@ -17,7 +17,7 @@ import kernels
 from harness.catalogue.architectures import architectures
 from kernels.compose import bind
 from kernels.fused_moe.routing import Router, router
-from kernels.fused_moe.sizes import Sizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton import align, grouped_configs
 from kernels.op import Unsupported
 from kernels.operands import Seeds
@@ -67,7 +67,7 @@ MANY = 100  # blocks of h, of one and of several of which a program of SiLU is t
 ALIGNED = [(1, 16), (2, 16), (2, 64)]
 
 
-def sizes_of(text: str) -> Sizes:
+def sizes_of(text: str) -> FusedMoeSizes:
     return OP.sizes(parse(text)[0])
 
 
@@ -205,7 +205,7 @@ def test_configurations(arch: str, text: str) -> None:
 
 
 def test_no_split_is_without_a_block() -> None:
-    config = grouped_configs.Config(16, fuse=False, per_unit=4)
+    config = grouped_configs.GroupedConfig(16, fuse=False, per_unit=4)
     for hidden, units in itertools.product((128, 512, 1152, 7168), (1, 60, 132, 304)):
         sizes = sizes_of(f"tokens=1 hidden={hidden}")
         splits, blocks = grouped_configs.splits_for(config, units, sizes), hidden // 128

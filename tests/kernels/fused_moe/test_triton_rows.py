@@ -10,7 +10,7 @@ import pytest
 import kernels
 from harness.catalogue.architectures import architectures
 from harness.compile.compiler import compile_launch
-from harness.compile.launches import told
+from harness.compile.launches import recorded_launches
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.providers import deep_gemm
 from kernels.operands import Seeds
@@ -60,7 +60,7 @@ def test_compiles(target: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> 
     packed = target == "sm_100"
     text = f"tokens=64 shared=1 scales={'ue8m0' if packed else 'fp32'}"
     prepared = on_no_device(layout, text, packed, monkeypatch)
-    with told(architectures()[target]) as calls:
+    with recorded_launches(architectures()[target]) as calls:
         prepared.call()
     names = [kernel.partition(":")[2].removesuffix("_kernel") for kernel, _ in calls]
     assert set(names) == set(KERNELS[layout])

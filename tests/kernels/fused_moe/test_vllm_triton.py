@@ -110,7 +110,7 @@ def interpret(text: str, stale: bool = False) -> list[str]:
     """
     from tests.support.judging import judged
 
-    implementation, sizes = vllm_triton.Triton(), OP.sizes(parse(text)[0])
+    implementation, sizes = vllm_triton.VllmTritonMoe(), OP.sizes(parse(text)[0])
     operands = OP.operands(sizes, Seeds(1, 1), "cpu", "with_quant")
     prepared = implementation.prepare(operands.replaced(x=operands.x.float()), None)
     found = []

@@ -15,7 +15,7 @@ import torch
 import kernels
 from harness.workers.child.judge import judge
 from kernels.mha_prefill.operands import MhaPrefillOperands, Sequence
-from kernels.mha_prefill.sizes import Sizes
+from kernels.mha_prefill.sizes import MhaPrefillSizes
 from kernels.op import Implementation, Reference
 from kernels.operands import Seeds
 from kernels.platform import detect
@@ -30,7 +30,7 @@ OP = kernels.OPS["mha_prefill"]
 class Problem:
     """A case with its reference."""
 
-    sizes: Sizes
+    sizes: MhaPrefillSizes
     operands: MhaPrefillOperands
     reference: Reference
 

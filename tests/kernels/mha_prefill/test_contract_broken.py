@@ -125,7 +125,7 @@ def mutations() -> list[Mutation]:
         Mutation(
             "new v in the unpadded place",
             FA2,
-            layouts.Varlen,
+            layouts.VarlenLayout,
             "inputs",
             lambda self: self.operands.live_tensors(),
         ),

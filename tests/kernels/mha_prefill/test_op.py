@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import kernels
+from harness.paths import ROOT
 from harness.workers.child.judge import judge
 from kernels.mha_prefill.operands import GUARD
 from kernels.mha_prefill.reference import sampled_rows
@@ -18,7 +19,6 @@ from kernels.mha_prefill.sizes import VALUE, WIDTH
 from kernels.operands import Seeds
 from kernels.platform import named
 from shapes.case import parse
-from tests.support.paths import SUPPORT
 from tests.support.planted_bugs_mha_prefill import beyond
 
 OP = kernels.OPS["mha_prefill"]
@@ -84,7 +84,7 @@ def test_operands_are_a_function_of_sizes_and_seeds():
         "print(op.operands(sizes, Seeds(3, 4), 'cpu').digest())"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=SUPPORT.parent, capture_output=True, text=True, check=True
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert operands_of(RAGGED, Seeds(3, 4)).digest() == int(done.stdout)
     digests = {operands_of(RAGGED, Seeds(*s)).digest() for s in ((3, 4), (3, 5), (4, 4))}
@@ -200,7 +200,7 @@ def test_vllm_takes_new_live_operands():
 
     if not (support := IMPLEMENTATIONS["vllm.extend"].available(detect("cpu"))).ok:
         pytest.skip(support.reason)
-    done = subprocess.run([sys.executable, "-c", VLLM], cwd=SUPPORT.parent, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", VLLM], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -16,7 +16,7 @@ import kernels
 from harness.catalogue.architectures import architectures
 from harness.workers.child.judge import judge
 from kernels.formats import FORMATS
-from kernels.mha_prefill.triton.flash_configs import PAD, Config, columns, turnable
+from kernels.mha_prefill.triton.flash_configs import PAD, FlashConfig, columns, turnable
 from kernels.mha_prefill.triton.flash_order import CACHES, Cache, order
 from kernels.op import Unsupported
 from kernels.operands import Seeds
@@ -40,33 +40,33 @@ ON = {"cpu": CPU, "sm_90": Target("cuda", "sm_90", 132), "gfx942": Target("rocm"
 RAGGED = "batch=3 new=1..90 prefix=0..70 heads=2"
 FP8 = {name: f"dtype=fp8 fp8={name}" for name in FORMATS}
 CASES = [
-    ("batch=1 new=1 heads=1", "cpu", Config(128, 128)),
-    ("batch=1 new=1 prefix=8191 heads=1", "sm_90", Config(64, 128)),
-    ("batch=1 new=300 prefix=40 heads=1", "cpu", Config(128, 128)),
-    (RAGGED, "cpu", Config(16, 16)),
-    (RAGGED, "gfx942", Config(64, 32)),
-    (RAGGED, "sm_90", Config(16, 64)),
-    (RAGGED, "sm_90", Config(64, 32)),
-    ("batch=3 new=63..65 heads=3", "cpu", Config(32, 32)),
-    ("batch=2 new=1 prefix=64..95 heads=2", "cpu", Config(32, 32)),
-    ("batch=2 new=64 prefix=1 heads=2", "sm_90", Config(32, 32)),
-    (f"{RAGGED} {FP8['e4m3fn']}", "cpu", Config(32, 32)),
-    (f"{RAGGED} {FP8['e4m3fn']}", "sm_90", Config(64, 32, turned=True)),
-    (f"batch=2 new=1..5 prefix=120..160 heads=3 {FP8['e4m3fn']}", "sm_90", Config(32, 128, turned=True)),
-    (f"batch=1 new=1 prefix=8191 heads=1 {FP8['e4m3fn']}", "sm_90", Config(64, 128, turned=True)),
-    (f"{RAGGED} {FP8['e4m3fnuz']}", "gfx942", Config(64, 32)),
-    (f"{RAGGED} {FP8['e4m3fnuz']}", "gfx942", Config(32, 32, instruction=16, turned=True)),
+    ("batch=1 new=1 heads=1", "cpu", FlashConfig(128, 128)),
+    ("batch=1 new=1 prefix=8191 heads=1", "sm_90", FlashConfig(64, 128)),
+    ("batch=1 new=300 prefix=40 heads=1", "cpu", FlashConfig(128, 128)),
+    (RAGGED, "cpu", FlashConfig(16, 16)),
+    (RAGGED, "gfx942", FlashConfig(64, 32)),
+    (RAGGED, "sm_90", FlashConfig(16, 64)),
+    (RAGGED, "sm_90", FlashConfig(64, 32)),
+    ("batch=3 new=63..65 heads=3", "cpu", FlashConfig(32, 32)),
+    ("batch=2 new=1 prefix=64..95 heads=2", "cpu", FlashConfig(32, 32)),
+    ("batch=2 new=64 prefix=1 heads=2", "sm_90", FlashConfig(32, 32)),
+    (f"{RAGGED} {FP8['e4m3fn']}", "cpu", FlashConfig(32, 32)),
+    (f"{RAGGED} {FP8['e4m3fn']}", "sm_90", FlashConfig(64, 32, turned=True)),
+    (f"batch=2 new=1..5 prefix=120..160 heads=3 {FP8['e4m3fn']}", "sm_90", FlashConfig(32, 128, turned=True)),
+    (f"batch=1 new=1 prefix=8191 heads=1 {FP8['e4m3fn']}", "sm_90", FlashConfig(64, 128, turned=True)),
+    (f"{RAGGED} {FP8['e4m3fnuz']}", "gfx942", FlashConfig(64, 32)),
+    (f"{RAGGED} {FP8['e4m3fnuz']}", "gfx942", FlashConfig(32, 32, instruction=16, turned=True)),
     (
         f"batch=2 new=64 prefix=1 heads=2 {FP8['e4m3fnuz']}",
         "gfx942",
-        Config(64, 64, instruction=32, turned=True),
+        FlashConfig(64, 64, instruction=32, turned=True),
     ),
 ]
 NEIGHBOURS = "batch=3 new=33..45 prefix=5..9 heads=1"
 ALONE = [
-    (NEIGHBOURS, "cpu", Config(32, 32)),
-    (NEIGHBOURS, "sm_90", Config(32, 32)),
-    (f"{NEIGHBOURS} {FP8['e4m3fnuz']}", "gfx942", Config(32, 64, instruction=16, turned=True)),
+    (NEIGHBOURS, "cpu", FlashConfig(32, 32)),
+    (NEIGHBOURS, "sm_90", FlashConfig(32, 32)),
+    (f"{NEIGHBOURS} {FP8['e4m3fnuz']}", "gfx942", FlashConfig(32, 64, instruction=16, turned=True)),
 ]
 INSTRUCTIONS = {
     ("gfx942", "bf16"): "v_mfma_f32_32x32x8_bf16",
@@ -80,7 +80,7 @@ INSTRUCTIONS = {
 }
 
 
-def name(case: tuple[str, str, Config]) -> str:
+def name(case: tuple[str, str, FlashConfig]) -> str:
     text, arch, config = case
     return f"{text} {arch} {config.rows}x{config.keys}{' turned' if config.turned else ''}"
 
@@ -89,7 +89,7 @@ def sizes_of(text: str):
     return OP.sizes(parse(text)[0])
 
 
-def interpret(text: str, arch: str, config: Config) -> list[dict[str, Any]]:
+def interpret(text: str, arch: str, config: FlashConfig) -> list[dict[str, Any]]:
     """Reports of the first call, of one after other q, k and v were loaded, and whether a second of these
     gives the same bits. Weights stay fp32 here even for FP8: errors are held to the narrow sigma."""
     sizes = sizes_of(text)
@@ -111,7 +111,7 @@ def interpret(text: str, arch: str, config: Config) -> list[dict[str, Any]]:
     return reports
 
 
-def alone(text: str, arch: str, config: Config) -> dict[str, Any]:
+def alone(text: str, arch: str, config: FlashConfig) -> dict[str, Any]:
     """Whether a sequence's rows stay as they are where those before and behind it hold NaN."""
     sizes = sizes_of(text)
     operands, out = OP.operands(sizes, Seeds(), "cpu"), OP.empty_output(sizes, "cpu")
@@ -210,7 +210,7 @@ def test_a_head_of_a_sequence_stays_on_its_die() -> None:
 # Configurations
 
 
-def on_no_device(text: str, target: Target, config: Config | None = None) -> Any:
+def on_no_device(text: str, target: Target, config: FlashConfig | None = None) -> Any:
     """Prepared on torch's meta device: shapes and types without memory."""
     sizes = sizes_of(text)
     operands, out = OP.empty_operands(sizes, "meta"), OP.empty_output(sizes, "meta")
@@ -235,7 +235,7 @@ def test_the_rule_of_thumb_is_one_of_the_configurations(text: str, dtype: str) -
 def test_workspace_is_a_bound(arch: str, text: str) -> None:
     for given in (text, f"{text} {FP8[OP.defaults(ON[arch].arch)['fp8']]}"):
         for turned in (False, "fp8" in given):
-            config = Config(64, 64, instruction=16, turned=turned)
+            config = FlashConfig(64, 64, instruction=16, turned=turned)
             prepared = on_no_device(given, ON[arch], config)
             held = prepared.arguments[6].nbytes
             held += prepared.written.nbytes if prepared.written is not prepared.out else 0
@@ -255,14 +255,14 @@ def test_turned_values_do_not_meet() -> None:
 
 def test_demands_count_what_is_there() -> None:
     sizes = sizes_of("batch=2 new=200 prefix=56 heads=4")
-    (flash,) = IMPLEMENTATION.demands(Config(128, 64, stages=3), ON["sm_90"], sizes)
+    (flash,) = IMPLEMENTATION.demands(FlashConfig(128, 64, stages=3), ON["sm_90"], sizes)
     # Tiles of 128 and 72 rows, which see 56 + 128 and 256 keys: 3 and 4 steps.
     assert flash.programs == 2 * 4 * 2 and flash.dtype == "bf16"
     assert flash.flops == 2 * 128 * 64 * 320 * 3.5 and flash.in_flight == 2 * 64 * 320 * 2
     assert flash.read == 128 * 192 * 2 + 3.5 * 64 * 320 * 2
     assert flash.moved == OP.work(sizes).bytes
     turned = sizes_of("batch=2 new=200 prefix=56 heads=4 dtype=fp8")
-    turn, flash = IMPLEMENTATION.demands(Config(128, 64, turned=True), ON["sm_90"], turned)
+    turn, flash = IMPLEMENTATION.demands(FlashConfig(128, 64, turned=True), ON["sm_90"], turned)
     assert turn.programs == 4 * 2 * 2 and turn.moved == 2 * 4 * 512 * 128
     assert flash.moved == OP.work(turned).bytes
 

@@ -16,15 +16,15 @@ import pytest
 import torch
 
 import kernels
+from harness.paths import ROOT
 from harness.workers.child.judge import judge
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, WIDTH, Sizes
+from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Implementation, Reference
 from kernels.operands import Seeds
 from kernels.platform import detect
 from shapes.case import parse
 from tests.support import planted_bugs
-from tests.support.paths import SUPPORT
 from tests.support.planted_bugs import BUGS, BUGS_IN_FP8, ONLY_WITH, RIGHT, RIGHT_IN_FP8, Variant
 
 OP = kernels.OPS["mla_decode"]
@@ -34,7 +34,7 @@ OP = kernels.OPS["mla_decode"]
 class Problem:
     """A case with its reference."""
 
-    sizes: Sizes
+    sizes: MlaDecodeSizes
     operands: MlaDecodeOperands
     reference: Reference
 
@@ -391,9 +391,7 @@ def test_processes_make_the_same_operands():
         "print(*(op.operands(sizes, Seeds(3, 5), 'cpu').digest() for sizes in cases))"
     )
     command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, cwd=SUPPORT.parent, capture_output=True, text=True, timeout=120, check=True
-    )
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     for text, there in zip(texts, map(int, done.stdout.split()), strict=True):
         sizes = OP.sizes(parse(text)[0])
         assert OP.operands(sizes, Seeds(3, 5), "cpu").digest() == there

@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from kernels.mla_decode.triton.split_kv_plan import Plan, plan
+from kernels.mla_decode.triton.split_kv_plan import SplitPlan, plan
 
 TOKENS, LEAST = 32, 64
 
 
-def made(lengths: list[int], programs: int) -> Plan:
+def made(lengths: list[int], programs: int) -> SplitPlan:
     return plan(tuple(lengths), TOKENS, programs, LEAST)
 
 

@@ -15,7 +15,7 @@ import pytest
 import kernels
 from harness.catalogue.architectures import architectures
 from kernels.formats import FORMATS
-from kernels.mla_decode.sizes import LATENT, Sizes
+from kernels.mla_decode.sizes import LATENT, MlaDecodeSizes
 from kernels.mla_decode.triton import split_kv as provider
 from kernels.op import Unsupported
 from kernels.operands import Seeds
@@ -58,7 +58,7 @@ CASES: list[tuple[str, str, int, dict[str, Any]]] = [
 ]
 
 
-def sizes_of(text: str) -> Sizes:
+def sizes_of(text: str) -> MlaDecodeSizes:
     return OP.sizes(parse(text)[0])
 
 

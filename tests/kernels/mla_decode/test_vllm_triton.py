@@ -68,7 +68,7 @@ def interpret(text: str, scale: float = 1.0) -> list[bool]:
         return operands.replaced(q=operands.q.float(), kv=kv, kv_scale=operands.kv_scale * scale)
 
     out = OP.empty_output(sizes, "cpu").float()
-    prepared = vllm_triton.Triton().prepare(widened(0), out)
+    prepared = vllm_triton.VllmTritonMlaDecode().prepare(widened(0), out)
     right = []
     for live in (0, 1):
         prepared.load(widened(live).live_tensors())
@@ -88,6 +88,6 @@ def test_vllms_source_is_right_interpreted() -> None:
 
 if __name__ == "__main__":
     lend_vllm_source()
-    vllm_triton.units = lambda device: 4
+    vllm_triton.compute_units = lambda device: 4
     found = {text: interpret(text) for text in VLLM}
     print(json.dumps(found | {"kv scale missing": interpret(VLLM[-1], scale=32.0)}))

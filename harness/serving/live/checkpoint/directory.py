@@ -49,7 +49,7 @@ def models_folder() -> Path:
 def recipe_hash(shape: ModelShape) -> str:
     """Of the sizes, the seed, and the code that makes weights and tokenizer of them."""
     digest = hashlib.sha256(json.dumps(shape.facts(), sort_keys=True).encode())
-    for module in ("model_shape.py", "weights.py", "tokenizer.py"):
+    for module in ("shape.py", "weights.py", "tokenizer.py"):
         digest.update((Path(__file__).parent / module).read_bytes())
     return digest.hexdigest()[:16]
 

@@ -66,6 +66,6 @@ class Linear:
 
 @functools.cache
 def _sizes(m: int, n: int, k: int):  # type: ignore[no-untyped-def]
-    from kernels.block_scale_gemm.sizes import Sizes
+    from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 
-    return Sizes(m, n, k)
+    return BlockScaleGemmSizes(m, n, k)

@@ -71,6 +71,6 @@ class Experts:
 
 @functools.cache
 def _sizes(tokens: int, experts: int, topk: int, hidden: int, inter: int):  # type: ignore[no-untyped-def]
-    from kernels.fused_moe.sizes import Sizes
+    from kernels.fused_moe.sizes import FusedMoeSizes
 
-    return Sizes(tokens, experts, topk, hidden, inter)
+    return FusedMoeSizes(tokens, experts, topk, hidden, inter)

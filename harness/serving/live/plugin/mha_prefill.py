@@ -37,11 +37,11 @@ def prefill(
     """bf16 [tokens, heads, 128] of q and k bf16 [tokens, heads, 192] and v [tokens, heads, 128]; request i
     has the rows starts[i] to starts[i + 1], none cached."""
     from kernels.mha_prefill.operands import MhaPrefillOperands, sequences_of
-    from kernels.mha_prefill.sizes import Sizes
+    from kernels.mha_prefill.sizes import MhaPrefillSizes
 
     bounds = starts.tolist()
     new = [end - start for start, end in pairwise(bounds)]
-    sizes = Sizes(len(new), f"{min(new)}..{max(new)}", heads=q.shape[1])
+    sizes = MhaPrefillSizes(len(new), f"{min(new)}..{max(new)}", heads=q.shape[1])
     cumulative = starts.int()
     operands = MhaPrefillOperands(
         q.contiguous(),

@@ -40,12 +40,12 @@ def decode(
     """bf16 [batch, heads, 512] of q bf16 [batch, heads, 576] and cache bf16 [pages, page, 576]. Tables are
     made for a step's first layer; the others have the same requests."""
     from kernels.mla_decode.operands import MlaDecodeOperands
-    from kernels.mla_decode.sizes import Sizes
+    from kernels.mla_decode.sizes import MlaDecodeSizes
 
     first = getattr(step, LEFT, None)
     if first is None:
         lengths = step.seq_lens.tolist()
-        sizes = Sizes(len(q), f"{min(lengths)}..{max(lengths)}", q.shape[1], cache.shape[1])
+        sizes = MlaDecodeSizes(len(q), f"{min(lengths)}..{max(lengths)}", q.shape[1], cache.shape[1])
         operands = MlaDecodeOperands(
             q, cache, step.block_table.int(), step.seq_lens.int(), lengths, 1.0, sizes, scale
         )

@@ -27,7 +27,7 @@ class Bench:
         self.now = 1000.0
         nvml.nvmlInit()
         self.monitor = NvidiaMonitor(
-            H100, lambda: self.workers, nvml, nvml.handles[0], lambda: self.now, lambda: self.now
+            H100, lambda: self.workers, nvml, nvml.handles[0], clock=lambda: self.now, wall=lambda: self.now
         )
 
     def ran(self, pid: int, percent: int) -> None:

@@ -11,6 +11,8 @@ import numpy
 import pytest
 
 from harness.errors import UsageError
+from harness.machine.monitor.base import Blind
+from harness.run.device import OwnDevice
 from harness.serving.experiment import kernels as benches
 from harness.serving.experiment.predictions import prediction, replayed
 from harness.serving.experiment.routing import decode_picks, prefill_picks
@@ -227,7 +229,10 @@ def test_a_step_is_replayed_as_long_as_the_file_says(tmp_path, monkeypatch, phas
         monkeypatch.delenv(name, raising=False)
     plans = []
     monkeypatch.setattr("harness.serving.replay.replay.replay", lambda plan, *_: plans.append(plan))
-    monkeypatch.setattr("harness.run.execute.watched", lambda platform: contextlib.nullcontext((None, [])))
+    monkeypatch.setattr(
+        "harness.run.device.own_device",
+        lambda platform: contextlib.nullcontext(OwnDevice(platform, Blind("a test"))),
+    )
     made = experiment(tmp_path)
     if phase == "prefill":
         step = prefill_step(made, RANK, ObservedArm(), tmp_path, 3)

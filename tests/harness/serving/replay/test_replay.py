@@ -15,6 +15,7 @@ from harness.cli.serving import replay as replay_module
 from harness.cli.serving.replay import show
 from harness.errors import OK, NothingRan, UsageError
 from harness.machine.monitor.base import Blind
+from harness.run.device import OwnDevice
 from harness.serving.replay import glue
 from harness.serving.replay.child import Rank
 from harness.serving.replay.memory import fitted, needed
@@ -345,7 +346,9 @@ def test_a_step_is_read():
 
 def test_the_command_measures_what_it_prints(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("harness.serving.replay.request.read_rank", lambda name: TINY)
-    monkeypatch.setattr(replay_module, "watched", lambda platform: nullcontext((Blind("a test"), [])))
+    monkeypatch.setattr(
+        replay_module, "own_device", lambda platform: nullcontext(OwnDevice(platform, Blind("a test")))
+    )
     base, swap = [f"{op}={name}" for op, name in CHOSEN.items()], ["mla_decode=torch.naive"]
     request = ReplayRequest("tiny", batch="2", ctx="33", new="8", base=base, swap=swap, device="cpu",
                             threads=1, budget="2s", blocks=2, seed=7)  # fmt: skip

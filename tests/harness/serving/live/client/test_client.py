@@ -222,7 +222,7 @@ def test_the_program_that_stays_takes_no_cpu(client):
 def test_nothing_outlives_a_killed_harness(tmp_path, mark):
     code = f"""
         from pathlib import Path
-        from harness.serving.live import client
+        from harness.serving.live.client import client
         from harness.serving.live.client.load import Load
         client.require_client, client.broken_modules = lambda kind: None, lambda: ()
         at = Path({str(tmp_path)!r})

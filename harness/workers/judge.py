@@ -1,0 +1,21 @@
+"""The judge's process, ready to compute references and to compare outputs with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.workers.child import JUDGE
+from harness.workers.environment import thread_environment
+from harness.workers.process import Worker, WorkerFailure
+from kernels.platform import Platform
+
+
+def start_judge(platform: Platform, threads: int, deadline: float, log: Path) -> Worker:
+    """deadline: seconds to import torch and reach the device. Raises WorkerFailure."""
+    judge = Worker(JUDGE, thread_environment(platform, threads), log)
+    try:
+        judge.hello(platform, threads, deadline)
+    except WorkerFailure:
+        judge.kill()
+        raise
+    return judge

@@ -1,0 +1,197 @@
+"""Layers of the tree: who may import whom, no import circles, small folders, one class of a name."""
+
+import ast
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+LAYERS = """
+shapes
+kernels
+errors paths files archive progress
+catalogue statistics
+timing machine
+plan
+workers results
+compile
+run
+tune doctor
+report
+serving
+pytest_plugin
+cli
+__main__
+"""
+"""Each uses what stands on the lines above its own, and what stands beside it only among the third line's."""
+BASE = LAYERS.split("\n")[3].split()
+REPORT_USES = {"shapes", "kernels", *BASE, "catalogue", "statistics", "plan", "results", "compile", "report"}
+RANKS = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
+NAMED = re.compile(r"((harness|kernels|shapes)(\.\w+)*)(:[\w.]+)?")
+MOST_FILES = 20
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """By dotted name."""
+    files = (file for top in ("harness", "kernels", "shapes") for file in (root / top).rglob("*.py"))
+    return {
+        ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): file
+        for file in files
+    }
+
+
+def layer(module: str) -> str:
+    """`harness.run.case` is of `run`, `kernels.op` of `kernels`, the empty `harness` of none."""
+    parts = module.split(".")
+    return "".join(parts[1:2]) if parts[0] == "harness" else parts[0]
+
+
+def references(module: str, file: Path) -> Iterator[tuple[bool, str]]:
+    """Names that may be modules: of every import wherever it stands (True), and of every string (False)."""
+    package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
+    for node in nodes(file):
+        if isinstance(node, ast.Import):
+            yield from ((True, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*above, *filter(None, [node.module])])
+            yield from ((True, f"{origin}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Constant) and (name := NAMED.fullmatch(str(node.value))):
+            yield False, name[1]
+
+
+@functools.cache
+def nodes(file: Path) -> list[ast.AST]:
+    kinds = (ast.Import, ast.ImportFrom, ast.Constant)
+    return [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, kinds)]
+
+
+def arrows(root: Path, strings: bool) -> dict[str, set[str]]:
+    """Each module with those that it imports, and those that its strings name."""
+    known = modules(root)
+    graph: dict[str, set[str]] = {module: set() for module in known}
+    for module, file in known.items():
+        for imported, name in references(module, file):
+            target = name if name in known else name.rpartition(".")[0]
+            if (imported or strings) and target in known and target != module:
+                graph[module].add(target)
+    return graph
+
+
+def upward(root: Path) -> list[str]:
+    """Arrows that go up, or sideways between layers of one line."""
+    return sorted(
+        f"{module} -> {target}"
+        for module, targets in arrows(root, strings=True).items()
+        for target in targets
+        if layer(target) and layer(module) and not may_use(layer(module), layer(target))
+    )
+
+
+def may_use(user: str, used: str) -> bool:
+    if user == "report":
+        return used in REPORT_USES
+    return user == used or RANKS[used] < RANKS[user] or (user in BASE and used in BASE)
+
+
+def circle(root: Path) -> list[str]:
+    try:
+        TopologicalSorter(arrows(root, strings=False)).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_imports_go_one_way() -> None:
+    assert upward(ROOT) == []
+
+
+def test_imports_have_no_circle() -> None:
+    assert circle(ROOT) == []
+
+
+def test_folders_are_small() -> None:
+    files = Counter(
+        file.parent
+        for top in ("harness", "kernels", "shapes", "tests", "tools")
+        for file in (ROOT / top).rglob("*.py")
+    )
+    large = {folder: n for folder, n in files.items() if n > MOST_FILES}
+    assert set(large) <= {ROOT / "tests/support"}
+
+
+def test_commands_are_in_cli() -> None:
+    assert [file for file in modules(ROOT).values() if file.match("*_command.py")] == []
+
+
+def test_classes_have_names_of_their_own() -> None:
+    names = Counter(
+        name
+        for file in modules(ROOT).values()
+        for name in re.findall(r"^class (\w+)", file.read_text(), re.MULTILINE)
+    )
+    assert [name for name, n in names.items() if n > 1] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from harness.run import case",
+        "from harness.run.case import Case",
+        "import harness.run.case",
+        "def later():\n    from harness.run.case import Case",
+        "if TYPE_CHECKING:\n    from harness.run.case import Case",
+        "ROLE = 'harness.run.case:Case'",
+        "MODULE = 'harness.run.case'",
+        "from harness.machine import provenance",
+        "from harness.cli import main",
+        "from ..run.case import Case",
+        "from harness.report import table",
+    ],
+)
+def test_an_upward_arrow_is_seen(tmp_path: Path, line: str) -> None:
+    plant(tmp_path, **{"timing/rounds": line, "run/case": "from harness.timing import rounds"})
+    (arrow,) = upward(tmp_path)
+    assert arrow.startswith("harness.timing.rounds -> harness.")
+
+
+def test_arrows_down_are_allowed(tmp_path: Path) -> None:
+    down = "import kernels.op\nfrom harness.paths import ROOT\nfrom harness.statistics import multiple"
+    plant(tmp_path, **{"timing/rounds": down, "cli/run": "from harness.report import table"})
+    assert upward(tmp_path) == []
+
+
+def test_a_report_measures_nothing(tmp_path: Path) -> None:
+    plant(tmp_path, **{"report/table": "from harness.timing.rounds import Rounds"})
+    assert upward(tmp_path) == ["harness.report.table -> harness.timing.rounds"]
+
+
+def test_a_circle_is_seen(tmp_path: Path) -> None:
+    plant(
+        tmp_path,
+        **{
+            "timing/rounds": "from harness.timing.interleaved import measure",
+            "timing/interleaved": "def measure():\n    from harness.timing.rounds import Rounds",
+        },
+    )
+    assert set(circle(tmp_path)) == {"harness.timing.rounds", "harness.timing.interleaved"}
+
+
+def plant(root: Path, **files: str) -> None:
+    """A harness of a few modules, those in `files` with the lines given."""
+    empty = ["statistics/multiple", "timing/rounds", "timing/interleaved", "machine/provenance"]
+    empty += ["run/case", "report/table", "cli/main", "paths"]
+    for name in {*empty, *files}:
+        file = root / "harness" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for package in (file.parent / "__init__.py", root / "harness" / "__init__.py"):
+            package.touch()
+        file.write_text(files.get(name, ""))
+    (root / "kernels").mkdir()
+    (root / "kernels" / "op.py").touch()

@@ -1,15 +1,15 @@
-"""Files: appended to and replaced so that a kill loses nothing; where a command's output goes."""
+"""Files: JSON lines appended, whole files replaced, so that a kill loses nothing; output of commands."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.errors import UsageError
+from harness.errors import HarnessError, UsageError
 
 JsonObject = dict[str, Any]  # as json.loads gives it: what is in it only its reader knows
 
@@ -37,6 +37,25 @@ def append(path: Path, text: str, finished: Callable[[bytes], int] = whole_lines
         except OSError:
             file.truncate(end)
             raise
+
+
+class JournalFull(HarnessError):
+    """What is finished could not be written; the journal is as it was before."""
+
+
+def append_to_journal(
+    path: Path, text: str, finished: Callable[[bytes], int] = whole_lines, stays: str = ""
+) -> None:
+    """As append; raises JournalFull. stays: ends its line"""
+    try:
+        append(path, text, finished)
+    except OSError as error:
+        raise JournalFull(f"cannot write to {path}: {error.strerror}{stays}") from None
+
+
+def numbered_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The whole lines of a journal, from 1; a last one that a kill broke off is none."""
+    yield from enumerate(data[: whole_lines(data)].splitlines(), 1)
 
 
 def replace(path: Path, content: str | bytes) -> None:

@@ -10,14 +10,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from harness import archive, files
-from harness.errors import HarnessError, UsageError, mistake, one_line
+from harness.errors import UsageError, mistake, one_line
 from harness.results.schema import SCHEMA, CaseDone, Cell, Record, Run, Verdict
 
 KINDS: dict[str, type[Record]] = {"cell": Cell, "verdict": Verdict, "case": CaseDone}
-
-
-class JournalFull(HarnessError):
-    """A finished case could not be written; the journal is as it was before."""
 
 
 class Journal:
@@ -43,12 +39,9 @@ class Journal:
 
     def append(self, records: Iterable[Record]) -> None:
         """Adds a finished case, on the disk when this returns. What an earlier kill left of an unfinished
-        one, whole lines of it too, is cut off first. Raises JournalFull."""
+        one, whole lines of it too, is cut off first. Raises files.JournalFull."""
         lines = "".join(record.model_dump_json() + "\n" for record in records)
-        try:
-            files.append(self.cells, lines, _finished_cases)
-        except OSError as error:
-            raise JournalFull(f"cannot write to {self.cells}: {error.strerror}") from None
+        files.append_to_journal(self.cells, lines, _finished_cases)
 
     def run(self) -> Run:
         path = self.folder / "run.json"
@@ -79,7 +72,7 @@ class Journal:
             raise UsageError(f"cannot read {self.cells}: {error.strerror}") from None
         cases: dict[str, list[Record]] = {}
         pending: list[Record] = []
-        for number, line in enumerate(data[: files.whole_lines(data)].splitlines(), 1):
+        for number, line in files.numbered_lines(data):
             try:
                 record = KINDS[json.loads(line)["kind"]].model_validate_json(line)
             except ValidationError as error:

@@ -7,14 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from harness import files
-from harness.errors import HarnessError, UsageError
+from harness.errors import UsageError
 from harness.serving.live.swaps import current_names
 
 FILE = "live.jsonl"
-
-
-class JournalFull(HarnessError):
-    """A finished run could not be written; the journal is as it was before."""
 
 
 class LiveJournal:
@@ -63,13 +59,9 @@ class LiveJournal:
         return journal
 
     def append(self, kind: str, facts: dict[str, Any]) -> None:
-        """One line, on the disk when this returns. Raises JournalFull."""
-        try:
-            files.append(self.path, json.dumps({"kind": kind, **facts}) + "\n")
-        except OSError as error:
-            raise JournalFull(
-                f"cannot write to {self.path}: {error.strerror}; what is finished stays"
-            ) from None
+        """One line, on the disk when this returns. Raises files.JournalFull."""
+        line = json.dumps({"kind": kind, **facts}) + "\n"
+        files.append_to_journal(self.path, line, stays="; what is finished stays")
 
     def lines(self) -> list[dict[str, Any]]:
         """All whole lines. Raises UsageError for one that is broken in the middle."""
@@ -78,7 +70,7 @@ class LiveJournal:
         except OSError as error:
             raise UsageError(f"cannot read {self.path}: {error.strerror}") from None
         found = []
-        for number, line in enumerate(data[: files.whole_lines(data)].splitlines(), 1):
+        for number, line in files.numbered_lines(data):
             try:
                 entry = json.loads(line)
                 entry["kind"]

@@ -28,7 +28,7 @@ def apply(swap: str) -> None:
             return
         params = self._get_layer_params(layer)
         scale = params.weight_scale_inv if params.weight_scale_inv is not None else params.weight_scale
-        layer._kernel_bench_linear = Linear(implementation, params.weight.data, scale.data.float())
+        layer._kernel_bench_linear = SwappedLinear(implementation, params.weight.data, scale.data.float())
         report.note("replaced", swap=swap, layer=layer.prefix)
 
     def apply_linear(self, layer, x, bias=None, **kwargs):  # type: ignore[no-untyped-def]
@@ -42,7 +42,7 @@ def apply(swap: str) -> None:
     Kernel.apply_weights = apply_linear
 
 
-class Linear:
+class SwappedLinear:
     """One layer's product. weight: FP8 [N, K]; scale: fp32 [N/128, K/128]"""
 
     def __init__(self, implementation: Swapped, weight: torch.Tensor, scale: torch.Tensor) -> None:

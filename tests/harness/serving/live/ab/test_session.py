@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from harness.errors import NothingRan, UsageError
+from harness.files import JournalFull
 from harness.paths import ROOT
-from harness.serving.live.ab.journal import JournalFull, LiveJournal
+from harness.serving.live.ab.journal import LiveJournal
 from harness.serving.live.checkpoint.directory import check_model
 from harness.serving.live.client.load import ClientLoad
 from harness.serving.live.engine.launch import kind_for

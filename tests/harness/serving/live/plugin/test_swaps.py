@@ -67,7 +67,7 @@ def of_the_suite(swap):
 @pytest.mark.parametrize("swap", swaps_of("block_scale_gemm"))
 def test_a_linear_is_the_suite_s_product(vllm, swap):
     operands, product = of_the_suite(swap)
-    linear = block_scale_gemm.Linear(swapped(swap), operands.b_q, operands.b_scale)
+    linear = block_scale_gemm.SwappedLinear(swapped(swap), operands.b_q, operands.b_scale)
     assert torch.equal(linear(operands.a), product)
     assert torch.equal(linear(operands.a[None, :2]), linear(operands.a[:2])[None])
 

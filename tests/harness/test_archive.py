@@ -23,7 +23,7 @@ from harness.serving import load
 from harness.serving.experiment.report import stages_table
 from harness.serving.experiment.run import LEDGER
 from harness.serving.ledger.ledger import read, rows
-from harness.serving.live.client.requests import request_times
+from harness.serving.live.client.request_times import request_times
 from harness.serving.trace.json_stream import Text
 from tests.harness.results.test_journal import filled
 from tests.support.command_line import contents

@@ -19,7 +19,7 @@ from harness.serving.live.ab.rejection import RejectionRules
 from harness.serving.live.ab.session import PairSettings
 from harness.serving.live.ab.steps import steps
 from harness.serving.live.client.load import ClientLoad
-from harness.serving.live.client.requests import request_times
+from harness.serving.live.client.request_times import request_times
 from harness.serving.live.live_engine import LiveEngine, LiveSetup, live_engine
 from harness.serving.trace import decompose
 from kernels.platform import detect, version
@@ -148,8 +148,8 @@ def paired(lines: list[dict[str, Any]], base: str, arm: str, folder: str) -> Pai
     runs = [line for line in lines if line["kind"] == "run"]
     if not runs:
         raise NothingRan(f"{folder}: no run was made")
-    found = {(run["pair"], run["arm"]): run for run in counted(lines)}
-    pairs = sorted({pair for pair, _ in found})
+    by_pair = {(run["pair"], run["arm"]): run for run in counted(lines)}
+    pairs = sorted({pair for pair, _ in by_pair})
     rejected: dict[str, int] = {}
     for run in runs:
         for reason in run["reasons"][:1] if run["status"] != "ok" else ():
@@ -157,7 +157,9 @@ def paired(lines: list[dict[str, Any]], base: str, arm: str, folder: str) -> Pai
     lost = {line["pair"]: line for line in lines if line["kind"] == "given_up" and line["pair"] not in pairs}
     return Paired(
         begun=min(run["started"] for run in runs),
-        pairs=tuple((run_of(found[pair, base], folder), run_of(found[pair, arm], folder)) for pair in pairs),
+        pairs=tuple(
+            (run_of(by_pair[pair, base], folder), run_of(by_pair[pair, arm], folder)) for pair in pairs
+        ),
         given_up=tuple(f"pair {pair}: {'; '.join(line['reasons'])}" for pair, line in sorted(lost.items())),
         rejected=rejected,
     )
@@ -187,16 +189,16 @@ def decomposed(trace: Path | None) -> dict[str, Any]:
     steps), and the kernels."""
     if trace is None:
         return {}
-    found = decompose(trace)
+    parts = decompose(trace)
 
     def classes(phase: str) -> dict[str, float]:
-        steps = {name: found.per_step(name, phase) for name in found.by_class(phase)}
+        steps = {name: parts.per_step(name, phase) for name in parts.by_class(phase)}
         return {name: per.exposed_us / 1e3 for name, per in steps.items() if per}
 
-    spans = sorted(step.span_ns for step in found.steps_of("decode"))
+    spans = sorted(step.span_ns for step in parts.steps_of("decode"))
     return {
         "classes": classes("decode"),
         "prefill": classes("prefill"),
         "step_ms": spans[len(spans) // 2] / 1e6 if spans else None,
-        "kernels": tuple(sorted({kernel.name for kernel in found.kernels})),
+        "kernels": tuple(sorted({kernel.name for kernel in parts.kernels})),
     }

@@ -87,8 +87,8 @@ class LocalBench:
         cases = _cases(step, base, chosen)
         times: dict[tuple[str, str, str], Timed] = {}
         files, missing = [], []
-        for op in dict.fromkeys(one for one, _, _, _ in cases):
-            own = [(case, {a, b}) for one, case, a, b in cases if one == op]
+        for op in dict.fromkeys(called for called, _, _, _ in cases):
+            own = [(case, {a, b}) for called, case, a, b in cases if called == op]
             out = folder / f"{op}.json"
             self._run(op, {name for _, names in own for name in names}, {c for c, _ in own}, budget_s, out)
             files.append(out.name)
@@ -135,13 +135,13 @@ class LocalBench:
 
 def _cases(step: ReplayStep, base: Choices, chosen: Choices) -> list[tuple[str, str, str, str]]:
     """(op, case, the base's implementation, the swap's) of each swapped call."""
-    found = []
+    cases = []
     for place in places(step):
         if place.op:
             old, new = (which.get(f"{place.op}:{place.name}") or which[place.op] for which in (base, chosen))
             if old != new:
-                found.append((place.op, _case(step, place), old, new))
-    return found
+                cases.append((place.op, _case(step, place), old, new))
+    return cases
 
 
 def _case(step: ReplayStep, place: StepPlace) -> str:
@@ -181,6 +181,6 @@ def _sum(
                 missing.append(f"{op}, {case}: not timed")
             return None
         value += calls * (pair[0].ms - pair[1].ms)
-        squares += sum((calls * (one.high - one.low) / 2) ** 2 for one in pair)
+        squares += sum((calls * (timed.high - timed.low) / 2) ** 2 for timed in pair)
     half = math.sqrt(squares)
     return Timed(ms=value, low=value - half, high=value + half)

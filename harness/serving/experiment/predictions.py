@@ -30,15 +30,15 @@ HOW = {
 }
 
 
-def replayed(found: Replays, name: str) -> Timed | None:
+def replayed(replays: Replays, name: str) -> Timed | None:
     """The swap's change, with Student's interval over the blocks of all replays; None where it could not run.
 
     A block counts by the mean of its rounds, because what a client reports are means over steps: what a
     shared machine adds in bursts is in those, and a robust centre would leave it out of this.
     """
     blocks = defaultdict(list)
-    for number, one in enumerate(found.replays):
-        for sample in one.samples:
+    for number, replay in enumerate(replays.replays):
+        for sample in replay.samples:
             if BASE in sample and name in sample:
                 base = statistics.fmean(sample[arm] for arm in (BASE, TWIN) if arm in sample)
                 blocks[number, sample["block"]].append(1e3 * (sample[name] - base))
@@ -50,9 +50,9 @@ def replayed(found: Replays, name: str) -> Timed | None:
     return Timed(ms=mean, low=mean - half if known else None, high=mean + half if known else None)
 
 
-def isolated(found: Replays, name: str, mode: str) -> Timed | None:
+def isolated(replays: Replays, name: str, mode: str) -> Timed | None:
     """mode: `cold` or `warm`; the mean over the replays."""
-    values = [getattr(one.arms[name], mode) for one in found.replays]
+    values = [getattr(replay.arms[name], mode) for replay in replays.replays]
     return Timed(ms=statistics.fmean(values)) if values and None not in values else None
 
 

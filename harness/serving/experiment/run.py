@@ -108,7 +108,7 @@ class Conduct:
             for quantity in self.experiment.predict.quantities:
                 if (method, quantity) in written:
                     continue
-                found = prediction(
+                predicted = prediction(
                     method,
                     quantity,
                     by_method[method],
@@ -116,57 +116,57 @@ class Conduct:
                     typical(self.experiment, base),
                     swap,
                 )
-                if found is None:
+                if predicted is None:
                     self.say(f"{swap.name}: no prediction of {quantity} by {method}")
                     continue
-                append(self.folder / LEDGER, Predicted(row=self.name(swap), prediction=found))
+                append(self.folder / LEDGER, Predicted(row=self.name(swap), prediction=predicted))
                 if method == "replay":
-                    self.say(f"{swap.name}: {quantity} predicted to change by {found.change:+.4g} ms")
+                    self.say(f"{swap.name}: {quantity} predicted to change by {predicted.change:+.4g} ms")
 
     def changes(self, swap: Swap, base: ObservedArm) -> dict[str, Changes]:
         """Of each kind of step, by method."""
-        found: dict[str, dict[int, object]] = {method: {} for method in self.experiment.predict.methods}
+        by_method: dict[str, dict[int, object]] = {method: {} for method in self.experiment.predict.methods}
         for kind, steps in self.steps(base).items():
             replays = self.replays(swap, kind, steps)
             served = self.served(swap, kind, steps[0]) if replays else None
-            for method, by_kind in found.items():
+            for method, by_kind in by_method.items():
                 by_kind[kind] = change(method, replays, served, swap.name)
-        return found  # type: ignore[return-value]
+        return by_method  # type: ignore[return-value]
 
     def steps(self, base: ObservedArm) -> dict[int, list[ReplayStep]]:
         """Kind (requests that it prefills, or DECODE) -> the steps of it that are replayed."""
         experiment, rank, folder = self.experiment, self.rank, self.folder
-        found = {DECODE: decode_steps(experiment, rank, base, folder)}
+        steps = {DECODE: decode_steps(experiment, rank, base, folder)}
         if not decode_alone(experiment):
             for size in sorted(set(pattern_of(experiment, base))):
-                found[size] = [prefill_step(experiment, rank, base, folder, size)]
-        return found
+                steps[size] = [prefill_step(experiment, rank, base, folder, size)]
+        return steps
 
     def replays(self, swap: Swap, kind: int, steps: Sequence[ReplayStep]) -> Replays | None:
         """None where the step makes none of the swapped calls."""
         base, chosen = choices(self.experiment, swap, steps[0])
         if not changed_places(steps[0], base, chosen):
             return None
-        found = []
+        replays = []
         for number, step in enumerate(steps):
             name = f"{swap.name}/replay-{_kind(kind)}-{number}"
 
             def make(step: ReplayStep = step, name: str = name) -> Replays:
                 self.say(f"replaying {name}")
-                one = self.bench.replay(step, swap.name, base, chosen)
-                if one.arms[swap.name].failed:
+                replay = self.bench.replay(step, swap.name, base, chosen)
+                if replay.arms[swap.name].failed:
                     raise HarnessError(
-                        f"{name}: the swap could not be replayed: {one.arms[swap.name].failed}"
+                        f"{name}: the swap could not be replayed: {replay.arms[swap.name].failed}"
                     )
-                if not one.samples:
+                if not replay.samples:
                     raise HarnessError(
-                        f"{name}: no round counted, {one.disturbed} were disturbed: quiet the machine, or "
+                        f"{name}: no round counted, {replay.disturbed} were disturbed: quiet the machine, or "
                         "set rules.disturbed = false"
                     )
-                return Replays(replays=(one,))
+                return Replays(replays=(replay,))
 
-            found.append(self.stages.once(name, Replays, make).replays[0])
-        return Replays(replays=tuple(found))
+            replays.append(self.stages.once(name, Replays, make).replays[0])
+        return Replays(replays=tuple(replays))
 
     def served(self, swap: Swap, kind: int, step: ReplayStep) -> Served | None:
         wanted = self.experiment.predict
@@ -176,10 +176,10 @@ class Conduct:
         name = f"{swap.name}/serving-{_kind(kind)}"
         at = self.folder / "kernels" / name
         make = partial(self.bench.serving, step, base, chosen, wanted.serving_budget_s, at)
-        found = self.stages.once(name, Served, make)
-        for reason in found.missing:
+        served = self.stages.once(name, Served, make)
+        for reason in served.missing:
             self.say(f"{name}: {reason}")
-        return found
+        return served
 
     def observe(self, swap: Swap, base: ObservedArm, live: Live) -> None:
         """The pairs of runs, after their prediction; what they show, and of a miss what the trace shows."""
@@ -187,26 +187,26 @@ class Conduct:
         assert row is not None
         pattern = pattern_of(self.experiment, base)
         if not row.observations:
-            digests = tuple(one.digest for one in row.predictions)
+            digests = tuple(line.digest for line in row.predictions)
 
             def make() -> Paired:
-                found = live.pairs(swap, pattern, digests)
-                if found.given_up:
-                    raise GivenUp(f"{swap.name}: {'; '.join(found.given_up)}; --resume tries again")
-                return found
+                paired = live.pairs(swap, pattern, digests)
+                if paired.given_up:
+                    raise GivenUp(f"{swap.name}: {'; '.join(paired.given_up)}; --resume tries again")
+                return paired
 
             try:
                 paired = self.stages.once(f"{swap.name}/pairs", Paired, make)
             except GivenUp as error:
                 self.say(str(error))
                 return
-            require_earlier([one.at for one in row.predictions], paired.begun)
+            require_earlier([line.at for line in row.predictions], paired.begun)
         else:
             paired = self.stages.once(f"{swap.name}/pairs", Paired, lambda: _gone(swap))
-        known = {one.observation.quantity for one in row.observations}
-        for found in observations(self.experiment, paired):
-            if found.quantity not in known:
-                append(self.folder / LEDGER, Observed(row=row.id, observation=found))
+        known = {line.observation.quantity for line in row.observations}
+        for observation in observations(self.experiment, paired):
+            if observation.quantity not in known:
+                append(self.folder / LEDGER, Observed(row=row.id, observation=observation))
         self.explain(swap, base, paired, live)
 
     def explain(self, swap: Swap, base: ObservedArm, paired: Paired, live: Live) -> None:
@@ -237,8 +237,8 @@ class Conduct:
 
     def _row(self, swap: Swap) -> Row | None:
         path = self.folder / LEDGER
-        found = rows(read(path)) if path.exists() else []
-        return next((row for row in found if row.id == self.name(swap)), None)
+        known = rows(read(path)) if path.exists() else []
+        return next((row for row in known if row.id == self.name(swap)), None)
 
     def _opened_row(self, swap: Swap, base: ObservedArm) -> Opened:
         engine, load = self.experiment.engine, self.experiment.load

@@ -239,7 +239,7 @@ def read_experiment(name: str) -> Experiment:
     try:
         text = path.read_text()
     except OSError as error:
-        own = ", ".join(sorted(one.stem for one in FILES.glob("*.toml")))
+        own = ", ".join(sorted(path.stem for path in FILES.glob("*.toml")))
         raise UsageError(
             f"cannot read {name}: {error.strerror}; give a file, or one that the harness has: {own}"
         ) from None
@@ -272,9 +272,9 @@ def _keys(path: list[str]) -> list[str]:
     for part in path:
         if part.isdigit():
             continue
-        found = model.model_fields[part].annotation
-        inner = [one for one in getattr(found, "__args__", ()) if hasattr(one, "model_fields")]
-        model = inner[0] if inner else found
+        annotation = model.model_fields[part].annotation
+        inner = [kind for kind in getattr(annotation, "__args__", ()) if hasattr(kind, "model_fields")]
+        model = inner[0] if inner else annotation
     return list(model.model_fields)
 
 
@@ -297,7 +297,7 @@ def _require_implementations(chosen: Mapping[str, str], where: str) -> None:
         op = key.partition(":")[0]
         if op not in kernels.OPS:
             raise UsageError(f"{where}: no op {op!r}; ops: {', '.join(kernels.OPS)}")
-        known = [one.name for one in kernels.implementations(op)]
+        known = [i.name for i in kernels.implementations(op)]
         if implementation not in known:
             raise UsageError(
                 f"{where}.{key}: no implementation {implementation!r}; see: list impls --op {op}"

@@ -50,9 +50,9 @@ class Stages:
         path = self._file(name)
         if archive.is_file(path):
             return self._read(path, kind)
-        found = make()
-        self._write(path, found)
-        return found
+        record = make()
+        self._write(path, record)
+        return record
 
     def _file(self, name: str) -> Path:
         return self.folder / "stages" / f"{name}.json"
@@ -64,9 +64,9 @@ class Stages:
             why = mistake(error) if isinstance(error, ValidationError) else one_line(error)
             raise UsageError(f"cannot read {path}: {why}; take it away to make it again") from None
 
-    def _write(self, path: Path, found: Record) -> None:
+    def _write(self, path: Path, record: Record) -> None:
         try:
-            files.replace(path, found.model_dump_json(indent=1) + "\n")
+            files.replace(path, record.model_dump_json(indent=1) + "\n")
         except OSError as error:
             raise HarnessError(
                 f"cannot write {path}: {error.strerror}; what is finished stays, --resume goes on"

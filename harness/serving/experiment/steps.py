@@ -63,23 +63,23 @@ def decode_steps(
 ) -> list[ReplayStep]:
     """The steady step, the batch being full, at the mean context of the steady window: one for each recorded
     routing."""
-    load, chosen = experiment.load, experiment.replay
+    load, settings = experiment.load, experiment.replay
     lengths = [run.kv_len for run in base.runs if run.kv_len]
     context = round(statistics.fmean(lengths)) if lengths else load.input_len + load.output_len // 2
     recorded = (
-        decode_picks(folder / base.routing, load.concurrency, chosen.routings) if base.routing else [()]
+        decode_picks(folder / base.routing, load.concurrency, settings.routings) if base.routing else [()]
     )
     dense = rank.first_k_dense_replace
     return [
         ReplayStep(
             rank,
-            Parallel(tp=chosen.tp),
+            Parallel(tp=settings.tp),
             "decode",
             (context,) * load.concurrency,
             (),
             dense,
             rank.num_hidden_layers - dense,
-            chosen.page,
+            settings.page,
             picks=picks,
         )
         for picks in recorded

@@ -79,12 +79,12 @@ class Rank:
         name = chosen.get(f"{place.op}:{place.name}") or chosen[place.op]
         if (place.key, name, owner) not in self.prepared:
             op = kernels.OPS[place.op]
-            found = next((i for i in kernels.implementations(place.op) if i.name == name), None)
-            if found is None:
+            implementation = next((i for i in kernels.implementations(place.op) if i.name == name), None)
+            if implementation is None:
                 raise Unsupported(f"there is no implementation {name} of {place.op}")
             operands = self.operands[place.key]
-            out = None if found.allocates else self.flow.output(place, operands)
-            prepared = bind(op, found, operands, out)
+            out = None if implementation.allocates else self.flow.output(place, operands)
+            prepared = bind(op, implementation, operands, out)
             prepared.load(operands.live_tensors())
             self.prepared[place.key, name, owner] = prepared
         return self.prepared[place.key, name, owner]
@@ -103,7 +103,7 @@ class Rank:
                 call()
                 self.timer.synchronize()
                 times[place.key].append(time.perf_counter() - started)
-        return {key: sorted(found)[len(found) // 2] for key, found in times.items()}
+        return {key: sorted(seconds)[len(seconds) // 2] for key, seconds in times.items()}
 
     def isolated(self, place: str, name: str, cold: bool, at_least: float) -> float:
         """Seconds of one place's call alone: `cold`, over all layers that have the place in turn, as the
@@ -119,18 +119,18 @@ class Rank:
     def difference(self, op: str, a: Mapping[str, str], b: Mapping[str, str]) -> dict[str, float]:
         """Of two choices for an op: the relative difference (root mean square) of their outputs at each place
         of the first layer that has it, on the same inputs."""
-        found = {}
+        differences = {}
         for place in self.places:
-            if place.op == op and place.name not in found:
-                one, other = (self._bound(place, chosen) for chosen in (a, b))
-                live = {name: tensor.clone() for name, tensor in one.inputs().items()}
-                one.call()
-                first = one.result().float().clone()
-                other.load(live)
-                other.call()
-                error = (other.result().float() - first).pow(2).mean().sqrt()
-                found[place.name] = float(error / first.pow(2).mean().sqrt())
-        return found
+            if place.op == op and place.name not in differences:
+                first, second = (self._bound(place, chosen) for chosen in (a, b))
+                live = {name: tensor.clone() for name, tensor in first.inputs().items()}
+                first.call()
+                wanted = first.result().float().clone()
+                second.load(live)
+                second.call()
+                error = (second.result().float() - wanted).pow(2).mean().sqrt()
+                differences[place.name] = float(error / wanted.pow(2).mean().sqrt())
+        return differences
 
     def finite(self) -> bool:
         """Whether the last step's logits are numbers."""

@@ -174,10 +174,10 @@ def _decomposed(
 ) -> dict[str, ReplayArm]:
     """Each arm with the times of its places, and of its swapped calls alone."""
     order = places(plan.step)
-    found = {}
+    decomposed = {}
     for name, arm in arms.items():
         if arm.failed:
-            found[name] = arm
+            decomposed[name] = arm
             continue
         by_key = worker.ask("decompose", plan.prepare_s, arm=name, repeats=plan.decomposed)
         by_place: dict[str, float] = defaultdict(float)
@@ -192,10 +192,10 @@ def _decomposed(
             if apart:
                 update["failed"] = f"wrong: its outputs differ from the base's: {apart}"
             swapped = _swapped(plan.step, arms[base].chosen, arm.chosen)
-            ours, theirs = update["places"], found[base].places
+            ours, theirs = update["places"], decomposed[base].places
             update["own"] = sum(ours[place] - theirs[place] for place in swapped)
-        found[name] = arm.model_copy(update=update)
-    return found
+        decomposed[name] = arm.model_copy(update=update)
+    return decomposed
 
 
 def _swapped(step: ReplayStep, base: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:
@@ -236,10 +236,10 @@ def _isolated(
 def _compared(
     step: ReplayStep, arms: dict[str, ReplayArm], base: str, rounds: Rounds
 ) -> tuple[dict[str, ReplayArm], Timed | None]:
-    found = {}
+    compared = {}
     for name, arm in arms.items():
         if arm.failed:  # a wrong one has no time either
-            found[name] = arm
+            compared[name] = arm
             continue
         update: dict[str, Any] = {"step": _timed(rounds, name)}
         if name != base and update["step"] is not None:
@@ -247,8 +247,8 @@ def _compared(
             update["whole"] = _whole(step, arms[base].chosen, arm.chosen, update["change"])
         elif name in rounds.dropped:
             update["failed"] = rounds.dropped[name]
-        found[name] = arm.model_copy(update=update)
-    return found, _timed(rounds, TWIN, base)
+        compared[name] = arm.model_copy(update=update)
+    return compared, _timed(rounds, TWIN, base)
 
 
 def _timed(rounds: Rounds, name: str, less: str = "") -> Timed | None:

@@ -79,7 +79,7 @@ class ReplayStep:
         return self.parallel.heads(self.model)
 
     def linear(self, name: str) -> Linear:
-        return next(one for one in linears(self.model, self.parallel) if one.name == name)
+        return next(linear for linear in linears(self.model, self.parallel) if linear.name == name)
 
     def sizes(self, place: StepPlace) -> dict[str, Any]:
         """Of a place that one of the suite's ops fills."""
@@ -114,13 +114,13 @@ def _span(values: tuple[int, ...]) -> str:
 
 def places(step: ReplayStep) -> list[StepPlace]:
     """The calls of the step, in the order in which they are made."""
-    found = [StepPlace(0, "embedding", "copy")]
+    step_places = [StepPlace(0, "embedding", "copy")]
     for layer in range(step.layers):
-        found += [StepPlace(layer, *one) for one in _attention(step.phase)]
-        found += [StepPlace(layer, *one) for one in (_DENSE if layer < step.dense else _MOE)]
+        step_places += [StepPlace(layer, *place) for place in _attention(step.phase)]
+        step_places += [StepPlace(layer, *place) for place in (_DENSE if layer < step.dense else _MOE)]
     last = step.layers
     head = [("final norm", "norm"), ("lm_head", "bf16_gemm"), ("sampling", "sampling")]
-    return [*found, *(StepPlace(last, *one) for one in head)]
+    return [*step_places, *(StepPlace(last, *place) for place in head)]
 
 
 def _attention(phase: Phase) -> list[tuple[str, ...]]:

@@ -69,15 +69,15 @@ class LiveJournal:
             data = self.path.read_bytes()
         except OSError as error:
             raise UsageError(f"cannot read {self.path}: {error.strerror}") from None
-        found = []
+        entries = []
         for number, line in files.numbered_lines(data):
             try:
                 entry = json.loads(line)
                 entry["kind"]
             except (ValueError, KeyError, TypeError):
                 raise UsageError(f"cannot read {self.path}, line {number}: no entry of a live run") from None
-            found.append(entry)
-        return found
+            entries.append(entry)
+        return entries
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [line for line in self.lines() if line["kind"] == kind]

@@ -32,19 +32,19 @@ class RejectionRules:
         self, load: ClientLoad, completed: int, tokens: Sequence[int], steps: RunSteps, disturbance: str
     ) -> list[str]:
         """One line for each rule that the run breaks; none: it counts."""
-        found = []
+        reasons = []
         if completed != load.prompts:
-            found.append(f"{completed} of {load.prompts} requests completed")
+            reasons.append(f"{completed} of {load.prompts} requests completed")
         elif short := [n for n in tokens if n != load.output_len]:
-            found.append(f"{len(short)} requests gave other than {load.output_len} tokens ({short[0]})")
+            reasons.append(f"{len(short)} requests gave other than {load.output_len} tokens ({short[0]})")
         if self.pattern and steps.pattern != self.pattern:
             was, wanted = pattern_text(steps.pattern), pattern_text(self.pattern)
-            found.append(f"prefilled {was}, not {wanted} (arrival race)")
+            reasons.append(f"prefilled {was}, not {wanted} (arrival race)")
         if steps.steady < self.least_steady:
-            found.append(f"{steps.steady} steady inter-token times are fewer than {self.least_steady}")
+            reasons.append(f"{steps.steady} steady inter-token times are fewer than {self.least_steady}")
         if self.disturbed and disturbance:
-            found.append(disturbance)
-        return found
+            reasons.append(disturbance)
+        return reasons
 
 
 def pattern_text(pattern: Sequence[int]) -> str:

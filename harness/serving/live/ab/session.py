@@ -152,7 +152,7 @@ class PairSession:
             monitor=self.monitor,
         )
         records = []
-        for arm, result, one in zip(arms, results, loaded, strict=True):
+        for arm, result, outcome in zip(arms, results, loaded, strict=True):
             record = {
                 "pair": pair,
                 "arm": arm.name,
@@ -162,26 +162,26 @@ class PairSession:
                 "started": started,
                 "ended": _now(),
             }
-            if one.error and str(one.error) != BESIDE:
+            if outcome.error and str(outcome.error) != BESIDE:
                 self.servers.drop(arm)
-            records.append(record | self._judged(one, rules, disturbance))
+            records.append(record | self._judged(outcome, rules, disturbance))
         return records
 
-    def _judged(self, one: ClientOutcome, rules: RejectionRules, disturbance: str) -> dict[str, Any]:
+    def _judged(self, outcome: ClientOutcome, rules: RejectionRules, disturbance: str) -> dict[str, Any]:
         load = self.settings.load
-        if one.found is None:
-            return {"status": "failed", "reasons": [str(one.error)]}
-        found = one.found
-        seen = steps(found.requests, min(load.concurrency, load.prompts), found.input_lens, one.until)
-        reasons = rules.reasons(load, len(found.requests), found.output_lens, seen, disturbance)
+        if outcome.times is None:
+            return {"status": "failed", "reasons": [str(outcome.error)]}
+        times = outcome.times
+        seen = steps(times.requests, min(load.concurrency, load.prompts), times.input_lens, outcome.until)
+        reasons = rules.reasons(load, len(times.requests), times.output_lens, seen, disturbance)
         return {
             "status": "rejected" if reasons else "ok",
             "reasons": reasons,
             "disturbance": disturbance,
             "conditions": self.monitor.conditions(),
-            **found.means(),
+            **times.means(),
             **seen.facts(),
-            **({"stood_still": one.clock.stops} if one.clock.stops else {}),
+            **({"stood_still": outcome.clock.stops} if outcome.clock.stops else {}),
         }
 
     def _report(self, record: dict[str, Any]) -> None:

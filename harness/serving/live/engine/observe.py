@@ -67,7 +67,7 @@ def observe(
         )
         if trace:
             engine.post("/stop_profile", TRACED_S)
-        found = _wait_for(traces, "*.trace.json*", 0) if trace else None
+        traced = _wait_for(traces, "*.trace.json*", 0) if trace else None
         if routing:
             # It is written every few seconds of routing: a further, short run brings the last part out.
             time.sleep(2.5)
@@ -82,12 +82,12 @@ def observe(
         routed = _wait_for(routes, "routing-*.npz", before) if routing else None
     finally:
         engine.stop()
-    if trace and found is None:
+    if trace and traced is None:
         raise HarnessError(f"the engine wrote no trace into {traces}; {engine.process.last_words()}")
     if routing and routed is None:
         raise HarnessError(f"the plug-in wrote no routing log into {routes}; {engine.process.last_words()}")
     return ObservationFiles(
-        _kept(found, folder / f"{arm.name}.trace.json.gz"),
+        _kept(traced, folder / f"{arm.name}.trace.json.gz"),
         _kept(routed, folder / f"{arm.name}.routing.npz"),
         result,
     )

@@ -177,7 +177,7 @@ class Servers:
 def _require_swaps(engine: Engine, arm: EngineArm) -> None:
     until = time.monotonic() + 2.0
     while True:
-        called = {note.get("swap") for note in engine.said() if note["event"] == "called"}
+        called = {note.get("swap") for note in engine.notes() if note["event"] == "called"}
         missing = [swap for swap in arm.swaps if swap not in called]
         if not missing:
             return

@@ -1,4 +1,4 @@
-"""Clients that load their engines at the same time, each its own; the engines take turns (slices.py)."""
+"""Clients that load their engines at the same time, each its own; the engines take turns (time_slices.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.errors import HarnessError
 from harness.machine.monitor.base import Monitor
 from harness.serving.live.client.client import Client, ClientFailed
 from harness.serving.live.client.load import ClientLoad
-from harness.serving.live.client.requests import RequestTimes, request_times
+from harness.serving.live.client.request_times import RequestTimes, request_times
 from harness.serving.live.engine.engine import Engine, EngineDied
 from harness.serving.live.engine.time_slices import OwnClock, TimeSlices
 
@@ -24,11 +24,11 @@ BESIDE = "the run beside it failed"
 class ClientOutcome:
     """What one client left, or why it left nothing.
 
-    clock: of its engine; found: by that clock; until: when, by that clock, the first of all runs was over
+    clock: of its engine; times: by that clock; until: when, by that clock, the first of all runs was over
     """
 
     clock: OwnClock
-    found: RequestTimes | None = None
+    times: RequestTimes | None = None
     until: float = 0.0
     error: HarnessError | None = None
 
@@ -86,17 +86,19 @@ def run_in_time_slices(
             raise
     ended = time.monotonic()
     clocks = [slices.clock(engine) for engine in engines]
-    kept = [None if error else request_times(result) for error, result in zip(errors, results, strict=True)]
+    read = [None if error else request_times(result) for error, result in zip(errors, results, strict=True)]
     if len(engines) > 1:
-        for found, result in zip(kept, results, strict=True):
-            if found and not (found.dated and all(began <= r.sent <= ended for r in found.requests)):
+        for times, result in zip(read, results, strict=True):
+            if times and not (times.dated and all(began <= r.sent <= ended for r in times.requests)):
                 raise HarnessError(
                     f"{result} does not date its requests by this machine's monotonic clock: runs of this "
                     "client cannot take turns; give no slices"
                 )
-    over = min((max(r.tokens[-1] for r in one.requests) for one in kept if one and one.requests), default=0.0)
+    over = min(
+        (max(r.tokens[-1] for r in times.requests) for times in read if times and times.requests), default=0.0
+    )
     loaded = [
-        ClientOutcome(clock, found and found.by(clock), clock(over), error)
-        for clock, found, error in zip(clocks, kept, errors, strict=True)
+        ClientOutcome(clock, times and times.by(clock), clock(over), error)
+        for clock, times, error in zip(clocks, read, errors, strict=True)
     ]
     return loaded, "; ".join(filter(None, disturbances))

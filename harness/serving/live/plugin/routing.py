@@ -47,11 +47,11 @@ class _Log:
     def add(self, router: int, ids: Any, experts: int) -> None:
         layer = self.layers.setdefault(router, len(self.layers))
         self.step += layer == 0
-        found = ids.numpy()
-        if len(found) <= LARGEST_STEP:
-            self.entries.append((time.time(), self.step, layer, found.astype(np.int16).copy()))
+        picks = ids.numpy()
+        if len(picks) <= LARGEST_STEP:
+            self.entries.append((time.time(), self.step, layer, picks.astype(np.int16).copy()))
         else:
-            counts = np.bincount(found.ravel(), minlength=experts).astype(np.int32)
+            counts = np.bincount(picks.ravel(), minlength=experts).astype(np.int32)
             self.prefills.append((time.time(), self.step, layer, counts))
         if layer == 0 and time.monotonic() - self.written > EVERY_S:
             self.write()

@@ -122,7 +122,7 @@ class _Staying:
         return self._orders.fileno() >= 0 and not select.select([self._orders], [], [], 0)[0]
 
     def begin(self, arguments: Sequence[str], log: Path) -> ClientRun:
-        said = Log(log)
+        output = Log(log)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, log.open("ab") as sink:
             try:
@@ -131,7 +131,7 @@ class _Staying:
             except OSError:
                 ours.close()
                 raise self.died() from None
-        return _ForkedRun(self, ours, said)
+        return _ForkedRun(self, ours, output)
 
     def died(self) -> ClientFailed:
         """Its last words; nothing is left of it then."""

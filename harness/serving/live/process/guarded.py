@@ -117,14 +117,14 @@ class Guarded:
         """Of the guard and all that stands under it."""
         if self.guard.poll() is not None:
             return []
-        found, queue = [], [self.guard.pid]
+        pids, queue = [], [self.guard.pid]
         while queue:
             pid = queue.pop()
-            found.append(pid)
+            pids.append(pid)
             for children in Path(f"/proc/{pid}/task").glob("*/children"):
                 with contextlib.suppress(OSError):
                     queue += map(int, children.read_text().split())
-        return found
+        return pids
 
     def memory(self) -> int:
         """Bytes that its processes hold by themselves: the sum of proportional sets, or of resident ones."""

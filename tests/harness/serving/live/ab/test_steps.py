@@ -15,7 +15,7 @@ from harness.serving.live.ab.rejection import RejectionRules
 from harness.serving.live.ab.schedule import mirrored_runs
 from harness.serving.live.ab.steps import steps
 from harness.serving.live.client.load import ClientLoad
-from harness.serving.live.client.requests import NoDetail, TimedRequest, request_times
+from harness.serving.live.client.request_times import NoDetail, TimedRequest, request_times
 from harness.statistics.intervals import mean_half_width
 from tests.support.paths import SERVING_DATA
 

@@ -14,7 +14,7 @@ from harness.errors import UsageError
 from harness.paths import ROOT
 from harness.serving.live.ab.journal import LiveJournal
 from harness.serving.live.ab.steps import steps
-from harness.serving.live.client.requests import TimedRequest, request_times
+from harness.serving.live.client.request_times import TimedRequest, request_times
 from harness.serving.live.engine.time_slices import OwnClock, TimeSlices, require_cpu
 from harness.serving.live.process.guarded import Guarded
 from kernels.platform import Platform

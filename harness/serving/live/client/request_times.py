@@ -51,14 +51,14 @@ class RequestTimes:
         and not from the client's own means, so that all clients count alike."""
         if not self.requests:
             return {}
-        found = {
+        means = {
             "mean_ttft_ms": 1e3 * statistics.fmean(r.tokens[0] - r.sent for r in self.requests),
             "mean_e2e_ms": 1e3 * statistics.fmean(r.tokens[-1] - r.sent for r in self.requests),
             "duration_s": max(r.tokens[-1] for r in self.requests) - min(r.sent for r in self.requests),
         }
         many = [r.tokens for r in self.requests if len(r.tokens) > 1]
         after = [(tokens[-1] - tokens[0]) / (len(tokens) - 1) for tokens in many]
-        return found | ({"mean_tpot_ms": 1e3 * statistics.fmean(after)} if after else {})
+        return means | ({"mean_tpot_ms": 1e3 * statistics.fmean(after)} if after else {})
 
 
 def request_times(result: Path) -> RequestTimes:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from harness.errors import NothingRan
 from harness.serving.experiment.schema import LiveRun, ObservedArm, Paired
@@ -191,7 +191,7 @@ def decomposed(trace: Path | None) -> dict[str, Any]:
         return {}
     parts = decompose(trace)
 
-    def classes(phase: str) -> dict[str, float]:
+    def classes(phase: Literal["decode", "prefill"]) -> dict[str, float]:
         steps = {name: parts.per_step(name, phase) for name in parts.by_class(phase)}
         return {name: per.exposed_us / 1e3 for name, per in steps.items() if per}
 

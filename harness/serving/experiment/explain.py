@@ -1,4 +1,4 @@
-"""What the trace of the swapped arm shows of a replay that missed."""
+"""Explanation of a replay that missed: what the trace of the swapped arm shows."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ def by_class(
     the ops differently (a copy, a pointwise kernel), and a kernel swapped in need not have a name of its op's
     class (torch's products): only the sum of all that can be set beside each other."""
     replayed: dict[str, float] = {}
-    for replay in replays.replays if replays else ():
+    every = replays.replays if replays else ()
+    for replay in every:
         old, new = replay.arms[BASE].classes, replay.arms[swap.name].classes
         for name in {*old, *new}:
-            by = (new.get(name, 0.0) - old.get(name, 0.0)) / len(replays.replays)
+            by = (new.get(name, 0.0) - old.get(name, 0.0)) / len(every)
             replayed[_named(name, swap)] = replayed.get(_named(name, swap), 0.0) + by
     traced: dict[str, float] = {}
     scale = pace(swap, base, seen)

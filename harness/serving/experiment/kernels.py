@@ -1,4 +1,4 @@
-"""The stages that run kernels without an engine: the replays, and the suite's own runs."""
+"""Replays, and the suite's own runs, for an experiment: the stages that need no engine."""
 
 from __future__ import annotations
 
@@ -175,12 +175,17 @@ def _sum(
     """Of all calls, new less old; a case's intervals are one, however often it is called."""
     value, squares = 0.0, 0.0
     for (op, case, old, new), calls in Counter(cases).items():
-        pair = [times.get((op, case, name)) for name in (new, old)]
-        if None in pair:
+        after, before = (times.get((op, case, name)) for name in (new, old))
+        if after is None or before is None:
             if not missing:
                 missing.append(f"{op}, {case}: not timed")
             return None
-        value += calls * (pair[0].ms - pair[1].ms)
-        squares += sum((calls * (timed.high - timed.low) / 2) ** 2 for timed in pair)
+        value += calls * (after.ms - before.ms)
+        squares += sum((calls * _width(timed) / 2) ** 2 for timed in (after, before))
     half = math.sqrt(squares)
     return Timed(ms=value, low=value - half, high=value + half)
+
+
+def _width(timed: Timed) -> float:
+    assert timed.low is not None and timed.high is not None, "kept only with its interval"
+    return timed.high - timed.low

@@ -1,4 +1,4 @@
-"""What pairs of live runs show, as the ledger keeps it."""
+"""Observations for the ledger: what pairs of live runs show."""
 
 from __future__ import annotations
 

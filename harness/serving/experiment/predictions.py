@@ -1,4 +1,4 @@
-"""From what was replayed and benched to what the ledger is told: a change of each quantity, by method."""
+"""Predictions for the ledger: a change of each quantity, by method, from replays and benchmarks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from harness.errors import HarnessError
 from harness.serving.experiment.schedule import DECODE, Schedule
 from harness.serving.experiment.schema import LiveRun, Replays, Served
-from harness.serving.experiment.spec import Swap
+from harness.serving.experiment.spec import Method, Quantity, Swap
 from harness.serving.ledger.prediction import Part, Prediction
 from harness.serving.replay.replay import BASE, TWIN
 from harness.serving.replay.schema import CONFIDENCE, Timed
@@ -68,7 +68,12 @@ def change(method: str, replays: Replays | None, served: Served | None, name: st
 
 
 def prediction(
-    method: str, quantity: str, changes: Changes, weights: Schedule, before: Sequence[LiveRun], swap: Swap
+    method: Method,
+    quantity: Quantity,
+    changes: Changes,
+    weights: Schedule,
+    before: Sequence[LiveRun],
+    swap: Swap,
 ) -> Prediction | None:
     """The quantity's change: the steps' changes with the schedule's weights. None where one is not known."""
     parts, squares, known = [], 0.0, True
@@ -94,9 +99,9 @@ def prediction(
     seen = [value for run in before if (value := getattr(run, quantity)) is not None]
     mean = statistics.fmean(seen) if seen else None
     return Prediction(
-        quantity=quantity,  # type: ignore[arg-type]
+        quantity=quantity,
         unit="ms",
-        method=method,  # type: ignore[arg-type]
+        method=method,
         change=total,
         low=total - half if known else None,
         high=total + half if known else None,

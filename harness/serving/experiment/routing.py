@@ -1,4 +1,4 @@
-"""The routing log of an engine, as picks that a step is replayed with."""
+"""Routing log of an engine, as picks that a step is replayed with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An experiment from its first look at the engine to the last line of its ledger, resumable at any moment."""
+"""Conduct of an experiment: from its first look at the engine to the last line of its ledger, resumable."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ from harness.serving.ledger.ledger import (
 )
 from harness.serving.ledger.prediction import KernelChange
 from harness.serving.ledger.residuals import held
+from harness.serving.replay.schema import Timed
 from harness.serving.replay.step import ReplayStep
 from harness.serving.schema import Workload
 from shapes.models import ModelConfig
@@ -125,13 +126,15 @@ class Conduct:
 
     def changes(self, swap: Swap, base: ObservedArm) -> dict[str, Changes]:
         """Of each kind of step, by method."""
-        by_method: dict[str, dict[int, object]] = {method: {} for method in self.experiment.predict.methods}
+        by_method: dict[str, dict[int, Timed | None]] = {
+            method: {} for method in self.experiment.predict.methods
+        }
         for kind, steps in self.steps(base).items():
             replays = self.replays(swap, kind, steps)
             served = self.served(swap, kind, steps[0]) if replays else None
             for method, by_kind in by_method.items():
                 by_kind[kind] = change(method, replays, served, swap.name)
-        return by_method  # type: ignore[return-value]
+        return dict(by_method)
 
     def steps(self, base: ObservedArm) -> dict[int, list[ReplayStep]]:
         """Kind (requests that it prefills, or DECODE) -> the steps of it that are replayed."""

@@ -1,4 +1,4 @@
-"""What a change of steps comes to in a request's times: walked through the steps of a run.
+"""Schedule of a run's steps: what a change of steps comes to in a request's times.
 
 An engine that batches continuously makes one step after the other. In a step that prefills, the requests that
 already decode get a token too. So a request's TTFT and TPOT are sums of steps, and their means over requests

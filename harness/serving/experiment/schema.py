@@ -1,4 +1,4 @@
-"""What the stages of an experiment find, as it is stored."""
+"""Records of an experiment's stages, as they are stored."""
 
 from __future__ import annotations
 

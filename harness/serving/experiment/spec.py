@@ -1,4 +1,4 @@
-"""What an experiment's file says: read by tomllib, held to its schema, its mistakes said in one line each."""
+"""Specification of an experiment: its TOML file, held to a schema, mistakes said in one line each."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ else:
 
 FILES = Path(__file__).with_name("specs")
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,63}")
-METHODS = ("replay", "isolated-cold", "isolated-warm", "serving-mode")
-QUANTITIES = ("itl", "ttft", "tpot")
-
 Method = Literal["replay", "isolated-cold", "isolated-warm", "serving-mode"]
 Quantity = Literal["itl", "ttft", "tpot"]
+
+METHODS: tuple[Method, ...] = ("replay", "isolated-cold", "isolated-warm", "serving-mode")
+QUANTITIES: tuple[Quantity, ...] = ("itl", "ttft", "tpot")
 
 
 class EngineSettings(Record):

@@ -1,4 +1,4 @@
-"""What an experiment has finished, a file each: nothing finished is lost by a kill, or made twice."""
+"""Finished stages of an experiment, a file each: nothing finished is lost by a kill, or made twice."""
 
 from __future__ import annotations
 

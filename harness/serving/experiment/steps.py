@@ -1,4 +1,4 @@
-"""The steps that an experiment replays: those that the engine was seen to make."""
+"""Steps that an experiment replays: those that the engine was seen to make."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.serving.experiment.schedule import Schedule, schedule
 from harness.serving.experiment.schema import LiveRun, ObservedArm
 from harness.serving.experiment.spec import Experiment, Swap
 from harness.serving.live.ab.rejection import pattern_text
-from harness.serving.replay.step import ReplayStep, places
+from harness.serving.replay.step import ReplayStep, StepPlace, places
 from shapes.attention import Parallel
 from shapes.models import ModelConfig
 
@@ -117,7 +117,7 @@ def choices(experiment: Experiment, swap: Swap, step: ReplayStep) -> tuple[Choic
 def changed_places(step: ReplayStep, base: Choices, chosen: Choices) -> list[str]:
     """Names of the step's calls that the swap changes, each as often as the step makes it."""
 
-    def of(place, which: Choices) -> str:  # type: ignore[no-untyped-def]
+    def of(place: StepPlace, which: Choices) -> str:
         return which.get(f"{place.op}:{place.name}") or which[place.op]
 
     return [p.name for p in places(step) if p.op and of(p, base) != of(p, chosen)]

@@ -1,4 +1,4 @@
-"""In a worker: a rank's weights, and the step bound to implementations.
+"""Replay worker: a rank's weights, and the step bound to implementations.
 
 Every public method is one request that the parent makes; arguments and answers are plain values.
 """
@@ -17,8 +17,9 @@ from harness.workers.child.device import ready_device
 from harness.workers.child.timers import timer_for
 from harness.workers.child.timers.base import Program
 from kernels.compose import bind
-from kernels.op import Prepared, Unsupported
+from kernels.op import Op, Prepared, Unsupported
 from kernels.operands import Seeds
+from shapes.case import Size
 
 Call = Callable[[], Any]
 BOUNDARY = {"block_scale_gemm": "with_quant", "fused_moe": "with_quant"}
@@ -48,12 +49,12 @@ class Rank:
 
     def _operands(self, place: StepPlace) -> Any:
         op = kernels.OPS[place.op]
-        sizes = op.sizes(self.step.sizes(place) | self._format(op))
+        sizes = op.sizes({**self.step.sizes(place), **self._format(op)})
         seeds = Seeds(stationary=1000 * self.seed + place.layer, live=place.layer)
         operands = op.operands(sizes, seeds, self.device, BOUNDARY.get(place.op, "core"))
         return self.flow.joined(place, operands)
 
-    def _format(self, op: Any) -> Mapping[str, Any]:
+    def _format(self, op: Op) -> Mapping[str, Size]:
         from kernels.platform import detect
 
         return op.defaults(detect(self.device).arch)

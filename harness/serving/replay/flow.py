@@ -1,4 +1,4 @@
-"""The activations of a step, and the glue that carries them from one place to the next."""
+"""Activations of a step, and the glue that carries them from one place to the next."""
 
 from __future__ import annotations
 
@@ -271,7 +271,9 @@ class Flow:
         logits = torch.zeros(self.step.tokens, model.n_routed_experts, device=self.device)
         bias = torch.zeros(model.n_routed_experts, device=self.device)
         ids = torch.empty(self.step.tokens, sizes.topk, dtype=torch.int32, device=self.device)
-        rule = Router(*sizes.group_limit, sizes.topk, model.routed_scaling_factor, model.n_routed_experts, 0)
+        groups, limit = sizes.group_limit
+        scaling, experts = model.routed_scaling_factor, model.n_routed_experts
+        rule = Router(groups, limit, sizes.topk, scaling, local=experts, shared=0)
         route = router(logits, bias, ids, torch.empty(ids.shape, device=self.device), rule)
 
         def call() -> None:

@@ -1,4 +1,4 @@
-"""How many layers of a step fit in memory."""
+"""Memory of a replayed step: how many layers fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step's arms measured against each other by the engine, and what isolated calls would have said."""
+"""Replay of a step: its arms measured against each other, and what isolated calls would have said."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import statistics
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from harness.errors import NothingRan, UsageError
 from harness.machine.monitor.base import Monitor
 from harness.machine.provenance import provenance
 from harness.serving.replay.schema import CONFIDENCE, Replay, ReplayArm, Timed
-from harness.serving.replay.step import ReplayStep, calls, places
+from harness.serving.replay.step import ReplayStep, StepPlace, calls, places
 from harness.statistics.intervals import interval
 from harness.timing.interleaved import measure
 from harness.timing.rounds import Policy, Rounds
@@ -61,10 +62,16 @@ class ReplayPlan:
     environment: Mapping[str, str | None] = field(default_factory=dict)
 
 
-def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor, say: Any = None) -> Replay:
+Say = Callable[[str], None]
+
+
+def to_stderr(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor, say: Say = to_stderr) -> Replay:
     """Measures the arms in interleaved rounds, each block on operands made anew. An arm that cannot be
     prepared is noted and left out; raises NothingRan where the base cannot."""
-    say = say or (lambda text: print(text, file=sys.stderr))
     arms = {name: ReplayArm(chosen=dict(chosen)) for name, chosen in plan.arms.items()}
     base = next(iter(arms))
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
@@ -120,7 +127,7 @@ def _measured(
     worker: Worker,
     platform: Platform,
     monitor: Monitor,
-    say: Any,
+    say: Say,
 ) -> Rounds:
     names = [*arms, TWIN]
     base = names[0]
@@ -166,7 +173,7 @@ def _measured(
         keep_disturbed=plan.keep_disturbed,
         seed=plan.seed,
     )
-    return measure({name: lambda name=name: turn(name) for name in names}, policy)
+    return measure({name: partial(turn, name) for name in names}, policy)
 
 
 def _decomposed(
@@ -205,7 +212,7 @@ def _swapped(step: ReplayStep, base: Mapping[str, str], chosen: Mapping[str, str
     }
 
 
-def _of(place: Any, chosen: Mapping[str, str]) -> str:
+def _of(place: StepPlace, chosen: Mapping[str, str]) -> str:
     return chosen.get(f"{place.op}:{place.name}") or chosen[place.op]
 
 
@@ -264,14 +271,17 @@ def _timed(rounds: Rounds, name: str, less: str = "") -> Timed | None:
     return Timed(ms=over.mean, low=over.low if known else None, high=over.high if known else None)
 
 
-def _whole(step: ReplayStep, base: Mapping[str, str], chosen: Mapping[str, str], change: Timed | None) -> Any:
+def _whole(
+    step: ReplayStep, base: Mapping[str, str], chosen: Mapping[str, str], change: Timed | None
+) -> Timed | None:
     """The change in a step of the whole model: by the number of the swapped calls."""
     counts = [calls(step, op, place) for place, op in _swapped(step, base, chosen).items()]
     replayed, whole = sum(r for r, _ in counts), sum(w for _, w in counts)
     if change is None or whole == replayed or not replayed:
         return None
-    scaled = {k: None if v is None else v * whole / replayed for k, v in change.model_dump().items()}
-    return Timed(**scaled)
+    scale = whole / replayed
+    low, high = (None if bound is None else bound * scale for bound in (change.low, change.high))
+    return Timed(ms=change.ms * scale, low=low, high=high)
 
 
 def require_known(arms: Mapping[str, Mapping[str, str]], step: ReplayStep) -> None:

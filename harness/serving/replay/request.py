@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,7 +87,7 @@ class ReplayRequest:
             raise UsageError(str(error)) from None
 
 
-def read_arms(platform: Platform, base: Sequence[str], swap: Sequence[str]) -> dict[str, Mapping[str, str]]:
+def read_arms(platform: Platform, base: Sequence[str], swap: Sequence[str]) -> dict[str, dict[str, str]]:
     """`op=impl` texts of the base; each swap, of one or more by commas, is an arm. Raises UsageError."""
     implementations = {name: _default(kernels.OPS[name], platform) for name in called_ops()}
     implementations |= dict(_choices(base, "--base"))

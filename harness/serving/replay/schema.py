@@ -1,4 +1,4 @@
-"""What a replay found, as it is stored and printed."""
+"""Record of a replay, as it is stored and printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step is: a rank's layers, the requests in it, and the calls that a layer makes. No torch.
+"""Step of a rank: its layers, the requests in it, and the calls that a layer makes. No torch.
 
 The order is that of DeepSeek-V3 in vLLM (model_executor/models/deepseek_v2.py and
 layers/attention/mla_attention.py of 0.32): absorbed MLA where the step decodes, kv_b and MHA where it
@@ -166,7 +166,7 @@ def called_ops() -> list[str]:
 def calls(step: ReplayStep, op: str, part: str = "") -> tuple[int, int]:
     """Calls of an op (of its places called `part`) in the replayed step, and in one of the whole model."""
     replayed = [p for p in places(step) if p.op == op and part in ("", p.name)]
-    whole = 0
+    whole = 0.0
     for place in replayed:
         kind = place.name
         if kind.startswith("dense"):

@@ -1,5 +1,6 @@
-"""Whether an arm answers as the base does: with the same prompts and no sampling, the same function gives
-the same words until rounding tips a near tie. A kernel that computes something else is off from the start."""
+"""Agreement of an arm's answers with the base's: with the same prompts and no sampling, the same function
+gives the same words until rounding tips a near tie. A kernel that computes something else is off from the
+start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arms of a comparison: one engine each, that differ by environment, flags or a swapped op."""
+"""Arms of a comparison: one engine each, that differ by environment, flags or a swapped op."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an arm changes, from pairs of runs: Student's t over the pairs' differences.
+"""Effect of an arm, from pairs of runs: Student's t over the pairs' differences.
 
 A pair's runs send the same prompts, one after the other, so a drift between pairs cancels. A bootstrap over
 so few pairs covers too seldom (seen with 4), so the interval is Student's.

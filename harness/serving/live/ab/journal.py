@@ -1,4 +1,4 @@
-"""What has been done, a line of JSON each, on the disk before the next thing begins."""
+"""Journal of live runs: a line of JSON for each, on the disk before the next thing begins."""
 
 from __future__ import annotations
 

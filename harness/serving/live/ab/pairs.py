@@ -1,4 +1,4 @@
-"""A journal's finished pairs, and what they say of each arm."""
+"""Finished pairs of a journal, and what they say of each arm."""
 
 from __future__ import annotations
 

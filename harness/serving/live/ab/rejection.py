@@ -1,5 +1,5 @@
-"""Why a run does not count. Fixed before the first run, written into the journal with it, and the same for
-all arms: a run is never dropped for its times."""
+"""Rules by which a run does not count. Fixed before the first run, written into the journal with it, and the
+same for all arms: a run is never dropped for its times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of runs: mirrored, so that a drift of the machine meets each arm alike, and paired by seed."""
+"""Order of runs: mirrored, so that a drift of the machine meets each arm alike, and paired by seed."""
 
 from __future__ import annotations
 

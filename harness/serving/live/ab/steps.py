@@ -1,4 +1,4 @@
-"""A run seen as an engine's steps, from when each token arrived: who was prefilled with whom, and how long a
+"""Steps of an engine during a run, from when each token arrived: who was prefilled with whom, and how long a
 step of pure decode took while all requests decoded.
 
 TTFT and TPOT follow from scheduling as much as from kernels: one request prefilled alone and three together
@@ -111,7 +111,8 @@ def _steady(
 ) -> tuple[list[float], list[float]]:
     """Inter-token times during which `concurrency` requests decode and none waits for its first token, and
     the tokens in the cache then."""
-    gaps, lengths = [], []
+    gaps: list[float] = []
+    lengths: list[float] = []
     for start, end in _full_windows(requests, concurrency):
         for i, request in enumerate(requests):
             inside = [n for n, at in enumerate(request.tokens) if start <= at <= min(end, until)]

@@ -1,4 +1,4 @@
-"""A journal as plain values, and as the tables that a person reads."""
+"""Summary of a journal: as plain values, and as the tables that a person reads."""
 
 from __future__ import annotations
 

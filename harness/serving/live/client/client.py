@@ -1,4 +1,4 @@
-"""The client that loads the engine: a real one, in a process of its own."""
+"""Client that loads the engine: a real one, in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of the engine in one run."""
+"""Load of one run: what is asked of the engine."""
 
 from __future__ import annotations
 

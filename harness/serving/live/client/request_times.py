@@ -1,4 +1,4 @@
-"""What a client kept of each request: when it was sent, when each token came, what it answered."""
+"""Request times, as a client kept them: when each was sent, when each token came, what it answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine on loopback, from its start to the last of its processes."""
+"""Engine on loopback, from its start to the last of its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How each engine is started: command templates. vLLM's is in use here; SGLang's and TensorRT-LLM's follow
+"""Launch commands of the engines, as templates. vLLM's is in use here; SGLang's and TensorRT-LLM's follow
 their documentation and have not been run on hardware."""
 
 from __future__ import annotations
@@ -140,8 +140,9 @@ def launch(
     """An engine's command and environment in `folder`. Raises UsageError for swaps into another engine."""
     values = {"model": str(model), "port": str(port), "name": name, "python": sys.executable}
     command = [_filled(part, values) for part in kind.command]
-    variables: dict[str, str | None] = dict(os.environ) | OFFLINE
-    swaps_log, hidden = None, ()
+    variables: dict[str, str | None] = {**os.environ, **OFFLINE}
+    swaps_log: Path | None = None
+    hidden: tuple[str, ...] = ()
     if kind.name == "vllm":
         hidden = broken_modules()
         site, swaps_log = folder / "site", folder / "swaps.jsonl"
@@ -164,7 +165,7 @@ def launch(
             variables["KERNEL_BENCH_ROUTING_LOG"] = str(routing)
         if on_cpu():
             command += [*VLLM_CPU_FLAGS, *_room(model, load)]
-            variables = VLLM_CPU_ENVIRONMENT | variables
+            variables = {**VLLM_CPU_ENVIRONMENT, **variables}
         if trace:
             command += ["--profiler-config", _profiler(trace, load)]
     elif swaps or trace or routing:

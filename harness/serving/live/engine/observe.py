@@ -1,4 +1,4 @@
-"""Looking into a server while it serves: a kernel trace of its first steps, and the routing log."""
+"""Observation of a server while it serves: a kernel trace of its first steps, and the routing log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder for an engine's Python path: the plug-in as if installed, the suite that it calls, and what hides
+"""Python path of an engine, a folder: the plug-in as if installed, the suite that it calls, and what hides
 broken packages."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The arms' servers: as many up at once as memory holds, all but one stopped in their tracks."""
+"""Servers of the arms: as many up at once as memory holds, all but one stopped in their tracks."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class Servers:
     def get(self, arm: EngineArm) -> Engine:
         """The arm's engine, warmed up, alone awake. Raises NothingRan where it does not come up or
         cannot be warmed up, SwapFailed."""
-        for name, engine in self.up.items():
-            if name != arm.name and not engine.process.paused:
-                engine.pause()
-        engine = self.up.pop(arm.name, None)
+        for name, other in self.up.items():
+            if name != arm.name and not other.process.paused:
+                other.pause()
+        engine = self.up.pop(arm.name) if arm.name in self.up else None
         if engine is not None and not engine.process.alive():
             engine.stop()
             engine = None

@@ -1,4 +1,4 @@
-"""Engines that take turns on one machine: one runs while the others stand still, a fraction of a second each.
+"""Time slices of a machine: one engine runs while the others stand still, a fraction of a second each.
 
 The speed of a shared machine wanders by several per cent from one second to the next, so two runs one after
 the other differ by that much whatever runs in them. In slices shorter than that, both meet the same machine.

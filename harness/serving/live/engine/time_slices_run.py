@@ -1,4 +1,4 @@
-"""Clients that load their engines at the same time, each its own; the engines take turns (time_slices.py)."""
+"""Runs in time slices: clients load their engines at the same time, each its own; the engines take turns."""
 
 from __future__ import annotations
 

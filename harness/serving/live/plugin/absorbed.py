@@ -12,7 +12,7 @@ def apply(swap: str) -> None:
 
     process = MLAAttention.process_weights_after_loading
 
-    def process_weights_after_loading(self, act_dtype):  # type: ignore[no-untyped-def]
+    def process_weights_after_loading(self, act_dtype):
         process(self, act_dtype)
         for name in ("W_UV", "W_UK_T"):
             weight = getattr(self, name, None)

@@ -6,12 +6,17 @@
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import torch
 
 from . import report
 from .places import LINEARS
 from .suite import Swapped, swapped
+
+if TYPE_CHECKING:
+    from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
+    from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 
 
 def apply(swap: str) -> None:
@@ -22,7 +27,7 @@ def apply(swap: str) -> None:
     endings = (LINEARS[place],) if place else tuple(LINEARS.values())
     process, apply_weights = Kernel.process_weights_after_loading, Kernel.apply_weights
 
-    def process_weights_after_loading(self, layer):  # type: ignore[no-untyped-def]
+    def process_weights_after_loading(self, layer):
         if getattr(layer, "_cpu_skip_gemm_dispatch", False) or not layer.prefix.endswith(endings):
             process(self, layer)
             return
@@ -31,7 +36,7 @@ def apply(swap: str) -> None:
         layer._kernel_bench_linear = SwappedLinear(implementation, params.weight.data, scale.data.float())
         report.note("replaced", swap=swap, layer=layer.prefix)
 
-    def apply_linear(self, layer, x, bias=None, **kwargs):  # type: ignore[no-untyped-def]
+    def apply_linear(self, layer, x, bias=None, **kwargs):
         linear = getattr(layer, "_kernel_bench_linear", None)
         if linear is None:
             return apply_weights(self, layer, x, bias, **kwargs)
@@ -55,17 +60,15 @@ class SwappedLinear:
         product = self.implementation.run(self.first, self._operands(x.reshape(-1, x.shape[-1])))
         return product.view(*x.shape[:-1], -1)
 
-    def _operands(self, a: torch.Tensor):  # type: ignore[no-untyped-def]
+    def _operands(self, a: torch.Tensor) -> BlockScaleGemmOperands:
         from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 
         sizes = _sizes(len(a), *self.weight.shape)
-        return BlockScaleGemmOperands(
-            self.weight, self.scale, sizes.scales, sizes, a=a, boundary="with_quant"
-        )
+        return BlockScaleGemmOperands(self.weight, self.scale, "fp32", sizes, a=a, boundary="with_quant")
 
 
 @functools.cache
-def _sizes(m: int, n: int, k: int):  # type: ignore[no-untyped-def]
+def _sizes(m: int, n: int, k: int) -> BlockScaleGemmSizes:
     from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 
     return BlockScaleGemmSizes(m, n, k)

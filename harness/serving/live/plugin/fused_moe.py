@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import torch
 
 from . import report
 from .suite import Swapped, swapped
+
+if TYPE_CHECKING:
+    from kernels.fused_moe.operands import FusedMoeOperands
+    from kernels.fused_moe.sizes import FusedMoeSizes
 
 
 def apply(swap: str) -> None:
@@ -17,7 +22,7 @@ def apply(swap: str) -> None:
     # Weights are left as loaded: the implementation packs them at the first call, when scales are known.
     cpu_moe.prepare_fp8_moe_layer_for_cpu = lambda w13, w2: (w13, w2)
 
-    def apply_experts(self, output, hidden_states, w1, w2, topk_weights, topk_ids, *rest, **named):  # type: ignore[no-untyped-def]
+    def apply_experts(self, output, hidden_states, w1, w2, topk_weights, topk_ids, *rest, **named):
         if not hasattr(self, "_kernel_bench_experts"):
             weights = (w1.data, self.w1_scale, w2.data, self.w2_scale)
             self._kernel_bench_experts = Experts(implementation, *weights, topk_ids.shape[1])
@@ -52,7 +57,7 @@ class Experts:
         if result is not out:
             out.copy_(result)
 
-    def _operands(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor):  # type: ignore[no-untyped-def]
+    def _operands(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> FusedMoeOperands:
         from kernels.fused_moe.operands import FusedMoeOperands
         from kernels.operands import Seeds
 
@@ -70,7 +75,7 @@ class Experts:
 
 
 @functools.cache
-def _sizes(tokens: int, experts: int, topk: int, hidden: int, inter: int):  # type: ignore[no-untyped-def]
+def _sizes(tokens: int, experts: int, topk: int, hidden: int, inter: int) -> FusedMoeSizes:
     from kernels.fused_moe.sizes import FusedMoeSizes
 
     return FusedMoeSizes(tokens, experts, topk, hidden, inter)

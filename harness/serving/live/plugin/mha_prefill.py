@@ -16,7 +16,7 @@ def apply(swap: str) -> None:
     implementation = swapped(swap)
     run = Backend.run_prefill_new_tokens
 
-    def run_prefill_new_tokens(self, q, k, v, return_softmax_lse, out=None, output_scale=None):  # type: ignore[no-untyped-def]
+    def run_prefill_new_tokens(self, q, k, v, return_softmax_lse, out=None, output_scale=None):
         if return_softmax_lse or output_scale is not None:
             return run(self, q, k, v, return_softmax_lse, out, output_scale)
         attended = prefill(implementation, q, k, v, self._prefill_metadata.query_start_loc, self.scale)

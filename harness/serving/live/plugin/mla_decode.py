@@ -21,7 +21,7 @@ def apply(swap: str) -> None:
 
     implementation = swapped(swap)
 
-    def forward_mqa(self, q, cache, attn_metadata, layer):  # type: ignore[no-untyped-def]
+    def forward_mqa(self, q, cache, attn_metadata, layer):
         q = torch.cat(q, dim=-1) if isinstance(q, tuple) else q.contiguous()
         return decode(implementation, q, cache, attn_metadata.decode, self.scale), None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from . import report
@@ -12,8 +13,13 @@ from . import report
 if TYPE_CHECKING:
     import torch
 
+    from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
+    from kernels.fused_moe.operands import FusedMoeOperands
+    from kernels.mha_prefill.operands import MhaPrefillOperands
+    from kernels.mla_decode.operands import MlaDecodeOperands
     from kernels.op import Implementation, Prepared
-    from kernels.operands import Operands
+
+    Operands = BlockScaleGemmOperands | FusedMoeOperands | MhaPrefillOperands | MlaDecodeOperands
 
 
 def swapped(swap: str) -> Swapped:
@@ -26,7 +32,7 @@ def swapped(swap: str) -> Swapped:
     raise LookupError(f"{op} has no implementation {name}")
 
 
-def _kernels():  # type: ignore[no-untyped-def]
+def _kernels() -> ModuleType:
     """This suite's package, also where Hugging Face's of the same name was imported before it."""
     folder = os.environ.get("KERNEL_BENCH_SUITE")
     if folder and folder not in sys.path:

@@ -1,4 +1,4 @@
-"""Where a client's runs happen: in a process each, or in one forked from a process that stays.
+"""Client processes: one for each run, or one forked from a process that stays.
 
 Both begin runs from several threads at once, and know who can say what an ended run used.
 """

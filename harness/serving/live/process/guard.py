@@ -1,4 +1,4 @@
-"""Runs one command and leaves nothing of it behind. A program of its own, standard library only:
+"""Guard of one command: runs it and leaves nothing of it behind. A program of its own, standard library only:
 
     python guard.py ORDERS_FD WORD_FD COMMAND...
 

@@ -246,10 +246,10 @@ def test_nothing_outlives_a_killed_harness(tmp_path, mark):
     code = f"""
         from pathlib import Path
         from harness.serving.live.client import client
-        from harness.serving.live.client.load import Load
+        from harness.serving.live.client.load import ClientLoad
         client.require_client, client.broken_modules = lambda kind: None, lambda: ()
         at = Path({str(tmp_path)!r})
-        client.Client("vllm", "vllm", at, at).run("hangs", "m", Load(1, 2, 1, 1), 1, at / "r.json", 600)
+        client.Client("vllm", "vllm", at, at).run("hangs", "m", ClientLoad(1, 2, 1, 1), 1, at / "r.json", 600)
     """
     harness = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, env=os.environ)
     at, until = tmp_path / "notes", time.monotonic() + 30

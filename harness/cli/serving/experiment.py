@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from harness.cli.serving.ledger import show as show_ledger
+import click
+
+from harness.cli.serving.ledger import print_ledgers
 from harness.cli.serving.progress import progress_to_stderr
 from harness.errors import FAILED, OK
 from harness.files import require_writable
@@ -40,5 +44,22 @@ def show(
         return OK
     execute(experiment, folder, swaps, resume, progress_to_stderr(quiet))
     if not quiet or json_to:
-        show_ledger([str(folder / LEDGER)], json_to)
+        print_ledgers([str(folder / LEDGER)], json_to)
     return OK if replays_held(experiment, folder, swaps) else FAILED
+
+
+@click.command("experiment")
+@click.argument("file", metavar="FILE")
+@click.option("--out", metavar="DIR", help="Its folder (default: results/experiments/ and its name).")
+@click.option("--resume", is_flag=True, help="Go on with what is not done there.")
+@click.option("--only", multiple=True, metavar="SWAP", help="Of its swaps only this; may be repeated.")
+@click.option("--pairs", type=click.IntRange(2), help="Instead of as many as the file says.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and what is done; run nothing.")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write the ledger's rows there.")
+@click.option("--quiet", is_flag=True, help="No table and no progress.")
+def experiment_command(**options: Any) -> None:
+    """What swaps of single kernels change in a live serving run, predicted first: trace, routing log, kernel
+    benchmark and replay, the prediction into the ledger, then pairs of runs, then what they show. FILE is
+    TOML, or the name of one that comes with the harness (cpu-decode, cpu-default, cpu-long, cpu-short). Exit
+    code 1 where a replay missed or a swap has no observation."""
+    sys.exit(show(**options))

@@ -15,7 +15,7 @@ from harness.errors import UsageError, mistake
 from harness.serving.live.swaps import LEFT_ALONE, current_names, implementations, is_swap, known_swaps
 from harness.serving.op_classes import OP_CLASSES
 from harness.serving.replay.step import called_ops
-from harness.serving.schema import Record
+from harness.serving.schema import StrictRecord
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -31,7 +31,7 @@ METHODS: tuple[Method, ...] = ("replay", "isolated-cold", "isolated-warm", "serv
 QUANTITIES: tuple[Quantity, ...] = ("itl", "ttft", "tpot")
 
 
-class EngineSettings(Record):
+class EngineSettings(StrictRecord):
     """kind, client: as `serving run` has them; flags and environment are all arms' alike
     model:   `default`, the generated one, or a directory
     kernels: names that the base's trace must have: the kernels that `replay.base` stands for
@@ -47,7 +47,7 @@ class EngineSettings(Record):
     run_timeout_s: float = Field(default=600.0, gt=0)
 
 
-class LoadSettings(Record):
+class LoadSettings(StrictRecord):
     """Tokens of each request, requests, and mirrored pairs of runs; pair i sends the prompts of seed + i.
 
     slice_s: both runs of a pair at the same time, their engines in turn for so long (engines on the CPU
@@ -71,7 +71,7 @@ class LoadSettings(Record):
         return self
 
 
-class RejectionSettings(Record):
+class RejectionSettings(StrictRecord):
     """Why a run does not count, the same for all arms.
 
     prefill_pattern: how requests must have been prefilled together; empty: as most of the base's first runs
@@ -84,7 +84,7 @@ class RejectionSettings(Record):
     least_steady: int = Field(default=24, gt=0)
 
 
-class ReplaySettings(Record):
+class ReplaySettings(StrictRecord):
     """How steps are rebuilt.
 
     base:     op -> the implementation that stands for what the engine runs
@@ -110,7 +110,7 @@ class ReplaySettings(Record):
     prefill_rounds: int = Field(default=1, gt=0)
 
 
-class Predict(Record):
+class Predict(StrictRecord):
     """methods: what is written to the ledger beside each other
     serving_budget_s: measuring, for each case of the suite's own runs in the cache mode `serving`
     serving_phases:   whose kernels they measure; a quantity that needs another phase has no such prediction
@@ -122,7 +122,7 @@ class Predict(Record):
     serving_phases: tuple[Literal["decode", "prefill"], ...] = ("decode", "prefill")
 
 
-class Thresholds(Record):
+class Thresholds(StrictRecord):
     """resolved: part of the value before, below which a change is not told from none
     miss:       part of the observed change that a replay may be off before the ledger explains it
     """
@@ -131,7 +131,7 @@ class Thresholds(Record):
     miss: float = Field(default=0.15, gt=0, lt=1)
 
 
-class Swap(Record):
+class Swap(StrictRecord):
     """One op replaced.
 
     op:     its class
@@ -187,7 +187,7 @@ class Swap(Record):
         return chosen
 
 
-class Experiment(Record):
+class Experiment(StrictRecord):
     """name: its folder's and its rows'; about: a line for the reader"""
 
     name: str

@@ -1,4 +1,4 @@
-"""Files: appended to and replaced so that a kill loses nothing; where a command's output goes."""
+"""Files: JSON lines appended, whole files replaced, so that a kill loses nothing; output of commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files: JSON lines appended, whole files replaced, so that a kill loses nothing; output of commands."""
+"""Files: appended to and replaced so that a kill loses nothing; where a command's output goes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from harness.errors import HarnessError, UsageError
+from harness.errors import HarnessError, UsageError, mistake
+
+Kind = TypeVar("Kind")
 
 JsonObject = dict[str, Any]  # as json.loads gives it: what is in it only its reader knows
 
@@ -40,22 +43,41 @@ def append(path: Path, text: str, finished: Callable[[bytes], int] = whole_lines
 
 
 class JournalFull(HarnessError):
-    """What is finished could not be written; the journal is as it was before."""
+    """A record could not be written; the file is as it was before."""
 
 
-def append_to_journal(
-    path: Path, text: str, finished: Callable[[bytes], int] = whole_lines, stays: str = ""
-) -> None:
-    """As append; raises JournalFull. stays: ends its line"""
-    try:
-        append(path, text, finished)
-    except OSError as error:
-        raise JournalFull(f"cannot write to {path}: {error.strerror}{stays}") from None
+@dataclass(frozen=True)
+class JsonLines(Generic[Kind]):
+    """A file of JSON records, one a line, to which each is added whole; what a kill cut off is none.
 
+    parse:    a line as a record; raises ValueError, KeyError or TypeError for what is none
+    read:     the file's bytes
+    finished: how many of them stand (see `append`)
+    """
 
-def numbered_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The whole lines of a journal, from 1; a last one that a kill broke off is none."""
-    yield from enumerate(data[: whole_lines(data)].splitlines(), 1)
+    path: Path
+    parse: Callable[[bytes], Kind]
+    read: Callable[[Path], bytes] = Path.read_bytes
+    finished: Callable[[bytes], int] = whole_lines
+
+    def append(self, *lines: str) -> None:
+        """On the disk when this returns, all of them or none. Raises JournalFull."""
+        try:
+            append(self.path, "".join(f"{line}\n" for line in lines), self.finished)
+        except OSError as error:
+            raise JournalFull(f"cannot write to {self.path}: {error.strerror}") from None
+
+    def records(self) -> Iterator[Kind]:
+        """In their order. Raises UsageError, which names the line, for what cannot be read."""
+        try:
+            data = self.read(self.path)
+        except OSError as error:
+            raise UsageError(f"cannot read {self.path}: {error.strerror}") from None
+        for number, line in enumerate(data[: whole_lines(data)].splitlines(), 1):
+            try:
+                yield self.parse(line)
+            except (ValueError, KeyError, TypeError) as error:
+                raise UsageError(f"cannot read {self.path}, line {number}: {mistake(error)}") from None
 
 
 def replace(path: Path, content: str | bytes) -> None:

@@ -19,6 +19,7 @@ class LiveJournal:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / FILE
+        self._lines = files.JsonLines(self.path, _entry)
 
     @staticmethod
     def begin(folder: Path, plan: dict[str, Any], resume: bool) -> LiveJournal:
@@ -59,28 +60,22 @@ class LiveJournal:
         return journal
 
     def append(self, kind: str, facts: dict[str, Any]) -> None:
-        """One line, on the disk when this returns. Raises files.JournalFull."""
-        line = json.dumps({"kind": kind, **facts}) + "\n"
-        files.append_to_journal(self.path, line, stays="; what is finished stays")
+        """One line, on the disk when this returns. Raises JournalFull."""
+        self._lines.append(json.dumps({"kind": kind, **facts}))
 
     def lines(self) -> list[dict[str, Any]]:
         """All whole lines. Raises UsageError for one that is broken in the middle."""
-        try:
-            data = self.path.read_bytes()
-        except OSError as error:
-            raise UsageError(f"cannot read {self.path}: {error.strerror}") from None
-        entries = []
-        for number, line in files.numbered_lines(data):
-            try:
-                entry = json.loads(line)
-                entry["kind"]
-            except (ValueError, KeyError, TypeError):
-                raise UsageError(f"cannot read {self.path}, line {number}: no entry of a live run") from None
-            entries.append(entry)
-        return entries
+        return list(self._lines.records())
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [line for line in self.lines() if line["kind"] == kind]
+
+
+def _entry(line: bytes) -> dict[str, Any]:
+    entry = json.loads(line)
+    if not isinstance(entry, dict) or "kind" not in entry:
+        raise ValueError("no entry of a live run")
+    return entry
 
 
 def _lasting(plan: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Files: JSON lines appended, whole files replaced, so that a kill loses nothing; output of commands."""
+"""Files: appended to and replaced so that a kill loses nothing; where a command's output goes."""
 
 from __future__ import annotations
 

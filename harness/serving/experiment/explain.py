@@ -70,6 +70,7 @@ def _named(op_class: str, swap: Swap) -> str:
 def explanation(
     swap: Swap,
     misses: Sequence[Residual],
+    *,
     replays: Mapping[int, Replays | None],
     changes: Changes,
     paired: Paired,

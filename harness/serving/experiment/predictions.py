@@ -70,10 +70,11 @@ def change(method: str, replays: Replays | None, served: Served | None, name: st
 def prediction(
     method: Method,
     quantity: Quantity,
+    swap: Swap,
     changes: Changes,
+    *,
     weights: Schedule,
     before: Sequence[LiveRun],
-    swap: Swap,
 ) -> Prediction | None:
     """The quantity's change: the steps' changes with the schedule's weights. None where one is not known."""
     parts, squares, known = [], 0.0, True

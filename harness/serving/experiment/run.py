@@ -112,10 +112,10 @@ class Conduct:
                 predicted = prediction(
                     method,
                     quantity,
-                    by_method[method],
-                    schedule_of(self.experiment, base),
-                    typical(self.experiment, base),
                     swap,
+                    by_method[method],
+                    weights=schedule_of(self.experiment, base),
+                    before=typical(self.experiment, base),
                 )
                 if predicted is None:
                     self.say(f"{swap.name}: no prediction of {quantity} by {method}")
@@ -225,12 +225,12 @@ class Conduct:
         text = explanation(
             swap,
             misses,
-            {kind: self.replays(swap, kind, steps) for kind, steps in self.steps(base).items()},
-            self.changes(swap, base)["replay"],
-            paired,
-            pattern_of(self.experiment, base),
-            before,
-            seen,
+            replays={kind: self.replays(swap, kind, steps) for kind, steps in self.steps(base).items()},
+            changes=self.changes(swap, base)["replay"],
+            paired=paired,
+            pattern=pattern_of(self.experiment, base),
+            base=before,
+            seen=seen,
         )
         evidence = tuple(filter(None, (before.trace, seen.trace)))
         append(self.folder / LEDGER, ExplanationEntry(row=row.id, text=text, evidence=evidence))

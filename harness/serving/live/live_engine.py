@@ -96,9 +96,9 @@ class LiveEngine:
             engine.url,
             engine.launch.model_name,
             self.setup.load,
-            seed,
-            result,
-            self.setup.run_timeout_s,
+            seed=seed,
+            result=result,
+            deadline_s=self.setup.run_timeout_s,
             watch=lambda: engine.check("while it was looked into"),
         )
 
@@ -108,7 +108,7 @@ class LiveEngine:
 
     def pairs(self, settings: PairSettings, journal: LiveJournal, monitor: Monitor) -> None:
         """Makes the pairs that the journal lacks. Raises HarnessError."""
-        PairSession(settings, self.servers, self.client, journal, monitor, self.say).run()
+        PairSession(settings, self.servers, self.client, journal, monitor, say=self.say).run()
 
 
 @contextlib.contextmanager

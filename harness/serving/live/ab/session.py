@@ -70,6 +70,7 @@ class PairSession:
         client: Client,
         journal: LiveJournal,
         monitor: Monitor,
+        *,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.settings, self.servers, self.client = settings, servers, client

@@ -69,6 +69,7 @@ class Client:
         url: str,
         name: str,
         load: ClientLoad,
+        *,
         seed: int,
         result: Path,
         deadline_s: float,

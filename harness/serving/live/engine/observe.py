@@ -60,9 +60,9 @@ def observe(
             engine.url,
             engine.launch.model_name,
             load,
-            seed,
-            result,
-            run_timeout_s,
+            seed=seed,
+            result=result,
+            deadline_s=run_timeout_s,
             watch=lambda: engine.check("while it was observed"),
         )
         if trace:
@@ -75,9 +75,9 @@ def observe(
                 engine.url,
                 engine.launch.model_name,
                 ClientLoad(32, 4, 1, 1),
-                1,
-                folder / "flush.json",
-                run_timeout_s,
+                seed=1,
+                result=folder / "flush.json",
+                deadline_s=run_timeout_s,
             )
         routed = _wait_for(routes, "routing-*.npz", before) if routing else None
     finally:

@@ -63,7 +63,14 @@ def run_in_time_slices(
 
         try:
             client.run(
-                engine.url, engine.launch.model_name, load, seed, result, timeout_s, watch=watch, ended=ended
+                engine.url,
+                engine.launch.model_name,
+                load,
+                seed=seed,
+                result=result,
+                deadline_s=timeout_s,
+                watch=watch,
+                ended=ended,
             )
         except BaseException as error:
             slices.finished(engine)

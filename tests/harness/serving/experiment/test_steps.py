@@ -219,7 +219,7 @@ def test_a_kernel_that_was_not_timed_leaves_no_prediction(tmp_path, benched):
     assert found.change is None and found.missing[0].endswith(": wrong, far off")
     changes, weights = {DECODE: found.change}, schedule((1, 3), 4, 4, 8)
     swap = experiment(tmp_path).swap("linears")
-    assert prediction("serving-mode", "itl", changes, weights, [], swap) is None
+    assert prediction("serving-mode", "itl", swap, changes, weights=weights, before=[]) is None
 
 
 @pytest.mark.parametrize(("phase", "wanted"), [("prefill", (math.inf, 3, 1)), ("decode", (7.0, 5, 11))])

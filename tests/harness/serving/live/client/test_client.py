@@ -50,7 +50,7 @@ def client(tmp_path, mark, monkeypatch):
 def run(client, how, seed=1, deadline_s=30.0, **named):
     """What the run found out about itself."""
     result = client.folder / f"run-{seed}.json"
-    client.run(how, "model", LOAD, seed, result, deadline_s, **named)
+    client.run(how, "model", LOAD, seed=seed, result=result, deadline_s=deadline_s, **named)
     return json.loads(result.read_text())
 
 
@@ -249,7 +249,9 @@ def test_nothing_outlives_a_killed_harness(tmp_path, mark):
         from harness.serving.live.client.load import ClientLoad
         client.require_client, client.broken_modules = lambda kind: None, lambda: ()
         at = Path({str(tmp_path)!r})
-        client.Client("vllm", "vllm", at, at).run("hangs", "m", ClientLoad(1, 2, 1, 1), 1, at / "r.json", 600)
+        load = ClientLoad(1, 2, 1, 1)
+        vllm = client.Client("vllm", "vllm", at, at)
+        vllm.run("hangs", "m", load, seed=1, result=at / "r.json", deadline_s=600)
     """
     harness = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, env=os.environ)
     at, until = tmp_path / "notes", time.monotonic() + 30

@@ -200,13 +200,14 @@ def client(tmp_path, mode="10"):
 def test_a_client_that_fails_or_hangs_is_one_line(tmp_path, mark):
     with engine(tmp_path, mark, "ok") as one:
         one.wait_healthy(30)
-        arguments = one.url, "model", ClientLoad(16, 32, 4, 4), 1, tmp_path / "result.json"
-        client(tmp_path).run(*arguments, deadline_s=30)
+        arguments = one.url, "model", ClientLoad(16, 32, 4, 4)
+        named = {"seed": 1, "result": tmp_path / "result.json"}
+        client(tmp_path).run(*arguments, **named, deadline_s=30)
         assert (tmp_path / "result.json").exists()
         with pytest.raises(ClientFailed, match=r"exit code 1; it said: \"KeyError: 'choices'\""):
-            client(tmp_path, "fails").run(*arguments, deadline_s=30)
+            client(tmp_path, "fails").run(*arguments, **named, deadline_s=30)
         with pytest.raises(ClientFailed, match="over 2 s"):
-            client(tmp_path, "hangs").run(*arguments, deadline_s=2)
+            client(tmp_path, "hangs").run(*arguments, **named, deadline_s=2)
 
 
 def test_a_missing_client_says_what_to_do(tmp_path, monkeypatch):

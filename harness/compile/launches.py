@@ -8,18 +8,23 @@ there is nothing to do: nothing is compiled or launched, and what the hook sees 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kernels
 from harness.catalogue.architectures import Architecture
 from harness.compile.pretend_driver import pretended
+from harness.files import JsonObject
 from kernels.op import Op, Unsupported
+from kernels.operands import Operands
 from kernels.triton_runtime import SuiteTriton
 from shapes.case import Case
 from shapes.suites import suites
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass
@@ -108,16 +113,16 @@ def launches(op: str, architecture: Architecture, cases: Iterable[Case]) -> list
     return list(seen.values())
 
 
-def narrowed(op: Op, implementation: SuiteTriton, sizes: Any) -> Any:
+def narrowed(op: Op, implementation: SuiteTriton, sizes: object) -> Operands:
     """Operands of the boundary that an implementation computes, without values."""
-    operands = op.empty_operands(sizes, "meta")
+    operands: Operands = op.empty_operands(sizes, "meta")
     while operands.boundary not in implementation.boundaries:
         operands = operands.narrowed()
     return operands
 
 
 def launches_of(
-    op: Op, implementation: SuiteTriton, architecture: Architecture, operands: Any, sizes: Any
+    op: Op, implementation: SuiteTriton, architecture: Architecture, operands: Operands, sizes: object
 ) -> list[KernelLaunch]:
     """What one call launches on operands of the implementation's own boundary, in order; a kernel that it
     launches twice stands there twice. Raises Unsupported."""
@@ -131,7 +136,9 @@ def _launch(op: str, implementation: SuiteTriton, on: Architecture, kernel: str,
     return KernelLaunch(op, implementation.name, kernel, on.arch, data, excuse)
 
 
-def _call(op: Op, implementation: SuiteTriton, on: Architecture, operands: Any, sizes: Any) -> Any:
+def _call(
+    op: Op, implementation: SuiteTriton, on: Architecture, operands: Operands, sizes: object
+) -> Mapping[str, torch.Tensor] | None:
     """Calls it on operands of a boundary, after the steps that lead to its own; gives where it reads them."""
     if operands.boundary in implementation.boundaries:
         try:
@@ -154,7 +161,7 @@ def recorded_launches(architecture: Architecture) -> Iterator[list[tuple[str, st
 
     calls: list[tuple[str, str]] = []
 
-    def hook(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+    def hook(*, fn: Any, compile: JsonObject, **_: object) -> bool:  # fn: Triton's, which has no types
         # The key only names an entry of a cache, and holds what the rest does.
         data = json.loads(compile["specialization_data"]) | {"key": ""}
         calls.append((f"{fn.module}:{fn.jit_function.fn.__qualname__}", json.dumps(data)))

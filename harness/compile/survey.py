@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.catalogue.architectures import Architecture, architectures
 from harness.errors import NothingRan, UsageError
@@ -94,11 +94,6 @@ def tile(config: str) -> str:
     sizes = "x".join(words[name] for name in TUNED if name in words)
     options = [f"{words[name]} {name.removeprefix('num_')}" for name in ("num_warps", "num_stages")]
     return ", ".join([*([sizes] if sizes else []), *options])
-
-
-def span(group: Sequence[dict[str, Any]], name: str, unit: int = 1) -> str:
-    low, high = (f"{end(one[name] for one in group) / unit:.3g}" for end in (min, max))
-    return low if low == high else f"{low}-{high}"
 
 
 class SurveyProgress:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from harness.errors import NothingRan
-from harness.files import write
+from harness.files import JsonObject, write
 from harness.results.recorded import read
 from harness.results.schema import Cell, Record, Run, Verdict
 
@@ -28,7 +27,7 @@ def export(run: str, output: str | None) -> int:
     return 0
 
 
-def session(run: Run, cells: list[Cell]) -> dict[str, Any]:
+def session(run: Run, cells: list[Cell]) -> JsonObject:
     """The object of pytest-benchmark 5: rounds are the run's, seconds per call."""
     import pytest_benchmark
 
@@ -44,7 +43,7 @@ def session(run: Run, cells: list[Cell]) -> dict[str, Any]:
     }
 
 
-def _benchmark(cell: Cell) -> dict[str, Any]:
+def _benchmark(cell: Cell) -> JsonObject:
     from pytest_benchmark.stats import Stats
 
     stats = Stats()

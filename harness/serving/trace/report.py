@@ -8,7 +8,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from harness.report.text import micro
+from harness.report.text import microseconds
 from harness.serving.trace.classify import Phase
 from harness.serving.trace.result import Device, KernelTime, PerStep, Times, Trace, TraceStep
 
@@ -96,10 +96,10 @@ def _per_step(trace: Trace, phase: Phase) -> str:
     rows = [
         [
             name,
-            micro(per_step.time_us),
+            microseconds(per_step.time_us),
             _percent(per_step.time_us, total),
             f"{per_step.calls:g}",
-            micro(per_step.exposed_us),
+            microseconds(per_step.exposed_us),
             _range(per_step),
         ]
         for name, per_step in classes
@@ -112,7 +112,7 @@ def _per_step(trace: Trace, phase: Phase) -> str:
 
 def _range(per_step: PerStep) -> str:
     return (
-        f"{micro(min(per_step.each_time_us))}..{micro(max(per_step.each_time_us))}"
+        f"{microseconds(min(per_step.each_time_us))}..{microseconds(max(per_step.each_time_us))}"
         if per_step.steps > 1
         else ""
     )
@@ -268,7 +268,7 @@ def _short(name: str) -> str:
 
 
 def _us(ns: float) -> str:
-    return micro(ns / 1e3)
+    return microseconds(ns / 1e3)
 
 
 def _percent(part: float, whole: float) -> str:

@@ -11,9 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
-from tabulate import tabulate
-
-from harness.report.text import WIDTH
+from harness.report.text import WIDTH, filled_columns, table
 from harness.serving.schema import SCOPES, ServingRun, Severity
 
 LATENCIES = {
@@ -80,13 +78,7 @@ def _blocks(runs: Sequence[ServingRun], files: int, unread: int) -> Iterator[str
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
     """Without the columns that no row fills."""
-    used = [i for i in range(len(HEADERS)) if any(row[i] for row in rows)]
-    return tabulate(
-        [[row[i] for i in used] for row in rows],
-        [HEADERS[i] for i in used],
-        disable_numparse=True,
-        colalign=["right" if HEADERS[i] in NUMERIC else "left" for i in used],
-    )
+    return table(*filled_columns(rows, HEADERS), right=NUMERIC)
 
 
 def _row(run: ServingRun) -> list[str]:

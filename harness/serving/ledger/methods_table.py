@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from tabulate import tabulate
-
+from harness.report.text import table
 from harness.serving.ledger.ledger import LedgerRow, Observation
 from harness.serving.ledger.residuals import Residual, residuals, resolved
 
@@ -23,7 +22,7 @@ def wide_table(rows: Sequence[LedgerRow]) -> str:
     change, then how far off each method was."""
     lines = [line for row in rows for line in _lines(row)]
     all_residuals = [residual for row in rows for residual in residuals(row)]
-    return "\n".join([tabulate(lines, COLUMNS, disable_numparse=True), *errors(all_residuals)])
+    return "\n".join([table(lines, COLUMNS), *errors(all_residuals)])
 
 
 def _lines(row: LedgerRow) -> Iterator[list[str]]:

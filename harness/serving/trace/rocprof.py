@@ -175,7 +175,7 @@ def read_csv(text: JsonText, into: RecordedTrace) -> None:
             stream = (record.get("Agent_Id", "0"), record.get("Queue_Id", "0"))
             into.work.add(
                 into.names.number(SUFFIX.sub("", name)), into.streams.number(stream),
-                start - self.base, end - start, NONE, NONE,
+                start - base, end - start, NONE, NONE,
             )  # fmt: skip
             into.categories["kernel_dispatch"] += 1
     except csv.Error as error:

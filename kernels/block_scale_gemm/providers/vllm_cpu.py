@@ -3,9 +3,9 @@ Xeons, and those for bf16, which take dequantised weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kernels.binding import VendorFunction
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK, dequantise_weights
@@ -62,7 +62,9 @@ class Unpacked(AmxGemm):
 
 
 class _AmxGemm(Prepared):
-    def __init__(self, operands: BlockScaleGemmOperands, kernel, weights: torch.Tensor, packed: bool) -> None:
+    def __init__(
+        self, operands: BlockScaleGemmOperands, kernel: VendorFunction, weights: torch.Tensor, packed: bool
+    ) -> None:
         super().__init__(operands)
         self.kernel = kernel
         self.weights, self.packed = weights, packed
@@ -131,7 +133,7 @@ def _weights(operands: BlockScaleGemmOperands) -> torch.Tensor:
 
 
 class _Product(Prepared):
-    def __init__(self, operands: BlockScaleGemmOperands, multiply: Callable) -> None:
+    def __init__(self, operands: BlockScaleGemmOperands, multiply: VendorFunction) -> None:
         super().__init__(operands)
         self.multiply = multiply
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kernels.binding import VendorFunction
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Prepared
@@ -37,7 +38,7 @@ class VecMlaDecode(Bf16Cache):
 
 
 class _VecMlaDecode(Prepared):
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, kernel) -> None:
+    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, kernel: VendorFunction) -> None:
         super().__init__(operands, out)
         self.kernel = kernel
         self.kv = operands.kv.view(-1, VecMlaDecode.PAGE, WIDTH)
@@ -76,7 +77,9 @@ class AmxMlaDecode(Bf16Cache):
 
 
 class _AmxMlaDecode(Prepared):
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, kernel, splits: int) -> None:
+    def __init__(
+        self, operands: MlaDecodeOperands, out: torch.Tensor, kernel: VendorFunction, splits: int
+    ) -> None:
         import torch
 
         super().__init__(operands, out)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness.plan.budget import parse_seconds
-from harness.report.text import micro
+from harness.report.text import microseconds
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
 
@@ -122,8 +122,8 @@ def caches_page(folder: Path) -> Iterator[str]:
         rate = f"{2 * 1024 * 7168 / cell.time_us / 1e3:.1f}" if cell.time_us else ""
         yield (
             f"| {mode} | {cell.rotation['copies']} | {cell.rotation['bytes'] / 1e6:.0f} MB | "
-            f"{cell.rotation['last_level'] / (1 << 20):.0f} MiB | {micro(cell.time_us)} | "
-            f"{micro(cell.low_us)}..{micro(cell.high_us)} | {rate} |"
+            f"{cell.rotation['last_level'] / (1 << 20):.0f} MiB | {microseconds(cell.time_us)} | "
+            f"{microseconds(cell.low_us)}..{microseconds(cell.high_us)} | {rate} |"
         )
     yield ""
 

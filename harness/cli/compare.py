@@ -1,41 +1,76 @@
-"""`python -m harness compare RUN_A RUN_B`: what became faster or slower between two recorded runs."""
+"""`python -m harness compare`: what became faster or slower between two recorded runs, or two commits."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import sys
+from typing import TYPE_CHECKING
 
-from harness.cli.run import RunDisplay
-from harness.errors import FAILED, OK, NothingRan, UsageError
-from harness.files import write
-from harness.plan import revisions
-from harness.report.comparison_table import comparison_table
-from harness.results.comparison import compared
-from harness.results.recorded import incompatibilities, read
-from harness.run.execute import run
-from harness.run.request import Request
+import click
+
+from harness.cli.interrupt import RECORDED, interruptible
+from harness.cli.options import measuring
+
+if TYPE_CHECKING:
+    from harness.run.request import Request
 
 
-def compare(run_a: str, run_b: str, force: bool, markdown: str | None) -> int:
-    """Prints a table; exit code 1 on a regression. Raises UsageError for runs that are not comparable."""
+@click.command()
+@click.argument("runs", nargs=-1, metavar="[RUN_A RUN_B]")
+@click.option("--revisions", nargs=2, metavar="A B", help="Measure two commits' kernels now, interleaved.")
+@click.option("--force", is_flag=True, help="Compare what differs in machine or terms too, and mark it.")
+@click.option("--markdown", metavar="FILE|-", help="Write the report there too, for a pull request.")
+@measuring
+def compare(
+    request: Request,
+    runs: tuple[str, ...],
+    revisions: tuple[str, str] | None,
+    force: bool,
+    markdown: str | None,
+) -> None:
+    """What became faster or slower between two recorded runs, or between two revisions of this repository
+    (to which the options from --op on apply). Exit code 1 where something regressed."""
+    if revisions and not runs:
+        with interruptible(RECORDED):
+            sys.exit(measure_revisions(request, revisions))
+    if len(runs) != 2 or revisions:
+        raise click.UsageError("name two runs, or --revisions A B and an --op")
+    sys.exit(compare_runs(runs[0], runs[1], force, markdown))
+
+
+def measure_revisions(request: Request, revisions: tuple[str, str]) -> int:
+    """Each revision's kernels are an arm of a run. Gives the exit code; raises UsageError for a revision that
+    git does not know."""
+    from dataclasses import replace
+
+    from harness.cli.run_display import RunDisplay
+    from harness.plan.revisions import arms
+    from harness.run.execute import run
+
+    request = replace(request, arms=arms(revisions))
+    return run(request, RunDisplay(request))
+
+
+def compare_runs(run_a: str, run_b: str, force: bool, markdown: str | None) -> int:
+    """Prints the table; gives the exit code, FAILED on a regression. Raises UsageError for runs that are not
+    comparable, NothingRan where no cell has a time in both."""
+    from harness.errors import FAILED, OK, NothingRan, UsageError
+    from harness.files import write
+    from harness.report.comparison_table import comparison_table
+    from harness.results.comparison import compared
+    from harness.results.recorded import incompatibilities, read
+
     a, b = read(run_a), read(run_b)
     reasons = incompatibilities(a, b)
     if reasons and not force:
         raise UsageError(
             f"{run_a} and {run_b} cannot be compared: {'; '.join(reasons)} (--force marks it only)"
         )
-    found = compared(a, b)
-    if not found.rows:
-        raise NothingRan(
-            f"no cell has a time in both runs: {'; '.join(found.missing[:3]) or 'both are empty'}"
-        )
-    found.notes[:0] = [f"NOT COMPARABLE, {reason}" for reason in reasons]
-    print(comparison_table(a, b, found, "simple"))
+    comparison = compared(a, b)
+    if not comparison.rows:
+        missing = "; ".join(comparison.missing[:3]) or "both are empty"
+        raise NothingRan(f"no cell has a time in both runs: {missing}")
+    comparison.notes[:0] = [f"NOT COMPARABLE, {reason}" for reason in reasons]
+    print(comparison_table(a, b, comparison, "simple"))
     if markdown:
-        write(markdown, comparison_table(a, b, found, "github") + "\n")
-    return FAILED if found.regressions else OK
-
-
-def compare_revisions(names: tuple[str, str], request: Request) -> int:
-    """Each revision's kernels are an arm of a run. Raises UsageError for one that git does not know."""
-    request = replace(request, arms=revisions.arms(names))
-    return run(request, RunDisplay(request))
+        write(markdown, comparison_table(a, b, comparison, "github") + "\n")
+    return FAILED if comparison.regressions else OK

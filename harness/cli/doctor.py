@@ -1,45 +1,42 @@
-"""`python -m harness doctor`."""
+"""`python -m harness doctor`: this machine, its libraries, noise and ceilings, and how to improve them."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import sys
-from pathlib import Path
+import click
 
-from harness.doctor.examine import examine
-from harness.errors import NothingRan, UsageError
-from harness.machine.device import choose_device
-from harness.machine.monitor import monitor_for
-from harness.report.doctor_text import text
-from harness.workers.process import worker_pids
+from harness.cli.options import json_option, target_device
 
 
-def show(json_to: str | None = None, device: str | None = None, quick: bool = False) -> None:
-    """Prints the findings, as text or JSON. Measures nothing on a device that a run is measuring."""
-    here = choose_device(device)
+@click.command()
+@json_option("Write JSON there instead of text.")
+@target_device
+@click.option("--quick", is_flag=True, help="Measure nothing (measuring takes about half a minute).")
+def doctor(json_to: str | None, device: str | None, quick: bool) -> None:
+    """Platform, device, libraries, ceilings, noise, clocks, and what would improve them."""
+    import contextlib
+    import json
+
+    from harness.doctor.examine import examine
+    from harness.errors import NothingRan
+    from harness.files import write
+    from harness.machine.device import choose_device
+    from harness.machine.monitor import monitor_for
+    from harness.report.doctor_text import doctor_text
+    from harness.run.device_lock import device_lock
+    from harness.workers.process import worker_pids
+
+    platform = choose_device(device)
     complaints: list[str] = []
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as lock:
         if not quick:
-            from harness.run.device_lock import (
-                device_lock,  # loads what reads records, which --quick does without
-            )
-
             try:
-                held.enter_context(device_lock(here))
-            except NothingRan as busy:
+                lock.enter_context(device_lock(platform))
+            except NothingRan as busy:  # a device that a run is measuring is left alone
                 quick, complaints = True, [str(busy)]
-        monitor = monitor_for(here, worker_pids)
+        monitor = monitor_for(platform, worker_pids)
         complaints += [*filter(None, [monitor.blocked()]), *monitor.before()]
-        facts = examine(here, monitor.readable(), complaints, quick)
-    if json_to is None:
-        print(text(facts))
-        return
-    whole = json.dumps(facts, indent=1, allow_nan=False) + "\n"
-    if json_to == "-":
-        sys.stdout.write(whole)
-        return
-    try:
-        Path(json_to).write_text(whole)
-    except OSError as error:
-        raise UsageError(f"cannot write {json_to}: {error.strerror}") from None
+        facts = examine(platform, monitor.readable(), complaints, quick)
+    if json_to:
+        write(json_to, json.dumps(facts, indent=1, allow_nan=False) + "\n")
+    else:
+        print(doctor_text(facts))

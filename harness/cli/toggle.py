@@ -1,51 +1,73 @@
-"""`python -m harness toggle`: flags and their values become the arms of a run."""
+"""`python -m harness toggle`: what environment flags do to each implementation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import sys
+from typing import TYPE_CHECKING
 
-import kernels
-from harness.cli.run import RunDisplay
-from harness.errors import UsageError
-from harness.machine.device import choose_device
-from harness.plan import arms
-from harness.plan.arms import parse_arm
-from harness.plan.toggle import recipe_flags, require_effect, stand_ins
-from harness.run import execute
-from harness.run.request import Request
+import click
 
-MARGIN = 0.02
-"""A change of less is `same`: nobody changes what runs in production for it, few machines resolve less."""
+from harness.cli.interrupt import RECORDED, interruptible
+from harness.cli.options import measuring
+
+if TYPE_CHECKING:
+    from harness.run.request import Request
 
 
+@click.command()
+@click.option(
+    "--flag",
+    "settings",
+    multiple=True,
+    metavar="NAME=A[,B...]",
+    help="A variable and its values; NAME= is empty, `unset` takes it away.",
+)
+@click.option(
+    "--design",
+    type=click.Choice(["factorial", "one-at-a-time"]),
+    default="factorial",
+    show_default=True,
+    help="All combinations of the flags' values, or each value alone.",
+)
+@click.option(
+    "--recipe", metavar="NAME", help="All variables of a documented environment; see `list recipes`."
+)
+@click.option("--leave-one-out", is_flag=True, help="The recipe without each of its variables in turn.")
+@click.option("--force", is_flag=True, help="Set what cannot show anything here, or nobody knows, too.")
+@measuring
 def toggle(
-    request: Request, given: Sequence[str], design: str, recipe: str | None, leave_one_out: bool, force: bool
-) -> int:
-    """Returns the exit code; raises HarnessError."""
+    request: Request,
+    settings: tuple[str, ...],
+    design: str,
+    recipe: str | None,
+    leave_one_out: bool,
+    force: bool,
+) -> None:
+    """What environment flags do to each implementation, and whether they changed what ran; `list flags` says
+    what each flag acts on."""
+    from dataclasses import replace
+
+    from harness.cli.run_display import RunDisplay, print_note
+    from harness.plan.toggle import MARGIN, ToggleRequest, plan_toggle
+    from harness.run.execute import run
+
     request = replace(request, margin=MARGIN)
-    if request.resume:
-        return run(request)
-    if bool(given) == bool(recipe):
-        raise UsageError("give --flag NAME=value[,value...], once or more, or --recipe NAME")
-    if leave_one_out and not recipe:
-        raise UsageError("--leave-one-out leaves variables out of a --recipe NAME; name one")
-    if request.op is None:
-        raise UsageError(f"--op is missing; ops: {', '.join(kernels.OPS)}")
-    platform = choose_device(request.device)
-    chosen = recipe_flags(recipe) if recipe else arms.parse_flags(given)
-    chosen = require_effect(chosen, request, platform, force, recipe)
-    if not force and (rows := stand_ins(chosen, request)):
-        return run(replace(request, impl=",".join(rows), baseline=rows[0]))
-    common = parse_arm(request.set).variables
-    values = {flag.name: list(flag.values) for flag in chosen}
-    if recipe:
-        whole = {flag.name: flag.values[0] for flag in chosen}
-        made = arms.leave_one_out(whole, common) if leave_one_out else arms.whole(whole, common)
-    else:
-        made = (arms.factorial if design == "factorial" else arms.one_at_a_time)(chosen, common)
-    return run(replace(request, arms=made, flags=values))
-
-
-def run(request: Request) -> int:
-    return execute.run(request, RunDisplay(request))
+    with interruptible(RECORDED):
+        if not request.resume:
+            toggled = ToggleRequest(
+                op=request.op,
+                device=request.device,
+                launch=request.launch,
+                settings=settings,
+                common=request.set,
+                design=design,
+                recipe=recipe,
+                leave_one_out=leave_one_out,
+                force=force,
+            )
+            plan = plan_toggle(toggled, print_note)
+            if names := plan.implementations:
+                request = replace(request, impl=",".join(names), baseline=names[0])
+            else:
+                request = replace(request, arms=plan.arms, flags=plan.flags)
+        sys.exit(run(request, RunDisplay(request)))

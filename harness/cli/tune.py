@@ -1,32 +1,52 @@
-"""`python -m harness tune`: which configuration each case is to run with, found and stored as data."""
+"""`python -m harness tune`: which configuration each case is to run with, raced or compiled, and stored."""
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import kernels
-from harness.catalogue.architectures import Architecture, select_architectures
-from harness.cli.run import end_text
-from harness.compile.survey import able
-from harness.errors import FAILED, OK, NothingRan
-from harness.files import write
-from harness.plan import budget
-from harness.plan.select import choose_cases, choose_implementations, choose_op
-from harness.progress import Progress
-from harness.report.tune_table import stored_text, summary, tune_tables
-from harness.results.schema import Record, Run
-from harness.run.session import Outcome
-from harness.tune.store import require_writable
-from kernels.op import Op
-from kernels.tuning import TUNED, Tunable
-from shapes.case import Case
+import click
+
+from harness.cli.interrupt import interruptible
+from harness.cli.options import ad_hoc_cases, gathered, json_option, only_op, seconds_option
+
+if TYPE_CHECKING:
+    from harness.tune.race import RaceRequest, TuneRequest
 
 
-def show(
+def _race_request() -> type[RaceRequest]:
+    from harness.tune.race import RaceRequest
+
+    return RaceRequest
+
+
+@click.command()
+@only_op
+@click.option("--impl", metavar="PATTERN,...", help="Only implementations that match ('triton.split_k').")
+@click.option("--suite", help="Only these cases (default: those of five suites that span the others).")
+@ad_hoc_cases
+@click.option("--target", metavar="ARCH,...", help="Compile for gfx942, gfx950, sm_90, sm_100.")
+@click.option("--shard", metavar="I/N", help="Compile into the cache, or race, the I-th of N parts only.")
+@click.option("--out", metavar="DIR", help="Where to store (default: kernels/tuned, which runs read).")
+@json_option("Write JSON there instead of a table.")
+@click.option("--check", is_flag=True, help="Store nothing; exit code 1 where the stored is not the best.")
+@click.option("--device", help="Race on cpu, cuda, cuda:1 ... (default: the first GPU, else the CPU).")
+@click.option("--launch", type=click.Choice(["graph", "eager"]), help="Of races on GPUs (default: graph).")
+@click.option("--keep", type=click.IntRange(1), help="Race so many of a case, by the estimate (default: 24).")
+@click.option("--budget", metavar="60s", help="Time for measuring a race (default: 30s for each case).")
+@click.option("--per-case", metavar="30s", help="Least of it that is worth a case (default: 30s).")
+@click.option("--journal", metavar="DIR", help="The race's rounds (default: a new folder in results/local/).")
+@click.option("--resume", metavar="RUN", help="Race what this race did not finish.")
+@click.option("--retry", is_flag=True, help="With --resume: cases where something failed again.")
+@click.option("--disturbed", type=click.Choice(["drop", "keep"]), envvar="KERNEL_BENCH_DISTURBED",
+              help="As of `run`.")  # fmt: skip
+@seconds_option("--prepare-timeout", "900s", "As of `run`.", show_default=False)
+@seconds_option("--call-timeout", "120s", "As of `run`.", show_default=False)
+@gathered(_race_request)
+def tune(
+    race: RaceRequest,
     op: str | None,
     impl: str | None,
     suite: str | None,
@@ -36,99 +56,76 @@ def show(
     out: str | None,
     json_to: str | None,
     check: bool,
-    **racing: Any,
-) -> int:
-    """Races configurations where they can be timed and no target is named, else ranks them by compiling;
-    prints what was found, and stores it, or holds it against what is stored; gives the exit code.
+) -> None:
+    """Choose configurations of tunable kernels, the suite's Triton kernels among them.
 
-    racing: the fields of harness.tune.race.RaceRequest that were given
+    Where they can be timed they are raced: those that compiling leaves, by an estimate of their time
+    (harness/tune/cost_model.py), are checked and measured as `run` does, and a challenger is stored if it is
+    faster than what was used before (harness/timing/successive_halving.py). Elsewhere, or with --target, the
+    estimate chooses. Runs read what is stored in kernels/tuned, and before it the folder that
+    KERNEL_BENCH_TUNED names.
     """
-    from harness.tune import race
+    from harness.cli.run_display import RaceTables
+    from harness.plan.budget import parse_shard
+    from harness.tune.race import TuneRequest, race_if_possible
+    from harness.tune.store import require_writable
+    from kernels.tuning import TUNED
 
-    part = budget.parse_shard(shard)
-    folder = Path(out) if out else TUNED
-    if not (check or shard):
-        require_writable(folder)
-    compiling = "--target" if target else "--check" if check else ""
-    tuned = race.TuneRequest(op, impl, suite, case, part, folder)
-    raced = race.race_if_possible(tuned, race.RaceRequest(**racing), compiling, RaceTables())
-    if raced is not None:
+    request = TuneRequest(op, impl, suite, case, parse_shard(shard), Path(out) if out else TUNED)
+    with interruptible("finished cases are stored, tune --resume RUN races the rest"):
+        if not (check or shard):
+            require_writable(request.folder)
+        compiling = "--target" if target else "--check" if check else ""
+        raced = race_if_possible(request, race, compiling, RaceTables())
+        if raced is None:
+            sys.exit(_tune_offline(request, target, check, shard is None, json_to))
         code, rows = raced
         if json_to:
             _write(json_to, rows)
-        return code
+        sys.exit(code)
+
+
+def _tune_offline(
+    request: TuneRequest, target: str | None, check: bool, whole: bool, json_to: str | None
+) -> int:
+    """Chooses by compiling, prints the choices, and stores them or holds them against what is stored; gives
+    the exit code. whole: this process compiles all, not a part of it, whose choices wait for the others."""
+    import kernels
+    from harness.catalogue.architectures import select_architectures
+    from harness.compile.survey import able
+    from harness.errors import FAILED, OK, NothingRan
+    from harness.plan.select import choose_op
+    from harness.report.tune_table import tune_tables
+    from harness.tune.offline_choices import offline_choices
+
+    rows, differences = [], []
     targets = able(select_architectures(target))
-    rows, bad = [], []
-    for name in [choose_op(op).name] if op else list(kernels.OPS):
+    for name in [choose_op(request.op).name] if request.op else list(kernels.OPS):
         for architecture in targets:
-            for found in _tuned(kernels.OPS[name], impl, suite, case, architecture, part):
-                rows += found.rows
+            for result in offline_choices(kernels.OPS[name], request, architecture, _log):
+                rows += result.rows
                 if check:
-                    bad += found.differences(folder)
-                elif shard is None:
-                    print(f"stored {found.store(folder)}", file=sys.stderr)
+                    differences += result.differences(request.folder)
+                elif whole:
+                    _log(f"stored {result.store(request.folder)}")
     if not rows:
         raise NothingRan("no case is one that a Triton implementation of these takes")
     if json_to:
         _write(json_to, rows)
-    elif shard is None:
+    elif whole:
         print(tune_tables(rows))
-    for line in bad:
-        print(line, file=sys.stderr)
-    return FAILED if bad else OK
+    for line in differences:
+        _log(line)
+    return FAILED if differences else OK
 
 
-class RaceTables:
-    """What a person sees of a race: tables on stdout, progress and log on stderr."""
-
-    def __init__(self) -> None:
-        self.progress = Progress(quiet=False)
-
-    def log(self, line: str) -> None:
-        print(line, file=sys.stderr)
-
-    def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
-        print(f"\n{summary(records)}")
-
-    def stored(self, file: Path, choice: Mapping[str, Any] | None) -> None:
-        if choice is None:
-            print(
-                "nothing stored: there is no verdict on the configuration that was used before\n", flush=True
-            )
-        else:
-            print(f"stored in {file}: {stored_text(choice)}\n", flush=True)
-
-    def end(self, run: Run, outcome: Outcome) -> None:
-        print(end_text(outcome))
+def _log(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
-def _tuned(
-    op: Op,
-    impl: str | None,
-    suite: str | None,
-    texts: Sequence[str],
-    architecture: Architecture,
-    shard: tuple[int, int],
-) -> Iterator[Any]:
-    from harness.compile.launches import implementations, tuned
-    from harness.tune.offline import CompileProgress, Compiling, OfflineResult
+def _write(json_to: str, rows: Sequence[Mapping[str, object]]) -> None:
+    import json
 
-    wanted = {i.name for i in choose_implementations(op, impl)}
-    whole = not (suite or texts)
-    cases = tuned(op.name) if whole else choose_cases(op, suite, texts, "core", architecture.arch)
-    for implementation in implementations(op.name):
-        if implementation.name not in wanted:
-            continue
-        if type(implementation).demands is Tunable.demands:
-            print(f"left out: {implementation.name} does not say what its kernels ask for", file=sys.stderr)
-            continue
-        progress = CompileProgress(f"{architecture.arch} {op.name} {implementation.name}")
-        compiling = Compiling(implementation, architecture, shard, progress)
-        searches = compiling.searches(cases)
-        compiling.run(searches)
-        if searches:
-            yield OfflineResult(compiling, searches)
+    from harness.files import write
 
-
-def _write(json_to: str, rows: Sequence[Mapping[str, Any]]) -> None:
     write(json_to, json.dumps({"tuned": rows}, indent=1) + "\n")

@@ -96,11 +96,6 @@ def tile(config: str) -> str:
     return ", ".join([*([sizes] if sizes else []), *options])
 
 
-def span(group: Sequence[JsonObject], name: str, unit: int = 1) -> str:
-    low, high = (f"{end(row[name] for row in group) / unit:.3g}" for end in (min, max))
-    return low if low == high else f"{low}-{high}"
-
-
 class SurveyProgress:
     """A line on stderr now and then."""
 

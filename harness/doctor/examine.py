@@ -13,10 +13,11 @@ from harness.catalogue.devices import datasheets, last_level
 from harness.doctor import noise
 from harness.doctor.advice import advice
 from harness.machine.cpu_threads import default_threads
-from harness.machine.provenance import LIBRARIES, provenance
+from harness.machine.provenance import LIBRARIES
 from harness.plan.arms import parse_threads
 from harness.run.ceilings import measured, meters, stored
 from harness.statistics.paired import noise_floor
+from harness.workers.environment import provenance
 from harness.workers.process import WorkerFailure
 from kernels.platform import Platform, devices, lookalike, version
 

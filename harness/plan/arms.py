@@ -105,6 +105,11 @@ class Arm:
         return (", ".join(words) or PLAIN) + " (again)" * self.is_twin
 
 
+def value_text(value: str | None) -> str:
+    """Of a variable: `unset` for None, two quotes for the empty one."""
+    return UNSET if value is None else value or "''"
+
+
 def parse_arm(settings: Iterable[str]) -> Arm:
     variables = {}
     for text in settings:

@@ -1,4 +1,4 @@
-"""What a person reads of an experiment with flags: a table per case, and what to set in the end."""
+"""The table of a case under arms (flags, revisions), effects of flags, and the recommendation at the end."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tabulate import tabulate
-
 from harness.plan.arms import PLAIN
 from harness.plan.contender import contender_name
-from harness.report.case_table import ended
-from harness.report.text import interval_of, micro, ratio_of, unsupported
-from harness.results.effects import changes, effects, regressions, said, same_kernels
+from harness.report.case_table import heading, measuring_line, unsupported, verdict_ratio
+from harness.report.text import microsecond_interval, microseconds, ratio, table
+from harness.results.effects import changes, effects, regressions, same_kernels, verdict_text
 from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
-from harness.statistics.paired import Comparison, noise_floor
+from harness.statistics.paired import noise_floor
 
 TOGETHER = {"faster": "more together", "slower": "less together", "same": "independent", "unclear": "unclear"}
 """Of an interaction: what one change brings beside the other, against what it brings alone."""
 
 
 @dataclass
-class Compared:
+class ArmComparison:
     """The arms of one implementation (and launch) in a case.
 
     anchor:   the first arm's cell
@@ -39,8 +37,8 @@ class Compared:
         return contender_name(self.anchor.impl, PLAIN, self.anchor.launch, self.anchor.platform)
 
 
-def compared(records: Iterable[Record], run: Run) -> list[Compared]:
-    """Of one case, in the order of the record."""
+def arm_comparisons(records: Iterable[Record], run: Run) -> list[ArmComparison]:
+    """Of a case, in the order of the record."""
     records = list(records)
     verdicts = {(v.a, v.about): v for v in records if isinstance(v, Verdict)}
     floors = {v.b: v for v in records if isinstance(v, Verdict) and v.about == "A/A"}
@@ -49,31 +47,28 @@ def compared(records: Iterable[Record], run: Run) -> list[Compared]:
         if isinstance(cell, Cell) and cell.status != "unsupported":
             cells.setdefault((cell.impl, cell.launch), []).append(cell)
     first = next(iter(run.arms))
-    found = []
+    comparisons = []
     for group in cells.values():
         if anchor := next((cell for cell in group if cell.arm == first), None):
             others = [(cell, verdicts.get((cell.name, "baseline"))) for cell in group if cell is not anchor]
-            found.append(Compared(anchor, others, floors.get(anchor.name)))
-    return found
+            comparisons.append(ArmComparison(anchor, others, floors.get(anchor.name)))
+    return comparisons
 
 
 def case_table(records: Sequence[Record], run: Run) -> str:
     """Arms of each implementation, whether they changed what ran, and effects of flags over all arms."""
     cells = [r for r in records if isinstance(r, Cell)]
     done = next(r for r in records if isinstance(r, CaseDone))
-    first = cells[0]
-    place = f"{first.place}, {first.weight:.1%} of the suite" if first.place != "ad hoc" else first.place
-    lines = [f"{first.case}  ({place})"]
-    found = compared(records, run)
-    rows = [row for one in found for row in _rows(one)]
-    if rows:
+    lines = [heading(cells[0])]
+    comparisons = arm_comparisons(records, run)
+    if rows := [row for comparison in comparisons for row in _rows(comparison)]:
         headers = ["implementation", "arm", "time", "interval", f"vs {first_arm(run)}", "verdict", "what ran"]
-        lines.append(tabulate(rows, headers, disable_numparse=True, maxcolwidths=[*[None] * 6, 48]))
+        lines.append(table(rows, headers, widths={"what ran": 48}))
     lines += unsupported(cells)
-    for one in found:
-        lines += _floor(one)
-        lines += _effects(one, run)
-    return "\n".join([*lines, ended(done)])
+    for comparison in comparisons:
+        lines += _floor(comparison)
+        lines += _effects(comparison, run)
+    return "\n".join([*lines, measuring_line(done)])
 
 
 def first_arm(run: Run) -> str:
@@ -81,65 +76,64 @@ def first_arm(run: Run) -> str:
     return "plain" if next(iter(run.arms)) == "plain" else "the first"
 
 
-def _rows(one: Compared) -> Iterator[list[str]]:
-    yield [one.name, one.anchor.arm, *_time(one.anchor), "baseline", "", _what(one.anchor)]
-    for cell, verdict in one.others:
+def _rows(comparison: ArmComparison) -> Iterator[list[str]]:
+    anchor = comparison.anchor
+    yield [comparison.name, anchor.arm, *_time(anchor), "baseline", "", _kernels(anchor)]
+    for cell, verdict in comparison.others:
         if verdict is None:
             yield ["", cell.arm, *_time(cell), "", cell.status if cell.status != "ok" else "", cell.reason]
             continue
-        same = same_kernels(one.anchor, cell)
-        ran = "the same" if same else changes(one.anchor, cell)
-        yield ["", cell.arm, *_time(cell), ratio_of(verdict), said(verdict.verdict, same), ran]
+        same = same_kernels(anchor, cell)
+        kernels = "the same" if same else changes(anchor, cell)
+        yield [
+            "",
+            cell.arm,
+            *_time(cell),
+            verdict_ratio(verdict),
+            verdict_text(verdict.verdict, same),
+            kernels,
+        ]
 
 
 def _time(cell: Cell) -> tuple[str, str]:
-    return micro(cell.time_us), interval_of(cell)
+    return microseconds(cell.time_us), microsecond_interval(cell.low_us, cell.high_us)
 
 
-def _what(cell: Cell) -> str:
+def _kernels(cell: Cell) -> str:
+    """What ran, or why nothing did."""
     if cell.status != "ok":
         return f"{cell.status}: {cell.reason}"
     return ", ".join(filter(None, [*cell.kernels[:2], cell.picked, *cell.ran]))
 
 
-def _floor(one: Compared) -> Iterator[str]:
-    if one.floor is not None:
-        yield f"noise floor: {one.name} against itself in other workers gave {ratio_of(one.floor)}"
+def _floor(comparison: ArmComparison) -> Iterator[str]:
+    if comparison.floor is not None:
+        gave = verdict_ratio(comparison.floor)
+        yield f"noise floor: {comparison.name} against itself in other workers gave {gave}"
 
 
-def _effects(one: Compared, run: Run) -> Iterator[str]:
+def _effects(comparison: ArmComparison, run: Run) -> Iterator[str]:
     if len(run.flags) < 2:
         return
-    cells = {cell.arm: cell for cell in (one.anchor, *(cell for cell, _ in one.others))}
+    cells = {cell.arm: cell for cell in (comparison.anchor, *(cell for cell, _ in comparison.others))}
     settings = {
         arm: {name: variables[name] for name in run.flags}
         for arm, variables in run.arms.items()
         if run.flags.keys() <= variables.keys() and arm in cells
     }
-    found = effects(
-        cells,
-        settings,
-        noise_floor(one.floor.comparison) if one.floor else math.inf,
-        run.confidence,
-        run.margin,
-    )
-    if not found:
-        return
+    floor = noise_floor(comparison.floor.comparison) if comparison.floor else math.inf
     rows = [
         [
             e.kind,
             e.what,
-            _speedup(e.comparison),
+            ratio(e.comparison.ratio, e.comparison.low, e.comparison.high),
             TOGETHER[e.comparison.verdict] if e.kind == "interaction" else e.comparison.verdict,
         ]
-        for e in found
+        for e in effects(cells, settings, floor, run.confidence, run.margin)
     ]
-    yield f"effects of the flags on {one.name}, all of them together {run.confidence:.0%} sure:"
-    yield tabulate(rows, ["", "change", "speedup", "verdict"], disable_numparse=True)
-
-
-def _speedup(found: Comparison) -> str:
-    return f"{found.ratio:.3f}x ({found.low:.3f}..{found.high:.3f})"
+    if rows:
+        yield f"effects of the flags on {comparison.name}, all of them together {run.confidence:.0%} sure:"
+        yield table(rows, ["", "change", "speedup", "verdict"])
 
 
 def conclusion(records: Sequence[Record], run: Run) -> str:
@@ -148,29 +142,29 @@ def conclusion(records: Sequence[Record], run: Run) -> str:
     by_case: dict[str, list[Record]] = {}
     for record in records:
         by_case.setdefault(getattr(record, "case", ""), []).append(record)
-    by_name: dict[str, list[Compared]] = {}
+    by_name: dict[str, list[ArmComparison]] = {}
     for of_case in by_case.values():
-        for one in compared(of_case, run):
-            if one.anchor.time_us is not None:
-                by_name.setdefault(one.name, []).append(one)
+        for comparison in arm_comparisons(of_case, run):
+            if comparison.anchor.time_us is not None:
+                by_name.setdefault(comparison.name, []).append(comparison)
     if run.trees:
-        slower = [f"  {v.a} at {v.case}: {ratio_of(v)}" for v in regressions(records)]
+        slower = [f"  {v.a} at {v.case}: {verdict_ratio(v)}" for v in regressions(records)]
         if not by_name:
             return "nothing was measured, so nothing is known"
         return "\n".join([f"{len(slower)} regressed:", *slower]) if slower else "nothing regressed"
-    lines = [f"{name}: {_advice(found, run.margin)}" for name, found in by_name.items()]
+    lines = [f"{name}: {_advice(comparisons, run.margin)}" for name, comparisons in by_name.items()]
     return "\n".join(["recommendation:", *(f"  {line}" for line in lines)]) if lines else ""
 
 
-def _advice(found: Sequence[Compared], margin: float) -> str:
+def _advice(comparisons: Sequence[ArmComparison], margin: float) -> str:
     """The arm that is faster somewhere and worth most over all cases, by their weights."""
-    arms = dict.fromkeys(cell.arm for one in found for cell, _ in one.others)
-    worth = {arm: _worth(found, arm) for arm in arms}
-    better = {arm: each for arm, each in worth.items() if each.faster and each.mean > 1 + margin}
+    arms = dict.fromkeys(cell.arm for comparison in comparisons for cell, _ in comparison.others)
+    speedups = {arm: _speedup(comparisons, arm) for arm in arms}
+    better = {arm: each for arm, each in speedups.items() if each.faster and each.mean > 1 + margin}
     if not better:
-        lost = [f"{arm} is slower, {each.mean:.2f}x" for arm, each in worth.items() if each.slower]
-        kept = f"leave it as it is, no arm brings {margin:.0%} over {found[0].anchor.arm}"
-        return "; ".join([kept, *lost])
+        losses = [f"{arm} is slower, {each.mean:.2f}x" for arm, each in speedups.items() if each.slower]
+        advice = f"leave it as it is, no arm brings {margin:.0%} over {comparisons[0].anchor.arm}"
+        return "; ".join([advice, *losses])
     arm = max(better, key=lambda name: better[name].mean)
     best = better[arm]
     text = (
@@ -184,23 +178,26 @@ def _advice(found: Sequence[Compared], margin: float) -> str:
 
 
 @dataclass
-class _Worth:
+class _Speedup:
     mean: float
     cases: int
     faster: list[str]
     slower: list[str]
 
 
-def _worth(found: Sequence[Compared], arm: str) -> _Worth:
+def _speedup(comparisons: Sequence[ArmComparison], arm: str) -> _Speedup:
     """Of an arm: the geometric mean of its speedups weighted by the cases' weights, and where it is what."""
     pairs = [
-        (one.anchor, verdict) for one in found for cell, verdict in one.others if cell.arm == arm and verdict
+        (comparison.anchor, verdict)
+        for comparison in comparisons
+        for cell, verdict in comparison.others
+        if cell.arm == arm and verdict
     ]
-    timed = [(anchor, verdict) for anchor, verdict in pairs if verdict.ratio is not None]
-    weights = [anchor.weight or 1.0 for anchor, _ in timed]
-    mean = math.exp(statistics.fmean((math.log(v.ratio) for _, v in timed), weights)) if timed else 0.0
+    logs = [(anchor, math.log(verdict.ratio)) for anchor, verdict in pairs if verdict.ratio is not None]
+    weights = [anchor.weight or 1.0 for anchor, _ in logs]
+    mean = math.exp(statistics.fmean((log for _, log in logs), weights)) if logs else 0.0
 
     def where(word: str) -> list[str]:
         return [anchor.case for anchor, verdict in pairs if verdict.verdict == word]
 
-    return _Worth(mean, len(timed), where("faster"), where("slower"))
+    return _Speedup(mean, len(logs), where("faster"), where("slower"))

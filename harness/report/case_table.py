@@ -1,21 +1,21 @@
-"""What a person reads: a table per case, and what the run left undone."""
+"""The table of a measured case, fastest first, with what others published; cases the budget left out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-
-from tabulate import tabulate
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 
 from harness.catalogue.published import PublishedFigure
-from harness.report.text import interval_of, micro, ratio_of, unsupported
+from harness.report.text import filled_columns, microsecond_interval, microseconds, ratio, significant, table
 from harness.results.schema import CaseDone, Cell, Record, Verdict
 from harness.statistics.paired import noise_floor
 from shapes.case import Case
 
+WIDTH = 150
 HEADERS = ("implementation", "status", "boundary", "time", "interval", "host", "vs baseline", "verdict",
            "TFLOPS", "GB/s", "% of limit", "note")  # fmt: skip
-ENDED = {
+STOPPED = {
     "tight": "all intervals were tight",
     "clear": "all verdicts were clear",
     "budget": "the budget was spent",
@@ -37,40 +37,47 @@ def case_table(records: Sequence[Record]) -> str:
     order = sorted(cells, key=lambda cell: (cell.time_us is None, cell.time_us or 0, cell.name))
     able = [cell for cell in order if cell.status != "unsupported"]
     rows = [_row(cell, against.get(cell.name), cell.name == anchor) for cell in able]
-    first = cells[0]
-    place = f"{first.place}, {first.weight:.1%} of the suite" if first.place != "ad hoc" else first.place
-    lines = [f"{first.case}  ({place})", *([_case_rows(rows)] if rows else []), *unsupported(cells)]
+    ranking = [table(*filled_columns(rows, HEADERS), right=NUMERIC)] if rows else []
+    lines = [heading(cells[0]), *ranking, *unsupported(cells)]
     return "\n".join([*lines, *_conclusions(cells, verdicts, done, order[0].name)])
 
 
-def _case_rows(rows: Sequence[Sequence[str]]) -> str:
-    """Without the columns that nobody has anything in."""
-    used = [i for i in range(len(HEADERS)) if any(row[i] for row in rows)]
-    return tabulate(
-        [[row[i] for i in used] for row in rows],
-        [HEADERS[i] for i in used],
-        disable_numparse=True,
-        colalign=["right" if HEADERS[i] in NUMERIC else "left" for i in used],
-    )
+def heading(cell: Cell) -> str:
+    """The cell's case, and what share of the suite it is."""
+    place = f"{cell.place}, {cell.weight:.1%} of the suite" if cell.place != "ad hoc" else cell.place
+    return f"{cell.case}  ({place})"
+
+
+def unsupported(cells: Iterable[Cell]) -> Iterator[str]:
+    """Each reason once, with those that it keeps away."""
+    reasons: dict[str, list[str]] = {}
+    for cell in cells:
+        if cell.status == "unsupported":
+            reasons.setdefault(cell.reason, []).append(cell.name)
+    for reason, names in reasons.items():
+        yield textwrap.fill(f"unsupported, {reason}: {', '.join(names)}", WIDTH, subsequent_indent="  ")
 
 
 def _row(cell: Cell, verdict: Verdict | None, is_anchor: bool) -> list[str]:
-    ratio = ratio_of(verdict) if verdict else "baseline" if is_anchor else ""
     percent = f"{cell.percent_of_ceiling:.0f}" if cell.percent_of_ceiling is not None else ""
     return [
         cell.name,
         cell.status,
         cell.boundary,
-        micro(cell.time_us),
-        interval_of(cell),
-        micro(cell.host_us),
-        ratio,
+        microseconds(cell.time_us),
+        microsecond_interval(cell.low_us, cell.high_us),
+        microseconds(cell.host_us),
+        verdict_ratio(verdict) if verdict else "baseline" if is_anchor else "",
         verdict.verdict if verdict else "",
-        f"{cell.tflops:.3g}" if cell.tflops is not None else "",
-        f"{cell.gbps:.3g}" if cell.gbps is not None else "",
+        significant(cell.tflops),
+        significant(cell.gbps),
         percent,
         cell.reason,
     ]
+
+
+def verdict_ratio(verdict: Verdict) -> str:
+    return ratio(verdict.ratio, verdict.low, verdict.high)
 
 
 def _conclusions(
@@ -84,24 +91,24 @@ def _conclusions(
         lines.append(f"measured in {groups} groups: memory does not hold all at once")
     for v in verdicts:
         if v.about == "A/A":
-            lines.append(f"noise floor: {v.b} against itself, prepared apart, gave {ratio_of(v)}")
+            lines.append(f"noise floor: {v.b} against itself, prepared apart, gave {verdict_ratio(v)}")
             if noise_floor(v.comparison) == math.inf:
                 lines.append("  too much for a verdict: this machine was disturbed, or the budget too short")
         if v.about == "runner-up" and v.a == fastest:
-            lines.append(f"fastest: {v.a}, {v.verdict} against the runner-up {v.b}: {ratio_of(v)}")
+            lines.append(f"fastest: {v.a}, {v.verdict} against the runner-up {v.b}: {verdict_ratio(v)}")
     if why := cells[0].rotation.get("why"):
         lines.append(f"calls may read caches: {why}")
     if done.disturbed:
         lines.append(_disturbed(done))
     confidence = f"all verdicts together {verdicts[0].confidence:.0%} sure; " if verdicts else ""
-    return [*lines, f"{confidence}{ended(done)}"]
+    return [*lines, f"{confidence}{measuring_line(done)}"]
 
 
-def ended(done: CaseDone) -> str:
+def measuring_line(done: CaseDone) -> str:
     """How much was measured, and why no more."""
     after = f" after {done.heats} of heats" if done.heats else ""
     timed = f"{done.rounds} rounds in {done.blocks} blocks{after}, {done.measured_s:.1f} s of measuring"
-    why = " and ".join(ENDED.get(word, word) for word in filter(None, done.stopped.split(", ")))
+    why = " and ".join(STOPPED.get(word, word) for word in filter(None, done.stopped.split(", ")))
     until = f", until {why}" if why else ""
     return f"{timed}{until}; set-up and checks {done.setup_s:.1f} s"
 
@@ -120,8 +127,8 @@ def published(figures: Iterable[PublishedFigure], case: Case) -> str:
         [
             f.implementation,
             f.device,
-            micro(f.time_us),
-            f"{f.tflops:.3g}" if f.tflops else "",
+            microseconds(f.time_us),
+            significant(f.tflops or None),
             f"{f.source}; {f.method}",
         ]
         for f in figures
@@ -129,9 +136,8 @@ def published(figures: Iterable[PublishedFigure], case: Case) -> str:
     ]
     if not rows:
         return ""
-    table = tabulate(rows, ["implementation", "device", "time", "TFLOPS", "source; how it was timed"],
-                     disable_numparse=True)  # fmt: skip
-    return f"published by others, neither measured here nor ranked:\n{table}"
+    headers = ["implementation", "device", "time", "TFLOPS", "source; how it was timed"]
+    return f"published by others, neither measured here nor ranked:\n{table(rows, headers)}"
 
 
 def left_out(cases: Iterable[Case], budget_s: float) -> str:
@@ -139,8 +145,8 @@ def left_out(cases: Iterable[Case], budget_s: float) -> str:
     cases = list(cases)
     if not cases:
         return ""
-    heading = f"left out, the budget of {budget_s:g} s being spent (more with --budget, or less --per-case):"
+    title = f"left out, the budget of {budget_s:g} s being spent (more with --budget, or less --per-case):"
     rows = [f"  {case.text} {case.boundary}  ({case.weight:.1%})" for case in cases[:NAMED]]
     if rest := cases[NAMED:]:
         rows.append(f"  and {len(rest)} more  ({sum(case.weight for case in rest):.1%})")
-    return "\n".join([heading, *rows])
+    return "\n".join([title, *rows])

@@ -1,44 +1,28 @@
-"""Flags and recipes as text."""
+"""Environment flags and recipes of the catalogue as text."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
 
 import kernels
-from harness.catalogue.flags import READ, Flag, catalogue
-from harness.catalogue.recipes import recipes
-from kernels.platform import Platform
+from harness.catalogue.flags import READ, Flag
+from harness.catalogue.recipes import Recipe
 
-FLAGS_WIDTH = 120
+WIDTH = 120
 COLUMNS = {"name": 46, "default": 10, "read": 10, "platforms": 14, "ops": 40}
 INDENT = "    "
 
 
-def flag_rows(ops: Sequence[str], here: Platform, suite: str | None) -> list[dict[str, Any]]:
-    """All there is of each flag; of a platform that is asked about, and of an op, only its own."""
-    return [
-        asdict(flag) | {"ops": flag.ops}
-        for flag in catalogue().values()
-        if (here.here or _of(flag, here)) and (set(ops) == set(kernels.OPS) or set(ops) & set(flag.ops))
-    ]
-
-
-def _of(flag: Flag, platform: Platform) -> bool:
-    return platform.kind in flag.platforms and (not flag.archs or platform.arch in flag.archs)
-
-
-def flags_text(rows: Sequence[Mapping[str, Any]]) -> str:
+def flags_text(flags: Sequence[Flag]) -> str:
     """By library: a line of facts for each flag, and below it what it does and what its values mean."""
     lines = [_line({name: name for name in COLUMNS} | {"name": "flag"})]
-    for library, group in groupby(rows, lambda row: row["library"]):
+    for library, group in groupby(flags, lambda flag: flag.library):
         lines += ["", library]
-        for row in group:
-            lines += [_line(_cells(row)), *_below(row)]
-    read = [f"read {word}: {words}" for word, words in READ.items() if any(r["read"] == word for r in rows)]
+        for flag in group:
+            lines += [_line(_cells(flag)), *_wrapped(_flag_paragraphs(flag))]
+    read = [f"read {when}: {text}" for when, text in READ.items() if any(f.read == when for f in flags)]
     return "\n".join([*lines, "", *read, "--json has what each entry was read in"])
 
 
@@ -46,64 +30,56 @@ def _line(cells: Mapping[str, str]) -> str:
     return "".join(f"{cells[name]:<{width}}" for name, width in COLUMNS.items()).rstrip()
 
 
-def _cells(row: Mapping[str, Any]) -> dict[str, str]:
-    ops = row["ops"]
+def _cells(flag: Flag) -> dict[str, str]:
     return {
-        "name": row["name"],
-        "default": row["default"] if _short(row) else "...",
-        "read": row["read"],
-        "platforms": " ".join(row["platforms"]),
-        "ops": "all" if set(ops) == set(kernels.OPS) else ", ".join(ops) or "none",
+        "name": flag.name,
+        "default": flag.default if _default_fits(flag) else "...",
+        "read": flag.read,
+        "platforms": " ".join(flag.platforms),
+        "ops": "all" if set(flag.ops) == set(kernels.OPS) else ", ".join(flag.ops) or "none",
     }
 
 
-def _short(row: Mapping[str, Any]) -> bool:
-    return len(row["default"]) < COLUMNS["default"]
+def _default_fits(flag: Flag) -> bool:
+    return len(flag.default) < COLUMNS["default"]
 
 
-def _below(row: Mapping[str, Any]) -> Iterator[str]:
-    for paragraph in _paragraphs(row):
-        yield from textwrap.wrap(
-            paragraph, FLAGS_WIDTH, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False
-        )
-
-
-def _paragraphs(row: Mapping[str, Any]) -> Iterator[str]:
-    only = [*row["archs"], *filter(None, [row["launch"] and f"{row['launch']} launches"])]
-    yield " ".join([row["effect"], *([f"({', '.join(only)} only)"] if only else [])])
-    if not _short(row):
-        yield f"default: {row['default']}"
-    values = "; ".join(f"{value}: {words}" for value, words in row["values"].items())
-    if values or row["takes"]:
-        yield "; or ".join(filter(None, [values, row["takes"]]))
-    if row["without"]:
-        yield f"no effect on a kernel on one device: {row['without']}"
-    for value, by_op in row["chooses"].items():
+def _flag_paragraphs(flag: Flag) -> Iterator[str]:
+    only = [*flag.archs, *filter(None, [flag.launch and f"{flag.launch} launches"])]
+    yield " ".join([flag.effect, *([f"({', '.join(only)} only)"] if only else [])])
+    if not _default_fits(flag):
+        yield f"default: {flag.default}"
+    values = "; ".join(f"{value}: {meaning}" for value, meaning in flag.values.items())
+    if values or flag.takes:
+        yield "; or ".join(filter(None, [values, flag.takes]))
+    if flag.without:
+        yield f"no effect on a kernel on one device: {flag.without}"
+    for value, by_op in flag.chooses.items():
         rows = ", ".join(f"{op} by {' or '.join(names) or 'no row here'}" for op, names in by_op.items())
         yield f"{value} stands for {rows}"
-    if row["versions"]:
-        yield f"versions: {row['versions']}"
-    if row["unconfirmed"]:
-        yield f"not confirmed: {row['unconfirmed']}"
+    if flag.versions:
+        yield f"versions: {flag.versions}"
+    if flag.unconfirmed:
+        yield f"not confirmed: {flag.unconfirmed}"
 
 
-def recipe_rows(ops: Sequence[str], here: Platform, suite: str | None) -> list[dict[str, Any]]:
-    """All of them; of a platform that is asked about, its own."""
-    return [asdict(recipe) for recipe in recipes().values() if here.here or recipe.platform == here.kind]
+def recipes_text(recipes: Sequence[Recipe]) -> str:
+    return "\n\n".join("\n".join(_recipe_lines(recipe)) for recipe in recipes)
 
 
-def recipes_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    return "\n\n".join("\n".join(_recipe_lines(row)) for row in rows)
+def _recipe_lines(recipe: Recipe) -> Iterator[str]:
+    yield f"{recipe.name}  ({recipe.platform} {recipe.arch})"
+    options = f"and, not applied: {' '.join(recipe.options)}" if recipe.options else ""
+    about = [f"{recipe.document}: {recipe.where}", recipe.engine, recipe.note, options]
+    yield from _wrapped(filter(None, about))
+    for variable in recipe.variables:
+        setting = variable.name if variable.value is None else f"{variable.name}={variable.value}"
+        yield f"{INDENT}{setting}{'  # ' + variable.note if variable.note else ''}"
 
 
-def _recipe_lines(row: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{row['name']}  ({row['platform']} {row['arch']})"
-    options = f"and, not applied: {' '.join(row['options'])}" if row["options"] else ""
-    about = [f"{row['document']}: {row['where']}", row["engine"], row["note"], options]
-    for paragraph in filter(None, about):
+def _wrapped(paragraphs: Iterable[str]) -> Iterator[str]:
+    """Each indented, broken into lines."""
+    for paragraph in paragraphs:
         yield from textwrap.wrap(
-            paragraph, FLAGS_WIDTH, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False
+            paragraph, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False
         )
-    for variable in row["variables"]:
-        setting = variable["name"] if variable["value"] is None else f"{variable['name']}={variable['value']}"
-        yield f"{INDENT}{setting}{'  # ' + variable['note'] if variable['note'] else ''}"

@@ -1,35 +1,34 @@
-"""The table of compiled kernels."""
+"""The table of compiled Triton kernels: registers, spills, shared memory, occupancy, verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from tabulate import tabulate
-
-from harness.compile.survey import span, tile
+from harness.compile.survey import tile
+from harness.report.text import extent, table
 
 
 def compile_table(rows: Sequence[dict[str, Any]]) -> str:
     """A line for each kernel, tile and target, over the configurations that differ in sizes only."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for one in rows:
-        groups.setdefault((one["target"], one["op"], one["kernel"], tile(one["config"])), []).append(one)
+    for row in rows:
+        groups.setdefault((row["target"], row["op"], row["kernel"], tile(row["config"])), []).append(row)
     lines = [
         [
             *key,
             len(group),
-            span(group, "registers"),
-            span(group, "spills"),
-            span(group, "scratch_bytes"),
-            span(group, "shared_bytes", 1024),
-            span(group, "code_bytes", 1024),
-            span(group, "resident"),
-            "\n".join(dict.fromkeys(name for one in group for name in one["matrix_instructions"])),
-            "ok" if all(one["ok"] for one in group) else f"{sum(not one['ok'] for one in group)} bad",
+            extent(row["registers"] for row in group),
+            extent(row["spills"] for row in group),
+            extent(row["scratch_bytes"] for row in group),
+            extent(row["shared_bytes"] / 1024 for row in group),
+            extent(row["code_bytes"] / 1024 for row in group),
+            extent(row["resident"] for row in group),
+            "\n".join(dict.fromkeys(name for row in group for name in row["matrix_instructions"])),
+            "ok" if all(row["ok"] for row in group) else f"{sum(not row['ok'] for row in group)} bad",
         ]
         for key, group in groups.items()
     ]
     headers = ["target", "op", "kernel", "tile", "configs", "registers", "spills", "scratch B", "shared KB",
                "code KB", "resident", "matrix instructions", "verdict"]  # fmt: skip
-    return tabulate(lines, headers, disable_numparse=True)
+    return table(lines, headers)

@@ -1,10 +1,12 @@
-"""What the doctor found, as text."""
+"""The doctor's facts as text: machine, libraries, ceilings, noise, what would improve them."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+from harness.report.text import duration, three_digits
 
 WIDTH = 110
 LABEL = 20
@@ -12,14 +14,14 @@ LABEL = 20
 Lines = list[tuple[str, str]]
 
 
-def text(facts: Mapping[str, Any]) -> str:
+def doctor_text(facts: Mapping[str, Any]) -> str:
     """The facts of `doctor.examine`; what there is nothing to say about is left out."""
     groups = (
         ("machine", _machine(facts["machine"], facts["devices"])),
         ("libraries", _libraries(facts["libraries"])),
         ("best measured here", _ceilings(facts["ceilings"])),
         ("datasheet", _datasheet(facts["datasheet"])),
-        ("instruments", _instruments(facts["instruments"])),
+        ("instruments", _noise(facts["instruments"])),
         ("conditions", list(facts["conditions"].items())),
         ("runs here", _runs(facts["runs here"])),
         ("what would improve it", [("", line) for line in facts["what would improve it"]]),
@@ -28,13 +30,13 @@ def text(facts: Mapping[str, Any]) -> str:
 
 
 def _aligned(lines: Lines) -> str:
-    """Labels in one column, what they say in the next, broken into lines there."""
+    """Labels in one column, their texts in the next, broken into lines there."""
     parts = []
-    for label, said in lines:
+    for label, text in lines:
         start = f"  {label:<{LABEL}}" if label else "  - "
         parts.append(
             textwrap.fill(
-                said,
+                text,
                 WIDTH,
                 initial_indent=start,
                 subsequent_indent=" " * len(start),
@@ -60,16 +62,15 @@ def _machine(machine: Mapping[str, Any], devices: Mapping[str, str]) -> Lines:
 
 
 def _libraries(libraries: Mapping[str, str]) -> Lines:
-    missing = [name for name, found in libraries.items() if found == "not installed"]
-    others = {name: found for name, found in libraries.items() if found.startswith("PyPI's ")}
+    missing = [name for name, version in libraries.items() if version == "not installed"]
+    others = {name: package for name, package in libraries.items() if package.startswith("PyPI's ")}
     known = libraries.keys() - {*missing, *others}
-    installed = [f"{name} {found}" for name, found in libraries.items() if name in known]
-    groups = [(label, ", ".join(names)) for label, names in _told(installed=installed, missing=missing)]
-    return [*groups, *((f"not {name}", found) for name, found in others.items())]
-
-
-def _told(**groups: list[str]) -> Iterable[tuple[str, list[str]]]:
-    return ((label, names) for label, names in groups.items() if names)
+    installed = [f"{name} {version}" for name, version in libraries.items() if name in known]
+    groups = [("installed", installed), ("missing", missing)]
+    return [
+        *((label, ", ".join(names)) for label, names in groups if names),
+        *((f"not {name}", package) for name, package in others.items()),
+    ]
 
 
 def _ceilings(ceilings: Mapping[str, Any]) -> Lines:
@@ -80,18 +81,16 @@ def _ceilings(ceilings: Mapping[str, Any]) -> Lines:
     return [
         ("read", _bandwidth(ceilings["read"])),
         ("copy", f"{_bandwidth(ceilings['copy'])}, read plus written"),
-        *((f"{dtype} product", f"{_short(rate / 1e12)} TFLOPS") for dtype, rate in ceilings["rates"].items()),
+        *(
+            (f"{dtype} product", f"{three_digits(rate / 1e12)} TFLOPS")
+            for dtype, rate in ceilings["rates"].items()
+        ),
         ("measured last", ceilings["measured"]),
     ]
 
 
 def _bandwidth(rate: float) -> str:
-    return f"{_short(rate / 1e12)} TB/s" if rate >= 1e12 else f"{_short(rate / 1e9)} GB/s"
-
-
-def _short(value: float) -> str:
-    """Three digits, or all before the point."""
-    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
+    return f"{three_digits(rate / 1e12)} TB/s" if rate >= 1e12 else f"{three_digits(rate / 1e9)} GB/s"
 
 
 def _datasheet(entries: list[dict[str, Any]]) -> Lines:
@@ -107,32 +106,28 @@ def _datasheet(entries: list[dict[str, Any]]) -> Lines:
     ]
 
 
-def _instruments(found: Mapping[str, Any]) -> Lines:
-    if "problem" in found:
-        return [("not measured", found["problem"])]
+def _noise(noise: Mapping[str, Any]) -> Lines:
+    if "problem" in noise:
+        return [("not measured", noise["problem"])]
     lines = []
-    for name, seen in found.items():
+    for name, measured in noise.items():
         if name == "clock":
-            said = f"steps of {_duration(seen['step_s'])}; {_duration(seen['reading_s'])} a reading"
+            steps, reading = duration(measured["step_s"]), duration(measured["reading_s"])
+            lines.append((name, f"steps of {steps}; {reading} a reading"))
         else:
-            said = _difference(name, seen)
-        lines.append((f"noise of a {name}" if name != "clock" else name, said))
+            lines.append((f"noise of a {name}", _difference(name, measured)))
     return lines
 
 
-def _difference(workload: str, seen: Mapping[str, float | None]) -> str:
-    ratio, low, high = (seen[name] for name in ("ratio", "low", "high"))
+def _difference(workload: str, pair: Mapping[str, float | None]) -> str:
+    ratio, low, high = (pair[name] for name in ("ratio", "low", "high"))
     if ratio is None or low is None or high is None:
         return f"too few rounds of the {workload} to tell"
-    said = (
+    text = (
         f"two preparations of the same {workload} differ by {abs(ratio - 1):.1%} "
         f"({low - 1:+.1%} .. {high - 1:+.1%})"
     )
-    return said if seen["floor"] is not None else f"{said}: disturbed, nothing can be told apart"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds * 1e6:.3g} us" if seconds >= 1e-6 else f"{seconds * 1e9:.3g} ns"
+    return text if pair["floor"] is not None else f"{text}: disturbed, nothing can be told apart"
 
 
 def _runs(runs: Mapping[str, str]) -> Lines:

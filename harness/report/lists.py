@@ -1,21 +1,21 @@
-"""`python -m harness list`: what there is, found without importing torch."""
+"""Lists of what there is: ops, implementations, cases, suites, linears, published figures, flags, recipes.
+
+Found without importing torch.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 
 from tabulate import tabulate
 
 import kernels
+from harness.catalogue import flags, recipes
 from harness.catalogue.published import figures
 from harness.errors import UsageError
-from harness.files import write
-from harness.plan.select import choose_op
-from harness.report import catalogue_text
-from kernels.platform import Platform, detect, named
+from harness.report.catalogue_text import flags_text, recipes_text
+from kernels.platform import Platform
 from shapes.attention import Parallel
 from shapes.case import text_of
 from shapes.cases import R1
@@ -25,58 +25,61 @@ from shapes.suites import suite, suites
 
 ALL = "all"
 
-
-def show(
-    what: str, op: str | None, suite: str | None, platform: str | None, arch: str, json_to: str | None
-) -> None:
-    """Prints a table, or writes a list of objects with the same columns as JSON."""
-    if arch and not platform:
-        raise UsageError("--arch needs --platform")
-    here = named(platform, arch) if platform else detect()
-    ops = [choose_op(op).name] if op else list(kernels.OPS)
-    rows = KINDS[what](ops, here, suite)
-    if json_to:
-        text = json.dumps(rows, indent=1) + "\n"
-        write(json_to, text)
-        return
-    if what == "impls" or not here.here:
-        print(f"{here.kind} {here.arch} {here.name}".strip() + ("" if here.here else " (not this machine)"))
-    print(TEXTS.get(what, _table)(rows))
+Row = Mapping[str, object]
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+@dataclass(frozen=True)
+class Listing:
+    """rows: objects of JSON; text: the same for people."""
+
+    rows: Sequence[Row]
+    text: str
+
+
+def listing(what: str, ops: Sequence[str], platform: Platform, suite_name: str | None) -> Listing:
+    """what: a key of LISTS or `flags`, `recipes`; of a platform that is not this machine, only its flags and
+    recipes. Raises UsageError for an unknown suite."""
+    if what == "flags":
+        return _flags(ops, platform)
+    if what == "recipes":
+        return _recipes(platform)
+    rows = LISTS[what](ops, platform, suite_name)
+    return Listing(rows, _table(rows))
+
+
+def _table(rows: Sequence[Row]) -> str:
     return tabulate([list(map(_cell, row.values())) for row in rows], list(rows[0]) if rows else [])
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     return ("yes" if value else "no") if isinstance(value, bool) else value
 
 
-def _ops(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[str, Any]]:
+def _ops(ops: Sequence[str], platform: Platform, suite_name: str | None) -> list[Row]:
     return [
         {
             "op": op,
-            "sizes": ", ".join(kernels.OPS[op].Sizes.__dataclass_fields__),
+            "sizes": ", ".join(field.name for field in fields(kernels.OPS[op].Sizes)),
             "boundaries": ", ".join(kernels.OPS[op].boundaries),
             "implementations": len(kernels.implementations(op)),
-            "baseline here": kernels.OPS[op].baseline[here.kind],
+            "baseline here": kernels.OPS[op].baseline[platform.kind],
         }
         for op in ops
     ]
 
 
-def _impls(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[str, Any]]:
-    rows = []
+def _implementations(ops: Sequence[str], platform: Platform, suite_name: str | None) -> list[Row]:
+    rows: list[Row] = []
     for op in ops:
         for impl in kernels.implementations(op):
-            support = impl.available(here)
-            how = "checked, not timed (interpreted)" if support.ok and impl.interpreted(here) else ""
+            support = impl.available(platform)
+            how = "checked, not timed (interpreted)" if support.ok and impl.interpreted(platform) else ""
             rows.append(
                 {
                     "op": op,
                     "implementation": impl.name,
                     "provider": impl.provider,
-                    "version": impl.version if here.here else "",
+                    "version": impl.version if platform.here else "",
                     "boundary": ", ".join(impl.boundaries),
                     "runs": support.ok,
                     "why not": support.reason or how,
@@ -86,7 +89,7 @@ def _impls(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[
     return rows
 
 
-def _cases(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[str, Any]]:
+def _cases(ops: Sequence[str], platform: Platform, suite_name: str | None) -> list[Row]:
     name = suite_name or "smoke"
     if name not in (*suites(), ALL):
         raise UsageError(f"unknown suite {name!r}; suites: {', '.join(suites())}, or {ALL}")
@@ -94,7 +97,7 @@ def _cases(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[
         {
             "suite": name,
             "op": op,
-            "case": kernels.OPS[op].case({**kernels.OPS[op].defaults(here.arch), **c.sizes}).text,
+            "case": kernels.OPS[op].case({**kernels.OPS[op].defaults(platform.arch), **c.sizes}).text,
             "weight": round(c.weight, 4),
             "place": c.place,
         }
@@ -104,11 +107,11 @@ def _cases(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[
     ]
 
 
-def _suites(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[str, Any]]:
+def _suites(ops: Sequence[str], platform: Platform, suite_name: str | None) -> list[Row]:
     return [{"suite": s.name, "description": s.description} for s in suites().values()]
 
 
-def _linears(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[str, Any]]:
+def _linears(ops: Sequence[str], platform: Platform, suite_name: str | None) -> list[Row]:
     """Every linear of DeepSeek-R1 on one rank; those of kind fp8 block-scale are block_scale_gemm's."""
     return [
         {"parallel": parallel.text, **asdict(linear)}
@@ -117,7 +120,7 @@ def _linears(ops: list[str], here: Platform, suite_name: str | None) -> list[dic
     ]
 
 
-def _published(ops: list[str], here: Platform, suite_name: str | None) -> list[dict[str, Any]]:
+def _published(ops: Sequence[str], platform: Platform, suite_name: str | None) -> list[Row]:
     """Figures of others, of all devices."""
     return [
         {
@@ -136,15 +139,32 @@ def _published(ops: list[str], here: Platform, suite_name: str | None) -> list[d
     ]
 
 
-KINDS = {
+LISTS: dict[str, Callable[[Sequence[str], Platform, str | None], list[Row]]] = {
     "ops": _ops,
-    "impls": _impls,
+    "impls": _implementations,
     "cases": _cases,
     "suites": _suites,
     "linears": _linears,
     "published": _published,
-    "flags": catalogue_text.flag_rows,
-    "recipes": catalogue_text.recipe_rows,
 }
-TEXTS = {"flags": catalogue_text.flags_text, "recipes": catalogue_text.recipes_text}
-"""What does not read well as a table of its rows."""
+"""Those that read well as a table of their rows."""
+
+
+def _flags(ops: Sequence[str], platform: Platform) -> Listing:
+    """All there is of each flag; of an op, only its own."""
+    listed = [
+        flag
+        for flag in flags.catalogue().values()
+        if (platform.here or _acts_on(flag, platform))
+        and (set(ops) == set(kernels.OPS) or set(ops) & set(flag.ops))
+    ]
+    return Listing([asdict(flag) | {"ops": flag.ops} for flag in listed], flags_text(listed))
+
+
+def _acts_on(flag: flags.Flag, platform: Platform) -> bool:
+    return platform.kind in flag.platforms and (not flag.archs or platform.arch in flag.archs)
+
+
+def _recipes(platform: Platform) -> Listing:
+    listed = [r for r in recipes.recipes().values() if platform.here or r.platform == platform.kind]
+    return Listing([asdict(recipe) for recipe in listed], recipes_text(listed))

@@ -1,4 +1,4 @@
-"""The tables of tuned configurations."""
+"""The table of a raced case, what is stored of it, and the tables of configurations chosen by compiling."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tabulate import tabulate
-
-from harness.report import case_table
+from harness.report.case_table import case_table
+from harness.report.text import extent, table
 from harness.results.schema import CaseDone, Cell, Record
 from shapes.case import text_of
 
 
-def summary(records: Sequence[Record]) -> str:
+def race_table(records: Sequence[Record]) -> str:
     """The table of who was not beaten, and how many were."""
     beaten = {id(r) for r in records if isinstance(r, Cell) and r.status == "ok" and not r.samples.seconds}
     done = next(r for r in records if isinstance(r, CaseDone))
-    lines = [case_table.case_table([r for r in records if id(r) not in beaten])]
+    lines = [case_table([r for r in records if id(r) not in beaten])]
     if search := done.entries:
         pruned = ", ".join(f"{count} {why}" for why, count in search.pruned.items())
         lines.append(
@@ -28,11 +27,11 @@ def summary(records: Sequence[Record]) -> str:
     return "\n".join(lines)
 
 
-def stored_text(found: Mapping[str, Any]) -> str:
+def stored_text(choice: Mapping[str, Any]) -> str:
     """A stored choice in words."""
-    config, against = (text_of(found[name]) for name in ("config", "against"))
-    ratio = f"{found['ratio']}x ({found['low']}..{found['high']})"
-    return f"{config}, {found['verdict']} against {against}: {ratio}"
+    config, against = (text_of(choice[name]) for name in ("config", "against"))
+    interval = f"{choice['ratio']}x ({choice['low']}..{choice['high']})"
+    return f"{config}, {choice['verdict']} against {against}: {interval}"
 
 
 def tune_tables(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -54,9 +53,11 @@ def _considered(rows: Sequence[Mapping[str, Any]]) -> str:
         for why, count in row["refused"].items():
             refused[re.sub(r"\d+", "N", why)] += count
     considered, judged = (sum(row[name] for row in rows) for name in ("configurations", "judged"))
-    said = f"{len(rows)} cases: {considered} configurations, {considered - judged} of them known to be worse"
-    said += f" without compiling; {sum(refused.values())} refused"
-    return "\n".join([said, *(f"  {count}: {why}" for why, count in refused.most_common())])
+    heading = (
+        f"{len(rows)} cases: {considered} configurations, {considered - judged} of them known to be worse "
+        f"without compiling; {sum(refused.values())} refused"
+    )
+    return "\n".join([heading, *(f"  {count}: {why}" for why, count in refused.most_common())])
 
 
 def choices_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -68,7 +69,7 @@ def choices_table(rows: Sequence[Mapping[str, Any]]) -> str:
             len(group),
             group[0]["case"],
             config or "none may be shipped",
-            _span([row["estimate_us"] for row in group]),
+            extent([row["estimate_us"] for row in group]),
             bound,
             _words(group[0]["second"]),
             group[0]["second_us"],
@@ -76,16 +77,8 @@ def choices_table(rows: Sequence[Mapping[str, Any]]) -> str:
         for (config, bound), group in groups.items()
     ]
     headers = ["cases", "first of them", "configuration", "estimate us", "bound by", "second there", "us"]
-    return tabulate(lines, headers, disable_numparse=True)
+    return table(lines, headers)
 
 
 def _words(config: Mapping[str, Any] | None) -> str:
     return " ".join(f"{name}={value}" for name, value in config.items()) if config else ""
-
-
-def _span(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return ""
-    low, high = f"{min(known):.3g}", f"{max(known):.3g}"
-    return low if low == high else f"{low}-{high}"

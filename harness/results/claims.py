@@ -1,4 +1,4 @@
-"""`python -m harness claims`: the headline claims for AITER, and what recorded runs say of them.
+"""Headline claims: those for AITER, and what recorded runs say of them.
 
 A claim names no baseline, so it is held against three: naive torch, the best of torch, and Triton.
 """
@@ -9,10 +9,11 @@ import fnmatch
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, cast
 
 import kernels
-from harness.files import JsonObject
+from harness.catalogue import published
+from harness.paths import PUBLISHED
 from kernels.platform import Platform
 
 if TYPE_CHECKING:
@@ -25,10 +26,30 @@ RIVALS = {
 }
 CONFIDENCE = 0.95
 
-EXPLAINED = """
-Each ratio is the largest of all recorded cases, with an interval wide enough for having looked for it. The
-last column is no evidence for a claim: other kernels on other hardware, which show how large such factors
-get, and where. What measures the claims, on their hardware, and which of its rows this machine can time:"""
+
+class HeadlineClaim(TypedDict):
+    """One headline: up to `factor` times as fast, in the words that say so."""
+
+    op: str
+    factor: float
+    said: str
+
+
+class Claims(TypedDict):
+    """The file of claims. kernels: patterns of the implementations that they are of; unknown: what it leaves
+    open."""
+
+    source: str
+    device: str
+    arch: str
+    kernels: list[str]
+    unknown: str
+    claims: list[HeadlineClaim]
+
+
+def read() -> Claims:
+    """Raises UsageError where the file cannot be read."""
+    return cast("Claims", published.read(PUBLISHED / published.CLAIMS))
 
 
 @dataclass(frozen=True)
@@ -65,7 +86,7 @@ class Test:
     verdict: str
 
 
-def examine(document: JsonObject, here: Platform, cells: Sequence[tuple[str, Cell]]) -> list[Test]:
+def examine(document: Claims, here: Platform, cells: Sequence[tuple[str, Cell]]) -> list[Test]:
     """cells: (run, cell) of any runs; each is used for the architecture that it was measured on."""
     tests = []
     for claim in document["claims"]:
@@ -76,7 +97,7 @@ def examine(document: JsonObject, here: Platform, cells: Sequence[tuple[str, Cel
             there = ratios(op, document["arch"], cells, ours, rivals)
             elsewhere = ratios(op, here.arch, cells, ("*",), rivals)
             best = max(there, key=lambda r: r.ratio, default=None)
-            names = tuple(i.name for i in able if _matches(i.name, ours) or _matches(i.name, rivals))
+            names = tuple(i.name for i in able if matches(i.name, ours) or matches(i.name, rivals))
             tests.append(
                 Test(
                     op=op,
@@ -116,8 +137,8 @@ def ratios(
             groups.setdefault((run, cell.case, cell.launch, cell.cache), []).append(cell)
     pairs = []
     for (run, *_), present in groups.items():
-        b = min((c for c in present if _matches(c.impl, rivals)), key=_time_us, default=None)
-        mine = (c for c in present if _matches(c.impl, ours) and not _matches(c.impl, rivals))
+        b = min((c for c in present if matches(c.impl, rivals)), key=_time_us, default=None)
+        mine = (c for c in present if matches(c.impl, ours) and not matches(c.impl, rivals))
         a = min(mine, key=_time_us, default=None)
         if a is not None and b is not None:
             pairs.append((run, a, b))
@@ -135,11 +156,11 @@ def _time_us(cell: Cell) -> float:
     return cell.time_us
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
+def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _cells(run: str | Path) -> list[tuple[str, Cell]]:
+def recorded_cells(run: str | Path) -> list[tuple[str, Cell]]:
     from harness.results.journal import Journal
     from harness.results.read import run_folders
     from harness.results.schema import Cell

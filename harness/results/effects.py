@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.plan.arms import value_text
 from harness.results.schema import Cell, Record, Samples, Verdict
 from harness.statistics.intervals import interval
 from harness.statistics.paired import MARGIN, Comparison, verdict
@@ -55,10 +56,10 @@ def changes(a: Cell, b: Cell) -> str:
     return f"{', '.join(gone) or 'nothing'} -> {', '.join(new) or 'nothing'}" if gone or new else ""
 
 
-def said(found: str, same: bool) -> str:
+def verdict_text(verdict: str, same: bool) -> str:
     """A verdict, and for `same` whether the flag was without effect or changed what ran all the same."""
-    if found != "same":
-        return found
+    if verdict != "same":
+        return verdict
     return "same (the same kernels ran)" if same else "same (other kernels ran)"
 
 
@@ -129,7 +130,7 @@ def _mains(values: Mapping[str, list[str | None]], arms: Mapping[Values, str]) -
                 for key, arm in arms.items()
                 if key[place] in (own[0], value)
             }
-            yield "main", f"{name}: {word(own[0])} -> {word(value)}", weights
+            yield "main", f"{name}: {value_text(own[0])} -> {value_text(value)}", weights
 
 
 def _interactions(values: Mapping[str, list[str | None]], arms: Mapping[Values, str]) -> Iterator[Question]:
@@ -143,11 +144,7 @@ def _interactions(values: Mapping[str, list[str | None]], arms: Mapping[Values, 
                 for key, arm in arms.items()
                 if key[i] in (values[one][0], a) and key[j] in (values[other][0], b)
             }
-            yield "interaction", f"{one}={word(a)} with {other}={word(b)}", weights
-
-
-def word(value: str | None) -> str:
-    return "unset" if value is None else value or "''"
+            yield "interaction", f"{one}={value_text(a)} with {other}={value_text(b)}", weights
 
 
 def _comparison(

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.catalogue.devices import last_level
+from harness.files import JournalFull
 from harness.plan import budget
 from harness.plan.contender import ConfigSearch, Contender, Entries, contender_name
 from harness.plan.memory import Memory
 from harness.plan.rotation import Rotation, rotation
 from harness.progress import Progress
-from harness.results.journal import Journal, JournalFull
+from harness.results.journal import Journal
 from harness.results.schema import Record
 from harness.run.case import CaseRun, Measured
 from harness.run.cells import build_records

@@ -1,4 +1,4 @@
-"""The classes that a step's time is split into: the suite's ops, and all that stands between them.
+"""Op classes, into which a step's time is split: the suite's ops, and all that stands between them.
 
 Traces, the model, replay and the ledger use these names, so that a share of one can be set beside another's.
 """

@@ -24,13 +24,13 @@ Mode = Literal["online", "offline", "unknown"]
 Severity = Literal["wrong", "suspect", "note"]
 
 
-class Record(BaseModel):
+class StrictRecord(BaseModel):
     """A record of files that come from outside."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Finding(Record):
+class Finding(StrictRecord):
     """What a rule found in one row, or between several.
 
     rule:     its name, as in harness/serving/integrity/__init__.py or harness/serving/audit, or `unreadable`
@@ -47,7 +47,7 @@ class Finding(Record):
     subjects: tuple[str, ...] = ()
 
 
-class Metric(Record):
+class Metric(StrictRecord):
     """One number that a client reported, or that follows from others of its run.
 
     name:      `throughput`, `request_throughput`, `goodput`; `ttft`, `tpot`, `itl`, `e2e`; `prefill`,
@@ -71,7 +71,7 @@ class Metric(Record):
     label: str = ""
 
 
-class Parallelism(Record):
+class Parallelism(StrictRecord):
     """Over how many GPUs each kind of parallelism went; None: not said."""
 
     tp: int | None = None
@@ -87,7 +87,7 @@ class Parallelism(Record):
         return bool(self.prefill_gpus or self.decode_gpus)
 
 
-class Workload(Record):
+class OfferedLoad(StrictRecord):
     """What was asked of the engine.
 
     input_len, output_len: tokens of a request, as asked for (of a range: its mean)
@@ -108,7 +108,7 @@ class Workload(Record):
     prefix_cached: bool | None = None
 
 
-class Totals(Record):
+class Totals(StrictRecord):
     """What was counted over the whole run, or over the window that the client keeps."""
 
     duration_s: float | None = None
@@ -118,7 +118,7 @@ class Totals(Record):
     output_tokens: int | None = None
 
 
-class Samples(Record):
+class RequestSamples(StrictRecord):
     """What a client kept of each request, in its order; a list is empty where it kept none.
 
     starts_s, texts: when each was sent, by the client's clock, and what was answered; for the live runs, and
@@ -134,7 +134,7 @@ class Samples(Record):
     texts: tuple[str, ...] = Field(default=(), exclude=True)
 
 
-class ServingRun(Record):
+class ServingRun(StrictRecord):
     """One run of one client against one engine: one row.
 
     client:      the format it came in: `sglang.bench_serving`, `vllm.serve`, `dstack.online` ...
@@ -164,10 +164,10 @@ class ServingRun(Record):
     environment: dict[str, str] = Field(default_factory=dict)
     parallelism: Parallelism = Parallelism()
     mode: Mode = "unknown"
-    workload: Workload = Workload()
+    workload: OfferedLoad = OfferedLoad()
     totals: Totals = Totals()
     metrics: tuple[Metric, ...] = ()
-    samples: Samples = Samples()
+    samples: RequestSamples = RequestSamples()
     extra: dict[str, Any] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -175,12 +175,12 @@ class ServingRun(Record):
     def metric(self, name: str, statistic: str = "", tokens: str = "", scope: str = "") -> Metric | None:
         """The first metric of that name, and of that statistic, kind of tokens and scope where given."""
         wanted = {"name": name, "statistic": statistic, "tokens": tokens, "scope": scope}
-        for one in self.metrics:
-            if all(getattr(one, key) == value for key, value in wanted.items() if value):
-                return one
+        for metric in self.metrics:
+            if all(getattr(metric, key) == value for key, value in wanted.items() if value):
+                return metric
         return None
 
     def value(self, name: str, statistic: str = "", tokens: str = "", scope: str = "") -> float | None:
         """Its value, or None where the run has no such metric."""
-        found = self.metric(name, statistic, tokens, scope)
-        return found.value if found else None
+        metric = self.metric(name, statistic, tokens, scope)
+        return metric.value if metric else None

@@ -20,8 +20,8 @@ from harness.compile.resources import Resources
 from harness.errors import one_line
 from harness.machine.provenance import git_state
 from harness.tune import cost_model, search
-from harness.tune.compile_records import Compiled, Evidence, Judged, judge
-from harness.tune.compile_records import file as evidence_file
+from harness.tune.compile_records import CompiledLaunch, CompileRecords, CompileResult, judge
+from harness.tune.compile_records import file as records_file
 from harness.tune.cost_model import WITHIN, peaks
 from harness.tune.search import Candidate, Search, fewest
 from harness.tune.store import Place, path, read, source, store
@@ -53,8 +53,8 @@ class Compiling:
         self.shard, self.log = shard, log
         self.on = peaks(architecture)
         self.operands: dict[str, Any] = {}
-        self.compiled: dict[tuple[str, str], Compiled | None] = {}
-        self.found: dict[str, dict[str, Judged]] = {}
+        self.compiled: dict[tuple[str, str], CompiledLaunch | None] = {}
+        self.found: dict[str, dict[str, CompileResult]] = {}
 
     def searches(self, cases: Iterable[Case], keep: int = 1) -> list[Search]:
         """Of those cases that the implementation takes, each once."""
@@ -79,7 +79,7 @@ class Compiling:
                 self.found.setdefault(case.case, {})[words(one.config)] = judged
                 judge(one, judged, self.on, self.architecture)
 
-    def _of_each(self, launches: Sequence[KernelLaunch]) -> list[Compiled] | None:
+    def _of_each(self, launches: Sequence[KernelLaunch]) -> list[CompiledLaunch] | None:
         """None where some wait for another shard."""
         known = [self.compiled[_name(each)] for each in launches]
         return None if None in known else known
@@ -106,10 +106,10 @@ class Compiling:
         figures |= dict(zip(own, found, strict=True))
         self.compiled |= {name: self._judged(launch, figures[name]) for name, launch in new.items()}
 
-    def _judged(self, launch: KernelLaunch, figures: Resources | None) -> Compiled | None:
+    def _judged(self, launch: KernelLaunch, figures: Resources | None) -> CompiledLaunch | None:
         if figures is None:
             return None
-        return Compiled(launch.name, figures, "; ".join(violations(launch, figures, self.architecture)))
+        return CompiledLaunch(launch.name, figures, "; ".join(violations(launch, figures, self.architecture)))
 
 
 def _name(launch: KernelLaunch) -> tuple[str, str]:
@@ -157,10 +157,10 @@ class OfflineResult:
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
         }
         stored = store(folder, implementation.name, self.place, self.choices, provenance)
-        beside = evidence_file(folder, implementation.name, self.place)
-        known = Evidence.read(beside)
+        beside = records_file(folder, implementation.name, self.place)
+        known = CompileRecords.read(beside)
         kept = known.cases if known.source == provenance["source"] else {}
-        Evidence(provenance["source"], kept | self.compiling.found).store(beside)
+        CompileRecords(provenance["source"], kept | self.compiling.found).store(beside)
         return stored
 
     def differences(self, folder: Path) -> list[str]:

@@ -24,7 +24,7 @@ from harness.serving import load
 from harness.serving.experiment.run import LEDGER
 from harness.serving.ledger.ledger import read, rows
 from harness.serving.live.client.requests import details
-from harness.serving.trace.json_stream import Text
+from harness.serving.trace.json_stream import JsonText
 from tests.harness.results.test_journal import filled
 from tests.support.command_line import contents
 from tests.support.serving_experiments import Doubles, conduct, experiment, ledger
@@ -289,7 +289,7 @@ def test_clients_files_are_loaded_from_an_archive(tmp_path, run_main):
     assert not file.exists()
     assert [run_main(*command) for command in commands] == before
     assert (load(file), details(file)) == (runs, kept)
-    text = Text(file)
+    text = JsonText(file)
     assert text.peek() == "{"
     text.close()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.cli.serving.audit import of_document
 from harness.serving.audit import Audited, audit
 from harness.serving.audit.corpus import Corpus
+from harness.serving.audit.select import of_document
 from harness.serving.published.index import published_corpus, published_documents, raw_files
 
 ALL = {one.id: of_document(one) for one in published_documents()}

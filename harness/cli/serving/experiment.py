@@ -8,11 +8,13 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import click
 from tabulate import tabulate
 
 from harness import archive
-from harness.cli.serving.ledger import show as show_ledger
+from harness.cli.serving.ledger import print_ledgers
 from harness.errors import FAILED, OK, HarnessError, NothingRan
 from harness.files import require_writable
 from harness.paths import RESULTS
@@ -22,7 +24,7 @@ from harness.serving.experiment.run import LEDGER, Conduct
 from harness.serving.experiment.spec import Experiment, read_experiment
 from harness.serving.experiment.stages import Stages
 from harness.serving.ledger.ledger import read, rows
-from harness.serving.ledger.residuals import held
+from harness.serving.ledger.residuals import residuals
 from shapes.models import read_model
 
 EXPERIMENTS = RESULTS / "experiments"
@@ -53,7 +55,7 @@ def show(
         return OK
     conduct(experiment, folder, resume, [swap.name for swap in chosen], quiet)
     if not quiet or json_to:
-        show_ledger([str(folder / LEDGER)], json_to)
+        print_ledgers([str(folder / LEDGER)], json_to)
     return outcome(experiment, folder, [swap.name for swap in chosen])
 
 
@@ -112,7 +114,7 @@ def outcome(experiment: Experiment, folder: Path, only: Sequence[str]) -> int:
     mine = [found.get(f"{experiment.name} {name}") for name in only]
     if any(row is None or not row.observations for row in mine):
         return FAILED
-    judged = [one for row in mine if row for one in held(row) if one.method == "replay"]
+    judged = [one for row in mine if row for one in residuals(row) if one.method == "replay"]
     return FAILED if any(one.verdict == "missed" for one in judged) else OK
 
 
@@ -141,3 +143,20 @@ def plan(experiment: Experiment, folder: Path, only: Sequence[str]) -> str:
 
 def _done(done: bool) -> str:
     return "done" if done else "to do"
+
+
+@click.command("experiment")
+@click.argument("file", metavar="FILE")
+@click.option("--out", metavar="DIR", help="Its folder (default: results/experiments/ and its name).")
+@click.option("--resume", is_flag=True, help="Go on with what is not done there.")
+@click.option("--only", multiple=True, metavar="SWAP", help="Of its swaps only this; may be repeated.")
+@click.option("--pairs", type=click.IntRange(2), help="Instead of as many as the file says.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and what is done; run nothing.")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write the ledger's rows there.")
+@click.option("--quiet", is_flag=True, help="No table and no progress.")
+def experiment_command(**options: Any) -> None:
+    """What swaps of single kernels change in a live serving run, predicted first: trace, routing log, kernel
+    benchmark and replay, the prediction into the ledger, then pairs of runs, then what they show. FILE is
+    TOML, or the name of one that comes with the harness (cpu-decode, cpu-default, cpu-long, cpu-short). Exit
+    code 1 where a replay missed or a swap has no observation."""
+    sys.exit(show(**options))

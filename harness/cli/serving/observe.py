@@ -1,88 +1,23 @@
-"""`python -m harness serving observe`: what serving runs showed, beside what was predicted of them."""
+"""`python -m harness serving observe LEDGER ROW`: serving runs as an observation in a ledger."""
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Sequence
 from pathlib import Path
 
-from harness.cli.serving.ledger import show as show_ledger
-from harness.errors import OK, UsageError
-from harness.serving.clients.load import load
-from harness.serving.compare.alike import compare
-from harness.serving.compare.quantity import of_run
-from harness.serving.ledger.ledger import Explained, Observation, Observed, append, read, rows
-from harness.serving.schema import ServingRun
-from harness.statistics.intervals import mean_half_width
-
-CONFIDENCE = 0.9
-# quantity -> the metric's name, statistic, tokens and unit
-READ = {
-    "tpot": ("tpot", "mean", "", "ms"),
-    "itl": ("itl", "mean", "", "ms"),
-    "ttft": ("ttft", "mean", "", "ms"),
-    "e2e": ("e2e", "mean", "", "ms"),
-    "output_throughput": ("throughput", "total", "output", "tok/s"),
-}
+import click
 
 
-def show(ledger: str, row: str, before: Sequence[str], after: Sequence[str], explain: str) -> int:
-    """Appends an observation for each quantity that was predicted and that the runs have."""
-    path = Path(ledger)
-    known = {one.id: one for one in rows(read(path), ledger)}
-    if row not in known:
-        raise UsageError(f"{ledger} has no row {row!r}; rows: {', '.join(known) or 'none'}")
-    pairs = list(zip(_runs(before), _runs(after), strict=False))
-    if len(_runs(before)) != len(_runs(after)):
-        raise UsageError(f"{len(_runs(before))} runs before and {len(_runs(after))} after: pairs are wanted")
-    wanted = dict.fromkeys(one.prediction.quantity for one in known[row].predictions)
-    found = [o for quantity in wanted if quantity in READ and (o := observation(quantity, pairs))]
-    if not found:
-        raise UsageError(f"none of {', '.join(wanted)} is in all of these runs")
-    for one in found:
-        append(path, Observed(row=row, observation=one))
-    if explain:
-        append(path, Explained(row=row, text=explain))
-    return show_ledger([ledger]) or OK
+@click.command("observe")
+@click.argument("ledger", metavar="LEDGER")
+@click.argument("row", metavar="ROW")
+@click.option("--before", multiple=True, required=True, metavar="FILE", help="Any client's results.")
+@click.option("--after", multiple=True, required=True, metavar="FILE", help="As many; paired in order.")
+@click.option("--explain", default="", metavar="TEXT", help="What is known of the difference, if anything.")
+def observe(ledger: str, row: str, before: tuple[str, ...], after: tuple[str, ...], explain: str) -> None:
+    """Adds to a row of a ledger what serving runs showed before and after its change: TPOT, TTFT and output
+    throughput, as far as predicted, with a 90 % t-interval over the pairs."""
+    from harness.cli.serving.ledger import print_ledgers
+    from harness.serving.ledger.observe import observe as record
 
-
-def _runs(files: Sequence[str]) -> list[ServingRun]:
-    return [run for name in files for run in load(name)]
-
-
-def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -> Observation | None:
-    """Of the pairs' differences, a t-interval; None where a run lacks the metric. Raises UsageError where a
-    pair is not alike."""
-    name, statistic, tokens, unit = READ[quantity]
-    values = []
-    for pair in pairs:
-        a, b = (run.metric(name, statistic, tokens) for run in pair)
-        if a is None or b is None:
-            return None
-        compared = compare(of_run(pair[0], a), of_run(pair[1], b))
-        if compared.verdict != "alike":
-            why = "; ".join(reason.text for reason in compared.reasons) or "they need normalising"
-            raise UsageError(f"{pair[0].id} and {pair[1].id} are not alike in {quantity}: {why}")
-        values.append((a.value, b.value))
-    if not values:
-        return None
-    before, after = (statistics.fmean(pair[i] for pair in values) for i in (0, 1))
-    change, half = t_interval([b - a for a, b in values])
-    return Observation(
-        quantity=quantity,  # type: ignore[arg-type]
-        unit=unit,  # type: ignore[arg-type]
-        before=before,
-        after=after,
-        change=change,
-        low=None if half is None else change - half,
-        high=None if half is None else change + half,
-        pairs=len(pairs),
-        runs=tuple(run.source for pair in pairs for run in pair),
-    )
-
-
-def t_interval(differences: Sequence[float]) -> tuple[float, float | None]:
-    """Their mean, and the half width of Student's 90 % interval; None of a single one."""
-    half = mean_half_width(differences, CONFIDENCE)
-    return statistics.fmean(differences), half if math.isfinite(half) else None
+    record(Path(ledger), row, before, after, explanation=explain)
+    print_ledgers([ledger])

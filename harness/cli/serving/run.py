@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, NothingRan, UsageError
 from harness.files import write
 from harness.machine.monitor import monitor_for
@@ -211,3 +213,81 @@ def _a_disk_that_fails_is_one_line(folder: Path) -> Iterator[None]:
 
 def _inside(file: Path | None, folder: Path) -> str | None:
     return str(file.relative_to(folder)) if file else None
+
+
+@click.command("run")
+@click.option(
+    "--model",
+    default="default",
+    show_default=True,
+    metavar="DIR|default",
+    help="A model's directory; `default` makes a small DeepSeek-V3 here.",
+)
+@click.option(
+    "--engine",
+    default="vllm",
+    show_default=True,
+    metavar="vllm|sglang|tensorrt-llm|COMMAND",
+    help="What serves it; a command has {model}, {port} and {name} filled in.",
+)
+@click.option(
+    "--client",
+    default="",
+    metavar="vllm|sglang|COMMAND",
+    help="What loads it, by default the engine's own; a command has {url} and {result} in it.",
+)
+@click.option(
+    "--arm",
+    "arms",
+    multiple=True,
+    metavar="NAME[:ITEM ...]",
+    help="An arm, with A=1, --flag=value or a swap such as mla_decode=torch; the first is the base.",
+)
+@click.option("--flag", "flags", multiple=True, metavar="FLAG", help="A flag of the engine for all arms.")
+@click.option("--isl", default=512, show_default=True, type=click.IntRange(1), help="Input tokens.")
+@click.option("--osl", default=96, show_default=True, type=click.IntRange(2), help="Output tokens.")
+@click.option("--concurrency", default=4, show_default=True, type=click.IntRange(1))
+@click.option("--prompts", default=4, show_default=True, type=click.IntRange(1), help="Requests in a run.")
+@click.option("--pairs", default=4, show_default=True, type=click.IntRange(0), help="Runs of each arm.")
+@click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Of the first pair.")
+@click.option(
+    "--slice",
+    "slice_s",
+    default=0.0,
+    metavar="SECONDS",
+    type=click.FloatRange(0, 10),
+    help="Both runs of a pair at once, their engines (on CPUs) in turn for so long.",
+)
+@click.option(
+    "--renew",
+    default=0,
+    metavar="PAIRS",
+    type=click.IntRange(0),
+    help="Start servers anew after so many (default: never).",
+)
+@click.option("--out", required=True, metavar="DIR", help="Journal, results, logs.")
+@click.option("--resume", is_flag=True, help="Go on with the runs in --out.")
+@click.option("--trace", is_flag=True, help="Take a kernel trace of each arm first (vLLM).")
+@click.option("--routing-log", is_flag=True, help="Log which experts tokens go to, of each arm first (vLLM).")
+@click.option(
+    "--prefill-pattern",
+    default="",
+    metavar="N+N|any",
+    help="How requests must be prefilled together; by default as in a first run that does not count.",
+)
+@click.option("--keep-disturbed", is_flag=True, help="Count runs that other processes disturbed.")
+@click.option("--one-at-a-time", is_flag=True, help="Never keep two servers up.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Of the server; by default a free one.")
+@click.option("--start-timeout", default=600.0, show_default=True, metavar="S")
+@click.option("--run-timeout", default=600.0, show_default=True, metavar="S")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write the summary there.")
+@click.option("--quiet", is_flag=True)
+def run_command(**options: Any) -> None:
+    """Serve a model here and load it, arm by arm: real engine, real client, on loopback.
+
+    Arms take turns in mirrored pairs with the same prompts. Runs that a rule rejects are made again and
+    counted. The journal in --out has every finished run; --resume goes on from there.
+    """
+    keys = {"input_len": "isl", "output_len": "osl", "concurrency": "concurrency", "prompts": "prompts"}
+    load = Load(**{field: options.pop(key) for field, key in keys.items()})
+    sys.exit(run(RunRequest(load=load, **options)))

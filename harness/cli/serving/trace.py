@@ -1,25 +1,48 @@
-"""`python -m harness serving trace FILE`."""
+"""`python -m harness serving trace FILE`: a profiler's trace by op class and kernel."""
 
 from __future__ import annotations
 
 import json
+import sys
+from typing import TYPE_CHECKING
 
-from harness.errors import FAILED, OK, UsageError
-from harness.files import write
-from harness.serving.trace import decompose
-from harness.serving.trace.classify import Phase
-from harness.serving.trace.report import as_json, as_text
+import click
+
+from harness.cli.serving.options import json_option
+
+if TYPE_CHECKING:
+    from harness.serving.trace.classify import Phase
 
 
-def show(
+@click.command("trace")
+@click.argument("file", metavar="FILE")
+@click.option(
+    "--phase",
+    type=click.Choice(["prefill", "decode", "mixed", "training", "other"]),
+    help="Of these steps only.",
+)
+@click.option("--steps", "each_step", is_flag=True, help="List each step.")
+@click.option(
+    "--top", type=click.IntRange(min=0), default=15, show_default=True, help="How many kernels to list."
+)
+@click.option("--partial", is_flag=True, help="Of a file that breaks off, take what there is, and flag it.")
+@json_option("Write everything there as JSON instead.")
+def trace(
     file: str, phase: Phase | None, each_step: bool, top: int, partial: bool, json_to: str | None
-) -> int:
-    """Prints the trace taken apart, or writes it as JSON. Returns the exit code; raises UsageError."""
-    trace = decompose(file, partial=partial)
-    if phase and phase not in trace.phases():
-        raise UsageError(f"{file} has no {phase} steps; it has: {', '.join(trace.phases())}")
+) -> None:
+    """A trace of torch.profiler or rocprofv3 (JSON, or its kernel trace as CSV; plain or gzip) by op class
+    and kernel, prefill and decode steps apart, with what overlaps and what is exposed. Exit code 1 where
+    events could not be read or, with --partial, the file breaks off; 2 where it cannot be read."""
+    from harness.errors import FAILED, OK, UsageError
+    from harness.files import write
+    from harness.serving.trace import decompose
+    from harness.serving.trace.report import as_json, as_text
+
+    decomposed = decompose(file, partial=partial)
+    if phase and phase not in decomposed.phases():
+        raise UsageError(f"{file} has no {phase} steps; it has: {', '.join(decomposed.phases())}")
     if json_to:
-        write(json_to, json.dumps(as_json(trace, phase), indent=1, allow_nan=False) + "\n")
+        write(json_to, json.dumps(as_json(decomposed, phase), indent=1, allow_nan=False) + "\n")
     else:
-        print(as_text(trace, phase, top, each_step), end="")
-    return FAILED if any(finding.severity == "wrong" for finding in trace.findings) else OK
+        print(as_text(decomposed, phase, top, each_step), end="")
+    sys.exit(FAILED if any(finding.severity == "wrong" for finding in decomposed.findings) else OK)

@@ -1,4 +1,4 @@
-"""What does not hold, or is not alike, in a set of runs or a published document: found by rules over data.
+"""The audit of a set of runs or a published document: what does not hold, or is not alike, by rules on data.
 
 A rule takes what is audited and the corpus of all rows and claims, and gives Findings. Its docstring says why
 it matters. Texts are made from numbers, never written for one document.
@@ -30,16 +30,19 @@ __all__ = ["RULES", "SEVERITIES", "Audited", "Corpus", "audit", "corpus", "expla
 def audit(audited: Audited, against: Corpus) -> list[Finding]:
     """What the rules find, with what the integrity tests found in each run; the gravest first. A rule here of
     the same name as an integrity test stands for it."""
-    every = [one for rule in RULES for one in rule(audited, against)]
-    said = {(one.rule, subject) for one in every for subject in one.subjects}
-    every += [
-        _at(one, run.id) for run in audited.runs for one in run.findings if (one.rule, run.id) not in said
+    findings = [finding for rule in RULES for finding in rule(audited, against)]
+    stated = {(finding.rule, subject) for finding in findings for subject in finding.subjects}
+    findings += [
+        _at(finding, run.id)
+        for run in audited.runs
+        for finding in run.findings
+        if (finding.rule, run.id) not in stated
     ]
-    return sorted(every, key=lambda one: SEVERITIES.index(one.severity))
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-def _at(one: Finding, run: str) -> Finding:
-    return one if one.subjects else one.model_copy(update={"subjects": (run,)})
+def _at(finding: Finding, run: str) -> Finding:
+    return finding if finding.subjects else finding.model_copy(update={"subjects": (run,)})
 
 
 def explained() -> Iterable[tuple[str, str]]:

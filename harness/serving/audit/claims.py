@@ -9,15 +9,15 @@ from itertools import combinations
 from harness.serving.audit.corpus import (
     Audited,
     Corpus,
-    found,
     load_of,
+    new_finding,
     same_engine,
     same_hardware,
     throughput,
 )
 from harness.serving.audit.rows import RATIO, RESULT, by_kind, is_throughput, row_of
 from harness.serving.published.documents import Claim
-from harness.serving.schema import Finding, ServingRun, Workload
+from harness.serving.schema import Finding, OfferedLoad, ServingRun
 
 APART = 1.5  # two rates of a single request of one setup
 PEAKS = 1.05
@@ -41,12 +41,12 @@ def total_read_as_output(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             into, out, whole = kinds["total"] - kinds["output"], kinds["output"], kinds["total"]
             # who cites a number without its kind of tokens hands on a wrong one
             severity = "wrong" if claim.metric.tokens == "output" or claim.kind == "cited" else "suspect"
-            said = "says output" if claim.metric.tokens == "output" else "does not say of which tokens"
-            yield found(
+            statement = "says output" if claim.metric.tokens == "output" else "does not say of which tokens"
+            yield new_finding(
                 "total_read_as_output",
                 severity,
-                f"{claim.metric.value:,.6g} tok/s {said}: {run.id} has {into:,.6g} in + {out:,.6g} out = "
-                f"{whole:,.6g}; output alone is {out:,.6g}, {whole / out:.3g} times less",
+                f"{claim.metric.value:,.6g} tok/s {statement}: {run.id} has {into:,.6g} in + {out:,.6g} out "
+                f"= {whole:,.6g}; output alone is {out:,.6g}, {whole / out:.3g} times less",
                 [claim.id, run.id],
                 claimed=claim.metric.value,
                 input=into,
@@ -71,7 +71,7 @@ def single_request_differs(audited: Audited, corpus: Corpus) -> Iterator[Finding
         (slow, first), (fast, second) = (pick(rates, key=lambda rate: rate[0]) for pick in (min, max))
         if fast <= APART * slow or _other_lengths(first.workload, second.workload):
             continue
-        yield found(
+        yield new_finding(
             "single_request_differs",
             "wrong",
             f"a single request gets {slow:g} tok/s ({first.id}) and {fast:g} ({second.id}), "
@@ -82,13 +82,13 @@ def single_request_differs(audited: Audited, corpus: Corpus) -> Iterator[Finding
         )
 
 
-def _setup(one: ServingRun | Claim) -> tuple[str, ...]:
-    if one.configuration:
-        return (one.configuration,)
-    return one.hardware, one.engine, getattr(one, "version", ""), str(one.gpus)
+def _setup(source: ServingRun | Claim) -> tuple[str, ...]:
+    if source.configuration:
+        return (source.configuration,)
+    return source.hardware, source.engine, getattr(source, "version", ""), str(source.gpus)
 
 
-def _other_lengths(a: Workload, b: Workload) -> bool:
+def _other_lengths(a: OfferedLoad, b: OfferedLoad) -> bool:
     """Whether both say their lengths, and not the same."""
     pairs = ((a.input_len, b.input_len), (a.output_len, b.output_len))
     return any(None not in pair and pair[0] != pair[1] for pair in pairs)
@@ -104,16 +104,16 @@ def peaks_differ(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         and (c.metric.statistic == "max" or re.search(r"\bpeak\b", c.quote, re.IGNORECASE))
         and c.metric.scope not in ("gpu", "request")
     ]
-    for i, one in enumerate(peaks):
+    for i, peak in enumerate(peaks):
         for other in peaks[i + 1 :]:
-            values = one.metric.value, other.metric.value
-            if one.where == other.where and max(values) > PEAKS * min(values):
-                yield found(
+            values = peak.metric.value, other.metric.value
+            if peak.where == other.where and max(values) > PEAKS * min(values):
+                yield new_finding(
                     "peaks_differ",
                     "suspect",
                     f"two peaks of one setup: {values[0]:,.6g} and {values[1]:,.6g} tok/s, "
                     f"{max(values) / min(values) - 1:.1%} apart: of other windows or counters",
-                    [one.id, other.id],
+                    [peak.id, other.id],
                     first=values[0],
                     second=values[1],
                 )
@@ -143,7 +143,7 @@ def up_to(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             value += f" to {claim.upper:g}" if claim.upper is not None else ""
             unit = {"1": "x" if ratio else ""}.get(claim.metric.unit, f" {claim.metric.unit}")
             bound = "up to " if claim.bound == "up to" else ""
-            yield found(
+            yield new_finding(
                 "up_to",
                 "suspect",
                 f"{claim.id}: {bound}{value}{unit} without {', '.join(lacks)}",
@@ -170,18 +170,18 @@ def highest_of_total_alone(audited: Audited, corpus: Corpus) -> Iterator[Finding
             and bool(other.workload.prefix_cached) == bool(run.workload.prefix_cached)
             and (value := by_kind(other).get("output"))
         ]
-        own = by_kind(run).get("output")
+        output = by_kind(run).get("output")
         best, other = max(rivals, key=lambda pair: pair[0], default=(0.0, run))
         lengths = f"{other.workload.input_len or 0:g}/{other.workload.output_len or 0:g}"
-        if own and best > 1.01 * own:
-            yield found(
+        if output and best > 1.01 * output:
+            yield new_finding(
                 "highest_of_total_alone",
                 "suspect",
                 f"{claim.metric.value:,.6g} tok/s is highest by input and output; by output {run.id} has "
-                f"{own:,.6g} and {other.id} ({other.engine}, {lengths}) {best:,.6g}",
+                f"{output:,.6g} and {other.id} ({other.engine}, {lengths}) {best:,.6g}",
                 [claim.id, run.id, other.id],
                 claimed=claim.metric.value,
-                own_output=own,
+                own_output=output,
                 highest_output=best,
             )
 
@@ -191,10 +191,10 @@ def memory_label(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     sizes: dict[float, str] = {}
     for claim in audited.claims:
         if claim.metric and claim.metric.unit == "GB":
-            sizes |= {float(one): claim.id for one in re.findall(r"(\d+(?:\.\d+)?) GB\b", claim.quote)}
+            sizes |= {float(number): claim.id for number in re.findall(r"(\d+(?:\.\d+)?) GB\b", claim.quote)}
     for small, large in combinations(sorted(sizes), 2):
         if abs(large / small / MEMORY - 1) < 0.003:
-            yield found(
+            yield new_finding(
                 "memory_label",
                 "wrong",
                 f"one memory is given as {small:g} GB and as {large:g} GB: "
@@ -215,7 +215,7 @@ def optimum_is_uneven(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             continue
         low, high = (pick(points.values(), key=lambda point: point[1]) for pick in (min, max))
         if high[1] > APART * low[1]:
-            yield found(
+            yield new_finding(
                 "optimum_is_uneven",
                 "wrong",
                 f"{claim.metric.value:g} to {claim.upper or claim.metric.value:g} in flight are called "
@@ -236,8 +236,8 @@ def limit_not_met(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             continue
         name, most = limit[1].lower(), float(limit[2])
         for run in corpus.all_rows:
-            asked, value = run.workload, run.value(limit[1].lower(), "mean")
-            lengths = (asked.input_len, asked.output_len) == (
+            load, value = run.workload, run.value(limit[1].lower(), "mean")
+            lengths = (load.input_len, load.output_len) == (
                 about.workload.input_len,
                 about.workload.output_len,
             )
@@ -245,12 +245,12 @@ def limit_not_met(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
                 value
                 and value > most
                 and lengths
-                and asked.concurrency == claim.metric.value
-                and asked.dataset == about.workload.dataset
+                and load.concurrency == claim.metric.value
+                and load.dataset == about.workload.dataset
                 and same_hardware(claim.hardware, run.hardware)
                 and same_engine(claim.engine, run.engine)
             ):
-                yield found(
+                yield new_finding(
                     "limit_not_met",
                     "suspect",
                     f"{claim.id}: {name} below {most:g} ms at {claim.metric.value:g} in flight; {run.id} has "

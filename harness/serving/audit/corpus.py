@@ -1,4 +1,4 @@
-"""What is audited: a document or a file, and all rows that its numbers can be held against."""
+"""The corpus: an audited document or file, and all rows and claims that its numbers can be held against."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ class Audited:
     claims: tuple[Claim, ...] = ()
 
     def configuration(self, name: str) -> Configuration | None:
-        return next((one for one in self.configurations if one.name == name), None)
+        return next(
+            (configuration for configuration in self.configurations if configuration.name == name), None
+        )
 
 
 @dataclass(frozen=True)
@@ -43,16 +45,16 @@ class Corpus:
 
     def runs_of(self, claim: Claim, seen: frozenset[str] = frozenset()) -> list[ServingRun]:
         """The runs that a claim rests on, through other claims too, in its order."""
-        found: list[ServingRun] = []
-        for one in claim.refers_to:
-            if one in self.rows:
-                found.append(self.rows[one])
-            elif one in self.claims and one not in seen:
-                found += self.runs_of(self.claims[one], seen | {one})
-        return list({run.id: run for run in found}.values())
+        runs: list[ServingRun] = []
+        for reference in claim.refers_to:
+            if reference in self.rows:
+                runs.append(self.rows[reference])
+            elif reference in self.claims and reference not in seen:
+                runs += self.runs_of(self.claims[reference], seen | {reference})
+        return list({run.id: run for run in runs}.values())
 
     def claims_of(self, claim: Claim) -> list[Claim]:
-        return [self.claims[one] for one in claim.refers_to if one in self.claims]
+        return [self.claims[reference] for reference in claim.refers_to if reference in self.claims]
 
 
 def corpus(documents: Iterable[PublishedDocument], raw: Iterable[ServingRun]) -> Corpus:
@@ -66,7 +68,9 @@ def corpus(documents: Iterable[PublishedDocument], raw: Iterable[ServingRun]) ->
     return Corpus(rows, {claim.id: claim for document in documents for claim in document.claims})
 
 
-def found(rule: str, severity: Severity, message: str, subjects: Sequence[str] = (), **numbers: float | None):
+def new_finding(
+    rule: str, severity: Severity, message: str, subjects: Sequence[str] = (), **numbers: float | None
+) -> Finding:
     """A finding; numbers that are not known are left out."""
     kept = {name: float(value) for name, value in numbers.items() if value is not None}
     return Finding(rule=rule, severity=severity, message=message, numbers=kept, subjects=tuple(subjects))
@@ -125,11 +129,11 @@ def sweeps(runs: Sequence[ServingRun]) -> Iterator[list[ServingRun]]:
     """Runs of one set-up and one workload that differ in their load alone, by rising load."""
     groups: dict[tuple, list[ServingRun]] = {}
     for run in runs:
-        asked = run.workload
+        load = run.workload
         if load_of(run):
             key = (run.model, run.precision, run.hardware, run.gpus, run.parallelism, run.engine,
-                   run.version, run.configuration, run.flags, run.mode, run.client, asked.dataset,
-                   asked.input_len, asked.output_len, asked.prefix_cached, asked.request_rate)  # fmt: skip
+                   run.version, run.configuration, run.flags, run.mode, run.client, load.dataset,
+                   load.input_len, load.output_len, load.prefix_cached, load.request_rate)  # fmt: skip
             groups.setdefault(key, []).append(run)
     yield from (sorted(group, key=load_of) for group in groups.values() if len(group) > 1)
 

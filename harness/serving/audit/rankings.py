@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from harness.serving.audit.corpus import Audited, Corpus, found, load_of, same_engine, same_hardware
+from harness.serving.audit.corpus import Audited, Corpus, load_of, new_finding, same_engine, same_hardware
 from harness.serving.published.documents import Claim, Setup
 from harness.serving.schema import Finding, ServingRun
 
@@ -25,29 +25,29 @@ def ranked(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     for claim in audited.claims:
         if claim.comparison is None:
             continue
-        held, failed, even = [], [], 0
+        holding, failed, even = [], [], 0
         for where, better, text in _held_against(claim, corpus):
             even += abs(better - 1) <= EVEN
             if abs(better - 1) > EVEN:
-                (held if better > 1 else failed).append((better, f"{where}: {text}"))
-        count = len(held) + len(failed) + even
+                (holding if better > 1 else failed).append((better, f"{where}: {text}"))
+        count = len(holding) + len(failed) + even
         if not count:
             continue
         failed.sort()
-        text = f"{claim.id}: {_name(claim.comparison.better)} is ahead at {len(held)} of {count} points"
+        text = f"{claim.id}: {_name(claim.comparison.better)} is ahead at {len(holding)} of {count} points"
         text += f", even at {even}" if even else ""
         if failed:
             rest = f", and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
             text += f"; not at {'; '.join(where for _, where in failed[:SHOWN])}{rest}"
         severity = "note"
-        if failed or even > len(held):
+        if failed or even > len(holding):
             severity = "wrong" if 2 * len(failed) > count else "suspect"
-        yield found(
+        yield new_finding(
             "ranked",
             severity,
             text,
             [claim.id],
-            holds=len(held),
+            holds=len(holding),
             fails=len(failed),
             even=even,
             points=count,
@@ -56,28 +56,29 @@ def ranked(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
 
 def _held_against(claim: Claim, corpus: Corpus) -> Iterator[tuple[str, float, str]]:
     """(where, how many times better, the numbers) for each point and rival."""
-    said = claim.comparison
-    unlimited = (None, None) == said.concurrency == said.output_len == said.batch
-    for metric in said.metrics:
-        for rival in said.than:
+    ranking = claim.comparison
+    unlimited = (None, None) == ranking.concurrency == ranking.output_len == ranking.batch
+    for metric in ranking.metrics:
+        for rival in ranking.than:
             # a ranking of engines that names no machine is of those on one
-            own = Setup(
-                hardware=said.better.hardware or rival.hardware, engine=said.better.engine or rival.engine
+            setup_ours = Setup(
+                hardware=ranking.better.hardware or rival.hardware,
+                engine=ranking.better.engine or rival.engine,
             )
-            ours, theirs = (_kept(claim, one, metric, corpus) for one in (own, rival))
-            theirs = [one for one in theirs if one not in ours]
+            our_points, their_points = (_kept(claim, setup, metric, corpus) for setup in (setup_ours, rival))
+            their_points = [setup for setup in their_points if setup not in our_points]
             if unlimited and claim.metric is not None and metric == "throughput":
                 pairs = (
-                    [tuple(max(side, key=lambda one: one[1]) for side in (ours, theirs))]
-                    if ours and theirs
+                    [tuple(max(side, key=lambda setup: setup[1]) for side in (our_points, their_points))]
+                    if our_points and their_points
                     else []
                 )
             else:
                 pairs = [
                     (a, b)
-                    for a in ours
-                    for b in theirs
-                    if a[0] == b[0] and (own.hardware or _one_machine(a, b))
+                    for a in our_points
+                    for b in their_points
+                    if a[0] == b[0] and (setup_ours.hardware or _one_machine(a, b))
                 ]
             for (_, a, _), (point, b, run) in pairs:
                 better = a / b if metric == "throughput" else b / a
@@ -90,30 +91,30 @@ def _one_machine(a: Row, b: Row) -> bool:
 
 
 def _kept(claim: Claim, setup: Setup, metric: str, corpus: Corpus) -> list[Row]:
-    return [one for one in points(claim, setup, metric, corpus) if _within(claim, one[0])]
+    return [point for point in points(claim, setup, metric, corpus) if _within(claim, point[0])]
 
 
 def trends(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """`Stable`, `rises`, `plateaus` are numbers too: the largest change between neighbouring points."""
     for claim in audited.claims:
-        said = claim.trend
-        if said is None:
+        trend = claim.trend
+        if trend is None:
             continue
         broken, looked = [], 0
-        for setup in said.of:
-            for metric in said.metrics:
-                for line in _lines(claim, setup, metric, said.over, corpus):
-                    kept = [(x, y) for x, y in line if said.beyond is None or x >= said.beyond]
+        for setup in trend.of:
+            for metric in trend.metrics:
+                for line in _lines(claim, setup, metric, trend.over, corpus):
+                    kept = [(x, y) for x, y in line if trend.beyond is None or x >= trend.beyond]
                     if len(kept) < 2:
                         continue
                     looked += 1
-                    if why := _breaks(said.says, kept):
+                    if why := _breaks(trend.says, kept):
                         broken.append(f"{metric} of {_name(setup)} {why}")
         if looked:
-            held = looked - len(broken)
-            text = f"{claim.id}: {said.says!r} over {said.over} holds in {held} of {looked} series"
+            holding = looked - len(broken)
+            text = f"{claim.id}: {trend.says!r} over {trend.over} holds in {holding} of {looked} series"
             text += f"; not {'; '.join(broken[:SHOWN])}" if broken else ""
-            yield found(
+            yield new_finding(
                 "trends", "suspect" if broken else "note", text, [claim.id], series=looked, breaks=len(broken)
             )
 
@@ -157,11 +158,11 @@ def _of(setup: Setup, run: ServingRun) -> bool:
 
 
 def _spoken_of(claim: Claim, run: ServingRun) -> bool:
-    said = claim.comparison
+    ranking = claim.comparison
     mode = claim.mode
-    if mode == "unknown" and said and said.batch != (None, None):
+    if mode == "unknown" and ranking and ranking.batch != (None, None):
         mode = "offline"
-    if mode == "unknown" and said and said.concurrency != (None, None):
+    if mode == "unknown" and ranking and ranking.concurrency != (None, None):
         mode = "online"
     return mode in ("unknown", run.mode) and bool(claim.workload.prefix_cached) == bool(
         run.workload.prefix_cached
@@ -170,9 +171,9 @@ def _spoken_of(claim: Claim, run: ServingRun) -> bool:
 
 def _within(claim: Claim, point: Point) -> bool:
     mode, load, length = point
-    said = claim.comparison
-    loads = said.batch if mode == "offline" else said.concurrency
-    return _between(load, loads) and _between(length, said.output_len)
+    ranking = claim.comparison
+    loads = ranking.batch if mode == "offline" else ranking.concurrency
+    return _between(load, loads) and _between(length, ranking.output_len)
 
 
 def _between(value: float, ends: tuple[float | None, float | None]) -> bool:
@@ -185,9 +186,9 @@ def _lines(
     """Series of (what it goes over, value), one for each mode and each value of what is held; E2E over output
     length is that of a token."""
     series: dict[tuple, list[tuple[float, float]]] = {}
-    held = claim.workload.concurrency if over == "output_len" else None
+    fixed = claim.workload.concurrency if over == "output_len" else None
     for (mode, load, length), value, _ in points(claim, setup, metric, corpus):
-        if held and load != held:
+        if fixed and load != fixed:
             continue
         if metric == "e2e" and over == "output_len":
             value /= length or 1.0

@@ -1,10 +1,10 @@
-"""Numbers of documents, computed again from what they rest on."""
+"""Recomputation of documents' numbers from what they rest on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.serving.audit.corpus import Audited, Corpus, found, printed
+from harness.serving.audit.corpus import Audited, Corpus, new_finding, printed
 from harness.serving.audit.rows import RESULT, by_kind, is_throughput, share_of
 from harness.serving.published.documents import Claim
 from harness.serving.schema import Finding
@@ -18,36 +18,38 @@ def recomputed(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     for claim in audited.claims:
         if claim.metric is None or claim.metric.name in SETTINGS or not RESULT.search(claim.metric.name):
             continue
-        ways = [one for one in (*from_rows(claim, corpus), from_claims(claim, corpus)) if one]
+        ways = [check for check in (*from_rows(claim, corpus), from_claims(claim, corpus)) if check]
         checked = [_checked(claim, values) for values in ways]
         if not checked:
             continue
-        held, true, shown = max(checked, key=lambda one: one[0])
-        verdict = "holds" if held else "does not hold"
-        yield found(
+        holds, true, shown = max(checked, key=lambda check: check[0])
+        verdict = "holds" if holds else "does not hold"
+        yield new_finding(
             "recomputed",
-            "note" if held else "wrong",
+            "note" if holds else "wrong",
             f"{claim.id} {verdict}: {shown}",
             [claim.id, *claim.refers_to],
             claimed=claim.metric.value,
             recomputed=true,
-            holds=held,
+            holds=holds,
         )
 
 
 def _checked(claim: Claim, values: dict[str, float]) -> tuple[bool, float, str]:
     """Whether a claim prints one of the values, of a range the least and the most; what it is; in words."""
     spread = claim.upper is not None
-    said = (
+    true_by_number = (
         {claim.metric.value: min(values.values()), claim.upper: max(values.values())}
         if spread
         else {claim.metric.value: min(values.values(), key=lambda v: abs(v - claim.metric.value))}
     )
     about = spread or claim.bound == "about"
-    held = all(printed(one, true, about=about) for one, true in said.items())
+    holds = all(printed(number, true, about=about) for number, true in true_by_number.items())
     names = {value: name for name, value in values.items()}
-    shown = "; ".join(f"{one:,.6g} is {true:,.6g} ({names[true]})" for one, true in said.items())
-    return held, said[claim.metric.value], shown
+    shown = "; ".join(
+        f"{number:,.6g} is {true:,.6g} ({names[true]})" for number, true in true_by_number.items()
+    )
+    return holds, true_by_number[claim.metric.value], shown
 
 
 def from_rows(claim: Claim, corpus: Corpus) -> list[dict[str, float]]:
@@ -80,19 +82,19 @@ def _factor(unit: str, wanted: str) -> float:
 def from_claims(claim: Claim, corpus: Corpus) -> dict[str, float]:
     """The claim's quantity from the claims that it names: a share of a GPU, a rate from a latency, a ratio of
     two."""
-    others = [one for one in corpus.claims_of(claim) if one.metric]
+    others = [other for other in corpus.claims_of(claim) if other.metric]
     values: dict[str, float] = {}
-    for one in others:
-        gpus = one.gpus or claim.gpus
-        if is_throughput(claim.metric) and is_throughput(one.metric):
-            if claim.metric.scope == "gpu" and one.metric.scope != "gpu":
+    for other in others:
+        gpus = other.gpus or claim.gpus
+        if is_throughput(claim.metric) and is_throughput(other.metric):
+            if claim.metric.scope == "gpu" and other.metric.scope != "gpu":
                 if gpus:
-                    values[f"{one.id} / {gpus}"] = one.metric.value / gpus
+                    values[f"{other.id} / {gpus}"] = other.metric.value / gpus
             else:
-                values[one.id] = one.metric.value
-        length = one.workload.output_len or claim.workload.output_len
-        if is_throughput(claim.metric) and one.metric.unit in ("s", "ms") and length:
-            seconds = one.metric.value * _factor(one.metric.unit, "s")
+                values[other.id] = other.metric.value
+        length = other.workload.output_len or claim.workload.output_len
+        if is_throughput(claim.metric) and other.metric.unit in ("s", "ms") and length:
+            seconds = other.metric.value * _factor(other.metric.unit, "s")
             values[f"{length:g} tokens / {seconds:g} s"] = length / seconds
     if claim.metric.unit in ("1", "%") and len(claim.refers_to) == 2:
         values |= _ratio(claim, others, corpus)
@@ -101,20 +103,20 @@ def from_claims(claim: Claim, corpus: Corpus) -> dict[str, float]:
 
 def _ratio(claim: Claim, others: list[Claim], corpus: Corpus) -> dict[str, float]:
     """Of two throughputs of one scope: the claims that it names, or one and a run brought to its scope."""
-    values = {one.id: one.metric.value for one in others if is_throughput(one.metric)}
-    scopes = {one.metric.scope for one in others if is_throughput(one.metric)}
-    for one in claim.refers_to:
-        run = corpus.rows.get(one)
+    values = {other.id: other.metric.value for other in others if is_throughput(other.metric)}
+    scopes = {other.metric.scope for other in others if is_throughput(other.metric)}
+    for reference in claim.refers_to:
+        run = corpus.rows.get(reference)
         if (
             run
             and len(scopes) == 1
             and (share := share_of(next(iter(scopes)), run))
             and "output" in by_kind(run)
         ):
-            values[one] = by_kind(run)["output"] * share[0]
+            values[reference] = by_kind(run)["output"] * share[0]
     if len(values) < 2 or len(scopes) != 1:
         return {}
-    a, b = (values[one] for one in claim.refers_to)
+    a, b = (values[reference] for reference in claim.refers_to)
     return {f"{a:,.6g} / {b:,.6g}": (100.0 if claim.metric.unit == "%" else 1.0) * a / b}
 
 

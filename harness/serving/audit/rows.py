@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from harness.serving.audit.corpus import Corpus, same_engine, same_hardware, step_of
-from harness.serving.compare.quantity import Figure, of_claim, of_run
+from harness.serving.compare.quantity import Quantity, quantity_of_claim, quantity_of_run
 from harness.serving.published.documents import Claim, Configuration
 from harness.serving.schema import Metric, ServingRun
 
@@ -43,9 +43,11 @@ def row_of(claim: Claim, corpus: Corpus) -> tuple[ServingRun, str] | None:
     return None
 
 
-def _same(said: float, value: float) -> bool:
+def _same(stated: float, value: float) -> bool:
     """Near enough, and printed with digits enough, that it is no chance."""
-    return step_of(said) <= MATCH * said and abs(said - value) <= max(step_of(said), MATCH / 10 * said)
+    return step_of(stated) <= MATCH * stated and abs(stated - value) <= max(
+        step_of(stated), MATCH / 10 * stated
+    )
 
 
 def by_kind(run: ServingRun) -> dict[str, float]:
@@ -73,7 +75,7 @@ def share_of(scope: str, run: ServingRun) -> tuple[float, str] | None:
     return 1.0, ""
 
 
-def sourced(claim: Claim, corpus: Corpus, about: Configuration | None) -> Figure:
+def sourced(claim: Claim, corpus: Corpus, about: Configuration | None) -> Quantity:
     """A claim's number with what its row says it is, or its source, where the claim leaves that open."""
     metric = claim.metric
     if claim.meant and "unknown" in (metric.scope, metric.tokens):
@@ -82,10 +84,10 @@ def sourced(claim: Claim, corpus: Corpus, about: Configuration | None) -> Figure
     runs = corpus.runs_of(claim)
     match = row_of(claim, corpus) or ((runs[0], "") if len(runs) == 1 and is_throughput(metric) else None)
     if match is None:
-        return of_claim(claim, metric, about)
+        return quantity_of_claim(claim, metric, about)
     run, kind = match
     whole = run.metric("throughput")
     update = {"tokens": kind if kind in ("output", "total") else metric.tokens}
     if metric.scope == "unknown" and whole:
         update["scope"] = whole.scope
-    return replace(of_run(run, metric.model_copy(update=update)), id=claim.id, bound=claim.bound)
+    return replace(quantity_of_run(run, metric.model_copy(update=update)), id=claim.id, bound=claim.bound)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.serving.audit.corpus import Audited, Corpus, found, tokens_per_request
+from harness.serving.audit.corpus import Audited, Corpus, new_finding, tokens_per_request
 from harness.serving.integrity.common import whole
 from harness.serving.schema import Finding, ServingRun
 
@@ -34,19 +34,19 @@ def batch_below_concurrency(audited: Audited, corpus: Corpus) -> Iterator[Findin
     """`concurrency 128` is what the client allows. Requests that queue or prefill do not decode: the TPOT
     beside it is that of a smaller batch, and no TPOT at 128."""
     for run in audited.runs:
-        batch, asked = decoding_batch(run), run.workload.concurrency
-        if batch and asked and batch < FULL * asked:
+        batch, concurrency = decoding_batch(run), run.workload.concurrency
+        if batch and concurrency and batch < FULL * concurrency:
             ttft, tpot = run.value("ttft", "mean"), run.value("tpot", "mean")
-            yield found(
+            yield new_finding(
                 "batch_below_concurrency",
                 "suspect",
-                f"{run.id}: {asked:g} in flight, but {_few(batch)} decode at a time "
+                f"{run.id}: {concurrency:g} in flight, but {_few(batch)} decode at a time "
                 f"({run.value('throughput', tokens='output'):,.6g} output tok/s x {tpot:.4g} ms)"
                 + (
                     f"; the others wait ({ttft / 1e3:.3g} s to the first token) or have ended" if ttft else ""
                 ),
                 [run.id],
-                concurrency=asked,
+                concurrency=concurrency,
                 batch=batch,
                 tpot_ms=tpot,
             )
@@ -57,33 +57,33 @@ def counted_in_a_window(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     left, and the tokens of all: then requests, input tokens and the total throughput are too few by
     what its output tokens, over the length asked for, say."""
     for run in audited.runs:
-        counted, asked = run.totals, run.workload
-        if not counted.completed or not counted.output_tokens or not asked.output_len:
+        counted, load = run.totals, run.workload
+        if not counted.completed or not counted.output_tokens or not load.output_len:
             continue
         each = counted.output_tokens / counted.completed
-        if each <= COUNTED * asked.output_len:
+        if each <= COUNTED * load.output_len:
             continue
-        sent = f" of {asked.num_prompts:,} sent" if asked.num_prompts else ""
-        requests = counted.output_tokens / asked.output_len
+        sent = f" of {load.num_prompts:,} sent" if load.num_prompts else ""
+        requests = counted.output_tokens / load.output_len
         text = (
             f"{run.id}: {counted.completed:,} requests counted{sent}, with {counted.output_tokens:,} output "
-            f"tokens: {each:,.5g} each where {asked.output_len:g} were asked for; the tokens are of about "
+            f"tokens: {each:,.5g} each where {load.output_len:g} were asked for; the tokens are of about "
             f"{requests:,.0f}"
         )
         total = run.value("throughput", tokens="total")
         out = run.value("throughput", tokens="output")
-        true = out * (1 + asked.input_len / asked.output_len) if out and asked.input_len else None
+        true = out * (1 + load.input_len / load.output_len) if out and load.input_len else None
         if total and true and total < 0.95 * true:
             text += f"; its total, {total:,.6g} tok/s, lacks input tokens: with all about {true:,.6g}"
-        yield found(
+        yield new_finding(
             "counted_in_a_window",
             "wrong",
             text,
             [run.id],
             counted=counted.completed,
-            sent=asked.num_prompts,
+            sent=load.num_prompts,
             tokens_each=each,
-            asked=asked.output_len,
+            asked=load.output_len,
             total=total,
             total_with_all_input=true,
         )
@@ -96,7 +96,7 @@ def itl_beside_tpot(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         for statistic in ("mean", "median"):
             itl, tpot = run.value("itl", statistic), run.value("tpot", statistic)
             if itl and tpot and itl > CHUNKED * tpot:
-                yield found(
+                yield new_finding(
                     "itl_beside_tpot",
                     "suspect",
                     f"{run.id}: ITL {itl:g} ms is {itl / tpot:.3g} times TPOT {tpot:g} ms: chunks of about "
@@ -117,7 +117,7 @@ def rate_not_served(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         out = run.value("throughput", tokens="output")
         served = run.value("request_throughput") or (out / length if out and length else None)
         if offered and served and served < SERVED * offered:
-            yield found(
+            yield new_finding(
                 "rate_not_served",
                 "note",
                 f"{run.id}: {offered:g} requests a second offered, {served:.4g} served",
@@ -138,8 +138,8 @@ def prefill_left_out(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         gpus = run.gpus or split.prefill_gpus + split.decode_gpus
         nodes = split.decode_gpus * run.nodes / gpus if run.nodes else None
         decode = f"{out.value / nodes:,.5g} a decode node, " if nodes else ""
-        about = [claim.id for claim in stated if run.id in {one.id for one in corpus.runs_of(claim)}]
-        yield found(
+        about = [claim.id for claim in stated if run.id in {source.id for source in corpus.runs_of(claim)}]
+        yield new_finding(
             "prefill_left_out",
             "wrong" if about else "note",
             f"{run.id}: {out.value:,.6g} output tok/s are {decode}{out.value / split.decode_gpus:,.5g} a "

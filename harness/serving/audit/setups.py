@@ -8,11 +8,11 @@ from datetime import date
 from itertools import combinations
 
 from harness.catalogue.flags import Flag, catalogue
-from harness.serving.audit.corpus import Audited, Corpus, found, same_engine, same_hardware
+from harness.serving.audit.corpus import Audited, Corpus, new_finding, same_engine, same_hardware
 from harness.serving.clients.console.commands import commands
 from harness.serving.compare.quantity import matters, option
 from harness.serving.published.documents import Configuration
-from harness.serving.schema import Finding, ServingRun, Workload
+from harness.serving.schema import Finding, OfferedLoad, ServingRun
 from kernels import OPS
 
 UNPINNED = re.compile(r":(latest|devel|nightly|main|dev)$|--pre\b|wheels\.vllm\.ai/nightly")
@@ -38,11 +38,11 @@ def command_and_log_disagree(audited: Audited, corpus: Corpus) -> Iterator[Findi
         about = audited.configuration(run.configuration)
         if about is None:
             continue
-        for asked in _commands(about, run):
+        for requested in _commands(about, run):
             differ = {
                 name: (want, got)
                 for name in ASKED
-                if (want := getattr(asked, name)) is not None
+                if (want := getattr(requested, name)) is not None
                 and (got := getattr(run.workload, name)) is not None
                 and want not in ("", got)
                 and got != ""
@@ -59,16 +59,18 @@ def command_and_log_disagree(audited: Audited, corpus: Corpus) -> Iterator[Findi
                     for s, v in zip(("command", "log"), pair, strict=True)
                     if not isinstance(v, str)
                 }
-                yield found("command_and_log_disagree", "wrong", f"{run.id}: {shown}", [run.id], **numbers)
+                yield new_finding(
+                    "command_and_log_disagree", "wrong", f"{run.id}: {shown}", [run.id], **numbers
+                )
 
 
-def _commands(about: Configuration, run: ServingRun) -> list[Workload]:
+def _commands(about: Configuration, run: ServingRun) -> list[OfferedLoad]:
     """The client's command of a run: of several the one with its dataset and lengths."""
     ran = run.workload
-    asked = [one.workload()[0] for one in commands(about.client.splitlines())]
-    every = asked or ([about.workload] if about.workload != Workload() else [])
+    requested = [command.workload()[0] for command in commands(about.client.splitlines())]
+    loads = requested or ([about.workload] if about.workload != OfferedLoad() else [])
     same = ("dataset", "input_len", "output_len")
-    fits = [one for one in every if all(getattr(one, n) == getattr(ran, n) for n in same)]
+    fits = [load for load in loads if all(getattr(load, n) == getattr(ran, n) for n in same)]
     return list(dict.fromkeys(fits))[:1] if len(set(fits)) == 1 else []
 
 
@@ -78,15 +80,15 @@ def _plain(value: object) -> str:
 
 def date_before_image(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """Nobody measures with an image that is built later: the date is wrong, or the image is another."""
-    said = _date(audited.date)
+    dated = _date(audited.date)
     for about in audited.configurations:
         built = image_date(about.image)
-        if said and built and said < built:
-            days = (built - said).days
-            yield found(
+        if dated and built and dated < built:
+            days = (built - dated).days
+            yield new_finding(
                 "date_before_image",
                 "wrong",
-                f"dated {said}, but {about.image} is of {built}, {days} days later",
+                f"dated {dated}, but {about.image} is of {built}, {days} days later",
                 [about.name],
                 days=days,
             )
@@ -121,7 +123,9 @@ def image_not_pinned(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             if text and (UNPINNED.search(text) or (text == about.image and ":" not in text))
         ]
         if loose:
-            yield found("image_not_pinned", "suspect", f"{about.name}: {'; '.join(loose)}", [about.name])
+            yield new_finding(
+                "image_not_pinned", "suspect", f"{about.name}: {'; '.join(loose)}", [about.name]
+            )
 
 
 def setups_differ(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
@@ -134,14 +138,14 @@ def setups_differ(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             differ.append(f"version {a.version} against {b.version}")
         elif a.image != b.image:
             differ.append(f"image {a.image} against {b.image}")
-        left, right = ({f for f in one.flags if matters(f)} for one in (a, b))
+        left, right = ({f for f in setup.flags if matters(f)} for setup in (a, b))
         differ += [
-            f"{' '.join(sorted(only))} on {one.hardware} alone"
-            for only, one in ((left - right, a), (right - left, b))
+            f"{' '.join(sorted(only))} on {setup.hardware} alone"
+            for only, setup in ((left - right, a), (right - left, b))
             if only
         ]
         if differ:
-            yield found(
+            yield new_finding(
                 "setups_differ",
                 "suspect",
                 f"{a.name}, {b.name}: not only the GPU differs: {'; '.join(differ)}",
@@ -155,14 +159,14 @@ def precision_differs(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     another accuracy and speed; figures beside a block-scale server's need that said."""
     for about in audited.configurations:
         texts = (about.task_file, about.server, about.docker, *about.manifests.values())
-        asked = option(about.flags, "--quantization") or option(about.flags, "--dtype")
+        precision = option(about.flags, "--quantization") or option(about.flags, "--dtype")
         dtype = re.search(r"--dtype\s+(\w+)", " ".join(texts))
-        asked = asked or (dtype[1] if dtype else "")
-        if asked and asked != "auto" and "block" not in asked:
-            yield found(
+        precision = precision or (dtype[1] if dtype else "")
+        if precision and precision != "auto" and "block" not in precision:
+            yield new_finding(
                 "precision_differs",
                 "suspect",
-                f"{about.name} asks for {asked}, where the checkpoint is FP8 block-scale",
+                f"{about.name} asks for {precision}, where the checkpoint is FP8 block-scale",
                 [about.name],
             )
 
@@ -171,7 +175,7 @@ def prefix_cache_contradicted(audited: Audited, corpus: Corpus) -> Iterator[Find
     """A run with cached prefixes was not made by a server whose command turns the cache off."""
     for run in audited.runs:
         if run.workload.prefix_cached and "--no-enable-prefix-caching" in run.flags:
-            yield found(
+            yield new_finding(
                 "prefix_cache_contradicted",
                 "wrong",
                 f"{run.id}: with cached prefixes, but its server has --no-enable-prefix-caching",
@@ -191,7 +195,7 @@ def flag_not_read(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             if (flag := catalogue().get(name)) and (why := unread(flag, about)):
                 reasons.setdefault(why, []).append(f"{name}={value}")
         for why, names in reasons.items():
-            yield found(
+            yield new_finding(
                 "flag_not_read",
                 "suspect",
                 f"{about.name} sets {', '.join(names)}: {why}",
@@ -222,7 +226,7 @@ def texts_of(about: Configuration) -> str:
 
 def _version(text: str) -> tuple[int, ...]:
     numbers = re.match(r"v?(\d+(?:\.\d+)+)", text)
-    return tuple(int(one) for one in numbers[1].split(".")) if numbers else ()
+    return tuple(int(number) for number in numbers[1].split(".")) if numbers else ()
 
 
 def statements(audited: Audited) -> Iterator[tuple[str, str, Configuration]]:
@@ -240,14 +244,14 @@ def statements(audited: Audited) -> Iterator[tuple[str, str, Configuration]]:
 def notes_against_settings(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """A flag that is set and a log that names another kernel: set does not mean in effect."""
     for subject, quote, about in statements(audited):
-        told = [p for word, p in PROVIDERS.items() if re.search(rf"\b{word}\b", quote.lower())]
+        named = [p for word, p in PROVIDERS.items() if re.search(rf"\b{word}\b", quote.lower())]
         ops = named_ops(quote)
-        if len(told) != 1 or len(ops) != 1:
+        if len(named) != 1 or len(ops) != 1:
             continue
         for name, value in about.environment.items():
             meant = catalogue()[name].stands_for(value, ops[0]) if name in catalogue() else ()
-            if meant and not any(told[0] in one for one in meant):
-                yield found(
+            if meant and not any(named[0] in text for text in meant):
+                yield new_finding(
                     "notes_against_settings",
                     "suspect",
                     f'{subject}: "{quote}", where {name}={value} stands for {", ".join(meant)}',
@@ -270,7 +274,7 @@ def advised_without_effect(audited: Audited, corpus: Corpus) -> Iterator[Finding
             for about in audited.configurations:
                 why = unread(catalogue()[name], about) if name in catalogue() else ""
                 if why and about.environment.get(name) != value:
-                    yield found(
+                    yield new_finding(
                         "advised_without_effect",
                         "suspect",
                         f"{subject} advises {name}={value}: {why}",
@@ -295,7 +299,7 @@ def prefix_cache_on(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             and run.version == about.version
         ]
         if rows:
-            yield found(
+            yield new_finding(
                 "prefix_cache_on",
                 "suspect",
                 f"{about.name} serves with --enable-prefix-caching; {len(rows)} runs of it count as "

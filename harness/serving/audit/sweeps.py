@@ -8,8 +8,8 @@ from itertools import pairwise
 from harness.serving.audit.corpus import (
     Audited,
     Corpus,
-    found,
     load_of,
+    new_finding,
     sweeps,
     throughput,
     tokens_per_request,
@@ -40,7 +40,7 @@ def throughput_falls(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         around = points[i : i + 3]
         shown = ", ".join(f"{value:,.6g} tok/s at {load:g}" for load, value, _ in around)
         kind = "prompts at once" if sweep[0].mode == "offline" else "in flight"
-        yield found(
+        yield new_finding(
             "throughput_falls",
             "suspect",
             f"throughput falls by {1 - share:.0%} as load rises: {shown} {kind}",
@@ -61,7 +61,7 @@ def output_lengths_differ(audited: Audited, corpus: Corpus) -> Iterator[Finding]
         if lengths and max(lengths.values()) > 1.1 * min(lengths.values()):
             points = ((load_of(run), lengths[run.id]) for run in sweep if run.id in lengths)
             shown = ", ".join(f"{each:.4g} at {load:g}" for load, each in points)
-            yield found(
+            yield new_finding(
                 "output_lengths_differ",
                 "suspect",
                 f"one table, unequal answers: tokens {of} {shown}",
@@ -92,7 +92,7 @@ def single_wave(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
                 else ""
             )
         if ones:
-            yield found("single_wave", "suspect", text, [run.id for run in ones], runs=len(ones))
+            yield new_finding("single_wave", "suspect", text, [run.id for run in ones], runs=len(ones))
 
 
 def _requests(run: ServingRun) -> float | None:
@@ -111,7 +111,7 @@ def short_run(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     if short:
         best = max(short, key=lambda run: throughput(run).value)
         took = [run.totals.duration_s for run in short]
-        yield found(
+        yield new_finding(
             "short_run",
             "suspect",
             f"{len(short)} of {len(audited.runs)} runs took under {SHORT_S:g} s "
@@ -128,7 +128,7 @@ def tokens_over_time(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     for run in audited.runs:
         tokens, took, out = run.value("tokens"), run.totals.duration_s, throughput(run)
         if tokens and took and out and apart(out.value, tokens / took, took) > EXACT:
-            yield found(
+            yield new_finding(
                 "tokens_over_time",
                 "wrong",
                 f"{run.id}: {tokens:,.6g} tokens in {took:g} s are {tokens / took:,.6g} tok/s, "
@@ -151,7 +151,7 @@ def rate_of_a_request_rises(audited: Audited, corpus: Corpus) -> Iterator[Findin
         first, alone = rates[0]
         best, rate = max(rates, key=lambda pair: pair[1])
         if rate > RISES * alone:
-            yield found(
+            yield new_finding(
                 "rate_of_a_request_rises",
                 "suspect",
                 f"a request alone gets less than one of many: {alone:.4g} tok/s at {load_of(first):g} in "

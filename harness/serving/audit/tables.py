@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.serving.audit.corpus import Audited, Corpus, found
+from harness.serving.audit.corpus import Audited, Corpus, new_finding
 from harness.serving.audit.rows import is_throughput, sourced
 from harness.serving.compare.alike import UNKNOWN, compare, conditions
-from harness.serving.compare.quantity import Figure, of_claim, of_run
+from harness.serving.compare.quantity import Quantity, quantity_of_claim, quantity_of_run
 from harness.serving.published.documents import Claim
 from harness.serving.schema import SCOPES, Finding, Severity
 
@@ -41,7 +41,7 @@ def table_mixes(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
                 continue
             shown = "; ".join(f"{name}: {_values(group)}" for name, group in groups.items())
             severity = _severity(aspect, groups, audited)
-            yield found(
+            yield new_finding(
                 f"table_mixes_{aspect.replace(' ', '_')}",
                 severity,
                 f"{where}: {shown}; {why}",
@@ -55,7 +55,7 @@ def _severity(aspect: str, groups: dict[str, list[Claim]], audited: Audited) -> 
     """Wrong where unlike setups stand in one table and not each says what it is; less where a reader is told,
     or all is one setup's own."""
     claims = [claim for group in groups.values() for claim in group]
-    if all(_told(claim, aspect, audited) for claim in claims):
+    if all(_is_known(claim, aspect, audited) for claim in claims):
         return "note"
     one_setup = len({(claim.hardware, claim.engine, claim.kind == "cited") for claim in claims}) == 1
     return (
@@ -65,18 +65,18 @@ def _severity(aspect: str, groups: dict[str, list[Claim]], audited: Audited) -> 
     )
 
 
-def _told(claim: Claim, aspect: str, audited: Audited) -> bool:
+def _is_known(claim: Claim, aspect: str, audited: Audited) -> bool:
     """Whether a claim itself says what it is, so that its reader is warned."""
-    said = conditions(of_claim(claim, claim.metric, audited.configuration(claim.configuration)))
-    own = {
+    known = conditions(quantity_of_claim(claim, claim.metric, audited.configuration(claim.configuration)))
+    aspects_ = {
         "scope": claim.metric.scope,
         "tokens": claim.metric.tokens,
         "mode": claim.mode,
-        "load": said["load"],
-        "lengths": said["output length"],
+        "load": known["load"],
+        "lengths": known["output length"],
         "end to end": "said" if is_decode_alone(claim) else UNKNOWN,
     }
-    return own[aspect] != UNKNOWN
+    return aspects_[aspect] != UNKNOWN
 
 
 def _values(claims: list[Claim]) -> str:
@@ -85,18 +85,18 @@ def _values(claims: list[Claim]) -> str:
 
 def circumstances(claim: Claim, audited: Audited, corpus: Corpus) -> dict[str, str]:
     """What a claim's number is of, as far as its row, its source or the claim itself says."""
-    figure = sourced(claim, corpus, audited.configuration(claim.configuration))
-    served = figure.client or corpus.runs_of(claim)
+    quantity = sourced(claim, corpus, audited.configuration(claim.configuration))
+    served = quantity.client or corpus.runs_of(claim)
     part = "decode alone" if is_decode_alone(claim) else "end to end" if served else UNKNOWN
-    return {**aspects(figure), "end to end": part}
+    return {**aspects(quantity), "end to end": part}
 
 
-def aspects(figure: Figure) -> dict[str, str]:
-    known = conditions(figure)
+def aspects(quantity: Quantity) -> dict[str, str]:
+    known = conditions(quantity)
     lengths = f"{known['input length']}/{known['output length']}"
     return {
-        "scope": scope_of(figure),
-        "tokens": figure.metric.tokens if figure.metric.tokens != "none" else UNKNOWN,
+        "scope": scope_of(quantity),
+        "tokens": quantity.metric.tokens if quantity.metric.tokens != "none" else UNKNOWN,
         "mode": known["mode"],
         "lengths": UNKNOWN if lengths == f"{UNKNOWN}/{UNKNOWN}" else lengths,
         "load": known["load"],
@@ -109,10 +109,10 @@ def is_decode_alone(claim: Claim) -> bool:
     return "decoding-only" in text or "decode-only" in text or "decode only" in text
 
 
-def scope_of(figure: Figure) -> str:
+def scope_of(quantity: Quantity) -> str:
     """A scope with its GPUs, where they are known: one node of eight is `8 GPUs`, as an instance on them."""
-    scope, gpus = figure.metric.scope, figure.all_gpus
-    if scope in ("instance", "cluster") or (scope == "node" and figure.nodes in (None, 1)):
+    scope, gpus = quantity.metric.scope, quantity.all_gpus
+    if scope in ("instance", "cluster") or (scope == "node" and quantity.nodes in (None, 1)):
         return f"of {gpus} GPUs" if gpus else f"of one {SCOPES[scope]}"
     return f"of one {SCOPES[scope]}" if scope in SCOPES else UNKNOWN
 
@@ -120,31 +120,31 @@ def scope_of(figure: Figure) -> str:
 def open_circumstances(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """A throughput whose scope, tokens, lengths, mode or load its document does not say cannot be set beside
     any other, unless its source says more."""
-    own: dict[str, dict[str, str]] = {}
+    stated: dict[str, dict[str, str]] = {}
     sources: dict[str, dict[str, str]] = {}
     for claim in audited.claims:
         if is_throughput(claim.metric):
             about = audited.configuration(claim.configuration)
-            own[claim.id] = aspects(of_claim(claim, claim.metric, about))
+            stated[claim.id] = aspects(quantity_of_claim(claim, claim.metric, about))
             sources[claim.id] = aspects(sourced(claim, corpus, about))
     for run in audited.runs:
         for metric in run.metrics:
             if is_throughput(metric) and metric.tokens != "input":
-                own[run.id] = sources[run.id] = aspects(of_run(run, metric))
+                stated[run.id] = sources[run.id] = aspects(quantity_of_run(run, metric))
     for aspect in ("scope", "tokens", "lengths", "mode", "load"):
-        open_ = [name for name, known in own.items() if UNKNOWN in known[aspect]]
+        open_ = [name for name, known in stated.items() if UNKNOWN in known[aspect]]
         if open_:
             elsewhere = sum(UNKNOWN not in sources[name][aspect] for name in open_)
             shown = ", ".join(open_[:4]) + (f" and {len(open_) - 4} more" if len(open_) > 4 else "")
-            text = f"{aspect} not said of {len(open_)} of {len(own)} throughputs: {shown}"
+            text = f"{aspect} not said of {len(open_)} of {len(stated)} throughputs: {shown}"
             text += f"; for {elsewhere} a source or row says it" if elsewhere else ""
-            yield found(
+            yield new_finding(
                 "circumstances_unknown",
                 "suspect",
                 text,
                 open_,
                 unknown=len(open_),
-                of=len(own),
+                of=len(stated),
                 elsewhere=elsewhere,
             )
 
@@ -152,18 +152,18 @@ def open_circumstances(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
 def unlike_runs(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """Runs of one file are plotted together. Those of other modes, kinds of tokens, windows, precisions or
     models stand on no common axis."""
-    figures = [of_run(run, run.metrics[0]) for run in audited.runs if run.metrics]
+    quantities = [quantity_of_run(run, run.metrics[0]) for run in audited.runs if run.metrics]
     for aspect in ("mode", "model", "precision", "accounting window"):
         values: dict[str, int] = {}
-        for figure in figures:
-            name = conditions(figure)[aspect]
-            if aspect == "accounting window" and figure.trimmed:
+        for quantity in quantities:
+            name = conditions(quantity)[aspect]
+            if aspect == "accounting window" and quantity.trimmed:
                 name = "a trimmed window"
             values[name] = values.get(name, 0) + 1
         known = {name: n for name, n in values.items() if name != UNKNOWN}
         if len(known) > 1:
             shown = ", ".join(f"{name} ({n})" for name, n in known.items())
-            yield found(
+            yield new_finding(
                 "unlike_runs",
                 "suspect",
                 f"{aspect} differs among the runs: {shown}",
@@ -173,17 +173,18 @@ def unlike_runs(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
 
 def cited_from_another_mode(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """What a batch given at once reached says little of requests as they come, and the other way round."""
-    own = {one.mode for one in (*audited.configurations, *audited.runs) if one.mode != "unknown"}
+    own_modes = {entry.mode for entry in (*audited.configurations, *audited.runs) if entry.mode != "unknown"}
     for claim in audited.claims:
-        if claim.kind != "cited" or len(own) != 1:
+        if claim.kind != "cited" or len(own_modes) != 1:
             continue
         rests_on = (*corpus.runs_of(claim), *corpus.claims_of(claim))
-        modes = {one.mode for one in rests_on if one.mode != "unknown"}
-        if modes and not modes & own:
-            yield found(
+        modes = {entry.mode for entry in rests_on if entry.mode != "unknown"}
+        if modes and not modes & own_modes:
+            yield new_finding(
                 "cited_from_another_mode",
                 "suspect",
-                f"{claim.id}: from {', '.join(sorted(modes))} runs, beside {', '.join(own)} ones of its own",
+                f"{claim.id}: from {', '.join(sorted(modes))} runs, beside {', '.join(own_modes)} ones of "
+                "its own",
                 [claim.id, *claim.refers_to],
             )
 
@@ -198,10 +199,14 @@ def compared_unlike(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             continue
         compared = compare(*sides)
         if compared.verdict == "refused":
-            reasons = "; ".join(f"{one.aspect} {one.a} against {one.b}" for one in compared.reasons)
-            yield found(
+            reasons = "; ".join(
+                f"{reason.aspect} {reason.a} against {reason.b}" for reason in compared.reasons
+            )
+            yield new_finding(
                 "compared_unlike",
-                "wrong" if any(UNKNOWN not in (one.a, one.b) for one in compared.reasons) else "suspect",
+                "wrong"
+                if any(UNKNOWN not in (reason.a, reason.b) for reason in compared.reasons)
+                else "suspect",
                 f"{claim.id} sets {sides[0].id} ({compared.a.text}) beside "
                 f"{sides[1].id} ({compared.b.text}): {reasons}",
                 [claim.id, *claim.refers_to],
@@ -209,12 +214,12 @@ def compared_unlike(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
             )
 
 
-def _side(name: str, audited: Audited, corpus: Corpus) -> Figure | None:
-    """What a claim refers to, as a figure: a run's output throughput, or another claim's number."""
+def _side(name: str, audited: Audited, corpus: Corpus) -> Quantity | None:
+    """What a claim refers to, as a quantity: a run's output throughput, or another claim's number."""
     if name in corpus.rows:
         run = corpus.rows[name]
         out = run.metric("throughput", tokens="output") or run.metric("throughput")
-        return of_run(run, out) if out else None
+        return quantity_of_run(run, out) if out else None
     other = corpus.claims.get(name)
     if other is None or not is_throughput(other.metric):
         return None

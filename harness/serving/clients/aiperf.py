@@ -18,7 +18,7 @@ from typing import Any
 from harness.serving.clients.common import MILLISECONDS, of_object
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, objects
-from harness.serving.schema import Finding, Metric, Scope, ServingRun, Tokens, Totals, Workload
+from harness.serving.schema import Finding, Metric, OfferedLoad, Scope, ServingRun, Tokens, Totals
 
 NAME = "aiperf"
 LATENCIES = {
@@ -119,10 +119,10 @@ def _metric(row: Fields, key: str, name: str, unit: str, scope: Scope, tokens: T
     fields = row.inside(key)
     if not fields.values or (scale := _scale(fields, unit)) is None:
         return []
-    found = of_object(fields, STATISTICS, name, unit, scale=scale, scope=scope, tokens=tokens)
-    if len(found) == 1 and unit in ("tok/s", "req/s") and scope == "instance":
-        return [found[0].model_copy(update={"statistic": "total"})]  # `avg` there is the one value
-    return found
+    metrics = of_object(fields, STATISTICS, name, unit, scale=scale, scope=scope, tokens=tokens)
+    if len(metrics) == 1 and unit in ("tok/s", "req/s") and scope == "instance":
+        return [metrics[0].model_copy(update={"statistic": "total"})]  # `avg` there is the one value
+    return metrics
 
 
 def _value(row: Fields, key: str, unit: str) -> float | None:
@@ -138,24 +138,28 @@ def _whole(row: Fields, key: str, unit: str) -> int | None:
 
 
 def _examine_counts(row: Fields, totals: Totals) -> None:
-    for kind, counted, key in (
+    for kind, by_client, key in (
         ("output", totals.output_tokens, "total_usage_completion_tokens"),
         ("input", totals.input_tokens, "total_usage_prompt_tokens"),
     ):
-        said = _whole(row, key, "tokens")
-        if counted is None or said is None or abs(counted - said) <= APART * max(counted, said):
+        by_server = _whole(row, key, "tokens")
+        if (
+            by_client is None
+            or by_server is None
+            or abs(by_client - by_server) <= APART * max(by_client, by_server)
+        ):
             continue
         message = (
-            f"{row.where}: the client's tokenizer counted {counted} {kind} tokens, the server {said}; "
+            f"{row.where}: the client's tokenizer counted {by_client} {kind} tokens, the server {by_server}; "
             "throughput and latencies per token are by the client's"
         )
-        numbers = {"client": float(counted), "server": float(said)}
+        numbers = {"client": float(by_client), "server": float(by_server)}
         row.findings.append(
             Finding(rule="tokens_counted", severity="suspect", message=message, numbers=numbers)
         )
 
 
-def _asked(config: Fields) -> tuple[str, Workload]:
+def _asked(config: Fields) -> tuple[str, OfferedLoad]:
     """Model and workload: of 0.13's `models`, `datasets` and `phases`, of 0.1's `endpoint`, `input` and
     `loadgen`, of genai-perf's flat keys. What is not there is not said."""
     dataset = _first(config, "datasets")
@@ -169,7 +173,7 @@ def _asked(config: Fields) -> tuple[str, Workload]:
     names = config.inside("endpoint").values.get("model_names") or config.values.get("model")
     model = first.text("name") if first else names[0] if isinstance(names, list) and names else names
     rate = load.number("rate") if "rate" in load.values else load.number("request_rate")
-    return model if isinstance(model, str) else "", Workload(
+    return model if isinstance(model, str) else "", OfferedLoad(
         dataset=dataset.text("type") if dataset else "",
         input_len=prompts.inside(lengths[0]).number("mean"),
         output_len=prompts.inside(lengths[1]).number("mean"),
@@ -188,7 +192,7 @@ def _last(config: Fields, key: str) -> Fields | None:
 
 
 def _nth(config: Fields, key: str, index: int) -> Fields | None:
-    many = config.values.get(key)
-    if not isinstance(many, list) or not many or not isinstance(many[index], Mapping):
+    entries = config.values.get(key)
+    if not isinstance(entries, list) or not entries or not isinstance(entries[index], Mapping):
         return None
-    return Fields(f"{config.where}: {key}", many[index], findings=config.findings)
+    return Fields(f"{config.where}: {key}", entries[index], findings=config.findings)

@@ -1,5 +1,5 @@
-"""What clients' files have in common: metrics under one key a statistic or in an object each, lists of single
-requests, the load asked for."""
+"""Metrics, lists of single requests and the load as several clients' files hold them: metrics under one key
+a statistic or in an object each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import UnreadableError
-from harness.serving.schema import Metric, Samples, Scope, ServingRun, Tokens
+from harness.serving.schema import Metric, RequestSamples, Scope, ServingRun, Tokens
 
 STATISTIC = r"mean|median|std|min|max|p\d+(?:\.\d+)?"
 MILLISECONDS = {
@@ -28,12 +28,12 @@ def of_keys(
     names: the client's name of each to ours; suffix: what follows it; scale: the unit in ms
     """
     pattern = re.compile(rf"({STATISTIC})_({'|'.join(map(re.escape, names))}){re.escape(suffix)}")
-    found = []
+    metrics = []
     for key in row.values:
         if (match := pattern.fullmatch(key)) and (value := row.number(key, scale=scale)) is not None:
             name = names[match[2]]
-            found.append(Metric(name=name, value=value, unit="ms", scope="request", statistic=match[1]))
-    return found
+            metrics.append(Metric(name=name, value=value, unit="ms", scope="request", statistic=match[1]))
+    return metrics
 
 
 def of_object(
@@ -73,13 +73,13 @@ def single(
 def throughputs(row: Fields, keys: Mapping[str, str]) -> list[Metric]:
     """Those of the row, in tokens per second of the whole engine. keys: to the kind of tokens."""
     pairs = keys.items()
-    return [one for key, kind in pairs for one in single(row, key, "throughput", "tok/s", tokens=kind)]
+    return [metric for key, kind in pairs for metric in single(row, key, "throughput", "tok/s", tokens=kind)]
 
 
 def goodput(row: Fields) -> list[Metric]:
     """vLLM's old script, and what began as a copy of it, have a colon in the key."""
     keys = ("request_goodput", "request_goodput:")
-    return [one for key in keys for one in single(row, key, "goodput", "req/s")]
+    return [metric for key in keys for metric in single(row, key, "goodput", "req/s")]
 
 
 def peaks(row: Fields) -> list[Metric]:
@@ -92,7 +92,7 @@ def peaks(row: Fields) -> list[Metric]:
     ]
 
 
-def requests(row: Fields, e2es: str = "latencies") -> tuple[Samples, int | None]:
+def requests(row: Fields, e2es: str = "latencies") -> tuple[RequestSamples, int | None]:
     """What the client kept of each completed request, and how many failed (None: the row has no telling).
 
     Takes input_lens, output_lens (tokens); ttfts, itls and, under the key `e2es`, end-to-end times (s);
@@ -111,23 +111,25 @@ def requests(row: Fields, e2es: str = "latencies") -> tuple[Samples, int | None]
     if errors is not None:
         columns.append(errors)
     if not columns:
-        return Samples(), None
+        return RequestSamples(), None
     if len(set(map(len, columns))) > 1:
         sizes = ", ".join(f"{name} {len(column)}" for name, column in kept.items() if column)
         row.leave_out(
             "ttfts", f"and the like are lists of unlike length ({sizes}, errors {len(errors or ())})"
         )
-        return Samples(), None
-    told = kept["output_lens"] or kept["e2es_ms"]
-    failed = [bool(errors and errors[i]) or bool(told and not told[i]) for i in range(len(columns[0]))]
+        return RequestSamples(), None
+    answered = kept["output_lens"] or kept["e2es_ms"]
+    failed = [
+        bool(errors and errors[i]) or bool(answered and not answered[i]) for i in range(len(columns[0]))
+    ]
     beside = {"starts_s": _starts(row), "texts": _texts(row)}
     kept |= {name: column for name, column in beside.items() if len(column) == len(failed)}
     whole = {
-        name: tuple(one for one, lost in zip(column, failed, strict=True) if not lost)
+        name: tuple(value for value, has_failed in zip(column, failed, strict=True) if not has_failed)
         for name, column in kept.items()
         if column
     }
-    return Samples(**whole), sum(failed) if told or errors is not None else None
+    return RequestSamples(**whole), sum(failed) if answered or errors is not None else None
 
 
 def _starts(row: Fields) -> tuple[float, ...]:
@@ -189,6 +191,6 @@ def measured(run: ServingRun, row: Fields, wanted: Sequence[str]) -> ServingRun:
         )
     if run.totals.completed != 0:
         return run
-    kept = tuple(one for one in run.metrics if one.unit != "ms")
+    kept = tuple(metric for metric in run.metrics if metric.unit != "ms")
     note = "no request completed: latencies, which nobody measured, left out"
     return run.model_copy(update={"metrics": kept, "notes": (*run.notes, note)})

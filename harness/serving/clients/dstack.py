@@ -13,7 +13,7 @@ from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, UnreadableError
 from harness.serving.integrity.common import MARGIN
 from harness.serving.integrity.latencies import quantile_limits
-from harness.serving.schema import Finding, Metric, ServingRun, Totals, Workload
+from harness.serving.schema import Finding, Metric, OfferedLoad, ServingRun, Totals
 
 NAME = "dstack"
 MODEL = "deepseek-ai/DeepSeek-R1"
@@ -53,7 +53,12 @@ def _table(document: Document) -> tuple[str, ...] | None:
     """The columns of the table that it has more than half of; SGLang's own results have no GPU."""
     header = set(document.header)
     return next(
-        (one for one in (ONLINE, OFFLINE) if "GPU" in header and len(header & set(one)) > len(one) / 2), None
+        (
+            columns
+            for columns in (ONLINE, OFFLINE)
+            if "GPU" in header and len(header & set(columns)) > len(columns) / 2
+        ),
+        None,
     )
 
 
@@ -78,15 +83,16 @@ def _online(row: Fields) -> ServingRun:
     lengths = (row.number("random_input_len"), row.number("random_output_len"))
     notes = []
     if dataset == SHARED_PREFIX:
-        asked = " / ".join("none" if one is None else f"{one:g}" for one in lengths)
+        requested = " / ".join("none" if length is None else f"{length:g}" for length in lengths)
         notes.append(
             "input and output length {} / {} from dstack's command: ".format(*SHARED_PREFIX_LENGTHS)
-            + f"random_input_len / random_output_len ({asked}) are defaults that {SHARED_PREFIX} does not use"
+            + f"random_input_len / random_output_len ({requested}) are defaults that {SHARED_PREFIX} does "
+            "not use"
         )
         lengths = SHARED_PREFIX_LENGTHS
     run = _base(row, "online").model_copy(
         update={
-            "workload": Workload(
+            "workload": OfferedLoad(
                 dataset=dataset,
                 input_len=lengths[0],
                 output_len=lengths[1],
@@ -131,7 +137,7 @@ def _offline(row: Fields) -> ServingRun:
         row.findings.append(Finding(rule="total_tokens", severity="wrong", message=message))
     run = _base(row, "offline").model_copy(
         update={
-            "workload": Workload(
+            "workload": OfferedLoad(
                 input_len=row.number("input_len"),
                 output_len=row.number("output_len"),
                 num_prompts=totals.completed,
@@ -196,9 +202,9 @@ def _unshifted(run: ServingRun) -> ServingRun:
     if stated <= limit * (1 + MARGIN) or not limit / 2 <= follows <= limit * (1 + MARGIN) or not fits_a_p99:
         return run
     kept = [
-        one
-        for one in run.metrics
-        if one.name != "concurrency" and (one.name, one.statistic) != ("itl", "p99")
+        metric
+        for metric in run.metrics
+        if metric.name != "concurrency" and (metric.name, metric.statistic) != ("itl", "p99")
     ]
     moved = [
         _metric("itl", last, "ms", scope="request", statistic="p95"),

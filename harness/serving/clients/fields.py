@@ -80,7 +80,7 @@ class Fields:
 
     def counts(self, key: str) -> tuple[int, ...]:
         """A list of whole numbers of at least 0, as `numbers` gives it."""
-        return tuple(int(one) for one in self.numbers(key, least=0, whole=True))
+        return tuple(int(number) for number in self.numbers(key, least=0, whole=True))
 
     def text(self, key: str) -> str:
         """The text under `key`; empty where it is absent or null."""
@@ -102,10 +102,10 @@ class Fields:
         raw = self.take(key)
         if raw is None:
             return ()
-        found = self._several(raw, scale, least, whole)
-        if found is None:
+        numbers = self._several(raw, scale, least, whole)
+        if numbers is None:
             self._unreadable(key, raw, "a list of whole numbers" if whole else "a list of numbers")
-        return found or ()
+        return numbers or ()
 
     def lists(
         self, key: str, *, scale: float = 1.0, least: float | None = None
@@ -114,11 +114,15 @@ class Fields:
         raw = self.take(key)
         if raw is None:
             return ()
-        found = [self._several(one, scale, least, False) for one in raw] if isinstance(raw, list) else [None]
-        if any(one is None for one in found):
+        lists = (
+            [self._several(values, scale, least, False) for values in raw]
+            if isinstance(raw, list)
+            else [None]
+        )
+        if any(values is None for values in lists):
             self._unreadable(key, raw, "a list of lists of numbers")
             return ()
-        return tuple(found)
+        return tuple(lists)
 
     def take(self, key: str) -> Any:
         self.taken.add(key)
@@ -126,8 +130,8 @@ class Fields:
 
     def rest(self) -> dict[str, Any]:
         """What nothing has taken, of the objects inside too, without what JSON cannot say."""
-        own = plain({k: v for k, v in self.values.items() if k and k not in self.taken})
-        return own | {key: rest for key, fields in self.within.items() if (rest := fields.rest())}
+        left = plain({k: v for k, v in self.values.items() if k and k not in self.taken})
+        return left | {key: rest for key, fields in self.within.items() if (rest := fields.rest())}
 
     def leave_out(self, key: str, why: str) -> None:
         """A finding that the value of `key` is not used."""
@@ -135,13 +139,13 @@ class Fields:
         self.findings.append(Finding(rule="unreadable", severity="wrong", message=message))
 
     def _several(self, raw: Any, scale: float, least: float | None, whole: bool) -> tuple[float, ...] | None:
-        found = [self._number(one) for one in raw] if isinstance(raw, list) else [None]
-        for one in found:
-            if one is None or not _sensible(one):
+        numbers = [self._number(number) for number in raw] if isinstance(raw, list) else [None]
+        for number in numbers:
+            if number is None or not _sensible(number):
                 return None
-            if (least is not None and one < least) or (whole and one != int(one)):
+            if (least is not None and number < least) or (whole and number != int(number)):
                 return None
-        return tuple(one * scale for one in found)
+        return tuple(number * scale for number in numbers)
 
     def _number(self, raw: Any) -> float | None:
         if isinstance(raw, str) and self.as_text:

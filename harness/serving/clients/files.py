@@ -123,11 +123,11 @@ def _json(path: Path, text: str) -> Document:
 
 def _parsed(text: str) -> Any:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        mapping = dict(pairs)
+        if len(mapping) < len(pairs):
             twice = next(k for i, (k, _) in enumerate(pairs) if k in dict(pairs[:i]))
             raise ValueError(f"key {twice!r} stands twice in one object")
-        return found
+        return mapping
 
     try:
         value = json.loads(text, object_pairs_hook=once)
@@ -144,7 +144,9 @@ def _parsed(text: str) -> Any:
 
 def _deeper(value: Any, levels: int) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(isinstance(one, (dict, list)) and (levels == 1 or _deeper(one, levels - 1)) for one in inner)
+    return any(
+        isinstance(value_, (dict, list)) and (levels == 1 or _deeper(value_, levels - 1)) for value_ in inner
+    )
 
 
 def _csv(path: Path, text: str) -> Document:
@@ -174,20 +176,27 @@ def objects(document: Document) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(where, object) for each object of a JSON or JSONL file; a list in a JSON file counts as its objects.
     Raises UnreadableError where one is no object."""
     if document.kind == "json":
-        many = document.content if isinstance(document.content, list) else [document.content]
-        rows = [(f"{document.path}" + (f"[{i}]" if len(many) > 1 else ""), one) for i, one in enumerate(many)]
+        contents = document.content if isinstance(document.content, list) else [document.content]
+        rows = [
+            (f"{document.path}" + (f"[{i}]" if len(contents) > 1 else ""), content)
+            for i, content in enumerate(contents)
+        ]
     else:
-        rows = [(f"{document.path}:{number}", one) for number, one in document.content]
-    for where, one in rows:
-        if not isinstance(one, Mapping):
-            raise UnreadableError(f"cannot read {where}: an object is wanted, not {type(one).__name__}")
-        yield where, one
+        rows = [(f"{document.path}:{number}", content) for number, content in document.content]
+    for where, content in rows:
+        if not isinstance(content, Mapping):
+            raise UnreadableError(f"cannot read {where}: an object is wanted, not {type(content).__name__}")
+        yield where, content
 
 
 def keys_of(document: Document) -> list[frozenset[str]]:
     """The keys of each object of a JSON or JSONL file, by which a client's file is recognised; none where
     one of them is no object. Never raises."""
     try:
-        return [frozenset(one) for _, one in objects(document)] if document.kind.startswith("json") else []
+        return (
+            [frozenset(content) for _, content in objects(document)]
+            if document.kind.startswith("json")
+            else []
+        )
     except UnreadableError:
         return []

@@ -21,7 +21,7 @@ from typing import Any
 from harness.serving.clients.common import of_object
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, UnreadableError
-from harness.serving.schema import Metric, Samples, Scope, ServingRun, Tokens, Totals, Workload
+from harness.serving.schema import Metric, OfferedLoad, RequestSamples, Scope, ServingRun, Tokens, Totals
 
 NAME = "guidellm"
 OWN = {"requests_per_second", "request_concurrency", "time_per_output_token_ms", "inter_token_latency_ms"}
@@ -114,9 +114,9 @@ def _distribution(
     count = fields.number("count")
     if count == 0:
         return []  # statistics of no request are written as zeros
-    found = of_object(fields, STATISTICS, name, unit, scale=scale, scope=scope, tokens=tokens)
+    metrics = of_object(fields, STATISTICS, name, unit, scale=scale, scope=scope, tokens=tokens)
     percentiles = fields.inside("percentiles")
-    return found + of_object(percentiles, PERCENTILES, name, unit, scale=scale, scope=scope, tokens=tokens)
+    return metrics + of_object(percentiles, PERCENTILES, name, unit, scale=scale, scope=scope, tokens=tokens)
 
 
 def _sum(numbers: Fields, key: str) -> int | None:
@@ -129,7 +129,7 @@ def _derived(totals: Totals) -> list[Metric]:
     tokens = {"output": totals.output_tokens, "input": totals.input_tokens}
     if None not in tokens.values():
         tokens["total"] = sum(tokens.values())
-    found = [
+    metrics = [
         Metric(name="throughput", value=number / totals.duration_s, unit="tok/s", scope="instance",
                tokens=kind, derived=f"{kind} tokens of successful requests / duration")
         for kind, number in tokens.items()
@@ -137,13 +137,13 @@ def _derived(totals: Totals) -> list[Metric]:
     ]  # fmt: skip
     if totals.completed is not None:
         value, how = totals.completed / totals.duration_s, "successful requests / duration"
-        found.append(
+        metrics.append(
             Metric(name="request_throughput", value=value, unit="req/s", scope="instance", derived=how)
         )
-    return found
+    return metrics
 
 
-def _asked(row: Fields) -> tuple[str, Workload]:
+def _asked(row: Fields) -> tuple[str, OfferedLoad]:
     """Of `config` (0.4 and later) or `args`, `worker` and `request_loader` (to 0.3.1)."""
     config = row.inside("config") if "config" in row.values else row.inside("args")
     strategy = config.inside("strategy")
@@ -153,7 +153,7 @@ def _asked(row: Fields) -> tuple[str, Workload]:
     )
     backend = config.inside("backend") if "backend" in config.values else row.inside("worker")
     model = backend.text("model") or backend.text("backend_model")
-    return model, Workload(
+    return model, OfferedLoad(
         concurrency=1.0 if kind == "synchronous" else streams,
         request_rate=strategy.number("rate")
         if "rate" in strategy.values
@@ -165,18 +165,22 @@ def _asked(row: Fields) -> tuple[str, Workload]:
     )
 
 
-def _samples(row: Fields) -> Samples:
+def _samples(row: Fields) -> RequestSamples:
     """Of the successful requests that the report kept; empty lists where one of them lacks the number."""
     kept = row.take("requests")
-    many = kept.get(STATUS) if isinstance(kept, Mapping) else None
-    if not isinstance(many, list) or not all(isinstance(one, Mapping) for one in many):
-        return Samples()
+    requests = kept.get(STATUS) if isinstance(kept, Mapping) else None
+    if not isinstance(requests, list) or not all(isinstance(request, Mapping) for request in requests):
+        return RequestSamples()
     columns = Fields(
         f"{row.where}: requests",
-        {key: [one.get(key) for one in many] for key in SAMPLED if all(key in one for one in many)},
+        {
+            key: [request.get(key) for request in requests]
+            for key in SAMPLED
+            if all(key in request for request in requests)
+        },
         findings=row.findings,
     )
-    return Samples(
+    return RequestSamples(
         input_lens=columns.counts("prompt_tokens"),
         output_lens=columns.counts("output_tokens"),
         ttfts_ms=columns.numbers("time_to_first_token_ms"),

@@ -23,7 +23,7 @@ from typing import Any
 from harness.serving.clients.common import of_keys
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, objects
-from harness.serving.schema import Finding, Metric, Parallelism, Scope, ServingRun, Workload
+from harness.serving.schema import Finding, Metric, OfferedLoad, Parallelism, Scope, ServingRun
 
 NAME = "inferencex"
 NUMBERS = {"tput_per_gpu", "output_tput_per_gpu", "input_tput_per_gpu"}
@@ -68,7 +68,7 @@ def _run(row: Fields) -> ServingRun:
         image=row.text("image"),
         parallelism=_parallelism(row, apart, prefill, decode),
         mode="online",
-        workload=Workload(
+        workload=OfferedLoad(
             dataset="random",
             input_len=row.number("isl"),
             output_len=row.number("osl"),
@@ -76,7 +76,7 @@ def _run(row: Fields) -> ServingRun:
         ),
         metrics=(*throughputs, *of_keys(numbers, LATENCIES, suffix="", scale=1e3)),
         extra=row.rest(),
-        notes=tuple(one for one in (note, *notes) if one),
+        notes=tuple(text for text in (note, *notes) if text),
         findings=tuple(row.findings),
     )
 
@@ -94,9 +94,9 @@ def _flag(row: Fields, key: str) -> bool | None:
 
 
 def _gpus(row: Fields, apart: bool, prefill: int | None, decode: int | None) -> tuple[int | None, str]:
-    said = row.count("num_gpus")
-    if said:
-        return said, ""
+    stated = row.count("num_gpus")
+    if stated:
+        return stated, ""
     if apart:
         known = prefill is not None and decode is not None and prefill + decode
         return (prefill + decode, "") if known else (None, "")
@@ -117,9 +117,9 @@ def _parallelism(row: Fields, apart: bool, prefill: int | None, decode: int | No
     unlike = Fields(row.where, row.values, findings=row.findings)  # read for its findings only
 
     def common(key: str, read: Any) -> Any:
-        own = read(key)
-        if own is not None or f"decode_{key}" not in row.values:
-            return own
+        value = read(key)
+        if value is not None or f"decode_{key}" not in row.values:
+            return value
         sides = [row.values.get(f"{side}_{key}") for side in ("prefill", "decode")]
         if sides[0] == sides[1]:
             return read(f"decode_{key}")

@@ -40,13 +40,13 @@ def _parts(document: Document) -> list[tuple[Document, ModuleType]]:
     if known is None and document.not_json:
         raise UnreadableError(document.not_json)
     if known is None:
-        names = ", ".join(one.NAME for one in FORMATS)
+        names = ", ".join(format_.NAME for format_ in FORMATS)
         raise UnreadableError(f"cannot read {document.path}: of no known client; known: {names}")
     return [(document, known)]
 
 
 def _format(document: Document) -> ModuleType | None:
-    return next((one for one in FORMATS if one.recognises(document)), None)
+    return next((format_ for format_ in FORMATS if format_.recognises(document)), None)
 
 
 def _runs(document: Document, known: ModuleType) -> list[ServingRun]:

@@ -1,6 +1,6 @@
-"""Whether two numbers may be set side by side, and what has to be done to them first.
+"""Comparability of two quantities: whether they may be set side by side, and what has to be done first.
 
-What differs between two figures is either what is compared (the hardware), or mended (the number of GPUs,
+What differs between two quantities is either what is compared (the hardware), or mended (the number of GPUs,
 the kind of tokens), or a reason to refuse. What is not known is not alike.
 """
 
@@ -12,15 +12,15 @@ from typing import Literal
 
 from harness.catalogue.flags import catalogue
 from harness.serving.compare.normalise import Reason, Side, normalised, unit_of
-from harness.serving.compare.quantity import LENGTH_TOLERANCE, SNAPSHOT, Figure, matters
+from harness.serving.compare.quantity import LENGTH_TOLERANCE, SNAPSHOT, Quantity, matters
 from harness.serving.schema import Metric
 
-Verdict = Literal["alike", "normalised", "refused"]
+ComparisonVerdict = Literal["alike", "normalised", "refused"]
 
 
 @dataclass(frozen=True)
-class Compared:
-    """Two figures.
+class QuantityComparison:
+    """Two quantities.
 
     reasons:     why it is refused, each of them; empty where it is not
     a, b:        the numbers as far as they could be normalised, also where it is refused
@@ -29,7 +29,7 @@ class Compared:
     uncertain:   what remains open
     """
 
-    verdict: Verdict
+    verdict: ComparisonVerdict
     reasons: tuple[Reason, ...]
     a: Side
     b: Side
@@ -41,14 +41,16 @@ class Compared:
         return self.a.value / self.b.value if self.verdict != "refused" and self.b.value else None
 
 
-def compare(a: Figure, b: Figure) -> Compared:
-    """Compares a figure with another, on the metric that each holds."""
+def compare(a: Quantity, b: Quantity) -> QuantityComparison:
+    """Compares a quantity with another, on the metric that each holds."""
     reasons = [*_metric_reasons(a.metric, b.metric), *_condition_reasons(a, b)]
     sides, unmended = normalised(a, b)
     reasons += unmended
     steps = any(side.steps for side in sides)
-    verdict: Verdict = "refused" if reasons else "normalised" if steps else "alike"
-    return Compared(verdict, tuple(reasons), *sides, tuple(_confounders(a, b)), tuple(_uncertain(a, b)))
+    verdict: ComparisonVerdict = "refused" if reasons else "normalised" if steps else "alike"
+    return QuantityComparison(
+        verdict, tuple(reasons), *sides, tuple(_confounders(a, b)), tuple(_uncertain(a, b))
+    )
 
 
 def _metric_reasons(a: Metric, b: Metric) -> Iterator[Reason]:
@@ -76,73 +78,73 @@ MAY_BE_UNKNOWN = ("model", "dataset", "prefix caching", "precision", "accounting
 """What most clients' files do not say: open on either side it is named as uncertain, and does not refuse."""
 
 
-def conditions(figure: Figure) -> dict[str, str]:
-    """What a figure was measured under, by the names of CONDITIONS."""
-    asked = figure.workload
-    cached = asked.prefix_cached
-    if cached is None and "--no-enable-prefix-caching" in figure.flags:
+def conditions(quantity: Quantity) -> dict[str, str]:
+    """What a quantity was measured under, by the names of CONDITIONS."""
+    load = quantity.workload
+    cached = load.prefix_cached
+    if cached is None and "--no-enable-prefix-caching" in quantity.flags:
         cached = False
     window = UNKNOWN
-    if figure.trimmed:
-        window = f"without the first {asked.warmup_s or 0:g} s and the last {asked.cooldown_s or 0:g} s"
-    elif figure.client:
+    if quantity.trimmed:
+        window = f"without the first {load.warmup_s or 0:g} s and the last {load.cooldown_s or 0:g} s"
+    elif quantity.client:
         window = "the whole run"
     return {
-        "model": SNAPSHOT.sub("", _name(figure)) or UNKNOWN,
-        "mode": figure.mode,
-        "input length": _number(figure.input_len),
-        "output length": _number(figure.output_len),
-        "load": _load(figure),
-        "dataset": asked.dataset or UNKNOWN,
+        "model": SNAPSHOT.sub("", _name(quantity)) or UNKNOWN,
+        "mode": quantity.mode,
+        "input length": _number(quantity.input_len),
+        "output length": _number(quantity.output_len),
+        "load": _load(quantity),
+        "dataset": load.dataset or UNKNOWN,
         "prefix caching": UNKNOWN if cached is None else "on" if cached else "off",
-        "precision": figure.weights or UNKNOWN,
+        "precision": quantity.weights or UNKNOWN,
         "accounting window": window,
     }
 
 
-def _name(figure: Figure) -> str:
-    return figure.model.rstrip("/").rsplit("/")[-1].lower()
+def _name(quantity: Quantity) -> str:
+    return quantity.model.rstrip("/").rsplit("/")[-1].lower()
 
 
 def _number(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:g}"
 
 
-def _load(figure: Figure) -> str:
-    asked = figure.workload
-    if figure.mode == "offline":
-        return UNKNOWN if asked.num_prompts is None else f"{asked.num_prompts} prompts at once"
-    rate = f"{asked.request_rate:g} requests a second" if asked.request_rate else ""
-    flight = f"{asked.concurrency:g} in flight" if asked.concurrency else ""
-    if not rate and not flight and asked.request_rate == 0:
+def _load(quantity: Quantity) -> str:
+    load = quantity.workload
+    if quantity.mode == "offline":
+        return UNKNOWN if load.num_prompts is None else f"{load.num_prompts} prompts at once"
+    rate = f"{load.request_rate:g} requests a second" if load.request_rate else ""
+    flight = f"{load.concurrency:g} in flight" if load.concurrency else ""
+    if not rate and not flight and load.request_rate == 0:
         return "all requests at once"
     return ", ".join(filter(None, (flight, rate))) or UNKNOWN
 
 
-def _condition_reasons(a: Figure, b: Figure) -> Iterator[Reason]:
+def _condition_reasons(a: Quantity, b: Quantity) -> Iterator[Reason]:
     left, right = conditions(a), conditions(b)
     for aspect, why in CONDITIONS.items():
-        one, two = left[aspect], right[aspect]
-        if UNKNOWN in (one, two):
+        of_a, of_b = left[aspect], right[aspect]
+        if UNKNOWN in (of_a, of_b):
             if aspect not in MAY_BE_UNKNOWN:
-                yield Reason(aspect, one, two, "what is not known is not alike")
+                yield Reason(aspect, of_a, of_b, "what is not known is not alike")
         elif aspect.endswith("length"):
-            if abs(float(one) - float(two)) > LENGTH_TOLERANCE * max(float(one), float(two)):
-                yield Reason(aspect, one, two, why)
-        elif aspect == "precision" and min(one, two, key=len) == "fp8" and one[:3] == two[:3]:
+            if abs(float(of_a) - float(of_b)) > LENGTH_TOLERANCE * max(float(of_a), float(of_b)):
+                yield Reason(aspect, of_a, of_b, why)
+        elif aspect == "precision" and min(of_a, of_b, key=len) == "fp8" and of_a[:3] == of_b[:3]:
             continue  # of unknown scales: uncertain
         elif aspect == "accounting window":
             if a.trimmed != b.trimmed:
-                yield Reason(aspect, one, two, why)
-        elif one != two:
-            yield Reason(aspect, one, two, why)
+                yield Reason(aspect, of_a, of_b, why)
+        elif of_a != of_b:
+            yield Reason(aspect, of_a, of_b, why)
 
 
-def _confounders(a: Figure, b: Figure) -> Iterator[str]:
+def _confounders(a: Quantity, b: Quantity) -> Iterator[str]:
     for what in ("engine", "version", "image", "client"):
-        one, two = getattr(a, what), getattr(b, what)
-        if one and two and one.lower() != two.lower():
-            yield f"{what}: {one} against {two}"
+        of_a, of_b = getattr(a, what), getattr(b, what)
+        if of_a and of_b and of_a.lower() != of_b.lower():
+            yield f"{what}: {of_a} against {of_b}"
     if _name(a) and _name(b) and _name(a) != _name(b):
         yield f"weights: {_name(a)} against {_name(b)}"
     if a.parallelism != b.parallelism:
@@ -160,9 +162,9 @@ def _confounders(a: Figure, b: Figure) -> Iterator[str]:
         yield f"environment: {', '.join(shown)}"
 
 
-def options(figure: Figure) -> set[str]:
+def options(quantity: Quantity) -> set[str]:
     """A server's flags, without those that say where things are."""
-    return {one for one in figure.flags if matters(one)}
+    return {flag for flag in quantity.flags if matters(flag)}
 
 
 def _unread() -> set[str]:
@@ -170,24 +172,24 @@ def _unread() -> set[str]:
     return {name for name, flag in catalogue().items() if flag.read == "never"}
 
 
-def _layout(figure: Figure) -> str:
-    return " ".join(f"{k}={v}" for k, v in figure.parallelism.model_dump(exclude_none=True).items())
+def _layout(quantity: Quantity) -> str:
+    return " ".join(f"{k}={v}" for k, v in quantity.parallelism.model_dump(exclude_none=True).items())
 
 
-def _uncertain(a: Figure, b: Figure) -> Iterator[str]:
+def _uncertain(a: Quantity, b: Quantity) -> Iterator[str]:
     left, right = conditions(a), conditions(b)
     for aspect in MAY_BE_UNKNOWN:
-        one, two = left[aspect], right[aspect]
-        if UNKNOWN in (one, two) or (aspect == "precision" and one != two):
-            yield f"{aspect}: {one} against {two}"
-    for one in (a, b):
-        if one.bound not in ("exactly", "about"):
-            yield f"{one.id} says {one.bound!r}: its largest, not its mean"
+        of_a, of_b = left[aspect], right[aspect]
+        if UNKNOWN in (of_a, of_b) or (aspect == "precision" and of_a != of_b):
+            yield f"{aspect}: {of_a} against {of_b}"
+    for quantity in (a, b):
+        if quantity.bound not in ("exactly", "about"):
+            yield f"{quantity.id} says {quantity.bound!r}: its largest, not its mean"
         for what in ("hardware", "engine", "version"):
-            if not getattr(one, what):
-                yield f"{one.id} does not say its {what}"
-        if one.trimmed:
-            yield f"{one.id} counts a trimmed window, which is the steady state at its best"
+            if not getattr(quantity, what):
+                yield f"{quantity.id} does not say its {what}"
+        if quantity.trimmed:
+            yield f"{quantity.id} counts a trimmed window, which is the steady state at its best"
     if a.workload.concurrency == b.workload.concurrency and a.all_gpus and b.all_gpus:
         per = [f"{(f.workload.concurrency or 0) / f.all_gpus:g}" for f in (a, b)]
         if per[0] != per[1]:

@@ -1,16 +1,16 @@
-"""A figure's number in the unit, of the tokens and over the GPUs that make it comparable, step by step."""
+"""Normalisation of a quantity: to the unit, the tokens and the GPUs that make it comparable, step by step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.serving.compare.quantity import Figure
+from harness.serving.compare.quantity import Quantity
 from harness.serving.schema import Metric
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why two figures are not alike: aspect, what it is of each, and why that matters."""
+    """Why two quantities are not alike: aspect, what it is of each, and why that matters."""
 
     aspect: str
     a: str
@@ -24,7 +24,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Side:
-    """A figure's number, as far as it could be normalised, and by which steps."""
+    """A quantity's number, as far as it could be normalised, and by which steps."""
 
     value: float
     unit: str
@@ -43,12 +43,12 @@ def unit_of(metric: Metric) -> tuple[float, str]:
     return {"s": (1e3, "ms"), "us": (1e-3, "ms"), "ms": (1.0, "ms")}.get(metric.unit, (1.0, metric.unit))
 
 
-def normalised(a: Figure, b: Figure) -> tuple[list[Side], list[Reason]]:
+def normalised(a: Quantity, b: Quantity) -> tuple[list[Side], list[Reason]]:
     """Both numbers in one unit, of one kind of tokens, over the same GPUs; and what stands in the way."""
     reasons = []
-    sides = [_in_one_unit(one, other) for one, other in ((a, b), (b, a))]
+    sides = [_in_one_unit(quantity, other) for quantity, other in ((a, b), (b, a))]
     if a.metric.tokens != b.metric.tokens or "unknown" in (a.metric.tokens, b.metric.tokens):
-        sides = [_output_only(figure, side) for figure, side in zip((a, b), sides, strict=True)]
+        sides = [_output_only(quantity, side) for quantity, side in zip((a, b), sides, strict=True)]
         if not all(side.tokens == "output" for side in sides):
             why = "total is input and output tokens, and nothing says how many of them were output"
             reasons.append(Reason("tokens", a.metric.tokens, b.metric.tokens, why))
@@ -57,7 +57,7 @@ def normalised(a: Figure, b: Figure) -> tuple[list[Side], list[Reason]]:
     scopes, gpus = (a.metric.scope, b.metric.scope), (a.all_gpus, b.all_gpus)
     if scopes[0] == scopes[1] != "unknown" and _share_of_all(a) == _share_of_all(b):
         return sides, reasons
-    sides = [_per_gpu(figure, side) for figure, side in zip((a, b), sides, strict=True)]
+    sides = [_per_gpu(quantity, side) for quantity, side in zip((a, b), sides, strict=True)]
     if not all(side.scope == "gpu" for side in sides):
         names = [f"{scope} ({n or 'unknown number of'} GPUs)" for scope, n in zip(scopes, gpus, strict=True)]
         why = (
@@ -67,17 +67,17 @@ def normalised(a: Figure, b: Figure) -> tuple[list[Side], list[Reason]]:
     return sides, reasons
 
 
-def _share_of_all(figure: Figure) -> tuple[object, ...]:
-    """What fixes how much of all GPUs a figure's scope is; the same for any two figures of one GPU."""
-    split = figure.parallelism
+def _share_of_all(quantity: Quantity) -> tuple[object, ...]:
+    """What fixes how much of all GPUs a quantity's scope is; the same for any two quantities of one GPU."""
+    split = quantity.parallelism
     parts = {
         "gpu": (),
-        "node": (figure.all_gpus, figure.nodes),
-        "decode_node": (figure.all_gpus, figure.nodes, split.decode_gpus),
-        "decode_gpu": (figure.all_gpus, split.decode_gpus),
-        "prefill_gpu": (figure.all_gpus, split.prefill_gpus),
+        "node": (quantity.all_gpus, quantity.nodes),
+        "decode_node": (quantity.all_gpus, quantity.nodes, split.decode_gpus),
+        "decode_gpu": (quantity.all_gpus, split.decode_gpus),
+        "prefill_gpu": (quantity.all_gpus, split.prefill_gpus),
     }
-    return parts.get(figure.metric.scope, (figure.all_gpus,))
+    return parts.get(quantity.metric.scope, (quantity.all_gpus,))
 
 
 def per_request(metric: Metric) -> bool:
@@ -85,8 +85,8 @@ def per_request(metric: Metric) -> bool:
     return metric.unit in ("ms", "s", "us") or metric.name in ("concurrency",)
 
 
-def _in_one_unit(figure: Figure, other: Figure) -> Side:
-    metric = figure.metric
+def _in_one_unit(quantity: Quantity, other: Quantity) -> Side:
+    metric = quantity.metric
     side = Side(metric.value, metric.unit, metric.scope, metric.tokens)
     if metric.unit == other.metric.unit:
         return side
@@ -95,40 +95,41 @@ def _in_one_unit(figure: Figure, other: Figure) -> Side:
     return Side(metric.value * factor, unit, side.scope, side.tokens, steps)
 
 
-def _output_only(figure: Figure, side: Side) -> Side:
+def _output_only(quantity: Quantity, side: Side) -> Side:
     if side.tokens != "total":
         return side
     reported = next(
         (
-            one
-            for one in figure.others
-            if (one.name, one.tokens, one.scope, one.statistic)
-            == (figure.metric.name, "output", figure.metric.scope, figure.metric.statistic)
+            metric
+            for metric in quantity.others
+            if (metric.name, metric.tokens, metric.scope, metric.statistic)
+            == (quantity.metric.name, "output", quantity.metric.scope, quantity.metric.statistic)
         ),
         None,
     )
     if reported:
         step = f"its run's own output throughput, {reported.value:g} {reported.unit}"
         return Side(reported.value, side.unit, side.scope, "output", (*side.steps, step))
-    if figure.input_len is None or not figure.output_len:
+    if quantity.input_len is None or not quantity.output_len:
         return side
-    share = figure.output_len / (figure.input_len + figure.output_len)
-    step = f"x {figure.output_len:g} / ({figure.input_len:g} + {figure.output_len:g}) for output tokens alone"
+    into, out = quantity.input_len, quantity.output_len
+    share = out / (into + out)
+    step = f"x {out:g} / ({into:g} + {out:g}) for output tokens alone"
     return Side(side.value * share, side.unit, side.scope, "output", (*side.steps, step))
 
 
-def _per_gpu(figure: Figure, side: Side) -> Side:
-    share = gpu_share(figure)
+def _per_gpu(quantity: Quantity, side: Side) -> Side:
+    share = gpu_share(quantity)
     if share is None or side.scope == "gpu":
         return side
     factor, step = share
     return Side(side.value * factor, side.unit, "gpu", side.tokens, (*side.steps, step))
 
 
-def gpu_share(figure: Figure) -> tuple[float, str] | None:
-    """The factor from a figure's scope to one GPU of all that serve, and how it came; None: not known."""
-    gpus, nodes, split = figure.all_gpus, figure.nodes, figure.parallelism
-    scope = figure.metric.scope
+def gpu_share(quantity: Quantity) -> tuple[float, str] | None:
+    """The factor from a quantity's scope to one GPU of all that serve, and how it came; None: not known."""
+    gpus, nodes, split = quantity.all_gpus, quantity.nodes, quantity.parallelism
+    scope = quantity.metric.scope
     if scope in ("instance", "cluster") and gpus:
         prefill = f", {split.prefill_gpus} of prefill with them" if split.prefill_gpus else ""
         return 1 / gpus, f"/ {gpus} GPUs{prefill}"
@@ -136,8 +137,8 @@ def gpu_share(figure: Figure) -> tuple[float, str] | None:
         return nodes / gpus, f"/ {gpus / nodes:g} GPUs of a node"
     if scope in ("decode_gpu", "prefill_gpu") and gpus:
         role = scope.removesuffix("_gpu")
-        own = split.decode_gpus if role == "decode" else split.prefill_gpus
-        return (own / gpus, f"x {own} GPUs of {role} / {gpus} GPUs") if own else None
+        of_role = split.decode_gpus if role == "decode" else split.prefill_gpus
+        return (of_role / gpus, f"x {of_role} GPUs of {role} / {gpus} GPUs") if of_role else None
     if scope == "decode_node" and gpus and nodes and split.decode_gpus:
         decode = split.decode_gpus * nodes / gpus
         return (

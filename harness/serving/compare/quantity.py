@@ -1,4 +1,4 @@
-"""One number with all that it depends on, whether a client wrote it or a document claims it."""
+"""A quantity: one number with all that it depends on, whether a client wrote it or a document claims it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from harness.serving.published.documents import Claim, Configuration
-from harness.serving.schema import Metric, Mode, Parallelism, ServingRun, Totals, Workload
+from harness.serving.schema import Metric, Mode, OfferedLoad, Parallelism, ServingRun, Totals
 
 LENGTH_TOLERANCE = 0.02  # of a mean length: what stop tokens and templates add
 CHECKPOINT_FP8 = re.compile(r"deepseek-(r1|v3)", re.IGNORECASE)
@@ -20,7 +20,7 @@ CONVERTS = re.compile(r"tensorrt|trt", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Figure:
+class Quantity:
     """A metric in its circumstances.
 
     counted: the client's own totals, from which lengths follow; none of a claim
@@ -43,7 +43,7 @@ class Figure:
     environment: dict[str, str] = field(default_factory=dict)
     parallelism: Parallelism = field(default_factory=Parallelism)
     mode: Mode = "unknown"
-    workload: Workload = field(default_factory=Workload)
+    workload: OfferedLoad = field(default_factory=OfferedLoad)
     counted: Totals = field(default_factory=Totals)
     others: tuple[Metric, ...] = ()
     bound: str = "exactly"
@@ -67,13 +67,13 @@ class Figure:
     def output_len(self) -> float | None:
         return self._length(self.workload.output_len, self.counted.output_tokens)
 
-    def _length(self, asked: float | None, tokens: int | None) -> float | None:
+    def _length(self, requested: float | None, tokens: int | None) -> float | None:
         """Tokens of a request as served, where the totals are of whole requests; else as asked for."""
         if self.trimmed or not tokens or not self.counted.completed:
-            return asked
+            return requested
         served = tokens / self.counted.completed
-        close = asked is not None and abs(served - asked) <= LENGTH_TOLERANCE * asked
-        return asked if close else served
+        close = requested is not None and abs(served - requested) <= LENGTH_TOLERANCE * requested
+        return requested if close else served
 
     @property
     def weights(self) -> str:
@@ -81,19 +81,19 @@ class Figure:
         mere `fp8` is made out from the server's flags, where they are known."""
         if self.precision.lower() not in ("", "fp8") or not (self.flags or self.environment):
             return self.precision
-        asked = option(self.flags, "--quantization") or option(self.flags, "--dtype")
-        if asked in ("", "auto"):
+        precision = option(self.flags, "--quantization") or option(self.flags, "--dtype")
+        if precision in ("", "auto"):
             as_is = CHECKPOINT_FP8.search(self.model) and not CONVERTS.search(self.engine)
-            asked = "fp8 block-scale" if as_is else self.precision
+            precision = "fp8 block-scale" if as_is else self.precision
         cache = option(self.flags, "--kv-cache-dtype")
-        return f"{asked}, {cache} cache" if asked and cache not in ("", "auto") else asked
+        return f"{precision}, {cache} cache" if precision and cache not in ("", "auto") else precision
 
 
 def option(flags: tuple[str, ...], name: str) -> str:
     """The value of `--name value` or `--name=value` among a server's flags; empty where it is not there.
     A flag of one role may stand behind `role: `."""
-    for one in flags:
-        words = re.split(r"[ =]", one.split(": ", 1)[-1], maxsplit=1)
+    for flag in flags:
+        words = re.split(r"[ =]", flag.split(": ", 1)[-1], maxsplit=1)
         if words[0] == name:
             return words[1].strip() if len(words) > 1 else "1"
     return ""
@@ -104,8 +104,8 @@ def matters(flag: str) -> bool:
     return re.split(r"[ =]", flag.split(": ", 1)[-1], maxsplit=1)[0] not in WHERE
 
 
-def of_run(run: ServingRun, metric: Metric) -> Figure:
-    return Figure(
+def quantity_of_run(run: ServingRun, metric: Metric) -> Quantity:
+    return Quantity(
         metric=metric,
         counted=run.totals,
         others=run.metrics,
@@ -116,14 +116,21 @@ def of_run(run: ServingRun, metric: Metric) -> Figure:
     )
 
 
-def of_claim(claim: Claim, metric: Metric, configuration: Configuration | None = None) -> Figure:
+def quantity_of_claim(claim: Claim, metric: Metric, configuration: Configuration | None = None) -> Quantity:
     """What a claim leaves open is its configuration's, where it names one."""
-    own = {name: getattr(claim, name, None) for name in SHARED}
+    values = {name: getattr(claim, name, None) for name in SHARED}
     if configuration is not None:
         for name in SHARED:
-            if name not in ("id", "workload") and own[name] in (None, "", "unknown", (), {}, Parallelism()):
-                own[name] = getattr(configuration, name)
-    return Figure(metric=metric, bound=claim.bound, **{k: v for k, v in own.items() if v is not None})
+            if name not in ("id", "workload") and values[name] in (
+                None,
+                "",
+                "unknown",
+                (),
+                {},
+                Parallelism(),
+            ):
+                values[name] = getattr(configuration, name)
+    return Quantity(metric=metric, bound=claim.bound, **{k: v for k, v in values.items() if v is not None})
 
 
 SHARED = ("id", "hardware", "gpus", "nodes", "engine", "version", "image", "flags", "environment",

@@ -10,14 +10,14 @@ from harness.serving.experiment.predictions import Changes
 from harness.serving.experiment.schedule import DECODE
 from harness.serving.experiment.schema import Paired, Replays, Seen
 from harness.serving.experiment.spec import Experiment, Swap
-from harness.serving.ledger.residuals import Held
+from harness.serving.ledger.residuals import Residual
 from harness.serving.replay.replay import BASE
 
 LEAST_MS = 0.1
 MOST = 4  # classes named
 
 
-def missed(experiment: Experiment, judged: Sequence[Held]) -> list[Held]:
+def missed(experiment: Experiment, judged: Sequence[Residual]) -> list[Residual]:
     """Replays of what was resolved that are off by more than the threshold, or outside both intervals."""
     return [
         one
@@ -68,7 +68,7 @@ def _named(op_class: str, swap: Swap) -> str:
 
 def explanation(
     swap: Swap,
-    misses: Sequence[Held],
+    misses: Sequence[Residual],
     replays: Mapping[int, Replays | None],
     changes: Changes,
     paired: Paired,

@@ -30,20 +30,20 @@ from harness.serving.experiment.steps import (
     typical,
 )
 from harness.serving.ledger.ledger import (
-    Explained,
-    Observed,
-    Opened,
-    Predicted,
-    Row,
+    ChangeEntry,
+    ExplanationEntry,
+    LedgerRow,
+    ObservationEntry,
+    PredictionEntry,
     Setting,
     append,
     read,
     rows,
 )
 from harness.serving.ledger.prediction import KernelChange
-from harness.serving.ledger.residuals import held
+from harness.serving.ledger.residuals import residuals
 from harness.serving.replay.step import Step
-from harness.serving.schema import Workload
+from harness.serving.schema import OfferedLoad
 from shapes.models import ModelConfig
 
 LEDGER = "ledger.jsonl"
@@ -118,7 +118,7 @@ class Conduct:
                 if found is None:
                     self.say(f"{swap.name}: no prediction of {quantity} by {method}")
                     continue
-                append(self.folder / LEDGER, Predicted(row=self.name(swap), prediction=found))
+                append(self.folder / LEDGER, PredictionEntry(row=self.name(swap), prediction=found))
                 if method == "replay":
                     self.say(f"{swap.name}: {quantity} predicted to change by {found.change:+.4g} ms")
 
@@ -205,13 +205,13 @@ class Conduct:
         known = {one.observation.quantity for one in row.observations}
         for found in observations(self.experiment, paired):
             if found.quantity not in known:
-                append(self.folder / LEDGER, Observed(row=row.id, observation=found))
+                append(self.folder / LEDGER, ObservationEntry(row=row.id, observation=found))
         self.explain(swap, base, paired, live)
 
     def explain(self, swap: Swap, base: Seen, paired: Paired, live: Live) -> None:
         row = self._row(swap)
         assert row is not None
-        misses = missed(self.experiment, held(row))
+        misses = missed(self.experiment, residuals(row))
         if not misses or row.explanations:
             return
         # The base again: the machine of its first trace, hours ago, was another.
@@ -229,20 +229,20 @@ class Conduct:
             seen,
         )
         evidence = tuple(filter(None, (before.trace, seen.trace)))
-        append(self.folder / LEDGER, Explained(row=row.id, text=text, evidence=evidence))
+        append(self.folder / LEDGER, ExplanationEntry(row=row.id, text=text, evidence=evidence))
 
     def name(self, swap: Swap) -> str:
         return f"{self.experiment.name} {swap.name}"
 
-    def _row(self, swap: Swap) -> Row | None:
+    def _row(self, swap: Swap) -> LedgerRow | None:
         path = self.folder / LEDGER
         found = rows(read(path)) if path.exists() else []
         return next((row for row in found if row.id == self.name(swap)), None)
 
-    def _opened_row(self, swap: Swap, base: Seen) -> Opened:
+    def _opened_row(self, swap: Swap, base: Seen) -> ChangeEntry:
         engine, load = self.experiment.engine, self.experiment.load
         part = ", ".join(f"{key}={value}" for key, value in swap.replay.items())
-        workload = Workload(
+        workload = OfferedLoad(
             dataset="random",
             input_len=load.input_len,
             output_len=load.output_len,
@@ -261,7 +261,7 @@ class Conduct:
         )
         source = " ".join((*swap.swap, *swap.flags, *(f"{k}={v}" for k, v in swap.environment.items())))
         change = KernelChange(op=swap.op, part=part, source=source)
-        return Opened(row=self.name(swap), changes=(change,), setting=setting)
+        return ChangeEntry(row=self.name(swap), changes=(change,), setting=setting)
 
     @contextmanager
     def _opened(self) -> Iterator[Live]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from harness.serving.replay.schema import Replay, Timed
-from harness.serving.schema import Record
+from harness.serving.schema import StrictRecord
 
 
-class Run(Record):
+class Run(StrictRecord):
     """One run of an arm. started: ISO 8601, UTC; latencies in ms, means over requests.
 
     pattern:   how many requests were prefilled together, in order
@@ -27,7 +27,7 @@ class Run(Record):
     file: str = ""
 
 
-class Seen(Record):
+class Seen(StrictRecord):
     """An arm looked into: not one of the runs that count.
 
     trace, routing: files, relative to the experiment's folder
@@ -47,7 +47,7 @@ class Seen(Record):
     version: str = ""
 
 
-class Paired(Record):
+class Paired(StrictRecord):
     """Finished pairs of runs, (base, arm) each, in order.
 
     begun:    when the first run began that is in a pair, rejected ones too
@@ -60,13 +60,13 @@ class Paired(Record):
     rejected: dict[str, int] = Field(default_factory=dict)
 
 
-class Replays(Record):
+class Replays(StrictRecord):
     """The replays of one kind of step, of one swap against the base: one for each recorded routing."""
 
     replays: tuple[Replay, ...]
 
 
-class Served(Record):
+class Served(StrictRecord):
     """The swapped calls of one kind of step, by the suite's own run of their op in cache mode `serving`.
 
     change:  over all swapped calls of the step

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from harness.errors import UsageError, mistake
 from harness.serving.op_classes import OP_CLASSES
-from harness.serving.schema import Record
+from harness.serving.schema import StrictRecord
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,7 +28,7 @@ Method = Literal["replay", "isolated-cold", "isolated-warm", "serving-mode"]
 Quantity = Literal["itl", "ttft", "tpot"]
 
 
-class Engine(Record):
+class Engine(StrictRecord):
     """kind, client: as `serving run` has them; flags and environment are all arms' alike
     model:   `default`, the generated one, or a directory
     kernels: names that the base's trace must have: the kernels that `replay.base` stands for
@@ -44,7 +44,7 @@ class Engine(Record):
     run_timeout_s: float = Field(default=600.0, gt=0)
 
 
-class Load(Record):
+class Load(StrictRecord):
     """Tokens of each request, requests, and mirrored pairs of runs; pair i sends the prompts of seed + i.
 
     slice_s: both runs of a pair at the same time, their engines in turn for so long (engines on the CPU
@@ -68,7 +68,7 @@ class Load(Record):
         return self
 
 
-class Rules(Record):
+class Rules(StrictRecord):
     """Why a run does not count, the same for all arms.
 
     prefill_pattern: how requests must have been prefilled together; empty: as most of the base's first runs
@@ -81,7 +81,7 @@ class Rules(Record):
     least_steady: int = Field(default=24, gt=0)
 
 
-class Replay(Record):
+class Replay(StrictRecord):
     """How steps are rebuilt.
 
     base:     op -> the implementation that stands for what the engine runs
@@ -107,7 +107,7 @@ class Replay(Record):
     prefill_rounds: int = Field(default=1, gt=0)
 
 
-class Predict(Record):
+class Predict(StrictRecord):
     """methods: what is written to the ledger beside each other
     serving_budget_s: measuring, for each case of the suite's own runs in the cache mode `serving`
     serving_phases:   whose kernels they measure; a quantity that needs another phase has no such prediction
@@ -119,7 +119,7 @@ class Predict(Record):
     serving_phases: tuple[Literal["decode", "prefill"], ...] = ("decode", "prefill")
 
 
-class Thresholds(Record):
+class Thresholds(StrictRecord):
     """resolved: part of the value before, below which a change is not told from none
     miss:       part of the observed change that a replay may be off before the ledger explains it
     """
@@ -128,7 +128,7 @@ class Thresholds(Record):
     miss: float = Field(default=0.15, gt=0, lt=1)
 
 
-class Swap(Record):
+class Swap(StrictRecord):
     """One op replaced.
 
     op:     its class
@@ -166,7 +166,7 @@ class Swap(Record):
         return self
 
 
-class Experiment(Record):
+class Experiment(StrictRecord):
     """name: its folder's and its rows'; about: a line for the reader"""
 
     name: str

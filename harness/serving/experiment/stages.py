@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from harness import archive, files
 from harness.errors import HarnessError, UsageError, mistake, one_line
 from harness.serving.experiment.spec import Experiment
-from harness.serving.schema import Record
+from harness.serving.schema import StrictRecord
 
-T = TypeVar("T", bound=Record)
+T = TypeVar("T", bound=StrictRecord)
 PLAN = "experiment.json"
 
 
@@ -64,7 +64,7 @@ class Stages:
             why = mistake(error) if isinstance(error, ValidationError) else one_line(error)
             raise UsageError(f"cannot read {path}: {why}; take it away to make it again") from None
 
-    def _write(self, path: Path, found: Record) -> None:
+    def _write(self, path: Path, found: StrictRecord) -> None:
         try:
             files.replace(path, found.model_dump_json(indent=1) + "\n")
         except OSError as error:

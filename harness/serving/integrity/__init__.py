@@ -10,5 +10,5 @@ RULES = (*totals.RULES, *batch.RULES, *littles_law.RULES, *latencies.RULES, *sam
 
 def examined(run: ServingRun) -> ServingRun:
     """The run, with what the rules find added to its findings."""
-    found: list[Finding] = [one for rule in RULES for one in rule(run)]
-    return run.model_copy(update={"findings": (*run.findings, *found)})
+    findings: list[Finding] = [finding for rule in RULES for finding in rule(run)]
+    return run.model_copy(update={"findings": (*run.findings, *findings)})

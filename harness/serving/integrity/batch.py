@@ -17,8 +17,8 @@ def steps(run: ServingRun) -> Iterator[Finding]:
     What SGLang's bench_one_batch and bench_one_batch_server compute from the same times; only for runs that
     state a `prefill_throughput` or `decode_throughput`.
     """
-    asked, duration = run.workload, run.totals.duration_s
-    size, into, out = asked.num_prompts, asked.input_len, asked.output_len
+    load, duration = run.workload, run.totals.duration_s
+    size, into, out = load.num_prompts, load.input_len, load.output_len
     prefill, step = stated(run, "prefill", "total"), stated(run, "decode_step", "median")
     first, how = prefill or stated(run, "ttft", "max"), ""
     prefill_rate = run.value("prefill_throughput")
@@ -65,8 +65,8 @@ def last_interval(run: ServingRun) -> Iterator[Finding]:
 
 def overall(run: ServingRun) -> Iterator[Finding]:
     """Where nobody counted tokens: those asked for, over the whole time."""
-    totals, asked = run.totals, run.workload
-    size, into, out = asked.num_prompts, asked.input_len, asked.output_len
+    totals, load = run.totals, run.workload
+    size, into, out = load.num_prompts, load.input_len, load.output_len
     if totals.completed is not None or totals.output_tokens is not None or not totals.duration_s or not size:
         return
     counts = {"output": out and size * out, "total": into and out and size * (into + out)}

@@ -1,4 +1,4 @@
-"""What all rules need: how far apart two numbers may be as written, and when an equation need not hold."""
+"""Tolerances of the rules: how far apart two numbers may be as written, when an equation need not hold."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def apart(stated: float, expected: float, *inputs: float) -> float:
     `inputs` explains."""
     if expected == 0:
         return 0.0 if stated == 0 else float("inf")
-    allowed = rounding(stated) / abs(expected) + sum(rounding(one) / abs(one) for one in inputs if one)
+    allowed = rounding(stated) / abs(expected) + sum(
+        rounding(number) / abs(number) for number in inputs if number
+    )
     return max(0.0, abs(stated / expected - 1) - allowed)
 
 
@@ -101,7 +103,12 @@ def equal_lengths(run: ServingRun) -> bool:
 
 def stated(run: ServingRun, name: str, statistic: str) -> float | None:
     """A latency in ms as the client reported it, not as it follows from others."""
-    for one in run.metrics:
-        if one.name == name and one.statistic == statistic and one.unit == "ms" and not one.derived:
-            return one.value
+    for metric in run.metrics:
+        if (
+            metric.name == name
+            and metric.statistic == statistic
+            and metric.unit == "ms"
+            and not metric.derived
+        ):
+            return metric.value
     return None

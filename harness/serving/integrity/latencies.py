@@ -34,11 +34,11 @@ BUNDLE = 64  # tokens a chunk, at most
 
 def statistics(run: ServingRun) -> dict[str, dict[str, float]]:
     """Of each latency, its statistics in ms, as the client reported them."""
-    found: dict[str, dict[str, float]] = {}
-    for one in run.metrics:
-        if one.unit == "ms" and one.scope in ("request", "unknown", "instance") and not one.derived:
-            found.setdefault(one.name, {}).setdefault(one.statistic, one.value)
-    return found
+    values: dict[str, dict[str, float]] = {}
+    for metric in run.metrics:
+        if metric.unit == "ms" and metric.scope in ("request", "unknown", "instance") and not metric.derived:
+            values.setdefault(metric.name, {}).setdefault(metric.statistic, metric.value)
+    return values
 
 
 def quantile(statistic: str) -> float | None:

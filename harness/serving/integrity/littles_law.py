@@ -29,9 +29,14 @@ def request_rate(run: ServingRun) -> float | None:
     if reported is not None and (value := whole(run, reported)):
         return value
     length = output_length(run)
-    for one in run.metrics:
-        if one.name == "throughput" and one.tokens == "output" and one.statistic == "total" and length:
-            value = whole(run, one)
+    for metric in run.metrics:
+        if (
+            metric.name == "throughput"
+            and metric.tokens == "output"
+            and metric.statistic == "total"
+            and length
+        ):
+            value = whole(run, metric)
             return value / length if value else None
     return None
 

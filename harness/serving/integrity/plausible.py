@@ -1,4 +1,4 @@
-"""Values that no engine reaches, and what a file should say and does not."""
+"""Plausibility of one run: values that no engine reaches, and what a file should say and does not."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ EXPECTED = ("duration", "completed", "output_tokens")
 
 def latencies(run: ServingRun) -> Iterator[Finding]:
     """Too short or too long to be what they are called, in ms."""
-    for one in run.metrics:
-        if one.unit != "ms" or one.statistic == "std":
+    for metric in run.metrics:
+        if metric.unit != "ms" or metric.statistic == "std":
             continue
-        least = FASTEST_STEP_MS if one.statistic in ("mean", "p99", "max") else 0.0
-        if 0 < one.value < least or one.value > LONGEST_MS:
+        least = FASTEST_STEP_MS if metric.statistic in ("mean", "p99", "max") else 0.0
+        if 0 < metric.value < least or metric.value > LONGEST_MS:
             yield Finding(
                 rule="plausible",
                 severity="suspect",
-                message=f"{one.name} {one.statistic} {one.value:g} ms is "
-                + ("too short to be one" if one.value < least else "longer than a day")
+                message=f"{metric.name} {metric.statistic} {metric.value:g} ms is "
+                + ("too short to be one" if metric.value < least else "longer than a day")
                 + "; other units?",
-                numbers={one.name: one.value},
+                numbers={metric.name: metric.value},
             )
 
 
 def rates(run: ServingRun) -> Iterator[Finding]:
     """Throughputs beyond any hardware."""
-    for one in run.metrics:
-        if one.unit != "tok/s":
+    for metric in run.metrics:
+        if metric.unit != "tok/s":
             continue
-        gpus = 1 if one.scope == "gpu" else run.gpus
+        gpus = 1 if metric.scope == "gpu" else run.gpus
         limit = PER_GPU * gpus if gpus else ALL
-        if one.value > limit:
+        if metric.value > limit:
             yield Finding(
                 rule="plausible",
                 severity="suspect",
-                message=f"{one.tokens} throughput {one.value:g} tok/s is beyond {gpus or 'all'} GPUs; "
+                message=f"{metric.tokens} throughput {metric.value:g} tok/s is beyond {gpus or 'all'} GPUs; "
                 "other units?",
-                numbers={"throughput": one.value},
+                numbers={"throughput": metric.value},
             )
 
 
@@ -53,7 +53,7 @@ def unsaid(run: ServingRun) -> Iterator[Finding]:
     totals = run.totals
     values = (totals.duration_s, totals.completed, totals.output_tokens)
     lacking = [name for name, value in zip(EXPECTED, values, strict=True) if value is None]
-    if lacking and any(one.name.endswith("throughput") for one in run.metrics):
+    if lacking and any(metric.name.endswith("throughput") for metric in run.metrics):
         yield Finding(
             rule="unsaid",
             severity="note",

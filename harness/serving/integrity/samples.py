@@ -25,8 +25,10 @@ def lists(run: ServingRun) -> Iterator[Finding]:
     }
     counts = {name: len(values) for name, values in named.items() if values}
     if len(set(counts.values())) > 1:
-        said = ", ".join(f"{n} {name}" for name, n in counts.items())
-        yield Finding(rule="samples", severity="wrong", message=f"lists of requests differ in length: {said}")
+        sizes = ", ".join(f"{n} {name}" for name, n in counts.items())
+        yield Finding(
+            rule="samples", severity="wrong", message=f"lists of requests differ in length: {sizes}"
+        )
         return
     if not counts or totals.completed is None:
         return
@@ -66,39 +68,41 @@ def means(run: ServingRun) -> Iterator[Finding]:
     named = {
         "ttft": np.array(samples.ttfts_ms),
         "e2e": np.array(samples.e2es_ms),
-        "itl": np.concatenate([np.array(one, dtype=float) for one in samples.itls_ms] or [np.array([])]),
+        "itl": np.concatenate(
+            [np.array(values_, dtype=float) for values_ in samples.itls_ms] or [np.array([])]
+        ),
     }
     for name, values in named.items():
         for statistic in STATISTICS if values.size else ():
             value = stated(run, name, statistic)
             if value is None:
                 continue
-            low, own, high = _own(values, statistic)
+            low, exact, high = _of_samples(values, statistic)
             if apart(value, low) > MARGIN and apart(value, high) > MARGIN and not low <= value <= high:
                 yield broken(
                     run,
                     "samples",
-                    f"{name} {statistic} is {value:g} ms, but that of the {values.size} {name}s is {own:g}",
-                    {statistic: value, "of_samples": own},
+                    f"{name} {statistic} is {value:g} ms, but that of the {values.size} {name}s is {exact:g}",
+                    {statistic: value, "of_samples": exact},
                 )
 
 
-def _own(values: np.ndarray, statistic: str) -> tuple[float, float, float]:
+def _of_samples(values: np.ndarray, statistic: str) -> tuple[float, float, float]:
     """The statistic, between the least and largest that a definition of it gives: there are several of a
     quantile, which differ by which of two neighbours they take."""
     at = quantile(statistic)
     if at is None:
         return (float(values.mean()),) * 3
-    low, own, high = (float(np.quantile(values, at, method=how)) for how in ("lower", "linear", "higher"))
-    return low, own, high
+    low, exact, high = (float(np.quantile(values, at, method=how)) for how in ("lower", "linear", "higher"))
+    return low, exact, high
 
 
 def _of_completed(run: ServingRun) -> bool:
     """Whether the lists are of those requests that the client counted."""
     samples = run.samples
     lengths = samples.output_lens
-    several = (samples.input_lens, lengths, samples.ttfts_ms, samples.e2es_ms, samples.itls_ms)
-    counts = {len(one) for one in several if one}
+    columns = (samples.input_lens, lengths, samples.ttfts_ms, samples.e2es_ms, samples.itls_ms)
+    counts = {len(column) for column in columns if column}
     return counts == {run.totals.completed} and not (lengths and min(lengths) <= 0)
 
 

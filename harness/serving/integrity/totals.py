@@ -34,33 +34,35 @@ def rates(run: ServingRun) -> Iterator[Finding]:
 
     A client may divide by another time than it states (AIPerf does), but then all of its rates by the same.
     """
-    duration, found = run.totals.duration_s, list(_rates(run))
-    near = [one for one in found if one.off < CLOCK]
-    time = near[0].count / near[0].value if near and near[0].value else 0.0
-    if time and all(apart(one.value, one.count / time, near[0].value) <= EXACT for one in near):
-        if any(one.off > EXACT for one in near):
+    duration, stated_rates = run.totals.duration_s, list(_rates(run))
+    shared_clock = [rate for rate in stated_rates if rate.off < CLOCK]
+    time = shared_clock[0].count / shared_clock[0].value if shared_clock and shared_clock[0].value else 0.0
+    if time and all(
+        apart(rate.value, rate.count / time, shared_clock[0].value) <= EXACT for rate in shared_clock
+    ):
+        if any(rate.off > EXACT for rate in shared_clock):
             yield broken(
                 run,
                 "clock",
-                f"{', '.join(one.name for one in near)}: over {time:g} s, though the duration is "
+                f"{', '.join(rate.name for rate in shared_clock)}: over {time:g} s, though the duration is "
                 f"{duration:g} s: the client divides by another time than it states",
                 {"time": time, "duration": duration},
                 "note",
             )
-        found = [one for one in found if one not in near]
-    for one in found:
-        if one.off <= EXACT:
+        stated_rates = [rate for rate in stated_rates if rate not in shared_clock]
+    for rate in stated_rates:
+        if rate.off <= EXACT:
             continue
-        others = [rate for rate in _counted(run, one.unit) if rate[1] != one.count]
-        kinds = [kind for kind, n in others if n and apart(one.value, n / duration, duration) <= EXACT]
+        others = [(kind, n) for kind, n in _counted(run, rate.unit) if n != rate.count]
+        kinds = [kind for kind, n in others if n and apart(rate.value, n / duration, duration) <= EXACT]
         meaning = f" (it is that of {kinds[0]} tokens)" if kinds else ""
         yield broken(
             run,
-            one.name.split()[-1],
-            f"{one.name} {one.value:g} {one.unit}, but {one.count} {one.of} in a duration of {duration:g} s "
-            f"are {one.expected:g}{meaning or hint(run, _over(one.value, one.expected))}",
-            {"value": one.value, "count": one.count, "duration": duration, "expected": one.expected},
-            "suspect" if one.off < CLOCK else "wrong",
+            rate.name.split()[-1],
+            f"{rate.name} {rate.value:g} {rate.unit}, but {rate.count} {rate.of} in a duration of "
+            f"{duration:g} s are {rate.expected:g}{meaning or hint(run, _over(rate.value, rate.expected))}",
+            {"value": rate.value, "count": rate.count, "duration": duration, "expected": rate.expected},
+            "suspect" if rate.off < CLOCK else "wrong",
         )
 
 
@@ -102,7 +104,7 @@ def sum_of_kinds(run: ServingRun) -> Iterator[Finding]:
         parts = [run.metric("throughput", "total", kind, total.scope) for kind in ("input", "output")]
         if None in parts:
             continue
-        into, out = (one.value for one in parts)
+        into, out = (part.value for part in parts)
         if apart(total.value, into + out, into, out) > EXACT:
             yield broken(
                 run,
@@ -115,16 +117,16 @@ def sum_of_kinds(run: ServingRun) -> Iterator[Finding]:
 
 def lengths(run: ServingRun) -> Iterator[Finding]:
     """Tokens of a request, as counted, beside what was asked for."""
-    totals, asked = run.totals, run.workload
+    totals, load = run.totals, run.workload
     for kind, count, wanted in (
-        ("input", totals.input_tokens, asked.input_len),
-        ("output", totals.output_tokens, asked.output_len),
+        ("input", totals.input_tokens, load.input_len),
+        ("output", totals.output_tokens, load.output_len),
     ):
         if count is None or not totals.completed or not wanted:
             continue
         each = count / totals.completed
         ratio = each / wanted
-        if 1 / LENGTH <= ratio <= (1 + MARGIN if kind == "output" and asked.range_ratio is None else LENGTH):
+        if 1 / LENGTH <= ratio <= (1 + MARGIN if kind == "output" and load.range_ratio is None else LENGTH):
             continue
         short = kind == "output" and 0.01 < ratio < 1
         yield broken(

@@ -1,10 +1,51 @@
-"""What can be said without a model: of one change, from one observation or one share."""
+"""Bounds without a model: of one change, from one observation or one share."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from harness.errors import UsageError
+from harness.serving.ledger.prediction import KernelChange
+
+
+@dataclass(frozen=True)
+class ChangeBound:
+    """Of one change alone, from a time before and one after.
+
+    least_share:    of the time before that its op had at least; possible_alone: between 0 and 1
+    most_worth:     factor by which the whole gets faster were that share to vanish
+    """
+
+    op: str
+    factor: float
+    before_ms: float
+    after_ms: float
+    least_share: float
+    possible_alone: bool
+    most_worth: float | None
+
+
+def bounds(before_ms: float, after_ms: float, changes: Sequence[KernelChange]) -> list[ChangeBound]:
+    """Of each change that gives a factor."""
+    shares = [
+        (change.op, change.factor, least_share(before_ms, after_ms, change.factor))
+        for change in changes
+        if change.factor
+    ]
+    return [
+        ChangeBound(
+            op,
+            factor,
+            before_ms,
+            after_ms,
+            share,
+            possible_alone=0 <= share <= 1,
+            most_worth=most_worth(share) if 0 <= share < 1 else None,
+        )
+        for op, factor, share in shares
+    ]
 
 
 def least_share(before: float, after: float, factor: float) -> float:

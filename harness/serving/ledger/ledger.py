@@ -18,13 +18,13 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from harness import files
 from harness.errors import UsageError, mistake
-from harness.serving.ledger.prediction import KernelChange, Prediction, Quantity
-from harness.serving.schema import Record, Workload
+from harness.serving.ledger.prediction import KernelChange, Prediction, QuantityName
+from harness.serving.schema import OfferedLoad, StrictRecord
 
 START = "0" * 64
 
 
-class Setting(Record):
+class Setting(StrictRecord):
     """Where a change was made: the machine, the engine, the load."""
 
     hardware: str = ""
@@ -32,12 +32,12 @@ class Setting(Record):
     engine: str = ""
     version: str = ""
     model: str = ""
-    workload: Workload = Workload()
+    workload: OfferedLoad = OfferedLoad()
     client: str = ""
     note: str = ""
 
 
-class Observation(Record):
+class Observation(StrictRecord):
     """What a serving run showed, before and after.
 
     change:    after - before
@@ -47,7 +47,7 @@ class Observation(Record):
     runs:      files or folders of the runs, by which it can be made again
     """
 
-    quantity: Quantity
+    quantity: QuantityName
     unit: Literal["ms", "tok/s", "1"]
     before: float
     after: float
@@ -60,7 +60,7 @@ class Observation(Record):
     runs: tuple[str, ...] = ()
 
 
-class Line(Record):
+class Line(StrictRecord):
     """What all lines have. row: the row of the ledger that it belongs to; at: ISO 8601, UTC."""
 
     row: str
@@ -69,23 +69,23 @@ class Line(Record):
     digest: str = ""
 
 
-class Opened(Line):
+class ChangeEntry(Line):
     kind: Literal["change"] = "change"
     changes: tuple[KernelChange, ...]
     setting: Setting
 
 
-class Predicted(Line):
+class PredictionEntry(Line):
     kind: Literal["prediction"] = "prediction"
     prediction: Prediction
 
 
-class Observed(Line):
+class ObservationEntry(Line):
     kind: Literal["observation"] = "observation"
     observation: Observation
 
 
-class Explained(Line):
+class ExplanationEntry(Line):
     """What is known of a miss: text, and the numbers or files that show it."""
 
     kind: Literal["explanation"] = "explanation"
@@ -93,19 +93,21 @@ class Explained(Line):
     evidence: tuple[str, ...] = ()
 
 
-Entry = Annotated[Opened | Predicted | Observed | Explained, Field(discriminator="kind")]
+Entry = Annotated[
+    ChangeEntry | PredictionEntry | ObservationEntry | ExplanationEntry, Field(discriminator="kind")
+]
 ENTRY: TypeAdapter[Entry] = TypeAdapter(Entry)
 
 
-class Row(Record):
+class LedgerRow(StrictRecord):
     """All that a ledger says of one change. ledger: the file, or the publication that it is from."""
 
     id: str
     changes: tuple[KernelChange, ...] = ()
     setting: Setting = Setting()
-    predictions: tuple[Predicted, ...] = ()
-    observations: tuple[Observed, ...] = ()
-    explanations: tuple[Explained, ...] = ()
+    predictions: tuple[PredictionEntry, ...] = ()
+    observations: tuple[ObservationEntry, ...] = ()
+    explanations: tuple[ExplanationEntry, ...] = ()
     ledger: str = ""
 
 
@@ -144,11 +146,11 @@ def read(path: Path) -> list[Entry]:
     for number, line in enumerate(lines[:-1], 1):
         try:
             entry = ENTRY.validate_json(line)
-            found = digest(json.loads(line))
+            hashed = digest(json.loads(line))
         except ValidationError as error:
             raise UsageError(f"cannot read {path}, line {number}: {mistake(error)}") from None
         expected = entries[-1].digest if entries else START
-        if entry.previous != expected or entry.digest != found:
+        if entry.previous != expected or entry.digest != hashed:
             raise UsageError(f"{path}, line {number}: altered, or a line before it was taken out")
         if entries and entry.at < entries[-1].at:
             raise UsageError(f"{path}, line {number}: dated {entry.at}, before the line above it")
@@ -156,19 +158,19 @@ def read(path: Path) -> list[Entry]:
     return entries
 
 
-def rows(entries: list[Entry], ledger: str = "") -> list[Row]:
+def rows(entries: list[Entry], ledger: str = "") -> list[LedgerRow]:
     """The ledger's rows, in the order in which they were opened."""
-    found: dict[str, Row] = {}
+    by_id: dict[str, LedgerRow] = {}
     for entry in entries:
-        row = found.get(entry.row, Row(id=entry.row, ledger=ledger))
+        row = by_id.get(entry.row, LedgerRow(id=entry.row, ledger=ledger))
         match entry:
-            case Opened():
+            case ChangeEntry():
                 update = {"changes": entry.changes, "setting": entry.setting}
-            case Predicted():
+            case PredictionEntry():
                 update = {"predictions": (*row.predictions, entry)}
-            case Observed():
+            case ObservationEntry():
                 update = {"observations": (*row.observations, entry)}
-            case Explained():
+            case ExplanationEntry():
                 update = {"explanations": (*row.explanations, entry)}
-        found[entry.row] = row.model_copy(update=update)
-    return list(found.values())
+        by_id[entry.row] = row.model_copy(update=update)
+    return list(by_id.values())

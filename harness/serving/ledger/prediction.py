@@ -1,4 +1,4 @@
-"""What a change of kernels is predicted to be worth, with where each part of the number came from."""
+"""Predictions: what a change of kernels is worth, with where each part of the number came from."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from harness.serving.schema import Record
+from harness.serving.schema import StrictRecord
 
 Origin = Literal["measured", "trace", "table", "regression", "calibration", "assumed"]
 Method = Literal["link", "isolated-warm", "isolated-cold", "serving-mode", "replay", "bound"]
-Quantity = Literal["tpot", "itl", "ttft", "e2e", "output_throughput", "decode_step", "prefill"]
+QuantityName = Literal["tpot", "itl", "ttft", "e2e", "output_throughput", "decode_step", "prefill"]
 
 
-class KernelChange(Record):
+class KernelChange(StrictRecord):
     """One op made faster or slower.
 
     op:        a name of harness/serving/op_classes.py
@@ -37,7 +37,7 @@ class KernelChange(Record):
     source: str = ""
 
 
-class Part(Record):
+class Part(StrictRecord):
     """One term of a prediction, or one source of its uncertainty.
 
     value, low, high: in the prediction's unit, what it adds to the change; the interval is 90 %
@@ -50,7 +50,7 @@ class Part(Record):
     high: float
 
 
-class Prediction(Record):
+class Prediction(StrictRecord):
     """A quantity before and after a change, and the change itself: differences are what is predicted.
 
     of:            the change it is of, where not of all that a row changed
@@ -61,7 +61,7 @@ class Prediction(Record):
     assumptions:   one line each
     """
 
-    quantity: Quantity
+    quantity: QuantityName
     unit: Literal["ms", "tok/s", "1"]
     method: Method
     of: str = ""

@@ -1,20 +1,20 @@
-"""A prediction held against an observation."""
+"""Residuals: each prediction beside the observations of its quantity, and the verdict on it."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from harness.serving.ledger.ledger import Observation, Observed, Predicted, Row
+from harness.serving.ledger.ledger import LedgerRow, Observation, ObservationEntry, PredictionEntry
 from harness.serving.ledger.prediction import Prediction
-from harness.serving.schema import Record
+from harness.serving.schema import StrictRecord
 
 TOLERANCE = 0.15  # of the observed change, where neither side has an interval
 RESOLVED = 0.03  # of the value before: a smaller change is within what machines and neighbours drift
 
-Verdict = Literal["explained", "missed", "not resolved", "bound holds", "bound broken"]
+ResidualVerdict = Literal["explained", "missed", "not resolved", "bound holds", "bound broken"]
 
 
-class Held(Record):
+class Residual(StrictRecord):
     """One prediction beside one observation of the same quantity, in its unit.
 
     residual: observed change - predicted change; relative: of the observed change
@@ -35,11 +35,11 @@ class Held(Record):
     observed_high: float | None
     residual: float | None
     relative: float | None
-    verdict: Verdict
+    verdict: ResidualVerdict
     blind: bool
 
 
-def held(row: Row) -> list[Held]:
+def residuals(row: LedgerRow) -> list[Residual]:
     """Each of the row's predictions beside each observation of its quantity."""
     return [
         _held(row.id, predicted, observed)
@@ -51,21 +51,21 @@ def held(row: Row) -> list[Held]:
     ]
 
 
-def _has_blind(row: Row, late: Predicted, observed: Observed) -> bool:
+def _has_blind(row: LedgerRow, late: PredictionEntry, observed: ObservationEntry) -> bool:
     """A prediction made again after the observation does not stand in for the one made before it."""
     return any(
-        one.prediction.method == late.prediction.method
-        and one.prediction.quantity == late.prediction.quantity
-        and one.at <= observed.at
-        for one in row.predictions
+        entry.prediction.method == late.prediction.method
+        and entry.prediction.quantity == late.prediction.quantity
+        and entry.at <= observed.at
+        for entry in row.predictions
     )
 
 
-def _held(row: str, predicted: Predicted, observed: Observed) -> Held:
+def _held(row: str, predicted: PredictionEntry, observed: ObservationEntry) -> Residual:
     prediction, observation = predicted.prediction, observed.observation
     change = prediction.change
     residual = None if change is None else observation.change - change
-    return Held(
+    return Residual(
         row=row,
         method=prediction.method,
         of=prediction.of,
@@ -84,7 +84,7 @@ def _held(row: str, predicted: Predicted, observed: Observed) -> Held:
     )
 
 
-def verdict(prediction: Prediction, observation: Observation) -> Verdict:
+def verdict(prediction: Prediction, observation: Observation) -> ResidualVerdict:
     """`explained` if the intervals meet; without any, if the residual is within TOLERANCE of the observed."""
     if prediction.method == "bound":
         inside = (prediction.low is None or prediction.low <= observation.change) and (

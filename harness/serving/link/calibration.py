@@ -1,4 +1,4 @@
-"""What was measured of serving: it sets the model's two constants, and says how far to trust it.
+"""Calibration: measured serving, which sets the model's two constants and says how far to trust it.
 
 kappa is the ratio of the kernels' time in a server to their time alone; host_ms is what a request takes
 outside the engine's steps (client, HTTP, tokenisation). Each is one number for all points of a machine and
@@ -17,8 +17,8 @@ import numpy as np
 
 from harness.errors import UsageError
 from harness.paths import PUBLISHED
-from harness.serving.link.closed_loop import Array, Workload
-from harness.serving.link.step_times import Draws, Steps
+from harness.serving.link.closed_loop import Array, ClosedLoop
+from harness.serving.link.step_times import Draws, StepTimes
 
 MEASURED = PUBLISHED / "serving-link"
 ROUNDS = 30
@@ -30,10 +30,10 @@ ASSUMED_HOST_MS, ASSUMED_HOST_DEVIATION = 60.0, 30.0
 
 
 @dataclass(frozen=True)
-class Point:
+class MeasuredPoint:
     """One run of a client. ttft_median_ms: None where the source has it not."""
 
-    load: Workload
+    load: ClosedLoop
     tpot_ms: float
     ttft_ms: float
     output_tok_s_gpu: float
@@ -49,7 +49,7 @@ class Series:
     version: str
     use: str
     source: str
-    points: tuple[Point, ...]
+    points: tuple[MeasuredPoint, ...]
 
 
 @dataclass(frozen=True)
@@ -74,25 +74,27 @@ def measured(hardware: str, engine: str, folder: Path = MEASURED) -> list[Series
         return []
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        return [_series(one) for one in document["series"]]
+        return [_series(entry) for entry in document["series"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"cannot read {path}: {type(error).__name__}: {error}") from None
 
 
-def _series(one: dict) -> Series:
-    shared = {k: one[k] for k in ("isl", "osl", "range_ratio", "prefill_tokens", "waves")}
+def _series(entry: dict) -> Series:
+    shared = {k: entry[k] for k in ("isl", "osl", "range_ratio", "prefill_tokens", "waves")}
     points = []
-    for point in one["points"]:
-        own = dict(point)
-        load = Workload(concurrency=own.pop("concurrency"), **shared)
-        points.append(Point(load, **own))
-    return Series(one["name"], one["engine"], one["version"], one["use"], one["source"], tuple(points))
+    for point in entry["points"]:
+        values = dict(point)
+        load = ClosedLoop(concurrency=values.pop("concurrency"), **shared)
+        points.append(MeasuredPoint(load, **values))
+    return Series(
+        entry["name"], entry["engine"], entry["version"], entry["use"], entry["source"], tuple(points)
+    )
 
 
 def fit(
-    points: Sequence[Point],
-    prepared: Sequence[Steps],
-    draw: Callable[[Steps], Draws],
+    points: Sequence[MeasuredPoint],
+    prepared: Sequence[StepTimes],
+    draw: Callable[[StepTimes], Draws],
 ) -> Fit:
     """The constants that leave no mean error over the points, for each draw of all else.
 
@@ -103,17 +105,17 @@ def fit(
     for _ in range(ROUNDS):
         errors, late = [], []
         for point, steps, drawn in zip(points, prepared, draws, strict=True):
-            found = steps.serving(replace(drawn, kappa=kappa, host_ms=host))
-            errors.append(np.log(point.tpot_ms / found.tpot))
+            fitted = steps.serving(replace(drawn, kappa=kappa, host_ms=host))
+            errors.append(np.log(point.tpot_ms / fitted.tpot))
             if point.ttft_median_ms is not None:
-                late.append(point.ttft_median_ms - found.ttft)
+                late.append(point.ttft_median_ms - fitted.ttft)
         step = np.mean(errors, axis=0)
         kappa = kappa * np.exp(step)
         host = np.maximum(host + np.mean(late, axis=0), 0.0) if late else host
         if np.max(np.abs(step)) < SETTLED:
             break
-    residuals = tuple(float(one[0]) for one in errors)
-    waits = [float(one[0]) for one in late]
+    residuals = tuple(float(error[0]) for error in errors)
+    waits = [float(wait[0]) for wait in late]
     late_ms = _deviation(waits) if waits else ASSUMED_HOST_DEVIATION
     return Fit(kappa, host, residuals, _deviation(residuals), late_ms)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.errors import UsageError
 from harness.serving.ledger.prediction import KernelChange
-from harness.serving.link.step_times import Draws, Phase, Steps
+from harness.serving.link.step_times import Draws, PhaseTimes, StepTimes
 from harness.serving.link.uncertainty import IN_SERVER, World
 from harness.serving.op_classes import OP_CLASSES
 
@@ -28,41 +28,43 @@ _CHANGE = re.compile(
 def parse_change(text: str) -> KernelChange:
     """`mla_decode=2.0x`, `fused_moe=1.3x(1.2..1.4)`, `block_scale_gemm:qkv_a@decode=saved:5us`. Raises
     UsageError."""
-    found = _CHANGE.fullmatch(text.replace(" ", ""))
-    if not found:
+    match = _CHANGE.fullmatch(text.replace(" ", ""))
+    if not match:
         raise UsageError(f"cannot read change {text!r}; write {FORM}")
-    if found["op"] not in OP_CLASSES:
-        raise UsageError(f"unknown op {found['op']!r} in {text!r}; ops: {', '.join(OP_CLASSES)}")
-    value = float(found["factor"] or found["saved"])
-    low, high = (float(found[k]) if found[k] else None for k in ("low", "high"))
+    if match["op"] not in OP_CLASSES:
+        raise UsageError(f"unknown op {match['op']!r} in {text!r}; ops: {', '.join(OP_CLASSES)}")
+    value = float(match["factor"] or match["saved"])
+    low, high = (float(match[k]) if match[k] else None for k in ("low", "high"))
     if value <= 0 or (low is not None and not 0 < low <= value <= high):
         raise UsageError(f"cannot read change {text!r}: its interval is to be positive and to hold its value")
     return KernelChange(
-        op=found["op"],
-        part=found["part"] or "",
-        factor=value if found["factor"] else None,
-        saved_us=value if found["saved"] else None,
+        op=match["op"],
+        part=match["part"] or "",
+        factor=value if match["factor"] else None,
+        saved_us=value if match["saved"] else None,
         low=low,
         high=high,
-        phase=found["phase"] or "both",
+        phase=match["phase"] or "both",
     )
 
 
-def phases(steps: Steps, change: KernelChange) -> list[tuple[str, Phase, list[int]]]:
+def phases(steps: StepTimes, change: KernelChange) -> list[tuple[str, PhaseTimes, list[int]]]:
     """(name, phase, terms) that a change touches. Raises UsageError where it touches none."""
-    found = []
+    touched = []
     for name, phase in (("decode", steps.decode), ("prefill", steps.prefill)):
-        if change.phase in ("both", name) and (chosen := phase.chosen(change.op, change.part)):
-            found.append((name, phase, chosen))
-    if not found:
+        if change.phase in ("both", name) and (indices := phase.indices(change.op, change.part)):
+            touched.append((name, phase, indices))
+    if not touched:
         names = dict.fromkeys(t.name for p in (steps.decode, steps.prefill) for t in p.terms)
         where = "" if change.phase == "both" else f" of {change.phase}"
         wanted = f"{change.op}:{change.part}" if change.part else change.op
         raise UsageError(f"no kernel {wanted!r} in a step{where}; there are: {', '.join(names)}")
-    return found
+    return touched
 
 
-def applied(steps: Steps, draws: Draws, changes: Sequence[KernelChange], world: World) -> tuple[Draws, Draws]:
+def applied(
+    steps: StepTimes, draws: Draws, changes: Sequence[KernelChange], world: World
+) -> tuple[Draws, Draws]:
     """The draws before and after.
 
     A saving that is more than the modelled kernel takes cannot be taken from it: then the server before the
@@ -72,30 +74,30 @@ def applied(steps: Steps, draws: Draws, changes: Sequence[KernelChange], world: 
     for number, change in enumerate(changes):
         change_z = world.normal("kernel change", str(number))
         server = 1 + IN_SERVER * world.normal("kernel in the server", str(number))
-        for name, phase, chosen in phases(steps, change):
+        for name, phase, indices in phases(steps, change):
             if change.factor is not None:
                 factor = change.factor * np.exp(_spread(change) * change_z)
                 kept = np.maximum(1 - (1 - 1 / factor) * server, 0.0)
                 columns = getattr(after, name).copy()
-                columns[:, chosen] *= kept[:, None]
+                columns[:, indices] *= kept[:, None]
                 after = replace(after, **{name: columns})
                 continue
             saved = (change.saved_us or 0.0) * np.exp(_spread(change) * change_z) * server
-            own = sum(phase.terms[i].calls for i in chosen)
-            calls = change.calls or own
+            calls_of_terms = sum(phase.terms[i].calls for i in indices)
+            calls = change.calls or calls_of_terms
             us = saved * calls * world.exposed(name, change.op)
             key = f"{name}_us"
-            if slower_before(phase, chosen, change):
+            if slower_before(phase, indices, change):
                 before = replace(before, **{key: getattr(before, key) + us})
             else:
                 after = replace(after, **{key: getattr(after, key) - us})
     return before, after
 
 
-def slower_before(phase: Phase, chosen: Sequence[int], change: KernelChange) -> bool:
+def slower_before(phase: PhaseTimes, indices: Sequence[int], change: KernelChange) -> bool:
     """Whether a saving is more than nine tenths of the least that the modelled kernels take."""
-    calls = sum(phase.terms[i].calls for i in chosen)
-    least = float(phase.us[chosen].sum(axis=0).min()) / calls
+    calls = sum(phase.terms[i].calls for i in indices)
+    least = float(phase.us[indices].sum(axis=0).min()) / calls
     return change.saved_us is not None and change.saved_us * (change.calls or calls) / calls > 0.9 * least
 
 

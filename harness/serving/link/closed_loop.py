@@ -1,4 +1,4 @@
-"""What a closed loop of requests makes of step times: TPOT, TTFT and throughput at a fixed concurrency.
+"""Closed loop of requests: from step times to TPOT, TTFT and throughput at a fixed concurrency.
 
 The engine is SGLang's by default: a step either prefills or decodes, and waiting prompts come first, so that
 each prefill stalls all that decode. Over the life of one request every other one is prefilled once, which is
@@ -23,7 +23,7 @@ StepTime = Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
-class Workload:
+class ClosedLoop:
     """A closed loop of requests.
 
     isl, osl:       tokens in and out, at most
@@ -67,7 +67,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Serving:
+class ServingTimes:
     """Of one instance; arrays over draws.
 
     ttft:    of the steady state
@@ -90,8 +90,8 @@ class Serving:
 
 
 def closed_loop(
-    load: Workload, decode: StepTime, prefill: StepTime, host_ms: Array, most: float = math.inf
-) -> Serving:
+    load: ClosedLoop, decode: StepTime, prefill: StepTime, host_ms: Array, most: float = math.inf
+) -> ServingTimes:
     """The steady state.
 
     decode:  batch to ms of a step
@@ -136,7 +136,7 @@ def closed_loop(
     queued = np.where(batch < most, 0.0, np.maximum(c / rate - life, 0.0))
     life = life + queued
     steady = ttft + queued
-    return Serving(
+    return ServingTimes(
         tpot=tpot,
         ttft=steady,
         ttft_mean=_with_first_wave(load, steady, prefill, host_ms, most),
@@ -148,7 +148,7 @@ def closed_loop(
     )
 
 
-def _in_step(load: Workload, decode: StepTime, prefill: StepTime, host_ms: Array) -> Serving:
+def _in_step(load: ClosedLoop, decode: StepTime, prefill: StepTime, host_ms: Array) -> ServingTimes:
     """Requests of one length begin and end together: all prompts are prefilled, then all decode. Who is
     prefilled first waits for the others before its second token."""
     c, n = load.concurrency, load.mean_osl - 1
@@ -157,7 +157,7 @@ def _in_step(load: Workload, decode: StepTime, prefill: StepTime, host_ms: Array
     step = decode(batch)
     stall = (last - mean) / n
     ttft = host_ms + mean
-    return Serving(
+    return ServingTimes(
         tpot=step + stall,
         ttft=ttft,
         ttft_mean=ttft,
@@ -169,7 +169,7 @@ def _in_step(load: Workload, decode: StepTime, prefill: StepTime, host_ms: Array
     )
 
 
-def _wave(count: float, load: Workload, prefill: StepTime, like: Array) -> tuple[Array, Array]:
+def _wave(count: float, load: ClosedLoop, prefill: StepTime, like: Array) -> tuple[Array, Array]:
     """Mean and last end of the prefills of `count` prompts that come at once, ms."""
     together = math.floor(load.most_together)
     full, left = divmod(count, together)
@@ -180,7 +180,9 @@ def _wave(count: float, load: Workload, prefill: StepTime, like: Array) -> tuple
     return mean, last
 
 
-def _with_first_wave(load: Workload, steady: Array, prefill: StepTime, host_ms: Array, most: float) -> Array:
+def _with_first_wave(
+    load: ClosedLoop, steady: Array, prefill: StepTime, host_ms: Array, most: float
+) -> Array:
     if not load.waves:
         return steady
     count = min(load.concurrency, most)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from harness.serving.link.interpolation import Estimate
+from harness.serving.link.interpolation import TimeEstimate
 from harness.serving.link.tables import Tables
 from shapes.models import ModelConfig
 
@@ -15,7 +15,7 @@ BLOCK_ROWS = 64  # rows of a tile of the grouped products
 
 def routed(
     tables: Tables, config: ModelConfig, tokens: float, tp: int, ep: int, routing: str = ROUTING
-) -> Estimate:
+) -> TimeEstimate:
     """Time of the routed experts of one rank, of the slowest under expert parallelism.
 
     routing: a distribution of the tables; or `independent`: the tables' `balanced` tokens share no expert as
@@ -28,13 +28,13 @@ def routed(
     all_hit = config.n_routed_experts / topk  # tokens that hit every expert if they share none
     share = experts_hit(config, tokens) / config.n_routed_experts
     if ep > 1:
-        own = config.n_routed_experts / ep
-        share = min(share + SLOWEST_OF_8 * math.sqrt(share * (1 - share) / own), 1.0)
-    found = tables.moe(share * all_hit, tp, ep, "balanced")
+        local = config.n_routed_experts / ep
+        share = min(share + SLOWEST_OF_8 * math.sqrt(share * (1 - share) / local), 1.0)
+    estimate = tables.moe(share * all_hit, tp, ep, "balanced")
     if tokens <= all_hit:
-        return found
+        return estimate
     full = tables.moe(all_hit, tp, ep, "balanced")
-    return tables.moe(tokens, tp, ep, "balanced").times(found.us / full.us)
+    return tables.moe(tokens, tp, ep, "balanced").times(estimate.us / full.us)
 
 
 def experts_hit(config: ModelConfig, tokens: float) -> float:

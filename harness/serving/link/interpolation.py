@@ -1,4 +1,4 @@
-"""Times between the points of a table, with what the table itself says about how sure they are.
+"""Interpolation between the points of a table of times, with what the table itself says about its noise.
 
 Times grow with the work, so a measured curve that falls is noise: it is replaced by its isotonic
 regression in the logarithm (pool adjacent violators), and how far the points lie from that is the table's
@@ -16,7 +16,7 @@ BEYOND = 0.3  # deviation of a time for each factor e beyond the grid
 
 
 @dataclass(frozen=True)
-class Estimate:
+class TimeEstimate:
     """A time, and the deviations of its logarithm.
 
     noise:    of the table's own points around a curve that only grows
@@ -31,8 +31,8 @@ class Estimate:
     def deviation(self) -> float:
         return math.hypot(self.noise, self.distance)
 
-    def times(self, factor: float) -> Estimate:
-        return Estimate(self.us * factor, self.noise, self.distance)
+    def times(self, factor: float) -> TimeEstimate:
+        return TimeEstimate(self.us * factor, self.noise, self.distance)
 
 
 class Curve:
@@ -47,19 +47,19 @@ class Curve:
         # the mean absolute deviation of a normal variable is 0.8 of its deviation
         self.noise = sum(left) / len(left) / 0.8
 
-    def at(self, size: float) -> Estimate:
+    def at(self, size: float) -> TimeEstimate:
         x, xs, ys = math.log(max(size, 1e-9)), self.sizes, self.times
         if x <= xs[0]:
-            return Estimate(math.exp(ys[0]), self.noise, BEYOND * (xs[0] - x))
+            return TimeEstimate(math.exp(ys[0]), self.noise, BEYOND * (xs[0] - x))
         if x > xs[-1]:
             before = max((i for i in range(len(xs)) if xs[i] < xs[-1] - 0.5), default=0)
             run = xs[-1] - xs[before]
             slope = (ys[-1] - ys[before]) / run if run else 1.0
-            return Estimate(math.exp(ys[-1] + slope * (x - xs[-1])), self.noise, BEYOND * (x - xs[-1]))
+            return TimeEstimate(math.exp(ys[-1] + slope * (x - xs[-1])), self.noise, BEYOND * (x - xs[-1]))
         right = bisect.bisect_left(xs, x)
         return between(
-            Estimate(math.exp(ys[right - 1]), self.noise),
-            Estimate(math.exp(ys[right]), self.noise),
+            TimeEstimate(math.exp(ys[right - 1]), self.noise),
+            TimeEstimate(math.exp(ys[right]), self.noise),
             (x - xs[right - 1]) / (xs[right] - xs[right - 1]),
         )
 
@@ -78,14 +78,16 @@ class Surface:
             for key, group in groups.items()
         }
 
-    def at(self, size: float, *rest: float) -> Estimate:
+    def at(self, size: float, *rest: float) -> TimeEstimate:
         keys = self.keys
         if size <= keys[0] or size >= keys[-1]:
             end = keys[0] if size <= keys[0] else keys[-1]
-            found = self._part(end, rest)
+            estimate = self._part(end, rest)
             beyond = abs(math.log(size / end))
             grown = max(size / end, 1.0)  # linear in it, which is what more work of the same kind takes
-            return Estimate(found.us * grown, found.noise, math.hypot(found.distance, BEYOND * beyond))
+            return TimeEstimate(
+                estimate.us * grown, estimate.noise, math.hypot(estimate.distance, BEYOND * beyond)
+            )
         right = bisect.bisect_left(keys, size)
         if keys[right] == size:
             return self._part(size, rest)
@@ -93,17 +95,17 @@ class Surface:
         u = math.log(size / low) / math.log(high / low)
         return between(self._part(low, rest), self._part(high, rest), u)
 
-    def _part(self, key: float, rest: tuple[float, ...]) -> Estimate:
+    def _part(self, key: float, rest: tuple[float, ...]) -> TimeEstimate:
         part = self.parts[key]
         return part.at(*rest) if isinstance(part, Surface) else part.at(rest[0])
 
 
-def between(low: Estimate, high: Estimate, u: float) -> Estimate:
+def between(low: TimeEstimate, high: TimeEstimate, u: float) -> TimeEstimate:
     """At the fraction u of the way in the logarithm. The true curve lies somewhere between its ends: half
     way, within a quarter of their difference."""
     a, b = math.log(low.us), math.log(high.us)
     distance = math.hypot((1 - u) * low.distance, u * high.distance)
-    return Estimate(
+    return TimeEstimate(
         math.exp(a + u * (b - a)),
         (1 - u) * low.noise + u * high.noise,
         math.hypot(distance, u * (1 - u) * (b - a)),

@@ -1,4 +1,4 @@
-"""The inverse question: which speedups a target TPOT would need, and the most that each op could give."""
+"""Speedups that a target TPOT would need, and the most that each op could give."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.serving.ledger.prediction import KernelChange
-from harness.serving.link.closed_loop import Workload
+from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.model import Link
 from harness.serving.link.uncertainty import World
 from harness.serving.op_classes import OP_CLASSES
@@ -33,7 +33,7 @@ class Need:
     share: float
 
 
-def needs(link: Link, load: Workload, target_ms: float | None) -> list[Need]:
+def needs(link: Link, load: ClosedLoop, target_ms: float | None) -> list[Need]:
     """Of each op of the suite that the link models alone, and of all together; for the central case.
     target_ms: None asks only for the most."""
     modelled = {t.op for p in (link.steps(load).decode, link.steps(load).prefill) for t in p.terms}
@@ -41,7 +41,7 @@ def needs(link: Link, load: Workload, target_ms: float | None) -> list[Need]:
     return [_need(link, load, target_ms, group) for group in [*((op,) for op in ops), tuple(ops)]]
 
 
-def _need(link: Link, load: Workload, target_ms: float | None, ops: tuple[str, ...]) -> Need:
+def _need(link: Link, load: ClosedLoop, target_ms: float | None, ops: tuple[str, ...]) -> Need:
     before = tpot(link, load, ops, 1.0)
     limit = tpot(link, load, ops, INFINITE)
     factor = None
@@ -52,14 +52,14 @@ def _need(link: Link, load: Workload, target_ms: float | None, ops: tuple[str, .
     return Need(ops, factor, limit, before - limit, (before - limit) / before)
 
 
-def tpot(link: Link, load: Workload, ops: Sequence[str], factor: float) -> float:
+def tpot(link: Link, load: ClosedLoop, ops: Sequence[str], factor: float) -> float:
     """TPOT, ms, with all of the ops that much faster; the central case."""
     world = World(count=1, exposure=link.exposure or {})
     changes = [KernelChange(op=op, factor=factor) for op in ops] if factor != 1.0 else []
     return float(link.serving(load, changes, world)[1].tpot[0])
 
 
-def _factor(link: Link, load: Workload, target_ms: float, ops: tuple[str, ...]) -> float:
+def _factor(link: Link, load: ClosedLoop, target_ms: float, ops: tuple[str, ...]) -> float:
     """By bisection of the share of the time that stays, over which TPOT grows."""
     low, high = 0.0, 1.0
     while high - low > CLOSE:

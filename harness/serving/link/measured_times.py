@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.errors import UsageError
-from harness.serving.link.interpolation import Estimate, Surface
+from harness.serving.link.interpolation import Surface, TimeEstimate
 from kernels import OPS
 from shapes.lengths import parse_span
 
@@ -24,21 +24,21 @@ AXES = {
 
 
 @dataclass(frozen=True)
-class Own:
+class MeasuredTimes:
     """device: whose times they are; surfaces: by op and the sizes that are not interpolated."""
 
     device: str
     where: str
     surfaces: Mapping[tuple[str, tuple[Any, ...]], Surface]
 
-    def at(self, op: str, key: tuple[Any, ...], *sizes: float) -> Estimate:
+    def at(self, op: str, key: tuple[Any, ...], *sizes: float) -> TimeEstimate:
         return self.surfaces[op, key].at(1.0, *sizes)
 
     def ops(self) -> list[str]:
         return sorted({op for op, _ in self.surfaces})
 
 
-def own_times(runs: Iterable[str]) -> Own:
+def read_measured_times(runs: Iterable[str]) -> MeasuredTimes:
     """The fastest correct implementation of each case of these runs, in a graph where there is one.
 
     Raises UsageError where a run cannot be read, they are of several machines, or pandas is missing.
@@ -61,10 +61,12 @@ def own_times(runs: Iterable[str]) -> Own:
     for cell in cells:
         if cell["op"] in AXES and cell["status"] == "ok" and cell["time_us"] == cell["time_us"]:
             _take(best, cell)
-    surfaces = {key: Surface([((1.0, *s), us) for s, (_, us) in many.items()]) for key, many in best.items()}
+    surfaces = {
+        key: Surface([((1.0, *s), us) for s, (_, us) in times.items()]) for key, times in best.items()
+    }
     if not surfaces:
         raise UsageError(f"no correct times of {', '.join(AXES)} in {', '.join(map(str, runs))}")
-    return Own(devices[0], ", ".join(map(str, runs)), surfaces)
+    return MeasuredTimes(devices[0], ", ".join(map(str, runs)), surfaces)
 
 
 def _take(best: dict, cell: Mapping[str, Any]) -> None:

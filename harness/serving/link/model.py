@@ -1,4 +1,4 @@
-"""The link: kernel times, structure, step, closure and calibration as one model of a machine and engine."""
+"""The link model of a machine and engine: kernel times, structure, steps, closed loop and calibration."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from harness.errors import UsageError
 from harness.serving.ledger.prediction import KernelChange
 from harness.serving.link import calibration as calibrating
-from harness.serving.link.calibration import Fit, Point, measured
+from harness.serving.link.calibration import Fit, MeasuredPoint, measured
 from harness.serving.link.changes import applied
-from harness.serving.link.closed_loop import Serving, Workload
-from harness.serving.link.measured_times import Own
-from harness.serving.link.step_times import Draws, Steps, steps
+from harness.serving.link.closed_loop import ClosedLoop, ServingTimes
+from harness.serving.link.measured_times import MeasuredTimes
+from harness.serving.link.step_times import Draws, StepTimes, steps
 from harness.serving.link.structure import Structure, structure
 from harness.serving.link.tables import Tables, bundled, read_tables
 from harness.serving.link.uncertainty import DRAWS, World
@@ -42,7 +42,7 @@ class Link:
     engine: str
     structure: Structure
     skewed: Structure | None
-    calibration: tuple[Point, ...] = ()
+    calibration: tuple[MeasuredPoint, ...] = ()
     calibrated_with: tuple[str, ...] = ()
     like: Link | None = None
     eager: bool = False
@@ -55,7 +55,7 @@ class Link:
     def gpus(self) -> int:
         return self.structure.parallel.tp * self.structure.parallel.dp
 
-    def steps(self, load: Workload, eager: bool | None = None) -> Steps:
+    def steps(self, load: ClosedLoop, eager: bool | None = None) -> StepTimes:
         """eager: as the link has it where not given."""
         eager = self.eager if eager is None else eager
         key = (self.structure, load, eager)
@@ -63,15 +63,15 @@ class Link:
             self.kept[key] = self._steps(load, eager)
         return self.kept[key]
 
-    def _steps(self, load: Workload, eager: bool) -> Steps:
+    def _steps(self, load: ClosedLoop, eager: bool) -> StepTimes:
         memory = self.memory_gb
-        found = steps(self.structure, load, skewed=self.skewed, memory_gb=memory, eager=eager)
-        if found.capacity < 1:
+        times = steps(self.structure, load, skewed=self.skewed, memory_gb=memory, eager=eager)
+        if times.capacity < 1:
             raise UsageError(
                 f"no request of {load.mean_context:.0f} tokens fits: weights take "
                 f"{self.structure.weights_gb:.1f} GB of each {self.hardware}'s {memory:g}"
             )
-        return found
+        return times
 
     def world(self, count: int = DRAWS, active: Sequence[str] | None = None) -> World:
         return World(count, None if active is None else frozenset(active), self.exposure or {})
@@ -79,15 +79,15 @@ class Link:
     def fit(self, world: World) -> Fit:
         """The constants in each draw, without the scatter of single points."""
         if not self.calibration and self.like:
-            found = self.like.fitted(world)
-            return replace(found, scatter=math.hypot(found.scatter, CARRIED_OVER))
+            fitted = self.like.fitted(world)
+            return replace(fitted, scatter=math.hypot(fitted.scatter, CARRIED_OVER))
         if not self.calibration:
             return calibrating.assumed(np.ones(world.count))
         # The servers that were measured replayed graphs.
         prepared = [self.steps(point.load, eager=False) for point in self.calibration]
         return calibrating.fit(self.calibration, prepared, world.draws)
 
-    def draws(self, load: Workload, world: World, fitted: Fit) -> Draws:
+    def draws(self, load: ClosedLoop, world: World, fitted: Fit) -> Draws:
         """With the constants as they may be at a point that was not calibrated on."""
         points = len(fitted.residuals)
         new = (1 + 1 / points) ** 0.5 if points else 1.0
@@ -96,8 +96,8 @@ class Link:
         return replace(world.draws(self.steps(load)), kappa=kappa, host_ms=host)
 
     def serving(
-        self, load: Workload, changes: Sequence[KernelChange] = (), world: World | None = None
-    ) -> tuple[Serving, Serving]:
+        self, load: ClosedLoop, changes: Sequence[KernelChange] = (), world: World | None = None
+    ) -> tuple[ServingTimes, ServingTimes]:
         """Before and after the changes, over the draws of the world."""
         world = world or self.world()
         drawn = self.draws(load, world, self.fitted(world))
@@ -113,17 +113,17 @@ class Link:
             self.kept[key] = self.fit(world)
         return self.kept[key]
 
-    def without(self, point: Point) -> Link:
+    def without(self, point: MeasuredPoint) -> Link:
         """Calibrated on all points but one."""
         return replace(self, calibration=tuple(p for p in self.calibration if p != point))
 
 
-def _tables(hardware: str, engine: str, own: Own | None) -> Tables:
+def _tables(hardware: str, engine: str, measured_times: MeasuredTimes | None) -> Tables:
     """The tables of this project; empty ones beside own runs, so that what they lack is named."""
     if folder := bundled().get((hardware, engine)):
         return read_tables(folder)
-    if own:
-        return Tables(own.device, engine, "", f"{own.where}, without tables", {})
+    if measured_times:
+        return Tables(measured_times.device, engine, "", f"{measured_times.where}, without tables", {})
     known = ", ".join(" ".join(key) for key in bundled()) or "none"
     raise UsageError(
         f"no per-op times of {hardware} with {engine} here (there are: {known}); give --tables DIR, in "
@@ -141,28 +141,32 @@ def link(
     eager: bool = False,
     tables: Tables | None = None,
     exposure: Mapping[tuple[str, str], float] | None = None,
-    own: Own | None = None,
+    measured_times: MeasuredTimes | None = None,
 ) -> Link:
     """The model of a machine and engine. Raises UsageError, one line, where it has no data for them."""
     parallel = parallel or Parallel(tp=8)
     notes = []
-    tables = tables or _tables(hardware, engine, own)
-    for where, device in [(tables.where, tables.device), *([(own.where, own.device)] if own else [])]:
+    tables = tables or _tables(hardware, engine, measured_times)
+    for where, device in [
+        (tables.where, tables.device),
+        *([(measured_times.where, measured_times.device)] if measured_times else []),
+    ]:
         if hardware.lower() not in device.lower():
             raise UsageError(
                 f"times in {where} are of {device}, not {hardware}: kernels of one machine are not linked to "
                 f"serving of another; give --hardware {device.split()[-1].lower()} and tables of that machine"
             )
-    built = structure(tables, parallel, kv=kv, own=own)
+    built = structure(tables, parallel, kv=kv, measured_times=measured_times)
     skewed = None
     if SKEWED in tables.distributions():
-        skewed = structure(tables, parallel, kv=kv, routing=SKEWED, own=own)
+        skewed = structure(tables, parallel, kv=kv, routing=SKEWED, measured_times=measured_times)
     else:
         notes.append(f"no MoE times of skewed routing ({SKEWED}): what routing does is left out of intervals")
-    if own:
-        notes.append(f"measured in {own.where}: {', '.join(own.ops())}, where near the step's sizes")
+    if measured_times:
+        ops = ", ".join(measured_times.ops())
+        notes.append(f"measured in {measured_times.where}: {ops}, where near the step's sizes")
     series = [s for s in measured(hardware, engine) if s.use == "calibration"]
-    points = tuple(point for one in series for point in one.points)
+    points = tuple(point for series_ in series for point in series_.points)
     like = None
     if not points:
         notes.append(
@@ -170,15 +174,18 @@ def link(
             f"{calibrating.ASSUMED_KAPPA:g}, +- {calibrating.ASSUMED_DEVIATION:.0%}"
         )
     elif (parallel, kv) != CALIBRATED:
-        points, like = (), link(hardware, engine, tables=tables, exposure=exposure, own=own)
+        points, like = (
+            (),
+            link(hardware, engine, tables=tables, exposure=exposure, measured_times=measured_times),
+        )
         notes.append(
             f"calibrated at {CALIBRATED[0].text} with a {CALIBRATED[1]} cache; carried over to "
             f"{parallel.text}, {kv}, with {CARRIED_OVER:.0%} more of spread (assumed)"
         )
     notes += [
-        f"calibrated with {engine} {one.version}; the tables are of {tables.version}"
-        for one in series
-        if tables.version not in ("", one.version)
+        f"calibrated with {engine} {series_.version}; the tables are of {tables.version}"
+        for series_ in series
+        if tables.version not in ("", series_.version)
     ]
     return Link(
         hardware,
@@ -186,7 +193,7 @@ def link(
         built,
         skewed,
         points,
-        tuple(one.source for one in series),
+        tuple(series_.source for series_ in series),
         like,
         eager,
         exposure,

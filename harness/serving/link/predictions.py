@@ -9,9 +9,9 @@ import numpy as np
 
 from harness.serving.ledger.prediction import KernelChange, Part, Prediction
 from harness.serving.link.changes import applied, phases, slower_before
-from harness.serving.link.closed_loop import Array, Serving, Workload
+from harness.serving.link.closed_loop import Array, ClosedLoop, ServingTimes
 from harness.serving.link.model import Link
-from harness.serving.link.step_times import Draws, Steps, term_us
+from harness.serving.link.step_times import Draws, StepTimes, term_us
 from harness.serving.link.uncertainty import DRAWS_ALONE, interval, sources
 
 QUANTITIES = (
@@ -56,7 +56,7 @@ class Outlook:
     output: tokens/s of the instance
     """
 
-    load: Workload
+    load: ClosedLoop
     tpot: Value
     ttft: Value
     ttft_mean: Value
@@ -69,27 +69,27 @@ class Outlook:
     shares: tuple[Share, ...]
 
 
-def outlook(link: Link, load: Workload) -> Outlook:
+def outlook(link: Link, load: ClosedLoop) -> Outlook:
     world = link.world()
     steps = link.steps(load)
     draws = link.draws(load, world, link.fitted(world))
-    found = steps.serving(draws)
+    times = steps.serving(draws)
     return Outlook(
         load,
-        Value.of(found.tpot),
-        Value.of(found.ttft),
-        Value.of(found.ttft_mean),
-        Value.of(found.output),
-        float(found.batch[0]),
+        Value.of(times.tpot),
+        Value.of(times.ttft),
+        Value.of(times.ttft_mean),
+        Value.of(times.output),
+        float(times.batch[0]),
         steps.capacity,
-        float(found.decode[0]),
-        float(found.stall[0]),
-        float(found.prefill[0]),
-        tuple(_shares(steps, draws, found)),
+        float(times.decode[0]),
+        float(times.stall[0]),
+        float(times.prefill[0]),
+        tuple(_shares(steps, draws, times)),
     )
 
 
-def predict(link: Link, load: Workload, changes: Sequence[KernelChange]) -> list[Prediction]:
+def predict(link: Link, load: ClosedLoop, changes: Sequence[KernelChange]) -> list[Prediction]:
     """One record for each of QUANTITIES, before and after all changes together.
 
     Raises UsageError where a change touches no kernel of the model.
@@ -121,7 +121,7 @@ def predict(link: Link, load: Workload, changes: Sequence[KernelChange]) -> list
     return records
 
 
-def assumptions(link: Link, load: Workload, changes: Sequence[KernelChange]) -> list[str]:
+def assumptions(link: Link, load: ClosedLoop, changes: Sequence[KernelChange]) -> list[str]:
     """What was taken for granted, one line each."""
     steps = link.steps(load)
     lines = [*link.notes]
@@ -130,8 +130,8 @@ def assumptions(link: Link, load: Workload, changes: Sequence[KernelChange]) -> 
             lines.append(f"nobody gave an interval for the change of {change.op}: it is taken as exact alone")
         if change.op == "block_scale_gemm" and change.factor:
             lines.append("a factor of block_scale_gemm holds for the product with its quantisation, as timed")
-        for name, phase, chosen in phases(steps, change):
-            if slower_before(phase, chosen, change):
+        for name, phase, indices in phases(steps, change):
+            if slower_before(phase, indices, change):
                 lines.append(
                     f"{change.op} in {name}: more is saved than the kernel takes here, so the server before "
                     "was slower than the model by that, and the model is what comes after"
@@ -148,25 +148,25 @@ def assumptions(link: Link, load: Workload, changes: Sequence[KernelChange]) -> 
     return lines
 
 
-def _sources(link: Link, load: Workload) -> list[str]:
+def _sources(link: Link, load: ClosedLoop) -> list[str]:
     return sources(link.steps(load))
 
 
-def _of(found: Serving, quantity: str) -> Array:
+def _of(times: ServingTimes, quantity: str) -> Array:
     return {
-        "tpot": found.tpot,
-        "ttft": found.ttft,
-        "output_throughput": found.output,
-        "decode_step": found.decode,
-        "prefill": found.prefill,
+        "tpot": times.tpot,
+        "ttft": times.ttft,
+        "output_throughput": times.output,
+        "decode_step": times.decode,
+        "prefill": times.prefill,
     }[quantity]
 
 
 def _breakdown(
     link: Link,
-    load: Workload,
+    load: ClosedLoop,
     changes: Sequence[KernelChange],
-    alone: dict[str, tuple[Serving, Serving]],
+    alone: dict[str, tuple[ServingTimes, ServingTimes]],
     quantity: str,
 ) -> list[Part]:
     """Each source's interval of the change with all others held, widest first, without those that move
@@ -176,8 +176,8 @@ def _breakdown(
     }
     origins["kappa"] = "calibration" if link.calibrated_with else "assumed"
     origins["exposure"] = "trace" if link.exposure else "assumed"
-    told = all(change.source for change in changes)
-    origins["kernel change"] = "measured" if told else "assumed"
+    has_source = all(change.source for change in changes)
+    origins["kernel change"] = "measured" if has_source else "assumed"
     parts = []
     for name, (before, after) in alone.items():
         difference = _of(after, quantity) - _of(before, quantity)
@@ -191,7 +191,7 @@ def _breakdown(
 
 
 def _tpot_parts(
-    link: Link, load: Workload, changes: Sequence[KernelChange], before: Serving, after: Serving
+    link: Link, load: ClosedLoop, changes: Sequence[KernelChange], before: ServingTimes, after: ServingTimes
 ) -> list[Part]:
     """-kappa * sum n w dt in the decode steps, the same in the stalls, and what the closure makes of it (the
     batch moves); they sum to the change of TPOT."""
@@ -203,12 +203,12 @@ def _tpot_parts(
         old, new = applied(steps, drawn, [change], world)
         batch = np.maximum(before.batch, SMALL)
         decode = steps.decode_ms(new, batch) - steps.decode_ms(old, batch)
-        one = np.ones_like(batch)
-        per_prompt = before.stall / np.maximum(steps.prefill_ms(old, one), SMALL)
-        stall = (steps.prefill_ms(new, one) - steps.prefill_ms(old, one)) * per_prompt
+        single = np.ones_like(batch)
+        per_prompt = before.stall / np.maximum(steps.prefill_ms(old, single), SMALL)
+        stall = (steps.prefill_ms(new, single) - steps.prefill_ms(old, single)) * per_prompt
         name = f"{change.op}:{change.part}" if change.part else change.op
         origin = next(
-            t.origin for _, phase, chosen in phases(steps, change) for t in (phase.terms[chosen[0]],)
+            t.origin for _, phase, indices in phases(steps, change) for t in (phase.terms[indices[0]],)
         )
         for what, value in (("decode steps", decode), ("stalls by prefill", stall)):
             if abs(value[0]) > SMALL:
@@ -223,12 +223,12 @@ def _part(what: str, origin: str, draws: Array) -> Part:
     return Part(what=what, origin=origin, value=float(draws[0]), low=low, high=high)
 
 
-def _shares(steps: Steps, draws: Draws, found: Serving) -> list[Share]:
+def _shares(steps: StepTimes, draws: Draws, times: ServingTimes) -> list[Share]:
     """Of every term, the largest first, and of the gaps between steps."""
     rows: dict[str, list] = {}
     for phase, factors, at, whole, kind in (
-        (steps.decode, draws.decode, found.batch, found.decode, 0),
-        (steps.prefill, draws.prefill, np.ones_like(found.batch), found.stall, 1),
+        (steps.decode, draws.decode, times.batch, times.decode, 0),
+        (steps.prefill, draws.prefill, np.ones_like(times.batch), times.stall, 1),
     ):
         taken = (factors.T * term_us(phase, draws.routing, at) * draws.kappa / 1e3).T
         if kind:
@@ -240,7 +240,7 @@ def _shares(steps: Steps, draws: Draws, found: Serving) -> list[Share]:
             row[1] = max(row[1], calls)
             row[2 + kind] = row[2 + kind] + ms
     shares = [
-        Share(name, origin, calls, float(decode[0]), float(stall[0]), Value.of((decode + stall) / found.tpot))
+        Share(name, origin, calls, float(decode[0]), float(stall[0]), Value.of((decode + stall) / times.tpot))
         for name, (origin, calls, decode, stall) in rows.items()
     ]
     return sorted(shares, key=lambda share: -share.share.value)

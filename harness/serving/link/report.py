@@ -1,37 +1,115 @@
-"""What `serving link` prints."""
+"""Forecasts, bounds and the validation of the model as text and as JSON."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict
 
 from tabulate import tabulate
 
+from harness.serving.ledger.bounds import ChangeBound
 from harness.serving.ledger.prediction import Part, Prediction
-from harness.serving.link.closed_loop import Workload
+from harness.serving.link.closed_loop import ClosedLoop
+from harness.serving.link.forecast import Forecast
 from harness.serving.link.inverse import Need
 from harness.serving.link.model import Link
 from harness.serving.link.predictions import Outlook, Value
 from harness.serving.link.uncertainty import interval
-from harness.serving.link.validation import CALIBRATION, Row, Summary
+from harness.serving.link.validation import CALIBRATION, ValidationRow, ValidationSummary
 
 NEGLIGIBLE = 0.002  # share of TPOT
 NAMED_SOURCES = 8
 SHOWN = ("tpot", "ttft", "output_throughput")
 
 
-def bounds_text(bounds: Sequence[dict[str, Any]]) -> str:
+def as_text(
+    model: Link,
+    forecasts: Sequence[Forecast],
+    bounds: Sequence[ChangeBound],
+    what_if: Sequence[str],
+    target_tpot_ms: float | None,
+) -> str:
+    """what_if: the changes as they were given"""
+    last = forecasts[-1]
+    blocks = [heading(model, forecasts[0].load), outlooks(model, forecasts), shares(last.outlook)]
+    if what_if:
+        blocks += [changes_text(forecasts, what_if), sources_text(last.load, last.predictions[0])]
+    blocks.append(needs_text(forecasts, target_tpot_ms))
+    if bounds:
+        blocks.append(bounds_text(bounds))
+    blocks.append(remarks(model, last))
+    return "\n\n".join(blocks)
+
+
+def as_json(
+    model: Link,
+    forecasts: Sequence[Forecast],
+    bounds: Sequence[ChangeBound],
+    target_tpot_ms: float | None,
+) -> str:
+    fitted = model.fitted(model.world())
+    low, high = interval(fitted.kappa)
+    document = {
+        "hardware": model.hardware,
+        "engine": model.engine,
+        "parallel": model.structure.parallel.text,
+        "gpus": model.gpus,
+        "tables": model.structure.where,
+        "kappa": {"value": float(fitted.kappa[0]), "low": low, "high": high},
+        "host_ms": float(fitted.host_ms[0]),
+        "calibration": list(model.calibrated_with),
+        "target_tpot_ms": target_tpot_ms,
+        "notes": list(model.notes),
+        "workloads": [_forecast_json(forecast) for forecast in forecasts],
+        "bounds": [asdict(bound) for bound in bounds],
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _forecast_json(forecast: Forecast) -> dict[str, object]:
+    look = forecast.outlook
+    return asdict(look) | {
+        "capacity": None if look.capacity == float("inf") else look.capacity,
+        "changes": [prediction.model_dump() for prediction in forecast.predictions],
+        "needs": [asdict(need) for need in forecast.needs],
+    }
+
+
+def bounds_json(bounds: Sequence[ChangeBound]) -> str:
+    return json.dumps({"bounds": [asdict(bound) for bound in bounds]}, indent=1) + "\n"
+
+
+def bounds_text(bounds: Sequence[ChangeBound]) -> str:
     lines = []
-    for one in bounds:
-        told = f"{one['op']} alone, {one['factor']:g}x faster, to explain {one['before_ms']:g} to "
-        told += f"{one['after_ms']:g} ms: it took at least {one['least_share']:.0%} of the time before"
-        lines.append(
-            told if one["possible_alone"] else told + ", which cannot be: something else changed too"
+    for bound in bounds:
+        text = (
+            f"{bound.op} alone, {bound.factor:g}x faster, to explain {bound.before_ms:g} to "
+            f"{bound.after_ms:g} ms: it took at least {bound.least_share:.0%} of the time before"
         )
+        lines.append(text + ("" if bound.possible_alone else ", which cannot be: something else changed too"))
     return "\n".join(["bounds, without a model:", *lines])
 
 
-def heading(model: Link, load: Workload) -> str:
+def validation_json(series: Sequence[tuple[ValidationSummary, Sequence[ValidationRow]]]) -> str:
+    document = [{**asdict(summary), "rows": [_row_json(row) for row in rows]} for summary, rows in series]
+    return json.dumps({"series": document}, indent=1) + "\n"
+
+
+def _row_json(row: ValidationRow) -> dict[str, object]:
+    return {
+        "concurrency": row.point.load.concurrency,
+        "measured": {k: v for k, v in asdict(row.point).items() if k != "load"},
+        "tpot_ms": asdict(row.tpot),
+        "ttft_ms": row.ttft_ms,
+        "ttft_mean_ms": row.ttft_mean_ms,
+        "output_tok_s_gpu": row.output_tok_s_gpu,
+        "error": row.error,
+        "covered": row.covered,
+    }
+
+
+def heading(model: Link, load: ClosedLoop) -> str:
     fitted = model.fitted(model.world())
     low, high = interval(fitted.kappa)
     parallel = model.structure.parallel.text
@@ -50,7 +128,7 @@ def heading(model: Link, load: Workload) -> str:
     return "\n".join(lines)
 
 
-def outlooks(model: Link, looks: Sequence[Outlook]) -> str:
+def outlooks(model: Link, forecasts: Sequence[Forecast]) -> str:
     rows = [
         [
             look.load.concurrency,
@@ -64,7 +142,7 @@ def outlooks(model: Link, looks: Sequence[Outlook]) -> str:
             f"{look.stall_ms:.2f}",
             f"{look.prefill_ms:.0f}",
         ]
-        for look in looks
+        for look in (forecast.outlook for forecast in forecasts)
     ]
     names = ["concurrency", "TPOT ms (90 %)", "TTFT ms (90 %)", "first wave too", "output tok/s (90 %)",
              "a GPU", "batch", "decode step", "stall", "prefill"]  # fmt: skip
@@ -83,30 +161,27 @@ def shares(look: Outlook) -> str:
     return f"at concurrency {look.load.concurrency}:\n{table}\nall others: {rest:.1%}"
 
 
-def changes_text(
-    loads: Sequence[Workload], predicted: Sequence[Sequence[Prediction]], what_if: Sequence[str]
-) -> str:
-    rows = []
-    for load, records in zip(loads, predicted, strict=True):
-        rows += [
-            [
-                load.concurrency,
-                f"{one.quantity} {one.unit}",
-                f"{one.before:.4g}",
-                f"{one.after:.4g}",
-                f"{one.change:+.3g} ({one.low:+.3g}..{one.high:+.3g})",
-            ]
-            for one in records
-            if one.quantity in SHOWN
+def changes_text(forecasts: Sequence[Forecast], what_if: Sequence[str]) -> str:
+    rows = [
+        [
+            forecast.load.concurrency,
+            f"{prediction.quantity} {prediction.unit}",
+            f"{prediction.before:.4g}",
+            f"{prediction.after:.4g}",
+            f"{prediction.change:+.3g} ({prediction.low:+.3g}..{prediction.high:+.3g})",
         ]
+        for forecast in forecasts
+        for prediction in forecast.predictions
+        if prediction.quantity in SHOWN
+    ]
     table = _table(rows, ["concurrency", "quantity", "before", "after", "change (90 %)"])
     return f"what if {', '.join(what_if)}:\n{table}"
 
 
-def sources_text(load: Workload, one: Prediction) -> str:
-    parts = _table([_part(p) for p in one.parts], ["part of the change of TPOT", "ms (90 %)", "from"])
+def sources_text(load: ClosedLoop, prediction: Prediction) -> str:
+    parts = _table([_part(p) for p in prediction.parts], ["part of the change of TPOT", "ms (90 %)", "from"])
     sources = _table(
-        [_part(p) for p in one.uncertainty[:NAMED_SOURCES]], ["uncertain alone", "ms (90 %)", "from"]
+        [_part(p) for p in prediction.uncertainty[:NAMED_SOURCES]], ["uncertain alone", "ms (90 %)", "from"]
     )
     return f"at concurrency {load.concurrency}:\n{parts}\n\n{sources}"
 
@@ -115,13 +190,14 @@ def _part(part: Part) -> list[str]:
     return [part.what, f"{part.value:+.3f} ({part.low:+.3f}..{part.high:+.3f})", part.origin]
 
 
-def needs_text(loads: Sequence[Workload], wanted: Sequence[Sequence[Need]], target: float | None) -> str:
+def needs_text(forecasts: Sequence[Forecast], target: float | None) -> str:
     rows = []
-    for load, many in zip(loads, wanted, strict=True):
-        for need in many:
+    for forecast in forecasts:
+        concurrency = forecast.load.concurrency
+        for need in forecast.needs:
             name = need.ops[0] if len(need.ops) == 1 else "all of these alike"
             most = f"{need.most_ms:.2f} ({need.share:.1%})"
-            rows.append([load.concurrency, name, most, f"{need.limit_ms:.2f}", *_reach(need, target)])
+            rows.append([concurrency, name, most, f"{need.limit_ms:.2f}", *_reach(need, target)])
     names = ["concurrency", "op", "most it can give, ms", "TPOT were it free"]
     return _table(rows, [*names, f"for {target:g} ms"] if target else names)
 
@@ -134,8 +210,9 @@ def _reach(need: Need, target: float | None) -> list[str]:
     return ["reached already" if need.factor == 1.0 else f"{need.factor:.3g}x"]
 
 
-def remarks(model: Link, look: Outlook, one: Prediction | None) -> str:
-    lines = list(one.assumptions) if one else list(model.notes)
+def remarks(model: Link, forecast: Forecast) -> str:
+    look = forecast.outlook
+    lines = list(forecast.predictions[0].assumptions if forecast.predictions else model.notes)
     if look.batch > 0.999 * look.capacity:
         lines.append(f"the cache holds {look.capacity:.0f} requests of this length; the others wait")
     if look.load.waves:
@@ -147,7 +224,7 @@ def remarks(model: Link, look: Outlook, one: Prediction | None) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def series_text(summary: Summary, rows: Sequence[Row]) -> str:
+def series_text(summary: ValidationSummary, rows: Sequence[ValidationRow]) -> str:
     lines = [
         [
             row.point.load.concurrency,
@@ -180,6 +257,6 @@ def _percent(value: Value) -> str:
     return f"{value.value:.1%} ({value.low:.1%}..{value.high:.1%})"
 
 
-def _table(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> str:
+def _table(rows: Sequence[Sequence[object]], names: Sequence[str]) -> str:
     used = [i for i in range(len(names)) if any(str(row[i]) for row in rows)]
     return tabulate([[row[i] for i in used] for row in rows], [names[i] for i in used], disable_numparse=True)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.serving.link.closed_loop import Array, Serving, StepTime, Workload, closed_loop
-from harness.serving.link.structure import LAUNCHES, Load, Structure, Term
+from harness.serving.link.closed_loop import Array, ClosedLoop, ServingTimes, StepTime, closed_loop
+from harness.serving.link.structure import LAUNCHES, StepLoad, Structure, Term
 
 MEMORY_SHARE = 0.82  # of the GPU's, for weights and cache (SGLang's --mem-fraction-static)
 
 
 @dataclass(frozen=True)
-class Phase:
+class PhaseTimes:
     """The terms of one phase over a grid: batches of decode, prompts of a prefill step.
 
     us:        [terms, grid] of all calls of a step
@@ -29,7 +29,7 @@ class Phase:
     deviation: Array
     skewed: Array
 
-    def chosen(self, op: str, part: str = "") -> list[int]:
+    def indices(self, op: str, part: str = "") -> list[int]:
         return [i for i, term in enumerate(self.terms) if term.op == op and part in ("", term.part)]
 
 
@@ -57,7 +57,7 @@ class Draws:
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepTimes:
     """A structure under a workload.
 
     eager:    decode without a graph
@@ -65,9 +65,9 @@ class Steps:
     """
 
     structure: Structure
-    load: Workload
-    decode: Phase
-    prefill: Phase
+    load: ClosedLoop
+    decode: PhaseTimes
+    prefill: PhaseTimes
     eager: bool = False
     capacity: float = math.inf
 
@@ -78,7 +78,7 @@ class Steps:
         """Of a step with so many prompts (in chunks where one is longer than a step); never in a graph."""
         return self._prefilling(draws)(together)
 
-    def serving(self, draws: Draws) -> Serving:
+    def serving(self, draws: Draws) -> ServingTimes:
         decode, prefill = self._decoding(draws), self._prefilling(draws)
         return closed_loop(self.load, decode, prefill, draws.host_ms, self.capacity)
 
@@ -97,12 +97,12 @@ class Steps:
 
 def steps(
     structure: Structure,
-    load: Workload,
+    load: ClosedLoop,
     *,
     skewed: Structure | None = None,
     memory_gb: float | None = None,
     eager: bool = False,
-) -> Steps:
+) -> StepTimes:
     """skewed: the same with skewed routing; memory_gb: of a GPU, 1e9 bytes, None: no limit to the cache."""
     capacity = math.inf
     if memory_gb:
@@ -110,26 +110,26 @@ def steps(
         capacity = room * 1e9 / structure.kv_bytes / load.mean_context
     chunks = math.ceil(load.mean_isl / load.prefill_tokens)
 
-    def decoding(batch: float) -> Load:
-        return Load(batch, batch, load.mean_context)
+    def decoding(batch: float) -> StepLoad:
+        return StepLoad(batch, batch, load.mean_context)
 
-    def prefilling(prompts: float) -> Load:
-        return Load(prompts * load.mean_isl / chunks, prompts, load.mean_isl)
+    def prefilling(prompts: float) -> StepLoad:
+        return StepLoad(prompts * load.mean_isl / chunks, prompts, load.mean_isl)
 
     # The attention of a prompt in chunks is that of the whole, the rest is called once a chunk.
     often = {"mha_prefill": 1, "": chunks}
     other = skewed or structure
     decode = _phase(structure.decode, other.decode, _grid(load.concurrency), decoding, {"": 1})
     prefill = _phase(structure.prefill, other.prefill, _grid(load.most_together), prefilling, often)
-    return Steps(structure, load, decode, prefill, eager, capacity)
+    return StepTimes(structure, load, decode, prefill, eager, capacity)
 
 
-def totals(phase: Phase, factors: Array, routing: Array) -> Array:
+def totals(phase: PhaseTimes, factors: Array, routing: Array) -> Array:
     """us of a step, [draws, grid]."""
-    found = factors @ phase.us
+    us = factors @ phase.us
     for i in np.flatnonzero(phase.skewed.any(axis=1)):
-        found += factors[:, [i]] * phase.us[i] * np.expm1(routing[:, None] * phase.skewed[i])
-    return found
+        us += factors[:, [i]] * phase.us[i] * np.expm1(routing[:, None] * phase.skewed[i])
+    return us
 
 
 def along(grid: Array, values: Array, point: Array) -> Array:
@@ -143,7 +143,7 @@ def along(grid: Array, values: Array, point: Array) -> Array:
     return values[rows, left] * (1 - u) + values[rows, right] * u
 
 
-def term_us(phase: Phase, routing: Array, point: Array) -> Array:
+def term_us(phase: PhaseTimes, routing: Array, point: Array) -> Array:
     """us of each term's calls in a step, [terms, draws]."""
     return np.stack(
         [
@@ -168,15 +168,15 @@ def _phase(
     terms: Sequence[Term],
     skewed: Sequence[Term],
     grid: Array,
-    load: Callable[[float], Load],
+    load: Callable[[float], StepLoad],
     often: Mapping[str, int],
-) -> Phase:
+) -> PhaseTimes:
     us, other, deviation = (np.zeros((len(terms), len(grid))) for _ in range(3))
     for i, (term, twin) in enumerate(zip(terms, skewed, strict=True)):
         calls = term.calls * often.get(term.op, often[""])
         for j, point in enumerate(grid):
-            found = term.time(load(float(point)))
-            us[i, j] = calls * found.us
+            estimate = term.time(load(float(point)))
+            us[i, j] = calls * estimate.us
             other[i, j] = calls * twin.time(load(float(point))).us if twin is not term else us[i, j]
-            deviation[i, j] = found.deviation
-    return Phase(terms, grid, us, np.sqrt((deviation**2).mean(axis=1)), np.log(other / us))
+            deviation[i, j] = estimate.deviation
+    return PhaseTimes(terms, grid, us, np.sqrt((deviation**2).mean(axis=1)), np.log(other / us))

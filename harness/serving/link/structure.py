@@ -1,4 +1,4 @@
-"""What a step of DeepSeek-R1 calls on one rank, and where each call's time comes from.
+"""Structure of a step of DeepSeek-R1: what one rank calls, and where each call's time comes from.
 
 Counts are those of the layers (shapes/): 61 attentions, 58 MoE and 3 dense MLPs, 122 all-reduces under tensor
 parallelism. SGLang computes the shared expert as one expert more of the fused MoE under tensor parallelism
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from harness.errors import UsageError
 from harness.serving.ledger.prediction import Origin
 from harness.serving.link.experts import ROUTING, routed, shared_expert_factor
-from harness.serving.link.interpolation import Estimate
-from harness.serving.link.measured_times import NEAR, Own
+from harness.serving.link.interpolation import TimeEstimate
+from harness.serving.link.measured_times import NEAR, MeasuredTimes
 from harness.serving.link.tables import MissingTable, Tables
 from shapes.attention import Parallel
 from shapes.linears import BATCHED, BF16, FP8, linears
@@ -33,7 +33,7 @@ STEP_GAP_US = 300.0  # sampling, the next batch, the graph's launch
 
 
 @dataclass(frozen=True)
-class Load:
+class StepLoad:
     """What one step works on.
 
     tokens:  rows of the linears
@@ -59,7 +59,7 @@ class Term:
     calls: int
     origin: Origin
     source: str
-    time: Callable[[Load], Estimate]
+    time: Callable[[StepLoad], TimeEstimate]
 
     @property
     def name(self) -> str:
@@ -89,7 +89,7 @@ def structure(
     *,
     kv: str = "bfloat16",
     routing: str = ROUTING,
-    own: Own | None = None,
+    measured_times: MeasuredTimes | None = None,
 ) -> Structure:
     """The structure of DeepSeek-R1 over tables; raises MissingTable (a UsageError) for all that they lack and
     UsageError for a parallelism that is not modelled.
@@ -130,54 +130,77 @@ def structure(
                 time = _gemm(tables, kind, linear.n, linear.k, last)
                 key = (linear.n, linear.k)
                 terms.append(
-                    _term(own, op, part, calls, "GEMM table", time, key, lambda load: (load.tokens,))
+                    _term(
+                        measured_times, op, part, calls, "GEMM table", time, key, lambda load: (load.tokens,)
+                    )
                 )
     layers, dense = config.num_hidden_layers, config.first_k_dense_replace
     heads = parallel.heads(config)
     tp, ep = (1, parallel.ep) if parallel.ep > 1 else (parallel.tp, 1)
 
-    def moe(load: Load) -> Estimate:
-        found = routed(tables, config, load.tokens, tp, ep, routing)
-        return found.times(shared_expert_factor(config, load.tokens)) if fused_shared else found
+    def moe(load: StepLoad) -> TimeEstimate:
+        estimate = routed(tables, config, load.tokens, tp, ep, routing)
+        return estimate.times(shared_expert_factor(config, load.tokens)) if fused_shared else estimate
 
-    def reduced(load: Load) -> Estimate:
+    def reduced(load: StepLoad) -> TimeEstimate:
         return tables.all_reduce(load.tokens * config.hidden_size, parallel.tp)
 
-    def attention(load: Load) -> Estimate:
+    def attention(load: StepLoad) -> TimeEstimate:
         return tables.mla_decode(load.batch, load.context, heads, kv)
 
-    def prefill_attention(load: Load) -> Estimate:
+    def prefill_attention(load: StepLoad) -> TimeEstimate:
         return unabsorbed(tables, config, load.batch, load.context, heads)
 
     inter = config.moe_intermediate_size // tp
     experts = (config.n_routed_experts, config.num_experts_per_tok, config.hidden_size, inter, ep)
     with_shared = (*experts, config.n_shared_experts if fused_shared else 0)
-    alone = own is not None and ("fused_moe", with_shared) not in own.surfaces
+    alone = measured_times is not None and ("fused_moe", with_shared) not in measured_times.surfaces
     key = (*experts, 0) if alone else with_shared
 
-    def with_the_shared_one(load: Load) -> float:
+    def with_the_shared_one(load: StepLoad) -> float:
         return shared_expert_factor(config, load.tokens) if alone and fused_shared else 1.0
 
-    def rows(load: Load) -> tuple[float]:
+    def rows(load: StepLoad) -> tuple[float]:
         return (load.tokens,)
 
     for terms in (decode, prefill):
         terms.append(
-            _term(own, "fused_moe", "", layers - dense, "MoE table", moe, key, rows, with_the_shared_one)
+            _term(
+                measured_times,
+                "fused_moe",
+                "",
+                layers - dense,
+                "MoE table",
+                moe,
+                key,
+                rows,
+                with_the_shared_one,
+            )
         )
         if parallel.tp > 1:
             terms.append(Term("all_reduce", "", 2 * layers, "table", "all-reduce table", reduced))
         terms.append(Term("elementwise", "glue", layers, "assumed", "glue", glue))
     cache = {"bfloat16": "bf16"}.get(kv, kv)
 
-    def sequences(load: Load) -> tuple[float, float]:
+    def sequences(load: StepLoad) -> tuple[float, float]:
         return (load.batch, load.context)
 
     decode.append(
-        _term(own, "mla_decode", "", layers, "attention table", attention, (heads, cache), sequences)
+        _term(
+            measured_times, "mla_decode", "", layers, "attention table", attention, (heads, cache), sequences
+        )
     )
     prefill.append(
-        _term(own, "mha_prefill", "", layers, "prefill attention", prefill_attention, (heads, 0), sequences)
+        _term(
+            measured_times,
+            "mha_prefill",
+            "",
+            layers,
+            "prefill attention",
+            prefill_attention,
+            (heads, 0),
+            sequences,
+        )
     )
     _nothing_missing(tables, [*decode, *prefill])
     weights, cache_bytes = _weights_gb(config, parallel), _kv_bytes(config, kv)
@@ -186,29 +209,29 @@ def structure(
 
 
 def _term(
-    own: Own | None,
+    measured_times: MeasuredTimes | None,
     op: str,
     part: str,
     calls: int,
     source: str,
-    tabled: Callable[[Load], Estimate],
+    tabled: Callable[[StepLoad], TimeEstimate],
     key: tuple,
-    sizes: Callable[[Load], tuple[float, ...]],
-    scale: Callable[[Load], float] = lambda load: 1.0,
+    sizes: Callable[[StepLoad], tuple[float, ...]],
+    scale: Callable[[StepLoad], float] = lambda load: 1.0,
 ) -> Term:
     """Over measured times, scaled, where they are near or no table has any, else over the table's."""
-    if own is None or (op, key) not in own.surfaces:
+    if measured_times is None or (op, key) not in measured_times.surfaces:
         origin = "regression" if op == "mha_prefill" else "table"
         return Term(op, part, calls, origin, source, tabled)
 
-    def time(load: Load) -> Estimate:
-        found = own.at(op, key, *sizes(load)).times(scale(load))
-        if found.distance <= NEAR:
-            return found
+    def time(load: StepLoad) -> TimeEstimate:
+        estimate = measured_times.at(op, key, *sizes(load)).times(scale(load))
+        if estimate.distance <= NEAR:
+            return estimate
         try:
             return tabled(load)
         except MissingTable:
-            return found
+            return estimate
 
     return Term(op, part, calls, "measured", "own runs", time)
 
@@ -218,7 +241,7 @@ def _nothing_missing(tables: Tables, terms: list[Term]) -> None:
     missing = {}
     for term in terms:
         try:
-            term.time(Load(8, 8, 1024))
+            term.time(StepLoad(8, 8, 1024))
         except MissingTable:
             missing[term.name] = None
     if missing:
@@ -229,27 +252,27 @@ def _nothing_missing(tables: Tables, terms: list[Term]) -> None:
         )
 
 
-def unabsorbed(tables: Tables, config: ModelConfig, batch: float, length: float, heads: int) -> Estimate:
+def unabsorbed(tables: Tables, config: ModelConfig, batch: float, length: float, heads: int) -> TimeEstimate:
     """Prefill attention as engines run it (192 wide, values 128), from the table's absorbed one (576, 512):
     what is above the time of one token goes down with the work."""
     least = tables.absorbed_prefill(1, 1, heads).us
     timed = tables.absorbed_prefill(batch, length, heads)
     rope, latent = config.qk_rope_head_dim, config.kv_lora_rank
     work = (config.qk_nope_head_dim + rope + config.v_head_dim) / (latent + rope + latent)
-    return Estimate(least + max(timed.us - least, 0.0) * work, timed.noise, timed.distance)
+    return TimeEstimate(least + max(timed.us - least, 0.0) * work, timed.noise, timed.distance)
 
 
-def glue(load: Load) -> Estimate:
+def glue(load: StepLoad) -> TimeEstimate:
     """Of one layer."""
-    return Estimate(GLUE_CALLS * GLUE_US + load.tokens * GLUE_BYTES / GLUE_GBPS / 1e3)
+    return TimeEstimate(GLUE_CALLS * GLUE_US + load.tokens * GLUE_BYTES / GLUE_GBPS / 1e3)
 
 
-def _gemm(tables: Tables, kind: str, n: int, k: int, last: bool) -> Callable[[Load], Estimate]:
+def _gemm(tables: Tables, kind: str, n: int, k: int, last: bool) -> Callable[[StepLoad], TimeEstimate]:
     return lambda load: tables.gemm(kind, load.batch if last else load.tokens, n, k)
 
 
 def _bmm(tables: Tables, which: str, part: str, calls: int, heads: int) -> Term:
-    def time(load: Load) -> Estimate:
+    def time(load: StepLoad) -> TimeEstimate:
         return tables.absorbed_bmm(which, load.tokens, heads)
 
     return Term("absorbed_bmm", part, calls, "table", "BMM table", time)

@@ -17,7 +17,7 @@ from typing import Any
 
 from harness.errors import UsageError
 from harness.paths import PUBLISHED
-from harness.serving.link.interpolation import Estimate, Surface
+from harness.serving.link.interpolation import Surface, TimeEstimate
 
 TABLES = PUBLISHED / "kernel-tables"
 FILES: Mapping[str, tuple[str, ...]] = {
@@ -48,12 +48,12 @@ class Tables:
     where: str
     rows: Mapping[str, list[dict[str, Any]]]
 
-    def gemm(self, kind: str, m: float, n: int, k: int) -> Estimate:
+    def gemm(self, kind: str, m: float, n: int, k: int) -> TimeEstimate:
         """kind: fp8_block or bfloat16; y [m, n] = x [m, k] W^T."""
         name = f"GEMM {kind}"
         return self._surface("gemm_perf", name, {"gemm_dtype": kind}, ("n", "k", "m")).at(n, k, m)
 
-    def moe(self, tokens: float, tp: int, ep: int, distribution: str) -> Estimate:
+    def moe(self, tokens: float, tp: int, ep: int, distribution: str) -> TimeEstimate:
         """DeepSeek-R1's 256 experts, top 8, without the shared one; tokens are those of all ranks."""
         where = {"moe_dtype": "fp8_block", "hidden_size": 7168, "inter_size": 2048, "topk": 8,
                  "num_experts": 256, "moe_tp_size": tp, "moe_ep_size": ep}  # fmt: skip
@@ -61,23 +61,23 @@ class Tables:
         whole = where | {"distribution": distribution}
         return self._surface("moe_perf", name, whole, ("num_experts", "num_tokens")).at(256, tokens)
 
-    def mla_decode(self, batch: float, context: float, heads: int, kv: str) -> Estimate:
+    def mla_decode(self, batch: float, context: float, heads: int, kv: str) -> TimeEstimate:
         """context: cached tokens of each sequence, that of this step included."""
         where = {"kv_cache_dtype": kv, "num_heads": heads}
         name = f"MLA decode with {heads} heads, {kv} cache"
         return self._surface("generation_mla_perf", name, where, ("batch_size", "context")).at(batch, context)
 
-    def absorbed_prefill(self, batch: float, length: float, heads: int) -> Estimate:
+    def absorbed_prefill(self, batch: float, length: float, heads: int) -> TimeEstimate:
         name = f"MLA prefill with {heads} heads"
         where = {"num_heads": heads}
         return self._surface("context_mla_perf", name, where, ("batch_size", "isl")).at(batch, length)
 
-    def absorbed_bmm(self, which: str, tokens: float, heads: int) -> Estimate:
+    def absorbed_bmm(self, which: str, tokens: float, heads: int) -> TimeEstimate:
         """which: mla_gen_pre (w_uk) or mla_gen_post (w_uv)."""
         where = {"op_name": which, "bmm_dtype": "bfloat16", "num_heads": heads}
         return self._surface("mla_bmm_perf", which, where, ("num_heads", "num_tokens")).at(heads, tokens)
 
-    def all_reduce(self, elements: float, gpus: int) -> Estimate:
+    def all_reduce(self, elements: float, gpus: int) -> TimeEstimate:
         """Of bf16 elements, in a graph: device time, without the host's launch.
 
         The table's `message_size` counts elements: were it bytes, its largest would run at half of what
@@ -95,15 +95,15 @@ class Tables:
     def _surface(self, file: str, name: str, where: Mapping[str, Any], axes: tuple[str, ...]) -> Surface:
         key = (file, tuple(where.items()), axes)
         if key not in (kept := _kept(self.where, self.device)):
-            found = [row for row in self.rows.get(file, []) if all(row[k] == v for k, v in where.items())]
-            if not found:
+            matching = [row for row in self.rows.get(file, []) if all(row[k] == v for k, v in where.items())]
+            if not matching:
                 raise MissingTable(
                     f"no time of {name} in {self.where}; wanted: rows of {file} with "
                     + " ".join(f"{k}={v}" for k, v in where.items())
                 )
             # Where a case was timed more than once, the median of its times.
             times: dict[tuple[float, ...], list[float]] = {}
-            for row in found:
+            for row in matching:
                 times.setdefault(tuple(row[a] for a in axes), []).append(row["us"])
             kept[key] = Surface([(sizes, sorted(us)[len(us) // 2]) for sizes, us in times.items()])
         return kept[key]
@@ -118,12 +118,12 @@ def _kept(where: str, device: str) -> dict[Any, Surface]:
 @functools.cache
 def bundled() -> dict[tuple[str, str], Path]:
     """(hardware, engine) to the folder of its tables; folders are named hardware-engine-version."""
-    found = {}
+    folders = {}
     for folder in sorted(TABLES.iterdir()) if TABLES.is_dir() else []:
         if folder.is_dir() and folder.name.count("-") >= 2:
             hardware, engine, _ = folder.name.split("-", 2)
-            found[(hardware, engine)] = folder
-    return found
+            folders[(hardware, engine)] = folder
+    return folders
 
 
 @functools.cache
@@ -140,7 +140,9 @@ def read_tables(folder: Path) -> Tables:
         raise UsageError(
             f"no tables in {folder}; wanted: one or more of {', '.join(FILES)} as .csv or .parquet"
         )
-    labels = {(row["device"], row["framework"], row["version"]) for many in rows.values() for row in many}
+    labels = {
+        (row["device"], row["framework"], row["version"]) for of_file in rows.values() for row in of_file
+    }
     if len(labels) > 1:
         several = "; ".join(" ".join(label) for label in sorted(labels))
         raise UsageError(f"tables in {folder} are of more than one machine or engine: {several}")

@@ -1,4 +1,4 @@
-"""What is uncertain, how much, and draws of it: Monte Carlo with a fixed seed.
+"""Uncertainty by Monte Carlo with a fixed seed: what is uncertain, how much, and draws of it.
 
 A source's draws are the same for every workload, before and after a change: what errs in common cancels in a
 difference. In each draw the calibration is made anew, so that what it absorbs does not count twice.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from harness.serving.link.closed_loop import Array
-from harness.serving.link.step_times import Draws, Phase, Steps
+from harness.serving.link.step_times import Draws, PhaseTimes, StepTimes
 from harness.serving.link.structure import LAUNCH_US, STEP_GAP_US
 from harness.serving.op_classes import COMMUNICATION
 
@@ -65,7 +65,7 @@ class World:
         scale = np.sqrt(np.where(chi > 0, chi, freedom) / freedom)
         return self.normal(source) / scale
 
-    def draws(self, steps: Steps) -> Draws:
+    def draws(self, steps: StepTimes) -> Draws:
         ones = np.ones(self.count)
         return Draws(
             kappa=ones,
@@ -88,7 +88,7 @@ class World:
             return 1 - EXPOSED * np.abs(self.normal("exposure"))
         return np.ones(self.count)
 
-    def _factors(self, name: str, phase: Phase) -> Array:
+    def _factors(self, name: str, phase: PhaseTimes) -> Array:
         columns = []
         for term, deviation in zip(phase.terms, phase.deviation, strict=True):
             if term.source == "glue":
@@ -101,7 +101,7 @@ class World:
         return np.stack(columns, axis=1)
 
 
-def sources(steps: Steps) -> list[str]:
+def sources(steps: StepTimes) -> list[str]:
     """All names that a world knows for these steps, in the order of their mention."""
     terms = [term.source for phase in (steps.decode, steps.prefill) for term in phase.terms]
     return list(dict.fromkeys([*terms, *ASSUMED]))

@@ -1,11 +1,11 @@
-"""The model held against what was measured: leave-one-out where it was calibrated, and where it was not."""
+"""Validation of the model against measurements: leave-one-out where it was calibrated, plainly elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.serving.link.calibration import Point, Series, measured
+from harness.serving.link.calibration import MeasuredPoint, Series, measured
 from harness.serving.link.model import Link
 from harness.serving.link.predictions import Value
 
@@ -14,7 +14,7 @@ CALIBRATION = "calibration"
 
 
 @dataclass(frozen=True)
-class Row:
+class ValidationRow:
     """One measured point and its prediction by a model that has not seen it.
 
     error: predicted over measured TPOT, less 1
@@ -22,7 +22,7 @@ class Row:
 
     series: str
     use: str
-    point: Point
+    point: MeasuredPoint
     tpot: Value
     ttft_ms: float
     ttft_mean_ms: float
@@ -38,7 +38,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Summary:
+class ValidationSummary:
     """Of one series: mean and largest absolute error of TPOT, bias, and how many points lie in their
     interval."""
 
@@ -52,36 +52,36 @@ class Summary:
     covered: int
 
 
-def rows(link: Link, series: Series) -> Iterator[Row]:
+def rows(link: Link, series: Series) -> Iterator[ValidationRow]:
     """Each point of a series; one that calibrates is predicted from the others."""
     for point in series.points:
         model = link.without(point) if point in link.calibration else link
-        found, _ = model.serving(point.load)
-        yield Row(
+        times, _ = model.serving(point.load)
+        yield ValidationRow(
             series.name,
             series.use,
             point,
-            Value.of(found.tpot),
-            float(found.ttft[0]),
-            float(found.ttft_mean[0]),
-            float(found.output[0]) / link.gpus,
+            Value.of(times.tpot),
+            float(times.ttft[0]),
+            float(times.ttft_mean[0]),
+            float(times.output[0]) / link.gpus,
         )
 
 
-def validated(link: Link) -> list[tuple[Summary, list[Row]]]:
-    found = []
+def validated(link: Link) -> list[tuple[ValidationSummary, list[ValidationRow]]]:
+    validations = []
     for series in measured(link.hardware, link.engine):
-        many = list(rows(link, series))
-        errors = [row.error for row in many]
-        summary = Summary(
+        points = list(rows(link, series))
+        errors = [row.error for row in points]
+        summary = ValidationSummary(
             series.name,
             series.use,
             series.source,
-            len(many),
+            len(points),
             sum(map(abs, errors)) / len(errors),
             max(map(abs, errors)),
             sum(errors) / len(errors),
-            sum(row.covered for row in many),
+            sum(row.covered for row in points),
         )
-        found.append((summary, many))
-    return found
+        validations.append((summary, points))
+    return validations

@@ -16,7 +16,7 @@ from harness.catalogue import published, recipes
 from harness.errors import UsageError, mistake
 from harness.paths import PUBLISHED
 from harness.serving.published.shell import commands_of, flags_of
-from harness.serving.schema import Metric, Mode, Parallelism, Record, ServingRun, Workload
+from harness.serving.schema import Metric, Mode, OfferedLoad, Parallelism, ServingRun, StrictRecord
 
 FOLDER = PUBLISHED / "serving"
 AITER = "claims:"
@@ -29,7 +29,7 @@ Kind = Literal["measured", "cited", "derived", "claim"]
 Bound = Literal["exactly", "up to", "about", "at least", "below", "between"]
 
 
-class Mend(Record):
+class Correction(StrictRecord):
     """What `serving recipe` changes in a documented text, so that it runs elsewhere.
 
     part: `docker`, `server`, `client`, `task`, or the file name of a manifest
@@ -44,7 +44,7 @@ class Mend(Record):
     why: str
 
 
-class Setting(Record):
+class RecipeVariable(StrictRecord):
     """A shell variable of a recipe, and what its user is to set it to."""
 
     name: str
@@ -52,7 +52,7 @@ class Setting(Record):
     says: str
 
 
-class Role(Record):
+class Role(StrictRecord):
     """One of several servers of a configuration, as `prefill`: what is its own, beside what all share."""
 
     instances: int = 1
@@ -62,7 +62,7 @@ class Role(Record):
     environment: dict[str, str] = Field(default_factory=dict)
 
 
-class Configuration(Record):
+class Configuration(StrictRecord):
     """What a document ran: the texts are verbatim, the mends are ours.
 
     name:         also that of `serving recipe NAME`
@@ -94,7 +94,7 @@ class Configuration(Record):
     environment: dict[str, str] = Field(default_factory=dict)
     parallelism: Parallelism = Parallelism()
     roles: dict[str, Role] = Field(default_factory=dict)
-    workload: Workload = Workload()
+    workload: OfferedLoad = OfferedLoad()
     concurrencies: tuple[int, ...] = ()
     docker: Text = ""
     server: Text = ""
@@ -103,8 +103,8 @@ class Configuration(Record):
     task_file: Text = ""
     manifests: dict[str, Text] = Field(default_factory=dict)
     versions: tuple[str, ...] = ()
-    settings: tuple[Setting, ...] = ()
-    mends: tuple[Mend, ...] = ()
+    settings: tuple[RecipeVariable, ...] = ()
+    mends: tuple[Correction, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -115,14 +115,14 @@ class Configuration(Record):
         return commands_of(self.task_file) or (self.image and self.docker.partition(self.image)[2])
 
 
-class Setup(Record):
+class Setup(StrictRecord):
     """One side of a comparison; what is empty is any: on both sides, each against its like."""
 
     hardware: str = ""
     engine: str = ""
 
 
-class Comparison(Record):
+class Ranking(StrictRecord):
     """A sentence that ranks: `better` is said to beat each of `than` in each of `metrics`.
 
     concurrency, output_len, batch: inclusive ranges that it is said for; None: no end
@@ -136,7 +136,7 @@ class Comparison(Record):
     batch: tuple[float | None, float | None] = (None, None)
 
 
-class Trend(Record):
+class Trend(StrictRecord):
     """A sentence that says how metrics go as something grows; beyond: from there on."""
 
     of: tuple[Setup, ...]
@@ -146,7 +146,7 @@ class Trend(Record):
     beyond: float | None = None
 
 
-class Claim(Record):
+class Claim(StrictRecord):
     """One quantitative statement of a document.
 
     quote:      verbatim, but for line breaks and leading blanks
@@ -172,14 +172,14 @@ class Claim(Record):
     bound: Bound = "exactly"
     meant: Metric | None = None
     meant_by: str = ""
-    comparison: Comparison | None = None
+    comparison: Ranking | None = None
     trend: Trend | None = None
     hardware: str = ""
     gpus: int | None = None
     nodes: int | None = None
     engine: str = ""
     mode: Mode = "unknown"
-    workload: Workload = Workload()
+    workload: OfferedLoad = OfferedLoad()
     configuration: str = ""
     baseline: str = ""
     refers_to: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ class Claim(Record):
     notes: tuple[str, ...] = ()
 
 
-class PublishedDocument(Record):
+class PublishedDocument(StrictRecord):
     """A document read in full.
 
     date:   as it gives it itself; empty: none
@@ -211,16 +211,20 @@ class PublishedDocument(Record):
 def documents(folder: Path = FOLDER) -> list[PublishedDocument]:
     """Those of a folder, in the order of their files' names. Raises UsageError where one does not hold:
     broken, an id twice, a reference to nothing."""
-    found = [_document(path) for path in sorted(folder.glob("*.json"))]
-    if not found:
+    published_documents = [_document(path) for path in sorted(folder.glob("*.json"))]
+    if not published_documents:
         raise UsageError(f"no published document in {folder}")
-    _examine(found)
-    return found
+    _examine(published_documents)
+    return published_documents
 
 
 def configurations(folder: Path = FOLDER) -> dict[str, Configuration]:
     """All documents' configurations, by name."""
-    return {one.name: one for document in documents(folder) for one in document.configurations}
+    return {
+        configuration.name: configuration
+        for document in documents(folder)
+        for configuration in document.configurations
+    }
 
 
 def _document(path: Path) -> PublishedDocument:
@@ -229,10 +233,13 @@ def _document(path: Path) -> PublishedDocument:
         if not isinstance(raw, dict):
             raise TypeError("an object is wanted")
         about = raw.get("id", "")
-        made = {one["name"]: _configuration(one, about) for one in raw.get("configurations", ())}
+        made = {
+            configuration["name"]: _configuration(configuration, about)
+            for configuration in raw.get("configurations", ())
+        }
         raw["configurations"] = tuple(made.values())
-        raw["runs"] = tuple(_run(one, made) for one in raw.get("runs", ()))
-        raw["claims"] = tuple(_claim(one, about) for one in raw.get("claims", ()))
+        raw["runs"] = tuple(_run(run, made) for run in raw.get("runs", ()))
+        raw["claims"] = tuple(_claim(claim, about) for claim in raw.get("claims", ()))
         return PublishedDocument(**raw)
     except ValidationError as error:
         raise UsageError(f"cannot read {path}: {error.title} {mistake(error)}") from None
@@ -241,8 +248,8 @@ def _document(path: Path) -> PublishedDocument:
 
 
 def _configuration(raw: Mapping[str, Any], document: str) -> Configuration:
-    one = Configuration(**{**raw, "document": document})
-    every = {role: recipes.find(name).environment for role, name in one.environments.items()}
+    configuration = Configuration(**{**raw, "document": document})
+    every = {role: recipes.find(name).environment for role, name in configuration.environments.items()}
     shared = dict.fromkeys(k for env in every.values() for k in env)
     common = {
         k: next(iter(every.values()))[k] for k in shared if len({env.get(k) for env in every.values()}) == 1
@@ -251,10 +258,10 @@ def _configuration(raw: Mapping[str, Any], document: str) -> Configuration:
         name: role.model_copy(
             update={"environment": {k: v for k, v in every.get(name, {}).items() if k not in common}}
         )
-        for name, role in one.roles.items()
+        for name, role in configuration.roles.items()
     }
-    flags = one.flags or flags_of(one.serving)
-    return one.model_copy(update={"environment": common, "roles": roles, "flags": flags})
+    flags = configuration.flags or flags_of(configuration.serving)
+    return configuration.model_copy(update={"environment": common, "roles": roles, "flags": flags})
 
 
 def _run(raw: Mapping[str, Any], made: Mapping[str, Configuration]) -> ServingRun:
@@ -274,22 +281,26 @@ def _claim(raw: Mapping[str, Any], document: str) -> Claim:
     op = next((r.removeprefix(AITER) for r in claim.refers_to if r.startswith(AITER)), "")
     if not op or claim.metric:
         return claim
-    said = {one["op"]: one["factor"] for one in published.read(PUBLISHED / published.CLAIMS)["claims"]}
-    return claim.model_copy(update={"metric": Metric(name=f"{op}_speedup", value=said[op], unit="1")})
+    factors = {
+        entry["op"]: entry["factor"] for entry in published.read(PUBLISHED / published.CLAIMS)["claims"]
+    }
+    return claim.model_copy(update={"metric": Metric(name=f"{op}_speedup", value=factors[op], unit="1")})
 
 
-def _examine(found: list[PublishedDocument]) -> None:
-    named = [c.name for d in found for c in d.configurations]
-    known = [one.id for d in found for one in (*d.runs, *d.claims)]
+def _examine(published_documents: list[PublishedDocument]) -> None:
+    named = [c.name for d in published_documents for c in d.configurations]
+    known = [entry.id for d in published_documents for entry in (*d.runs, *d.claims)]
     for ids in (named, known):
-        twice = next((one for one in ids if ids.count(one) > 1), None)
+        twice = next((id_ for id_ in ids if ids.count(id_) > 1), None)
         if twice:
             raise UsageError(f"published documents: {twice!r} stands twice")
-    for document in found:
+    for document in published_documents:
         for claim in document.claims:
-            for one in claim.refers_to:
-                if one not in known and not one.startswith((AITER, "dstack.")):
-                    raise UsageError(f"published documents: {claim.id} refers to {one!r}, which is not there")
+            for reference in claim.refers_to:
+                if reference not in known and not reference.startswith((AITER, "dstack.")):
+                    raise UsageError(
+                        f"published documents: {claim.id} refers to {reference!r}, which is not there"
+                    )
             if claim.configuration and claim.configuration not in named:
                 raise UsageError(
                     f"published documents: {claim.id} has no configuration {claim.configuration!r}"

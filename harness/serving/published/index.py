@@ -20,7 +20,11 @@ def published_documents() -> list[PublishedDocument]:
 
 
 def published_configurations() -> dict[str, Configuration]:
-    return {one.name: one for document in published_documents() for one in document.configurations}
+    return {
+        configuration.name: configuration
+        for document in published_documents()
+        for configuration in document.configurations
+    }
 
 
 @functools.cache
@@ -36,7 +40,9 @@ def raw_files() -> dict[str, list[ServingRun]]:
 
 def _named(run: ServingRun, setups: Iterable[Configuration]) -> ServingRun:
     key = (run.hardware, run.engine, run.version)
-    alike = [one for one in setups if run.version and (one.hardware, one.engine, one.version) == key]
+    alike = [
+        setup for setup in setups if run.version and (setup.hardware, setup.engine, setup.version) == key
+    ]
     update: dict[str, object] = {"id": f"{run.client}:{run.source.rpartition(':')[2]}"}
     if len(alike) == 1:
         update |= {name: getattr(alike[0], name) for name in ("image", "flags", "environment", "parallelism")}
@@ -51,9 +57,9 @@ def published_corpus() -> Corpus:
 
 def known_by_id() -> dict[str, ServingRun | Claim]:
     """Runs, rows and claims."""
-    found: dict[str, ServingRun | Claim] = {}
+    known: dict[str, ServingRun | Claim] = {}
     for document in published_documents():
-        found |= {one.id: one for one in (*document.runs, *document.claims)}
+        known |= {entry.id: entry for entry in (*document.runs, *document.claims)}
     for runs in raw_files().values():
-        found |= {run.id: run for run in runs}
-    return found
+        known |= {run.id: run for run in runs}
+    return known

@@ -1,4 +1,4 @@
-"""What `serving recipe` prints of a documented configuration: its texts, ready for a user's own machine.
+"""Recipes: the texts of a documented configuration as a shell script, ready for a user's own machine.
 
 What a document writes stays as it is, but for the configuration's `mends`; each is told above its text.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from harness.catalogue import recipes
 from harness.errors import UsageError
-from harness.serving.published.documents import Configuration, Setting, configurations
+from harness.serving.published.documents import Configuration, RecipeVariable, configurations
 
 PARTS = ("docker", "task", "manifests", "server", "client")
 WIDTH = 110
@@ -52,108 +52,123 @@ def find(name: str) -> Configuration:
     )
 
 
-def sections(one: Configuration) -> list[Section]:
+def sections(configuration: Configuration) -> list[Section]:
     """In the order in which they are used; only what there is."""
-    found = []
-    if one.docker:
-        found.append(_section(one, "docker", "on the host", one.docker))
-    if one.task_file:
-        file = f"{one.name}.dstack.yml"
-        found.append(_section(one, "task", f"for dstack: dstack apply -f {file}", one.task_file, file))
-    found += [_section(one, "manifests", file, text, file) for file, text in one.manifests.items()]
-    if one.task_file:
-        found.append(_section(one, "server", "without dstack, in a container of the image", one.serving))
-    elif one.server:
-        where = "with kubectl and helm" if one.manifests else "in the container"
-        found.append(_section(one, "server", where, one.server))
-    if one.client:
-        found.append(_section(one, "client", "beside the server", one.client))
-    return found
+    sections_ = []
+    if configuration.docker:
+        sections_.append(_section(configuration, "docker", "on the host", configuration.docker))
+    if configuration.task_file:
+        file = f"{configuration.name}.dstack.yml"
+        sections_.append(
+            _section(
+                configuration, "task", f"for dstack: dstack apply -f {file}", configuration.task_file, file
+            )
+        )
+    sections_ += [
+        _section(configuration, "manifests", file, text, file)
+        for file, text in configuration.manifests.items()
+    ]
+    if configuration.task_file:
+        sections_.append(
+            _section(
+                configuration, "server", "without dstack, in a container of the image", configuration.serving
+            )
+        )
+    elif configuration.server:
+        where = "with kubectl and helm" if configuration.manifests else "in the container"
+        sections_.append(_section(configuration, "server", where, configuration.server))
+    if configuration.client:
+        sections_.append(_section(configuration, "client", "beside the server", configuration.client))
+    return sections_
 
 
-def missing(one: Configuration) -> list[str]:
+def missing(configuration: Configuration) -> list[str]:
     """What the document does not give."""
-    found = []
-    if not one.docker and not one.manifests:
-        found.append(f"docker: the document gives no command; its image is {one.image}")
-    if not one.serving and not one.manifests:
-        found.append("server: the document gives no command")
-    elif one.docker and not one.server:
-        found.append("server: the docker command starts it")
-    if not one.client:
-        found.append("client: the document gives no command, so its figures cannot be repeated from it")
-    return found
+    lines = []
+    if not configuration.docker and not configuration.manifests:
+        lines.append(f"docker: the document gives no command; its image is {configuration.image}")
+    if not configuration.serving and not configuration.manifests:
+        lines.append("server: the document gives no command")
+    elif configuration.docker and not configuration.server:
+        lines.append("server: the docker command starts it")
+    if not configuration.client:
+        lines.append("client: the document gives no command, so its figures cannot be repeated from it")
+    return lines
 
 
-def script(one: Configuration, part: str = "") -> str:
+def script(configuration: Configuration, part: str = "") -> str:
     """A shell script of all sections, or of one part. Raises UsageError where there is no such part."""
-    chosen = [section for section in sections(one) if part in ("", section.part)]
-    if not chosen:
-        there = ", ".join(dict.fromkeys(section.part for section in sections(one)))
-        raise UsageError(f"recipe {one.name!r} has no {part}; it has: {there} ({'; '.join(missing(one))})")
-    lines = _head(one)
-    if one.settings:
-        lines += ["", *map(_set, one.settings)]
-    for section in chosen:
+    parts = [section for section in sections(configuration) if part in ("", section.part)]
+    if not parts:
+        there = ", ".join(dict.fromkeys(section.part for section in sections(configuration)))
+        why = "; ".join(missing(configuration))
+        raise UsageError(f"recipe {configuration.name!r} has no {part}; it has: {there} ({why})")
+    lines = _head(configuration)
+    if configuration.settings:
+        lines += ["", *map(_set, configuration.settings)]
+    for section in parts:
         lines += ["", f"# ==== {section.part}: {section.title}"]
         lines += _comments(f"mended: {why}" for why in section.mended)
         lines += _comments(f"note: {why}" for why in section.notes)
-        lines += [*_exports(one, section), *_shell(one, section)]
+        lines += [*_exports(configuration, section), *_shell(configuration, section)]
     if not part:
-        lines += ["", *_comments(f"not there, {what}" for what in missing(one))]
+        lines += ["", *_comments(f"not there, {what}" for what in missing(configuration))]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _section(one: Configuration, part: str, title: str, verbatim: str, file: str = "") -> Section:
-    text, mended, notes = verbatim, [], []
-    for mend in one.mends:
-        if mend.part in (part, file):
-            (notes if mend.new is None else mended).append(mend.why)
-            text = text if mend.new is None else text.replace(mend.old, mend.new)
-    if part == ("server" if one.server or one.task_file else "docker"):
-        notes += _variables(one)
-    if part == "client" and one.client_source:
-        notes.insert(0, f"the commands are from {one.client_source}")
-    return Section(part, title, verbatim, text, file, tuple(mended), tuple(notes))
+def _section(configuration: Configuration, part: str, title: str, verbatim: str, file: str = "") -> Section:
+    text, corrected, notes = verbatim, [], []
+    for correction in configuration.mends:
+        if correction.part in (part, file):
+            (notes if correction.new is None else corrected).append(correction.why)
+            text = text if correction.new is None else text.replace(correction.old, correction.new)
+    if part == ("server" if configuration.server or configuration.task_file else "docker"):
+        notes += _variables(configuration)
+    if part == "client" and configuration.client_source:
+        notes.insert(0, f"the commands are from {configuration.client_source}")
+    return Section(part, title, verbatim, text, file, tuple(corrected), tuple(notes))
 
 
-def _variables(one: Configuration) -> list[str]:
+def _variables(configuration: Configuration) -> list[str]:
     """What is known of the environment's variables, those of the same note together."""
     by_note: dict[str, dict[str, None]] = {}
-    for name in one.environments.values():
+    for name in configuration.environments.values():
         for variable in recipes.find(name).variables:
             if variable.note and not variable.note.startswith("for "):  # that says only who reads it
                 by_note.setdefault(variable.note, {})[variable.name] = None
     return [f"{', '.join(names)}: {note}" for note, names in by_note.items()]
 
 
-def _head(one: Configuration) -> list[str]:
+def _head(configuration: Configuration) -> list[str]:
+    engine = f"{configuration.engine} {configuration.version}".rstrip()
     about = [
-        f"{one.name}: {one.gpus} x {one.hardware}, {one.engine} {one.version}".rstrip(),
-        f"document: {one.document}, {one.where}",
-        f"image: {one.image}",
+        f"{configuration.name}: {configuration.gpus} x {configuration.hardware}, {engine}",
+        f"document: {configuration.document}, {configuration.where}",
+        f"image: {configuration.image}",
         "Verbatim from the document but for what is marked `mended`.",
-        *one.notes,
-        *dict.fromkeys(note for name in one.environments.values() if (note := recipes.find(name).note)),
+        *configuration.notes,
+        *dict.fromkeys(
+            note for name in configuration.environments.values() if (note := recipes.find(name).note)
+        ),
     ]
     return _comments(about)
 
 
-def _set(setting: Setting) -> str:
+def _set(setting: RecipeVariable) -> str:
     return f'{setting.name}="{setting.value}"  # set it: {setting.says}'
 
 
-def _exports(one: Configuration, section: Section) -> list[str]:
+def _exports(configuration: Configuration, section: Section) -> list[str]:
     """A dstack task's environment, where its commands stand without it."""
-    if section.part != "server" or not one.task_file:
+    if section.part != "server" or not configuration.task_file:
         return []
-    return [f"export {name}={shlex.quote(value)}" for name, value in one.environment.items()]
+    return [f"export {name}={shlex.quote(value)}" for name, value in configuration.environment.items()]
 
 
-def _shell(one: Configuration, section: Section) -> list[str]:
+def _shell(configuration: Configuration, section: Section) -> list[str]:
     if not section.file:
         return [section.text]
-    filled = [s.name for s in one.settings if f"@{s.name}@" in section.text]
+    filled = [s.name for s in configuration.settings if f"@{s.name}@" in section.text]
     reader = "sed " + " ".join(f'-e "s|@{name}@|${name}|g"' for name in filled) if filled else "cat"
     return [f"{reader} > {section.file} <<'EOF'", section.text, "EOF"]
 

@@ -15,13 +15,12 @@ from typing import Any
 import kernels
 from harness.errors import NothingRan, UsageError
 from harness.machine.monitor.base import Monitor
-from harness.machine.provenance import provenance
 from harness.serving.replay.schema import CONFIDENCE, Arm, Replay, Timed
 from harness.serving.replay.step import Step, calls, places
 from harness.statistics.intervals import interval
 from harness.timing.interleaved import measure
 from harness.timing.rounds import Policy, Rounds
-from harness.workers.environment import thread_environment
+from harness.workers.environment import provenance, thread_environment
 from harness.workers.process import Worker, WorkerFailure
 from kernels.platform import Platform
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic import Field
 
-from harness.serving.schema import Record
+from harness.serving.schema import StrictRecord
 
 CONFIDENCE = 0.9
 
 
-class Timed(Record):
+class Timed(StrictRecord):
     """Milliseconds of a step or a difference of two, with a 90 % interval over blocks."""
 
     ms: float
@@ -19,7 +19,7 @@ class Timed(Record):
     high: float | None = None
 
 
-class Arm(Record):
+class Arm(StrictRecord):
     """One choice of implementations.
 
     chosen:  `op` or `op:place` -> implementation
@@ -46,7 +46,7 @@ class Arm(Record):
     failed: str = ""
 
 
-class Replay(Record):
+class Replay(StrictRecord):
     """environment: what its process had set besides, as the engine has it; None: not set
     twin:    the base against itself, prepared apart: the change that is none
     samples: block, round, arm -> seconds

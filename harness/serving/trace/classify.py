@@ -1,4 +1,4 @@
-"""What names mean: kernels and operators to op classes, annotations to steps. The rules are data."""
+"""Classification by name: kernels and operators to op classes, annotations to steps. The rules are data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Sign = Literal["prefill", "decode", "training", "either", ""]
 
 
 @dataclass(frozen=True)
-class Rule:
+class KernelRule:
     """op_class:  of harness/serving/op_classes.py, or `decode_attention`, which needs to know the model
     library:   whose kernels these are
     sign:      of which phase a step with such a kernel is; `either`: attention that says nothing
@@ -40,7 +40,7 @@ class StepRule:
     pattern: re.Pattern[str]
 
 
-UNKNOWN = Rule("unknown", "", re.compile(""), None, "", False)
+UNKNOWN = KernelRule("unknown", "", re.compile(""), None, "", False)
 DECODE_ATTENTION = "decode_attention"
 
 
@@ -50,7 +50,7 @@ def _data() -> dict:
 
 
 @cache
-def kernel_rules() -> tuple[Rule, ...]:
+def kernel_rules() -> tuple[KernelRule, ...]:
     """In the order in which they are tried."""
     rules = []
     for row in _data()["kernels"]:
@@ -59,12 +59,12 @@ def kernel_rules() -> tuple[Rule, ...]:
         op = re.compile(row["op"]) if "op" in row else None
         sign = row.get("sign", "either" if row["class"] == "attention" else "")
         pattern = re.compile(row["pattern"], re.IGNORECASE)
-        rules.append(Rule(row["class"], row["library"], pattern, op, sign, row.get("sampling", False)))
+        rules.append(KernelRule(row["class"], row["library"], pattern, op, sign, row.get("sampling", False)))
     return tuple(rules)
 
 
 @cache
-def rule_of(name: str, op: str = "") -> Rule:
+def rule_of(name: str, op: str = "") -> KernelRule:
     """The first rule that a kernel's name fits, and the name of the operator that launched it where the rule
     asks for one; UNKNOWN where none does."""
     return next(
@@ -96,8 +96,8 @@ def marks_step(annotation: str) -> bool:
 def annotated_phase(annotation: str) -> Phase | None:
     """The phase that an annotation names; None where it only marks the step."""
     number = step_rule(annotation)
-    found = step_rules()[number].pattern.search(annotation) if number is not None else None
-    groups = found.groupdict() if found else {}
+    match = step_rules()[number].pattern.search(annotation) if number is not None else None
+    groups = match.groupdict() if match else {}
     if "mode" in groups:
         return _data()["modes"].get(groups["mode"], "other")
     if "prefill" in groups:

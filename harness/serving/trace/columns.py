@@ -1,4 +1,4 @@
-"""What is kept of a trace while it is read: columns of numbers and names once each, no objects per event.
+"""Columns of a trace while it is read: numbers, and names once each; no objects per event.
 
 Times are integers in nanoseconds from a base near the trace's start, so that sums are exact.
 """
@@ -76,7 +76,7 @@ def groups(*columns: np.ndarray) -> tuple[list[tuple[int, ...]], np.ndarray]:
 
 
 @dataclass
-class Recorded:
+class RecordedTrace:
     """A trace as read, before anything is made of it.
 
     work:        what ran on devices: kernels, copies, fills

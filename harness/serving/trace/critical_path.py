@@ -1,4 +1,4 @@
-"""Intervals of time: what of a sum of durations is on the critical path."""
+"""The critical path over intervals of time: what of a sum of durations is exposed on it."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def gaps(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray, np
     ends = end[order]
     latest = np.maximum.accumulate(ends)
     length = start[order][1:] - latest[:-1]
-    found = np.flatnonzero(length > 0)
+    after = np.flatnonzero(length > 0)
     last = np.maximum.accumulate(np.where(ends == latest, np.arange(len(ends)), 0))
-    return order[last[found]], order[found + 1], length[found]
+    return order[last[after]], order[after + 1], length[after]
 
 
 def own_time(
@@ -86,16 +86,16 @@ def own_time(
     """
     rows, begins, ends = array("q"), array("q"), array("q")
     stack: list[tuple[int, int]] = []  # (operator, its end)
-    seen = bytearray(len(start))
+    shown = bytearray(len(start))
     now = 0
 
     def stretch(op: int, until: int) -> None:
         nonlocal now
-        if until > now or not seen[op]:
+        if until > now or not shown[op]:
             rows.append(op)
             begins.append(now)
             ends.append(max(until, now))
-            seen[op] = True
+            shown[op] = True
         now = max(now, until)
 
     def close(until: float) -> None:
@@ -115,8 +115,8 @@ def own_time(
             now = max(now, begin)
         stack.append((op, end_of))
     close(math.inf)
-    return tuple(np.frombuffer(found, dtype=np.int64) if found else np.zeros(0, np.int64)
-                 for found in (rows, begins, ends))  # type: ignore[return-value]  # fmt: skip
+    return tuple(np.frombuffer(column, dtype=np.int64) if column else np.zeros(0, np.int64)
+                 for column in (rows, begins, ends))  # type: ignore[return-value]  # fmt: skip
 
 
 def _ordered(*columns: np.ndarray) -> Iterator[tuple[int, int, int, int]]:

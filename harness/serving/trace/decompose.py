@@ -1,4 +1,4 @@
-"""A trace taken apart: classes, kernels, steps, exposure."""
+"""Decomposition of a trace into classes, kernels, steps and exposure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 
 from harness.serving.op_classes import COMMUNICATION, OP_CLASSES
 from harness.serving.schema import Finding
-from harness.serving.trace.classify import PHASES, Rule, attention_class, rule_of
-from harness.serving.trace.columns import NONE, Recorded, groups
+from harness.serving.trace.classify import PHASES, KernelRule, attention_class, rule_of
+from harness.serving.trace.columns import NONE, RecordedTrace, groups
 from harness.serving.trace.critical_path import Timeline, gaps
-from harness.serving.trace.launches import Work, kernels, operators
+from harness.serving.trace.launches import LaunchedWork, kernels, operators
 from harness.serving.trace.read import read
-from harness.serving.trace.result import ClassTime, Device, KernelTime, ShapeTime, Step, Times, Trace
-from harness.serving.trace.steps import Rows, Steps, find_steps
+from harness.serving.trace.result import ClassTime, Device, KernelTime, ShapeTime, Times, Trace, TraceStep
+from harness.serving.trace.steps import Rows, TraceSteps, find_steps
 
 CLASSES = tuple(OP_CLASSES)
 LATENT = re.compile(r"(?<![A-Za-z])mla(?![a-z])|MLA|(?<=[a-z])Mla(?![a-z])")
@@ -43,11 +43,11 @@ def decompose(path: str | Path, *, partial: bool = False) -> Trace:
     return _Sums(recorded, work, rules, rule, steps).trace(str(path))
 
 
-def _rules(recorded: Recorded, work: Work) -> tuple[list[Rule], np.ndarray]:
+def _rules(recorded: RecordedTrace, work: LaunchedWork) -> tuple[list[KernelRule], np.ndarray]:
     """The rules that names fit, and the number of each row's in them. An operator is its own launcher."""
     names = recorded.names.all()
     pairs, pair_of = groups(work.name, work.op)
-    rules: dict[Rule, int] = {}
+    rules: dict[KernelRule, int] = {}
     numbers = []
     for name, op in pairs:
         launcher = names[op] if op != NONE else names[name]
@@ -59,14 +59,19 @@ class _Sums:
     """The sums over rows, by class, kernel, step and device."""
 
     def __init__(
-        self, recorded: Recorded, work: Work, rules: Sequence[Rule], rule: np.ndarray, steps: Steps
+        self,
+        recorded: RecordedTrace,
+        work: LaunchedWork,
+        rules: Sequence[KernelRule],
+        rule: np.ndarray,
+        steps: TraceSteps,
     ) -> None:
         self.recorded, self.work, self.rules, self.steps = recorded, work, rules, steps
         latent = any(LATENT.search(name) for name in recorded.names.all())
         classes = np.array(
             [
-                [CLASSES.index(attention_class(one.op_class, phase, latent)) for phase in PHASES]
-                for one in rules
+                [CLASSES.index(attention_class(rule.op_class, phase, latent)) for phase in PHASES]
+                for rule in rules
             ]
         )
         of_step = np.array([PHASES.index(phase) for phase in steps.phases] + [PHASES.index("other")])
@@ -81,11 +86,11 @@ class _Sums:
         self.alone: dict[int, int] = {}
         self.lines = [np.flatnonzero(work.device == i) for i in range(len(work.devices))]
         self.times = []
-        for mine in self.lines:
-            line = Timeline(work.start[mine], work.end[mine])
+        for on_device in self.lines:
+            line = Timeline(work.start[on_device], work.end[on_device])
             self.times.append(line)
-            self.exposed[mine] = line.exposed(self.communicates[mine])
-            for group, alone in line.alone(self.group[mine]).items():
+            self.exposed[on_device] = line.exposed(self.communicates[on_device])
+            for group, alone in line.alone(self.group[on_device]).items():
                 self.alone[group] = self.alone.get(group, 0) + alone
 
     def trace(self, path: str) -> Trace:
@@ -108,13 +113,13 @@ class _Sums:
 
     def _sum(self, *columns: np.ndarray) -> list[tuple[tuple[int, ...], Times]]:
         """(numbers, times) of the rows that have the same numbers in these columns; most time first."""
-        found, of = groups(*columns)
-        calls = np.bincount(of, self.work.calls, len(found)).astype(int)
-        exposed = np.bincount(of, self.exposed, len(found))
-        time = np.zeros(len(found), dtype=np.int64)
+        keys, of = groups(*columns)
+        calls = np.bincount(of, self.work.calls, len(keys)).astype(int)
+        exposed = np.bincount(of, self.exposed, len(keys))
+        time = np.zeros(len(keys), dtype=np.int64)
         np.add.at(time, of, self.length)
         return [
-            (found[i], Times(int(calls[i]), int(time[i]), float(exposed[i])))
+            (keys[i], Times(int(calls[i]), int(time[i]), float(exposed[i])))
             for i in np.argsort(-time, kind="stable").tolist()
         ]
 
@@ -129,8 +134,8 @@ class _Sums:
         shapes: dict[tuple[int, ...], list[ShapeTime]] = {}
         for (*kernel, shape), times in self._sum(*which, work.shapes):
             if shape != NONE:
-                one = ShapeTime(texts[shape], times.calls, times.time_ns)
-                shapes.setdefault(tuple(kernel), []).append(one)
+                shape_time = ShapeTime(texts[shape], times.calls, times.time_ns)
+                shapes.setdefault(tuple(kernel), []).append(shape_time)
         ops: dict[tuple[int, ...], str] = {}
         for (*kernel, op), _ in self._sum(*which, work.op):
             if op != NONE:
@@ -147,55 +152,55 @@ class _Sums:
                 shapes=tuple(shapes.get(kernel, [])[:SHAPES]),
             )
 
-    def _steps(self) -> tuple[list[Step], list[int]]:
+    def _steps(self) -> tuple[list[TraceStep], list[int]]:
         """The steps in the order of time, and each device's idle time outside of them."""
         work, steps = self.work, self.steps
         count = len(steps.names)
-        found: list[Step] = []
+        trace_steps: list[TraceStep] = []
         idle_between = []
         per_class: dict[tuple[int, int], dict[str, Times]] = {}
         for (device, step, op_class), times in self._sum(work.device, steps.of, self.op_class):
             per_class.setdefault((device, step), {})[CLASSES[op_class]] = times
         origin = int(work.start.min())
-        for device, mine in enumerate(self.lines):
-            before, after, length = gaps(work.start[mine], work.end[mine])
-            of = steps.of[mine]
+        for device, on_device in enumerate(self.lines):
+            before, after, length = gaps(work.start[on_device], work.end[on_device])
+            of = steps.of[on_device]
             inside = (of[before] == of[after]) & (of[after] != NONE)
             idle_between.append(int(length[~inside].sum()))
             idle = np.bincount(of[after][inside], length[inside], count)
             starts = np.full(count + 1, np.iinfo(np.int64).max)
             ends = np.full(count + 1, np.iinfo(np.int64).min)
-            np.minimum.at(starts, of, work.start[mine])
-            np.maximum.at(ends, of, work.end[mine])
+            np.minimum.at(starts, of, work.start[on_device])
+            np.maximum.at(ends, of, work.end[on_device])
             there = sorted(set(of[of != NONE].tolist()), key=lambda step: starts[step])
             for place, step in enumerate(there):
                 period = int(starts[there[place + 1]] - starts[step]) if place + 1 < len(there) else None
-                found.append(
-                    Step(
+                trace_steps.append(
+                    TraceStep(
                         steps.names[step], self._device_name(device), steps.phases[step],
                         steps.evidence[step], int(starts[step]) - origin,
                         int(ends[step] - starts[step]), int(idle[step]), period, per_class[device, step],
                     )
                 )  # fmt: skip
-        return found, idle_between
+        return trace_steps, idle_between
 
     def _device_name(self, number: int) -> str:
         return str(self.work.devices[number])
 
     def _device(self, number: int, idle_between: int) -> Device:
-        mine, line, work = self.lines[number], self.times[number], self.work
-        communicates = self.communicates[mine]
+        on_device, line, work = self.lines[number], self.times[number], self.work
+        communicates = self.communicates[on_device]
         return Device(
             name=self._device_name(number),
             model=self._model(work.devices[number]),
-            streams=len(np.unique(work.stream[mine])),
-            calls=int(work.calls[mine].sum()),
-            span_ns=int(work.end[mine].max() - work.start[mine].min()),
-            busy_ns=line.covered(np.ones(len(mine), dtype=bool)),
-            sum_ns=int(self.length[mine].sum()),
+            streams=len(np.unique(work.stream[on_device])),
+            calls=int(work.calls[on_device].sum()),
+            span_ns=int(work.end[on_device].max() - work.start[on_device].min()),
+            busy_ns=line.covered(np.ones(len(on_device), dtype=bool)),
+            sum_ns=int(self.length[on_device].sum()),
             idle_between_ns=idle_between,
             communication_ns=line.covered(communicates),
-            exposed_communication_ns=round(self.exposed[mine][communicates].sum()),
+            exposed_communication_ns=round(self.exposed[on_device][communicates].sum()),
         )
 
     def _model(self, device: Any) -> str:
@@ -213,10 +218,12 @@ class _Sums:
         return [Finding(rule="no launch", severity="note", message=message)]
 
 
-def _cut(steps: Sequence[Step]) -> Iterator[Finding]:
+def _cut(steps: Sequence[TraceStep]) -> Iterator[Finding]:
     """Steps in which the profiler started or stopped: far fewer calls than others of their phase."""
     for phase in PHASES:
-        calls = [sum(one.calls for one in step.classes.values()) for step in steps if step.phase == phase]
+        calls = [
+            sum(class_.calls for class_ in step.classes.values()) for step in steps if step.phase == phase
+        ]
         few = sum(2 * count < statistics.median(calls) for count in calls)
         if few:
             yield Finding(

@@ -33,7 +33,7 @@ class Truncated(UnreadableError):
     """The file ends in the middle of something: its writer was killed, or the disk was full."""
 
 
-class Text:
+class JsonText:
     """A file's text, unpacked and decoded as it is read; what was read is forgotten.
 
     `text` from `at` on is what is there and not yet taken; `more()` makes it longer. Raises UnreadableError.
@@ -108,7 +108,7 @@ class Text:
         )
 
 
-def items(text: Text, enter: Callable[[Keys], bool]) -> Iterator[tuple[Keys, Any]]:
+def items(text: JsonText, enter: Callable[[Keys], bool]) -> Iterator[tuple[Keys, Any]]:
     """(path, value) of every value of a JSON text, in the order of the file.
 
     A path has the keys from the root, `*` for an array's items. enter: whether a container of that path is
@@ -121,7 +121,7 @@ def items(text: Text, enter: Callable[[Keys], bool]) -> Iterator[tuple[Keys, Any
 
 
 def _value(
-    text: Text, path: Keys, enter: Callable[[Keys], bool], decoder: json.JSONDecoder
+    text: JsonText, path: Keys, enter: Callable[[Keys], bool], decoder: json.JSONDecoder
 ) -> Iterator[tuple[Keys, Any]]:
     first = text.peek()
     if first in ("{", "[") and enter(path):
@@ -132,7 +132,7 @@ def _value(
 
 
 def _object(
-    text: Text, path: Keys, enter: Callable[[Keys], bool], decoder: json.JSONDecoder
+    text: JsonText, path: Keys, enter: Callable[[Keys], bool], decoder: json.JSONDecoder
 ) -> Iterator[tuple[Keys, Any]]:
     if text.peek() == "}":
         text.at += 1
@@ -148,7 +148,7 @@ def _object(
 
 
 def _array(
-    text: Text, path: Keys, enter: Callable[[Keys], bool], decoder: json.JSONDecoder
+    text: JsonText, path: Keys, enter: Callable[[Keys], bool], decoder: json.JSONDecoder
 ) -> Iterator[tuple[Keys, Any]]:
     inner = (*path, "*")
     if text.peek() == "]":
@@ -164,17 +164,17 @@ def _array(
             return
 
 
-def _next(text: Text, allowed: str) -> str:
-    found = text.peek()
-    if not found:
+def _next(text: JsonText, allowed: str) -> str:
+    character = text.peek()
+    if not character:
         raise text.truncated()
-    if found not in allowed:
-        raise text.broken(f"{' or '.join(map(repr, allowed))} is wanted, not {found!r}")
+    if character not in allowed:
+        raise text.broken(f"{' or '.join(map(repr, allowed))} is wanted, not {character!r}")
     text.at += 1
-    return found
+    return character
 
 
-def _whole(text: Text, decoder: json.JSONDecoder) -> Any:
+def _whole(text: JsonText, decoder: json.JSONDecoder) -> Any:
     """The value that begins here. Near the end of what is read so far it may go on: then more is read."""
     text.peek()
     while True:
@@ -205,11 +205,11 @@ def _ends_early(error: json.JSONDecodeError) -> bool:
     return in_text or bool(NUMBER.fullmatch(rest)) or any(word.startswith(rest) for word in WORDS)
 
 
-def opened(path: Path) -> Text:
+def opened(path: Path) -> JsonText:
     """The text of a file, plain or gzip. Raises UnreadableError where there is none."""
     if path.is_dir():
         raise UnreadableError(f"cannot read {path}: it is a folder")
-    text = Text(path)
+    text = JsonText(path)
     if not text.peek():
         text.close()
         raise UnreadableError(f"cannot read {path}: it is empty")

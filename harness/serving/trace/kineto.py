@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from harness.serving.trace.classify import marks_step
-from harness.serving.trace.columns import NONE, Columns, Recorded
+from harness.serving.trace.columns import NONE, Columns, RecordedTrace
 from harness.serving.trace.json_stream import Keys
 
 LONGEST_US = 1e12  # eleven days: beyond it a time is no time
@@ -35,12 +35,12 @@ def enter(keys: Keys) -> bool:
     return keys in ((), ("traceEvents",))
 
 
-def read(found: Iterator[tuple[Keys, Any]], into: Recorded) -> None:
+def read(values: Iterator[tuple[Keys, Any]], into: RecordedTrace) -> None:
     """Fills `into`. found: what incremental.items gives of the file with `enter`; a bare list of events, as
     Chrome allows, gives them at ("*",). Raises what `found` does, with what came before kept."""
     events = Events(into)
     try:
-        for keys, value in found:
+        for keys, value in values:
             if keys[-1:] == ("*",):
                 events.take(value)
             elif keys == ("deviceProperties",):
@@ -51,7 +51,7 @@ def read(found: Iterator[tuple[Keys, Any]], into: Recorded) -> None:
         events.finish()
 
 
-def _devices(value: Any, into: Recorded) -> None:
+def _devices(value: Any, into: RecordedTrace) -> None:
     for device in value if isinstance(value, list) else ():
         if isinstance(device, Mapping) and device.get("name"):
             into.device_names[_plain(device.get("id"))] = str(device["name"])
@@ -64,7 +64,7 @@ def _count(value: Any) -> int | None:
 class Events:
     """Takes events in any order and puts those that count into columns."""
 
-    def __init__(self, into: Recorded) -> None:
+    def __init__(self, into: RecordedTrace) -> None:
         self.into = into
         self.base: int | None = None  # us
         self.lost: Counter[str] = Counter()
@@ -188,7 +188,7 @@ class Events:
                 begun, kind, row = stack.pop()
                 if kind != NONE:
                     getattr(into, PAIRED[kind]).put(row, "length", at - begun)
-        for begun in (one for stack in stacks.values() for one in stack if one[1] != NONE):
+        for begun in (entry for stack in stacks.values() for entry in stack if entry[1] != NONE):
             self._lose("an event begins and never ends: counted with no duration", f"of {PAIRED[begun[1]]}")
         if len(into.shapes) >= MOST_SHAPES:
             into.note(

@@ -1,4 +1,4 @@
-"""What a trace's time is spent in: kernels, or operators where there are none, and what launched them."""
+"""Kernels of a trace, or operators where there are none, and what launched them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from harness.serving.trace.columns import NONE, Recorded, groups
+from harness.serving.trace.columns import NONE, RecordedTrace, groups
 from harness.serving.trace.critical_path import own_time
 from harness.serving.trace.steps import processes_of
 
 
 @dataclass(frozen=True)
-class Work:
+class LaunchedWork:
     """Stretches of work, a row each; ns from the trace's first event on.
 
     name:   number in recorded.names; op: number of the operator that launched it, NONE if unknown
@@ -38,7 +38,7 @@ class Work:
     graph: np.ndarray
 
 
-def kernels(recorded: Recorded) -> Work:
+def kernels(recorded: RecordedTrace) -> LaunchedWork:
     """What ran on devices, each with the call and the operator that launched it, where the trace has them."""
     rows, launches, ops = recorded.work, recorded.launches, recorded.ops
     n = len(rows)
@@ -57,14 +57,14 @@ def kernels(recorded: Recorded) -> Work:
     streams = recorded.streams.all()
     devices = list(dict.fromkeys(device for device, _ in streams))
     device_of = np.array([devices.index(device) for device, _ in streams])
-    return Work(
+    return LaunchedWork(
         "gpu", devices, rows.name, np.where(op == NONE, NONE, _at(ops.name, op)),
         np.where(op == NONE, NONE, _at(ops.shapes, op)), np.ones(n, dtype=np.int8), device_of[rows.stream],
         rows.stream, rows.start, rows.start + rows.length, at, _process(recorded, thread), graph,
     )  # fmt: skip
 
 
-def _note_merged(recorded: Recorded) -> None:
+def _note_merged(recorded: RecordedTrace) -> None:
     """Ids of calls are unique in a process only."""
     launches = recorded.launches
     known = launches.correlation != NONE
@@ -79,21 +79,21 @@ def _note_merged(recorded: Recorded) -> None:
         )
 
 
-def operators(recorded: Recorded) -> Work:
+def operators(recorded: RecordedTrace) -> LaunchedWork:
     """Operators of CPU threads, each without those inside it."""
     ops = recorded.ops
     row, start, end = own_time(ops.thread, ops.start, ops.start + ops.length)
     calls = np.zeros(len(row), dtype=np.int8)
     calls[np.unique(row, return_index=True)[1]] = 1
     thread = ops.thread[row]
-    return Work(
+    return LaunchedWork(
         "cpu", ["cpu"], ops.name[row], np.full(len(row), NONE), ops.shapes[row], calls,
         np.zeros(len(row), dtype=int), thread, start, end, ops.start[row], _process(recorded, thread),
         np.zeros(len(row), dtype=bool),
     )  # fmt: skip
 
 
-def _process(recorded: Recorded, thread: np.ndarray) -> np.ndarray:
+def _process(recorded: RecordedTrace, thread: np.ndarray) -> np.ndarray:
     processes = processes_of(recorded)
     of_thread = np.array([processes.index(process) for process, _ in recorded.threads.all()] or [NONE])
     return np.where(thread == NONE, NONE, of_thread[np.maximum(thread, 0)])
@@ -105,27 +105,27 @@ def _find(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         return np.full(len(wanted), NONE)
     order = np.argsort(keys, kind="stable")
     place = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
-    found = order[place]
-    return np.where((wanted != NONE) & (keys[found] == wanted), found, NONE)
+    index = order[place]
+    return np.where((wanted != NONE) & (keys[index] == wanted), index, NONE)
 
 
 def _at(column: np.ndarray, row: np.ndarray) -> np.ndarray:
     return column[np.maximum(row, 0)] if len(column) else np.full(len(row), NONE)
 
 
-def _around(recorded: Recorded, thread: np.ndarray, at: np.ndarray) -> np.ndarray:
+def _around(recorded: RecordedTrace, thread: np.ndarray, at: np.ndarray) -> np.ndarray:
     """The innermost operator that runs on a thread at a moment; NONE where there is none."""
     ops = recorded.ops
-    found = np.full(len(at), NONE)
+    operators = np.full(len(at), NONE)
     if not len(ops):
-        return found
+        return operators
     row, start, end = own_time(ops.thread, ops.start, ops.start + ops.length)
     stretch_thread = ops.thread[row]
-    for one in np.unique(thread[thread != NONE]):
-        mine, its = np.flatnonzero(thread == one), np.flatnonzero(stretch_thread == one)
-        if not len(its):
+    for number in np.unique(thread[thread != NONE]):
+        launches, stretches = np.flatnonzero(thread == number), np.flatnonzero(stretch_thread == number)
+        if not len(stretches):
             continue
-        place = np.searchsorted(start[its], at[mine], side="right") - 1
-        stretch = its[np.maximum(place, 0)]
-        found[mine] = np.where((place >= 0) & (at[mine] <= end[stretch]), row[stretch], NONE)
-    return found
+        place = np.searchsorted(start[stretches], at[launches], side="right") - 1
+        stretch = stretches[np.maximum(place, 0)]
+        operators[launches] = np.where((place >= 0) & (at[launches] <= end[stretch]), row[stretch], NONE)
+    return operators

@@ -6,16 +6,16 @@ from pathlib import Path
 
 from harness.serving.clients.files import UnreadableError
 from harness.serving.trace import kineto, rocprof
-from harness.serving.trace.columns import Recorded
-from harness.serving.trace.json_stream import PIECE, Text, Truncated, items, opened
+from harness.serving.trace.columns import RecordedTrace
+from harness.serving.trace.json_stream import PIECE, JsonText, Truncated, items, opened
 
 
-def read(path: Path, *, partial: bool = False) -> Recorded:
+def read(path: Path, *, partial: bool = False) -> RecordedTrace:
     """Reads a trace in memory that grows with the number of its events, by less than 100 bytes each, not with
     its size. partial: of a file that breaks off, what comes before. Raises UnreadableError."""
     text = opened(path)
     try:
-        recorded = Recorded("rocprof" if _is_rocprof(text) else "torch")
+        recorded = RecordedTrace("rocprof" if _is_rocprof(text) else "torch")
         try:
             _fill(text, recorded)
         except Truncated:
@@ -28,12 +28,12 @@ def read(path: Path, *, partial: bool = False) -> Recorded:
         text.close()
 
 
-def _is_rocprof(text: Text) -> bool:
+def _is_rocprof(text: JsonText) -> bool:
     text.peek()
     return rocprof.ROOT in text.text[:PIECE] if text.peek() == "{" else text.peek() != "["
 
 
-def _fill(text: Text, recorded: Recorded) -> None:
+def _fill(text: JsonText, recorded: RecordedTrace) -> None:
     if text.peek() not in ("{", "["):
         rocprof.read_csv(text, recorded)
         return

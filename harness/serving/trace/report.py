@@ -1,4 +1,4 @@
-"""A trace taken apart, as tables and as JSON."""
+"""A decomposed trace as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from tabulate import tabulate
 
-from harness.report.text import micro
+from harness.report.text import microseconds
 from harness.serving.trace.classify import Phase
-from harness.serving.trace.result import Device, KernelTime, PerStep, Step, Times, Trace
+from harness.serving.trace.result import Device, KernelTime, PerStep, Times, Trace, TraceStep
 
 NAME = 90  # characters of a kernel's name
 STEPS = 40  # listed at most, with --steps
@@ -20,8 +20,8 @@ def as_text(trace: Trace, phase: Phase | None, top: int, each_step: bool) -> str
     """What a person reads. phase: of which steps only; top: how many kernels."""
     parts = ["\n".join(_head(trace)), _classes(trace, phase)]
     if len(trace.steps) > 1:
-        wanted = [one for one in trace.phases() if trace.steps_of(one) and phase in (None, one)]
-        parts += [_per_step(trace, one) for one in wanted]
+        phases = [phase_ for phase_ in trace.phases() if trace.steps_of(phase_) and phase in (None, phase_)]
+        parts += [_per_step(trace, phase_) for phase_ in phases]
     if each_step:
         parts.append(_steps([step for step in trace.steps if phase in (None, step.phase)]))
     kernels = [kernel for kernel in trace.kernels if phase in (None, kernel.phase)]
@@ -48,9 +48,9 @@ def _head(trace: Trace) -> Iterator[str]:
 def _device(device: Device, on: str) -> Iterator[str]:
     what, where = ("kernels and copies", "stream") if on == "gpu" else ("operators", "thread")
     model = f" ({device.model})" if device.model else ""
-    many = "s" if device.streams != 1 else ""
+    plural = "s" if device.streams != 1 else ""
     yield (
-        f"device {device.name}{model}: {device.calls} {what} on {device.streams} {where}{many}; "
+        f"device {device.name}{model}: {device.calls} {what} on {device.streams} {where}{plural}; "
         f"sum {_us(device.sum_ns)} in a span of {_us(device.span_ns)}: busy {_us(device.busy_ns)}, "
         f"overlapped {_us(device.sum_ns - device.busy_ns)}, idle {_us(device.idle_ns)} "
         f"({_us(device.idle_between_ns)} of it outside of steps)"
@@ -68,13 +68,13 @@ def _classes(trace: Trace, phase: Phase | None) -> str:
     for row in trace.classes:
         if phase in (None, row.phase):
             alone[row.op_class] = alone.get(row.op_class, 0) + row.alone_ns
-    found = trace.by_class(phase)
+    by_class = trace.by_class(phase)
     rows = [
         [name, _us(times.time_ns), _percent(times.time_ns, total), times.calls, _us(times.exposed_ns),
          _percent(times.exposed_ns, times.time_ns), _us(alone[name])]
-        for name, times in found.items()
+        for name, times in by_class.items()
     ]  # fmt: skip
-    calls, exposed = sum(t.calls for t in found.values()), sum(t.exposed_ns for t in found.values())
+    calls, exposed = sum(t.calls for t in by_class.values()), sum(t.exposed_ns for t in by_class.values())
     rows.append(["sum", _us(total), "100.0 %", calls, _us(exposed), _percent(exposed, total), ""])
     title = f"of {phase} steps" if phase else "of the whole trace"
     return f"{title}\n" + _table(rows, ["class", "time", "share", "calls", "exposed", "w", "alone"])
@@ -86,19 +86,23 @@ def _per_step(trace: Trace, phase: Phase) -> str:
     periods = [step.period_ns for step in steps if step.period_ns is not None]
     period = f", {_us(statistics.median(periods))} from start to start" if periods else ""
     names = dict.fromkeys((*trace.by_class(phase), "host"))
-    found = [(name, one) for name in names if (one := trace.per_step(name, phase)) and one.exposed_us]
-    found.sort(key=lambda one: -one[1].time_us)
-    total = sum(one.time_us for _, one in found)
+    classes = [
+        (name, per_step)
+        for name in names
+        if (per_step := trace.per_step(name, phase)) and per_step.exposed_us
+    ]
+    classes.sort(key=lambda per_step: -per_step[1].time_us)
+    total = sum(per_step.time_us for _, per_step in classes)
     rows = [
         [
             name,
-            micro(one.time_us),
-            _percent(one.time_us, total),
-            f"{one.calls:g}",
-            micro(one.exposed_us),
-            _range(one),
+            microseconds(per_step.time_us),
+            _percent(per_step.time_us, total),
+            f"{per_step.calls:g}",
+            microseconds(per_step.exposed_us),
+            _range(per_step),
         ]
-        for name, one in found
+        for name, per_step in classes
     ]
     return (
         f"a {phase} step: median of {len(steps)}; {_us(span)} long, {_us(idle)} of it idle{period}\n"
@@ -106,11 +110,15 @@ def _per_step(trace: Trace, phase: Phase) -> str:
     )
 
 
-def _range(one: PerStep) -> str:
-    return f"{micro(min(one.each_time_us))}..{micro(max(one.each_time_us))}" if one.steps > 1 else ""
+def _range(per_step: PerStep) -> str:
+    return (
+        f"{microseconds(min(per_step.each_time_us))}..{microseconds(max(per_step.each_time_us))}"
+        if per_step.steps > 1
+        else ""
+    )
 
 
-def _steps(steps: Sequence[Step]) -> str:
+def _steps(steps: Sequence[TraceStep]) -> str:
     rows = [
         [step.name[:50], step.device, step.phase, _us(step.start_ns), _us(step.span_ns),
          _us(step.time_ns), _us(step.idle_ns), _us(step.period_ns) if step.period_ns is not None else ""]
@@ -162,7 +170,7 @@ def as_json(trace: Trace, phase: Phase | None = None) -> dict[str, Any]:
             "time_us": trace.time_ns() / 1e3,
             "devices": [_device_json(device) for device in trace.devices],
             "phases": [
-                {"phase": one, "steps": count, "evidence": why} for one, why, count in trace.evidence()
+                {"phase": phase_, "steps": count, "evidence": why} for phase_, why, count in trace.evidence()
             ],
             "events": dict(trace.categories),
             "findings": [finding.model_dump() for finding in trace.findings],
@@ -198,10 +206,15 @@ def _times_json(times: Times) -> dict[str, Any]:
     }
 
 
-def _per_step_json(one: PerStep | None) -> dict[str, Any] | None:
-    if one is None:
+def _per_step_json(per_step: PerStep | None) -> dict[str, Any] | None:
+    if per_step is None:
         return None
-    return {"steps": one.steps, "calls": one.calls, "time_us": one.time_us, "exposed_us": one.exposed_us}
+    return {
+        "steps": per_step.steps,
+        "calls": per_step.calls,
+        "time_us": per_step.time_us,
+        "exposed_us": per_step.exposed_us,
+    }
 
 
 def _device_json(device: Device) -> dict[str, Any]:
@@ -233,7 +246,7 @@ def _kernel_json(kernel: KernelTime) -> dict[str, Any]:
     }
 
 
-def _step_json(step: Step) -> dict[str, Any]:
+def _step_json(step: TraceStep) -> dict[str, Any]:
     return {
         "name": step.name,
         "device": step.device,
@@ -255,7 +268,7 @@ def _short(name: str) -> str:
 
 
 def _us(ns: float) -> str:
-    return micro(ns / 1e3)
+    return microseconds(ns / 1e3)
 
 
 def _percent(part: float, whole: float) -> str:

@@ -1,4 +1,4 @@
-"""What a trace comes to: the contract of `harness.serving.trace.decompose`.
+"""The decomposed trace: what `harness.serving.trace.decompose` gives.
 
 Times are of the whole trace, of all its devices together, unless a field says otherwise.
 """
@@ -80,7 +80,7 @@ class KernelTime(Times):
 
 
 @dataclass(frozen=True)
-class Step:
+class TraceStep:
     """One step on one device.
 
     evidence:  how its bounds and its phase were found
@@ -107,9 +107,9 @@ class Step:
 
     def times(self, op_class: str) -> Times:
         """Those of a class; `host` with the idle time, so that all that is exposed sums to the span."""
-        found = self.classes.get(op_class, Times(0, 0, 0.0))
+        times_ = self.classes.get(op_class, Times(0, 0, 0.0))
         idle = self.idle_ns if op_class == "host" else 0
-        return Times(found.calls, found.time_ns + idle, found.exposed_ns + idle)
+        return Times(times_.calls, times_.time_ns + idle, times_.exposed_ns + idle)
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Trace:
     devices: tuple[Device, ...]
     classes: tuple[ClassTime, ...]
     kernels: tuple[KernelTime, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[TraceStep, ...]
     categories: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
@@ -182,7 +182,7 @@ class Trace:
             if phase in (None, row.phase):
                 calls, time, exposed = sums.get(row.op_class, (0, 0, 0.0))
                 sums[row.op_class] = calls + row.calls, time + row.time_ns, exposed + row.exposed_ns
-        return {c: Times(*found) for c, found in sorted(sums.items(), key=lambda one: -one[1][1])}
+        return {c: Times(*times) for c, times in sorted(sums.items(), key=lambda item: -item[1][1])}
 
     def time_ns(self, phase: Phase | None = None) -> int:
         """The sum of all durations; the classes sum to it."""
@@ -195,23 +195,23 @@ class Trace:
 
     def exposure(self, phase: Phase | None = None) -> dict[str, float]:
         """w of the link model, in [0, 1]: the part of each class's time that is on the critical path."""
-        found = {c: times.exposure for c, times in self.by_class(phase).items()}
-        return {c: w for c, w in found.items() if w is not None}
+        exposures = {c: times.exposure for c, times in self.by_class(phase).items()}
+        return {c: w for c, w in exposures.items() if w is not None}
 
-    def steps_of(self, phase: Phase) -> tuple[Step, ...]:
+    def steps_of(self, phase: Phase) -> tuple[TraceStep, ...]:
         return tuple(step for step in self.steps if step.phase == phase)
 
     def per_step(self, op_class: str, phase: Phase = "decode") -> PerStep | None:
         """What a class comes to in a step of the phase; None where there is no such step. `host` has the
         time in which the device is idle within the step."""
-        found = [step.times(op_class) for step in self.steps_of(phase)]
-        if not found:
+        times_of_steps = [step.times(op_class) for step in self.steps_of(phase)]
+        if not times_of_steps:
             return None
-        times = tuple(one.time_us for one in found)
-        exposed = tuple(one.exposed_us for one in found)
-        calls = statistics.median(one.calls for one in found)
+        times = tuple(times_.time_us for times_ in times_of_steps)
+        exposed = tuple(times_.exposed_us for times_ in times_of_steps)
+        calls = statistics.median(times_.calls for times_ in times_of_steps)
         return PerStep(
-            len(found), calls, statistics.median(times), statistics.median(exposed), times, exposed
+            len(times_of_steps), calls, statistics.median(times), statistics.median(exposed), times, exposed
         )
 
     def unknown(self) -> tuple[KernelTime, ...]:

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harness.serving.clients.files import UnreadableError
-from harness.serving.trace.columns import NONE, Recorded
-from harness.serving.trace.json_stream import Keys, Text
+from harness.serving.trace.columns import NONE, RecordedTrace
+from harness.serving.trace.json_stream import JsonText, Keys
 
 ROOT = "rocprofiler-sdk-tool"
 LATEST = 1 << 62  # ns
@@ -26,12 +26,12 @@ def enter(keys: Keys) -> bool:
     return len(keys) <= 3 or (len(keys) == 4 and keys[3] != "*")
 
 
-def read(found: Iterator[tuple[Keys, Any]], into: Recorded) -> None:
+def read(values: Iterator[tuple[Keys, Any]], into: RecordedTrace) -> None:
     """Fills `into`. found: what incremental.items gives of the file with `enter`. Raises what `found` does,
     with what came before kept."""
     tool = _Tool(into)
     try:
-        for keys, value in found:
+        for keys, value in values:
             if keys[:1] == (ROOT,) and len(keys) > 2:
                 tool.take(keys[2:], value)
     finally:
@@ -41,7 +41,7 @@ def read(found: Iterator[tuple[Keys, Any]], into: Recorded) -> None:
 class _Tool:
     """The processes of one file, in their order; a kernel's number is of its process."""
 
-    def __init__(self, into: Recorded) -> None:
+    def __init__(self, into: RecordedTrace) -> None:
         self.into = into
         self.base: int | None = None
         self.process = 0
@@ -116,7 +116,7 @@ class _Tool:
         _rename(into, names)
 
 
-def _rename(into: Recorded, names: Mapping[Any, str]) -> None:
+def _rename(into: RecordedTrace, names: Mapping[Any, str]) -> None:
     """Several numbers may have one name."""
     unique = type(into.names)()
     to = [unique.number(names[old]) for old in into.names.all()]
@@ -147,7 +147,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (int, str)) else str(value)
 
 
-def read_csv(text: Text, into: Recorded) -> None:
+def read_csv(text: JsonText, into: RecordedTrace) -> None:
     """Fills `into` from rocprofv3's `*_kernel_trace.csv`. Raises UnreadableError."""
     rows = csv.reader(text.lines())
     base = None

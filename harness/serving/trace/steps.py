@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.serving.trace.classify import Phase, Rule, annotated_phase, step_rule, step_rules
-from harness.serving.trace.columns import NONE, Recorded
+from harness.serving.trace.classify import KernelRule, Phase, annotated_phase, step_rule, step_rules
+from harness.serving.trace.columns import NONE, RecordedTrace
 from kernels import OPS
 
 MODEL = ("scaled_gemm", "bf16_gemm", "mha_decode", "attention", "decode_attention", "absorbed_bmm", "norm")
@@ -28,7 +28,7 @@ class Rows:
     graph:   bool [n]: launched by a graph
     """
 
-    rules: Sequence[Rule]
+    rules: Sequence[KernelRule]
     rule: np.ndarray
     device: np.ndarray
     start: np.ndarray
@@ -38,7 +38,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Steps:
+class TraceSteps:
     """of: int [n], the step of each row, NONE outside of all; then one of each a step."""
 
     of: np.ndarray
@@ -47,7 +47,7 @@ class Steps:
     evidence: list[str]
 
 
-def find_steps(recorded: Recorded, rows: Rows, file_name: str) -> Steps:
+def find_steps(recorded: RecordedTrace, rows: Rows, file_name: str) -> TraceSteps:
     """By an engine's annotations, else torch's ProfilerStep, else the sampling that ends each step, else the
     whole trace as one. A step's phase is what its annotation says, else what its attention is."""
     of, names, boundary = _by_annotation(recorded, rows)
@@ -58,15 +58,15 @@ def find_steps(recorded: Recorded, rows: Rows, file_name: str) -> Steps:
     order = np.argsort(of, kind="stable")
     bounds = np.searchsorted(of[order], np.arange(len(names) + 1))
     for number, name in enumerate(names):
-        said = annotated_phase(name)
-        mine = order[bounds[number] : bounds[number + 1]]
-        phase, why = (said, "") if said else _by_attention(rows, mine, file_name)
+        annotated = annotated_phase(name)
+        kernels = order[bounds[number] : bounds[number + 1]]
+        phase, why = (annotated, "") if annotated else _by_attention(rows, kernels, file_name)
         phases.append(phase)
         evidence.append("; ".join(filter(None, (boundary, why))))
-    return Steps(of, names, phases, evidence)
+    return TraceSteps(of, names, phases, evidence)
 
 
-def _by_annotation(recorded: Recorded, rows: Rows) -> tuple[np.ndarray, list[str], str]:
+def _by_annotation(recorded: RecordedTrace, rows: Rows) -> tuple[np.ndarray, list[str], str]:
     """A step lasts from its annotation's start to the next one's: engines sample after the annotated call."""
     spans, all_names, threads = recorded.spans, recorded.names.all(), recorded.threads.all()
     marked = sorted(
@@ -80,25 +80,25 @@ def _by_annotation(recorded: Recorded, rows: Rows) -> tuple[np.ndarray, list[str
         return of, [], ""
     processes = processes_of(recorded)
     torch_only = len(step_rules()) - 1
-    engines = [one for one in marked if one[0] != torch_only] or marked
+    engines = [mark for mark in marked if mark[0] != torch_only] or marked
     names: list[str] = []
-    for process in dict.fromkeys(one[1] for one in engines):
+    for process in dict.fromkeys(mark[1] for mark in engines):
         starts, until = [], None
         first = len(names)
         for _, _, start, negative, name in sorted(
-            (one for one in engines if one[1] == process), key=lambda one: one[2:4]
+            (mark for mark in engines if mark[1] == process), key=lambda mark: mark[2:4]
         ):
             if until is None or start >= until:  # one inside another is the same step
                 until = start - negative
                 starts.append(start)
                 names.append(name)
-        mine = rows.process == processes.index(process)
-        found = np.searchsorted(np.array(starts), rows.at[mine], side="right") - 1
-        of[mine] = np.where(found >= 0, found + first, NONE)
+        in_process = rows.process == processes.index(process)
+        index = np.searchsorted(np.array(starts), rows.at[in_process], side="right") - 1
+        of[in_process] = np.where(index >= 0, index + first, NONE)
     return of, names, step_rules()[engines[0][0]].says
 
 
-def processes_of(recorded: Recorded) -> list[object]:
+def processes_of(recorded: RecordedTrace) -> list[object]:
     """The processes that threads are of; `process` in Rows is a number in it."""
     return list(dict.fromkeys(process for process, _ in recorded.threads.all()))
 
@@ -112,13 +112,13 @@ def _by_sampling(rows: Rows) -> tuple[np.ndarray, list[str], str]:
     names: list[str] = []
     boundary = "the whole trace"
     for device in np.unique(rows.device):
-        mine = np.flatnonzero(rows.device == device)
-        mine = mine[np.argsort(rows.start[mine], kind="stable")]
-        sampled = np.maximum.accumulate(np.where(sampling[mine], np.arange(len(mine)), NONE))
-        begun = np.maximum.accumulate(np.where(model[mine], np.arange(len(mine)), NONE))
+        on_device = np.flatnonzero(rows.device == device)
+        on_device = on_device[np.argsort(rows.start[on_device], kind="stable")]
+        sampled = np.maximum.accumulate(np.where(sampling[on_device], np.arange(len(on_device)), NONE))
+        begun = np.maximum.accumulate(np.where(model[on_device], np.arange(len(on_device)), NONE))
         last_model = np.concatenate([[NONE], begun[:-1]])
-        starts = model[mine] & (sampled > last_model) & (sampled >= 0) & (last_model >= 0)
-        of[mine] = len(names) + np.cumsum(starts)
+        starts = model[on_device] & (sampled > last_model) & (sampled >= 0) & (last_model >= 0)
+        of[on_device] = len(names) + np.cumsum(starts)
         count = int(starts.sum()) + 1
         if count > 1:
             boundary = "between the sampling of one and the products of the next"
@@ -126,19 +126,19 @@ def _by_sampling(rows: Rows) -> tuple[np.ndarray, list[str], str]:
     return of, names, boundary
 
 
-def _by_attention(rows: Rows, mine: np.ndarray, file_name: str) -> tuple[Phase, str]:
-    signs = np.array([rule.sign for rule in rows.rules])[rows.rule[mine]]
-    found = set(signs.tolist())
-    if "training" in found:
+def _by_attention(rows: Rows, kernels: np.ndarray, file_name: str) -> tuple[Phase, str]:
+    signs = np.array([rule.sign for rule in rows.rules])[rows.rule[kernels]]
+    present = set(signs.tolist())
+    if "training" in present:
         return "training", "kernels of a backward pass"
-    if {"prefill", "decode"} <= found:
+    if {"prefill", "decode"} <= present:
         return "mixed", "attention kernels of both"
-    if "prefill" in found:
+    if "prefill" in present:
         return "prefill", "its attention kernels"
-    if "decode" in found:
+    if "decode" in present:
         return "decode", "its attention kernels"
     if stage := STAGE.search(file_name):
         return ("prefill" if stage[1] == "EXTEND" else "decode"), "the file's name"
-    if (rows.graph[mine] & (signs == "either")).any():
+    if (rows.graph[kernels] & (signs == "either")).any():
         return "decode", "its attention is in a graph, as engines do for decode"
-    return "other", "no attention kernel tells" if "either" in found else "no attention kernels"
+    return "other", "no attention kernel tells" if "either" in present else "no attention kernels"

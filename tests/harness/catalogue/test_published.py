@@ -134,7 +134,7 @@ def test_runs_of_two_machines_may_have_the_same_name(tmp_path):
     recorded = RESULTS / "epyc-zen4-2core" / "fused_moe-prefill"
     for machine in ("one", "another"):
         shutil.copytree(recorded, tmp_path / machine / "fused_moe-prefill")
-    assert len({run for run, _ in claims._cells(tmp_path)}) == 2
+    assert len({run for run, _ in claims.recorded_cells(tmp_path)}) == 2
 
 
 def ratio(low: float, high: float) -> Ratio:

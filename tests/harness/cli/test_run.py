@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import kernels
-from harness.cli.run import RunDisplay
+from harness.cli.run_display import RunDisplay
 from harness.results.schema import SCHEMA
 from harness.run.device_lock import device_lock
 from harness.run.execute import run

@@ -15,7 +15,7 @@ from harness.catalogue.devices import Ceilings
 from harness.doctor import advice as advice_module
 from harness.doctor import examine, noise
 from harness.doctor.advice import advice
-from harness.report.doctor_text import text
+from harness.report.doctor_text import doctor_text
 from harness.run.device_lock import device_lock
 from harness.statistics.paired import Comparison, compare
 from harness.workers.process import WorkerFailure
@@ -117,16 +117,16 @@ def test_what_cannot_be_measured_says_why(examined):
     assert set(examined) == KEYS
     assert examined["ceilings"] == {"problem": "the worker died of SIGILL while in open"}
     assert examined["instruments"] == examined["ceilings"]
-    assert "not measured        the worker died of SIGILL while in open" in text(examined)
+    assert "not measured        the worker died of SIGILL while in open" in doctor_text(examined)
 
 
 def test_conditions_and_complaints_are_shown(examined):
     assert examined["conditions"] == {"SM clock": "1980 MHz"}
     assert examined["what would improve it"] == ["it is throttled", "sleep more"]
-    said = text(examined)
+    said = doctor_text(examined)
     assert "conditions\n  SM clock            1980 MHz\n" in said
     assert said.endswith("what would improve it\n  - it is throttled\n  - sleep more")
-    assert "conditions" not in text(examined | {"conditions": {}}), "nothing to say, nothing said"
+    assert "conditions" not in doctor_text(examined | {"conditions": {}}), "nothing to say, nothing said"
 
 
 def test_text_says_what_was_measured(examined):
@@ -142,7 +142,7 @@ def test_text_says_what_was_measured(examined):
         "read": pair,
         "product": pair | {"floor": None},
     }
-    lines = text(examined | {"ceilings": ceilings, "instruments": found}).splitlines()
+    lines = doctor_text(examined | {"ceilings": ceilings, "instruments": found}).splitlines()
     assert "  read                4.31 TB/s" in lines
     assert "  copy                950 GB/s, read plus written" in lines
     assert "  fp8 product         1400 TFLOPS" in lines
@@ -156,7 +156,7 @@ def test_text_says_what_was_measured(examined):
 
 def test_text_keeps_its_columns(examined):
     long = {f"op impl{i}": "timed" for i in range(40)}
-    for line in text(examined | {"runs here": long}).splitlines():
+    for line in doctor_text(examined | {"runs here": long}).splitlines():
         assert len(line) <= 110
         assert not line.startswith(" ") or line.startswith(("  ", " " * 22))
 

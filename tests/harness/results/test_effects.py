@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from harness.results.effects import changes, effects, said, same_kernels
+from harness.results.effects import changes, effects, same_kernels, verdict_text
 from harness.results.schema import Cell, Samples
 
 BLOCKS, ROUNDS = 8, 5
@@ -91,6 +91,6 @@ def test_what_ran_is_told_apart(after, told):
 
 
 def test_same_says_whether_the_flag_did_anything():
-    assert said("same", True) == "same (the same kernels ran)"
-    assert said("same", False) == "same (other kernels ran)"
-    assert said("faster", True) == "faster"
+    assert verdict_text("same", True) == "same (the same kernels ran)"
+    assert verdict_text("same", False) == "same (other kernels ran)"
+    assert verdict_text("faster", True) == "faster"

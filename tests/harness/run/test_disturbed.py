@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.run import RunDisplay
+from harness.cli.run_display import RunDisplay
 from harness.errors import NothingRan, UsageError
 from harness.machine.monitor.base import Monitor
 from harness.results.journal import Journal

@@ -33,13 +33,13 @@ def within(seconds: float, condition: Callable[[], object]) -> bool:
     return True
 
 
-def workers(role: str = "") -> dict[int, int]:
+def workers(serving: str = "") -> dict[int, int]:
     """Process -> parent of all workers of this session's runs, known by their TMPDIR."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes().split(b"\0")
-            if b"harness.workers.child.main" not in command or (role and role.encode() not in command):
+            if b"harness.workers.child.main" not in command or serving.encode() not in b" ".join(command):
                 continue
             if f"TMPDIR={os.environ['TMPDIR']}".encode() in (process / "environ").read_bytes().split(b"\0"):
                 parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
@@ -180,7 +180,7 @@ def test_a_worker_killed_in_a_turn_and_retried(cli, start, waiting):
         **plugin,
     )
     assert within(120, (waiting / "waits").exists)
-    (victim,) = [worker for worker, parent in workers("bench").items() if parent == run.pid]
+    (victim,) = [worker for worker, parent in workers("child.bench:Bench").items() if parent == run.pid]
     os.kill(victim, signal.SIGKILL)
     stderr = run.communicate(timeout=120)[1]
     assert run.returncode == 1, stderr

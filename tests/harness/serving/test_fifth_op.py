@@ -13,7 +13,7 @@ from harness.cli.serving.replay import read_arms
 from harness.serving.audit.setups import named_ops
 from harness.serving.experiment.spec import FILES, read_experiment
 from harness.serving.link import measured_times
-from harness.serving.link.closed_loop import Workload
+from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.inverse import needs
 from harness.serving.link.model import link
 from harness.serving.replay.replay import BASE
@@ -55,7 +55,7 @@ def test_on_a_gpu_each_op_names_what_stands_for_the_engine():
 
 
 def test_the_inverse_question_is_asked_of_every_op_that_the_model_has(monkeypatch):
-    load = Workload(isl=1024, osl=1024, concurrency=32)
+    load = ClosedLoop(isl=1024, osl=1024, concurrency=32)
     before = [need.ops for need in needs(link(), load, None)]
     assert before[-1] == ("block_scale_gemm", "fused_moe", "mla_decode", "mha_prefill")
     monkeypatch.setitem(kernels.OPS, "bf16_gemm", op())

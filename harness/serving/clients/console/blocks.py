@@ -20,7 +20,7 @@ from harness.serving.clients.console.text import Block, blocks, has_blocks
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document
 from harness.serving.clients.trtllm import bench
-from harness.serving.schema import Finding, Metric, Scope, ServingRun, Tokens, Totals, Workload
+from harness.serving.schema import Finding, Metric, OfferedLoad, Scope, ServingRun, Tokens, Totals
 
 NAME = "console"
 TOKENS_PER_SECOND = {"tok/s": 1.0, "tokens/s": 1.0, "token/s": 1.0, "tokens/sec": 1.0}
@@ -55,12 +55,12 @@ def recognises(document: Document) -> bool:
 
 def runs(document: Document) -> list[ServingRun]:
     """The runs of the blocks that say anything, and of trtllm-bench's reports, in the text's order."""
-    found = list(blocks(document.text))
+    printed_blocks = list(blocks(document.text))
     commands = [
-        command_of(block.before, found[i + 1].before if i + 1 < len(found) else None)
-        for i, block in enumerate(found)
+        command_of(block.before, printed_blocks[i + 1].before if i + 1 < len(printed_blocks) else None)
+        for i, block in enumerate(printed_blocks)
     ]
-    made = [_run(document, block, command) for block, command in zip(found, commands, strict=True)]
+    made = [_run(document, block, command) for block, command in zip(printed_blocks, commands, strict=True)]
     made = [run for run in made if run.metrics or run.totals != Totals()]
     return sorted([*made, *bench.printed(document)], key=lambda run: int(run.id.rpartition(":")[2]))
 
@@ -115,7 +115,7 @@ def _run(document: Document, block: Block, command: Command | None) -> ServingRu
     )
 
 
-def printed(row: Fields) -> tuple[Workload, Totals, list[Metric]]:
+def printed(row: Fields) -> tuple[OfferedLoad, Totals, list[Metric]]:
     """What the lines of a block say, each by its label in small letters."""
     totals = Totals(
         duration_s=_with_unit(row, "benchmark duration", SECONDS),
@@ -128,16 +128,16 @@ def printed(row: Fields) -> tuple[Workload, Totals, list[Metric]]:
 
 
 def _metrics(row: Fields) -> list[Metric]:
-    found = []
+    metrics = []
     for label, (name, unit, statistic, scope, tokens) in RATES.items():
         value = _with_unit(row, label, UNITS[unit])
         if value is not None:
-            found.append(
+            metrics.append(
                 Metric(name=name, value=value, unit=unit, scope=scope, tokens=tokens, statistic=statistic)
             )
     for label, (name, statistic) in COUNTS.items():
         if (value := row.number(label)) is not None:
-            found.append(Metric(name=name, value=value, unit="1", scope="instance", statistic=statistic))
+            metrics.append(Metric(name=name, value=value, unit="1", scope="instance", statistic=statistic))
     for key in row.values:
         match = LATENCY.fullmatch(key)
         if not match or match[2] not in LATENCIES:
@@ -145,10 +145,10 @@ def _metrics(row: Fields) -> list[Metric]:
         value = _scaled(row, key, match[3], MILLISECONDS)
         if value is not None:
             statistic = "std" if match[1] == "std dev" else match[1]
-            found.append(
+            metrics.append(
                 Metric(name=LATENCIES[match[2]], value=value, unit="ms", scope="request", statistic=statistic)
             )
-    return found
+    return metrics
 
 
 def _with_unit(row: Fields, label: str, units: dict[str, float]) -> float | None:
@@ -167,7 +167,7 @@ def _scaled(row: Fields, key: str, unit: str, units: dict[str, float]) -> float 
     return row.number(key, scale=units[unit])
 
 
-def _workload(row: Fields) -> Workload:
+def _workload(row: Fields) -> OfferedLoad:
     labels = ("maximum request concurrency", "max request concurrency", "max reqeuest concurrency")
     limit = next((label for label in labels if label in row.values), "")
     unlimited = str(row.values.get(limit, "")).lower() in ("not set", "none")
@@ -175,7 +175,7 @@ def _workload(row: Fields) -> Workload:
     rate = next((label for label in rates if label in row.values), "")
     if unlimited:
         row.take(limit)
-    return Workload(
+    return OfferedLoad(
         concurrency=None if unlimited or not limit else row.number(limit),
         request_rate=row.number(rate, infinite=0.0) if rate else None,
         num_prompts=row.count("total requests"),
@@ -185,15 +185,15 @@ def _workload(row: Fields) -> Workload:
 
 
 def _with_command(
-    row: Fields, workload: Workload, command: Command, totals: Totals
-) -> tuple[Workload, str, list[str]]:
+    row: Fields, workload: OfferedLoad, command: Command, totals: Totals
+) -> tuple[OfferedLoad, str, list[str]]:
     """The workload with what the command before the block asked for, unless the two disagree."""
-    asked, note = command.workload()
-    if said := contradicts(asked, workload, totals.completed):
-        message = f"{row.where}: the command before the block is not of it: {said}"
+    requested, note = command.workload()
+    if contradiction := contradicts(requested, workload, totals.completed):
+        message = f"{row.where}: the command before the block is not of it: {contradiction}"
         row.findings.append(Finding(rule="command", severity="suspect", message=message))
         return workload, "", []
-    own = {name: value for name, value in workload.model_dump().items() if value not in (None, "")}
+    printed = {name: value for name, value in workload.model_dump().items() if value not in (None, "")}
     how = "the arguments printed" if command.printed else "the command"
     notes = [f"model and workload from {how} before the block", *([note] if note else [])]
-    return asked.model_copy(update=own), command.model, notes
+    return requested.model_copy(update=printed), command.model, notes

@@ -1,4 +1,4 @@
-"""What the command lines of serving clients ask for, in a text or before a block of results.
+"""Command lines of serving clients, in a text or before a block of results: the load that they ask for.
 
 Before a block, taken only where there is no doubt which block it is of: vLLM's and SGLang's clients print
 their arguments (`Namespace(...)`) in the same run; a command counts where it is the only one before its block
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from harness.serving.clients import common
 from harness.serving.clients.console.text import unprefixed
 from harness.serving.clients.fields import Fields
-from harness.serving.schema import Workload
+from harness.serving.schema import OfferedLoad
 
 PROGRAMS = {
     "vllm": re.compile(r"\bvllm\s+bench\s+serve\b"),
@@ -45,7 +45,7 @@ class Command:
     def model(self) -> str:
         return _said(self.options.get("model", ""))
 
-    def workload(self) -> tuple[Workload, str]:
+    def workload(self) -> tuple[OfferedLoad, str]:
         """What was asked for, and a note where its lengths are not told."""
         row = Fields("command", {k: v for k, v in self.options.items() if _said(v)}, as_text=True)
         dataset = row.text("dataset_name") or DATASETS[self.program]
@@ -54,7 +54,7 @@ class Command:
         ratio = row.number(f"{kind}_range_ratio")
         prefix = row.number(f"{kind}_prefix_len") or 0.0
         into, out, note = self._means(into, out, ratio)
-        return Workload(
+        return OfferedLoad(
             dataset=dataset,
             input_len=into + prefix if into is not None else None,
             output_len=out,
@@ -67,17 +67,17 @@ class Command:
         ), note
 
     def _length(self, row: Fields, kind: str, which: str) -> float | None:
-        own = row.number(f"{kind}_{which}_len")
-        if own is None and kind == "random":
-            own = row.number(f"random_{which}")
-        return own if own is not None else row.number(f"{which}_len")
+        length = row.number(f"{kind}_{which}_len")
+        if length is None and kind == "random":
+            length = row.number(f"random_{which}")
+        return length if length is not None else row.number(f"{which}_len")
 
     def _means(
         self, into: float | None, out: float | None, ratio: float | None
     ) -> tuple[float | None, float | None, str]:
         if self.program == "sglang" and "random_input_len" in self.options:
             least = ratio or 0.0
-            into, out = (common.mean_of_range(one, least) for one in (into, out))
+            into, out = (common.mean_of_range(length, least) for length in (into, out))
             return into, out, f"lengths: means of those drawn between {least:g} of what was asked for and all"
         if self.program == "script" and ratio not in (None, 1.0) and into is not None:
             why = (
@@ -89,24 +89,24 @@ class Command:
 
 def command_of(before: Sequence[str], next_before: Sequence[str] | None) -> Command | None:
     """The one command that the block after `before` is of; next_before: the lines between it and the next."""
-    found = list(commands(before))
-    printed = [one for one in found if one.printed]
+    candidates = list(commands(before))
+    printed = [command for command in candidates if command.printed]
     if printed:
         last = printed[-1]
-        return last if all(one.workload() == last.workload() for one in printed) else None
-    if len(found) != 1 or (next_before is not None and not any(commands(next_before))):
+        return last if all(command.workload() == last.workload() for command in printed) else None
+    if len(candidates) != 1 or (next_before is not None and not any(commands(next_before))):
         return None
-    return found[0]
+    return candidates[0]
 
 
-def contradicts(asked: Workload, block: Workload, completed: int | None) -> str:
+def contradicts(requested: OfferedLoad, block: OfferedLoad, completed: int | None) -> str:
     """What the block says otherwise than the command; empty: nothing."""
     for name in ("concurrency", "request_rate", "warmup_s", "cooldown_s"):
-        said, printed = getattr(asked, name), getattr(block, name)
-        if said is not None and printed is not None and abs(said - printed) > TOLERANCE:
-            return f"{name} is {said:g} in the command and {printed:g} in the block"
-    if completed is not None and asked.num_prompts is not None and completed > asked.num_prompts:
-        return f"the command sends {asked.num_prompts} prompts and {completed} completed"
+        in_command, in_block = getattr(requested, name), getattr(block, name)
+        if in_command is not None and in_block is not None and abs(in_command - in_block) > TOLERANCE:
+            return f"{name} is {in_command:g} in the command and {in_block:g} in the block"
+    if completed is not None and requested.num_prompts is not None and completed > requested.num_prompts:
+        return f"the command sends {requested.num_prompts} prompts and {completed} completed"
     return ""
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from harness.serving.clients import common
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, keys_of, objects
-from harness.serving.schema import ServingRun, Totals, Workload
+from harness.serving.schema import OfferedLoad, ServingRun, Totals
 
 NAME = "sglang.bench_offline_throughput"
 KEYS = {"successful_requests", "total_latency", "total_throughput"}
@@ -36,7 +36,7 @@ def _run(row: Fields) -> ServingRun:
         source=row.where,
         engine="sglang",
         mode="offline",
-        workload=Workload(num_prompts=sent, request_rate=0.0),
+        workload=OfferedLoad(num_prompts=sent, request_rate=0.0),
         totals=Totals(
             duration_s=row.number("total_latency"),
             completed=sent,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from harness.serving.clients import common
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, keys_of, objects
-from harness.serving.schema import Metric, ServingRun, Totals, Workload
+from harness.serving.schema import Metric, OfferedLoad, ServingRun, Totals
 
 NAME = "sglang.bench_one_batch"
 KEYS = {
@@ -34,7 +34,7 @@ def runs(document: Document) -> list[ServingRun]:
 
 
 def _run(row: Fields) -> ServingRun:
-    asked = batch(row)
+    load = batch(row)
     of_input, of_output = {"tokens": "input"}, {"tokens": "output", "statistic": "median"}
     metrics = (
         *common.throughputs(row, {"overall_throughput": "total"}),
@@ -53,8 +53,8 @@ def _run(row: Fields) -> ServingRun:
         label=row.text("run_name"),
         engine="sglang",
         mode="offline",
-        workload=asked,
-        totals=counted(asked, row.number("total_latency")),
+        workload=load,
+        totals=counted(load, row.number("total_latency")),
         metrics=metrics,
         notes=("a static batch in lockstep: prefill, then decode steps; no server, no scheduler",),
         extra=row.rest(),
@@ -63,10 +63,10 @@ def _run(row: Fields) -> ServingRun:
     return common.measured(run, row, sorted(KEYS))
 
 
-def batch(row: Fields) -> Workload:
+def batch(row: Fields) -> OfferedLoad:
     """batch_size requests of input_len and output_len tokens, all at once."""
     size = row.count("batch_size")
-    return Workload(
+    return OfferedLoad(
         input_len=row.number("input_len"),
         output_len=row.number("output_len"),
         num_prompts=size,
@@ -75,8 +75,8 @@ def batch(row: Fields) -> Workload:
     )
 
 
-def counted(asked: Workload, duration_s: float | None) -> Totals:
+def counted(load: OfferedLoad, duration_s: float | None) -> Totals:
     """As the client counts, which stops where a request fails: every request whole."""
-    size, lengths = asked.num_prompts, (asked.input_len, asked.output_len)
+    size, lengths = load.num_prompts, (load.input_len, load.output_len)
     tokens = [None if size is None or length is None else round(size * length) for length in lengths]
     return Totals(duration_s=duration_s, completed=size, input_tokens=tokens[0], output_tokens=tokens[1])

@@ -49,8 +49,8 @@ def _known(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _run(row: Fields) -> ServingRun:
-    asked = batch(row)
-    totals = counted(asked, row.number("latency"))
+    load = batch(row)
+    totals = counted(load, row.number("latency"))
     actual = row.count("total_output_tokens")
     if actual is not None:
         totals = totals.model_copy(update={"output_tokens": actual})
@@ -62,7 +62,7 @@ def _run(row: Fields) -> ServingRun:
         label=row.text("run_name"),
         model=row.text("model_path"),
         mode="online",
-        workload=asked.model_copy(update={"prefix_cached": None if hits is None else hits > 0}),
+        workload=load.model_copy(update={"prefix_cached": None if hits is None else hits > 0}),
         totals=totals,
         metrics=(*_throughputs(row, totals), *_others(row, hits)),
         flags=_flags(row),
@@ -91,7 +91,7 @@ def _throughputs(row: Fields, totals: Totals) -> list[Metric]:
 def _others(row: Fields, hits: float | None) -> list[Metric]:
     of_output = {"tokens": "output"}
     last = "steady_state_output_throughput"
-    found = [
+    metrics = [
         *common.single(row, "last_gen_throughput", "last_gen_throughput", "tok/s", **of_output),
         *common.single(row, last, last, "tok/s", **of_output),
         *common.single(row, "acc_length", "accept_length", "1", statistic="mean"),
@@ -99,15 +99,15 @@ def _others(row: Fields, hits: float | None) -> list[Metric]:
     for key in ("ttft", "last_ttft"):
         value = row.number(key, scale=1e3)
         if value is not None:
-            found.append(Metric(name="ttft", value=value, unit="ms", scope="request", statistic="max"))
+            metrics.append(Metric(name="ttft", value=value, unit="ms", scope="request", statistic="max"))
     if hits is not None:
-        found.append(Metric(name="cache_hit_rate", value=hits, unit="1", scope="instance"))
-    return found
+        metrics.append(Metric(name="cache_hit_rate", value=hits, unit="1", scope="instance"))
+    return metrics
 
 
 def _flags(row: Fields) -> tuple[str, ...]:
     given = row.values.get("server_args")
-    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+    if not isinstance(given, list) or not all(isinstance(flag, str) for flag in given):
         return ()
     row.take("server_args")
     return tuple(given)

@@ -1,4 +1,4 @@
-"""What an SGLang server says of itself, as later versions of bench_serving store it under `server_info`.
+"""`server_info` of an SGLang server: version and arguments, as later versions of bench_serving store them.
 
 Read in sglang/srt/entrypoints/http_server.py of 0.5.9: the server's arguments, the scheduler's sizes,
 `internal_states` (one for each data-parallel rank) and `version`, in one object. A router of disaggregated
@@ -63,13 +63,13 @@ def described(row: Fields) -> dict[str, Any]:
     prefill, decode = _servers(info, "prefill"), _servers(info, "decode")
     servers = [*prefill, *decode] or [info]
     sizes = {id(server): _sizes(server) for server in servers}
-    one = (decode or servers)[0]
-    size = sizes[id(one)]
+    main = (decode or servers)[0]
+    size = sizes[id(main)]
     return {
         "engine": "sglang",
-        "model": one.text("served_model_name") or one.text("model_path"),
-        "version": one.text("version"),
-        "precision": one.text("quantization"),
+        "model": main.text("served_model_name") or main.text("model_path"),
+        "version": main.text("version"),
+        "precision": main.text("quantization"),
         "nodes": _sum([sizes[id(server)]["nnodes"] for server in servers]),
         "gpus": _sum([_world(sizes[id(server)]) for server in servers]),
         "parallelism": Parallelism(
@@ -81,7 +81,7 @@ def described(row: Fields) -> dict[str, Any]:
             prefill_gpus=_sum([_world(sizes[id(server)]) for server in prefill]),
             decode_gpus=_sum([_world(sizes[id(server)]) for server in decode]),
         ),
-        "flags": tuple(flag for name in FLAGS for flag in _flag(one, name)),
+        "flags": tuple(flag for name in FLAGS for flag in _flag(main, name)),
     }
 
 
@@ -89,14 +89,16 @@ def without_secrets(value: Any) -> Any:
     """The same, with keys and passwords replaced."""
     if isinstance(value, Mapping):
         return {k: "***" if k in SECRETS and v else without_secrets(v) for k, v in value.items()}
-    return [without_secrets(one) for one in value] if isinstance(value, list) else value
+    return [without_secrets(item) for item in value] if isinstance(value, list) else value
 
 
 def _servers(info: Fields, side: str) -> list[Fields]:
     listed = info.values.get(side)
     where = f"{info.where}: {side}"
-    many = listed if isinstance(listed, list) else []
-    return [Fields(where, one, findings=info.findings) for one in many if isinstance(one, Mapping)]
+    servers = listed if isinstance(listed, list) else []
+    return [
+        Fields(where, server, findings=info.findings) for server in servers if isinstance(server, Mapping)
+    ]
 
 
 def _sizes(server: Fields) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from harness.serving.clients import common
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, keys_of, objects
 from harness.serving.clients.sglang.server_info import described, without_secrets
-from harness.serving.schema import ServingRun, Totals, Workload
+from harness.serving.schema import OfferedLoad, ServingRun, Totals
 
 NAME = "sglang.bench_serving"
 KEYS = {
@@ -88,17 +88,20 @@ def _run(row: Fields) -> ServingRun:
     return common.measured(run, row, WANTED)
 
 
-def _workload(row: Fields) -> Workload:
+def _workload(row: Fields) -> OfferedLoad:
     dataset = row.text("dataset_name")
     lengths = {}
     if dataset in ("random", "random-ids"):
         ratio = row.number("random_range_ratio")
-        asked = {"input_len": row.number("random_input_len"), "output_len": row.number("random_output_len")}
-        lengths = {name: common.mean_of_range(length, ratio) for name, length in asked.items()}
+        requested = {
+            "input_len": row.number("random_input_len"),
+            "output_len": row.number("random_output_len"),
+        }
+        lengths = {name: common.mean_of_range(length, ratio) for name, length in requested.items()}
         lengths["range_ratio"] = ratio
     elif dataset == "sharegpt":
         lengths["output_len"] = row.number("sharegpt_output_len")
-    return Workload(
+    return OfferedLoad(
         dataset=dataset,
         concurrency=row.number("max_concurrency"),
         request_rate=common.request_rate(row),

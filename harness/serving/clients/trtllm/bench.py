@@ -19,7 +19,7 @@ from harness.serving.clients.common import of_object, single
 from harness.serving.clients.console.text import plain, unprefixed
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, objects
-from harness.serving.schema import Metric, Parallelism, ServingRun, Totals, Workload
+from harness.serving.schema import Metric, OfferedLoad, Parallelism, ServingRun, Totals
 
 NAME = "trtllm-bench"
 STATISTICS = {
@@ -164,7 +164,7 @@ def _run(row: Fields, *, printed: bool) -> ServingRun:
             tp=world.count("tp_size"), pp=world.count("pp_size"), ep=world.count("ep_size")
         ),
         mode="offline",
-        workload=Workload(
+        workload=OfferedLoad(
             input_len=requests.number("avg_input_length"),
             output_len=dataset.inside("osl_stats").number("average") or dataset.number("avg_osl"),
             num_prompts=completed,
@@ -172,7 +172,7 @@ def _run(row: Fields, *, printed: bool) -> ServingRun:
         totals=Totals(duration_s=duration, completed=completed, input_tokens=into, output_tokens=out),
         metrics=tuple(metrics),
         extra=row.rest(),
-        notes=tuple(one for one in (note,) if one),
+        notes=tuple(text for text in (note,) if text),
         findings=tuple(row.findings),
     )
 
@@ -185,10 +185,10 @@ def _mean(fields: Fields, key: str, name: str, unit: str) -> list[Metric]:
 def _latency(means: Fields, mean: str, parent: Fields, kind: str, name: str) -> list[Metric]:
     """The distribution, or where there is none the mean alone, which stands apart."""
     alone = means.number(mean)
-    found = of_object(parent.inside(DISTRIBUTIONS[kind]), STATISTICS, name)
-    if alone is not None and all(one.statistic != "mean" for one in found):
-        found.append(Metric(name=name, value=alone, unit="ms", scope="request", statistic="mean"))
-    return found
+    metrics = of_object(parent.inside(DISTRIBUTIONS[kind]), STATISTICS, name)
+    if alone is not None and all(metric.statistic != "mean" for metric in metrics):
+        metrics.append(Metric(name=name, value=alone, unit="ms", scope="request", statistic="mean"))
+    return metrics
 
 
 def _total(requests: Fields, key: str, completed: int | None, printed: bool) -> int | None:
@@ -200,10 +200,10 @@ def _total(requests: Fields, key: str, completed: int | None, printed: bool) -> 
 
 
 def _gpus(world: Fields, metrics: list[Metric], printed: bool) -> tuple[int | None, str]:
-    said = world.count("world_size")
-    if said is not None or not printed:
-        return said, ""
-    whole, one = (
+    stated = world.count("world_size")
+    if stated is not None or not printed:
+        return stated, ""
+    whole, per_gpu = (
         next(
             (
                 m.value
@@ -214,7 +214,7 @@ def _gpus(world: Fields, metrics: list[Metric], printed: bool) -> tuple[int | No
         )
         for scope in ("instance", "gpu")
     )
-    ratio = whole / one if one else 0
+    ratio = whole / per_gpu if per_gpu else 0
     if round(ratio) < 1 or abs(ratio - round(ratio)) > WHOLE:
         return None, ""
     return round(ratio), f"GPUs: Total Output Throughput / Per GPU Output Throughput = {ratio:.4f}"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from harness.serving.clients import common
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, objects
-from harness.serving.schema import ServingRun, Totals, Workload
+from harness.serving.schema import OfferedLoad, ServingRun, Totals
 
 NAME = "tensorrt_llm.serve"
 OWN = {"user_throughput", "avg_decoded_tokens_per_iter"}
@@ -41,7 +41,7 @@ def _run(row: Fields) -> ServingRun:
         *common.of_keys(row, LATENCIES),
         *common.single(row, "user_throughput", *per_user),
     )
-    completed, asked = row.count("completed"), row.count("num_prompts")
+    completed, requested = row.count("completed"), row.count("num_prompts")
     run = ServingRun(
         id=row.where,
         client=NAME,
@@ -50,15 +50,15 @@ def _run(row: Fields) -> ServingRun:
         model=row.text("model_id"),
         engine="tensorrt-llm",
         mode="online",
-        workload=Workload(
+        workload=OfferedLoad(
             concurrency=row.number("max_concurrency"),
             request_rate=common.request_rate(row),
-            num_prompts=asked,
+            num_prompts=requested,
         ),
         totals=Totals(
             duration_s=row.number("duration"),
             completed=completed,
-            failed=_failed(asked, completed) if failed is None else failed,
+            failed=_failed(requested, completed) if failed is None else failed,
             input_tokens=row.count("total_input_tokens"),
             output_tokens=row.count("total_output_tokens"),
         ),
@@ -71,8 +71,8 @@ def _run(row: Fields) -> ServingRun:
     return common.measured(run, row, WANTED)
 
 
-def _failed(asked: int | None, completed: int | None) -> int | None:
+def _failed(requested: int | None, completed: int | None) -> int | None:
     """Where it kept no list of requests: those asked for that did not complete."""
-    if asked is None or completed is None or completed > asked:
+    if requested is None or completed is None or completed > requested:
         return None
-    return asked - completed
+    return requested - completed

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from harness.serving.clients import common
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, keys_of, objects
-from harness.serving.schema import Metric, ServingRun, Workload
+from harness.serving.schema import Metric, OfferedLoad, ServingRun
 
 NAME = "vllm.latency"
 KEYS = {"avg_latency", "latencies", "percentiles"}
@@ -42,7 +42,7 @@ def _run(row: Fields) -> ServingRun:
         model=row.text("model_id"),
         engine="vllm",
         mode="offline",
-        workload=Workload(request_rate=0.0),
+        workload=OfferedLoad(request_rate=0.0),
         metrics=tuple(_metric(statistic, value) for statistic, value in seconds.items() if value is not None),
         extra={**row.rest(), "latencies_ms": list(passes)},
         notes=("batch size and lengths are not in the file",),

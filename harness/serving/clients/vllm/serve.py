@@ -20,7 +20,7 @@ from __future__ import annotations
 from harness.serving.clients import common
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, keys_of, objects
-from harness.serving.schema import Metric, Parallelism, Samples, ServingRun, Totals, Workload
+from harness.serving.schema import Metric, OfferedLoad, Parallelism, RequestSamples, ServingRun, Totals
 
 NAME = "vllm.serve"
 KEYS = {
@@ -69,7 +69,7 @@ def _run(row: Fields) -> ServingRun:
         *common.single(row, "spec_decode_acceptance_length", "accept_length", "1", statistic="mean"),
         *common.of_keys(row, LATENCIES),
     ]
-    metrics += _means(row, samples, failed, {one.name for one in metrics if one.statistic == "mean"})
+    metrics += _means(row, samples, failed, {metric.name for metric in metrics if metric.statistic == "mean"})
     totals = Totals(
         duration_s=row.number("duration"),
         completed=row.count("completed"),
@@ -77,14 +77,14 @@ def _run(row: Fields) -> ServingRun:
         input_tokens=row.count("total_input_tokens"),
         output_tokens=row.count("total_output_tokens"),
     )
-    workload = Workload(
+    workload = OfferedLoad(
         concurrency=row.number("max_concurrency"),
         request_rate=common.request_rate(row),
         num_prompts=row.count("num_prompts"),
     )
     date, label, model = row.text("date"), row.text("label"), row.text("model_id")
-    parallelism, told = _parallelism(row)
-    notes = common.without_bulk(row) + told
+    parallelism, of_metadata = _parallelism(row)
+    notes = common.without_bulk(row) + of_metadata
     run = ServingRun(
         id=row.where,
         client=NAME,
@@ -106,7 +106,9 @@ def _run(row: Fields) -> ServingRun:
     return common.measured(run, row, WANTED)
 
 
-def _means(row: Fields, samples: Samples, failed: int | None, reported_already: set[str]) -> list[Metric]:
+def _means(
+    row: Fields, samples: RequestSamples, failed: int | None, reported_already: set[str]
+) -> list[Metric]:
     """Those that the client left to the lists: of end-to-end times, and of the wait for --max-concurrency,
     which has an entry for requests that failed and is left out where there are any."""
     queued = row.numbers("queue_times", scale=1e3, least=0)
@@ -130,6 +132,6 @@ def _means(row: Fields, samples: Samples, failed: int | None, reported_already: 
 
 def _parallelism(row: Fields) -> tuple[Parallelism, tuple[str, ...]]:
     given = {key: str(row.values[key]) for key in DEGREES if str(row.values.get(key)).isdecimal()}
-    found = {DEGREES[key]: int(row.take(key)) for key in given}
+    degrees = {DEGREES[key]: int(row.take(key)) for key in given}
     note = "from --metadata: " + ", ".join(f"{key} {value}" for key, value in given.items())
-    return Parallelism(**found), (note,) if given else ()
+    return Parallelism(**degrees), (note,) if given else ()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from harness.serving.clients import common
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, keys_of, objects
-from harness.serving.schema import ServingRun, Totals, Workload
+from harness.serving.schema import OfferedLoad, ServingRun, Totals
 
 NAME = "vllm.throughput"
 KEYS = {"elapsed_time", "num_requests", "total_num_tokens", "requests_per_second", "tokens_per_second"}
@@ -34,7 +34,7 @@ def _run(row: Fields) -> ServingRun:
         model=row.text("model_id"),
         engine="vllm",
         mode="offline",
-        workload=Workload(num_prompts=row.count("num_requests"), request_rate=0.0),
+        workload=OfferedLoad(num_prompts=row.count("num_requests"), request_rate=0.0),
         totals=Totals(duration_s=row.number("elapsed_time")),
         metrics=(
             *common.throughputs(row, {"tokens_per_second": "total"}),

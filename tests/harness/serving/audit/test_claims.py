@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.serving.schema import Workload
+from harness.serving.schema import OfferedLoad
 from tests.support.audits import ALL, ARTICLE, MI350X, MOAI, ONLINE, metric_of, of, one, with_claim, with_run
 
 # Set-ups
@@ -71,8 +71,8 @@ def test_up_to_without_a_baseline_or_a_shape():
     found = one("up_to", ALL["amd-sglang"], "amd-aiter-mla")
     assert "up to 17x without what it is over, its shape or load" in found.message
     said = with_claim(
-        ALL["amd-sglang"], "amd-aiter-mla", baseline="Triton", workload=Workload(input_len=1, output_len=1),
-        refers_to=("dstack.online:2",),
+        ALL["amd-sglang"], "amd-aiter-mla", baseline="Triton",
+        workload=OfferedLoad(input_len=1, output_len=1), refers_to=("dstack.online:2",),
     )  # fmt: skip
     assert not of("up_to", said, "amd-aiter-mla")
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from harness.serving.audit import RULES, Audited, audit
 from harness.serving.audit.corpus import Corpus, printed, same_engine, same_hardware
 from harness.serving.compare.alike import compare
-from harness.serving.compare.quantity import of_run
+from harness.serving.compare.quantity import quantity_of_run
 from harness.serving.published.documents import Claim, Configuration
-from harness.serving.schema import Metric, Parallelism, Scope, ServingRun, Tokens, Totals, Workload
+from harness.serving.schema import Metric, OfferedLoad, Parallelism, Scope, ServingRun, Tokens, Totals
 from tests.support.audits import CORPUS, of, one, with_run
 
 
@@ -27,7 +27,7 @@ def clean_run(load: float, **changes) -> ServingRun:
     return ServingRun(
         id=f"run-{load:g}", client="sglang.bench_serving", source="file", mode="online", hardware="H200",
         gpus=8, nodes=1, engine="sglang", version="0.5.7", model="deepseek-ai/DeepSeek-R1",
-        workload=Workload(dataset="random", input_len=3200, output_len=length, concurrency=load,
+        workload=OfferedLoad(dataset="random", input_len=3200, output_len=length, concurrency=load,
                           num_prompts=round(64 * load)),
         totals=Totals(duration_s=tokens / rate, completed=round(64 * load), output_tokens=tokens,
                       input_tokens=4 * tokens),
@@ -69,8 +69,8 @@ SLOW = Metric(name="throughput", value=100.0, unit="tok/s", scope="instance", to
         ("throughput_falls", {"metrics": (SLOW,)}),
         ("output_lengths_differ", {"totals": Totals(completed=4096, output_tokens=4096 * 68)}),
         ("unlike_runs", {"mode": "offline"}),
-        ("unlike_runs", {"workload": Workload(output_len=800, concurrency=64, warmup_s=10.0)}),
-        ("rate_not_served", {"workload": Workload(output_len=800, concurrency=64, request_rate=50.0)}),
+        ("unlike_runs", {"workload": OfferedLoad(output_len=800, concurrency=64, warmup_s=10.0)}),
+        ("rate_not_served", {"workload": OfferedLoad(output_len=800, concurrency=64, request_rate=50.0)}),
     ],
 )
 def test_one_unlike_run_in_a_clean_sweep_is_found(rule, changes):
@@ -122,7 +122,7 @@ ODD_RUNS = st.builds(
     mode=st.sampled_from(["online", "offline", "unknown"]),
     gpus=ODD, nodes=ODD, flags=st.sampled_from([(), ("--tp 8",), ("",)]),
     parallelism=st.builds(Parallelism, prefill_gpus=ODD, decode_gpus=ODD),
-    workload=st.builds(Workload, input_len=ODD, output_len=ODD, concurrency=ODD, request_rate=ODD,
+    workload=st.builds(OfferedLoad, input_len=ODD, output_len=ODD, concurrency=ODD, request_rate=ODD,
                        num_prompts=ODD, warmup_s=ODD),
     totals=st.builds(Totals, duration_s=ODD, completed=ODD, input_tokens=ODD, output_tokens=ODD),
     metrics=ODD_METRICS,
@@ -133,7 +133,7 @@ ODD_RUNS = st.builds(
 @given(st.lists(ODD_RUNS, min_size=1, max_size=4))
 def test_odd_runs_are_audited_and_compared(runs):
     assert isinstance(audit(Audited("odd", runs=tuple(runs)), CORPUS), list)
-    figures = [of_run(run, metric) for run in runs for metric in run.metrics[:2]]
+    figures = [quantity_of_run(run, metric) for run in runs for metric in run.metrics[:2]]
     for a, b in itertools.product(figures, figures):
         found = compare(a, b)
         assert found.verdict == "refused" or found.ratio is not None or b.metric.value == 0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from harness.serving.schema import Workload
+from harness.serving.schema import OfferedLoad
 from tests.support.serving_files import DATA, rules, written
 
 TEXT = (DATA / "console_vllm.txt").read_text()
 BLOCK = TEXT[TEXT.index("====") : TEXT.rindex("====") + 4] + "\n"
 OURS = "vllm bench serve --model m --dataset-name random --random-input-len 228 --random-output-len 300 "
 COMMAND = OURS + "--num-prompts 960 --max-concurrency 16\n"
-ASKED = Workload(dataset="random", input_len=228, output_len=300, concurrency=16, num_prompts=960)
+ASKED = OfferedLoad(dataset="random", input_len=228, output_len=300, concurrency=16, num_prompts=960)
 
 
 def test_one_command_one_block(tmp_path):
@@ -39,7 +39,7 @@ def test_continued_lines_equals_signs_and_a_pipe(tmp_path):
 )
 def test_doubt_leaves_the_workload_to_the_block(tmp_path, text):
     (run,) = written(tmp_path, text)
-    assert run.workload == Workload(concurrency=16)
+    assert run.workload == OfferedLoad(concurrency=16)
     assert run.model == ""
     assert run.notes == ()
 
@@ -58,7 +58,7 @@ def test_one_command_before_two_blocks_may_be_a_loops(tmp_path):
 )
 def test_a_command_that_contradicts_its_block(tmp_path, change, said):
     (run,) = written(tmp_path, COMMAND.replace(*change) + BLOCK)
-    assert run.workload == Workload(concurrency=16)
+    assert run.workload == OfferedLoad(concurrency=16)
     assert rules(run) == ["command"]
     assert said in run.findings[0].message
 

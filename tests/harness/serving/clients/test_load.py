@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli import cli
-from harness.cli.serving import load as load_module
 from harness.errors import UsageError
 from harness.paths import ROOT
 from harness.serving import load
+from harness.serving.clients.report import as_text
 from harness.serving.schema import Metric, ServingRun
 from tests.support.serving_mutations import DATA, examples, mutations
 
@@ -130,16 +130,14 @@ def test_reading_needs_no_torch():
     assert done.returncode == 0, done.stderr
 
 
-def test_what_has_no_column_is_shown_with_its_bound(monkeypatch, capsys):
+def test_what_has_no_column_is_shown_with_its_bound():
     def metrics(**of):
         return {"metrics": (Metric(**of),), "client": "test", "source": "made"}
 
     speedup = ServingRun(id="a", **metrics(name="speedup", value=17, unit="1", statistic="max"))
     latency = ServingRun(id="b", **metrics(name="tpot", value=28.76, unit="ms", statistic="median"))
     unsaid = ServingRun(id="c", **metrics(name="throughput", value=12.8, unit="tok/s", tokens="unknown"))
-    monkeypatch.setattr(load_module, "load", lambda name: [speedup, latency, unsaid])
-    assert load_module.show(["made.json"], None, None) == 0
-    text = capsys.readouterr().out
+    text = as_text([speedup, latency, unsaid], files=1, unread=0)
     assert "speedup up to 17" in text
     assert "28.76 median" in text
     assert "12.8 of ? / ?" in text

@@ -8,32 +8,32 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli.serving import serving
-from harness.cli.serving.compare import find
 from harness.errors import UsageError
 from harness.serving.compare.alike import compare
-from harness.serving.compare.quantity import Figure, of_run
+from harness.serving.compare.quantity import Quantity, quantity_of_run
+from harness.serving.compare.select import find
 from harness.serving.published.index import known_by_id
-from harness.serving.schema import Metric, Parallelism, Totals, Workload
+from harness.serving.schema import Metric, OfferedLoad, Parallelism, Totals
 
 KNOWN = known_by_id()
 OUTPUT = Metric(name="throughput", value=800.0, unit="tok/s", scope="instance", tokens="output")
-SERVED = Workload(dataset="random", input_len=3200, output_len=800, concurrency=128, prefix_cached=False)
+SERVED = OfferedLoad(dataset="random", input_len=3200, output_len=800, concurrency=128, prefix_cached=False)
 
 
-def figure(name="a", **changes) -> Figure:
+def figure(name="a", **changes) -> Quantity:
     values = {
         "metric": OUTPUT, "hardware": "H200", "gpus": 8, "nodes": 1, "engine": "sglang", "version": "0.5.7",
         "client": "sglang.bench_serving", "model": "deepseek-ai/DeepSeek-R1", "precision": "fp8 block-scale",
         "mode": "online", "workload": SERVED,
     }  # fmt: skip
-    return Figure(id=name, **{**values, **changes})
+    return Quantity(id=name, **{**values, **changes})
 
 
 def metric(**changes) -> Metric:
     return OUTPUT.model_copy(update=changes)
 
 
-def workload(**changes) -> Workload:
+def workload(**changes) -> OfferedLoad:
     return SERVED.model_copy(update=changes)
 
 
@@ -204,9 +204,9 @@ def test_confounders_are_listed():
 
 def test_precision_from_flags():
     run = KNOWN["dstack.online:2"]
-    assert of_run(run, run.metrics[0]).weights == "fp8 block-scale"
+    assert quantity_of_run(run, run.metrics[0]).weights == "fp8 block-scale"
     moai = KNOWN["moai-512-512-sharegpt"].model_copy(update={"precision": ""})
-    assert of_run(moai, moai.metrics[0]).weights == "ds_fp8_per_token, fp8_e4m3 cache"
+    assert quantity_of_run(moai, moai.metrics[0]).weights == "ds_fp8_per_token, fp8_e4m3 cache"
     assert figure(precision="fp8", flags=("--tp 8",)).weights == "fp8 block-scale"
     assert figure(precision="", flags=("--tp 8",), engine="tensorrt-llm").weights == ""
 

@@ -18,8 +18,8 @@ from harness.serving.experiment.engine import paired
 from harness.serving.experiment.predictions import require_earlier
 from harness.serving.experiment.run import LEDGER
 from harness.serving.experiment.stages import Stages
-from harness.serving.ledger.ledger import Observed, Predicted, read, rows
-from harness.serving.ledger.residuals import held
+from harness.serving.ledger.ledger import ObservationEntry, PredictionEntry, read, rows
+from harness.serving.ledger.residuals import residuals
 from tests.support.serving_experiments import TEXT, Doubles, Killed, conduct, experiment, ledger
 
 
@@ -44,9 +44,11 @@ def test_predictions_stand_before_the_runs_and_follow_from_the_steps(tmp_path):
     entries = read(tmp_path / "out" / LEDGER)
     for name in ("tiny linears", "tiny mla"):
         kinds = [type(one) for one in entries if one.row == name]
-        assert kinds.index(Observed) > max(i for i, kind in enumerate(kinds) if kind is Predicted)
+        assert kinds.index(ObservationEntry) > max(
+            i for i, kind in enumerate(kinds) if kind is PredictionEntry
+        )
     assert doubles.predicted == tuple(one.digest for one in ledger(tmp_path)["tiny mla"].predictions)
-    verdicts = {(one.method, one.quantity): one for one in held(row)}
+    verdicts = {(one.method, one.quantity): one for one in residuals(row)}
     assert verdicts["replay", "itl"].verdict == "explained" and verdicts["replay", "itl"].blind
     assert outcome(experiment(tmp_path), tmp_path / "out", ["linears", "mla"]) == OK
 
@@ -63,7 +65,9 @@ def test_a_step_without_the_swapped_call_is_not_replayed_and_changes_by_nothing(
 def test_a_change_under_the_threshold_is_not_resolved(tmp_path):
     conduct(tmp_path, Doubles(tmp_path)).run(["mla"])
     [itl] = [
-        one for one in held(ledger(tmp_path)["tiny mla"]) if (one.method, one.quantity) == ("replay", "itl")
+        one
+        for one in residuals(ledger(tmp_path)["tiny mla"])
+        if (one.method, one.quantity) == ("replay", "itl")
     ]
     assert itl.observed_low > 0 and itl.verdict == "not resolved"  # 1 ms of 60, though told from 0
     finer = TEXT + "\n[thresholds]\nresolved = 0.01\n"
@@ -71,7 +75,7 @@ def test_a_change_under_the_threshold_is_not_resolved(tmp_path):
     other.mkdir()
     conduct(other, Doubles(other), finer).run(["mla"])
     [itl] = [
-        one for one in held(ledger(other)["tiny mla"]) if (one.method, one.quantity) == ("replay", "itl")
+        one for one in residuals(ledger(other)["tiny mla"]) if (one.method, one.quantity) == ("replay", "itl")
     ]
     assert itl.verdict == "explained"
 
@@ -251,7 +255,7 @@ def test_one_swap_end_to_end_with_vllm(tmp_path):
     assert journal[0]["predicted"] == [one.digest for one in row.predictions]
     by = {one.observation.quantity: one.observation for one in row.observations}
     assert by["itl"].pairs == 4
-    replayed_itl = next(h for h in held(row) if (h.method, h.quantity) == ("replay", "itl"))
+    replayed_itl = next(h for h in residuals(row) if (h.method, h.quantity) == ("replay", "itl"))
     assert replayed_itl.blind
     if replayed_itl.verdict != "not resolved":  # a busy machine may hide it, and may not turn it round
         assert replayed_itl.predicted * replayed_itl.observed > 0

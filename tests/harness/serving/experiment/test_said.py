@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from harness.cli.serving.experiment import outcome
-from harness.cli.serving.ledger import show as show_ledger
+from harness.cli.serving.ledger import print_ledgers
 from harness.errors import FAILED
 from harness.serving.experiment.explain import by_class
 from harness.serving.experiment.schema import Replays
-from harness.serving.ledger.ledger import Explained
+from harness.serving.ledger.ledger import ExplanationEntry
 from harness.serving.replay.schema import Arm, Replay
 from tests.support.serving_experiments import TEXT, Doubles, Killed, conduct, experiment, ledger
 
@@ -19,7 +19,7 @@ def test_a_miss_is_explained_by_the_trace_of_the_swapped_arm(tmp_path):
     conduct(tmp_path, doubles).run(["linears"])
     row = ledger(tmp_path)["tiny linears"]
     [one] = row.explanations
-    assert isinstance(one, Explained) and doubles.asked[-2:] == ["trace linears-base", "trace linears"]
+    assert isinstance(one, ExplanationEntry) and doubles.asked[-2:] == ["trace linears-base", "trace linears"]
     assert one.evidence == ("linears-base.gz", "linears.gz")
     assert "itl -3.99 ms" in one.text and "(-50%)" in one.text
     # Replayed: +12, no copies left (-1); traced: 5 and 4 ms after 8 and 2 at half the speed.
@@ -73,7 +73,7 @@ def test_a_kernel_swapped_in_is_no_other_op_s_for_its_name(tmp_path):
 def test_the_methods_stand_beside_each_other(tmp_path, capsys):
     conduct(tmp_path, Doubles(tmp_path)).run()
     capsys.readouterr()
-    show_ledger([str(tmp_path / "out")])
+    print_ledgers([str(tmp_path / "out")])
     text = capsys.readouterr().out
     line = next(one for one in text.splitlines() if one.startswith("tiny linears"))
     assert (
@@ -92,6 +92,6 @@ def test_without_an_observation_the_table_has_the_predictions(tmp_path, capsys):
     with pytest.raises(Killed):
         conduct(tmp_path, doubles).run()
     capsys.readouterr()
-    show_ledger([str(tmp_path / "out")])
+    print_ledgers([str(tmp_path / "out")])
     text = capsys.readouterr().out
     assert "not observed yet" in text and "+24" in text and "off by" not in text

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from harness.serving.integrity import examined
-from harness.serving.schema import Metric, Samples, ServingRun, Totals, Workload
+from harness.serving.schema import Metric, OfferedLoad, RequestSamples, ServingRun, Totals
 
 REQUESTS, DURATION_S, OUTPUT = 100, 50.0, 32
 
@@ -38,7 +38,7 @@ def good_run(lengths: np.ndarray | None = None, places: int = 12, **changes: obj
         source="made",
         gpus=8,
         mode="online",
-        workload=Workload(
+        workload=OfferedLoad(
             input_len=128, output_len=float(OUTPUT), concurrency=8, request_rate=0.0, num_prompts=REQUESTS
         ),
         totals=Totals(
@@ -49,7 +49,7 @@ def good_run(lengths: np.ndarray | None = None, places: int = 12, **changes: obj
             output_tokens=output,
         ),
         metrics=tuple(metrics),
-        samples=Samples(
+        samples=RequestSamples(
             input_lens=(128,) * REQUESTS,
             output_lens=tuple(map(int, lengths)),
             ttfts_ms=tuple(ttft),
@@ -71,7 +71,7 @@ def with_metric(run: ServingRun, name: str, statistic: str, factor: float, token
 
 
 def without_samples(run: ServingRun) -> ServingRun:
-    return run.model_copy(update={"samples": Samples()})
+    return run.model_copy(update={"samples": RequestSamples()})
 
 
 def rules(run: ServingRun) -> dict[str, str]:
@@ -132,7 +132,7 @@ def test_all_latencies_in_seconds():
     scaled = [m.model_copy(update={"value": m.value / 1e3}) if m.unit == "ms" else m for m in run.metrics]
     run = run.model_copy(update={"metrics": tuple(m for m in scaled if m.name != "concurrency")})
     assert rules(run)["concurrency_floor"] == "suspect"
-    slow = run.model_copy(update={"workload": Workload(request_rate=0.1)})
+    slow = run.model_copy(update={"workload": OfferedLoad(request_rate=0.1)})
     assert "concurrency_floor" not in rules(slow)
 
 
@@ -196,7 +196,7 @@ def test_samples(samples, says):
 def test_fewer_samples_than_requests():
     run = good_run()
     cut = {name: values[:-1] for name, values in run.samples.model_dump().items()}
-    run = run.model_copy(update={"samples": Samples(**cut)})
+    run = run.model_copy(update={"samples": RequestSamples(**cut)})
     assert rules(run)["samples"] == "wrong"
 
 
@@ -291,7 +291,7 @@ def batch_run(**changes: float) -> ServingRun:
         id="b",
         client="sglang.bench_one_batch_server",
         source="b",
-        workload=Workload(input_len=1024, output_len=64, num_prompts=16, concurrency=16, request_rate=0.0),
+        workload=OfferedLoad(input_len=1024, output_len=64, num_prompts=16, concurrency=16, request_rate=0.0),
         totals=Totals(duration_s=1.9),
         metrics=(
             _metric("prefill_throughput", values["prefill"], "tok/s", tokens="input"),

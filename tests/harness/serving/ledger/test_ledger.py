@@ -6,23 +6,23 @@ import json
 
 import pytest
 
-from harness.cli.serving.ledger import show
+from harness.cli.serving.ledger import print_ledgers
 from harness.errors import UsageError
 from harness.serving.ledger.bounds import least_share, most_worth, saved_per_call_us
 from harness.serving.ledger.ledger import (
-    Explained,
+    ChangeEntry,
+    ExplanationEntry,
     Observation,
-    Observed,
-    Opened,
-    Predicted,
+    ObservationEntry,
+    PredictionEntry,
     Setting,
     append,
     read,
     rows,
 )
 from harness.serving.ledger.prediction import KernelChange, Prediction
-from harness.serving.ledger.published import published
-from harness.serving.ledger.residuals import held, verdict
+from harness.serving.ledger.published import published_rows
+from harness.serving.ledger.residuals import residuals, verdict
 
 
 def prediction(change=-8.0, low=-9.0, high=-7.0, **more):
@@ -37,9 +37,9 @@ def observation(change=-8.2, low=-9.1, high=-7.3, before=64.0):
 
 def ledger(path, *, observe_first=False):
     lines = [
-        Opened(row="a", changes=(KernelChange(op="mla_decode", factor=2.0),), setting=Setting()),
-        Predicted(row="a", prediction=prediction()),
-        Observed(row="a", observation=observation()),
+        ChangeEntry(row="a", changes=(KernelChange(op="mla_decode", factor=2.0),), setting=Setting()),
+        PredictionEntry(row="a", prediction=prediction()),
+        ObservationEntry(row="a", observation=observation()),
     ]
     if observe_first:
         lines[1:] = lines[:0:-1]
@@ -83,14 +83,14 @@ def test_nothing_is_added_to_a_broken_ledger(tmp_path):
     path.write_text(path.read_text().replace("mla_decode", "fused_moe"))
     before = path.read_bytes()
     with pytest.raises(UsageError, match="altered"):
-        append(path, Explained(row="a", text="..."))
+        append(path, ExplanationEntry(row="a", text="..."))
     assert path.read_bytes() == before
 
 
 def test_a_line_may_not_be_dated_back(tmp_path):
     path = tmp_path / "ledger.jsonl"
     ledger(path)
-    append(path, Explained(row="a", text="late", at="2001-01-01T00:00:00+00:00"))
+    append(path, ExplanationEntry(row="a", text="late", at="2001-01-01T00:00:00+00:00"))
     with pytest.raises(UsageError, match="dated 2001"):
         read(path)
 
@@ -101,7 +101,7 @@ def test_a_line_that_a_kill_broke_off_is_left_out_and_written_over(tmp_path):
     for cut in range(1, 60, 7):
         path.write_text(path.read_text() + whole[1].model_dump_json()[:cut])
         assert read(path)[:3] == whole
-        append(path, Explained(row="a", text=f"after {cut}"))
+        append(path, ExplanationEntry(row="a", text=f"after {cut}"))
     assert len(read(path)) == 3 + 9
 
 
@@ -118,14 +118,14 @@ def test_text_that_is_none_of_ours(tmp_path):
 def test_blind_is_who_was_written_first(tmp_path):
     first = rows(_timed(ledger(tmp_path / "a")))[0]
     late = rows(_timed(ledger(tmp_path / "b", observe_first=True)))[0]
-    assert held(first)[0].blind and not held(late)[0].blind
+    assert residuals(first)[0].blind and not residuals(late)[0].blind
 
 
 def test_a_prediction_made_again_after_the_observation_does_not_count(tmp_path):
     path = tmp_path / "ledger.jsonl"
     ledger(path)
-    append(path, Predicted(row="a", prediction=prediction(change=-8.2)))
-    [one] = held(rows(_timed(read(path)))[0])
+    append(path, PredictionEntry(row="a", prediction=prediction(change=-8.2)))
+    [one] = residuals(rows(_timed(read(path)))[0])
     assert one.predicted == -8.0 and one.residual == pytest.approx(-0.2)
 
 
@@ -171,17 +171,17 @@ def test_amdahl_both_ways():
 
 
 def test_the_published_points():
-    found = {row.id: row for row in published()}
+    found = {row.id: row for row in published_rows()}
     saved = {
         c: saved_per_call_us(o.before, o.after, 61)
         for c in (4, 8, 16, 32)
         for o in [found[f"aiter-1930 c={c}"].observations[0].observation]
     }
     assert saved == pytest.approx({4: 110.0, 8: 190.7, 16: 267.9, 32: 201.6}, abs=0.1)
-    [c4] = held(found["aiter-1930 c=4"])
-    [c16] = held(found["aiter-1930 c=16"])
+    [c4] = residuals(found["aiter-1930 c=4"])
+    [c16] = residuals(found["aiter-1930 c=16"])
     assert (c4.verdict, c16.verdict) == ("explained", "missed") and not c4.blind
-    joint = {h.of: h.verdict for h in held(found["aiter-sglang044-prefill prefill"])}
+    joint = {h.of: h.verdict for h in residuals(found["aiter-sglang044-prefill prefill"])}
     assert joint == {
         "fused_moe": "bound holds",
         "block_scale_gemm": "bound broken",
@@ -192,11 +192,11 @@ def test_the_published_points():
 def test_the_table_and_its_json(tmp_path, capsys):
     path = tmp_path / "ledger.jsonl"
     ledger(path)
-    assert show([str(path)]) == 0
+    print_ledgers([str(path)])
     text = capsys.readouterr().out
     assert "64 -> 55.8 ms, -8.2 ms (-9.1..-7.3)" in text and "explained" in text and "replay: 1 expl" in text
-    assert show([str(path)], "-") == 0
+    print_ledgers([str(path)], "-")
     document = json.loads(capsys.readouterr().out)
     assert document["held"][0]["residual"] == pytest.approx(-0.2)
     with pytest.raises(UsageError, match="no such ledger"):
-        show([str(tmp_path / "none.jsonl")])
+        print_ledgers([str(tmp_path / "none.jsonl")])

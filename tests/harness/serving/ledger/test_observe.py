@@ -7,10 +7,10 @@ import json
 import pytest
 
 from harness.cli.serving import serving
-from harness.cli.serving.observe import show, t_interval
 from harness.errors import UsageError
 from harness.serving.ledger.ledger import read, rows
-from harness.serving.ledger.residuals import held
+from harness.serving.ledger.observe import observe, t_interval
+from harness.serving.ledger.residuals import residuals
 from tests.support.paths import SERVING_DATA
 
 EXAMPLE = SERVING_DATA / "vllm_serve_pd_ratio.json"
@@ -37,9 +37,10 @@ def result(tmp_path, name, **changed):
 def test_predicted_then_observed(tmp_path, ledger, capsys):
     before = [result(tmp_path, f"a{i}", mean_tpot_ms=32.0 + i / 10) for i in range(4)]
     after = [result(tmp_path, f"b{i}", mean_tpot_ms=26.9 + i / 9) for i in range(4)]
-    assert show(str(ledger), "moe", before, after, "") == 0
+    files = [f"--{side}={name}" for side, names in (("before", before), ("after", after)) for name in names]
+    serving(["observe", str(ledger), "moe", *files], standalone_mode=False)
     [row] = rows(read(ledger))
-    found = {one.quantity: one for one in held(row)}
+    found = {one.quantity: one for one in residuals(row)}
     assert set(found) == {"tpot", "ttft", "output_throughput"}
     tpot = found["tpot"]
     assert tpot.blind and tpot.verdict == "explained" and tpot.observed == pytest.approx(-5.083, abs=0.001)
@@ -52,11 +53,11 @@ def test_unlike_runs_are_refused_and_nothing_is_written(tmp_path, ledger):
     text = ledger.read_text()
     before, after = result(tmp_path, "a"), result(tmp_path, "b", max_concurrency=64)
     with pytest.raises(UsageError, match="not alike"):
-        show(str(ledger), "moe", [before], [after], "")
+        observe(ledger, "moe", [before], [after])
     with pytest.raises(UsageError, match="1 runs before and 2 after"):
-        show(str(ledger), "moe", [before], [before, before], "")
+        observe(ledger, "moe", [before], [before, before])
     with pytest.raises(UsageError, match="no row 'mla'; rows: moe"):
-        show(str(ledger), "mla", [before], [before], "")
+        observe(ledger, "mla", [before], [before])
     assert ledger.read_text() == text
 
 

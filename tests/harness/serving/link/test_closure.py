@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness.errors import HarnessError, UsageError
-from harness.serving.link.closed_loop import Workload, closed_loop
+from harness.serving.link.closed_loop import ClosedLoop, closed_loop
 
 HOST_MS = 12.0
 
@@ -76,7 +76,7 @@ def simulated(load, prompts, most=10**9, seed=1):
 @pytest.mark.parametrize("concurrency", [1, 4, 16, 48])
 @pytest.mark.parametrize("osl", [150, 600])
 def test_closure_agrees_with_a_simulated_loop(concurrency, osl):
-    load = Workload(isl=512, osl=osl, concurrency=concurrency, range_ratio=0.5, prefill_tokens=4096)
+    load = ClosedLoop(isl=512, osl=osl, concurrency=concurrency, range_ratio=0.5, prefill_tokens=4096)
     found = closed(load)
     tpot, ttft, output = simulated(load, prompts=40 * concurrency + 40)
     assert float(found.tpot[0]) == pytest.approx(tpot, rel=0.04)
@@ -85,7 +85,7 @@ def test_closure_agrees_with_a_simulated_loop(concurrency, osl):
 
 
 def test_where_memory_holds_fewer_than_come_the_loop_decodes_so_many_and_the_others_wait():
-    load = Workload(isl=512, osl=300, concurrency=32, range_ratio=0.5, prefill_tokens=4096)
+    load = ClosedLoop(isl=512, osl=300, concurrency=32, range_ratio=0.5, prefill_tokens=4096)
     found = closed(load, most=8)
     tpot, ttft, output = simulated(load, prompts=1000, most=8)
     assert float(found.batch[0]) == pytest.approx(8)
@@ -95,7 +95,7 @@ def test_where_memory_holds_fewer_than_come_the_loop_decodes_so_many_and_the_oth
 
 
 def test_requests_of_one_length_stay_in_step():
-    load = Workload(isl=512, osl=200, concurrency=16, range_ratio=1.0, prefill_tokens=4096)
+    load = ClosedLoop(isl=512, osl=200, concurrency=16, range_ratio=1.0, prefill_tokens=4096)
     found = closed(load)
     tpot, ttft, output = simulated(load, prompts=400)
     assert float(found.tpot[0]) == pytest.approx(tpot, rel=0.02)
@@ -104,14 +104,14 @@ def test_requests_of_one_length_stay_in_step():
 
 
 def test_one_request_alone_is_stalled_by_nobody():
-    found = closed(Workload(isl=100, osl=101, concurrency=1, range_ratio=0.8))
+    found = closed(ClosedLoop(isl=100, osl=101, concurrency=1, range_ratio=0.8))
     assert float(found.stall[0]) == 0.0
     assert float(found.tpot[0]) == pytest.approx(decode_ms(float(found.batch[0])))
 
 
 def test_stall_is_the_batch_over_the_output_times_a_prefill():
     """TPOT = t_dec + (B / OSL) T_pf, but for the request's own prefill and its first token."""
-    load = Workload(isl=1000, osl=2000, concurrency=10, range_ratio=0.999999, prefill_tokens=1000)
+    load = ClosedLoop(isl=1000, osl=2000, concurrency=10, range_ratio=0.999999, prefill_tokens=1000)
     found = closed(load)
     expected = float(found.batch[0]) / 1999 * 0.9 * prefill_ms(1)
     assert float(found.stall[0]) == pytest.approx(expected, rel=1e-3)
@@ -119,7 +119,7 @@ def test_stall_is_the_batch_over_the_output_times_a_prefill():
 
 
 def test_throughput_and_batch_follow_littles_law():
-    load = Workload(isl=512, osl=300, concurrency=24, range_ratio=0.8, prefill_tokens=8192)
+    load = ClosedLoop(isl=512, osl=300, concurrency=24, range_ratio=0.8, prefill_tokens=8192)
     found = closed(load)
     n = load.mean_osl - 1
     life = float(found.ttft[0] + n * found.tpot[0])
@@ -128,7 +128,7 @@ def test_throughput_and_batch_follow_littles_law():
 
 
 def test_the_first_wave_waits_for_its_own_prefills():
-    load = Workload(isl=1000, osl=500, concurrency=4, range_ratio=0.999999, prefill_tokens=2000, waves=2)
+    load = ClosedLoop(isl=1000, osl=500, concurrency=4, range_ratio=0.999999, prefill_tokens=2000, waves=2)
     found = closed(load)
     pairs = prefill_ms(2)
     first = HOST_MS + (pairs + pairs + 2 * pairs + 2 * pairs) / 4
@@ -138,7 +138,7 @@ def test_the_first_wave_waits_for_its_own_prefills():
 
 
 def test_draws_do_not_touch_each_other():
-    load = Workload(isl=512, osl=300, concurrency=24, range_ratio=0.8)
+    load = ClosedLoop(isl=512, osl=300, concurrency=24, range_ratio=0.8)
     factors = np.array([1.0, 1.3, 0.7])
     many = closed_loop(load, lambda b: factors * decode_ms(b), prefill_ms, np.full(3, HOST_MS))
     for i, factor in enumerate(factors):
@@ -147,7 +147,7 @@ def test_draws_do_not_touch_each_other():
 
 
 def test_what_does_not_settle_is_said_in_one_line():
-    load = Workload(isl=512, osl=300, concurrency=64, range_ratio=0.8)
+    load = ClosedLoop(isl=512, osl=300, concurrency=64, range_ratio=0.8)
     turn = iter(range(10**6))
     with pytest.raises(HarnessError, match=r"concurrency 64 does not settle: after \d+ iterations") as caught:
         closed(load, decode=lambda b: 5.0 + 4 * (next(turn) % 2) + 0 * b)
@@ -160,4 +160,4 @@ def test_what_does_not_settle_is_said_in_one_line():
 )
 def test_a_workload_of_no_sense_is_refused(wrong):
     with pytest.raises(UsageError, match=next(iter(wrong))):
-        Workload(**{"isl": 10, "osl": 10, "concurrency": 1} | wrong)
+        ClosedLoop(**{"isl": 10, "osl": 10, "concurrency": 1} | wrong)

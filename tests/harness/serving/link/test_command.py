@@ -10,12 +10,12 @@ from click.testing import CliRunner
 
 from harness.cli.serving import serving
 from harness.errors import HarnessError, UsageError
-from harness.serving.link.closed_loop import Workload
+from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.experts import shared_expert_factor
 from harness.serving.link.interpolation import Surface
-from harness.serving.link.measured_times import Own, _take, own_times
+from harness.serving.link.measured_times import MeasuredTimes, _take, read_measured_times
 from harness.serving.link.model import link
-from harness.serving.link.structure import Load
+from harness.serving.link.structure import StepLoad
 from harness.serving.link.tables import read_tables
 from harness.serving.link.uncertainty import World
 from shapes.models import model
@@ -126,9 +126,9 @@ def test_times_with_quantisation_come_before_those_without():
 def test_own_times_replace_the_tables_where_they_are_near(tmp_path):
     tables = read_tables(written(tmp_path))
     surface = Surface([((1.0, 8.0, 150.0), 200.0)])
-    own = Own("Test X1", "runs", {("mla_decode", (16, "bf16")): surface})
-    load = Workload(isl=100, osl=100, concurrency=8, range_ratio=0.999)
-    plain, measured = (link("x1", tables=tables, own=one) for one in (None, own))
+    own = MeasuredTimes("Test X1", "runs", {("mla_decode", (16, "bf16")): surface})
+    load = ClosedLoop(isl=100, osl=100, concurrency=8, range_ratio=0.999)
+    plain, measured = (link("x1", tables=tables, measured_times=one) for one in (None, own))
     term = next(t for t in measured.structure.decode if t.op == "mla_decode")
     assert term.origin == "measured"
     difference = [float(m.steps(load).decode.us.sum(axis=0)[-1]) for m in (measured, plain)]
@@ -141,11 +141,11 @@ def test_own_times_replace_the_tables_where_they_are_near(tmp_path):
 
 
 def test_what_own_runs_lack_is_named():
-    own = own_times(["results/epyc-zen4-2core"])
+    own = read_measured_times(["results/epyc-zen4-2core"])
     with pytest.raises(
         UsageError, match=r"no times of .*absorbed_bmm:w_uk.*all_reduce.* without tables"
     ) as caught:
-        link("epyc", own=own)
+        link("epyc", measured_times=own)
     named = str(caught.value).partition(" in ")[0]
     assert not any(op in named for op in ("qkv_a", "fused_moe", "mla_decode", "mha_prefill"))
 
@@ -153,10 +153,12 @@ def test_what_own_runs_lack_is_named():
 def test_own_times_without_the_shared_expert_get_its_share(tmp_path):
     tables = read_tables(written(tmp_path))
     sizes = (256, 8, 7168, 256, 1, 0)
-    own = Own("Test X1", "runs", {("fused_moe", sizes): Surface([((1.0, 8.0), 300.0)])})
-    term = next(t for t in link("x1", tables=tables, own=own).structure.decode if t.op == "fused_moe")
+    own = MeasuredTimes("Test X1", "runs", {("fused_moe", sizes): Surface([((1.0, 8.0), 300.0)])})
+    term = next(
+        t for t in link("x1", tables=tables, measured_times=own).structure.decode if t.op == "fused_moe"
+    )
     factor = shared_expert_factor(model("deepseek-r1"), 8)
-    assert term.time(Load(8, 8, 1)).us == pytest.approx(300.0 * factor)
+    assert term.time(StepLoad(8, 8, 1)).us == pytest.approx(300.0 * factor)
 
 
 def test_a_trace_says_what_is_on_the_critical_path(monkeypatch):
@@ -178,7 +180,7 @@ def test_a_trace_says_what_is_on_the_critical_path(monkeypatch):
 
 
 def test_runs_of_another_machine_are_refused():
-    own = own_times(["results/epyc-zen4-2core"])
+    own = read_measured_times(["results/epyc-zen4-2core"])
     assert own.ops() == ["block_scale_gemm", "fused_moe", "mha_prefill", "mla_decode"]
     with pytest.raises(UsageError, match="are of AMD EPYC, not h200"):
-        link(own=own)
+        link(measured_times=own)

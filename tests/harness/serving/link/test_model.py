@@ -15,7 +15,7 @@ from harness.serving.ledger.prediction import KernelChange
 from harness.serving.link import calibration
 from harness.serving.link.calibration import measured
 from harness.serving.link.changes import parse_change
-from harness.serving.link.closed_loop import Workload
+from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.inverse import INFINITE, needs, tpot
 from harness.serving.link.model import link
 from harness.serving.link.predictions import outlook, predict
@@ -26,7 +26,7 @@ from harness.serving.link.validation import CALIBRATION, HELD, validated
 from shapes.attention import Parallel
 from tests.support.serving_link_tables import US, written
 
-LOAD = Workload(isl=1024, osl=1024, concurrency=32)
+LOAD = ClosedLoop(isl=1024, osl=1024, concurrency=32)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_a_model_that_lacks_an_op_is_caught(h200, dropped):
         return replace(structure, **keep)
 
     poor = replace(h200, structure=without(h200.structure), skewed=None, kept={})
-    load = Workload(isl=1024, osl=16384, concurrency=64)
+    load = ClosedLoop(isl=1024, osl=16384, concurrency=64)
     if dropped == "fused_moe":
         found = {summary.series: summary for summary, _ in validated(poor)}
         assert found["inferencex-0.5.9-1k1k"].mean > 0.08
@@ -125,7 +125,7 @@ def test_times_in_another_unit_would_show_in_kappa(h200):
 
 
 def test_tpot_of_one_request_by_hand(tiny):
-    load = Workload(isl=100, osl=100, concurrency=1)
+    load = ClosedLoop(isl=100, osl=100, concurrency=1)
     world = World(count=1)
     steps = tiny.steps(load)
     drawn = world.draws(steps)
@@ -139,20 +139,20 @@ def test_tpot_of_one_request_by_hand(tiny):
 
 
 def test_a_factor_takes_its_share_of_every_decode_step(tiny):
-    load = Workload(isl=100, osl=1000, concurrency=1)
+    load = ClosedLoop(isl=100, osl=1000, concurrency=1)
     before, after = central(tiny, load, [parse_change("mla_decode=2x")])
     kappa = calibration.ASSUMED_KAPPA
     assert before - after == pytest.approx(kappa * 61 * US["decode"] / 2 / 1e3, rel=1e-6)
 
 
 def test_a_saving_is_calls_times_kappa(tiny):
-    load = Workload(isl=100, osl=1000, concurrency=1)
+    load = ClosedLoop(isl=100, osl=1000, concurrency=1)
     before, after = central(tiny, load, [parse_change("block_scale_gemm:qkv_a@decode=saved:4us")])
     assert before - after == pytest.approx(calibration.ASSUMED_KAPPA * 61 * 4 / 1e3, rel=1e-6)
 
 
 def test_a_saving_larger_than_the_kernel_slows_what_was_before(tiny):
-    load = Workload(isl=100, osl=1000, concurrency=1)
+    load = ClosedLoop(isl=100, osl=1000, concurrency=1)
     plain = central(tiny, load)[0]
     before, after = central(tiny, load, [parse_change("block_scale_gemm:qkv_a@decode=saved:100us")])
     assert after == pytest.approx(plain)
@@ -236,7 +236,7 @@ def test_each_source_of_uncertainty_stands_alone_within_the_whole(h200):
 
 def test_an_interval_comes_out_as_it_went_in(tiny):
     """A factor's 90 % interval, where nothing else is uncertain."""
-    load = Workload(isl=100, osl=1000, concurrency=1)
+    load = ClosedLoop(isl=100, osl=1000, concurrency=1)
     world = tiny.world(active=["kernel change"], count=4000)
     before, after = tiny.serving(load, [parse_change("mla_decode=2x(1.6..2.5)")], world)
     low, high = interval(after.tpot - before.tpot)
@@ -261,7 +261,7 @@ def test_more_load_takes_longer(h200):
 
 def test_a_prompt_in_chunks_calls_all_but_its_attention_once_a_chunk(tiny):
     whole, chunked = (
-        tiny.steps(Workload(isl=8000, osl=100, concurrency=1, range_ratio=1.0, prefill_tokens=budget))
+        tiny.steps(ClosedLoop(isl=8000, osl=100, concurrency=1, range_ratio=1.0, prefill_tokens=budget))
         for budget in (8000, 2000)
     )
     ratio = dict(
@@ -284,13 +284,13 @@ def test_without_a_graph_the_host_sets_the_pace():
 
 
 def test_the_cache_holds_no_more_than_memory_has(h200):
-    load = Workload(isl=8192, osl=8192, concurrency=256)
+    load = ClosedLoop(isl=8192, osl=8192, concurrency=256)
     look = outlook(h200, load)
     room = 150.0 * 0.82 - h200.structure.weights_gb
     assert look.capacity == pytest.approx(room * 1e9 / 70272 / load.mean_context)
     assert look.batch == pytest.approx(look.capacity, rel=1e-3)
     with pytest.raises(UsageError, match="no request of"):
-        h200.steps(Workload(isl=2_000_000, osl=2, concurrency=1))
+        h200.steps(ClosedLoop(isl=2_000_000, osl=2, concurrency=1))
 
 
 # The inverse question and bounds.
@@ -353,7 +353,7 @@ def test_another_parallelism_takes_the_constants_with_more_spread(h200):
 
 
 def test_exposure_of_a_trace_scales_an_op(tiny):
-    load = Workload(isl=100, osl=1000, concurrency=1)
+    load = ClosedLoop(isl=100, osl=1000, concurrency=1)
     seen = replace(tiny, exposure={("decode", "all_reduce"): 0.25}, kept={})
     world = seen.world(count=1)
     hidden = central(tiny, load)[0] - float(seen.serving(load, (), world)[0].tpot[0])
@@ -400,8 +400,8 @@ def test_it_needs_neither_torch_nor_pandas():
     program = (
         "import sys\n"
         "for name in ('torch', 'pandas', 'triton'): sys.modules[name] = None\n"
-        "from harness.serving.link import Workload, link, outlook\n"
-        "print(outlook(link(), Workload(1024, 1024, 16)).tpot.value)\n"
+        "from harness.serving.link import ClosedLoop, link, outlook\n"
+        "print(outlook(link(), ClosedLoop(1024, 1024, 16)).tpot.value)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

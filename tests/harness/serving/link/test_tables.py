@@ -17,7 +17,7 @@ from harness.serving.link.structure import (
     GLUE_CALLS,
     GLUE_GBPS,
     GLUE_US,
-    Load,
+    StepLoad,
     structure,
     unabsorbed,
 )
@@ -75,7 +75,7 @@ def terms(phase):
 def test_a_decode_step_by_hand(tmp_path):
     """61 attentions, 58 MoE and 3 dense layers, 122 all-reduces; every kernel of a kind takes the same."""
     found = structure(read_tables(written(tmp_path)), TP8)
-    load = Load(tokens=8, batch=8, context=1024)
+    load = StepLoad(tokens=8, batch=8, context=1024)
     total = sum(term.calls * term.time(load).us for term in found.decode)
     gemms = 61 * 3 + 3 * 2  # qkv_a, q_b, o_proj; gate_up and down of the dense layers
     glue = GLUE_CALLS * GLUE_US + 8 * GLUE_BYTES / GLUE_GBPS / 1e3
@@ -112,7 +112,7 @@ def test_a_prefill_step_by_hand(tmp_path):
 
 def test_lm_head_sees_one_token_of_each_sequence():
     found = terms(structure(read_tables(H200), TP8).prefill)["bf16_gemm:lm_head"]
-    assert found.time(Load(8192, 1, 8192)).us == found.time(Load(16, 1, 16)).us
+    assert found.time(StepLoad(8192, 1, 8192)).us == found.time(StepLoad(16, 1, 16)).us
 
 
 def test_a_rank_holds_85_gb_and_70_kb_a_token():

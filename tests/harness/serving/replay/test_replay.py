@@ -364,6 +364,6 @@ def test_the_command_measures_what_it_prints(tmp_path, monkeypatch, capsys):
 
 
 def test_no_such_device():
-    with pytest.raises(NothingRan):
+    with pytest.raises(UsageError):
         show("deepseek-r1", 8, "decode", "1", "64", "64", None, [], [], "balanced", None, "bf16",
              "cuda:9", None, None, "1s", 2, 0, None, None)  # fmt: skip

@@ -1,0 +1,32 @@
+"""A command group that imports the module of a command when that command is called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import click
+
+
+class LazyGroup(click.Group):
+    """The group's own `--help` imports the modules of all commands: what a command needs is imported in its
+    body.
+
+    modules: a command's name -> `module:attribute`
+    """
+
+    def __init__(self, *args: Any, modules: Mapping[str, str], **kwargs: Any) -> None:  # as click has them
+        super().__init__(*args, **kwargs)
+        self.modules = modules
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *self.modules})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.modules:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = self.modules[cmd_name].partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command

@@ -1,0 +1,44 @@
+"""`python -m harness list`: what there is, as a table or JSON."""
+
+from __future__ import annotations
+
+import click
+
+from harness.cli.options import json_option, only_op
+from kernels.platform import KINDS
+
+LISTS = ["ops", "impls", "cases", "suites", "linears", "published", "flags", "recipes"]
+
+
+@click.command("list")
+@click.argument("what", default="impls", type=click.Choice(LISTS))
+@only_op
+@click.option("--suite", default=None, help="For cases: of this suite, or all (default: smoke).")
+@click.option("--platform", type=click.Choice(KINDS), help="Ask about another platform than this machine.")
+@click.option("--arch", default="", help="Its architecture: sm_90, sm_100, gfx942, gfx950, x86-amx ...")
+@json_option("Write JSON there instead of a table.")
+def list_command(
+    what: str, op: str | None, suite: str | None, platform: str | None, arch: str, json_to: str | None
+) -> None:
+    """What there is, and what can run here, with reasons."""
+    import json
+
+    import kernels
+    from harness.errors import UsageError
+    from harness.files import write
+    from harness.plan.select import choose_op
+    from harness.report.lists import listing
+    from kernels.platform import detect, named
+
+    if arch and not platform:
+        raise UsageError("--arch needs --platform")
+    machine = named(platform, arch) if platform else detect()
+    ops = [choose_op(op).name] if op else list(kernels.OPS)
+    listed = listing(what, ops, machine, suite)
+    if json_to:
+        write(json_to, json.dumps(listed.rows, indent=1) + "\n")
+        return
+    if what == "impls" or not machine.here:
+        elsewhere = "" if machine.here else " (not this machine)"
+        print(f"{machine.kind} {machine.arch} {machine.name}".strip() + elsewhere)
+    print(listed.text)

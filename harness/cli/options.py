@@ -1,0 +1,118 @@
+"""Options that several commands share, and options gathered into the object that they describe."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def json_option(help: str) -> Callable[[Function], Function]:
+    """`--json FILE|-`, as the parameter `json_to`; help: what is written there."""
+    return click.option("--json", "json_to", metavar="FILE|-", help=help)
+
+
+def seconds_option(name: str, default: str, help: str, show_default: bool) -> Callable[[Function], Function]:
+    """A time such as `900s`, as a parameter in seconds."""
+    return click.option(name, default=default, callback=_seconds, show_default=show_default, help=help)
+
+
+def _seconds(context: click.Context, option: click.Parameter, text: str) -> float:
+    from harness.plan.budget import parse_seconds
+
+    return parse_seconds(text, option.opts[0])
+
+
+only_op = click.option("--op", help="Only this op.")
+target_device = click.option("--device", help="cpu, cuda, cuda:1 ... (default: the first GPU, else the CPU).")
+ad_hoc_cases = click.option(
+    "--case", multiple=True, metavar='"NAME=V[,V...] ..."', help="Ad hoc cases; lists multiply."
+)
+
+MEASURING = [
+    click.option("--op", help="The op to measure."),
+    click.option(
+        "--impl", metavar="PATTERN,...", help="Only implementations that match ('vllm.*,torch.sdpa')."
+    ),
+    click.option("--suite", help="Named cases (default: smoke); see `list suites`."),
+    ad_hoc_cases,
+    click.option("--boundary", help="What the timed call covers: core, with_quant, with_routing."),
+    target_device,
+    click.option(
+        "--cache",
+        type=click.Choice(["serving", "cold", "warm"]),
+        help="Streamed operands from memory (default); all operands; or nothing moved out of the cache.",
+    ),
+    click.option("--launch", type=click.Choice(["graph", "eager", "both"]), help="On GPUs (default: graph)."),
+    click.option("--budget", metavar="60s", help="Time for measuring, set-up apart.  [default: 60s]"),
+    click.option(
+        "--per-case", metavar="20s", help="Least of it that is worth a case.  [default: 20s; smoke 3s]"
+    ),
+    click.option("--set", multiple=True, metavar="NAME=VALUE", help="Environment of the workers."),
+    click.option("--resume", metavar="RUN", help="Measure what this run did not finish."),
+    click.option(
+        "--retry",
+        is_flag=True,
+        help="With --resume: measure cases with cells that failed (crashed, timeout, error) again.",
+    ),
+    click.option("--out", metavar="DIR", help="The run's folder (default: a new one under results/local/)."),
+    click.option("--json", metavar="FILE|-", help="Write run, cells and verdicts there; - is stdout."),
+    click.option("--csv", metavar="FILE|-", help="Write the cells there."),
+    click.option(
+        "--disturbed",
+        type=click.Choice(["drop", "keep"]),
+        envvar="KERNEL_BENCH_DISTURBED",
+        help="Rounds that other work or throttling disturbed: made again (default), or counted.",
+    ),
+    click.option("--quiet", is_flag=True, help="No tables and no progress."),
+    click.option("--seed", type=int, help="Of operands and orders (default: 0)."),
+    click.option(
+        "--threads",
+        type=click.IntRange(1),
+        help="CPU threads (default: OMP_NUM_THREADS, else the cores of a NUMA node).",
+    ),
+    seconds_option("--prepare-timeout", "900s", "To prepare one.", show_default=True),
+    seconds_option("--call-timeout", "120s", "For one request.", show_default=True),
+]
+
+
+def measuring(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of every command that measures, gathered into a Request."""
+
+    def request() -> type[DataclassInstance]:
+        from harness.run.request import Request
+
+        return Request
+
+    command = gathered(request)(command)
+    for option in reversed(MEASURING):
+        command = option(command)
+    return command
+
+
+def gathered(
+    load: Callable[[], type[DataclassInstance]],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The command's options that are fields of a dataclass become one object of it, the first argument.
+
+    load: imports the dataclass, when the command is called
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def call(*others: object, **options: Any) -> None:  # click passes what it parsed, untyped
+            dataclass = load()
+            names = {field.name for field in fields(dataclass)} & options.keys()
+            command(dataclass(**{name: options.pop(name) for name in names}), *others, **options)
+
+        return call
+
+    return decorate

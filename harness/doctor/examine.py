@@ -54,10 +54,10 @@ def examine(
 def _ceilings(here: Platform, threads: int, quick: bool) -> dict[str, Any]:
     """Those of `harness.run.ceilings`, measured again: the best so far."""
     try:
-        found = stored(here, threads) if quick else measured(here, threads)
+        ceilings = stored(here, threads) if quick else measured(here, threads)
     except WorkerFailure as failure:
         return {"problem": failure.reason}
-    return asdict(found) if found else {}
+    return asdict(ceilings) if ceilings else {}
 
 
 def _instruments(here: Platform, threads: int) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def show(
 
 def conduct(experiment: Experiment, folder: Path, resume: bool, only: Sequence[str], quiet: bool) -> None:
     """With this machine's engine, client and kernels."""
-    from harness.run.execute import detected
+    from harness.machine.device import choose_device
     from harness.serving.live.checkpoint.directory import check_model, default_model
     from harness.serving.live.engine.launch import kind_for
     from harness.serving.live.engine.time_slices import require_cpu
@@ -74,7 +74,7 @@ def conduct(experiment: Experiment, folder: Path, resume: bool, only: Sequence[s
             print(f"{time.monotonic() - started:6.0f} s  {line}", file=sys.stderr, flush=True)
 
     engine, settings = experiment.engine, experiment.replay
-    platform = detected(settings.device or None)
+    platform = choose_device(settings.device or None)
     if experiment.load.slice_s:
         require_cpu(platform)
     kind_for(engine.kind)

@@ -185,9 +185,9 @@ class Meter:
         import torch
 
         a, b = self._random(m, k, dtype=dtype), self._random(n, k, dtype=dtype)
-        one = torch.ones((), device=self.device)
+        scale = torch.ones((), device=self.device)
         return lambda: torch._scaled_mm(
-            a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=self.kind == "cuda"
+            a, b.t(), scale, scale, out_dtype=torch.bfloat16, use_fast_accum=self.kind == "cuda"
         )
 
 

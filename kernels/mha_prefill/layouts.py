@@ -7,10 +7,10 @@ with cumulative lengths (FlashAttention's `flash_attn_varlen_func`, and AITER's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kernels.binding import keywords
+from kernels.binding import VendorFunction, keywords
 from kernels.mha_prefill.operands import MhaPrefillOperands, guarded
 from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes
 from kernels.op import Prepared
@@ -90,7 +90,7 @@ class VarlenLayout(Prepared):
         self,
         operands: MhaPrefillOperands,
         out: torch.Tensor | None,
-        function: Callable,
+        function: VendorFunction,
         further: Mapping[str, Any] | None = None,
         wished: Mapping[str, Any] | None = None,
         pads: bool = False,

@@ -57,7 +57,7 @@ def reduce_phases(phases: Iterable[Phase], most: int = MOST) -> list[Bin]:
 
 def _pieces(phases: Iterable[Phase]) -> list[_DecodePiece]:
     """The decode steps; pieces that differ in nothing, as those of waves in lockstep, are one."""
-    counts: Counter[tuple] = Counter()
+    counts: Counter[tuple[int, float, float, int, int]] = Counter()
     for phase in phases:
         if not phase.lengths:
             continue

@@ -57,7 +57,7 @@ def prefill_bins(workload: Workload) -> tuple[PrefillBin, ...]:
 def reduce_chunks(phases: Iterable[Phase], most: int = MOST) -> list[PrefillBin]:
     """Each bin keeps the number of steps, the new tokens to within half a token a chunk, and with its prefix
     the pairs of new and cached tokens, which are the work."""
-    counts: Counter[tuple] = Counter()
+    counts: Counter[tuple[tuple[int, int], ...]] = Counter()
     for phase in phases:
         for steps, chunks in _each(phase):
             counts[chunks] += steps

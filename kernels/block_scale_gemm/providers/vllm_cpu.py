@@ -3,9 +3,9 @@ Xeons, and those for bf16, which take dequantised weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kernels.binding import VendorFunction
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK, dequantise_weights
@@ -72,7 +72,9 @@ class Unpacked(AmxGemm):
 
 
 class _AmxGemm(Prepared):
-    def __init__(self, operands: BlockScaleGemmOperands, kernel, weights: torch.Tensor, packed: bool) -> None:
+    def __init__(
+        self, operands: BlockScaleGemmOperands, kernel: VendorFunction, weights: torch.Tensor, packed: bool
+    ) -> None:
         super().__init__(operands)
         self.kernel = kernel
         self.weights, self.packed = weights, packed
@@ -153,7 +155,7 @@ def _weights(operands: BlockScaleGemmOperands) -> torch.Tensor:
 class _Product(Prepared):
     """packed: the weights as the library keeps them"""
 
-    def __init__(self, operands: BlockScaleGemmOperands, packed: object, multiply: Callable) -> None:
+    def __init__(self, operands: BlockScaleGemmOperands, packed: object, multiply: VendorFunction) -> None:
         super().__init__(operands)
         self.packed, self.multiply = packed, multiply
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels import platform as machine
 from kernels import vendor
-from kernels.binding import find
+from kernels.binding import VendorFunction, find
 from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe.between_products import WORD, BetweenProducts
 from kernels.fused_moe.operands import FusedMoeOperands
@@ -168,7 +168,9 @@ class _DeepGemmBoundMoe(BetweenProducts):
         """Give every pair a row, and tell the products whose rows are whose."""
         raise NotImplementedError
 
-    def multiply(self, a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, d):
+    def multiply(
+        self, a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, d: torch.Tensor
+    ) -> None:
         raise NotImplementedError
 
     def call(self) -> None:
@@ -184,7 +186,7 @@ class _DeepGemmBoundMoe(BetweenProducts):
         self.add_up()
 
 
-def product(*names: str) -> Callable:
+def product(*names: str) -> VendorFunction:
     """By position: their first arguments kept their order from version to version, not their names, and
     compiled functions tell no signature."""
     return find(*(f"deep_gemm.{name}" for name in names))
@@ -220,7 +222,9 @@ class _Contiguous(_DeepGemmBoundMoe):
         self.count(ids, self.counts, self.pairs, self.pairs, CHUNK=self.chunk)
         self.contiguous(ids, self.counts, self.row_of, self.owners, **self.placing)
 
-    def multiply(self, a, a_scale, b, b_scale, d) -> None:
+    def multiply(
+        self, a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, d: torch.Tensor
+    ) -> None:
         self.align(self.aligned)
         self.product((a[0], a_scale[0]), (b, b_scale), d[0], self.owners)
 
@@ -241,7 +245,9 @@ class _Masked(_DeepGemmBoundMoe):
     def place(self) -> None:
         self.masked(self.operands.topk_ids, self.counts, self.row_of, **self.placing)
 
-    def multiply(self, a, a_scale, b, b_scale, d) -> None:
+    def multiply(
+        self, a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, d: torch.Tensor
+    ) -> None:
         self.align(self.aligned)
         self.product((a, a_scale), (b, b_scale), d, self.counts, self.expected)
 

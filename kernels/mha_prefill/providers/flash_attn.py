@@ -55,7 +55,7 @@ class FlashAttentionFa2Prefill(FlashAttentionPrefill):
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
         # flash_attn may be installed without its kernels, as what FlashAttention 4 lives in.
         function = find("flash_attn.flash_attn_interface.flash_attn_varlen_func")
-        return layouts.Varlen(operands, None, function, pads=True)
+        return layouts.VarlenLayout(operands, None, function, pads=True)
 
 
 def descales(o: MhaPrefillOperands) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class FlashAttentionFa3Prefill(FlashAttentionPrefill, vendor.FlashAttention3):
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
         function = find("flash_attn_interface.flash_attn_varlen_func")
-        return layouts.Varlen(operands, None, function, descales(operands))
+        return layouts.VarlenLayout(operands, None, function, descales(operands))
 
 
 class Fa4Prefill(FlashAttentionPrefill, vendor.FlashAttention4):
@@ -91,4 +91,4 @@ class Fa4Prefill(FlashAttentionPrefill, vendor.FlashAttention4):
         function = find(
             "flash_attn.cute.flash_attn_varlen_func", "flash_attn.cute.interface.flash_attn_varlen_func"
         )
-        return layouts.Varlen(operands, None, function)
+        return layouts.VarlenLayout(operands, None, function)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kernels.binding import VendorFunction
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Prepared
@@ -48,7 +48,11 @@ class _VecMlaDecode(Prepared):
     """The table is that of `first` where the pages are the same."""
 
     def __init__(
-        self, operands: MlaDecodeOperands, out: torch.Tensor, kernel: Callable, first: _VecMlaDecode | None
+        self,
+        operands: MlaDecodeOperands,
+        out: torch.Tensor,
+        kernel: VendorFunction,
+        first: _VecMlaDecode | None,
     ) -> None:
         super().__init__(operands, out)
         self.kernel = kernel
@@ -97,7 +101,7 @@ class _AmxMlaDecode(Prepared):
         self,
         operands: MlaDecodeOperands,
         out: torch.Tensor,
-        kernel: Callable,
+        kernel: VendorFunction,
         splits: int,
         first: _AmxMlaDecode | None,
     ) -> None:

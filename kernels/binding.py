@@ -9,7 +9,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernels.op import Unsupported
 from kernels.platform import version
@@ -27,7 +27,7 @@ def load(module: str) -> ModuleType:
         raise Unsupported(f"{_named(module)} cannot be imported: {reason}") from error
 
 
-def find(*places: str) -> Any:
+def find(*places: str) -> Any:  # whatever a library has there
     """The first of the dotted places that exists, as libraries move their functions (`aiter.ops.mha.name`,
     then `aiter.name`). Raises Unsupported where none does."""
     for place in places:

@@ -141,7 +141,7 @@ class BrgemmGemm(VllmDequantisedGemm):
         shared = first is not None and first.operands.b_q is operands.b_q
         packed = first.packed if shared else self.bind("convert_weight_packed")(_weights(operands))
 
-        def multiply(a: torch.Tensor) -> torch.Tensor | None:
+        def multiply(a: torch.Tensor) -> torch.Tensor:
             kernel(out, a, packed, None, is_packed)
             return out
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from kernels import platform as machine
 from kernels import vendor
@@ -100,7 +100,9 @@ class DeepGemmMoe(vendor.DeepGemm):
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         return self.prepare_turn(None, operands, out)
 
-    def prepare_turn(self, first: Any, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
+    def prepare_turn(
+        self, first: _DeepGemmBoundMoe | None, operands: FusedMoeOperands, out: torch.Tensor
+    ) -> Prepared:
         require_interpreter(out.device)
         return self.Bound(operands, out, packs(machine.of(out.device).arch), first)
 
@@ -193,13 +195,15 @@ def product(*names: str) -> VendorFunction:
 
 
 class _Contiguous(_DeepGemmBoundMoe):
-    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, *rest: Any) -> None:
+    def __init__(
+        self, operands: FusedMoeOperands, out: torch.Tensor, packed: bool, first: _DeepGemmBoundMoe | None
+    ) -> None:
         import torch
         import triton
 
         from kernels.fused_moe.triton import rows_jit
 
-        super().__init__(operands, out, *rest)
+        super().__init__(operands, out, packed, first)
         local_experts, rows = operands.sizes.local_experts, self.a.shape[1]
         self.product = product("m_grouped_fp8_gemm_nt_contiguous")
         self.owners = torch.empty(rows, dtype=torch.int32, device=out.device)
@@ -230,10 +234,12 @@ class _Contiguous(_DeepGemmBoundMoe):
 
 
 class _Masked(_DeepGemmBoundMoe):
-    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, *rest: Any) -> None:
+    def __init__(
+        self, operands: FusedMoeOperands, out: torch.Tensor, packed: bool, first: _DeepGemmBoundMoe | None
+    ) -> None:
         from kernels.fused_moe.triton import rows_jit
 
-        super().__init__(operands, out, *rest)
+        super().__init__(operands, out, packed, first)
         self.product = product("m_grouped_fp8_gemm_nt_masked", "fp8_m_grouped_gemm_nt_masked")
         self.masked = rows_jit.masked_kernel[(operands.sizes.local_experts,)]
         self.placing = {"pairs": self.pairs, "CAPACITY": self.a.shape[1], "CHUNK": self.chunk}

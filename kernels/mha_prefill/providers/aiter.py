@@ -54,7 +54,7 @@ class DispatchPrefill(AiterPrefill):
         return layouts.VarlenLayout(operands, out, function)
 
 
-def forward_arguments(o: MhaPrefillOperands) -> dict[str, Any]:
+def forward_arguments(o: MhaPrefillOperands) -> dict[str, object]:
     """What the asm and the CK entry want beside what `flash_attn_varlen_func` takes, as that gives it."""
     return {
         **layouts.lengths(o),
@@ -119,7 +119,7 @@ class CkPrefill(AiterPrefill):
         return _Direct(operands, out, operator("mha_varlen_fwd"), arguments)
 
 
-def opus_lengths(o: MhaPrefillOperands) -> dict[str, Any]:
+def opus_lengths(o: MhaPrefillOperands) -> dict[str, object]:
     named = layouts.lengths(o)
     return {
         "seqstart_q": named["cu_seqlens_q"],

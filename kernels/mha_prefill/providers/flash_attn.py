@@ -7,7 +7,7 @@ varlen calls allocate the output. Untested on hardware.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from kernels import vendor
 from kernels.binding import find
@@ -58,7 +58,7 @@ class FlashAttentionFa2Prefill(FlashAttentionPrefill):
         return layouts.VarlenLayout(operands, None, function, pads=True)
 
 
-def descales(o: MhaPrefillOperands) -> dict[str, Any]:
+def descales(o: MhaPrefillOperands) -> dict[str, object]:
     """fp32 [batch, heads]: the one of the tensor for each."""
     if o.q_descale is None:
         return {}

@@ -9,7 +9,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.op import Unsupported
 from kernels.platform import version

@@ -15,9 +15,6 @@ from kernels.platform import Platform
 from kernels.support import Support, need
 from shapes.case import Case
 
-if TYPE_CHECKING:
-    import torch
-
 BLACKWELL = ("sm_100", "sm_103")
 """Of data centres: B200 and B300."""
 

@@ -48,8 +48,10 @@ class AmxGemm(VllmCpu):
     def prepare_turn(
         self, first: _AmxGemm | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
     ) -> Prepared:
-        shared = first is not None and first.operands.b_q is operands.b_q
-        weights = first.weights if shared else self.bind("convert_weight_packed")(operands.b_q)
+        if first is not None and first.operands.b_q is operands.b_q:
+            weights = first.weights
+        else:
+            weights = self.bind("convert_weight_packed")(operands.b_q)
         return _AmxGemm(operands, self.bind(), weights, True)
 
 
@@ -117,8 +119,10 @@ class OneDnn(VllmDequantisedGemm):
         self.bind()
         from vllm import _custom_ops as ops
 
-        shared = first is not None and first.operands.b_q is operands.b_q
-        handler = first.packed if shared else ops.create_onednn_mm(_weights(operands).t(), self.ROWS)
+        if first is not None and first.operands.b_q is operands.b_q:
+            handler = first.packed
+        else:
+            handler = ops.create_onednn_mm(_weights(operands).t(), self.ROWS)
         return _Product(operands, handler, lambda a: ops.onednn_mm(handler, a, None))
 
 
@@ -137,9 +141,12 @@ class BrgemmGemm(VllmDequantisedGemm):
     def prepare_turn(
         self, first: _Product | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
     ) -> Prepared:
+        assert out is not None  # it allocates none of its own
         kernel, is_packed = self.bind(), True
-        shared = first is not None and first.operands.b_q is operands.b_q
-        packed = first.packed if shared else self.bind("convert_weight_packed")(_weights(operands))
+        if first is not None and first.operands.b_q is operands.b_q:
+            packed = first.packed
+        else:
+            packed = self.bind("convert_weight_packed")(_weights(operands))
 
         def multiply(a: torch.Tensor) -> torch.Tensor:
             kernel(out, a, packed, None, is_packed)

@@ -4,7 +4,6 @@ bf16, which take dequantised weights."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kernels.binding import VendorFunction

@@ -24,6 +24,8 @@ class _PaddedMlaDecode(Prepared):
         import torch
 
         super().__init__(operands, out)
+        self.slots: torch.Tensor
+        self.valid: torch.Tensor
         if first is not None and operands.same_pages(first.operands):
             self.slots, self.valid = first.slots, first.valid
             return

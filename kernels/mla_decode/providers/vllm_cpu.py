@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kernels.binding import VendorFunction
@@ -58,8 +57,10 @@ class _VecMlaDecode(Prepared):
         super().__init__(operands, out)
         self.kernel = kernel
         self.kv = operands.kv.view(-1, VecMlaDecode.PAGE, WIDTH)
-        shared = first is not None and operands.same_pages(first.operands)
-        self.table = first.table if shared else operands.split_pages(VecMlaDecode.PAGE)
+        if first is not None and operands.same_pages(first.operands):
+            self.table: torch.Tensor = first.table
+        else:
+            self.table = operands.split_pages(VecMlaDecode.PAGE)
 
     def call(self) -> None:
         o = self.operands
@@ -114,10 +115,14 @@ class _AmxMlaDecode(Prepared):
         self.kv = operands.kv.view(-1, 1, WIDTH)
         self.value = self.kv[..., :LATENT]
         self.partial = torch.zeros(batch, heads, splits, LATENT + 1)
-        shared = first is not None and operands.same_pages(first.operands)
-        self.rows = first.rows if shared else operands.split_pages(1)
-        self.requests = first.requests if shared else torch.arange(batch)
-        self.lengths = first.lengths if shared else operands.lengths.long()
+        self.rows: torch.Tensor
+        self.requests: torch.Tensor
+        self.lengths: torch.Tensor
+        if first is not None and operands.same_pages(first.operands):
+            self.rows, self.requests, self.lengths = first.rows, first.requests, first.lengths
+        else:
+            self.rows, self.requests = operands.split_pages(1), torch.arange(batch)
+            self.lengths = operands.lengths.long()
 
     def call(self) -> None:
         o = self.operands

@@ -219,7 +219,7 @@ class Implementation(ABC):
         out: None for who allocates, whose own `prepare` says so
         """
 
-    def prepare_turn(self, first: Any, operands: Any, out: torch.Tensor | None) -> Prepared:
+    def prepare_turn(self, first: Any, operands: Any, out: torch.Tensor) -> Prepared:
         """Prepares a further set of those that calls rotate over; `first` was prepared on the first. Where
         the sets share stationary operands, whoever brought them into a layout of its own takes that."""
         return self.prepare(operands, out)

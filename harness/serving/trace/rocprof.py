@@ -94,7 +94,7 @@ class _Tool:
             self.lost += 1
             return
         if self.base is None:
-            self.base = start
+            self.base = int(start)
         into = self.into
         into.work.add(
             into.names.number(name), into.streams.number((self._device(agent), queue)),
@@ -108,7 +108,7 @@ class _Tool:
             into.note("unreadable", f"{self.lost} records have no start and end that make sense: left out")
         names = {
             name: self.kernels.get(name[1:], f"kernel_id {name[2]}") if name[0] == "kernel" else name[1]
-            for name in into.names.numbers
+            for name in into.names.all()
         }
         nameless = sum(name[0] == "kernel" and name[1:] not in self.kernels for name in names)
         if nameless:

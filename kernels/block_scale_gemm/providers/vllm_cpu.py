@@ -26,6 +26,7 @@ class AmxGemm(VllmCpu):
     kernel = "fp8_scaled_mm_cpu"
     boundaries = ("with_quant",)
     allocates = True
+    rebinds = True
 
     STEP = 32  # both of N and K in its packed layout
 
@@ -42,7 +43,14 @@ class AmxGemm(VllmCpu):
         return sizes.n * sizes.k
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
-        return _AmxGemm(operands, self.bind(), self.bind("convert_weight_packed")(operands.b_q), True)
+        return self.prepare_turn(None, operands, out)
+
+    def prepare_turn(
+        self, first: _AmxGemm | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
+    ) -> Prepared:
+        shared = first is not None and first.operands.b_q is operands.b_q
+        weights = first.weights if shared else self.bind("convert_weight_packed")(operands.b_q)
+        return _AmxGemm(operands, self.bind(), weights, True)
 
 
 class Unpacked(AmxGemm):
@@ -57,7 +65,9 @@ class Unpacked(AmxGemm):
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         return sizes.n * sizes.k
 
-    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
+    def prepare_turn(
+        self, first: _AmxGemm | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
+    ) -> Prepared:
         return _AmxGemm(operands, self.bind(), operands.b_q, False)
 
 
@@ -81,6 +91,10 @@ class VllmDequantisedGemm(VllmCpu):
 
     boundaries = ("with_quant",)
     allocates = True
+    rebinds = True
+
+    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
+        return self.prepare_turn(None, operands, out)
 
     def layout(self, sizes: BlockScaleGemmSizes) -> int:
         return 2 * sizes.n * sizes.k
@@ -95,12 +109,15 @@ class OneDnn(VllmDequantisedGemm):
 
     ROWS = 32  # that vLLM has oneDNN pack for
 
-    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
+    def prepare_turn(
+        self, first: _Product | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
+    ) -> Prepared:
         self.bind()
         from vllm import _custom_ops as ops
 
-        handler = ops.create_onednn_mm(_weights(operands).t(), self.ROWS)
-        return _Product(operands, lambda a: ops.onednn_mm(handler, a, None))
+        shared = first is not None and first.operands.b_q is operands.b_q
+        handler = first.packed if shared else ops.create_onednn_mm(_weights(operands).t(), self.ROWS)
+        return _Product(operands, handler, lambda a: ops.onednn_mm(handler, a, None))
 
 
 class BrgemmGemm(VllmDequantisedGemm):
@@ -115,15 +132,18 @@ class BrgemmGemm(VllmDequantisedGemm):
         whole = sizes.n % AmxGemm.STEP == 0 and sizes.k % AmxGemm.STEP == 0
         return need(whole, f"needs n and k to be multiples of {AmxGemm.STEP}")
 
-    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
-        kernel, packed = self.bind(), self.bind("convert_weight_packed")(_weights(operands))
-        is_packed = True
+    def prepare_turn(
+        self, first: _Product | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
+    ) -> Prepared:
+        kernel, is_packed = self.bind(), True
+        shared = first is not None and first.operands.b_q is operands.b_q
+        packed = first.packed if shared else self.bind("convert_weight_packed")(_weights(operands))
 
         def multiply(a: torch.Tensor) -> torch.Tensor | None:
             kernel(out, a, packed, None, is_packed)
             return out
 
-        return _Product(operands, multiply)
+        return _Product(operands, packed, multiply)
 
 
 def _weights(operands: BlockScaleGemmOperands) -> torch.Tensor:
@@ -131,9 +151,11 @@ def _weights(operands: BlockScaleGemmOperands) -> torch.Tensor:
 
 
 class _Product(Prepared):
-    def __init__(self, operands: BlockScaleGemmOperands, multiply: Callable) -> None:
+    """packed: the weights as the library keeps them"""
+
+    def __init__(self, operands: BlockScaleGemmOperands, packed: object, multiply: Callable) -> None:
         super().__init__(operands)
-        self.multiply = multiply
+        self.packed, self.multiply = packed, multiply
 
     def call(self) -> None:
         self.out = self.multiply(self.operands.a)

@@ -26,6 +26,7 @@ class AmxMoe(VllmCpu):
     requires = "vLLM's CPU build, AVX-512 (AMX tiles where the CPU has them)"
     kernel = "fused_experts_cpu"
     boundaries = ("with_quant",)
+    rebinds = True
 
     def fits(self, sizes: FusedMoeSizes) -> Support:
         return Support.all_of(
@@ -97,6 +98,7 @@ class DequantisedMoe(VllmCpu):
     """Weights dequantised to bf16 once, as vLLM would serve the model in bf16: twice the bytes of weights."""
 
     boundaries = ("with_quant",)
+    rebinds = True
 
     def fits(self, sizes: FusedMoeSizes) -> Support:
         return need(sizes.ep == 1, "counts every id, and an id of -1 outside its table: needs ep=1")

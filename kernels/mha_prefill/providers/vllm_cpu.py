@@ -23,6 +23,7 @@ class VllmExtendPrefill(VllmCpu):
 
     name = "vllm.extend"
     kernel = "extend_attention_cpu"
+    rebinds = True
 
     def fits(self, sizes: MhaPrefillSizes) -> Support:
         return takes(sizes, "bf16")

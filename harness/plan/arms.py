@@ -111,7 +111,7 @@ def value_text(value: str | None) -> str:
 
 
 def parse_arm(settings: Iterable[str]) -> Arm:
-    variables = {}
+    variables: dict[str, str | None] = {}
     for text in settings:
         name, equals, value = text.partition("=")
         if not (name and equals):

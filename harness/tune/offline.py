@@ -84,7 +84,8 @@ class Compiling:
     def _of_each(self, launches: Sequence[KernelLaunch]) -> list[CompiledLaunch] | None:
         """None where some wait for another shard."""
         known = [self.compiled[_name(each)] for each in launches]
-        return None if None in known else known
+        compiled = [launch for launch in known if launch is not None]
+        return compiled if len(compiled) == len(known) else None
 
     def _launches(self, case: Search, candidate: Candidate) -> list[KernelLaunch] | str:
         """Of one call, in order; or why the implementation cannot be asked, which costs the configuration
@@ -179,7 +180,7 @@ class OfflineResult:
             "case": search.case,
             "config": asdict(candidate.config) if candidate else None,
             "estimate_us": _us(candidate),
-            "bound_by": candidate.estimate.bound if candidate else "",
+            "bound_by": candidate.estimate.bound if candidate and candidate.estimate else "",
             "resident": candidate.resident if candidate else [],
             "second": asdict(second.config) if second else None,
             "second_us": _us(second),
@@ -215,6 +216,7 @@ def differences(
 
 
 def _choice(search: Search, candidate: Candidate) -> dict[str, Any]:
+    assert candidate.estimate is not None
     return {
         "case": search.case,
         "features": search.implementation.features(search.sizes),
@@ -227,7 +229,7 @@ def _choice(search: Search, candidate: Candidate) -> dict[str, Any]:
 
 
 def _us(candidate: Candidate | None) -> float | None:
-    return round(candidate.estimate.seconds * 1e6, 2) if candidate else None
+    return round(candidate.seconds * 1e6, 2) if candidate else None
 
 
 def _criterion() -> str:

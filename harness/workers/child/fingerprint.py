@@ -34,7 +34,7 @@ def _onednn(call: Callable[[], None]) -> list[str]:
 
 def onednn_names(lines: Collection[str]) -> list[str]:
     """Of oneDNN's verbose lines, each primitive with its implementation once."""
-    names = {}
+    names: dict[str, None] = {}
     for line in lines:
         if match := re.match(r"onednn_verbose,(?:[^,]*,)*?exec,\w+,(\w+),([^,]+),", line):
             names[f"onednn {match[1]} {match[2]}"] = None

@@ -19,7 +19,7 @@ class LiveJournal:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / FILE
-        self._lines = files.JsonLines(self.path, _entry)
+        self.file = files.JsonLines(self.path, _entry)
 
     @staticmethod
     def begin(folder: Path, plan: dict[str, Any], resume: bool) -> LiveJournal:
@@ -60,12 +60,12 @@ class LiveJournal:
         return journal
 
     def append(self, kind: str, facts: dict[str, Any]) -> None:
-        """One line, on the disk when this returns. Raises JournalFull."""
-        self._lines.append(json.dumps({"kind": kind, **facts}))
+        """One line, on the disk when this returns. Raises files.JournalFull."""
+        self.file.append(json.dumps({"kind": kind, **facts}))
 
     def lines(self) -> list[dict[str, Any]]:
         """All whole lines. Raises UsageError for one that is broken in the middle."""
-        return list(self._lines.records())
+        return list(self.file.records())
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [line for line in self.lines() if line["kind"] == kind]

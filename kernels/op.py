@@ -213,13 +213,13 @@ class Implementation(ABC):
         return 0
 
     @abstractmethod
-    def prepare(self, operands: Any, out: torch.Tensor) -> Prepared:
+    def prepare(self, operands: Any, out: torch.Tensor | None) -> Prepared:
         """Untimed: bring stationary operands into the library's layout. Raises Unsupported.
 
         out: None for who allocates, whose own `prepare` says so
         """
 
-    def prepare_turn(self, first: Any, operands: Any, out: torch.Tensor) -> Prepared:
+    def prepare_turn(self, first: Any, operands: Any, out: torch.Tensor | None) -> Prepared:
         """Prepares a further set of those that calls rotate over; `first` was prepared on the first. Where
         the sets share stationary operands, whoever brought them into a layout of its own takes that."""
         return self.prepare(operands, out)

@@ -98,7 +98,7 @@ class VllmDequantisedGemm(VllmCpu):
     rebinds = True
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
-        return self.prepare_turn(None, operands, out)  # type: ignore[arg-type]  # None: who allocates says so
+        return self.prepare_turn(None, operands, out)
 
     def layout(self, sizes: BlockScaleGemmSizes) -> int:
         return 2 * sizes.n * sizes.k

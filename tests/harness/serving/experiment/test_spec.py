@@ -9,6 +9,7 @@ from harness.cli.serving import serving
 from harness.errors import OK, UsageError
 from harness.serving.experiment.report import stages_table
 from harness.serving.experiment.spec import FILES, read_experiment
+from harness.serving.experiment.stages import Stages
 from tests.support.serving_experiments import TEXT, Doubles, conduct, experiment
 
 
@@ -73,3 +74,18 @@ def test_the_command_says_what_it_would_do(tmp_path):
         serving, ["experiment", "cpu-short", "--dry-run", "--pairs", "6", "--out", str(tmp_path)]
     )
     assert answer.exit_code == OK and "6 mirrored pairs" in answer.output
+
+
+def test_an_experiment_begun_under_names_of_old_goes_on(tmp_path):
+    """Its replay was said beside the swap, where now it follows from it."""
+    said = 'replay = { block_scale_gemm = "vllm.onednn", "block_scale_gemm:kv_b" = "vllm.amx" }\n'
+    assert said in TEXT
+    made = experiment(tmp_path, TEXT.replace(said, ""))
+    assert made.swap("linears").replay == {
+        "block_scale_gemm": "vllm.onednn",
+        "block_scale_gemm:kv_b": "vllm.amx",
+    }
+    before = made.model_dump_json().replace("block_scale_gemm=vllm.onednn", "linears=bf16")
+    assert "linears=bf16" in before
+    (tmp_path / "experiment.json").write_text(before)
+    Stages.begin(tmp_path, made, resume=True)

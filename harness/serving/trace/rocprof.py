@@ -89,7 +89,8 @@ class _Tool:
         return f"agent {agent}" if self.process == 0 else f"process {self.process}, agent {agent}"
 
     def _add(self, name: Any, agent: Any, queue: Any, record: Mapping[str, Any]) -> None:
-        start, end = record.get("start_timestamp"), record.get("end_timestamp")
+        start: Any = record.get("start_timestamp")
+        end: Any = record.get("end_timestamp")
         if not _sensible(start, end):
             self.lost += 1
             return

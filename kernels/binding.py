@@ -14,6 +14,8 @@ from typing import Any
 from kernels.op import Unsupported
 from kernels.platform import version
 
+VendorFunction = Callable[..., Any]  # a library's own, whose types are not known here
+
 
 def load(module: str) -> ModuleType:
     """The imported module. Raises Unsupported where it cannot be imported: a GPU library asks for its device,
@@ -25,7 +27,7 @@ def load(module: str) -> ModuleType:
         raise Unsupported(f"{_named(module)} cannot be imported: {reason}") from error
 
 
-def find(*places: str) -> Any:
+def find(*places: str) -> Any:  # whatever a library has there
     """The first of the dotted places that exists, as libraries move their functions (`aiter.ops.mha.name`,
     then `aiter.name`). Raises Unsupported where none does."""
     for place in places:
@@ -46,7 +48,9 @@ def find(*places: str) -> Any:
     raise Unsupported(f"{_named(first)} has no {' or '.join(p.partition('.')[2] for p in places)}")
 
 
-def keywords(function: Callable, needed: Mapping[str, Any], wished: Mapping[str, Any] | None = None) -> dict:
+def keywords(
+    function: VendorFunction, needed: Mapping[str, Any], wished: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Arguments by name, as this version's signature takes them: all those needed, and those wished for that
     it knows. Raises Unsupported where one that is needed is not taken, or one that it must have is missing.
 
@@ -66,13 +70,13 @@ def keywords(function: Callable, needed: Mapping[str, Any], wished: Mapping[str,
     return given
 
 
-def takes(function: Callable, argument: str) -> bool:
+def takes(function: VendorFunction, argument: str) -> bool:
     """Whether this version's function has an argument of that name."""
     names, _, any_name = _parameters(function)
     return any_name or argument in names
 
 
-def _parameters(function: Callable) -> tuple[list[str], list[str], bool]:
+def _parameters(function: VendorFunction) -> tuple[list[str], list[str], bool]:
     """Names, those without a default, and whether any other name is taken too."""
     if schema := _schema(function):
         names = [a.name for a in schema.arguments]
@@ -87,7 +91,7 @@ def _parameters(function: Callable) -> tuple[list[str], list[str], bool]:
     return [p.name for p in by_name], must, any(p.kind is kinds.VAR_KEYWORD for p in parameters)
 
 
-def _schema(function: Callable) -> Any:
+def _schema(function: VendorFunction) -> Any:  # torch's schema of an operator, or None
     return getattr(getattr(function, "default", function), "_schema", None)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kernels.op import Implementation, Op, Prepared
 
@@ -16,9 +16,10 @@ def bind(
     """Prepares an implementation on operands of any boundary that it supports; `first` is what it gave
     for the first of the sets that calls rotate over."""
     if operands.boundary in implementation.boundaries:
+        target = cast("torch.Tensor", out)  # None only for who allocates, whose `prepare` takes None
         if first is None:
-            return implementation.prepare(operands, out)
-        return implementation.prepare_turn(first, operands, out)
+            return implementation.prepare(operands, target)
+        return implementation.prepare_turn(first, operands, target)
     return _Composed(op, implementation, operands, out, first)
 
 

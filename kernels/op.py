@@ -130,6 +130,8 @@ class Implementation(ABC):
     activations:    what its own call rounds bf16 activations to before products: bf16, or fp8
     allocates:      True if the library allocates its own output (`out` is then None, never poisoned)
     captures:       False if the call cannot be recorded into a CUDA/HIP graph
+    rebinds:        True if prepare_turn takes over all that was made of the same stationary operands, so that
+                    binding it to other live ones costs next to nothing: a serving engine can call it
     """
 
     name: ClassVar[str]
@@ -141,6 +143,7 @@ class Implementation(ABC):
     activations: ClassVar[str] = "bf16"
     allocates: ClassVar[bool] = False
     captures: ClassVar[bool] = True
+    rebinds: ClassVar[bool] = False
 
     @property
     def provider(self) -> str:
@@ -210,10 +213,13 @@ class Implementation(ABC):
         return 0
 
     @abstractmethod
-    def prepare(self, operands: Any, out: torch.Tensor | None) -> Prepared:
-        """Untimed: bring stationary operands into the library's layout. Raises Unsupported."""
+    def prepare(self, operands: Any, out: torch.Tensor) -> Prepared:
+        """Untimed: bring stationary operands into the library's layout. Raises Unsupported.
 
-    def prepare_turn(self, first: Any, operands: Any, out: torch.Tensor | None) -> Prepared:
+        out: None for who allocates, whose own `prepare` says so
+        """
+
+    def prepare_turn(self, first: Any, operands: Any, out: torch.Tensor) -> Prepared:
         """Prepares a further set of those that calls rotate over; `first` was prepared on the first. Where
         the sets share stationary operands, whoever brought them into a layout of its own takes that."""
         return self.prepare(operands, out)

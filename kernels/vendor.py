@@ -5,9 +5,10 @@ A row states data: the base class of its library below, and whatever it needs be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from kernels.binding import VendorFunction
 from kernels.formats import native
 from kernels.op import Implementation, Unsupported
 from kernels.platform import Platform
@@ -177,7 +178,7 @@ class VllmCpu(Vllm):
     also: ClassVar = {}
     kernel: ClassVar[str]
 
-    def bind(self, kernel: str | None = None) -> Callable:
+    def bind(self, kernel: str | None = None) -> VendorFunction:
         """The torch operator called `kernel`, by default the class's own. Raises Unsupported without it."""
         import torch
 

@@ -156,8 +156,8 @@ class Session:
             last_level(self.platform),
             lambda copies: not anchors or memory.fits(anchors, copies),
         )
-        held, too_large = memory.groups(contenders, sets.copies)
-        return [Group(members, baseline, sets) for members in held], too_large, sets
+        groups, too_large = memory.groups(contenders, sets.copies)
+        return [Group(members, baseline, sets) for members in groups], too_large, sets
 
     def _contenders(self, case: Case) -> tuple[list[Contender], list[Contender], ConfigSearch | None]:
         """Who can run the case; who cannot, with the reason written down; how their configurations were

@@ -16,7 +16,7 @@ from kernels.platform import Platform
 
 
 def thread_environment(
-    platform: Platform, threads: int, variables: Mapping[str, str] | None = None
+    platform: Platform, threads: int, variables: Mapping[str, str | None] | None = None
 ) -> dict[str, str]:
     """What makes a worker compute on so many threads, each bound to a physical core. They are not bound where
     the user's environment or an arm's `variables` bind them, or where there are more than cores.

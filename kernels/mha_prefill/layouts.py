@@ -1,16 +1,16 @@
 """Layouts of q, k and v that several libraries share.
 
-`Extended` holds the cache and the new tokens apart, as an engine does. `Varlen` is one call on all sequences
-with cumulative lengths (FlashAttention's `flash_attn_varlen_func`, and AITER's after it); `lengths`, `scale`,
-`mask` and `padded` give its arguments, each by itself.
+`Extended` holds the cache and the new tokens apart, as an engine does. `VarlenLayout` is one call on all
+sequences with cumulative lengths (FlashAttention's `flash_attn_varlen_func`, and AITER's after it);
+`lengths`, `scale`, `mask` and `padded` give its arguments, each by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kernels.binding import keywords
+from kernels.binding import VendorFunction, keywords
 from kernels.mha_prefill.operands import MhaPrefillOperands, guarded
 from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes
 from kernels.op import Prepared
@@ -48,7 +48,7 @@ class Extended(Prepared):
             self.v.copy_(live["v"][self.rows])
 
 
-def lengths(o: MhaPrefillOperands) -> dict[str, Any]:
+def lengths(o: MhaPrefillOperands) -> dict[str, object]:
     """int32 [batch + 1] on the device, and the longest of each for the grid."""
     most_new, longest = o.longest
     return {
@@ -64,7 +64,7 @@ def scale(o: MhaPrefillOperands) -> float:
     return o.scale
 
 
-def mask() -> dict[str, Any]:
+def mask() -> dict[str, object]:
     """Causal; all of these libraries align it to the last key."""
     return {"causal": True}
 
@@ -90,7 +90,7 @@ class VarlenLayout(Prepared):
         self,
         operands: MhaPrefillOperands,
         out: torch.Tensor | None,
-        function: Callable,
+        function: VendorFunction,
         further: Mapping[str, Any] | None = None,
         wished: Mapping[str, Any] | None = None,
         pads: bool = False,
@@ -98,7 +98,12 @@ class VarlenLayout(Prepared):
         super().__init__(operands, out)
         self.function = function
         self.v = padded(operands.v) if pads else operands.v
-        needed = {"q": operands.q, "k": operands.k, "v": self.v, "softmax_scale": scale(operands)}
+        needed: dict[str, object] = {
+            "q": operands.q,
+            "k": operands.k,
+            "v": self.v,
+            "softmax_scale": scale(operands),
+        }
         needed |= lengths(operands) | mask() | dict(further or {})
         if out is not None:
             needed["out"] = out

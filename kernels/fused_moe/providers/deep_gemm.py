@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from kernels import platform as machine
 from kernels import vendor
-from kernels.binding import find
+from kernels.binding import VendorFunction, find
 from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe.between_products import WORD, BetweenProducts
 from kernels.fused_moe.operands import FusedMoeOperands
@@ -100,7 +100,9 @@ class DeepGemmMoe(vendor.DeepGemm):
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         return self.prepare_turn(None, operands, out)
 
-    def prepare_turn(self, first: Any, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
+    def prepare_turn(
+        self, first: _DeepGemmBoundMoe | None, operands: FusedMoeOperands, out: torch.Tensor
+    ) -> Prepared:
         require_interpreter(out.device)
         return self.Bound(operands, out, packs(machine.of(out.device).arch), first)
 
@@ -168,7 +170,9 @@ class _DeepGemmBoundMoe(BetweenProducts):
         """Give every pair a row, and tell the products whose rows are whose."""
         raise NotImplementedError
 
-    def multiply(self, a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, d):
+    def multiply(
+        self, a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, d: torch.Tensor
+    ) -> None:
         raise NotImplementedError
 
     def call(self) -> None:
@@ -184,20 +188,22 @@ class _DeepGemmBoundMoe(BetweenProducts):
         self.add_up()
 
 
-def product(*names: str) -> Callable:
+def product(*names: str) -> VendorFunction:
     """By position: their first arguments kept their order from version to version, not their names, and
     compiled functions tell no signature."""
     return find(*(f"deep_gemm.{name}" for name in names))
 
 
 class _Contiguous(_DeepGemmBoundMoe):
-    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, *rest: Any) -> None:
+    def __init__(
+        self, operands: FusedMoeOperands, out: torch.Tensor, packed: bool, first: _DeepGemmBoundMoe | None
+    ) -> None:
         import torch
         import triton
 
         from kernels.fused_moe.triton import rows_jit
 
-        super().__init__(operands, out, *rest)
+        super().__init__(operands, out, packed, first)
         local_experts, rows = operands.sizes.local_experts, self.a.shape[1]
         self.product = product("m_grouped_fp8_gemm_nt_contiguous")
         self.owners = torch.empty(rows, dtype=torch.int32, device=out.device)
@@ -220,16 +226,20 @@ class _Contiguous(_DeepGemmBoundMoe):
         self.count(ids, self.counts, self.pairs, self.pairs, CHUNK=self.chunk)
         self.contiguous(ids, self.counts, self.row_of, self.owners, **self.placing)
 
-    def multiply(self, a, a_scale, b, b_scale, d) -> None:
+    def multiply(
+        self, a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, d: torch.Tensor
+    ) -> None:
         self.align(self.aligned)
         self.product((a[0], a_scale[0]), (b, b_scale), d[0], self.owners)
 
 
 class _Masked(_DeepGemmBoundMoe):
-    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, *rest: Any) -> None:
+    def __init__(
+        self, operands: FusedMoeOperands, out: torch.Tensor, packed: bool, first: _DeepGemmBoundMoe | None
+    ) -> None:
         from kernels.fused_moe.triton import rows_jit
 
-        super().__init__(operands, out, *rest)
+        super().__init__(operands, out, packed, first)
         self.product = product("m_grouped_fp8_gemm_nt_masked", "fp8_m_grouped_gemm_nt_masked")
         self.masked = rows_jit.masked_kernel[(operands.sizes.local_experts,)]
         self.placing = {"pairs": self.pairs, "CAPACITY": self.a.shape[1], "CHUNK": self.chunk}
@@ -241,7 +251,9 @@ class _Masked(_DeepGemmBoundMoe):
     def place(self) -> None:
         self.masked(self.operands.topk_ids, self.counts, self.row_of, **self.placing)
 
-    def multiply(self, a, a_scale, b, b_scale, d) -> None:
+    def multiply(
+        self, a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, d: torch.Tensor
+    ) -> None:
         self.align(self.aligned)
         self.product((a, a_scale), (b, b_scale), d, self.counts, self.expected)
 

@@ -7,11 +7,10 @@ tags from 0.1.4. Kernels are built at the first call. Untested on hardware.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels import vendor
-from kernels.binding import find, keywords
+from kernels.binding import VendorFunction, find, keywords
 from kernels.mha_prefill import layouts
 from kernels.mha_prefill.operands import MhaPrefillOperands
 from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes, takes
@@ -34,7 +33,7 @@ class AiterPrefill(vendor.Aiter):
         return takes(sizes, *self.dtypes)
 
 
-def operator(name: str) -> Callable:
+def operator(name: str) -> VendorFunction:
     """A kernel's own entry. As a torch operator its schema tells its arguments; the Python function of the
     same name takes *args and **kwargs (aiter/jit/utils/torch_guard.py)."""
     import torch
@@ -52,10 +51,10 @@ class DispatchPrefill(AiterPrefill):
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
         function = find("aiter.flash_attn_varlen_func", "aiter.ops.mha.flash_attn_varlen_func")
-        return layouts.Varlen(operands, out, function)
+        return layouts.VarlenLayout(operands, out, function)
 
 
-def forward_arguments(o: MhaPrefillOperands) -> dict[str, Any]:
+def forward_arguments(o: MhaPrefillOperands) -> dict[str, object]:
     """What the asm and the CK entry want beside what `flash_attn_varlen_func` takes, as that gives it."""
     return {
         **layouts.lengths(o),
@@ -74,7 +73,11 @@ def forward_arguments(o: MhaPrefillOperands) -> dict[str, Any]:
 
 class _Direct(Prepared):
     def __init__(
-        self, operands: MhaPrefillOperands, out: torch.Tensor, function: Callable, arguments: dict[str, Any]
+        self,
+        operands: MhaPrefillOperands,
+        out: torch.Tensor,
+        function: VendorFunction,
+        arguments: dict[str, Any],
     ) -> None:
         super().__init__(operands, out)
         self.function = function
@@ -116,7 +119,7 @@ class CkPrefill(AiterPrefill):
         return _Direct(operands, out, operator("mha_varlen_fwd"), arguments)
 
 
-def opus_lengths(o: MhaPrefillOperands) -> dict[str, Any]:
+def opus_lengths(o: MhaPrefillOperands) -> dict[str, object]:
     named = layouts.lengths(o)
     return {
         "seqstart_q": named["cu_seqlens_q"],
@@ -155,7 +158,7 @@ class TritonPrefill(AiterPrefill):
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
         name = "flash_attn_varlen_func"
         function = find(f"aiter.ops.triton.attention.mha.{name}", f"aiter.ops.triton.mha.{name}")
-        return layouts.Varlen(operands, None, function)
+        return layouts.VarlenLayout(operands, None, function)
 
 
 def descales(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
@@ -179,4 +182,4 @@ class Fp8(AiterPrefill):
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
         name = "flash_attn_varlen_fp8_pertensor_func"
         function = find(f"aiter.{name}", f"aiter.ops.mha.{name}")
-        return layouts.Varlen(operands, None, function, descales(operands))
+        return layouts.VarlenLayout(operands, None, function, descales(operands))

@@ -72,7 +72,7 @@ def shape(o: MhaPrefillOperands, name: str) -> tuple[list[int], list[int]]:
     return [len(o.sequences), heads, tokens, width], [tokens * heads * width, width, heads * width, 1]
 
 
-def mask() -> dict[str, Any]:
+def mask() -> dict[str, object]:
     """Causal, aligned to each sequence's last key."""
     return {"use_causal_mask_bottom_right": True}
 

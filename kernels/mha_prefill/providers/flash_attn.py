@@ -7,7 +7,7 @@ varlen calls allocate the output. Untested on hardware.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from kernels import vendor
 from kernels.binding import find
@@ -55,10 +55,10 @@ class FlashAttentionFa2Prefill(FlashAttentionPrefill):
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
         # flash_attn may be installed without its kernels, as what FlashAttention 4 lives in.
         function = find("flash_attn.flash_attn_interface.flash_attn_varlen_func")
-        return layouts.Varlen(operands, None, function, pads=True)
+        return layouts.VarlenLayout(operands, None, function, pads=True)
 
 
-def descales(o: MhaPrefillOperands) -> dict[str, Any]:
+def descales(o: MhaPrefillOperands) -> dict[str, object]:
     """fp32 [batch, heads]: the one of the tensor for each."""
     if o.q_descale is None:
         return {}
@@ -77,7 +77,7 @@ class FlashAttentionFa3Prefill(FlashAttentionPrefill, vendor.FlashAttention3):
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
         function = find("flash_attn_interface.flash_attn_varlen_func")
-        return layouts.Varlen(operands, None, function, descales(operands))
+        return layouts.VarlenLayout(operands, None, function, descales(operands))
 
 
 class Fa4Prefill(FlashAttentionPrefill, vendor.FlashAttention4):
@@ -91,4 +91,4 @@ class Fa4Prefill(FlashAttentionPrefill, vendor.FlashAttention4):
         function = find(
             "flash_attn.cute.flash_attn_varlen_func", "flash_attn.cute.interface.flash_attn_varlen_func"
         )
-        return layouts.Varlen(operands, None, function)
+        return layouts.VarlenLayout(operands, None, function)

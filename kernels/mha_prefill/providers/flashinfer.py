@@ -7,7 +7,7 @@ from 0.2.0. Kernels are built by nvcc at the first use, or downloaded. Untested 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from kernels import vendor
 from kernels.binding import find, keywords
@@ -38,17 +38,17 @@ class FlashInferPrefill(vendor.FlashInfer):
         return WORKSPACE + PLAN
 
 
-def begins(o: MhaPrefillOperands) -> dict[str, Any]:
+def begins(o: MhaPrefillOperands) -> dict[str, object]:
     """Where each sequence begins, in tokens."""
     return {"qo_indptr": o.cu_q, "kv_indptr": o.cu_k}
 
 
-def sizes_of(o: MhaPrefillOperands) -> dict[str, Any]:
+def sizes_of(o: MhaPrefillOperands) -> dict[str, object]:
     heads = o.q.shape[1]
     return {"num_qo_heads": heads, "num_kv_heads": heads, "head_dim_qk": WIDTH, "head_dim_vo": VALUE}
 
 
-def scoring(o: MhaPrefillOperands) -> dict[str, Any]:
+def scoring(o: MhaPrefillOperands) -> dict[str, object]:
     """Causal, aligned to the last key; a scale of q . k as they are meant."""
     return {"causal": True, "sm_scale": o.scale}
 
@@ -76,14 +76,14 @@ class _Ragged(Prepared):
         o, dtype = operands, operands.q.dtype
         dtypes = {"q_data_type": dtype, "kv_data_type": dtype}
         # An output unlike q, from 0.6.0, is wanted for FP8 only.
-        output = {"o_data_type": out.dtype}
+        output: dict[str, object] = {"o_data_type": out.dtype}
         needed, wished = (output, {}) if dtype != out.dtype else ({}, output)
         needed |= sizes_of(o) | scoring(o) | dtypes | self.lengths(o)
         wrapper.plan(**keywords(wrapper.plan, needed, wished))
         self.run = wrapper.run
         self.arguments = keywords(wrapper.run, {"q": o.q, "k": o.k, "v": o.v, "out": out, **scales(o)})
 
-    def lengths(self, o: MhaPrefillOperands) -> dict[str, Any]:
+    def lengths(self, o: MhaPrefillOperands) -> dict[str, object]:
         return begins(o)
 
     def call(self) -> None:
@@ -136,7 +136,7 @@ def elements(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
     }
 
 
-def sequence_lengths(o: MhaPrefillOperands) -> dict[str, Any]:
+def sequence_lengths(o: MhaPrefillOperands) -> dict[str, object]:
     """int32 [batch, 1, 1, 1], and the longest."""
     most_new, longest = o.longest
     return {
@@ -148,7 +148,7 @@ def sequence_lengths(o: MhaPrefillOperands) -> dict[str, Any]:
 
 
 class _Cudnn(_Ragged):
-    def lengths(self, o: MhaPrefillOperands) -> dict[str, Any]:
+    def lengths(self, o: MhaPrefillOperands) -> dict[str, object]:
         return {**elements(o), **sequence_lengths(o)}
 
 
@@ -195,7 +195,7 @@ class CuteDsl(TrtLlmPrefill):
     backend = "cute-dsl"
 
 
-def trtllm_lengths(o: MhaPrefillOperands) -> dict[str, Any]:
+def trtllm_lengths(o: MhaPrefillOperands) -> dict[str, object]:
     most_new, longest = o.longest
     return {
         "seq_lens": o.cu_k.diff(),
@@ -207,7 +207,7 @@ def trtllm_lengths(o: MhaPrefillOperands) -> dict[str, Any]:
     }
 
 
-def known_lengths(o: MhaPrefillOperands) -> dict[str, Any]:
+def known_lengths(o: MhaPrefillOperands) -> dict[str, object]:
     """What keeps versions that look for empty sequences from asking the device in every call."""
     import torch
 

@@ -79,7 +79,7 @@ def _key_ranges(operands: MhaPrefillOperands) -> tuple[torch.Tensor, torch.Tenso
     return torch.cat(first).to(operands.q.device), torch.cat(own).to(operands.q.device)
 
 
-def _sees(first_key: torch.Tensor, own_key: torch.Tensor) -> Callable:
+def _sees(first_key: torch.Tensor, own_key: torch.Tensor) -> Callable[..., torch.Tensor]:
     def sees(batch, head, row, key):
         return (key >= first_key[row]) & (key <= own_key[row])
 

@@ -82,7 +82,7 @@ class TritonSplit(Aiter):
         return vllm_triton.workspace(sizes)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return vllm_triton.SplitKv(
+        return vllm_triton.VllmSplitKv(
             operands, out, find("aiter.ops.triton.attention.mla_decode.decode_attention_fwd")
         )
 

@@ -209,7 +209,7 @@ def workspace(operands: MlaDecodeOperands) -> torch.Tensor:
     return torch.zeros(WORKSPACE, dtype=torch.uint8, device=operands.q.device)
 
 
-def plan(operands: MlaDecodeOperands) -> dict:
+def plan(operands: MlaDecodeOperands) -> dict[str, object]:
     return {
         "qo_indptr": query_starts(operands),
         "kv_indptr": page_starts(operands, operands.page),

@@ -76,7 +76,7 @@ class _SglangTritonMlaDecode(Prepared):
         }
         scales, wished = {"k_scale": operands.kv_scale, "v_scale": operands.kv_scale}, {"has_mla": True}
         if operands.kv_scale == 1.0:
-            self.arguments = keywords(self.decode, needed, wished | scales)
+            self.arguments = keywords(self.decode, needed, {**wished, **scales})
         else:
             self.arguments = keywords(self.decode, needed | scales, wished)
 

@@ -220,7 +220,7 @@ def test_shards_leave_what_is_not_theirs(told, tmp_path: Path, monkeypatch):
     compiling = Compiling(GEMM, SM_90)
     compiling.run(compiling.searches(CASES))
     assert len(known) == before
-    assert set(compiling.found) == {search.case for search in compiling.searches(CASES)}
+    assert set(compiling.results) == {search.case for search in compiling.searches(CASES)}
 
 
 def test_what_is_stored_holds_and_a_worse_one_does_not(tuning, tmp_path: Path):
@@ -420,7 +420,7 @@ def test_what_is_stored_of_compiling_is_what_compiling_finds(path: Path):
     chosen = [one for one in search.candidates if words(one.config) in others
               or dataclasses.asdict(one.config) == choice["config"]]  # fmt: skip
     compiling.judge([(search, one) for one in chosen])
-    for config, found_now in compiling.found[search.case].items():
+    for config, found_now in compiling.results[search.case].items():
         assert [each if isinstance(each, str) else each.kept() for each in found_now] == [
             each if isinstance(each, str) else each.kept() for each in known[config]
         ]

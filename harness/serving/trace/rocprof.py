@@ -90,7 +90,7 @@ class _Tool:
 
     def _add(self, name: Any, agent: Any, queue: Any, record: Mapping[str, Any]) -> None:
         start, end = record.get("start_timestamp"), record.get("end_timestamp")
-        if not _sensible(start, end):
+        if start is None or end is None or not _sensible(start, end):
             self.lost += 1
             return
         if self.base is None:

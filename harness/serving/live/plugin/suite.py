@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from . import report
 
@@ -55,7 +55,9 @@ class Swapped:
         if not support.ok:
             raise ValueError(f"{self.swap}: {support.reason}")
         own = out is None or self.implementation.allocates
-        return self.implementation.prepare(operands, self._out(operands) if own else out)
+        return self.implementation.prepare(
+            operands, cast("torch.Tensor", self._out(operands) if own else out)
+        )
 
     def run(self, first: Prepared, operands: Operands, out: torch.Tensor | None = None) -> torch.Tensor:
         """The op on operands whose stationary ones are those of `first`; its result, in `out` unless the
@@ -64,7 +66,8 @@ class Swapped:
             out = self._out(operands)
         elif self.implementation.allocates:
             out = None
-        return self._result(self.implementation.prepare_turn(first, operands, out))
+        target = cast("torch.Tensor", out)  # None only for who allocates, whose `prepare` takes None
+        return self._result(self.implementation.prepare_turn(first, operands, target))
 
     def run_once(self, operands: Operands, out: torch.Tensor) -> torch.Tensor:
         """The op where no operand is stationary; its result, as `run` has it."""

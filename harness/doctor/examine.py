@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TypedDict
 
 import kernels
 from harness.catalogue.devices import datasheets, last_level
@@ -16,29 +15,12 @@ from harness.files import JsonObject
 from harness.machine.cpu_threads import default_threads
 from harness.machine.provenance import LIBRARIES
 from harness.plan.arms import parse_threads
+from harness.results.facts import Facts
 from harness.run.ceilings import measured, meters, stored
 from harness.statistics.paired import noise_floor
 from harness.workers.environment import provenance
 from harness.workers.process import WorkerFailure
 from kernels.platform import Platform, devices, lookalike, version
-
-Facts = TypedDict(
-    "Facts",
-    {
-        "machine": JsonObject,
-        "devices": dict[str, str],
-        "libraries": dict[str, str],
-        "ceilings": JsonObject,
-        "datasheet": list[JsonObject],
-        "instruments": JsonObject,
-        "conditions": dict[str, str],
-        "runs here": dict[str, str],
-        "what would improve it": list[str],
-    },
-)
-"""As `--json` has them, plain values in SI units. machine: without what is not known; devices: what each is;
-libraries: versions; ceilings, instruments: `problem` alone where they could not be measured; runs here:
-`timed` or `checked only`, by op and implementation."""
 
 
 def examine(

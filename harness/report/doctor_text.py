@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from harness.report.text import duration, three_digits
 
 if TYPE_CHECKING:
-    from harness.doctor.examine import Facts
     from harness.files import JsonObject
+    from harness.results.facts import Facts
 
 WIDTH = 110
 LABEL = 20

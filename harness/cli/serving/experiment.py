@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from harness.cli.options import json_option
 from harness.cli.serving.ledger import print_ledgers
 from harness.cli.serving.progress import progress_to_stderr
 from harness.errors import FAILED, OK
@@ -55,7 +56,7 @@ def show(
 @click.option("--only", multiple=True, metavar="SWAP", help="Of its swaps only this; may be repeated.")
 @click.option("--pairs", type=click.IntRange(2), help="Instead of as many as the file says.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and what is done; run nothing.")
-@click.option("--json", "json_to", metavar="FILE|-", help="Write the ledger's rows there.")
+@json_option("Write the ledger's rows there.")
 @click.option("--quiet", is_flag=True, help="No table and no progress.")
 def experiment_command(**options: Any) -> None:
     """What swaps of single kernels change in a live serving run, predicted first: trace, routing log, kernel

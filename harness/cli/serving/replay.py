@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from harness.cli.options import json_option
 from harness.errors import FAILED, OK, NothingRan
 from harness.files import require_writable, write
 from harness.machine.device import choose_device
@@ -67,7 +68,7 @@ def show(request: ReplayRequest, out: str | None = None, json_to: str | None = N
 )
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--out", metavar="DIR", help="Keep the replay there, with every round.")
-@click.option("--json", "json_to", metavar="FILE|-", help="Write JSON there.")
+@json_option("Write JSON there.")
 def replay_command(out: str | None, json_to: str | None, **options: Any) -> None:
     """One step of one rank, rebuilt from the suite's implementations in the engine's order with weights for
     every layer; one op swapped at a time, all arms in interleaved rounds."""

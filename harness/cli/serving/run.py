@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from harness.cli.options import json_option
 from harness.cli.serving.progress import progress_to_stderr
 from harness.errors import FAILED, NOTHING_RAN, OK
 from harness.files import write
@@ -94,7 +95,7 @@ def run(request: RunRequest, json_to: str | None, quiet: bool) -> int:
 @click.option("--port", type=click.IntRange(1, 65535), help="Of the server; by default a free one.")
 @click.option("--start-timeout", default=600.0, show_default=True, metavar="S")
 @click.option("--run-timeout", default=600.0, show_default=True, metavar="S")
-@click.option("--json", "json_to", metavar="FILE|-", help="Write the summary there.")
+@json_option("Write the summary there.")
 @click.option("--quiet", is_flag=True)
 def run_command(json_to: str | None, quiet: bool, **options: Any) -> None:
     """Serve a model here and load it, arm by arm: real engine, real client, on loopback.

@@ -14,7 +14,7 @@ ALONE = $(IN_VENV) pytest
 SOURCES = $(wildcard kernels harness shapes tools tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all lint types format set-up set-up-test other-triton clean
+.PHONY: help run test test-all lint format set-up set-up-test other-triton clean
 
 help: ## what there is (this list)
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -31,11 +31,9 @@ test-all: lint other-triton ## set up, lint, then all tests, the slow ones too (
 	$(BESIDE) -m "$(if $(MARK),($(MARK)) and) not alone"
 	$(ALONE) -m "$(if $(MARK),($(MARK)) and) alone"
 
-lint: set-up-test ## what ruff finds, and whether the format is ruff's
+lint: set-up-test ## what ruff and mypy find, and whether the format is ruff's
 	$(IN_VENV) ruff check $(SOURCES)
 	$(IN_VENV) ruff format --check $(SOURCES)
-
-types: set-up-test ## what mypy finds
 	$(IN_VENV) mypy
 
 format: set-up-test ## put imports and format right
@@ -52,5 +50,5 @@ other-triton: set-up-test
 	@$(VENV)/bin/python tools/other_triton.py
 
 clean: ## remove .venv and caches; recorded runs stay
-	rm -rf $(VENV) .other-triton build .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks *.egg-info
+	rm -rf $(VENV) .other-triton build .pytest_cache .ruff_cache .mypy_cache .mypy_cache .hypothesis .benchmarks *.egg-info
 	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +

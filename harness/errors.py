@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
-
-
 OK, FAILED, USAGE, NOTHING_RAN = 0, 1, 2, 3
 STOPPED = 130  # by control-C, as shells have it
 
@@ -36,9 +30,13 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
 
 
-def mistake(error: ValidationError) -> str:
-    """`load.pairs: Input should be ...`: where the first mistake is and what it is, and how many more there
-    are."""
+def mistake(error: Exception) -> str:
+    """What is wrong with an input, in a line. Of pydantic: `load.pairs: Input should be ...`, where the first
+    mistake is and what it is, and how many more there are; else the exception."""
+    from pydantic import ValidationError
+
+    if not isinstance(error, ValidationError):
+        return one_line(error)
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
     plain = {"extra_forbidden": "no such key", "missing": "is missing"}

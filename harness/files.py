@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from harness.errors import UsageError
+from harness.errors import HarnessError, UsageError, mistake
+
+Kind = TypeVar("Kind")
 
 JsonObject = dict[str, Any]  # as json.loads gives it: what is in it only its reader knows
 
@@ -37,6 +40,44 @@ def append(path: Path, text: str, finished: Callable[[bytes], int] = whole_lines
         except OSError:
             file.truncate(end)
             raise
+
+
+class JournalFull(HarnessError):
+    """A record could not be written; the file is as it was before."""
+
+
+@dataclass(frozen=True)
+class JsonLines(Generic[Kind]):
+    """A file of JSON records, one a line, to which each is added whole; what a kill cut off is none.
+
+    parse:    a line as a record; raises ValueError, KeyError or TypeError for what is none
+    read:     the file's bytes
+    finished: how many of them stand (see `append`)
+    """
+
+    path: Path
+    parse: Callable[[bytes], Kind]
+    read: Callable[[Path], bytes] = Path.read_bytes
+    finished: Callable[[bytes], int] = whole_lines
+
+    def append(self, *lines: str) -> None:
+        """On the disk when this returns, all of them or none. Raises JournalFull."""
+        try:
+            append(self.path, "".join(f"{line}\n" for line in lines), self.finished)
+        except OSError as error:
+            raise JournalFull(f"cannot write to {self.path}: {error.strerror}") from None
+
+    def records(self) -> Iterator[Kind]:
+        """In their order. Raises UsageError, which names the line, for what cannot be read."""
+        try:
+            data = self.read(self.path)
+        except OSError as error:
+            raise UsageError(f"cannot read {self.path}: {error.strerror}") from None
+        for number, line in enumerate(data[: whole_lines(data)].splitlines(), 1):
+            try:
+                yield self.parse(line)
+            except (ValueError, KeyError, TypeError) as error:
+                raise UsageError(f"cannot read {self.path}, line {number}: {mistake(error)}") from None
 
 
 def replace(path: Path, content: str | bytes) -> None:

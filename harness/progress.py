@@ -9,7 +9,7 @@ from shapes.case import Case
 
 
 class Progress:
-    """Says where a run is. Estimates the time left from the set-up of the cases so far."""
+    """Where a run is. The time left is estimated from the cases so far; quiet: prints nothing."""
 
     def __init__(self, quiet: bool) -> None:
         self.quiet = quiet
@@ -25,6 +25,7 @@ class Progress:
         self._line(f"[{self.done}/{self.done + to_go - 1}] {case.key}; {left}")
 
     def say(self, stage: str) -> None:
+        """A stage of the case begins."""
         self._line(f"    {time.monotonic() - self.started:5.0f} s  {stage}")
 
     def _line(self, text: str) -> None:

@@ -13,11 +13,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+    from harness.files import JsonObject
     from harness.run.single import KernelBenchmark
 
 ROUNDS = 20
@@ -53,8 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def kernel_benchmark(
-    benchmark: Any, request: pytest.FixtureRequest
-) -> Iterator[Callable[..., dict[str, Any]]]:
+    benchmark: BenchmarkFixture, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., JsonObject]]:
     """Call it with an op, a kernel and a case; it returns what the record would hold beside the times.
 
     kernel: the name of one of the suite's implementations, which gets a process of its own; or a function of
@@ -71,7 +74,7 @@ def kernel_benchmark(
             choose_device(options.kernel_device), options.kernel_cache, options.kernel_launch, Path(scratch)
         )
 
-        def measure(op: str, kernel: Any, *, rounds: int = ROUNDS, **case: Any) -> dict[str, Any]:
+        def measure(op: str, kernel: object, *, rounds: int = ROUNDS, **case: str) -> JsonObject:
             """case: `case`, `boundary`, `cache`, `launch`, as `run` takes them."""
             __tracebackhide__ = True
             try:

@@ -9,15 +9,12 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.op import Unsupported
 from kernels.platform import version
 
-if TYPE_CHECKING:
-    import torch
-
-Function = Callable[..., object]
+VendorFunction = Callable[..., Any]  # a library's own, whose types are not known here
 
 
 def load(module: str) -> ModuleType:
@@ -52,7 +49,7 @@ def find(*places: str) -> Any:  # whatever a library has there
 
 
 def keywords(
-    function: Function, needed: Mapping[str, object], wished: Mapping[str, object] | None = None
+    function: VendorFunction, needed: Mapping[str, object], wished: Mapping[str, object] | None = None
 ) -> dict[str, object]:
     """Arguments by name, as this version's signature takes them: all those needed, and those wished for that
     it knows. Raises Unsupported where one that is needed is not taken, or one that it must have is missing.
@@ -73,13 +70,13 @@ def keywords(
     return given
 
 
-def takes(function: Function, argument: str) -> bool:
+def takes(function: VendorFunction, argument: str) -> bool:
     """Whether this version's function has an argument of that name."""
     names, _, any_name = _parameters(function)
     return any_name or argument in names
 
 
-def _parameters(function: Function) -> tuple[list[str], list[str], bool]:
+def _parameters(function: VendorFunction) -> tuple[list[str], list[str], bool]:
     """Names, those without a default, and whether any other name is taken too."""
     if schema := _schema(function):
         names = [a.name for a in schema.arguments]
@@ -94,7 +91,7 @@ def _parameters(function: Function) -> tuple[list[str], list[str], bool]:
     return [p.name for p in by_name], must, any(p.kind is kinds.VAR_KEYWORD for p in parameters)
 
 
-def _schema(function: Function) -> torch.FunctionSchema | None:
+def _schema(function: VendorFunction) -> Any:  # torch's schema of an operator, or None
     return getattr(getattr(function, "default", function), "_schema", None)
 
 

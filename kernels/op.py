@@ -131,6 +131,8 @@ class Implementation(ABC):
     activations:    what its own call rounds bf16 activations to before products: bf16, or fp8
     allocates:      True if the library allocates its own output (`out` is then None, never poisoned)
     captures:       False if the call cannot be recorded into a CUDA/HIP graph
+    rebinds:        True if prepare_turn takes over all that was made of the same stationary operands, so that
+                    binding it to other live ones costs next to nothing: a serving engine can call it
     """
 
     name: ClassVar[str]
@@ -142,6 +144,7 @@ class Implementation(ABC):
     activations: ClassVar[str] = "bf16"
     allocates: ClassVar[bool] = False
     captures: ClassVar[bool] = True
+    rebinds: ClassVar[bool] = False
 
     @property
     def provider(self) -> str:
@@ -212,7 +215,10 @@ class Implementation(ABC):
 
     @abstractmethod
     def prepare(self, operands: Operands, out: torch.Tensor | None) -> Prepared:
-        """Untimed: bring stationary operands into the library's layout. Raises Unsupported."""
+        """Untimed: bring stationary operands into the library's layout. Raises Unsupported.
+
+        out: None for who allocates, whose own `prepare` says so
+        """
 
     def prepare_turn(self, first: Prepared | None, operands: Operands, out: torch.Tensor | None) -> Prepared:
         """Prepares a further set of those that calls rotate over; `first` was prepared on the first. Where

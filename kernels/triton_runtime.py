@@ -92,7 +92,7 @@ class SuiteTriton(TritonImplementation, Tunable):
 
     older_instructions: ClassVar[Mapping[str, str]] = {}
 
-    def prepare(self, operands: Operands, out: torch.Tensor | None) -> Prepared:
+    def prepare(self, operands: Operands, out: torch.Tensor) -> Prepared:
         assert out is not None
         require_interpreter(out.device)
         return self.prepare_for(target_of(out.device), operands, out)

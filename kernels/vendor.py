@@ -5,17 +5,15 @@ A row states data: the base class of its library below, and whatever it needs be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
+from kernels.binding import VendorFunction
 from kernels.formats import native
 from kernels.op import Implementation, Unsupported
 from kernels.platform import Platform
 from kernels.support import Support, need
 from shapes.case import Case
-
-if TYPE_CHECKING:
-    import torch
 
 BLACKWELL = ("sm_100", "sm_103")
 """Of data centres: B200 and B300."""
@@ -180,7 +178,7 @@ class VllmCpu(Vllm):
     also: ClassVar = {}
     kernel: ClassVar[str]
 
-    def bind(self, kernel: str | None = None) -> Callable[..., torch.Tensor]:
+    def bind(self, kernel: str | None = None) -> VendorFunction:
         """The torch operator called `kernel`, by default the class's own. Raises Unsupported without it."""
         import torch
 

@@ -111,7 +111,8 @@ def _fields(kind: type) -> list[str]:
     return [field.name for field in fields(kind)]
 
 
-def _read(name: str) -> dict[str, Any]:  # JSON
+def _read(name: str) -> dict[str, Any]:  # JSON, as models' authors write it
     import json
 
-    return json.loads((_DATA / f"{name}.json").read_text(encoding="utf-8"))
+    config: dict[str, Any] = json.loads((_DATA / f"{name}.json").read_text(encoding="utf-8"))
+    return config

@@ -100,11 +100,11 @@ def _quota(root: Path, threads: int) -> list[str]:
 
 def _pages(root: Path) -> list[str]:
     path = "sys/kernel/mm/transparent_hugepage/enabled"
-    chosen = re.search(r"\[(\w+)\]", _text(root, path))
-    if chosen is None or chosen[1] == "always" or "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", ""):
+    mode = re.search(r"\[(\w+)\]", _text(root, path))
+    if mode is None or mode[1] == "always" or "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", ""):
         return []
     how = "set GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
-    if chosen[1] == "never":
+    if mode[1] == "never":
         how = f"`echo madvise > /{path}`, then {how}"
     return [f"operands lie in 4 KiB pages, which reads a few percent slower than huge ones: {how}"]
 
@@ -119,8 +119,8 @@ def _gpu(here: Platform, ask: Ask) -> list[str]:
     if here.kind != "cuda":
         return []
     device = here.uuid or here.device.partition(":")[2] or "0"
-    one = ("nvidia-smi", "-i", device)
-    if ask(*one, "--query-gpu=persistence_mode", "--format=csv,noheader") != "Disabled":
+    query = ("nvidia-smi", "-i", device)
+    if ask(*query, "--query-gpu=persistence_mode", "--format=csv,noheader") != "Disabled":
         return []
     return [f"persistence mode is off, so the GPU wakes anew: `nvidia-smi -i {device} -pm 1`"]
 

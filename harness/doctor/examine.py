@@ -1,4 +1,4 @@
-"""`python -m harness doctor`: what this machine is, what it can tell apart, and what would improve that."""
+"""Facts about a machine: what it is, what it can tell apart, and what would improve that."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 import kernels
 from harness.catalogue.devices import datasheets, last_level
 from harness.doctor import noise
 from harness.doctor.advice import advice
+from harness.files import JsonObject
 from harness.machine.cpu_threads import default_threads
-from harness.machine.provenance import LIBRARIES, provenance
+from harness.machine.provenance import LIBRARIES
 from harness.plan.arms import parse_threads
+from harness.results.facts import Facts
 from harness.run.ceilings import measured, meters, stored
 from harness.statistics.paired import noise_floor
+from harness.workers.environment import provenance
 from harness.workers.process import WorkerFailure
 from kernels.platform import Platform, devices, lookalike, version
 
@@ -26,8 +28,8 @@ def examine(
     conditions: Mapping[str, str] | None = None,
     complaints: Sequence[str] = (),
     quick: bool = False,
-) -> dict[str, Any]:
-    """Plain values in SI units.
+) -> Facts:
+    """What there is to say of a machine.
 
     conditions: clocks and the like, as the driver gives them now
     complaints: what is wrong with them
@@ -50,16 +52,16 @@ def examine(
     }
 
 
-def _ceilings(here: Platform, threads: int, quick: bool) -> dict[str, Any]:
+def _ceilings(here: Platform, threads: int, quick: bool) -> JsonObject:
     """Those of `harness.run.ceilings`, measured again: the best so far."""
     try:
-        found = stored(here, threads) if quick else measured(here, threads)
+        ceilings = stored(here, threads) if quick else measured(here, threads)
     except WorkerFailure as failure:
         return {"problem": failure.reason}
-    return asdict(found) if found else {}
+    return asdict(ceilings) if ceilings else {}
 
 
-def _instruments(here: Platform, threads: int) -> dict[str, Any]:
+def _instruments(here: Platform, threads: int) -> JsonObject:
     """The clock's steps, and how far equal things differ; null for what is infinite: a floor where the pair
     says only that the machine was disturbed."""
     try:

@@ -11,7 +11,6 @@ from pathlib import Path
 from harness.catalogue.flags import catalogue
 from harness.files import JsonObject
 from harness.paths import ROOT
-from harness.workers.environment import DEFAULTS
 from kernels.platform import Platform, detect, run, version
 
 LIBRARIES = [
@@ -26,12 +25,6 @@ STEERING = re.compile(
     r"^(AITER|AMD|AMDGCN|CUDA|CK|DG|DNNL|FLASHINFER|GOMP|GPU|HIP|HSA|KERNEL_BENCH|KMP|MALLOC|MIOPEN|MKL|NCCL|NVIDIA|OMP|ONEDNN|"
     r"PYTORCH|ROCM|ROCR|SGL|SGLANG|TORCH|TORCHINDUCTOR|TRITON|TRTLLM|VLLM)_|^(LD_PRELOAD|ENABLE_CK|GLIBC_TUNABLES)$"
 )
-
-
-def provenance(platform: Platform, threads: int) -> JsonObject:
-    """Everything that identifies the surroundings of a measurement by our workers, as plain values."""
-    facts = surroundings(platform)
-    return facts | {"machine": facts["machine"] | {"threads": threads}, "worker_defaults": DEFAULTS}
 
 
 def surroundings(platform: Platform | None = None) -> JsonObject:

@@ -14,17 +14,17 @@ MOST_ARMS = 32
 
 
 @dataclass(frozen=True)
-class Flag:
+class ToggledFlag:
     """An environment variable and the values it takes; None: not set."""
 
     name: str
     values: tuple[str | None, ...]
 
 
-def parse_flags(texts: Iterable[str]) -> list[Flag]:
+def parse_flags(texts: Iterable[str]) -> list[ToggledFlag]:
     """`NAME=a,b` each: a comma of a value is written `\\,`, no value as `NAME=`, no variable as `NAME=unset`.
     Raises UsageError."""
-    flags: dict[str, Flag] = {}
+    flags: dict[str, ToggledFlag] = {}
     for text in texts:
         name, equals, rest = text.partition("=")
         if not (equals and re.fullmatch(r"[A-Za-z_]\w*", name)):
@@ -39,11 +39,11 @@ def parse_flags(texts: Iterable[str]) -> list[Flag]:
             raise UsageError(f"--flag {name} names a value twice: {rest}")
         if name in flags:
             raise UsageError(f"--flag {name} is given twice; list its values in one: {name}=a,b")
-        flags[name] = Flag(name, tuple(None if value == UNSET else value for value in values))
+        flags[name] = ToggledFlag(name, tuple(None if value == UNSET else value for value in values))
     return list(flags.values())
 
 
-def factorial(flags: Sequence[Flag], common: dict[str, str | None]) -> list[Arm]:
+def factorial(flags: Sequence[ToggledFlag], common: dict[str, str | None]) -> list[Arm]:
     """The plain arm, then one for each combination; `common` is set in all of them."""
     combinations = itertools.product(*(flag.values for flag in flags))
     names = [flag.name for flag in flags]
@@ -51,7 +51,7 @@ def factorial(flags: Sequence[Flag], common: dict[str, str | None]) -> list[Arm]
     return _arms(common, [{}, *settings])
 
 
-def one_at_a_time(flags: Sequence[Flag], common: dict[str, str | None]) -> list[Arm]:
+def one_at_a_time(flags: Sequence[ToggledFlag], common: dict[str, str | None]) -> list[Arm]:
     """The plain arm, then one for each value of each flag."""
     return _arms(common, [{}, *({flag.name: value} for flag in flags for value in flag.values)])
 
@@ -111,7 +111,7 @@ def value_text(value: str | None) -> str:
 
 
 def parse_arm(settings: Iterable[str]) -> Arm:
-    variables = {}
+    variables: dict[str, str | None] = {}
     for text in settings:
         name, equals, value = text.partition("=")
         if not (name and equals):

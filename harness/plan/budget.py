@@ -10,12 +10,12 @@ from harness.errors import UsageError
 from shapes.case import Case
 
 
-def allowance(remaining_s: float, queue: Sequence[Case], least_s: float) -> tuple[float, int]:
+def allowance(remaining_s: float, queue: Sequence[Case], min_s: float) -> tuple[float, int]:
     """Seconds of the remaining budget for the first case of the queue, and how many cases it reaches:
-    as many as get `least_s` each, one at any rate, and among those by weight."""
-    reached = queue[: max(1, int(remaining_s // least_s))]
+    as many as get `min_s` each, one at any rate, and among those by weight."""
+    reached = queue[: max(1, int(remaining_s // min_s))]
     share = remaining_s * queue[0].weight / (sum(case.weight for case in reached) or 1.0)
-    return max(1e-3, min(remaining_s, max(least_s, share))), len(reached)
+    return max(1e-3, min(remaining_s, max(min_s, share))), len(reached)
 
 
 def parse_shard(text: str | None) -> tuple[int, int]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from harness.plan.arms import PLAIN, Arm
 from kernels.op import Implementation
 from shapes.case import Case, text_of
+
+Status = Literal["ok", "checked", "wrong", "unsupported", "impossible", "error", "crashed", "timeout"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Contender:
     launch: str
     interpreted: bool = False
     config: dict[str, Any] | None = None
-    status: str | None = None
+    status: Status | None = None
     reason: str = ""
     beaten: str = ""
     setup_s: float = 0.0
@@ -103,6 +105,6 @@ class Contender:
     def alive(self) -> bool:
         return self.status is None and not self.beaten
 
-    def fail(self, status: str, reason: str) -> None:
+    def fail(self, status: Status, reason: str) -> None:
         if self.alive:
             self.status, self.reason = status, reason

@@ -46,8 +46,8 @@ class Memory:
     def anchors(self, contenders: Sequence[Contender]) -> list[Contender]:
         """Those that stand in every group: the baseline under the first arm, if it is there, and that arm
         again."""
-        found = [c for c in contenders if c.impl.name == self.baseline]
-        return [c for i, c in enumerate(found) if i == 0 or c.arm.is_twin]
+        baselines = [c for c in contenders if c.impl.name == self.baseline]
+        return [c for i, c in enumerate(baselines) if i == 0 or c.arm.is_twin]
 
     def groups(
         self, contenders: Sequence[Contender], copies: int

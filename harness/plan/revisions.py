@@ -18,10 +18,10 @@ BESIDE = ("harness", "shapes")
 
 def arms(names: tuple[str, str]) -> list[Arm]:
     """Of each revision, and of the first one again. Raises UsageError for one that git does not know."""
-    found = [arm(f"{name} ({commit[:9]})", commit) for name, commit in ((n, _commit(n)) for n in names)]
-    if found[0].tree == found[1].tree:
+    pair = [arm(f"{name} ({commit[:9]})", commit) for name, commit in ((n, _commit(n)) for n in names)]
+    if pair[0].tree == pair[1].tree:
         raise UsageError(f"{' and '.join(names)} are the same commit, {_commit(names[0])[:9]}")
-    return [*found, Arm(is_twin=True, tree=found[0].tree, revision=found[0].revision)]
+    return [*pair, Arm(is_twin=True, tree=pair[0].tree, revision=pair[0].revision)]
 
 
 def arm(name: str, commit: str) -> Arm:
@@ -55,6 +55,6 @@ def _commit(name: str) -> str:
 def _git(*words: str) -> bytes:
     done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, check=False)
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or ["git failed"]
-        raise UsageError(f"git {' '.join(words[:2])}: {said[-1].removeprefix('fatal: ')}")
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["git failed"]
+        raise UsageError(f"git {' '.join(words[:2])}: {lines[-1].removeprefix('fatal: ')}")
     return done.stdout

@@ -34,18 +34,18 @@ def choose_cases(
     try:
         if texts:
             sizes = [{**op.defaults(arch), **s} for text in texts for s in parse(text)]
-            found = [op.case(s, boundary=b, weight=1 / len(sizes)) for s in sizes for b in boundaries]
+            cases = [op.case(s, boundary=b, weight=1 / len(sizes)) for s in sizes for b in boundaries]
         else:
-            found = [
+            cases = [
                 op.case({**op.defaults(arch), **c.sizes}, boundary=b, place=c.place, weight=c.weight)
                 for c in _suite(suite_name or "smoke").cases(op.name)
                 for b in boundaries
             ]
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if not found:
+    if not cases:
         raise UsageError(f"suite {suite_name!r} has no cases for {op.name}")
-    return sorted(merge(found), key=lambda case: -case.weight)
+    return sorted(merge(cases), key=lambda case: -case.weight)
 
 
 def _suite(name: str) -> Any:
@@ -59,24 +59,24 @@ def choose_implementations(op: Op, patterns: str | None) -> list[Implementation]
     available = kernels.implementations(op.name)
     if not patterns:
         return available
-    chosen: dict[str, Implementation] = {}
+    selected: dict[str, Implementation] = {}
     for pattern in patterns.split(","):
         matches = [i for i in available if fnmatch.fnmatchcase(i.name, pattern.strip())]
         if not matches:
             names = ", ".join(i.name for i in available)
             raise UsageError(f"no implementation of {op.name} matches {pattern!r}; there are: {names}")
-        chosen.update({i.name: i for i in matches})
-    return [chosen[name] for name in sorted(chosen)]
+        selected.update({i.name: i for i in matches})
+    return [selected[name] for name in sorted(selected)]
 
 
-def choose_baseline(op: Op, platform: Platform, named: str | None, chosen: list[Implementation]) -> str:
-    """The named baseline, or the op's best torch implementation here; it joins the chosen ones."""
+def choose_baseline(op: Op, platform: Platform, named: str | None, selected: list[Implementation]) -> str:
+    """The named baseline, or the op's best torch implementation here; it joins the selected ones."""
     known = {i.name: i for i in kernels.implementations(op.name)}
     baseline = named or op.baseline[platform.kind]
     if baseline not in known:
         raise UsageError(f"unknown baseline {baseline!r}; implementations: {', '.join(known)}")
-    if baseline not in {i.name for i in chosen}:
-        chosen.append(known[baseline])
+    if baseline not in {i.name for i in selected}:
+        selected.append(known[baseline])
     return baseline
 
 

@@ -10,7 +10,7 @@ from harness.catalogue import flags, recipes
 from harness.errors import NothingRan, UsageError
 from harness.machine.device import choose_device
 from harness.plan import arms, select
-from harness.plan.arms import Arm, Flag, value_text
+from harness.plan.arms import Arm, ToggledFlag, value_text
 from kernels.platform import Platform
 
 MARGIN = 0.02
@@ -67,7 +67,7 @@ def plan_toggle(request: ToggleRequest, log: Log) -> TogglePlan:
     return TogglePlan(_arms(toggled, request), values)
 
 
-def _arms(toggled: Sequence[Flag], request: ToggleRequest) -> list[Arm]:
+def _arms(toggled: Sequence[ToggledFlag], request: ToggleRequest) -> list[Arm]:
     common = arms.parse_arm(request.common).variables
     if request.recipe:
         recipe = {flag.name: flag.values[0] for flag in toggled}
@@ -75,17 +75,17 @@ def _arms(toggled: Sequence[Flag], request: ToggleRequest) -> list[Arm]:
     return (arms.factorial if request.design == "factorial" else arms.one_at_a_time)(toggled, common)
 
 
-def _recipe_flags(name: str, log: Log) -> list[Flag]:
+def _recipe_flags(name: str, log: Log) -> list[ToggledFlag]:
     """Each variable as the recipe sets it, or not set."""
     recipe = recipes.find(name)
     if recipe.options:
         log(f"{name} also sets options of {recipe.engine}, which no kernel sees: {', '.join(recipe.options)}")
-    return [Flag(variable, (value, None)) for variable, value in recipe.environment.items()]
+    return [ToggledFlag(variable, (value, None)) for variable, value in recipe.environment.items()]
 
 
 def _effective(
-    named: Sequence[Flag], op: str, platform: Platform, request: ToggleRequest, log: Log
-) -> list[Flag]:
+    named: Sequence[ToggledFlag], op: str, platform: Platform, request: ToggleRequest, log: Log
+) -> list[ToggledFlag]:
     """Those that can show something here; of a recipe, those that act on kernels themselves and not on an
     engine's choice. Raises UsageError for a misspelt name, NothingRan where none is left, or where one cannot
     that was asked for by name."""
@@ -108,12 +108,12 @@ def _effective(
     return able
 
 
-def _chooses(flag: Flag) -> bool:
+def _chooses(flag: ToggledFlag) -> bool:
     entry = flags.catalogue().get(flag.name)
     return entry is not None and bool(entry.chooses)
 
 
-def _obstacle(flag: Flag, op: str, platform: Platform, launch: str, force: bool, log: Log) -> str:
+def _obstacle(flag: ToggledFlag, op: str, platform: Platform, launch: str, force: bool, log: Log) -> str:
     """Why a flag can show nothing here; empty if it can, or nothing is known of it."""
     entry = flags.catalogue().get(flag.name)
     if entry is None:
@@ -131,7 +131,7 @@ def _obstacle(flag: Flag, op: str, platform: Platform, launch: str, force: bool,
     return entry.can_touch(op, platform, launch).reason
 
 
-def _stand_ins(toggled: Sequence[Flag], op: str, log: Log) -> list[str]:
+def _stand_ins(toggled: Sequence[ToggledFlag], op: str, log: Log) -> list[str]:
     """The implementations that the values of engines' flags stand for; empty where no flag is one's. Raises
     UsageError where others stand beside them."""
     choosing = [flag for flag in toggled if _chooses(flag)]

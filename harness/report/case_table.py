@@ -7,12 +7,19 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from harness.catalogue.published import PublishedFigure
-from harness.report.text import filled_columns, microsecond_interval, microseconds, ratio, significant, table
+from harness.report.text import (
+    WIDTH,
+    filled_columns,
+    microsecond_interval,
+    microseconds,
+    ratio,
+    significant,
+    table,
+)
 from harness.results.schema import CaseDone, Cell, Record, Verdict
 from harness.statistics.paired import noise_floor
 from shapes.case import Case
 
-WIDTH = 150
 HEADERS = ("implementation", "status", "boundary", "time", "interval", "host", "vs baseline", "verdict",
            "TFLOPS", "GB/s", "% of limit", "note")  # fmt: skip
 STOPPED = {

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from harness.compile.survey import tile
+from harness.files import JsonObject
 from harness.report.text import extent, table
 
 
-def compile_table(rows: Sequence[dict[str, Any]]) -> str:
+def compile_table(rows: Sequence[JsonObject]) -> str:
     """A line for each kernel, tile and target, over the configurations that differ in sizes only."""
-    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, ...], list[JsonObject]] = {}
     for row in rows:
         groups.setdefault((row["target"], row["op"], row["kernel"], tile(row["config"])), []).append(row)
     lines = [

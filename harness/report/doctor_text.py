@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from harness.report.text import duration, three_digits
+
+if TYPE_CHECKING:
+    from harness.files import JsonObject
+    from harness.results.facts import Facts
 
 WIDTH = 110
 LABEL = 20
@@ -14,7 +18,7 @@ LABEL = 20
 Lines = list[tuple[str, str]]
 
 
-def doctor_text(facts: Mapping[str, Any]) -> str:
+def doctor_text(facts: Facts) -> str:
     """The facts of `doctor.examine`; what there is nothing to say about is left out."""
     groups = (
         ("machine", _machine(facts["machine"], facts["devices"])),
@@ -47,7 +51,7 @@ def _aligned(lines: Lines) -> str:
     return "\n".join(parts)
 
 
-def _machine(machine: Mapping[str, Any], devices: Mapping[str, str]) -> Lines:
+def _machine(machine: JsonObject, devices: Mapping[str, str]) -> Lines:
     lines = [("device", f"{machine['device']} ({machine['platform']}, {machine['arch']})")]
     if len(devices) > 1:
         lines.append(("all devices", "; ".join(f"{name}: {what}" for name, what in devices.items())))
@@ -73,7 +77,7 @@ def _libraries(libraries: Mapping[str, str]) -> Lines:
     ]
 
 
-def _ceilings(ceilings: Mapping[str, Any]) -> Lines:
+def _ceilings(ceilings: JsonObject) -> Lines:
     if "problem" in ceilings:
         return [("not measured", ceilings["problem"])]
     if not ceilings:
@@ -93,7 +97,7 @@ def _bandwidth(rate: float) -> str:
     return f"{three_digits(rate / 1e12)} TB/s" if rate >= 1e12 else f"{three_digits(rate / 1e9)} GB/s"
 
 
-def _datasheet(entries: list[dict[str, Any]]) -> Lines:
+def _datasheet(entries: list[JsonObject]) -> Lines:
     if not entries:
         return [("none for this", "no row can be called impossible")]
     return [
@@ -106,7 +110,7 @@ def _datasheet(entries: list[dict[str, Any]]) -> Lines:
     ]
 
 
-def _noise(noise: Mapping[str, Any]) -> Lines:
+def _noise(noise: JsonObject) -> Lines:
     if "problem" in noise:
         return [("not measured", noise["problem"])]
     lines = []

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tabulate import tabulate
 
+WIDTH = 150  # of a line of text
+
 
 def significant(value: float | None, digits: int = 3) -> str:
     """So many significant digits; empty for None."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness.files import JsonObject
 from harness.report.case_table import case_table
 from harness.report.text import extent, table
 from harness.results.schema import CaseDone, Cell, Record
@@ -34,10 +35,10 @@ def stored_text(choice: Mapping[str, Any]) -> str:
     return f"{config}, {choice['verdict']} against {against}: {interval}"
 
 
-def tune_tables(rows: Sequence[Mapping[str, Any]]) -> str:
+def tune_tables(rows: Sequence[JsonObject]) -> str:
     """Of each target and implementation what was considered, and a line for all cases that got the same
     configuration and are bound by the same."""
-    of_each: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    of_each: dict[tuple[str, str], list[JsonObject]] = {}
     for row in rows:
         of_each.setdefault((row["target"], row["implementation"]), []).append(row)
     return "\n\n".join(
@@ -46,7 +47,7 @@ def tune_tables(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _considered(rows: Sequence[Mapping[str, Any]]) -> str:
+def _considered(rows: Sequence[JsonObject]) -> str:
     """Over all cases; reasons that differ in numbers count as one."""
     refused = Counter[str]()
     for row in rows:
@@ -60,8 +61,8 @@ def _considered(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([heading, *(f"  {count}: {why}" for why, count in refused.most_common())])
 
 
-def choices_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+def choices_table(rows: Sequence[JsonObject]) -> str:
+    groups: dict[tuple[str, str], list[JsonObject]] = {}
     for row in rows:
         groups.setdefault((_words(row["config"]), row["bound_by"]), []).append(row)
     lines = [
@@ -80,5 +81,5 @@ def choices_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return table(lines, headers)
 
 
-def _words(config: Mapping[str, Any] | None) -> str:
+def _words(config: JsonObject | None) -> str:
     return " ".join(f"{name}={value}" for name, value in config.items()) if config else ""

@@ -7,17 +7,11 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from harness import archive, files
-from harness.errors import HarnessError, UsageError, mistake, one_line
+from harness.errors import UsageError, mistake
 from harness.results.schema import SCHEMA, CaseDone, Cell, Record, Run, Verdict
 
 KINDS: dict[str, type[Record]] = {"cell": Cell, "verdict": Verdict, "case": CaseDone}
-
-
-class JournalFull(HarnessError):
-    """A finished case could not be written; the journal is as it was before."""
 
 
 class Journal:
@@ -26,6 +20,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.cells = folder / "cells.jsonl"
+        self.lines = files.JsonLines(self.cells, _record, archive.read_bytes, _finished_cases)
 
     @staticmethod
     def create(folder: Path, run: Run) -> Journal:
@@ -44,11 +39,7 @@ class Journal:
     def append(self, records: Iterable[Record]) -> None:
         """Adds a finished case, on the disk when this returns. What an earlier kill left of an unfinished
         one, whole lines of it too, is cut off first. Raises JournalFull."""
-        lines = "".join(record.model_dump_json() + "\n" for record in records)
-        try:
-            files.append(self.cells, lines, _finished_cases)
-        except OSError as error:
-            raise JournalFull(f"cannot write to {self.cells}: {error.strerror}") from None
+        self.lines.append(*(record.model_dump_json() for record in records))
 
     def run(self) -> Run:
         path = self.folder / "run.json"
@@ -65,32 +56,24 @@ class Journal:
                     f"{path} has schema {version}; this version of the suite reads up to {SCHEMA}: update it"
                 )
             return Run.model_validate_json(text)
-        except ValidationError as error:
-            raise UsageError(f"cannot read {path}: {mistake(error)}") from None
         except (ValueError, AttributeError) as error:
-            raise UsageError(f"cannot read {path}: {one_line(error)}") from None
+            raise UsageError(f"cannot read {path}: {mistake(error)}") from None
 
     def finished(self) -> dict[str, list[Record]]:
         """Finished cases by key, in order: the records of each. A cut-off last line is ignored; anything
         else that cannot be read is an error that names the line."""
-        try:
-            data = archive.read_bytes(self.cells)
-        except OSError as error:
-            raise UsageError(f"cannot read {self.cells}: {error.strerror}") from None
         cases: dict[str, list[Record]] = {}
         pending: list[Record] = []
-        for number, line in enumerate(data[: files.whole_lines(data)].splitlines(), 1):
-            try:
-                record = KINDS[json.loads(line)["kind"]].model_validate_json(line)
-            except ValidationError as error:
-                raise UsageError(f"cannot read {self.cells}, line {number}: {mistake(error)}") from None
-            except (ValueError, KeyError, TypeError) as error:
-                raise UsageError(f"cannot read {self.cells}, line {number}: {one_line(error)}") from None
+        for record in self.lines.records():
             pending.append(record)
             if isinstance(record, CaseDone):
                 cases[record.case] = [r for r in pending if getattr(r, "case", None) == record.case]
                 pending = []
         return cases
+
+
+def _record(line: bytes) -> Record:
+    return KINDS[json.loads(line)["kind"]].model_validate_json(line)
 
 
 def _finished_cases(data: bytes) -> int:

@@ -8,13 +8,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
 
-from harness.plan.contender import ConfigSearch, contender_name
+from harness.plan.contender import ConfigSearch, Status, contender_name
 from harness.statistics.multiple import About
 from harness.statistics.paired import MARGIN, Comparison, VerdictName
 
 SCHEMA = 4  # 1 had no samples in verdicts; 2 no disturbed rounds and no launch times; 3 no races, one arm
-
-Status = Literal["ok", "checked", "wrong", "unsupported", "impossible", "error", "crashed", "timeout"]
 
 
 class Record(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -150,7 +151,7 @@ class CaseRun:
     def _open(self, name: str) -> None:
         """The named operands in every station; one that makes others than the judge is of no use."""
         for station in self.stations:
-            digest = attempt(station.living, lambda s=station: s.open(self.case, self.seeds[name]))
+            digest = attempt(station.living, station.open, self.case, self.seeds[name])
             if digest is not None and digest != self.digests[name]:
                 for contender in station.living:
                     contender.fail(
@@ -172,9 +173,7 @@ class CaseRun:
         if not contender.alive:
             return
         path = str(self.scratch / "output.pt")
-        answer = attempt(
-            [contender], lambda: station.ask(contender, "output", path=path, fresh=fresh, which=which)
-        )
+        answer = attempt([contender], station.ask, contender, "output", path=path, fresh=fresh, which=which)
         if answer is None:
             return
         contender.call_s = answer["seconds"] or contender.call_s
@@ -203,14 +202,14 @@ class CaseRun:
             for station in self.stations:
                 here = [c for s, c in timed if s is station and c.alive]
                 if here:
-                    attempt(here, lambda s=station: s.fresh(measured.rotation))
+                    attempt(here, station.fresh, measured.rotation)
             for station, contender in timed:
                 if contender.alive and contender.name in names:
-                    attempt([contender], lambda s=station, c=contender: s.prepare(c))
+                    attempt([contender], station.prepare, contender)
 
         def turn(station: Station, contender: Contender) -> float:
             if contender.alive:
-                answer = attempt([contender], lambda: station.ask(contender, "turn", at_least=TURN_S))
+                answer = attempt([contender], station.ask, contender, "turn", at_least=TURN_S)
                 self.monitor.sample(f"{self.case.key} {contender.name}")
                 if answer is not None:
                     if answer["host_seconds"] is not None:
@@ -218,10 +217,10 @@ class CaseRun:
                     return answer["seconds"]
                 # Whoever shared its worker is prepared again now, not in a turn of his own.
                 for other in (c for s, c in timed if s is station and c.alive):
-                    attempt([other], lambda o=other: station.prepare(o))
+                    attempt([other], station.prepare, other)
             raise RuntimeError(contender.reason)
 
-        turns = {c.name: (lambda s=s, c=c: turn(s, c)) for s, c in timed}
+        turns = {c.name: functools.partial(turn, s, c) for s, c in timed}
         policy = Policy(
             begin_block=begin_block,
             begin_round=self.monitor.begin,
@@ -277,8 +276,8 @@ class CaseRun:
         alone is wrong, and nobody's time counts."""
         names: list[str] = []
         for contender in timed:
-            attempt([contender], lambda: station.open(self.case, self.seeds["first"]))
-            attempt([contender], lambda c=contender: station.ask(c, "turn", at_least=TURN_S))
+            attempt([contender], station.open, self.case, self.seeds["first"])
+            attempt([contender], station.ask, contender, "turn", at_least=TURN_S)
             if contender.alive and attempt([contender], station.digest) != self.digests["first"]:
                 contender.fail("wrong", "after timing: it changed its operands")
                 names.append(contender.name)
@@ -291,9 +290,9 @@ class CaseRun:
         which a cached preparation misses."""
         for station in self.stations:
             for contender in station.living:
-                attempt([contender], lambda s=station, c=contender: s.prepare(c))
+                attempt([contender], station.prepare, contender)
             if station.living:
-                attempt(station.living, lambda s=station: s.load(self.seeds["live"]))
+                attempt(station.living, station.load, self.seeds["live"])
         for station, contender in self.living:
             self._check(station, contender, "live", stage="with other live operands: ")
         self._open("other")

@@ -44,11 +44,11 @@ def measured(platform: Platform, threads: int) -> Ceilings:
     return keep(platform, threads, Ceilings(**facts, measured=now))
 
 
-def keep(platform: Platform, threads: int, found: Ceilings) -> Ceilings:
+def keep(platform: Platform, threads: int, new: Ceilings) -> Ceilings:
     """Stores what is higher of these and of those known; gives that."""
     store, key = _store(), _key(platform, threads)
     known = _read(store)
-    known[key] = found.or_better(known.get(key))
+    known[key] = new.or_better(known.get(key))
     _write(store, known)
     return known[key]
 
@@ -95,7 +95,7 @@ def _read(store: Path) -> dict[str, Ceilings]:
     try:
         entries = json.loads(store.read_text()).items()
         whole = {key: Ceilings(**facts) for key, facts in entries if set(facts) == names}
-        return {key: found for key, found in whole.items() if found.rates and {*found.rates} <= {*DTYPES}}
+        return {key: each for key, each in whole.items() if each.rates and {*each.rates} <= {*DTYPES}}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}
 
@@ -103,4 +103,4 @@ def _read(store: Path) -> dict[str, Ceilings]:
 def _write(store: Path, known: Mapping[str, Ceilings]) -> None:
     """Keeping it is a convenience: where it cannot be kept it is measured again."""
     with contextlib.suppress(OSError):
-        files.replace(store, json.dumps({key: asdict(found) for key, found in known.items()}, indent=1))
+        files.replace(store, json.dumps({key: asdict(each) for key, each in known.items()}, indent=1))

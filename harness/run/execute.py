@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from harness.errors import FAILED, NOTHING_RAN, OK
@@ -47,11 +47,16 @@ def run(request: Request, display: Display) -> int:
             journal, plan = resume(request, device.platform)
         else:
             journal, plan = begin(request, device, select_all(request, device.platform), display.log)
-        record = plan.record
+        record, finished = plan.record, finished_cases(journal, plan.retry)
         for line in device.busy:
             display.log(f"note: {line}")
         outcome = measure(
-            plan, device, journal, display.progress, lambda case, records: display.case(record, case, records)
+            plan,
+            device,
+            journal,
+            display.progress,
+            lambda case, records: display.case(record, case, records),
+            finished=finished,
         )
         display.end(record, outcome)
         write_outputs(request.json, request.csv, record, outcome.records)
@@ -66,14 +71,14 @@ def measure(
     progress: Progress,
     on_case: OnCase,
     *,
+    finished: Mapping[str, list[Record]],
     judge: Worker | None = None,
 ) -> Outcome:
-    """Measures what is planned and not in the journal yet. Raises JournalFull."""
-    finished = finished_cases(journal, plan.retry)
+    """Measures what is planned and not finished yet. Raises JournalFull."""
     before_s = sum(r.measured_s for records in finished.values() for r in records if isinstance(r, CaseDone))
     session = Session(plan, device, journal, progress, on_case, judge=judge, spent_s=before_s)
     session.run([case_of(planned) for planned in plan.record.cases if planned.key not in finished])
-    cases = finished | session.records
+    cases = {**finished, **session.records}
     return Outcome(
         records=[record for records in cases.values() for record in records],
         cases=len(cases),

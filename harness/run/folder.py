@@ -14,7 +14,6 @@ from typing import Any
 import kernels
 from harness.errors import UsageError
 from harness.machine.cpu_threads import default_threads
-from harness.machine.provenance import provenance
 from harness.paths import RESULTS
 from harness.plan import budget, select
 from harness.plan.arms import parse_arm, parse_threads
@@ -25,6 +24,7 @@ from harness.run.device import OwnDevice
 from harness.run.plan import RunPlan
 from harness.run.request import PLANNING, Request
 from harness.statistics.intervals import CONFIDENCE
+from harness.workers.environment import provenance
 from harness.workers.process import WorkerFailure
 from kernels.platform import Platform
 from shapes.case import Case

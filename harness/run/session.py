@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.catalogue.devices import last_level
+from harness.files import JournalFull
 from harness.plan import budget
 from harness.plan.contender import ConfigSearch, Contender, Entries, contender_name
 from harness.plan.memory import Memory
 from harness.plan.rotation import Rotation, rotation
 from harness.progress import Progress
-from harness.results.journal import Journal, JournalFull
+from harness.results.journal import Journal
 from harness.results.schema import Record
 from harness.run.case import CaseRun, Measured
 from harness.run.cells import build_records
@@ -155,8 +156,8 @@ class Session:
             last_level(self.platform),
             lambda copies: not anchors or memory.fits(anchors, copies),
         )
-        held, too_large = memory.groups(contenders, sets.copies)
-        return [Group(members, baseline, sets) for members in held], too_large, sets
+        groups, too_large = memory.groups(contenders, sets.copies)
+        return [Group(members, baseline, sets) for members in groups], too_large, sets
 
     def _contenders(self, case: Case) -> tuple[list[Contender], list[Contender], ConfigSearch | None]:
         """Who can run the case; who cannot, with the reason written down; how their configurations were

@@ -75,7 +75,8 @@ class KernelBenchmarks:
         return KernelBenchmark(cases[0], contender, station, cache or self.cache, monitor)
 
     def _station(self, op: str, kernel: object, boundary: str) -> tuple[Implementation, Station]:
-        common = ([], self.platform, default_threads(), Deadlines(), self.scratch / "worker.log")
+        contenders: list[Contender] = []
+        common = (contenders, self.platform, default_threads(), Deadlines(), self.scratch / "worker.log")
         if isinstance(kernel, str):
             known = {i.name: i for i in kernels.implementations(op)}
             if kernel not in known:
@@ -166,7 +167,7 @@ class KernelBenchmark:
         """What stands beside the times: sizes, check, what ran, and rates at these seconds per call."""
         op, platform = kernels.OPS[self.case.op], self.station.platform
         work = op.work(op.sizes(self.case.sizes), self.case.boundary)
-        facts = {
+        facts: dict[str, Any] = {
             "op": self.case.op,
             "case": self.case.text,
             "boundary": self.case.boundary,

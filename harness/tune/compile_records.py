@@ -1,37 +1,35 @@
-"""What compiling found of the configurations that a choice was made among: kept beside the choices, so that
-these can be held against the criterion again without compiling.
+"""Compile records: what compiling found of the configurations that choices were made among, kept beside the
+choices, so that these can be held against the criterion again without compiling.
 
-`<arch>/compiled/<implementation>.json`: `figures` and `configs` are what there is, each once; a table says
-for configurations, by their place, which figures their launches have, by theirs, or why a configuration could
-not be asked; `cases` says which table holds for a case. A table serves all cases that do not contradict it.
+`<arch>/compiled/<implementation>.jsonl.gz`, a line for each configuration and what compiling found of it: its
+`config` in words, the `cases` for which that holds, its `launches` in order, or why they could not be asked
+for (`refused`), and the `source` of the kernels.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness import files
 from harness.catalogue.architectures import Architecture
 from harness.compile.resources import Resources
+from harness.errors import UsageError
 from harness.tune.cost_model import Peaks
 from harness.tune.search import Candidate, Search
-from harness.tune.store import Place, write
+from harness.tune.store import Place
 from kernels.tuning import words
 
 KEPT = ("registers", "shared_bytes", "columns", "threads", "instructions", "products")
 """Of Resources: what the criterion needs."""
 
-ABOUT = (
-    "What compiling found of the configurations that choices were made among: "
-    "see harness/tune/compile_records.py."
-)
-
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledLaunch:
     """Of one launch: its kernel, what compiling found, and why it may not be shipped, if so."""
 
     kernel: str
@@ -43,97 +41,75 @@ class Compiled:
         return {"kernel": self.kernel, **figures, "refused": self.refused}
 
     @staticmethod
-    def read(kept: Mapping[str, Any]) -> Compiled:
-        return Compiled(kept["kernel"], Resources.read({name: kept[name] for name in KEPT}), kept["refused"])
+    def read(kept: Mapping[str, Any]) -> CompiledLaunch:
+        figures = Resources.read({name: kept[name] for name in KEPT})
+        return CompiledLaunch(kept["kernel"], figures, kept["refused"])
 
 
-Judged = Sequence[Compiled] | str
+CompileResult = Sequence[CompiledLaunch] | str
 """Of a configuration: its launches in order, or why it could not be asked for them."""
 
 
-def judge(one: Candidate, judged: Judged, on: Peaks, architecture: Architecture) -> None:
-    if isinstance(judged, str):
-        one.refuse(judged)
+def judge(candidate: Candidate, result: CompileResult, on: Peaks, architecture: Architecture) -> None:
+    if isinstance(result, str):
+        candidate.refuse(result)
         return
-    refused = list(filter(None, dict.fromkeys(each.refused for each in judged)))
+    refused = list(filter(None, dict.fromkeys(launch.refused for launch in result)))
     if refused:
-        one.refuse("; ".join(refused))
+        candidate.refuse("; ".join(refused))
     else:
-        one.judge(on, architecture, [(each.kernel, each.figures) for each in judged])
+        candidate.judge(on, architecture, [(launch.kernel, launch.figures) for launch in result])
 
 
 @dataclass
-class Evidence:
+class CompileRecords:
     """source: of the kernels that were compiled (see harness/tune/store.py); cases: case -> configuration, in
     words -> what was found."""
 
     source: str = ""
-    cases: dict[str, dict[str, Judged]] = field(default_factory=dict)
+    cases: dict[str, dict[str, CompileResult]] = field(default_factory=dict)
 
     def judge(self, on: Peaks, architecture: Architecture, batch: Iterable[tuple[Search, Candidate]]) -> None:
         """Of candidates, those that are known."""
-        for search, one in batch:
-            known = self.cases.get(search.case, {}).get(words(one.config))
+        for search, candidate in batch:
+            known = self.cases.get(search.case, {}).get(words(candidate.config))
             if known is not None:
-                judge(one, known, on, architecture)
+                judge(candidate, known, on, architecture)
 
     @staticmethod
-    def read(file: Path) -> Evidence:
+    def read(file: Path) -> CompileRecords:
         """Without anything where there is no file, or none that can be read."""
+        records = CompileRecords()
         try:
-            found = json.loads(file.read_text())
-            figures = [Compiled.read(each) for each in found["figures"]]
-            tables = [
-                {
-                    found["configs"][int(at)]: one if isinstance(one, str) else [figures[i] for i in one]
-                    for at, one in table.items()
-                }
-                for table in found["tables"]
-            ]
-            return Evidence(found["source"], {each["case"]: tables[each["table"]] for each in found["cases"]})
-        except (OSError, ValueError, KeyError, TypeError, IndexError):
-            return Evidence()
+            for line in gzip.decompress(file.read_bytes()).splitlines():
+                record = json.loads(line)
+                records.source = record["source"]
+                result: CompileResult = record["refused"] or [
+                    CompiledLaunch.read(launch) for launch in record["launches"]
+                ]
+                for case in record["cases"]:
+                    records.cases.setdefault(case, {})[record["config"]] = result
+        except (OSError, EOFError, ValueError, KeyError, TypeError):
+            return CompileRecords()
+        return records
 
     def store(self, file: Path) -> None:
         """Raises UsageError where that cannot be done."""
-        tables: list[dict[str, Judged]] = []
-        cases = [{"case": case, "table": _placed(self.cases[case], tables)} for case in sorted(self.cases)]
-        figures, configs = _Places(), _Places()
-        coded = [
-            {
-                str(configs(config)): one if isinstance(one, str) else [figures(each.kept()) for each in one]
-                for config, one in sorted(table.items())
-            }
-            for table in tables
-        ]
-        lists = {"figures": figures.all, "configs": configs.all, "tables": coded, "cases": cases}
-        write(file, {"about": ABOUT, "source": self.source, **lists})
+        cases: dict[str, list[str]] = {}
+        for case in sorted(self.cases):
+            for config, result in self.cases[case].items():
+                cases.setdefault(json.dumps(self._record(config, result)), []).append(case)
+        lines = [json.dumps(json.loads(record) | {"cases": of}) for record, of in sorted(cases.items())]
+        try:
+            files.replace(file, gzip.compress("\n".join(lines).encode(), mtime=0))
+        except OSError as error:
+            raise UsageError(f"cannot write {file}: {error.strerror}; give another folder by --out") from None
 
-
-def _placed(found: Mapping[str, Judged], tables: list[dict[str, Judged]]) -> int:
-    """The place of a table that holds what was found; one that lacks some of it gets it."""
-    for at, table in enumerate(tables):
-        if all(table.get(config, one) == one for config, one in found.items()):
-            table.update(found)
-            return at
-    tables.append(dict(found))
-    return len(tables) - 1
-
-
-class _Places:
-    """Of values, each once, in the order of their first use."""
-
-    def __init__(self) -> None:
-        self.all: list[Any] = []
-        self.known: dict[str, int] = {}
-
-    def __call__(self, value: Any) -> int:
-        text = json.dumps(value)
-        if text not in self.known:
-            self.known[text] = len(self.all)
-            self.all.append(value)
-        return self.known[text]
+    def _record(self, config: str, result: CompileResult) -> dict[str, Any]:
+        refused = result if isinstance(result, str) else ""
+        launches = [] if isinstance(result, str) else [launch.kept() for launch in result]
+        return {"source": self.source, "config": config, "refused": refused, "launches": launches}
 
 
 def file(folder: Path, implementation: str, place: Place) -> Path:
-    return folder / place.folder / "compiled" / f"{implementation}.json"
+    return folder / place.folder / "compiled" / f"{implementation}.jsonl.gz"

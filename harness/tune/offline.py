@@ -19,11 +19,11 @@ from harness.compile.limits import violations
 from harness.compile.resources import Resources
 from harness.errors import one_line
 from harness.machine.provenance import git_state
-from harness.tune import cost_model, search
-from harness.tune.compile_records import Compiled, Evidence, Judged, judge
-from harness.tune.compile_records import file as evidence_file
+from harness.tune import cost_model
+from harness.tune.compile_records import CompiledLaunch, CompileRecords, CompileResult, judge
+from harness.tune.compile_records import file as records_file
 from harness.tune.cost_model import WITHIN, peaks
-from harness.tune.search import Candidate, Search, fewest
+from harness.tune.search import Candidate, Search, fewest, run
 from harness.tune.store import Place, path, read, source, store
 from kernels.platform import version
 from kernels.triton_runtime import SuiteTriton
@@ -53,44 +53,47 @@ class Compiling:
         self.shard, self.log = shard, log
         self.on = peaks(architecture)
         self.operands: dict[str, Any] = {}
-        self.compiled: dict[tuple[str, str], Compiled | None] = {}
-        self.found: dict[str, dict[str, Judged]] = {}
+        self.compiled: dict[tuple[str, str], CompiledLaunch | None] = {}
+        self.results: dict[str, dict[str, CompileResult]] = {}
 
     def searches(self, cases: Iterable[Case], keep: int = 1) -> list[Search]:
         """Of those cases that the implementation takes, each once."""
-        found = {}
+        searches = {}
         for case in cases:
             sizes = self.op.sizes({**self.op.defaults(self.architecture.arch), **case.sizes})
             text = text_of(asdict(sizes))
-            if text not in found and self.implementation.fits(sizes).ok:
-                found[text] = Search(self.implementation, self.architecture, self.on, text, sizes, keep)
-        return list(found.values())
+            if text not in searches and self.implementation.fits(sizes).ok:
+                searches[text] = Search(
+                    self.implementation, self.architecture, self.on, text, sizes, keep=keep
+                )
+        return list(searches.values())
 
     def run(self, searches: Sequence[Search]) -> None:
-        search.run(searches, self.judge)
+        run(searches, self.judge)
 
     def judge(self, batch: list[tuple[Search, Candidate]]) -> None:
         self.log(f"{len(batch)} candidates")
-        told = [(case, one, self._launches(case, one)) for case, one in batch]
-        self._compile(launch for _, _, found in told if not isinstance(found, str) for launch in found)
-        for case, one, found in told:
-            judged = found if isinstance(found, str) else self._of_each(found)
+        batches = [(case, candidate, self._launches(case, candidate)) for case, candidate in batch]
+        self._compile(launch for _, _, each in batches if not isinstance(each, str) for launch in each)
+        for case, candidate, launches in batches:
+            judged = launches if isinstance(launches, str) else self._of_each(launches)
             if judged is not None:
-                self.found.setdefault(case.case, {})[words(one.config)] = judged
-                judge(one, judged, self.on, self.architecture)
+                self.results.setdefault(case.case, {})[words(candidate.config)] = judged
+                judge(candidate, judged, self.on, self.architecture)
 
-    def _of_each(self, launches: Sequence[KernelLaunch]) -> list[Compiled] | None:
+    def _of_each(self, launches: Sequence[KernelLaunch]) -> list[CompiledLaunch] | None:
         """None where some wait for another shard."""
         known = [self.compiled[_name(each)] for each in launches]
-        return None if None in known else known
+        compiled = [launch for launch in known if launch is not None]
+        return compiled if len(compiled) == len(known) else None
 
-    def _launches(self, case: Search, one: Candidate) -> list[KernelLaunch] | str:
+    def _launches(self, case: Search, candidate: Candidate) -> list[KernelLaunch] | str:
         """Of one call, in order; or why the implementation cannot be asked, which costs the configuration
         and not the command."""
         if case.case not in self.operands:
             self.operands[case.case] = narrowed(self.op, self.implementation, case.sizes)
         operands = self.operands[case.case]
-        forced = self.implementation.configured(asdict(one.config))
+        forced = self.implementation.configured(asdict(candidate.config))
         try:
             return launches_of(self.op, forced, self.architecture, operands, case.sizes)
         except Exception as error:
@@ -101,15 +104,15 @@ class Compiling:
         at, of = self.shard
         keys = {name: key_of(launch) for name, launch in new.items()}
         own = {name: launch for name, launch in new.items() if int(keys[name], 16) % of == at - 1}
-        found = compile_all(list(own.values()), lambda i, n: self.log(f"{i} of {n} compiled"))
+        compiled = compile_all(list(own.values()), lambda i, n: self.log(f"{i} of {n} compiled"))
         figures = {name: recall(key) for name, key in keys.items() if name not in own}
-        figures |= dict(zip(own, found, strict=True))
+        figures |= dict(zip(own, compiled, strict=True))
         self.compiled |= {name: self._judged(launch, figures[name]) for name, launch in new.items()}
 
-    def _judged(self, launch: KernelLaunch, figures: Resources | None) -> Compiled | None:
+    def _judged(self, launch: KernelLaunch, figures: Resources | None) -> CompiledLaunch | None:
         if figures is None:
             return None
-        return Compiled(launch.name, figures, "; ".join(violations(launch, figures, self.architecture)))
+        return CompiledLaunch(launch.name, figures, "; ".join(violations(launch, figures, self.architecture)))
 
 
 def _name(launch: KernelLaunch) -> tuple[str, str]:
@@ -140,8 +143,8 @@ class OfflineResult:
     def __init__(self, compiling: Compiling, searches: Sequence[Search]) -> None:
         self.compiling, self.searches = compiling, searches
         picked = fewest(searches)
-        self.choices = [_choice(one, picked[one.case]) for one in searches if one.case in picked]
-        self.rows = [self._row(one, picked.get(one.case)) for one in searches]
+        self.choices = [_choice(search, picked[search.case]) for search in searches if search.case in picked]
+        self.rows = [self._row(search, picked.get(search.case)) for search in searches]
 
     @property
     def place(self) -> Place:
@@ -157,28 +160,28 @@ class OfflineResult:
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
         }
         stored = store(folder, implementation.name, self.place, self.choices, provenance)
-        beside = evidence_file(folder, implementation.name, self.place)
-        known = Evidence.read(beside)
+        beside = records_file(folder, implementation.name, self.place)
+        known = CompileRecords.read(beside)
         kept = known.cases if known.source == provenance["source"] else {}
-        Evidence(provenance["source"], kept | self.compiling.found).store(beside)
+        CompileRecords(provenance["source"], kept | self.compiling.results).store(beside)
         return stored
 
     def differences(self, folder: Path) -> list[str]:
         file = path(folder, self.compiling.implementation.name, self.place)
         return differences(self.compiling.implementation, self.place, self.searches, read(file)["choices"])
 
-    def _row(self, search: Search, one: Candidate | None) -> dict[str, Any]:
+    def _row(self, search: Search, candidate: Candidate | None) -> dict[str, Any]:
         judged = search.candidates[: search.at]
-        second = next((each for each in search.fitting_best_first if each is not one), None)
+        second = next((each for each in search.fitting_best_first if each is not candidate), None)
         return {
             "target": self.place.arch,
             "op": self.compiling.op.name,
             "implementation": self.compiling.implementation.name,
             "case": search.case,
-            "config": asdict(one.config) if one else None,
-            "estimate_us": _us(one),
-            "bound_by": one.estimate.bound if one else "",
-            "resident": one.resident if one else [],
+            "config": asdict(candidate.config) if candidate else None,
+            "estimate_us": _us(candidate),
+            "bound_by": candidate.estimate.bound if candidate and candidate.estimate else "",
+            "resident": candidate.resident if candidate else [],
             "second": asdict(second.config) if second else None,
             "second_us": _us(second),
             "configurations": len(search.candidates),
@@ -195,37 +198,38 @@ def differences(
     choices = {choice["case"]: choice for choice in stored}
     made_of = source(implementation)
     lines = []
-    for one in searches:
-        choice = choices.get(one.case)
+    for search in searches:
+        choice = choices.get(search.case)
         if choice is None:
-            said = "nothing is stored" if one.good else ""
+            problem = "nothing is stored" if search.good else ""
         elif choice["source"] != made_of:
-            said = f"stored from other kernels ({choice['source']}, these are {made_of}): tune again"
-        elif unknown := sum(not each.judged for each in one.candidates[: one.at]):
-            said = f"{unknown} configurations that may be better were not compiled: tune again"
-        elif choice["config"] not in [asdict(good.config) for good in one.good]:
-            best = f"; the best is {words(one.good[0].config)}" if one.good else ""
-            said = f"what is stored is not within {WITHIN:.0%} of the best{best}"
+            problem = f"stored from other kernels ({choice['source']}, these are {made_of}): tune again"
+        elif unknown := sum(not each.judged for each in search.candidates[: search.at]):
+            problem = f"{unknown} configurations that may be better were not compiled: tune again"
+        elif choice["config"] not in [asdict(good.config) for good in search.good]:
+            best = f"; the best is {words(search.good[0].config)}" if search.good else ""
+            problem = f"what is stored is not within {WITHIN:.0%} of the best{best}"
         else:
-            said = ""
-        lines += [f"{place.arch} {implementation.name} {one.case}: {said}"] if said else []
+            problem = ""
+        lines += [f"{place.arch} {implementation.name} {search.case}: {problem}"] if problem else []
     return lines
 
 
-def _choice(search: Search, one: Candidate) -> dict[str, Any]:
+def _choice(search: Search, candidate: Candidate) -> dict[str, Any]:
+    assert candidate.estimate is not None
     return {
         "case": search.case,
         "features": search.implementation.features(search.sizes),
-        "config": asdict(one.config),
-        "estimate_us": _us(one),
+        "config": asdict(candidate.config),
+        "estimate_us": _us(candidate),
         "best_us": _us(search.good[0]),
-        "bound_by": one.estimate.bound,
-        "resident": one.resident,
+        "bound_by": candidate.estimate.bound,
+        "resident": candidate.resident,
     }
 
 
-def _us(one: Candidate | None) -> float | None:
-    return round(one.estimate.seconds * 1e6, 2) if one else None
+def _us(candidate: Candidate | None) -> float | None:
+    return round(candidate.seconds * 1e6, 2) if candidate else None
 
 
 def _criterion() -> str:

@@ -337,7 +337,15 @@ class Race:
                 self.display.stored(*self._store(place, case, records))
 
             plan = replace(self.plan, entries=configs.entries, make_rounds=halving)
-            outcome = measure(plan, self.device, self.journal, self.display.progress, on_case, judge=judge)
+            outcome = measure(
+                plan,
+                self.device,
+                self.journal,
+                self.display.progress,
+                on_case,
+                finished=finished,
+                judge=judge,
+            )
         self.display.end(record, outcome)
         return exit_code(outcome.records)
 

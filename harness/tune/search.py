@@ -65,7 +65,7 @@ def _paired(demands: Iterable[Demand], compiled: Sequence[tuple[str, Resources]]
 
 
 class Search:
-    """Of the best configurations for one case; keep: how many of them are to be known."""
+    """The search for the best configurations of a case; keep: how many of them are to be known."""
 
     def __init__(
         self,
@@ -74,6 +74,7 @@ class Search:
         on: Peaks,
         case: str,
         sizes: Any,
+        *,
         keep: int = 1,
     ) -> None:
         self.implementation, self.case, self.sizes, self.keep = implementation, case, sizes, keep
@@ -83,21 +84,21 @@ class Search:
             demands = implementation.demands(config, target, sizes)
             bound = least(on, ((demand, architecture.programs) for demand in demands))
             candidates.append(Candidate(config, demands, bound))
-        self.candidates = sorted(candidates, key=lambda one: one.least)
+        self.candidates = sorted(candidates, key=lambda candidate: candidate.least)
         self.at = 0
 
     @property
     def fitting(self) -> list[Candidate]:
-        return [one for one in self.candidates[: self.at] if one.estimate]
+        return [candidate for candidate in self.candidates[: self.at] if candidate.estimate]
 
     @property
     def fitting_best_first(self) -> list[Candidate]:
-        return sorted(self.fitting, key=lambda one: one.seconds)
+        return sorted(self.fitting, key=lambda candidate: candidate.seconds)
 
     @property
     def best(self) -> float:
         """Seconds."""
-        return min((one.seconds for one in self.fitting), default=math.inf)
+        return min((candidate.seconds for candidate in self.fitting), default=math.inf)
 
     @property
     def limit(self) -> float:
@@ -107,9 +108,9 @@ class Search:
 
     def next(self, count: int) -> list[Candidate]:
         """The next that may be as good as those known so far, or as little worse as cannot be told apart."""
-        found = [one for one in self.candidates[self.at : self.at + count] if one.least <= self.limit]
-        self.at += len(found)
-        return found
+        following = [c for c in self.candidates[self.at : self.at + count] if c.least <= self.limit]
+        self.at += len(following)
+        return following
 
     @property
     def open(self) -> bool:
@@ -120,13 +121,13 @@ class Search:
     @property
     def good(self) -> list[Candidate]:
         """Those that cannot be told from the best, best first."""
-        most = self.best * (1 + WITHIN)
-        return [one for one in self.fitting_best_first if one.seconds <= most]
+        limit = self.best * (1 + WITHIN)
+        return [candidate for candidate in self.fitting_best_first if candidate.seconds <= limit]
 
     @property
     def refusals(self) -> Counter[str]:
         """How many were refused for what."""
-        return Counter(one.refused for one in self.candidates[: self.at] if one.refused)
+        return Counter(candidate.refused for candidate in self.candidates[: self.at] if candidate.refused)
 
 
 def run(searches: Iterable[Search], judge: Callable[[list[tuple[Search, Candidate]]], None]) -> None:
@@ -134,7 +135,7 @@ def run(searches: Iterable[Search], judge: Callable[[list[tuple[Search, Candidat
     going = list(searches)
     count = max([FIRST, *(search.keep for search in going)])
     while going:
-        batch = [(search, one) for search in going for one in search.next(count)]
+        batch = [(search, candidate) for search in going for candidate in search.next(count)]
         if batch:
             judge(batch)
         going = [search for search in going if search.open]
@@ -144,17 +145,17 @@ def run(searches: Iterable[Search], judge: Callable[[list[tuple[Search, Candidat
 def fewest(searches: Iterable[Search]) -> Mapping[str, Candidate]:
     """Case -> one of its good candidates, so that few configurations serve all cases: time and again the one
     that is good for most of the cases left, of equals the one that estimates less for them."""
-    left = {search.case: {one.config: one for one in search.good} for search in searches}
+    left = {search.case: {candidate.config: candidate for candidate in search.good} for search in searches}
     left = {case: good for case, good in left.items() if good}
-    chosen: dict[str, Candidate] = {}
+    picked: dict[str, Candidate] = {}
     while left:
         serves: Counter[Any] = Counter(config for good in left.values() for config in good)
         most = max(serves.values())
         costs = {config: _cost(config, left.values()) for config, count in serves.items() if count == most}
-        config = min(costs, key=lambda one: costs[one])
-        chosen.update({case: good[config] for case, good in left.items() if config in good})
+        config = min(costs, key=lambda each: costs[each])
+        picked.update({case: good[config] for case, good in left.items() if config in good})
         left = {case: good for case, good in left.items() if config not in good}
-    return chosen
+    return picked
 
 
 def _cost(config: Any, goods: Iterable[Mapping[Any, Candidate]]) -> float:

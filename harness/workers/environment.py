@@ -8,13 +8,15 @@ import re
 from collections.abc import Mapping
 
 import kernels
+from harness.files import JsonObject
 from harness.machine.cpu_threads import BINDING, cores
+from harness.machine.provenance import surroundings
 from harness.paths import ROOT, cache
 from kernels.platform import Platform
 
 
 def thread_environment(
-    platform: Platform, threads: int, variables: Mapping[str, str] | None = None
+    platform: Platform, threads: int, variables: Mapping[str, str | None] | None = None
 ) -> dict[str, str]:
     """What makes a worker compute on so many threads, each bound to a physical core. They are not bound where
     the user's environment or an arm's `variables` bind them, or where there are more than cores.
@@ -40,6 +42,12 @@ DEFAULTS = {
     "HF_HUB_OFFLINE": "1",
     **ALLOCATOR,
 }
+
+
+def provenance(platform: Platform, threads: int) -> JsonObject:
+    """Everything that identifies the surroundings of a measurement by workers, as plain values."""
+    facts = surroundings(platform)
+    return facts | {"machine": facts["machine"] | {"threads": threads}, "worker_defaults": DEFAULTS}
 
 
 def worker_environment(extra: Mapping[str, str | None], tree: str | None = None) -> dict[str, str]:

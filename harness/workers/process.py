@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.paths import ROOT
+from harness.plan.contender import Status
 from harness.workers.environment import worker_environment
 from kernels.platform import Platform
 
@@ -28,7 +29,7 @@ def worker_pids() -> list[int]:
 class WorkerFailure(Exception):
     """A request that gave no answer. status: error, unsupported, crashed or timeout."""
 
-    def __init__(self, status: str, reason: str) -> None:
+    def __init__(self, status: Status, reason: str) -> None:
         super().__init__(reason)
         self.status = status
         self.reason = reason

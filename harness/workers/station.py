@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from harness.plan.contender import Contender
 from harness.plan.rotation import Rotation
@@ -15,6 +15,9 @@ from harness.workers.environment import cache_environment, thread_environment
 from harness.workers.process import Worker, WorkerFailure
 from kernels.platform import Platform
 from shapes.case import Case
+
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -160,10 +163,15 @@ class Station:
         return self._raw(request, deadline, contender=contender.name, **arguments)
 
 
-def attempt(contenders: Iterable[Contender], action: Callable[[], Any]) -> Any:
+def attempt(
+    contenders: Iterable[Contender],
+    action: Callable[Arguments, Answer],
+    *arguments: Arguments.args,
+    **keywords: Arguments.kwargs,
+) -> Answer | None:
     """Does something for contenders; what goes wrong is written down against them, and None returned."""
     try:
-        return action()
+        return action(*arguments, **keywords)
     except WorkerFailure as failure:
         for contender in contenders:
             contender.fail(failure.status, failure.reason)

@@ -7,10 +7,10 @@ sequences with cumulative lengths (FlashAttention's `flash_attn_varlen_func`, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from kernels.binding import keywords
+from kernels.binding import VendorFunction, keywords
 from kernels.mha_prefill.operands import MhaPrefillOperands, guarded
 from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes
 from kernels.op import Prepared
@@ -92,9 +92,9 @@ class VarlenLayout(Prepared):
         self,
         operands: MhaPrefillOperands,
         out: torch.Tensor | None,
-        function: Callable[..., torch.Tensor | Sequence[torch.Tensor]],
-        further: Mapping[str, object] | None = None,
-        wished: Mapping[str, object] | None = None,
+        function: VendorFunction,
+        further: Mapping[str, Any] | None = None,
+        wished: Mapping[str, Any] | None = None,
         pads: bool = False,
     ) -> None:
         super().__init__(operands, out)

@@ -45,6 +45,11 @@ class MlaDecodeOperands(Operands):
     def page(self) -> int:
         return self.kv.shape[1]
 
+    def same_pages(self, other: MlaDecodeOperands) -> bool:
+        """Whether both find their tokens by the same table, whatever cache it leads into: so do the layers
+        of a step."""
+        return self.page_table is other.page_table and self.lengths is other.lengths
+
     def token_slots(self, sequence: int) -> torch.Tensor:
         """Rows of kv.view(-1, 576) that hold the sequence's tokens, int64 [length]."""
         import torch

@@ -28,7 +28,7 @@ class Bin(NamedTuple):
     ctx: str
 
 
-class _Piece(NamedTuple):
+class _DecodePiece(NamedTuple):
     """Like steps: how many, their batch, and the lengths' mean and variance over a batch, and range."""
 
     steps: int
@@ -55,7 +55,7 @@ def reduce_phases(phases: Iterable[Phase], most: int = MOST) -> list[Bin]:
     return sorted((_representative(group, total) for group in groups), reverse=True)
 
 
-def _pieces(phases: Iterable[Phase]) -> list[_Piece]:
+def _pieces(phases: Iterable[Phase]) -> list[_DecodePiece]:
     """The decode steps; pieces that differ in nothing, as those of waves in lockstep, are one."""
     counts: Counter[tuple[int, float, float, int, int]] = Counter()
     for phase in phases:
@@ -69,18 +69,18 @@ def _pieces(phases: Iterable[Phase]) -> list[_Piece]:
             steps = min(PIECE, phase.steps - start)
             end = start + steps - 1
             counts[batch, mean + (start + end) / 2, variance, shortest + start, longest + end] += steps
-    return [_Piece(steps, *piece) for piece, steps in counts.items()]
+    return [_DecodePiece(steps, *piece) for piece, steps in counts.items()]
 
 
-def _log_batch(piece: _Piece) -> float:
+def _log_batch(piece: _DecodePiece) -> float:
     return BATCH_COUNTS * math.log(piece.batch)
 
 
-def _log_mean(piece: _Piece) -> float:
+def _log_mean(piece: _DecodePiece) -> float:
     return math.log(piece.mean)
 
 
-def _representative(pieces: list[_Piece], total: int) -> Bin:
+def _representative(pieces: list[_DecodePiece], total: int) -> Bin:
     steps = sum(piece.steps for piece in pieces)
     batch = round(sum(piece.steps * piece.batch for piece in pieces) / steps)
     tokens = sum(piece.steps * piece.batch * piece.mean for piece in pieces) / steps

@@ -27,7 +27,7 @@ class PrefillBin(NamedTuple):
     prefix: str
 
 
-class _Piece(NamedTuple):
+class _PrefillPiece(NamedTuple):
     """Like steps: how many, and (new, prefix) of each chunk in them."""
 
     steps: int
@@ -61,7 +61,7 @@ def reduce_chunks(phases: Iterable[Phase], most: int = MOST) -> list[PrefillBin]
     for phase in phases:
         for steps, chunks in _each(phase):
             counts[chunks] += steps
-    pieces = [_Piece(steps, chunks) for chunks, steps in counts.items()]
+    pieces = [_PrefillPiece(steps, chunks) for chunks, steps in counts.items()]
     groups = grouped(pieces, (_log_batch, _log_new, _log_seen), most)
     total = sum(counts.values())
     return sorted((_bin(group, total) for group in groups), reverse=True)
@@ -73,20 +73,20 @@ def _each(phase: Phase) -> Iterator[tuple[int, tuple[tuple[int, int], ...]]]:
         yield 1, tuple((new, prefix + step * new) for new, prefix in phase.chunks)
 
 
-def _log_batch(piece: _Piece) -> float:
+def _log_batch(piece: _PrefillPiece) -> float:
     return math.log(len(piece.chunks))
 
 
-def _log_new(piece: _Piece) -> float:
+def _log_new(piece: _PrefillPiece) -> float:
     return math.log(piece.new / len(piece.chunks))
 
 
-def _log_seen(piece: _Piece) -> float:
+def _log_seen(piece: _PrefillPiece) -> float:
     """Tokens that the mean new token attends to."""
     return math.log((piece.new_pairs + piece.cached_pairs) / piece.new)
 
 
-def _bin(pieces: list[_Piece], total: int) -> PrefillBin:
+def _bin(pieces: list[_PrefillPiece], total: int) -> PrefillBin:
     steps = sum(piece.steps for piece in pieces)
     batch = round(sum(piece.steps * len(piece.chunks) for piece in pieces) / steps)
     tokens = sum(piece.steps * piece.new for piece in pieces)
@@ -99,6 +99,6 @@ def _bin(pieces: list[_Piece], total: int) -> PrefillBin:
     return PrefillBin(steps / total, batch, new, str(round(cached / tokens)))
 
 
-def _variance(piece: _Piece) -> float:
+def _variance(piece: _PrefillPiece) -> float:
     mean = piece.new / len(piece.chunks)
     return sum((new - mean) ** 2 for new, _ in piece.chunks) / len(piece.chunks)

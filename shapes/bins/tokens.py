@@ -24,7 +24,7 @@ class TokenBin(NamedTuple):
     prompt: int
 
 
-class _Piece(NamedTuple):
+class _TokenPiece(NamedTuple):
     """Like steps: how many, their tokens, and the prompt tokens among these."""
 
     steps: int
@@ -43,7 +43,7 @@ def reduce_tokens(phases: Iterable[Phase]) -> list[TokenBin]:
     counts: Counter[tuple[int, int]] = Counter()
     for phase in phases:
         counts[phase.prefill + len(phase.lengths), phase.prefill] += phase.steps
-    pieces = [_Piece(steps, *piece) for piece, steps in counts.items()]
+    pieces = [_TokenPiece(steps, *piece) for piece, steps in counts.items()]
     decoding = [piece for piece in pieces if not piece.prompt]
     prefilling = [piece for piece in pieces if piece.prompt]
     total = sum(counts.values())
@@ -54,11 +54,11 @@ def reduce_tokens(phases: Iterable[Phase]) -> list[TokenBin]:
     ]
 
 
-def _log(piece: _Piece) -> float:
+def _log(piece: _TokenPiece) -> float:
     return math.log(piece.tokens)
 
 
-def _bin(pieces: list[_Piece], total: int) -> TokenBin:
+def _bin(pieces: list[_TokenPiece], total: int) -> TokenBin:
     steps = sum(piece.steps for piece in pieces)
     tokens = sum(piece.steps * piece.tokens for piece in pieces) / steps
     prompt = sum(piece.steps * piece.prompt for piece in pieces) / steps

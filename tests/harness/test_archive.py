@@ -16,14 +16,14 @@ import pytest
 
 from harness import archive
 from harness.cli import main
-from harness.cli.serving.experiment import plan
 from harness.errors import UsageError
 from harness.paths import ROOT
 from harness.results import read as read_module
 from harness.serving import load
+from harness.serving.experiment.report import stages_table
 from harness.serving.experiment.run import LEDGER
 from harness.serving.ledger.ledger import read, rows
-from harness.serving.live.client.requests import details
+from harness.serving.live.client.request_times import request_times
 from harness.serving.trace.json_stream import JsonText
 from tests.harness.results.test_journal import filled
 from tests.support.command_line import contents
@@ -247,10 +247,10 @@ def test_a_broken_archive_is_one_line(tmp_path, run_main, keep):
 def test_a_packed_experiment_is_done_and_resumes(tmp_path):
     conduct(tmp_path, Doubles(tmp_path)).run(["mla"])
     folder = tmp_path / "out"
-    before = plan(experiment(tmp_path), folder, ["linears", "mla"])
+    before = stages_table(experiment(tmp_path), folder, ["linears", "mla"])
     archive.pack(folder)
     assert contents(folder).keys() == {"experiment.json", LEDGER, archive.NAME}
-    assert plan(experiment(tmp_path), folder, ["linears", "mla"]) == before
+    assert stages_table(experiment(tmp_path), folder, ["linears", "mla"]) == before
     again = Doubles(tmp_path)
     conduct(tmp_path, again, resume=True).run(["mla"])
     assert not again.asked and not again.opened
@@ -284,11 +284,11 @@ def test_clients_files_are_loaded_from_an_archive(tmp_path, run_main):
     commands = [["serving", "load", str(file)], ["serving", "audit", str(file)],
                 ["serving", "compare", str(file), str(file)]]  # fmt: skip
     before = [run_main(*command) for command in commands]
-    runs, kept = load(file), details(file)
+    runs, kept = load(file), request_times(file)
     archive.pack(folder)
     assert not file.exists()
     assert [run_main(*command) for command in commands] == before
-    assert (load(file), details(file)) == (runs, kept)
+    assert (load(file), request_times(file)) == (runs, kept)
     text = JsonText(file)
     assert text.peek() == "{"
     text.close()

@@ -139,7 +139,8 @@ def test_what_is_wrong_fails_and_what_cannot_run_is_skipped(session):
 
 
 def test_the_suites_own_kernels_as_benchmarks(cli):
-    command = [sys.executable, "-m", "pytest", "-q", "--benchmark-only", "tests/test_kernel_benchmarks.py",
+    command = [sys.executable, "-m", "pytest", "-q", "--benchmark-only",
+               "tests/harness/test_kernel_benchmarks.py",
                "--kernel-op", "mha_prefill", "--kernel-impl", "torch.sdpa,torch.naive",
                "--kernel-case", "batch=1,2 new=5", "--kernel-cache", "warm"]  # fmt: skip
     done = subprocess.run(

@@ -9,11 +9,11 @@ from datetime import datetime, timedelta, timezone
 
 from harness.serving.experiment.run import LEDGER, Conduct
 from harness.serving.experiment.schedule import DECODE
-from harness.serving.experiment.schema import Paired, Run, Seen, Served
+from harness.serving.experiment.schema import LiveRun, ObservedArm, Paired, Served
 from harness.serving.experiment.spec import Experiment, read_experiment
 from harness.serving.experiment.stages import Stages
 from harness.serving.ledger.ledger import read, rows
-from harness.serving.replay.schema import Arm, Replay, Timed
+from harness.serving.replay.schema import Replay, ReplayArm, Timed
 from shapes.models import model
 
 R1 = model("deepseek-r1")
@@ -40,13 +40,13 @@ mha_prefill = "torch.naive"
 [[swaps]]
 name = "linears"
 op = "block_scale_gemm"
-swap = ["linears=bf16"]
+swap = ["block_scale_gemm=vllm.onednn"]
 replay = { block_scale_gemm = "vllm.onednn", "block_scale_gemm:kv_b" = "vllm.amx" }
 
 [[swaps]]
 name = "mla"
 op = "mla_decode"
-swap = ["mla_decode=torch"]
+swap = ["mla_decode=torch.naive"]
 replay = { mla_decode = "vllm.amx" }
 """
 OP = {"linears": "block_scale_gemm", "mla": "mla_decode"}
@@ -92,8 +92,10 @@ class Doubles:
             for b, r in itertools.product(range(2), range(3))
         )
         arms = {
-            "base": Arm(chosen=dict(base), classes={OP[name]: 5.0, "copy": 1.0}),
-            name: Arm(chosen=dict(chosen), cold=change, warm=3 * change, classes={OP[name]: 5.0 + change}),
+            "base": ReplayArm(chosen=dict(base), classes={OP[name]: 5.0, "copy": 1.0}),
+            name: ReplayArm(
+                chosen=dict(chosen), cold=change, warm=3 * change, classes={OP[name]: 5.0 + change}
+            ),
         }
         return Replay(
             created="",
@@ -112,7 +114,9 @@ class Doubles:
 
     def look(self):
         self._ask("look base")
-        return Seen(runs=tuple(self._run("base", n, pattern) for n, pattern in enumerate(self.patterns)))
+        return ObservedArm(
+            runs=tuple(self._run("base", n, pattern) for n, pattern in enumerate(self.patterns))
+        )
 
     def trace(self, swap, name):
         """The base's when a decode step took twice as long as in the swapped arm's."""
@@ -123,7 +127,7 @@ class Doubles:
         else:
             classes = {"block_scale_gemm": 8.0, "copy": 2.0, "mla_decode": 10.0, "fused_moe": 6.0}
             prefill = {"block_scale_gemm": 40.0, "fused_moe": 70.0}
-        return Seen(trace=f"{name}.gz", classes=classes, prefill=prefill)
+        return ObservedArm(trace=f"{name}.gz", classes=classes, prefill=prefill)
 
     def rest(self):
         pass
@@ -139,7 +143,7 @@ class Doubles:
         decode = 60.0 + step.get(DECODE, 0.0) + 0.05 * number + (0.01 * number**2 if arm != "base" else 0.0)
         prefills = [1000.0 * size + step.get(size, 0.0) for size in pattern]
         ttft = prefills[0] + 0.75 * prefills[1]
-        return Run(
+        return LiveRun(
             started="", itl=decode, ttft=ttft, tpot=decode + (prefills[1] - decode) / 40,
             pattern=tuple(pattern), prefills=tuple(prefills), kv_len=37.0,
         )  # fmt: skip

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from harness.cli.serving.options import json_option
+from harness.cli.options import json_option
 
 
 @click.command("compare")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from harness.cli.serving.options import json_option
+from harness.cli.options import json_option
 
 
 @click.command("ledger")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli.serving.options import json_option
+from harness.cli.options import json_option
 from harness.errors import FAILED, OK, UsageError
 from harness.files import write
 

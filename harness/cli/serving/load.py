@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from harness.cli.serving.options import json_option
+from harness.cli.options import json_option
 
 
 @click.command("load")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from harness.cli.serving.options import json_option
+from harness.cli.options import json_option
 
 
 @click.command("recipe")

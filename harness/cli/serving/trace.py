@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.serving.options import json_option
+from harness.cli.options import json_option
 
 if TYPE_CHECKING:
     from harness.serving.trace.classify import Phase

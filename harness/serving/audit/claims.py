@@ -9,6 +9,7 @@ from itertools import combinations
 from harness.serving.audit.corpus import (
     Audited,
     Corpus,
+    claimed_metric,
     load_of,
     new_finding,
     same_engine,
@@ -17,7 +18,7 @@ from harness.serving.audit.corpus import (
 )
 from harness.serving.audit.rows import RATIO, RESULT, by_kind, is_throughput, row_of
 from harness.serving.published.documents import Claim
-from harness.serving.schema import Finding, OfferedLoad, ServingRun
+from harness.serving.schema import Finding, OfferedLoad, ServingRun, Severity
 
 APART = 1.5  # two rates of a single request of one setup
 PEAKS = 1.05
@@ -40,7 +41,9 @@ def total_read_as_output(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
                 continue
             into, out, whole = kinds["total"] - kinds["output"], kinds["output"], kinds["total"]
             # who cites a number without its kind of tokens hands on a wrong one
-            severity = "wrong" if claim.metric.tokens == "output" or claim.kind == "cited" else "suspect"
+            severity: Severity = (
+                "wrong" if claim.metric.tokens == "output" or claim.kind == "cited" else "suspect"
+            )
             statement = "says output" if claim.metric.tokens == "output" else "does not say of which tokens"
             yield new_finding(
                 "total_read_as_output",
@@ -58,15 +61,17 @@ def total_read_as_output(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
 def single_request_differs(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """One setup serves a lone request at one speed. Two that lie far apart are of a cold and of a warm
     server, and only one of them is the setup's."""
-    setups: dict[tuple, list[tuple[float, ServingRun | Claim]]] = {}
+    setups: dict[tuple[str, ...], list[tuple[float, ServingRun | Claim]]] = {}
     for run in audited.runs:
         out = throughput(run)
         if run.workload.concurrency == 1 and out and out.tokens != "total" and out.value > 0:
             setups.setdefault(_setup(run), []).append((out.value, run))
     for claim in audited.claims:
-        alone = is_throughput(claim.metric) and claim.kind != "cited"
-        if alone and (claim.metric.scope == "request" or claim.workload.concurrency == 1):
-            setups.setdefault(_setup(claim), []).append((claim.metric.value, claim))
+        metric = claim.metric
+        if not is_throughput(metric) or claim.kind == "cited":
+            continue
+        if metric.scope == "request" or claim.workload.concurrency == 1:
+            setups.setdefault(_setup(claim), []).append((metric.value, claim))
     for rates in setups.values():
         (slow, first), (fast, second) = (pick(rates, key=lambda rate: rate[0]) for pick in (min, max))
         if fast <= APART * slow or _other_lengths(first.workload, second.workload):
@@ -106,7 +111,7 @@ def peaks_differ(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     ]
     for i, peak in enumerate(peaks):
         for other in peaks[i + 1 :]:
-            values = peak.metric.value, other.metric.value
+            values = claimed_metric(peak).value, claimed_metric(other).value
             if peak.where == other.where and max(values) > PEAKS * min(values):
                 yield new_finding(
                     "peaks_differ",
@@ -170,17 +175,17 @@ def highest_of_total_alone(audited: Audited, corpus: Corpus) -> Iterator[Finding
             and bool(other.workload.prefix_cached) == bool(run.workload.prefix_cached)
             and (value := by_kind(other).get("output"))
         ]
-        output = by_kind(run).get("output")
+        claimed, output = claimed_metric(claim).value, by_kind(run).get("output")
         best, other = max(rivals, key=lambda pair: pair[0], default=(0.0, run))
         lengths = f"{other.workload.input_len or 0:g}/{other.workload.output_len or 0:g}"
         if output and best > 1.01 * output:
             yield new_finding(
                 "highest_of_total_alone",
                 "suspect",
-                f"{claim.metric.value:,.6g} tok/s is highest by input and output; by output {run.id} has "
+                f"{claimed:,.6g} tok/s is highest by input and output; by output {run.id} has "
                 f"{output:,.6g} and {other.id} ({other.engine}, {lengths}) {best:,.6g}",
                 [claim.id, run.id, other.id],
-                claimed=claim.metric.value,
+                claimed=claimed,
                 own_output=output,
                 highest_output=best,
             )

@@ -76,6 +76,12 @@ def new_finding(
     return Finding(rule=rule, severity=severity, message=message, numbers=kept, subjects=tuple(subjects))
 
 
+def claimed_metric(claim: Claim) -> Metric:
+    """The number of a claim that has one."""
+    assert claim.metric is not None
+    return claim.metric
+
+
 def step_of(value: float) -> float:
     """What the last digit of a printed number counts: 1 of 2656, 0.01 of 22.05, 1000 of 17000."""
     text = f"{value:.10g}"
@@ -111,9 +117,9 @@ def throughput(run: ServingRun, tokens: str = "") -> Metric | None:
     return next((m for kind in order if (m := run.metric("throughput", tokens=kind))), None)
 
 
-def load_of(run: ServingRun) -> float | None:
-    """Requests in flight, or of an offline run those given at once."""
-    return run.workload.num_prompts if run.mode == "offline" else run.workload.concurrency
+def load_of(run: ServingRun) -> float:
+    """Requests in flight, or of an offline run those given at once; 0: not known."""
+    return (run.workload.num_prompts if run.mode == "offline" else run.workload.concurrency) or 0.0
 
 
 def tokens_per_request(run: ServingRun) -> float | None:
@@ -127,7 +133,7 @@ def tokens_per_request(run: ServingRun) -> float | None:
 
 def sweeps(runs: Sequence[ServingRun]) -> Iterator[list[ServingRun]]:
     """Runs of one set-up and one workload that differ in their load alone, by rising load."""
-    groups: dict[tuple, list[ServingRun]] = {}
+    groups: dict[tuple[object, ...], list[ServingRun]] = {}
     for run in runs:
         load = run.workload
         if load_of(run):

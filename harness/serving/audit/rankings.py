@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from harness.serving.audit.corpus import Audited, Corpus, load_of, new_finding, same_engine, same_hardware
-from harness.serving.published.documents import Claim, Setup
-from harness.serving.schema import Finding, ServingRun
+from harness.serving.published.documents import Claim, Ranking, Setup
+from harness.serving.schema import Finding, Mode, ServingRun, Severity
 
 EVEN = 0.01
 """Nearer than that, neither is better: repeated serving runs differ by a percent or more."""
@@ -15,7 +15,7 @@ STABLE = 0.25
 PLATEAU = 0.10
 SHOWN = 3
 
-Point = tuple[str, float, float]  # mode, load, output length
+Point = tuple[Mode, float, float]  # mode, load, output length
 Row = tuple[Point, float, ServingRun]
 
 
@@ -25,8 +25,10 @@ def ranked(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     for claim in audited.claims:
         if claim.comparison is None:
             continue
-        holding, failed, even = [], [], 0
-        for where, better, text in _held_against(claim, corpus):
+        holding: list[tuple[float, str]] = []
+        failed: list[tuple[float, str]] = []
+        even = 0
+        for where, better, text in _held_against(claim, claim.comparison, corpus):
             even += abs(better - 1) <= EVEN
             if abs(better - 1) > EVEN:
                 (holding if better > 1 else failed).append((better, f"{where}: {text}"))
@@ -39,7 +41,7 @@ def ranked(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         if failed:
             rest = f", and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
             text += f"; not at {'; '.join(where for _, where in failed[:SHOWN])}{rest}"
-        severity = "note"
+        severity: Severity = "note"
         if failed or even > len(holding):
             severity = "wrong" if 2 * len(failed) > count else "suspect"
         yield new_finding(
@@ -54,9 +56,8 @@ def ranked(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         )
 
 
-def _held_against(claim: Claim, corpus: Corpus) -> Iterator[tuple[str, float, str]]:
+def _held_against(claim: Claim, ranking: Ranking, corpus: Corpus) -> Iterator[tuple[str, float, str]]:
     """(where, how many times better, the numbers) for each point and rival."""
-    ranking = claim.comparison
     unlimited = (None, None) == ranking.concurrency == ranking.output_len == ranking.batch
     for metric in ranking.metrics:
         for rival in ranking.than:
@@ -65,14 +66,18 @@ def _held_against(claim: Claim, corpus: Corpus) -> Iterator[tuple[str, float, st
                 hardware=ranking.better.hardware or rival.hardware,
                 engine=ranking.better.engine or rival.engine,
             )
-            our_points, their_points = (_kept(claim, setup, metric, corpus) for setup in (setup_ours, rival))
-            their_points = [setup for setup in their_points if setup not in our_points]
+            our_points, their_points = (
+                [row for row in points(claim, setup, metric, corpus) if _within(ranking, row[0])]
+                for setup in (setup_ours, rival)
+            )
+            their_points = [row for row in their_points if row not in our_points]
+            pairs: list[tuple[Row, Row]] = []
             if unlimited and claim.metric is not None and metric == "throughput":
-                pairs = (
-                    [tuple(max(side, key=lambda setup: setup[1]) for side in (our_points, their_points))]
-                    if our_points and their_points
-                    else []
-                )
+                if our_points and their_points:
+                    highest, theirs = (
+                        max(rows, key=lambda row: row[1]) for rows in (our_points, their_points)
+                    )
+                    pairs = [(highest, theirs)]
             else:
                 pairs = [
                     (a, b)
@@ -88,10 +93,6 @@ def _held_against(claim: Claim, corpus: Corpus) -> Iterator[tuple[str, float, st
 
 def _one_machine(a: Row, b: Row) -> bool:
     return a[2].hardware == b[2].hardware
-
-
-def _kept(claim: Claim, setup: Setup, metric: str, corpus: Corpus) -> list[Row]:
-    return [point for point in points(claim, setup, metric, corpus) if _within(claim, point[0])]
 
 
 def trends(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
@@ -136,7 +137,7 @@ def _breaks(says: str, line: list[tuple[float, float]]) -> str:
 
 def points(claim: Claim, setup: Setup, metric: str, corpus: Corpus) -> list[Row]:
     """The metric of each row of a setup that a claim speaks of: the clients' means, throughput of output."""
-    found_at = []
+    rows: list[Row] = []
     for run in corpus.all_rows:
         if not _of(setup, run) or not _spoken_of(claim, run):
             continue
@@ -145,8 +146,8 @@ def points(claim: Claim, setup: Setup, metric: str, corpus: Corpus) -> list[Row]
             value = run.totals.duration_s * 1e3
         load = load_of(run)
         if value and load:
-            found_at.append(((run.mode, load, run.workload.output_len or 0.0), value, run))
-    return found_at
+            rows.append(((run.mode, load, run.workload.output_len or 0.0), value, run))
+    return rows
 
 
 def _of(setup: Setup, run: ServingRun) -> bool:
@@ -169,9 +170,8 @@ def _spoken_of(claim: Claim, run: ServingRun) -> bool:
     )
 
 
-def _within(claim: Claim, point: Point) -> bool:
+def _within(ranking: Ranking, point: Point) -> bool:
     mode, load, length = point
-    ranking = claim.comparison
     loads = ranking.batch if mode == "offline" else ranking.concurrency
     return _between(load, loads) and _between(length, ranking.output_len)
 
@@ -185,7 +185,7 @@ def _lines(
 ) -> list[list[tuple[float, float]]]:
     """Series of (what it goes over, value), one for each mode and each value of what is held; E2E over output
     length is that of a token."""
-    series: dict[tuple, list[tuple[float, float]]] = {}
+    series: dict[tuple[Mode, float], list[tuple[float, float]]] = {}
     fixed = claim.workload.concurrency if over == "output_len" else None
     for (mode, load, length), value, _ in points(claim, setup, metric, corpus):
         if fixed and load != fixed:

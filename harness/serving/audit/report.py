@@ -74,14 +74,15 @@ def _lines(finding: Finding, quotes: dict[str, str]) -> Iterator[str]:
 
 def _counts(results: Results, notes: bool) -> str:
     rows = [
-        [audited.name, len(audited.runs), len(audited.claims),
-         *(sum(finding.severity == severity for finding in findings) for severity in SEVERITIES)]
+        (audited.name,
+         [len(audited.runs), len(audited.claims),
+          *(sum(finding.severity == severity for finding in findings) for severity in SEVERITIES)])
         for audited, findings in results
     ]  # fmt: skip
     if len(rows) > 1:
-        rows.append(["all", *(sum(column) for column in list(zip(*rows, strict=True))[1:])])
-    table = tabulate(rows, ["", "runs", "claims", *SEVERITIES])
-    hidden = sum(row[-1] for row in rows[-1:])
+        rows.append(("all", [sum(column) for column in zip(*(counts for _, counts in rows), strict=True)]))
+    table = tabulate([[name, *counts] for name, counts in rows], ["", "runs", "claims", *SEVERITIES])
+    hidden = rows[-1][1][-1] if rows else 0
     return table + (f"\nnotes are not shown: --notes, or --json ({hidden})" if hidden and not notes else "")
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import TypeGuard
 
-from harness.serving.audit.corpus import Corpus, same_engine, same_hardware, step_of
+from harness.serving.audit.corpus import Corpus, claimed_metric, same_engine, same_hardware, step_of
 from harness.serving.compare.quantity import Quantity, quantity_of_claim, quantity_of_run
 from harness.serving.published.documents import Claim, Configuration
 from harness.serving.schema import Metric, ServingRun
@@ -16,7 +17,7 @@ RESULT = re.compile(rf"{RATIO.pattern}|throughput|latency|ttft|tpot|itl|e2e|shar
 """Names of metrics that are a result, not a setting."""
 
 
-def is_throughput(metric: Metric | None) -> bool:
+def is_throughput(metric: Metric | None) -> TypeGuard[Metric]:
     return metric is not None and metric.unit == "tok/s"
 
 
@@ -54,7 +55,7 @@ def by_kind(run: ServingRun) -> dict[str, float]:
     """Its tokens per second by kind; total and output follow from each other and the input's, or from what
     was counted, where the client gives one alone."""
     rates = [m for m in run.metrics if m.name == "throughput" and m.unit == "tok/s"]
-    kinds = {m.tokens: m.value for m in reversed(rates) if m.scope == rates[0].scope}
+    kinds: dict[str, float] = {m.tokens: m.value for m in reversed(rates) if m.scope == rates[0].scope}
     counted = run.totals
     if counted.duration_s:
         for kind, tokens in (("output", counted.output_tokens), ("input", counted.input_tokens)):
@@ -77,7 +78,7 @@ def share_of(scope: str, run: ServingRun) -> tuple[float, str] | None:
 
 def sourced(claim: Claim, corpus: Corpus, about: Configuration | None) -> Quantity:
     """A claim's number with what its row says it is, or its source, where the claim leaves that open."""
-    metric = claim.metric
+    metric = claimed_metric(claim)
     if claim.meant and "unknown" in (metric.scope, metric.tokens):
         opened = [key for key in ("scope", "tokens") if getattr(metric, key) == "unknown"]
         metric = metric.model_copy(update={key: getattr(claim.meant, key) for key in opened})

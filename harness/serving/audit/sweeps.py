@@ -104,22 +104,25 @@ def _requests(run: ServingRun) -> float | None:
 def short_run(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """A few seconds are ramp-up and tail; a pause of half a second is some percent of the number."""
     short = [
-        run
+        (run.id, out.value, duration)
         for run in audited.runs
-        if run.mode != "offline" and (took := run.totals.duration_s) and took < SHORT_S and throughput(run)
+        if run.mode != "offline"
+        and (duration := run.totals.duration_s)
+        and duration < SHORT_S
+        and (out := throughput(run))
     ]
     if short:
-        best = max(short, key=lambda run: throughput(run).value)
-        took = [run.totals.duration_s for run in short]
+        _, rate, fastest_s = max(short, key=lambda entry: entry[1])
+        durations = [duration for _, _, duration in short]
         yield new_finding(
             "short_run",
             "suspect",
             f"{len(short)} of {len(audited.runs)} runs took under {SHORT_S:g} s "
-            f"({min(took):g} to {max(took):g}); the fastest of them, {throughput(best).value:,.6g} tok/s, "
-            f"{best.totals.duration_s:g} s",
-            [run.id for run in short],
-            shortest_s=min(took),
-            fastest_s=best.totals.duration_s,
+            f"({min(durations):g} to {max(durations):g}); the fastest of them, {rate:,.6g} tok/s, "
+            f"{fastest_s:g} s",
+            [name for name, _, _ in short],
+            shortest_s=min(durations),
+            fastest_s=fastest_s,
         )
 
 

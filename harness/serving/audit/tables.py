@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.serving.audit.corpus import Audited, Corpus, new_finding
+from harness.serving.audit.corpus import Audited, Corpus, claimed_metric, new_finding
 from harness.serving.audit.rows import is_throughput, sourced
 from harness.serving.compare.alike import UNKNOWN, compare, conditions
 from harness.serving.compare.quantity import Quantity, quantity_of_claim, quantity_of_run
@@ -67,10 +67,11 @@ def _severity(aspect: str, groups: dict[str, list[Claim]], audited: Audited) -> 
 
 def _is_known(claim: Claim, aspect: str, audited: Audited) -> bool:
     """Whether a claim itself says what it is, so that its reader is warned."""
-    known = conditions(quantity_of_claim(claim, claim.metric, audited.configuration(claim.configuration)))
+    metric = claimed_metric(claim)
+    known = conditions(quantity_of_claim(claim, metric, audited.configuration(claim.configuration)))
     aspects_ = {
-        "scope": claim.metric.scope,
-        "tokens": claim.metric.tokens,
+        "scope": metric.scope,
+        "tokens": metric.tokens,
         "mode": claim.mode,
         "load": known["load"],
         "lengths": known["output length"],
@@ -80,7 +81,9 @@ def _is_known(claim: Claim, aspect: str, audited: Audited) -> bool:
 
 
 def _values(claims: list[Claim]) -> str:
-    return ", ".join(f"{c.metric.value:,.6g}" + (f"-{c.upper:,.6g}" if c.upper else "") for c in claims)
+    return ", ".join(
+        f"{claimed_metric(c).value:,.6g}" + (f"-{c.upper:,.6g}" if c.upper else "") for c in claims
+    )
 
 
 def circumstances(claim: Claim, audited: Audited, corpus: Corpus) -> dict[str, str]:
@@ -173,12 +176,13 @@ def unlike_runs(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
 
 def cited_from_another_mode(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
     """What a batch given at once reached says little of requests as they come, and the other way round."""
-    own_modes = {entry.mode for entry in (*audited.configurations, *audited.runs) if entry.mode != "unknown"}
+    own_modes = {run.mode for run in audited.runs} | {each.mode for each in audited.configurations}
+    own_modes -= {"unknown"}
     for claim in audited.claims:
         if claim.kind != "cited" or len(own_modes) != 1:
             continue
-        rests_on = (*corpus.runs_of(claim), *corpus.claims_of(claim))
-        modes = {entry.mode for entry in rests_on if entry.mode != "unknown"}
+        modes = {run.mode for run in corpus.runs_of(claim)} | {each.mode for each in corpus.claims_of(claim)}
+        modes -= {"unknown"}
         if modes and not modes & own_modes:
             yield new_finding(
                 "cited_from_another_mode",

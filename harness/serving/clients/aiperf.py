@@ -56,7 +56,7 @@ APART = 0.02  # between the client's and the server's count of tokens; further a
 
 
 def recognises(document: Document) -> bool:
-    rows = document.kind == "json" and document.rows()
+    rows = document.rows() if document.kind == "json" else []
     return bool(rows) and all(isinstance(row, Mapping) and len(_metrics_of(row)) >= 2 for row in rows)
 
 

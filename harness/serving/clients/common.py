@@ -70,7 +70,7 @@ def single(
     return of_object(fields, {key: statistic}, name, unit, scope=scope, tokens=tokens)
 
 
-def throughputs(row: Fields, keys: Mapping[str, str]) -> list[Metric]:
+def throughputs(row: Fields, keys: Mapping[str, Tokens]) -> list[Metric]:
     """Those of the row, in tokens per second of the whole engine. keys: to the kind of tokens."""
     pairs = keys.items()
     return [metric for key, kind in pairs for metric in single(row, key, "throughput", "tok/s", tokens=kind)]
@@ -85,11 +85,14 @@ def goodput(row: Fields) -> list[Metric]:
 def peaks(row: Fields) -> list[Metric]:
     """Of single seconds: pieces of streams that came in one, and requests that touched one, which are more
     than were ever in flight at once."""
-    most = {"statistic": "max"}
     return [
-        *single(row, "max_output_tokens_per_s", "max_output_tokens_per_s", "tok/s", tokens="output", **most),
-        *single(row, "max_concurrent_requests", "max_concurrent_requests", "1", **most),
+        *_largest(row, "max_output_tokens_per_s", "tok/s", "output"),
+        *_largest(row, "max_concurrent_requests", "1", "none"),
     ]
+
+
+def _largest(row: Fields, key: str, unit: str, tokens: Tokens) -> list[Metric]:
+    return single(row, key, key, unit, tokens=tokens, statistic="max")
 
 
 def requests(row: Fields, e2es: str = "latencies") -> tuple[RequestSamples, int | None]:

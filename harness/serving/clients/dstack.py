@@ -13,7 +13,7 @@ from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, UnreadableError
 from harness.serving.integrity.common import MARGIN
 from harness.serving.integrity.latencies import quantile_limits
-from harness.serving.schema import Finding, Metric, OfferedLoad, ServingRun, Totals
+from harness.serving.schema import Finding, Metric, Mode, OfferedLoad, Scope, ServingRun, Tokens, Totals
 
 NAME = "dstack"
 MODEL = "deepseek-ai/DeepSeek-R1"
@@ -64,6 +64,7 @@ def _table(document: Document) -> tuple[str, ...] | None:
 
 def runs(document: Document) -> list[ServingRun]:
     table = _table(document)
+    assert table is not None, "recognised"
     lacking = [name for name in table if name not in document.header]
     if lacking:
         raise UnreadableError(f"cannot read {document.path} as {NAME}: it has no column {', '.join(lacking)}")
@@ -131,9 +132,9 @@ def _offline(row: Fields) -> ServingRun:
         value = totals.output_tokens / totals.duration_s
         derived = "total_output_tokens / elapsed_time"
         metrics.append(_metric("throughput", value, "tok/s", tokens="output", derived=derived))
-    total, parts = row.count("total_num_tokens"), (totals.input_tokens, totals.output_tokens)
-    if total is not None and None not in parts and total != sum(parts):
-        message = f"total_num_tokens is {total}, but input {parts[0]} and output {parts[1]} make {sum(parts)}"
+    total, into, out = row.count("total_num_tokens"), totals.input_tokens, totals.output_tokens
+    if total is not None and into is not None and out is not None and total != into + out:
+        message = f"total_num_tokens is {total}, but input {into} and output {out} make {into + out}"
         row.findings.append(Finding(rule="total_tokens", severity="wrong", message=message))
     run = _base(row, "offline").model_copy(
         update={
@@ -150,7 +151,7 @@ def _offline(row: Fields) -> ServingRun:
     return _finished(run, row, [])
 
 
-def _base(row: Fields, mode: str) -> ServingRun:
+def _base(row: Fields, mode: Mode) -> ServingRun:
     gpu, backend = row.text("GPU"), row.text("backend")
     hardware, engine = HARDWARE.get(gpu.lower(), gpu), ENGINES.get(backend, backend)
     return ServingRun(
@@ -195,7 +196,9 @@ def _unshifted(run: ServingRun) -> ServingRun:
     limit, stated = run.workload.concurrency, run.value("concurrency")
     rate, e2e = run.value("request_throughput"), run.value("e2e", "mean")
     mean, std, last = (run.value("itl", statistic) for statistic in ("mean", "std", "p99"))
-    if None in (limit, stated, rate, e2e, mean, std, last):
+    if limit is None or stated is None or rate is None or e2e is None:
+        return run
+    if mean is None or std is None or last is None:
         return run
     follows = rate * e2e / 1e3
     fits_a_p99 = last <= stated <= quantile_limits(mean, std, 0.99)[1]
@@ -230,7 +233,7 @@ def _unshifted(run: ServingRun) -> ServingRun:
     )
 
 
-def _throughputs(row: Fields, kinds: tuple[str, ...]) -> Iterator[Metric]:
+def _throughputs(row: Fields, kinds: tuple[Tokens, ...]) -> Iterator[Metric]:
     if (value := row.number("request_throughput")) is not None:
         yield _metric("request_throughput", value, "req/s")
     for kind in kinds:
@@ -245,5 +248,16 @@ def _latencies(row: Fields) -> Iterator[Metric]:
                 yield _metric(name, value, "ms", scope="request", statistic=statistic)
 
 
-def _metric(name: str, value: float, unit: str, scope: str = "node", **more: str) -> Metric:
-    return Metric(name=name, value=value, unit=unit, scope=scope, **more)
+def _metric(
+    name: str,
+    value: float,
+    unit: str,
+    *,
+    scope: Scope = "node",
+    tokens: Tokens = "none",
+    statistic: str = "total",
+    derived: str = "",
+) -> Metric:
+    return Metric(
+        name=name, value=value, unit=unit, scope=scope, tokens=tokens, statistic=statistic, derived=derived
+    )

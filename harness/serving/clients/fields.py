@@ -64,9 +64,11 @@ class Fields:
         if value is not None and math.isinf(value) and value > 0 and infinite is not None:
             return infinite
         if value is None or not _sensible(value):
-            return self._unreadable(key, raw, "a number")
+            self._unreadable(key, raw, "a number")
+            return None
         if least is not None and value < least:
-            return self._unreadable(key, raw, f"a number of at least {least:g}")
+            self._unreadable(key, raw, f"a number of at least {least:g}")
+            return None
         return value * scale
 
     def count(self, key: str) -> int | None:
@@ -75,7 +77,8 @@ class Fields:
         if value is None:
             return None
         if value != int(value):
-            return self._unreadable(key, self.values[key], "a whole number")
+            self._unreadable(key, self.values[key], "a whole number")
+            return None
         return int(value)
 
     def counts(self, key: str) -> tuple[int, ...]:
@@ -115,14 +118,13 @@ class Fields:
         if raw is None:
             return ()
         lists = (
-            [self._several(values, scale, least, False) for values in raw]
-            if isinstance(raw, list)
-            else [None]
+            [self._several(values, scale, least, False) for values in raw] if isinstance(raw, list) else []
         )
-        if any(values is None for values in lists):
+        readable = tuple(values for values in lists if values is not None)
+        if not isinstance(raw, list) or len(readable) < len(lists):
             self._unreadable(key, raw, "a list of lists of numbers")
             return ()
-        return tuple(lists)
+        return readable
 
     def take(self, key: str) -> Any:
         self.taken.add(key)
@@ -139,13 +141,17 @@ class Fields:
         self.findings.append(Finding(rule="unreadable", severity="wrong", message=message))
 
     def _several(self, raw: Any, scale: float, least: float | None, whole: bool) -> tuple[float, ...] | None:
-        numbers = [self._number(number) for number in raw] if isinstance(raw, list) else [None]
-        for number in numbers:
+        if not isinstance(raw, list):
+            return None
+        numbers = []
+        for entry in raw:
+            number = self._number(entry)
             if number is None or not _sensible(number):
                 return None
             if (least is not None and number < least) or (whole and number != int(number)):
                 return None
-        return tuple(number * scale for number in numbers)
+            numbers.append(number * scale)
+        return tuple(numbers)
 
     def _number(self, raw: Any) -> float | None:
         if isinstance(raw, str) and self.as_text:

@@ -126,9 +126,10 @@ def _sum(numbers: Fields, key: str) -> int | None:
 def _derived(totals: Totals) -> list[Metric]:
     if not totals.duration_s:
         return []
-    tokens = {"output": totals.output_tokens, "input": totals.input_tokens}
-    if None not in tokens.values():
-        tokens["total"] = sum(tokens.values())
+    into, out = totals.input_tokens, totals.output_tokens
+    tokens: dict[Tokens, int | None] = {"output": out, "input": into}
+    if into is not None and out is not None:
+        tokens["total"] = into + out
     metrics = [
         Metric(name="throughput", value=number / totals.duration_s, unit="tok/s", scope="instance",
                tokens=kind, derived=f"{kind} tokens of successful requests / duration")

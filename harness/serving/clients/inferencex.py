@@ -23,18 +23,22 @@ from typing import Any
 from harness.serving.clients.common import of_keys
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, objects
-from harness.serving.schema import Finding, Metric, OfferedLoad, Parallelism, Scope, ServingRun
+from harness.serving.schema import Finding, Metric, OfferedLoad, Parallelism, Scope, ServingRun, Tokens
 
 NAME = "inferencex"
 NUMBERS = {"tput_per_gpu", "output_tput_per_gpu", "input_tput_per_gpu"}
 SETTINGS = {"framework", "precision", "isl", "osl", "conc"}
 LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}
-KINDS = {"tput_per_gpu": "total", "output_tput_per_gpu": "output", "input_tput_per_gpu": "input"}
+KINDS: dict[str, Tokens] = {
+    "tput_per_gpu": "total",
+    "output_tput_per_gpu": "output",
+    "input_tput_per_gpu": "input",
+}
 TOLERANCE = 1e-3  # rows of the API are rounded to two decimals
 
 
 def recognises(document: Document) -> bool:
-    rows = document.kind in ("json", "jsonl") and document.rows()
+    rows = document.rows() if document.kind in ("json", "jsonl") else []
     return bool(rows) and all(_is_one(row) for row in rows)
 
 
@@ -90,7 +94,8 @@ def _flag(row: Fields, key: str) -> bool | None:
         return raw
     if isinstance(raw, str) and raw.lower() in ("true", "false"):
         return raw.lower() == "true"
-    return row.leave_out(key, f"is {str(raw)[:40]!r}, not true or false")
+    row.leave_out(key, f"is {str(raw)[:40]!r}, not true or false")
+    return None
 
 
 def _gpus(row: Fields, apart: bool, prefill: int | None, decode: int | None) -> tuple[int | None, str]:
@@ -98,8 +103,9 @@ def _gpus(row: Fields, apart: bool, prefill: int | None, decode: int | None) -> 
     if stated:
         return stated, ""
     if apart:
-        known = prefill is not None and decode is not None and prefill + decode
-        return (prefill + decode, "") if known else (None, "")
+        if prefill is None or decode is None:
+            return None, ""
+        return prefill + decode or None, ""
     if prefill and prefill == decode:
         return (
             prefill,
@@ -163,7 +169,7 @@ def _denominators(
 ) -> tuple[tuple[Scope, Scope], str]:
     """Scopes of input and output throughput, from what adds up to the total."""
     total, out, into = (values[key] for key in KINDS)
-    if None in (total, out, into, prefill, decode):
+    if total is None or out is None or into is None or prefill is None or decode is None:
         return ("unknown", "unknown"), "over which GPUs input and output throughput are is not to be told"
     if prefill and decode and _near(into * prefill + out * decode, total * (prefill + decode)):
         return ("prefill_gpu", "decode_gpu"), (

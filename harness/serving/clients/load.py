@@ -35,7 +35,7 @@ def _parts(document: Document) -> list[tuple[Document, ModuleType]]:
             stray = next((line.content[0][0] for line, known in owned if known is None), None)
             if stray is not None:
                 raise UnreadableError(f"cannot read {document.path}, line {stray}: of no known client")
-            return owned
+            return [(line, known) for line, known in owned if known]
     known = _format(document)
     if known is None and document.not_json:
         raise UnreadableError(document.not_json)

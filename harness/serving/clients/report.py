@@ -11,10 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
-from tabulate import tabulate
-
-from harness.report.text import WIDTH
-from harness.serving.schema import SCOPES, ServingRun
+from harness.report.text import WIDTH, filled_columns, table
+from harness.serving.schema import SCOPES, ServingRun, Severity
 
 LATENCIES = {
     "TTFT ms": ("ttft", "mean"), "TPOT ms": ("tpot", "mean"), "ITL ms": ("itl", "mean"),
@@ -26,10 +24,9 @@ OTHER = "else"
 HEADERS = ("run", "hardware", "engine", "in/out", "load", "mode", *NUMERIC, OTHER, "found")
 STATISTICS = {"total": "", "unknown": "?"}
 BOUNDS = {"max": "up to", "min": "down to"}
-TITLES = {"wrong": "wrong", "suspect": "suspect", "note": "to be known"}
+TITLES: dict[Severity, str] = {"wrong": "wrong", "suspect": "suspect", "note": "to be known"}
 ASSUMED = "taken for granted, or repaired"
 DERIVED = " *"
-UNBROKEN = {"break_long_words": False, "break_on_hyphens": False}
 NAMED = 3  # runs that a line names before it counts the rest
 ABOUT = ("client", "label", "model", "hardware", "gpus", "nodes", "engine", "version", "mode")
 REQUESTED = ("input_len", "output_len", "request_rate")
@@ -69,7 +66,7 @@ def _blocks(runs: Sequence[ServingRun], files: int, unread: int) -> Iterator[str
         ]
         yield from _section(title, texts, len(runs))
     yield from _section(ASSUMED, [(run, note) for run in runs for note in run.notes], len(runs))
-    severities = Counter(finding.severity for run in runs for finding in run.findings)
+    severities: Counter[Severity] = Counter(finding.severity for run in runs for finding in run.findings)
     touched = sum(any(finding.severity != "note" for finding in run.findings) for run in runs)
     counts = _counts(severities)
     conclusion = f"{_count(len(runs), 'run')} in {_count(files - unread, 'file')}"
@@ -81,17 +78,13 @@ def _blocks(runs: Sequence[ServingRun], files: int, unread: int) -> Iterator[str
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
     """Without the columns that no row fills."""
-    used = [i for i in range(len(HEADERS)) if any(row[i] for row in rows)]
-    return tabulate(
-        [[row[i] for i in used] for row in rows],
-        [HEADERS[i] for i in used],
-        disable_numparse=True,
-        colalign=["right" if HEADERS[i] in NUMERIC else "left" for i in used],
-    )
+    return table(*filled_columns(rows, HEADERS), right=NUMERIC)
 
 
 def _row(run: ServingRun) -> list[str]:
-    severities = Counter(finding.severity for finding in run.findings if finding.severity != "note")
+    severities: Counter[Severity] = Counter(
+        finding.severity for finding in run.findings if finding.severity != "note"
+    )
     numbers = [_output(run), *(_latency(run, *which) for which in LATENCIES.values())]
     cells = [
         run.id,
@@ -167,10 +160,17 @@ def _line(text: str, ids: Sequence[str], runs: int) -> str:
     subjects = "all" if len(ids) == runs > 1 else ", ".join(ids[:NAMED])
     subjects += f" and {len(ids) - NAMED} more" if len(ids) > NAMED and subjects != "all" else ""
     whole = f"{subjects}: {' '.join(text.split())}"
-    return textwrap.fill(whole, WIDTH, initial_indent="  ", subsequent_indent="    ", **UNBROKEN)
+    return textwrap.fill(
+        whole,
+        WIDTH,
+        initial_indent="  ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
-def _counts(severities: Counter[str]) -> str:
+def _counts(severities: Counter[Severity]) -> str:
     plurals = {"note": "notes"}
     return ", ".join(
         f"{count} {plurals.get(severity, severity) if count > 1 else severity}"

@@ -44,12 +44,17 @@ class QuantityComparison:
 def compare(a: Quantity, b: Quantity) -> QuantityComparison:
     """Compares a quantity with another, on the metric that each holds."""
     reasons = [*_metric_reasons(a.metric, b.metric), *_condition_reasons(a, b)]
-    sides, unmended = normalised(a, b)
+    (side_a, side_b), unmended = normalised(a, b)
     reasons += unmended
-    steps = any(side.steps for side in sides)
+    steps = side_a.steps or side_b.steps
     verdict: ComparisonVerdict = "refused" if reasons else "normalised" if steps else "alike"
     return QuantityComparison(
-        verdict, tuple(reasons), *sides, tuple(_confounders(a, b)), tuple(_uncertain(a, b))
+        verdict,
+        tuple(reasons),
+        side_a,
+        side_b,
+        tuple(_confounders(a, b)),
+        tuple(_uncertain(a, b)),
     )
 
 
@@ -191,6 +196,7 @@ def _uncertain(a: Quantity, b: Quantity) -> Iterator[str]:
         if quantity.trimmed:
             yield f"{quantity.id} counts a trimmed window, which is the steady state at its best"
     if a.workload.concurrency == b.workload.concurrency and a.all_gpus and b.all_gpus:
-        per = [f"{(f.workload.concurrency or 0) / f.all_gpus:g}" for f in (a, b)]
+        each = a.workload.concurrency or 0
+        per = [f"{each / gpus:g}" for gpus in (a.all_gpus, b.all_gpus)]
         if per[0] != per[1]:
             yield f"the same requests in flight are {per[0]} a GPU against {per[1]}"

@@ -63,7 +63,7 @@ def normalised(a: Quantity, b: Quantity) -> tuple[list[Side], list[Reason]]:
         why = (
             "a number of one GPU, of one node or of all of them is another number, and how many is not known"
         )
-        reasons.append(Reason("scope", *names, why))
+        reasons.append(Reason("scope", names[0], names[1], why))
     return sides, reasons
 
 

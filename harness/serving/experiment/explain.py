@@ -1,4 +1,4 @@
-"""What the trace of the swapped arm shows of a replay that missed."""
+"""Explanation of a replay that missed: what the trace of the swapped arm shows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from harness.serving.experiment.observations import prefill_changes
 from harness.serving.experiment.predictions import Changes
 from harness.serving.experiment.schedule import DECODE
-from harness.serving.experiment.schema import Paired, Replays, Seen
+from harness.serving.experiment.schema import ObservedArm, Paired, Replays
 from harness.serving.experiment.spec import Experiment, Swap
 from harness.serving.ledger.residuals import Residual
 from harness.serving.replay.replay import BASE
@@ -20,11 +20,11 @@ MOST = 4  # classes named
 def missed(experiment: Experiment, judged: Sequence[Residual]) -> list[Residual]:
     """Replays of what was resolved that are off by more than the threshold, or outside both intervals."""
     return [
-        one
-        for one in judged
-        if one.method == "replay"
-        and one.verdict != "not resolved"
-        and (one.verdict == "missed" or abs(one.relative or 0.0) > experiment.thresholds.miss)
+        residual
+        for residual in judged
+        if residual.method == "replay"
+        and residual.verdict != "not resolved"
+        and (residual.verdict == "missed" or abs(residual.relative or 0.0) > experiment.thresholds.miss)
     ]
 
 
@@ -36,10 +36,11 @@ def by_class(
     the ops differently (a copy, a pointwise kernel), and a kernel swapped in need not have a name of its op's
     class (torch's products): only the sum of all that can be set beside each other."""
     replayed: dict[str, float] = {}
-    for one in replays.replays if replays else ():
-        old, new = one.arms[BASE].classes, one.arms[swap.name].classes
+    every = replays.replays if replays else ()
+    for replay in every:
+        old, new = replay.arms[BASE].classes, replay.arms[swap.name].classes
         for name in {*old, *new}:
-            by = (new.get(name, 0.0) - old.get(name, 0.0)) / len(replays.replays)
+            by = (new.get(name, 0.0) - old.get(name, 0.0)) / len(every)
             replayed[_named(name, swap)] = replayed.get(_named(name, swap), 0.0) + by
     traced: dict[str, float] = {}
     scale = pace(swap, base, seen)
@@ -69,16 +70,17 @@ def _named(op_class: str, swap: Swap) -> str:
 def explanation(
     swap: Swap,
     misses: Sequence[Residual],
+    *,
     replays: Mapping[int, Replays | None],
     changes: Changes,
     paired: Paired,
     pattern: Sequence[int],
-    base: Seen,
-    seen: Seen,
+    base: ObservedArm,
+    seen: ObservedArm,
 ) -> str:
     """One line: how far off, and where the difference sits. replays: of each kind of step."""
-    said = [f"{one.quantity} {one.residual:+.3g} ms ({one.relative:+.0%})" for one in misses]
-    parts = [f"observed less replayed: {', '.join(said)}"]
+    residuals = [f"{miss.quantity} {miss.residual:+.3g} ms ({miss.relative:+.0%})" for miss in misses]
+    parts = [f"observed less replayed: {', '.join(residuals)}"]
     parts += _by_class("decode", swap, replays.get(DECODE), base.classes, seen.classes)
     # Of prefills of different sizes the trace's median is of none of them.
     if len(set(pattern)) == 1 and pattern[0] in replays:
@@ -101,12 +103,12 @@ def _by_class(
 
 
 def _prefills(changes: Changes, paired: Paired, pattern: Sequence[int]) -> Iterator[str]:
-    found = prefill_changes(paired)
-    if len(found) != len(pattern):
+    changes_seen = prefill_changes(paired)
+    if len(changes_seen) != len(pattern):
         return
     pieces = []
     for size in dict.fromkeys(pattern):
-        seen = statistics.fmean(c for c, one in zip(found, pattern, strict=True) if one == size)
+        seen = statistics.fmean(c for c, n in zip(changes_seen, pattern, strict=True) if n == size)
         timed = changes.get(size)
         if size != DECODE and timed is not None and abs(seen - timed.ms) >= LEAST_MS:
             pieces.append(f"of {size} {timed.ms:+.0f} and {seen:+.0f} ms")

@@ -1,4 +1,4 @@
-"""The stages that run kernels without an engine: the replays, and the suite's own runs."""
+"""Replays, and the suite's own runs, for an experiment: the stages that need no engine."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from harness.errors import HarnessError
 from harness.machine.device import choose_device
 from harness.paths import ROOT
 from harness.serving.experiment.schema import Served
-from harness.serving.experiment.spec import Replay as Settings
+from harness.serving.experiment.spec import ReplaySettings
 from harness.serving.experiment.steps import Choices
 from harness.serving.replay.child import BOUNDARY
 from harness.serving.replay.schema import Replay, Timed
-from harness.serving.replay.step import Place, Step, places
+from harness.serving.replay.step import ReplayStep, StepPlace, places
 from harness.workers.environment import ALLOCATOR
 from shapes.routing import Routing
 
@@ -30,13 +30,15 @@ FORMAT = ("fp8", "scales")
 PATTERNS = ("balanced", "uniform", *(f"zipf:{tenths / 10:g}" for tenths in range(1, 21)))
 
 
-class Bench(Protocol):
+class KernelBench(Protocol):
     """What an experiment asks of this machine's kernels."""
 
-    def replay(self, step: Step, name: str, base: Choices, chosen: Choices) -> Replay:
+    def replay(self, step: ReplayStep, name: str, base: Choices, chosen: Choices) -> Replay:
         """The step by both choices; the second arm is called `name`."""
 
-    def serving(self, step: Step, base: Choices, chosen: Choices, budget_s: float, folder: Path) -> Served:
+    def serving(
+        self, step: ReplayStep, base: Choices, chosen: Choices, budget_s: float, folder: Path
+    ) -> Served:
         """The swapped calls, isolated, their streamed operands from memory as in serving."""
 
 
@@ -48,7 +50,7 @@ class LocalBench:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ReplaySettings,
         keep_disturbed: bool,
         say: Callable[[str], None],
         environment: Mapping[str, str] = {},
@@ -58,13 +60,13 @@ class LocalBench:
         # anew at each call is a good part of a prefill (results/README.md, serving/allocator).
         self.environment = {name: os.environ.get(name) for name in ALLOCATOR} | dict(environment)
 
-    def replay(self, step: Step, name: str, base: Choices, chosen: Choices) -> Replay:
+    def replay(self, step: ReplayStep, name: str, base: Choices, chosen: Choices) -> Replay:
         from harness.run.device import own_device
-        from harness.serving.replay.replay import BASE, DECOMPOSED, Plan, replay
+        from harness.serving.replay.replay import BASE, DECOMPOSED, ReplayPlan, replay
 
         settings, prefill = self.settings, step.phase == "prefill"
         platform = choose_device(settings.device or None)
-        plan = Plan(
+        plan = ReplayPlan(
             step,
             {BASE: base, name: chosen},
             settings.launch or ("eager" if platform.kind == "cpu" else "graph"),
@@ -79,12 +81,14 @@ class LocalBench:
         with own_device(platform) as own:
             return replay(plan, platform, own.monitor, self.say)
 
-    def serving(self, step: Step, base: Choices, chosen: Choices, budget_s: float, folder: Path) -> Served:
+    def serving(
+        self, step: ReplayStep, base: Choices, chosen: Choices, budget_s: float, folder: Path
+    ) -> Served:
         cases = _cases(step, base, chosen)
         times: dict[tuple[str, str, str], Timed] = {}
         files, missing = [], []
-        for op in dict.fromkeys(one for one, _, _, _ in cases):
-            own = [(case, {a, b}) for one, case, a, b in cases if one == op]
+        for op in dict.fromkeys(called for called, _, _, _ in cases):
+            own = [(case, {a, b}) for called, case, a, b in cases if called == op]
             out = folder / f"{op}.json"
             self._run(op, {name for _, names in own for name in names}, {c for c, _ in own}, budget_s, out)
             files.append(out.name)
@@ -129,18 +133,18 @@ class LocalBench:
             raise HarnessError(f"harness run of {op} gave no result: {last}")
 
 
-def _cases(step: Step, base: Choices, chosen: Choices) -> list[tuple[str, str, str, str]]:
+def _cases(step: ReplayStep, base: Choices, chosen: Choices) -> list[tuple[str, str, str, str]]:
     """(op, case, the base's implementation, the swap's) of each swapped call."""
-    found = []
+    cases = []
     for place in places(step):
         if place.op:
             old, new = (which.get(f"{place.op}:{place.name}") or which[place.op] for which in (base, chosen))
             if old != new:
-                found.append((place.op, _case(step, place), old, new))
-    return found
+                cases.append((place.op, _case(step, place), old, new))
+    return cases
 
 
-def _case(step: Step, place: Place) -> str:
+def _case(step: ReplayStep, place: StepPlace) -> str:
     sizes = dict(step.sizes(place))
     if place.op == "fused_moe" and step.picks:
         sizes["routing"] = like(step, sizes)
@@ -156,7 +160,7 @@ def _sizes(case: str) -> dict[str, str]:
     return dict(part.split("=", 1) for part in case.split() if "=" in part)
 
 
-def like(step: Step, sizes: Mapping[str, Any]) -> str:
+def like(step: ReplayStep, sizes: Mapping[str, Any]) -> str:
     """The routing pattern of the suite that hits as many experts as the recorded picks do, nearest."""
     hit = sum(len({expert for token in layer for expert in token}) for layer in step.picks) / len(step.picks)
     fixed = {key: sizes[key] for key in ("tokens", "experts", "topk")}
@@ -171,12 +175,17 @@ def _sum(
     """Of all calls, new less old; a case's intervals are one, however often it is called."""
     value, squares = 0.0, 0.0
     for (op, case, old, new), calls in Counter(cases).items():
-        pair = [times.get((op, case, name)) for name in (new, old)]
-        if None in pair:
+        after, before = (times.get((op, case, name)) for name in (new, old))
+        if after is None or before is None:
             if not missing:
                 missing.append(f"{op}, {case}: not timed")
             return None
-        value += calls * (pair[0].ms - pair[1].ms)
-        squares += sum((calls * (one.high - one.low) / 2) ** 2 for one in pair)
+        value += calls * (after.ms - before.ms)
+        squares += sum((calls * _width(timed) / 2) ** 2 for timed in (after, before))
     half = math.sqrt(squares)
     return Timed(ms=value, low=value - half, high=value + half)
+
+
+def _width(timed: Timed) -> float:
+    assert timed.low is not None and timed.high is not None, "kept only with its interval"
+    return timed.high - timed.low

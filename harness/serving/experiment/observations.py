@@ -1,11 +1,11 @@
-"""What pairs of live runs show, as the ledger keeps it."""
+"""Observations for the ledger: what pairs of live runs show."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
 
-from harness.serving.experiment.schema import Paired, Run
+from harness.serving.experiment.schema import LiveRun, Paired
 from harness.serving.experiment.spec import Experiment
 from harness.serving.ledger.ledger import Observation
 from harness.serving.replay.schema import CONFIDENCE
@@ -45,7 +45,7 @@ def prefill_changes(paired: Paired) -> list[float]:
     """Of each prefill step of the pattern, in order, the mean change in ms."""
     groups = min((len(run.prefills) for pair in paired.pairs for run in pair), default=0)
 
-    def of(run: Run, group: int) -> float:
+    def of(run: LiveRun, group: int) -> float:
         return run.prefills[group]
 
     return [statistics.fmean(of(b, group) - of(a, group) for a, b in paired.pairs) for group in range(groups)]

@@ -1,4 +1,4 @@
-"""From what was replayed and benched to what the ledger is told: a change of each quantity, by method."""
+"""Predictions for the ledger: a change of each quantity, by method, from replays and benchmarks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from harness.errors import HarnessError
 from harness.serving.experiment.schedule import DECODE, Schedule
-from harness.serving.experiment.schema import Replays, Run, Served
-from harness.serving.experiment.spec import Swap
+from harness.serving.experiment.schema import LiveRun, Replays, Served
+from harness.serving.experiment.spec import Method, Quantity, Swap
 from harness.serving.ledger.prediction import Part, Prediction
 from harness.serving.replay.replay import BASE, TWIN
 from harness.serving.replay.schema import CONFIDENCE, Timed
@@ -30,15 +30,15 @@ HOW = {
 }
 
 
-def replayed(found: Replays, name: str) -> Timed | None:
+def replayed(replays: Replays, name: str) -> Timed | None:
     """The swap's change, with Student's interval over the blocks of all replays; None where it could not run.
 
     A block counts by the mean of its rounds, because what a client reports are means over steps: what a
     shared machine adds in bursts is in those, and a robust centre would leave it out of this.
     """
     blocks = defaultdict(list)
-    for number, one in enumerate(found.replays):
-        for sample in one.samples:
+    for number, replay in enumerate(replays.replays):
+        for sample in replay.samples:
             if BASE in sample and name in sample:
                 base = statistics.fmean(sample[arm] for arm in (BASE, TWIN) if arm in sample)
                 blocks[number, sample["block"]].append(1e3 * (sample[name] - base))
@@ -50,9 +50,9 @@ def replayed(found: Replays, name: str) -> Timed | None:
     return Timed(ms=mean, low=mean - half if known else None, high=mean + half if known else None)
 
 
-def isolated(found: Replays, name: str, mode: str) -> Timed | None:
+def isolated(replays: Replays, name: str, mode: str) -> Timed | None:
     """mode: `cold` or `warm`; the mean over the replays."""
-    values = [getattr(one.arms[name], mode) for one in found.replays]
+    values = [getattr(replay.arms[name], mode) for replay in replays.replays]
     return Timed(ms=statistics.fmean(values)) if values and None not in values else None
 
 
@@ -68,7 +68,13 @@ def change(method: str, replays: Replays | None, served: Served | None, name: st
 
 
 def prediction(
-    method: str, quantity: str, changes: Changes, weights: Schedule, before: Sequence[Run], swap: Swap
+    method: Method,
+    quantity: Quantity,
+    swap: Swap,
+    changes: Changes,
+    *,
+    weights: Schedule,
+    before: Sequence[LiveRun],
 ) -> Prediction | None:
     """The quantity's change: the steps' changes with the schedule's weights. None where one is not known."""
     parts, squares, known = [], 0.0, True
@@ -94,9 +100,9 @@ def prediction(
     seen = [value for run in before if (value := getattr(run, quantity)) is not None]
     mean = statistics.fmean(seen) if seen else None
     return Prediction(
-        quantity=quantity,  # type: ignore[arg-type]
+        quantity=quantity,
         unit="ms",
-        method=method,  # type: ignore[arg-type]
+        method=method,
         change=total,
         low=total - half if known else None,
         high=total + half if known else None,

@@ -1,4 +1,4 @@
-"""The routing log of an engine, as picks that a step is replayed with."""
+"""Routing log of an engine, as picks that a step is replayed with."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ def decode_picks(log: Path, batch: int, wanted: int) -> list[Picks]:
     UsageError where the log has none."""
     data = _read(log)
     ends = data["tokens"].cumsum()
-    found: dict[int, dict[int, Any]] = defaultdict(dict)
+    decodes: dict[int, dict[int, Any]] = defaultdict(dict)
     for step, layer, end, tokens in zip(data["step"], data["layer"], ends, data["tokens"], strict=True):
         if tokens == batch:
-            found[int(step)][int(layer)] = data["ids"][end - tokens : end]
+            decodes[int(step)][int(layer)] = data["ids"][end - tokens : end]
     layers = 1 + int(data["layer"].max(initial=-1))
-    whole = [by_layer for _, by_layer in sorted(found.items()) if len(by_layer) == layers]
+    whole = [by_layer for _, by_layer in sorted(decodes.items()) if len(by_layer) == layers]
     whole.sort(key=lambda by_layer: sum(len(set(ids.flat)) for ids in by_layer.values()))
     if not whole:
         raise UsageError(f"{log}: no decode step of {batch} tokens was logged")
     wanted = min(wanted, len(whole))
-    chosen = [whole[(2 * i + 1) * len(whole) // (2 * wanted)] for i in range(wanted)]
+    spread = [whole[(2 * i + 1) * len(whole) // (2 * wanted)] for i in range(wanted)]
     return [
-        tuple(tuple(tuple(map(int, row)) for row in one[layer]) for layer in range(layers)) for one in chosen
+        tuple(tuple(tuple(map(int, row)) for row in by_layer[layer]) for layer in range(layers))
+        for by_layer in spread
     ]
 
 

@@ -1,9 +1,10 @@
-"""An experiment from its first look at the engine to the last line of its ledger, resumable at any moment."""
+"""Conduct of an experiment: from its first look at the engine to the last line of its ledger, resumable."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,11 +12,11 @@ from pathlib import Path
 from harness.errors import HarnessError
 from harness.serving.experiment.engine import Live
 from harness.serving.experiment.explain import explanation, missed
-from harness.serving.experiment.kernels import Bench
+from harness.serving.experiment.kernels import KernelBench
 from harness.serving.experiment.observations import observations
 from harness.serving.experiment.predictions import Changes, change, prediction, require_earlier
 from harness.serving.experiment.schedule import DECODE
-from harness.serving.experiment.schema import Paired, Replays, Seen, Served
+from harness.serving.experiment.schema import ObservedArm, Paired, Replays, Served
 from harness.serving.experiment.spec import Experiment, Swap
 from harness.serving.experiment.stages import Stages
 from harness.serving.experiment.steps import (
@@ -42,7 +43,8 @@ from harness.serving.ledger.ledger import (
 )
 from harness.serving.ledger.prediction import KernelChange
 from harness.serving.ledger.residuals import residuals
-from harness.serving.replay.step import Step
+from harness.serving.replay.schema import Timed
+from harness.serving.replay.step import ReplayStep
 from harness.serving.schema import OfferedLoad
 from shapes.models import ModelConfig
 
@@ -67,7 +69,7 @@ class Conduct:
     rank: ModelConfig
     folder: Path
     stages: Stages
-    bench: Bench
+    bench: KernelBench
     live: Callable[[], AbstractContextManager[Live]]
     hardware: str = ""
     say: Say = lambda line: None
@@ -75,17 +77,17 @@ class Conduct:
     def run(self, only: Sequence[str] = ()) -> None:
         """All that is not done yet, of the swaps named or of all. Raises HarnessError. A swap's runs follow
         its prediction at once: a machine's speed drifts, and both should have met the same."""
-        chosen = [self.experiment.swap(name) for name in only] or list(self.experiment.swaps)
-        with self._opened() as live:
+        swaps = [self.experiment.swap(name) for name in only] or list(self.experiment.swaps)
+        with LiveWhenAsked(self.live) as live:
             base = self.look(live)
-            for swap in chosen:
+            for swap in swaps:
                 live.rest()
                 self.predict(swap, base)
                 self.observe(swap, base, live)
 
-    def look(self, live: Live) -> Seen:
+    def look(self, live: Live) -> ObservedArm:
         """The base: trace, routing log, lengths, prefill pattern."""
-        base = self.stages.once("base", Seen, live.look)
+        base = self.stages.once("base", ObservedArm, live.look)
         if missing := [name for name in self.experiment.engine.kernels if name not in base.kernels]:
             raise HarnessError(
                 f"the engine's trace has no kernel {missing[0]}: replay.base stands for other kernels than "
@@ -94,7 +96,7 @@ class Conduct:
         require_pattern(self.experiment, base)
         return base
 
-    def predict(self, swap: Swap, base: Seen) -> None:
+    def predict(self, swap: Swap, base: ObservedArm) -> None:
         """Benches and replays the swap, and writes down what follows, before any of its runs."""
         row = self._row(swap)
         if row is None:
@@ -107,67 +109,69 @@ class Conduct:
             for quantity in self.experiment.predict.quantities:
                 if (method, quantity) in written:
                     continue
-                found = prediction(
+                predicted = prediction(
                     method,
                     quantity,
-                    by_method[method],
-                    schedule_of(self.experiment, base),
-                    typical(self.experiment, base),
                     swap,
+                    by_method[method],
+                    weights=schedule_of(self.experiment, base),
+                    before=typical(self.experiment, base),
                 )
-                if found is None:
+                if predicted is None:
                     self.say(f"{swap.name}: no prediction of {quantity} by {method}")
                     continue
-                append(self.folder / LEDGER, PredictionEntry(row=self.name(swap), prediction=found))
+                append(self.folder / LEDGER, PredictionEntry(row=self.name(swap), prediction=predicted))
                 if method == "replay":
-                    self.say(f"{swap.name}: {quantity} predicted to change by {found.change:+.4g} ms")
+                    self.say(f"{swap.name}: {quantity} predicted to change by {predicted.change:+.4g} ms")
 
-    def changes(self, swap: Swap, base: Seen) -> dict[str, Changes]:
+    def changes(self, swap: Swap, base: ObservedArm) -> dict[str, Changes]:
         """Of each kind of step, by method."""
-        found: dict[str, dict[int, object]] = {method: {} for method in self.experiment.predict.methods}
+        by_method: dict[str, dict[int, Timed | None]] = {
+            method: {} for method in self.experiment.predict.methods
+        }
         for kind, steps in self.steps(base).items():
             replays = self.replays(swap, kind, steps)
             served = self.served(swap, kind, steps[0]) if replays else None
-            for method, by_kind in found.items():
+            for method, by_kind in by_method.items():
                 by_kind[kind] = change(method, replays, served, swap.name)
-        return found  # type: ignore[return-value]
+        return dict(by_method)
 
-    def steps(self, base: Seen) -> dict[int, list[Step]]:
+    def steps(self, base: ObservedArm) -> dict[int, list[ReplayStep]]:
         """Kind (requests that it prefills, or DECODE) -> the steps of it that are replayed."""
         experiment, rank, folder = self.experiment, self.rank, self.folder
-        found = {DECODE: decode_steps(experiment, rank, base, folder)}
+        steps = {DECODE: decode_steps(experiment, rank, base, folder)}
         if not decode_alone(experiment):
             for size in sorted(set(pattern_of(experiment, base))):
-                found[size] = [prefill_step(experiment, rank, base, folder, size)]
-        return found
+                steps[size] = [prefill_step(experiment, rank, base, folder, size)]
+        return steps
 
-    def replays(self, swap: Swap, kind: int, steps: Sequence[Step]) -> Replays | None:
+    def replays(self, swap: Swap, kind: int, steps: Sequence[ReplayStep]) -> Replays | None:
         """None where the step makes none of the swapped calls."""
         base, chosen = choices(self.experiment, swap, steps[0])
         if not changed_places(steps[0], base, chosen):
             return None
-        found = []
+        replays = []
         for number, step in enumerate(steps):
             name = f"{swap.name}/replay-{_kind(kind)}-{number}"
 
-            def make(step: Step = step, name: str = name) -> Replays:
+            def make(step: ReplayStep = step, name: str = name) -> Replays:
                 self.say(f"replaying {name}")
-                one = self.bench.replay(step, swap.name, base, chosen)
-                if one.arms[swap.name].failed:
+                replay = self.bench.replay(step, swap.name, base, chosen)
+                if replay.arms[swap.name].failed:
                     raise HarnessError(
-                        f"{name}: the swap could not be replayed: {one.arms[swap.name].failed}"
+                        f"{name}: the swap could not be replayed: {replay.arms[swap.name].failed}"
                     )
-                if not one.samples:
+                if not replay.samples:
                     raise HarnessError(
-                        f"{name}: no round counted, {one.disturbed} were disturbed: quiet the machine, or "
+                        f"{name}: no round counted, {replay.disturbed} were disturbed: quiet the machine, or "
                         "set rules.disturbed = false"
                     )
-                return Replays(replays=(one,))
+                return Replays(replays=(replay,))
 
-            found.append(self.stages.once(name, Replays, make).replays[0])
-        return Replays(replays=tuple(found))
+            replays.append(self.stages.once(name, Replays, make).replays[0])
+        return Replays(replays=tuple(replays))
 
-    def served(self, swap: Swap, kind: int, step: Step) -> Served | None:
+    def served(self, swap: Swap, kind: int, step: ReplayStep) -> Served | None:
         wanted = self.experiment.predict
         if "serving-mode" not in wanted.methods or step.phase not in wanted.serving_phases:
             return None
@@ -175,40 +179,40 @@ class Conduct:
         name = f"{swap.name}/serving-{_kind(kind)}"
         at = self.folder / "kernels" / name
         make = partial(self.bench.serving, step, base, chosen, wanted.serving_budget_s, at)
-        found = self.stages.once(name, Served, make)
-        for reason in found.missing:
+        served = self.stages.once(name, Served, make)
+        for reason in served.missing:
             self.say(f"{name}: {reason}")
-        return found
+        return served
 
-    def observe(self, swap: Swap, base: Seen, live: Live) -> None:
+    def observe(self, swap: Swap, base: ObservedArm, live: Live) -> None:
         """The pairs of runs, after their prediction; what they show, and of a miss what the trace shows."""
         row = self._row(swap)
         assert row is not None
         pattern = pattern_of(self.experiment, base)
         if not row.observations:
-            digests = tuple(one.digest for one in row.predictions)
+            digests = tuple(line.digest for line in row.predictions)
 
             def make() -> Paired:
-                found = live.pairs(swap, pattern, digests)
-                if found.given_up:
-                    raise GivenUp(f"{swap.name}: {'; '.join(found.given_up)}; --resume tries again")
-                return found
+                paired = live.pairs(swap, pattern, digests)
+                if paired.given_up:
+                    raise GivenUp(f"{swap.name}: {'; '.join(paired.given_up)}; --resume tries again")
+                return paired
 
             try:
                 paired = self.stages.once(f"{swap.name}/pairs", Paired, make)
             except GivenUp as error:
                 self.say(str(error))
                 return
-            require_earlier([one.at for one in row.predictions], paired.begun)
+            require_earlier([line.at for line in row.predictions], paired.begun)
         else:
             paired = self.stages.once(f"{swap.name}/pairs", Paired, lambda: _gone(swap))
-        known = {one.observation.quantity for one in row.observations}
-        for found in observations(self.experiment, paired):
-            if found.quantity not in known:
-                append(self.folder / LEDGER, ObservationEntry(row=row.id, observation=found))
+        known = {line.observation.quantity for line in row.observations}
+        for observation in observations(self.experiment, paired):
+            if observation.quantity not in known:
+                append(self.folder / LEDGER, ObservationEntry(row=row.id, observation=observation))
         self.explain(swap, base, paired, live)
 
-    def explain(self, swap: Swap, base: Seen, paired: Paired, live: Live) -> None:
+    def explain(self, swap: Swap, base: ObservedArm, paired: Paired, live: Live) -> None:
         row = self._row(swap)
         assert row is not None
         misses = missed(self.experiment, residuals(row))
@@ -216,17 +220,17 @@ class Conduct:
             return
         # The base again: the machine of its first trace, hours ago, was another.
         beside = f"{swap.name}-base"
-        before = self.stages.once(f"{swap.name}/seen-base", Seen, lambda: live.trace(None, beside))
-        seen = self.stages.once(f"{swap.name}/seen", Seen, lambda: live.trace(swap, swap.name))
+        before = self.stages.once(f"{swap.name}/seen-base", ObservedArm, lambda: live.trace(None, beside))
+        seen = self.stages.once(f"{swap.name}/seen", ObservedArm, lambda: live.trace(swap, swap.name))
         text = explanation(
             swap,
             misses,
-            {kind: self.replays(swap, kind, steps) for kind, steps in self.steps(base).items()},
-            self.changes(swap, base)["replay"],
-            paired,
-            pattern_of(self.experiment, base),
-            before,
-            seen,
+            replays={kind: self.replays(swap, kind, steps) for kind, steps in self.steps(base).items()},
+            changes=self.changes(swap, base)["replay"],
+            paired=paired,
+            pattern=pattern_of(self.experiment, base),
+            base=before,
+            seen=seen,
         )
         evidence = tuple(filter(None, (before.trace, seen.trace)))
         append(self.folder / LEDGER, ExplanationEntry(row=row.id, text=text, evidence=evidence))
@@ -236,10 +240,10 @@ class Conduct:
 
     def _row(self, swap: Swap) -> LedgerRow | None:
         path = self.folder / LEDGER
-        found = rows(read(path)) if path.exists() else []
-        return next((row for row in found if row.id == self.name(swap)), None)
+        known = rows(read(path)) if path.exists() else []
+        return next((row for row in known if row.id == self.name(swap)), None)
 
-    def _opened_row(self, swap: Swap, base: Seen) -> ChangeEntry:
+    def _opened_row(self, swap: Swap, base: ObservedArm) -> ChangeEntry:
         engine, load = self.experiment.engine, self.experiment.load
         part = ", ".join(f"{key}={value}" for key, value in swap.replay.items())
         workload = OfferedLoad(
@@ -263,44 +267,32 @@ class Conduct:
         change = KernelChange(op=swap.op, part=part, source=source)
         return ChangeEntry(row=self.name(swap), changes=(change,), setting=setting)
 
-    @contextmanager
-    def _opened(self) -> Iterator[Live]:
-        """Servers that come up when they are first asked for: a finished experiment starts none."""
-        with _Lazy(self.live) as live:
-            yield live
 
-
-class _Lazy:
-    """Opens live runs at the first call, closes them at the end."""
+class LiveWhenAsked(contextlib.ExitStack):
+    """Opens live runs at the first call, closes them at the end: a finished experiment starts no server."""
 
     def __init__(self, opens: Callable[[], AbstractContextManager[Live]]) -> None:
-        self.opens, self.context, self.live = opens, None, None
+        super().__init__()
+        self.opens = opens
+        self.live: Live | None = None
 
-    def __enter__(self) -> _Lazy:
-        return self
+    def _opened(self) -> Live:
+        if self.live is None:
+            self.live = self.enter_context(self.opens())
+        return self.live
 
-    def __exit__(self, *error: object) -> None:
-        if self.context is not None:
-            self.context.__exit__(*error)  # type: ignore[attr-defined]
+    def look(self) -> ObservedArm:
+        return self._opened().look()
 
-    def _get(self) -> Live:
-        if self.context is None:
-            self.context = self.opens()
-            self.live = self.context.__enter__()
-        return self.live  # type: ignore[return-value]
-
-    def look(self) -> Seen:
-        return self._get().look()
-
-    def trace(self, swap: Swap | None, name: str) -> Seen:
-        return self._get().trace(swap, name)
+    def trace(self, swap: Swap | None, name: str) -> ObservedArm:
+        return self._opened().trace(swap, name)
 
     def rest(self) -> None:
         if self.live is not None:
-            self.live.rest()  # type: ignore[attr-defined]
+            self.live.rest()
 
     def pairs(self, swap: Swap, pattern: tuple[int, ...], predicted: tuple[str, ...]) -> Paired:
-        return self._get().pairs(swap, pattern, predicted)
+        return self._opened().pairs(swap, pattern, predicted)
 
 
 def _kind(kind: int) -> str:

@@ -1,4 +1,4 @@
-"""What a change of steps comes to in a request's times: walked through the steps of a run.
+"""Schedule of a run's steps: what a change of steps comes to in a request's times.
 
 An engine that batches continuously makes one step after the other. In a step that prefills, the requests that
 already decode get a token too. So a request's TTFT and TPOT are sums of steps, and their means over requests
@@ -48,27 +48,27 @@ def schedule(pattern: Sequence[int], prompts: int, concurrency: int, outputs: in
     requests: list[_Request] = []
     groups = list(pattern)
     while True:
-        under_way = [one for one in requests if one.tokens < outputs]
+        under_way = [request for request in requests if request.tokens < outputs]
         for _ in range(min(concurrency - len(under_way), prompts - len(requests))):
             requests.append(_Request(Counter(passed)))
-        waiting = [one for one in requests if not one.tokens]
-        decoding = [one for one in requests if 0 < one.tokens < outputs]
+        waiting = [request for request in requests if not request.tokens]
+        decoding = [request for request in requests if 0 < request.tokens < outputs]
         admitted = waiting[: groups[0]] if groups and groups[0] <= len(waiting) else []
         if not admitted and not decoding:
             break
         passed[len(admitted)] += 1
         if admitted:
             groups.pop(0)
-        for one in (*decoding, *admitted):
-            one.tokens += 1
-            one.last = Counter(passed)
-            if one.tokens == 1:
-                one.first = Counter(passed)
+        for request in (*decoding, *admitted):
+            request.tokens += 1
+            request.last = Counter(passed)
+            if request.tokens == 1:
+                request.first = Counter(passed)
     if groups:
         raise ValueError(f"{concurrency} requests at once are never prefilled {groups[0]} together")
     return Schedule(
-        _mean([_less(one.first, one.sent) for one in requests], 1),
-        _mean([_less(one.last, one.first) for one in requests], max(outputs - 1, 1)),
+        _mean([_less(request.first, request.sent) for request in requests], 1),
+        _mean([_less(request.last, request.first) for request in requests], max(outputs - 1, 1)),
     )
 
 
@@ -77,5 +77,5 @@ def _less(a: Counter[int], b: Counter[int]) -> Counter[int]:
 
 
 def _mean(counts: Sequence[Counter[int]], divided_by: int) -> Weights:
-    kinds = {kind for one in counts for kind in one if one[kind]}
-    return {kind: sum(one[kind] for one in counts) / len(counts) / divided_by for kind in sorted(kinds)}
+    kinds = {kind for count in counts for kind in count if count[kind]}
+    return {kind: sum(count[kind] for count in counts) / len(counts) / divided_by for kind in sorted(kinds)}

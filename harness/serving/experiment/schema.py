@@ -1,4 +1,4 @@
-"""What the stages of an experiment find, as it is stored."""
+"""Records of an experiment's stages, as they are stored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.serving.replay.schema import Replay, Timed
 from harness.serving.schema import StrictRecord
 
 
-class Run(StrictRecord):
+class LiveRun(StrictRecord):
     """One run of an arm. started: ISO 8601, UTC; latencies in ms, means over requests.
 
     pattern:   how many requests were prefilled together, in order
@@ -27,7 +27,7 @@ class Run(StrictRecord):
     file: str = ""
 
 
-class Seen(StrictRecord):
+class ObservedArm(StrictRecord):
     """An arm looked into: not one of the runs that count.
 
     trace, routing: files, relative to the experiment's folder
@@ -43,7 +43,7 @@ class Seen(StrictRecord):
     prefill: dict[str, float] = Field(default_factory=dict)
     step_ms: float | None = None
     kernels: tuple[str, ...] = ()
-    runs: tuple[Run, ...] = ()
+    runs: tuple[LiveRun, ...] = ()
     version: str = ""
 
 
@@ -55,7 +55,7 @@ class Paired(StrictRecord):
     """
 
     begun: str
-    pairs: tuple[tuple[Run, Run], ...] = ()
+    pairs: tuple[tuple[LiveRun, LiveRun], ...] = ()
     given_up: tuple[str, ...] = ()
     rejected: dict[str, int] = Field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""What an experiment's file says: read by tomllib, held to its schema, its mistakes said in one line each."""
+"""Specification of an experiment: its TOML file, held to a schema, mistakes said in one line each."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+import kernels
 from harness.errors import UsageError, mistake
+from harness.serving.live.swaps import LEFT_ALONE, current_names, implementations, is_swap, known_swaps
 from harness.serving.op_classes import OP_CLASSES
+from harness.serving.replay.step import called_ops
 from harness.serving.schema import StrictRecord
 
 if sys.version_info >= (3, 11):
@@ -21,14 +24,14 @@ else:
 
 FILES = Path(__file__).with_name("specs")
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,63}")
-METHODS = ("replay", "isolated-cold", "isolated-warm", "serving-mode")
-QUANTITIES = ("itl", "ttft", "tpot")
-
 Method = Literal["replay", "isolated-cold", "isolated-warm", "serving-mode"]
 Quantity = Literal["itl", "ttft", "tpot"]
 
+METHODS: tuple[Method, ...] = ("replay", "isolated-cold", "isolated-warm", "serving-mode")
+QUANTITIES: tuple[Quantity, ...] = ("itl", "ttft", "tpot")
 
-class Engine(StrictRecord):
+
+class EngineSettings(StrictRecord):
     """kind, client: as `serving run` has them; flags and environment are all arms' alike
     model:   `default`, the generated one, or a directory
     kernels: names that the base's trace must have: the kernels that `replay.base` stands for
@@ -44,7 +47,7 @@ class Engine(StrictRecord):
     run_timeout_s: float = Field(default=600.0, gt=0)
 
 
-class Load(StrictRecord):
+class LoadSettings(StrictRecord):
     """Tokens of each request, requests, and mirrored pairs of runs; pair i sends the prompts of seed + i.
 
     slice_s: both runs of a pair at the same time, their engines in turn for so long (engines on the CPU
@@ -62,13 +65,13 @@ class Load(StrictRecord):
     renew: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
-    def _enough_prompts(self) -> Load:
+    def _enough_prompts(self) -> LoadSettings:
         if self.prompts < self.concurrency:
             raise ValueError(f"{self.prompts} prompts are never {self.concurrency} at once")
         return self
 
 
-class Rules(StrictRecord):
+class RejectionSettings(StrictRecord):
     """Why a run does not count, the same for all arms.
 
     prefill_pattern: how requests must have been prefilled together; empty: as most of the base's first runs
@@ -81,7 +84,7 @@ class Rules(StrictRecord):
     least_steady: int = Field(default=24, gt=0)
 
 
-class Replay(StrictRecord):
+class ReplaySettings(StrictRecord):
     """How steps are rebuilt.
 
     base:     op -> the implementation that stands for what the engine runs
@@ -132,8 +135,10 @@ class Swap(StrictRecord):
     """One op replaced.
 
     op:     its class
-    swap:   names of the plug-in's catalogue; environment, flags: what the arm's engine has besides
-    replay: `op` or `op:place` -> the implementation that stands for the swapped kernel
+    swap:   `OP[:PLACE]=IMPLEMENTATION`, what the engine is made to call (live/swaps.py)
+    environment, flags: what the arm's engine has besides
+    replay: `op` or `op:place` -> the implementation that stands for the swapped kernel; empty: those of
+            `swap`, which are the same code
     glue:   what else changes with it in the engine, and is not replayed; empty: nothing
     """
 
@@ -142,7 +147,7 @@ class Swap(StrictRecord):
     swap: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default_factory=dict)
     flags: tuple[str, ...] = ()
-    replay: dict[str, str]
+    replay: dict[str, str] = Field(default_factory=dict)
     glue: str = ""
 
     @field_validator("name")
@@ -159,11 +164,27 @@ class Swap(StrictRecord):
             raise ValueError(f"takes one of {', '.join(OP_CLASSES)}")
         return op
 
+    @field_validator("swap")
+    @classmethod
+    def _current(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return current_names(names)
+
     @model_validator(mode="after")
     def _swaps_something(self) -> Swap:
         if not (self.swap or self.environment or self.flags):
             raise ValueError("says nothing that differs from the base: give swap, environment or flags")
+        if not self.replay and not implementations(self.swap):
+            raise ValueError("names no implementation to replay: give swap or replay")
         return self
+
+    def replayed(self, base: Mapping[str, str]) -> dict[str, str]:
+        """What stands for it in a replay. base: what stands for the engine's own kernels"""
+        if self.replay:
+            return self.replay
+        chosen = implementations(self.swap)
+        if "block_scale_gemm" in chosen:
+            chosen[LEFT_ALONE] = base.get(LEFT_ALONE) or base["block_scale_gemm"]
+        return chosen
 
 
 class Experiment(StrictRecord):
@@ -171,10 +192,10 @@ class Experiment(StrictRecord):
 
     name: str
     about: str = ""
-    engine: Engine = Engine()
-    load: Load = Load()
-    rules: Rules = Rules()
-    replay: Replay
+    engine: EngineSettings = EngineSettings()
+    load: LoadSettings = LoadSettings()
+    rules: RejectionSettings = RejectionSettings()
+    replay: ReplaySettings
     predict: Predict = Predict()
     thresholds: Thresholds = Thresholds()
     swaps: tuple[Swap, ...] = Field(min_length=1)
@@ -193,12 +214,20 @@ class Experiment(StrictRecord):
             raise ValueError(f"two swaps are called {twice[0]}")
         return self
 
+    def resolved(self) -> Experiment:
+        """With what each swap's replay runs said in full."""
+        swaps = (s.model_copy(update={"replay": s.replayed(self.replay.base)}) for s in self.swaps)
+        return self.model_copy(update={"swaps": tuple(swaps)})
+
+    def with_pairs(self, pairs: int) -> Experiment:
+        return self.model_copy(update={"load": self.load.model_copy(update={"pairs": pairs})})
+
     def swap(self, name: str) -> Swap:
         """Raises UsageError."""
-        for one in self.swaps:
-            if one.name == name:
-                return one
-        known = ", ".join(one.name for one in self.swaps)
+        for swap in self.swaps:
+            if swap.name == name:
+                return swap
+        known = ", ".join(swap.name for swap in self.swaps)
         raise UsageError(f"no swap {name!r} in experiment {self.name}; swaps: {known}")
 
 
@@ -210,7 +239,7 @@ def read_experiment(name: str) -> Experiment:
     try:
         text = path.read_text()
     except OSError as error:
-        own = ", ".join(sorted(one.stem for one in FILES.glob("*.toml")))
+        own = ", ".join(sorted(path.stem for path in FILES.glob("*.toml")))
         raise UsageError(
             f"cannot read {name}: {error.strerror}; give a file, or one that the harness has: {own}"
         ) from None
@@ -227,7 +256,7 @@ def read_experiment(name: str) -> Experiment:
     except TypeError as error:
         raise UsageError(f"{name}: {error}") from None
     _require_known(experiment, name)
-    return experiment
+    return experiment.resolved()
 
 
 def _allowed(error: ValidationError) -> str:
@@ -243,36 +272,32 @@ def _keys(path: list[str]) -> list[str]:
     for part in path:
         if part.isdigit():
             continue
-        found = model.model_fields[part].annotation
-        inner = [one for one in getattr(found, "__args__", ()) if hasattr(one, "model_fields")]
-        model = inner[0] if inner else found
+        annotation = model.model_fields[part].annotation
+        inner = [kind for kind in getattr(annotation, "__args__", ()) if hasattr(kind, "model_fields")]
+        model = inner[0] if inner else annotation
     return list(model.model_fields)
 
 
 def _require_known(experiment: Experiment, name: str) -> None:
     """Swaps, ops and implementations that there are."""
-    from harness.serving.live.plugin.catalogue import SWAPS
-    from harness.serving.replay.step import called_ops
-
     for op in called_ops():
         if op not in experiment.replay.base:
             raise UsageError(f"{name}: replay.base.{op} is missing: what stands for the engine's own kernel")
     _require_implementations(experiment.replay.base, f"{name}: replay.base")
     for swap in experiment.swaps:
-        for one in swap.swap:
-            if one not in SWAPS:
-                raise UsageError(f"{name}: swaps.{swap.name}.swap: no {one!r}; swaps: {', '.join(SWAPS)}")
+        for item in swap.swap:
+            if not is_swap(item):
+                known = ", ".join(known_swaps())
+                raise UsageError(f"{name}: swaps.{swap.name}.swap: no {item!r}; swaps: {known}")
         _require_implementations(swap.replay, f"{name}: swaps.{swap.name}.replay")
 
 
 def _require_implementations(chosen: Mapping[str, str], where: str) -> None:
-    import kernels
-
     for key, implementation in chosen.items():
         op = key.partition(":")[0]
         if op not in kernels.OPS:
             raise UsageError(f"{where}: no op {op!r}; ops: {', '.join(kernels.OPS)}")
-        known = [one.name for one in kernels.implementations(op)]
+        known = [i.name for i in kernels.implementations(op)]
         if implementation not in known:
             raise UsageError(
                 f"{where}.{key}: no implementation {implementation!r}; see: list impls --op {op}"

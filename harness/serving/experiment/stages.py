@@ -1,4 +1,4 @@
-"""What an experiment has finished, a file each: nothing finished is lost by a kill, or made twice."""
+"""Finished stages of an experiment, a file each: nothing finished is lost by a kill, or made twice."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Stages:
         path = self._file(name)
         if archive.is_file(path):
             return self._read(path, kind)
-        found = make()
-        self._write(path, found)
-        return found
+        record = make()
+        self._write(path, record)
+        return record
 
     def _file(self, name: str) -> Path:
         return self.folder / "stages" / f"{name}.json"
@@ -64,9 +64,9 @@ class Stages:
             why = mistake(error) if isinstance(error, ValidationError) else one_line(error)
             raise UsageError(f"cannot read {path}: {why}; take it away to make it again") from None
 
-    def _write(self, path: Path, found: StrictRecord) -> None:
+    def _write(self, path: Path, record: StrictRecord) -> None:
         try:
-            files.replace(path, found.model_dump_json(indent=1) + "\n")
+            files.replace(path, record.model_dump_json(indent=1) + "\n")
         except OSError as error:
             raise HarnessError(
                 f"cannot write {path}: {error.strerror}; what is finished stays, --resume goes on"
@@ -75,5 +75,5 @@ class Stages:
 
 def _changed(before: Experiment, now: Experiment) -> str:
     """The first key that differs, or nothing."""
-    old, new = (json.loads(one.model_dump_json()) for one in (before, now))
+    old, new = (json.loads(experiment.resolved().model_dump_json()) for experiment in (before, now))
     return next((key for key in new if old.get(key) != new[key]), "")

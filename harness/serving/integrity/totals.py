@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from harness.serving.clients.fields import LARGEST
 from harness.serving.integrity.common import EXACT, MARGIN, apart, broken, hint, whole
@@ -14,7 +14,8 @@ CLOCK = 0.02  # AIPerf divides by its whole time, and states the time between it
 LENGTH = 1.5  # a factor: templates, special tokens and ranges of lengths stay within
 
 
-class Rate(NamedTuple):
+@dataclass(frozen=True)
+class Rate:
     """A rate that the client reported, and what the run's own count and duration make it.
 
     value: of the whole engine; off: relative, beyond rounding
@@ -35,6 +36,8 @@ def rates(run: ServingRun) -> Iterator[Finding]:
     A client may divide by another time than it states (AIPerf does), but then all of its rates by the same.
     """
     duration, stated_rates = run.totals.duration_s, list(_rates(run))
+    if not duration:
+        return
     shared_clock = [rate for rate in stated_rates if rate.off < CLOCK]
     time = shared_clock[0].count / shared_clock[0].value if shared_clock and shared_clock[0].value else 0.0
     if time and all(
@@ -92,7 +95,7 @@ def _nearest(counts: Iterable[int | None], expected: float) -> int | None:
 def _counted(run: ServingRun, unit: str) -> list[tuple[str, int | None]]:
     """Tokens of each kind over the run; none for a rate of requests."""
     into, out = run.totals.input_tokens, run.totals.output_tokens
-    both = None if None in (into, out) else into + out
+    both = into + out if into is not None and out is not None else None
     return [("output", out), ("input", into), ("total", both)] if unit == "tok/s" else []
 
 
@@ -101,10 +104,9 @@ def sum_of_kinds(run: ServingRun) -> Iterator[Finding]:
     for total in run.metrics:
         if total.name != "throughput" or total.tokens != "total" or total.statistic != "total":
             continue
-        parts = [run.metric("throughput", "total", kind, total.scope) for kind in ("input", "output")]
-        if None in parts:
+        into, out = (run.value("throughput", "total", kind, total.scope) for kind in ("input", "output"))
+        if into is None or out is None:
             continue
-        into, out = (part.value for part in parts)
         if apart(total.value, into + out, into, out) > EXACT:
             yield broken(
                 run,
@@ -143,7 +145,9 @@ def completion(run: ServingRun) -> Iterator[Finding]:
     """All that was sent came back."""
     totals, sent = run.totals, run.workload.num_prompts
     if totals.failed:
-        numbers = {"failed": totals.failed, **({"completed": totals.completed} if totals.completed else {})}
+        numbers: dict[str, float] = {"failed": totals.failed}
+        if totals.completed:
+            numbers["completed"] = totals.completed
         yield Finding(
             rule="failed",
             severity="suspect",

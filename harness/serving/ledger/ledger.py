@@ -14,10 +14,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
-from harness import files
-from harness.errors import UsageError, mistake
+from harness.errors import UsageError
+from harness.files import JournalFull, JsonLines
 from harness.serving.ledger.prediction import KernelChange, Prediction, QuantityName
 from harness.serving.schema import OfferedLoad, StrictRecord
 
@@ -128,27 +128,19 @@ def append(path: Path, entry: Entry) -> Entry:
     sealed = sealed.model_copy(update={"digest": digest(json.loads(sealed.model_dump_json()))})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.append(path, sealed.model_dump_json() + "\n")
+        _lines(path).append(sealed.model_dump_json())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    except JournalFull as error:
+        raise UsageError(str(error)) from None
     return sealed
 
 
 def read(path: Path) -> list[Entry]:
     """The lines of a ledger. Raises UsageError where one is broken, altered, or out of its order; a last
     line that a kill broke off is left out."""
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', '') or 'no UTF-8 text'}") from None
     entries: list[Entry] = []
-    lines = text.split("\n")
-    for number, line in enumerate(lines[:-1], 1):
-        try:
-            entry = ENTRY.validate_json(line)
-            hashed = digest(json.loads(line))
-        except ValidationError as error:
-            raise UsageError(f"cannot read {path}, line {number}: {mistake(error)}") from None
+    for number, (entry, hashed) in enumerate(_lines(path).records(), 1):
         expected = entries[-1].digest if entries else START
         if entry.previous != expected or entry.digest != hashed:
             raise UsageError(f"{path}, line {number}: altered, or a line before it was taken out")
@@ -156,6 +148,20 @@ def read(path: Path) -> list[Entry]:
             raise UsageError(f"{path}, line {number}: dated {entry.at}, before the line above it")
         entries.append(entry)
     return entries
+
+
+def _lines(path: Path) -> JsonLines[tuple[Entry, str]]:
+    """Each with the digest that it should have."""
+    return JsonLines(path, lambda line: (ENTRY.validate_json(line), digest(json.loads(line))), _text)
+
+
+def _text(path: Path) -> bytes:
+    data = path.read_bytes()
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        raise UsageError(f"cannot read {path}: no UTF-8 text") from None
+    return data
 
 
 def rows(entries: list[Entry], ledger: str = "") -> list[LedgerRow]:

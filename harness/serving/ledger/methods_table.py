@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from tabulate import tabulate
-
+from harness.report.text import table
 from harness.serving.ledger.ledger import LedgerRow, Observation
 from harness.serving.ledger.residuals import Residual, residuals, resolved
 
@@ -23,7 +22,7 @@ def wide_table(rows: Sequence[LedgerRow]) -> str:
     change, then how far off each method was."""
     lines = [line for row in rows for line in _lines(row)]
     all_residuals = [residual for row in rows for residual in residuals(row)]
-    return "\n".join([tabulate(lines, COLUMNS, disable_numparse=True), *errors(all_residuals)])
+    return "\n".join([table(lines, COLUMNS), *errors(all_residuals)])
 
 
 def _lines(row: LedgerRow) -> Iterator[list[str]]:
@@ -81,16 +80,16 @@ def errors(all_residuals: Sequence[Residual]) -> Iterator[str]:
     was off the observed change."""
     for method, name in METHODS.items():
         of_method = [
-            residual
+            (abs(residual.relative), residual)
             for residual in all_residuals
             if residual.method == method
             and residual.verdict != "not resolved"
             and residual.relative is not None
         ]
         if of_method:
-            off = sorted(abs(residual.relative) for residual in of_method)
-            worst = max(of_method, key=lambda residual: abs(residual.relative))
+            median = statistics.median(off for off, _ in of_method)
+            off, worst = max(of_method, key=lambda pair: pair[0])
             yield (
-                f"{name}: off by {statistics.median(off):.0%} in the median of {len(of_method)}, "
-                f"at worst {off[-1]:.0%} ({worst.row}, {worst.quantity})"
+                f"{name}: off by {median:.0%} in the median of {len(of_method)}, "
+                f"at worst {off:.0%} ({worst.row}, {worst.quantity})"
             )

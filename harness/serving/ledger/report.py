@@ -7,8 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from tabulate import tabulate
-
+from harness.report.text import table
 from harness.serving.ledger.ledger import LedgerRow
 from harness.serving.ledger.methods_table import is_wide, wide_table
 from harness.serving.ledger.prediction import KernelChange
@@ -45,7 +44,7 @@ def _block(ledger: str, rows: Sequence[LedgerRow]) -> str:
         lines.append(wide_table(wide))
     if narrow := [row for row in rows if not is_wide(row)]:
         cells = [line for row in narrow for line in _lines(row)]
-        lines.append(tabulate(cells, COLUMNS, disable_numparse=True))
+        lines.append(table(cells, COLUMNS))
     for text, ids in _explanations(rows).items():
         others = " and others" if len(ids) > 1 else ""
         lines.append(textwrap.fill(f"{ids[0]}{others}: {text}", 120, subsequent_indent="    "))

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.errors import UsageError
+from harness.files import JsonObject
 from harness.paths import PUBLISHED
 from harness.serving.link.closed_loop import Array, ClosedLoop
 from harness.serving.link.step_times import Draws, StepTimes
@@ -79,7 +80,7 @@ def measured(hardware: str, engine: str, folder: Path = MEASURED) -> list[Series
         raise UsageError(f"cannot read {path}: {type(error).__name__}: {error}") from None
 
 
-def _series(entry: dict) -> Series:
+def _series(entry: JsonObject) -> Series:
     shared = {k: entry[k] for k in ("isl", "osl", "range_ratio", "prefill_tokens", "waves")}
     points = []
     for point in entry["points"]:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -33,9 +34,13 @@ def parse_change(text: str) -> KernelChange:
         raise UsageError(f"cannot read change {text!r}; write {FORM}")
     if match["op"] not in OP_CLASSES:
         raise UsageError(f"unknown op {match['op']!r} in {text!r}; ops: {', '.join(OP_CLASSES)}")
+    phase: Literal["decode", "prefill", "both"] = (
+        "decode" if match["phase"] == "decode" else "prefill" if match["phase"] else "both"
+    )
     value = float(match["factor"] or match["saved"])
     low, high = (float(match[k]) if match[k] else None for k in ("low", "high"))
-    if value <= 0 or (low is not None and not 0 < low <= value <= high):
+    holds = low is None or high is None or 0 < low <= value <= high
+    if value <= 0 or not holds:
         raise UsageError(f"cannot read change {text!r}: its interval is to be positive and to hold its value")
     return KernelChange(
         op=match["op"],
@@ -44,7 +49,7 @@ def parse_change(text: str) -> KernelChange:
         saved_us=value if match["saved"] else None,
         low=low,
         high=high,
-        phase=match["phase"] or "both",
+        phase=phase,
     )
 
 

@@ -23,13 +23,17 @@ AXES = {
 """By op: the sizes that are looked up, and those between which times are interpolated."""
 
 
+Key = tuple[str, tuple[Any, ...]]  # the op, and what its case is called by
+BestTimes = dict[Key, dict[tuple[float, ...], tuple[tuple[int, int], float]]]
+
+
 @dataclass(frozen=True)
 class MeasuredTimes:
     """device: whose times they are; surfaces: by op and the sizes that are not interpolated."""
 
     device: str
     where: str
-    surfaces: Mapping[tuple[str, tuple[Any, ...]], Surface]
+    surfaces: Mapping[Key, Surface]
 
     def at(self, op: str, key: tuple[Any, ...], *sizes: float) -> TimeEstimate:
         return self.surfaces[op, key].at(1.0, *sizes)
@@ -57,7 +61,7 @@ def read_measured_times(runs: Iterable[str]) -> MeasuredTimes:
     devices = sorted({cell["machine"] for cell in cells if cell["machine"]})
     if len(devices) != 1:
         raise UsageError(f"runs are of {len(devices)} machines ({', '.join(devices)}); give those of one")
-    best: dict[tuple[str, tuple[Any, ...]], dict[tuple[float, ...], tuple[tuple[int, int], float]]] = {}
+    best: BestTimes = {}
     for cell in cells:
         if cell["op"] in AXES and cell["status"] == "ok" and cell["time_us"] == cell["time_us"]:
             _take(best, cell)
@@ -69,7 +73,7 @@ def read_measured_times(runs: Iterable[str]) -> MeasuredTimes:
     return MeasuredTimes(devices[0], ", ".join(map(str, runs)), surfaces)
 
 
-def _take(best: dict, cell: Mapping[str, Any]) -> None:
+def _take(best: BestTimes, cell: Mapping[str, Any]) -> None:
     op = cell["op"]
     boundaries = [boundary for boundary in BOUNDARIES if boundary in OPS[op].boundaries]
     if cell["boundary"] not in boundaries or cell["launch"] not in LAUNCHES:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from harness.serving.ledger.prediction import KernelChange, Part, Prediction
+from harness.serving.ledger.prediction import KernelChange, Origin, Part, Prediction, QuantityName
 from harness.serving.link.changes import applied, phases, slower_before
 from harness.serving.link.closed_loop import Array, ClosedLoop, ServingTimes
 from harness.serving.link.model import Link
 from harness.serving.link.step_times import Draws, StepTimes, term_us
 from harness.serving.link.uncertainty import DRAWS_ALONE, interval, sources
 
-QUANTITIES = (
+QUANTITIES: tuple[tuple[QuantityName, Literal["ms", "tok/s"]], ...] = (
     ("tpot", "ms"),
     ("ttft", "ms"),
     ("output_throughput", "tok/s"),
@@ -218,14 +219,16 @@ def _tpot_parts(
     return parts
 
 
-def _part(what: str, origin: str, draws: Array) -> Part:
+def _part(what: str, origin: Origin, draws: Array) -> Part:
     low, high = interval(draws)
     return Part(what=what, origin=origin, value=float(draws[0]), low=low, high=high)
 
 
 def _shares(steps: StepTimes, draws: Draws, times: ServingTimes) -> list[Share]:
     """Of every term, the largest first, and of the gaps between steps."""
-    rows: dict[str, list] = {}
+    zeros = np.zeros_like(times.batch)
+    origins: dict[str, tuple[str, int]] = {}
+    parts: dict[str, list[Array]] = {}
     for phase, factors, at, whole, kind in (
         (steps.decode, draws.decode, times.batch, times.decode, 0),
         (steps.prefill, draws.prefill, np.ones_like(times.batch), times.stall, 1),
@@ -236,11 +239,13 @@ def _shares(steps: StepTimes, draws: Draws, times: ServingTimes) -> list[Share]:
         rest = whole - taken.sum(axis=1)
         columns = [(t.name, t.origin, t.calls, taken[:, i]) for i, t in enumerate(phase.terms)]
         for name, origin, calls, ms in [*columns, ("host:gaps and scheduling", "assumed", 1, rest)]:
-            row = rows.setdefault(name, [origin, 0, np.zeros_like(whole), np.zeros_like(whole)])
-            row[1] = max(row[1], calls)
-            row[2 + kind] = row[2 + kind] + ms
+            origins[name] = (origins.get(name, (origin, 0))[0], max(origins.get(name, (origin, 0))[1], calls))
+            row = parts.setdefault(name, [zeros, zeros])
+            row[kind] = row[kind] + ms
     shares = [
-        Share(name, origin, calls, float(decode[0]), float(stall[0]), Value.of((decode + stall) / times.tpot))
-        for name, (origin, calls, decode, stall) in rows.items()
+        Share(
+            name, *origins[name], float(decode[0]), float(stall[0]), Value.of((decode + stall) / times.tpot)
+        )
+        for name, (decode, stall) in parts.items()
     ]
     return sorted(shares, key=lambda share: -share.share.value)

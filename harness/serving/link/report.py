@@ -6,8 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from tabulate import tabulate
-
+from harness.report import text
 from harness.serving.ledger.bounds import ChangeBound
 from harness.serving.ledger.prediction import Part, Prediction
 from harness.serving.link.closed_loop import ClosedLoop
@@ -83,11 +82,11 @@ def bounds_json(bounds: Sequence[ChangeBound]) -> str:
 def bounds_text(bounds: Sequence[ChangeBound]) -> str:
     lines = []
     for bound in bounds:
-        text = (
+        line = (
             f"{bound.op} alone, {bound.factor:g}x faster, to explain {bound.before_ms:g} to "
             f"{bound.after_ms:g} ms: it took at least {bound.least_share:.0%} of the time before"
         )
-        lines.append(text + ("" if bound.possible_alone else ", which cannot be: something else changed too"))
+        lines.append(line + ("" if bound.possible_alone else ", which cannot be: something else changed too"))
     return "\n".join(["bounds, without a model:", *lines])
 
 
@@ -133,9 +132,9 @@ def outlooks(model: Link, forecasts: Sequence[Forecast]) -> str:
         [
             look.load.concurrency,
             _value(look.tpot),
-            _value(look.ttft, 0),
+            _value(look.ttft, ".0f"),
             f"{look.ttft_mean.value:.0f}" if look.load.waves else "",
-            _value(look.output, 0),
+            _value(look.output, ".0f"),
             f"{look.output.value / model.gpus:.1f}",
             f"{look.batch:.1f}" + (" (memory)" if look.batch > 0.999 * look.capacity else ""),
             f"{look.decode_ms:.2f}",
@@ -151,7 +150,7 @@ def outlooks(model: Link, forecasts: Sequence[Forecast]) -> str:
 
 def shares(look: Outlook) -> str:
     rows = [
-        [s.name, s.calls, f"{s.decode_ms:.2f}", f"{s.stall_ms:.2f}", _percent(s.share), s.origin]
+        [s.name, s.calls, f"{s.decode_ms:.2f}", f"{s.stall_ms:.2f}", _value(s.share, ".1%"), s.origin]
         for s in look.shares
         if abs(s.share.value) >= NEGLIGIBLE
     ]
@@ -187,7 +186,7 @@ def sources_text(load: ClosedLoop, prediction: Prediction) -> str:
 
 
 def _part(part: Part) -> list[str]:
-    return [part.what, f"{part.value:+.3f} ({part.low:+.3f}..{part.high:+.3f})", part.origin]
+    return [part.what, text.interval(part.value, part.low, part.high, "+.3f"), part.origin]
 
 
 def needs_text(forecasts: Sequence[Forecast], target: float | None) -> str:
@@ -249,14 +248,9 @@ def series_text(summary: ValidationSummary, rows: Sequence[ValidationRow]) -> st
     )
 
 
-def _value(value: Value, digits: int = 2) -> str:
-    return f"{value.value:.{digits}f} ({value.low:.{digits}f}..{value.high:.{digits}f})"
-
-
-def _percent(value: Value) -> str:
-    return f"{value.value:.1%} ({value.low:.1%}..{value.high:.1%})"
+def _value(value: Value, form: str = ".2f") -> str:
+    return text.interval(value.value, value.low, value.high, form)
 
 
 def _table(rows: Sequence[Sequence[object]], names: Sequence[str]) -> str:
-    used = [i for i in range(len(names)) if any(str(row[i]) for row in rows)]
-    return tabulate([[row[i] for i in used] for row in rows], [names[i] for i in used], disable_numparse=True)
+    return text.table(*text.filled_columns(rows, names))

@@ -8,7 +8,7 @@ parallelism. SGLang computes the shared expert as one expert more of the fused M
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.errors import UsageError
 from harness.serving.ledger.prediction import Origin
@@ -96,7 +96,7 @@ def structure(
 
     kv:      bfloat16 or fp8, the cache's type in the tables' words
     routing: see `harness.serving.link.experts.routed`
-    own:     measured times, which come first where they are near
+    measured_times: come first where they are near
     """
     if parallel.dp > 1:
         raise UsageError(
@@ -112,7 +112,8 @@ def structure(
         products = linears(config, parallel)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    decode, prefill = [], []
+    decode: list[Term] = []
+    prefill: list[Term] = []
     fused_shared = parallel.ep == 1
     for linear in products:
         if fused_shared and linear.name.startswith("shared"):
@@ -129,11 +130,8 @@ def structure(
             if calls:
                 time = _gemm(tables, kind, linear.n, linear.k, last)
                 key = (linear.n, linear.k)
-                terms.append(
-                    _term(
-                        measured_times, op, part, calls, "GEMM table", time, key, lambda load: (load.tokens,)
-                    )
-                )
+                term = Term(op, part, calls, "table", "GEMM table", time)
+                terms.append(_measured_first(term, measured_times, key, lambda load: (load.tokens,)))
     layers, dense = config.num_hidden_layers, config.first_k_dense_replace
     heads = parallel.heads(config)
     tp, ep = (1, parallel.ep) if parallel.ep > 1 else (parallel.tp, 1)
@@ -155,7 +153,7 @@ def structure(
     experts = (config.n_routed_experts, config.num_experts_per_tok, config.hidden_size, inter, ep)
     with_shared = (*experts, config.n_shared_experts if fused_shared else 0)
     alone = measured_times is not None and ("fused_moe", with_shared) not in measured_times.surfaces
-    key = (*experts, 0) if alone else with_shared
+    moe_sizes = (*experts, 0) if alone else with_shared
 
     def with_the_shared_one(load: StepLoad) -> float:
         return shared_expert_factor(config, load.tokens) if alone and fused_shared else 1.0
@@ -164,19 +162,8 @@ def structure(
         return (load.tokens,)
 
     for terms in (decode, prefill):
-        terms.append(
-            _term(
-                measured_times,
-                "fused_moe",
-                "",
-                layers - dense,
-                "MoE table",
-                moe,
-                key,
-                rows,
-                with_the_shared_one,
-            )
-        )
+        experts_term = Term("fused_moe", "", layers - dense, "table", "MoE table", moe)
+        terms.append(_measured_first(experts_term, measured_times, moe_sizes, rows, with_the_shared_one))
         if parallel.tp > 1:
             terms.append(Term("all_reduce", "", 2 * layers, "table", "all-reduce table", reduced))
         terms.append(Term("elementwise", "glue", layers, "assumed", "glue", glue))
@@ -185,60 +172,42 @@ def structure(
     def sequences(load: StepLoad) -> tuple[float, float]:
         return (load.batch, load.context)
 
-    decode.append(
-        _term(
-            measured_times, "mla_decode", "", layers, "attention table", attention, (heads, cache), sequences
-        )
-    )
-    prefill.append(
-        _term(
-            measured_times,
-            "mha_prefill",
-            "",
-            layers,
-            "prefill attention",
-            prefill_attention,
-            (heads, 0),
-            sequences,
-        )
-    )
+    decode_term = Term("mla_decode", "", layers, "table", "attention table", attention)
+    decode.append(_measured_first(decode_term, measured_times, (heads, cache), sequences))
+    prefill_term = Term("mha_prefill", "", layers, "regression", "prefill attention", prefill_attention)
+    prefill.append(_measured_first(prefill_term, measured_times, (heads, 0), sequences))
     _nothing_missing(tables, [*decode, *prefill])
     weights, cache_bytes = _weights_gb(config, parallel), _kv_bytes(config, kv)
     where = f"{tables.device}, {tables.engine} {tables.version} ({tables.where})"
     return Structure(config, parallel, tuple(decode), tuple(prefill), weights, cache_bytes, where)
 
 
-def _term(
+def _measured_first(
+    term: Term,
     measured_times: MeasuredTimes | None,
-    op: str,
-    part: str,
-    calls: int,
-    source: str,
-    tabled: Callable[[StepLoad], TimeEstimate],
-    key: tuple,
+    key: tuple[object, ...],
     sizes: Callable[[StepLoad], tuple[float, ...]],
     scale: Callable[[StepLoad], float] = lambda load: 1.0,
 ) -> Term:
-    """Over measured times, scaled, where they are near or no table has any, else over the table's."""
-    if measured_times is None or (op, key) not in measured_times.surfaces:
-        origin = "regression" if op == "mha_prefill" else "table"
-        return Term(op, part, calls, origin, source, tabled)
+    """A term of a table, over measured times, scaled, where they are near or no table has any."""
+    if measured_times is None or (term.op, key) not in measured_times.surfaces:
+        return term
 
     def time(load: StepLoad) -> TimeEstimate:
-        estimate = measured_times.at(op, key, *sizes(load)).times(scale(load))
+        estimate = measured_times.at(term.op, key, *sizes(load)).times(scale(load))
         if estimate.distance <= NEAR:
             return estimate
         try:
-            return tabled(load)
+            return term.time(load)
         except MissingTable:
             return estimate
 
-    return Term(op, part, calls, "measured", "own runs", time)
+    return replace(term, origin="measured", source="own runs", time=time)
 
 
 def _nothing_missing(tables: Tables, terms: list[Term]) -> None:
     """All that is missing is said at once, before anything is computed."""
-    missing = {}
+    missing: dict[str, None] = {}
     for term in terms:
         try:
             term.time(StepLoad(8, 8, 1024))

@@ -207,6 +207,11 @@ class PublishedDocument(StrictRecord):
     runs: tuple[ServingRun, ...] = ()
     claims: tuple[Claim, ...] = ()
 
+    @property
+    def ids(self) -> list[str]:
+        """Of its runs and claims."""
+        return [*(run.id for run in self.runs), *(claim.id for claim in self.claims)]
+
 
 def documents(folder: Path = FOLDER) -> list[PublishedDocument]:
     """Those of a folder, in the order of their files' names. Raises UsageError where one does not hold:
@@ -289,7 +294,7 @@ def _claim(raw: Mapping[str, Any], document: str) -> Claim:
 
 def _examine(published_documents: list[PublishedDocument]) -> None:
     named = [c.name for d in published_documents for c in d.configurations]
-    known = [entry.id for d in published_documents for entry in (*d.runs, *d.claims)]
+    known = [name for d in published_documents for name in d.ids]
     for ids in (named, known):
         twice = next((id_ for id_ in ids if ids.count(id_) > 1), None)
         if twice:

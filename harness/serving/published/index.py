@@ -59,7 +59,8 @@ def known_by_id() -> dict[str, ServingRun | Claim]:
     """Runs, rows and claims."""
     known: dict[str, ServingRun | Claim] = {}
     for document in published_documents():
-        known |= {entry.id: entry for entry in (*document.runs, *document.claims)}
+        known |= {run.id: run for run in document.runs}
+        known |= {claim.id: claim for claim in document.claims}
     for runs in raw_files().values():
         known |= {run.id: run for run in runs}
     return known

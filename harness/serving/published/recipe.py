@@ -117,7 +117,9 @@ def script(configuration: Configuration, part: str = "") -> str:
 
 
 def _section(configuration: Configuration, part: str, title: str, verbatim: str, file: str = "") -> Section:
-    text, corrected, notes = verbatim, [], []
+    text = verbatim
+    corrected: list[str] = []
+    notes: list[str] = []
     for correction in configuration.mends:
         if correction.part in (part, file):
             (notes if correction.new is None else corrected).append(correction.why)
@@ -174,5 +176,11 @@ def _shell(configuration: Configuration, section: Section) -> list[str]:
 
 
 def _comments(texts: Iterable[str]) -> list[str]:
-    options = {"initial_indent": "# ", "subsequent_indent": "#   ", "break_on_hyphens": False}
-    return [line for text in texts for line in textwrap.wrap(text, WIDTH, break_long_words=False, **options)]
+    wrapper = textwrap.TextWrapper(
+        WIDTH,
+        initial_indent="# ",
+        subsequent_indent="#   ",
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    return [line for text in texts for line in wrapper.wrap(text)]

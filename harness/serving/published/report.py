@@ -6,15 +6,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from tabulate import tabulate
-
+from harness.report.text import table
 from harness.serving.published.documents import Configuration
 from harness.serving.published.recipe import missing, sections
 
 
 def list_as_text(configurations: Sequence[Configuration]) -> str:
     rows = [_row(configuration) for configuration in configurations]
-    return tabulate([list(row.values()) for row in rows], list(rows[0]), disable_numparse=True)
+    return table([list(row.values()) for row in rows], list(rows[0]))
 
 
 def list_as_json(configurations: Sequence[Configuration]) -> str:

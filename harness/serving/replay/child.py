@@ -1,4 +1,4 @@
-"""In a worker: a rank's weights, and the step bound to implementations.
+"""Replay worker: a rank's weights, and the step bound to implementations.
 
 Every public method is one request that the parent makes; arguments and answers are plain values.
 """
@@ -12,13 +12,14 @@ from typing import Any
 import kernels
 from harness.machine import cpu_threads
 from harness.serving.replay.flow import Flow
-from harness.serving.replay.step import Place, Step, places
+from harness.serving.replay.step import ReplayStep, StepPlace, places
 from harness.workers.child.device import ready_device
 from harness.workers.child.timers import timer_for
 from harness.workers.child.timers.base import Program
 from kernels.compose import bind
-from kernels.op import Prepared, Unsupported
+from kernels.op import Op, Prepared, Unsupported
 from kernels.operands import Seeds
+from shapes.case import Size
 
 Call = Callable[[], Any]
 BOUNDARY = {"block_scale_gemm": "with_quant", "fused_moe": "with_quant"}
@@ -32,11 +33,11 @@ class Rank:
         self.kind, self.device = kind, device
         return ready_device(kind, device, threads)
 
-    def open(self, step: Step, seed: int, launch: str) -> None:
+    def open(self, step: ReplayStep, seed: int, launch: str) -> None:
         """Makes all weights and buffers anew; nobody is prepared on them yet."""
         self.prepared: dict[tuple[str, str, str], Prepared] = {}
         self.programs: dict[str, Program] = {}
-        self.calls: dict[str, list[tuple[Place, Call]]] = {}
+        self.calls: dict[str, list[tuple[StepPlace, Call]]] = {}
         self.operands: dict[str, Any] = {}
         self.step, self.seed = step, seed
         self.places = places(step)
@@ -46,14 +47,14 @@ class Rank:
             if place.op:
                 self.operands[place.key] = self._operands(place)
 
-    def _operands(self, place: Place) -> Any:
+    def _operands(self, place: StepPlace) -> Any:
         op = kernels.OPS[place.op]
-        sizes = op.sizes(self.step.sizes(place) | self._format(op))
+        sizes = op.sizes({**self.step.sizes(place), **self._format(op)})
         seeds = Seeds(stationary=1000 * self.seed + place.layer, live=place.layer)
         operands = op.operands(sizes, seeds, self.device, BOUNDARY.get(place.op, "core"))
         return self.flow.joined(place, operands)
 
-    def _format(self, op: Any) -> Mapping[str, Any]:
+    def _format(self, op: Op) -> Mapping[str, Size]:
         from kernels.platform import detect
 
         return op.defaults(detect(self.device).arch)
@@ -75,16 +76,16 @@ class Rank:
         self.timer.synchronize()
         return time.perf_counter() - started
 
-    def _bound(self, place: Place, chosen: Mapping[str, str], owner: str = "") -> Prepared:
+    def _bound(self, place: StepPlace, chosen: Mapping[str, str], owner: str = "") -> Prepared:
         name = chosen.get(f"{place.op}:{place.name}") or chosen[place.op]
         if (place.key, name, owner) not in self.prepared:
             op = kernels.OPS[place.op]
-            found = next((i for i in kernels.implementations(place.op) if i.name == name), None)
-            if found is None:
+            implementation = next((i for i in kernels.implementations(place.op) if i.name == name), None)
+            if implementation is None:
                 raise Unsupported(f"there is no implementation {name} of {place.op}")
             operands = self.operands[place.key]
-            out = None if found.allocates else self.flow.output(place, operands)
-            prepared = bind(op, found, operands, out)
+            out = None if implementation.allocates else self.flow.output(place, operands)
+            prepared = bind(op, implementation, operands, out)
             prepared.load(operands.live_tensors())
             self.prepared[place.key, name, owner] = prepared
         return self.prepared[place.key, name, owner]
@@ -103,7 +104,7 @@ class Rank:
                 call()
                 self.timer.synchronize()
                 times[place.key].append(time.perf_counter() - started)
-        return {key: sorted(found)[len(found) // 2] for key, found in times.items()}
+        return {key: sorted(seconds)[len(seconds) // 2] for key, seconds in times.items()}
 
     def isolated(self, place: str, name: str, cold: bool, at_least: float) -> float:
         """Seconds of one place's call alone: `cold`, over all layers that have the place in turn, as the
@@ -119,18 +120,18 @@ class Rank:
     def difference(self, op: str, a: Mapping[str, str], b: Mapping[str, str]) -> dict[str, float]:
         """Of two choices for an op: the relative difference (root mean square) of their outputs at each place
         of the first layer that has it, on the same inputs."""
-        found = {}
+        differences = {}
         for place in self.places:
-            if place.op == op and place.name not in found:
-                one, other = (self._bound(place, chosen) for chosen in (a, b))
-                live = {name: tensor.clone() for name, tensor in one.inputs().items()}
-                one.call()
-                first = one.result().float().clone()
-                other.load(live)
-                other.call()
-                error = (other.result().float() - first).pow(2).mean().sqrt()
-                found[place.name] = float(error / first.pow(2).mean().sqrt())
-        return found
+            if place.op == op and place.name not in differences:
+                first, second = (self._bound(place, chosen) for chosen in (a, b))
+                live = {name: tensor.clone() for name, tensor in first.inputs().items()}
+                first.call()
+                wanted = first.result().float().clone()
+                second.load(live)
+                second.call()
+                error = (second.result().float() - wanted).pow(2).mean().sqrt()
+                differences[place.name] = float(error / wanted.pow(2).mean().sqrt())
+        return differences
 
     def finite(self) -> bool:
         """Whether the last step's logits are numbers."""

@@ -1,4 +1,4 @@
-"""The activations of a step, and the glue that carries them from one place to the next."""
+"""Activations of a step, and the glue that carries them from one place to the next."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import kernels
 from harness.serving.replay import glue
-from harness.serving.replay.step import Place, Step
+from harness.serving.replay.step import ReplayStep, StepPlace
 from kernels.op import Prepared
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ WRITTEN_IN_PLACE = ("q", "k", "v", "kv")
 class Flow:
     """The activations of a step, and the glue that carries them from one place to the next."""
 
-    def __init__(self, step: Step, device: str, seed: int) -> None:
+    def __init__(self, step: ReplayStep, device: str, seed: int) -> None:
         import torch
 
         self.step, self.device = step, device
@@ -61,7 +61,7 @@ class Flow:
         flat = [position for context, new in spans for position in range(context - new, context)]
         return torch.tensor(flat, device=self.device)
 
-    def joined(self, place: Place, operands: Any) -> Any:
+    def joined(self, place: StepPlace, operands: Any) -> Any:
         """The operands with the step's own buffers as their live inputs."""
         inputs = {"qkv_a": self.normed, "q_b": self.q_latent, "kv_b": self.latent, "o_proj": self.attended}
         inputs |= {"dense gate_up": self.normed, "shared gate_up": self.normed}
@@ -73,13 +73,13 @@ class Flow:
             operands.kv.copy_(self._normal(*operands.kv.shape).to(operands.kv.dtype))
         return operands
 
-    def output(self, place: Place, operands: Any) -> torch.Tensor:
+    def output(self, place: StepPlace, operands: Any) -> torch.Tensor:
         """Where a call that allocates no output of its own writes it."""
         if place.op == "mha_prefill":
             return self.attended.view(-1, self.step.heads, self.step.model.v_head_dim)
         return kernels.OPS[place.op].empty_output(operands.sizes, self.device)
 
-    def _recorded(self, place: Place, operands: Any) -> Any:
+    def _recorded(self, place: StepPlace, operands: Any) -> Any:
         import torch
 
         if not self.step.picks:
@@ -87,7 +87,9 @@ class Flow:
         picks = self.step.picks[place.layer - self.step.dense]
         return torch.tensor(picks, dtype=operands.topk_ids.dtype, device=self.device)
 
-    def calls(self, bound: Mapping[str, Prepared], order: Sequence[Place]) -> list[tuple[Place, Call]]:
+    def calls(
+        self, bound: Mapping[str, Prepared], order: Sequence[StepPlace]
+    ) -> list[tuple[StepPlace, Call]]:
         """What the step does, place by place: the implementation bound there, or glue that reads where the
         last call wrote and writes where the next one reads."""
         self.bound = bound
@@ -99,7 +101,7 @@ class Flow:
             for place in order
         ]
 
-    def _op(self, place: Place, bound: Prepared) -> Call:
+    def _op(self, place: StepPlace, bound: Prepared) -> Call:
         """The bound call, after what it reads elsewhere than where glue writes was brought there."""
         live = bound.operands.live_tensors()
         apart = [
@@ -123,22 +125,22 @@ class Flow:
 
         return call
 
-    def _result(self, place: Place, name: str) -> Callable[[], torch.Tensor]:
+    def _result(self, place: StepPlace, name: str) -> Callable[[], torch.Tensor]:
         return self.bound[f"{place.layer}.{name}"].result
 
-    def _weight(self, place: Place, *shape: int, size: float = 0.02) -> torch.Tensor:
+    def _weight(self, place: StepPlace, *shape: int, size: float = 0.02) -> torch.Tensor:
         key = (place.layer, place.name)
         if key not in self.weights:
             self.weights[key] = self._normal(*shape, size=size)
         return self.weights[key]
 
-    def _ones(self, place: Place, width: int, which: str = "") -> torch.Tensor:
+    def _ones(self, place: StepPlace, width: int, which: str = "") -> torch.Tensor:
         key = (place.layer, place.name + which)
         if key not in self.weights:
             self.weights[key] = self._empty(width).fill_(1.0)
         return self.weights[key]
 
-    def embedding(self, place: Place) -> Call:
+    def embedding(self, place: StepPlace) -> Call:
         import torch
 
         tokens = self.step.linear("lm_head").n
@@ -146,7 +148,7 @@ class Flow:
         ids = torch.arange(self.step.tokens, device=self.device) * 7919 % tokens
         return lambda: torch.index_select(table, 0, ids, out=self.residual)
 
-    def input_norm(self, place: Place) -> Call:
+    def input_norm(self, place: StepPlace) -> Call:
         weight = self._ones(place, self.step.model.hidden_size)
         if place.layer == 0:
             return lambda: glue.rms_norm(self.residual, weight, self.normed)
@@ -159,11 +161,11 @@ class Flow:
             return self.bound[f"{layer}.dense down"].result
         return lambda: self.hidden
 
-    def post_attention_norm(self, place: Place) -> Call:
+    def post_attention_norm(self, place: StepPlace) -> Call:
         weight, result = self._ones(place, self.step.model.hidden_size), self._result(place, "o_proj")
         return lambda: glue.add_rms_norm(result(), self.residual, weight, self.normed)
 
-    def latent_norms(self, place: Place) -> Call:
+    def latent_norms(self, place: StepPlace) -> Call:
         model, result = self.step.model, self._result(place, "qkv_a")
         q_weight = self._ones(place, model.q_lora_rank)
         kv_weight = self._ones(place, model.kv_lora_rank, " kv")
@@ -176,7 +178,7 @@ class Flow:
 
         return call
 
-    def rope_and_write(self, place: Place) -> Call:
+    def rope_and_write(self, place: StepPlace) -> Call:
         import torch
 
         model, result = self.step.model, self._result(place, "q_b")
@@ -200,7 +202,7 @@ class Flow:
 
         return call
 
-    def w_uk(self, place: Place) -> Call:
+    def w_uk(self, place: StepPlace) -> Call:
         import torch
 
         model = self.step.model
@@ -211,7 +213,7 @@ class Flow:
 
         return call
 
-    def q_together(self, place: Place) -> Call:
+    def q_together(self, place: StepPlace) -> Call:
         q = self.bound[f"{place.layer}.mla_decode"].inputs()["q"]
         latent = self.step.model.kv_lora_rank
 
@@ -221,7 +223,7 @@ class Flow:
 
         return call
 
-    def w_uv(self, place: Place) -> Call:
+    def w_uv(self, place: StepPlace) -> Call:
         import torch
 
         model, result = self.step.model, self._result(place, "mla_decode")
@@ -229,7 +231,7 @@ class Flow:
         out = self.attended.view(self.step.tokens, self.step.heads, model.v_head_dim)
         return lambda: out.copy_(torch.bmm(result().transpose(0, 1), weight).transpose(0, 1))
 
-    def qkv_together(self, place: Place) -> Call:
+    def qkv_together(self, place: StepPlace) -> Call:
         model, result = self.step.model, self._result(place, "kv_b")
         inputs = self.bound[f"{place.layer}.mha_prefill"].inputs()
         into_q, into_k, into_v = inputs["q"], inputs["k"], inputs["v"]
@@ -245,14 +247,14 @@ class Flow:
 
         return call
 
-    def gate(self, place: Place) -> Call:
+    def gate(self, place: StepPlace) -> Call:
         first = place.name.split()[0]
         result = self._result(place, f"{first} gate_up")
         down = self.bound[f"{place.layer}.{first} down"]
         out = cast("BlockScaleGemmOperands", down.operands).a
         return lambda: glue.silu_and_mul(result(), out)
 
-    def router(self, place: Place) -> Call:
+    def router(self, place: StepPlace) -> Call:
         import torch
 
         model = self.step.model
@@ -263,7 +265,7 @@ class Flow:
 
         return call
 
-    def top_k(self, place: Place) -> Call:
+    def top_k(self, place: StepPlace) -> Call:
         """The choice is made for its time; the experts that run are the recorded or stated ones."""
         import torch
 
@@ -273,7 +275,9 @@ class Flow:
         logits = torch.zeros(self.step.tokens, model.n_routed_experts, device=self.device)
         bias = torch.zeros(model.n_routed_experts, device=self.device)
         ids = torch.empty(self.step.tokens, sizes.topk, dtype=torch.int32, device=self.device)
-        rule = Router(*sizes.group_limit, sizes.topk, model.routed_scaling_factor, model.n_routed_experts, 0)
+        groups, limit = sizes.group_limit
+        scaling, experts = model.routed_scaling_factor, model.n_routed_experts
+        rule = Router(groups, limit, sizes.topk, scaling, local=experts, shared=0)
         route = router(logits, bias, ids, torch.empty(ids.shape, device=self.device), rule)
 
         def call() -> None:
@@ -284,9 +288,9 @@ class Flow:
 
     def moe_sizes(self) -> Any:
         op = kernels.OPS["fused_moe"]
-        return op.sizes(self.step.sizes(Place(0, "fused_moe", "fused_moe", "fused_moe")))
+        return op.sizes(self.step.sizes(StepPlace(0, "fused_moe", "fused_moe", "fused_moe")))
 
-    def sum_with_shared(self, place: Place) -> Call:
+    def sum_with_shared(self, place: StepPlace) -> Call:
         routed, shared = self._result(place, "fused_moe"), self._result(place, "shared down")
 
         def call() -> None:
@@ -294,12 +298,12 @@ class Flow:
 
         return call
 
-    def final_norm(self, place: Place) -> Call:
+    def final_norm(self, place: StepPlace) -> Call:
         weight = self._ones(place, self.step.model.hidden_size)
         output = self._output(place.layer - 1)
         return lambda: glue.add_rms_norm(output(), self.residual, weight, self.normed)
 
-    def lm_head(self, place: Place) -> Call:
+    def lm_head(self, place: StepPlace) -> Call:
         import torch
 
         weight = self._weight(place, self.step.linear("lm_head").n, self.step.model.hidden_size)
@@ -318,7 +322,7 @@ class Flow:
         ends = itertools.accumulate(self.step.new or (1,) * len(self.step.contexts))
         return torch.tensor([end - 1 for end in ends], device=self.device)
 
-    def sampling(self, place: Place) -> Call:
+    def sampling(self, place: StepPlace) -> Call:
         def call() -> None:
             self.chosen = self.logits.argmax(-1)
 

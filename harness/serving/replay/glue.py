@@ -1,4 +1,4 @@
-"""What stands between the suite's ops in a layer: norms, rotary embedding, router, absorbed products.
+"""Glue between the suite's ops in a layer: norms, rotary embedding, router, absorbed products.
 
 In torch, or by vLLM's own operators where its CPU build is installed, as the engine there runs those. Glue is
 the same in all arms: it is there for the caches and the time it takes, and its speed is no claim.

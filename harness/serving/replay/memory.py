@@ -1,4 +1,4 @@
-"""How many layers of a step fit in memory."""
+"""Memory of a replayed step: how many layers fit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import kernels
 from harness.errors import NothingRan, UsageError
-from harness.serving.replay.step import Place, Step, places
+from harness.serving.replay.step import ReplayStep, StepPlace, places
 from kernels.platform import Platform, available_memory
 
 SHARE = 0.92
@@ -15,8 +15,8 @@ SHARE = 0.92
 
 
 def fitted(
-    step: Step, layers: str | None, arms: Mapping[str, Mapping[str, str]], platform: Platform
-) -> tuple[Step, tuple[str, ...]]:
+    step: ReplayStep, layers: str | None, arms: Mapping[str, Mapping[str, str]], platform: Platform
+) -> tuple[ReplayStep, tuple[str, ...]]:
     """The step with as many layers as the device holds with all arms' layouts, or as `layers` says
     (`DENSE,MOE`), and a note where they are not all. Raises UsageError or NothingRan."""
     whole = step
@@ -48,7 +48,7 @@ def fitted(
     )
 
 
-def needed(step: Step, arms: Mapping[str, Mapping[str, str]]) -> float:
+def needed(step: ReplayStep, arms: Mapping[str, Mapping[str, str]]) -> float:
     """Bytes of operands, outputs and every arm's layouts; workspaces are shared and small beside them."""
     total = 2.0 * 2 * step.linear("lm_head").n * step.model.hidden_size
     for place in places(step):
@@ -57,7 +57,7 @@ def needed(step: Step, arms: Mapping[str, Mapping[str, str]]) -> float:
     return total
 
 
-def _bytes(step: Step, place: Place, arms: Mapping[str, Mapping[str, str]]) -> float:
+def _bytes(step: ReplayStep, place: StepPlace, arms: Mapping[str, Mapping[str, str]]) -> float:
     op = kernels.OPS[place.op]
     sizes = op.sizes(step.sizes(place))
     names = {chosen.get(f"{place.op}:{place.name}") or chosen[place.op] for chosen in arms.values()}

@@ -1,4 +1,4 @@
-"""A step's arms measured against each other by the engine, and what isolated calls would have said."""
+"""Replay of a step: its arms measured against each other, and what isolated calls would have said."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import statistics
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import kernels
 from harness.errors import NothingRan, UsageError
 from harness.machine.monitor.base import Monitor
-from harness.machine.provenance import provenance
-from harness.serving.replay.schema import CONFIDENCE, Arm, Replay, Timed
-from harness.serving.replay.step import Step, calls, places
+from harness.serving.replay.schema import CONFIDENCE, Replay, ReplayArm, Timed
+from harness.serving.replay.step import ReplayStep, StepPlace, calls, places
 from harness.statistics.intervals import interval
 from harness.timing.interleaved import measure
 from harness.timing.rounds import Policy, Rounds
-from harness.workers.environment import thread_environment
+from harness.workers.environment import provenance, thread_environment
 from harness.workers.process import Worker, WorkerFailure
 from kernels.platform import Platform
 
@@ -35,7 +35,7 @@ LEFT_OUT = ["scheduler, tokeniser and HTTP", "rank skew"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplayPlan:
     """arms: name -> `op` or `op:place` -> implementation; the first is the base.
 
     rounds: in each block, at most
@@ -44,7 +44,7 @@ class Plan:
     environment: variables of the process that replays, as the engine has them; None: not set
     """
 
-    step: Step
+    step: ReplayStep
     arms: Mapping[str, Mapping[str, str]]
     launch: str
     threads: int
@@ -61,11 +61,17 @@ class Plan:
     environment: Mapping[str, str | None] = field(default_factory=dict)
 
 
-def replay(plan: Plan, platform: Platform, monitor: Monitor, say: Any = None) -> Replay:
+Say = Callable[[str], None]
+
+
+def to_stderr(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor, say: Say = to_stderr) -> Replay:
     """Measures the arms in interleaved rounds, each block on operands made anew. An arm that cannot be
     prepared is noted and left out; raises NothingRan where the base cannot."""
-    say = say or (lambda text: print(text, file=sys.stderr))
-    arms = {name: Arm(chosen=dict(chosen)) for name, chosen in plan.arms.items()}
+    arms = {name: ReplayArm(chosen=dict(chosen)) for name, chosen in plan.arms.items()}
     base = next(iter(arms))
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
         threads = thread_environment(platform, plan.threads)
@@ -100,13 +106,13 @@ def replay(plan: Plan, platform: Platform, monitor: Monitor, say: Any = None) ->
     )
 
 
-def left_out(step: Step) -> list[str]:
+def left_out(step: ReplayStep) -> list[str]:
     """What a step of a serving engine has and this one has not."""
     reduce = 2 * step.layers if step.parallel.tp > 1 else 0
     return [*([f"{reduce} all-reduces of TP{step.parallel.tp}"] if reduce else []), *LEFT_OUT]
 
 
-def _facts(step: Step) -> dict[str, Any]:
+def _facts(step: ReplayStep) -> dict[str, Any]:
     facts = asdict(step)
     facts["model"] = step.model.name
     facts["picks"] = "recorded" if step.picks else step.routing
@@ -115,7 +121,12 @@ def _facts(step: Step) -> dict[str, Any]:
 
 
 def _measured(
-    plan: Plan, arms: dict[str, Arm], worker: Worker, platform: Platform, monitor: Monitor, say: Any
+    plan: ReplayPlan,
+    arms: dict[str, ReplayArm],
+    worker: Worker,
+    platform: Platform,
+    monitor: Monitor,
+    say: Say,
 ) -> Rounds:
     names = [*arms, TWIN]
     base = names[0]
@@ -161,16 +172,18 @@ def _measured(
         keep_disturbed=plan.keep_disturbed,
         seed=plan.seed,
     )
-    return measure({name: lambda name=name: turn(name) for name in names}, policy)
+    return measure({name: partial(turn, name) for name in names}, policy)
 
 
-def _decomposed(plan: Plan, arms: dict[str, Arm], base: str, worker: Worker) -> dict[str, Arm]:
+def _decomposed(
+    plan: ReplayPlan, arms: dict[str, ReplayArm], base: str, worker: Worker
+) -> dict[str, ReplayArm]:
     """Each arm with the times of its places, and of its swapped calls alone."""
     order = places(plan.step)
-    found = {}
+    decomposed = {}
     for name, arm in arms.items():
         if arm.failed:
-            found[name] = arm
+            decomposed[name] = arm
             continue
         by_key = worker.ask("decompose", plan.prepare_s, arm=name, repeats=plan.decomposed)
         by_place: dict[str, float] = defaultdict(float)
@@ -185,25 +198,25 @@ def _decomposed(plan: Plan, arms: dict[str, Arm], base: str, worker: Worker) -> 
             if apart:
                 update["failed"] = f"wrong: its outputs differ from the base's: {apart}"
             swapped = _swapped(plan.step, arms[base].chosen, arm.chosen)
-            ours, theirs = update["places"], found[base].places
+            ours, theirs = update["places"], decomposed[base].places
             update["own"] = sum(ours[place] - theirs[place] for place in swapped)
-        found[name] = arm.model_copy(update=update)
-    return found
+        decomposed[name] = arm.model_copy(update=update)
+    return decomposed
 
 
-def _swapped(step: Step, base: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:
+def _swapped(step: ReplayStep, base: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:
     """Places whose implementation differs from the base's -> their op."""
     return {
         place.name: place.op for place in places(step) if place.op and _of(place, chosen) != _of(place, base)
     }
 
 
-def _of(place: Any, chosen: Mapping[str, str]) -> str:
+def _of(place: StepPlace, chosen: Mapping[str, str]) -> str:
     return chosen.get(f"{place.op}:{place.name}") or chosen[place.op]
 
 
 def _isolated(
-    plan: Plan, base: Mapping[str, str], chosen: Mapping[str, str], worker: Worker
+    plan: ReplayPlan, base: Mapping[str, str], chosen: Mapping[str, str], worker: Worker
 ) -> dict[str, Any]:
     swapped = _swapped(plan.step, base, chosen)
     changes = {"warm": 0.0, "cold": 0.0}
@@ -227,12 +240,12 @@ def _isolated(
 
 
 def _compared(
-    step: Step, arms: dict[str, Arm], base: str, rounds: Rounds
-) -> tuple[dict[str, Arm], Timed | None]:
-    found = {}
+    step: ReplayStep, arms: dict[str, ReplayArm], base: str, rounds: Rounds
+) -> tuple[dict[str, ReplayArm], Timed | None]:
+    compared = {}
     for name, arm in arms.items():
         if arm.failed:  # a wrong one has no time either
-            found[name] = arm
+            compared[name] = arm
             continue
         update: dict[str, Any] = {"step": _timed(rounds, name)}
         if name != base and update["step"] is not None:
@@ -240,8 +253,8 @@ def _compared(
             update["whole"] = _whole(step, arms[base].chosen, arm.chosen, update["change"])
         elif name in rounds.dropped:
             update["failed"] = rounds.dropped[name]
-        found[name] = arm.model_copy(update=update)
-    return found, _timed(rounds, TWIN, base)
+        compared[name] = arm.model_copy(update=update)
+    return compared, _timed(rounds, TWIN, base)
 
 
 def _timed(rounds: Rounds, name: str, less: str = "") -> Timed | None:
@@ -257,17 +270,20 @@ def _timed(rounds: Rounds, name: str, less: str = "") -> Timed | None:
     return Timed(ms=over.mean, low=over.low if known else None, high=over.high if known else None)
 
 
-def _whole(step: Step, base: Mapping[str, str], chosen: Mapping[str, str], change: Timed | None) -> Any:
+def _whole(
+    step: ReplayStep, base: Mapping[str, str], chosen: Mapping[str, str], change: Timed | None
+) -> Timed | None:
     """The change in a step of the whole model: by the number of the swapped calls."""
     counts = [calls(step, op, place) for place, op in _swapped(step, base, chosen).items()]
     replayed, whole = sum(r for r, _ in counts), sum(w for _, w in counts)
     if change is None or whole == replayed or not replayed:
         return None
-    scaled = {k: None if v is None else v * whole / replayed for k, v in change.model_dump().items()}
-    return Timed(**scaled)
+    scale = whole / replayed
+    low, high = (None if bound is None else bound * scale for bound in (change.low, change.high))
+    return Timed(ms=change.ms * scale, low=low, high=high)
 
 
-def require_known(arms: Mapping[str, Mapping[str, str]], step: Step) -> None:
+def require_known(arms: Mapping[str, Mapping[str, str]], step: ReplayStep) -> None:
     """Raises UsageError where an arm names an op, a place or an implementation that there is not."""
     names = {(p.op, p.name) for p in places(step) if p.op}
     for chosen in arms.values():

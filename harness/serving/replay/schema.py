@@ -1,4 +1,4 @@
-"""What a replay found, as it is stored and printed."""
+"""Record of a replay, as it is stored and printed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Timed(StrictRecord):
     high: float | None = None
 
 
-class Arm(StrictRecord):
+class ReplayArm(StrictRecord):
     """One choice of implementations.
 
     chosen:  `op` or `op:place` -> implementation
@@ -59,7 +59,7 @@ class Replay(StrictRecord):
     threads: int
     environment: dict[str, str | None] = Field(default_factory=dict)
     base: str
-    arms: dict[str, Arm]
+    arms: dict[str, ReplayArm]
     twin: Timed | None = None
     rounds: int = 0
     disturbed: int = 0

@@ -1,4 +1,4 @@
-"""What a step is: a rank's layers, the requests in it, and the calls that a layer makes. No torch.
+"""Step of a rank: its layers, the requests in it, and the calls that a layer makes. No torch.
 
 The order is that of DeepSeek-V3 in vLLM (model_executor/models/deepseek_v2.py and
 layers/attention/mla_attention.py of 0.32): absorbed MLA where the step decodes, kv_b and MHA where it
@@ -18,7 +18,7 @@ Phase = Literal["decode", "prefill"]
 
 
 @dataclass(frozen=True)
-class Place:
+class StepPlace:
     """One call of a step. layer: its number in the replayed rank; op: the suite's, or empty for glue."""
 
     layer: int
@@ -32,7 +32,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Step:
+class ReplayStep:
     """phase:    `decode`: each request has one new token; `prefill`: `new` of them
     contexts: tokens of each request's cache, those of this step included
     new:      new tokens of each request, prefill only (decode: one each)
@@ -79,9 +79,9 @@ class Step:
         return self.parallel.heads(self.model)
 
     def linear(self, name: str) -> Linear:
-        return next(one for one in linears(self.model, self.parallel) if one.name == name)
+        return next(linear for linear in linears(self.model, self.parallel) if linear.name == name)
 
-    def sizes(self, place: Place) -> dict[str, Any]:
+    def sizes(self, place: StepPlace) -> dict[str, Any]:
         """Of a place that one of the suite's ops fills."""
         model = self.model
         if place.op == "block_scale_gemm":
@@ -112,15 +112,15 @@ def _span(values: tuple[int, ...]) -> str:
     return f"{min(values)}..{max(values)}" if min(values) < max(values) else str(values[0])
 
 
-def places(step: Step) -> list[Place]:
+def places(step: ReplayStep) -> list[StepPlace]:
     """The calls of the step, in the order in which they are made."""
-    found = [Place(0, "embedding", "copy")]
+    step_places = [StepPlace(0, "embedding", "copy")]
     for layer in range(step.layers):
-        found += [Place(layer, *one) for one in _attention(step.phase)]
-        found += [Place(layer, *one) for one in (_DENSE if layer < step.dense else _MOE)]
+        step_places += [StepPlace(layer, *place) for place in _attention(step.phase)]
+        step_places += [StepPlace(layer, *place) for place in (_DENSE if layer < step.dense else _MOE)]
     last = step.layers
     head = [("final norm", "norm"), ("lm_head", "bf16_gemm"), ("sampling", "sampling")]
-    return [*found, *(Place(last, *one) for one in head)]
+    return [*step_places, *(StepPlace(last, *place) for place in head)]
 
 
 def _attention(phase: Phase) -> list[tuple[str, ...]]:
@@ -163,10 +163,10 @@ def called_ops() -> list[str]:
     return sorted({op for _, _, *known in made for op in known})
 
 
-def calls(step: Step, op: str, part: str = "") -> tuple[int, int]:
+def calls(step: ReplayStep, op: str, part: str = "") -> tuple[int, int]:
     """Calls of an op (of its places called `part`) in the replayed step, and in one of the whole model."""
     replayed = [p for p in places(step) if p.op == op and part in ("", p.name)]
-    whole = 0
+    whole = 0.0
     for place in replayed:
         kind = place.name
         if kind.startswith("dense"):

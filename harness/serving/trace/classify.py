@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Literal
 
+from harness.files import JsonObject
 from harness.paths import DATA
 from harness.serving.op_classes import OP_CLASSES
 
@@ -45,7 +46,7 @@ DECODE_ATTENTION = "decode_attention"
 
 
 @cache
-def _data() -> dict:
+def _data() -> JsonObject:
     return json.loads((DATA / "trace_rules.json").read_text())
 
 

@@ -140,16 +140,16 @@ class _Sums:
         for (*kernel, op), _ in self._sum(*which, work.op):
             if op != NONE:
                 ops.setdefault(tuple(kernel), names[op])
-        for kernel, times in self._sum(*which):
-            op_class, phase, name, rule = kernel
+        for columns, times in self._sum(*which):
+            op_class, phase, name, rule = columns
             yield KernelTime(
                 **vars(times),
                 name=names[name],
                 op_class=CLASSES[op_class],
                 library=self.rules[rule].library,
                 phase=PHASES[phase],
-                op=ops.get(kernel, ""),
-                shapes=tuple(shapes.get(kernel, [])[:SHAPES]),
+                op=ops.get(columns, ""),
+                shapes=tuple(shapes.get(columns, [])[:SHAPES]),
             )
 
     def _steps(self) -> tuple[list[TraceStep], list[int]]:

@@ -188,8 +188,8 @@ class Events:
                 begun, kind, row = stack.pop()
                 if kind != NONE:
                     getattr(into, PAIRED[kind]).put(row, "length", at - begun)
-        for begun in (entry for stack in stacks.values() for entry in stack if entry[1] != NONE):
-            self._lose("an event begins and never ends: counted with no duration", f"of {PAIRED[begun[1]]}")
+        for _, kind, _ in (entry for stack in stacks.values() for entry in stack if entry[1] != NONE):
+            self._lose("an event begins and never ends: counted with no duration", f"of {PAIRED[kind]}")
         if len(into.shapes) >= MOST_SHAPES:
             into.note(
                 "shapes", f"more than {MOST_SHAPES} different shapes: further ones are left out", "note"
@@ -206,7 +206,7 @@ class Events:
         """Nanoseconds from the base. A float of an absolute time loses them when it is multiplied: the base
         is taken off before."""
         number = _number(value)
-        if number is None or not math.isfinite(number) or abs(number - base) > LONGEST_US:
+        if number is None or not math.isfinite(number) or not -LONGEST_US <= number - base <= LONGEST_US:
             return None
         return round((number - base) * 1000)
 

@@ -6,9 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tabulate import tabulate
-
-from harness.report.text import microseconds
+from harness.report.text import microseconds, table
 from harness.serving.trace.classify import Phase
 from harness.serving.trace.result import Device, KernelTime, PerStep, Times, Trace, TraceStep
 
@@ -277,5 +275,4 @@ def _percent(part: float, whole: float) -> str:
 
 def _table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
     words = ("class", "kernel", "operator", "phase", "step", "device", "shapes of the most time")
-    align = ["left" if header in words else "right" for header in headers]
-    return tabulate(rows, headers, disable_numparse=True, colalign=align if rows else None)
+    return table(rows, headers, right=[header for header in headers if header not in words])

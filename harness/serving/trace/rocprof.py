@@ -90,11 +90,11 @@ class _Tool:
 
     def _add(self, name: Any, agent: Any, queue: Any, record: Mapping[str, Any]) -> None:
         start, end = record.get("start_timestamp"), record.get("end_timestamp")
-        if not _sensible(start, end):
+        if start is None or end is None or not _sensible(start, end):
             self.lost += 1
             return
         if self.base is None:
-            self.base = start
+            self.base = int(start)
         into = self.into
         into.work.add(
             into.names.number(name), into.streams.number((self._device(agent), queue)),
@@ -108,7 +108,7 @@ class _Tool:
             into.note("unreadable", f"{self.lost} records have no start and end that make sense: left out")
         names = {
             name: self.kernels.get(name[1:], f"kernel_id {name[2]}") if name[0] == "kernel" else name[1]
-            for name in into.names.numbers
+            for name in into.names.all()
         }
         nameless = sum(name[0] == "kernel" and name[1:] not in self.kernels for name in names)
         if nameless:

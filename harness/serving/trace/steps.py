@@ -70,10 +70,11 @@ def _by_annotation(recorded: RecordedTrace, rows: Rows) -> tuple[np.ndarray, lis
     """A step lasts from its annotation's start to the next one's: engines sample after the annotated call."""
     spans, all_names, threads = recorded.spans, recorded.names.all(), recorded.threads.all()
     marked = sorted(
-        (step_rule(all_names[name]), threads[thread][0], start, -length, all_names[name])
+        (rule, threads[thread][0], start, -length, all_names[name])
         for name, thread, start, length in zip(
             *(c.tolist() for c in (spans.name, spans.thread, spans.start, spans.length)), strict=True
         )
+        if (rule := step_rule(all_names[name])) is not None
     ) if len(spans) else []  # fmt: skip
     of = np.full(len(rows.rule), NONE)
     if not marked:

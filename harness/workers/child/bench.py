@@ -101,6 +101,9 @@ class Bench:
         if implementation is None:
             raise Unsupported(f"there is no {impl} in this arm's source tree")
         if config is not None:
+            from kernels.tuning import Tunable
+
+            assert isinstance(implementation, Tunable)
             implementation = implementation.configured(config)
         prepared: list[Prepared] = []
         for operands in self.sets:

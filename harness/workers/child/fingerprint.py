@@ -28,17 +28,17 @@ def _onednn(call: Callable[[], None]) -> list[str]:
     if not torch.backends.mkldnn.is_available():
         return []
     with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
-        said = _said(call)
-    return onednn_names(said.splitlines())
+        log = _said(call)
+    return onednn_names(log.splitlines())
 
 
 def onednn_names(lines: Collection[str]) -> list[str]:
     """Of oneDNN's verbose lines, each primitive with its implementation once."""
-    found = {}
+    names: dict[str, None] = {}
     for line in lines:
         if match := re.match(r"onednn_verbose,(?:[^,]*,)*?exec,\w+,(\w+),([^,]+),", line):
-            found[f"onednn {match[1]} {match[2]}"] = None
-    return list(found) or ["onednn none"]
+            names[f"onednn {match[1]} {match[2]}"] = None
+    return list(names) or ["onednn none"]
 
 
 def _said(call: Callable[[], None]) -> str:
@@ -64,11 +64,11 @@ def _triton(kernels: Collection[str]) -> list[str]:
         return []
     from triton.compiler import CompiledKernel
 
-    found = set()
+    hashes = set()
     for compiled in (o for o in gc.get_objects() if isinstance(o, CompiledKernel)):
         name = compiled.metadata.name
         code = next((compiled.asm[kind] for kind in CODE if kind in compiled.asm), None)
         if name in kernels and code is not None:
             data = Path(code).read_bytes() if isinstance(code, Path) else code
-            found.add(f"code {name} {hashlib.sha256(data).hexdigest()[:12]}")
-    return sorted(found)
+            hashes.add(f"code {name} {hashlib.sha256(data).hexdigest()[:12]}")
+    return sorted(hashes)

@@ -5,6 +5,7 @@ On GPUs untested on hardware.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
@@ -41,6 +42,10 @@ PRODUCTS = {"cpu": ("bf16", "fp32"), "cuda": ("fp8", "bf16"), "rocm": ("fp8", "b
 TRY_S = 0.02
 LONGEST_CALL_S = 0.3
 READ_S, COPY_S, PRODUCT_S = 2.0, 1.0, 3.0
+
+
+def _itself(call: Call) -> Call:
+    return call
 
 
 class Meter:
@@ -102,7 +107,8 @@ class Meter:
     def _best(self, candidates: Iterable[Candidate], seconds: float) -> float:
         """The highest rate of any, in short tries: all once, but those too large for it, then the better
         half again and again. 0 where none can run here."""
-        racing, best = [], 0.0
+        racing: list[tuple[float, float, Program]] = []
+        best = 0.0
         until = time.monotonic() + seconds
         for amount, make in candidates:
             if racing and amount > racing[0][1] and amount / best > LONGEST_CALL_S:
@@ -145,14 +151,14 @@ class Meter:
 
         words, singles = buffer.view(torch.int64), buffer.view(torch.float32)
         for call in (words.sum, buffer.sum, singles.max, lambda: torch.dot(singles, singles)):
-            yield buffer.nbytes, lambda call=call: call
+            yield buffer.nbytes, functools.partial(_itself, call)
 
     def _copiers(self, buffer: Any) -> Iterator[Candidate]:
         import torch
 
         target = torch.empty_like(buffer)
         for to, of in ((target.view(torch.int64), buffer.view(torch.int64)), (target, buffer)):
-            yield 2 * buffer.nbytes, lambda to=to, of=of: lambda: to.copy_(of)
+            yield 2 * buffer.nbytes, functools.partial(functools.partial, to.copy_, of)
 
     def _products(self, dtype: str) -> Iterator[Candidate]:
         if dtype == "fp8":
@@ -162,7 +168,7 @@ class Meter:
         for m, n, k in SHAPES:
             if 4 * (m * k + n * k + m * n) <= self.share:
                 for way in ways:
-                    yield 2.0 * m * n * k, lambda way=way, shape=(m, n, k): way(*shape, dtype)
+                    yield 2.0 * m * n * k, functools.partial(way, m, n, k, dtype)
 
     def _mm(self, m: int, n: int, k: int, dtype: str) -> Call:
         import torch
@@ -185,9 +191,9 @@ class Meter:
         import torch
 
         a, b = self._random(m, k, dtype=dtype), self._random(n, k, dtype=dtype)
-        one = torch.ones((), device=self.device)
+        scale = torch.ones((), device=self.device)
         return lambda: torch._scaled_mm(
-            a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=self.kind == "cuda"
+            a, b.t(), scale, scale, out_dtype=torch.bfloat16, use_fast_accum=self.kind == "cuda"
         )
 
 

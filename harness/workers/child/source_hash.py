@@ -54,7 +54,8 @@ def _imported(path: Path) -> Iterator[Path]:
 def _folder(names: Sequence[str]) -> Path:
     """Of the first of these in kernels/: an op may lie elsewhere."""
     op = sys.modules.get(f"kernels.{names[0]}")
-    return Path(op.__path__[0]) if hasattr(op, "__path__") else PACKAGE / names[0]
+    folders = getattr(op, "__path__", None)
+    return Path(folders[0]) if folders else PACKAGE / names[0]
 
 
 def bare(tree: ast.Module) -> str:

@@ -7,11 +7,11 @@ aiter/ops/triton/gemm/basic/gemm_a8w8_blockscale.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels import vendor
-from kernels.binding import find, keywords
+from kernels.binding import VendorFunction, find, keywords
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK
@@ -75,8 +75,8 @@ class _Gemm(Prepared):
         implementation: AiterGemm,
         operands: BlockScaleGemmOperands,
         out: torch.Tensor | None,
-        function: Callable[..., torch.Tensor],
-        arguments: Mapping[str, object],
+        function: VendorFunction,
+        arguments: Mapping[str, Any],
         a_scale: torch.Tensor,
     ) -> None:
         super().__init__(operands, out)

@@ -3,9 +3,9 @@ Xeons, and those for bf16, which take dequantised weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kernels.binding import VendorFunction
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK, dequantise_weights
@@ -26,6 +26,7 @@ class AmxGemm(VllmCpu):
     kernel = "fp8_scaled_mm_cpu"
     boundaries = ("with_quant",)
     allocates = True
+    rebinds = True
 
     STEP = 32  # both of N and K in its packed layout
 
@@ -42,7 +43,16 @@ class AmxGemm(VllmCpu):
         return sizes.n * sizes.k
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
-        return _AmxGemm(operands, self.bind(), self.bind("convert_weight_packed")(operands.b_q), True)
+        return self.prepare_turn(None, operands, out)
+
+    def prepare_turn(
+        self, first: _AmxGemm | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
+    ) -> Prepared:
+        if first is not None and first.operands.b_q is operands.b_q:
+            weights = first.weights
+        else:
+            weights = self.bind("convert_weight_packed")(operands.b_q)
+        return _AmxGemm(operands, self.bind(), weights, True)
 
 
 class Unpacked(AmxGemm):
@@ -57,7 +67,9 @@ class Unpacked(AmxGemm):
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         return sizes.n * sizes.k
 
-    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
+    def prepare_turn(
+        self, first: _AmxGemm | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
+    ) -> Prepared:
         return _AmxGemm(operands, self.bind(), operands.b_q, False)
 
 
@@ -65,11 +77,7 @@ class _AmxGemm(Prepared):
     operands: BlockScaleGemmOperands
 
     def __init__(
-        self,
-        operands: BlockScaleGemmOperands,
-        kernel: Callable[..., torch.Tensor],
-        weights: torch.Tensor,
-        packed: bool,
+        self, operands: BlockScaleGemmOperands, kernel: VendorFunction, weights: torch.Tensor, packed: bool
     ) -> None:
         super().__init__(operands)
         self.kernel = kernel
@@ -89,6 +97,10 @@ class VllmDequantisedGemm(VllmCpu):
 
     boundaries = ("with_quant",)
     allocates = True
+    rebinds = True
+
+    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
+        return self.prepare_turn(None, operands, out)
 
     def layout(self, sizes: BlockScaleGemmSizes) -> int:
         return 2 * sizes.n * sizes.k
@@ -103,12 +115,17 @@ class OneDnn(VllmDequantisedGemm):
 
     ROWS = 32  # that vLLM has oneDNN pack for
 
-    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
+    def prepare_turn(
+        self, first: _Product | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
+    ) -> Prepared:
         self.bind()
         from vllm import _custom_ops as ops
 
-        handler = ops.create_onednn_mm(_weights(operands).t(), self.ROWS)
-        return _Product(operands, lambda a: ops.onednn_mm(handler, a, None))
+        if first is not None and first.operands.b_q is operands.b_q:
+            handler = first.packed
+        else:
+            handler = ops.create_onednn_mm(_weights(operands).t(), self.ROWS)
+        return _Product(operands, handler, lambda a: ops.onednn_mm(handler, a, None))
 
 
 class BrgemmGemm(VllmDequantisedGemm):
@@ -123,15 +140,21 @@ class BrgemmGemm(VllmDequantisedGemm):
         whole = sizes.n % AmxGemm.STEP == 0 and sizes.k % AmxGemm.STEP == 0
         return need(whole, f"needs n and k to be multiples of {AmxGemm.STEP}")
 
-    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
-        kernel, packed = self.bind(), self.bind("convert_weight_packed")(_weights(operands))
-        is_packed = True
+    def prepare_turn(
+        self, first: _Product | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
+    ) -> Prepared:
+        assert out is not None  # it allocates none of its own
+        kernel, is_packed = self.bind(), True
+        if first is not None and first.operands.b_q is operands.b_q:
+            packed = first.packed
+        else:
+            packed = self.bind("convert_weight_packed")(_weights(operands))
 
         def multiply(a: torch.Tensor) -> torch.Tensor:
             kernel(out, a, packed, None, is_packed)
             return out
 
-        return _Product(operands, multiply)
+        return _Product(operands, packed, multiply)
 
 
 def _weights(operands: BlockScaleGemmOperands) -> torch.Tensor:
@@ -139,13 +162,13 @@ def _weights(operands: BlockScaleGemmOperands) -> torch.Tensor:
 
 
 class _Product(Prepared):
+    """packed: the weights as the library keeps them"""
+
     operands: BlockScaleGemmOperands
 
-    def __init__(
-        self, operands: BlockScaleGemmOperands, multiply: Callable[[torch.Tensor], torch.Tensor]
-    ) -> None:
+    def __init__(self, operands: BlockScaleGemmOperands, packed: object, multiply: VendorFunction) -> None:
         super().__init__(operands)
-        self.multiply = multiply
+        self.packed, self.multiply = packed, multiply
 
     def call(self) -> None:
         self.out = self.multiply(self.operands.a)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kernels.binding import find, keywords
+from kernels.binding import VendorFunction, find, keywords
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.block_scale_gemm.triton.split_k import CODE_S, FLOPS, STEP_S
@@ -73,7 +73,7 @@ def _triton_let_in(device: torch.device) -> Iterator[None]:
 class TritonProduct(Prepared):
     """A call of a function with the signature that vLLM and SGLang share."""
 
-    def __init__(self, operands: BlockScaleGemmOperands, multiply: Callable[..., torch.Tensor]) -> None:
+    def __init__(self, operands: BlockScaleGemmOperands, multiply: VendorFunction) -> None:
         import torch
 
         super().__init__(operands)

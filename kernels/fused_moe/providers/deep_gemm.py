@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kernels import platform as machine
 from kernels import vendor
-from kernels.binding import find
+from kernels.binding import VendorFunction, find
 from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe.between_products import WORD, BetweenProducts
 from kernels.fused_moe.operands import FusedMoeOperands
@@ -188,7 +188,7 @@ class _DeepGemmBoundMoe(BetweenProducts):
         self.add_up()
 
 
-def product(*names: str) -> Callable[..., object]:
+def product(*names: str) -> VendorFunction:
     """By position: their first arguments kept their order from version to version, not their names, and
     compiled functions tell no signature."""
     return find(*(f"deep_gemm.{name}" for name in names))

@@ -134,6 +134,7 @@ class Bf16Moe(Implementation):
     name = "torch.bf16"
     requires = "torch with grouped products (2.9 or later; sm_90 or later on cuda)"
     boundaries = ("core", "with_quant")
+    rebinds = True
 
     def available(self, platform: Platform) -> Support:
         return platform.library("torch")
@@ -157,6 +158,7 @@ class Bf16Moe(Implementation):
 
 class CompiledMoe(Bf16Moe):
     name = "torch.compile"
+    rebinds = False  # it would compile anew for each number of tokens
     requires = "torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)"
 
     def available(self, platform: Platform) -> Support:

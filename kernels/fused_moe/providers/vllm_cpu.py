@@ -4,9 +4,9 @@ bf16, which take dequantised weights."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kernels.binding import VendorFunction
 from kernels.formats import BLOCK, dequantise_weights
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
@@ -27,6 +27,7 @@ class AmxMoe(VllmCpu):
     requires = "vLLM's CPU build, AVX-512 (AMX tiles where the CPU has them)"
     kernel = "fused_experts_cpu"
     boundaries = ("with_quant",)
+    rebinds = True
 
     def fits(self, sizes: FusedMoeSizes) -> Support:
         return Support.all_of(
@@ -61,11 +62,7 @@ class _AmxMoe(Prepared):
     w2: torch.Tensor
 
     def __init__(
-        self,
-        operands: FusedMoeOperands,
-        out: torch.Tensor,
-        kernel: Callable[..., object],
-        first: _AmxMoe | None,
+        self, operands: FusedMoeOperands, out: torch.Tensor, kernel: VendorFunction, first: _AmxMoe | None
     ) -> None:
         import torch
         from vllm._custom_ops import CPUQuantMethod
@@ -105,6 +102,7 @@ class DequantisedMoe(VllmCpu):
     """Weights dequantised to bf16 once, as vLLM would serve the model in bf16: twice the bytes of weights."""
 
     boundaries = ("with_quant",)
+    rebinds = True
 
     def fits(self, sizes: FusedMoeSizes) -> Support:
         return need(sizes.ep == 1, "counts every id, and an id of -1 outside its table: needs ep=1")
@@ -167,17 +165,17 @@ class _BrgemmMoe(Prepared):
         self,
         operands: FusedMoeOperands,
         out: torch.Tensor,
-        kernel: Callable[..., object],
-        pack: Callable[[torch.Tensor], torch.Tensor],
+        kernel: VendorFunction,
+        pack: VendorFunction,
         first: _BrgemmMoe | None,
     ) -> None:
         from vllm._custom_ops import CPUQuantMethod
 
         super().__init__(operands, out)
         self.kernel, self.method = kernel, CPUQuantMethod.UNQUANT
-        same = first if _is_shared(first, operands) else None
-        self.w13 = same.w13 if same else pack(_dequantised(operands, "w13"))
-        self.w2 = same.w2 if same else pack(_dequantised(operands, "w2"))
+        shared = first if _is_shared(first, operands) else None
+        self.w13 = shared.w13 if shared else pack(_dequantised(operands, "w13"))
+        self.w2 = shared.w2 if shared else pack(_dequantised(operands, "w2"))
 
     def call(self) -> None:
         o, no_scales_biases_or_limits = self.operands, (None,) * 10

@@ -7,11 +7,10 @@ tags from 0.1.4. Kernels are built at the first call. Untested on hardware.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels import vendor
-from kernels.binding import find, keywords
+from kernels.binding import VendorFunction, find, keywords
 from kernels.mha_prefill import layouts
 from kernels.mha_prefill.operands import MhaPrefillOperands
 from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes, takes
@@ -34,7 +33,7 @@ class AiterPrefill(vendor.Aiter):
         return takes(sizes, *self.dtypes)
 
 
-def operator(name: str) -> Callable[..., object]:
+def operator(name: str) -> VendorFunction:
     """A kernel's own entry. As a torch operator its schema tells its arguments; the Python function of the
     same name takes *args and **kwargs (aiter/jit/utils/torch_guard.py)."""
     import torch
@@ -77,8 +76,8 @@ class _Direct(Prepared):
         self,
         operands: MhaPrefillOperands,
         out: torch.Tensor,
-        function: Callable[..., object],
-        arguments: Mapping[str, object],
+        function: VendorFunction,
+        arguments: dict[str, Any],
     ) -> None:
         super().__init__(operands, out)
         self.function = function

@@ -49,6 +49,7 @@ class _NaivePrefill(Prepared):
 class NaivePrefill(Implementation):
     name = "torch.naive"
     requires = "torch"
+    rebinds = True
 
     def available(self, platform: Platform) -> Support:
         return platform.library("torch")

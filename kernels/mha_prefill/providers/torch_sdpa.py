@@ -111,6 +111,7 @@ class TorchSdpaPrefill(Implementation):
 
     name = "torch.sdpa"
     requires = "torch"
+    rebinds = True
     backend: ClassVar[str] = ""
     padded: ClassVar[bool] = True
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kernels.binding import VendorFunction
 from kernels.mha_prefill.layouts import Extended, apart_bytes
 from kernels.mha_prefill.operands import MhaPrefillOperands
 from kernels.mha_prefill.sizes import MhaPrefillSizes, takes
@@ -23,6 +23,7 @@ class VllmExtendPrefill(VllmCpu):
 
     name = "vllm.extend"
     kernel = "extend_attention_cpu"
+    rebinds = True
 
     def fits(self, sizes: MhaPrefillSizes) -> Support:
         return takes(sizes, "bf16")
@@ -37,9 +38,7 @@ class VllmExtendPrefill(VllmCpu):
 
 
 class _VllmExtendPrefill(Extended):
-    def __init__(
-        self, operands: MhaPrefillOperands, out: torch.Tensor, kernel: Callable[..., object]
-    ) -> None:
+    def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor, kernel: VendorFunction) -> None:
         import torch
 
         super().__init__(operands, out)

@@ -23,6 +23,7 @@ class Dense(Vllm):
     requires = "vLLM's CPU build"
     kinds = ("cpu",)
     allocates = True
+    rebinds = True
 
     def fits(self, sizes: MhaPrefillSizes) -> Support:
         fresh = need(all(prefix == 0 for prefix, _ in sizes.lengths()), "takes no cached prefix")

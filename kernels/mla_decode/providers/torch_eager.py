@@ -16,14 +16,21 @@ if TYPE_CHECKING:
 
 class _PaddedMlaDecode(Prepared):
     """Gathers the paged cache into [batch, longest, 576]; places past a length repeat the first token,
-    whose value is finite, and are masked."""
+    whose value is finite, and are masked. Both tables are those of `first` where the pages are the same."""
 
     operands: MlaDecodeOperands
 
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor) -> None:
+    def __init__(
+        self, operands: MlaDecodeOperands, out: torch.Tensor, first: _PaddedMlaDecode | None = None
+    ) -> None:
         import torch
 
         super().__init__(operands, out)
+        self.slots: torch.Tensor
+        self.valid: torch.Tensor
+        if first is not None and operands.same_pages(first.operands):
+            self.slots, self.valid = first.slots, first.valid
+            return
         slots = [operands.token_slots(i) for i in range(len(operands.host_lengths))]
         self.slots = torch.nn.utils.rnn.pad_sequence(slots, batch_first=True)
         position = torch.arange(self.slots.shape[1], device=self.slots.device)
@@ -49,8 +56,7 @@ class _Attend(_PaddedMlaDecode):
         self.out.copy_(self.function(o.q, o.kv, self.slots, self.valid, o.scale, o.kv_scale))
 
 
-class NaiveMlaDecode(Implementation):
-    name = "torch.naive"
+class _TorchMlaDecode(Implementation):
     requires = "torch"
 
     def available(self, platform: Platform) -> Support:
@@ -60,11 +66,21 @@ class NaiveMlaDecode(Implementation):
         longest = sizes.batch * max(sizes.lengths())
         return longest * (WIDTH * (4 + 4 + 2) + sizes.heads * 4 * 4 + 8)
 
+
+class NaiveMlaDecode(_TorchMlaDecode):
+    name = "torch.naive"
+    rebinds = True
+
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         return _Attend(operands, out)
 
+    def prepare_turn(self, first: Prepared, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+        if type(first) is not _Attend:  # what a subclass prepared is its own
+            return self.prepare(operands, out)
+        return _Attend(operands, out, first)
 
-class CompiledMlaDecode(NaiveMlaDecode):
+
+class CompiledMlaDecode(_TorchMlaDecode):
     name = "torch.compile"
     requires = "torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)"
 
@@ -103,9 +119,8 @@ class _SdpaMlaDecode(_PaddedMlaDecode):
         self.out.copy_(attended[:, 0, :, :LATENT])
 
 
-class SdpaMlaDecode(NaiveMlaDecode):
+class SdpaMlaDecode(_TorchMlaDecode):
     name = "torch.sdpa"
-    requires = "torch"
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
         slots = sizes.batch * max(sizes.lengths())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kernels.binding import VendorFunction
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Prepared
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 
 class Bf16Cache(VllmCpu):
+    rebinds = True
+
+    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+        return self.prepare_turn(None, operands, out)
+
     def fits(self, sizes: MlaDecodeSizes) -> Support:
         return need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}")
 
@@ -33,18 +38,31 @@ class VecMlaDecode(Bf16Cache):
         divides = need(sizes.page % self.PAGE == 0, f"needs a page that is a multiple of {self.PAGE}")
         return Support.all_of(super().fits(sizes), divides)
 
-    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return _VecMlaDecode(operands, out, self.bind())
+    def prepare_turn(
+        self, first: _VecMlaDecode | None, operands: MlaDecodeOperands, out: torch.Tensor
+    ) -> Prepared:
+        return _VecMlaDecode(operands, out, self.bind(), first)
 
 
 class _VecMlaDecode(Prepared):
+    """The table is that of `first` where the pages are the same."""
+
     operands: MlaDecodeOperands
 
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, kernel: Callable[..., object]) -> None:
+    def __init__(
+        self,
+        operands: MlaDecodeOperands,
+        out: torch.Tensor,
+        kernel: VendorFunction,
+        first: _VecMlaDecode | None,
+    ) -> None:
         super().__init__(operands, out)
         self.kernel = kernel
         self.kv = operands.kv.view(-1, VecMlaDecode.PAGE, WIDTH)
-        self.table = operands.split_pages(VecMlaDecode.PAGE)
+        if first is not None and operands.same_pages(first.operands):
+            self.table: torch.Tensor = first.table
+        else:
+            self.table = operands.split_pages(VecMlaDecode.PAGE)
 
     def call(self) -> None:
         o = self.operands
@@ -71,18 +89,27 @@ class AmxMlaDecode(Bf16Cache):
     def workspace(self, sizes: MlaDecodeSizes) -> int:
         return sizes.batch * sizes.heads * 64 * (LATENT + 1) * 4 + sizes.tokens * 4
 
-    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+    def prepare_turn(
+        self, first: _AmxMlaDecode | None, operands: MlaDecodeOperands, out: torch.Tensor
+    ) -> Prepared:
         import torch
 
         splits = self.splits(max(operands.host_lengths), torch.get_num_threads())
-        return _AmxMlaDecode(operands, out, self.bind(), splits)
+        return _AmxMlaDecode(operands, out, self.bind(), splits, first)
 
 
 class _AmxMlaDecode(Prepared):
+    """The table of rows and the lengths are those of `first` where the pages are the same."""
+
     operands: MlaDecodeOperands
 
     def __init__(
-        self, operands: MlaDecodeOperands, out: torch.Tensor, kernel: Callable[..., object], splits: int
+        self,
+        operands: MlaDecodeOperands,
+        out: torch.Tensor,
+        kernel: VendorFunction,
+        splits: int,
+        first: _AmxMlaDecode | None,
     ) -> None:
         import torch
 
@@ -92,9 +119,14 @@ class _AmxMlaDecode(Prepared):
         self.kv = operands.kv.view(-1, 1, WIDTH)
         self.value = self.kv[..., :LATENT]
         self.partial = torch.zeros(batch, heads, splits, LATENT + 1)
-        self.rows = operands.split_pages(1)
-        self.requests = torch.arange(batch)
-        self.lengths = operands.lengths.long()
+        self.rows: torch.Tensor
+        self.requests: torch.Tensor
+        self.lengths: torch.Tensor
+        if first is not None and operands.same_pages(first.operands):
+            self.rows, self.requests, self.lengths = first.rows, first.requests, first.lengths
+        else:
+            self.rows, self.requests = operands.split_pages(1), torch.arange(batch)
+            self.lengths = operands.lengths.long()
 
     def call(self) -> None:
         o = self.operands

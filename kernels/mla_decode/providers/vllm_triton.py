@@ -6,10 +6,9 @@ vLLM 0.32. Its CPU build switches Triton off, interpreted too. Untested on hardw
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kernels.binding import find, keywords
+from kernels.binding import VendorFunction, find, keywords
 from kernels.mla_decode.compute_units import MOST_UNITS, compute_units
 from kernels.mla_decode.layouts import one_head
 from kernels.mla_decode.operands import MlaDecodeOperands
@@ -46,7 +45,7 @@ class VllmTritonMlaDecode(Vllm):
 class VllmSplitKv(Prepared):
     """`decode_attention_fwd` of vLLM, or of a library that took it over."""
 
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, decode: Callable[..., object]) -> None:
+    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, decode: VendorFunction) -> None:
         import torch
 
         super().__init__(operands, out)

@@ -12,8 +12,8 @@ import kernels
 from harness.catalogue import flags, recipes
 from harness.catalogue.flags import READ, UNSET, catalogue
 from harness.errors import UsageError
-from harness.machine.provenance import provenance
 from harness.paths import DATA
+from harness.workers.environment import provenance
 from kernels.platform import KINDS, named
 from tests.support import paths
 from tests.support.command_line import error_line

@@ -18,7 +18,7 @@ def names(found: list[Arm]) -> list[str]:
 
 def test_values_of_a_flag():
     (flag,) = arms.parse_flags([r"KMP_AFFINITY=granularity=fine\,compact,,unset"])
-    assert flag == arms.Flag("KMP_AFFINITY", ("granularity=fine,compact", "", None))
+    assert flag == arms.ToggledFlag("KMP_AFFINITY", ("granularity=fine,compact", "", None))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_cases_that_are_the_same_measurement_are_merged():
 
 @pytest.mark.parametrize(("budget", "reached"), [(5, 1), (29, 1), (31, 2), (60, 3), (600, 3)])
 def test_a_budget_reaches_as_many_cases_as_get_the_least_time(budget, reached):
-    share, count = budget_module.allowance(budget, cases(0.5, 0.3, 0.2), least_s=15)
+    share, count = budget_module.allowance(budget, cases(0.5, 0.3, 0.2), min_s=15)
     assert count == reached
     assert 0 < share <= budget
     if reached == 3:
@@ -38,7 +38,7 @@ def test_a_budget_reaches_as_many_cases_as_get_the_least_time(budget, reached):
 
 
 def test_what_one_case_leaves_goes_to_the_next():
-    share, _ = budget_module.allowance(45, cases(0.3, 0.2), least_s=15)
+    share, _ = budget_module.allowance(45, cases(0.3, 0.2), min_s=15)
     assert share == pytest.approx(45 * 0.6)
 
 

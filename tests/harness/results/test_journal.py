@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UsageError
+from harness.files import JournalFull
 from harness.results import read
-from harness.results.journal import Journal, JournalFull
+from harness.results.journal import Journal
 from harness.results.schema import SCHEMA, CaseDone, Cell, Record, Run, Samples, Verdict
 
 IMPLS = ("torch.naive", "torch.sdpa", "vllm.amx")

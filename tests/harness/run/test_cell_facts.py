@@ -7,7 +7,6 @@ import pytest
 
 import kernels
 from harness.machine.monitor.base import Blind
-from harness.machine.provenance import provenance
 from harness.paths import ROOT
 from harness.plan.arms import Arm
 from harness.plan.contender import Contender
@@ -17,6 +16,7 @@ from harness.results.schema import CaseDone
 from harness.run.case import CaseRun, Measured
 from harness.run.cells import Yardsticks, build_cells
 from harness.timing.rounds import Round, Rounds
+from harness.workers.environment import provenance
 from kernels.platform import Platform
 
 GPU = Platform("cuda", "sm_90", "cuda:0", "a GPU")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import kernels
-from harness.cli.serving.replay import read_arms
 from harness.serving.audit.setups import named_ops
 from harness.serving.experiment.spec import FILES, read_experiment
 from harness.serving.link import measured_times
@@ -17,6 +16,7 @@ from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.inverse import needs
 from harness.serving.link.model import link
 from harness.serving.replay.replay import BASE
+from harness.serving.replay.request import read_arms
 from harness.serving.replay.step import called_ops
 from harness.serving.trace.classify import UNKNOWN
 from harness.serving.trace.steps import Rows, _by_sampling

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import gzip
 import json
 import math
 import random
@@ -20,8 +21,8 @@ from harness.compile.launches import implementations
 from harness.compile.launches import tuned as cases_tuned
 from harness.compile.resources import Product, Resources
 from harness.tune import offline, store
-from harness.tune.compile_records import Compiled, Evidence
-from harness.tune.compile_records import file as evidence_file
+from harness.tune.compile_records import CompiledLaunch, CompileRecords
+from harness.tune.compile_records import file as records_file
 from harness.tune.cost_model import HIDDEN, WITHIN, Peaks, estimate, held, least, peaks, share
 from harness.tune.offline import Compiling
 from harness.tune.search import Search, fewest, run
@@ -219,7 +220,7 @@ def test_shards_leave_what_is_not_theirs(told, tmp_path: Path, monkeypatch):
     compiling = Compiling(GEMM, SM_90)
     compiling.run(compiling.searches(CASES))
     assert len(known) == before
-    assert set(compiling.found) == {search.case for search in compiling.searches(CASES)}
+    assert set(compiling.results) == {search.case for search in compiling.searches(CASES)}
 
 
 def test_what_is_stored_holds_and_a_worse_one_does_not(tuning, tmp_path: Path):
@@ -227,7 +228,7 @@ def test_what_is_stored_holds_and_a_worse_one_does_not(tuning, tmp_path: Path):
     what = offline.OfflineResult(compiling, searches)
     file = what.store(tmp_path)
     assert not what.differences(tmp_path)
-    kept = Evidence.read(evidence_file(tmp_path, GEMM.name, what.place))
+    kept = CompileRecords.read(records_file(tmp_path, GEMM.name, what.place))
     again = compiling.searches(CASES)
     run(again, lambda batch: kept.judge(compiling.on, SM_90, batch))
     stored = store.read(file)["choices"]
@@ -266,17 +267,19 @@ def test_an_implementation_that_fails_costs_a_configuration(told, monkeypatch):
     assert not offline.OfflineResult(compiling, searches).choices
 
 
-def test_tables_serve_cases_that_agree(tmp_path: Path):
-    one, other = (Compiled("k", Resources(registers=n, threads=128)) for n in (32, 64))
-    evidence = Evidence("s", {"m=1": {"a": [one], "b": "E"}, "m=2": {"a": [one], "c": [other]},
-                              "m=3": {"a": [other]}})  # fmt: skip
-    evidence.store(tmp_path / "x.json")
-    stored = json.loads((tmp_path / "x.json").read_text())
-    assert len(stored["tables"]) == 2 and len(stored["figures"]) == 2
-    read = Evidence.read(tmp_path / "x.json")
-    assert read.source == "s" and read.cases["m=3"] == {"a": [other]}
-    assert read.cases["m=1"] == read.cases["m=2"] == {"a": [one], "b": "E", "c": [other]}
-    assert Evidence.read(tmp_path / "none.json") == Evidence()
+def test_compile_records_are_a_line_for_each_configuration_and_result(tmp_path: Path):
+    one, other = (CompiledLaunch("k", Resources(registers=n, threads=128)) for n in (32, 64))
+    cases = {"m=1": {"a": [one], "b": "E"}, "m=2": {"a": [one], "c": [other]}, "m=3": {"a": [other]}}
+    file = tmp_path / "x.jsonl.gz"
+    CompileRecords("s", cases).store(file)
+    lines = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
+    assert [(line["config"], line["cases"]) for line in lines] == [
+        *(("a", ["m=1", "m=2"]), ("a", ["m=3"]), ("b", ["m=1"]), ("c", ["m=2"])),
+    ]
+    assert CompileRecords.read(file) == CompileRecords("s", cases)
+    assert CompileRecords.read(tmp_path / "none.jsonl.gz") == CompileRecords()
+    file.write_bytes(file.read_bytes()[:-20])
+    assert CompileRecords.read(file) == CompileRecords()
 
 
 def test_the_source_is_of_kernels_not_of_their_comments(tmp_path: Path, monkeypatch):
@@ -380,11 +383,11 @@ def test_what_is_shipped_is_the_best_by_the_criterion(path: Path):
     architecture = architectures()[file["arch"]]
     place = Place(file["kind"], file["arch"])
     implementation = next(i for op in kernels.OPS for i in implementations(op) if i.name == path.stem)
-    evidence = Evidence.read(evidence_file(TUNED, implementation.name, place))
+    records = CompileRecords.read(records_file(TUNED, implementation.name, place))
     compiling = Compiling(implementation, architecture)
     cases = cases_tuned(implementation.op)
     searches = compiling.searches(cases[:: max(1, len(cases) // 12)])
-    run(searches, lambda batch: evidence.judge(compiling.on, architecture, batch))
+    run(searches, lambda batch: records.judge(compiling.on, architecture, batch))
     assert not offline.differences(implementation, place, searches, file["choices"])
 
 
@@ -407,17 +410,17 @@ def test_what_is_stored_of_compiling_is_what_compiling_finds(path: Path):
         pytest.skip("made by another Triton, or not by compiling")
     architecture = architectures()[file["arch"]]
     implementation = next(i for op in kernels.OPS for i in implementations(op) if i.name == path.stem)
-    evidence = Evidence.read(evidence_file(TUNED, path.stem, Place(file["kind"], file["arch"])))
+    records = CompileRecords.read(records_file(TUNED, path.stem, Place(file["kind"], file["arch"])))
     draw = random.Random(0)
     choice = draw.choice(file["choices"])
     compiling = Compiling(implementation, architecture)
     (search,) = compiling.searches([Case(implementation.op, parse(choice["case"])[0])])
-    known = evidence.cases[search.case]
+    known = records.cases[search.case]
     others = draw.sample(sorted(known), min(2, len(known)))
     chosen = [one for one in search.candidates if words(one.config) in others
               or dataclasses.asdict(one.config) == choice["config"]]  # fmt: skip
     compiling.judge([(search, one) for one in chosen])
-    for config, found_now in compiling.found[search.case].items():
+    for config, found_now in compiling.results[search.case].items():
         assert [each if isinstance(each, str) else each.kept() for each in found_now] == [
             each if isinstance(each, str) else each.kept() for each in known[config]
         ]

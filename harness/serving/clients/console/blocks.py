@@ -163,7 +163,8 @@ def _with_unit(row: Fields, label: str, units: dict[str, float]) -> float | None
 def _scaled(row: Fields, key: str, unit: str, units: dict[str, float]) -> float | None:
     if unit not in units:
         row.take(key)
-        return row.leave_out(key, f"is in {unit or 'no unit'}, not in one of {', '.join(units)}")
+        row.leave_out(key, f"is in {unit or 'no unit'}, not in one of {', '.join(units)}")
+        return None
     return row.number(key, scale=units[unit])
 
 

@@ -12,11 +12,15 @@ from __future__ import annotations
 from harness.serving.clients import common
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, keys_of, objects
-from harness.serving.schema import OfferedLoad, ServingRun, Totals
+from harness.serving.schema import OfferedLoad, ServingRun, Tokens, Totals
 
 NAME = "sglang.bench_offline_throughput"
 KEYS = {"successful_requests", "total_latency", "total_throughput"}
-THROUGHPUTS = {"input_throughput": "input", "output_throughput": "output", "total_throughput": "total"}
+THROUGHPUTS: dict[str, Tokens] = {
+    "input_throughput": "input",
+    "output_throughput": "output",
+    "total_throughput": "total",
+}
 
 
 def recognises(document: Document) -> bool:
@@ -29,7 +33,6 @@ def runs(document: Document) -> list[ServingRun]:
 
 def _run(row: Fields) -> ServingRun:
     sent = row.count("successful_requests")
-    of_output = {"tokens": "output"}
     run = ServingRun(
         id=row.where,
         client=NAME,
@@ -46,7 +49,7 @@ def _run(row: Fields) -> ServingRun:
         metrics=(
             *common.throughputs(row, THROUGHPUTS),
             *common.single(row, "request_throughput", "request_throughput", "req/s"),
-            *common.single(row, "last_gen_throughput", "last_gen_throughput", "tok/s", **of_output),
+            *common.single(row, "last_gen_throughput", "last_gen_throughput", "tok/s", tokens="output"),
         ),
         notes=("successful_requests is the number sent: this client counts no failures",),
         extra=row.rest(),

@@ -35,11 +35,17 @@ def runs(document: Document) -> list[ServingRun]:
 
 def _run(row: Fields) -> ServingRun:
     load = batch(row)
-    of_input, of_output = {"tokens": "input"}, {"tokens": "output", "statistic": "median"}
     metrics = (
         *common.throughputs(row, {"overall_throughput": "total"}),
-        *common.single(row, "prefill_throughput", "prefill_throughput", "tok/s", **of_input),
-        *common.single(row, "median_decode_throughput", "decode_throughput", "tok/s", **of_output),
+        *common.single(row, "prefill_throughput", "prefill_throughput", "tok/s", tokens="input"),
+        *common.single(
+            row,
+            "median_decode_throughput",
+            "decode_throughput",
+            "tok/s",
+            tokens="output",
+            statistic="median",
+        ),
         *(
             Metric(name=name, value=value, unit="ms", scope="instance", statistic=statistic)
             for key, (name, statistic) in STEPS.items()

@@ -78,8 +78,11 @@ def _throughputs(row: Fields, totals: Totals) -> list[Metric]:
         return [*common.throughputs(row, {"output_throughput": "output"}), *overall]
     derived = []
     if totals.output_tokens is not None and totals.duration_s:
-        over = {"value": totals.output_tokens / totals.duration_s, "derived": "output tokens / latency"}
-        derived = [Metric(name="throughput", unit="tok/s", scope="instance", tokens="output", **over)]
+        value, how = totals.output_tokens / totals.duration_s, "output tokens / latency"
+        metric = Metric(
+            name="throughput", value=value, unit="tok/s", scope="instance", tokens="output", derived=how
+        )
+        derived = [metric]
     return [
         *derived,
         *overall,
@@ -89,11 +92,10 @@ def _throughputs(row: Fields, totals: Totals) -> list[Metric]:
 
 
 def _others(row: Fields, hits: float | None) -> list[Metric]:
-    of_output = {"tokens": "output"}
     last = "steady_state_output_throughput"
     metrics = [
-        *common.single(row, "last_gen_throughput", "last_gen_throughput", "tok/s", **of_output),
-        *common.single(row, last, last, "tok/s", **of_output),
+        *common.single(row, "last_gen_throughput", "last_gen_throughput", "tok/s", tokens="output"),
+        *common.single(row, last, last, "tok/s", tokens="output"),
         *common.single(row, "acc_length", "accept_length", "1", statistic="mean"),
     ]
     for key in ("ttft", "last_ttft"):

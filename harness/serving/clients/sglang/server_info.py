@@ -127,4 +127,5 @@ def _flag(server: Fields, name: str) -> tuple[str, ...]:
 
 
 def _sum(parts: Sequence[int | None]) -> int | None:
-    return sum(parts) if parts and None not in parts else None
+    known = [part for part in parts if part is not None]
+    return sum(known) if known and len(known) == len(parts) else None

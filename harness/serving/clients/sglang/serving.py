@@ -20,7 +20,7 @@ from harness.serving.clients import common
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, keys_of, objects
 from harness.serving.clients.sglang.server_info import described, without_secrets
-from harness.serving.schema import OfferedLoad, ServingRun, Totals
+from harness.serving.schema import OfferedLoad, ServingRun, Tokens, Totals
 
 NAME = "sglang.bench_serving"
 KEYS = {
@@ -33,7 +33,11 @@ KEYS = {
     "median_e2e_latency_ms",
 }
 LATENCIES = {"e2e_latency": "e2e", "ttft": "ttft", "tpot": "tpot", "itl": "itl"}
-THROUGHPUTS = {"input_throughput": "input", "output_throughput": "output", "total_throughput": "total"}
+THROUGHPUTS: dict[str, Tokens] = {
+    "input_throughput": "input",
+    "output_throughput": "output",
+    "total_throughput": "total",
+}
 WANTED = ("duration", "completed", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
 
 
@@ -90,21 +94,19 @@ def _run(row: Fields) -> ServingRun:
 
 def _workload(row: Fields) -> OfferedLoad:
     dataset = row.text("dataset_name")
-    lengths = {}
+    into = out = ratio = None
     if dataset in ("random", "random-ids"):
         ratio = row.number("random_range_ratio")
-        requested = {
-            "input_len": row.number("random_input_len"),
-            "output_len": row.number("random_output_len"),
-        }
-        lengths = {name: common.mean_of_range(length, ratio) for name, length in requested.items()}
-        lengths["range_ratio"] = ratio
+        into = common.mean_of_range(row.number("random_input_len"), ratio)
+        out = common.mean_of_range(row.number("random_output_len"), ratio)
     elif dataset == "sharegpt":
-        lengths["output_len"] = row.number("sharegpt_output_len")
+        out = row.number("sharegpt_output_len")
     return OfferedLoad(
         dataset=dataset,
+        input_len=into,
+        output_len=out,
+        range_ratio=ratio,
         concurrency=row.number("max_concurrency"),
         request_rate=common.request_rate(row),
         num_prompts=row.count("num_prompts"),
-        **lengths,
     )

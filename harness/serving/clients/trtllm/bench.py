@@ -92,7 +92,8 @@ def _is_one(row: object) -> bool:
 def _reports(text: str) -> Iterator[tuple[int, dict[str, dict[str, str]]]]:
     """(first line, report as the JSON has it) of each report in a text. A new one begins with its first
     section, or where a line comes for the second time."""
-    start, report = 0, {}
+    start = 0
+    report: dict[str, dict[str, str]] = {}
     lines = plain(text)
     for number, line in enumerate(lines, 1):
         where, key, value = _read(line)
@@ -178,8 +179,9 @@ def _run(row: Fields, *, printed: bool) -> ServingRun:
 
 
 def _mean(fields: Fields, key: str, name: str, unit: str) -> list[Metric]:
-    scope, tokens = ("instance", "none") if unit == "1" else ("request", "output")
-    return single(fields, key, name, unit, scope, tokens, "mean")
+    if unit == "1":
+        return single(fields, key, name, unit, statistic="mean")
+    return single(fields, key, name, unit, "request", "output", "mean")
 
 
 def _latency(means: Fields, mean: str, parent: Fields, kind: str, name: str) -> list[Metric]:

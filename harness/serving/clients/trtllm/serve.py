@@ -13,17 +13,17 @@ from collections.abc import Mapping
 from harness.serving.clients import common
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, objects
-from harness.serving.schema import OfferedLoad, ServingRun, Totals
+from harness.serving.schema import OfferedLoad, ServingRun, Tokens, Totals
 
 NAME = "tensorrt_llm.serve"
 OWN = {"user_throughput", "avg_decoded_tokens_per_iter"}
 WANTED = ("duration", "completed", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
-THROUGHPUTS = {"output_throughput": "output", "total_token_throughput": "total"}
+THROUGHPUTS: dict[str, Tokens] = {"output_throughput": "output", "total_token_throughput": "total"}
 LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}
 
 
 def recognises(document: Document) -> bool:
-    rows = document.kind in ("json", "jsonl") and document.rows()
+    rows = document.rows() if document.kind in ("json", "jsonl") else []
     return bool(rows) and all(isinstance(row, Mapping) and OWN & set(row) for row in rows)
 
 
@@ -33,13 +33,12 @@ def runs(document: Document) -> list[ServingRun]:
 
 def _run(row: Fields) -> ServingRun:
     samples, failed = common.requests(row, e2es="e2els")
-    per_user = ("throughput_per_user", "tok/s", "request", "output", "mean")
     metrics = (
         *common.throughputs(row, THROUGHPUTS),
         *common.single(row, "request_throughput", "request_throughput", "req/s"),
         *common.goodput(row),
         *common.of_keys(row, LATENCIES),
-        *common.single(row, "user_throughput", *per_user),
+        *common.single(row, "user_throughput", "throughput_per_user", "tok/s", "request", "output", "mean"),
     )
     completed, requested = row.count("completed"), row.count("num_prompts")
     run = ServingRun(

@@ -20,7 +20,15 @@ from __future__ import annotations
 from harness.serving.clients import common
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, keys_of, objects
-from harness.serving.schema import Metric, OfferedLoad, Parallelism, RequestSamples, ServingRun, Totals
+from harness.serving.schema import (
+    Metric,
+    OfferedLoad,
+    Parallelism,
+    RequestSamples,
+    ServingRun,
+    Tokens,
+    Totals,
+)
 
 NAME = "vllm.serve"
 KEYS = {
@@ -42,7 +50,7 @@ LATENCIES = {
     "client_queue_time": "client_queue_time",
     "e2el_including_client_queue": "e2e_including_client_queue",
 }
-THROUGHPUTS = {
+THROUGHPUTS: dict[str, Tokens] = {
     "input_throughput": "input",
     "output_throughput": "output",
     "total_token_throughput": "total",
@@ -134,4 +142,4 @@ def _parallelism(row: Fields) -> tuple[Parallelism, tuple[str, ...]]:
     given = {key: str(row.values[key]) for key in DEGREES if str(row.values.get(key)).isdecimal()}
     degrees = {DEGREES[key]: int(row.take(key)) for key in given}
     note = "from --metadata: " + ", ".join(f"{key} {value}" for key, value in given.items())
-    return Parallelism(**degrees), (note,) if given else ()
+    return Parallelism.model_validate(degrees), (note,) if given else ()

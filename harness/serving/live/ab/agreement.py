@@ -1,5 +1,6 @@
-"""Whether an arm answers as the base does: with the same prompts and no sampling, the same function gives
-the same words until rounding tips a near tie. A kernel that computes something else is off from the start."""
+"""Agreement of an arm's answers with the base's: with the same prompts and no sampling, the same function
+gives the same words until rounding tips a near tie. A kernel that computes something else is off from the
+start."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from harness.serving.live.client.requests import details
+from harness.serving.live.client.request_times import request_times
 
 # Random weights give close ties: after a few words most answers have parted, each for good.
 LEAST_SECOND = 0.5
@@ -37,8 +38,8 @@ def agreement(pairs: Sequence[tuple[Path, Path]]) -> Agreement | None:
     """Of the result files of pairs of runs. None where the client keeps no texts."""
     prefixes = [
         sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(a.split(), b.split(), strict=False)))
-        for one, other in pairs
-        for a, b in zip(details(one).texts, details(other).texts, strict=False)
+        for base, arm in pairs
+        for a, b in zip(request_times(base).texts, request_times(arm).texts, strict=False)
     ]
     if not prefixes:
         return None

@@ -1,4 +1,4 @@
-"""What an arm changes, from pairs of runs: Student's t over the pairs' differences.
+"""Effect of an arm, from pairs of runs: Student's t over the pairs' differences.
 
 A pair's runs send the same prompts, one after the other, so a drift between pairs cancels. A bootstrap over
 so few pairs covers too seldom (seen with 4), so the interval is Student's.
@@ -20,7 +20,7 @@ RESOLVED = 0.03
 
 
 @dataclass(frozen=True)
-class Effect:
+class ArmEffect:
     """arm minus base, in the unit of the values; `low`, `high`: the interval; `base`: mean of the base."""
 
     pairs: int
@@ -43,12 +43,12 @@ class Effect:
         return asdict(self) | {"share": self.share, "resolved": self.resolved}
 
 
-def effect(base: Sequence[float], arm: Sequence[float], confidence: float = CONFIDENCE) -> Effect | None:
+def effect(base: Sequence[float], arm: Sequence[float], confidence: float = CONFIDENCE) -> ArmEffect | None:
     """None without a pair; of a single one the interval is infinite."""
     if not base or len(base) != len(arm):
         return None
     differences = [b - a for a, b in zip(base, arm, strict=True)]
     mean, half = statistics.fmean(differences), mean_half_width(differences, confidence)
-    return Effect(
+    return ArmEffect(
         len(base), statistics.fmean(base), statistics.fmean(arm), mean, mean - half, mean + half, confidence
     )

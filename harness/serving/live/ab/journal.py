@@ -1,4 +1,4 @@
-"""What has been done, a line of JSON each, on the disk before the next thing begins."""
+"""Journal of live runs: a line of JSON for each, on the disk before the next thing begins."""
 
 from __future__ import annotations
 
@@ -7,26 +7,29 @@ from pathlib import Path
 from typing import Any
 
 from harness import files
-from harness.errors import HarnessError, UsageError
+from harness.errors import UsageError
+from harness.serving.live.swaps import current_names
 
 FILE = "live.jsonl"
 
 
-class JournalFull(HarnessError):
-    """A finished run could not be written; the journal is as it was before."""
-
-
-class Journal:
+class LiveJournal:
     """live.jsonl of a folder: the plan first, then lines `observed`, `calibration`, `run`, `pair`,
     `given_up` and `resumed`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / FILE
+        self._lines = files.JsonLines(self.path, _entry)
 
     @staticmethod
-    def create(folder: Path, plan: dict[str, Any]) -> Journal:
+    def begin(folder: Path, plan: dict[str, Any], resume: bool) -> LiveJournal:
+        """The folder's, gone on with, or a new one. Raises UsageError."""
+        return LiveJournal.resume(folder, plan) if resume else LiveJournal.create(folder, plan)
+
+    @staticmethod
+    def create(folder: Path, plan: dict[str, Any]) -> LiveJournal:
         """Raises UsageError where there is one already, or it cannot be written."""
-        journal = Journal(folder)
+        journal = LiveJournal(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if journal.path.exists() and any(line["kind"] != "plan" for line in journal.lines()):
@@ -38,9 +41,9 @@ class Journal:
         return journal
 
     @staticmethod
-    def resume(folder: Path, plan: dict[str, Any]) -> Journal:
+    def resume(folder: Path, plan: dict[str, Any]) -> LiveJournal:
         """Raises UsageError where the folder holds none, or one of another plan."""
-        journal = Journal(folder)
+        journal = LiveJournal(folder)
         lines = journal.lines()
         if not lines or lines[0]["kind"] != "plan":
             raise UsageError(f"{folder} holds no live runs to resume")
@@ -58,38 +61,28 @@ class Journal:
 
     def append(self, kind: str, facts: dict[str, Any]) -> None:
         """One line, on the disk when this returns. Raises JournalFull."""
-        try:
-            files.append(self.path, json.dumps({"kind": kind, **facts}) + "\n")
-        except OSError as error:
-            raise JournalFull(
-                f"cannot write to {self.path}: {error.strerror}; what is finished stays"
-            ) from None
+        self._lines.append(json.dumps({"kind": kind, **facts}))
 
     def lines(self) -> list[dict[str, Any]]:
         """All whole lines. Raises UsageError for one that is broken in the middle."""
-        try:
-            data = self.path.read_bytes()
-        except OSError as error:
-            raise UsageError(f"cannot read {self.path}: {error.strerror}") from None
-        found = []
-        for number, line in enumerate(data[: files.whole_lines(data)].splitlines(), 1):
-            try:
-                entry = json.loads(line)
-                entry["kind"]
-            except (ValueError, KeyError, TypeError):
-                raise UsageError(f"cannot read {self.path}, line {number}: no entry of a live run") from None
-            found.append(entry)
-        return found
+        return list(self._lines.records())
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [line for line in self.lines() if line["kind"] == kind]
 
 
+def _entry(line: bytes) -> dict[str, Any]:
+    entry = json.loads(line)
+    if not isinstance(entry, dict) or "kind" not in entry:
+        raise ValueError("no entry of a live run")
+    return entry
+
+
 def _lasting(plan: dict[str, Any]) -> dict[str, Any]:
     machine = {key: plan.get("machine", {}).get(key) for key in ("host", "device", "cpus")}
-    return {key: value for key, value in plan.items() if key not in ("kind", "pairs", "git")} | {
-        "machine": machine
-    }
+    arms = [{**arm, "swaps": list(current_names(arm["swaps"]))} for arm in plan.get("arms", ())]
+    lasting = {key: value for key, value in plan.items() if key not in ("kind", "pairs", "git")}
+    return lasting | {"machine": machine, "arms": arms}
 
 
 def _short(value: Any) -> str:

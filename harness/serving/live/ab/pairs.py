@@ -1,4 +1,4 @@
-"""A journal's finished pairs, and what they say of each arm."""
+"""Finished pairs of a journal, and what they say of each arm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.serving.live.ab.effect import Effect, effect
+from harness.serving.live.ab.effect import ArmEffect, effect
 
 QUANTITIES = {
     "steady_itl_ms": "decode step (steady ITL)",
@@ -28,18 +28,18 @@ def counted(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def pairs_of(lines: Sequence[Mapping[str, Any]], quantity: str, base: str, arm: str) -> list[tuple[Any, Any]]:
     """(base, arm) of each finished pair, in order."""
     values = {(run["pair"], run["arm"]): run.get(quantity) for run in counted(lines)}
-    both = [(values.get((pair, base)), values[pair, one]) for pair, one in sorted(values) if one == arm]
+    both = [(values.get((pair, base)), values[pair, name]) for pair, name in sorted(values) if name == arm]
     return [(a, b) for a, b in both if a is not None and b is not None]
 
 
-def effects(lines: Sequence[Mapping[str, Any]], base: str, arm: str) -> dict[str, Effect]:
+def effects(lines: Sequence[Mapping[str, Any]], base: str, arm: str) -> dict[str, ArmEffect]:
     """What `arm` changes against `base`, by quantity."""
-    found = {}
+    changes = {}
     for quantity in QUANTITIES:
         both = pairs_of(lines, quantity, base, arm)
-        if one := effect([a for a, _ in both], [b for _, b in both]):
-            found[quantity] = one
-    return found
+        if change := effect([a for a, _ in both], [b for _, b in both]):
+            changes[quantity] = change
+    return changes
 
 
 def spread(lines: Sequence[Mapping[str, Any]], arm: str, quantity: str = "steady_itl_ms") -> float | None:

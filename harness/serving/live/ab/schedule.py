@@ -1,4 +1,4 @@
-"""The order of runs: mirrored, so that a drift of the machine meets each arm alike, and paired by seed."""
+"""Order of runs: mirrored, so that a drift of the machine meets each arm alike, and paired by seed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Turn:
+class ScheduledRun:
     """One run to make. All turns of a pair send the same prompts."""
 
     pair: int
@@ -15,9 +15,9 @@ class Turn:
     seed: int
 
 
-def turns(arms: Sequence[str], pairs: int, seed: int) -> list[list[Turn]]:
+def mirrored_runs(arms: Sequence[str], pairs: int, seed: int) -> list[list[ScheduledRun]]:
     """Of each pair its turns, in order: AB, BA, AB ... (ABC, CBA, ...)."""
     return [
-        [Turn(pair, arm, seed + pair) for arm in (arms if pair % 2 == 0 else arms[::-1])]
+        [ScheduledRun(pair, arm, seed + pair) for arm in (arms if pair % 2 == 0 else arms[::-1])]
         for pair in range(pairs)
     ]

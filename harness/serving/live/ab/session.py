@@ -9,22 +9,22 @@ from typing import Any
 
 from harness.errors import HarnessError
 from harness.machine.monitor.base import Monitor
-from harness.serving.live.ab.arms import Arm
-from harness.serving.live.ab.journal import Journal
-from harness.serving.live.ab.rejection import Rules
-from harness.serving.live.ab.schedule import Turn, turns
+from harness.serving.live.ab.arms import EngineArm
+from harness.serving.live.ab.journal import LiveJournal
+from harness.serving.live.ab.rejection import RejectionRules
+from harness.serving.live.ab.schedule import ScheduledRun, mirrored_runs
 from harness.serving.live.ab.steps import steps
 from harness.serving.live.client.client import Client
-from harness.serving.live.client.load import Load
+from harness.serving.live.client.load import ClientLoad
 from harness.serving.live.engine.servers import Servers
-from harness.serving.live.engine.time_slices_run import BESIDE, Loaded, load_together
+from harness.serving.live.engine.time_slices_run import BESIDE, ClientOutcome, run_in_time_slices
 
 ATTEMPTS = 4  # at a run, before its pair is given up
 CALIBRATION_SEED = 999_983
 
 
 @dataclass(frozen=True)
-class Settings:
+class PairSettings:
     """What one series of pairs is: written to the journal before the first run.
 
     slice_s: runs of a pair are made at the same time, their engines in turn for so long; 0: one run after the
@@ -33,31 +33,44 @@ class Settings:
              not taken for its arm's; 0: never
     """
 
-    arms: tuple[Arm, ...]
-    load: Load
+    arms: tuple[EngineArm, ...]
+    load: ClientLoad
     pairs: int
     seed: int = 0
-    rules: Rules = field(default_factory=Rules)
+    rules: RejectionRules = field(default_factory=RejectionRules)
     attempts: int = ATTEMPTS
     run_timeout_s: float = 600.0
     slice_s: float = 0.0
     renew: int = 0
 
-    def arm(self, name: str) -> Arm:
+    def arm(self, name: str) -> EngineArm:
         return next(arm for arm in self.arms if arm.name == name)
 
+    def facts(self) -> dict[str, Any]:
+        """As a journal's plan has them."""
+        return {
+            "arms": [arm.facts() for arm in self.arms],
+            "load": self.load.facts(),
+            "pairs": self.pairs,
+            "seed": self.seed,
+            "slice_s": self.slice_s,
+            "renew": self.renew,
+            "rules": self.rules.facts(),
+        }
 
-class Session:
+
+class PairSession:
     """Makes the pairs that the journal lacks. A run that is rejected is made again at once, with the same
     seed, so that a pair's runs stay neighbours."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: PairSettings,
         servers: Servers,
         client: Client,
-        journal: Journal,
+        journal: LiveJournal,
         monitor: Monitor,
+        *,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.settings, self.servers, self.client = settings, servers, client
@@ -67,7 +80,9 @@ class Session:
         """Raises NothingRan where an engine does not come up, EngineDied where one dies twice over."""
         rules = self._calibrated()
         done = {line["pair"] for line in self.journal.of("pair")}
-        for pair in turns([arm.name for arm in self.settings.arms], self.settings.pairs, self.settings.seed):
+        for pair in mirrored_runs(
+            [arm.name for arm in self.settings.arms], self.settings.pairs, self.settings.seed
+        ):
             if pair[0].pair in done:
                 continue
             if self.settings.renew and pair[0].pair % self.settings.renew == 0:
@@ -75,7 +90,7 @@ class Session:
                     self.servers.drop(arm)
             self._pair(pair, rules)
 
-    def _calibrated(self) -> Rules:
+    def _calibrated(self) -> RejectionRules:
         """The rules, with the prefill pattern that a run of the first arm shows where none was given. It is
         on the disk before the first run that counts."""
         rules = self.settings.rules
@@ -84,7 +99,7 @@ class Session:
         before = self.journal.of("calibration")
         if not before:
             arm = self.settings.arms[0]
-            turn = Turn(-1, arm.name, CALIBRATION_SEED)
+            turn = ScheduledRun(-1, arm.name, CALIBRATION_SEED)
             record = self._run([turn], 0, replace(rules, disturbed=False))[0]
             if record["status"] == "failed":
                 raise HarnessError(f"the first run failed: {'; '.join(record['reasons'])}")
@@ -92,7 +107,7 @@ class Session:
             before = [record]
         return replace(rules, pattern=tuple(before[-1]["prefill_pattern"]))
 
-    def _pair(self, pair: Sequence[Turn], rules: Rules) -> None:
+    def _pair(self, pair: Sequence[ScheduledRun], rules: RejectionRules) -> None:
         """A pair that an earlier call left unfinished begins anew: its runs would be no neighbours."""
         kept: dict[str, int] = {}
         for group in [pair] if self.settings.slice_s else [[turn] for turn in pair]:
@@ -115,7 +130,9 @@ class Session:
                 return
         self.journal.append("pair", {"pair": pair[0].pair, "attempts": kept})
 
-    def _run(self, group: Sequence[Turn], attempt: int, rules: Rules) -> list[dict[str, Any]]:
+    def _run(
+        self, group: Sequence[ScheduledRun], attempt: int, rules: RejectionRules
+    ) -> list[dict[str, Any]]:
         """Runs made at the same time, as records; `failed` where engine or client did, `rejected` where a
         rule says so."""
         arms, settings = [self.settings.arm(turn.arm) for turn in group], self.settings
@@ -125,7 +142,7 @@ class Session:
         results = [self.journal.folder / "runs" / f"{label}-{arm.name}.json" for arm in arms]
         results[0].parent.mkdir(exist_ok=True)
         started = _now()
-        loaded, disturbance = load_together(
+        loaded, disturbance = run_in_time_slices(
             self.client,
             engines,
             results,
@@ -136,7 +153,7 @@ class Session:
             monitor=self.monitor,
         )
         records = []
-        for arm, result, one in zip(arms, results, loaded, strict=True):
+        for arm, result, outcome in zip(arms, results, loaded, strict=True):
             record = {
                 "pair": pair,
                 "arm": arm.name,
@@ -146,26 +163,26 @@ class Session:
                 "started": started,
                 "ended": _now(),
             }
-            if one.error and str(one.error) != BESIDE:
+            if outcome.error and str(outcome.error) != BESIDE:
                 self.servers.drop(arm)
-            records.append(record | self._judged(one, rules, disturbance))
+            records.append(record | self._judged(outcome, rules, disturbance))
         return records
 
-    def _judged(self, one: Loaded, rules: Rules, disturbance: str) -> dict[str, Any]:
+    def _judged(self, outcome: ClientOutcome, rules: RejectionRules, disturbance: str) -> dict[str, Any]:
         load = self.settings.load
-        if one.found is None:
-            return {"status": "failed", "reasons": [str(one.error)]}
-        found = one.found
-        seen = steps(found.requests, min(load.concurrency, load.prompts), found.input_lens, one.until)
-        reasons = rules.reasons(load, len(found.requests), found.output_lens, seen, disturbance)
+        if outcome.times is None:
+            return {"status": "failed", "reasons": [str(outcome.error)]}
+        times = outcome.times
+        seen = steps(times.requests, min(load.concurrency, load.prompts), times.input_lens, outcome.until)
+        reasons = rules.reasons(load, len(times.requests), times.output_lens, seen, disturbance)
         return {
             "status": "rejected" if reasons else "ok",
             "reasons": reasons,
             "disturbance": disturbance,
             "conditions": self.monitor.conditions(),
-            **found.means(),
+            **times.means(),
             **seen.facts(),
-            **({"stood_still": one.clock.stops} if one.clock.stops else {}),
+            **({"stood_still": outcome.clock.stops} if outcome.clock.stops else {}),
         }
 
     def _report(self, record: dict[str, Any]) -> None:

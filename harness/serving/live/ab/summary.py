@@ -1,4 +1,4 @@
-"""A journal as plain values, and as the tables that a person reads."""
+"""Summary of a journal: as plain values, and as the tables that a person reads."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def summarise(lines: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any
             for name in names
         },
         "effects": {
-            name: {quantity: one.facts() for quantity, one in effects(lines, names[0], name).items()}
+            name: {quantity: change.facts() for quantity, change in effects(lines, names[0], name).items()}
             for name in names[1:]
         },
         "agreement": {
-            name: found.facts()
+            name: answers.facts()
             for name in names[1:]
             if (
-                found := agreement(
+                answers := agreement(
                     [(folder / a, folder / b) for a, b in pairs_of(lines, "result", names[0], name)]
                 )
             )
@@ -64,19 +64,20 @@ def summarise(lines: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any
 def table(summary: Mapping[str, Any]) -> str:
     """Arms, then what each changes."""
     arms = [
-        [name, one["runs"], _ms(one.get("steady_itl_ms")), _percent(one["spread"]),
-         _ms(one.get("mean_ttft_ms")), _ms(one.get("mean_tpot_ms")),
-         f"{one['decoding_batch']:.2f}" if one["decoding_batch"] else "",
-         ", ".join(map(pattern_text, one["prefill_patterns"]))]
-        for name, one in summary["arms"].items()
+        [name, facts["runs"], _ms(facts.get("steady_itl_ms")), _percent(facts["spread"]),
+         _ms(facts.get("mean_ttft_ms")), _ms(facts.get("mean_tpot_ms")),
+         f"{facts['decoding_batch']:.2f}" if facts["decoding_batch"] else "",
+         ", ".join(map(pattern_text, facts["prefill_patterns"]))]
+        for name, facts in summary["arms"].items()
     ]  # fmt: skip
     headers = ["arm", "runs", "decode step", "between runs", "TTFT", "TPOT", "decoding", "prefilled together"]
     parts = [tabulate(arms, headers, disable_numparse=True)]
     changed = [
-        [name, QUANTITIES[quantity], f"{one['change']:+.2f} ms", f"{one['low']:+.2f} to {one['high']:+.2f}",
-         f"{one['share']:+.1%}", one["pairs"], "" if one["resolved"] else "not resolved"]
+        [name, QUANTITIES[quantity], f"{change['change']:+.2f} ms",
+         f"{change['low']:+.2f} to {change['high']:+.2f}", f"{change['share']:+.1%}", change["pairs"],
+         "" if change["resolved"] else "not resolved"]
         for name, effects_of in summary["effects"].items()
-        for quantity, one in effects_of.items()
+        for quantity, change in effects_of.items()
     ]  # fmt: skip
     if changed:
         columns = ["arm", "against the first", "change", "95 %", "share", "pairs", ""]
@@ -84,10 +85,10 @@ def table(summary: Mapping[str, Any]) -> str:
     closing = [f"{summary['pairs']} of {summary['asked']} pairs, {summary['runs']} runs"]
     closing += [f"  {count} not counted: {reason}" for reason, count in summary["rejected"].items()]
     closing += [
-        f"warning: {name} answers unlike {next(iter(summary['arms']))}: {one['second']:.0%} of its requests "
-        "agree in their first two words; does it compute the same?"
-        for name, one in summary["agreement"].items()
-        if one["suspect"]
+        f"warning: {name} answers unlike {next(iter(summary['arms']))}: {answers['second']:.0%} of its "
+        "requests agree in their first two words; does it compute the same?"
+        for name, answers in summary["agreement"].items()
+        if answers["suspect"]
     ]
     return "\n\n".join([*parts, "\n".join(closing)])
 

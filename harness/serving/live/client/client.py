@@ -1,4 +1,4 @@
-"""The client that loads the engine: a real one, in a process of its own."""
+"""Client that loads the engine: a real one, in a process of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.errors import NothingRan, UsageError
-from harness.serving.live.client.load import Load
+from harness.serving.live.client.load import ClientLoad
 from harness.serving.live.engine.launch import OFFLINE
 from harness.serving.live.engine.plugin_path import broken_modules, stage
 from harness.serving.live.process.client_processes import ClientFailed, Forked, Processes, Separate
@@ -68,7 +68,8 @@ class Client:
         self,
         url: str,
         name: str,
-        load: Load,
+        load: ClientLoad,
+        *,
         seed: int,
         result: Path,
         deadline_s: float,
@@ -111,7 +112,7 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _command(self, url: str, name: str, load: Load, seed: int, result: Path) -> list[str]:
+    def _command(self, url: str, name: str, load: ClientLoad, seed: int, result: Path) -> list[str]:
         """What begins a run: the arguments alone where a program stays for it."""
         if self.kind == "vllm":
             return self._vllm(url, name, load, seed, result)
@@ -130,7 +131,7 @@ class Client:
             parts = tuple(part.replace(f"{{{key}}}", value) for part in parts)
         return list(parts)
 
-    def _vllm(self, url: str, name: str, load: Load, seed: int, result: Path) -> list[str]:
+    def _vllm(self, url: str, name: str, load: ClientLoad, seed: int, result: Path) -> list[str]:
         return [
             *("--backend", "vllm", "--base-url", url),
             *("--model", name, "--tokenizer", str(self.model), "--dataset-name", "random"),
@@ -141,7 +142,7 @@ class Client:
             *("--result-dir", str(result.parent), "--result-filename", result.name),
         ]
 
-    def _sglang(self, url: str, name: str, load: Load, seed: int, result: Path) -> list[str]:
+    def _sglang(self, url: str, name: str, load: ClientLoad, seed: int, result: Path) -> list[str]:
         backend = {"sglang": "sglang", "tensorrt-llm": "sglang-oai"}.get(self.engine, "vllm")
         return [
             *(sys.executable, "-m", "sglang.bench_serving", "--backend", backend, "--base-url", url),

@@ -1,4 +1,4 @@
-"""What is asked of the engine in one run."""
+"""Load of one run: what is asked of the engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Load:
+class ClientLoad:
     """input_len, output_len: tokens of each request; concurrency: most in flight; prompts: requests."""
 
     input_len: int = 512

@@ -1,4 +1,4 @@
-"""An engine on loopback, from its start to the last of its processes."""
+"""Engine on loopback, from its start to the last of its processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError, NothingRan
-from harness.serving.live.engine.launch import Launch
+from harness.serving.live.engine.launch import EngineLaunch
 from harness.serving.live.process.guarded import Guarded, how_it_ended
 
 # Straight to loopback: a proxy from the environment has no business here.
@@ -26,7 +26,7 @@ class EngineDied(HarnessError):
 class Engine:
     """A serving engine as a guarded process. Raises NothingRan where it does not come up."""
 
-    def __init__(self, launch: Launch, port: int, log: Path) -> None:
+    def __init__(self, launch: EngineLaunch, port: int, log: Path) -> None:
         self.launch, self.port = launch, port
         self.url = f"http://127.0.0.1:{port}"
         self.folder = log.parent
@@ -64,7 +64,7 @@ class Engine:
     def _is_ours(self) -> None:
         answer = self._get("/v1/models", 10.0)
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-            names = [one["id"] for one in json.loads(answer or "")["data"]]
+            names = [model["id"] for model in json.loads(answer or "")["data"]]
             # A command given whole may have no {name}: then any answer is taken for its.
             if self.launch.model_name not in names and self.launch.kind in ("vllm", "sglang"):
                 self.stop()
@@ -84,22 +84,22 @@ class Engine:
 
     def counter(self, name: str) -> float | None:
         """A counter or gauge of its Prometheus page, summed over labels; None where it has none."""
-        found = [
+        values = [
             float(line.rsplit(" ", 1)[1])
             for line in (self._get("/metrics", 5.0) or "").splitlines()
             if line.startswith((f"{name} ", f"{name}{{"))
         ]
-        return sum(found) if found else None
+        return sum(values) if values else None
 
-    def said(self) -> list[dict[str, Any]]:
+    def notes(self) -> list[dict[str, Any]]:
         """What the plug-in noted so far."""
         if self.launch.swaps_log is None or not self.launch.swaps_log.exists():
             return []
-        notes = []
+        lines = []
         for line in self.launch.swaps_log.read_text().splitlines():
             with contextlib.suppress(ValueError):
-                notes.append(json.loads(line))
-        return notes
+                lines.append(json.loads(line))
+        return lines
 
     def pause(self) -> float:
         """When it stood still, by time.monotonic."""

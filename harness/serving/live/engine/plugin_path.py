@@ -1,4 +1,5 @@
-"""A folder for an engine's Python path: the plug-in as if installed, and what hides broken packages."""
+"""Python path of an engine, a folder: the plug-in as if installed, the suite that it calls, and what hides
+broken packages."""
 
 from __future__ import annotations
 
@@ -8,8 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from harness.paths import ROOT
+from harness.serving.live import plugin
+
 PACKAGE = "deepseek_kernel_bench_plugin"
-SOURCES = Path(__file__).parents[1] / "plugin"
+PLUGIN = Path(plugin.__file__).parent
+SUITE = ("kernels", "shapes")
 
 # Packages that vLLM installs and does not need for text. PyPI has them built for another torch than the CPU
 # build beside them: then importing them fails, and takes the engine down with it.
@@ -34,10 +39,9 @@ if _spec is not None and _spec.loader is not None:
 
 
 def stage(site: Path, hidden: tuple[str, ...]) -> None:
-    """Fills `site`. Raises OSError."""
+    """Fills `site` with the plug-in. Raises OSError."""
     shutil.rmtree(site, ignore_errors=True)
-    package = site / PACKAGE
-    shutil.copytree(SOURCES, package, ignore=shutil.ignore_patterns("__pycache__"))
+    _copy(PLUGIN, site / PACKAGE)
     about = site / f"{PACKAGE}-1.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1\n")
@@ -45,6 +49,18 @@ def stage(site: Path, hidden: tuple[str, ...]) -> None:
     (about / "entry_points.txt").write_text(entry)
     if hidden:
         (site / "sitecustomize.py").write_text(HIDE.format(names=hidden))
+
+
+def stage_suite(folder: Path) -> None:
+    """Puts `kernels` and `shapes` there, apart from the plug-in: on the path of engines that swap an op
+    alone. Raises OSError."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for package in SUITE:
+        _copy(ROOT / package, folder / package)
+
+
+def _copy(package: Path, to: Path) -> None:
+    shutil.copytree(package, to, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 @functools.cache

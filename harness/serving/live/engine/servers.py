@@ -1,4 +1,4 @@
-"""The arms' servers: as many up at once as memory holds, all but one stopped in their tracks."""
+"""Servers of the arms: as many up at once as memory holds, all but one stopped in their tracks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from types import TracebackType
 
 from harness.errors import HarnessError, NothingRan
-from harness.serving.live.ab.arms import Arm
+from harness.serving.live.ab.arms import EngineArm
 from harness.serving.live.client.client import Client, ClientFailed
-from harness.serving.live.client.load import Load
+from harness.serving.live.client.load import ClientLoad
 from harness.serving.live.engine import launch as launch_module
 from harness.serving.live.engine.engine import Engine, EngineDied
 from harness.serving.live.process.launching import free_port
@@ -37,11 +37,11 @@ class Servers:
 
     def __init__(
         self,
-        kind: launch_module.Kind,
+        kind: launch_module.EngineKind,
         model: Path,
         folder: Path,
         client: Client,
-        load: Load,
+        load: ClientLoad,
         *,
         port: int | None = None,
         flags: Sequence[str] = (),
@@ -55,13 +55,13 @@ class Servers:
         self.up: dict[str, Engine] = {}
         self.largest = 0
 
-    def get(self, arm: Arm) -> Engine:
+    def get(self, arm: EngineArm) -> Engine:
         """The arm's engine, warmed up, alone awake. Raises NothingRan where it does not come up or
         cannot be warmed up, SwapFailed."""
-        for name, engine in self.up.items():
-            if name != arm.name and not engine.process.paused:
-                engine.pause()
-        engine = self.up.pop(arm.name, None)
+        for name, other in self.up.items():
+            if name != arm.name and not other.process.paused:
+                other.pause()
+        engine = self.up.pop(arm.name) if arm.name in self.up else None
         if engine is not None and not engine.process.alive():
             engine.stop()
             engine = None
@@ -73,7 +73,7 @@ class Servers:
             engine.resume()
         return engine
 
-    def all(self, arms: Sequence[Arm]) -> list[Engine]:
+    def all(self, arms: Sequence[EngineArm]) -> list[Engine]:
         """The engines of all these arms, up together. Raises as `get` does, and NothingRan where memory does
         not hold them."""
         engines = [self.get(arm) for arm in arms]
@@ -84,7 +84,7 @@ class Servers:
             )
         return engines
 
-    def start(self, arm: Arm, trace: Path | None = None, routing: Path | None = None) -> Engine:
+    def start(self, arm: EngineArm, trace: Path | None = None, routing: Path | None = None) -> Engine:
         """A further engine of that arm, which logs; the caller stops it. Raises as `get` does."""
         for engine in self.up.values():
             engine.pause()
@@ -97,7 +97,7 @@ class Servers:
             if not engine.process.paused:
                 engine.pause()
 
-    def drop(self, arm: Arm) -> None:
+    def drop(self, arm: EngineArm) -> None:
         """Stops the arm's engine, if it is up."""
         if engine := self.up.pop(arm.name, None):
             engine.stop()
@@ -114,7 +114,7 @@ class Servers:
             self.up.pop(name).stop()
             free = available_memory() or 0
 
-    def _start(self, arm: Arm, trace: Path | None = None, routing: Path | None = None) -> Engine:
+    def _start(self, arm: EngineArm, trace: Path | None = None, routing: Path | None = None) -> Engine:
         port = free_port(self.port)
         name = f"{arm.name}-{uuid.uuid4().hex[:8]}"
         folder = self.folder / "servers" / name
@@ -124,8 +124,8 @@ class Servers:
             self.model,
             port,
             folder,
-            name,
-            self.load,
+            name=name,
+            load=self.load,
             environment=dict(arm.environment),
             flags=(*self.flags, *arm.flags),
             swaps=arm.swaps,
@@ -157,7 +157,7 @@ class Servers:
         self.client.run(
             engine.url,
             engine.launch.model_name,
-            Load(load.input_len, min(WARM_UP_TOKENS, load.output_len), together, together),
+            ClientLoad(load.input_len, min(WARM_UP_TOKENS, load.output_len), together, together),
             seed=10**6,
             result=folder / "warm-up.json",
             deadline_s=self.start_timeout_s,
@@ -174,10 +174,10 @@ class Servers:
             self.up.popitem()[1].stop()
 
 
-def _require_swaps(engine: Engine, arm: Arm) -> None:
+def _require_swaps(engine: Engine, arm: EngineArm) -> None:
     until = time.monotonic() + 2.0
     while True:
-        called = {note.get("swap") for note in engine.said() if note["event"] == "called"}
+        called = {note.get("swap") for note in engine.notes() if note["event"] == "called"}
         missing = [swap for swap in arm.swaps if swap not in called]
         if not missing:
             return

@@ -1,4 +1,4 @@
-"""Engines that take turns on one machine: one runs while the others stand still, a fraction of a second each.
+"""Time slices of a machine: one engine runs while the others stand still, a fraction of a second each.
 
 The speed of a shared machine wanders by several per cent from one second to the next, so two runs one after
 the other differ by that much whatever runs in them. In slices shorter than that, both meet the same machine.
@@ -43,7 +43,7 @@ class OwnClock:
         return at - lost + max(0.0, self.stops[before - 1][1] - at if before else 0.0)
 
 
-class Slices:
+class TimeSlices:
     """While this is entered, its engines run in turn, the first one first."""
 
     def __init__(self, engines: Sequence[Engine], slice_s: float) -> None:
@@ -65,7 +65,7 @@ class Slices:
             self._running = [other for other in self._running if other is not engine]
             self._changed.notify()
 
-    def __enter__(self) -> Slices:
+    def __enter__(self) -> TimeSlices:
         for engine in self.engines[1:]:
             self._pause(engine)
         self._resume(self.engines[0])

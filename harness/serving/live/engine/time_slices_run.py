@@ -1,4 +1,4 @@
-"""Clients that load their engines at the same time, each its own; the engines take turns (slices.py)."""
+"""Runs in time slices: clients load their engines at the same time, each its own; the engines take turns."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from pathlib import Path
 from harness.errors import HarnessError
 from harness.machine.monitor.base import Monitor
 from harness.serving.live.client.client import Client, ClientFailed
-from harness.serving.live.client.load import Load
-from harness.serving.live.client.requests import Details, details
+from harness.serving.live.client.load import ClientLoad
+from harness.serving.live.client.request_times import RequestTimes, request_times
 from harness.serving.live.engine.engine import Engine, EngineDied
-from harness.serving.live.engine.time_slices import OwnClock, Slices
+from harness.serving.live.engine.time_slices import OwnClock, TimeSlices
 
 BESIDE = "the run beside it failed"
 
 
 @dataclass(frozen=True)
-class Loaded:
+class ClientOutcome:
     """What one client left, or why it left nothing.
 
-    clock: of its engine; found: by that clock; until: when, by that clock, the first of all runs was over
+    clock: of its engine; times: by that clock; until: when, by that clock, the first of all runs was over
     """
 
     clock: OwnClock
-    found: Details | None = None
+    times: RequestTimes | None = None
     until: float = 0.0
     error: HarnessError | None = None
 
 
-def load_together(
+def run_in_time_slices(
     client: Client,
     engines: Sequence[Engine],
     results: Sequence[Path],
-    load: Load,
+    load: ClientLoad,
     seed: int,
     *,
     slice_s: float,
     timeout_s: float,
     monitor: Monitor,
-) -> tuple[list[Loaded], str]:
+) -> tuple[list[ClientOutcome], str]:
     """One run of each engine, its result in the file of the same place; what disturbed them. Raises
     HarnessError where the client keeps no times by which runs can be told apart."""
     interrupted = threading.Event()
@@ -63,7 +63,14 @@ def load_together(
 
         try:
             client.run(
-                engine.url, engine.launch.model_name, load, seed, result, timeout_s, watch=watch, ended=ended
+                engine.url,
+                engine.launch.model_name,
+                load,
+                seed=seed,
+                result=result,
+                deadline_s=timeout_s,
+                watch=watch,
+                ended=ended,
             )
         except BaseException as error:
             slices.finished(engine)
@@ -77,7 +84,7 @@ def load_together(
 
     monitor.begin()
     began = time.monotonic()
-    with Slices(engines, slice_s) as slices, ThreadPoolExecutor(len(engines)) as pool:
+    with TimeSlices(engines, slice_s) as slices, ThreadPoolExecutor(len(engines)) as pool:
         try:
             errors = list(pool.map(run, engines, results))
         except BaseException:
@@ -86,17 +93,19 @@ def load_together(
             raise
     ended = time.monotonic()
     clocks = [slices.clock(engine) for engine in engines]
-    kept = [None if error else details(result) for error, result in zip(errors, results, strict=True)]
+    read = [None if error else request_times(result) for error, result in zip(errors, results, strict=True)]
     if len(engines) > 1:
-        for found, result in zip(kept, results, strict=True):
-            if found and not (found.dated and all(began <= r.sent <= ended for r in found.requests)):
+        for times, result in zip(read, results, strict=True):
+            if times and not (times.dated and all(began <= r.sent <= ended for r in times.requests)):
                 raise HarnessError(
                     f"{result} does not date its requests by this machine's monotonic clock: runs of this "
                     "client cannot take turns; give no slices"
                 )
-    over = min((max(r.tokens[-1] for r in one.requests) for one in kept if one and one.requests), default=0.0)
+    over = min(
+        (max(r.tokens[-1] for r in times.requests) for times in read if times and times.requests), default=0.0
+    )
     loaded = [
-        Loaded(clock, found and found.by(clock), clock(over), error)
-        for clock, found, error in zip(clocks, kept, errors, strict=True)
+        ClientOutcome(clock, times and times.by(clock), clock(over), error)
+        for clock, times, error in zip(clocks, read, errors, strict=True)
     ]
     return loaded, "; ".join(filter(None, disturbances))

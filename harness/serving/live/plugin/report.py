@@ -1,4 +1,4 @@
-"""What the plug-in did, as lines of JSON: the harness takes no run for an arm whose swap was not called."""
+"""Log of what the plug-in did, in JSON lines: no run counts for an arm whose swap was not called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which experts each token went to, by step and layer, kept in memory and written now and then."""
+"""Routing log: which experts each token went to, by step and layer, kept in memory, written now and then."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def record() -> None:
     log = _Log(Path(os.environ["KERNEL_BENCH_ROUTING_LOG"]))
     compute = CPURouter._compute_routing
 
-    def _compute_routing(self, *args: Any, **named: Any) -> Any:  # type: ignore[no-untyped-def]
+    def _compute_routing(self, *args, **named):
         weights, ids = compute(self, *args, **named)
         log.add(id(self), ids, self.global_num_experts)
         return weights, ids
@@ -47,11 +47,11 @@ class _Log:
     def add(self, router: int, ids: Any, experts: int) -> None:
         layer = self.layers.setdefault(router, len(self.layers))
         self.step += layer == 0
-        found = ids.numpy()
-        if len(found) <= LARGEST_STEP:
-            self.entries.append((time.time(), self.step, layer, found.astype(np.int16).copy()))
+        picks = ids.numpy()
+        if len(picks) <= LARGEST_STEP:
+            self.entries.append((time.time(), self.step, layer, picks.astype(np.int16).copy()))
         else:
-            counts = np.bincount(found.ravel(), minlength=experts).astype(np.int32)
+            counts = np.bincount(picks.ravel(), minlength=experts).astype(np.int32)
             self.prefills.append((time.time(), self.step, layer, counts))
         if layer == 0 and time.monotonic() - self.written > EVERY_S:
             self.write()

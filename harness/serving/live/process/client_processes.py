@@ -1,4 +1,4 @@
-"""Where a client's runs happen: in a process each, or in one forked from a process that stays.
+"""Client processes: one for each run, or one forked from a process that stays.
 
 Both begin runs from several threads at once, and know who can say what an ended run used.
 """
@@ -26,7 +26,7 @@ class ClientFailed(HarnessError):
     """It ended without a result: one line with its last words."""
 
 
-class Run(Protocol):
+class ClientRun(Protocol):
     """One run of a client. It has ended when its context has."""
 
     def wait(self, seconds: float) -> int | None:
@@ -34,13 +34,13 @@ class Run(Protocol):
 
     def last_words(self) -> str: ...
 
-    def __enter__(self) -> Run: ...
+    def __enter__(self) -> ClientRun: ...
 
     def __exit__(self, *_: object) -> None: ...
 
 
 class Processes(Protocol):
-    def begin(self, command: Sequence[str], log: Path) -> Run: ...
+    def begin(self, command: Sequence[str], log: Path) -> ClientRun: ...
 
     def pids(self) -> list[int]:
         """Of all that run, and of those that can say what the ended ones used."""
@@ -57,7 +57,7 @@ class Separate:
         self._lock = threading.Lock()
         self._runs: list[Guarded] = []
 
-    def begin(self, command: Sequence[str], log: Path) -> Run:
+    def begin(self, command: Sequence[str], log: Path) -> ClientRun:
         run = Guarded(command, self.environment, log, self.folder)
         with self._lock:
             self._runs = [*(run for run in self._runs if run.pids()), run]
@@ -84,7 +84,7 @@ class Forked:
         self._lock = threading.Lock()
         self._staying: _Staying | None = None
 
-    def begin(self, command: Sequence[str], log: Path) -> Run:
+    def begin(self, command: Sequence[str], log: Path) -> ClientRun:
         """command: the run's arguments. Raises ClientFailed where the program has just died."""
         with self._lock:
             if self._staying is None or not self._staying.listens():
@@ -121,8 +121,8 @@ class _Staying:
         """It says nothing here: what can be read is the end."""
         return self._orders.fileno() >= 0 and not select.select([self._orders], [], [], 0)[0]
 
-    def begin(self, arguments: Sequence[str], log: Path) -> Run:
-        said = Log(log)
+    def begin(self, arguments: Sequence[str], log: Path) -> ClientRun:
+        output = Log(log)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, log.open("ab") as sink:
             try:
@@ -131,7 +131,7 @@ class _Staying:
             except OSError:
                 ours.close()
                 raise self.died() from None
-        return _ForkedRun(self, ours, said)
+        return _ForkedRun(self, ours, output)
 
     def died(self) -> ClientFailed:
         """Its last words; nothing is left of it then."""
@@ -168,7 +168,7 @@ class _ForkedRun:
     def last_words(self) -> str:
         return self._log.last_words()
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> ClientRun:
         return self
 
     def __exit__(self, *_: object) -> None:

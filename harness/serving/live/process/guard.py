@@ -1,4 +1,4 @@
-"""Runs one command and leaves nothing of it behind. A program of its own, standard library only:
+"""Guard of one command: runs it and leaves nothing of it behind. A program of its own, standard library only:
 
     python guard.py ORDERS_FD WORD_FD COMMAND...
 
@@ -159,8 +159,8 @@ def _end_all(child: int, grace: float) -> int:
 
 def _signal_all(number: int) -> float:
     """When: to list the processes takes longer than to signal them."""
-    found, at = _descendants(), time.monotonic()
-    for pid in found:
+    pids, at = _descendants(), time.monotonic()
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
     return at
@@ -169,25 +169,25 @@ def _signal_all(number: int) -> float:
 def _descendants() -> list[int]:
     """All living ones, ancestors first."""
     parents = _parents()
-    found, queue = [], [os.getpid()]
+    pids, queue = [], [os.getpid()]
     while queue:
         parent = queue.pop()
         children = [pid for pid, (above, alive) in parents.items() if above == parent and alive]
         dead = [pid for pid, (above, alive) in parents.items() if above == parent and not alive]
-        found += children
+        pids += children
         queue += children + dead
-    return found
+    return pids
 
 
 def _parents() -> dict[int, tuple[int, bool]]:
     """Process -> its parent, and whether it lives (a zombie does not)."""
-    found = {}
+    states = {}
     for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
         with contextlib.suppress(OSError, IndexError, ValueError):
             with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
-            found[int(name)] = (int(parent), state not in (b"Z", b"X"))
-    return found
+            states[int(name)] = (int(parent), state not in (b"Z", b"X"))
+    return states
 
 
 def _say(words: int, line: str) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from harness.errors import HarnessError
@@ -117,14 +117,14 @@ class Guarded:
         """Of the guard and all that stands under it."""
         if self.guard.poll() is not None:
             return []
-        found, queue = [], [self.guard.pid]
+        pids, queue = [], [self.guard.pid]
         while queue:
             pid = queue.pop()
-            found.append(pid)
+            pids.append(pid)
             for children in Path(f"/proc/{pid}/task").glob("*/children"):
                 with contextlib.suppress(OSError):
                     queue += map(int, children.read_text().split())
-        return found
+        return pids
 
     def memory(self) -> int:
         """Bytes that its processes hold by themselves: the sum of proportional sets, or of resident ones."""
@@ -138,7 +138,7 @@ class Guarded:
         with contextlib.suppress(OSError):
             os.write(self._orders, f"{line}\n".encode())
 
-    def _listen(self, until: float, wanted=lambda: False) -> None:  # type: ignore[no-untyped-def]
+    def _listen(self, until: float, wanted: Callable[[], bool] = lambda: False) -> None:
         """One thread at a time: what it hears, another may have waited for."""
         with self._listening:
             while self._words >= 0 and not wanted():

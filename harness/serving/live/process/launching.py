@@ -42,10 +42,10 @@ def words_of(command: str, what: str) -> tuple[str, ...]:
         raise UsageError(f"{what} {command!r} cannot be read: {error}") from None
     if program.startswith("{"):
         return program, *rest
-    found = shutil.which(program)
-    if found is None:
+    path = shutil.which(program)
+    if path is None:
         raise NothingRan(f"{what} {program} is missing here: install it, or name another with --{what}")
-    return str(Path(found).absolute()), *rest
+    return str(Path(path).absolute()), *rest
 
 
 @contextlib.contextmanager

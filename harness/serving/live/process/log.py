@@ -1,4 +1,4 @@
-"""What a process said before it died, for the line that says that it did."""
+"""Log of a process: what it said before it died, for the line that says that it did."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def capture(cuda: Any, calls: Sequence[Call], rotations: int) -> Any:
     try:
         with cuda.stream(side), _synchronising_raises(cuda):
             _each(calls)
-        return _record(cuda, side, lambda: [_each(calls) for _ in range(rotations)])
+        return _record(cuda, side, lambda: _each([*calls] * rotations))
     except Exception as error:
         raise Unsupported(f"cannot be captured into a graph: {one_line(error)}") from error
     finally:

@@ -17,7 +17,7 @@ from harness.serving.experiment import kernels as benches
 from harness.serving.experiment.predictions import prediction, replayed
 from harness.serving.experiment.routing import decode_picks, prefill_picks
 from harness.serving.experiment.schedule import DECODE, schedule
-from harness.serving.experiment.schema import Replays, Seen
+from harness.serving.experiment.schema import ObservedArm, Replays
 from harness.serving.experiment.steps import changed_places, choices, decode_steps, prefill_step
 from harness.serving.replay.schema import Replay
 from harness.workers.environment import ALLOCATOR
@@ -146,7 +146,7 @@ def test_a_prefill_loads_the_experts_as_the_logged_one_did(tmp_path):
 
 def test_a_swap_is_taken_only_where_the_step_has_its_places(tmp_path):
     made = experiment(tmp_path)
-    step = prefill_step(made, RANK, Seen(), tmp_path, 3)
+    step = prefill_step(made, RANK, ObservedArm(), tmp_path, 3)
     base, chosen = choices(made, made.swap("linears"), step)
     changed = changed_places(step, base, chosen)
     assert "kv_b" not in changed and changed.count("o_proj") == 2
@@ -157,7 +157,7 @@ def test_a_swap_is_taken_only_where_the_step_has_its_places(tmp_path):
 def test_a_routing_pattern_hits_as_many_experts_as_were_recorded(tmp_path):
     sizes = {"tokens": 4, "experts": 256, "topk": 8}
     made = experiment(tmp_path)
-    step = prefill_step(made, RANK, Seen(), tmp_path, 1)
+    step = prefill_step(made, RANK, ObservedArm(), tmp_path, 1)
     for pattern in ("balanced", "one"):
         picks = (Routing(**sizes, pattern=pattern).picks(),)
         step = replace(step, new=(1,) * 4, contexts=(1,) * 4, picks=picks)
@@ -173,7 +173,7 @@ def benched(tmp_path, monkeypatch):
 
     def bench(said):
         made = experiment(tmp_path)
-        step = prefill_step(made, RANK, Seen(), tmp_path, 1)
+        step = prefill_step(made, RANK, ObservedArm(), tmp_path, 1)
         asked = []
 
         def ran(self, op, names, cases, budget_s, out):
@@ -219,7 +219,7 @@ def test_a_kernel_that_was_not_timed_leaves_no_prediction(tmp_path, benched):
     assert found.change is None and found.missing[0].endswith(": wrong, far off")
     changes, weights = {DECODE: found.change}, schedule((1, 3), 4, 4, 8)
     swap = experiment(tmp_path).swap("linears")
-    assert prediction("serving-mode", "itl", changes, weights, [], swap) is None
+    assert prediction("serving-mode", "itl", swap, changes, weights=weights, before=[]) is None
 
 
 @pytest.mark.parametrize(("phase", "wanted"), [("prefill", (math.inf, 3, 1)), ("decode", (7.0, 5, 11))])
@@ -235,9 +235,9 @@ def test_a_step_is_replayed_as_long_as_the_file_says(tmp_path, monkeypatch, phas
     )
     made = experiment(tmp_path)
     if phase == "prefill":
-        step = prefill_step(made, RANK, Seen(), tmp_path, 3)
+        step = prefill_step(made, RANK, ObservedArm(), tmp_path, 3)
     else:
-        [step] = decode_steps(made, RANK, Seen(), tmp_path)
+        [step] = decode_steps(made, RANK, ObservedArm(), tmp_path)
     told = {"device": "cpu", "budget_s": 7.0, "blocks": 5, "rounds": 11}
     bench = benches.LocalBench(made.replay.model_copy(update=told), True, lambda line: None, {"KMP_X": "1"})
     bench.replay(step, "linears", *choices(made, made.swap("linears"), step))

@@ -12,15 +12,17 @@ import torch
 
 import kernels
 from harness.cli.serving import replay as replay_module
-from harness.cli.serving.replay import read_arms, read_step, show, table
+from harness.cli.serving.replay import show
 from harness.errors import OK, NothingRan, UsageError
 from harness.machine.monitor.base import Blind
 from harness.run.device import OwnDevice
 from harness.serving.replay import glue
 from harness.serving.replay.child import Rank
 from harness.serving.replay.memory import fitted, needed
-from harness.serving.replay.replay import BASE, Plan, replay, require_known
-from harness.serving.replay.step import Step, calls, places
+from harness.serving.replay.replay import BASE, ReplayPlan, replay, require_known
+from harness.serving.replay.report import table
+from harness.serving.replay.request import ReplayRequest, read_arms
+from harness.serving.replay.step import ReplayStep, calls, places
 from kernels.formats import dequantise_weights
 from kernels.platform import detect
 from shapes.attention import Parallel
@@ -55,7 +57,7 @@ CHOSEN = {
 def step(phase="decode", **more):
     contexts = more.pop("contexts", (33, 33, 33))
     new = contexts if phase == "prefill" else ()
-    return Step(TINY, Parallel(), phase, contexts, new, dense=1, moe=1, page=16, **more)
+    return ReplayStep(TINY, Parallel(), phase, contexts, new, dense=1, moe=1, page=16, **more)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def rank():
 
 def test_a_whole_step_of_r1_makes_the_calls_of_its_linears():
     parallel = Parallel(tp=8)
-    whole = Step(R1, parallel, "decode", (4096,) * 4, dense=3, moe=58)
+    whole = ReplayStep(R1, parallel, "decode", (4096,) * 4, dense=3, moe=58)
     names = [place.name for place in places(whole)]
     for linear in linears(R1, parallel):
         assert names.count(linear.name) == linear.decode_calls, linear.name
@@ -90,7 +92,7 @@ def test_a_whole_step_of_r1_makes_the_calls_of_its_linears():
     ],
 )
 def test_fewer_layers_stand_for_all(op, part, expected):
-    assert calls(Step(R1, Parallel(tp=8), "decode", (64,), dense=1, moe=4), op, part) == expected
+    assert calls(ReplayStep(R1, Parallel(tp=8), "decode", (64,), dense=1, moe=4), op, part) == expected
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_fewer_layers_stand_for_all(op, part, expected):
 def test_a_step_that_is_none(wrong):
     given = {"phase": "decode", "contexts": (8, 8)} | wrong
     with pytest.raises(ValueError):
-        Step(TINY, Parallel(), **given)
+        ReplayStep(TINY, Parallel(), **given)
 
 
 def _linear(rank, place, x):
@@ -238,7 +240,7 @@ def test_a_wrong_kernel_shows_in_the_difference(rank):
 
 
 def test_measured_by_the_engine_and_told_apart():
-    plan = Plan(
+    plan = ReplayPlan(
         step(), {BASE: CHOSEN, "slow": CHOSEN | {"block_scale_gemm": "torch.naive"}},
         "eager", 1, 3.0, blocks=2, turn_s=0.02,
     )  # fmt: skip
@@ -255,14 +257,14 @@ def test_measured_by_the_engine_and_told_apart():
 def test_an_arm_whose_outputs_differ_has_no_time(monkeypatch):
     monkeypatch.setattr("harness.serving.replay.replay.ALIKE", 1e-6)
     arms = {BASE: CHOSEN, "other": CHOSEN | {"mla_decode": "torch.naive"}}
-    plan = Plan(step(), arms, "eager", 1, 1.0, blocks=2, turn_s=0.01)
+    plan = ReplayPlan(step(), arms, "eager", 1, 1.0, blocks=2, turn_s=0.01)
     other = replay(plan, detect("cpu"), Blind("a test"), say=lambda text: None).arms["other"]
     assert other.failed.startswith("wrong") and other.step is None and other.change is None
 
 
 def test_an_arm_that_cannot_run_costs_itself_only():
     arms = {BASE: CHOSEN, "gpu": CHOSEN | {"mla_decode": "flashmla"}}
-    plan = Plan(step(), arms, "eager", 1, 1.0, blocks=2, turn_s=0.01)
+    plan = ReplayPlan(step(), arms, "eager", 1, 1.0, blocks=2, turn_s=0.01)
     found = replay(plan, detect("cpu"), Blind("a test"), say=lambda text: None)
     assert found.arms["gpu"].failed and found.arms["gpu"].step is None
     assert found.arms[BASE].step is not None
@@ -279,7 +281,7 @@ def test_the_process_that_replays_has_the_engine_s_environment(monkeypatch):
 
     monkeypatch.setattr("harness.serving.replay.replay.Worker", worker)
     engine = {"MALLOC_MMAP_MAX_": None, "KMP_X": "1"}
-    plan = Plan(step(), {BASE: CHOSEN}, "eager", 1, 1.0, environment=engine)
+    plan = ReplayPlan(step(), {BASE: CHOSEN}, "eager", 1, 1.0, environment=engine)
     with pytest.raises(Started) as started:
         replay(plan, detect("cpu"), Blind("a test"))
     [given] = started.value.args
@@ -287,7 +289,7 @@ def test_the_process_that_replays_has_the_engine_s_environment(monkeypatch):
 
 
 def test_layers_are_left_out_where_memory_is_short():
-    whole = Step(R1, Parallel(tp=8), "decode", (4096,) * 128, dense=3, moe=58)
+    whole = ReplayStep(R1, Parallel(tp=8), "decode", (4096,) * 128, dense=3, moe=58)
     arms = {BASE: dict.fromkeys(kernels.OPS, "triton.none")}
     assert 80e9 < needed(whole, arms) < 130e9
     gpu = replace(detect("cpu"), kind="cuda", memory=141 * 10**9)
@@ -335,21 +337,22 @@ def test_a_model_is_read_from_its_folder(tmp_path):
 
 
 def test_a_step_is_read():
-    found = read_step(R1, 8, "prefill", 2, "1", "3200", "balanced", 16, "bf16")
+    request = ReplayRequest(tp=8, phase="prefill", ctx="1", new="3200", page=16)
+    found = request.step(R1, 2, detect("cpu"))
     assert (found.tokens, found.layers, found.heads) == (6400, 61, 16)
     with pytest.raises(UsageError, match="--ctx takes numbers"):
-        read_step(R1, 8, "decode", 2, "many", "1", "balanced", 16, "bf16")
+        ReplayRequest(tp=8, ctx="many").step(R1, 2, detect("cpu"))
 
 
 def test_the_command_measures_what_it_prints(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(replay_module, "read_rank", lambda name: TINY)
+    monkeypatch.setattr("harness.serving.replay.request.read_rank", lambda name: TINY)
     monkeypatch.setattr(
         replay_module, "own_device", lambda platform: nullcontext(OwnDevice(platform, Blind("a test")))
     )
     base, swap = [f"{op}={name}" for op, name in CHOSEN.items()], ["mla_decode=torch.naive"]
-    arguments = ("tiny", 1, "decode", "2", "33", "8", None, base, swap, "balanced", None, "bf16",
-                 "cpu", None, 1, "2s", 2, 7, str(tmp_path), None)  # fmt: skip
-    assert show(*arguments) == OK
+    request = ReplayRequest("tiny", batch="2", ctx="33", new="8", base=base, swap=swap, device="cpu",
+                            threads=1, budget="2s", blocks=2, seed=7)  # fmt: skip
+    assert show(request, str(tmp_path)) == OK
     kept = json.loads((tmp_path / "decode-b2.json").read_text())
     assert kept["rounds"] == len(kept["samples"]) > 0
     assert kept["arms"]["mla_decode=torch.naive"]["change"]["ms"]
@@ -360,10 +363,9 @@ def test_the_command_measures_what_it_prints(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(replay_module, "replay", none_counts)
     with pytest.raises(NothingRan, match=r"no round counted \(disturbed\), 9 were disturbed: give a longer"):
-        show(*arguments)
+        show(request, str(tmp_path))
 
 
 def test_no_such_device():
-    with pytest.raises(NothingRan):
-        show("deepseek-r1", 8, "decode", "1", "64", "64", None, [], [], "balanced", None, "bf16",
-             "cuda:9", None, None, "1s", 2, 0, None, None)  # fmt: skip
+    with pytest.raises(UsageError):
+        show(ReplayRequest(device="cuda:9"))

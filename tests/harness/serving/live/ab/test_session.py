@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from harness.errors import NothingRan, UsageError
+from harness.files import JournalFull
 from harness.paths import ROOT
-from harness.serving.live.ab.journal import Journal, JournalFull
+from harness.serving.live.ab.journal import LiveJournal
 from harness.serving.live.checkpoint.directory import check_model
-from harness.serving.live.client.load import Load
+from harness.serving.live.client.load import ClientLoad
 from harness.serving.live.engine.launch import kind_for
 from harness.serving.live.engine.servers import Servers
 from tests.support.serving_processes import marked
@@ -40,7 +41,7 @@ def run(*arguments, **named):
 
 
 def kinds(out):
-    return [(line["kind"], line.get("pair"), line.get("arm")) for line in Journal(out).lines()]
+    return [(line["kind"], line.get("pair"), line.get("arm")) for line in LiveJournal(out).lines()]
 
 
 def test_pairs_are_mirrored_recorded_and_reported(model_folder, tmp_path):
@@ -57,7 +58,7 @@ def test_pairs_are_mirrored_recorded_and_reported(model_folder, tmp_path):
         ("run", 1, "a"),
         ("pair", 1, None),
     ]
-    runs = Journal(out).of("run")
+    runs = LiveJournal(out).of("run")
     assert {run["status"] for run in runs} == {"ok"}
     assert [run["seed"] for run in runs] == [1, 1, 2, 2]
     assert runs[0]["prefill_pattern"] == [1, 3]
@@ -75,8 +76,8 @@ def test_a_race_is_rejected_made_again_and_given_up_in_the_end(model_folder, tmp
     out = tmp_path / "out"
     done = run(model_folder, out, "--prefill-pattern", "1+3", client_mode="race", pairs=1)
     assert done.returncode == 3
-    assert [line["status"] for line in Journal(out).of("run")] == ["rejected"] * 4
-    assert len(Journal(out).of("given_up")) == 1
+    assert [line["status"] for line in LiveJournal(out).of("run")] == ["rejected"] * 4
+    assert len(LiveJournal(out).of("given_up")) == 1
     assert "4 not counted: prefilled 4, not 1+3 (arrival race)" in done.stdout
 
 
@@ -84,7 +85,7 @@ def test_a_rejected_run_alone_is_made_again_at_once(model_folder, tmp_path):
     out = tmp_path / "out"
     done = run(model_folder, out, "--arm", "a", "--arm", "b:X=1", client_mode="race-once")
     assert done.returncode == 0, done.stderr
-    runs = [(line["pair"], line["arm"], line["status"]) for line in Journal(out).of("run")]
+    runs = [(line["pair"], line["arm"], line["status"]) for line in LiveJournal(out).of("run")]
     assert runs == [
         (0, "a", "ok"),
         (0, "b", "rejected"),
@@ -99,7 +100,7 @@ def test_a_rejected_run_alone_is_made_again_at_once(model_folder, tmp_path):
 def test_requests_that_stop_short_reject_the_run(model_folder, tmp_path):
     out = tmp_path / "out"
     run(model_folder, out, "--prefill-pattern", "1+3", client_mode="short", pairs=1)
-    assert "gave other than 32 tokens" in Journal(out).of("run")[0]["reasons"][0]
+    assert "gave other than 32 tokens" in LiveJournal(out).of("run")[0]["reasons"][0]
 
 
 def test_an_engine_that_dies_mid_run_fails_that_run_only(model_folder, tmp_path):
@@ -107,7 +108,7 @@ def test_an_engine_that_dies_mid_run_fails_that_run_only(model_folder, tmp_path)
     done = run(model_folder, out, mode="dies-mid-run", pairs=1)
     assert done.returncode == 3
     assert "Traceback" not in done.stderr
-    runs = Journal(out).of("run")
+    runs = LiveJournal(out).of("run")
     assert [line["status"] for line in runs] == ["failed"] * 4  # on a new engine each
     assert "ended with exit code" in runs[0]["reasons"][0]
 
@@ -117,9 +118,12 @@ def test_an_engine_is_warmed_up_with_requests_as_it_will_be_sent(tmp_path):
     asked = []
     client = SimpleNamespace(run=lambda url, name, load, **_: asked.append(load))
     engine = SimpleNamespace(url="", launch=SimpleNamespace(model_name="m"))
-    for load in (Load(1040, 128, concurrency=4, prompts=8), Load(16, 3, concurrency=4, prompts=2)):
+    for load in (
+        ClientLoad(1040, 128, concurrency=4, prompts=8),
+        ClientLoad(16, 3, concurrency=4, prompts=2),
+    ):
         Servers(None, tmp_path, tmp_path, client, load)._warm_up(engine, tmp_path)
-    assert asked == [Load(1040, 12, 4, 4), Load(16, 3, 2, 2)]
+    assert asked == [ClientLoad(1040, 12, 4, 4), ClientLoad(16, 3, 2, 2)]
 
 
 def test_an_engine_that_cannot_be_warmed_up_is_one_line(model_folder, tmp_path):
@@ -139,7 +143,7 @@ def test_mistakes_are_one_line(model_folder, tmp_path):
 
     fails(3, "the engine did not come up", mode="dies-at-start")
     fails(2, "swap", "--arm", "x:nothing=1")
-    fails(2, "made by a plug-in of vLLM", "--arm", "x:mla_decode=torch")
+    fails(2, "made by a plug-in of vLLM", "--arm", "x:mla_decode=torch.naive")
     fails(2, "config.json: No such file", where=tmp_path)
     fails(2, "no model directory", where=tmp_path / "none")
     fails(2, "write how many are prefilled together", "--prefill-pattern", "many")
@@ -156,12 +160,12 @@ def test_kill_nine_loses_nothing_and_resume_goes_on(model_folder, tmp_path, monk
     )
     until = time.monotonic() + 60
     while time.monotonic() < until and not (
-        (out / "live.jsonl").exists() and len(Journal(out).of("pair")) >= 1
+        (out / "live.jsonl").exists() and len(LiveJournal(out).of("pair")) >= 1
     ):
         time.sleep(0.05)
     first.kill()
     first.wait()
-    finished = {line["pair"] for line in Journal(out).of("pair")}
+    finished = {line["pair"] for line in LiveJournal(out).of("pair")}
     assert finished
     until = time.monotonic() + 20
     while time.monotonic() < until and marked(str(tmp_path)):
@@ -172,7 +176,7 @@ def test_kill_nine_loses_nothing_and_resume_goes_on(model_folder, tmp_path, monk
     more = max(finished) + 2
     done = run(model_folder, out, "--arm", "a", "--arm", "b:X=1", "--resume", pairs=more)
     assert done.returncode == 0, done.stderr
-    pairs = [line["pair"] for line in Journal(out).of("pair")]
+    pairs = [line["pair"] for line in LiveJournal(out).of("pair")]
     assert pairs == list(range(more))
     assert f"{more} of {more} pairs" in done.stdout
     refused = run(model_folder, out, "--arm", "a", "--arm", "c", "--resume")
@@ -198,7 +202,7 @@ def test_an_interrupt_leaves_no_process(model_folder, tmp_path, how):
         text=True,
     )
     until = time.monotonic() + 60
-    while time.monotonic() < until and not ((out / "live.jsonl").exists() and Journal(out).of("run")):
+    while time.monotonic() < until and not ((out / "live.jsonl").exists() and LiveJournal(out).of("run")):
         time.sleep(0.05)
     process.send_signal(how)
     _, errors = process.communicate(timeout=60)
@@ -211,12 +215,22 @@ def test_an_interrupt_leaves_no_process(model_folder, tmp_path, how):
 
 
 def test_a_full_disk_is_one_line_and_keeps_what_was_written(tmp_path, monkeypatch):
-    journal = Journal.create(tmp_path / "out", {"pairs": 1})
+    journal = LiveJournal.create(tmp_path / "out", {"pairs": 1})
     before = journal.path.read_bytes()
     monkeypatch.setattr(os, "fsync", _full)
     with pytest.raises(JournalFull, match=r"cannot write to .*live\.jsonl: No space left on device"):
         journal.append("run", {"pair": 0})
     assert journal.path.read_bytes() == before
+
+
+def test_runs_begun_under_a_swap_s_name_of_old_go_on(tmp_path):
+    def plan(swap):
+        return {"pairs": 1, "arms": [{"name": "x", "swaps": [swap]}]}
+
+    LiveJournal.create(tmp_path / "out", plan("experts=bf16_vec"))
+    LiveJournal.resume(tmp_path / "out", plan("fused_moe=vllm.vec"))
+    with pytest.raises(UsageError, match="begun with another arms"):
+        LiveJournal.resume(tmp_path / "out", plan("fused_moe=torch.bf16"))
 
 
 def _full(descriptor):
@@ -237,7 +251,7 @@ def test_a_start_that_failed_leaves_nothing_to_resume(model_folder, tmp_path):
 
 
 def test_a_broken_journal_names_its_line(tmp_path):
-    journal = Journal.create(tmp_path / "out", {"pairs": 1})
+    journal = LiveJournal.create(tmp_path / "out", {"pairs": 1})
     journal.path.write_text('{"kind": "plan"}\nnonsense\n{"kind": "run"}\n')
     with pytest.raises(UsageError, match=r"live\.jsonl, line 2"):
         journal.lines()

@@ -11,11 +11,11 @@ from harness.errors import UsageError
 from harness.serving import load
 from harness.serving.live.ab.arms import parse_arm, parse_arms
 from harness.serving.live.ab.effect import effect
-from harness.serving.live.ab.rejection import Rules
-from harness.serving.live.ab.schedule import turns
+from harness.serving.live.ab.rejection import RejectionRules
+from harness.serving.live.ab.schedule import mirrored_runs
 from harness.serving.live.ab.steps import steps
-from harness.serving.live.client.load import Load
-from harness.serving.live.client.requests import NoDetail, Request, details
+from harness.serving.live.client.load import ClientLoad
+from harness.serving.live.client.request_times import NoDetail, TimedRequest, request_times
 from harness.statistics.intervals import mean_half_width
 from tests.support.paths import SERVING_DATA
 
@@ -31,7 +31,7 @@ def lockstep(groups=((0, 1.0), (1, 2.0), (2, 2.0), (3, 2.0)), step=0.05, length=
             tokens.append(last + 0.0001)
         while len(tokens) < length:
             tokens.append(max(last, tokens[-1]) + step)
-        found.append(Request(0.0, tuple(tokens)))
+        found.append(TimedRequest(0.0, tuple(tokens)))
     return found
 
 
@@ -60,9 +60,12 @@ def test_the_batch_counts_tokens_of_a_step_and_not_time():
 def test_steps_during_another_requests_prefill_do_not_count():
     """A fifth request arrives when one has ended: until its first token the batch is not full."""
     step, slow = 0.05, 0.4
-    old = [Request(0.0, tuple(1.0 + step * n + (slow if n > 20 else 0) for n in range(60))) for _ in range(3)]
-    ended = Request(0.0, tuple(1.0 + step * n for n in range(20)))
-    new = Request(ended.tokens[-1], tuple(1.0 + step * n + slow for n in range(21, 60)))
+    old = [
+        TimedRequest(0.0, tuple(1.0 + step * n + (slow if n > 20 else 0) for n in range(60)))
+        for _ in range(3)
+    ]
+    ended = TimedRequest(0.0, tuple(1.0 + step * n for n in range(20)))
+    new = TimedRequest(ended.tokens[-1], tuple(1.0 + step * n + slow for n in range(21, 60)))
     seen = steps([*old, ended, new], 4)
     assert seen.itl_ms == pytest.approx(50, rel=1e-6)
 
@@ -100,16 +103,16 @@ def test_details_of_both_clients_are_read(tmp_path):
     vllm, sglang = tmp_path / "vllm.json", tmp_path / "sglang.jsonl"
     vllm.write_text(json.dumps(content(), indent=1))
     sglang.write_text('{"ttfts": [9], "itls": [[9]]}\n' + json.dumps(content(start_times=None)) + "\n")
-    found = details(vllm)
+    found = request_times(vllm)
     assert found.requests[0].tokens == pytest.approx((1.5, 1.6, 1.7))
     assert found.input_lens == (7, 8)
-    assert details(sglang).requests[1].tokens == pytest.approx((0.6, 0.7))
+    assert request_times(sglang).requests[1].tokens == pytest.approx((0.6, 0.7))
 
 
 def test_means_are_of_each_requests_own_times(tmp_path):
     file = tmp_path / "r.json"
     file.write_text(json.dumps(content()))
-    means = details(file).means()
+    means = request_times(file).means()
     assert means["mean_ttft_ms"] == pytest.approx(550)
     assert means["mean_tpot_ms"] == pytest.approx(100)
     assert means["mean_e2e_ms"] == pytest.approx(700)
@@ -119,7 +122,7 @@ def test_means_are_of_each_requests_own_times(tmp_path):
 def test_a_failed_request_is_left_out(tmp_path):
     file = tmp_path / "r.json"
     file.write_text(json.dumps(content(errors=["", "connection reset"])))
-    found = details(file)
+    found = request_times(file)
     assert (len(found.requests), found.input_lens) == (1, (7,))
 
 
@@ -130,7 +133,7 @@ def test_a_result_without_details_is_one_line(tmp_path, text):
     file = tmp_path / "r.json"
     file.write_text(text)
     with pytest.raises(NoDetail, match="no request's times in"):
-        details(file)
+        request_times(file)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +141,7 @@ def test_a_result_without_details_is_one_line(tmp_path, text):
 )
 def test_each_requests_times_are_those_that_the_loader_has(name):
     file = SERVING_DATA / name
-    samples, found = load(file)[-1].samples, details(file)
+    samples, found = load(file)[-1].samples, request_times(file)
     assert len(found.requests) == len(found.texts) == 7
     assert found.dated == name.startswith("vllm")
     for request, ttft, gaps in zip(found.requests, samples.ttfts_ms, samples.itls_ms, strict=True):
@@ -147,7 +150,7 @@ def test_each_requests_times_are_those_that_the_loader_has(name):
     assert not {"starts_s", "texts"} & samples.model_dump().keys()
 
 
-LOAD = Load(16, 40, 4, 4)
+LOAD = ClientLoad(16, 40, 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +166,7 @@ LOAD = Load(16, 40, 4, 4)
 )
 def test_each_rule_rejects_what_it_is_for(changes, reason):
     seen = steps(changes.get("found", lockstep()), 4)
-    rules = Rules(changes.get("pattern", (1, 3)))
+    rules = RejectionRules(changes.get("pattern", (1, 3)))
     completed, tokens = changes.get("completed", 4), changes.get("tokens", [40] * 4)
     found = rules.reasons(LOAD, completed, tokens, seen, changes.get("disturbance", ""))
     assert (reason is None) == (found == [])
@@ -173,11 +176,11 @@ def test_each_rule_rejects_what_it_is_for(changes, reason):
 
 def test_disturbed_runs_can_be_kept():
     seen = steps(lockstep(), 4)
-    assert Rules((1, 3), disturbed=False).reasons(LOAD, 4, [40] * 4, seen, "noise") == []
+    assert RejectionRules((1, 3), disturbed=False).reasons(LOAD, 4, [40] * 4, seen, "noise") == []
 
 
 def test_the_order_is_mirrored_and_pairs_share_a_seed():
-    order = turns(["a", "b", "c"], 4, 10)
+    order = mirrored_runs(["a", "b", "c"], 4, 10)
     assert ["".join(turn.arm for turn in pair) for pair in order] == ["abc", "cba", "abc", "cba"]
     assert [{turn.seed for turn in pair} for pair in order] == [{10}, {11}, {12}, {13}]
     # A drift that grows evenly takes from each arm alike.
@@ -205,17 +208,17 @@ def test_small_or_uncertain_effects_are_not_resolved():
 
 
 def test_arms_are_read():
-    arm = parse_arm("x:A_B=1 C=unset --max-num-seqs 8 --foo=bar mla_decode=torch")
+    arm = parse_arm("x:A_B=1 C=unset --max-num-seqs 8 --foo=bar mla_decode=torch.naive experts=bf16_vec")
     assert arm.environment == (("A_B", "1"), ("C", None))
     assert arm.flags == ("--max-num-seqs", "8", "--foo=bar")
-    assert arm.swaps == ("mla_decode=torch",)
+    assert arm.swaps == ("mla_decode=torch.naive", "fused_moe=vllm.vec"), "a name of old too"
     assert [arm.name for arm in parse_arms([])] == ["base"]
 
 
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["x:mla_decode=nothing"], "'mla_decode=nothing' is no variable .* swaps: .*mla_decode=torch"),
+        (["x:mla_decode=nothing"], "'mla_decode=nothing' is no variable .* swaps: .*mla_decode=torch.naive"),
         (["../x"], "cannot read --arm"),
         (["x:'A=1"], "No closing quotation"),
         (["a", "a"], "two arms are called a"),

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -17,12 +18,12 @@ from harness.machine.monitor.procfs import Counters, process_seconds
 from harness.paths import ROOT
 from harness.serving.live.client import client as module
 from harness.serving.live.client.client import Client, ClientFailed
-from harness.serving.live.client.load import Load
+from harness.serving.live.client.load import ClientLoad
 from harness.serving.live.process import client_processes
 from tests.support.serving_processes import MARK, gone, marked
 
 DOUBLE = ROOT / "tests" / "doubles" / "vllm_client"
-LOAD = Load(16, 32, 4, 4)
+LOAD = ClientLoad(16, 32, 4, 4)
 
 
 @pytest.fixture
@@ -49,12 +50,34 @@ def client(tmp_path, mark, monkeypatch):
 def run(client, how, seed=1, deadline_s=30.0, **named):
     """What the run found out about itself."""
     result = client.folder / f"run-{seed}.json"
-    client.run(how, "model", LOAD, seed, result, deadline_s, **named)
+    client.run(how, "model", LOAD, seed=seed, result=result, deadline_s=deadline_s, **named)
     return json.loads(result.read_text())
 
 
 def notes(client):
     return (client.folder / "notes").read_text().split("\n")[:-1]
+
+
+def test_modules_beside_the_program_hide_no_package_from_vllm(tmp_path):
+    """`import requests` found this project's module of that name there."""
+    package = tmp_path / "vllm" / "benchmarks"
+    package.mkdir(parents=True)
+    (package / "serve.py").write_text(
+        "import importlib.util, pathlib, sys\n"
+        f"beside = pathlib.Path({str(module.BENCH_SERVE)!r}).parent.glob('*.py')\n"
+        "sys.exit(' '.join(f.stem for f in beside if importlib.util.find_spec(f.stem)) or 'apart')\n"
+    )
+    orders, theirs = socket.socketpair()
+    with orders, theirs:
+        done = subprocess.run(
+            [sys.executable, "-S", str(module.BENCH_SERVE)],
+            env={"PYTHONPATH": str(tmp_path)},
+            stdin=theirs,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.stderr == "apart\n"
 
 
 def test_runs_are_processes_of_their_own_and_vllm_is_imported_once(client):
@@ -223,10 +246,12 @@ def test_nothing_outlives_a_killed_harness(tmp_path, mark):
     code = f"""
         from pathlib import Path
         from harness.serving.live.client import client
-        from harness.serving.live.client.load import Load
+        from harness.serving.live.client.load import ClientLoad
         client.require_client, client.broken_modules = lambda kind: None, lambda: ()
         at = Path({str(tmp_path)!r})
-        client.Client("vllm", "vllm", at, at).run("hangs", "m", Load(1, 2, 1, 1), 1, at / "r.json", 600)
+        load = ClientLoad(1, 2, 1, 1)
+        vllm = client.Client("vllm", "vllm", at, at)
+        vllm.run("hangs", "m", load, seed=1, result=at / "r.json", deadline_s=600)
     """
     harness = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, env=os.environ)
     at, until = tmp_path / "notes", time.monotonic() + 30

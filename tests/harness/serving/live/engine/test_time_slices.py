@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from harness.errors import UsageError
 from harness.paths import ROOT
-from harness.serving.live.ab.journal import Journal
+from harness.serving.live.ab.journal import LiveJournal
 from harness.serving.live.ab.steps import steps
-from harness.serving.live.client.requests import Request, details
-from harness.serving.live.engine.time_slices import OwnClock, Slices, require_cpu
+from harness.serving.live.client.request_times import TimedRequest, request_times
+from harness.serving.live.engine.time_slices import OwnClock, TimeSlices, require_cpu
 from harness.serving.live.process.guarded import Guarded
 from kernels.platform import Platform
 from tests.support.serving_processes import MARK, gone, marked
@@ -65,7 +65,7 @@ class Puppet:
 
 def test_one_is_awake_at_a_time_and_all_are_at_the_end():
     a, b, c = engines = [Puppet(name) for name in "abc"]
-    with Slices(engines, 0.005) as slices:
+    with TimeSlices(engines, 0.005) as slices:
         while len(a.changes) < 9:
             time.sleep(0.005)
     assert a.awake and b.awake and c.awake
@@ -82,7 +82,7 @@ def test_one_is_awake_at_a_time_and_all_are_at_the_end():
 
 def test_what_is_left_of_a_run_has_the_machine_alone():
     a, b = engines = [Puppet(name) for name in "ab"]
-    with Slices(engines, 0.005) as slices:
+    with TimeSlices(engines, 0.005) as slices:
         while len(b.changes) < 4:
             time.sleep(0.005)
         slices.finished(a)
@@ -122,7 +122,7 @@ def test_a_gpu_is_not_stopped_with_its_process():
 
 
 def test_steps_after_the_first_run_was_over_are_not_steady():
-    request = Request(0.0, tuple(1.0 + 0.1 * i for i in range(50)))
+    request = TimedRequest(0.0, tuple(1.0 + 0.1 * i for i in range(50)))
     assert steps([request], 1).steady == 47
     assert steps([request], 1, until=3.05).steady == 18
 
@@ -150,7 +150,7 @@ def test_both_runs_of_a_pair_share_its_time(model_folder, tmp_path):
     out = tmp_path / "out"
     done = run(model_folder, out)
     assert done.returncode == 0, done.stderr
-    runs = Journal(out).of("run")
+    runs = LiveJournal(out).of("run")
     assert [(r["pair"], r["arm"], r["status"]) for r in runs] == [
         (0, "a", "ok"),
         (0, "b", "ok"),
@@ -158,7 +158,7 @@ def test_both_runs_of_a_pair_share_its_time(model_folder, tmp_path):
         (1, "a", "ok"),
     ]
     for one, other in (runs[:2], runs[2:]):
-        raw = [details(out / r["result"]).requests[0] for r in (one, other)]
+        raw = [request_times(out / r["result"]).requests[0] for r in (one, other)]
         together = max(r.tokens[-1] for r in raw) - min(r.sent for r in raw)
         # No moment counts for both, and each wall time is more than its own.
         assert one["duration_s"] + other["duration_s"] <= together
@@ -172,7 +172,7 @@ def test_both_runs_of_a_pair_share_its_time(model_folder, tmp_path):
             )
             assert record["duration_s"] == pytest.approx(wall - still, abs=1e-6)
             assert record["steady_itl_ms"] >= 4.0
-    plan = Journal(out).lines()[0]
+    plan = LiveJournal(out).lines()[0]
     assert plan["slice_s"] == 0.05 and plan["machine"]["host"] and "environment" in plan
 
 
@@ -184,7 +184,7 @@ def test_servers_are_started_anew_after_so_many_pairs(model_folder, tmp_path):
         line.split("starting command for ")[1][0] for line in done.stderr.splitlines() if "starting" in line
     ]
     assert started == ["a", "b", "a", "b"] or sorted(started) == ["a", "a", "b", "b"]
-    assert len(Journal(out).of("pair")) == 3
+    assert len(LiveJournal(out).of("pair")) == 3
 
 
 def test_servers_that_are_not_up_together_take_no_turns(model_folder, tmp_path):
@@ -205,7 +205,7 @@ def test_a_run_that_fails_takes_the_one_beside_it_along(model_folder, tmp_path):
     out = tmp_path / "out"
     done = run(model_folder, out, "--prefill-pattern", "any", "--pairs", "1", client=client)
     assert done.returncode == 3 and "Traceback" not in done.stderr
-    runs = Journal(out).of("run")
+    runs = LiveJournal(out).of("run")
     assert len(runs) == 8 and {r["status"] for r in runs} == {"failed"}
     assert any("exit code 1" in reason for r in runs for reason in r["reasons"])
 
@@ -214,7 +214,7 @@ def test_an_engine_that_dies_ends_the_pair_and_not_the_session(model_folder, tmp
     out = tmp_path / "out"
     done = run(model_folder, out, "--prefill-pattern", "any", "--pairs", "1", mode="dies-mid-run")
     assert done.returncode == 3 and "Traceback" not in done.stderr
-    assert all(r["status"] == "failed" for r in Journal(out).of("run"))
+    assert all(r["status"] == "failed" for r in LiveJournal(out).of("run"))
 
 
 def test_its_end_leaves_nothing(model_folder, tmp_path):

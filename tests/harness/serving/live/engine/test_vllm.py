@@ -12,9 +12,10 @@ import pytest
 
 from harness.errors import NothingRan
 from harness.paths import ROOT
-from harness.serving.live.ab.journal import Journal
+from harness.serving.live.ab.journal import LiveJournal
 from harness.serving.live.checkpoint.directory import check_model, default_model
 from harness.serving.live.checkpoint.shape import ModelShape
+from kernels.formats import dequantise_weights
 
 TINY = ModelShape(
     hidden=1024, q_lora=512, heads=4, layers=2, dense_width=512, experts=8, picks=4, groups=4,
@@ -70,11 +71,10 @@ def test_weights_keep_the_scale_of_what_they_multiply():
     import torch
 
     from harness.serving.live.checkpoint.weights import tensors
-    from harness.serving.live.plugin.dequantise import dequantised
 
     found = dict(tensors(TINY, "layer-000"))
     name = "model.layers.0.self_attn.q_a_proj"
-    weight = dequantised(found[f"{name}.weight"], found[f"{name}.weight_scale_inv"]).float()
+    weight = dequantise_weights(found[f"{name}.weight"], found[f"{name}.weight_scale_inv"])
     x = torch.randn(64, TINY.hidden)
     assert (x @ weight.T).std().item() == pytest.approx(1.0, rel=0.1)
 
@@ -88,7 +88,13 @@ def test_a_swap_is_served_measured_logged_and_left_no_process(tmp_path):
         *(sys.executable, "-m", "harness", "serving", "run", "--model", str(model), "--out", str(out)),
         *("--isl", "64", "--osl", "48", "--pairs", "1", "--keep-disturbed", "--trace", "--routing-log"),
         *("--prefill-pattern", "any"),
-        *("--arm", "base", "--arm", "swapped:mla_decode=torch experts=torch linears.dense=bf16"),
+        *(
+            "--arm",
+            "base",
+            "--arm",
+            "swapped:mla_decode=torch.naive fused_moe=torch.bf16"
+            " 'block_scale_gemm:o_proj=vllm.onednn' 'block_scale_gemm:shared down=vllm.brgemm_bf16'",
+        ),
     ]
     (tmp_path / "tmp").mkdir()
     mark = {"KERNEL_BENCH_TEST": str(tmp_path), "TMPDIR": str(tmp_path / "tmp")}
@@ -102,7 +108,7 @@ def test_a_swap_is_served_measured_logged_and_left_no_process(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    journal = Journal(out)
+    journal = LiveJournal(out)
     assert [run["status"] for run in journal.of("run")] == ["ok", "ok"]
     for run in journal.of("run"):
         assert run["steady_intervals"] > 24

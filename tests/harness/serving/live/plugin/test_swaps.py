@@ -1,17 +1,35 @@
-"""Each kernel that a swap puts in place computes what the op computes, on small operands."""
+"""An engine's op that a swap replaces runs the suite's implementation: to the bit what the suite's own call
+gives on the same operands."""
 
-import importlib
+from __future__ import annotations
+
+import json
+import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from harness.serving.live.engine.plugin_path import broken_modules, stage
-from harness.serving.live.plugin.catalogue import _MODULES, SWAPS
-from harness.serving.op_classes import OP_CLASSES
+import kernels
+from harness.paths import RESULTS
+from harness.serving.experiment.spec import Experiment
+from harness.serving.live.engine.plugin_path import broken_modules, stage, stage_suite
+from harness.serving.live.plugin import block_scale_gemm, fused_moe, mha_prefill, mla_decode, report
+from harness.serving.live.plugin.places import LINEARS
+from harness.serving.live.plugin.suite import Swapped, swapped
+from harness.serving.live.swaps import ABSORBED, RENAMED, current_names, implementations, is_swap, known_swaps
+from harness.serving.replay.child import BOUNDARY
+from kernels.mla_decode.operands import MlaDecodeOperands
+from kernels.op import Unsupported
+from kernels.operands import Seeds
 
 torch = pytest.importorskip("torch")
-TOLERANCE = 0.02  # relative, of bf16 products with fp32 sums
+SIZES = {
+    "block_scale_gemm": {"m": 5, "n": 256, "k": 512},
+    "fused_moe": {"tokens": 5, "experts": 8, "topk": 4, "hidden": 512, "inter": 128},
+    "mla_decode": {"batch": 3, "ctx": "70..129", "heads": 16, "page": 16},
+    "mha_prefill": {"batch": 2, "new": "40..50", "heads": 16},
+}
 
 
 @pytest.fixture(scope="module")
@@ -20,137 +38,162 @@ def vllm():
     hidden = {name: sys.modules.get(name) for name in broken_modules()}
     sys.modules |= dict.fromkeys(hidden)
     try:
-        ops = pytest.importorskip("vllm._custom_ops")
+        pytest.importorskip("vllm._custom_ops")
     finally:
         for name, module in hidden.items():
             if module is None:
                 sys.modules.pop(name, None)
-    if not (hasattr(torch.ops._C, "fp8_scaled_mm_cpu") and torch.cpu._is_avx512_bf16_supported()):
-        pytest.skip("no vLLM for CPUs, or no AVX-512 with bf16")
-    torch.manual_seed(0)
-    return ops
 
 
-def part(name):
-    return importlib.import_module(f"harness.serving.live.plugin.{name}")
+def swaps_of(op):
+    return [name for name in known_swaps() if name.startswith(f"{op}=")]
 
 
-def near(found, wanted):
-    return ((found.float() - wanted.float()).norm() / wanted.float().norm()).item() < TOLERANCE
+def of_the_suite(swap):
+    """Operands of the op, and what the suite's own call makes of them."""
+    op = kernels.OPS[swap.partition("=")[0]]
+    implementation = swapped(swap).implementation
+    sizes = op.sizes(SIZES[op.name])
+    operands = op.operands(sizes, Seeds(), "cpu", BOUNDARY.get(op.name, "core"))
+    out = None if implementation.allocates else op.empty_output(sizes, "cpu")
+    try:
+        prepared = implementation.prepare(operands, out)
+    except Unsupported as error:
+        pytest.skip(f"{swap}: {error}")
+    prepared.call()
+    return operands, prepared.result()
 
 
-def weight(*size):
-    values = (torch.randn(*size) * 99).clamp(-448, 448).to(torch.float8_e4m3fn)
-    blocks = (*size[:-2], -(-size[-2] // 128), -(-size[-1] // 128))
-    return values, (0.5 + torch.rand(blocks)) * 0.01 / size[-1] ** 0.5
+@pytest.mark.parametrize("swap", swaps_of("block_scale_gemm"))
+def test_a_linear_is_the_suite_s_product(vllm, swap):
+    operands, product = of_the_suite(swap)
+    linear = block_scale_gemm.SwappedLinear(swapped(swap), operands.b_q, operands.b_scale)
+    assert torch.equal(linear(operands.a), product)
+    assert torch.equal(linear(operands.a[None, :2]), linear(operands.a[:2])[None])
 
 
-def test_every_swap_names_a_class_and_its_kernel():
-    for name, swap in SWAPS.items():
-        assert name == swap.name
-        assert swap.op_class in OP_CLASSES
-        assert swap.site in _MODULES
-        assert swap.phase in ("decode", "prefill", "both")
-    assert {swap.op_class for swap in SWAPS.values()} >= {
-        "mla_decode",
-        "block_scale_gemm",
-        "fused_moe",
-        "mha_prefill",
-    }
+@pytest.mark.parametrize("swap", swaps_of("fused_moe"))
+def test_experts_are_the_suite_s(vllm, swap):
+    o, result = of_the_suite(swap)
+    experts = fused_moe.Experts(swapped(swap), o.w13, o.w13_scale, o.w2, o.w2_scale, topk=4)
+    out = torch.full_like(o.x, float("nan"))
+    experts(out, o.x, o.topk_weights, o.topk_ids.long())
+    assert torch.equal(out, result)
 
 
-@pytest.mark.parametrize(
-    "kernel", ["_mla_decode_kvcache", "_decode_attention_cpu", "_torch", "_torch_padded", "_sdpa"]
-)
-@pytest.mark.parametrize("page", [16, 64])
-def test_mla_decode(vllm, kernel, page):
-    lengths = torch.tensor([70, 129, 1])
-    cache = torch.randn(32, page, 576).bfloat16()
-    pages = -(-129 // page)
-    table = torch.randperm(32)[: 3 * pages].reshape(3, pages).int()
-    q = torch.randn(3, 16, 576).bfloat16()
-    metadata = SimpleNamespace(decode=SimpleNamespace(block_table=table, seq_lens=lengths.int()))
-    found = getattr(part("mla_decode"), kernel)(q, cache, metadata, 0.07, 512)
-    for i, length in enumerate(lengths.tolist()):
-        keys = cache[table[i].long()].reshape(-1, 576)[:length].float()
-        wanted = torch.softmax(q[i].float() @ keys.T * 0.07, -1) @ keys[:, :512]
-        assert near(found[i], wanted)
+@pytest.mark.parametrize("swap", swaps_of("mla_decode"))
+def test_decode_is_the_suite_s_in_every_layer_with_tables_made_once(vllm, swap, monkeypatch):
+    o, result = of_the_suite(swap)
+    made = []
+    for table in ("split_pages", "token_slots"):
+        method = getattr(MlaDecodeOperands, table)
+        monkeypatch.setattr(
+            MlaDecodeOperands, table, lambda self, n, method=method: made.append(n) or method(self, n)
+        )
+    step = SimpleNamespace(block_table=o.page_table, seq_lens=o.lengths)
+    implementation = swapped(swap)
+    first = mla_decode.decode(implementation, o.q, o.kv, step, o.scale)
+    once = len(made)
+    other = o.kv.flip(-1)
+    second = mla_decode.decode(implementation, o.q, other, step, o.scale)
+    assert torch.equal(first, result) and len(made) == once
+    fresh = SimpleNamespace(block_table=o.page_table, seq_lens=o.lengths)
+    assert torch.equal(second, mla_decode.decode(implementation, o.q, other, fresh, o.scale))
+    assert not torch.equal(second, first) and len(made) == 2 * once
 
 
-@pytest.mark.parametrize("kernel", ["_bf16", "_bf16_brgemm", "_unpacked"])
-def test_linears(vllm, kernel):
-    values, scale = weight(256, 512)
-    x = torch.randn(4, 512).bfloat16()
-    layer = SimpleNamespace(prefix="model.layers.0.self_attn.o_proj")
-    linear = getattr(part("linears"), kernel)(
-        SimpleNamespace(weight_group_shape=(128, 128)), layer, values, scale
+@pytest.mark.parametrize("swap", swaps_of("mha_prefill"))
+def test_prefill_is_the_suite_s(vllm, swap):
+    o, result = of_the_suite(swap)
+    v = torch.cat([o.v, o.v], -1)[..., :128]  # as the engine splits it off
+    assert torch.equal(mha_prefill.prefill(swapped(swap), o.q, o.k, v, o.cu_q, o.scale), result)
+
+
+def test_every_op_has_swaps_and_every_site_a_module():
+    assert {name.partition("=")[0] for name in known_swaps()} == {*SIZES, "absorbed"}
+    assert all(is_swap(f"block_scale_gemm:{place}=vllm.amx") for place in LINEARS)
+    assert not is_swap("block_scale_gemm:kv_b=vllm.amx") and not is_swap("mla_decode:o_proj=vllm.vec")
+    assert not is_swap("mla_decode=torch.compile"), "it would compile anew for each batch"
+    assert not is_swap("mla_decode")
+    with pytest.raises(LookupError):
+        swapped("mla_decode=torch.none")
+
+
+def test_names_of_old_mean_the_same_kernels():
+    new = current_names([*RENAMED, "mla_decode=vllm.vec", ABSORBED])
+    assert all(map(is_swap, new)) and not any(name in RENAMED for name in new)
+    assert len(current_names(["linears.attention=bf16"])) == 3
+
+
+def test_recorded_experiments_name_the_kernels_that_their_replays_ran():
+    recorded = sorted(RESULTS.glob("*/serving/*/experiment.json"))
+    assert recorded
+    for path in recorded:
+        experiment = Experiment.model_validate_json(path.read_bytes())
+        for swap in experiment.swaps:
+            assert all(map(is_swap, swap.swap)), (path, swap)
+            assert swap.replay.items() >= implementations(swap.swap).items(), (path, swap)
+
+
+def test_sizes_that_an_implementation_does_not_take_are_refused():
+    sizes = kernels.OPS["mla_decode"].sizes({"batch": 1, "ctx": "64", "page": 8})
+    with pytest.raises(ValueError, match=r"mla_decode=vllm\.vec: needs a page"):
+        swapped("mla_decode=vllm.vec").prepare(SimpleNamespace(sizes=sizes))
+
+
+def test_what_is_called_is_noted_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERNEL_BENCH_SWAPS_LOG", str(tmp_path / "log"))
+    monkeypatch.setattr(report, "_called", set())
+    monkeypatch.setattr(report, "_said", set())
+    prepared = SimpleNamespace(call=lambda: None, result=lambda: 7)
+    implementation = SimpleNamespace(allocates=True, prepare_turn=lambda *_: prepared)
+    call = Swapped("mla_decode=vllm.vec", implementation)
+    assert [call.run(prepared, None), call.run(prepared, None)] == [7, 7]
+    [line] = (tmp_path / "log").read_text().splitlines()
+    assert json.loads(line) == {"event": "called", "swap": "mla_decode=vllm.vec"}
+
+
+def python(code, tmp_path, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "site")} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    wanted = x.float() @ (values.float() * scale.repeat_interleave(128, 0).repeat_interleave(128, 1)).T
-    assert near(linear(x, None), wanted)
-
-
-@pytest.mark.parametrize("kernel", ["_Brgemm", "_Vec", "_Grouped", "_Torch"])
-def test_experts(vllm, kernel):
-    import torch.nn.functional as F
-
-    dequantised = part("dequantise").dequantised
-    w13, w2 = dequantised(*weight(8, 256, 512)), dequantised(*weight(8, 512, 128))
-    w13, w2 = w13 / w13.std() / 512**0.5, w2 / w2.std() / 128**0.5
-    x, weights = torch.randn(5, 512).bfloat16(), torch.rand(5, 4)
-    ids = torch.stack([torch.randperm(8)[:4] for _ in range(5)]).int()
-    out = torch.empty_like(x)
-    getattr(part("experts"), kernel)(w13, w2)(out, x, weights, ids)
-    wanted = torch.zeros(5, 512)
-    for token in range(5):
-        for expert, share in zip(ids[token].tolist(), weights[token], strict=True):
-            gate, up = (w13[expert].float() @ x[token].float()).chunk(2)
-            wanted[token] += share * (w2[expert].float() @ (F.silu(gate) * up))
-    assert near(out, wanted)
-
-
-def test_grouped_experts_are_the_kernel_that_a_replay_has(vllm):
-    """To the bit: what an experiment predicts of torch.bf16 is observed of this."""
-    from kernels.fused_moe.providers.torch_eager import _fused_moe
-
-    w13, w2 = (torch.randn(8, *size).bfloat16() / 16 for size in ((512, 256), (256, 256)))
-    x, weights = torch.randn(9, 256).bfloat16(), torch.rand(9, 4)
-    ids = torch.stack([torch.randperm(8)[:4] for _ in range(9)]).int()
-    ids[0, 2] = ids[5] = -1  # another rank's
-    out = torch.full_like(x, float("nan"))
-    part("experts")._Grouped(w13, w2)(out, x, weights, ids)
-    wanted = _fused_moe(x, ids, weights, w13, w2, torch.arange(8, dtype=torch.int32))
-    assert torch.equal(out, wanted.to(out.dtype)) and out.any()
-
-
-@pytest.mark.parametrize("kernel", ["_sdpa", "_extend"])
-def test_prefill(vllm, kernel):
-    q, k, v = (torch.randn(90, 16, width).bfloat16() for width in (192, 192, 128))
-    found = getattr(part("prefill"), kernel)(q, k, v, [0, 50, 90], 0.07)
-    for start, end in ((0, 50), (50, 90)):
-        scores = torch.einsum("qhd,khd->hqk", q[start:end].float(), k[start:end].float()) * 0.07
-        scores.masked_fill_(torch.ones(end - start, end - start).triu(1).bool(), float("-inf"))
-        wanted = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v[start:end].float())
-        assert near(found[start:end], wanted)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_staged_plug_in_is_found_and_hides_what_is_broken(tmp_path):
-    import subprocess
-
-    stage(tmp_path, ("a_broken_package",))
-    code = (
+    stage(tmp_path / "site", ("a_broken_package",))
+    python(
         "import importlib.util, sys\n"
         "from importlib.metadata import entry_points\n"
         "[entry] = [e for e in entry_points(group='vllm.general_plugins') if 'kernel_bench' in e.name]\n"
         "entry.load()\n"
         "assert importlib.util.find_spec('a_broken_package') is None\n"
         "assert sys.modules['a_broken_package'] is None\n"
-        "assert 'harness' not in sys.modules and 'torch' not in sys.modules\n"
+        "assert not {'harness', 'kernels', 'torch'} & set(sys.modules)\n",
+        tmp_path,
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
+
+
+def test_the_staged_suite_is_ours_whoever_else_has_the_name(tmp_path):
+    """As where transformers has imported Hugging Face's package before the plug-in is loaded."""
+    stage(tmp_path / "site", ())
+    stage_suite(tmp_path / "suite")
+    theirs = tmp_path / "site" / "kernels"
+    (theirs / "layer").mkdir(parents=True)
+    (theirs / "__init__.py").write_text("get_kernel = 'theirs'\n")
+    (theirs / "layer" / "__init__.py").write_text("")
+    python(
+        "import sys, kernels.layer\n"
+        "from deepseek_kernel_bench_plugin.suite import swapped\n"
+        "implementation = swapped('mla_decode=vllm.vec').implementation\n"
+        f"import kernels\nassert kernels.__file__.startswith({str(tmp_path / 'suite')!r})\n"
+        "assert implementation.name == 'vllm.vec' and kernels.get_kernel == 'theirs'\n"
+        "assert not {'harness', 'torch'} & set(sys.modules)\n",
+        tmp_path,
+        KERNEL_BENCH_SUITE=str(tmp_path / "suite"),
     )
-    assert done.returncode == 0, done.stderr

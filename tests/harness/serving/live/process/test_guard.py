@@ -15,9 +15,9 @@ from harness.errors import HarnessError, NothingRan, UsageError
 from harness.machine.monitor.procfs import Counters
 from harness.paths import ROOT
 from harness.serving.live.client.client import Client, ClientFailed
-from harness.serving.live.client.load import Load
+from harness.serving.live.client.load import ClientLoad
 from harness.serving.live.engine.engine import Engine, EngineDied
-from harness.serving.live.engine.launch import Launch, kind_for
+from harness.serving.live.engine.launch import EngineLaunch, kind_for
 from harness.serving.live.process.guarded import Guarded
 from harness.serving.live.process.launching import free_port
 from tests.support.serving_processes import gone, marked
@@ -40,7 +40,7 @@ def engine(tmp_path, mark, mode, name="model", kind="command"):
     port = free_port()
     command = (sys.executable, str(ENGINE), mode, str(port), name)
     environment = dict(os.environ) | {"KERNEL_BENCH_TEST": mark}
-    return Engine(Launch(kind, command, environment, "/health", "model"), port, tmp_path / "server.log")
+    return Engine(EngineLaunch(kind, command, environment, "/health", "model"), port, tmp_path / "server.log")
 
 
 def test_a_healthy_engine_answers_and_ends(tmp_path, mark):
@@ -156,7 +156,7 @@ def test_sockets_of_an_ended_engine_go_and_its_files_stay(tmp_path, mark):
     )
     environment = dict(os.environ) | {"KERNEL_BENCH_TEST": mark}
     command = (sys.executable, "-c", code)
-    with Engine(Launch("command", command, environment, "/health", "model"), 1, tmp_path / "log"):
+    with Engine(EngineLaunch("command", command, environment, "/health", "model"), 1, tmp_path / "log"):
         until = time.monotonic() + 30
         while not (tmp_path / "made").exists() and time.monotonic() < until:
             time.sleep(0.05)
@@ -200,13 +200,14 @@ def client(tmp_path, mode="10"):
 def test_a_client_that_fails_or_hangs_is_one_line(tmp_path, mark):
     with engine(tmp_path, mark, "ok") as one:
         one.wait_healthy(30)
-        arguments = one.url, "model", Load(16, 32, 4, 4), 1, tmp_path / "result.json"
-        client(tmp_path).run(*arguments, deadline_s=30)
+        arguments = one.url, "model", ClientLoad(16, 32, 4, 4)
+        named = {"seed": 1, "result": tmp_path / "result.json"}
+        client(tmp_path).run(*arguments, **named, deadline_s=30)
         assert (tmp_path / "result.json").exists()
         with pytest.raises(ClientFailed, match=r"exit code 1; it said: \"KeyError: 'choices'\""):
-            client(tmp_path, "fails").run(*arguments, deadline_s=30)
+            client(tmp_path, "fails").run(*arguments, **named, deadline_s=30)
         with pytest.raises(ClientFailed, match="over 2 s"):
-            client(tmp_path, "hangs").run(*arguments, deadline_s=2)
+            client(tmp_path, "hangs").run(*arguments, **named, deadline_s=2)
 
 
 def test_a_missing_client_says_what_to_do(tmp_path, monkeypatch):

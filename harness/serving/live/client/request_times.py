@@ -1,4 +1,4 @@
-"""What a client kept of each request: when it was sent, when each token came, what it answered."""
+"""Request times, as a client kept them: when each was sent, when each token came, what it answered."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ class NoDetail(HarnessError):
 
 
 @dataclass(frozen=True)
-class Request:
+class TimedRequest:
     """sent: seconds; tokens: seconds at which each arrived, the first one first."""
 
     sent: float
     tokens: tuple[float, ...]
 
-    def by(self, clock: Callable[[float], float]) -> Request:
-        return Request(clock(self.sent), tuple(map(clock, self.tokens)))
+    def by(self, clock: Callable[[float], float]) -> TimedRequest:
+        return TimedRequest(clock(self.sent), tuple(map(clock, self.tokens)))
 
 
 @dataclass(frozen=True)
-class Details:
+class RequestTimes:
     """Of the requests that succeeded, in the client's order; what the client did not keep is empty.
 
     dated: whether times are those of the client's clock, and not from when it began
     """
 
-    requests: tuple[Request, ...]
+    requests: tuple[TimedRequest, ...]
     dated: bool = False
     input_lens: tuple[int, ...] = ()
     output_lens: tuple[int, ...] = ()
     texts: tuple[str, ...] = ()
 
-    def by(self, clock: Callable[[float], float]) -> Details:
+    def by(self, clock: Callable[[float], float]) -> RequestTimes:
         """As an engine's own clock has it."""
         return replace(self, requests=tuple(request.by(clock) for request in self.requests))
 
@@ -51,17 +51,17 @@ class Details:
         and not from the client's own means, so that all clients count alike."""
         if not self.requests:
             return {}
-        found = {
+        means = {
             "mean_ttft_ms": 1e3 * statistics.fmean(r.tokens[0] - r.sent for r in self.requests),
             "mean_e2e_ms": 1e3 * statistics.fmean(r.tokens[-1] - r.sent for r in self.requests),
             "duration_s": max(r.tokens[-1] for r in self.requests) - min(r.sent for r in self.requests),
         }
         many = [r.tokens for r in self.requests if len(r.tokens) > 1]
         after = [(tokens[-1] - tokens[0]) / (len(tokens) - 1) for tokens in many]
-        return found | ({"mean_tpot_ms": 1e3 * statistics.fmean(after)} if after else {})
+        return means | ({"mean_tpot_ms": 1e3 * statistics.fmean(after)} if after else {})
 
 
-def details(result: Path) -> Details:
+def request_times(result: Path) -> RequestTimes:
     """Of the last run in a client's file that has `ttfts` and `itls`, as vLLM's and SGLang's have. Raises
     NoDetail."""
     try:
@@ -80,9 +80,9 @@ def details(result: Path) -> Details:
     starts = samples.starts_s or (0.0,) * len(samples.ttfts_ms)
     requests = tuple(map(_request, starts, samples.ttfts_ms, samples.itls_ms))
     dated = bool(samples.starts_s)
-    return Details(requests, dated, samples.input_lens, samples.output_lens, samples.texts)
+    return RequestTimes(requests, dated, samples.input_lens, samples.output_lens, samples.texts)
 
 
-def _request(start: float, ttft_ms: float, itls_ms: Sequence[float]) -> Request:
+def _request(start: float, ttft_ms: float, itls_ms: Sequence[float]) -> TimedRequest:
     gaps = (gap / 1e3 for gap in itls_ms)
-    return Request(start, tuple(itertools.accumulate(gaps, initial=start + ttft_ms / 1e3)))
+    return TimedRequest(start, tuple(itertools.accumulate(gaps, initial=start + ttft_ms / 1e3)))

@@ -6,9 +6,10 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli.serving import serving
-from harness.cli.serving.experiment import plan
 from harness.errors import OK, UsageError
+from harness.serving.experiment.report import stages_table
 from harness.serving.experiment.spec import FILES, read_experiment
+from harness.serving.experiment.stages import Stages
 from tests.support.serving_experiments import TEXT, Doubles, conduct, experiment
 
 
@@ -32,8 +33,9 @@ def test_the_default_experiment_has_each_op_and_eight_pairs():
         ("pairs = 3", 'pairs = "many"', r"tiny\.toml: load\.pairs: .*valid integer"),
         ("pairs = 3", "pears = 3", r"tiny\.toml: load\.pears: no such key; allowed: input_len, .*pairs"),
         ('op = "mla_decode"', 'op = "mla"', r"tiny\.toml: swaps\.1\.op: takes one of block_scale_gemm"),
-        ('swap = ["mla_decode=torch"]', "", r"tiny\.toml: swaps\.1: says nothing that differs from the base"),
-        ('swap = ["mla_decode=torch"]', 'swap = ["mla=torch"]', r"swaps\.mla\.swap: no 'mla=torch'; swaps: "),
+        ('swap = ["mla_decode=torch.naive"]', "", r"tiny\.toml: swaps\.1: says nothing that differs"),
+        ('"mla_decode=torch.naive"', '"mla=torch"', r"swaps\.mla\.swap: no 'mla=torch'; swaps: "),
+        ('replay = { mla_decode = "vllm.amx" }', "glue = 7", r"swaps\.1\.glue"),
         ('"vllm.onednn"', '"vllm.oneapi"', r"replay\.block_scale_gemm: no implementation 'vllm.oneapi'"),
         ('name = "mla"', 'name = "linears"', "two swaps are called linears"),
         ('name = "mla"', 'name = "base"', r"tiny\.toml: swaps\.1\.name: takes letters"),
@@ -61,9 +63,9 @@ def test_what_there_is_not_is_said_with_what_there_is(tmp_path):
 
 def test_a_dry_run_says_what_is_done(tmp_path):
     made = experiment(tmp_path)
-    assert "done" not in plan(made, tmp_path / "out", ["mla"])
+    assert "done" not in stages_table(made, tmp_path / "out", ["mla"])
     conduct(tmp_path, Doubles(tmp_path)).run(["mla"])
-    text = plan(made, tmp_path / "out", ["linears", "mla"])
+    text = stages_table(made, tmp_path / "out", ["linears", "mla"])
     assert text.count("done") == 4 and text.count("to do") == 3
 
 
@@ -72,3 +74,18 @@ def test_the_command_says_what_it_would_do(tmp_path):
         serving, ["experiment", "cpu-short", "--dry-run", "--pairs", "6", "--out", str(tmp_path)]
     )
     assert answer.exit_code == OK and "6 mirrored pairs" in answer.output
+
+
+def test_an_experiment_begun_under_names_of_old_goes_on(tmp_path):
+    """Its replay was said beside the swap, where now it follows from it."""
+    said = 'replay = { block_scale_gemm = "vllm.onednn", "block_scale_gemm:kv_b" = "vllm.amx" }\n'
+    assert said in TEXT
+    made = experiment(tmp_path, TEXT.replace(said, ""))
+    assert made.swap("linears").replay == {
+        "block_scale_gemm": "vllm.onednn",
+        "block_scale_gemm:kv_b": "vllm.amx",
+    }
+    before = made.model_dump_json().replace("block_scale_gemm=vllm.onednn", "linears=bf16")
+    assert "linears=bf16" in before
+    (tmp_path / "experiment.json").write_text(before)
+    Stages.begin(tmp_path, made, resume=True)

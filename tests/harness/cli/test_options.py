@@ -1,0 +1,63 @@
+"""Options as commands get them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from harness.cli import cli
+from harness.cli.options import gathered, measuring
+from harness.run.request import Request
+
+
+def commands(group: click.Group, *names: str) -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from commands(command, *names, name)
+        elif command is not None:
+            yield " ".join([*names, name]), command
+
+
+COMMANDS = dict(commands(cli))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_found_in_the_file_of_its_name(name):
+    *groups, own = name.split()
+    assert COMMANDS[name].name == own
+    assert COMMANDS[name].callback.__module__ == ".".join(["harness.cli", *groups, own])
+
+
+@pytest.mark.parametrize("name", ["run", "toggle", "compare"])
+def test_a_request_has_every_option_that_measuring_commands_share(name):
+    @click.command()
+    @measuring
+    def measure(request):
+        pass
+
+    shared = {option.name for option in measure.params}
+    assert shared <= {field.name for field in fields(Request)}
+    assert shared <= {option.name for option in COMMANDS[name].params}
+
+
+def test_options_that_are_fields_become_one_object():
+    @dataclass
+    class Size:
+        m: int = 1
+        n: int = 2
+
+    @click.command()
+    @click.option("--m", type=int)
+    @click.option("--name")
+    @gathered(lambda: Size)
+    def command(size, name):
+        click.echo(f"{size} {name}")
+
+    done = CliRunner().invoke(command, ["--m", "7", "--name", "x"])
+    assert done.output.endswith("Size(m=7, n=2) x\n")

@@ -1,0 +1,51 @@
+"""The device that a command names: found, or a mistake in one line with exit code 2, whatever the command."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from harness.cli.serving.experiment import conduct
+from harness.errors import USAGE, UsageError
+from harness.machine.device import choose_device
+from harness.serving.experiment.kernels import LocalBench
+from harness.serving.experiment.spec import Replay
+from kernels.platform import devices
+from tests.support.command_line import error_line
+
+OP = ("--op", "mla_decode", "--case", "batch=1 ctx=4 heads=4")
+REPLAY = ("serving", "replay", "--model", "deepseek-r1", "--tp", "8", "--phase", "decode")
+
+
+def test_the_first_device_is_chosen_where_none_is_named():
+    assert choose_device() is next(iter(devices().values()))
+    assert choose_device("cpu").kind == "cpu"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", *OP),
+        ("toggle", *OP, "--flag", "VLLM_USE_V1=1"),
+        ("compare", "--revisions", "HEAD", "HEAD~1", *OP),
+        ("tune", "--op", "block_scale_gemm"),
+        ("doctor", "--quick"),
+        REPLAY,
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_an_unknown_device_exits_2(here, command, monkeypatch):
+    monkeypatch.setattr("harness.plan.revisions.arms", lambda names: [])
+    line = error_line(here(*command, "--device", "cuda:77"), USAGE)
+    assert line.startswith("no device 'cuda:77'; devices here: ")
+
+
+def test_an_unknown_device_of_an_experiment_exits_2(tmp_path):
+    settings = Replay.model_construct(device="cuda:77", budget_s=1.0)
+    step = SimpleNamespace(phase="decode")
+    with pytest.raises(UsageError, match="no device 'cuda:77'; devices here: "):
+        LocalBench(settings, False, print).replay(step, "other", {}, {})
+    experiment = SimpleNamespace(engine=None, replay=settings)
+    with pytest.raises(UsageError, match="no device 'cuda:77'; devices here: "):
+        conduct(experiment, tmp_path, resume=False, only=[], quiet=True)

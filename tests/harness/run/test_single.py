@@ -1,0 +1,113 @@
+"""A benchmark of one kernel: what disturbs it is seen, and what is refused starts nothing."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from harness.machine.device import choose_device
+from harness.machine.monitor.base import Monitor
+from harness.run import single
+from harness.run.single import KernelBenchmarks
+from harness.timing.rounds import ENOUGH_ROUNDS
+from kernels.op import Implementation, Prepared, Support
+
+WHO = "process 7 (cc1plus) took 80% of a CPU"
+
+
+class Scripted(Monitor):
+    """Every turn's disturbance is what `reasons` gives next."""
+
+    def __init__(self, reasons):
+        super().__init__()
+        self.reasons, self.log = iter(reasons), []
+
+    def begin(self):
+        self.log.append("begin")
+
+    def sample(self, who=""):
+        self.log.append("sample")
+
+    def end(self):
+        self.log.append("end")
+        return next(self.reasons)
+
+    def before(self):
+        return []
+
+    def readable(self):
+        return {}
+
+
+class Station:
+    """Gives the turns' seconds one after the other."""
+
+    platform, threads = choose_device("cpu"), 1
+
+    def __init__(self):
+        self.seconds = itertools.count(1)
+
+    def ask(self, contender, request, at_least):
+        return {"seconds": next(self.seconds)}
+
+
+def benchmark(monkeypatch, tmp_path, reasons):
+    monitor = Scripted(reasons)
+    monkeypatch.setattr(single, "monitor_for", lambda platform, pids: monitor)
+    made = KernelBenchmarks(choose_device("cpu"), "warm", None, tmp_path).benchmark(
+        "mla_decode", "torch.sdpa", case="batch=1 ctx=4 heads=4"
+    )
+    made.station = Station()
+    return made, monitor
+
+
+def test_a_disturbed_turn_is_made_again_and_counted(monkeypatch, tmp_path):
+    made, monitor = benchmark(monkeypatch, tmp_path, ["", WHO, WHO, "", ""])
+    assert [made.turn() for _ in range(3)] == [1, 4, 5]
+    assert monitor.log == ["begin", "sample", "end"] * 5
+    assert made.facts(None)["disturbed"] == f"2 of 5 turns: {WHO}"
+
+
+def test_where_most_turns_are_disturbed_they_count(monkeypatch, tmp_path):
+    made, _ = benchmark(monkeypatch, tmp_path, itertools.repeat(WHO))
+    assert made.turn() == ENOUGH_ROUNDS
+    assert made.turn() == ENOUGH_ROUNDS + 1
+
+
+def test_nothing_is_said_of_a_quiet_machine(monkeypatch, tmp_path):
+    made, _ = benchmark(monkeypatch, tmp_path, itertools.repeat(""))
+    made.turn()
+    assert "disturbed" not in made.facts(None)
+
+
+class Refused(Implementation):
+    name = "yours.refused"
+    requires = "what nobody has"
+    boundaries = ("core",)
+
+    def available(self, platform) -> Support:
+        return Support(False, "nobody has it")
+
+    def prepare(self, operands, out) -> Prepared:
+        raise AssertionError("it was refused")
+
+
+def test_no_judge_is_started_for_what_is_refused(monkeypatch, tmp_path):
+    def start(*arguments):
+        raise AssertionError("a judge was started")
+
+    monkeypatch.setattr(single, "start_judge", start)
+    made = KernelBenchmarks(choose_device("cpu"), "warm", None, tmp_path).benchmark(
+        "mla_decode", Refused(), case="batch=1 ctx=4 heads=4"
+    )
+    made.begin()
+    made.close()
+    assert (made.status, made.reason) == ("unsupported", "nobody has it")
+
+
+@pytest.mark.parametrize("kernel", [7, None])
+def test_what_is_no_kernel_is_named(tmp_path, kernel):
+    made = KernelBenchmarks(choose_device("cpu"), "warm", None, tmp_path)
+    with pytest.raises(single.UsageError, match=f"{kernel!r} is no kernel"):
+        made.benchmark("mla_decode", kernel, case="batch=1 ctx=4")

@@ -333,7 +333,7 @@ def packed_once(self: Any, live: Any) -> None:
 
 def packed_elsewhere(self: Any, live: Any) -> None:
     self.operands.a_q.copy_(live["a_q"])
-    self.take(deep_gemm.packed(live["a_scale"], *live["a_q"].shape, is_a=True))
+    self.take(deep_gemm.packed(live["a_scale"], live["a_q"], is_a=True))
 
 
 @pytest.mark.parametrize("load", [packed_once, packed_elsewhere])

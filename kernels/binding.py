@@ -49,8 +49,8 @@ def find(*places: str) -> Any:  # whatever a library has there
 
 
 def keywords(
-    function: VendorFunction, needed: Mapping[str, Any], wished: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+    function: VendorFunction, needed: Mapping[str, object], wished: Mapping[str, object] | None = None
+) -> dict[str, object]:
     """Arguments by name, as this version's signature takes them: all those needed, and those wished for that
     it knows. Raises Unsupported where one that is needed is not taken, or one that it must have is missing.
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from kernels.op import Implementation, Op, Prepared
+from kernels.operands import Operands
 
 if TYPE_CHECKING:
     import torch
 
 
 def bind(
-    op: Op, implementation: Implementation, operands: Any, out: torch.Tensor | None, first: Any = None
+    op: Op,
+    implementation: Implementation,
+    operands: Operands,
+    out: torch.Tensor | None,
+    first: Prepared | None = None,
 ) -> Prepared:
     """Prepares an implementation on operands of any boundary that it supports; `first` is what it gave
     for the first of the sets that calls rotate over."""
     if operands.boundary in implementation.boundaries:
-        target = cast("torch.Tensor", out)  # None only for who allocates, whose `prepare` takes None
         if first is None:
-            return implementation.prepare(operands, target)
-        return implementation.prepare_turn(first, operands, target)
+            return implementation.prepare(operands, out)
+        return implementation.prepare_turn(first, operands, out)
     return _Composed(op, implementation, operands, out, first)
 
 
@@ -28,13 +32,19 @@ class _Composed(Prepared):
     writes straight into the layout that the inner call reads, as an engine's fused producer does."""
 
     def __init__(
-        self, op: Op, implementation: Implementation, operands: Any, out: torch.Tensor | None, first: Any
+        self,
+        op: Op,
+        implementation: Implementation,
+        operands: Operands,
+        out: torch.Tensor | None,
+        first: Prepared | None,
     ) -> None:
         super().__init__(operands, out)
         inner = operands.narrowed()
         # Whoever looks at live values when preparing shall find some.
         op.step(operands, inner.live_tensors())()
-        self.inner = bind(op, implementation, inner, out, first and first.inner)
+        inner_first = first.inner if isinstance(first, _Composed) else None
+        self.inner: Prepared = bind(op, implementation, inner, out, inner_first)
         self.step = op.step(operands, self.inner.inputs())
 
     def call(self) -> None:

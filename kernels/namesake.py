@@ -14,7 +14,6 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 
 def share(ours: ModuleType) -> None:
@@ -25,7 +24,7 @@ def share(ours: ModuleType) -> None:
         return
     ours.__path__.append(str(folder))
 
-    def lookup(name: str) -> Any:
+    def lookup(name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
         # `from kernels import vendor` asks for the attribute before it looks for a module of ours.
@@ -33,7 +32,7 @@ def share(ours: ModuleType) -> None:
             return importlib.import_module(f"{ours.__name__}.{name}")
         return getattr(_load(f"{ours.__name__}._namesake", folder), name)
 
-    ours.__getattr__ = lookup  # type: ignore[method-assign]
+    ours.__getattr__ = lookup  # type: ignore[method-assign]  # a module has its own (PEP 562)
 
 
 def _find(own_folder: Path) -> Path | None:

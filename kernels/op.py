@@ -18,6 +18,7 @@ from shapes.case import Case, Size
 
 if TYPE_CHECKING:
     import torch
+    from _typeshed import DataclassInstance
 
     from kernels.platform import Platform
 
@@ -88,7 +89,7 @@ class Reference:
 class Prepared(ABC):
     """An implementation bound to operands and an output, ready to be called again and again."""
 
-    def __init__(self, operands: Any, out: torch.Tensor | None = None) -> None:
+    def __init__(self, operands: Operands, out: torch.Tensor | None = None) -> None:
         self.operands = operands
         # None only for a library that allocates its own output, whose `call` writes none.
         self.out = cast("torch.Tensor", out)
@@ -160,7 +161,7 @@ class Implementation(ABC):
     def available(self, platform: Platform) -> Support:
         """Whether this platform and its libraries can run it at all; imports nothing."""
 
-    def fits(self, sizes: Any) -> Support:
+    def fits(self, sizes: DataclassInstance) -> Support:
         """Whether it takes these sizes (heads, page, dtype ...)."""
         return Support(True)
 
@@ -200,26 +201,26 @@ class Implementation(ABC):
             ),
         )
 
-    def interpreted_s(self, sizes: Any) -> float:
+    def interpreted_s(self, sizes: DataclassInstance) -> float:
         """About how many seconds Triton's interpreter takes for a call."""
         return 0.0
 
-    def layout(self, sizes: Any) -> int:
+    def layout(self, sizes: DataclassInstance) -> int:
         """Bytes of stationary operands that prepare brings into a layout of its own, for the memory plan."""
         return 0
 
-    def workspace(self, sizes: Any) -> int:
+    def workspace(self, sizes: DataclassInstance) -> int:
         """Bytes that prepare and call allocate beyond operands, layout and output, for the memory plan."""
         return 0
 
     @abstractmethod
-    def prepare(self, operands: Any, out: torch.Tensor | None) -> Prepared:
+    def prepare(self, operands: Operands, out: torch.Tensor | None) -> Prepared:
         """Untimed: bring stationary operands into the library's layout. Raises Unsupported.
 
         out: None for who allocates, whose own `prepare` says so
         """
 
-    def prepare_turn(self, first: Any, operands: Any, out: torch.Tensor | None) -> Prepared:
+    def prepare_turn(self, first: Prepared | None, operands: Operands, out: torch.Tensor | None) -> Prepared:
         """Prepares a further set of those that calls rotate over; `first` was prepared on the first. Where
         the sets share stationary operands, whoever brought them into a layout of its own takes that."""
         return self.prepare(operands, out)
@@ -236,17 +237,17 @@ class Op(ABC):
     """
 
     name: ClassVar[str]
-    Sizes: ClassVar[type]
+    Sizes: ClassVar[type[DataclassInstance]]
     boundaries: ClassVar[tuple[str, ...]] = ("core",)
     baseline: ClassVar[Mapping[str, str]]
     engine_like: ClassVar[str] = ""
     turns: ClassVar[bool] = False
 
-    def sizes(self, given: Mapping[str, Size]) -> Any:
+    def sizes(self, given: Mapping[str, Size]) -> DataclassInstance:
         """Reads sizes given as text or numbers; raises ValueError with one clear line."""
         return read_sizes(self.name, self.Sizes, given)
 
-    def case(self, given: Mapping[str, Size], **place: Any) -> Case:
+    def case(self, given: Mapping[str, Size], **place: Any) -> Case:  # a Case's further fields
         """The case of these sizes in canonical form, defaults filled in."""
         return Case(self.name, asdict(self.sizes(given)), **place)
 
@@ -254,51 +255,53 @@ class Op(ABC):
         """Sizes that a case leaves to the architecture it runs on: its FP8 format, say."""
         return {}
 
-    def make(self, sizes: Any, seeds: Seeds, device: str, boundary: str = "core") -> Any:
+    def make(self, sizes: DataclassInstance, seeds: Seeds, device: str, boundary: str = "core") -> Operands:
         """The canonical operands of a case, of the set that `seeds.turn` says."""
         operands = self.operands(sizes, seeds, device, boundary)
         return operands.turned(seeds.turn) if seeds.turn else operands
 
     @abstractmethod
-    def operands(self, sizes: Any, seeds: Seeds, device: str, boundary: str = "core") -> Operands: ...
+    def operands(
+        self, sizes: DataclassInstance, seeds: Seeds, device: str, boundary: str = "core"
+    ) -> Operands: ...
 
     @abstractmethod
-    def empty_operands(self, sizes: Any, device: str) -> Any:
+    def empty_operands(self, sizes: DataclassInstance, device: str) -> Operands:
         """Those of the widest boundary without values, for what only looks at shapes and dtypes: on torch's
         meta device they take no memory."""
 
-    def step(self, operands: Any, into: Mapping[str, torch.Tensor]) -> Callable[[], None]:
+    def step(self, operands: Operands, into: Mapping[str, torch.Tensor]) -> Callable[[], None]:
         """What the suite's own kernel does between `operands.boundary` and the next narrower one: a call
         that reads `operands` and writes the narrower boundary's live operands into these views."""
         raise NotImplementedError(f"{self.name} has no step inside {operands.boundary}")
 
     @abstractmethod
-    def empty_output(self, sizes: Any, device: str) -> torch.Tensor: ...
+    def empty_output(self, sizes: DataclassInstance, device: str) -> torch.Tensor: ...
 
     @abstractmethod
-    def reference(self, operands: Any, max_flops: float = float("inf")) -> Reference:
+    def reference(self, operands: Operands, max_flops: float = float("inf")) -> Reference:
         """Computes the op from the same operands in fp64, or fp32 where that errs far below a sigma,
         streamed; samples rows above `max_flops`."""
 
     @abstractmethod
-    def tolerance(self, sizes: Any) -> Tolerance: ...
+    def tolerance(self, sizes: DataclassInstance) -> Tolerance: ...
 
     @abstractmethod
-    def work(self, sizes: Any, boundary: str = "core") -> Work: ...
+    def work(self, sizes: DataclassInstance, boundary: str = "core") -> Work: ...
 
     @abstractmethod
-    def operand_bytes(self, sizes: Any) -> int:
+    def operand_bytes(self, sizes: DataclassInstance) -> int:
         """Bytes of one full set of operands, for the memory plan; of the boundary with the most."""
 
     @abstractmethod
-    def output_bytes(self, sizes: Any) -> int: ...
+    def output_bytes(self, sizes: DataclassInstance) -> int: ...
 
     @abstractmethod
-    def streamed_bytes(self, sizes: Any, turns: int = 1) -> int:
+    def streamed_bytes(self, sizes: DataclassInstance, turns: int = 1) -> int:
         """Bytes that so many calls read from memory at least, on the sets that calls rotate over, each
         byte once: for the cache policy. 0 if nothing is streamed."""
 
-    def turn_bytes(self, sizes: Any) -> int:
+    def turn_bytes(self, sizes: DataclassInstance) -> int:
         """Bytes of memory that a further set takes."""
         return self.streamed_bytes(sizes)
 

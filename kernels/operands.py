@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     import torch
+    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Seeds:
 
 Own = TypeVar("Own", bound="Operands")
 
-ABSENT: Any = None
+ABSENT: Any = None  # stands where a tensor does
 """Default of a tensor that not every case or boundary has. Its type is that of where it is: the boundary, or
 the dtype of the case, says which are."""
 
@@ -35,11 +36,14 @@ class Operands(ABC):
 
     boundary: what the timed call covers; tensors that a call of this boundary has to produce itself,
               or that it does not need, are None
+    sizes:    those of the case
     live:     names of the tensors produced anew every step; the others are stationary
     streamed: names of those that a serving step reads from memory, not from a warm cache
     """
 
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # as a dataclass has it: of any types
     boundary: str
+    sizes: DataclassInstance
     live: ClassVar[tuple[str, ...]]
     streamed: ClassVar[tuple[str, ...]]
 
@@ -47,16 +51,14 @@ class Operands(ABC):
         import torch
 
         return {
-            f.name: value
-            for f in fields(self)  # type: ignore[arg-type]  # of a dataclass, as each is
-            if isinstance(value := getattr(self, f.name), torch.Tensor)
+            f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), torch.Tensor)
         }
 
     def live_tensors(self) -> dict[str, torch.Tensor]:
         return {name: tensor for name, tensor in self.tensors().items() if name in self.live}
 
-    def replaced(self: Own, **values: Any) -> Own:
-        return replace(self, **values)  # type: ignore[type-var]  # of a dataclass, as each is
+    def replaced(self: Own, **values: object) -> Own:
+        return replace(self, **values)
 
     def copy(self: Own, names: Iterable[str] | None = None) -> Own:
         """The same operands with the named tensors (default: all) in fresh buffers, the rest shared."""

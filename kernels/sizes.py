@@ -5,12 +5,17 @@ from __future__ import annotations
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from shapes.case import Size
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
-def read_sizes(op: str, cls: type, given: Mapping[str, Size]) -> Any:
+SizesType = TypeVar("SizesType", bound="DataclassInstance")
+
+
+def read_sizes(op: str, cls: type[SizesType], given: Mapping[str, Size]) -> SizesType:
     """Builds a Sizes dataclass from text or numbers; names the op's sizes where one is unknown."""
     kinds = typing.get_type_hints(cls)
     names = ", ".join(kinds)

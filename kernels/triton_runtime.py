@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from kernels.op import Implementation, Prepared, Unsupported
+from kernels.operands import Operands
 from kernels.platform import Platform
 from kernels.support import Support
 from kernels.tuning import Choice, Target, Tunable, words
 
 if TYPE_CHECKING:
     import torch
+    from _typeshed import DataclassInstance
 
 # One thread for numpy, with which Triton interprets: on products this small more of them wait for each
 # other, three times as long where other processes run.
@@ -90,12 +92,12 @@ class SuiteTriton(TritonImplementation, Tunable):
 
     older_instructions: ClassVar[Mapping[str, str]] = {}
 
-    def prepare(self, operands: Any, out: torch.Tensor) -> Prepared:
+    def prepare(self, operands: Operands, out: torch.Tensor) -> Prepared:
         assert out is not None
         require_interpreter(out.device)
         return self.prepare_for(target_of(out.device), operands, out)
 
-    def prepare_for(self, target: Target, operands: Any, out: torch.Tensor) -> ConfiguredPrepared:
+    def prepare_for(self, target: Target, operands: Operands, out: torch.Tensor) -> ConfiguredPrepared:
         """As prepare, for a target that tensors on torch's meta device may stand in for: what its calls
         would launch there can then be compiled anywhere. Raises Unsupported."""
         choice = self.choose(target, operands.sizes)
@@ -105,7 +107,7 @@ class SuiteTriton(TritonImplementation, Tunable):
 
     @abstractmethod
     def prepare_with(
-        self, config: Any, target: Target, operands: Any, out: torch.Tensor
+        self, config: DataclassInstance, target: Target, operands: Operands, out: torch.Tensor
     ) -> ConfiguredPrepared:
         """As prepare_for, under this configuration. On a CPU, interpreted, under any: the interpreter takes
         the constants that change what is computed, and lets Triton's options be."""

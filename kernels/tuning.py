@@ -16,9 +16,12 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from kernels.op import Implementation
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 TUNED = Path(__file__).parent / "tuned"
 OWN = "KERNEL_BENCH_TUNED"
@@ -79,7 +82,7 @@ class Demand:
 class Choice:
     """A configuration, and where it comes from, for the record."""
 
-    config: Any
+    config: DataclassInstance
     origin: str
 
 
@@ -91,33 +94,33 @@ class Tunable(Implementation):
     forced: the configuration that is used instead of the one chosen
     """
 
-    Config: ClassVar[type]
-    forced: Any = None
+    Config: ClassVar[type[DataclassInstance]]
+    forced: DataclassInstance | None = None
 
     @abstractmethod
-    def configurations(self, target: Target, sizes: Any) -> Iterable[Any]:
+    def configurations(self, target: Target, sizes: DataclassInstance) -> Iterable[DataclassInstance]:
         """All that are right for these sizes and may be best for some; whether one fits is the compiler's to
         say. Those that differ only in what cannot matter here are given once."""
 
     @abstractmethod
-    def heuristic(self, target: Target, sizes: Any) -> Any:
+    def heuristic(self, target: Target, sizes: DataclassInstance) -> DataclassInstance:
         """What is taken where nothing is stored for any target of the kind."""
 
-    def demands(self, config: Any, target: Target, sizes: Any) -> list[Demand]:
+    def demands(self, config: DataclassInstance, target: Target, sizes: DataclassInstance) -> list[Demand]:
         """Of each kernel of a call that a configuration changes."""
         return []
 
-    def features(self, sizes: Any) -> dict[str, float | str]:
+    def features(self, sizes: DataclassInstance) -> dict[str, float | str]:
         """By which cases are near each other or far: see `distance`."""
         return asdict(sizes)
 
-    def configured(self: Own, config: Mapping[str, Any]) -> Own:
+    def configured(self: Own, config: Mapping[str, object]) -> Own:
         """The same, made to use this configuration."""
         other = copy.copy(self)
         other.forced = self.Config(**config)
         return other
 
-    def choose(self, target: Target, sizes: Any) -> Choice:
+    def choose(self, target: Target, sizes: DataclassInstance) -> Choice:
         """The configuration for these sizes: the forced one, else the nearest stored one, else by rule."""
         if self.forced is not None:
             return Choice(self.forced, "as told")
@@ -125,12 +128,12 @@ class Tunable(Implementation):
         return nearest(self, target, sizes) or Choice(self.heuristic(target, sizes), by_rule)
 
 
-def words(config: Any) -> str:
+def words(config: DataclassInstance) -> str:
     """`rows=64 warps=4`, for people."""
     return _words(asdict(config))
 
 
-def _words(config: Mapping[str, Any]) -> str:
+def _words(config: Mapping[str, object]) -> str:
     return " ".join(f"{name}={value}" for name, value in config.items())
 
 
@@ -141,7 +144,7 @@ was compiled for exactly these sizes if all sizes together are within a factor o
 goes before none of its own."""
 
 
-def nearest(implementation: Tunable, target: Target, sizes: Any) -> Choice | None:
+def nearest(implementation: Tunable, target: Target, sizes: DataclassInstance) -> Choice | None:
     """The stored choice that is right for these sizes and was made for the nearest; None if there is none.
     Raises StoredError where what is stored cannot be read."""
     entries = [entry for entry in stored(implementation.name) if entry.kind == target.kind]

@@ -91,9 +91,8 @@ def read_model(path: Path) -> ModelConfig:
     file = path / "config.json" if path.is_dir() else path
     try:
         own = json.loads(file.read_text(encoding="utf-8"))
-        scaling: dict[str, Any] = own.get("rope_scaling") or dict.fromkeys(_fields(RopeScaling), 1) | {
-            "type": "none"
-        }
+        unscaled = dict.fromkeys(_fields(RopeScaling), 1) | {"type": "none"}
+        scaling: dict[str, Any] = own.get("rope_scaling") or unscaled  # JSON
         own["weight_block_size"] = own.get("quantization_config", {}).get("weight_block_size", (128, 128))
         own["rope_scaling"] = RopeScaling(**{name: scaling[name] for name in _fields(RopeScaling)})
         own |= {"name": file.parent.name, "source": file.name}

@@ -25,6 +25,7 @@ from shapes.suites import suites
 
 if TYPE_CHECKING:
     import torch
+    from _typeshed import DataclassInstance
 
 
 @dataclass
@@ -113,7 +114,7 @@ def launches(op: str, architecture: Architecture, cases: Iterable[Case]) -> list
     return list(seen.values())
 
 
-def narrowed(op: Op, implementation: SuiteTriton, sizes: object) -> Operands:
+def narrowed(op: Op, implementation: SuiteTriton, sizes: DataclassInstance) -> Operands:
     """Operands of the boundary that an implementation computes, without values."""
     operands: Operands = op.empty_operands(sizes, "meta")
     while operands.boundary not in implementation.boundaries:
@@ -122,7 +123,11 @@ def narrowed(op: Op, implementation: SuiteTriton, sizes: object) -> Operands:
 
 
 def launches_of(
-    op: Op, implementation: SuiteTriton, architecture: Architecture, operands: Operands, sizes: object
+    op: Op,
+    implementation: SuiteTriton,
+    architecture: Architecture,
+    operands: Operands,
+    sizes: DataclassInstance,
 ) -> list[KernelLaunch]:
     """What one call launches on operands of the implementation's own boundary, in order; a kernel that it
     launches twice stands there twice. Raises Unsupported."""
@@ -137,7 +142,7 @@ def _launch(op: str, implementation: SuiteTriton, on: Architecture, kernel: str,
 
 
 def _call(
-    op: Op, implementation: SuiteTriton, on: Architecture, operands: Operands, sizes: object
+    op: Op, implementation: SuiteTriton, on: Architecture, operands: Operands, sizes: DataclassInstance
 ) -> Mapping[str, torch.Tensor] | None:
     """Calls it on operands of a boundary, after the steps that lead to its own; gives where it reads them."""
     if operands.boundary in implementation.boundaries:

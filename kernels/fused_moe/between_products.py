@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
+from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.triton.grouped_configs import COMBINED
 from kernels.op import Prepared
 
@@ -24,6 +25,7 @@ class BetweenProducts(Prepared):
     given:   bf16 [rows, hidden], which it writes
     """
 
+    operands: FusedMoeOperands
     row_of: torch.Tensor
     gate_up: torch.Tensor
     h_q: torch.Tensor

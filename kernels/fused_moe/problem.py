@@ -10,7 +10,7 @@ activations, `with_routing` the router's logits as well; the router's GEMM is no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from kernels.formats import BLOCK, fp8_format, known_scales, native
 from kernels.fused_moe.generate import generate
@@ -21,6 +21,7 @@ from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
 from kernels.op import BOUNDARIES, Op, Reference, Tolerance, Work
 from kernels.operands import Seeds
 from kernels.quantise import quantiser
+from shapes.case import Size
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +35,7 @@ class FusedMoe(Op):
     engine_like = "triton.grouped"  # dequantised weights of a whole rank fit no device
     turns = True
 
-    def defaults(self, arch: str) -> Mapping[str, Any]:
+    def defaults(self, arch: str) -> Mapping[str, Size]:
         return {"fp8": native(arch), "scales": "ue8m0" if arch == "sm_100" else "fp32"}
 
     def work(self, sizes: FusedMoeSizes, boundary: str = "core") -> Work:

@@ -36,6 +36,8 @@ def new_rows(o: MhaPrefillOperands) -> torch.Tensor:
 class Extended(Prepared):
     """The cache is the canonical tensors; the new tokens' `k` and `v` are those too where none is cached."""
 
+    operands: MhaPrefillOperands
+
     def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor) -> None:
         super().__init__(operands, out)
         self.rows = new_rows(operands) if any(s.prefix for s in operands.sequences) else None

@@ -36,7 +36,7 @@ class MhaPrefill(Op):
     def defaults(self, arch: str) -> Mapping[str, Size]:
         return {"fp8": native(arch)}
 
-    def case(self, given: Mapping[str, Size], **place: Any) -> Case:
+    def case(self, given: Mapping[str, Size], **place: Any) -> Case:  # a Case's further fields
         """A bf16 case names no FP8 format: it is the same on every architecture."""
         case = super().case(given, **place)
         if case.sizes["dtype"] == "fp8":

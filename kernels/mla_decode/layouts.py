@@ -96,6 +96,8 @@ class FiniteCache(Prepared):
     """Keeps a copy of the cache, `kv`, whose unused slots are zeros, not NaN: for kernels that multiply whole
     pages by weights that a mask made 0. Engines give them pools whose every page is finite."""
 
+    operands: MlaDecodeOperands
+
     def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor | None) -> None:
         import torch
 

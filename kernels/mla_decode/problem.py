@@ -31,7 +31,7 @@ class MlaDecode(Op):
     baseline: ClassVar = {"cpu": "torch.sdpa", "cuda": "torch.sdpa", "rocm": "torch.sdpa"}
     engine_like = "triton.split_kv"
 
-    def case(self, given: Mapping[str, Size], **place: Any) -> Case:
+    def case(self, given: Mapping[str, Size], **place: Any) -> Case:  # a Case's further fields
         """A case with a bf16 cache says nothing of FP8: its key is the same on all architectures."""
         case = super().case(given, **place)
         if case.sizes["kv"] == "fp8":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import kernels
 from harness.serving.replay import glue
@@ -12,6 +12,9 @@ from kernels.op import Prepared
 
 if TYPE_CHECKING:
     import torch
+
+    from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
+    from kernels.mla_decode.operands import MlaDecodeOperands
 
 
 Call = Callable[[], Any]
@@ -183,7 +186,7 @@ class Flow:
         cache = pages = rows = None
         if self.step.phase == "decode":
             bound = self.bound[f"{place.layer}.mla_decode"]
-            cache, operands = bound.inputs()["kv"], bound.operands
+            cache, operands = bound.inputs()["kv"], cast("MlaDecodeOperands", bound.operands)
             ends = [operands.token_slots(i)[-1:] for i in range(len(operands.host_lengths))]
             last = torch.cat(ends)
             pages, rows = last // operands.page, last % operands.page
@@ -247,7 +250,8 @@ class Flow:
     def gate(self, place: StepPlace) -> Call:
         first = place.name.split()[0]
         result = self._result(place, f"{first} gate_up")
-        out = self.bound[f"{place.layer}.{first} down"].operands.a
+        down = self.bound[f"{place.layer}.{first} down"]
+        out = cast("BlockScaleGemmOperands", down.operands).a
         return lambda: glue.silu_and_mul(result(), out)
 
     def router(self, place: StepPlace) -> Call:

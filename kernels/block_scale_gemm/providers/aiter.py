@@ -68,6 +68,8 @@ class AiterGemm(vendor.Aiter):
 
 
 class _Gemm(Prepared):
+    operands: BlockScaleGemmOperands
+
     def __init__(
         self,
         implementation: AiterGemm,

@@ -57,6 +57,8 @@ class CublasLt(Vendor):
 
 
 class _CublasLt(Prepared):
+    operands: BlockScaleGemmOperands
+
     def __init__(self, operands: BlockScaleGemmOperands) -> None:
         import torch
 

@@ -55,6 +55,8 @@ class DeepGemmBlockScale(vendor.DeepGemm):
 
 
 class _DeepGemm(Prepared):
+    operands: BlockScaleGemmOperands
+
     def __init__(
         self,
         operands: BlockScaleGemmOperands,

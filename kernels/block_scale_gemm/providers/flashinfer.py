@@ -55,6 +55,8 @@ class Sm90(FlashInferGemm):
 
 
 class _Sm90(Prepared):
+    operands: BlockScaleGemmOperands
+
     def __init__(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> None:
         super().__init__(operands, out)
         self.multiply = find("flashinfer.gemm.fp8_blockscale_gemm_sm90")
@@ -94,6 +96,8 @@ class Groupwise(FlashInferGemm):
 
 
 class _Groupwise(Prepared):
+    operands: BlockScaleGemmOperands
+
     def __init__(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> None:
         m = operands.m
         padded = padded_rows(out, ROWS)

@@ -21,6 +21,8 @@ CPU_ROWS = 128  # of activations dequantised at a time, so that they stay in cac
 class _NaiveGemm(Prepared):
     """The obvious code: dequantise both, multiply, all in fp32."""
 
+    operands: BlockScaleGemmOperands
+
     def call(self) -> None:
         o = self.operands
         self.out.copy_(dequantise_activations(o.a_q, o.a_scale) @ dequantise_weights(o.b_q, o.b_scale).T)

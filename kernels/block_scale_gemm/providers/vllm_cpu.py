@@ -74,6 +74,8 @@ class Unpacked(AmxGemm):
 
 
 class _AmxGemm(Prepared):
+    operands: BlockScaleGemmOperands
+
     def __init__(
         self, operands: BlockScaleGemmOperands, kernel: VendorFunction, weights: torch.Tensor, packed: bool
     ) -> None:
@@ -161,6 +163,8 @@ def _weights(operands: BlockScaleGemmOperands) -> torch.Tensor:
 
 class _Product(Prepared):
     """packed: the weights as the library keeps them"""
+
+    operands: BlockScaleGemmOperands
 
     def __init__(self, operands: BlockScaleGemmOperands, packed: object, multiply: VendorFunction) -> None:
         super().__init__(operands)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernels.block_scale_gemm.layouts import column_major
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
@@ -18,6 +18,7 @@ from kernels.tuning import Demand, Target
 
 if TYPE_CHECKING:
     import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
 DIES = {"gfx942": 8, "gfx950": 8}
 """Accelerator dies of an MI300X and an MI355X, each with its own L2; programs are dealt to them in turn."""
@@ -76,6 +77,8 @@ class SplitK(SuiteTriton):
 
 
 class _SplitK(ConfiguredPrepared):
+    operands: BlockScaleGemmOperands
+
     def __init__(
         self, operands: BlockScaleGemmOperands, out: torch.Tensor, config: SplitKConfig, target: Target
     ) -> None:
@@ -146,7 +149,7 @@ class _SplitK(ConfiguredPrepared):
             self.out.copy_(self.written)
 
 
-def _described(x: torch.Tensor, rows: int) -> Any:
+def _described(x: torch.Tensor, rows: int) -> TensorDescriptor:
     """x [..., K] for loads of [rows, 128]. A call hands the descriptor over by value."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 

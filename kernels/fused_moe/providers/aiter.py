@@ -39,6 +39,7 @@ def two_stage_rows(tokens: int) -> int:
 class _AiterBoundMoe(Prepared):
     """The shuffled weights, those of `first` where they are the same; ids, and the mask of experts."""
 
+    operands: FusedMoeOperands
     w13: torch.Tensor
     w2: torch.Tensor
 
@@ -69,7 +70,7 @@ def block_major(x_scale: torch.Tensor) -> torch.Tensor:
     return x_scale.t().contiguous()
 
 
-def enum(name: str) -> Any:
+def enum(name: str) -> Any:  # of pybind11
     return find(f"aiter.{name}", f"aiter.ops.enum.{name}")
 
 
@@ -108,7 +109,7 @@ class _Dispatch(_AiterBoundMoe):
         return f"{how}, {'tuned: ' + ' '.join(names) if any(names) else 'not tuned'}"
 
 
-def configuration(sizes: FusedMoeSizes, masked: bool) -> Any:
+def configuration(sizes: FusedMoeSizes, masked: bool) -> Any:  # of AITER
     """AITER's MOEMetadata for these sizes (stage1, stage2, run_1stage, ...), found as `fused_moe` finds it.
     Raises Unsupported where this version does not tell."""
     import torch
@@ -255,7 +256,9 @@ class Shuffled(AiterMoe):
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
         return self.Bound(operands, None)
 
-    def prepare_turn(self, first: Any, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
+    def prepare_turn(
+        self, first: _AiterBoundMoe | None, operands: FusedMoeOperands, out: torch.Tensor | None
+    ) -> Prepared:
         return self.Bound(operands, first)
 
 

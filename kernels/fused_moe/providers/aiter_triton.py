@@ -3,7 +3,7 @@ requantising and the sum over picks to its caller (op_tests/triton_tests/moe/tes
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernels.binding import find, keywords
 from kernels.formats import BLOCK, fp8_format
@@ -42,7 +42,7 @@ class AiterTritonMoe(AiterMoe):
         return _AiterTritonMoe(operands, out)
 
 
-def configuration(sizes: FusedMoeSizes) -> dict[str, Any]:
+def configuration(sizes: FusedMoeSizes) -> dict[str, int]:
     """AITER's tiles and options for so many tokens."""
     choose = find("aiter.ops.triton.utils.moe_config_utils.get_optimal_moe_config")
     needed = {"dtype": fp8_format(sizes.fp8).dtype, "use_fp8_w8a8": True, "M": sizes.tokens}
@@ -58,7 +58,7 @@ class _AiterTritonMoe(BetweenProducts):
         o, sizes, device = operands, operands.sizes, out.device
         fmt = fp8_format(sizes.fp8)
         self.config = configuration(sizes)
-        self.rows: int = self.config["BLOCK_SIZE_M"]
+        self.rows = self.config["BLOCK_SIZE_M"]
         self.pairs = sizes.tokens * sizes.picks
 
         def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:

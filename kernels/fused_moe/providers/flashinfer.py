@@ -7,7 +7,7 @@ quantization/utils/flashinfer_utils.py for the layouts that engines give.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernels import vendor
 from kernels.binding import find, keywords
@@ -85,6 +85,7 @@ class CutlassMoe(FlashInferMoe):
 
 
 class _CutlassMoe(Prepared):
+    operands: FusedMoeOperands
     w31: torch.Tensor
     w31_scale: torch.Tensor
 
@@ -95,7 +96,7 @@ class _CutlassMoe(Prepared):
         self.w31 = same.w31 if same else up_first(o.w13, sizes.inter)
         self.w31_scale = same.w31_scale if same else up_first(o.w13_scale, sizes.inter // BLOCK)
         self.fused_moe = find("flashinfer.fused_moe.cutlass_fused_moe")
-        arguments: dict[str, Any] = {
+        arguments: dict[str, object] = {
             "input": o.x,
             "token_selected_experts": o.topk_ids,
             "token_final_scales": o.topk_weights,
@@ -159,6 +160,7 @@ class TrtLlmMoe(FlashInferMoe):
 
 
 class _TrtLlmMoe(Prepared):
+    operands: FusedMoeOperands
     w31: torch.Tensor
     w31_scale: torch.Tensor
     w2: torch.Tensor
@@ -179,7 +181,7 @@ class _TrtLlmMoe(Prepared):
         self.quantise = quantiser(o.x, x_q, x_scale.t(), known_scales(sizes.scales))
         self.fused_moe = find("flashinfer.fused_moe.trtllm_fp8_block_scale_moe")
         groups, limit = sizes.group_limit
-        arguments: dict[str, Any] = {
+        arguments: dict[str, object] = {
             "routing_logits": o.logits,
             "routing_bias": o.bias,
             "hidden_states": x_q,

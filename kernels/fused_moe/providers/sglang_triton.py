@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernels.binding import find, keywords, takes
 from kernels.formats import BLOCK
@@ -68,7 +68,7 @@ class _SglangTritonMoe(Prepared):
             raise Unsupported("this sglang's fused_experts takes no moe_runner_config")
         config = find(f"{MOE}.moe_runner.MoeRunnerConfig", f"{MOE}.moe_runner.base.MoeRunnerConfig")
         picks = find(f"{MOE}.topk.StandardTopKOutput")
-        arguments: dict[str, Any] = {
+        arguments: dict[str, object] = {
             "hidden_states": o.x,
             "w1": o.w13,
             "w2": o.w2,

@@ -39,6 +39,8 @@ class NaiveMoe(Implementation):
 
 
 class _NaiveMoe(Prepared):
+    operands: FusedMoeOperands
+
     def call(self) -> None:
         import torch
 
@@ -91,6 +93,7 @@ class _Bf16Moe(Prepared):
 
     function = staticmethod(_fused_moe)
 
+    operands: FusedMoeOperands
     w13: torch.Tensor
     w2: torch.Tensor
 

@@ -57,6 +57,7 @@ class AmxMoe(VllmCpu):
 
 
 class _AmxMoe(Prepared):
+    operands: FusedMoeOperands
     w13: torch.Tensor
     w2: torch.Tensor
 
@@ -151,11 +152,12 @@ def _dequantised(operands: FusedMoeOperands, name: str) -> torch.Tensor:
     return wide
 
 
-def _is_shared(first: Prepared | None, operands: FusedMoeOperands) -> bool:
+def _is_shared(first: _BrgemmMoe | _VecMoe | None, operands: FusedMoeOperands) -> bool:
     return first is not None and first.operands.w13 is operands.w13
 
 
 class _BrgemmMoe(Prepared):
+    operands: FusedMoeOperands
     w13: torch.Tensor
     w2: torch.Tensor
 
@@ -182,6 +184,7 @@ class _BrgemmMoe(Prepared):
 
 
 class _VecMoe(Prepared):
+    operands: FusedMoeOperands
     w13: torch.Tensor
     w2: torch.Tensor
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernels.binding import find, keywords, load
 from kernels.formats import BLOCK
@@ -46,6 +46,8 @@ class VllmTritonMoe(Vllm):
 
 
 class _VllmTritonMoe(Prepared):
+    operands: FusedMoeOperands
+
     def __init__(self, operands: FusedMoeOperands) -> None:
         super().__init__(operands)
         o, sizes = operands, operands.sizes
@@ -53,7 +55,7 @@ class _VllmTritonMoe(Prepared):
         self.local = ExpertIds(o)
         quantised = find(f"{MODULE}.config.fp8_w8a8_moe_quant_config")
         scales = {"w1_scale": o.w13_scale, "w2_scale": o.w2_scale, "block_shape": [BLOCK, BLOCK]}
-        arguments: dict[str, Any] = {
+        arguments: dict[str, object] = {
             "hidden_states": o.x,
             "w1": o.w13,
             "w2": o.w2,

@@ -66,6 +66,8 @@ class Grouped(SuiteTriton):
 
 
 class _GroupedMoe(ConfiguredPrepared):
+    operands: FusedMoeOperands
+
     def __init__(
         self, operands: FusedMoeOperands, out: torch.Tensor, config: GroupedConfig, units: int
     ) -> None:

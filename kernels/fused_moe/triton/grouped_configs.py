@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kernels.formats import BLOCK
 from kernels.fused_moe.sizes import FusedMoeSizes
@@ -285,14 +284,9 @@ def _aligning(config: GroupedConfig, sizes: FusedMoeSizes) -> Iterator[Demand]:
     pairs = sizes.tokens * sizes.picks
     segments = segments_for(pairs)
     programs, read = sizes.local_experts * segments, 4.0 * pairs / segments
-    common: dict[str, Any] = {
-        "programs": programs,
-        "flops": 0,
-        "dtype": "fp32",
-        "in_flight": min(4096.0, read),
-    }
+    demand = functools.partial(Demand, programs=programs, flops=0, dtype="fp32", in_flight=min(4096.0, read))
     if segments > 1:
-        yield Demand("count_kernel", read=read, moved=4.0 * (pairs + programs), **common)
-        yield Demand("place_kernel", read=read + 4.0 * programs, moved=4.0 * (2 * pairs + programs), **common)
+        yield demand("count_kernel", read=read, moved=4.0 * (pairs + programs))
+        yield demand("place_kernel", read=read + 4.0 * programs, moved=4.0 * (2 * pairs + programs))
     else:
-        yield Demand("place_kernel", read=2 * read, moved=8.0 * pairs, **common)
+        yield demand("place_kernel", read=2 * read, moved=8.0 * pairs)

@@ -97,6 +97,8 @@ def fp8_scales(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
 class _Graph(Prepared):
     """Tensors have numbers, by which a call gives their addresses."""
 
+    operands: MhaPrefillOperands
+
     def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor, cudnn: ModuleType) -> None:
         import torch
 
@@ -115,7 +117,7 @@ class _Graph(Prepared):
         size = max(self.graph.get_workspace_size(), 1)
         self.room = torch.empty(size, dtype=torch.uint8, device=out.device)
 
-    def _built(self) -> Any:
+    def _built(self) -> Any:  # a graph of cudnn
         import torch
 
         o, types = self.operands, self.cudnn.data_type
@@ -137,7 +139,7 @@ class _Graph(Prepared):
             self.bound[len(self.bound) + 1] = tensor
             return len(self.bound)
 
-        def like(tensor: torch.Tensor) -> Any:
+        def like(tensor: torch.Tensor) -> Any:  # of cudnn
             """A node for a small tensor, as it lies."""
             dims, strides = list(tensor.shape), list(tensor.stride())
             return graph.tensor(dim=dims, stride=strides, data_type=kinds[tensor.dtype], uid=bind(tensor))

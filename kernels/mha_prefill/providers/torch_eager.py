@@ -26,6 +26,8 @@ def attend(
 
 
 class _NaivePrefill(Prepared):
+    operands: MhaPrefillOperands
+
     def call(self) -> None:
         import torch
 

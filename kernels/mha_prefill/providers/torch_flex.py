@@ -20,6 +20,8 @@ SHAPES = 256  # that one process may compile for; torch's default is 8, and furt
 
 
 class _CompiledPrefill(Prepared):
+    operands: MhaPrefillOperands
+
     def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor) -> None:
         import torch
         from torch.nn.attention.flex_attention import flex_attention

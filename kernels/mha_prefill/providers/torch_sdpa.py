@@ -23,6 +23,8 @@ class _PaddedPrefill(Prepared):
     """Keeps v as wide as q and k, filled up with zeros: torch's flash kernels take one head size. kv_b's
     product would write it so; the output's columns behind the 128th are dropped."""
 
+    operands: MhaPrefillOperands
+
     def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor, pads: bool = True) -> None:
         super().__init__(operands, out)
         self.v = padded(operands.v) if pads else operands.v
@@ -34,6 +36,8 @@ class _PaddedPrefill(Prepared):
 class _Widened(Prepared):
     """FP8 operands made bf16 in the call, then what takes that: exact for q and k, whose descales are in the
     softmax scale, while v is multiplied by its own and rounded."""
+
+    operands: MhaPrefillOperands
 
     def __init__(
         self, operands: MhaPrefillOperands, prepare: Callable[[MhaPrefillOperands], Prepared]

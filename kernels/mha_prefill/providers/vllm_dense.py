@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,9 @@ class Dense(Vllm):
 
 
 class _Dense(Prepared):
-    def __init__(self, operands: MhaPrefillOperands, attend) -> None:  # type: ignore[no-untyped-def]
+    operands: MhaPrefillOperands
+
+    def __init__(self, operands: MhaPrefillOperands, attend: Callable[..., torch.Tensor]) -> None:
         super().__init__(operands, None)
         self.attend, self.backend = attend, SimpleNamespace(scale=operands.score_scale)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernels.formats import fp8_format, native
 from kernels.mha_prefill.operands import MhaPrefillOperands
@@ -19,6 +19,7 @@ from kernels.tuning import Demand, Target
 
 if TYPE_CHECKING:
     import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
 # Of the interpreter, on one core of a Zen 4 server: a step over 128 rows and 128 keys, or a program around
 # its steps; with FP8, whose codes it widens.
@@ -174,7 +175,9 @@ class FlashTurn:
         self.kernel(*self.arguments, **self.options)
 
 
-def descriptors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: FlashConfig) -> tuple[Any, ...]:
+def descriptors(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: FlashConfig
+) -> tuple[TensorDescriptor, ...]:
     """Of blocks of q and of k, the first 128 columns of a head and its last 64; and of v, or of it turned."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 

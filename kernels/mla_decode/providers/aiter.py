@@ -7,7 +7,7 @@ v1/attention/backends/mla/rocm_aiter_mla.py of vLLM 0.32. Untested on hardware.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernels.binding import find, keywords
 from kernels.mla_decode.compute_units import MOST_UNITS
@@ -63,6 +63,8 @@ class AsmMlaDecode(Aiter):
 
 
 class _Asm(Prepared):
+    operands: MlaDecodeOperands
+
     def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor) -> None:
         super().__init__(operands, out)
         self.decode = find("aiter.mla.mla_decode_fwd")
@@ -131,7 +133,7 @@ def token_pages(operands: MlaDecodeOperands) -> dict[str, torch.Tensor]:
     }
 
 
-def scales(operands: MlaDecodeOperands) -> dict[str, Any]:
+def scales(operands: MlaDecodeOperands) -> dict[str, object]:
     """q_scale and kv_scale, fp32 [1] each, on an FP8 cache."""
     if operands.kv.element_size() > 1:
         return {}
@@ -166,7 +168,7 @@ def schedule(
     kv_dtype = operands.kv.dtype
     shapes = find("aiter.get_mla_metadata_info_v1", "aiter.ops.attention.get_mla_metadata_info_v1")
     plan = find("aiter.get_mla_metadata_v1", "aiter.ops.attention.get_mla_metadata_v1")
-    wanted: dict[str, Any] = {
+    wanted: dict[str, object] = {
         "batch_size": batch,
         "max_seqlen_qo": 1,
         "num_head_qo": heads,

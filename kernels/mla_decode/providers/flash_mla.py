@@ -9,7 +9,7 @@ is always version 1.0.0: the functions tell which it is. It fills values past th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernels.binding import find, keywords
 from kernels.mla_decode.compute_units import HOPPER_UNITS
@@ -80,7 +80,7 @@ class _FlashMla(OneToken):
         self.answer, _ = self.decode(**self.arguments)
 
 
-def schedule(operands: MlaDecodeOperands) -> tuple[Any, Any]:
+def schedule(operands: MlaDecodeOperands) -> tuple[object, object]:
     """What get_mla_metadata gives: the schedule and its splits; or, since 2026-01, an empty one that the
     first call fills, which is not timed, and None. The older forms differ in the name of their second
     argument, the newer one ignores all: they go by position."""

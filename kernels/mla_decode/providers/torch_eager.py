@@ -18,6 +18,8 @@ class _PaddedMlaDecode(Prepared):
     """Gathers the paged cache into [batch, longest, 576]; places past a length repeat the first token,
     whose value is finite, and are masked. Both tables are those of `first` where the pages are the same."""
 
+    operands: MlaDecodeOperands
+
     def __init__(
         self, operands: MlaDecodeOperands, out: torch.Tensor, first: _PaddedMlaDecode | None = None
     ) -> None:

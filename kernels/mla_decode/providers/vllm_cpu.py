@@ -47,6 +47,8 @@ class VecMlaDecode(Bf16Cache):
 class _VecMlaDecode(Prepared):
     """The table is that of `first` where the pages are the same."""
 
+    operands: MlaDecodeOperands
+
     def __init__(
         self,
         operands: MlaDecodeOperands,
@@ -98,6 +100,8 @@ class AmxMlaDecode(Bf16Cache):
 
 class _AmxMlaDecode(Prepared):
     """The table of rows and the lengths are those of `first` where the pages are the same."""
+
+    operands: MlaDecodeOperands
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -51,4 +51,5 @@ def decode(
         )
         first = implementation.prepare(operands)
         setattr(step, LEFT, first)
-    return implementation.run(first, first.operands.replaced(q=q, kv=cache))
+    of_first = cast("MlaDecodeOperands", first.operands)
+    return implementation.run(first, of_first.replaced(q=q, kv=cache))

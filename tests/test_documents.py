@@ -92,8 +92,9 @@ def parsed(words: Sequence[str]) -> click.Context:
     """As click reads it, without running it. Raises click.ClickException."""
     command, rest = cli, list(words)
     while isinstance(command, click.Group):
-        assert rest and rest[0] in command.commands, f"no command {rest[:1]}"
-        command = command.commands[rest.pop(0)]
+        context = click.Context(command)
+        assert rest and rest[0] in command.list_commands(context), f"no command {rest[:1]}"
+        command = command.get_command(context, rest.pop(0))
     return command.make_context(words[0], rest)
 
 
@@ -185,8 +186,9 @@ def test_python_in_documents_compiles(page):
 
 def test_readme_names_every_command():
     table = (ROOT / "README.md").read_text()
-    names = [name for name in cli.commands if name != "serving"]
-    names += [f"serving {name}" for name in cli.commands["serving"].commands]
+    context = click.Context(cli)
+    names = [name for name in cli.list_commands(context) if name != "serving"]
+    names += [f"serving {name}" for name in cli.get_command(context, "serving").list_commands(context)]
     assert not [name for name in names if f"`{name}`" not in table]
 
 

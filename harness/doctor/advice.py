@@ -1,4 +1,4 @@
-"""What stands between this machine and quieter or more complete numbers, each with what to do."""
+"""Advice: what stands between this machine and quieter or more complete numbers, and what to do."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What can be told apart here: the steps of the clock, and how far one thing prepared twice differs from
-itself."""
+"""Noise of a machine, what can be told apart on it: the steps of the clock, and how far one thing prepared
+twice differs from itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO"""
+"""Memory of a case: which contenders a device holds at once, in bytes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The cache policy: over how many sets of operands calls rotate, so that what a serving step streams comes
-from memory."""
+"""Rotation over sets of operands, the cache policy: over how many sets of operands calls rotate, so that what
+a serving step streams comes from memory."""
 
 from __future__ import annotations
 

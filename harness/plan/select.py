@@ -1,4 +1,4 @@
-"""What will be measured: which cases within the budget, which contenders."""
+"""Selection of ops, cases, implementations and launch modes from what a command names."""
 
 from __future__ import annotations
 

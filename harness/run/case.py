@@ -1,4 +1,4 @@
-"""One case, from operands to rounds: check, time in blocks and rounds, check again."""
+"""Measuring one case, from operands to rounds: check, time in blocks and rounds, check again."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How fast a device can be at best: measured here for percentages, looked up in datasheets for what is
-impossible."""
+"""Ceilings of a device, the rates that it reaches at best: measured here for percentages, looked up in
+datasheets for what is impossible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From rounds to records: times with intervals, ratios with verdicts, gates."""
+"""Cells and verdicts of a case, made of its rounds: times with intervals, ratios with verdicts, gates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a measuring command asks for."""
+"""The request of a measuring command: its options, unread."""
 
 from __future__ import annotations
 

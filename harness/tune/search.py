@@ -1,4 +1,5 @@
-"""Which configuration is the best by `harness/tune/cost_model.py`, proven by compiling as few as that takes.
+"""Search for the best configuration by `harness/tune/cost_model.py`, proven by compiling as few as that
+takes.
 
 What an estimate can be at least is known before compiling, for all that compiling adds is how many programs a
 unit holds and which instructions a product became. Candidates are judged in ascending order of that bound,

@@ -1,5 +1,5 @@
-"""Choices of configurations as files, which `kernels/tuning.py` reads at run time: `harness tune` stores here
-what it found, compiled or measured."""
+"""The store of tuned configurations: choices as files, which `kernels/tuning.py` reads at run time: `harness
+tune` stores here what it found, compiled or measured."""
 
 from __future__ import annotations
 

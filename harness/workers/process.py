@@ -1,4 +1,4 @@
-"""The parent's side of a child process: start it, ask it, give up on it."""
+"""A worker process, the parent's side: start it, ask it, kill it where it hangs."""
 
 from __future__ import annotations
 

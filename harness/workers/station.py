@@ -1,5 +1,5 @@
-"""A worker for several contenders: one that dies costs the contender it was on, and is replaced for the
-others."""
+"""Station, the worker of several contenders: one that dies costs the contender it was on, and is replaced for
+the others."""
 
 from __future__ import annotations
 

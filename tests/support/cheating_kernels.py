@@ -37,6 +37,9 @@ class _Cheating(NaiveMlaDecode):
         prepared.call = call
         return prepared
 
+    def prepare_turn(self, first, operands, out):
+        return self.prepare(operands, out)
+
     def cheat(self, prepared) -> None:
         raise NotImplementedError
 

@@ -45,6 +45,9 @@ class _Faulty(NaiveMlaDecode):
         prepared.call = faulty
         return prepared
 
+    def prepare_turn(self, first, operands, out):
+        return self.prepare(operands, out)
+
 
 FAULTS = {
     "hang_prepare": "hang in prepare",

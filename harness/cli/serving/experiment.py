@@ -10,15 +10,10 @@ from typing import Any
 import click
 
 from harness.cli.options import json_option
-from harness.cli.serving.ledger import print_ledgers
 from harness.cli.serving.progress import progress_to_stderr
 from harness.errors import FAILED, OK
 from harness.files import require_writable
 from harness.paths import RESULTS
-from harness.serving.experiment.execute import execute
-from harness.serving.experiment.report import replays_held, stages_table
-from harness.serving.experiment.run import LEDGER
-from harness.serving.experiment.spec import read_experiment
 
 
 def show(
@@ -34,6 +29,12 @@ def show(
 ) -> int:
     """Takes the experiment through what is not done of it; prints its ledger. 1 where a replay missed or a
     swap has no observation."""
+    from harness.cli.serving.ledger import print_ledgers
+    from harness.serving.experiment.execute import execute
+    from harness.serving.experiment.report import replays_held, stages_table
+    from harness.serving.experiment.run import LEDGER
+    from harness.serving.experiment.spec import read_experiment
+
     require_writable(json_to, None)
     experiment = read_experiment(file)
     if pairs is not None:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from harness.cli.options import json_option
 from harness.errors import FAILED, OK, NothingRan
 from harness.files import require_writable, write
-from harness.machine.device import choose_device
-from harness.run.device import own_device
-from harness.serving.replay.replay import replay
-from harness.serving.replay.report import keep, table
-from harness.serving.replay.request import ReplayRequest
+
+if TYPE_CHECKING:
+    from harness.serving.replay.request import ReplayRequest
 
 
 def show(request: ReplayRequest, out: str | None = None, json_to: str | None = None) -> int:
     """Replays one step for each batch size and prints what each swap changes."""
+    from harness.machine.device import choose_device
+    from harness.run.device import own_device
+    from harness.serving.replay.replay import replay
+    from harness.serving.replay.report import keep, table
+
     require_writable(json_to, None)
     platform = choose_device(request.device)
     plans, replays = list(request.plans(platform)), []
@@ -72,4 +75,6 @@ def show(request: ReplayRequest, out: str | None = None, json_to: str | None = N
 def replay_command(out: str | None, json_to: str | None, **options: Any) -> None:
     """One step of one rank, rebuilt from the suite's implementations in the engine's order with weights for
     every layer; one op swapped at a time, all arms in interleaved rounds."""
+    from harness.serving.replay.request import ReplayRequest
+
     sys.exit(show(ReplayRequest(**options), out, json_to))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,13 +12,16 @@ from harness.cli.options import json_option
 from harness.cli.serving.progress import progress_to_stderr
 from harness.errors import FAILED, NOTHING_RAN, OK
 from harness.files import write
-from harness.serving.live.ab.summary import summarise, table
-from harness.serving.live.client.load import ClientLoad
-from harness.serving.live.run import RunRequest, run_pairs
+
+if TYPE_CHECKING:
+    from harness.serving.live.run import RunRequest
 
 
 def run(request: RunRequest, json_to: str | None, quiet: bool) -> int:
     """Makes the runs and prints what they show. 1 where a pair was given up, 3 where none finished."""
+    from harness.serving.live.ab.summary import summarise, table
+    from harness.serving.live.run import run_pairs
+
     journal = run_pairs(request, progress_to_stderr(quiet))
     summary = summarise(journal.lines(), journal.folder)
     if json_to:
@@ -103,6 +106,9 @@ def run_command(json_to: str | None, quiet: bool, **options: Any) -> None:
     Arms take turns in mirrored pairs with the same prompts. Runs that a rule rejects are made again and
     counted. The journal in --out has every finished run; --resume goes on from there.
     """
+    from harness.serving.live.client.load import ClientLoad
+    from harness.serving.live.run import RunRequest
+
     keys = {"input_len": "isl", "output_len": "osl", "concurrency": "concurrency", "prompts": "prompts"}
     load = ClientLoad(**{field: options.pop(key) for field, key in keys.items()})
     sys.exit(run(RunRequest(load=load, **options), json_to, quiet))

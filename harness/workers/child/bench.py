@@ -1,4 +1,4 @@
-"""Inside a worker: one case's operands and the contenders prepared on them.
+"""Bench, inside a worker: one case's operands and the contenders prepared on them.
 
 Every public method is one request that the parent makes; arguments and answers are plain values.
 """

@@ -1,4 +1,4 @@
-"""What ran, beyond its names: by which two calls of one name can be told apart."""
+"""Fingerprint of what ran, beyond its names: by which two calls of one name can be told apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In a worker: what its device reaches at best, and two fixed workloads that show how steady it is.
+"""Meter, in a worker: what its device reaches at best, and two fixed workloads that show how steady it is.
 
 On GPUs untested on hardware.
 """

@@ -1,4 +1,4 @@
-"""What ran in a call, by torch's profiler: device kernels on a GPU, operators on a CPU."""
+"""Profile of a call, what ran in it by torch's profiler: device kernels on a GPU, operators on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which of the suite's code a row is made of, so that runs of two revisions can tell whose code changed."""
+"""Source hash: which of the suite's code a row is made of, so that runs of two revisions can tell whose code
+changed."""
 
 from __future__ import annotations
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.cli.serving.experiment import conduct
 from harness.errors import USAGE, UsageError
 from harness.machine.device import choose_device
+from harness.serving.experiment.execute import execute
 from harness.serving.experiment.kernels import LocalBench
-from harness.serving.experiment.spec import Replay
+from harness.serving.experiment.spec import ReplaySettings
 from kernels.platform import devices
 from tests.support.command_line import error_line
 
@@ -42,10 +42,10 @@ def test_an_unknown_device_exits_2(here, command, monkeypatch):
 
 
 def test_an_unknown_device_of_an_experiment_exits_2(tmp_path):
-    settings = Replay.model_construct(device="cuda:77", budget_s=1.0)
+    settings = ReplaySettings.model_construct(device="cuda:77", budget_s=1.0)
     step = SimpleNamespace(phase="decode")
     with pytest.raises(UsageError, match="no device 'cuda:77'; devices here: "):
         LocalBench(settings, False, print).replay(step, "other", {}, {})
     experiment = SimpleNamespace(engine=None, replay=settings)
     with pytest.raises(UsageError, match="no device 'cuda:77'; devices here: "):
-        conduct(experiment, tmp_path, resume=False, only=[], quiet=True)
+        execute(experiment, tmp_path, [], False, print)

@@ -1,5 +1,5 @@
-"""Device time by events, with the launches queued behind a device sleep (CUDA, and HIP through the same
-torch API). Proven against tests/fake_cuda.py; untested on hardware."""
+"""Event timer: device time by events, with the launches queued behind a device sleep (CUDA, and HIP through
+the same torch API). Proven against tests/fake_cuda.py; untested on hardware."""
 
 from __future__ import annotations
 

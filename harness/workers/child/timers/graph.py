@@ -1,5 +1,5 @@
-"""Launching as engines decode: calls recorded into one CUDA or HIP graph that is replayed. Proven against
-tests/fake_cuda.py; untested on hardware."""
+"""Graph timer, launching as engines decode: calls recorded into one CUDA or HIP graph that is replayed.
+Proven against tests/fake_cuda.py; untested on hardware."""
 
 from __future__ import annotations
 

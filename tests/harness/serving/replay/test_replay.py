@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import kernels
-from harness.cli.serving import replay as replay_module
 from harness.cli.serving.replay import show
 from harness.errors import OK, NothingRan, UsageError
 from harness.machine.monitor.base import Blind
+from harness.run import device
 from harness.run.device import OwnDevice
 from harness.serving.replay import glue
 from harness.serving.replay.child import Rank
@@ -347,7 +347,7 @@ def test_a_step_is_read():
 def test_the_command_measures_what_it_prints(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("harness.serving.replay.request.read_rank", lambda name: TINY)
     monkeypatch.setattr(
-        replay_module, "own_device", lambda platform: nullcontext(OwnDevice(platform, Blind("a test")))
+        device, "own_device", lambda platform: nullcontext(OwnDevice(platform, Blind("a test")))
     )
     base, swap = [f"{op}={name}" for op, name in CHOSEN.items()], ["mla_decode=torch.naive"]
     request = ReplayRequest("tiny", batch="2", ctx="33", new="8", base=base, swap=swap, device="cpu",
@@ -361,7 +361,7 @@ def test_the_command_measures_what_it_prints(tmp_path, monkeypatch, capsys):
     def none_counts(*given):
         return replay(*given).model_copy(update={"rounds": 0, "disturbed": 9, "stopped": "disturbed"})
 
-    monkeypatch.setattr(replay_module, "replay", none_counts)
+    monkeypatch.setattr("harness.serving.replay.replay.replay", none_counts)
     with pytest.raises(NothingRan, match=r"no round counted \(disturbed\), 9 were disturbed: give a longer"):
         show(request, str(tmp_path))
 

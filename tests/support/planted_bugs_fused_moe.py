@@ -2,7 +2,7 @@
 
 `compute` follows the layer step by step; a `Plan` says how each step rounds, and a bug replaces a step, in
 one place only: one expert, one block of one expert, one token. How far over its limit the judge finds each
-is printed by `pytest -s tests/test_check_fused_moe.py`.
+is printed by `pytest -s tests/kernels/fused_moe/test_check.py`.
 """
 
 from __future__ import annotations

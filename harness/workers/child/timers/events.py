@@ -1,5 +1,5 @@
 """Event timer: device time by events, with the launches queued behind a device sleep (CUDA, and HIP through
-the same torch API). Proven against tests/fake_cuda.py; untested on hardware."""
+the same torch API). Proven against tests/support/fake_cuda.py; untested on hardware."""
 
 from __future__ import annotations
 

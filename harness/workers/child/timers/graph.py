@@ -1,5 +1,5 @@
 """Graph timer, launching as engines decode: calls recorded into one CUDA or HIP graph that is replayed.
-Proven against tests/fake_cuda.py; untested on hardware."""
+Proven against tests/support/fake_cuda.py; untested on hardware."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """One row of block-scale GEMM over one block of N, in plain torch: right in several ways, wrong in many.
 
 A variant takes a `Tile` and gives its columns [n] in fp32. How far over its limit the judge finds each bug is
-printed by `pytest -s tests/kernels/block_scale_gemm/test_check.py`. No bug: one scale per row of activations instead
-of one per 128. FP8 holds 15 octaves at full precision; what falls below them is lost in the sum anyway.
+printed by `pytest -s tests/kernels/block_scale_gemm/test_check.py`. No bug: one scale per row of activations
+instead of one per 128. FP8 holds 15 octaves at full precision; what falls below them is lost in the sum anyway.
 """
 
 from __future__ import annotations

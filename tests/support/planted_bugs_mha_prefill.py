@@ -2,8 +2,8 @@
 
 A variant takes the operands, a sequence and some of its new tokens (a range), and gives their output
 [rows, heads, 128] in fp32. How far over its limit the judge finds each bug is printed by
-`pytest -s tests/kernels/mha_prefill/test_check.py`; nearest are one row of zeros counted as a key and weights rounded
-to fp8, 4 times over.
+`pytest -s tests/kernels/mha_prefill/test_check.py`; nearest are one row of zeros counted as a key and weights
+rounded to fp8, 4 times over.
 """
 
 from __future__ import annotations

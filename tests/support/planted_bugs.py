@@ -2,7 +2,8 @@
 
 A variant takes the operands and a sequence, and gives its output [heads, 512] in fp32. How far over its limit
 the judge finds each bug is printed by `pytest -s tests/kernels/mla_decode/test_check.py`; nearest are weights
-rounded to fp8, 5 times over, and a row of zeros counted as a token, 7 times. Rounded scores are a border line.
+rounded to fp8, 5 times over, and a row of zeros counted as a token, 7 times. Rounded scores are
+a border line.
 """
 
 from __future__ import annotations

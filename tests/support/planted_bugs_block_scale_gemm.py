@@ -2,7 +2,8 @@
 
 A variant takes a `Tile` and gives its columns [n] in fp32. How far over its limit the judge finds each bug is
 printed by `pytest -s tests/kernels/block_scale_gemm/test_check.py`. No bug: one scale per row of activations
-instead of one per 128. FP8 holds 15 octaves at full precision; what falls below them is lost in the sum anyway.
+instead of one per 128. FP8 holds 15 octaves at full precision; what falls below them is lost in the
+sum anyway.
 """
 
 from __future__ import annotations

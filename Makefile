@@ -4,8 +4,8 @@ OP ?= mla_decode
 ARGS ?= --op $(OP) --suite r1-tp8 --budget 40s
 # Which tests `make test-all` runs, as pytest's -m takes it; empty: all. CI gives `slow` after `make test`.
 MARK ?=
-# How many processes tests run in, but for those that measure.
-WORKERS ?= 2
+# How many processes tests run in, but for those that measure; on 2 cores a third fills their pauses.
+WORKERS ?= 3
 
 SET_UP = @$(PYTHON) tools/set_up.py --venv $(VENV)
 IN_VENV = @$(VENV)/bin/python -m

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import kernels
 from harness.catalogue.devices import datasheets, last_level
@@ -15,12 +16,14 @@ from harness.files import JsonObject
 from harness.machine.cpu_threads import default_threads
 from harness.machine.provenance import LIBRARIES
 from harness.plan.arms import parse_threads
-from harness.results.facts import Facts
 from harness.run.ceilings import measured, meters, stored
 from harness.statistics.paired import noise_floor
 from harness.workers.environment import provenance
 from harness.workers.process import WorkerFailure
 from kernels.platform import Platform, devices, lookalike, version
+
+if TYPE_CHECKING:
+    from harness.results.facts import Facts
 
 
 def examine(

@@ -224,6 +224,7 @@ def test_it_is_run_and_checked(cli, rmsnorm: Path, tmp_path: Path):
     assert done.returncode == 1
 
 
+@pytest.mark.slow
 def test_its_kernel_compiles(cli, rmsnorm: Path, tmp_path: Path):
     report = tmp_path / "compiles.json"
     done = cli("compile", "--op", "rmsnorm", "--json", report, KERNEL_BENCH_PLUGINS=rmsnorm)

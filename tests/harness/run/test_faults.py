@@ -172,6 +172,7 @@ def waiting(tmp_path):
 SMALL = ("--op", "mla_decode", "--device", "cpu", "--cache", "warm")
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_a_turn_and_retried(cli, start, waiting):
     out, plugin = waiting / "run", {"KERNEL_BENCH_PLUGINS": waiting / "plugin.py"}
     run = start(

@@ -1,9 +1,19 @@
-"""Which processes a test has left: those whose environment has its mark."""
+"""Real serving processes: where vLLM can serve, and which processes a test has left, told by a mark."""
 
+import importlib.util
 import time
 from pathlib import Path
 
+import pytest
+
+from kernels.platform import detect
+
 MARK = "KERNEL_BENCH_TEST"
+
+needs_vllm = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None or "avx512_bf16" not in detect("cpu").features,
+    reason="vllm is not installed, or serves no FP8 model here: it needs AVX-512 with bf16",
+)
 
 
 def marked(mark: str) -> list[int]:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from datetime import datetime, timedelta, timezone
-from importlib.util import find_spec
 
 import pytest
 
@@ -21,6 +20,7 @@ from harness.serving.experiment.stages import Stages
 from harness.serving.ledger.ledger import ObservationEntry, PredictionEntry, read, rows
 from harness.serving.ledger.residuals import residuals
 from tests.support.serving_experiments import TEXT, Doubles, Killed, conduct, experiment, ledger
+from tests.support.serving_processes import needs_vllm
 
 
 def test_predictions_stand_before_the_runs_and_follow_from_the_steps(tmp_path):
@@ -237,7 +237,7 @@ def test_pairs_of_a_journal(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.skipif(not find_spec("vllm"), reason="needs vLLM")
+@needs_vllm
 def test_one_swap_end_to_end_with_vllm(tmp_path):
     """The short experiment: predicted first, then run, on any machine; nothing is left running."""
     out = tmp_path / "out"

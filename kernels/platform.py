@@ -214,18 +214,26 @@ def _amd(root: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> list[Platfor
 
 def _cpu() -> Platform:
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", info, re.MULTILINE)
-    model = re.search(r"^model name\s*:\s*(.*)$", info, re.MULTILINE)
-    features = frozenset(flags.group(1).split()) if flags else frozenset()
-    machine = host.machine()
+    arch, name, features = _cpu_facts(info, host.machine())
+    ours = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return Platform("cpu", arch, "cpu", name, features, available_memory(), _cpu_last_level(ours))
+
+
+def _cpu_facts(info: str, machine: str) -> tuple[str, str, frozenset[str]]:
+    """Architecture, name and instruction sets, by /proc/cpuinfo (empty where there is none) and uname."""
+    facts: dict[str, str] = {}
+    for line in info.splitlines():
+        key, _, value = line.partition(":")
+        facts.setdefault(key.strip(), value.strip())  # of the first CPU; big.LITTLE has several kinds
+    features = frozenset((facts.get("flags") or facts.get("Features", "")).split())
+    arch = machine
     if machine in ("x86_64", "AMD64"):
         levels = (("amx_bf16", "x86-amx"), ("avx512f", "x86-avx512"), ("avx2", "x86-avx2"))
         arch = next((arch for flag, arch in levels if flag in features), "x86")
-    else:
-        arch = machine
-    name = model.group(1).strip() if model else host.processor() or machine
-    ours = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return Platform("cpu", arch, "cpu", name, features, available_memory(), _cpu_last_level(ours))
+    # Linux names no model on arm64; who made it (0x41: Arm, 0xc0: Ampere) and which part do instead.
+    part = " ".join(facts[key] for key in ("CPU implementer", "CPU part") if key in facts)
+    name = facts.get("model name") or (f"{machine} {part}" if part else host.processor() or machine)
+    return arch, name, features
 
 
 def available_memory(root: Path = Path("/")) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from harness.paths import ROOT
 from harness.results.journal import Journal
-from tests.support.command_line import error_line
+from tests.support.command_line import error_line, undisturbed
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -207,17 +207,14 @@ def test_it_is_listed(cli, rmsnorm: Path):
     rows = json.loads(cli("list", "ops", "--json", "-", KERNEL_BENCH_PLUGINS=rmsnorm).stdout)
     assert {row["op"]: row["sizes"] for row in rows}["rmsnorm"] == "tokens, hidden"
     assert len(rows) == 5
-    listed = cli("list", "impls", "--op", "rmsnorm", "--json", "-", KERNEL_BENCH_PLUGINS=rmsnorm).stdout
-    assert [row["implementation"] for row in json.loads(listed)] == [
-        "torch.naive", "torch.unscaled", "triton.rows"
-    ]  # fmt: skip
 
 
 def test_it_is_run_and_checked(cli, rmsnorm: Path, tmp_path: Path):
-    done = cli("run", "--op", "rmsnorm", "--device", "cpu", "--cache", "warm", "--budget", "6s",
-               "--out", tmp_path / "run", KERNEL_BENCH_PLUGINS=rmsnorm)  # fmt: skip
+    done = cli("run", "--op", "rmsnorm", "--device", "cpu", "--threads", "1", "--cache", "warm",
+               "--budget", "1s", "--out", tmp_path / "run", KERNEL_BENCH_PLUGINS=rmsnorm)  # fmt: skip
     (records,) = Journal(tmp_path / "run").finished().values()
-    status = {r.impl: (r.status, r.reason) for r in records if r.kind == "cell"}
+    status = {r.impl: (r.status, undisturbed(r.reason)) for r in records if r.kind == "cell"}
+    assert set(status) == {"torch.naive", "torch.unscaled", "triton.rows"}
     assert status["torch.naive"] == ("ok", ""), done.stderr
     assert status["torch.unscaled"][0] == "wrong"
     assert status["triton.rows"][0] == "checked"
@@ -233,9 +230,9 @@ def test_its_kernel_compiles(cli, rmsnorm: Path, tmp_path: Path):
     assert {row["kernel"] for row in rows} == {"rows_kernel"} and all(row["ok"] for row in rows)
 
 
-def test_serving_leaves_it_alone(cli, rmsnorm: Path):
+def test_serving_leaves_it_alone(cli, here, rmsnorm: Path):
     (experiment,) = ROOT.glob("harness/serving/**/cpu-decode.toml")
-    plain = cli("serving", "experiment", experiment, "--dry-run")
+    plain = here("serving", "experiment", experiment, "--dry-run")
     assert plain.returncode == 0, plain.stderr
     beside = cli("serving", "experiment", experiment, "--dry-run", KERNEL_BENCH_PLUGINS=rmsnorm)
     assert beside.stdout == plain.stdout, beside.stderr

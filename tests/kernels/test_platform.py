@@ -11,7 +11,7 @@ import pytest
 from harness.errors import NothingRan
 from harness.run.device_lock import device_lock
 from kernels import platform
-from kernels.platform import Platform, _amd, available_memory, run
+from kernels.platform import Platform, _amd, _cpu_facts, available_memory, run
 
 MI300X = "simd_count 1216\ngfx_target_version 90402\n"
 
@@ -85,6 +85,39 @@ def test_a_device_is_locked_by_whatever_number_it_has():
             pass
         with pytest.raises(NothingRan, match="cuda:3 is being measured by process"), device_lock(same):
             pass
+
+
+GRAVITON = """processor\t: 0
+BogoMIPS\t: 2100.00
+Features\t: fp asimd aes sve bf16 i8mm
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU variant\t: 0x1
+CPU part\t: 0xd40
+CPU revision\t: 1
+
+processor\t: 1
+Features\t: fp asimd
+"""
+EPYC = "processor\t: 0\nmodel name\t: AMD EPYC: 7763\nflags\t\t: fpu avx avx2\n"
+
+
+@pytest.mark.parametrize(
+    ("info", "machine", "arch", "name", "features"),
+    [
+        (GRAVITON, "aarch64", "aarch64", "aarch64 0x41 0xd40", {"fp", "asimd", "aes", "sve", "bf16", "i8mm"}),
+        (EPYC, "x86_64", "x86-avx2", "AMD EPYC: 7763", {"fpu", "avx", "avx2"}),
+        ("flags\t: avx2 avx512f\n", "x86_64", "x86-avx512", None, {"avx2", "avx512f"}),
+        ("flags\t: avx2 avx512f amx_bf16\n", "x86_64", "x86-amx", None, {"avx2", "avx512f", "amx_bf16"}),
+        ("", "x86_64", "x86", None, set()),
+        ("", "arm64", "arm64", None, set()),
+    ],
+    ids=["arm64", "x86 with AVX2", "AVX-512", "AMX", "no cpuinfo", "no cpuinfo on arm64"],
+)
+def test_a_cpu_is_what_cpuinfo_and_the_system_say(info, machine, arch, name, features):
+    found = _cpu_facts(info, machine)
+    assert (found[0], found[2]) == (arch, features)
+    assert found[1] == name if name else found[1], "a name there is always"
 
 
 @pytest.mark.parametrize(

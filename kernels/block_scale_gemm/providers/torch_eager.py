@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK, dequantise_activations, dequantise_weights
+from kernels.fp8_to_fp32 import fp8_to_fp32
 from kernels.op import Implementation, Prepared
 from kernels.platform import Platform
 from kernels.support import Support
@@ -128,10 +129,11 @@ def _dequantised(operands: BlockScaleGemmOperands) -> torch.Tensor:
 
     b = torch.empty(operands.b_q.shape, dtype=torch.bfloat16, device=operands.b_q.device)
     rows = 8 * BLOCK
+    widen = dequantise_weights if b.shape[1] % BLOCK else fp8_to_fp32
     for target, q, scale in zip(
         b.split(rows), operands.b_q.split(rows), operands.b_scale.split(rows // BLOCK), strict=True
     ):
-        target.copy_(dequantise_weights(q, scale))
+        target.copy_(widen(q, scale))
     return b
 
 

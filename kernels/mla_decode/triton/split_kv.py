@@ -18,7 +18,7 @@ from kernels.mla_decode.triton.split_kv_configs import (
     tiles,
 )
 from kernels.mla_decode.triton.split_kv_plan import SplitPlan, plan
-from kernels.triton_runtime import ConfiguredPrepared, SuiteTriton, options
+from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
 from kernels.tuning import Demand, Target
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 XCDS = {"rocm": 8}  # dies with a level-2 cache of their own: MI300X, MI325X and MI355X have eight
 WORTH_OF_HEAD = 4  # tokens: to write and read again what a head found moves about as many bytes
 COMBINE_VALUES = 8192  # partial values at once in a program of the combine: 64 registers per thread
+INTERPRETED_STEP_S = 0.012  # of the interpreter, on one core of a Zen 4 server: a tile of 128 tokens
 
 
 def plan_for(config: SplitKvConfig, units: int, lengths: Sequence[int], heads: int) -> SplitPlan:
@@ -103,6 +104,11 @@ class SplitKv(SuiteTriton):
             sizes.batch + sizes.tokens // (WORTH_OF_HEAD * LEAST_HEADS),
         )
         return slots * sizes.heads * (LATENT + 1) * 4 + sizes.batch * sizes.heads * LATENT * 4
+
+    def interpreted_s(self, sizes: MlaDecodeSizes) -> float:
+        config = self.heuristic(CPU, sizes)
+        tiles = sum(math.ceil(length / config.tokens) for length in sizes.lengths())
+        return INTERPRETED_STEP_S * tiles * config.blocks(sizes.heads)
 
     def prepare_with(
         self, config: SplitKvConfig, target: Target, operands: MlaDecodeOperands, out: torch.Tensor

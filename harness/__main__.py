@@ -1,5 +1,58 @@
+"""`python -m harness`: the command line, or one line that says which Python has what it needs.
+
+Every Python 3 can read this file.
+"""
+
+import shlex
+import subprocess
 import sys
+from pathlib import Path
 
-from harness.cli import main
+OLDEST = (3, 10)
+OURS = ("harness", "kernels", "shapes")
+ROOT = Path(__file__).resolve().parent.parent
+USAGE = 2  # harness.errors.USAGE, which an older Python might not be able to import
 
-sys.exit(main())
+
+def start() -> int:
+    """Gives the exit code."""
+    if sys.version_info < OLDEST:
+        version = "{}.{}".format(*sys.version_info)
+        return refuse(f"is Python {version}; 3.10 or later is needed", "harness.cli")
+    try:
+        from harness.cli import main
+
+        return main()
+    except ModuleNotFoundError as missing:
+        name = missing.name or ""
+        if name.split(".")[0] in OURS:
+            raise
+        return refuse(f"has no module {name}", name)
+
+
+def refuse(why: str, needed: str) -> int:
+    """Says why this Python will not do, and what will: that of .venv, if it can import what is needed."""
+    folder = Path() if Path.cwd() == ROOT else ROOT
+    python = folder / ".venv" / "bin" / "python"
+    then = "run " + " ".join(map(shlex.quote, [str(python), "-m", "harness", *sys.argv[1:]]))
+    if not can_import(python, needed):
+        make = "make" if folder == Path() else f"make -C {shlex.quote(str(folder))}"
+        then = f"set up with `{make} set-up` (`{make} run` measures, too), then {then}"
+    print(f"error: {sys.executable} {why}: {then}", file=sys.stderr)
+    return USAGE
+
+
+def can_import(python: Path, name: str) -> bool:
+    """Whether the interpreter works and has the module."""
+    command = [str(python.absolute()), "-c", f"import {name}"]
+    try:
+        done = subprocess.run(
+            command, cwd=str(ROOT), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+        )
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(start())

@@ -47,7 +47,8 @@ def measure_revisions(request: Request, revisions: tuple[str, str]) -> int:
     from harness.run.execute import run
 
     request = replace(request, arms=arms(revisions))
-    return run(request, RunDisplay(request))
+    with RunDisplay(request) as display:
+        return run(request, display)
 
 
 def compare_runs(run_a: str, run_b: str, force: bool, markdown: str | None) -> int:
@@ -55,7 +56,8 @@ def compare_runs(run_a: str, run_b: str, force: bool, markdown: str | None) -> i
     comparable, NothingRan where no cell has a time in both."""
     from harness.errors import FAILED, OK, NothingRan, UsageError
     from harness.files import write
-    from harness.report.comparison_table import comparison_table
+    from harness.report.comparison_table import comparison_markdown, comparison_table
+    from harness.report.terminal import show
     from harness.results.comparison import compared
     from harness.results.recorded import incompatibilities, read
 
@@ -70,7 +72,7 @@ def compare_runs(run_a: str, run_b: str, force: bool, markdown: str | None) -> i
         missing = "; ".join(comparison.missing[:3]) or "both are empty"
         raise NothingRan(f"no cell has a time in both runs: {missing}")
     comparison.notes[:0] = [f"NOT COMPARABLE, {reason}" for reason in reasons]
-    print(comparison_table(a, b, comparison, "simple"))
+    show(comparison_table(a, b, comparison), sys.stdout)
     if markdown:
-        write(markdown, comparison_table(a, b, comparison, "github") + "\n")
+        write(markdown, comparison_markdown(a, b, comparison) + "\n")
     return FAILED if comparison.regressions else OK

@@ -25,6 +25,7 @@ def compile_command(target: str | None, op: str | None, json_to: str | None) -> 
     from harness.files import write
     from harness.plan.select import choose_op
     from harness.report.compile_table import compile_table
+    from harness.report.terminal import show
 
     ops = [choose_op(op).name] if op else list(kernels.OPS)
     rows = compiles(ops, able(select_architectures(target)))
@@ -35,7 +36,7 @@ def compile_command(target: str | None, op: str | None, json_to: str | None) -> 
     if json_to:
         write(json_to, json.dumps({"triton": triton.__version__, "compiles": rows}, indent=1) + "\n")
     else:
-        print(compile_table(rows))
+        show(compile_table(rows), sys.stdout)
     bad = [row for row in rows if not row["ok"]]
     for row in bad:
         name = f"{row['target']} {row['op']} {row['kernel']} {row['config']}"

@@ -35,7 +35,7 @@ def doctor(json_to: str | None, device: str | None, quick: bool) -> None:
                 quick, complaints = True, [str(busy)]
         monitor = monitor_for(platform, worker_pids)
         complaints += [*filter(None, [monitor.blocked()]), *monitor.before()]
-        facts = examine(platform, monitor.readable(), complaints, quick)
+        facts = examine(platform, monitor.readable(), complaints, quick, monitor)
     if json_to:
         write(json_to, json.dumps(facts, indent=1, allow_nan=False) + "\n")
     else:

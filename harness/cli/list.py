@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from harness.cli.options import json_option, only_op
@@ -28,6 +30,7 @@ def list_command(
     from harness.files import write
     from harness.plan.select import choose_op
     from harness.report.lists import listing
+    from harness.report.terminal import show
     from kernels.platform import detect, named
 
     if arch and not platform:
@@ -41,4 +44,4 @@ def list_command(
     if what == "impls" or not machine.here:
         elsewhere = "" if machine.here else " (not this machine)"
         print(f"{machine.kind} {machine.arch} {machine.name}".strip() + elsewhere)
-    print(listed.text)
+    show(listed.shown(), sys.stdout)

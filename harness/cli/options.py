@@ -68,9 +68,10 @@ MEASURING = [
     click.option("--csv", metavar="FILE|-", help="Write the cells there."),
     click.option(
         "--disturbed",
-        type=click.Choice(["drop", "keep"]),
+        type=click.Choice(["prefer", "keep", "refuse"]),
         envvar="KERNEL_BENCH_DISTURBED",
-        help="Rounds that other work or throttling disturbed: made again (default), or counted.",
+        help="Rounds that other work or throttling disturbed: count where quiet ones cannot be had (prefer, "
+        "default); always; or never, and where most are disturbed there is no number.",
     ),
     click.option("--quiet", is_flag=True, help="No tables and no progress."),
     click.option("--seed", type=int, help="Of operands and orders (default: 0)."),

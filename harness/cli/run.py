@@ -23,5 +23,5 @@ def run(request: Request) -> None:
     from harness.cli.run_display import RunDisplay
     from harness.run.execute import run as measure
 
-    with interruptible(RECORDED):
-        sys.exit(measure(request, RunDisplay(request)))
+    with interruptible(RECORDED), RunDisplay(request) as display:
+        sys.exit(measure(request, display))

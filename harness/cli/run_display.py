@@ -3,87 +3,110 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from harness.catalogue.published import figures
 from harness.progress import Progress
-from harness.report import arm_table, case_table
+from harness.report import arm_table, case_notes, case_table
+from harness.report.disturbance import disturbance
+from harness.report.terminal import show
 from harness.report.tune_table import race_table, stored_text
-from harness.results.schema import Record, Run
+from harness.results.schema import CaseDone, Cell, Record, Run
 from shapes.case import Case
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from typing_extensions import Self
+
     from harness.run.request import Request
     from harness.run.session import Outcome
 
 
-class RunDisplay:
+class _Display:
+    """Prints above the line of progress, which is gone when the context ends."""
+
+    def __init__(self, quiet: bool, file: TextIO) -> None:
+        self.progress = Progress(quiet)
+        self.file = file
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.clear()
+
+    def log(self, line: str) -> None:
+        """A line about what will be measured, before anything is."""
+        self.progress.note(line)
+
+    def print(self, what: RenderableType) -> None:
+        if not self.progress.quiet:
+            self.progress.clear()
+            show(what, self.file)
+
+
+class RunDisplay(_Display):
     """A `harness.run.execute.Display`. Tables go to stdout, or to stderr where JSON or CSV goes to stdout;
     nothing is printed where the request is quiet."""
 
     def __init__(self, request: Request) -> None:
-        self.progress = Progress(request.quiet)
-        self.quiet = request.quiet
-        self.file = sys.stderr if "-" in (request.json, request.csv) else sys.stdout
+        super().__init__(request.quiet, sys.stderr if "-" in (request.json, request.csv) else sys.stdout)
         self.published = figures() if request.published else []
-
-    def log(self, line: str) -> None:
-        """A line about what will be measured, before anything is."""
-        if not self.quiet:
-            print(line, file=sys.stderr)
 
     def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
         """The table of a finished case."""
         arms = run.contrast == "arms"
-        table = arm_table.case_table(records, run) if arms else case_table.case_table(records)
-        tables = [table, case_table.published(self.published, case)]
-        self._print("\n" + "\n".join(filter(None, tables)) + "\n")
+        self.print("")
+        self.print(arm_table.case_table(records, run) if arms else case_table.case_table(records))
+        if (figures := case_table.published(self.published, case)) is not None:
+            self.print(figures)
+        self.print("")
 
     def end(self, run: Run, outcome: Outcome) -> None:
-        """What the arms come to, what the budget did not reach, and where the run is recorded."""
+        """What the arms come to, what was measured, and what the budget did not reach."""
         if run.contrast == "arms":
-            self._print(arm_table.conclusion(outcome.records, run))
-        self._print(end_text(outcome))
-
-    def _print(self, text: str) -> None:
-        if not self.quiet:
-            print(text, file=self.file, flush=True)
+            self.print(arm_table.conclusion(outcome.records, run))
+        self.print(end_text(outcome))
 
 
-class RaceTables:
+class RaceTables(_Display):
     """A `harness.tune.race.RaceDisplay`: tables on stdout, progress and log on stderr."""
 
     def __init__(self) -> None:
-        self.progress = Progress(quiet=False)
-
-    def log(self, line: str) -> None:
-        print(line, file=sys.stderr)
+        super().__init__(quiet=False, file=sys.stdout)
 
     def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
-        print(f"\n{race_table(records)}")
+        self.print("")
+        self.print(race_table(records))
 
     def stored(self, file: Path, choice: Mapping[str, Any] | None) -> None:
         if choice is None:
             text = "nothing stored: there is no verdict on the configuration that was used before"
         else:
             text = f"stored in {file}: {stored_text(choice)}"
-        print(f"{text}\n", flush=True)
+        self.print(f"{text}\n")
 
     def end(self, run: Run, outcome: Outcome) -> None:
-        print(end_text(outcome))
+        self.print(end_text(outcome))
 
 
 def end_text(outcome: Outcome) -> str:
-    """What the budget did not reach, what was spent, and where it is recorded."""
-    left_out = case_table.left_out(outcome.left_out, outcome.budget_s)
-    cases = f"{outcome.cases} case" + "s" * (outcome.cases != 1)
-    spent = (
-        f"{cases}; measuring {outcome.spent_s:.1f} s of {outcome.budget_s:g} s, "
-        f"set-up and checks {outcome.setup_s:.1f} s; recorded in {outcome.folder}"
-    )
-    return f"{left_out}\n{spent}" if left_out else spent
+    """How many cases were measured and in what time, where that is recorded, and what the budget did not
+    reach."""
+    cells = [record for record in outcome.records if isinstance(record, Cell)]
+    done = [record for record in outcome.records if isinstance(record, CaseDone)]
+    phases = Counter({"starting and ceilings": outcome.before_s})
+    for case in done:
+        phases.update(case.phases or {"set-up and checks": case.setup_s})
+    measured_s, setup_s = sum(case.measured_s for case in done), sum(case.setup_s for case in done)
+    spent = case_notes.time_spent(measured_s, setup_s + outcome.before_s, phases)
+    lines = [f"{case_notes.counted(outcome.cases)}: {spent}", f"recorded in {outcome.folder}"]
+    if left_out := case_notes.left_out(outcome.left_out, cells, outcome.budget_s):
+        lines.append(f"{left_out}; more with --resume {outcome.folder} --budget 5m")
+    return "\n".join(filter(None, [*lines, disturbance(done)]))
 
 
 def print_note(line: str) -> None:

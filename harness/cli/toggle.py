@@ -70,4 +70,5 @@ def toggle(
                 request = replace(request, impl=",".join(names), baseline=names[0])
             else:
                 request = replace(request, arms=plan.arms, flags=plan.flags)
-        sys.exit(run(request, RunDisplay(request)))
+        with RunDisplay(request) as display:
+            sys.exit(run(request, display))

@@ -40,7 +40,7 @@ def _race_request() -> type[RaceRequest]:
 @click.option("--journal", metavar="DIR", help="The race's rounds (default: a new folder in results/local/).")
 @click.option("--resume", metavar="RUN", help="Race what this race did not finish.")
 @click.option("--retry", is_flag=True, help="With --resume: cases where something failed again.")
-@click.option("--disturbed", type=click.Choice(["drop", "keep"]), envvar="KERNEL_BENCH_DISTURBED",
+@click.option("--disturbed", type=click.Choice(["prefer", "keep", "refuse"]), envvar="KERNEL_BENCH_DISTURBED",
               help="As of `run`.")  # fmt: skip
 @seconds_option("--prepare-timeout", "900s", "As of `run`.", show_default=False)
 @seconds_option("--call-timeout", "120s", "As of `run`.", show_default=False)
@@ -76,7 +76,8 @@ def tune(
         if not (check or shard):
             require_writable(request.folder)
         compiling = "--target" if target else "--check" if check else ""
-        raced = race_if_possible(request, race, compiling, RaceTables())
+        with RaceTables() as display:
+            raced = race_if_possible(request, race, compiling, display)
         if raced is None:
             sys.exit(_tune_offline(request, target, check, shard is None, json_to))
         code, rows = raced
@@ -95,6 +96,7 @@ def _tune_offline(
     from harness.compile.survey import able
     from harness.errors import FAILED, OK, NothingRan
     from harness.plan.select import choose_op
+    from harness.report.terminal import show
     from harness.report.tune_table import tune_tables
     from harness.tune.offline_choices import offline_choices
 
@@ -113,7 +115,7 @@ def _tune_offline(
     if json_to:
         _write(json_to, rows)
     elif whole:
-        print(tune_tables(rows))
+        show(tune_tables(rows), sys.stdout)
     for line in differences:
         _log(line)
     return FAILED if differences else OK

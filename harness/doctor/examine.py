@@ -14,6 +14,7 @@ from harness.doctor import noise
 from harness.doctor.advice import advice
 from harness.files import JsonObject
 from harness.machine.cpu_threads import default_threads
+from harness.machine.monitor.base import Blind, Monitor
 from harness.machine.provenance import LIBRARIES
 from harness.plan.arms import parse_threads
 from harness.run.ceilings import measured, meters, stored
@@ -31,8 +32,9 @@ def examine(
     conditions: Mapping[str, str] | None = None,
     complaints: Sequence[str] = (),
     quick: bool = False,
+    monitor: Monitor | None = None,
 ) -> Facts:
-    """What there is to say of a machine.
+    """What there is to say of a machine, which `monitor` watches meanwhile.
 
     conditions: clocks and the like, as the driver gives them now
     complaints: what is wrong with them
@@ -46,7 +48,7 @@ def examine(
         "machine": {name: value for name, value in machine.items() if value not in ("", 0)},
         "devices": {device: f"{p.kind} {p.arch} {p.name}" for device, p in devices().items()},
         "libraries": {name: version(name) or lookalike(name) or "not installed" for name in LIBRARIES},
-        "ceilings": _ceilings(here, threads, quick),
+        "ceilings": _ceilings(here, threads, quick, monitor or Blind("not watched")),
         "datasheet": datasheets(here),
         "instruments": {} if quick else _instruments(here, threads),
         "conditions": dict(conditions or {}),
@@ -55,10 +57,10 @@ def examine(
     }
 
 
-def _ceilings(here: Platform, threads: int, quick: bool) -> JsonObject:
+def _ceilings(here: Platform, threads: int, quick: bool, monitor: Monitor) -> JsonObject:
     """Those of `harness.run.ceilings`, measured again: the best so far."""
     try:
-        ceilings = stored(here, threads) if quick else measured(here, threads)
+        ceilings = stored(here, threads) if quick else measured(here, threads, monitor)
     except WorkerFailure as failure:
         return {"problem": failure.reason}
     return asdict(ceilings) if ceilings else {}

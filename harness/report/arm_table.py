@@ -6,17 +6,26 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from harness.plan.arms import PLAIN
 from harness.plan.contender import contender_name
-from harness.report.case_table import heading, measuring_line, unsupported, verdict_ratio
-from harness.report.text import microsecond_interval, microseconds, ratio, table
-from harness.results.effects import changes, effects, regressions, same_kernels, verdict_text
+from harness.report.case_notes import Notes, measuring, noted, untimed, verdict_ratio
+from harness.report.case_table import heading, interval, ratios, verdict_word
+from harness.report.text import ratio_column, time_column
+from harness.results.effects import changes, effects, regressions, same_kernels
 from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
 from harness.statistics.paired import noise_floor
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from harness.report.fitting_table import FittingTable
+
 TOGETHER = {"faster": "more together", "slower": "less together", "same": "independent", "unclear": "unclear"}
 """Of an interaction: what one change brings beside the other, against what it brings alone."""
+
+LONG = 40  # characters of an arm in a line
 
 
 @dataclass
@@ -55,20 +64,21 @@ def arm_comparisons(records: Iterable[Record], run: Run) -> list[ArmComparison]:
     return comparisons
 
 
-def case_table(records: Sequence[Record], run: Run) -> str:
+def case_table(records: Sequence[Record], run: Run) -> RenderableType:
     """Arms of each implementation, whether they changed what ran, and effects of flags over all arms."""
+    from rich.console import Group
+
     cells = [r for r in records if isinstance(r, Cell)]
     done = next(r for r in records if isinstance(r, CaseDone))
-    lines = [heading(cells[0])]
     comparisons = arm_comparisons(records, run)
-    if rows := [row for comparison in comparisons for row in _rows(comparison)]:
-        headers = ["implementation", "arm", "time", "interval", f"vs {first_arm(run)}", "verdict", "what ran"]
-        lines.append(table(rows, headers, widths={"what ran": 48}))
-    lines += unsupported(cells)
+    parts: list[RenderableType] = [heading(cells[0]), ""]
+    if any(cell.time_us is not None for cell in cells):
+        parts += [_arms(comparisons, run), ""]
     for comparison in comparisons:
-        lines += _floor(comparison)
-        lines += _effects(comparison, run)
-    return "\n".join([*lines, measuring_line(done)])
+        parts += _effects(comparison, run)
+    ran = [note for comparison in comparisons for note in _what_ran(comparison)]
+    floors = [note for comparison in comparisons for note in _floor(comparison)]
+    return Group(*parts, noted([*untimed(_each_once(cells, run)), *ran, *floors, *measuring(done)]))
 
 
 def first_arm(run: Run) -> str:
@@ -76,43 +86,78 @@ def first_arm(run: Run) -> str:
     return "plain" if next(iter(run.arms)) == "plain" else "the first"
 
 
-def _rows(comparison: ArmComparison) -> Iterator[list[str]]:
+def _each_once(cells: Sequence[Cell], run: Run) -> list[Cell]:
+    """Whoever can run under no arm stands for all of them."""
+    first = next(iter(run.arms))
+    never = {(c.impl, c.launch, c.reason) for c in cells if c.status == "unsupported" and c.arm == first}
+    again = [c for c in cells if c.arm != first and (c.impl, c.launch, c.reason) in never]
+    return [c.model_copy(update={"arm": PLAIN}) if c.arm == first and c.status == "unsupported" else c
+            for c in cells if c not in again]  # fmt: skip
+
+
+def _arms(comparisons: Sequence[ArmComparison], run: Run) -> FittingTable:
+    """A line for each arm with a time, below the first of its implementation."""
+    from harness.report.fitting_table import Column, FittingTable
+
+    rows = [
+        (comparison, cell, verdict)
+        for comparison in comparisons
+        for cell, verdict in [(comparison.anchor, None), *comparison.others]
+        if cell.time_us is not None
+    ]
+    time, times = time_column([interval(cell) for _, cell, _ in rows])
+    columns = [
+        Column("implementation, arm", wraps=True),
+        Column(time),
+        Column(f"vs {first_arm(run)}"),
+        Column("verdict"),
+        Column("what ran", spare=1),
+    ]
+    cells = zip(
+        [cell.name if cell is comparison.anchor else _indented(cell.arm) for comparison, cell, _ in rows],
+        times,
+        ratios([v for _, _, v in rows], [c is comparison.anchor for comparison, c, _ in rows]),
+        [verdict_word(v) for _, _, v in rows],
+        [
+            ("the same" if same_kernels(comparison.anchor, cell) else "other kernels") if verdict else ""
+            for comparison, cell, verdict in rows
+        ],
+        strict=True,
+    )
+    return FittingTable(columns, list(cells))
+
+
+def _indented(arm: str) -> str:
+    """A long one with a line for each variable."""
+    return "  " + (arm.replace(", ", ",\n  ") if len(arm) > LONG else arm)
+
+
+def _what_ran(comparison: ArmComparison) -> Notes:
+    """Of the first arm; and where another changed it, from what to what."""
     anchor = comparison.anchor
-    yield [comparison.name, anchor.arm, *_time(anchor), "baseline", "", _kernels(anchor)]
+    if anchor.time_us is None:
+        return []
+    ran = ", ".join(filter(None, [*anchor.kernels[:2], anchor.picked, *anchor.ran]))
+    notes = [("what ran", f"{comparison.name}: {ran}")] if ran else []
+    by_change: dict[str, list[str]] = {}
     for cell, verdict in comparison.others:
-        if verdict is None:
-            yield ["", cell.arm, *_time(cell), "", cell.status if cell.status != "ok" else "", cell.reason]
-            continue
-        same = same_kernels(anchor, cell)
-        kernels = "the same" if same else changes(anchor, cell)
-        yield [
-            "",
-            cell.arm,
-            *_time(cell),
-            verdict_ratio(verdict),
-            verdict_text(verdict.verdict, same),
-            kernels,
-        ]
+        if verdict is not None and not same_kernels(anchor, cell):
+            by_change.setdefault(changes(anchor, cell), []).append(cell.arm)
+    return notes + [
+        ("what ran", f"{comparison.name} @ {'; '.join(arms)}: {c}") for c, arms in by_change.items()
+    ]
 
 
-def _time(cell: Cell) -> tuple[str, str]:
-    return microseconds(cell.time_us), microsecond_interval(cell.low_us, cell.high_us)
+def _floor(comparison: ArmComparison) -> Notes:
+    if comparison.floor is None:
+        return []
+    pair = verdict_ratio(comparison.floor)
+    return [("noise floor", f"{comparison.name} against itself in other workers: {pair}")]
 
 
-def _kernels(cell: Cell) -> str:
-    """What ran, or why nothing did."""
-    if cell.status != "ok":
-        return f"{cell.status}: {cell.reason}"
-    return ", ".join(filter(None, [*cell.kernels[:2], cell.picked, *cell.ran]))
+def _effects(comparison: ArmComparison, run: Run) -> Iterator[RenderableType]:
+    from harness.report.fitting_table import Column, FittingTable
 
-
-def _floor(comparison: ArmComparison) -> Iterator[str]:
-    if comparison.floor is not None:
-        gave = verdict_ratio(comparison.floor)
-        yield f"noise floor: {comparison.name} against itself in other workers gave {gave}"
-
-
-def _effects(comparison: ArmComparison, run: Run) -> Iterator[str]:
     if len(run.flags) < 2:
         return
     cells = {cell.arm: cell for cell in (comparison.anchor, *(cell for cell, _ in comparison.others))}
@@ -122,23 +167,32 @@ def _effects(comparison: ArmComparison, run: Run) -> Iterator[str]:
         if run.flags.keys() <= variables.keys() and arm in cells
     }
     floor = noise_floor(comparison.floor.comparison) if comparison.floor else math.inf
-    rows = [
-        [
-            e.kind,
-            e.what,
-            ratio(e.comparison.ratio, e.comparison.low, e.comparison.high),
-            TOGETHER[e.comparison.verdict] if e.kind == "interaction" else e.comparison.verdict,
-        ]
-        for e in effects(cells, settings, floor, run.confidence, run.margin)
+    found = effects(cells, settings, floor, run.confidence, run.margin)
+    if not found:
+        return
+    speedups = ratio_column([(e.comparison.ratio, e.comparison.low, e.comparison.high) for e in found])
+    verdicts = [
+        TOGETHER[e.comparison.verdict] if e.kind == "interaction" else e.comparison.verdict for e in found
     ]
-    if rows:
-        yield f"effects of the flags on {comparison.name}, all of them together {run.confidence:.0%} sure:"
-        yield table(rows, ["", "change", "speedup", "verdict"])
+    sure = f"all of them together {100 * run.confidence:.0f} % sure"
+    yield f"effects of the flags on {comparison.name}, {sure}:"
+    columns = [Column("effect"), Column("change", wraps=True), Column("speedup"), Column("verdict")]
+    rows = zip([e.kind for e in found], [e.what for e in found], speedups, verdicts, strict=True)
+    yield FittingTable(columns, list(rows))
+    yield ""
 
 
-def conclusion(records: Sequence[Record], run: Run) -> str:
+def conclusion(records: Sequence[Record], run: Run) -> RenderableType:
     """For each implementation: which arm to take, for which cases, worth how much; of revisions, what
     regressed."""
+    from rich.console import Group
+    from rich.padding import Padding
+
+    title, lines = _conclusion(records, run)
+    return Group(*filter(None, [title]), *(Padding(line, (0, 0, 0, 2)) for line in lines))
+
+
+def _conclusion(records: Sequence[Record], run: Run) -> tuple[str, list[str]]:
     by_case: dict[str, list[Record]] = {}
     for record in records:
         by_case.setdefault(getattr(record, "case", ""), []).append(record)
@@ -148,12 +202,12 @@ def conclusion(records: Sequence[Record], run: Run) -> str:
             if comparison.anchor.time_us is not None:
                 by_name.setdefault(comparison.name, []).append(comparison)
     if run.trees:
-        slower = [f"  {v.a} at {v.case}: {verdict_ratio(v)}" for v in regressions(records)]
+        slower = [f"{v.a} at {v.case}: {verdict_ratio(v)}" for v in regressions(records)]
         if not by_name:
-            return "nothing was measured, so nothing is known"
-        return "\n".join([f"{len(slower)} regressed:", *slower]) if slower else "nothing regressed"
+            return "nothing was measured, so nothing is known", []
+        return (f"{len(slower)} regressed:", slower) if slower else ("nothing regressed", [])
     lines = [f"{name}: {_advice(comparisons, run.margin)}" for name, comparisons in by_name.items()]
-    return "\n".join(["recommendation:", *(f"  {line}" for line in lines)]) if lines else ""
+    return ("recommendation:" if lines else "", lines)
 
 
 def _advice(comparisons: Sequence[ArmComparison], margin: float) -> str:

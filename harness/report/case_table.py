@@ -1,159 +1,186 @@
-"""The table of a measured case, fastest first, with what others published; cases the budget left out."""
+"""The table of a measured case: who is fastest, all that have a time, fastest first, and notes; what others
+published of it."""
 
 from __future__ import annotations
 
 import math
-import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from harness.catalogue.published import PublishedFigure
+from harness.report.case_notes import UNTIMED, conclusions, measuring, noted, remarks, untimed
 from harness.report.text import (
-    WIDTH,
-    filled_columns,
-    microsecond_interval,
+    Interval,
+    aligned,
+    decimals,
     microseconds,
-    ratio,
+    ratio_column,
     significant,
-    table,
+    time_column,
+    time_with_unit,
+    uncertain_ratio,
 )
 from harness.results.schema import CaseDone, Cell, Record, Verdict
-from harness.statistics.paired import noise_floor
 from shapes.case import Case
 
-HEADERS = ("implementation", "status", "boundary", "time", "interval", "host", "vs baseline", "verdict",
-           "TFLOPS", "GB/s", "% of limit", "note")  # fmt: skip
-STOPPED = {
-    "tight": "all intervals were tight",
-    "clear": "all verdicts were clear",
-    "budget": "the budget was spent",
-    "complete": "all rounds were made",
-    "disturbed": "most rounds had been disturbed",
-    "no contenders": "nobody was left",
-}
-NAMED = 8  # of the cases that the budget did not reach
-NUMERIC = ("time", "host", "TFLOPS", "GB/s", "% of limit")
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from harness.report.fitting_table import FittingTable
+
+VERDICTS = {"faster": "green", "slower": "yellow", "same": "", "unclear": "dim"}
+"""With their styles."""
 
 
-def case_table(records: Sequence[Record]) -> str:
-    """The table of one finished case, fastest first, with its noise floor and its winner."""
+def case_table(records: Sequence[Record]) -> RenderableType:
+    """The table of one finished case: headline, ranking, notes."""
+    from rich.console import Group
+
     cells = [r for r in records if isinstance(r, Cell)]
     verdicts = [r for r in records if isinstance(r, Verdict)]
     done = next(r for r in records if isinstance(r, CaseDone))
+    order = sorted(cells, key=lambda cell: (cell.time_us or math.inf, cell.name))
+    timed = [cell for cell in order if cell.time_us is not None]
+    ranking: list[RenderableType] = [_ranking(timed, verdicts), ""] if timed else []
+    notes = [
+        *untimed(cells),
+        *remarks(timed),
+        *conclusions(cells, verdicts, done),
+        *measuring(done, verdicts),
+    ]
+    return Group(heading(cells[0]), _headline(timed, verdicts, cells), "", *ranking, noted(notes))
+
+
+def heading(cell: Cell) -> RenderableType:
+    """The cell's case; below it its place in the suite, and what all rows have alike."""
+    from rich.text import Text
+
+    place = f"{cell.place}, {100 * cell.weight:.1f} % of the suite" if cell.place != "ad hoc" else cell.place
+    facts = f"{place}; {cell.platform} {cell.arch}, cache {cell.cache}"
+    return Text.assemble((cell.case, "bold"), "\n", (facts, "dim"))
+
+
+def _headline(timed: Sequence[Cell], verdicts: Iterable[Verdict], cells: Iterable[Cell]) -> Text:
+    """Who is fastest, and how surely. Contenders that memory splits into groups have a runner-up in each; the
+    one that counts is that of whoever is fastest of all."""
+    from rich.text import Text
+
+    if not timed:
+        counts = Counter[str](cell.status for cell in cells)
+        worst_first = [f"{counts[status]} {status}" for status in UNTIMED if counts[status]]
+        return Text(f"nothing has a time: {', '.join(worst_first)}")
+    first = timed[0]
+    time = time_with_unit(interval(first))
+    runner_up = next((v for v in verdicts if v.about == "runner-up" and v.a == first.name), None)
+    if runner_up is not None:
+        against = _against(runner_up)
+    else:
+        against = "nothing to compare it with" if len(timed) == 1 else "not compared with the second"
+    limit = first.percent_of_ceiling
+    share = f", {limit:.0f} % of this machine's limit" if limit is not None else ""
+    return Text.assemble("fastest: ", (first.name, "bold green"), f" {time}, {against}{share}")
+
+
+def _against(verdict: Verdict) -> str:
+    """What a verdict says of its first, in words."""
+    value, ends = uncertain_ratio(verdict.ratio, verdict.low, verdict.high)
+    if verdict.verdict == "faster":
+        return f"{value} {verdict.b} {ends}"
+    word = {"same": "the same as", "unclear": "not told from", "slower": "slower, round by round, than"}
+    ends = ends.replace(" to ", "x to ").replace(")", "x)")
+    noisy = ", too noisy" if verdict.floor is None else ""
+    return f"{word[verdict.verdict]} {verdict.b} {ends}".rstrip() + noisy
+
+
+def _ranking(timed: Sequence[Cell], verdicts: Iterable[Verdict]) -> FittingTable:
+    from harness.report.fitting_table import Column, FittingTable
+
+    verdicts = list(verdicts)
     against = {v.a: v for v in verdicts if v.about == "baseline"}
     anchor = next((v.b for v in verdicts if v.about == "A/A"), "")
-    order = sorted(cells, key=lambda cell: (cell.time_us is None, cell.time_us or 0, cell.name))
-    able = [cell for cell in order if cell.status != "unsupported"]
-    rows = [_row(cell, against.get(cell.name), cell.name == anchor) for cell in able]
-    ranking = [table(*filled_columns(rows, HEADERS), right=NUMERIC)] if rows else []
-    lines = [heading(cells[0]), *ranking, *unsupported(cells)]
-    return "\n".join([*lines, *_conclusions(cells, verdicts, done, order[0].name)])
+    time, times = time_column([interval(cell) for cell in timed])
+    columns = [
+        Column("implementation", wraps=True),
+        Column(time),
+        Column("host", right=True, spare=3),
+        Column(f"vs {anchor}" if anchor else "vs baseline"),
+        Column("verdict"),
+        Column("TFLOPS", spare=4),
+        Column("GB/s", spare=5),
+        Column("% of limit", right=True, spare=2),
+    ]
+    cells = zip(
+        [cell.name for cell in timed],
+        times,
+        [microseconds(cell.host_us) for cell in timed],
+        ratios([against.get(c.name) for c in timed], [c.name == anchor for c in timed]),
+        [verdict_word(against.get(cell.name)) for cell in timed],
+        _rates(timed, [cell.tflops for cell in timed]),
+        _rates(timed, [cell.gbps for cell in timed]),
+        [f"{c.percent_of_ceiling:.0f}" if c.percent_of_ceiling is not None else "" for c in timed],
+        strict=True,
+    )
+    return FittingTable(columns, list(cells))
 
 
-def heading(cell: Cell) -> str:
-    """The cell's case, and what share of the suite it is."""
-    place = f"{cell.place}, {cell.weight:.1%} of the suite" if cell.place != "ad hoc" else cell.place
-    return f"{cell.case}  ({place})"
+def interval(timed: Cell) -> Interval:
+    return timed.time_us or math.nan, timed.low_us, timed.high_us
 
 
-def unsupported(cells: Iterable[Cell]) -> Iterator[str]:
-    """Each reason once, with those that it keeps away."""
-    reasons: dict[str, list[str]] = {}
-    for cell in cells:
-        if cell.status == "unsupported":
-            reasons.setdefault(cell.reason, []).append(cell.name)
-    for reason, names in reasons.items():
-        yield textwrap.fill(f"unsupported, {reason}: {', '.join(names)}", WIDTH, subsequent_indent="  ")
-
-
-def _row(cell: Cell, verdict: Verdict | None, is_anchor: bool) -> list[str]:
-    percent = f"{cell.percent_of_ceiling:.0f}" if cell.percent_of_ceiling is not None else ""
+def ratios(verdicts: Sequence[Verdict | None], baselines: Sequence[bool]) -> list[str]:
+    """A column of them; whoever is compared with says so."""
+    known = [(v.ratio, v.low, v.high) if v else None for v in verdicts]
     return [
-        cell.name,
-        cell.status,
-        cell.boundary,
-        microseconds(cell.time_us),
-        microsecond_interval(cell.low_us, cell.high_us),
-        microseconds(cell.host_us),
-        verdict_ratio(verdict) if verdict else "baseline" if is_anchor else "",
-        verdict.verdict if verdict else "",
-        significant(cell.tflops),
-        significant(cell.gbps),
-        percent,
-        cell.reason,
+        "baseline" if baseline else cell
+        for cell, baseline in zip(ratio_column(known), baselines, strict=True)
     ]
 
 
-def verdict_ratio(verdict: Verdict) -> str:
-    return ratio(verdict.ratio, verdict.low, verdict.high)
+def verdict_word(verdict: Verdict | None) -> Text:
+    """Coloured."""
+    from rich.text import Text
+
+    return Text(verdict.verdict, VERDICTS[verdict.verdict]) if verdict else Text()
 
 
-def _conclusions(
-    cells: Sequence[Cell], verdicts: Sequence[Verdict], done: CaseDone, fastest: str
-) -> list[str]:
-    """What the verdicts come to. Contenders that memory splits into groups have an A/A pair and a runner-up
-    in each; the runner-up that counts is that of whoever is fastest of all."""
-    lines = []
-    groups = sum(v.about == "A/A" for v in verdicts)
-    if groups > 1:
-        lines.append(f"measured in {groups} groups: memory does not hold all at once")
-    for v in verdicts:
-        if v.about == "A/A":
-            lines.append(f"noise floor: {v.b} against itself, prepared apart, gave {verdict_ratio(v)}")
-            if noise_floor(v.comparison) == math.inf:
-                lines.append("  too much for a verdict: this machine was disturbed, or the budget too short")
-        if v.about == "runner-up" and v.a == fastest:
-            lines.append(f"fastest: {v.a}, {v.verdict} against the runner-up {v.b}: {verdict_ratio(v)}")
-    if why := cells[0].rotation.get("why"):
-        lines.append(f"calls may read caches: {why}")
-    if done.disturbed:
-        lines.append(_disturbed(done))
-    confidence = f"all verdicts together {verdicts[0].confidence:.0%} sure; " if verdicts else ""
-    return [*lines, f"{confidence}{measuring_line(done)}"]
+def _rates(timed: Sequence[Cell], rates: Sequence[float | None]) -> list[str]:
+    """As sure as the time they were divided by."""
+    numbers = []
+    for cell, rate in zip(timed, rates, strict=True):
+        if rate is None or not cell.time_us or not cell.low_us or not cell.high_us:
+            numbers.append(significant(rate))
+        else:
+            sure = decimals(rate * (cell.high_us - cell.low_us) / 2 / cell.time_us)
+            numbers.append(f"{rate:.{sure}f}")
+    return aligned(numbers)
 
 
-def measuring_line(done: CaseDone) -> str:
-    """How much was measured, and why no more."""
-    after = f" after {done.heats} of heats" if done.heats else ""
-    timed = f"{done.rounds} rounds in {done.blocks} blocks{after}, {done.measured_s:.1f} s of measuring"
-    why = " and ".join(STOPPED.get(word, word) for word in filter(None, done.stopped.split(", ")))
-    until = f", until {why}" if why else ""
-    return f"{timed}{until}; set-up and checks {done.setup_s:.1f} s"
+def published(figures: Iterable[PublishedFigure], case: Case) -> RenderableType | None:
+    """What others published of a case, a table of its own; None if nothing."""
+    from rich.console import Group
 
+    from harness.report.fitting_table import Column, FittingTable
 
-def _disturbed(done: CaseDone) -> str:
-    """How many rounds were, what was done with them, and the first that says what it was."""
-    dropped = sum(not r.counted for r in done.disturbed)
-    made = done.rounds + done.heats + dropped
-    fate = "left out and made again" if dropped else "counted all the same"
-    return f"{len(done.disturbed)} of {made} rounds were disturbed, {fate}; e.g. {done.disturbed[0].reason}"
-
-
-def published(figures: Iterable[PublishedFigure], case: Case) -> str:
-    """What others published of a case, a table of its own; empty if nothing."""
     rows = [
-        [
+        (
             f.implementation,
             f.device,
             microseconds(f.time_us),
             significant(f.tflops or None),
             f"{f.source}; {f.method}",
-        ]
+        )
         for f in figures
         if f.of(case.op, case.sizes)
     ]
     if not rows:
-        return ""
-    headers = ["implementation", "device", "time", "TFLOPS", "source; how it was timed"]
-    return f"published by others, neither measured here nor ranked:\n{table(rows, headers)}"
-
-
-def left_out(cases: Iterable[Case], budget_s: float) -> str:
-    """Names what the budget did not reach; empty if nothing."""
-    cases = list(cases)
-    if not cases:
-        return ""
-    title = f"left out, the budget of {budget_s:g} s being spent (more with --budget, or less --per-case):"
-    rows = [f"  {case.text} {case.boundary}  ({case.weight:.1%})" for case in cases[:NAMED]]
-    if rest := cases[NAMED:]:
-        rows.append(f"  and {len(rest)} more  ({sum(case.weight for case in rest):.1%})")
-    return "\n".join([title, *rows])
+        return None
+    columns = [
+        Column("implementation"),
+        Column("device"),
+        Column("time", right=True),
+        Column("TFLOPS", right=True),
+        Column("source; how it was timed", wraps=True),
+    ]
+    return Group("published by others, neither measured here nor ranked:", FittingTable(columns, rows))

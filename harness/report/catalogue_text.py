@@ -9,9 +9,9 @@ from itertools import groupby
 import kernels
 from harness.catalogue.flags import READ, Flag
 from harness.catalogue.recipes import Recipe
+from harness.report.terminal import WIDTH
 
-WIDTH = 120
-COLUMNS = {"name": 46, "default": 10, "read": 10, "platforms": 14, "ops": 40}
+COLUMNS = {"name": 46, "default": 10, "read": 10, "platforms": 14, "ops": 20}
 INDENT = "    "
 
 
@@ -33,22 +33,28 @@ def _line(cells: Mapping[str, str]) -> str:
 def _cells(flag: Flag) -> dict[str, str]:
     return {
         "name": flag.name,
-        "default": flag.default if _default_fits(flag) else "...",
+        "default": _short("default", flag.default),
         "read": flag.read,
         "platforms": " ".join(flag.platforms),
-        "ops": "all" if set(flag.ops) == set(kernels.OPS) else ", ".join(flag.ops) or "none",
+        "ops": _short("ops", _ops(flag)),
     }
 
 
-def _default_fits(flag: Flag) -> bool:
-    return len(flag.default) < COLUMNS["default"]
+def _ops(flag: Flag) -> str:
+    return "all" if set(flag.ops) == set(kernels.OPS) else ", ".join(flag.ops) or "none"
+
+
+def _short(column: str, text: str) -> str:
+    """What has room in a column; else it stands below, in a paragraph."""
+    return text if len(text) < COLUMNS[column] else "..."
 
 
 def _flag_paragraphs(flag: Flag) -> Iterator[str]:
     only = [*flag.archs, *filter(None, [flag.launch and f"{flag.launch} launches"])]
     yield " ".join([flag.effect, *([f"({', '.join(only)} only)"] if only else [])])
-    if not _default_fits(flag):
-        yield f"default: {flag.default}"
+    for column, text in (("default", flag.default), ("ops", _ops(flag))):
+        if _short(column, text) != text:
+            yield f"{column}: {text}"
     values = "; ".join(f"{value}: {meaning}" for value, meaning in flag.values.items())
     if values or flag.takes:
         yield "; or ".join(filter(None, [values, flag.takes]))

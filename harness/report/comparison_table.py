@@ -2,29 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from harness.report.text import microseconds, ratio, table
+from harness.report.text import microseconds, table, uncertain_ratio
 from harness.results.comparison import Compared, Row, means
 from harness.results.recorded import RecordedRun
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 HEADERS = ["implementation", "A", "B", "B vs A", "verdict", "note"]
 
 
-def comparison_table(a: RecordedRun, b: RecordedRun, comparison: Compared, style: str) -> str:
-    """Text, or markdown where style is `github`."""
-    lines = [f"A: {_origin(a)}", f"B: {_origin(b)}", *comparison.notes, ""]
+def comparison_table(a: RecordedRun, b: RecordedRun, comparison: Compared) -> RenderableType:
+    from rich.console import Group
+
+    from harness.report.fitting_table import Column, FittingTable
+
+    columns = [
+        Column(header, right=header in "AB", wraps=header == "note", spare=header == "note")
+        for header in HEADERS
+    ]
+    parts: list[RenderableType] = [*_head(a, b, comparison), ""]
     for case, rows in _by_case(comparison.rows).items():
-        cells = table([_cells(row) for row in rows], HEADERS, style=style)
-        lines += [f"{case}  ({rows[0].weight:.1%} of the suite)", "", cells, ""]
-    lines += [f"floor between the sessions: {comparison.floor:.1%}, {comparison.floor_from}"]
+        parts += [_title(case, rows), "", FittingTable(columns, [_cells(row) for row in rows]), ""]
+    return Group(*parts, *_foot(comparison))
+
+
+def comparison_markdown(a: RecordedRun, b: RecordedRun, comparison: Compared) -> str:
+    lines = [*_head(a, b, comparison), ""]
+    for case, rows in _by_case(comparison.rows).items():
+        lines += [_title(case, rows), "", table([_cells(row) for row in rows], HEADERS, style="github"), ""]
+    return "\n".join([*lines, *_foot(comparison)])
+
+
+def _head(a: RecordedRun, b: RecordedRun, comparison: Compared) -> list[str]:
+    return [f"A: {_origin(a)}", f"B: {_origin(b)}", *comparison.notes]
+
+
+def _title(case: str, rows: Sequence[Row]) -> str:
+    return f"{case}  ({100 * rows[0].weight:.1f} % of the suite)"
+
+
+def _foot(comparison: Compared) -> list[str]:
+    lines = [f"floor between the sessions: {comparison.floor:.1%}, {comparison.floor_from}"]
     if comparison.missing:
         lines += ["in one run only:", *(f"- {text}" for text in comparison.missing)]
     if speedups := means(comparison.rows):
         lines += ["", "over all cases, weighted by their share of the serving step:"]
         lines += [f"- {name}: B is {speedup:.3f}x as fast as A" for name, speedup in speedups.items()]
-    lines += ["", _conclusion(comparison)]
-    return "\n".join(lines)
+    return [*lines, "", _conclusion(comparison)]
 
 
 def _by_case(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -39,7 +67,7 @@ def _origin(recorded: RecordedRun) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    speedup = ratio(row.comparison.ratio, row.comparison.low, row.comparison.high)
+    speedup = " ".join(uncertain_ratio(row.comparison.ratio, row.comparison.low, row.comparison.high))
     notes = []
     if not row.anchor:
         notes.append("absolute times: the anchor itself, or no anchor that did not change")

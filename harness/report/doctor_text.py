@@ -6,13 +6,13 @@ import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from harness.report.terminal import WIDTH
 from harness.report.text import duration, three_digits
 
 if TYPE_CHECKING:
     from harness.files import JsonObject
     from harness.results.facts import Facts
 
-WIDTH = 110
 LABEL = 20
 
 Lines = list[tuple[str, str]]
@@ -21,7 +21,7 @@ Lines = list[tuple[str, str]]
 def doctor_text(facts: Facts) -> str:
     """The facts of `doctor.examine`; what there is nothing to say about is left out."""
     groups = (
-        ("machine", _machine(facts["machine"], facts["devices"])),
+        ("machine", _machine(facts["machine"], facts["devices"], facts["ceilings"].get("reach", 0))),
         ("libraries", _libraries(facts["libraries"])),
         ("best measured here", _ceilings(facts["ceilings"])),
         ("datasheet", _datasheet(facts["datasheet"])),
@@ -51,14 +51,21 @@ def _aligned(lines: Lines) -> str:
     return "\n".join(parts)
 
 
-def _machine(machine: JsonObject, devices: Mapping[str, str]) -> Lines:
+def _reach(claimed: int, reach: int) -> str:
+    return (
+        f"; reading from {reach / (1 << 20):.0f} MiB is no faster than memory" if 0 < reach < claimed else ""
+    )
+
+
+def _machine(machine: JsonObject, devices: Mapping[str, str], reach: int) -> Lines:
     lines = [("device", f"{machine['device']} ({machine['platform']}, {machine['arch']})")]
     if len(devices) > 1:
         lines.append(("all devices", "; ".join(f"{name}: {what}" for name, what in devices.items())))
     if "device_memory" in machine:
         lines.append(("memory", f"{machine['device_memory'] / (1 << 30):.1f} GiB"))
     cache = machine.get("last_level_cache")
-    lines.append(("last-level cache", f"{cache / (1 << 20):.0f} MiB" if cache else "unknown"))
+    known = f"{cache / (1 << 20):.0f} MiB{_reach(cache, reach)}" if cache else "unknown"
+    lines.append(("last-level cache", known))
     lines.append(("threads", f"{machine['threads']} on {machine['cpus']} CPUs"))
     if "driver" in machine:
         lines.append(("driver", machine["driver"]))

@@ -5,10 +5,10 @@ Found without importing torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-
-from tabulate import tabulate
+from itertools import groupby
+from typing import TYPE_CHECKING
 
 import kernels
 from harness.catalogue import flags, recipes
@@ -23,17 +23,24 @@ from shapes.linears import linears
 from shapes.models import model
 from shapes.suites import suite, suites
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from harness.report.fitting_table import FittingTable
+
 ALL = "all"
+LONG = 24  # characters of a cell that may be broken into lines
 
 Row = Mapping[str, object]
 
 
 @dataclass(frozen=True)
 class Listing:
-    """rows: objects of JSON; text: the same for people."""
+    """rows: objects of JSON; shown: makes the same for people."""
 
     rows: Sequence[Row]
-    text: str
+    shown: Callable[[], RenderableType]
 
 
 def listing(what: str, ops: Sequence[str], platform: Platform, suite_name: str | None) -> Listing:
@@ -44,15 +51,88 @@ def listing(what: str, ops: Sequence[str], platform: Platform, suite_name: str |
     if what == "recipes":
         return _recipes(platform)
     rows = LISTS[what](ops, platform, suite_name)
-    return Listing(rows, _table(rows))
+    if what == "impls":
+        return Listing(rows, lambda: _by_reason(rows))
+    return Listing(rows, lambda: _by_suite(rows) if what == "cases" else _table(rows))
 
 
-def _table(rows: Sequence[Row]) -> str:
-    return tabulate([list(map(_cell, row.values())) for row in rows], list(rows[0]) if rows else [])
+def _table(rows: Sequence[Row]) -> FittingTable:
+    from harness.report.fitting_table import Column, FittingTable
+
+    cells = [["" if value is None else str(value) for value in row.values()] for row in rows]
+    columns = []
+    for place, (name, value) in enumerate(rows[0].items() if rows else ()):
+        long = any(len(row[place]) > LONG for row in cells)
+        number = isinstance(value, int | float)
+        columns.append(Column(name, right=number, wraps=long, spare=place if place > 1 else 0))
+    return FittingTable(columns, cells)
 
 
-def _cell(value: object) -> object:
-    return ("yes" if value else "no") if isinstance(value, bool) else value
+def _by_reason(rows: Sequence[Row]) -> RenderableType:
+    """Implementations: those that can run first, then the others by what keeps them away; of one op, with
+    what each requires."""
+    from rich.console import Group
+    from rich.text import Text
+
+    one_op = len({row["op"] for row in rows}) == 1
+    here = [
+        ({} if one_op else {"op": row["op"]})
+        | {
+            "implementation": row["implementation"],
+            "boundary": row["boundary"],
+            "note": str(row["why not"]).partition(" (")[0],
+            "version": f"{row['provider']} {row['version']}".strip(),
+        }
+        for row in rows
+        if row["runs"]
+    ]
+    others: dict[str, list[Row]] = {}
+    for row in rows:
+        if not row["runs"]:
+            # Which machine this is stands above already.
+            others.setdefault(str(row["why not"]).partition("; this is ")[0], []).append(row)
+    can = Text(f"\n{len(here)} of {len(rows)} can run", "bold green")
+    parts: list[RenderableType] = [can, *([_table(here)] if here else [])]
+    for reason, group in sorted(others.items(), key=lambda item: -len(item[1])):
+        parts += ["", Text(f"{len(group)} cannot: {reason}", "bold")]
+        parts += [_table(_requirements(group)) if one_op else _table(list(_names(group)))]
+    return Group(*parts, *([] if one_op else ["", "with --op OP or --json: what each requires"]))
+
+
+def _requirements(rows: Sequence[Row]) -> list[Row]:
+    return [{name: row[name] for name in ("implementation", "boundary", "requires")} for row in rows]
+
+
+def _names(rows: Sequence[Row]) -> Iterator[Row]:
+    """A line for each op."""
+    for op, group in groupby(rows, lambda row: row["op"]):
+        yield {"op": op, "implementations": ", ".join(str(row["implementation"]) for row in group)}
+
+
+def _by_suite(rows: Sequence[Row]) -> RenderableType:
+    """Cases of each suite and op, the sizes that all of them have said once."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    for (suite_name, op), group in groupby(rows, lambda row: (row["suite"], row["op"])):
+        cases = list(group)
+        sizes = [str(row["case"]).split() for row in cases]
+        shared = [size for size in sizes[0] if len(cases) > 1 and all(size in case for case in sizes)]
+        places = {str(row["place"]) for row in cases}
+        about = [f"{suite_name} {op}"]
+        about += [place for place in places if len(places) == 1 and place != suite_name]
+        about += [f"all with {' '.join(shared)}"] if shared else []
+        lines = [
+            {
+                "case": " ".join(size for size in case if size not in shared),
+                "weight": f"{100 * float(str(row['weight'])):.1f} %",
+                "place": "" if len(places) == 1 else row["place"],
+            }
+            for row, case in zip(cases, sizes, strict=True)
+        ]
+        parts += [Text("; ".join(about), "bold"), _table(lines), ""]
+    return Group(*parts[:-1])
 
 
 def _ops(ops: Sequence[str], platform: Platform, suite_name: str | None) -> list[Row]:
@@ -158,7 +238,16 @@ def _flags(ops: Sequence[str], platform: Platform) -> Listing:
         if (platform.here or _acts_on(flag, platform))
         and (set(ops) == set(kernels.OPS) or set(ops) & set(flag.ops))
     ]
-    return Listing([asdict(flag) | {"ops": flag.ops} for flag in listed], flags_text(listed))
+    return Listing(
+        [asdict(flag) | {"ops": flag.ops} for flag in listed], lambda: _unbroken(flags_text(listed))
+    )
+
+
+def _unbroken(text: str) -> Text:
+    """Of lines that are as long as they should be."""
+    from rich.text import Text
+
+    return Text(text, no_wrap=True, overflow="ignore")
 
 
 def _acts_on(flag: flags.Flag, platform: Platform) -> bool:
@@ -167,4 +256,4 @@ def _acts_on(flag: flags.Flag, platform: Platform) -> bool:
 
 def _recipes(platform: Platform) -> Listing:
     listed = [r for r in recipes.recipes().values() if platform.here or r.platform == platform.kind]
-    return Listing([asdict(recipe) for recipe in listed], recipes_text(listed))
+    return Listing([asdict(recipe) for recipe in listed], lambda: _unbroken(recipes_text(listed)))

@@ -1,12 +1,95 @@
-"""Numbers as text: times, ratios with their intervals, percentages; and plain tables of them."""
+"""Numbers as text: times and ratios in the digits that their intervals support; and plain tables of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import re
+from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
 WIDTH = 150  # of a line of text
+
+
+def decimals(half_width: float) -> int:
+    """After the point, of a value that is known to plus or minus so much: down to the first digit that is
+    uncertain, and one more where that digit is a 1 or a 2."""
+    return max(0, -math.floor(math.log10(half_width / 3))) if half_width > 0 else 3
+
+
+def uncertain(value: float, low: float | None, high: float | None) -> tuple[str, str]:
+    """A value in the digits that its interval supports, and the interval: `± 1.1`, or `(154 to 727)` where it
+    is so wide that its sides differ."""
+    if low is None or high is None:
+        return f"{value:.4g}", ""
+    half = max(value - low, high - value)
+    digits = max(decimals(half), -math.floor(math.log10(value)))
+    number, low_end, high_end, more = (f"{v:.{digits}f}" for v in (value, low, high, half))
+    return number, f"({low_end} to {high_end})" if half > value / 3 else f"± {more}"
+
+
+def uncertain_ratio(value: float | None, low: float | None, high: float | None) -> tuple[str, str]:
+    """`1.94x`, `(1.85 to 2.03)`: in the digits that the interval supports; no interval where an end is
+    missing, `?` without a ratio."""
+    if value is None:
+        return "?", ""
+    if low is None or high is None:
+        return f"{value:.2f}x", ""
+    digits = min(3, decimals((high - low) / 2))
+    return f"{value:.{digits}f}x", f"({low:.{digits}f} to {high:.{digits}f})"
+
+
+def ratio_column(ratios: Sequence[tuple[float | None, float | None, float | None] | None]) -> list[str]:
+    """Ratios with the ends of their intervals, their points below each other; empty for None."""
+    parts = [uncertain_ratio(*ratio) if ratio else ("", "") for ratio in ratios]
+    numbers = aligned([number for number, _ in parts])
+    return [f"{number} {ends}".rstrip() for number, (_, ends) in zip(numbers, parts, strict=True)]
+
+
+Interval = tuple[float, float | None, float | None]
+"""A time and the ends of its interval, microseconds."""
+
+
+def time_column(times: Sequence[Interval | None]) -> tuple[str, list[str]]:
+    """Its header and its cells: all in the unit of the least, unless that made others too long to read."""
+    known = [time[0] for time in times if time]
+    least = _unit(min(known, default=1.0))
+    together = max(known, default=1.0) / least[0] < 1e4
+    units = [least if together or time is None else _unit(time[0]) for time in times]
+    parts = [
+        ("", "") if time is None else uncertain(*_divided(time, size))
+        for time, (size, _) in zip(times, units, strict=True)
+    ]
+    numbers = aligned([number for number, _ in parts])
+    cells = [
+        " ".join(filter(None, [number, "" if together or not number else unit, spread])).rstrip()
+        for number, (_, spread), (_, unit) in zip(numbers, parts, units, strict=True)
+    ]
+    return (f"time, {least[1]}" if together else "time"), cells
+
+
+def time_with_unit(time: Interval) -> str:
+    """`33.4 ms`: in the digits that the interval supports."""
+    size, unit = _unit(time[0])
+    return f"{uncertain(*_divided(time, size))[0]} {unit}"
+
+
+def _divided(time: Interval, by: float) -> Interval:
+    value, low, high = time
+    return value / by, low and low / by, high and high / by
+
+
+def _unit(us: float) -> tuple[float, str]:
+    """Microseconds in it, and its name."""
+    return (1e6, "s") if us >= 1e6 else (1e3, "ms") if us >= 1e3 else (1.0, "us")
+
+
+def aligned(numbers: Sequence[str]) -> list[str]:
+    """All as wide, their points below each other, or where one would be; what is empty stays so."""
+    parts = [re.fullmatch(r"(\d*)(.*)", number) for number in numbers]
+    split = [part.groups() if part else ("", "") for part in parts]
+    before, after = (max((len(part[side]) for part in split), default=0) for side in (0, 1))
+    return [f"{whole:>{before}}{rest:<{after}}" if whole or rest else "" for whole, rest in split]
 
 
 def significant(value: float | None, digits: int = 3) -> str:
@@ -23,15 +106,8 @@ def microseconds(value: float | None) -> str:
     """Microseconds in three or four digits: `48.1 ms`, `312 us`; empty for None."""
     if value is None:
         return ""
-    number, unit = (
-        (value / 1e6, "s") if value >= 1e6 else (value / 1e3, "ms") if value >= 1e3 else (value, "us")
-    )
-    return f"{number:.4g} {unit}"
-
-
-def microsecond_interval(low: float | None, high: float | None) -> str:
-    """`310 us..315 us`; empty where an end is missing."""
-    return f"{microseconds(low)}..{microseconds(high)}" if low and high else ""
+    size, unit = _unit(value)
+    return f"{value / size:.4g} {unit}"
 
 
 def duration(seconds: float) -> str:
@@ -39,23 +115,9 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us" if seconds >= 1e-6 else f"{seconds * 1e9:.3g} ns"
 
 
-def percent(value: float | None, digits: int = 1) -> str:
-    """A share of 1 as `12.3%`; empty for None."""
-    return "" if value is None else f"{value:.{digits}%}"
-
-
 def interval(value: float, low: float, high: float, form: str = ".2f", unit: str = "") -> str:
     """`2.00x (1.90..2.10)`: all in the format, the value with the unit."""
     return f"{value:{form}}{unit} ({low:{form}}..{high:{form}})"
-
-
-def ratio(value: float | None, low: float | None = None, high: float | None = None, digits: int = 3) -> str:
-    """`1.234x (1.200..1.268)`; without the interval where an end is missing, `?` without a ratio."""
-    if value is None:
-        return "?"
-    if low is None or high is None:
-        return f"{value:.{digits}f}x"
-    return interval(value, low, high, f".{digits}f", "x")
 
 
 def extent(values: Iterable[float | None], digits: int = 3) -> str:
@@ -71,18 +133,15 @@ def table(
     rows: Sequence[Sequence[object]],
     headers: Sequence[str],
     right: Sequence[str] = (),
-    widths: Mapping[str, int] | None = None,
     style: str = "simple",
 ) -> str:
     """Cells stand as they are given.
 
-    right:  headers of columns that are aligned to the right
-    widths: by header, in characters: longer cells are broken into lines
-    style:  of tabulate; `github` for markdown
+    right: headers of columns that are aligned to the right
+    style: of tabulate; `github` for markdown
     """
     alignment = ["right" if header in right else "left" for header in headers] if rows else None
-    limits = [widths.get(header) for header in headers] if widths else None
-    return tabulate(rows, headers, style, disable_numparse=True, colalign=alignment, maxcolwidths=limits)
+    return tabulate(rows, headers, style, disable_numparse=True, colalign=alignment)
 
 
 def filled_columns(

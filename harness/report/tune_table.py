@@ -5,27 +5,34 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.files import JsonObject
 from harness.report.case_table import case_table
-from harness.report.text import extent, table
+from harness.report.text import extent
 from harness.results.schema import CaseDone, Cell, Record
 from shapes.case import text_of
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
-def race_table(records: Sequence[Record]) -> str:
+    from harness.report.fitting_table import FittingTable
+
+
+def race_table(records: Sequence[Record]) -> RenderableType:
     """The table of who was not beaten, and how many were."""
+    from rich.console import Group
+
     beaten = {id(r) for r in records if isinstance(r, Cell) and r.status == "ok" and not r.samples.seconds}
     done = next(r for r in records if isinstance(r, CaseDone))
-    lines = [case_table([r for r in records if id(r) not in beaten])]
+    parts = [case_table([r for r in records if id(r) not in beaten])]
     if search := done.entries:
         pruned = ", ".join(f"{count} {why}" for why, count in search.pruned.items())
-        lines.append(
+        parts.append(
             f"of {search.considered} configurations {search.raced} were raced, {len(beaten)} of them "
             f"beaten in the heats" + (f"; not raced: {pruned}" if pruned else "")
         )
-    return "\n".join(lines)
+    return Group(*parts)
 
 
 def stored_text(choice: Mapping[str, Any]) -> str:
@@ -35,16 +42,18 @@ def stored_text(choice: Mapping[str, Any]) -> str:
     return f"{config}, {choice['verdict']} against {against}: {interval}"
 
 
-def tune_tables(rows: Sequence[JsonObject]) -> str:
+def tune_tables(rows: Sequence[JsonObject]) -> RenderableType:
     """Of each target and implementation what was considered, and a line for all cases that got the same
     configuration and are bound by the same."""
+    from rich.console import Group
+
     of_each: dict[tuple[str, str], list[JsonObject]] = {}
     for row in rows:
         of_each.setdefault((row["target"], row["implementation"]), []).append(row)
-    return "\n\n".join(
-        f"{target} {implementation}, {_considered(group)}\n{choices_table(group)}"
-        for (target, implementation), group in of_each.items()
-    )
+    parts: list[RenderableType] = []
+    for (target, implementation), group in of_each.items():
+        parts += [f"{target} {implementation}, {_considered(group)}", choices_table(group), ""]
+    return Group(*parts[:-1])
 
 
 def _considered(rows: Sequence[JsonObject]) -> str:
@@ -61,24 +70,34 @@ def _considered(rows: Sequence[JsonObject]) -> str:
     return "\n".join([heading, *(f"  {count}: {why}" for why, count in refused.most_common())])
 
 
-def choices_table(rows: Sequence[JsonObject]) -> str:
+def choices_table(rows: Sequence[JsonObject]) -> FittingTable:
+    from harness.report.fitting_table import Column, FittingTable
+
     groups: dict[tuple[str, str], list[JsonObject]] = {}
     for row in rows:
         groups.setdefault((_words(row["config"]), row["bound_by"]), []).append(row)
     lines = [
         [
-            len(group),
+            str(len(group)),
             group[0]["case"],
             config or "none may be shipped",
             extent([row["estimate_us"] for row in group]),
             bound,
             _words(group[0]["second"]),
-            group[0]["second_us"],
+            str(group[0]["second_us"] or ""),
         ]
         for (config, bound), group in groups.items()
     ]
-    headers = ["cases", "first of them", "configuration", "estimate us", "bound by", "second there", "us"]
-    return table(lines, headers)
+    columns = [
+        Column("cases", right=True),
+        Column("first of them", wraps=True),
+        Column("configuration", wraps=True),
+        Column("estimate us", right=True),
+        Column("bound by"),
+        Column("second there", wraps=True, spare=1),
+        Column("us", right=True, spare=2),
+    ]
+    return FittingTable(columns, lines)
 
 
 def _words(config: JsonObject | None) -> str:

@@ -9,11 +9,12 @@ import subprocess
 import pytest
 
 import kernels
+from harness.report.terminal import WIDTH
 from tests.support.command_line import PLUGIN
 
 # Start-up
 
-HEAVY = {"torch", "pandas", "numpy", "scipy", "pydantic", "vllm", "triton", "transformers", "rich"}
+HEAVY = {"torch", "pandas", "numpy", "scipy", "pydantic", "vllm", "triton", "transformers"}
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,8 @@ def test_what_measures_nothing_imports_nothing_heavy(cli, arguments):
     imported = set(re.findall(r"^import time:.*\|\s*(\w+)", done.stderr, re.MULTILINE))
     assert {"harness", "kernels", "click"} <= imported
     assert not imported & HEAVY
+    draws = arguments[:1] == ["list"] and not {"--help", "--json"} & set(arguments)
+    assert ("rich" in imported) == draws
 
 
 def test_it_runs_from_any_folder(cli, tmp_path):
@@ -59,18 +62,56 @@ def test_it_runs_from_any_folder(cli, tmp_path):
 # list
 
 
-@pytest.mark.parametrize("what", [["ops"], ["impls"], ["cases"], ["suites"], ["linears"]], ids=" ".join)
-def test_list_prints_the_same_rows_as_table_and_json(here, tmp_path, what):
-    table = here("list", *what)
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [
+        ("ops", "op"),
+        ("impls", "implementation"),
+        ("cases", "weight"),
+        ("suites", "suite"),
+        ("linears", "name"),
+    ],
+)
+def test_list_prints_the_same_rows_as_table_and_json(here, tmp_path, what, name):
+    table = here("list", what)
     assert (table.returncode, table.stderr) == (0, "")
-    printed = here("list", *what, "--json", "-")
-    written = here("list", *what, "--json", tmp_path / "rows.json")
+    printed = here("list", what, "--json", "-")
+    written = here("list", what, "--json", tmp_path / "rows.json")
     assert (written.returncode, written.stdout) == (0, "")
     assert printed.stdout == (tmp_path / "rows.json").read_text()
     rows = json.loads(printed.stdout)
     assert rows
-    for header in rows[0]:
-        assert header in table.stdout
+    words = re.split(r"[\s,]+", table.stdout)
+    for row in rows:
+        wanted = f"{100 * row[name]:.1f}" if name == "weight" else row[name].split()[0]
+        assert wanted in words
+    assert max(map(len, table.stdout.splitlines())) <= WIDTH
+
+
+def test_list_begins_with_what_can_run(here):
+    table = here("list", "impls").stdout
+    rows = json.loads(here("list", "impls", "--json", "-").stdout)
+    able = sum(row["runs"] for row in rows)
+    assert table.splitlines()[2] == f"{able} of {len(rows)} can run"
+    here_first, _, others = table.partition(" cannot: ")
+    for row in rows:
+        assert re.search(rf"^{row['op']} .*\b{re.escape(row['implementation'])}\b", here_first, re.M) or (
+            not row["runs"] and row["implementation"] in others
+        )
+
+
+def test_list_of_an_op_says_what_each_requires(here):
+    table = " ".join(here("list", "impls", "--op", "mla_decode").stdout.split())
+    rows = json.loads(here("list", "impls", "--op", "mla_decode", "--json", "-").stdout)
+    requires = [row["requires"].split()[0] for row in rows if not row["runs"]]
+    assert requires
+    assert all(word in table for word in requires)
+
+
+def test_list_cases_says_what_all_of_them_have_once(here):
+    table = here("list", "cases", "--suite", "r1-tp8", "--op", "block_scale_gemm").stdout
+    assert table.splitlines()[0] == "r1-tp8 block_scale_gemm; all with fp8=e4m3fn scales=fp32"
+    assert table.count("fp8=") == 1
 
 
 @pytest.mark.parametrize(
@@ -88,8 +129,8 @@ def test_list_says_what_runs_on_another_platform_and_why_not(here, platform, arc
         assert not by_name["vllm.amx"]["runs"]
         assert by_name["vllm.amx"]["why not"] == f"needs cpu; this is {platform} {arch}"
         table = here("list", "impls", "--platform", platform, "--arch", arch).stdout
-        assert "(not this machine)" in table
-        assert f"needs cpu; this is {platform} {arch}" in table
+        assert table.splitlines()[0] == f"{platform} {arch} (not this machine)"
+        assert " cannot: needs cpu\n" in table
 
 
 def test_list_cases_of_a_suite(here):

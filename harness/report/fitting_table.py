@@ -1,0 +1,84 @@
+"""Table that fits a terminal: the least important columns are left out where there is no room. Where it is no
+terminal nothing is, and the table may be wider than the text around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.box import Box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+GAP = 2
+LEAST = 24
+"""Characters that a wrapped column is given, if it has as many; and its longest word at any rate."""
+RULED = Box("    \n    \n -  \n    \n    \n    \n    \n    \n", ascii=True)
+"""A rule under the headers, with a gap between columns."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """spare: what is left out first, where there is no room, has the largest; 0: never left out
+    wraps: long cells are broken into lines"""
+
+    header: str
+    right: bool = False
+    spare: int = 0
+    wraps: bool = False
+
+
+@dataclass(frozen=True)
+class FittingTable:
+    """A rich renderable. Cells stand as they are given, one for each column; columns of empty ones are left
+    out."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str | Text]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        filled = [i for i in range(len(self.columns)) if any(len(row[i]) for row in self.rows)]
+        if options.is_terminal:
+            shown, width = self._fitting(filled, options.max_width), options.max_width
+        else:
+            shown, width = filled, max(options.max_width, self._width(filled))
+        yield from console.render(self._table(shown), options.update(max_width=width))
+        if missing := [self.columns[i].header for i in filled if i not in shown]:
+            yield Text(f"not shown for lack of width: {', '.join(missing)}", style="dim")
+
+    def _fitting(self, filled: Sequence[int], width: int) -> list[int]:
+        shown = list(filled)
+        spare = sorted((i for i in filled if self.columns[i].spare), key=lambda i: -self.columns[i].spare)
+        while spare and self._width(shown) > width:
+            shown.remove(spare.pop(0))
+        return shown
+
+    def _table(self, shown: Sequence[int]) -> Table:
+        table = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold",
+                      border_style="dim")  # fmt: skip
+        for i in shown:
+            column = self.columns[i]
+            table.add_column(
+                column.header,
+                justify="right" if column.right else "left",
+                no_wrap=not column.wraps,
+                overflow="fold",
+                min_width=self._column_width(i),
+            )
+        for row in self.rows:
+            table.add_row(*(row[i] for i in shown))
+        return table
+
+    def _width(self, shown: Sequence[int]) -> int:
+        return sum(map(self._column_width, shown)) + GAP * (len(shown) - 1)
+
+    def _column_width(self, i: int) -> int:
+        column = self.columns[i]
+        cells = [column.header, *(str(row[i]) for row in self.rows)]
+        longest = max(cell_len(line) for cell in cells for line in cell.split("\n"))
+        if not column.wraps:
+            return longest
+        longest_word = max(cell_len(word) for cell in cells for word in (cell.split() or [""]))
+        return max(longest_word, min(longest, LEAST))

@@ -1,0 +1,83 @@
+"""How text reaches a terminal, and what is none."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+from collections.abc import Callable
+
+import pytest
+from rich.text import Text
+
+from harness.report.fitting_table import Column, FittingTable
+from harness.report.terminal import WIDEST, WIDTH, plain, show
+
+TABLE = FittingTable(
+    [Column("name"), Column("what", wraps=True), Column("empty")], [[Text("a", "red"), "b " * 90, ""]]
+)
+ESCAPE = re.compile("\x1b\\[[0-9;]*m")
+
+
+@pytest.fixture
+def in_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """What a terminal of so many columns is sent."""
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+    def sent(columns: int) -> str:
+        outside, inside = pty.openpty()
+        with os.fdopen(inside, "w") as file:
+            monkeypatch.setenv("COLUMNS", str(columns))
+            show(TABLE, file)
+            data = os.read(outside, 65536).decode()
+        os.close(outside)
+        return data
+
+    return sent
+
+
+@pytest.mark.parametrize(("columns", "wide"), [(60, 60), (100, 100), (200, WIDEST)])
+def test_a_terminal_is_used_up_to_a_width_that_is_read_well(in_terminal, columns, wide):
+    lines = [ESCAPE.sub("", line).rstrip() for line in in_terminal(columns).splitlines()]
+    assert wide - 2 <= max(map(len, lines)) <= wide
+
+
+def test_a_terminal_has_colour_unless_no_color_is_set(in_terminal, monkeypatch):
+    assert ESCAPE.search(in_terminal(80))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in in_terminal(80)
+
+
+def test_what_is_no_terminal_gets_plain_text_of_one_width(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    shown = set()
+    for columns in ("40", "300"):
+        monkeypatch.setenv("COLUMNS", columns)
+        file = io.TextIOWrapper(io.BytesIO(), "utf-8")
+        show(TABLE, file)
+        shown.add(file.buffer.getvalue().decode())
+    (text,) = shown
+    assert "\x1b" not in text
+    lines = text.splitlines()
+    assert lines == [line.rstrip() for line in lines]
+    assert WIDTH - 2 <= max(map(len, lines)) <= WIDTH
+    assert "empty" not in text
+
+
+def test_a_sign_that_a_file_cannot_hold_stops_nothing():
+    file = io.TextIOWrapper(io.BytesIO(), "ascii")
+    show("3 ± 1", file)
+    assert file.buffer.getvalue() == b"3 ? 1\n"
+
+
+def test_the_least_important_columns_go_first():
+    columns = [Column("name"), Column("first", spare=2), Column("then", spare=1)]
+    wide = FittingTable(columns, [["a" * 20, "b" * 20, "c" * 20]])
+    assert plain(wide, 64).splitlines()[0].split() == ["name", "first", "then"]
+    assert plain(wide, 63).splitlines()[0].split() == ["name", "then"]
+    assert plain(wide, 41).splitlines()[0].split() == ["name"]
+    assert "not shown for lack of width: first, then" in plain(wide, 41)
+    assert "not shown" not in plain(wide)

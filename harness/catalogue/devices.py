@@ -23,12 +23,16 @@ class Ceilings:
     read:     bytes read
     copy:     bytes read plus bytes written; 0 if unknown
     measured: when
+    reach:    bytes that a CPU's caches hold to any effect (see meter.py); 0: not measured
+    disturbed: what disturbed the machine whenever they were measured; empty: once nothing did
     """
 
     rates: Mapping[str, float]
     read: float
     copy: float = 0.0
     measured: str = ""
+    reach: int = 0
+    disturbed: str = ""
 
     @staticmethod
     def recorded(facts: JsonObject) -> Ceilings | None:
@@ -63,7 +67,10 @@ class Ceilings:
             for dtype in DTYPES
             if dtype in self.rates or dtype in other.rates
         }
-        return Ceilings(rates, max(self.read, other.read), max(self.copy, other.copy), self.measured)
+        read, copy, reach = (
+            max(getattr(self, name), getattr(other, name)) for name in ("read", "copy", "reach")
+        )
+        return Ceilings(rates, read, copy, self.measured, reach, self.disturbed and other.disturbed)
 
 
 def datasheets(platform: Platform) -> list[JsonObject]:
@@ -86,7 +93,10 @@ def peaks(platform: Platform) -> Ceilings | None:
     return Ceilings(dict.fromkeys(DTYPES, highest * 1e12), max(entry["tbps"] for entry in entries) * 1e12)
 
 
-def last_level(platform: Platform) -> int:
-    """Bytes of the last-level cache by the system or the datasheet, 0 if neither knows. Not what torch
+def last_level(platform: Platform, ceilings: Ceilings | None = None) -> int:
+    """Bytes of the last-level cache by the system or the datasheet, 0 if neither knows; no more than the
+    reach that was measured, as a virtual machine may claim the cache of its whole host. Not what torch
     reports: on AMD that is the L2, before the last level."""
-    return max([platform.last_level, *(entry["last_level_mb"] << 20 for entry in datasheets(platform))])
+    claimed = max([platform.last_level, *(entry["last_level_mb"] << 20 for entry in datasheets(platform))])
+    reach = ceilings.reach if ceilings else 0
+    return min(claimed, reach) if reach else claimed

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
 from collections.abc import Sequence
+from typing import Any
 
 from harness.plan.contender import Contender
 from kernels.op import Implementation, Op
@@ -30,13 +27,20 @@ class Memory:
         self.judge = judge_memory(op, sizes, platform.kind)
 
     def needed(self, group: Sequence[Contender], copies: int) -> int:
-        """Of the judge and the group's workers, on so many sets of operands."""
-        workers: dict[tuple[str, str], list[Implementation]] = {}
+        """Of the judge and the group's workers, on so many sets of operands; those that are interpreted have
+        theirs after the others', and need one set."""
+        timed = [c for c in group if not c.interpreted]
         # The baseline, or else the first, stands for two: it is prepared twice, as the A/A pair.
-        twins = [c for c in group if c.impl.name == self.baseline] or group
-        for c in group if any(c.arm.is_twin for c in group) else [*group, twins[0]]:
+        twins = [c for c in timed if c.impl.name == self.baseline] or timed
+        twice = timed if any(c.arm.is_twin for c in timed) else [*timed, *twins[:1]]
+        checked = [c for c in group if c.interpreted]
+        return self.judge + max(self._workers(twice, copies), self._workers(checked, 1))
+
+    def _workers(self, contenders: Sequence[Contender], copies: int) -> int:
+        workers: dict[tuple[str, str], list[Implementation]] = {}
+        for c in contenders:
             workers.setdefault((c.arm.name, c.impl.runtime), []).append(c.impl)
-        return self.judge + sum(
+        return sum(
             memory_needed(self.op, self.sizes, members, copies, self.mode) for members in workers.values()
         )
 
@@ -83,8 +87,8 @@ class Memory:
 def memory_needed(
     op: Op, sizes: Any, contenders: Sequence[Implementation], copies: int, mode: str = "serving"
 ) -> int:
-    """Bytes of one worker: the sets that calls rotate over, twice while they move to fresh buffers, and each
-    contender's own layout of stationary operands, workspace and outputs."""
+    """Bytes of one worker: the sets that calls rotate over, the first twice while it moves to fresh buffers,
+    and each contender's own layout of stationary operands, workspace and outputs."""
     # In cold mode a set shares nothing with the others (`Operands.turned`).
     further = op.operand_bytes(sizes) if mode == "cold" else op.turn_bytes(sizes)
     output = op.output_bytes(sizes)
@@ -92,7 +96,7 @@ def memory_needed(
     per_contender = sum(
         layouts * i.layout(sizes) + copies * (i.workspace(sizes) + output) for i in contenders
     )
-    return 2 * (op.operand_bytes(sizes) + (copies - 1) * further) + per_contender
+    return 2 * op.operand_bytes(sizes) + (copies - 1) * further + per_contender
 
 
 def judge_memory(op: Op, sizes: Any, kind: str) -> int:

@@ -56,13 +56,6 @@ def changes(a: Cell, b: Cell) -> str:
     return f"{', '.join(gone) or 'nothing'} -> {', '.join(new) or 'nothing'}" if gone or new else ""
 
 
-def verdict_text(verdict: str, same: bool) -> str:
-    """A verdict, and for `same` whether the flag was without effect or changed what ran all the same."""
-    if verdict != "same":
-        return verdict
-    return "same (the same kernels ran)" if same else "same (other kernels ran)"
-
-
 def effects(
     cells: Mapping[str, Cell],
     settings: Mapping[str, Setting],

@@ -11,8 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_valid
 from harness.plan.contender import ConfigSearch, Status, contender_name
 from harness.statistics.multiple import About
 from harness.statistics.paired import MARGIN, Comparison, VerdictName
+from harness.timing.rounds import Disturbed
 
-SCHEMA = 4  # 1 had no samples in verdicts; 2 no disturbed rounds and no launch times; 3 no races, one arm
+# 1 had no samples in verdicts; 2 no disturbed rounds and no launch times; 3 no races, one arm; 4 no phases,
+# and no disturbed rounds that count as there are no quiet ones.
+SCHEMA = 5
 
 
 class Record(BaseModel):
@@ -128,8 +131,8 @@ class Verdict(Record):
 
 
 class DisturbedRound(Record):
-    """counted: whether its times are in the cells' samples (`--disturbed keep`); otherwise `seconds` holds
-    them, by contender, and no statistic does."""
+    """counted: whether its times are in the cells' samples; otherwise `seconds` holds them, by contender, and
+    no statistic does."""
 
     block: int
     round: int
@@ -146,6 +149,7 @@ class CaseDone(Record):
     disturbed:  rounds during which something else used the machine, or slowed it
     conditions: clocks, temperature, power, other processes' share ... as the rounds saw them, or why not; one
                 entry for each group of contenders that memory holds at once
+    phases:     seconds of `setup_s` by what they were spent on
     entries:    of a race, how its configurations were found
     """
 
@@ -159,6 +163,7 @@ class CaseDone(Record):
     stopped: str
     disturbed: list[DisturbedRound] = []
     conditions: list[dict[str, Any]] = []
+    phases: dict[str, float] = {}
     entries: ConfigSearch | None = None
 
     @field_validator("entries", mode="before")
@@ -217,11 +222,17 @@ class Run(Record):
     seed: int
     confidence: float
     margin: float = MARGIN
-    disturbed: Literal["drop", "keep"] = "drop"
+    disturbed: Disturbed = "refuse"
     race: RaceSettings | None = None
     busy: list[str] = []
     ceilings: dict[str, Any]
     provenance: dict[str, Any]
+
+    @field_validator("disturbed", mode="before")
+    @classmethod
+    def _drop(cls, value: object) -> object:
+        """As schema 4 called it."""
+        return "refuse" if value == "drop" else value
 
     @property
     def threads(self) -> int:

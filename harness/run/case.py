@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from harness.plan.contender import Contender
 from harness.plan.rotation import Rotation
 from harness.statistics.paired import MARGIN
 from harness.timing.interleaved import measure
-from harness.timing.rounds import Policy, Rounds, Turn
+from harness.timing.rounds import Disturbed, Policy, Rounds, Turn
 from harness.workers.process import Worker, WorkerFailure
 from harness.workers.station import Station, attempt
 from kernels.operands import Seeds
@@ -25,8 +28,18 @@ from shapes.case import Case
 TURN_S = 0.05
 SLOW = 4.0  # times the fastest: no choice for production, whatever its third figure
 REFERENCE_S = 900.0
+ANEW = "preparing anew"
+"""The phase between blocks, which is told as measuring."""
 
 MakeRounds = Callable[[Mapping[str, Turn], Policy], Rounds]
+
+
+Outputs = tuple[int | None, list[tuple[Contender, Path]]]
+"""The digest of a station's operands, and its contenders' outputs in files."""
+
+
+def _nothing(*_: object) -> None:
+    pass
 
 
 @dataclass
@@ -34,6 +47,7 @@ class Measured:
     """What one case gave to the contenders that shared its rounds.
 
     anchor, twin: the A/A pair, one contender prepared twice; None where nothing was timed
+    phases:       seconds of setup_s by what they were spent on
     """
 
     case: Case
@@ -43,6 +57,7 @@ class Measured:
     anchor: Contender | None = None
     twin: Contender | None = None
     setup_s: float = 0.0
+    phases: Mapping[str, float] = field(default_factory=dict)
     conditions: dict[str, Any] = field(default_factory=dict)
 
 
@@ -51,13 +66,13 @@ class TimingRules:
     """How contenders are timed, whatever the case.
 
     seed:           of operands and orders
-    keep_disturbed: rounds that other work disturbed count
+    disturbed:      whether rounds that other work disturbed count
     margin:         a difference below it is none
     make_rounds:    of the contenders' turns
     """
 
     seed: int = 0
-    keep_disturbed: bool = False
+    disturbed: Disturbed = "prefer"
     margin: float = MARGIN
     make_rounds: MakeRounds = measure
 
@@ -66,21 +81,30 @@ class TimingRules:
 class CaseRun:
     """Drives the judge and the stations through one case.
 
-    say:     is told each stage, in words
+    start_judge: gives it, ready; started beside the stations, which start when they are first asked
+    say:     is told each stage, in words; show_rounds: before each block, how many rounds were made, and the
+             seconds spent and to spend
     seeds:   of the sets of operands: `first`, on which it is timed, `last` of those that calls rotate over
              where they differ in value, `live`, the first with other live ones, and `other`, all different
     digests: of the operands that the judge made of them
+    phases:  seconds of each
     """
 
     case: Case
     stations: Sequence[Station]
-    judge: Worker
+    start_judge: Callable[[], Worker]
     monitor: Monitor
     scratch: Path
     say: Callable[[str], None]
     rules: TimingRules = TimingRules()
+    show_rounds: Callable[[int, float, float], None] = _nothing
     seeds: dict[str, dict[str, int]] = field(init=False)
     digests: dict[str, int] = field(init=False, default_factory=dict)
+    judge: Worker = field(init=False)
+    # For the judge and all stations but one, while nothing is timed. A worker dies with the thread that
+    # started it (PR_SET_PDEATHSIG), so they last as long as this.
+    pool: ThreadPoolExecutor = field(init=False, default_factory=ThreadPoolExecutor)
+    phases: dict[str, float] = field(init=False, default_factory=lambda: defaultdict(float))
 
     def __post_init__(self) -> None:
         seed = self.rules.seed
@@ -95,12 +119,16 @@ class CaseRun:
         """The contenders that nothing is against, each with its station."""
         return [(station, contender) for station in self.stations for contender in station.living]
 
+    @property
+    def timed(self) -> list[tuple[Station, Contender]]:
+        return [(station, contender) for station, contender in self.living if not contender.interpreted]
+
     def run(self, rotation: Rotation, budget_s: float, max_s: float, baseline: str) -> Measured:
         """Measures for `budget_s` seconds, or up to `max_s` where one round in each block takes longer.
         Raises WorkerFailure where the judge cannot compute or compare."""
         started = time.perf_counter()
         everyone = [c for station in self.stations for c in station.contenders if not c.arm.is_twin]
-        measured = Measured(self.case, everyone, rotation)
+        measured = Measured(self.case, everyone, rotation, phases=self.phases)
         self.begin(rotation)
         self.say("measuring")
         self._measure(measured, budget_s, max_s, baseline)
@@ -108,28 +136,84 @@ class CaseRun:
         measured.setup_s = time.perf_counter() - started - measured.rounds.spent_s
         return measured
 
+    @contextlib.contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """A part of the setting up, of which `say` is told once."""
+        if name not in self.phases and name != ANEW:
+            self.say(name)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.phases[name] += time.perf_counter() - started
+
     def begin(self, rotation: Rotation) -> None:
-        """Computes the references and checks everyone once; whoever is wrong is out."""
+        """Computes the references and checks once whoever is timed; who is wrong is out."""
         seed = self.rules.seed
         if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
             self.seeds["last"] = asdict(Seeds(seed, seed, turn=rotation.copies - 1))
-        self.say("computing the reference")
-        self._references()
-        self.say("preparing and checking")
-        self._open("first")
-        for station, contender in self.living:
-            self._check(station, contender, "first")
+        timed = [station for station in self.stations if any(not c.interpreted for c in station.living)]
+        with self._phase("preparing and references"):
+            references = self.pool.submit(self._references)
+            taken = self._outputs(timed, "first")
+            references.result()
+        with self._phase("checking"):
+            self._judge_all(timed, taken, "first")
 
     def end(self, rotation: Rotation) -> None:
-        """Checks what timing left, and calls with other operands; asks what ran."""
-        self.say("checking again")
-        self._check_timed(rotation.copies)
-        self._check_again()
+        """Checks what timing left, and calls with other operands; asks what ran; checks whoever is
+        interpreted."""
+        with self._phase("checking again"):
+            self._check_timed(rotation.copies)
+        with self._phase("profiling"):
+            for station, contender in self.timed:
+                self._profile(station, contender)
+        with self._phase("checking again"):
+            self._check_again()
+        interpreted = [(s, c) for s, c in self.living if c.interpreted]
+        if interpreted:
+            with self._phase("interpreting"):
+                self._check_interpreted(interpreted)
+
+    def close(self) -> None:
+        """Ends all of its processes."""
+        for station in self.stations:
+            station.stop()
+        if hasattr(self, "judge"):
+            self.judge.kill()
+        self.pool.shutdown()
+
+    def _outputs(self, stations: Sequence[Station], name: str, stage: str = "") -> list[Outputs]:
+        """Of all stations side by side, on the named operands. A compiler may take long, and most use one
+        core, as the interpreter does: the judge and other stations use the rest."""
+        others = [self.pool.submit(self._outputs_of, station, name, stage) for station in stations[1:]]
+        # In this thread, as a station may be this process, and torch's threads are each thread's own.
+        own = [self._outputs_of(station, name, stage) for station in stations[:1]]
+        return own + [other.result() for other in others]
+
+    def _outputs_of(self, station: Station, name: str, stage: str) -> Outputs:
+        """Prepares a station's contenders one after the other, and calls each."""
+        digest = attempt(station.living, station.open, self.case, self.seeds[name])
+        outputs = []
+        for contender in station.living:
+            path = self._output(station, contender, digest, stage=stage)
+            if path is not None:
+                outputs.append((contender, path))
+        return digest, outputs
+
+    def _judge_all(
+        self, stations: Sequence[Station], taken: Sequence[Outputs], name: str, stage: str = ""
+    ) -> None:
+        for station, (digest, outputs) in zip(stations, taken, strict=True):
+            self._compare_operands(station, digest, name)
+            for contender, path in outputs:
+                self._judge(contender, name, path, stage)
 
     def _references(self) -> None:
         """Of the case's boundary, and of the narrower ones that a contender's own call covers: the suite's
         producer kernels give the same operands bit by bit, so a composed call is judged by what it was
         given, and not by all that rounding to FP8 may explain."""
+        self.judge = self.start_judge()
         case = self.case
         boundaries = {case.boundary, *(self._judged_at(c) for _, c in self.living)}
         for (name, seeds), boundary in itertools.product(self.seeds.items(), boundaries):
@@ -148,15 +232,15 @@ class CaseRun:
     def _judged_at(self, contender: Contender) -> str:
         return contender.impl.native(self.case.boundary) or self.case.boundary
 
-    def _open(self, name: str) -> None:
-        """The named operands in every station; one that makes others than the judge is of no use."""
-        for station in self.stations:
-            digest = attempt(station.living, station.open, self.case, self.seeds[name])
-            if digest is not None and digest != self.digests[name]:
-                for contender in station.living:
-                    contender.fail(
-                        "error", "its worker made other operands than the judge from the same seed"
-                    )
+    def _open(self, station: Station, name: str) -> None:
+        digest = attempt(station.living, station.open, self.case, self.seeds[name])
+        self._compare_operands(station, digest, name)
+
+    def _compare_operands(self, station: Station, digest: int | None, name: str) -> None:
+        """A station that makes others than the judge is of no use."""
+        if digest is not None and digest != self.digests[name]:
+            for contender in station.living:
+                contender.fail("error", "its worker made other operands than the judge from the same seed")
 
     def _check(
         self,
@@ -170,26 +254,47 @@ class CaseRun:
     ) -> None:
         """Has an output judged against the named reference: of a fresh call or as it was left, on one of
         the sets of operands. `stage` says in words when it was taken."""
+        path = self._output(station, contender, self.digests[name], stage=stage, fresh=fresh, which=which)
+        if path is not None:
+            self._judge(contender, name, path, stage)
+
+    def _output(
+        self,
+        station: Station,
+        contender: Contender,
+        operands: int | None,
+        *,
+        stage: str = "",
+        fresh: bool = True,
+        which: int = 0,
+    ) -> Path | None:
+        """The output in a file, if there is one. operands: their digest; who changes them is wrong."""
         if not contender.alive:
-            return
-        path = str(self.scratch / "output.pt")
-        answer = attempt([contender], station.ask, contender, "output", path=path, fresh=fresh, which=which)
+            return None
+        number = self.stations.index(station), station.contenders.index(contender)
+        path = self.scratch / "output-{}-{}.pt".format(*number)
+        asked = {"path": str(path), "fresh": fresh, "which": which}
+        answer = attempt([contender], station.ask, contender, "output", **asked)
         if answer is None:
-            return
+            return None
         contender.call_s = answer["seconds"] or contender.call_s
-        reference = f"{name} {self._judged_at(contender)}"
-        fp8 = contender.impl.activations == "fp8"
-        contender.check = self.judge.ask("judge", REFERENCE_S, name=reference, path=path, fp8=fp8)
-        if not contender.check["ok"]:
-            contender.fail("wrong", f"{stage}{contender.check['reason']}")
-        if answer["digest"] != self.digests[name]:
-            contender.check["ok"] = False
+        if answer["digest"] != operands:
             contender.fail("wrong", f"{stage}it changed its operands")
             # The next one gets a new worker, with whole operands.
             station.stop()
+        return path
+
+    def _judge(self, contender: Contender, name: str, path: Path, stage: str = "") -> None:
+        reference = f"{name} {self._judged_at(contender)}"
+        fp8 = contender.impl.activations == "fp8"
+        contender.check = self.judge.ask("judge", REFERENCE_S, name=reference, path=str(path), fp8=fp8)
+        if not contender.check["ok"]:
+            contender.fail("wrong", f"{stage}{contender.check['reason']}")
+        contender.check["ok"] &= contender.status != "wrong"
+        path.unlink()
 
     def _measure(self, measured: Measured, budget_s: float, max_s: float, baseline: str) -> None:
-        timed = [(station, contender) for station, contender in self.living if not contender.interpreted]
+        timed = self.timed
         if not timed:
             return
         station, anchor = next(((s, c) for s, c in timed if c.impl.name == baseline), timed[0])
@@ -198,18 +303,30 @@ class CaseRun:
             twin = replace(anchor, name=f"{anchor.name} (again)", host_s=[])
             timed.append((station, twin))
 
+        made, spent_s = 0, 0.0
+
+        def begin_round() -> None:
+            nonlocal made
+            made += 1
+            self.monitor.begin()
+
         def begin_block(block: int, names: Collection[str]) -> None:
-            for station in self.stations:
-                here = [c for s, c in timed if s is station and c.alive]
-                if here:
-                    attempt(here, station.fresh, measured.rotation)
-            for station, contender in timed:
-                if contender.alive and contender.name in names:
-                    attempt([contender], station.prepare, contender)
+            self.show_rounds(made, spent_s, policy.budget_s)
+            with self._phase(ANEW):
+                for station in self.stations:
+                    here = [c for s, c in timed if s is station and c.alive]
+                    if here:
+                        attempt(here, station.fresh, measured.rotation)
+                for station, contender in timed:
+                    if contender.alive and contender.name in names:
+                        attempt([contender], station.prepare, contender)
 
         def turn(station: Station, contender: Contender) -> float:
+            nonlocal spent_s
             if contender.alive:
+                began = time.perf_counter()
                 answer = attempt([contender], station.ask, contender, "turn", at_least=TURN_S)
+                spent_s += time.perf_counter() - began
                 self.monitor.sample(f"{self.case.key} {contender.name}")
                 if answer is not None:
                     if answer["host_seconds"] is not None:
@@ -223,9 +340,9 @@ class CaseRun:
         turns = {c.name: functools.partial(turn, s, c) for s, c in timed}
         policy = Policy(
             begin_block=begin_block,
-            begin_round=self.monitor.begin,
+            begin_round=begin_round,
             end_round=self.monitor.end,
-            keep_disturbed=self.rules.keep_disturbed,
+            disturbed=self.rules.disturbed,
             margin=self.rules.margin,
             slow=SLOW,
             seed=self.rules.seed,
@@ -247,17 +364,14 @@ class CaseRun:
             contender.beaten = rounds.beaten.get(contender.name, "")
 
     def _check_timed(self, copies: int) -> None:
-        """The outputs that timing left, on the first and on the last set of operands; and what ran."""
+        """The outputs that timing left, on the first and on the last set of operands."""
         for station in self.stations:
             timed = [c for c in station.living if not c.interpreted]
             if timed and attempt(timed, station.digest) not in (None, self.digests["first"]):
                 self._find_writer(station, timed)
-            for contender in timed:
-                for which in sorted({0, copies - 1}):
-                    name = "last" if which and "last" in self.seeds else "first"
-                    self._check(station, contender, name, stage="after timing: ", fresh=False, which=which)
-                if contender.alive:
-                    self._profile(station, contender)
+            for contender, which in itertools.product(timed, sorted({0, copies - 1})):
+                name = "last" if which and "last" in self.seeds else "first"
+                self._check(station, contender, name, stage="after timing: ", fresh=False, which=which)
 
     def _profile(self, station: Station, contender: Contender) -> None:
         """What ran in a call. Where a machine's profiler does not work the row keeps its time: that the call
@@ -288,19 +402,30 @@ class CaseRun:
     def _check_again(self) -> None:
         """With other live operands, which a cached answer misses; then with other operands altogether,
         which a cached preparation misses."""
-        for station in self.stations:
+        stations = list(dict.fromkeys(station for station, _ in self.timed))
+        for station in stations:
             for contender in station.living:
                 attempt([contender], station.prepare, contender)
             if station.living:
                 attempt(station.living, station.load, self.seeds["live"])
-        for station, contender in self.living:
+        for station, contender in self.timed:
             self._check(station, contender, "live", stage="with other live operands: ")
-        self._open("other")
-        for station, contender in self.living:
+        for station in stations:
+            self._open(station, "other")
+        for station, contender in self.timed:
             self._check(station, contender, "other", stage="with other stationary operands: ")
+
+    def _check_interpreted(self, interpreted: Sequence[tuple[Station, Contender]]) -> None:
+        """On two sets of operands that share nothing. No time stands on it, and the interpreter is slow: so
+        the timed ones' workers make room for it, and it is called no more than that."""
+        stations = list(dict.fromkeys(station for station, _ in interpreted))
+        for station in self.stations:
+            station.stop()
+        for name, stage in (("first", ""), ("other", "with other operands: ")):
+            self._judge_all(stations, self._outputs(stations, name, stage), name, stage)
 
 
 def _too_disturbed(rounds: Rounds) -> str:
     share = f"{len(rounds.disturbed)} of {rounds.made} rounds"
     reason = rounds.disturbed[-1].disturbed
-    return f"too disturbed to measure, {share}: {reason} (to count them all the same: --disturbed keep)"
+    return f"too disturbed to measure, {share}: {reason} (without --disturbed refuse they count)"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from harness import files
 from harness.catalogue.devices import Ceilings, last_level
+from harness.machine.monitor.base import Monitor
 from harness.machine.provenance import driver
 from harness.paths import cache
 from harness.workers.child import METER
@@ -25,23 +26,26 @@ from kernels.platform import Platform, version
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
-def ceilings(platform: Platform, threads: int) -> Ceilings:
-    """The stored ones of this device, driver, threads and torch; measured where there are none.
-    Raises WorkerFailure where they cannot be measured."""
-    return stored(platform, threads) or measured(platform, threads)
+def ceilings(platform: Platform, threads: int, monitor: Monitor) -> Ceilings:
+    """The stored ones of this device, driver, threads and torch; measured where there are none, or none of a
+    quiet machine. Raises WorkerFailure where they cannot be measured."""
+    known = stored(platform, threads)
+    return known if known and not known.disturbed else measured(platform, threads, monitor)
 
 
 def stored(platform: Platform, threads: int) -> Ceilings | None:
     return _read(_store()).get(_key(platform, threads))
 
 
-def measured(platform: Platform, threads: int) -> Ceilings:
+def measured(platform: Platform, threads: int, monitor: Monitor) -> Ceilings:
     """Measures them in a worker, and stores what is now known: the best so far, for a disturbance only ever
     lowers them. Raises WorkerFailure."""
     with meters(platform, threads, 1, HUGE_PAGES) as (meter,):
+        monitor.begin()
         facts = meter.ask("measure", 300)
+        disturbed = monitor.end()
     now = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime())
-    return keep(platform, threads, Ceilings(**facts, measured=now))
+    return keep(platform, threads, Ceilings(**facts, measured=now, disturbed=disturbed))
 
 
 def keep(platform: Platform, threads: int, new: Ceilings) -> Ceilings:
@@ -71,7 +75,7 @@ def meters(
                     arch=platform.arch,
                     device=platform.device,
                     memory=platform.memory,
-                    last_level=last_level(platform),
+                    last_level=last_level(platform, stored(platform, threads)),
                     threads=threads,
                 )
             yield workers

@@ -68,9 +68,18 @@ def build_records(
         stopped=", ".join(dict.fromkeys(rounds.stopped for rounds in timed)),
         disturbed=[record for rounds in timed for record in _disturbed(rounds)],
         conditions=[part.conditions for part in parts if part.anchor is not None],
+        phases=_phases(parts),
         entries=search,
     )
     return [*cells.values(), *verdicts], done
+
+
+def _phases(parts: Iterable[Measured]) -> dict[str, float]:
+    phases: dict[str, float] = {}
+    for part in parts:
+        for name, seconds in part.phases.items():
+            phases[name] = phases.get(name, 0.0) + seconds
+    return phases
 
 
 def _disturbed(rounds: Rounds) -> list[DisturbedRound]:
@@ -118,7 +127,7 @@ def _cell(
         launch=contender.launch,
         cache=rotation.mode,
         status=contender.status or ("checked" if contender.interpreted else "ok"),
-        reason=contender.reason or contender.beaten or _note(contender, case.boundary),
+        reason=contender.reason or contender.beaten or _note(contender, measured),
         check=contender.check,
         kernels=[kernel["name"] for kernel in contender.kernels],
         kernel_us=[kernel["us"] for kernel in contender.kernels],
@@ -169,9 +178,11 @@ def _from_memory(measured: Measured, work: Work) -> float:
     return work.bytes if rotation.mode == "cold" else op.streamed_bytes(op.sizes(measured.case.sizes))
 
 
-def _note(contender: Contender, boundary: str) -> str:
+def _note(contender: Contender, measured: Measured) -> str:
+    disturbed = any(r.disturbed and contender.name in r.seconds for r in measured.rounds.rounds)
     notes = [
-        contender.impl.composition(boundary),
+        contender.impl.composition(measured.case.boundary),
+        "disturbed" * disturbed,
         contender.picked,
         "right when interpreted; not timed" * contender.interpreted,
         "waits for the device: its time holds the host's" * contender.synchronises,

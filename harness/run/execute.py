@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -41,6 +42,7 @@ class Display(Protocol):
 
 def run(request: Request, display: Display) -> int:
     """Returns the exit code; raises HarnessError."""
+    began = time.perf_counter()
     require_writable(request.json, request.csv)
     with own_device(choose_device(request.device)) as device:
         if request.resume:
@@ -57,6 +59,7 @@ def run(request: Request, display: Display) -> int:
             display.progress,
             lambda case, records: display.case(record, case, records),
             finished=finished,
+            began=began,
         )
         display.end(record, outcome)
         write_outputs(request.json, request.csv, record, outcome.records)
@@ -73,8 +76,11 @@ def measure(
     *,
     finished: Mapping[str, list[Record]],
     judge: Worker | None = None,
+    began: float | None = None,
 ) -> Outcome:
-    """Measures what is planned and not finished yet. Raises JournalFull."""
+    """Measures what is planned and not finished yet; `began`: the command, by time.perf_counter. Raises
+    JournalFull."""
+    now = time.perf_counter()
     before_s = sum(r.measured_s for records in finished.values() for r in records if isinstance(r, CaseDone))
     session = Session(plan, device, journal, progress, on_case, judge=judge, spent_s=before_s)
     session.run([case_of(planned) for planned in plan.record.cases if planned.key not in finished])
@@ -83,8 +89,7 @@ def measure(
         records=[record for records in cases.values() for record in records],
         cases=len(cases),
         left_out=session.left_out,
-        spent_s=session.spent_s,
-        setup_s=session.setup_s,
+        before_s=now - (now if began is None else began),
         budget_s=plan.budget_s,
         folder=journal.folder,
     )

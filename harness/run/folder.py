@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import kernels
+from harness.catalogue.devices import Ceilings
 from harness.errors import UsageError
 from harness.machine.cpu_threads import default_threads
 from harness.paths import RESULTS
@@ -88,13 +88,16 @@ def begin(
     threads = request.threads or parse_threads(os.environ.get("OMP_NUM_THREADS")) or default_threads()
     what = op if race is None else f"{op}-{selection.baseline}-race"
     folder = Path(request.out) if request.out else RESULTS / "local" / _identity(what, suite, platform)
+    known, cases = _ceilings(device, threads, log), selection.cases
+    if known is not None and suite in suites():
+        cases = _well_measured_first(selection, platform, known, per_case_s)
     record = Run(
         id=folder.name,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         command=sys.argv[1:],
         op=op,
         suite=suite,
-        cases=[_planned(case) for case in selection.cases],
+        cases=[_planned(case) for case in cases],
         implementations=list(selection.implementations),
         baseline=selection.baseline,
         arms={arm.name: arm.variables for arm in arms if not arm.is_twin},
@@ -107,10 +110,10 @@ def begin(
         seed=request.seed or 0,
         confidence=CONFIDENCE,
         margin=request.margin,
-        disturbed=request.disturbed or "drop",
+        disturbed=request.disturbed or "prefer",
         busy=list(device.busy),
         race=race,
-        ceilings=_ceilings(platform, threads, log),
+        ceilings=asdict(known) if known else {},
         provenance=provenance(platform, threads),
     )
     return Journal.create(folder, record), RunPlan.of(record, request)
@@ -122,12 +125,30 @@ def _identity(what: str, suite: str, platform: Platform) -> str:
     return f"{created}-{what}-{suite.replace(' ', '-')}-{device}"
 
 
-def _ceilings(platform: Platform, threads: int, log: Callable[[str], None]) -> dict[str, Any]:
+def _ceilings(device: OwnDevice, threads: int, log: Callable[[str], None]) -> Ceilings | None:
     try:
-        return asdict(ceilings(platform, threads))
+        return ceilings(device.platform, threads, device.monitor)
     except WorkerFailure as failure:
         log(f"no ceilings, so no percentages: {failure.reason}")
-        return {}
+        return None
+
+
+def _well_measured_first(
+    selection: Selection, platform: Platform, known: Ceilings, case_s: float
+) -> list[Case]:
+    op = kernels.OPS[selection.cases[0].op]
+    timed = [
+        implementation
+        for implementation in kernels.implementations(op.name)
+        if implementation.name in selection.implementations
+        and implementation.available(platform).ok
+        and not implementation.interpreted(platform)
+    ]
+
+    def least_s(case: Case) -> float:
+        return known.min_time(op.work(op.sizes(case.sizes), case.boundary))
+
+    return budget.well_measured_first(selection.cases, least_s, len(timed) + 1, case_s)
 
 
 def _planned(case: Case) -> PlannedCase:

@@ -16,6 +16,7 @@ from harness.run.case import MakeRounds, TimingRules
 from harness.run.cells import Yardsticks
 from harness.run.request import Request
 from harness.timing.interleaved import measure
+from harness.timing.rounds import Disturbed
 from harness.workers.station import Deadlines
 from kernels.op import Implementation, Op
 from kernels.platform import Platform
@@ -35,7 +36,7 @@ class RunPlan:
     record: Run
     budget_s: float
     per_case_s: float
-    keep_disturbed: bool = False
+    disturbed: Disturbed = "prefer"
     retry: bool = False
     deadlines: Deadlines = field(default_factory=Deadlines)
     entries: EntriesOf = default_entries
@@ -53,7 +54,7 @@ class RunPlan:
             record=record,
             budget_s=budget_s,
             per_case_s=per_case_s,
-            keep_disturbed=(request.disturbed or record.disturbed) == "keep",
+            disturbed=request.disturbed or record.disturbed,
             retry=request.retry,
             deadlines=Deadlines(request.prepare_timeout, request.call_timeout),
         )
@@ -82,7 +83,7 @@ class RunPlan:
 
     @property
     def rules(self) -> TimingRules:
-        return TimingRules(self.record.seed, self.keep_disturbed, self.record.margin, self.make_rounds)
+        return TimingRules(self.record.seed, self.disturbed, self.record.margin, self.make_rounds)
 
     def yardsticks(self, platform: Platform) -> Yardsticks:
         record = self.record

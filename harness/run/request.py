@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from harness.plan.arms import Arm
 from harness.statistics.paired import MARGIN
+from harness.timing.rounds import Disturbed
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Request:
     csv: str | None = None
     published: bool = False
     quiet: bool = False
-    disturbed: Literal["drop", "keep"] | None = None
+    disturbed: Disturbed | None = None
     seed: int | None = None
     threads: int | None = None
     prepare_timeout: float = 900.0

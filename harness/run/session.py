@@ -29,6 +29,9 @@ from harness.workers.station import Station
 from kernels.platform import Platform
 from shapes.case import Case
 
+# Of the least that is worth a case: others took a little more than their share.
+ENOUGH = 0.9
+
 OnCase = Callable[[Case, list[Record]], None]
 
 
@@ -38,14 +41,13 @@ class Outcome:
 
     records:  of all its cases, those finished before it was resumed first
     left_out: cases that the budget did not reach
-    spent_s:  of measuring, earlier sessions too; setup_s: of everything else in this one
+    before_s: from the command's beginning to its first case
     """
 
     records: list[Record]
     cases: int
     left_out: list[Case]
-    spent_s: float
-    setup_s: float
+    before_s: float
     budget_s: float
     folder: Path
 
@@ -69,7 +71,7 @@ class Session:
     on_case: is given each finished case's records
     judge:   ready for the first case; each other starts one
     records: of each finished case, by its key
-    spent_s: of the budget; setup_s: beside it
+    spent_s: of the budget
     """
 
     plan: RunPlan
@@ -79,7 +81,6 @@ class Session:
     on_case: OnCase
     judge: Worker | None = None
     spent_s: float = 0.0
-    setup_s: float = 0.0
     left_out: list[Case] = field(default_factory=list)
     records: dict[str, list[Record]] = field(default_factory=dict)
 
@@ -93,7 +94,7 @@ class Session:
         with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as folder:
             while queue:
                 remaining = self.plan.budget_s - self.spent_s
-                if self.spent_s and remaining < min_s:
+                if self.spent_s and remaining < ENOUGH * min_s:
                     break
                 share_s, reached = budget.allowance(remaining, queue, min_s)
                 case = queue.pop(0)
@@ -105,7 +106,6 @@ class Session:
         yardsticks = self.plan.yardsticks(self.platform)
         records, done = build_records(case, parts, self.platform, yardsticks, search)
         self.spent_s += done.measured_s
-        self.setup_s += done.setup_s
         self.records[case.key] = whole = [*records, done]
         try:
             self.journal.append(whole)
@@ -153,7 +153,7 @@ class Session:
             op,
             sizes,
             cache,
-            last_level(self.platform),
+            last_level(self.platform, self.plan.yardsticks(self.platform).ceilings),
             lambda copies: not anchors or memory.fits(anchors, copies),
         )
         groups, too_large = memory.groups(contenders, sets.copies)
@@ -186,31 +186,26 @@ class Session:
         return able, refused, search
 
     def _run_group(self, case: Case, group: Group, budget_s: float, max_s: float, scratch: Path) -> Measured:
-        stations = self._stations(group.contenders, scratch)
         started = time.perf_counter()
-        judge = None
+        runner = CaseRun(
+            case=case,
+            stations=self._stations(group.contenders, scratch),
+            start_judge=lambda: self._judge(scratch),
+            monitor=self.device.monitor,
+            scratch=scratch,
+            say=self.progress.say,
+            show_rounds=self.progress.rounds,
+            rules=self.plan.rules,
+        )
         try:
-            judge = self._judge(scratch)
-            runner = CaseRun(
-                case=case,
-                stations=stations,
-                judge=judge,
-                monitor=self.device.monitor,
-                scratch=scratch,
-                say=self.progress.say,
-                rules=self.plan.rules,
-            )
             return runner.run(group.rotation, budget_s, max_s, group.baseline)
         except WorkerFailure as failure:
             for contender in group.contenders:
                 contender.fail("error", f"the reference could not be computed or compared: {failure.reason}")
             setup_s = time.perf_counter() - started
-            return Measured(case, group.contenders, group.rotation, setup_s=setup_s)
+            return Measured(case, group.contenders, group.rotation, setup_s=setup_s, phases=runner.phases)
         finally:
-            for station in stations:
-                station.stop()
-            if judge is not None:
-                judge.kill()
+            runner.close()
 
     def _stations(self, contenders: Sequence[Contender], scratch: Path) -> list[Station]:
         """A worker for each arm and runtime."""

@@ -136,7 +136,7 @@ class KernelBenchmark:
         self.run = CaseRun(
             case=self.case,
             stations=[station],
-            judge=start_judge(station.platform, station.threads, 900, folder / "judge.log"),
+            start_judge=lambda: start_judge(station.platform, station.threads, 900, folder / "judge.log"),
             monitor=self.monitor,
             scratch=folder,
             say=lambda _: None,
@@ -191,7 +191,7 @@ class KernelBenchmark:
     def close(self) -> None:
         self.station.stop()
         if self.run is not None:
-            self.run.judge.kill()
+            self.run.close()
 
 
 class _Here(Station):

@@ -22,6 +22,7 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
 
     The first blocks are short, so that a large difference costs few rounds and yet every contender was
     prepared several times. What they leave open gets long blocks, a look after each (`stopping_reason`).
+    A disturbed round is made again, as far as TRIES goes; `Rounds.choose` says which ones count in the end.
     """
     import scipy.special  # noqa: F401 - a look needs it, and shall not load it between turns
 
@@ -58,18 +59,22 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
             disturbed = policy.end_round()
             longest_round = max(longest_round, sum(took.values()))
             result.spent_s += sum(took.values())
-            counts = policy.keep_disturbed or not disturbed
+            counts = policy.disturbed == "keep" or not disturbed
             (result.rounds if counts else result.disturbed).append(Round(block, index, seconds, disturbed))
             active = {name: turn for name, turn in active.items() if name not in result.dropped}
             if not seconds:
                 break
             wanted -= counts
-            # Who is slow had its turn only if the round counts.
-            fastest = min(seconds.values()) if counts else math.inf
+            # Who is slow had its turn only if the round counts, as a second one may after all.
+            had_turn = counts or (index and policy.disturbed == "prefer")
+            fastest = min(seconds.values()) if had_turn else math.inf
             fast = [name for name in seconds if seconds[name] <= policy.slow * fastest]
             contending = {name: active[name] for name in (fast if len(fast) > 1 else seconds)}
             expected_s = round_s = sum(took[name] for name in contending)
-        if result.useless:
+        if policy.disturbed == "prefer":
+            if result.choose(policy.opening):
+                continue
+        elif result.useless:
             break
         if policy.opening <= len(set(result.blocks)) and block + 1 < policy.blocks:
             reason = _look(result, active, policy.anchor or next(iter(contenders)), policy)

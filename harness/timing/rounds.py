@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from harness.statistics.intervals import CONFIDENCE, MIN_BLOCKS
 from harness.statistics.paired import MARGIN
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 Turn = Callable[[], float]
-# A machine that disturbs a larger part of the rounds measures nothing; so many rounds show it.
+Disturbed = Literal["prefer", "keep", "refuse"]
+"""What is done with rounds that something else disturbed: quiet ones are preferred, and where they cannot be
+had all count; all count; or none does, and where most are disturbed there is no number."""
+
+# Where a larger part of the rounds is disturbed the machine is never quiet; so many rounds show it.
 MAX_DISTURBED, ENOUGH_ROUNDS = 0.5, 30
 
 
@@ -54,7 +58,7 @@ class Policy:
     begin_round:  called before each round
     end_round:    called after it: what disturbed the machine meanwhile, in a short phrase, or nothing.
                   It must not depend on the times: leaving out rounds by their outcome biases the rest
-    keep_disturbed: disturbed rounds count
+    disturbed:    whether disturbed rounds count (see `Disturbed`)
     seed:         of the random order
     """
 
@@ -71,7 +75,7 @@ class Policy:
     begin_block: Callable[[int, Collection[str]], None] = _nothing
     begin_round: Callable[[], None] = _nothing
     end_round: Callable[[], str] = _undisturbed
-    keep_disturbed: bool = False
+    disturbed: Disturbed = "prefer"
     seed: int = 0
     clock: Callable[[], float] = time.perf_counter
 
@@ -100,13 +104,14 @@ class Rounds:
     """All that was measured.
 
     rounds:    those that count
-    disturbed: those that do not, having been disturbed; they were paid for and made again
+    disturbed: those that do not, having been disturbed; they were paid for
     heats:     elimination rounds of a race, which choose whom `rounds` hold and count for nothing else (see
                successive_halving.py)
     dropped:   contender -> why it was taken out; its earlier times stay in `rounds`
     beaten:    contender -> by whom in those
     stopped:   `tight` (the wanted ratios' intervals), `clear` (those intervals or their verdicts), `budget`,
-               `complete` (all blocks and rounds), `disturbed` (most rounds were), or `no contenders`
+               `complete` (all blocks and rounds), `disturbed` (most rounds were, and are refused), or
+               `no contenders`
     spent_s:   seconds spent in turns
     """
 
@@ -179,3 +184,26 @@ class Rounds:
     def useless(self) -> bool:
         """So many rounds were disturbed that more of them are not worth their time."""
         return mostly_disturbed(len(self.disturbed), self.made)
+
+    def choose(self, blocks: int) -> bool:
+        """Quiet rounds alone count where they are at least half of all, lie in so many blocks or in all that
+        there are, and leave nobody without a time; else all do. The times themselves have no say: leaving
+        rounds out by their outcome would bias the rest. Returns whether another block may make the quiet
+        ones enough."""
+        made = sorted([*self.rounds, *self.disturbed], key=lambda r: (r.block, r.index))
+        quiet = [r for r in made if not r.disturbed]
+        mostly_quiet = len(made) - len(quiet) <= MAX_DISTURBED * len(made)
+        enough = min(blocks, len({r.block for r in made}))
+        if (
+            mostly_quiet
+            and len({r.block for r in quiet}) >= enough
+            and _timed(quiet) >= _timed(made) - self.dropped.keys()
+        ):
+            self.rounds, self.disturbed = quiet, [r for r in made if r.disturbed]
+            return False
+        self.rounds, self.disturbed = made, []
+        return mostly_quiet
+
+
+def _timed(rounds: Iterable[Round]) -> set[str]:
+    return {name for r in rounds for name in r.seconds}

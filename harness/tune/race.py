@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import kernels
 from harness.catalogue.architectures import architectures
@@ -25,6 +25,7 @@ from harness.run.execute import Display, exit_code, measure
 from harness.run.folder import Selection, begin, finished_cases, resume
 from harness.run.plan import RunPlan, case_of
 from harness.run.request import Request
+from harness.timing.rounds import Disturbed
 from harness.timing.successive_halving import halving
 from harness.tune.offline import CompileProgress
 from harness.tune.store import Place, path, read, source, store
@@ -197,7 +198,7 @@ class RaceRequest:
     journal: str | None = None
     resume: str | None = None
     retry: bool = False
-    disturbed: Literal["drop", "keep"] | None = None
+    disturbed: Disturbed | None = None
     prepare_timeout: float = 900.0
     call_timeout: float = 120.0
 

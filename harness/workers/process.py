@@ -78,6 +78,8 @@ class Worker:
 
     def ask(self, request: str, deadline: float, **arguments: Any) -> Any:
         """Sends a request and waits at most `deadline` seconds for its answer; raises WorkerFailure."""
+        # What it says of an earlier request is not what this one died of.
+        self.log_start = self.log.stat().st_size
         try:
             self.connection.send((request, arguments))
         except OSError:

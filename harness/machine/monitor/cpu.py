@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 
+from harness.files import JsonObject
 from harness.machine.monitor.base import Blind, Clocks, Monitor, Ours
 from harness.machine.monitor.procfs import TICK_S, Counters, Reading
 
@@ -41,6 +42,8 @@ class CpuMonitor(Monitor):
         self.clocks = Clocks("CPU frequency")
         self.adopted: set[int] = set()
         self.start: Reading | None = None
+        self.since = math.nan
+        self.spent: dict[int, float] = {}
 
     def begin(self) -> None:
         self.clocks.begin()
@@ -81,6 +84,21 @@ class CpuMonitor(Monitor):
                 lines.append(f"process {pid} ({name}) takes {took[pid]:.0%} of a CPU")
         self.notes.take()  # no round's
         return lines
+
+    def conditions(self) -> JsonObject:
+        """Also `processes`: others that took more than OTHERS of a CPU since the last call, in per cent."""
+        taken = super().conditions()
+        now, spent, ours = self.counters.clock(), self._spent(), self._family(all_threads=True)
+        wall = now - self.since
+        took = {pid: (after - self.spent.get(pid, 0.0)) / wall for pid, after in spent.items()}
+        busiest = sorted(took.keys() - ours, key=took.__getitem__, reverse=True)[:NAMED]
+        others = {pid: took[pid] for pid in busiest if took[pid] > OTHERS}
+        if others:
+            taken["processes"] = {
+                f"{self.counters.name_of(pid)} {pid}": round(100 * share) for pid, share in others.items()
+            }
+        self.since, self.spent = now, spent
+        return taken
 
     def readable(self) -> dict[str, str]:
         self.begin()

@@ -43,7 +43,7 @@ def execute(
             rank,
             folder,
             stages,
-            LocalBench(settings, not experiment.rules.disturbed, say, engine.environment),
+            LocalBench(settings, "refuse" if experiment.rules.disturbed else "keep", say, engine.environment),
             partial(engine_live, experiment, model, folder, say),
             platform.name,
             say,

@@ -23,6 +23,7 @@ from harness.serving.experiment.steps import Choices
 from harness.serving.replay.child import BOUNDARY
 from harness.serving.replay.schema import Replay, Timed
 from harness.serving.replay.step import ReplayStep, StepPlace, places
+from harness.timing.rounds import Disturbed
 from harness.workers.environment import ALLOCATOR
 from shapes.routing import Routing
 
@@ -51,11 +52,11 @@ class LocalBench:
     def __init__(
         self,
         settings: ReplaySettings,
-        keep_disturbed: bool,
+        disturbed: Disturbed,
         say: Callable[[str], None],
         environment: Mapping[str, str] = {},
     ) -> None:
-        self.settings, self.keep_disturbed, self.say = settings, keep_disturbed, say
+        self.settings, self.disturbed, self.say = settings, disturbed, say
         # An engine has the allocator that its environment says and not our workers': what glibc faults in
         # anew at each call is a good part of a prefill (results/README.md, serving/allocator).
         self.environment = {name: os.environ.get(name) for name in ALLOCATOR} | dict(environment)
@@ -75,7 +76,7 @@ class LocalBench:
             blocks=settings.prefill_blocks if prefill else settings.blocks,
             rounds=settings.prefill_rounds if prefill else settings.rounds,
             decomposed=3 if prefill else DECOMPOSED,
-            keep_disturbed=self.keep_disturbed,
+            disturbed=self.disturbed,
             environment=self.environment,
         )
         with own_device(platform) as own:
@@ -120,7 +121,7 @@ class LocalBench:
             str(out.with_suffix("")),
         ]
         command += ["--baseline", sorted(names)[0], "--boundary", BOUNDARY.get(op, "core")]
-        command += ["--disturbed", "keep"] if self.keep_disturbed else []
+        command += ["--disturbed", self.disturbed]
         if self.settings.device:
             command += ["--device", self.settings.device]
         self.say(f"harness run of {op}: {len(cases)} cases, {', '.join(sorted(names))}")

@@ -20,7 +20,7 @@ from harness.serving.replay.schema import CONFIDENCE, Replay, ReplayArm, Timed
 from harness.serving.replay.step import ReplayStep, StepPlace, calls, places
 from harness.statistics.intervals import interval
 from harness.timing.interleaved import measure
-from harness.timing.rounds import Policy, Rounds
+from harness.timing.rounds import Disturbed, Policy, Rounds
 from harness.workers.environment import provenance, thread_environment
 from harness.workers.process import Worker, WorkerFailure
 from kernels.platform import Platform
@@ -40,7 +40,7 @@ class ReplayPlan:
 
     rounds: in each block, at most
     decomposed: steps each call of which is timed by itself, and turns of isolated calls; their medians count
-    keep_disturbed: rounds that other work disturbed count
+    disturbed: whether rounds that other work disturbed count
     environment: variables of the process that replays, as the engine has them; None: not set
     """
 
@@ -57,7 +57,7 @@ class ReplayPlan:
     prepare_s: float = 900.0
     call_s: float = 120.0
     decomposed: int = DECOMPOSED
-    keep_disturbed: bool = False
+    disturbed: Disturbed = "prefer"
     environment: Mapping[str, str | None] = field(default_factory=dict)
 
 
@@ -169,7 +169,7 @@ def _measured(
         begin_block=begin,
         begin_round=monitor.begin,
         end_round=monitor.end,
-        keep_disturbed=plan.keep_disturbed,
+        disturbed=plan.disturbed,
         seed=plan.seed,
     )
     return measure({name: partial(turn, name) for name in names}, policy)

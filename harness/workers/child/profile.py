@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -11,14 +10,17 @@ from typing import Any
 from harness.workers.child.timers.base import Call
 
 CALLS = 10  # of which the average is taken, fewer where they would take longer than ...
-PROFILE_S = 2.0
+PROFILE_S = 0.5
 SHARE = 0.01  # of the total, under which a kernel is not listed
 LISTED = 8
 
 
-def profile(calls: Sequence[Call], kind: str, synchronize: Callable[[], None]) -> dict[str, Any]:
+def profile(
+    calls: Sequence[Call], kind: str, synchronize: Callable[[], None], call_s: float
+) -> dict[str, Any]:
     """Profiles calls in rotation and gives, per call, {"kernels": [{"name", "us", "count"}], "total_us"}: own
-    time and number of launches of the kernels, largest first. The total is of all, the small ones too.
+    time and number of launches of the kernels, largest first. The total is of all, the small ones too. A call
+    takes about `call_s` seconds.
 
     On a GPU a kernel's time is its time on the device, without the gaps between kernels. Untested there.
     """
@@ -29,12 +31,11 @@ def profile(calls: Sequence[Call], kind: str, synchronize: Callable[[], None]) -
     if kind != "cpu":
         activities.append(ProfilerActivity.CUDA)
     rotation = itertools.cycle(calls)
-    # The first call under a profiler holds what that prepares; it also says how long a call takes.
-    with torch_profiler(activities=activities):
-        started = time.perf_counter()
-        next(rotation)()
-        synchronize()
-        count = max(1, min(CALLS, int(PROFILE_S / (time.perf_counter() - started))))
+    count = max(1, int(min(CALLS, PROFILE_S / call_s)))
+    if count > 1:  # the first call under a profiler holds what that prepares, of a long one a small part
+        with torch_profiler(activities=activities):
+            next(rotation)()
+            synchronize()
     with torch_profiler(activities=activities) as profiler:
         for _ in range(count):
             next(rotation)()

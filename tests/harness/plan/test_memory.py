@@ -71,7 +71,7 @@ def test_memory_counts_what_each_copy_is_prepared_with():
     (naive,) = contenders("mla_decode", "torch.naive")
     sizes = OP.sizes({"batch": 4, "ctx": 512})
     one, nine = (memory_needed(OP, sizes, [naive.impl], copies) for copies in (1, 9))
-    more = 2 * OP.streamed_bytes(sizes) + OP.output_bytes(sizes) + naive.impl.workspace(sizes)
+    more = OP.streamed_bytes(sizes) + OP.output_bytes(sizes) + naive.impl.workspace(sizes)
     assert nine - one == 8 * more
 
 
@@ -84,19 +84,25 @@ def test_memory_counts_what_each_copy_is_prepared_with():
     ],
 )
 def test_what_a_move_to_fresh_buffers_holds_at_once_is_planned(op, given, mode):
-    """The old sets and the new; in cold mode each of them has weights and all of its own."""
+    """The old sets and the first of the new; in cold mode each of them has weights and all of its own."""
     op = kernels.OPS[op]
     sizes = op.sizes(given)
 
-    def three_of(first):
-        return [first, *(first.turned(turn, mode == "cold") for turn in (1, 2))]
-
-    old = three_of(op.make(sizes, Seeds(), "cpu"))
-    storages = (
-        t.untyped_storage() for one in (*old, *three_of(old[0].copy())) for t in one.tensors().values()
-    )
+    first = op.make(sizes, Seeds(), "cpu")
+    sets = [first, *(first.turned(turn, mode == "cold") for turn in (1, 2)), first.copy()]
+    storages = (t.untyped_storage() for operands in sets for t in operands.tensors().values())
     held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     assert held == pytest.approx(memory_needed(op, sizes, [], 3, mode), rel=0.1)
+
+
+def test_who_is_interpreted_takes_its_memory_after_the_others(monkeypatch):
+    """One set of operands, when the timed ones have left: no group is split for it."""
+    sizes = {"batch": 64, "ctx": 4096}
+    sdpa, triton = contenders("mla_decode", "torch.sdpa", "triton.split_kv")
+    triton.interpreted = True
+    plan = Memory(OP, OP.sizes(sizes), CPU, "torch.sdpa", "serving")
+    assert plan.needed([sdpa, triton], 5) == plan.needed([sdpa], 5)
+    assert plan.needed([triton], 5) == plan.needed([triton], 1) > judge_memory(OP, OP.sizes(sizes), "cpu")
 
 
 @pytest.mark.parametrize(("share", "fits"), [(1.1, False), (1.6, True)])

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from harness.results.effects import changes, effects, same_kernels, verdict_text
+from harness.results.effects import changes, effects, same_kernels
 from harness.results.schema import Cell, Samples
 
 BLOCKS, ROUNDS = 8, 5
@@ -88,9 +88,3 @@ def test_what_ran_is_told_apart(after, told):
     one, other = cell("plain", [1.0] * 40, **BEFORE), cell("A=1", [1.0] * 40, **(BEFORE | after))
     assert changes(one, other) == told
     assert same_kernels(one, other) == (told == "")
-
-
-def test_same_says_whether_the_flag_did_anything():
-    assert verdict_text("same", True) == "same (the same kernels ran)"
-    assert verdict_text("same", False) == "same (other kernels ran)"
-    assert verdict_text("faster", True) == "faster"

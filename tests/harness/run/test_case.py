@@ -32,7 +32,7 @@ def test_a_profiler_that_does_not_work_costs_no_time(how, status):
     run = CaseRun(
         case=Case("mla_decode", {"batch": 1, "ctx": "64"}),
         stations=[],
-        judge=None,
+        start_judge=None,
         monitor=None,
         scratch=Path(),
         say=said.append,

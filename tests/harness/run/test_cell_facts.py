@@ -12,6 +12,7 @@ from harness.plan.arms import Arm
 from harness.plan.contender import Contender
 from harness.plan.rotation import Rotation
 from harness.report.case_table import case_table
+from harness.report.terminal import plain
 from harness.results.schema import CaseDone
 from harness.run.case import CaseRun, Measured
 from harness.run.cells import Yardsticks, build_cells
@@ -31,7 +32,7 @@ def told(**facts):
     measured = Measured(case, [contender], Rotation("warm", 1, 0, 0, False), rounds)
     (cell,), _ = build_cells(measured, GPU, Yardsticks(None, None, 0.95))
     done = CaseDone(case=case.key, measured_s=1, setup_s=1, rounds=2, blocks=2, stopped="tight")
-    return cell, case_table([cell, done])
+    return cell, plain(case_table([cell, done]))
 
 
 def test_host_time_is_the_median_turn_in_microseconds_and_has_a_column():
@@ -50,7 +51,8 @@ def test_without_host_time_there_is_no_column():
 def test_who_waits_for_the_device_and_what_was_picked_are_noted():
     cell, table = told(synchronises=True, picked="tuned: ck splitK=2")
     assert (cell.synchronises, cell.picked) == (True, "tuned: ck splitK=2")
-    assert "tuned: ck splitK=2; waits for the device: its time holds the host's" in table
+    assert "torch.naive: tuned: ck splitK=2" in table
+    assert "torch.naive: waits for the device: its time holds the host's" in table
 
 
 def test_kernels_are_kept_with_their_own_times():
@@ -92,7 +94,7 @@ def test_every_turn_tells_its_host_time(tmp_path, host_seconds):
     contender = Contender(impl.name, impl, Arm(), "graph")
     station = Told(contender, host_seconds)
     run = CaseRun(
-        case=case, stations=[station], judge=None, monitor=Blind("a test"), scratch=tmp_path, say=print
+        case=case, stations=[station], start_judge=None, monitor=Blind("a test"), scratch=tmp_path, say=print
     )
     measured = Measured(case, [contender], Rotation("warm", 1, 0, 0, False))
     run._measure(measured, 1.0, 1.0, impl.name)

@@ -13,7 +13,7 @@ import pytest
 
 from harness.statistics.intervals import MIN_BLOCKS
 from harness.timing.interleaved import measure
-from harness.timing.rounds import Policy, Rounds
+from harness.timing.rounds import Policy, Round, Rounds
 from tools.simulated_machine import TURN_S, Family, Machine
 
 
@@ -366,10 +366,10 @@ def test_the_watch_is_set_around_each_round():
 
 
 @pytest.mark.parametrize("words", [["hot"], ["hot", "hot", ""]])
-def test_a_machine_that_is_mostly_disturbed_is_given_up(words):
+def test_a_machine_that_is_mostly_disturbed_is_given_up_where_that_is_refused(words):
     race = Race(a=1, b=2)
     weather = Weather(race, *words)
-    found = race.measure(blocks=14, max_rounds=20, **weather.policy)
+    found = race.measure(blocks=14, max_rounds=20, disturbed="refuse", **weather.policy)
     assert found.stopped == "disturbed"
     assert found.made <= 40, "soon, and at any rate"
 
@@ -377,11 +377,44 @@ def test_a_machine_that_is_mostly_disturbed_is_given_up(words):
 def test_a_machine_that_is_always_disturbed_ends_within_its_budget():
     race = Race(a=1, b=2)
     weather = Weather(race, "hot")
-    found = race.measure(budget_s=7, **weather.policy)
+    found = race.measure(budget_s=7, disturbed="refuse", **weather.policy)
     assert found.stopped == "disturbed"
     assert found.rounds == []
     assert found.spent_s <= 7
     assert found.table().empty
+
+
+@pytest.mark.parametrize("words", [["hot"], ["hot", "hot", ""]])
+def test_where_it_is_never_quiet_all_rounds_count(words):
+    race = Race(a=1, b=2)
+    weather = Weather(race, *words)
+    found = race.measure(blocks=14, max_rounds=20, **weather.policy)
+    assert found.stopped == "tight"
+    assert found.disturbed == []
+    assert sum(bool(r.disturbed) for r in found.rounds) >= len(found.rounds) / 2
+    assert Counter(found.blocks) >= Counter(dict.fromkeys(range(MIN_BLOCKS), 5))
+
+
+def test_quiet_blocks_are_waited_for_and_count_alone():
+    """The first two blocks are all disturbed; once six others are quiet those count."""
+    race = Race(a=1, b=2)
+    weather = Weather(race, *["hot"] * 20, *[""] * 1000)
+    found = race.measure(blocks=14, max_rounds=20, **weather.policy)
+    assert set(found.blocks) == set(range(2, 8))
+    assert len(found.disturbed) == 20
+    assert not any(r.disturbed for r in found.rounds)
+
+
+def test_who_has_no_quiet_time_makes_all_rounds_count():
+    rounds = Rounds(
+        rounds=[Round(block, 0, {"a": 1.0}) for block in range(6)],
+        disturbed=[Round(block, 1, {"a": 1.0, "b": 2.0}, "hot") for block in range(6)],
+    )
+    assert rounds.choose(6)
+    assert (len(rounds.rounds), rounds.disturbed) == (12, [])
+    rounds.dropped["b"] = "gone"
+    assert not rounds.choose(6)
+    assert (len(rounds.rounds), len(rounds.disturbed)) == (6, 6)
 
 
 def test_half_the_rounds_disturbed_is_a_measurement_yet():

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from tools.simulate_sessions import run
-from tools.simulated_machine import FAMILIES
+from tools.simulate_sessions import RULES, run
+from tools.simulated_machine import BUSY, FAMILIES
 
 PREPARED_APART = [name for name, family in FAMILIES.items() if family.offset]
 DISTURBED = [name for name in FAMILIES if name not in (*PREPARED_APART, "all of these")]
@@ -36,6 +36,16 @@ def test_a_few_sessions(family):
     assert found.rounds[0] <= 200
     if family in DISTURBED:
         assert found.near >= 78
+
+
+@pytest.mark.parametrize("rule", [OURS, "**ours**, with an A/A floor"])
+@pytest.mark.parametrize("family", BUSY)
+def test_verdicts_beside_neighbours_that_come_and_go(family, rule):
+    """Twice as slow while they are there: who is as fast is not called otherwise, who takes half as long
+    again is found."""
+    found = [RULES[rule](BUSY[family], 1.0, seed) for seed in range(40)]
+    assert sum(o.verdict in ("faster", "slower") for o in found) <= 4
+    assert sum(RULES[rule](BUSY[family], 1.5, seed).called("faster") for seed in range(40)) >= 39
 
 
 @pytest.mark.slow

@@ -18,6 +18,10 @@ OTHERS = [f"c{place}" for place in range(31)]
 BUDGET_S = 100.0
 
 
+def few(*families: str, slow: tuple[str, ...]) -> list[object]:
+    return [*families, *(pytest.param(family, marks=pytest.mark.slow) for family in slow)]
+
+
 def field(**times: float) -> dict[str, float]:
     """31 rivals of an anchor, all as fast as it but those that are named: as a multiple of its time."""
     return {name: CALL_S * times.get(name, 1.0) for name in (ANCHOR, *OTHERS, TWIN)}
@@ -53,7 +57,7 @@ def seconds(found: Rounds) -> dict[str, set[int]]:
     return blocks
 
 
-@pytest.mark.parametrize("family", ["quiet", "offsets", "AR(1)", "two clocks"])
+@pytest.mark.parametrize("family", few("offsets", "two clocks", slow=("quiet", "AR(1)")))
 def test_of_equals_few_are_called_faster(family):
     """5 % may be."""
     wrong = [seed for seed in range(60) if stored(race(field(), FAMILIES[family], seed)) != ANCHOR]
@@ -79,7 +83,7 @@ def test_the_rounds_that_chose_flatter_and_those_after_them_do_not():
     assert called["rounds"] <= 2
 
 
-@pytest.mark.parametrize("family", ["quiet", "offsets", "AR(1)", "spikes", "two clocks"])
+@pytest.mark.parametrize("family", few("offsets", "spikes", slow=("quiet", "AR(1)", "two clocks")))
 def test_one_that_is_5_percent_better_is_found(family):
     found = [stored(race(field(c17=0.95), FAMILIES[family], seed)) for seed in range(40)]
     assert found.count("c17") >= 38
@@ -188,5 +192,6 @@ def test_disturbed_throughout_is_said():
         anchor=ANCHOR,
         twin=TWIN,
         end_round=lambda: "somebody else",
+        disturbed="refuse",
     )
     assert halving(machine.contenders, policy).stopped == "disturbed"

@@ -32,6 +32,7 @@ class Program:
     host_s:       seconds of the host's time to launch one step, as last seen
     device_s:     seconds that one step takes on the device, as last seen
     most:         steps that can be launched ahead of the device, as far as is known
+    taken:        steps of the rotation so far
     """
 
     steps: Sequence[Call]
@@ -41,13 +42,19 @@ class Program:
     device_s: float = math.inf
     most: float = math.inf
     rotation: Iterator[Call] = field(init=False, repr=False)
+    taken: int = 0
 
     def __post_init__(self) -> None:
         self.rotation = itertools.cycle(self.steps)
 
     def step(self) -> None:
         """The next one of the rotation."""
+        self.taken += 1
         next(self.rotation)()
+
+    def reached(self, which: int) -> bool:
+        """Whether steps of the rotation have computed the output on this set."""
+        return which % len(self.steps) < self.taken
 
     def reproduce(self, which: int) -> None:
         """A step that computes the output on one of the sets anew."""

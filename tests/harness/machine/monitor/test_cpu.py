@@ -305,6 +305,22 @@ def test_before_a_run_the_busy_are_named(linux: FakeLinux) -> None:
     assert monitor.readable()["frequency_mhz"] == "not readable: a constant in a virtual machine"
 
 
+def test_who_took_a_cpu_since_the_last_look_is_recorded_but_not_ourselves(linux: FakeLinux) -> None:
+    linux.start(900, name="chrome")
+    linux.start(901, name="worker")
+    linux.use(900, 5.0)
+    monitor = CpuMonitor(lambda: [901], linux.counters())
+    monitor.conditions()
+    linux.start(902, name="cc1plus")
+    linux.pass_time(2.0, busy={0: 2.0})
+    linux.use(900, 0.1)
+    linux.use(901, 2.0)
+    linux.use(902, 1.5)
+    assert monitor.conditions()["processes"] == {"cc1plus 902": 75}
+    linux.pass_time(2.0, busy={})
+    assert "processes" not in monitor.conditions()
+
+
 def test_a_machine_without_proc_runs_without_a_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
     monitor = monitor_for(Platform("cpu", "arm64"), list)
@@ -375,7 +391,7 @@ def test_a_burning_process_is_counted_unless_it_is_ours() -> None:
             monitor = CpuMonitor(lambda mine=mine: mine, Replay([first, last, last]))
             monitor.begin()
             monitor.end()
-            read = monitor.conditions()
+            read = monitor.notes.take()
             if "others_percent" not in read:
                 pytest.skip(read["not_read"]["others_percent"])
             seen[name] = read["others_percent"]["max"] / 100 * (last.at - first.at)

@@ -188,7 +188,7 @@ def benched(tmp_path, monkeypatch):
 
         monkeypatch.setattr(benches.LocalBench, "_run", ran)
         chosen = choices(made, made.swap("linears"), step)
-        local = benches.LocalBench(made.replay, False, lambda line: None)
+        local = benches.LocalBench(made.replay, "refuse", lambda line: None)
         served = local.serving(step, *chosen, 1.0, tmp_path / "k")
         return served, asked, len(changed_places(step, *chosen))
 
@@ -239,11 +239,11 @@ def test_a_step_is_replayed_as_long_as_the_file_says(tmp_path, monkeypatch, phas
     else:
         [step] = decode_steps(made, RANK, ObservedArm(), tmp_path)
     told = {"device": "cpu", "budget_s": 7.0, "blocks": 5, "rounds": 11}
-    bench = benches.LocalBench(made.replay.model_copy(update=told), True, lambda line: None, {"KMP_X": "1"})
+    bench = benches.LocalBench(made.replay.model_copy(update=told), "keep", lambda line: None, {"KMP_X": "1"})
     bench.replay(step, "linears", *choices(made, made.swap("linears"), step))
     [plan] = plans
     assert (plan.budget_s, plan.blocks, plan.rounds) == wanted and plan.threads == 1
-    assert plan.keep_disturbed and list(plan.arms) == ["base", "linears"]
+    assert plan.disturbed == "keep" and list(plan.arms) == ["base", "linears"]
     # The engine's environment, and its allocator: not our workers', which keep freed memory.
     assert plan.environment == {**dict.fromkeys(ALLOCATOR), "KMP_X": "1"}
 

@@ -28,6 +28,7 @@ from kernels.platform import detect
 from shapes.attention import Parallel
 from shapes.linears import linears
 from shapes.models import model, read_model
+from tests.support.workers_here import WorkerHere
 
 R1 = model("deepseek-r1")
 TINY = replace(
@@ -239,10 +240,16 @@ def test_a_wrong_kernel_shows_in_the_difference(rank):
     assert rank.difference("mla_decode", CHOSEN, other)["mla_decode"] > 0.05
 
 
-def test_measured_by_the_engine_and_told_apart():
+@pytest.fixture
+def rank_here(monkeypatch):
+    """Replays of a test that start no process."""
+    monkeypatch.setattr("harness.serving.replay.replay.Worker", WorkerHere)
+
+
+def test_measured_by_the_engine_and_told_apart(rank_here):
     plan = ReplayPlan(
         step(), {BASE: CHOSEN, "slow": CHOSEN | {"block_scale_gemm": "torch.naive"}},
-        "eager", 1, 3.0, blocks=2, turn_s=0.02,
+        "eager", 1, 1.5, blocks=2, turn_s=0.02,
     )  # fmt: skip
     found = replay(plan, detect("cpu"), Blind("a test"), say=lambda text: None)
     base, slow = found.arms[BASE], found.arms["slow"]
@@ -254,7 +261,7 @@ def test_measured_by_the_engine_and_told_apart():
     assert json.loads(found.model_dump_json())["arms"]["slow"]["own"] is not None
 
 
-def test_an_arm_whose_outputs_differ_has_no_time(monkeypatch):
+def test_an_arm_whose_outputs_differ_has_no_time(rank_here, monkeypatch):
     monkeypatch.setattr("harness.serving.replay.replay.ALIKE", 1e-6)
     arms = {BASE: CHOSEN, "other": CHOSEN | {"mla_decode": "torch.naive"}}
     plan = ReplayPlan(step(), arms, "eager", 1, 1.0, blocks=2, turn_s=0.01)
@@ -262,7 +269,7 @@ def test_an_arm_whose_outputs_differ_has_no_time(monkeypatch):
     assert other.failed.startswith("wrong") and other.step is None and other.change is None
 
 
-def test_an_arm_that_cannot_run_costs_itself_only():
+def test_an_arm_that_cannot_run_costs_itself_only(rank_here):
     arms = {BASE: CHOSEN, "gpu": CHOSEN | {"mla_decode": "flashmla"}}
     plan = ReplayPlan(step(), arms, "eager", 1, 1.0, blocks=2, turn_s=0.01)
     found = replay(plan, detect("cpu"), Blind("a test"), say=lambda text: None)
@@ -344,14 +351,14 @@ def test_a_step_is_read():
         ReplayRequest(tp=8, ctx="many").step(R1, 2, detect("cpu"))
 
 
-def test_the_command_measures_what_it_prints(tmp_path, monkeypatch, capsys):
+def test_the_command_measures_what_it_prints(rank_here, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("harness.serving.replay.request.read_rank", lambda name: TINY)
     monkeypatch.setattr(
         device, "own_device", lambda platform: nullcontext(OwnDevice(platform, Blind("a test")))
     )
     base, swap = [f"{op}={name}" for op, name in CHOSEN.items()], ["mla_decode=torch.naive"]
     request = ReplayRequest("tiny", batch="2", ctx="33", new="8", base=base, swap=swap, device="cpu",
-                            threads=1, budget="2s", blocks=2, seed=7)  # fmt: skip
+                            threads=1, budget="0.5s", blocks=2, seed=7)  # fmt: skip
     assert show(request, str(tmp_path)) == OK
     kept = json.loads((tmp_path / "decode-b2.json").read_text())
     assert kept["rounds"] == len(kept["samples"]) > 0

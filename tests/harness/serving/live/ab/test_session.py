@@ -133,9 +133,9 @@ def test_an_engine_that_cannot_be_warmed_up_is_one_line(model_folder, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_mistakes_are_one_line(model_folder, tmp_path):
+def test_mistakes_are_one_line(model_folder, tmp_path, here):
     def fails(code, text, *more, where=model_folder, **named):
-        done = run(where, tmp_path / str(time.monotonic_ns()), *more, **named)
+        done = here(*command(where, tmp_path / str(time.monotonic_ns()), *more, **named)[3:])
         assert done.returncode == code, done.stderr
         assert text in done.stderr
         assert "Traceback" not in done.stderr
@@ -149,7 +149,7 @@ def test_mistakes_are_one_line(model_folder, tmp_path):
     fails(2, "write how many are prefilled together", "--prefill-pattern", "many")
 
 
-def test_kill_nine_loses_nothing_and_resume_goes_on(model_folder, tmp_path, monkeypatch):
+def test_kill_nine_loses_nothing_and_resume_goes_on(model_folder, tmp_path, here, monkeypatch):
     out = tmp_path / "out"
     monkeypatch.setenv("KERNEL_BENCH_TEST", str(tmp_path))
     first = subprocess.Popen(
@@ -179,14 +179,14 @@ def test_kill_nine_loses_nothing_and_resume_goes_on(model_folder, tmp_path, monk
     pairs = [line["pair"] for line in LiveJournal(out).of("pair")]
     assert pairs == list(range(more))
     assert f"{more} of {more} pairs" in done.stdout
-    refused = run(model_folder, out, "--arm", "a", "--arm", "c", "--resume")
+    refused = here(*command(model_folder, out, "--arm", "a", "--arm", "c", "--resume")[3:])
     assert refused.returncode == 2
     assert "was begun with another arms" in refused.stderr
-    again = run(model_folder, out, "--arm", "a")
+    again = here(*command(model_folder, out, "--arm", "a")[3:])
     assert again.returncode == 2
     assert "already holds live runs" in again.stderr
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
-    done = run(model_folder, out, "--arm", "a", "--arm", "b:X=1", "--resume", pairs=more)
+    done = here(*command(model_folder, out, "--arm", "a", "--arm", "b:X=1", "--resume", pairs=more)[3:])
     assert done.returncode == 2 and "begun with another environment" in done.stderr
 
 
@@ -237,9 +237,9 @@ def _full(descriptor):
     raise OSError(28, "No space left on device")
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(model_folder, tmp_path):
+def test_a_folder_that_cannot_be_written_is_one_line(model_folder, tmp_path, here):
     (tmp_path / "file").write_text("")
-    done = run(model_folder, tmp_path / "file" / "out")
+    done = here(*command(model_folder, tmp_path / "file" / "out")[3:])
     assert done.returncode == 2
     assert "cannot write to" in done.stderr
     assert "Traceback" not in done.stderr

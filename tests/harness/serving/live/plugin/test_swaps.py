@@ -20,8 +20,8 @@ from harness.serving.live.plugin.suite import Swapped, swapped
 from harness.serving.live.swaps import ABSORBED, RENAMED, current_names, implementations, is_swap, known_swaps
 from harness.serving.replay.child import BOUNDARY
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.op import Unsupported
 from kernels.operands import Seeds
+from kernels.platform import detect
 
 torch = pytest.importorskip("torch")
 SIZES = {
@@ -56,10 +56,9 @@ def of_the_suite(swap):
     sizes = op.sizes(SIZES[op.name])
     operands = op.operands(sizes, Seeds(), "cpu", BOUNDARY.get(op.name, "core"))
     out = None if implementation.allocates else op.empty_output(sizes, "cpu")
-    try:
-        prepared = implementation.prepare(operands, out)
-    except Unsupported as error:
-        pytest.skip(f"{swap}: {error}")
+    if not (support := implementation.available(detect("cpu"))).ok:
+        pytest.skip(f"{swap}: {support.reason}")
+    prepared = implementation.prepare(operands, out)
     prepared.call()
     return operands, prepared.result()
 

@@ -24,29 +24,38 @@ class Handicapped(Bf16Gemm):
 
     name = "control.handicapped"
     op = "block_scale_gemm"
+    share = HANDICAP
 
     def prepare(self, operands: Any, out: Any) -> Prepared:
         prepared = super().prepare(operands, out)
-        slower = _slower_on_cpu if out.device.type == "cpu" else _slower_on_gpu
-        prepared.call = slower(prepared.call)  # type: ignore[method-assign]
+        slower = slower_on_cpu if out.device.type == "cpu" else slower_on_gpu
+        prepared.call = slower(prepared.call, self.share)  # type: ignore[method-assign]
         return prepared
 
 
-def _slower_on_cpu(call: Any) -> Any:
+class HalfAgain(Handicapped):
+    """torch.bf16, and then half of its time once more."""
+
+    name = "control.half_again"
+    op = "block_scale_gemm"
+    share = 0.5
+
+
+def slower_on_cpu(call: Any, share: float = HANDICAP) -> Any:
     """Spins for the share of what this very call took, so that the handicap is exact whatever the clock."""
 
     def slower() -> None:
         started = time.perf_counter()
         call()
         until = time.perf_counter()
-        until += HANDICAP * (until - started)
+        until += share * (until - started)
         while time.perf_counter() < until:
             pass
 
     return slower
 
 
-def _slower_on_gpu(call: Any) -> Any:
+def slower_on_gpu(call: Any, share: float = HANDICAP) -> Any:
     """Lets the device sleep for the share of what a call took when it was prepared."""
     import torch
 
@@ -69,10 +78,10 @@ def _slower_on_gpu(call: Any) -> Any:
     short, long = (min(seconds(sleep(n), 20) for _ in range(5)) for n in (10_000, 1_000_000))
     slope = (long - short) / 990_000
     start = short - 10_000 * slope
-    wanted = HANDICAP * min(seconds(call, 20) for _ in range(5))
+    wanted = share * min(seconds(call, 20) for _ in range(5))
     cycles = int((wanted - start) / slope)
     if cycles < 1:
-        raise Unsupported(f"{HANDICAP:.0%} of a call is less than a device sleep's {start * 1e6:.1f} us")
+        raise Unsupported(f"{share:.0%} of a call is less than a device sleep's {start * 1e6:.1f} us")
 
     def slower() -> None:
         call()

@@ -1,6 +1,9 @@
 """Proves the measurement engine on this machine: equal pairs, a handicapped pair, the three cache modes.
 
     python -m tools.prove_engine --out results/MACHINE/engine
+    python -m tools.prove_engine --out results/MACHINE/engine-loaded --loaded
+
+With `--loaded`, beside a busy loop on each core: equal pairs, and pairs that differ by half.
 
 Each is an ordinary run of the harness, kept in a folder beside the page that says what came of it. Takes as
 long as it prints before it starts.
@@ -9,6 +12,7 @@ long as it prints before it starts.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
@@ -20,10 +24,11 @@ from harness.plan.budget import parse_seconds
 from harness.report.text import microseconds
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
+from tools.engines.busy_loops import busy_loops
 
 ROOT = Path(__file__).resolve().parent.parent
 OP, BASELINE = "block_scale_gemm", "torch.bf16"
-AGAIN, HANDICAPPED = "control.again", "control.handicapped"
+AGAIN, HANDICAPPED, HALF_AGAIN = "control.again", "control.handicapped", "control.half_again"
 SIZES = "n=2112 k=7168"  # DeepSeek-R1's qkv_a
 # So many that a CPU computes, memory being what neighbours on a host share most; on a GPU so many that 2 %
 # of a call is more than a device sleep costs.
@@ -104,8 +109,9 @@ def pairs_page(folder: Path, expected: str) -> Iterator[str]:
             f"pairs: {dict(Counter(v.verdict for v in twins))}.\n"
         )
     dropped = sum(not r.counted for d in done for r in d.disturbed)
+    disturbed = sum(r.counted for d in done for r in d.disturbed)
     yield (
-        f"{sum(d.rounds for d in done)} rounds, {dropped} more dropped as disturbed; "
+        f"{sum(d.rounds for d in done)} rounds, {disturbed} of them disturbed, {dropped} more dropped; "
         f"{sum(d.measured_s for d in done):.0f} s of measuring, {sum(d.setup_s for d in done):.0f} s of "
         f"set-up and checks; ended by {dict(Counter(d.stopped for d in done))}.\n"
     )
@@ -135,22 +141,27 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--handicapped", type=int, default=20)
     parser.add_argument("--per-case", default="20s")
+    parser.add_argument("--loaded", action="store_true", help="beside a busy loop on each core")
     options = parser.parse_args()
-    cases = options.pairs + options.handicapped + 3
+    out, slower = options.out, HALF_AGAIN if options.loaded else HANDICAPPED
+    cases = options.pairs + options.handicapped + 3 * (not options.loaded)
     longest_s = cases * (parse_seconds(options.per_case, "--per-case") + SET_UP_S)
     print(f"{cases} cases, about {longest_s / 60:.0f} minutes at most", file=sys.stderr)
-    cache_modes(options.out / "cache", options.per_case, options.device)
-    pairs(options.out / "handicapped", HANDICAPPED, options.handicapped, options.per_case, options.device)
-    pairs(options.out / "equal", AGAIN, options.pairs, options.per_case, options.device)
-    run, _ = records(options.out / "equal")
+    if not options.loaded:
+        cache_modes(out / "cache", options.per_case, options.device)
+    with busy_loops() if options.loaded else contextlib.nullcontext():
+        pairs(out / "handicapped", slower, options.handicapped, options.per_case, options.device)
+        pairs(out / "equal", AGAIN, options.pairs, options.per_case, options.device)
+    run, _ = records(out / "equal")
+    share = "Half as long again" if options.loaded else "2 % slower"
     lines = [
-        "# The engine on this machine\n",
+        f"# The engine on this machine{', beside a busy loop on each core' if options.loaded else ''}\n",
         f"Printed by `python -m {' '.join(['tools.prove_engine', *sys.argv[1:]])}` on "
         f"{run.provenance['machine']['device']}, {run.provenance['machine']['threads']} threads, commit "
-        f"{run.provenance['git']['commit'][:10]}; {minutes(options.out):.0f} minutes.\n",
-        *pairs_page(options.out / "equal", "Equal pairs: `faster` and `slower` are false"),
-        *pairs_page(options.out / "handicapped", "2 % slower: `slower` is right, `faster` is wrong"),
-        *caches_page(options.out / "cache"),
+        f"{run.provenance['git']['commit'][:10]}; {minutes(out):.0f} minutes.\n",
+        *pairs_page(out / "equal", "Equal pairs: `faster` and `slower` are false"),
+        *pairs_page(out / "handicapped", f"{share}: `slower` is right, `faster` is wrong"),
+        *(() if options.loaded else caches_page(out / "cache")),
     ]
     text = "\n".join(lines)
     (options.out / "README.md").write_text(text)

@@ -24,7 +24,7 @@ from harness.statistics import intervals, paired
 from harness.statistics.multiple import joint_verdicts
 from harness.timing.interleaved import measure
 from harness.timing.rounds import Policy, Rounds
-from tools.simulated_machine import FAMILIES, TURN_S, Family, Machine
+from tools.simulated_machine import BUSY, FAMILIES, TURN_S, Family, Machine
 
 NEAR, FAR = 1.01, 1.05
 ROUNDS, FEW_ROUNDS = 190, 30  # of 200: what the default policy makes at most
@@ -57,7 +57,15 @@ def start(family: Family, ratio: float, seed: int, twin: bool = False) -> Machin
 def rounds(machine: Machine, seed: int, **policy: object) -> Rounds:
     return measure(
         machine.contenders,
-        Policy(clock=machine.clock, begin_block=machine.prepare, seed=seed, budget_s=1e9, **policy),
+        Policy(
+            clock=machine.clock,
+            begin_block=machine.prepare,
+            begin_round=machine.begin_round,
+            end_round=machine.end_round,
+            seed=seed,
+            budget_s=1e9,
+            **policy,
+        ),
     )
 
 
@@ -233,7 +241,7 @@ class Row:
 
 
 def run(rule_name: str, family_name: str, sessions: int, seed: int) -> Row:
-    rule, family = RULES[rule_name], FAMILIES[family_name]
+    rule, family = RULES[rule_name], (FAMILIES | BUSY)[family_name]
     by_ratio = {
         ratio: [rule(family, ratio, seed + place) for place in range(sessions)] for ratio in (1.0, NEAR, FAR)
     }

@@ -64,12 +64,40 @@ def everything(rng: np.random.Generator, turns: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
+class Neighbours:
+    """Other processes that a monitor sees, come and gone without regard to what is measured.
+
+    stay, away: turns, on average; infinite: for ever
+    """
+
+    stay: float
+    away: float
+
+    def present(self, rng: np.random.Generator, turns: int) -> np.ndarray:
+        leaving, coming = 1 / self.stay, 1 / self.away
+        here, present = rng.random() < self.stay / (self.stay + self.away) or not coming, []
+        for change in rng.random(turns):
+            here = change >= leaving if here else change < coming
+            present.append(here)
+        return np.array(present)
+
+
+def beside_neighbours(rng: np.random.Generator, present: np.ndarray) -> np.ndarray:
+    """Twice as slow, give or take 30 % by what the scheduler does, which lasts about three turns."""
+    from scipy.signal import lfilter
+
+    scattered = lfilter([math.sqrt(1 - 0.7**2)], [1, -0.7], rng.standard_normal(len(present)))
+    return np.where(present, math.log(2) + 0.3 * scattered, 0)
+
+
+@dataclass(frozen=True)
 class Family:
     """own: standard deviation of each sample's own noise; offset: of a contender's at each preparation."""
 
     disturbance: Disturbance = nothing
     own: float = 0.02
     offset: float = 0.0
+    neighbours: Neighbours | None = None
 
 
 FAMILIES = {
@@ -84,6 +112,14 @@ FAMILIES = {
     "offsets": Family(offset=0.005),
     "offsets, AR(1)": Family(autocorrelated, offset=0.005),
     "offsets, little noise": Family(own=0.003, offset=0.005),
+}
+
+# Apart from FAMILIES: the rules of other suites have no monitor, and are not held to what ours sees.
+BUSY = {
+    "neighbours, always": Family(neighbours=Neighbours(math.inf, 1)),
+    "neighbours, now and then": Family(neighbours=Neighbours(stay=15, away=60)),
+    "neighbours, half of the time": Family(neighbours=Neighbours(stay=60, away=60)),
+    "neighbours, mostly": Family(neighbours=Neighbours(stay=60, away=15), offset=0.005),
 }
 
 
@@ -102,6 +138,24 @@ class Machine:
         turns = SESSION * max(1, len(true)) + 1
         self.disturbed = family.disturbance(self.rng, turns).tolist()
         self.noise = (family.own * self.rng.standard_normal(turns)).tolist()
+        self.present = np.zeros(turns, dtype=bool)
+        if family.neighbours is not None:
+            self.present = family.neighbours.present(self.rng, turns)
+            slowed = beside_neighbours(self.rng, self.present)
+            self.disturbed = [a + b for a, b in zip(self.disturbed, slowed.tolist(), strict=True)]
+        self.begun = 0
+
+    def begin_round(self) -> None:
+        self.begun = self._turn
+
+    def end_round(self) -> str:
+        """Whom a monitor has seen in the round."""
+        turns = range(self.begun, self._turn)
+        return "neighbours" if any(self.present[turn % len(self.noise)] for turn in turns) else ""
+
+    @property
+    def _turn(self) -> int:
+        return round(self.now / TURN_S)
 
     def clock(self) -> float:
         return self.now
@@ -111,7 +165,7 @@ class Machine:
         self.offset = dict(zip(self.offset, offsets.tolist(), strict=True))
 
     def turn(self, name: str) -> float:
-        place = round(self.now / TURN_S) % len(self.noise)
+        place = self._turn % len(self.noise)
         self.now += TURN_S
         return math.exp(self.log_true[name] + self.offset[name] + self.disturbed[place] + self.noise[place])
 

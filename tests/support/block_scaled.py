@@ -23,3 +23,14 @@ def activations(m: int, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 def alike(got: torch.Tensor, wanted: torch.Tensor) -> bool:
     """Within what quantising the intermediate to FP8 costs."""
     return bool((got.float() - wanted).norm() < 0.08 * wanted.norm())
+
+
+def is_product(
+    found: torch.Tensor, left: torch.Tensor, right: torch.Tensor, plus: torch.Tensor | float = 0.0
+) -> bool:
+    """Whether bf16 values are left @ right.T (+ plus), fp32 operands, within half a unit in their last
+    place and what sums of k fp32 terms, which may cancel, lose in any order."""
+    wanted = left.double() @ right.double().T + plus
+    terms = left.double().abs() @ right.double().abs().T + abs(plus)
+    allowed = 2.0**-8 * wanted.abs() + (left.shape[-1] + 4) * 2.0**-24 * terms
+    return bool(((found.double() - wanted).abs() <= allowed).all())

@@ -38,8 +38,6 @@ class _Faulty(NaiveMlaDecode):
                 time.sleep(3600)
             if self.fault == "segfault" and self.calls > 3:
                 os.kill(os.getpid(), signal.SIGSEGV)
-            if self.fault == "killed" and self.calls > 3:
-                os.kill(os.getpid(), signal.SIGKILL)
             call()
 
         prepared.call = faulty
@@ -56,7 +54,6 @@ FAULTS = {
     "raise_call": "raise in call",
     "hang_call": "hang in call",
     "segfault": "segfault",
-    "killed": "killed",
 }
 
 for _name, _fault in FAULTS.items():

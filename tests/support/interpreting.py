@@ -17,18 +17,18 @@ from kernels.triton_runtime import INTERPRETER
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
-def run_interpreted(script: str) -> subprocess.CompletedProcess[str]:
+def run_interpreted(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The test file as a script, to its end."""
     path = os.pathsep.join(map(str, filter(None, (ROOT, os.environ.get("PYTHONPATH")))))
     environment = os.environ | INTERPRETER | ONE_THREAD | {"PYTHONPATH": path}
-    command = [sys.executable, script]
+    command = [sys.executable, script, *arguments]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done
 
 
-def found_interpreted(script: str) -> list[Any]:
+def found_interpreted(script: str, *arguments: str) -> list[Any]:
     """What it prints, an object of JSON a line."""
-    done = run_interpreted(script)
+    done = run_interpreted(script, *arguments)
     assert "RuntimeWarning" not in done.stderr, "computes what it should not:\n" + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

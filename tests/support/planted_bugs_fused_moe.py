@@ -17,7 +17,7 @@ from kernels.formats import (
     fp8_format,
     quantise_activations,
 )
-from kernels.fused_moe.fp8_to_fp32 import fp8_to_fp32
+from kernels.fp8_to_fp32 import fp8_to_fp32
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.reference import routing
 from kernels.fused_moe.sizes import SCALING

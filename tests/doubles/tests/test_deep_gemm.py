@@ -10,6 +10,7 @@ import torch
 
 from kernels import platform
 from tests.doubles import lent
+from tests.support.block_scaled import is_product
 
 FP8 = torch.float8_e4m3fn
 
@@ -75,7 +76,7 @@ def test_dense(deep_gemm, m, n, k):
     b, sfb, right = quantised(n, k, block=128)
     d = torch.empty(m, n, dtype=torch.bfloat16)
     deep_gemm.fp8_gemm_nt((a, sfa), (b, sfb), d)
-    torch.testing.assert_close(d, (left @ right.T).bfloat16())
+    assert is_product(d, left, right)
     prepared = deep_gemm.get_mn_major_tma_aligned_tensor(sfa)
     assert prepared.stride() == (1, deep_gemm.get_tma_aligned_size(m, 4))
     assert deep_gemm.get_mn_major_tma_aligned_tensor(prepared) is prepared
@@ -93,9 +94,9 @@ def test_packed_exponents(sm_100):
     weights = sm_100.transform_sf_into_required_layout(sfb, 256, 640, (1, 128, 128), is_sfa=False)
     assert weights.shape == (256, 2) and weights.dtype == torch.int32
     sm_100.fp8_gemm_nt((a, packed), (b, weights), d, recipe=(1, 1, 128))
-    torch.testing.assert_close(d, (left @ right.T).bfloat16())
+    assert is_product(d, left, right)
     sm_100.fp8_gemm_nt((a, packed), (b, weights), d)  # the default recipe of int32 scales
-    torch.testing.assert_close(d, (left @ right.T).bfloat16())
+    assert is_product(d, left, right)
     with pytest.raises(RuntimeError, match="device assertion"):
         sm_100.get_mn_major_tma_aligned_packed_ue8m0_tensor(sfa * 1.5)
     with pytest.raises(RuntimeError, match="Unsupported architecture"):
@@ -155,7 +156,7 @@ def test_weight_scales_of_the_wrong_order_give_a_wrong_answer(sm_90):
     sm_90.fp8_gemm_nt((a, sfa), (b, sfb.T), d)
     assert not torch.allclose(d.float(), left @ right.T, rtol=0.1, atol=1)
     sm_90.fp8_gemm_nt((a, sfa), (b, sfb.T.contiguous().T), d)  # K-major or MN-major, by the strides
-    torch.testing.assert_close(d, (left @ right.T).bfloat16())
+    assert is_product(d, left, right)
 
 
 def test_contiguous(deep_gemm):
@@ -168,14 +169,14 @@ def test_contiguous(deep_gemm):
     d = torch.full((rows, n), 9.0, dtype=torch.bfloat16)
     deep_gemm.m_grouped_fp8_gemm_nt_contiguous((a, sfa), (b, sfb), d, layout)
     for rows_of, expert in ((slice(0, 5), 3), (slice(128, 256), 0), (slice(256, 300), 6)):
-        torch.testing.assert_close(d[rows_of], (left[rows_of] @ right[expert].T).bfloat16())
+        assert is_product(d[rows_of], left[rows_of], right[expert])
     if deep_gemm.arch == "sm_90":  # the second warpgroup of the tile has nothing but padding
         assert bool((d[64:128] == 0).all())
 
     straddling = layout.clone()
     straddling[:128] = torch.arange(8, dtype=torch.int32).repeat_interleave(16)
     deep_gemm.m_grouped_fp8_gemm_nt_contiguous((a, sfa), (b, sfb), d, straddling)
-    torch.testing.assert_close(d[:128], (left[:128] @ right[0].T).bfloat16())  # the tile's first row decides
+    assert is_product(d[:128], left[:128], right[0])  # the tile's first row decides
 
 
 WRONG_CONTIGUOUS = {
@@ -207,7 +208,7 @@ def test_masked(deep_gemm):
     d = torch.full((8, m, n), 9.0, dtype=torch.bfloat16)
     deep_gemm.m_grouped_fp8_gemm_nt_masked((a, sfa), (b, sfb), d, masked, 33)
     for group, rows in enumerate(masked.tolist()):
-        torch.testing.assert_close(d[group, :rows], (left[group, :rows] @ right[group].T).bfloat16())
+        assert is_product(d[group, :rows], left[group, :rows], right[group])
         assert bool((d[group, -(-rows // 128) * 128 :] == 9).all())  # tiles beyond masked_m are left
 
 

@@ -10,7 +10,7 @@ import torch
 
 from kernels import platform
 from tests.doubles import lent
-from tests.support.block_scaled import activations, alike, weights
+from tests.support.block_scaled import activations, alike, is_product, weights
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def test_sm90_gemm(hopper, m, n, k):
     out = torch.empty(m, n, dtype=torch.bfloat16)
     got = hopper.gemm.fp8_blockscale_gemm_sm90(a, b, m_major(sa), sb, out=out)
     assert got is out
-    torch.testing.assert_close(out, (left @ right.T).bfloat16())
+    assert is_product(out, left, right)
     x = torch.randn(m, k).bfloat16()
     mixed = hopper.gemm.fp8_blockscale_gemm_sm90(x, b, None, sb)
     assert alike(mixed, x.float() @ right.T)
@@ -76,7 +76,7 @@ def test_sm90_gemm_reads_pointers(hopper):
     wrong = hopper.gemm.fp8_blockscale_gemm_sm90(a, b, m_major(sa), rows)
     assert not torch.allclose(wrong.float(), wanted, rtol=0.05, atol=0.5)
     half = hopper.gemm.fp8_blockscale_gemm_sm90(a, b, m_major(sa), sb, out_dtype=torch.float16)
-    torch.testing.assert_close(half.view(torch.bfloat16), wanted.bfloat16())  # bfloat16's bits in a float16
+    assert is_product(half.view(torch.bfloat16), left, right)  # bfloat16's bits in a float16
     cut, scale, _ = activations(6, 512)
     with pytest.raises(RuntimeError, match="illegal memory"):
         hopper.gemm.fp8_blockscale_gemm_sm90(cut, b, scale, sb)
@@ -124,11 +124,11 @@ def test_each_gemm_has_its_architecture(hopper, monkeypatch):
 def test_groupwise(blackwell, m, n, k, mma_sm):
     a, sa, left = activations(m, k)
     b, sb, right = weights(n, k)
-    gemm, wanted = blackwell.gemm.gemm_fp8_nt_groupwise, (left @ right.T).bfloat16()
-    torch.testing.assert_close(gemm(a, b, sa, sb, "K", mma_sm), wanted)
+    gemm = blackwell.gemm.gemm_fp8_nt_groupwise
+    assert is_product(gemm(a, b, sa, sb, "K", mma_sm), left, right)
     turned = sa.T.contiguous(), sb.T.contiguous()
-    torch.testing.assert_close(gemm(a, b, *turned, scale_major_mode="MN", mma_sm=mma_sm), wanted)
-    torch.testing.assert_close(gemm(a, b, turned[0], sb, backend="trtllm"), wanted)
+    assert is_product(gemm(a, b, *turned, scale_major_mode="MN", mma_sm=mma_sm), left, right)
+    assert is_product(gemm(a, b, turned[0], sb, backend="trtllm"), left, right)
     out = torch.empty(m, n, dtype=torch.float16)
     assert gemm(a, b, sa, sb, "K", out=out) is out
 

@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import ScalingType
 
 from tests.doubles.torch_scaled_mm import double
+from tests.support.block_scaled import is_product
 
 FP8 = torch.float8_e4m3fn
 ROW, BLOCK, SQUARE = ScalingType.RowWise, ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
@@ -98,15 +99,15 @@ def test_row_wise_and_per_tensor(monkeypatch, arch, m):
     monkeypatch.setenv("DOUBLE_ARCH", arch)
     a, b = torch.randn(m, 144).to(FP8), torch.randn(160, 144).to(FP8)
     sa, sb = torch.rand(m, 1) + 0.5, torch.rand(1, 160) + 0.5
-    wanted = ((a.float() * sa) @ (b.float() * sb.T).T).bfloat16()
-    torch.testing.assert_close(double._scaled_mm(a, b.T, sa, sb, out_dtype=torch.bfloat16), wanted)
-    torch.testing.assert_close(double.scaled_mm(a, b.T, sa, ROW, sb, ROW), wanted)
+    left, right = a.float() * sa, b.float() * sb.T
+    assert is_product(double._scaled_mm(a, b.T, sa, sb, out_dtype=torch.bfloat16), left, right)
+    assert is_product(double.scaled_mm(a, b.T, sa, ROW, sb, ROW), left, right)
     one, two = torch.tensor(0.5), torch.tensor([2.0])
     got = double._scaled_mm(a, b.T, one, two, out_dtype=torch.bfloat16)
-    torch.testing.assert_close(got, (a.float() @ b.float().T).bfloat16())
+    assert is_product(got, a.float(), b.float())
     bias = torch.randn(160).bfloat16()
     got = double._scaled_mm(a, b.T, one, two, bias=bias, out_dtype=torch.bfloat16)
-    torch.testing.assert_close(got, (a.float() @ b.float().T + bias.float()).bfloat16())
+    assert is_product(got, a.float(), b.float(), bias.double())
 
 
 def test_refused_row_wise():

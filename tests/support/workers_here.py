@@ -1,0 +1,86 @@
+"""Workers in this process: what answers is a worker's own, and what each spares is two seconds of importing
+torch. For tests of what a run makes of answers, not of processes that die or hang."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kernels
+from harness.cli import main
+from harness.errors import one_line
+from harness.run import case
+from harness.workers.process import WorkerFailure
+from kernels.op import Unsupported
+from kernels.platform import Platform
+
+
+#: Python 3.11 cannot parse sources in two threads (its issue 106905), and references are asked for beside.
+PROCESS = threading.Lock()
+
+
+class WorkerHere:
+    """Like `harness.workers.process.Worker`, which it stands for."""
+
+    def __init__(
+        self, serves: str, environment: Mapping[str, str | None], log: Path, tree: str | None = None
+    ) -> None:
+        module, name = serves.split(":")
+        self.served = getattr(importlib.import_module(module), name)()
+        self.facts: dict[str, Any] = {}
+        self.alive = True
+
+    def ask(self, request: str, deadline: float, **arguments: Any) -> Any:
+        try:
+            with PROCESS:
+                return getattr(self.served, request)(**arguments)
+        except Unsupported as error:
+            raise WorkerFailure("unsupported", str(error)) from error
+        except Exception as error:
+            raise WorkerFailure("error", one_line(error)) from error
+
+    def hello(self, platform: Platform, threads: int, deadline: float) -> None:
+        self.facts = self.ask("hello", deadline, kind=platform.kind, device=platform.device, threads=threads)
+
+    def kill(self) -> None:
+        self.alive = False
+
+
+def use_workers_here(patch: pytest.MonkeyPatch, turn_s: float = 0.002) -> None:
+    """Runs of this process start no other. Their turns are shorter, and calls rotate over few sets of
+    operands, as for a small cache: nobody looks at the times."""
+    patch.setattr("harness.workers.station.Worker", WorkerHere)
+    patch.setattr("harness.workers.judge.Worker", WorkerHere)
+    patch.setattr("harness.run.session.last_level", lambda *_: 1 << 18)
+    patch.setattr(case, "TURN_S", turn_s)
+
+
+def run_here(*arguments: object, plugin: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """`python -m harness run ...` in this process, its workers too, beside the implementations of a file."""
+    said = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(said[0]),
+        contextlib.redirect_stderr(said[1]),
+    ):
+        use_workers_here(patch)
+        patch.setattr(sys, "argv", ["harness", "run", *map(str, arguments)])
+        if plugin is not None:
+            patch.setenv(kernels.PLUGINS, str(plugin))
+        kernels.implementations.cache_clear()
+        try:
+            code = main()
+        except SystemExit as end:
+            code = end.code
+        finally:
+            kernels.implementations.cache_clear()
+    return subprocess.CompletedProcess(sys.argv, code or 0, *(text.getvalue() for text in said))

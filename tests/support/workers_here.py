@@ -23,7 +23,6 @@ from harness.workers.process import WorkerFailure
 from kernels.op import Unsupported
 from kernels.platform import Platform
 
-
 #: Python 3.11 cannot parse sources in two threads (its issue 106905), and references are asked for beside.
 PROCESS = threading.Lock()
 

@@ -100,9 +100,13 @@ class _SdpaMlaDecode(_PaddedMlaDecode):
     that the cache is read once and not once per head; the value keeps all 576 columns, because the
     flash kernels want one head size, and the last 64 are dropped."""
 
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor) -> None:
-        super().__init__(operands, out)
-        self.rows = operands.kv.new_empty(*self.slots.shape, WIDTH)
+    def __init__(
+        self, operands: MlaDecodeOperands, out: torch.Tensor, first: _SdpaMlaDecode | None = None
+    ) -> None:
+        super().__init__(operands, out, first)
+        # One buffer serves the calls on all sets, as one serves all layers of an engine.
+        fits = first is not None and first.slots.shape == self.slots.shape
+        self.rows = first.rows if fits else operands.kv.new_empty(*self.slots.shape, WIDTH)
 
     def call(self) -> None:
         import torch
@@ -128,3 +132,6 @@ class SdpaMlaDecode(_TorchMlaDecode):
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         return _SdpaMlaDecode(operands, out)
+
+    def prepare_turn(self, first: _SdpaMlaDecode, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+        return _SdpaMlaDecode(operands, out, first)

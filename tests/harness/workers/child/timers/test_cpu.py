@@ -8,18 +8,24 @@ import pytest
 
 from harness.workers.child.timers import cpu
 from harness.workers.child.timers.base import Program
-from harness.workers.child.timers.cpu import LONG_S, CpuTimer
+from harness.workers.child.timers.cpu import FEW_PAGES, LONG_S, CpuTimer
 
 
 class Calls:
-    """Each takes so many seconds of a clock of its own, and is counted by its set of operands."""
+    """Each takes so many seconds of a clock of its own, and is counted by its set of operands. Those that
+    touch memory take ten times as long on a set that is new to them."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float, sets: int = 1) -> None:
-        self.now, self.made = 0.0, Counter[int]()
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, seconds: float, sets: int = 1, touches: bool = False
+    ) -> None:
+        self.now, self.made, self.faults = 0.0, Counter[int](), 0
         monkeypatch.setattr(cpu.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(cpu, "_page_faults", lambda: self.faults)
 
         def call(which: int) -> None:
-            self.now += seconds
+            first = touches and not self.made[which]
+            self.now += 10 * seconds if first else seconds
+            self.faults += 1000 if first else FEW_PAGES // 2
             self.made[which] += 1
 
         self.program = Program([lambda which=which: call(which) for which in range(sets)])
@@ -47,3 +53,16 @@ def test_a_program_knows_which_sets_it_reached(monkeypatch):
     CpuTimer().turn(calls.program, 0.05)
     assert calls.program.reached(2)
     assert calls.made == {0: 2, 1: 1, 2: 1}
+
+
+def test_calls_that_touch_memory_for_the_first_time_are_not_timed(monkeypatch):
+    calls = Calls(monkeypatch, 0.06, sets=4, touches=True)
+    times = [CpuTimer().turn(calls.program, 0.05).seconds for _ in range(4)]
+    assert times == [pytest.approx(0.06)] * 4
+
+
+def test_calls_that_always_fault_memory_in_are_timed_so(monkeypatch):
+    calls = Calls(monkeypatch, 0.06, sets=3)
+    monkeypatch.setattr(cpu, "_page_faults", lambda: int(1e6 * calls.now))
+    assert [CpuTimer().turn(calls.program, 0.05).calls for _ in range(3)] == [1, 1, 1]
+    assert sum(calls.made.values()) <= 3 * 2 + 3

@@ -131,6 +131,8 @@ class Implementation(ABC):
     activations:    what its own call rounds bf16 activations to before products: bf16, or fp8
     allocates:      True if the library allocates its own output (`out` is then None, never poisoned)
     captures:       False if the call cannot be recorded into a CUDA/HIP graph
+    shared_layout:  implementations of a runtime that name the same one have a single layout of the same
+                    stationary operands among them, for the memory plan
     rebinds:        True if prepare_turn takes over all that was made of the same stationary operands, so that
                     binding it to other live ones costs next to nothing: a serving engine can call it
     """
@@ -144,6 +146,7 @@ class Implementation(ABC):
     activations: ClassVar[str] = "bf16"
     allocates: ClassVar[bool] = False
     captures: ClassVar[bool] = True
+    shared_layout: ClassVar[str] = ""
     rebinds: ClassVar[bool] = False
 
     @property
@@ -206,7 +209,7 @@ class Implementation(ABC):
         return 0.0
 
     def layout(self, sizes: DataclassInstance) -> int:
-        """Bytes of stationary operands that prepare brings into a layout of its own, for the memory plan."""
+        """Bytes of stationary operands that prepare brings into another layout, for the memory plan."""
         return 0
 
     def workspace(self, sizes: DataclassInstance) -> int:

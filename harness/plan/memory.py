@@ -88,14 +88,15 @@ def memory_needed(
     op: Op, sizes: Any, contenders: Sequence[Implementation], copies: int, mode: str = "serving"
 ) -> int:
     """Bytes of one worker: the sets that calls rotate over, the first twice while it moves to fresh buffers,
-    and each contender's own layout of stationary operands, workspace and outputs."""
+    and each contender's layout of stationary operands, unless it is shared, workspace and outputs."""
     # In cold mode a set shares nothing with the others (`Operands.turned`).
     further = op.operand_bytes(sizes) if mode == "cold" else op.turn_bytes(sizes)
     output = op.output_bytes(sizes)
     layouts = 1 if op.turns else copies
-    per_contender = sum(
-        layouts * i.layout(sizes) + copies * (i.workspace(sizes) + output) for i in contenders
-    )
+    per_contender = copies * sum(i.workspace(sizes) + output for i in contenders)
+    own = [i for i in contenders if not i.shared_layout]
+    shared = {i.shared_layout: i for i in contenders if i.shared_layout}
+    per_contender += layouts * sum(i.layout(sizes) for i in (*own, *shared.values()))
     return 2 * op.operand_bytes(sizes) + (copies - 1) * further + per_contender
 
 

@@ -20,6 +20,7 @@ from harness.plan.rotation import Rotation
 from harness.statistics.paired import MARGIN
 from harness.timing.interleaved import measure
 from harness.timing.rounds import Disturbed, Policy, Rounds, Turn
+from harness.workers.child.timers.cpu import LONG_S
 from harness.workers.process import Worker, WorkerFailure
 from harness.workers.station import Station, attempt
 from kernels.operands import Seeds
@@ -349,8 +350,9 @@ class CaseRun:
             anchor=anchor.name,
             twin=twin.name,
         )
-        # A turn is an untimed call and then timed ones; a fifth more for what the estimate misses.
-        min_s = 1.2 * policy.opening * sum(c.call_s + max(c.call_s, TURN_S) for _, c in timed)
+        # A turn is an untimed call, but a long one, and then timed ones; a fifth more for what is missed.
+        turns_s = (max(c.call_s, TURN_S) + (c.call_s < LONG_S) * c.call_s for _, c in timed)
+        min_s = 1.2 * policy.opening * sum(turns_s)
         policy = replace(policy, budget_s=min(max_s, max(budget_s, min_s)))
         self.monitor.conditions()  # what was before is not this case's
         rounds = measured.rounds = self.rules.make_rounds(turns, policy)

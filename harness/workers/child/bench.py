@@ -5,6 +5,7 @@ Every public method is one request that the parent makes; arguments and answers 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 import kernels
 from harness.machine import cpu_threads
+from harness.workers.child import heap
 from harness.workers.child.device import ready_device
 from harness.workers.child.fingerprint import fingerprint
 from harness.workers.child.profile import profile
@@ -22,8 +24,9 @@ from kernels.compose import bind
 from kernels.op import Implementation, Op, Prepared, Unsupported
 from kernels.operands import Operands, Seeds
 
-# Calls that take longer are made on one set of operands only, where they are to touch memory and no more.
-SLOW_S = 0.05
+# Where the first calls after preparing anew take no more than this many times as long as those that are timed,
+# they are spared from then on.
+AS_LONG = 1.1
 
 
 @dataclass
@@ -48,7 +51,9 @@ class Bench:
         self.guests = guests
         self.ready: dict[str, _Ready] = {}
         self.case: tuple[str, dict[str, Any], str] | None = None
-        self.compiled: set[str] = set()
+        # Seconds of the longest call that preparing anew made; of the timed ones of whom it may spare them.
+        self.first_s: dict[str, float] = {}
+        self.settled_s: dict[str, float] = {}
         self.timers: dict[str, Timer] = {}
 
     def hello(self, kind: str, device: str, threads: int) -> dict[str, Any]:
@@ -61,7 +66,8 @@ class Bench:
         case = (op, dict(sizes), boundary)
         if case != self.case:
             self.case = case
-            self.compiled.clear()
+            self.first_s.clear()
+            self.settled_s.clear()
         self.op = kernels.OPS[op]
         self.sizes = self.op.sizes(sizes)
         self.boundary = boundary
@@ -74,9 +80,14 @@ class Bench:
     def fresh(self, mode: str, copies: int) -> None:
         """Moves the operands to fresh buffers, in `copies` sets: those that a serving step streams are
         each set's own, the others shared (`cold`: all are its own). Everybody has to be prepared again."""
+        for name, ready in self.ready.items():
+            timed_s = ready.program.device_s
+            if ready.program.taken and self.first_s[name] <= AS_LONG * timed_s < math.inf:
+                self.settled_s[name] = timed_s
         self.ready.clear()
         first = self.sets[0].copy()
         self.sets = [first]  # frees the others before new ones are made
+        heap.give_back()
         self.sets += [first.turned(turn, mode == "cold") for turn in range(1, copies)]
 
     def prepare(
@@ -87,10 +98,9 @@ class Bench:
         call: bool = True,
         config: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Prepares on every set and calls each once (JIT compilers run here, and memory is touched first); on
-        a CPU, after the first time, slow calls on one set only. Returns the seconds, whether a call
-        synchronises the host, and a hash of its source. Raises Unsupported where a call cannot be launched
-        so.
+        """Prepares on every set and calls each once (JIT compilers run here), on a CPU until that was seen to
+        change nothing. Returns the seconds, whether a call synchronises the host, and a hash of its source.
+        Raises Unsupported where a call cannot be launched so.
 
         call:   False spares the calls where nothing will be timed
         config: that a tunable implementation is told to use; None: it chooses
@@ -117,26 +127,27 @@ class Bench:
             assert isinstance(implementation, Tunable)
             implementation = implementation.configured(config)
         prepared: list[Prepared] = []
-        again = self.kind == "cpu" and contender in self.compiled
-        call_s = 0.0
+        again = self.kind == "cpu" and contender in self.first_s
+        spared = again and contender in self.settled_s
+        longest_s = 0.0
         for operands in self.sets:
             out = None
             if not implementation.allocates:
                 out = self.op.empty_output(self.sizes, self.device).fill_(float("nan"))
             first = prepared[0] if prepared else None
             prepared.append(bind(self.op, implementation, operands, out, first))
-            if call and not (again and call_s > SLOW_S):
+            if call and not spared:
                 began = time.perf_counter()
                 prepared[-1].call()
-                call_s = time.perf_counter() - began
-        self.compiled.add(contender)
+                longest_s = max(longest_s, time.perf_counter() - began)
+        self.first_s[contender] = longest_s if again else math.inf
         timer.synchronize()
         # A library that was just imported may have changed it.
         torch.set_num_threads(self.threads)
         calls = [p.call for p in prepared]
         program = timer.program(calls) if call else Program(calls)
         if again:  # the first time it compiled
-            program.device_s = call_s
+            program.device_s = self.settled_s.get(contender, longest_s)
         self.ready[contender] = _Ready(prepared, timer, program)
         return {
             "seconds": time.perf_counter() - started,

@@ -11,6 +11,7 @@ from harness.workers.child.timers.base import Call
 
 CALLS = 10  # of which the average is taken, fewer where they would take longer than ...
 PROFILE_S = 0.5
+EVENTS = 5000  # ... or give more, of which torch reads 10,000 a second
 SHARE = 0.01  # of the total, under which a kernel is not listed
 LISTED = 8
 
@@ -33,9 +34,10 @@ def profile(
     rotation = itertools.cycle(calls)
     count = max(1, int(min(CALLS, PROFILE_S / call_s)))
     if count > 1:  # the first call under a profiler holds what that prepares, of a long one a small part
-        with torch_profiler(activities=activities):
+        with torch_profiler(activities=activities) as profiler:
             next(rotation)()
             synchronize()
+        count = max(1, min(count, EVENTS // max(1, len(profiler.events()))))
     with torch_profiler(activities=activities) as profiler:
         for _ in range(count):
             next(rotation)()

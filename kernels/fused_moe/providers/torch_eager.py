@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from kernels.formats import dequantise_activations, dequantise_weights
@@ -14,6 +15,7 @@ from kernels.support import Support
 
 if TYPE_CHECKING:
     import torch
+    from torch.utils.weak import WeakIdKeyDictionary
 
 ROWS = 4096
 """Tokens at a time: gathered rows and what experts give for each are topk times as large as x."""
@@ -89,21 +91,23 @@ def _fused_moe(
 
 
 class _Bf16Moe(Prepared):
-    """Weights dequantised to bf16; those of `first` where they are the same."""
+    """Weights dequantised to bf16."""
 
     function = staticmethod(_fused_moe)
 
     operands: FusedMoeOperands
-    w13: torch.Tensor
-    w2: torch.Tensor
 
-    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, first: _Bf16Moe | None = None) -> None:
+    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor) -> None:
         import torch
 
         super().__init__(operands, out)
-        same = first if first is not None and first.operands.w13 is operands.w13 else None
-        self.w13 = same.w13 if same else _dequantised(operands.w13, operands.w13_scale)
-        self.w2 = same.w2 if same else _dequantised(operands.w2, operands.w2_scale)
+        known = _bf16_weights()
+        if operands.w13 not in known:
+            known[operands.w13] = (
+                _dequantised(operands.w13, operands.w13_scale),
+                _dequantised(operands.w2, operands.w2_scale),
+            )
+        self.w13, self.w2 = known[operands.w13]
         self.experts = torch.arange(len(self.w13), dtype=torch.int32, device=self.w13.device)
 
     def call(self) -> None:
@@ -116,6 +120,15 @@ class _Bf16Moe(Prepared):
                 x = dequantise_activations(o.x_q[rows], o.x_scale[rows]).bfloat16()
             ids, weights = o.topk_ids[rows], o.topk_weights[rows]
             self.out[rows] = self.function(x, ids, weights, self.w13, self.w2, self.experts)
+
+
+@functools.cache
+def _bf16_weights() -> WeakIdKeyDictionary:
+    """w13 -> both weights in bf16, for as long as the w13 is there: one copy for all that read it, as twice
+    the bytes of the weights for each, with dequantising them, took most of the time before measuring."""
+    from torch.utils.weak import WeakIdKeyDictionary
+
+    return WeakIdKeyDictionary()
 
 
 def _dequantised(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -134,6 +147,7 @@ class Bf16Moe(Implementation):
     name = "torch.bf16"
     requires = "torch with grouped products (2.9 or later; sm_90 or later on cuda)"
     boundaries = ("core", "with_quant")
+    shared_layout = "bf16"
     rebinds = True
 
     def available(self, platform: Platform) -> Support:
@@ -152,9 +166,6 @@ class Bf16Moe(Implementation):
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         return _Bf16Moe(operands, out)
 
-    def prepare_turn(self, first: _Bf16Moe, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
-        return _Bf16Moe(operands, out, first)
-
 
 class CompiledMoe(Bf16Moe):
     name = "torch.compile"
@@ -170,6 +181,6 @@ class CompiledMoe(Bf16Moe):
     def prepare_turn(self, first: _Bf16Moe | None, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         import torch
 
-        prepared = _Bf16Moe(operands, out, first)
+        prepared = _Bf16Moe(operands, out)
         prepared.function = first.function if first else torch.compile(_fused_moe, dynamic=False)
         return prepared

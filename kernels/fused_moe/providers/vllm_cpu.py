@@ -3,11 +3,14 @@ bf16, which take dequantised weights."""
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kernels.binding import VendorFunction
-from kernels.formats import BLOCK, dequantise_weights
+from kernels.formats import BLOCK
+from kernels.fp8_to_fp32 import fp8_to_fp32
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.op import Prepared, Unsupported
@@ -141,15 +144,17 @@ class VecMoe(DequantisedMoe):
         return _VecMoe(operands, out, first)
 
 
-def _dequantised(operands: FusedMoeOperands, name: str) -> torch.Tensor:
-    """bf16 [local, N, K], an expert at a time."""
+def _packed(
+    operands: FusedMoeOperands, name: str, pack: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """bf16 [local, N, K] as `pack` arranges each expert, one at a time: memory never holds both."""
     import torch
 
     values, scales = getattr(operands, name), getattr(operands, f"{name}_scale")
-    wide = torch.empty(values.shape, dtype=torch.bfloat16, device=values.device)
-    for row, value, scale in zip(wide, values, scales, strict=True):
-        row.copy_(dequantise_weights(value, scale))
-    return wide
+    packed = torch.empty(values.shape, dtype=torch.bfloat16, device=values.device)
+    for expert, value, scale in zip(packed, values, scales, strict=True):
+        expert.copy_(pack(fp8_to_fp32(value, scale).bfloat16()[None])[0])
+    return packed
 
 
 def _is_shared(first: _BrgemmMoe | _VecMoe | None, operands: FusedMoeOperands) -> bool:
@@ -174,8 +179,8 @@ class _BrgemmMoe(Prepared):
         super().__init__(operands, out)
         self.kernel, self.method = kernel, CPUQuantMethod.UNQUANT
         shared = first if _is_shared(first, operands) else None
-        self.w13 = shared.w13 if shared else pack(_dequantised(operands, "w13"))
-        self.w2 = shared.w2 if shared else pack(_dequantised(operands, "w2"))
+        self.w13 = shared.w13 if shared else _packed(operands, "w13", pack)
+        self.w2 = shared.w2 if shared else _packed(operands, "w2", pack)
 
     def call(self) -> None:
         o, no_scales_biases_or_limits = self.operands, (None,) * 10
@@ -194,8 +199,9 @@ class _VecMoe(Prepared):
         super().__init__(operands, out)
         self.kernel = cpu_fused_moe
         same = first if _is_shared(first, operands) else None
-        self.w13 = same.w13 if same else cpu_prepack_moe_weight(_dequantised(operands, "w13"), "vec")
-        self.w2 = same.w2 if same else cpu_prepack_moe_weight(_dequantised(operands, "w2"), "vec")
+        pack = functools.partial(cpu_prepack_moe_weight, isa="vec")
+        self.w13 = same.w13 if same else _packed(operands, "w13", pack)
+        self.w2 = same.w2 if same else _packed(operands, "w2", pack)
 
     def call(self) -> None:
         o = self.operands

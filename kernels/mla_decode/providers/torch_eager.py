@@ -104,9 +104,12 @@ class _SdpaMlaDecode(_PaddedMlaDecode):
         self, operands: MlaDecodeOperands, out: torch.Tensor, first: _SdpaMlaDecode | None = None
     ) -> None:
         super().__init__(operands, out, first)
+        self.rows: torch.Tensor
         # One buffer serves the calls on all sets, as one serves all layers of an engine.
-        fits = first is not None and first.slots.shape == self.slots.shape
-        self.rows = first.rows if fits else operands.kv.new_empty(*self.slots.shape, WIDTH)
+        if first is not None and first.slots.shape == self.slots.shape:
+            self.rows = first.rows
+        else:
+            self.rows = operands.kv.new_empty(*self.slots.shape, WIDTH)
 
     def call(self) -> None:
         import torch

@@ -1,0 +1,30 @@
+"""The heap of a worker, which keeps what it freed (see environment.py)."""
+
+from __future__ import annotations
+
+import ctypes
+
+from kernels.platform import available_memory
+
+# Of the memory that is free, as much as a heap may keep unused. What was freed is not always of use again:
+# an aligned block does not fit where one of its own size was.
+MOST_UNUSED = 0.5
+
+
+class _Mallinfo(ctypes.Structure):
+    """glibc's struct mallinfo2, ten of them; `fordblks` are the unused bytes."""
+
+    _fields_ = [(f"other{i}", ctypes.c_size_t) for i in range(8)] + [
+        ("fordblks", ctypes.c_size_t),
+        ("keepcost", ctypes.c_size_t),
+    ]
+
+
+def give_back() -> None:
+    """Gives unused memory back where the others need it. Does nothing with other allocators than glibc's."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        return
+    library.mallinfo2.restype = _Mallinfo
+    if library.mallinfo2().fordblks > MOST_UNUSED * available_memory():
+        library.malloc_trim(0)

@@ -1,0 +1,109 @@
+"""A worker's bench: which calls preparing makes, and whose layouts are one."""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from harness.workers.child import bench, heap
+from harness.workers.child.bench import Bench
+from harness.workers.child.timers import cpu
+from kernels.fused_moe.providers.torch_eager import Bf16Moe, CompiledMoe, _bf16_weights
+from kernels.mla_decode.providers.torch_eager import NaiveMlaDecode
+from kernels.operands import Seeds
+
+LONG_S = 0.02
+SMALL = {"batch": 1, "ctx": 64}
+
+
+class Sleeping(NaiveMlaDecode):
+    """Its calls take long, the first one after preparing anew `compiles` times as long."""
+
+    op = "mla_decode"
+
+    def __init__(self, compiles: int) -> None:
+        self.name, self.compiles = f"sleeping.{compiles}", compiles
+        self.calls = 0
+
+    def prepare(self, operands, out):
+        prepared, compute, calls = super().prepare(operands, out), None, 0
+        compute = prepared.call
+
+        def call() -> None:
+            nonlocal calls
+            time.sleep(LONG_S * (1 if calls else self.compiles))
+            compute()
+            calls += 1
+            self.calls += 1
+
+        prepared.call = call
+        return prepared
+
+    def prepare_turn(self, first, operands, out):
+        return self.prepare(operands, out)
+
+
+@pytest.mark.parametrize(("compiles", "calls"), [(1, [3, 3, 0, 0]), (50, [3, 3, 3, 3])])
+def test_preparing_again_calls_no_more_than_it_needs(monkeypatch, compiles, calls):
+    monkeypatch.setattr(bench, "AS_LONG", 8.0)
+    slow = Sleeping(compiles)
+    subject = Bench(slow)
+    subject.hello("cpu", "cpu", torch.get_num_threads())
+    subject.open("mla_decode", SMALL, "core", asdict(Seeds(0, 0)))
+    made = []
+    for _ in calls:
+        subject.fresh("serving", 3)
+        before = slow.calls
+        subject.prepare("slow", slow.name, "eager")
+        made.append(slow.calls - before)
+        for _ in range(2):
+            subject.turn("slow", LONG_S / 4)
+    assert made == calls
+
+
+def test_bf16_weights_are_one_copy_that_goes_with_the_fp8_ones():
+    subject = Bench()
+    subject.hello("cpu", "cpu", torch.get_num_threads())
+    sizes = {"tokens": 2, "experts": 4, "topk": 2, "hidden": 128, "inter": 128, "routing": "uniform"}
+    subject.open("fused_moe", sizes, "core", asdict(Seeds(0, 0)))
+    gc.collect()
+    before = len(_bf16_weights())
+    operands, out = subject.sets[0], subject.op.empty_output(subject.sizes, "cpu")
+    prepared = [Bf16Moe().prepare(operands, out), Bf16Moe().prepare(operands, out)]
+    prepared.append(CompiledMoe().prepare(operands, out))
+    assert len({p.w13.data_ptr() for p in prepared}) == 1
+    assert len(_bf16_weights()) == before + 1
+    del prepared, operands
+    subject.close()
+    gc.collect()
+    assert len(_bf16_weights()) == before
+
+
+@pytest.mark.parametrize(("free", "trims"), [(1 << 60, 0), (0, 1)])
+def test_a_heap_gives_back_what_it_does_not_use_where_little_is_free(monkeypatch, free, trims):
+    class Libc:
+        trimmed = 0
+
+        class mallinfo2:
+            restype = None
+
+            def __new__(cls):
+                return heap._Mallinfo(fordblks=1 << 30)
+
+        def malloc_trim(self, pad):
+            Libc.trimmed += 1
+
+    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: Libc())
+    monkeypatch.setattr(heap, "available_memory", lambda: free)
+    heap.give_back()
+    assert Libc.trimmed == trims
+
+
+def test_faults_are_counted():
+    before = cpu._page_faults()
+    torch.ones(64 << 20, dtype=torch.uint8)
+    assert cpu._page_faults() - before > 16

@@ -24,8 +24,8 @@ from kernels.compose import bind
 from kernels.op import Implementation, Op, Prepared, Unsupported
 from kernels.operands import Operands, Seeds
 
-# Where the first calls after preparing anew take no more than this many times as long as those that are timed,
-# they are spared from then on.
+# Where the first calls after preparing anew take on average no more than this many times as long as those
+# that are timed, they are spared from then on.
 AS_LONG = 1.1
 
 
@@ -51,7 +51,7 @@ class Bench:
         self.guests = guests
         self.ready: dict[str, _Ready] = {}
         self.case: tuple[str, dict[str, Any], str] | None = None
-        # Seconds of the longest call that preparing anew made; of the timed ones of whom it may spare them.
+        # Seconds per call that preparing anew made; and, of whom it may spare them, of those timed.
         self.first_s: dict[str, float] = {}
         self.settled_s: dict[str, float] = {}
         self.timers: dict[str, Timer] = {}
@@ -129,7 +129,7 @@ class Bench:
         prepared: list[Prepared] = []
         again = self.kind == "cpu" and contender in self.first_s
         spared = again and contender in self.settled_s
-        longest_s = 0.0
+        spent_s = 0.0
         for operands in self.sets:
             out = None
             if not implementation.allocates:
@@ -139,15 +139,15 @@ class Bench:
             if call and not spared:
                 began = time.perf_counter()
                 prepared[-1].call()
-                longest_s = max(longest_s, time.perf_counter() - began)
-        self.first_s[contender] = longest_s if again else math.inf
+                spent_s += time.perf_counter() - began
+        self.first_s[contender] = spent_s / len(self.sets) if again else math.inf
         timer.synchronize()
         # A library that was just imported may have changed it.
         torch.set_num_threads(self.threads)
         calls = [p.call for p in prepared]
         program = timer.program(calls) if call else Program(calls)
         if again:  # the first time it compiled
-            program.device_s = self.settled_s.get(contender, longest_s)
+            program.device_s = self.settled_s.get(contender, self.first_s[contender])
         self.ready[contender] = _Ready(prepared, timer, program)
         return {
             "seconds": time.perf_counter() - started,

@@ -10,11 +10,11 @@ from harness.results.schema import CaseDone
 
 # By a word of a monitor's reason.
 HELP = {
-    "hypervisor": "the host gave it to other guests",
-    "quota": "raise the CPU quota, or give fewer --threads",
+    "hypervisor": "use a host without other guests",
+    "quota": "raise the CPU quota or give fewer --threads",
     "heat": "let it cool",
-    "MHz": "fix its clock, or let it cool",
-    "process": "stop what runs beside, or leave it a core with --threads",
+    "MHz": "fix its clock",
+    "process": "stop what runs beside",
 }
 NAMED = 2
 
@@ -33,7 +33,7 @@ def disturbance(cases: Iterable[CaseDone]) -> str:
     help = [*(advice for word, advice in HELP.items() if word in kind), "give a longer --budget"]
     return (
         f"not quiet: {len(reasons)} of {rounds} rounds count though something else used the machine, or "
-        f"slowed it ({what}{_who(disturbed)}); for narrower intervals {'; '.join(help)}"
+        f"slowed it ({what}{_who(disturbed)}). For narrower intervals, {', or '.join(help)}"
     )
 
 

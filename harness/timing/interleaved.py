@@ -30,18 +30,21 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
     order = random.Random(policy.seed)
     active = dict(contenders)
     result = Rounds()
-    longest_round = round_s = 0.0
+    longest_round = round_s = preparing_s = 0.0
     for block in range(policy.blocks):
         if not active:
             break
         remaining = policy.budget_s - result.spent_s
         opening = block < policy.opening
-        # Of what is left over, a block gets as many rounds as a first one had, or it is not worth preparing.
-        worth_s = 0.0 if opening else policy.first_rounds * round_s
+        # Of what is left over, a block gets as many rounds as a first one had, and as long as preparing it
+        # takes, or it is not worth that.
+        worth_s = 0.0 if opening else max(policy.first_rounds * round_s, preparing_s)
         if result.made and remaining < max(longest_round, worth_s):
             result.stopped = "budget"
             break
+        preparing_s = -policy.clock()
         policy.begin_block(block, list(active))
+        preparing_s += policy.clock()
         ahead = (policy.opening if opening else policy.blocks) - block
         if worth_s:
             ahead = min(ahead, int(remaining / worth_s))

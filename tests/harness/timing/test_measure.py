@@ -292,6 +292,23 @@ def test_the_budget_of_the_first_blocks_is_shared_and_the_rest_makes_no_crumbs()
     assert found.stopped == "budget"
 
 
+@pytest.mark.parametrize(("preparing_s", "rounds"), [(0.0, [5, 5, 6]), (1.5, [15]), (3.0, [])])
+def test_what_is_left_over_is_worth_preparing_for_as_long_as_that_takes(preparing_s, rounds):
+    """A round is 0.1 s, and what is left after the first blocks 1.6 s."""
+    machine = Machine(Family(own=0.2), {"a": 1.0, "b": 1.0}, seed=1)
+
+    def prepare(*_: object) -> None:
+        machine.prepare()
+        machine.now += preparing_s
+
+    found = measure(
+        machine.contenders, Policy(clock=machine.clock, begin_block=prepare, budget_s=0.1 * (30 + 16))
+    )
+    later = Counter(block for block in found.blocks if block >= MIN_BLOCKS)
+    assert [later[block] for block in sorted(later)] == rounds
+    assert found.stopped == "budget"
+
+
 def test_who_is_slow_is_not_waited_for():
     machine = Machine(Family(own=0.05), {"a": 1.0, "slow": 50.0, "b": 2.0}, seed=1)
     policy = Policy(clock=machine.clock, begin_block=machine.prepare, slow=4.0, half_width=0.05)

@@ -75,11 +75,12 @@ def _by_reason(rows: Sequence[Row]) -> RenderableType:
     from rich.text import Text
 
     one_op = len({row["op"] for row in rows}) == 1
+    boundaries = {str(row["boundary"]) for row in rows}
+    named = ["implementation", "boundary"] if len(boundaries) > 1 else ["implementation"]
     here = [
         ({} if one_op else {"op": row["op"]})
+        | {name: row[name] for name in named}
         | {
-            "implementation": row["implementation"],
-            "boundary": row["boundary"],
             "note": str(row["why not"]).partition(" (")[0],
             "version": f"{row['provider']} {row['version']}".strip(),
         }
@@ -91,16 +92,17 @@ def _by_reason(rows: Sequence[Row]) -> RenderableType:
         if not row["runs"]:
             # Which machine this is stands above already.
             others.setdefault(str(row["why not"]).partition("; this is ")[0], []).append(row)
-    can = Text(f"\n{len(here)} of {len(rows)} can run", "bold green")
+    everywhere = "" if len(boundaries) > 1 else f"; all compute {boundaries.pop()}"
+    can = Text(f"\n{len(here)} of {len(rows)} can run{everywhere}", "bold green")
     parts: list[RenderableType] = [can, *([_table(here)] if here else [])]
     for reason, group in sorted(others.items(), key=lambda item: -len(item[1])):
         parts += ["", Text(f"{len(group)} cannot: {reason}", "bold")]
-        parts += [_table(_requirements(group)) if one_op else _table(list(_names(group)))]
+        parts += [_table(_requirements(group, named) if one_op else list(_names(group)))]
     return Group(*parts, *([] if one_op else ["", "with --op OP or --json: what each requires"]))
 
 
-def _requirements(rows: Sequence[Row]) -> list[Row]:
-    return [{name: row[name] for name in ("implementation", "boundary", "requires")} for row in rows]
+def _requirements(rows: Sequence[Row], named: Sequence[str]) -> list[Row]:
+    return [{name: row[name] for name in (*named, "requires")} for row in rows]
 
 
 def _names(rows: Sequence[Row]) -> Iterator[Row]:

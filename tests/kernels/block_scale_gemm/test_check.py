@@ -296,7 +296,7 @@ def test_what_vllm_gives_passes(vllms_process, worst):
     if not (support := vllm.available(detect("cpu"))).ok:
         pytest.skip(support.reason)
     fitting = [
-        d for d in draw(CASES) if d.boundary == "with_quant" and vllm.fits(OP.sizes(parse(d.text)[0])).ok
+        d for d in draw(3 * CASES) if d.boundary == "with_quant" and vllm.fits(OP.sizes(parse(d.text)[0])).ok
     ]
     assert len(fitting) > 3
     wrong = {}

@@ -3,8 +3,8 @@
     python -m tools.prove_engine --out results/MACHINE/engine
     python -m tools.prove_engine --out results/MACHINE/engine-loaded --loaded
 
-With `--loaded`, beside a busy loop on each core: equal pairs, and pairs that differ by half, on one set of
-operands, as preparing many takes minutes there.
+With `--loaded`, beside a busy loop on each core: equal pairs, and pairs that differ by half, of calls that
+are short and on one set of operands, as all else takes many times as long there.
 
 Each is an ordinary run of the harness, kept in a folder beside the page that says what came of it. Takes as
 long as it prints before it starts.
@@ -31,9 +31,14 @@ ROOT = Path(__file__).resolve().parent.parent
 OP, BASELINE = "block_scale_gemm", "torch.bf16"
 AGAIN, HANDICAPPED, HALF_AGAIN = "control.again", "control.handicapped", "control.half_again"
 SIZES = "n=2112 k=7168"  # DeepSeek-R1's qkv_a
+FEW = "n=512 k=7168"  # its shared gate_up at TP8
 # So many that a CPU computes, memory being what neighbours on a host share most; on a GPU so many that 2 %
 # of a call is more than a device sleep costs.
-ROWS = {"cpu": lambda i: 128 + 8 * i, "gpu": lambda i: 8192 + 128 * i}
+ROWS = {
+    "cpu": lambda i: 128 + 8 * i,
+    "loaded": lambda i: 16 + 8 * i,
+    "gpu": lambda i: 8192 + 128 * i,
+}
 # Weights of 15 MB in bf16: within a last level of 32 MiB, and far beyond it when they rotate.
 STREAMED = "m=1 n=1024 k=7168"
 SET_UP_S = 10  # a case, about
@@ -52,16 +57,17 @@ def harness_run(out: Path, device: str, *arguments: str) -> None:
         sys.exit(done.returncode)
 
 
-def pairs(out: Path, contender: str, count: int, per_case: str, device: str, *options: str) -> None:
-    size = ROWS["cpu" if device == "cpu" else "gpu"]
+def pairs(out: Path, contender: str, count: int, per_case: str, device: str, loaded: bool) -> None:
+    size = ROWS["loaded" if loaded else "cpu" if device == "cpu" else "gpu"]
     rows = ",".join(str(size(i)) for i in range(count))
     budget_s = count * parse_seconds(per_case, "--per-case")
     harness_run(
         out,
         device,
         *("--impl", f"{BASELINE},{contender}", "--baseline", BASELINE, "--boundary", "core"),
-        *("--case", f"m={rows} {SIZES}", "--budget", f"{budget_s:g}s", "--per-case", per_case),
-        *options,
+        *("--case", f"m={rows} {FEW if loaded else SIZES}"),
+        *("--budget", f"{budget_s:g}s", "--per-case", per_case),
+        *(("--cache", "warm") if loaded else ()),
     )
 
 
@@ -152,9 +158,9 @@ def main() -> None:
     if not options.loaded:
         cache_modes(out / "cache", options.per_case, options.device)
     with busy_loops() if options.loaded else contextlib.nullcontext():
-        few = ("--cache", "warm") if options.loaded else ()
-        pairs(out / "handicapped", slower, options.handicapped, options.per_case, options.device, *few)
-        pairs(out / "equal", AGAIN, options.pairs, options.per_case, options.device, *few)
+        how = options.per_case, options.device, options.loaded
+        pairs(out / "handicapped", slower, options.handicapped, *how)
+        pairs(out / "equal", AGAIN, options.pairs, *how)
     run, _ = records(out / "equal")
     share = "Half as long again" if options.loaded else "2 % slower"
     lines = [

@@ -80,8 +80,8 @@ def test_the_last_line_says_what_took_the_machine():
     done.conditions = [{"processes": {"python3 4242": 97}}]
     assert end_text(ended).splitlines()[-1] == (
         "not quiet: 3 of 9 rounds count though something else used the machine, or slowed it "
-        "(other processes took 98% of a CPU, most of it python3 4242). For narrower intervals, stop what runs "
-        "beside, or give a longer --budget"
+        "(other processes took 98% of a CPU, most of it python3 4242). For narrower intervals, stop what "
+        "runs beside, or give a longer --budget"
     )
     done.disturbed = [round.model_copy(update={"counted": False}) for round in done.disturbed]
     assert "quiet" not in end_text(ended)

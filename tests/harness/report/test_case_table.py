@@ -13,7 +13,7 @@ from harness.results.schema import CaseDone, Cell, DisturbedRound, Verdict
 from shapes.case import Case
 
 CASE = "mla_decode batch=1 ctx=64 core"
-DISTURBED = "too much for a verdict"
+DISTURBED = "machine was disturbed"
 DONE = CaseDone(case=CASE, measured_s=1, setup_s=1, rounds=30, blocks=6, stopped="tight")
 
 

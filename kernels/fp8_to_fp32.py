@@ -1,10 +1,10 @@
-"""FP8 weights as fp32, some eight times faster than torch's own conversion on a CPU."""
+"""FP8 weights as fp32 and bf16, some eight times faster than torch's own conversion on a CPU."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.formats import BLOCK
+from kernels.formats import BLOCK, dequantise_weights
 
 if TYPE_CHECKING:
     import torch
@@ -28,4 +28,17 @@ def fp8_to_fp32(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     scale = scale * (2.0**8 if q.dtype == torch.float8_e4m3fn else 2.0**7)
     rows = scale.repeat_interleave(BLOCK, dim=0)[:n]
     wide.view(n, k // BLOCK, BLOCK).mul_(rows.unsqueeze(-1))
+    return wide
+
+
+def fp8_to_bf16(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """q * scale, rounded to fp32, then to bf16; as fp8_to_fp32, of any K, some blocks of rows at a time."""
+    import torch
+
+    wide = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
+    rows = 8 * BLOCK
+    widen = dequantise_weights if q.shape[1] % BLOCK else fp8_to_fp32
+    parts = wide.split(rows), q.split(rows), scale.split(rows // BLOCK)
+    for part, values, scales in zip(*parts, strict=True):
+        part.copy_(widen(values, scales))
     return wide

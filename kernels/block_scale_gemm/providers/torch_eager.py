@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK, dequantise_activations, dequantise_weights
-from kernels.fp8_to_fp32 import fp8_to_fp32
+from kernels.fp8_to_fp32 import fp8_to_bf16
 from kernels.op import Implementation, Prepared
 from kernels.platform import Platform
 from kernels.support import Support
@@ -71,7 +71,7 @@ class _Bf16Gemm(Prepared):
         import torch
 
         super().__init__(operands, out)
-        b = _dequantised(operands)
+        b = fp8_to_bf16(operands.b_q, operands.b_scale)
         if out.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
             # oneDNN's blocked layout, as torch.compile packs frozen weights: a third less time at few rows.
             linear = torch.ops.mkldnn._linear_pointwise
@@ -121,20 +121,6 @@ def _dequantiser(q: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, Ca
             part.copy_(values.mul_(step))
 
     return result.flatten(1)[:, :k], on_cpu
-
-
-def _dequantised(operands: BlockScaleGemmOperands) -> torch.Tensor:
-    """b in bf16 [N, K], some blocks of N at a time."""
-    import torch
-
-    b = torch.empty(operands.b_q.shape, dtype=torch.bfloat16, device=operands.b_q.device)
-    rows = 8 * BLOCK
-    widen = dequantise_weights if b.shape[1] % BLOCK else fp8_to_fp32
-    for target, q, scale in zip(
-        b.split(rows), operands.b_q.split(rows), operands.b_scale.split(rows // BLOCK), strict=True
-    ):
-        target.copy_(widen(q, scale))
-    return b
 
 
 def _w8a8(a_q: torch.Tensor, a_scale: torch.Tensor, b_q: torch.Tensor, b_scale: torch.Tensor) -> torch.Tensor:

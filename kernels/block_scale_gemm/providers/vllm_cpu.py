@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from kernels.binding import VendorFunction
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
-from kernels.formats import BLOCK, dequantise_weights
+from kernels.formats import BLOCK
+from kernels.fp8_to_fp32 import fp8_to_bf16
 from kernels.op import Prepared
 from kernels.support import Support, need
 from kernels.vendor import VllmCpu
@@ -124,7 +125,7 @@ class OneDnn(VllmDequantisedGemm):
         if first is not None and first.operands.b_q is operands.b_q:
             handler = first.packed
         else:
-            handler = ops.create_onednn_mm(_weights(operands).t(), self.ROWS)
+            handler = ops.create_onednn_mm(fp8_to_bf16(operands.b_q, operands.b_scale).t(), self.ROWS)
         return _Product(operands, handler, lambda a: ops.onednn_mm(handler, a, None))
 
 
@@ -148,17 +149,13 @@ class BrgemmGemm(VllmDequantisedGemm):
         if first is not None and first.operands.b_q is operands.b_q:
             packed = first.packed
         else:
-            packed = self.bind("convert_weight_packed")(_weights(operands))
+            packed = self.bind("convert_weight_packed")(fp8_to_bf16(operands.b_q, operands.b_scale))
 
         def multiply(a: torch.Tensor) -> torch.Tensor:
             kernel(out, a, packed, None, is_packed)
             return out
 
         return _Product(operands, packed, multiply)
-
-
-def _weights(operands: BlockScaleGemmOperands) -> torch.Tensor:
-    return dequantise_weights(operands.b_q, operands.b_scale).bfloat16()
 
 
 class _Product(Prepared):

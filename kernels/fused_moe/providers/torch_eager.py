@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from kernels.formats import dequantise_activations, dequantise_weights
-from kernels.fp8_to_fp32 import fp8_to_fp32
+from kernels.fp8_to_fp32 import fp8_to_bf16
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.op import Implementation, Prepared
@@ -137,7 +137,7 @@ def _dequantised(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
     wide = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
     for expert, values, scales in zip(wide, q, scale, strict=True):
-        expert.copy_(fp8_to_fp32(values, scales))
+        expert.copy_(fp8_to_bf16(values, scales))
     return wide
 
 

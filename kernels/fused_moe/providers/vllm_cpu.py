@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kernels.binding import VendorFunction
 from kernels.formats import BLOCK
-from kernels.fp8_to_fp32 import fp8_to_fp32
+from kernels.fp8_to_fp32 import fp8_to_bf16
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.op import Prepared, Unsupported
@@ -153,7 +153,7 @@ def _packed(
     values, scales = getattr(operands, name), getattr(operands, f"{name}_scale")
     packed = torch.empty(values.shape, dtype=torch.bfloat16, device=values.device)
     for expert, value, scale in zip(packed, values, scales, strict=True):
-        expert.copy_(pack(fp8_to_fp32(value, scale).bfloat16()[None])[0])
+        expert.copy_(pack(fp8_to_bf16(value, scale)[None])[0])
     return packed
 
 

@@ -11,7 +11,7 @@ import torch
 import kernels
 from kernels.compose import bind
 from kernels.formats import dequantise_activations, dequantise_weights
-from kernels.fp8_to_fp32 import fp8_to_fp32
+from kernels.fp8_to_fp32 import fp8_to_bf16, fp8_to_fp32
 from kernels.fused_moe.reference import routing
 from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
 from kernels.operands import Seeds
@@ -135,7 +135,11 @@ def test_widened_is_dequantised(fp8):
     if fp8 == "e4m3fn":
         codes[codes & 0x7F == 0x7F] = 0
     q, scale = codes.view(getattr(torch, f"float8_{fp8}")), torch.tensor([[0.3, 2.0**-100]])
-    assert torch.equal(fp8_to_fp32(q, scale), dequantise_weights(q, scale))
+    wide = dequantise_weights(q, scale)
+    assert torch.equal(fp8_to_fp32(q, scale), wide)
+    assert torch.equal(fp8_to_bf16(q, scale), wide.bfloat16())
+    many, scales = torch.cat([q[:, :100]] * 9), scale[:, :1].repeat(9, 1)
+    assert torch.equal(fp8_to_bf16(many, scales), dequantise_weights(many, scales).bfloat16())
 
 
 def test_turns_share_what_they_stream_and_touch_other_experts():

@@ -81,7 +81,7 @@ class CommandLine:
             env=self.environment(**variables),
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=1800,
             check=False,
         )
 

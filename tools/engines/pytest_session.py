@@ -27,13 +27,15 @@ def rank(names: Sequence[str]) -> Ranking:
             "-m",
             "pytest",
             "-q",
-            "-p",
-            "no:cacheprovider",
+            *("-p", "no:cacheprovider", "-p", "no:xdist"),
             f"--benchmark-json={saved}",
+            str(Path(__file__).with_name("pytest_cases.py")),
         ]
+        # Of a session around this one nothing is passed on.
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         subprocess.run(
-            [*command, f"--benchmark-json={saved}", str(Path(__file__).with_name("pytest_cases.py"))],
-            env=os.environ | {VARIABLE: json.dumps(list(names))},
+            command,
+            env=ours | {VARIABLE: json.dumps(list(names))},
             stdout=sys.stderr,
             check=True,
         )

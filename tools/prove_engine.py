@@ -57,7 +57,7 @@ def harness_run(out: Path, device: str, *arguments: str) -> None:
         sys.exit(done.returncode)
 
 
-def pairs(out: Path, contender: str, count: int, per_case: str, device: str, loaded: bool) -> None:
+def pairs(out: Path, contender: str, count: int, per_case: str, device: str, loaded: bool = False) -> None:
     size = ROWS["loaded" if loaded else "cpu" if device == "cpu" else "gpu"]
     rows = ",".join(str(size(i)) for i in range(count))
     budget_s = count * parse_seconds(per_case, "--per-case")

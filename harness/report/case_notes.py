@@ -3,12 +3,13 @@ the time went; and what the budget left out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from harness.report.text import uncertain_ratio
 from harness.results.schema import CaseDone, Cell, Verdict
-from harness.statistics.paired import disturbed
+from harness.statistics.paired import MAX_NOISE, noise_floor
 from shapes.case import Case
 
 if TYPE_CHECKING:
@@ -87,8 +88,11 @@ def conclusions(cells: Sequence[Cell], verdicts: Iterable[Verdict], done: CaseDo
         notes.append(("groups", f"measured in {len(pairs)}: memory does not hold all at once"))
     for pair in pairs:
         notes.append(("noise floor", f"{pair.b} against itself, prepared apart: {verdict_ratio(pair)}"))
-        if disturbed(pair.comparison):
-            notes.append(("noise floor", "so wide: this machine was disturbed, or the budget too short"))
+        if (floor := noise_floor(pair.comparison)) > MAX_NOISE:
+            what = (
+                "no verdict" if floor == math.inf else f"none on what differs by less than {1 + floor:.2g}x"
+            )
+            notes.append(("noise floor", f"{what}: this machine was disturbed, or the budget too short"))
     if why := cells[0].rotation.get("why"):
         notes.append(("cache", f"calls may read caches: {why}"))
     if done.disturbed:

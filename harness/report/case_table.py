@@ -22,6 +22,7 @@ from harness.report.text import (
     uncertain_ratio,
 )
 from harness.results.schema import CaseDone, Cell, Record, Verdict
+from harness.statistics.paired import MAX_NOISE
 from shapes.case import Case
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ def _against(verdict: Verdict) -> str:
         return f"{value} {verdict.b} {ends}"
     word = {"same": "the same as", "unclear": "not told from", "slower": "slower, round by round, than"}
     ends = ends.replace(" to ", "x to ").replace(")", "x)")
-    noisy = ", too noisy" if verdict.floor is None else ""
+    too_noisy = verdict.verdict == "unclear" and (verdict.floor is None or verdict.floor > MAX_NOISE)
+    noisy = ", too noisy" if too_noisy else ""
     return f"{word[verdict.verdict]} {verdict.b} {ends}".rstrip() + noisy
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 from harness.statistics.intervals import CONFIDENCE, interval
 
 MARGIN = 0.005
-# An A/A pair that may be further apart says that the machine was disturbed.
+# An A/A pair that may be further apart measures the disturbance, not the machine: nothing is the same then.
 MAX_NOISE = 0.25
 
 
@@ -41,8 +41,9 @@ def compare(
     blocks: the block of each round; without blocks each round counts by itself. The interval is that
     of `interval`, over log(b / a).
 
-    same: the interval lies inside 1 +- max(floor, margin); else faster or slower if it lies outside
-    1 +- floor on one side; else unclear. Pairs with a missing, zero or negative time are left out.
+    same: the interval lies inside 1 +- max(floor, margin), and the floor is no disturbance; else faster or
+    slower if it lies beyond 1 + floor, or 1 / (1 + floor); else unclear. Pairs with a missing, zero or
+    negative time are left out.
     """
     if len(a) != len(b) or (blocks is not None and len(blocks) != len(a)):
         raise ValueError("a, b and blocks must have one entry per round")
@@ -67,22 +68,22 @@ def verdict(low: float, high: float, *, floor: float, margin: float = MARGIN) ->
         return "same"
     if low > 1 + floor:
         return "faster"
-    if high < 1 - floor:
+    if high < 1 / (1 + floor):
         return "slower"
     return "unclear"
 
 
 def noise_floor(same_thing_twice: Comparison) -> float:
     """The floor that an A/A pair shows: how far its interval stays away from 1, which is what intervals
-    leave unexplained on this machine; mostly 0. How wide it is has no say: other intervals are as wide.
-    Infinite, which makes every verdict `unclear`, where the pair says nothing."""
+    leave unexplained on this machine; mostly 0. Where the pair may be more than MAX_NOISE apart, all that it
+    may be: only what differs by more has a verdict. Infinite, which makes every verdict `unclear`, where the
+    pair says nothing."""
     low, high = same_thing_twice.low, same_thing_twice.high
-    return max(0.0, low - 1, 1 - high) if low > 0 and math.isfinite(high) else math.inf
-
-
-def disturbed(same_thing_twice: Comparison) -> bool:
-    """Whether an A/A pair may be so far apart that the machine was disturbed, or measuring too short."""
-    return max(1 - same_thing_twice.low, same_thing_twice.high - 1) > MAX_NOISE
+    if low <= 0:
+        return math.inf
+    if max(1 - low, high - 1) > MAX_NOISE:
+        return max(high, 1 / low) - 1
+    return max(0.0, low - 1, 1 - high)
 
 
 def _exp(log: float) -> float:

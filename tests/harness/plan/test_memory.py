@@ -48,6 +48,16 @@ def test_contenders_that_do_not_fit_together_each_meet_the_baseline(monkeypatch)
     assert not too_large
 
 
+def test_a_layout_that_two_share_counts_once():
+    moe = kernels.OPS["fused_moe"]
+    sizes = moe.sizes({"tokens": 64})
+    bf16, compiled = (c.impl for c in contenders("fused_moe", "torch.bf16", "torch.compile"))
+    assert bf16.layout(sizes) == compiled.layout(sizes) > 0
+    one = memory_needed(moe, sizes, [bf16], 1)
+    more = memory_needed(moe, sizes, [bf16, compiled], 1) - one
+    assert more == compiled.workspace(sizes) + moe.output_bytes(sizes)
+
+
 def test_who_does_not_fit_beside_the_baseline_stands_alone(monkeypatch):
     moe = kernels.OPS["fused_moe"]
     two = contenders("fused_moe", "torch.bf16", "torch.compile")

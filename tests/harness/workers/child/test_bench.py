@@ -9,7 +9,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from harness.workers.child import bench, heap
+from harness.workers.child import bench, heap, profile
 from harness.workers.child.bench import Bench
 from harness.workers.child.timers import cpu
 from kernels.fused_moe.providers.torch_eager import Bf16Moe, CompiledMoe, _bf16_weights
@@ -107,3 +107,25 @@ def test_faults_are_counted():
     before = cpu._page_faults()
     torch.ones(64 << 20, dtype=torch.uint8)
     assert cpu._page_faults() - before > 16
+
+
+@pytest.mark.parametrize(("events", "calls"), [(5000, 1 + 10), (1, 1 + 1)])
+def test_a_call_of_many_events_is_profiled_once(monkeypatch, events, calls):
+    monkeypatch.setattr(profile, "EVENTS", events)
+    made = []
+
+    def call() -> None:
+        made.append(torch.ones(3) + 1)
+
+    assert profile.profile([call], "cpu", lambda: None, 1e-4)["kernels"]
+    assert len(made) == calls
+
+
+def test_fresh_buffers_are_preceded_by_giving_back(monkeypatch):
+    given = []
+    monkeypatch.setattr(heap, "give_back", lambda: given.append(1))
+    subject = Bench()
+    subject.hello("cpu", "cpu", torch.get_num_threads())
+    subject.open("mla_decode", SMALL, "core", asdict(Seeds(0, 0)))
+    subject.fresh("serving", 2)
+    assert given == [1]

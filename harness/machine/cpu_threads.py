@@ -87,17 +87,35 @@ def _affinities() -> Iterator[str]:
             yield match.group(1) if match else ""
 
 
-@contextlib.contextmanager
-def released() -> Iterator[None]:
-    """Lets the main thread, one of the bound ones, run on all of its NUMA node meanwhile: the compilers that
-    it starts inherit where it may run, and count the CPUs there."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    bound = os.sched_getaffinity(0)
-    around = {cpu for node in nodes() if node & bound for cpu in node & ALLOWED}
-    os.sched_setaffinity(0, bound | around)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, bound)
+class MainThread:
+    """Where this process's main thread may run. OpenMP binds it as it does the others, in every worker to the
+    same CPU: while several workers prepare side by side they would take turns there, and the compilers that
+    they start inherit where they may run. So it is bound while calls are timed, and otherwise not."""
+
+    def __init__(self) -> None:
+        self.bound: set[int] | None = None
+
+    def release(self) -> None:
+        """Notes where it is bound now, if it is, and lets it run on all of its NUMA node."""
+        if hasattr(os, "sched_setaffinity"):
+            now = os.sched_getaffinity(0)
+            around = {cpu for node in nodes() if node & now for cpu in node & ALLOWED}
+            if now < around:
+                self.bound = now
+                os.sched_setaffinity(0, around)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Binds it meanwhile to where it was."""
+        if self.bound is None:
+            yield
+            return
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self.bound)
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, before)
+
+
+MAIN_THREAD = MainThread()

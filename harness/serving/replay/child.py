@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import kernels
-from harness.machine import cpu_threads
+from harness.machine.cpu_threads import MAIN_THREAD
 from harness.serving.replay.flow import Flow
 from harness.serving.replay.step import ReplayStep, StepPlace, places
 from harness.workers.child.device import ready_device
@@ -66,13 +66,12 @@ class Rank:
         apart: everything is bound anew, sharing nothing but operands with the other arms
         """
         started = time.perf_counter()
-        with cpu_threads.released():
-            bound = {p.key: self._bound(p, chosen, arm if apart else "") for p in self.places if p.op}
-            calls = self.flow.calls(bound, self.places)
-            for _, call in calls:
-                call()
-            self.calls[arm] = calls
-            self.programs[arm] = self.timer.program([lambda: [call() for _, call in calls]])
+        bound = {p.key: self._bound(p, chosen, arm if apart else "") for p in self.places if p.op}
+        calls = self.flow.calls(bound, self.places)
+        for _, call in calls:
+            call()
+        self.calls[arm] = calls
+        self.programs[arm] = self.timer.program([lambda: [call() for _, call in calls]])
         self.timer.synchronize()
         return time.perf_counter() - started
 
@@ -98,12 +97,13 @@ class Rank:
         """Seconds that each place takes in the step, by its key: the median of so many steps, each call timed
         by itself (on a GPU launched eagerly and waited for). They add up to more than the step."""
         times: dict[str, list[float]] = {place.key: [] for place, _ in self.calls[arm]}
-        for _ in range(repeats):
-            for place, call in self.calls[arm]:
-                started = time.perf_counter()
-                call()
-                self.timer.synchronize()
-                times[place.key].append(time.perf_counter() - started)
+        with MAIN_THREAD.in_place():
+            for _ in range(repeats):
+                for place, call in self.calls[arm]:
+                    started = time.perf_counter()
+                    call()
+                    self.timer.synchronize()
+                    times[place.key].append(time.perf_counter() - started)
         return {key: sorted(seconds)[len(seconds) // 2] for key, seconds in times.items()}
 
     def isolated(self, place: str, name: str, cold: bool, at_least: float) -> float:

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import kernels
-from harness.machine import cpu_threads
 from harness.workers.child import heap
 from harness.workers.child.device import ready_device
 from harness.workers.child.fingerprint import fingerprint
@@ -105,12 +104,6 @@ class Bench:
         call:   False spares the calls where nothing will be timed
         config: that a tunable implementation is told to use; None: it chooses
         """
-        with cpu_threads.released():
-            return self._prepare(contender, impl, launch, call, config)
-
-    def _prepare(
-        self, contender: str, impl: str, launch: str, call: bool, config: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
         import torch
 
         started = time.perf_counter()

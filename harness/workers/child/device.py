@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import importlib.util
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from harness.machine import cpu_threads
+from harness.machine.cpu_threads import MAIN_THREAD, pinned
 from kernels.triton_runtime import target_of
 
 
@@ -16,6 +20,8 @@ def ready_device(kind: str, device: str, threads: int) -> dict[str, Any]:
     pinned: the CPU that each thread is bound to, or why none is
     target: what configurations are chosen for, the fields of `kernels.tuning.Target`
     """
+    load_openmp()
+    MAIN_THREAD.release()
     import torch
 
     torch.set_num_threads(threads)
@@ -26,6 +32,22 @@ def ready_device(kind: str, device: str, threads: int) -> dict[str, Any]:
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "pinned": cpu_threads.pinned(threads) if kind == "cpu" else "no: the device computes",
+        "pinned": _pinned(threads) if kind == "cpu" else "no: the device computes",
         "target": asdict(target_of(torch.device(device))),
     }
+
+
+def load_openmp() -> None:
+    """Loads what torch loads first, and with it OpenMP, which binds this thread. Importing the rest takes
+    seconds, on the CPU that all workers' main threads are bound to."""
+    spec = importlib.util.find_spec("torch")
+    if spec and spec.origin:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(str(Path(spec.origin).parent / "lib/libtorch_global_deps.so"), ctypes.RTLD_GLOBAL)
+
+
+def _pinned(threads: int) -> list[int] | str:
+    with MAIN_THREAD.in_place():
+        answer = pinned(threads)
+    MAIN_THREAD.release()  # a library that was loaded since may bind it now
+    return answer

@@ -23,7 +23,7 @@ class Ceilings:
     read:     bytes read
     copy:     bytes read plus bytes written; 0 if unknown
     measured: when
-    reach:    bytes that a CPU's caches hold to any effect (see meter.py); 0: not measured
+    reach:    bytes from which on a CPU reads again as slowly as from memory (see meter.py); 0: not measured
     disturbed: what disturbed the machine whenever they were measured; empty: once nothing did
     """
 

@@ -3,13 +3,14 @@ a serving step streams comes from memory."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from kernels.op import Op
 
-# Calls rotate until this many last-level caches have gone by ...
+# Calls rotate until this many last-level caches have gone by, or what was measured to be enough ...
 ROTATE_CACHES = 2
 # ... but over no more sets than this.
 MOST_COPIES = 64
@@ -23,7 +24,7 @@ class Rotation:
 
     mode:   serving (the streamed operands differ), cold (all differ), warm (one set)
     bytes:  touched before a set's turn comes again
-    enough: whether that is twice what the last-level cache holds
+    enough: whether what was read comes from memory again
     why:    it is not
     """
 
@@ -40,14 +41,16 @@ def _always(copies: int) -> bool:
 
 
 def rotation(
-    op: Op, sizes: Any, mode: str, last_level: int, fits: Callable[[int], bool] = _always
+    op: Op, sizes: Any, mode: str, last_level: int, reach: int = 0, fits: Callable[[int], bool] = _always
 ) -> Rotation:
     """The cache policy of a case, sized by the bytes that calls touch.
 
     last_level: bytes; 0 if unknown
+    reach:      bytes whose reading, again and again, was measured to be as slow as memory; 0 if it was not
     fits:       whether memory holds so many sets; one set is made at any rate
     """
     level = last_level or UNKNOWN_LEVEL
+    past = min(reach or math.inf, ROTATE_CACHES * level)
     rest = int(op.work(sizes).bytes) - op.streamed_bytes(sizes) if mode == "cold" else 0
 
     def touched(copies: int) -> int:
@@ -55,7 +58,7 @@ def rotation(
 
     def enough(copies: int) -> bool:
         between = touched(copies) if copies == 1 else touched(copies) - touched(1)
-        return between >= ROTATE_CACHES * level
+        return between >= past
 
     most = 1 if mode == "warm" or not touched(1) else MOST_COPIES
     wanted = next(n for n in range(1, most + 1) if enough(n) or touched(n) == touched(most))

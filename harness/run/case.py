@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import kernels
 from harness.machine.monitor.base import Monitor
@@ -32,6 +32,7 @@ REFERENCE_S = 900.0
 ANEW = "preparing anew"
 """The phase between blocks, which is told as measuring."""
 
+Answer = TypeVar("Answer")
 MakeRounds = Callable[[Mapping[str, Turn], Policy], Rounds]
 
 
@@ -184,13 +185,17 @@ class CaseRun:
             self.judge.kill()
         self.pool.shutdown()
 
-    def _outputs(self, stations: Sequence[Station], name: str, stage: str = "") -> list[Outputs]:
-        """Of all stations side by side, on the named operands. A compiler may take long, and most use one
-        core, as the interpreter does: the judge and other stations use the rest."""
-        others = [self.pool.submit(self._outputs_of, station, name, stage) for station in stations[1:]]
+    def _side_by_side(self, stations: Sequence[Station], action: Callable[[Station], Answer]) -> list[Answer]:
+        """Of each station what the action gives. A compiler may take long, and most use one core, as the
+        interpreter does: the judge and other stations use the rest."""
+        others = [self.pool.submit(action, station) for station in stations[1:]]
         # In this thread, as a station may be this process, and torch's threads are each thread's own.
-        own = [self._outputs_of(station, name, stage) for station in stations[:1]]
+        own = [action(station) for station in stations[:1]]
         return own + [other.result() for other in others]
+
+    def _outputs(self, stations: Sequence[Station], name: str, stage: str = "") -> list[Outputs]:
+        """Of all stations, on the named operands."""
+        return self._side_by_side(stations, lambda station: self._outputs_of(station, name, stage))
 
     def _outputs_of(self, station: Station, name: str, stage: str) -> Outputs:
         """Prepares a station's contenders one after the other, and calls each."""
@@ -313,14 +318,21 @@ class CaseRun:
 
         def begin_block(block: int, names: Collection[str]) -> None:
             self.show_rounds(made, spent_s, policy.budget_s)
-            with self._phase(ANEW):
-                for station in self.stations:
-                    here = [c for s, c in timed if s is station and c.alive]
-                    if here:
-                        attempt(here, station.fresh, measured.rotation)
-                for station, contender in timed:
+
+            def anew(station: Station) -> None:
+                here = [c for s, c in timed if s is station and c.alive]
+                if here:
+                    attempt(here, station.fresh, measured.rotation)
+                for contender in here:
                     if contender.alive and contender.name in names:
                         attempt([contender], station.prepare, contender)
+
+            with self._phase(ANEW):
+                if not block:  # most of it is faulting memory in
+                    self._side_by_side(self.stations, anew)
+                else:  # the calls made tell whether later blocks need them (see bench.py)
+                    for station in self.stations:
+                        anew(station)
 
         def turn(station: Station, contender: Contender) -> float:
             nonlocal spent_s
@@ -405,17 +417,18 @@ class CaseRun:
         """With other live operands, which a cached answer misses; then with other operands altogether,
         which a cached preparation misses."""
         stations = list(dict.fromkeys(station for station, _ in self.timed))
-        for station in stations:
-            for contender in station.living:
-                attempt([contender], station.prepare, contender)
-            if station.living:
-                attempt(station.living, station.load, self.seeds["live"])
+        self._side_by_side(stations, self._load_live)
         for station, contender in self.timed:
             self._check(station, contender, "live", stage="with other live operands: ")
-        for station in stations:
-            self._open(station, "other")
+        self._side_by_side(stations, lambda station: self._open(station, "other"))
         for station, contender in self.timed:
             self._check(station, contender, "other", stage="with other stationary operands: ")
+
+    def _load_live(self, station: Station) -> None:
+        for contender in station.living:
+            attempt([contender], station.prepare, contender)
+        if station.living:
+            attempt(station.living, station.load, self.seeds["live"])
 
     def _check_interpreted(self, interpreted: Sequence[tuple[Station, Contender]]) -> None:
         """On two sets of operands that share nothing. No time stands on it, and the interpreter is slow: so

@@ -149,11 +149,13 @@ class Session:
         sizes = op.sizes(case.sizes)
         memory = Memory(op, sizes, self.platform, baseline, cache)
         anchors = memory.anchors(contenders)
+        ceilings = self.plan.yardsticks(self.platform).ceilings
         sets = rotation(
             op,
             sizes,
             cache,
-            last_level(self.platform, self.plan.yardsticks(self.platform).ceilings),
+            last_level(self.platform, ceilings),
+            ceilings.reach if ceilings else 0,
             lambda copies: not anchors or memory.fits(anchors, copies),
         )
         groups, too_large = memory.groups(contenders, sets.copies)

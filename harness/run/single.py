@@ -113,7 +113,7 @@ class KernelBenchmark:
         sizes = op.sizes(case.sizes)
         memory = Memory(op, sizes, platform, contender.impl.name, cache)
         self.rotation = rotation(
-            op, sizes, cache, last_level(platform), lambda copies: memory.fits([contender], copies)
+            op, sizes, cache, last_level(platform), fits=lambda copies: memory.fits([contender], copies)
         )
 
     @property

@@ -23,9 +23,9 @@ Candidate = tuple[float, Callable[[], Call]]
 
 MIB = 1 << 20
 
-# Past the last-level cache this many times, or so much: what is read comes from memory. No more, as a new
-# virtual machine takes 4 s to fault in a GiB.
-LEVELS = 4
+# Past the last-level cache this many times, or past what was measured to be read as slowly as memory, or so
+# much: what is read comes from memory. No more, as a new virtual machine takes 4 s to fault in a GiB.
+LEVELS, REACHES = 4, 2
 LEAST_BUFFER = {"cpu": 256 * MIB, "cuda": 2048 * MIB, "rocm": 2048 * MIB}
 MEMORY_SHARE = 8  # of the memory that is free
 
@@ -67,7 +67,7 @@ class Meter:
         self.timer = timer_for(kind, "eager")
         self.share = memory // MEMORY_SHARE if memory else math.inf
         self.reach = self._reach(last_level) if kind == "cpu" and last_level > BELIEVED else 0
-        self.bytes = buffer_bytes(kind, self.share, self.reach or last_level)
+        self.bytes = buffer_bytes(kind, self.share, REACHES * self.reach or LEVELS * last_level)
         return self.bytes
 
     def measure(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Meter:
         return {"rates": rates, "read": read, "copy": copy, "reach": self.reach}
 
     def _reach(self, claimed: int) -> int:
-        """Bytes up to which reading again is faster than memory."""
+        """Bytes from which on reading again is as slow as memory."""
         import torch
 
         whole = self._random(int(min(2 * claimed, self.share)) // 2, dtype="bf16").view(torch.int64)
@@ -93,7 +93,7 @@ class Meter:
             part = whole[: size // whole.itemsize]
             part.sum()
             rates[size] = self._best([(size, functools.partial(_itself, part.sum))], REACH_S)
-        return reach(rates, claimed)
+        return reach(rates)
 
     def clock(self, readings: int = 2000) -> dict[str, float]:
         """Seconds: the smallest step that the timer's clock takes, and the time from one reading to the
@@ -220,16 +220,16 @@ class Meter:
         )
 
 
-def reach(rates: Mapping[int, float], claimed: int) -> int:
-    """Of a cache of which so much is claimed: the first size, in bytes, that is read no faster than the
-    largest is, which lies beyond it; what is smaller may be held."""
+def reach(rates: Mapping[int, float]) -> int:
+    """Of a cache, by how fast so many bytes are read: the first size that is read no faster than the largest
+    is, which lies beyond it; what is smaller may be held."""
     memory = rates[max(rates)]
-    return min([claimed, *(size for size, rate in rates.items() if rate < FASTER * memory)])
+    return min(size for size, rate in rates.items() if rate < FASTER * memory)
 
 
-def buffer_bytes(kind: str, share: float, last_level: int) -> int:
-    """Whole MiB: past the last-level cache, within our share of the memory."""
-    wanted = max(LEAST_BUFFER[kind], LEVELS * last_level)
+def buffer_bytes(kind: str, share: float, past: int) -> int:
+    """Whole MiB: past what caches hold, within our share of the memory."""
+    wanted = max(LEAST_BUFFER[kind], past)
     return max(1, int(min(wanted, share)) // MIB) * MIB
 
 

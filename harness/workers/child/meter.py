@@ -9,6 +9,7 @@ import functools
 import itertools
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -41,14 +42,14 @@ STEADY_SIZE = {"cpu": 1024, "cuda": 8192, "rocm": 8192}
 PRODUCTS = {"cpu": ("bf16", "fp32"), "cuda": ("fp8", "bf16"), "rocm": ("fp8", "bf16")}
 
 TRY_S = 0.02
-LONGEST_CALL_S = 0.3
-READ_S, COPY_S, PRODUCT_S = 0.8, 0.4, 1.0
+LONGEST_CALL_S = 0.2
+READ_S, COPY_S, PRODUCT_S = 0.6, 0.4, 0.8
 
 # A cache up to this size is believed. Of a larger one, which a virtual machine may have from its host's
 # datasheet alone, what is held counts whose reading is so much faster than that of all of it and more.
 BELIEVED = 64 * MIB
 FASTER = 1.15
-REACH_S = 0.1
+REACH_S, REACH_TURN_S = 1.0, 0.04
 
 
 def _itself(call: Call) -> Call:
@@ -88,11 +89,14 @@ class Meter:
 
         whole = self._random(int(min(2 * claimed, self.share)) // 2, dtype="bf16").view(torch.int64)
         sizes = [BELIEVED << doubled for doubled in range((claimed // BELIEVED).bit_length())]
-        rates = {}
+        programs, rates = {}, defaultdict[int, float](float)
         for size in [*(size for size in sizes if size < whole.nbytes), whole.nbytes]:
-            part = whole[: size // whole.itemsize]
-            part.sum()
-            rates[size] = self._best([(size, functools.partial(_itself, part.sum))], REACH_S)
+            programs[size] = self.timer.program([whole[: size // whole.itemsize].sum])
+        until = time.monotonic() + REACH_S
+        while time.monotonic() < until or not rates:
+            # In turn, as what a neighbour takes would make one of them look slow.
+            for size, program in programs.items():
+                rates[size] = max(rates[size], size / self.timer.turn(program, REACH_TURN_S).seconds)
         return reach(rates)
 
     def clock(self, readings: int = 2000) -> dict[str, float]:

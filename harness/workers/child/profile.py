@@ -10,7 +10,7 @@ from typing import Any
 from harness.workers.child.timers.base import Call
 
 CALLS = 10  # of which the average is taken, fewer where they would take longer than ...
-PROFILE_S = 0.5
+PROFILE_S = 0.2
 EVENTS = 5000  # ... or give more, of which torch reads 10,000 a second
 SHARE = 0.01  # of the total, under which a kernel is not listed
 LISTED = 8

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from harness.statistics.multiple import stopping_reason
 from harness.timing.rounds import Policy, Round, Rounds, Turn
 
-# Rounds that a block may try for each that it wants: disturbed ones are made again.
+# Rounds that a block may try for each that it wants: disturbed ones are made again, while most are quiet.
 TRIES = 2
 
 
@@ -23,6 +23,7 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
     The first blocks are short, so that a large difference costs few rounds and yet every contender was
     prepared several times. What they leave open gets long blocks, a look after each (`stopping_reason`).
     A disturbed round is made again, as far as TRIES goes; `Rounds.choose` says which ones count in the end.
+    Where most rounds were disturbed, all count and none is made again: more blocks say more.
     """
     import scipy.special  # noqa: F401 - a look needs it, and shall not load it between turns
 
@@ -51,6 +52,7 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
         block_end = result.spent_s + remaining / ahead
         contending, expected_s = active, 0.0
         wanted = policy.rounds_in(block)
+        never_quiet = policy.disturbed == "prefer" and bool(block) and result.never_quiet
         for index in range(TRIES * wanted):
             if not wanted:
                 break
@@ -62,7 +64,7 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
             disturbed = policy.end_round()
             longest_round = max(longest_round, sum(took.values()))
             result.spent_s += sum(took.values())
-            counts = policy.disturbed == "keep" or not disturbed
+            counts = policy.disturbed == "keep" or never_quiet or not disturbed
             (result.rounds if counts else result.disturbed).append(Round(block, index, seconds, disturbed))
             active = {name: turn for name, turn in active.items() if name not in result.dropped}
             if not seconds:

@@ -181,6 +181,11 @@ class Rounds:
         return len(self.disturbed) > MAX_DISTURBED * self.made
 
     @property
+    def never_quiet(self) -> bool:
+        """Most rounds were disturbed, whether they count or not."""
+        return sum(bool(r.disturbed) for r in self.all) > MAX_DISTURBED * self.made
+
+    @property
     def useless(self) -> bool:
         """So many rounds were disturbed that more of them are not worth their time."""
         return mostly_disturbed(len(self.disturbed), self.made)

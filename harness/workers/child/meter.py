@@ -68,7 +68,7 @@ class Meter:
         self.timer = timer_for(kind, "eager")
         self.share = memory // MEMORY_SHARE if memory else math.inf
         self.reach = self._reach(last_level) if kind == "cpu" and last_level > BELIEVED else 0
-        self.bytes = buffer_bytes(kind, self.share, REACHES * self.reach or LEVELS * last_level)
+        self.bytes = buffer_bytes(kind, self.share, last_level, self.reach)
         return self.bytes
 
     def measure(self) -> dict[str, Any]:
@@ -231,9 +231,9 @@ def reach(rates: Mapping[int, float]) -> int:
     return min(size for size, rate in rates.items() if rate < FASTER * memory)
 
 
-def buffer_bytes(kind: str, share: float, past: int) -> int:
-    """Whole MiB: past what caches hold, within our share of the memory."""
-    wanted = max(LEAST_BUFFER[kind], past)
+def buffer_bytes(kind: str, share: float, last_level: int, reach: int = 0) -> int:
+    """Whole MiB: past the last-level cache, within our share of the memory."""
+    wanted = max(LEAST_BUFFER[kind], REACHES * reach or LEVELS * last_level)
     return max(1, int(min(wanted, share)) // MIB) * MIB
 
 

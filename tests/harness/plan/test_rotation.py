@@ -19,6 +19,13 @@ def test_streamed_operands_rotate_past_the_last_level_cache():
     assert rotation(OP, SIZES, "serving", TOUCHED // 2).copies == 1
 
 
+@pytest.mark.parametrize(("reach", "past"), [(12, 12), (20, 20), (30, 20), (0, 20)])
+def test_they_rotate_no_further_than_was_measured_to_be_enough(reach, past):
+    found = rotation(OP, SIZES, "serving", 10 * TOUCHED, reach * TOUCHED)
+    assert found.enough
+    assert past * TOUCHED <= found.bytes - TOUCHED < (past + 2) * TOUCHED
+
+
 def test_an_unknown_last_level_counts_as_a_large_one():
     assert rotation(OP, SIZES, "serving", 0) == rotation(OP, SIZES, "serving", UNKNOWN_LEVEL)
 
@@ -47,14 +54,14 @@ def test_cold_calls_move_activations_too():
 @pytest.mark.parametrize("room", [1, 2, 5])
 def test_memory_bounds_the_sets(room):
     wanted = rotation(OP, SIZES, "serving", 10 * TOUCHED).copies
-    found = rotation(OP, SIZES, "serving", 10 * TOUCHED, lambda copies: copies <= room)
+    found = rotation(OP, SIZES, "serving", 10 * TOUCHED, fits=lambda copies: copies <= room)
     assert found.copies == room
     assert not found.enough
     assert found.why == f"memory holds {room} of the {wanted} sets of operands that it takes"
 
 
 def test_where_memory_holds_none_one_set_is_made_for_the_reason_to_be_found():
-    assert rotation(OP, SIZES, "serving", 10 * TOUCHED, lambda copies: False).copies == 1
+    assert rotation(OP, SIZES, "serving", 10 * TOUCHED, fits=lambda copies: False).copies == 1
 
 
 def test_moe_rotates_until_other_experts_were_read():

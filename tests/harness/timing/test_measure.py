@@ -415,11 +415,18 @@ def test_where_it_is_never_quiet_all_rounds_count(words):
 def test_quiet_blocks_are_waited_for_and_count_alone():
     """The first two blocks are all disturbed; once six others are quiet those count."""
     race = Race(a=1, b=2)
-    weather = Weather(race, *["hot"] * 20, *[""] * 1000)
+    weather = Weather(race, *["hot"] * 15, *[""] * 1000)
     found = race.measure(blocks=14, max_rounds=20, **weather.policy)
     assert set(found.blocks) == set(range(2, 8))
-    assert len(found.disturbed) == 20
+    assert len(found.disturbed) == 15
     assert not any(r.disturbed for r in found.rounds)
+
+
+def test_where_it_is_never_quiet_no_round_is_made_again():
+    race = Race(a=1, b=2)
+    weather = Weather(race, "hot")
+    found = race.measure(blocks=7, half_width=0, max_rounds=6, **weather.policy)
+    assert Counter(found.blocks) == {0: 12} | dict.fromkeys(range(1, 7), 6)
 
 
 def test_who_has_no_quiet_time_makes_all_rounds_count():

@@ -1,7 +1,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 OP ?= mla_decode
-ARGS ?= --op $(OP) --suite r1-tp8 --budget 40s
+ARGS ?= --op $(OP) --suite r1-tp8 --budget 30s --per-case 15s
 # Which tests `make test-all` runs, as pytest's -m takes it; empty: all. CI gives `slow` after `make test`.
 MARK ?=
 # How many processes tests run in, but for those that measure; on 2 cores a third fills their pauses.

@@ -9,7 +9,7 @@ import io
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +63,22 @@ def use_workers_here(patch: pytest.MonkeyPatch, turn_s: float = 0.002) -> None:
     patch.setattr(case, "TURN_S", turn_s)
 
 
-def run_here(*arguments: object, plugin: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """`python -m harness run ...` in this process, its workers too, beside the implementations of a file."""
-    said = io.StringIO(), io.StringIO()
+@contextlib.contextmanager
+def captured_here() -> Iterator[tuple[pytest.MonkeyPatch, io.StringIO, io.StringIO]]:
+    """Meanwhile runs start no process; stdout and stderr are written to what it gives."""
+    out, err = io.StringIO(), io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(said[0]),
-        contextlib.redirect_stderr(said[1]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
     ):
         use_workers_here(patch)
+        yield patch, out, err
+
+
+def run_here(*arguments: object, plugin: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """`python -m harness run ...` in this process, its workers too, beside the implementations of a file."""
+    with captured_here() as (patch, out, err):
         patch.setattr(sys, "argv", ["harness", "run", *map(str, arguments)])
         if plugin is not None:
             patch.setenv(kernels.PLUGINS, str(plugin))
@@ -82,4 +89,4 @@ def run_here(*arguments: object, plugin: Path | None = None) -> subprocess.Compl
             code = end.code
         finally:
             kernels.implementations.cache_clear()
-    return subprocess.CompletedProcess(sys.argv, code or 0, *(text.getvalue() for text in said))
+    return subprocess.CompletedProcess(sys.argv, code or 0, out.getvalue(), err.getvalue())

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from harness.machine import cpu_threads
 from harness.machine.cgroups import quota
-from harness.machine.cpu_threads import cores, cpus_in, default_threads
+from harness.machine.cpu_threads import MainThread, cores, cpus_in, default_threads
+from harness.workers.child.timers import cpu
+from harness.workers.child.timers.base import Program
 
 EIGHT = set(range(8))
 
@@ -73,3 +78,36 @@ def test_one_thread_of_each_core_of_the_node_with_the_most_comes_first(tmp_path)
 )
 def test_lists_of_cpus(said, cpus):
     assert cpus_in(said + "\n") == cpus
+
+
+@pytest.mark.skipif(len(cpu_threads.ALLOWED) < 2, reason="one CPU is all there is")
+def test_the_main_thread_is_bound_while_calls_are_timed_and_not_before(monkeypatch):
+    """As OpenMP binds it: in a thread of its own, whose CPUs are no other's."""
+    monkeypatch.setattr(cpu_threads, "nodes", lambda: [cpu_threads.ALLOWED])
+    bound = {min(cpu_threads.ALLOWED)}
+    seen = []
+
+    def worker():
+        os.sched_setaffinity(0, bound)
+        main_thread = MainThread()
+        monkeypatch.setattr(cpu, "MAIN_THREAD", main_thread)
+        main_thread.release()
+        main_thread.release()
+        seen.append(os.sched_getaffinity(0))
+        cpu.CpuTimer().turn(Program([lambda: seen.append(os.sched_getaffinity(0))]), 0.0)
+        seen.append(os.sched_getaffinity(0))
+
+    with ThreadPoolExecutor() as pool:
+        pool.submit(worker).result()
+    assert seen[0] == seen[-1] == cpu_threads.ALLOWED
+    assert len(seen) > 2
+    assert all(during == bound for during in seen[1:-1])
+
+
+def test_who_is_not_bound_stays_so():
+    before = os.sched_getaffinity(0)
+    main_thread = MainThread()
+    main_thread.release()
+    with main_thread.in_place():
+        assert os.sched_getaffinity(0) == before
+    assert main_thread.bound is None

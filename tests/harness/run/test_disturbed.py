@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
 import itertools
 import json
 from pathlib import Path
@@ -20,7 +18,7 @@ from harness.run import device
 from harness.run.execute import run
 from harness.run.request import Request
 from tests.support.recorded_verdicts import redo
-from tests.support.workers_here import use_workers_here
+from tests.support.workers_here import captured_here
 
 WHO = "process 7 (cc1plus) took 80% of a CPU"
 
@@ -67,18 +65,12 @@ def measure(out: Path, monitor: Scripted, **options):
         json=str(out / "run.json"),
         **options,
     )
-    said = io.StringIO(), io.StringIO()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(said[0]),
-        contextlib.redirect_stderr(said[1]),
-    ):
-        use_workers_here(patch)
+    with captured_here() as (patch, stdout, stderr):
         patch.setattr(device, "monitor_for", lambda platform, ours: monitor)
         code = run(request, RunDisplay(request))
     (found,) = Journal(out / "run").finished().values()
     kinds = {kind: [r for r in found if isinstance(r, kind)] for kind in (Cell, Verdict, CaseDone)}
-    return code, kinds, *(text.getvalue() for text in said), json.loads((out / "run.json").read_text())
+    return code, kinds, stdout.getvalue(), stderr.getvalue(), json.loads((out / "run.json").read_text())
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ A row states data: the base class of its library below, and whatever it needs be
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -164,10 +165,35 @@ class Vllm(Vendor):
     also = TRITON
 
 
+ONEDNN_ISAS = (
+    "SSE41",
+    "AVX",
+    "AVX2",
+    "AVX2_VNNI",
+    "AVX2_VNNI_2",
+    "AVX512_CORE",
+    "AVX512_CORE_VNNI",
+    "AVX512_CORE_BF16",
+)
+"""What ONEDNN_MAX_CPU_ISA may hold oneDNN to, up to what its bf16 brgemm needs (oneDNN's guide, CPU
+dispatcher control)."""
+
+
+def onednn_may_use(isa: str) -> Support:
+    """Whether this process's environment lets oneDNN use the instruction set; `""`: none. oneDNN takes values
+    in any case, its older name where the newer is not set, and ignores those it does not know."""
+    name = next((n for n in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA") if os.environ.get(n)), "")
+    most = os.environ.get(name, "").upper()
+    below = isa and most in ONEDNN_ISAS[: ONEDNN_ISAS.index(isa)]
+    return need(not below, f"oneDNN needs {isa} for it, and {name}={most} forbids that")
+
+
 class VllmCpu(Vllm):
     """A kernel that vLLM serves DeepSeek with on x86-64 servers.
 
-    kernel: its name among vLLM's torch operators
+    kernel:     its name among vLLM's torch operators
+    onednn_isa: what oneDNN must be allowed to use, or it throws out of this kernel's threads, which ends
+                the process; empty: the kernel does not call it
     """
 
     requires = "vLLM's CPU build, AVX-512 with bf16 (AMX tiles where the CPU has them)"
@@ -177,11 +203,19 @@ class VllmCpu(Vllm):
     features = ("avx512_bf16",)
     also: ClassVar = {}
     kernel: ClassVar[str]
+    onednn_isa: ClassVar[str] = ""
+
+    def available(self, platform: Platform) -> Support:
+        support = super().available(platform)
+        return Support.all_of(support, onednn_may_use(self.onednn_isa)) if platform.here else support
 
     def bind(self, kernel: str | None = None) -> VendorFunction:
         """The torch operator called `kernel`, by default the class's own. Raises Unsupported without it."""
         import torch
 
+        # Asked here too: a flag that is evaluated is set in this process alone.
+        if not (allowed := onednn_may_use(self.onednn_isa)).ok:
+            raise Unsupported(allowed.reason)
         name = kernel or self.kernel
         try:
             # Importing the module loads vLLM's library of operators.

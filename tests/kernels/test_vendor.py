@@ -8,8 +8,9 @@ import pytest
 
 import kernels
 from kernels import platform
-from kernels.platform import Platform, named
-from kernels.vendor import Vendor, either
+from kernels.op import Unsupported
+from kernels.platform import Platform, detect, named
+from kernels.vendor import Vendor, either, onednn_may_use
 
 ROWS = [i for op in kernels.OPS for i in kernels.implementations(op) if isinstance(i, Vendor)]
 
@@ -135,3 +136,41 @@ def test_the_architectures_fp8_format_alone_is_taken(kind, arch, takes, other):
 
 def test_names_are_joined_as_one_says_them():
     assert [either(names) for names in ("a", "ab", "abc")] == ["a", "a or b", "a, b or c"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "allowed"),
+    [
+        ("ONEDNN_MAX_CPU_ISA", "DEFAULT", True),
+        ("ONEDNN_MAX_CPU_ISA", "no such set", True),
+        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16", True),
+        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_AMX", True),
+        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI", False),
+        ("ONEDNN_MAX_CPU_ISA", "avx2", False),
+        ("DNNL_MAX_CPU_ISA", "AVX2_VNNI_2", False),
+    ],
+)
+def test_what_onednn_is_forbidden_is_asked_before_it_ends_the_process(monkeypatch, variable, value, allowed):
+    for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        monkeypatch.delenv(name, raising=False)
+    here, there = detect("cpu"), named("cpu")
+    rows = [row for row in ROWS if getattr(row, "onednn_isa", "") == "AVX512_CORE_BF16"]
+    assert {row.op for row in rows} == set(kernels.OPS)
+    before = [row.available(here) for row in rows]
+    monkeypatch.setenv(variable, value)
+    support = onednn_may_use("AVX512_CORE_BF16")
+    assert support.ok == allowed and (allowed or f"{variable}={value.upper()} forbids" in support.reason)
+    assert onednn_may_use("").ok
+    assert onednn_may_use("AVX512_CORE").ok == (allowed or value == "AVX512_CORE_VNNI")
+    for row, without in zip(rows, before, strict=True):
+        assert row.available(here) == (support if without.ok else without)
+        assert row.available(there).ok
+        if not allowed:
+            with pytest.raises(Unsupported, match=f"{variable}={value.upper()}"):
+                row.bind()
+
+
+def test_the_newer_of_onednns_names_counts(monkeypatch):
+    monkeypatch.setenv("DNNL_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "DEFAULT")
+    assert onednn_may_use("AVX512_CORE").ok

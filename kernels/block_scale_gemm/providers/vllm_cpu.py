@@ -25,6 +25,7 @@ class AmxGemm(VllmCpu):
 
     name = "vllm.amx"
     kernel = "fp8_scaled_mm_cpu"
+    onednn_isa = "AVX512_CORE_BF16"
     boundaries = ("with_quant",)
     allocates = True
     rebinds = True
@@ -113,6 +114,7 @@ class OneDnn(VllmDequantisedGemm):
 
     name = "vllm.onednn"
     kernel = "onednn_mm"
+    onednn_isa = "AVX512_CORE"
 
     ROWS = 32  # that vLLM has oneDNN pack for
 
@@ -135,6 +137,7 @@ class BrgemmGemm(VllmDequantisedGemm):
 
     name = "vllm.brgemm_bf16"
     kernel = "weight_packed_linear"
+    onednn_isa = "AVX512_CORE_BF16"
     allocates = False
 
     def fits(self, sizes: BlockScaleGemmSizes) -> Support:

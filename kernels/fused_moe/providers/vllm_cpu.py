@@ -29,6 +29,7 @@ class AmxMoe(VllmCpu):
     name = "vllm.amx"
     requires = "vLLM's CPU build, AVX-512 (AMX tiles where the CPU has them)"
     kernel = "fused_experts_cpu"
+    onednn_isa = "AVX512_CORE_BF16"
     boundaries = ("with_quant",)
     rebinds = True
 
@@ -125,6 +126,7 @@ class BrgemmMoe(DequantisedMoe):
 
     name = "vllm.brgemm_bf16"
     kernel = "fused_experts_cpu"
+    onednn_isa = "AVX512_CORE_BF16"
 
     def prepare_turn(
         self, first: _BrgemmMoe | None, operands: FusedMoeOperands, out: torch.Tensor

@@ -23,6 +23,7 @@ class VllmExtendPrefill(VllmCpu):
 
     name = "vllm.extend"
     kernel = "extend_attention_cpu"
+    onednn_isa = "AVX512_CORE_BF16"
     rebinds = True
 
     def fits(self, sizes: MhaPrefillSizes) -> Support:

@@ -75,6 +75,7 @@ class AmxMlaDecode(Bf16Cache):
 
     name = "vllm.amx"
     kernel = "decode_attention_cpu"
+    onednn_isa = "AVX512_CORE_BF16"
 
     # vllm/v1/attention/backends/mla/amx_mla.py, _compute_num_kv_splits, of vLLM 0.32.
     MIN_WORK_PER_SPLIT = 512

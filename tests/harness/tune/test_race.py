@@ -207,6 +207,7 @@ def start(cli):
             race.communicate()
 
 
+@pytest.mark.slow
 def test_a_race_that_is_killed_loses_no_finished_case_and_goes_on(cli, start, tmp_path):
     out, run = tmp_path / "tuned", tmp_path / "run"
     two = ("--case", "m=1,4 n=512 k=256", "--out", out, "--journal", run)

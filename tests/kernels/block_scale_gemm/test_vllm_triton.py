@@ -52,6 +52,7 @@ def interpreted() -> list[list[dict[str, Any]]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[{")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[" ".join(case) for case in CASES])
 def test_interpreted(interpreted: list[list[dict[str, Any]]], index: int) -> None:
     assert len(interpreted) == len(CASES)

@@ -12,9 +12,10 @@ import importlib.util
 import json
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -278,13 +279,18 @@ def elsewhere() -> dict[str, list[str]]:
     return dict(map(json.loads, run_interpreted(__file__).stdout.splitlines()))
 
 
-@pytest.mark.parametrize("contract", CONTRACTS, ids=str)
+def marked(checked: Sequence[Any], contract: Callable[[Any], Contract]) -> list[Any]:
+    """The interpreted ones, which take 10 s to start, are slow."""
+    return [pytest.param(c, marks=[pytest.mark.slow] * interpreted(contract(c)), id=str(c)) for c in checked]
+
+
+@pytest.mark.parametrize("contract", marked(CONTRACTS, lambda contract: contract))
 def test_contract(contract: Contract, request: pytest.FixtureRequest) -> None:
     found = request.getfixturevalue("elsewhere")[str(contract)] if interpreted(contract) else contract.found()
     assert found == ["", ""]
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
+@pytest.mark.parametrize("mutation", marked(MUTATIONS, attrgetter("contract")))
 def test_mutation_is_caught(mutation: Mutation, request: pytest.FixtureRequest) -> None:
     apart = interpreted(mutation.contract)
     assert any(request.getfixturevalue("elsewhere")[str(mutation)] if apart else mutation.found())

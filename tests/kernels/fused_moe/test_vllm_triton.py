@@ -124,6 +124,7 @@ def interpret(text: str, stale: bool = False) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_vllms_source_is_right_interpreted() -> None:
     done = run_interpreted(__file__)
     found = json.loads(done.stdout.splitlines()[-1])

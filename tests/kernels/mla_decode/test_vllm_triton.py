@@ -80,6 +80,7 @@ def interpret(text: str, scale: float = 1.0) -> list[bool]:
     return right
 
 
+@pytest.mark.slow
 def test_vllms_source_is_right_interpreted() -> None:
     done = run_interpreted(__file__)
     found = json.loads(done.stdout.splitlines()[-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,12 @@ def place_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
             # Threads that wait spin: with more of them than cores, each waits for those that do not run.
             torch.set_num_threads(max(1, default_threads() // int(beside)))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def control_c() -> None:
+    """A shell that started these tests in the background has them, and all that they start, ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

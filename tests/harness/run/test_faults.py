@@ -64,8 +64,6 @@ def start(cli) -> Iterator[Callable[..., subprocess.Popen[str]]]:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
-                # A shell that started these tests in the background has them ignore control-C.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         )
         return runs[-1]

@@ -15,7 +15,7 @@ ALONE = $(IN_VENV) pytest
 SOURCES = $(wildcard kernels harness shapes tools tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all lint format set-up set-up-test other-triton clean
+.PHONY: help pictures run test test-all lint format set-up set-up-test other-triton clean
 
 help: ## what there is (this list)
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -23,6 +23,10 @@ help: ## what there is (this list)
 
 run: set-up ## set up, then measure: make run OP=fused_moe, or ARGS="--op mla_decode --suite smoke"
 	$(IN_VENV) harness run $(ARGS)
+
+pictures: set-up ## the charts of the README, from committed runs
+	$(IN_VENV) harness report results/epyc-zen4-2core/mla_decode-r1-tp8 --svg docs/pictures \
+		--chart 'speedup-over-*' --chart 'ranking-mla-decode-batch-64-*'
 
 test: lint ## set up, lint, then the quick tests
 	$(BESIDE) -m "not slow and not alone"

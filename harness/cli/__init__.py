@@ -10,7 +10,9 @@ from harness.errors import STOPPED, USAGE, HarnessError
 from kernels import PluginError
 from kernels.tuning import StoredError
 
-COMMANDS = ("claims", "compare", "compile", "doctor", "export", "list", "run", "serving", "toggle", "tune")
+COMMANDS = (
+    "claims", "compare", "compile", "doctor", "export", "list", "report", "run", "serving", "toggle", "tune",
+)  # fmt: skip
 MODULES = {name: f"{__name__}.{name}:{name}" for name in COMMANDS} | {
     "compile": f"{__name__}.compile:compile_command",
     "list": f"{__name__}.list:list_command",

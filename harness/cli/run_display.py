@@ -103,7 +103,11 @@ def end_text(outcome: Outcome) -> str:
         phases.update(case.phases or {"set-up and checks": case.setup_s})
     measured_s, setup_s = sum(case.measured_s for case in done), sum(case.setup_s for case in done)
     spent = case_notes.time_spent(measured_s, setup_s + outcome.before_s, phases)
-    lines = [f"{case_notes.counted(outcome.cases)}: {spent}", f"recorded in {outcome.folder}"]
+    lines = [
+        f"{case_notes.counted(outcome.cases)}: {spent}",
+        f"recorded in {outcome.folder}",
+        f"as pictures: python -m harness report {outcome.folder} --open",
+    ]
     if left_out := case_notes.left_out(outcome.left_out, cells, outcome.budget_s):
         lines.append(f"{left_out}; more with --resume {outcome.folder} --budget 5m")
     return "\n".join(filter(None, [*lines, disturbance(done)]))

@@ -13,7 +13,7 @@ from harness.plan.contender import contender_name
 from harness.report.case_notes import Notes, measuring, noted, untimed, verdict_ratio
 from harness.report.case_table import heading, interval, ratios, verdict_word
 from harness.report.text import ratio_column, time_column
-from harness.results.effects import changes, effects, regressions, same_kernels
+from harness.results.effects import Effect, changes, effects, regressions, same_kernels
 from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
 from harness.statistics.paired import noise_floor
 
@@ -155,11 +155,11 @@ def _floor(comparison: ArmComparison) -> Notes:
     return [("noise floor", f"{comparison.name} against itself in other workers: {pair}")]
 
 
-def _effects(comparison: ArmComparison, run: Run) -> Iterator[RenderableType]:
-    from harness.report.fitting_table import Column, FittingTable
-
+def flag_effects(comparison: ArmComparison, run: Run) -> list[Effect]:
+    """Over all settings: of each flag, and of two together; none where there is one flag, or no whole
+    factorial."""
     if len(run.flags) < 2:
-        return
+        return []
     cells = {cell.arm: cell for cell in (comparison.anchor, *(cell for cell, _ in comparison.others))}
     settings = {
         arm: {name: variables[name] for name in run.flags}
@@ -167,7 +167,13 @@ def _effects(comparison: ArmComparison, run: Run) -> Iterator[RenderableType]:
         if run.flags.keys() <= variables.keys() and arm in cells
     }
     floor = noise_floor(comparison.floor.comparison) if comparison.floor else math.inf
-    found = effects(cells, settings, floor, run.confidence, run.margin)
+    return effects(cells, settings, floor, run.confidence, run.margin)
+
+
+def _effects(comparison: ArmComparison, run: Run) -> Iterator[RenderableType]:
+    from harness.report.fitting_table import Column, FittingTable
+
+    found = flag_effects(comparison, run)
     if not found:
         return
     speedups = ratio_column([(e.comparison.ratio, e.comparison.low, e.comparison.high) for e in found])
@@ -188,11 +194,12 @@ def conclusion(records: Sequence[Record], run: Run) -> RenderableType:
     from rich.console import Group
     from rich.padding import Padding
 
-    title, lines = _conclusion(records, run)
+    title, lines = conclusion_lines(records, run)
     return Group(*filter(None, [title]), *(Padding(line, (0, 0, 0, 2)) for line in lines))
 
 
-def _conclusion(records: Sequence[Record], run: Run) -> tuple[str, list[str]]:
+def conclusion_lines(records: Sequence[Record], run: Run) -> tuple[str, list[str]]:
+    """A title, and a line for each implementation or regression."""
     by_case: dict[str, list[Record]] = {}
     for record in records:
         by_case.setdefault(getattr(record, "case", ""), []).append(record)

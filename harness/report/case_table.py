@@ -51,7 +51,7 @@ def case_table(records: Sequence[Record]) -> RenderableType:
         *conclusions(cells, verdicts, done),
         *measuring(done, verdicts),
     ]
-    return Group(heading(cells[0]), _headline(timed, verdicts, cells), "", *ranking, noted(notes))
+    return Group(heading(cells[0]), headline(timed, verdicts, cells), "", *ranking, noted(notes))
 
 
 def heading(cell: Cell) -> RenderableType:
@@ -63,7 +63,7 @@ def heading(cell: Cell) -> RenderableType:
     return Text.assemble((cell.case, "bold"), "\n", (facts, "dim"))
 
 
-def _headline(timed: Sequence[Cell], verdicts: Iterable[Verdict], cells: Iterable[Cell]) -> Text:
+def headline(timed: Sequence[Cell], verdicts: Iterable[Verdict], cells: Iterable[Cell]) -> Text:
     """Who is fastest, and how surely. Contenders that memory splits into groups have a runner-up in each; the
     one that counts is that of whoever is fastest of all."""
     from rich.text import Text

@@ -13,14 +13,18 @@ if TYPE_CHECKING:
     from harness.report.fitting_table import FittingTable
 
 
-def compile_table(rows: Sequence[JsonObject]) -> FittingTable:
-    """A line for each kernel, tile and target, over the configurations that differ in sizes only."""
-    from harness.report.fitting_table import Column, FittingTable
+HEADERS = (
+    "target", "op", "kernel", "tile", "configs", "registers", "spills", "scratch B", "shared KB", "code KB",
+    "resident", "matrix instructions", "verdict",
+)  # fmt: skip
 
+
+def compile_lines(rows: Sequence[JsonObject]) -> list[list[str]]:
+    """A line for each kernel, tile and target, over the configurations that differ in sizes only."""
     groups: dict[tuple[str, ...], list[JsonObject]] = {}
     for row in rows:
         groups.setdefault((row["target"], row["op"], row["kernel"], tile(row["config"])), []).append(row)
-    lines = [
+    return [
         [
             *key,
             str(len(group)),
@@ -35,19 +39,22 @@ def compile_table(rows: Sequence[JsonObject]) -> FittingTable:
         ]
         for key, group in groups.items()
     ]
+
+
+def compile_table(rows: Sequence[JsonObject]) -> FittingTable:
+    from harness.report.fitting_table import Column, FittingTable
+
+    spares = {
+        "op": 2,
+        "configs": 3,
+        "scratch B": 5,
+        "shared KB": 4,
+        "code KB": 6,
+        "resident": 1,
+        "matrix instructions": 7,
+    }
     columns = [
-        Column("target"),
-        Column("op", spare=2),
-        Column("kernel"),
-        Column("tile", wraps=True),
-        Column("configs", right=True, spare=3),
-        Column("registers", right=True),
-        Column("spills", right=True),
-        Column("scratch B", right=True, spare=5),
-        Column("shared KB", right=True, spare=4),
-        Column("code KB", right=True, spare=6),
-        Column("resident", right=True, spare=1),
-        Column("matrix instructions", spare=7),
-        Column("verdict"),
+        Column(name, right=name in HEADERS[4:11], wraps=name == "tile", spare=spares.get(name, 0))
+        for name in HEADERS
     ]
-    return FittingTable(columns, lines)
+    return FittingTable(columns, compile_lines(rows))

@@ -30,10 +30,10 @@ def uncertain(value: float, low: float | None, high: float | None) -> tuple[str,
 
 def uncertain_ratio(value: float | None, low: float | None, high: float | None) -> tuple[str, str]:
     """`1.94x`, `(1.85 to 2.03)`: in the digits that the interval supports; no interval where an end is
-    missing, `?` without a ratio."""
+    missing or infinite, `?` without a ratio."""
     if value is None:
         return "?", ""
-    if low is None or high is None:
+    if low is None or high is None or math.isinf(high):
         return f"{value:.2f}x", ""
     digits = min(3, decimals((high - low) / 2))
     return f"{value:.{digits}f}x", f"({low:.{digits}f} to {high:.{digits}f})"

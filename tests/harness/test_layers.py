@@ -25,6 +25,7 @@ run
 tune doctor
 report
 serving
+page
 pytest_plugin
 cli
 __main__

@@ -56,6 +56,7 @@ def test_the_end_says_where_the_time_went_and_what_is_left_out():
         "2 cases: measuring 20.0 s of 88.0 s (23 %); preparing 40.0 s, reference 20.0 s, "
         "starting and ceilings 8.0 s",
         "recorded in results/local/run",
+        "as pictures: python -m harness report results/local/run --open",
         "left out, the budget of 25 s being spent: 2 cases of core (50 % of its weight), "
         "2 cases of with_quant (50 % of its weight); more with --resume results/local/run --budget 5m",
     ]
@@ -66,6 +67,7 @@ def test_without_what_it_went_into_the_rest_is_one_sum():
     assert end_text(ended).splitlines() == [
         "1 case: measuring 10.0 s of 48.0 s (21 %); set-up and checks 30.0 s, starting and ceilings 8.0 s",
         "recorded in results/local/run",
+        "as pictures: python -m harness report results/local/run --open",
     ]
 
 

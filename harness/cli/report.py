@@ -1,0 +1,52 @@
+"""`python -m harness report`: recorded results as a page of pictures and tables."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True)
+@click.option("-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The page.")
+@click.option("--title", default="", help="Of the page (default: what it shows).")
+@click.option("--open", "show", is_flag=True, help="Open it in the browser.")
+@click.option("--svg", metavar="DIR", help="Write the charts there as SVG files, and no page.")
+@click.option("--png", metavar="DIR", help="Write the charts there as PNG files, and no page.")
+@click.option("--chart", multiple=True, metavar="PATTERN", help="Only charts whose file is called so.")
+def report(
+    runs: tuple[str, ...],
+    output: str,
+    title: str,
+    show: bool,
+    svg: str | None,
+    png: str | None,
+    chart: tuple[str, ...],
+) -> None:
+    """Recorded RUNS as a page that one opens from disk: rankings, sizes, roofline, rounds, flags, what moved
+    between two runs, serving. RUNS are folders of runs or experiments, ledgers, and files of
+    `serving link --json`; a folder stands for all that is recorded below it."""
+    from datetime import datetime, timezone
+    from pathlib import Path
+
+    if chart and not (svg or png):
+        raise click.UsageError("--chart is for --svg and --png; a page has all")
+    from harness.page.assemble import assemble
+    from harness.page.inputs import inputs
+
+    page = assemble(inputs(runs), title)
+    if svg or png:
+        from harness.page.pictures import pictures
+
+        for folder, is_png in ((svg, False), (png, True)):
+            if folder:
+                click.echo(f"{len(pictures(page, Path(folder), is_png, chart))} charts in {folder}")
+        return
+    from harness.files import write
+    from harness.page.html import html
+
+    at = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    write(output, html(page, f"{at}, from {', '.join(runs)}"))
+    if output != "-":
+        click.echo(f"{len(list(page.charts()))} charts in {output}", err=True)
+    if show:
+        click.launch(Path(output).resolve().as_uri())

@@ -1,0 +1,1 @@
+"""Pictures of recorded results: a page of HTML, or files of SVG and PNG."""

@@ -1,0 +1,71 @@
+"""Inputs of a page: which recorded results a path names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness import archive
+from harness.results.read import run_folders
+from harness.serving.experiment.stages import PLAN
+from harness.serving.ledger.index import NAME as LEDGER
+
+RECORDS = ("run.json", "cells.jsonl", PLAN)
+"""Files that stand for the folder they are in."""
+
+
+@dataclass
+class Inputs:
+    """Paths, each once.
+
+    runs:        folders with run.json
+    experiments: folders with experiment.json
+    ledgers:     files of lines that stand in no experiment
+    documents:   files that a command wrote with --json
+    """
+
+    runs: list[Path] = field(default_factory=list)
+    experiments: list[Path] = field(default_factory=list)
+    ledgers: list[Path] = field(default_factory=list)
+    documents: list[Path] = field(default_factory=list)
+
+
+def inputs(names: Iterable[str]) -> Inputs:
+    """A folder stands for all that is recorded below it. Raises UsageError where a name is nothing of it."""
+    together = Inputs()
+    for name in names:
+        path = Path(name)
+        path = path.parent if path.name in RECORDS else path
+        if path.is_dir():
+            _add_folder(together, path)
+        elif path.is_file() and path.suffix == ".jsonl":
+            _add(together.ledgers, [path])
+        elif path.is_file() and path.suffix == ".json":
+            _add(together.documents, [path])
+        else:
+            _add(together.runs, run_folders(name))
+    return together
+
+
+def _add_folder(together: Inputs, folder: Path) -> None:
+    experiments = sorted(file.parent for file in folder.rglob(PLAN))
+    outside = {kind: _outside(experiments, archive.below(folder, kind)) for kind in ("run.json", LEDGER)}
+    runs = [file.parent for file in outside["run.json"]]
+    if not (experiments or runs or outside[LEDGER]):
+        documents = sorted(folder.glob("*.json"))
+        runs = [] if documents else run_folders(folder)
+        _add(together.documents, documents)
+    _add(together.experiments, experiments)
+    _add(together.ledgers, outside[LEDGER])
+    _add(together.runs, runs)
+
+
+def _outside(folders: Iterable[Path], files: Iterable[Path]) -> list[Path]:
+    """Files that are no parts of the folders."""
+    inner = set(folders)
+    return [file for file in files if not inner.intersection(file.parents)]
+
+
+def _add(known: list[Path], paths: Iterable[Path]) -> None:
+    known += [path for path in dict.fromkeys(paths) if path not in known]

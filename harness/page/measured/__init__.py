@@ -1,0 +1,1 @@
+"""Charts of measured cases: what `run`, `toggle`, `tune` and `compare --revisions` record."""

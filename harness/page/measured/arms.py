@@ -1,0 +1,170 @@
+"""Arms: what flags, or another revision, do to each implementation of a case."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness.page.document import Chart, Table, TableRow, TableValue, anchor
+from harness.page.measured.case import MeasuredCase, bar
+from harness.page.measured.ranking import ratio_text
+from harness.page.style import VERDICTS
+from harness.report.arm_table import ArmComparison, arm_comparisons, first_arm, flag_effects
+from harness.report.text import microseconds, significant, uncertain_ratio
+from harness.results.effects import changes, same_kernels
+from harness.results.schema import Run
+
+if TYPE_CHECKING:
+    import altair
+
+RAN = {"the same": "circle", "other kernels": "diamond"}
+
+
+def arm_charts(case: MeasuredCase) -> list[Chart]:
+    comparisons = arm_comparisons([*case.cells, *case.verdicts], case.run)
+    points, rows = [], []
+    for comparison in comparisons:
+        for cell, verdict in comparison.others:
+            ran = "the same" if same_kernels(comparison.anchor, cell) else "other kernels"
+            changed = changes(comparison.anchor, cell) if cell.time_us is not None else cell.reason
+            name = f"{comparison.name} · {cell.arm}"
+            ratio = verdict.ratio if verdict else None
+            if verdict and ratio is not None:
+                low, high = bar(ratio, verdict.low, verdict.high)
+                points.append(
+                    {
+                        "name": name,
+                        "ratio": ratio,
+                        "low": low,
+                        "high": high,
+                        "text": ratio_text(verdict),
+                        "verdict": verdict.verdict,
+                        "ran": ran,
+                        "changed": changed,
+                        "time": microseconds(cell.time_us),
+                    }
+                )
+            rows.append(
+                TableRow(
+                    [
+                        comparison.name,
+                        cell.arm,
+                        cell.status,
+                        TableValue(microseconds(cell.time_us), cell.time_us),
+                        TableValue(ratio_text(verdict), ratio),
+                        verdict.verdict if verdict else "",
+                        ran if cell.time_us is not None else "",
+                        changed,
+                    ],
+                    case.row_anchor(cell),
+                )
+            )
+    columns = (
+        "implementation",
+        "arm",
+        "status",
+        "time",
+        f"vs {first_arm(case.run)}",
+        "verdict",
+        "what ran",
+        "change",
+    )
+    table = Table(columns, rows, frozenset({"time", columns[4]}))
+    chart = Chart(
+        anchor("arms", case.label, case.planned.key),
+        "What the arms do",
+        f"Right of 1 is faster than {first_arm(case.run)}, the bar is the interval. A diamond: other kernels "
+        "ran; a circle: the same did.",
+        _picture(points, case.run) if points else None,
+        table,
+        len(points),
+    )
+    grid = _interactions(case, comparisons)
+    return [chart, *([grid] if grid else [])]
+
+
+def _picture(points: Sequence[dict[str, Any]], run: Run) -> altair.TopLevelMixin:
+    import altair as alt
+
+    order = [point["name"] for point in points]
+    y = alt.Y("name:N", sort=order, title=None)
+    colour = alt.Color(
+        "verdict:N", scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values())), title=None
+    )
+    base = alt.Chart({"values": list(points)})
+    title = f"speedup over {first_arm(run)} (log scale)"
+    x = alt.X("ratio:Q", scale=alt.Scale(type="log", nice=False, padding=24), title=title)
+    return alt.layer(
+        alt.Chart({"values": [{"none": 1}]}).mark_rule(color="#888").encode(x="none:Q"),
+        base.mark_rule(strokeWidth=6, opacity=0.35, aria=False).encode(
+            y=y, x="low:Q", x2="high:Q", color=colour
+        ),
+        base.mark_point(filled=True, size=80, opacity=1).encode(
+            y=y,
+            x=x,
+            color=colour,
+            shape=alt.Shape(
+                "ran:N", scale=alt.Scale(domain=list(RAN), range=list(RAN.values())), title="what ran"
+            ),
+            tooltip=[
+                alt.Tooltip("name:N", title="implementation · arm"),
+                alt.Tooltip("text:N", title="speedup"),
+                alt.Tooltip("verdict:N"),
+                alt.Tooltip("time:N"),
+                alt.Tooltip("ran:N", title="what ran"),
+                alt.Tooltip("changed:N", title="change"),
+            ],
+        ),
+    ).properties(width=520, height=alt.Step(24))
+
+
+def _interactions(case: MeasuredCase, comparisons: Sequence[ArmComparison]) -> Chart | None:
+    import altair as alt
+
+    effects = [(c.name, effect) for c in comparisons for effect in flag_effects(c, case.run)]
+    if not effects:
+        return None
+    values: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "what": f"{effect.kind}: {effect.what}",
+            "ratio": effect.comparison.ratio,
+            "verdict": effect.comparison.verdict,
+            "text": uncertain_ratio(effect.comparison.ratio, effect.comparison.low, effect.comparison.high)[
+                0
+            ],
+            "ends": f"{significant(effect.comparison.low)} to {significant(effect.comparison.high)}",
+        }
+        for name, effect in effects
+    ]
+    base = alt.Chart({"values": values}).encode(
+        x=alt.X("name:N", title=None, axis=alt.Axis(labelAngle=0)), y=alt.Y("what:N", sort=None, title=None)
+    )
+    rect = base.mark_rect(opacity=0.45, stroke="#8886").encode(
+        color=alt.Color(
+            "verdict:N", scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values())), title=None
+        ),
+        tooltip=[
+            alt.Tooltip("name:N", title="implementation"),
+            alt.Tooltip("what:N", title="effect"),
+            alt.Tooltip("text:N", title="speedup"),
+            alt.Tooltip("ends:N", title="interval"),
+            alt.Tooltip("verdict:N"),
+        ],
+    )
+    rows = [
+        TableRow([v["name"], v["what"], TableValue(v["text"], v["ratio"]), v["ends"], v["verdict"]])
+        for v in values
+    ]
+    columns = ("implementation", "effect", "speedup", "interval", "verdict")
+    return Chart(
+        anchor("effects", case.label, case.planned.key),
+        "Effects of the flags, and of two together",
+        "A main effect is what a flag brings over all settings of the others; an interaction is by what "
+        "factor it brings more (above 1) or less (below) where the other flag is changed too.",
+        alt.layer(rect, base.mark_text(aria=False).encode(text="text:N")).properties(
+            width=alt.Step(110), height=alt.Step(26)
+        ),
+        Table(columns, rows, frozenset({"speedup"})),
+        len(values),
+    )

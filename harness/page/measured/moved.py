@@ -1,0 +1,101 @@
+"""Two runs: what became faster or slower between them, with the floor between the sessions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.page.document import Chart, PageSection, Table, TableRow, TableValue, anchor
+from harness.page.measured.case import bar
+from harness.page.style import VERDICTS
+from harness.report.text import microseconds, uncertain_ratio
+from harness.results.comparison import Compared
+from harness.results.recorded import RecordedRun
+
+
+def moved(a: RecordedRun, b: RecordedRun, comparison: Compared) -> PageSection:
+    import altair as alt
+
+    values: list[dict[str, Any]] = []
+    rows = []
+    for row in comparison.rows:
+        ratio = row.comparison
+        verdict = ratio.verdict if row.anchor else "unclear"
+        low, high = bar(ratio.ratio, ratio.low, ratio.high)
+        text = " ".join(uncertain_ratio(ratio.ratio, ratio.low, ratio.high)).strip()
+        values.append(
+            {
+                "name": f"{row.name} at {row.case}",
+                "ratio": ratio.ratio,
+                "low": low,
+                "high": high,
+                "text": text,
+                "verdict": verdict,
+                "drift": "drift of the machine" if row.drift else "",
+            }
+        )
+        rows.append(
+            TableRow(
+                [
+                    row.case,
+                    row.name,
+                    TableValue(microseconds(row.a_us), row.a_us),
+                    TableValue(microseconds(row.b_us), row.b_us),
+                    TableValue(text, ratio.ratio),
+                    verdict if row.anchor else "absolute times",
+                    "yes" if row.changed else "" if row.changed is None else "no",
+                ]
+            )
+        )
+    y = alt.Y("name:N", sort=[value["name"] for value in values], title=None)
+    colour = alt.Color(
+        "verdict:N", scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values())), title=None
+    )
+    floor = alt.Chart({"values": [{"from": 1 / (1 + comparison.floor), "to": 1 + comparison.floor}]})
+    base = alt.Chart({"values": values})
+    x = alt.X(
+        "ratio:Q",
+        scale=alt.Scale(type="log", nice=False, padding=24),
+        title="time in A over time in B (log scale)",
+    )
+    picture = alt.layer(
+        floor.mark_rect(color="#8883").encode(x="from:Q", x2="to:Q"),
+        base.mark_rule(strokeWidth=6, opacity=0.35, aria=False).encode(
+            y=y, x="low:Q", x2="high:Q", color=colour
+        ),
+        base.mark_point(filled=True, size=80, opacity=1).encode(
+            y=y,
+            x=x,
+            color=colour,
+            tooltip=[
+                alt.Tooltip("name:N", title="row"),
+                alt.Tooltip("text:N", title="B vs A"),
+                alt.Tooltip("verdict:N"),
+                alt.Tooltip("drift:N"),
+            ],
+        ),
+    ).properties(width=480, height=alt.Step(22))
+    columns = ("case", "implementation", "A", "B", "B vs A", "verdict", "changed")
+    regressions = len(comparison.regressions)
+    return PageSection(
+        anchor("moved", str(a.folder), str(b.folder)),
+        f"{a.run.id} to {b.run.id}",
+        f"{regressions} regressed" if regressions else "nothing regressed",
+        [
+            Chart(
+                anchor("moved-rows", str(a.folder), str(b.folder)),
+                "What moved",
+                "Right of 1: faster in B. The grey band is what unchanged rows moved by between the "
+                "sessions: what lies in it is no change.",
+                picture if values else None,
+                Table(columns, rows, frozenset({"A", "B", "B vs A"})),
+                len(values),
+            )
+        ],
+        [
+            ("A", f"{a.folder} ({a.run.created}, commit {a.commit})"),
+            ("B", f"{b.folder} ({b.run.created}, commit {b.commit})"),
+            ("floor", f"{comparison.floor:.1%}, {comparison.floor_from}"),
+            *(("differs", note) for note in comparison.notes),
+            *(("in one run only", text) for text in comparison.missing),
+        ],
+    )

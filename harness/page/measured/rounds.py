@@ -1,0 +1,132 @@
+"""Distribution: every round's time of every row of a case, beside the A/A pair, so that a reader sees what a
+verdict rests on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness.page.document import Chart, Table, TableRow, TableValue, anchor
+from harness.page.measured.case import MeasuredCase, unit_of
+from harness.page.style import OTHER, PROVIDERS, provider
+from harness.report.text import significant
+from harness.results.schema import Samples
+
+if TYPE_CHECKING:
+    import altair
+
+READING = (
+    "Each tick is a round's time per call, one block below the other. The second strip of the baseline is "
+    "the same code prepared apart: what that is off by is noise. Crosses are rounds that something disturbed."
+)
+
+
+def rounds(case: MeasuredCase, most: int) -> Chart | None:
+    """Of one case; None where no round was kept.
+
+    most: ticks that are drawn; of more, every second one, or third ...
+    """
+    points = list(_points(case))
+    if not points:
+        return None
+    points = points[:: math.ceil(len(points) / most)]
+    size, unit = unit_of(point["us"] for point in points)
+    for point in points:
+        point["time"] = round(point["us"] / size, 5)
+    return Chart(
+        anchor("rounds", case.label, case.planned.key),
+        "Rounds",
+        READING,
+        _picture(points, unit),
+        _table(points),
+        len(points),
+    )
+
+
+def _points(case: MeasuredCase) -> Iterator[dict[str, Any]]:
+    counted = {(r.block, r.round) for r in case.done.disturbed if r.counted}
+    for cell in case.timed:
+        yield from _strip(cell.name, cell.samples, counted)
+        if case.twin and cell.name == case.twin.b:
+            yield from _strip(f"{cell.name} (again)", case.twin.samples, counted)
+    for dropped in case.done.disturbed:
+        for name, seconds in dropped.seconds.items():
+            yield _tick(name, dropped.block, dropped.round, seconds, f"left out: {dropped.reason}")
+
+
+def _strip(name: str, samples: Samples, disturbed: set[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    for block, number, seconds in zip(samples.block, samples.round, samples.seconds, strict=True):
+        yield _tick(name, block, number, seconds, "disturbed" if (block, number) in disturbed else "quiet")
+
+
+def _tick(name: str, block: int, number: int, seconds: float, state: str) -> dict[str, Any]:
+    kind = "left out" if state.startswith("left out") else state
+    return {
+        "name": name,
+        "provider": provider(name),
+        "block": block,
+        "round": number,
+        "us": seconds * 1e6,
+        "state": state,
+        "kind": kind,
+    }
+
+
+def _picture(points: Sequence[dict[str, Any]], unit: str) -> altair.TopLevelMixin:
+    import altair as alt
+
+    names = list(dict.fromkeys(point["name"] for point in points))
+    providers = sorted({point["provider"] for point in points})
+    blocks = len({point["block"] for point in points})
+    kinds = [kind for kind in ("quiet", "disturbed", "left out") if any(p["kind"] == kind for p in points)]
+    shapes = {"quiet": "stroke", "disturbed": "cross", "left out": "triangle-up"}
+    return (
+        alt.Chart({"values": list(points)})
+        .mark_point(size=36, opacity=0.75, strokeWidth=1.5, angle=90)
+        .encode(
+            x=alt.X(
+                "time:Q",
+                scale=alt.Scale(type="log", nice=False, padding=12),
+                title=f"time per call, {unit} (log scale)",
+            ),
+            y=alt.Y("name:N", sort=names, title=None),
+            yOffset=alt.YOffset("block:O", scale=alt.Scale(paddingOuter=0.2)),
+            color=alt.Color(
+                "provider:N",
+                scale=alt.Scale(domain=providers, range=[PROVIDERS.get(p, OTHER) for p in providers]),
+                legend=None,
+            ),
+            shape=alt.Shape(
+                "kind:N",
+                scale=alt.Scale(domain=kinds, range=[shapes[kind] for kind in kinds]),
+                title=None,
+                legend=alt.Legend(orient="top") if len(kinds) > 1 else None,
+            ),
+            tooltip=[
+                alt.Tooltip("name:N", title="implementation"),
+                alt.Tooltip("block:Q"),
+                alt.Tooltip("round:Q"),
+                alt.Tooltip("time:Q", title=f"time, {unit}"),
+                alt.Tooltip("state:N"),
+            ],
+        )
+        .properties(width=640, height=alt.Step(max(28, min(60, 5 * blocks)), **{"for": "position"}))
+    )
+
+
+def _table(points: Sequence[dict[str, Any]]) -> Table:
+    columns = ("implementation", "block", "round", "time, us", "state")
+    rows = [
+        TableRow(
+            [
+                point["name"],
+                TableValue(str(point["block"]), point["block"]),
+                TableValue(str(point["round"]), point["round"]),
+                TableValue(significant(point["us"], 5), point["us"]),
+                point["state"],
+            ]
+        )
+        for point in points
+    ]
+    return Table(columns, rows, frozenset({"block", "round", "time, us"}))

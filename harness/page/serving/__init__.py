@@ -1,0 +1,1 @@
+"""Sections about serving: predictions beside observations, forecasts, replayed steps, experiments."""

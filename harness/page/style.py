@@ -1,0 +1,58 @@
+"""How charts look: colours by provider and by verdict, the theme. Text takes the page's own colour, so that
+charts are read on light and on dark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Okabe and Ito's eight, told apart by colour-blind readers (jfly.uni-koeln.de/color), black left out, and
+# four of Paul Tol's (personal.sron.nl/~pault); a name or a shape says the same everywhere. Grey is no one's.
+PROVIDERS = {
+    "torch": "#999933",
+    "triton": "#E69F00",
+    "vllm": "#0072B2",
+    "sglang": "#56B4E9",
+    "aiter": "#D55E00",
+    "flashinfer": "#009E73",
+    "flash_attn": "#CC79A7",
+    "flashmla": "#AA4499",
+    "deepgemm": "#882255",
+    "cudnn": "#BB5566",
+    "hipblaslt": "#F0E442",
+}
+OTHER = "#44AA99"
+"""Of a provider that a plug-in brings."""
+
+VERDICTS = {"faster": "#0072B2", "slower": "#D55E00", "same": "#7f7f7f", "unclear": "#bbbbbb"}
+
+CONFIG: dict[str, Any] = {
+    "background": None,
+    "font": "system-ui, sans-serif",
+    "axis": {
+        "labelColor": "currentColor",
+        "titleColor": "currentColor",
+        "domainColor": "#8888",
+        "tickColor": "#8888",
+        "gridColor": "#8883",
+        "labelLimit": 440,
+        "titleFontWeight": "normal",
+    },
+    "legend": {"labelColor": "currentColor", "titleColor": "currentColor", "labelLimit": 320},
+    "header": {"labelColor": "currentColor", "titleColor": "currentColor"},
+    "title": {"color": "currentColor", "anchor": "start"},
+    "view": {"stroke": None},
+    "text": {"color": "currentColor"},
+    "rule": {"color": "currentColor"},
+}
+"""Of every chart, Vega-Lite's config."""
+
+
+def provider(name: str) -> str:
+    """Of an implementation: `vllm` of `vllm.amx`."""
+    return name.partition(".")[0]
+
+
+def colours(names: list[str]) -> tuple[list[str], list[str]]:
+    """The domain and the range of a scale of colours: providers, each with its own everywhere."""
+    domain = sorted({provider(name) for name in names})
+    return domain, [PROVIDERS.get(p, OTHER) for p in domain]

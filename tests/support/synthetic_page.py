@@ -1,0 +1,119 @@
+"""A page with what pages may hold: charts of several kinds, names that look like HTML, a long table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+
+from harness.page.document import Chart, Page, PageSection, Table, TableRow, TableValue, anchor
+
+HOSTILE = "</script><script>throw Error('ran')</script><img src=x onerror=throw>&\"'{{ 1 }}\u2028"
+LONG = 5000
+COLUMNS = ("implementation", "time (µs)", "verdict")
+
+
+def records(count: int) -> list[dict[str, Any]]:
+    """Times that are all different and in no order; the third's name is hostile."""
+    names = [HOSTILE if i == 2 else f"{'vllm' if i % 2 else 'torch'}.kernel_{i}" for i in range(count)]
+    return [{"name": name, "time": (i * 7919 % count) * 1.5 + 0.25} for i, name in enumerate(names)]
+
+
+def table(name: str, rows: list[dict[str, Any]]) -> Table:
+    """Texts of numbers are not in the numbers' order: 10.8 before 9.2, 1,000.2 before 2.0."""
+    return Table(
+        COLUMNS,
+        [
+            TableRow(
+                (row["name"], TableValue(f"{row['time']:,.1f}", row["time"]), 'faster, "surely"'),
+                anchor(name, str(i)),
+            )
+            for i, row in enumerate(rows)
+        ],
+        frozenset({"time (µs)"}),
+    )
+
+
+def dots(name: str, count: int, **properties: Any) -> Chart:
+    rows = records(count)
+    picture = (
+        alt.Chart({"values": rows}, **properties)
+        .mark_point(filled=True, size=80)
+        .encode(
+            x=alt.X("time:Q", title="time per call (µs)"),
+            y=alt.Y("name:N", title=None, sort="x"),
+            tooltip=["name:N", alt.Tooltip("time:Q", format=".2f")],
+        )
+    )
+    reading = "A dot is a time per call; further left is faster."
+    return Chart(anchor(name), name, reading, picture, table(name, rows), count)
+
+
+def layers(name: str, count: int) -> Chart:
+    rows = records(count)
+    base = alt.Chart({"values": rows}).encode(x=alt.X("name:N", title=None), y="time:Q", tooltip="name:N")
+    picture = alt.layer(
+        base.mark_bar(),
+        base.mark_text(dy=-6, tooltip=None).encode(text="time:Q", tooltip=alt.value(None)),
+        alt.Chart({"values": [{"limit": 4}]}).mark_rule(strokeDash=[4, 4]).encode(y="limit:Q"),
+    ).properties(width=520, height=200)
+    return Chart(anchor(name), name, "A bar is a time per call.", picture, table(name, rows), count)
+
+
+def facets(name: str) -> Chart:
+    rows = [{**row, "place": place} for place in ("first", "second") for row in records(6)]
+    picture = (
+        alt.Chart({"values": rows}, width=220, height=120)
+        .mark_circle(size=80)
+        .encode(x="time:Q", y="name:N", tooltip=["name:N", "time:Q"])
+        .facet(column="place:N")
+    )
+    return Chart(anchor(name), name, "A panel is a place.", picture, table(name, rows), len(rows))
+
+
+def synthetic() -> Page:
+    """Eight charts, the last of them without a picture, the one before it with a long table."""
+    return Page(
+        f"Report of {HOSTILE}",
+        "Two sessions on a machine, and what it could do at most",
+        [
+            PageSection(
+                "attention",
+                "Attention",
+                "vLLM's kernel is 1.8 times as fast as torch over all 24 cases.",
+                [dots("Times of attention", 8, width=420), layers(f"Bars of {HOSTILE}", 6)],
+                [("Disturbed", "3 of 240 rounds"), ("Not measured", HOSTILE)],
+                [
+                    PageSection(
+                        "decode",
+                        "Decode",
+                        "No difference was told from none.",
+                        [dots("Batch 1", 4, width="container"), dots("Batch 64", 5), facets("Places")],
+                    )
+                ],
+            ),
+            PageSection(
+                "rest", "All that was measured", charts=[dots("Wide", 6, width=1400), long(), without()]
+            ),
+        ],
+    )
+
+
+def long() -> Chart:
+    rows = records(LONG)
+    picture = (
+        alt.Chart({"values": rows}, width=420, height=160)
+        .mark_bar()
+        .encode(x=alt.X("time:Q", bin=True), y="count()", tooltip="count()")
+    )
+    return Chart("long", "Many rows", "A bar is how many took so long.", picture, table("long", rows))
+
+
+def without() -> Chart:
+    return Chart(
+        "without",
+        "Without a picture",
+        "What there is stands in the table.",
+        None,
+        table("without", records(20)),
+    )

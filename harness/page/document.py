@@ -47,7 +47,7 @@ class Chart:
     anchor:  unique on the page; the name of its file as SVG
     reading: a sentence that says how to read it
     picture: None where there is only the table
-    marks:   how many things of the records it shows, each with a mark that has a tooltip
+    marks:   how many of its marks have a tooltip
     """
 
     anchor: str

@@ -88,9 +88,7 @@ def _picture(points: Sequence[dict[str, Any]], run: Run) -> altair.TopLevelMixin
 
     order = [point["name"] for point in points]
     y = alt.Y("name:N", sort=order, title=None)
-    colour = alt.Color(
-        "verdict:N", scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values())), title=None
-    )
+    colour = _verdict_colour()
     base = alt.Chart({"values": list(points)})
     title = f"speedup over {first_arm(run)} (log scale)"
     x = alt.X("ratio:Q", scale=alt.Scale(type="log", nice=False, padding=24), title=title)
@@ -118,6 +116,69 @@ def _picture(points: Sequence[dict[str, Any]], run: Run) -> altair.TopLevelMixin
     ).properties(width=520, height=alt.Step(24))
 
 
+def arms_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
+    """Of one run: every arm of every implementation in every case; None where it has only one case."""
+    import altair as alt
+
+    values: list[dict[str, Any]] = [
+        {
+            "case": case.planned.key,
+            "name": f"{comparison.name} · {cell.arm}",
+            "text": uncertain_ratio(verdict.ratio, verdict.low, verdict.high)[0],
+            "whole": ratio_text(verdict),
+            "ratio": verdict.ratio,
+            "verdict": verdict.verdict,
+        }
+        for case in cases
+        for comparison in arm_comparisons([*case.cells, *case.verdicts], case.run)
+        for cell, verdict in comparison.others
+        if verdict and verdict.ratio is not None
+    ]
+    if len(cases) < 2 or not values:
+        return None
+    base = alt.Chart({"values": values}).encode(
+        x=alt.X("name:N", sort=None, title=None, axis=alt.Axis(labelAngle=-30)),
+        y=alt.Y("case:N", sort=None, title=None),
+    )
+    rect = base.mark_rect(opacity=0.45, stroke="#8886").encode(
+        color=_verdict_colour(),
+        tooltip=["name:N", "case:N", alt.Tooltip("whole:N", title="speedup"), "verdict:N"],
+    )
+    columns = ("case", "implementation · arm", "speedup", "verdict")
+    first = first_arm(cases[0].run)
+    return Chart(
+        anchor("arms-over-cases", cases[0].run.id),
+        f"What the arms do in each case{f': {cases[0].label}' if cases[0].label else ''}",
+        f"One field a case and arm: how many times as fast as {first} it is. Colours are verdicts.",
+        alt.layer(rect, base.mark_text(aria=False).encode(text="text:N")).properties(
+            width=alt.Step(96), height=alt.Step(24)
+        ),
+        Table(
+            columns,
+            [
+                TableRow(
+                    [
+                        str(v["case"]),
+                        str(v["name"]),
+                        TableValue(str(v["whole"]), v["ratio"]),
+                        str(v["verdict"]),
+                    ]
+                )
+                for v in values
+            ],
+            frozenset({"speedup"}),
+        ),
+        len(values),
+    )
+
+
+def _verdict_colour() -> altair.Color:
+    import altair as alt
+
+    scale = alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values()))
+    return alt.Color("verdict:N", scale=scale, title=None)
+
+
 def _interactions(case: MeasuredCase, comparisons: Sequence[ArmComparison]) -> Chart | None:
     import altair as alt
 
@@ -141,9 +202,7 @@ def _interactions(case: MeasuredCase, comparisons: Sequence[ArmComparison]) -> C
         x=alt.X("name:N", title=None, axis=alt.Axis(labelAngle=0)), y=alt.Y("what:N", sort=None, title=None)
     )
     rect = base.mark_rect(opacity=0.45, stroke="#8886").encode(
-        color=alt.Color(
-            "verdict:N", scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values())), title=None
-        ),
+        color=_verdict_colour(),
         tooltip=[
             alt.Tooltip("name:N", title="implementation"),
             alt.Tooltip("what:N", title="effect"),

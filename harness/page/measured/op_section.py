@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from harness.page.document import Chart, PageSection, anchor
-from harness.page.measured.arms import arm_charts
+from harness.page.measured.arms import arm_charts, arms_over_cases
 from harness.page.measured.case import MeasuredCase
 from harness.page.measured.ranking import ranking
 from harness.page.measured.roofline import roofline
@@ -29,6 +29,7 @@ def op_section(op: str, cases: Sequence[MeasuredCase]) -> PageSection:
         charts += sweep_charts(sweep)
     for label in dict.fromkeys(case.label for case in ranked):
         charts.append(roofline([case for case in ranked if case.label == label]))
+    charts += [arms_over_cases(run) for run in _by_run(c for c in cases if c.run.contrast == "arms")]
     by_key: dict[tuple[str, str], list[MeasuredCase]] = {}
     for case in sorted(cases, key=lambda case: -case.planned.weight):
         by_key.setdefault((case.run.contrast, case.planned.key), []).append(case)

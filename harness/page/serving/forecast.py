@@ -191,7 +191,7 @@ def _needs(forecast: ForecastDocument, title: str) -> Iterator[Chart]:
         ),
         picture=needs(workloads, target),
         table=Table(["concurrency", "op", *numeric[1:], *asked], rows, frozenset(numeric)),
-        marks=len(rows),
+        marks=2 * len(rows),
     )
 
 

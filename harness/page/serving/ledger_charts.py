@@ -99,8 +99,8 @@ def forest(lines: Sequence[LedgerLine], quantity: str, unit: str) -> altair.TopL
 
 
 def forest_marks(lines: Sequence[LedgerLine]) -> int:
-    """Points and rules without a point."""
-    return sum(mark["point"] or mark["interval"] for line in lines for mark in _marks(line))
+    """Points, intervals, and a verdict for each line."""
+    return sum(m["point"] + m["interval"] + m["first"] for line in lines for m in _marks(line))
 
 
 def _marks(line: LedgerLine) -> list[dict[str, Any]]:

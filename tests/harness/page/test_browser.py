@@ -12,6 +12,7 @@ from harness.page.html import html
 from tests.support.synthetic_page import COLUMNS, HOSTILE, LONG, records, synthetic
 
 pytest_plugins = ["tests.support.browser"]
+pytestmark = pytest.mark.slow
 
 TIMES = "times-of-attention"
 

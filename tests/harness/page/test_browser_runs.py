@@ -1,0 +1,92 @@
+"""Pages of committed results in a browser: every mark and number of the records is there."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.page.assemble import assemble
+from harness.page.html import html
+from harness.page.inputs import inputs
+from harness.page.measured.case import measured_cases
+from harness.paths import RESULTS
+from harness.report.text import microseconds
+from tests.support.written_runs import case, ranked, write
+
+pytest_plugins = ["tests.support.browser"]
+pytestmark = pytest.mark.slow
+
+COMMITTED = RESULTS / "epyc-zen4-2core"
+PAGES = {
+    "an op": ["mla_decode-r1-tp8"],
+    "four ops": ["mla_decode-smoke", "block_scale_gemm-smoke", "fused_moe-smoke", "mha_prefill-smoke"],
+    "flags": ["toggle"],
+    "two runs": ["compare"],
+    "an experiment": ["serving/cpu-short"],
+    "experiments": ["serving/cpu-default", "serving/cpu-long"],
+    "a forecast": [],
+}
+FORECAST = ("--concurrency", "4,16,64", "--what-if", "fused_moe=1.3x")
+HOSTILE = "vllm.<script>throw 1</script>"
+
+
+@pytest.fixture(scope="module", params=PAGES)
+def made(request, cli, tmp_path_factory):
+    """A page, and its file."""
+    folder = tmp_path_factory.mktemp("page")
+    names = [str(COMMITTED / name) for name in PAGES[request.param]]
+    if not names:
+        names = [str(folder / "link.json")]
+        assert cli("serving", "link", *FORECAST, "--json", names[0]).returncode == 0
+    page = assemble(inputs(names))
+    file = folder / "report.html"
+    file.write_text(html(page, "Made by a test"))
+    return page, file
+
+
+@pytest.mark.parametrize("width", [380, 1600])
+def test_every_chart_is_drawn_with_its_marks_and_nothing_is_fetched(opened, made, width):
+    page, file = made
+    assert file.stat().st_size < 5e6
+    with opened(file, viewport={"width": width, "height": 900}) as view:
+        view.page.set_default_timeout(60_000)
+        view.drawn()
+        assert view.errors == []
+        assert [url for url in view.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+        wide = view.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0
+        promised = {chart.anchor: chart.marks for chart in page.charts() if chart.picture}
+        assert {anchor: view.marks(anchor) for anchor in promised} == promised
+
+
+def test_a_tooltip_says_the_record_s_time_and_a_link_finds_its_row(opened, made):
+    _, file = made
+    if "ranking" not in file.read_text():
+        pytest.skip("no run is on this page")
+    of = next(case for case in measured_cases(COMMITTED / "mla_decode-r1-tp8") if case.timed)
+    fastest = of.timed[0]
+    row = of.row_anchor(fastest)
+    if f'id="{row}"' not in file.read_text():
+        pytest.skip("another op is on this page")
+    with opened(file, anchor=row) as view:
+        view.drawn()
+        marked = view.page.locator(f"[id='{row}']")
+        assert marked.is_visible() and f"{fastest.time_us:.4g}" in marked.inner_text()
+        view.page.locator(f"[id='ranking-{row.removesuffix('-vllm-amx')}'] .mark-symbol path").first.hover()
+        tooltip = view.page.locator("#vg-tooltip-element")
+        tooltip.wait_for()
+        assert microseconds(fastest.time_us) in tooltip.inner_text()
+        assert fastest.name in tooltip.inner_text()
+
+
+def test_ten_thousand_cells_and_names_of_any_kind_open(opened, tmp_path):
+    cases = [case(batch) for batch in range(1, 1001)]
+    times = {HOSTILE: 90.0} | {f"torch.a{i}": 100.0 + i for i in range(9)}
+    records = [record for of in cases for record in ranked(of, times)]
+    page = assemble(inputs([str(write(tmp_path / "run", records, cases))]))
+    file = tmp_path / "report.html"
+    file.write_text(html(page, "Made by a test"))
+    with opened(file) as view:
+        view.page.set_default_timeout(120_000)
+        view.drawn()
+        assert view.errors == []
+        assert HOSTILE in view.page.locator("body").inner_text()

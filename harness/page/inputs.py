@@ -10,8 +10,9 @@ from harness import archive
 from harness.results.read import run_folders
 from harness.serving.experiment.stages import PLAN
 from harness.serving.ledger.index import NAME as LEDGER
+from harness.serving.live.ab.journal import FILE as LIVE
 
-RECORDS = ("run.json", "cells.jsonl", PLAN)
+RECORDS = ("run.json", "cells.jsonl", PLAN, LIVE)
 """Files that stand for the folder they are in."""
 
 
@@ -21,12 +22,14 @@ class Inputs:
 
     runs:        folders with run.json
     experiments: folders with experiment.json
-    ledgers:     files of lines that stand in no experiment
+    lives:       folders with live.jsonl that are no parts of an experiment
+    ledgers:     files of lines that are none either
     documents:   files that a command wrote with --json
     """
 
     runs: list[Path] = field(default_factory=list)
     experiments: list[Path] = field(default_factory=list)
+    lives: list[Path] = field(default_factory=list)
     ledgers: list[Path] = field(default_factory=list)
     documents: list[Path] = field(default_factory=list)
 
@@ -50,14 +53,16 @@ def inputs(names: Iterable[str]) -> Inputs:
 
 def _add_folder(together: Inputs, folder: Path) -> None:
     experiments = sorted(file.parent for file in folder.rglob(PLAN))
-    outside = {kind: _outside(experiments, archive.below(folder, kind)) for kind in ("run.json", LEDGER)}
-    runs = [file.parent for file in outside["run.json"]]
-    if not (experiments or runs or outside[LEDGER]):
+    lives = [file.parent for file in _outside(experiments, archive.below(folder, LIVE))]
+    ledgers = _outside(experiments, archive.below(folder, LEDGER))
+    runs = [file.parent for file in _outside([*experiments, *lives], archive.below(folder, "run.json"))]
+    if not (experiments or lives or ledgers or runs):
         documents = sorted(folder.glob("*.json"))
         runs = [] if documents else run_folders(folder)
         _add(together.documents, documents)
     _add(together.experiments, experiments)
-    _add(together.ledgers, outside[LEDGER])
+    _add(together.lives, lives)
+    _add(together.ledgers, ledgers)
     _add(together.runs, runs)
 
 

@@ -13,6 +13,7 @@ from harness.report.disturbance import disturbance
 from harness.report.text import significant
 from harness.results.schema import Run
 
+ENDS = ("min", "median", "max")
 STATES = {"counted": "#D55E00", "left out": "#56B4E9", "quiet": "#bbbbbb"}
 
 
@@ -21,7 +22,7 @@ def machine_section(run: Run, cases: Sequence[MeasuredCase], label: str) -> Page
         anchor("machine", run.id),
         f"Machine and origin{f': {label}' if label else ''}",
         str(run.provenance.get("machine", {}).get("device", "an unknown device")),
-        [*_disturbed(cases, run), _facts(run)],
+        [*_disturbed(cases, run), *_conditions(cases, run), _facts(run)],
         [
             ("again", "python -m harness " + shlex.join(run.command)),
             *([("not quiet", text)] if (text := disturbance(case.done for case in cases)) else []),
@@ -64,6 +65,32 @@ def _settings(variables: dict[str, str | None]) -> str:
         )
         or "nothing set"
     )
+
+
+def _conditions(cases: Sequence[MeasuredCase], run: Run) -> list[Chart]:
+    """Clocks, temperature, power, other processes' share: as the rounds of each case saw them."""
+    rows = [
+        TableRow(
+            [
+                case.planned.key,
+                name,
+                *(TableValue(significant(reading[end], 4), reading[end]) for end in ENDS),
+            ]
+        )
+        for case in cases
+        for conditions in case.done.conditions
+        for name, reading in conditions.items()
+        if isinstance(reading, dict) and reading.keys() == set(ENDS)
+    ]
+    return [
+        Chart(
+            anchor("conditions", run.id),
+            "Clocks, heat, load",
+            "What the monitors read in each case's rounds; what they could not is not here.",
+            None,
+            Table(("case", "what", *ENDS), rows, frozenset(ENDS)),
+        )
+    ] * bool(rows)
 
 
 def _disturbed(cases: Sequence[MeasuredCase], run: Run) -> list[Chart]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -47,8 +48,8 @@ def experiment_section(folder: Path) -> PageSection:
             ),
         ],
         sections=[
-            ledger,
-            *(_swap(folder / "live" / swap.name, swap.name, name) for swap in experiment.swaps),
+            replace(ledger, headline=""),
+            *(live_section(folder / "live" / swap.name, swap.name, name) for swap in experiment.swaps),
         ],
     )
 
@@ -62,9 +63,9 @@ def _plan(folder: Path) -> Experiment:
         raise UsageError(f"cannot read {path}: {why}") from None
 
 
-def _swap(folder: Path, swap: str, experiment: str) -> PageSection:
-    """Of one swap's live journal."""
-    where, title = anchor("experiment", experiment, "pairs", swap), f"Live runs of {swap}"
+def live_section(folder: Path, swap: str, experiment: str = "") -> PageSection:
+    """Of a folder with the journal of live runs, of a swap. Raises UsageError."""
+    where, title = anchor("live", experiment, swap), f"Live runs of {swap}"
     journal = folder / FILE
     if not journal.exists():
         return PageSection(anchor=where, title=title, headline="No live runs yet.")

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.page.document import TableValue
-
-if TYPE_CHECKING:
-    import altair
 
 WIDTH = 640
 LABEL = 240  # pixels that labels left of a plot may take
 
 
-def records(rows: Sequence[Mapping[str, Any]]) -> altair.InlineData:
+def records(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Rows as a chart's data. Their text stays data: charts name fields, never values of the rows."""
-    import altair as alt
-
-    return alt.InlineData(values=[dict(row) for row in rows])
+    return {"values": [dict(row) for row in rows]}
 
 
 def cell(value: float | None, form: str = ".5g") -> TableValue | str:

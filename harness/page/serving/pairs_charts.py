@@ -111,7 +111,7 @@ def _panel(
     y = alt.Y("pair:N", sort=None, title=None, axis=axis, scale=alt.Scale(domain=places))
     x_axis = alt.Axis(title=f"{QUANTITIES[quantity]}, ms", tickCount=4)
     x = alt.X("value:Q", axis=x_axis, scale=alt.Scale(zero=False, padding=12))
-    legend = alt.Legend(title=None, orient="top", symbolOpacity=1) if first else None
+    legend = alt.Legend(title=None, orient="top")
     colour = alt.Color("arm:N", scale=alt.Scale(domain=arms, range=[BEFORE, AFTER]), legend=legend)
     shape = alt.Shape("arm:N", scale=alt.Scale(domain=arms, range=["circle", "diamond"]), legend=legend)
     tooltip = [
@@ -124,7 +124,8 @@ def _panel(
     base_chart = alt.Chart(records(list(run_marks(pairs, quantity, base, arm)))).encode(y=y)
     connected = base_chart.transform_filter(alt.FieldEqualPredicate(field="connected", equal=True))
     layers: list[Any] = []
-    for counts, dash in ((True, [1, 0]), (False, [3, 3])):
+    kinds = {not pair.reason for pair in pairs}
+    for counts, dash in ((kind, [1, 0] if kind else [3, 3]) for kind in sorted(kinds, reverse=True)):
         of_kind = connected.transform_filter(alt.FieldEqualPredicate(field="counts", equal=counts))
         layers.append(
             of_kind.mark_rule(color="#888888", strokeDash=dash).encode(

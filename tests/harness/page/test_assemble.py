@@ -29,6 +29,7 @@ def page_of(*names):
     [
         ["mla_decode-smoke", "block_scale_gemm-smoke", "fused_moe-smoke", "mha_prefill-smoke"],
         ["compare"],
+        ["serving/gauge"],
         ["toggle"],
         pytest.param(["engine"], marks=pytest.mark.slow),
     ],

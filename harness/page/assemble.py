@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.errors import UsageError
-from harness.page.document import Page, PageSection, anchor
+from harness.page.document import Page, PageSection, anchor, distinct
 from harness.page.inputs import Inputs
 from harness.page.measured.case import measured_cases
 from harness.page.measured.machine import machine_section
@@ -43,7 +43,7 @@ def assemble(inputs: Inputs, title: str = "") -> Page:
     if not sections:
         raise UsageError("nothing to show: name a run's folder, an experiment's, a ledger, or a --json file")
     devices = dict.fromkeys(_device(run) for run in runs.values())
-    return Page(title or _title(list(ops), inputs), ", ".join(devices), sections)
+    return Page(title or _title(list(ops), inputs), ", ".join(devices), distinct(sections))
 
 
 def _title(ops: Sequence[str], inputs: Inputs) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness.errors import UsageError
+from harness.errors import UsageError, one_line
 from harness.page.document import Chart, PageSection, Table, TableRow, anchor
 from harness.report.compile_table import HEADERS, compile_lines
 
@@ -31,8 +31,8 @@ def compiled_section(document: Mapping[str, Any], title: str) -> PageSection:
             for row in rows
         ]
         lines = compile_lines(rows)
-    except (KeyError, TypeError) as error:
-        raise UsageError(f"{title} is not what `compile --json` writes: it lacks {error}") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{title} is not what `compile --json` writes: {one_line(error)}") from None
     bad = sum(value["verdict"] != "ok" for value in values)
     picture = (
         alt.Chart({"values": values})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -88,3 +88,33 @@ class Page:
 def anchor(*parts: str) -> str:
     """Letters, digits and dashes, of what people call it: `mla-decode-batch-64-vllm-amx`."""
     return "-".join(filter(None, (re.sub(r"[^a-z0-9]+", "-", part.lower()).strip("-") for part in parts)))
+
+
+def distinct(sections: Sequence[PageSection], taken: set[str] | None = None) -> list[PageSection]:
+    """With anchors that are each on the page once: numbered where two would be alike."""
+    taken = set() if taken is None else taken
+
+    def own(name: str) -> str:
+        number, free = 1, name
+        while name and free in taken:
+            number += 1
+            free = f"{name}-{number}"
+        taken.add(free)
+        return free
+
+    def of_chart(chart: Chart) -> Chart:
+        name, table = own(chart.anchor), chart.table
+        if table is not None:
+            rows = [replace(row, anchor=own(row.anchor)) if row.anchor else row for row in table.rows]
+            table = replace(table, rows=rows)
+        return replace(chart, anchor=name, table=table)
+
+    return [
+        replace(
+            section,
+            anchor=own(section.anchor),
+            charts=[of_chart(chart) for chart in section.charts],
+            sections=distinct(section.sections, taken),
+        )
+        for section in sections
+    ]

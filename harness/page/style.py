@@ -3,7 +3,11 @@ charts are read on light and on dark."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import altair
 
 # Okabe and Ito's eight, told apart by colour-blind readers (jfly.uni-koeln.de/color), black left out, and
 # four of Paul Tol's (personal.sron.nl/~pault); a name or a shape says the same everywhere. Grey is no one's.
@@ -23,7 +27,7 @@ PROVIDERS = {
 OTHER = "#44AA99"
 """Of a provider that a plug-in brings."""
 
-VERDICTS = {"faster": "#0072B2", "slower": "#D55E00", "same": "#7f7f7f", "unclear": "#bbbbbb"}
+VERDICTS = {"faster": "#0072B2", "slower": "#D55E00", "same": "#7f7f7f", "unclear": "#CC79A7"}
 
 CONFIG: dict[str, Any] = {
     "background": None,
@@ -62,7 +66,17 @@ def provider(name: str) -> str:
     return name.partition(".")[0]
 
 
-def colours(names: list[str]) -> tuple[list[str], list[str]]:
-    """The domain and the range of a scale of colours: providers, each with its own everywhere."""
-    domain = sorted({provider(name) for name in names})
-    return domain, [PROVIDERS.get(p, OTHER) for p in domain]
+def provider_scale(providers: Iterable[str]) -> altair.Scale:
+    """Of colours, by provider."""
+    import altair as alt
+
+    domain = sorted(set(providers))
+    return alt.Scale(domain=domain, range=[PROVIDERS.get(p, OTHER) for p in domain])
+
+
+def verdict_colour(opacity: float = 1.0) -> altair.Color:
+    """opacity: of the marks, which the legend takes too"""
+    import altair as alt
+
+    scale = alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values()))
+    return alt.Color("verdict:N", scale=scale, title=None, legend=alt.Legend(symbolOpacity=opacity))

@@ -132,7 +132,7 @@ def answer(options: LinkOptions) -> int:
     if options.ledger:
         record(Path(options.ledger), options.row, model, changes, forecasts)
     if options.json_to:
-        write(options.json_to, as_json(model, forecasts, bounds, target))
+        write(options.json_to, as_json(model, forecasts, bounds, options.what_if, target))
     else:
         print(as_text(model, forecasts, bounds, options.what_if, target))
     return OK

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.page.document import Chart, Table, TableRow, TableValue, anchor
-from harness.page.measured.case import MeasuredCase, bar
+from harness.page.measured.case import MeasuredCase, interval_ends, short_keys, us_text
 from harness.page.measured.ranking import ratio_text
-from harness.page.style import VERDICTS
+from harness.page.style import verdict_colour
 from harness.report.arm_table import ArmComparison, arm_comparisons, first_arm, flag_effects
 from harness.report.text import microseconds, significant, uncertain_ratio
 from harness.results.effects import changes, same_kernels
@@ -30,7 +30,7 @@ def arm_charts(case: MeasuredCase) -> list[Chart]:
             name = f"{comparison.name} · {cell.arm}"
             ratio = verdict.ratio if verdict else None
             if verdict and ratio is not None:
-                low, high = bar(ratio, verdict.low, verdict.high)
+                low, high = interval_ends(ratio, verdict.low, verdict.high)
                 points.append(
                     {
                         "name": name,
@@ -50,7 +50,7 @@ def arm_charts(case: MeasuredCase) -> list[Chart]:
                         comparison.name,
                         cell.arm,
                         cell.status,
-                        TableValue(microseconds(cell.time_us), cell.time_us),
+                        TableValue(us_text(cell.time_us), cell.time_us),
                         TableValue(ratio_text(verdict), ratio),
                         verdict.verdict if verdict else "",
                         ran if cell.time_us is not None else "",
@@ -63,13 +63,13 @@ def arm_charts(case: MeasuredCase) -> list[Chart]:
         "implementation",
         "arm",
         "status",
-        "time",
+        "time, us",
         f"vs {first_arm(case.run)}",
         "verdict",
         "what ran",
         "change",
     )
-    table = Table(columns, rows, frozenset({"time", columns[4]}))
+    table = Table(columns, rows, frozenset({"time, us", columns[4]}))
     chart = Chart(
         anchor("arms", case.label, case.planned.key),
         "What the arms do",
@@ -88,7 +88,7 @@ def _picture(points: Sequence[dict[str, Any]], run: Run) -> altair.TopLevelMixin
 
     order = [point["name"] for point in points]
     y = alt.Y("name:N", sort=order, title=None)
-    colour = _verdict_colour()
+    colour = verdict_colour()
     base = alt.Chart({"values": list(points)})
     title = f"speedup over {first_arm(run)} (log scale)"
     x = alt.X("ratio:Q", scale=alt.Scale(type="log", nice=False, padding=24), title=title)
@@ -120,9 +120,10 @@ def arms_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
     """Of one run: every arm of every implementation in every case; None where it has only one case."""
     import altair as alt
 
+    keys = short_keys(cases)
     values: list[dict[str, Any]] = [
         {
-            "case": case.planned.key,
+            "case": keys[case.planned.key],
             "name": f"{comparison.name} · {cell.arm}",
             "text": uncertain_ratio(verdict.ratio, verdict.low, verdict.high)[0],
             "whole": ratio_text(verdict),
@@ -141,7 +142,7 @@ def arms_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
         y=alt.Y("case:N", sort=None, title=None),
     )
     rect = base.mark_rect(opacity=0.45, stroke="#8886").encode(
-        color=_verdict_colour(),
+        color=verdict_colour(0.45),
         tooltip=["name:N", "case:N", alt.Tooltip("whole:N", title="speedup"), "verdict:N"],
     )
     columns = ("case", "implementation · arm", "speedup", "verdict")
@@ -172,13 +173,6 @@ def arms_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
     )
 
 
-def _verdict_colour() -> altair.Color:
-    import altair as alt
-
-    scale = alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values()))
-    return alt.Color("verdict:N", scale=scale, title=None)
-
-
 def _interactions(case: MeasuredCase, comparisons: Sequence[ArmComparison]) -> Chart | None:
     import altair as alt
 
@@ -202,7 +196,7 @@ def _interactions(case: MeasuredCase, comparisons: Sequence[ArmComparison]) -> C
         x=alt.X("name:N", title=None, axis=alt.Axis(labelAngle=0)), y=alt.Y("what:N", sort=None, title=None)
     )
     rect = base.mark_rect(opacity=0.45, stroke="#8886").encode(
-        color=_verdict_colour(),
+        color=verdict_colour(0.45),
         tooltip=[
             alt.Tooltip("name:N", title="implementation"),
             alt.Tooltip("what:N", title="effect"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from harness.page.document import anchor
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, PlannedCase, Run, Verdict
+from shapes.case import text_of
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,9 @@ class MeasuredCase:
         return statistics.median(limits) if limits else None
 
     @property
-    def twin(self) -> Verdict | None:
-        """The first A/A pair."""
-        return next((v for v in self.verdicts if v.about == "A/A"), None)
-
-    @property
-    def baseline(self) -> str:
-        return self.twin.b if self.twin else ""
+    def baselines(self) -> list[str]:
+        """Contenders that memory splits into groups have one each."""
+        return [v.b for v in self.verdicts if v.about == "A/A"]
 
     def against_baseline(self, cell: Cell) -> Verdict | None:
         return next((v for v in self.verdicts if v.about == "baseline" and v.a == cell.name), None)
@@ -84,8 +81,33 @@ def unit_of(times_us: Iterable[float]) -> tuple[float, str]:
     return (1e6, "s") if least >= 1e6 else (1e3, "ms") if least >= 1e3 else (1.0, "us")
 
 
-def bar(value: float, low: float | None, high: float | None) -> tuple[float, float]:
+def interval_ends(value: float, low: float | None, high: float | None) -> tuple[float, float]:
     """The ends of an interval; the value itself where one is missing or infinite, or has no logarithm."""
     if low is None or high is None or low <= 0 or math.isinf(high):
         return value, value
     return low, high
+
+
+def us_text(us: float | None) -> str:
+    """Four digits, or all before the point."""
+    if us is None:
+        return ""
+    return f"{us:.4g}" if us < 9999.5 else f"{us:.0f}"
+
+
+def short_keys(cases: Sequence[MeasuredCase]) -> dict[str, str]:
+    """Of cases of one op, by their keys: sizes that not all have, and the boundary."""
+    first = cases[0].planned.sizes
+    shared = {k for k, v in first.items() if all(case.planned.sizes.get(k) == v for case in cases)}
+    return {
+        case.planned.key: " ".join(
+            filter(
+                None,
+                [
+                    text_of({k: v for k, v in case.planned.sizes.items() if k not in shared}),
+                    case.planned.boundary,
+                ],
+            )
+        )
+        for case in cases
+    }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.page.document import Chart, PageSection, Table, TableRow, TableValue, anchor
-from harness.page.measured.case import MeasuredCase
+from harness.page.measured.case import MeasuredCase, short_keys
 from harness.report.disturbance import disturbance
 from harness.report.text import significant
 from harness.results.schema import Run
@@ -99,6 +99,7 @@ def _disturbed(cases: Sequence[MeasuredCase], run: Run) -> list[Chart]:
 
     if not any(case.done.disturbed for case in cases):
         return []
+    keys = short_keys(cases)
     values: list[dict[str, Any]] = []
     for place, case in enumerate(cases):
         left_out = sum(not r.counted for r in case.done.disturbed)
@@ -109,7 +110,7 @@ def _disturbed(cases: Sequence[MeasuredCase], run: Run) -> list[Chart]:
             if rounds:
                 values.append(
                     {
-                        "case": case.planned.key,
+                        "case": keys[case.planned.key],
                         "place": place,
                         "state": state,
                         "rounds": rounds,
@@ -120,7 +121,7 @@ def _disturbed(cases: Sequence[MeasuredCase], run: Run) -> list[Chart]:
         alt.Chart({"values": values})
         .mark_bar()
         .encode(
-            y=alt.Y("case:N", sort=alt.EncodingSortField("place"), title=None),
+            y=alt.Y("case:N", sort=alt.EncodingSortField("place", op="min"), title=None),
             x=alt.X("rounds:Q", title="rounds", scale=alt.Scale(zero=True)),
             color=alt.Color(
                 "state:N", scale=alt.Scale(domain=list(STATES), range=list(STATES.values())), title=None

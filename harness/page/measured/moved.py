@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from harness.page.document import Chart, PageSection, Table, TableRow, TableValue, anchor
-from harness.page.measured.case import bar
-from harness.page.style import VERDICTS
-from harness.report.text import microseconds, uncertain_ratio
+from harness.page.measured.case import interval_ends, us_text
+from harness.page.style import verdict_colour
+from harness.report.text import uncertain_ratio
 from harness.results.comparison import Compared
 from harness.results.recorded import RecordedRun
 
@@ -20,7 +20,7 @@ def moved(a: RecordedRun, b: RecordedRun, comparison: Compared) -> PageSection:
     for row in comparison.rows:
         ratio = row.comparison
         verdict = ratio.verdict if row.anchor else "unclear"
-        low, high = bar(ratio.ratio, ratio.low, ratio.high)
+        low, high = interval_ends(ratio.ratio, ratio.low, ratio.high)
         text = " ".join(uncertain_ratio(ratio.ratio, ratio.low, ratio.high)).strip()
         values.append(
             {
@@ -38,8 +38,8 @@ def moved(a: RecordedRun, b: RecordedRun, comparison: Compared) -> PageSection:
                 [
                     row.case,
                     row.name,
-                    TableValue(microseconds(row.a_us), row.a_us),
-                    TableValue(microseconds(row.b_us), row.b_us),
+                    TableValue(us_text(row.a_us), row.a_us),
+                    TableValue(us_text(row.b_us), row.b_us),
                     TableValue(text, ratio.ratio),
                     verdict if row.anchor else "absolute times",
                     "yes" if row.changed else "" if row.changed is None else "no",
@@ -47,9 +47,7 @@ def moved(a: RecordedRun, b: RecordedRun, comparison: Compared) -> PageSection:
             )
         )
     y = alt.Y("name:N", sort=[value["name"] for value in values], title=None)
-    colour = alt.Color(
-        "verdict:N", scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values())), title=None
-    )
+    colour = verdict_colour()
     floor = alt.Chart({"values": [{"from": 1 / (1 + comparison.floor), "to": 1 + comparison.floor}]})
     base = alt.Chart({"values": values})
     x = alt.X(
@@ -74,7 +72,7 @@ def moved(a: RecordedRun, b: RecordedRun, comparison: Compared) -> PageSection:
             ],
         ),
     ).properties(width=480, height=alt.Step(22))
-    columns = ("case", "implementation", "A", "B", "B vs A", "verdict", "changed")
+    columns = ("case", "implementation", "A, us", "B, us", "B vs A", "verdict", "changed")
     regressions = len(comparison.regressions)
     return PageSection(
         anchor("moved", str(a.folder), str(b.folder)),
@@ -87,7 +85,7 @@ def moved(a: RecordedRun, b: RecordedRun, comparison: Compared) -> PageSection:
                 "Right of 1: faster in B. The grey band is what unchanged rows moved by between the "
                 "sessions: what lies in it is no change.",
                 picture if values else None,
-                Table(columns, rows, frozenset({"A", "B", "B vs A"})),
+                Table(columns, rows, frozenset({"A, us", "B, us", "B vs A"})),
                 len(values),
             )
         ],

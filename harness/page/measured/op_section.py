@@ -38,7 +38,7 @@ def op_section(op: str, cases: Sequence[MeasuredCase]) -> PageSection:
     return PageSection(
         anchor(op),
         op,
-        "; ".join(_headlines(cases)),
+        " ".join(_headlines(cases)),
         [chart for chart in charts if chart],
         [("not shown", f"{left} cases of less weight have no charts of their own")] if left else [],
         [_case_section(same) for same in shown],
@@ -47,14 +47,16 @@ def op_section(op: str, cases: Sequence[MeasuredCase]) -> PageSection:
 
 def _headlines(cases: Sequence[MeasuredCase]) -> Iterable[str]:
     """Of the case of most weight; of flags, what to take."""
-    first = max(cases, key=lambda case: case.planned.weight)
-    if first.run.contrast == "implementations":
-        yield f"{first.planned.key}: {_headline([first])}"
+    ranked = [case for case in cases if case.run.contrast == "implementations"]
+    if ranked:
+        first = max(ranked, key=lambda case: case.planned.weight)
+        yield f"{first.planned.key}: {_headline([c for c in ranked if c.planned.key == first.planned.key])}."
     for run_cases in _by_run(case for case in cases if case.run.contrast == "arms"):
         title, lines = conclusion_lines(
             [r for c in run_cases for r in (*c.cells, *c.verdicts)], run_cases[0].run
         )
-        yield " ".join(filter(None, [title, *lines]))
+        name = run_cases[0].label
+        yield f"{name + ': ' if name else ''}{title} {'. '.join(lines)}.".replace(" .", ".")
 
 
 def _by_run(cases: Iterable[MeasuredCase]) -> list[list[MeasuredCase]]:

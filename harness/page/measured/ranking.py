@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.page.document import Chart, Table, TableRow, TableValue, anchor
-from harness.page.measured.case import MeasuredCase, bar, unit_of
-from harness.page.style import OTHER, PROVIDERS, provider
+from harness.page.measured.case import MeasuredCase, interval_ends, unit_of, us_text
+from harness.page.style import provider, provider_scale
 from harness.report.text import microseconds, significant, uncertain_ratio
 from harness.results.schema import Cell, Verdict
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 READING = (
     "One line an implementation: the dot is its time per call, the bar its interval; further left is faster. "
     "The dashed line is what this machine would need at its measured limits. Whether two rows can be told "
-    "apart is in the table's verdict, which is made of paired rounds."
+    "apart is in the table's verdict, which is made of paired rounds. checked: right, and not timed here."
 )
+WIDTH = 640
 COLUMNS = (
     "implementation", "status", "time, us", "from, us", "to, us", "vs baseline", "verdict", "TFLOPS", "GB/s",
     "% of limit", "note",
@@ -59,12 +60,8 @@ def _picture(rows: Sequence[tuple[MeasuredCase, Cell]]) -> altair.TopLevelMixin:
         title=f"time per call, {unit} (log scale)",
     )
     base = alt.Chart({"values": [_mark(case, cell, size) for case, cell in timed]})
-    providers = sorted({provider(cell.name) for _, cell in timed})
-    colour = alt.Color(
-        "provider:N",
-        scale=alt.Scale(domain=providers, range=[PROVIDERS.get(p, OTHER) for p in providers]),
-        legend=None,
-    )
+    scale = provider_scale(provider(cell.name) for _, cell in timed)
+    colour = alt.Color("provider:N", scale=scale, legend=None)
     tooltip = [
         alt.Tooltip("name:N", title="implementation"),
         alt.Tooltip("text:N", title="time"),
@@ -81,10 +78,19 @@ def _picture(rows: Sequence[tuple[MeasuredCase, Cell]]) -> altair.TopLevelMixin:
             y=y, x=x, color=colour, tooltip=tooltip, description="text_of_all:N"
         ),
     ]
-    limits = {case.limit_us for case, _ in timed} - {None}
+    limits = {case.label: case.limit_us for case, _ in timed if case.limit_us}
     if limits:
-        least = min(limit for limit in limits if limit)
-        line = alt.Chart({"values": [{"limit": least / size, "what": "limit of this machine"}]})
+        line = alt.Chart(
+            {
+                "values": [
+                    {
+                        "limit": us / size,
+                        "what": " ".join(filter(None, ["limit of", label or "this machine"])),
+                    }
+                    for label, us in limits.items()
+                ]
+            }
+        )
         layers += [
             line.mark_rule(strokeDash=[5, 4], color="#888").encode(x="limit:Q"),
             line.mark_text(align="left", dx=-4, baseline="bottom", fontSize=10).encode(
@@ -99,17 +105,17 @@ def _picture(rows: Sequence[tuple[MeasuredCase, Cell]]) -> altair.TopLevelMixin:
         red = alt.condition("datum.failed", alt.value("#D55E00"), alt.value("#888888"))
         layers.append(
             alt.Chart({"values": values})
-            .mark_text(align="left", fontWeight="bold")
-            .encode(y=y, x=alt.value(6), text="status:N", color=red)
+            .mark_text(align="right", fontWeight="bold")
+            .encode(y=y, x=alt.value(WIDTH - 4), text="status:N", color=red)
         )
-    return alt.layer(*layers).properties(width=640, height=alt.Step(24))
+    return alt.layer(*layers).properties(width=WIDTH, height=alt.Step(24))
 
 
 def _mark(case: MeasuredCase, cell: Cell, size: float) -> dict[str, Any]:
     verdict = case.against_baseline(cell)
     assert cell.time_us
     name, time = case.row_name(cell), microseconds(cell.time_us)
-    low, high = bar(cell.time_us, cell.low_us, cell.high_us)
+    low, high = interval_ends(cell.time_us, cell.low_us, cell.high_us)
     return {
         "name": name,
         "provider": provider(cell.name),
@@ -118,7 +124,7 @@ def _mark(case: MeasuredCase, cell: Cell, size: float) -> dict[str, Any]:
         "high": high / size,
         "text": time,
         "ends": f"{microseconds(cell.low_us)} to {microseconds(cell.high_us)}" if cell.low_us else "none",
-        "ratio": ratio_text(verdict) or ("baseline" if cell.name == case.baseline else ""),
+        "ratio": ratio_text(verdict) or ("baseline" if cell.name in case.baselines else ""),
         "verdict": verdict.verdict if verdict else "",
         "share": significant(cell.percent_of_ceiling),
         "text_of_all": f"{name}: {time}",
@@ -131,12 +137,12 @@ def ratio_text(verdict: Verdict | None) -> str:
 
 def _row(case: MeasuredCase, cell: Cell) -> TableRow:
     verdict = case.against_baseline(cell)
-    baseline = cell.name == case.baseline
+    baseline = cell.name in case.baselines
     return TableRow(
         [
             case.row_name(cell),
             cell.status,
-            *(TableValue(significant(us, 4), us) for us in (cell.time_us, cell.low_us, cell.high_us)),
+            *(TableValue(us_text(us), us) for us in (cell.time_us, cell.low_us, cell.high_us)),
             TableValue(
                 ratio_text(verdict) or "baseline" * baseline,
                 verdict.ratio if verdict else 1.0 if baseline else None,

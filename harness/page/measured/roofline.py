@@ -9,7 +9,7 @@ from typing import Any
 from harness.catalogue.devices import Ceilings, peaks
 from harness.page.document import Chart, Table, TableRow, TableValue, anchor
 from harness.page.measured.case import MeasuredCase
-from harness.page.style import OTHER, PROVIDERS, provider
+from harness.page.style import provider, provider_scale
 from harness.report.text import microseconds, significant
 from kernels.platform import Platform
 
@@ -22,14 +22,10 @@ def roofline(cases: Sequence[MeasuredCase]) -> Chart | None:
     if not points:
         return None
     roofs = _roofs(cases[0], [point["intensity"] for point in points])
-    names = sorted({point["provider"] for point in points})
+    scale = provider_scale(point["provider"] for point in points)
     x = alt.X("intensity:Q", scale=alt.Scale(type="log"), title="arithmetic intensity, FLOP per byte")
     y = alt.Y("tflops:Q", scale=alt.Scale(type="log"), title="TFLOPS")
-    colour = alt.Color(
-        "provider:N",
-        scale=alt.Scale(domain=names, range=[PROVIDERS.get(p, OTHER) for p in names]),
-        title=None,
-    )
+    colour = alt.Color("provider:N", scale=scale, title=None)
     dots = (
         alt.Chart({"values": points})
         .mark_point(filled=True, size=60, opacity=0.8)
@@ -68,8 +64,8 @@ def roofline(cases: Sequence[MeasuredCase]) -> Chart | None:
     return Chart(
         anchor("roofline", cases[0].planned.op, cases[0].label),
         "Roofline",
-        "Each dot is a time. Under the slope memory bounds, under the flat part arithmetic; the closer to a "
-        "line, the less is left. Dots above a measured line read from caches.",
+        "Each dot is a time. Under the slope memory bounds, under the flat line of its dtype arithmetic; the "
+        "closer to a line, the less is left. A dot above the slope reads from caches.",
         alt.layer(*layers).properties(width=560, height=360),
         Table(columns, rows, frozenset(columns[2:])),
         len(points),

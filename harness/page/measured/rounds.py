@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.page.document import Chart, Table, TableRow, TableValue, anchor
-from harness.page.measured.case import MeasuredCase, unit_of
-from harness.page.style import OTHER, PROVIDERS, provider
-from harness.report.text import significant
+from harness.page.measured.case import MeasuredCase, unit_of, us_text
+from harness.page.style import provider, provider_scale
 from harness.results.schema import Samples
 
 if TYPE_CHECKING:
@@ -18,29 +17,31 @@ if TYPE_CHECKING:
 
 READING = (
     "Each tick is a round's time per call, one block below the other. The second strip of the baseline is "
-    "the same code prepared apart: what that is off by is noise. Crosses are rounds that something disturbed."
+    "the same code prepared apart: what that is off by is noise. Crosses are rounds that something disturbed "
+    "and that count, triangles those that were left out."
 )
 
 
 def rounds(case: MeasuredCase, most: int) -> Chart | None:
     """Of one case; None where no round was kept.
 
-    most: ticks that are drawn; of more, every second one, or third ...
+    most: ticks that are drawn; of more, every second quiet one, or third ... The table has all.
     """
     points = list(_points(case))
     if not points:
         return None
-    points = points[:: math.ceil(len(points) / most)]
+    every = math.ceil(len(points) / most)
+    drawn = [point for i, point in enumerate(points) if point["kind"] != "quiet" or i % every == 0]
     size, unit = unit_of(point["us"] for point in points)
     for point in points:
         point["time"] = round(point["us"] / size, 5)
     return Chart(
         anchor("rounds", case.label, case.planned.key),
         "Rounds",
-        READING,
-        _picture(points, unit),
+        READING + (f" Of the quiet ones 1 in {every} is drawn; the table has all." if every > 1 else ""),
+        _picture(drawn, unit),
         _table(points),
-        len(points),
+        len(drawn),
     )
 
 
@@ -48,8 +49,9 @@ def _points(case: MeasuredCase) -> Iterator[dict[str, Any]]:
     counted = {(r.block, r.round) for r in case.done.disturbed if r.counted}
     for cell in case.timed:
         yield from _strip(cell.name, cell.samples, counted)
-        if case.twin and cell.name == case.twin.b:
-            yield from _strip(f"{cell.name} (again)", case.twin.samples, counted)
+        for pair in case.verdicts:
+            if pair.about == "A/A" and pair.b == cell.name:
+                yield from _strip(f"{cell.name} (again)", pair.samples, counted)
     for dropped in case.done.disturbed:
         for name, seconds in dropped.seconds.items():
             yield _tick(name, dropped.block, dropped.round, seconds, f"left out: {dropped.reason}")
@@ -77,7 +79,6 @@ def _picture(points: Sequence[dict[str, Any]], unit: str) -> altair.TopLevelMixi
     import altair as alt
 
     names = list(dict.fromkeys(point["name"] for point in points))
-    providers = sorted({point["provider"] for point in points})
     blocks = len({point["block"] for point in points})
     kinds = [kind for kind in ("quiet", "disturbed", "left out") if any(p["kind"] == kind for p in points)]
     shapes = {"quiet": "stroke", "disturbed": "cross", "left out": "triangle-up"}
@@ -94,7 +95,7 @@ def _picture(points: Sequence[dict[str, Any]], unit: str) -> altair.TopLevelMixi
             yOffset=alt.YOffset("block:O", scale=alt.Scale(paddingOuter=0.2)),
             color=alt.Color(
                 "provider:N",
-                scale=alt.Scale(domain=providers, range=[PROVIDERS.get(p, OTHER) for p in providers]),
+                scale=provider_scale(point["provider"] for point in points),
                 legend=None,
             ),
             shape=alt.Shape(
@@ -123,7 +124,7 @@ def _table(points: Sequence[dict[str, Any]]) -> Table:
                 point["name"],
                 TableValue(str(point["block"]), point["block"]),
                 TableValue(str(point["round"]), point["round"]),
-                TableValue(significant(point["us"], 5), point["us"]),
+                TableValue(us_text(point["us"]), point["us"]),
                 point["state"],
             ]
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.page.document import Chart, Table, TableRow, TableValue, anchor
-from harness.page.measured.case import MeasuredCase, bar, unit_of
+from harness.page.measured.case import MeasuredCase, interval_ends, unit_of, us_text
 from harness.page.measured.ranking import ratio_text
 from harness.page.style import OTHER, PROVIDERS, provider
 from harness.report.text import microseconds, significant
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 LOAD = ("batch", "tokens", "m", "new", "ctx")
 """Sizes that go with the load of a server, as the ops call them."""
+
+UNTOLD = "not told apart"
+LETTER = 6.2  # pixels of a letter in a field
 
 SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross")
 
@@ -33,6 +36,10 @@ class Sweep:
     size: str
     fixed: str
     cases: Sequence[MeasuredCase]
+
+    @property
+    def op(self) -> str:
+        return self.cases[0].planned.op
 
 
 def sweeps(cases: Sequence[MeasuredCase]) -> Iterator[Sweep]:
@@ -67,7 +74,7 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
     names = sorted({point["name"] for point in points})
     charts = [
         Chart(
-            anchor("time-over", sweep.size, sweep.fixed),
+            anchor("time-over", sweep.op, sweep.size, sweep.fixed),
             f"Time over {of}",
             "Lower is faster; the band is the interval. Both axes are logarithmic.",
             _lines(points, names, sweep, "time", ("low", "high"), f"time per call, {unit}", log=True),
@@ -76,12 +83,12 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
         )
     ]
     if against:
-        baseline = sweep.cases[0].baseline
+        baseline = next((name for case in sweep.cases for name in case.baselines), "the baseline")
         charts.append(
             Chart(
-                anchor("speedup-over", sweep.size, sweep.fixed),
+                anchor("speedup-over", sweep.op, sweep.size, sweep.fixed),
                 f"Speedup over {baseline} by {of}",
-                f"Above the line at 1 is faster than {baseline}; a band across it is not told from none.",
+                f"Above the line at 1 is faster than {baseline}; a band that crosses it shows no difference.",
                 _lines(
                     against,
                     names,
@@ -98,7 +105,7 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
     if shares:
         charts.append(
             Chart(
-                anchor("share-over", sweep.size, sweep.fixed),
+                anchor("share-over", sweep.op, sweep.size, sweep.fixed),
                 f"Share of the machine's limit by {of}",
                 "How much of what the machine was measured to reach; what is left up to 100 % could be won.",
                 _lines(shares, names, sweep, "share", None, "% of the measured limit", zero=True),
@@ -113,7 +120,7 @@ def _points(sweep: Sweep, case: MeasuredCase) -> Iterator[dict[str, Any]]:
     for cell in case.timed:
         verdict = case.against_baseline(cell)
         assert cell.time_us
-        low, high = bar(cell.time_us, cell.low_us, cell.high_us)
+        low, high = interval_ends(cell.time_us, cell.low_us, cell.high_us)
         yield {
             "x": case.planned.sizes[sweep.size],
             "name": cell.name,
@@ -124,7 +131,7 @@ def _points(sweep: Sweep, case: MeasuredCase) -> Iterator[dict[str, Any]]:
             "speedup": verdict.ratio if verdict else None,
             "speedup_low": verdict.low if verdict else None,
             "speedup_high": verdict.high if verdict else None,
-            "ratio": ratio_text(verdict) or ("baseline" if cell.name == case.baseline else ""),
+            "ratio": ratio_text(verdict) or ("baseline" if cell.name in case.baselines else ""),
             "verdict": verdict.verdict if verdict else "",
             "share": cell.percent_of_ceiling,
             "share_text": significant(cell.percent_of_ceiling),
@@ -203,7 +210,7 @@ def _table(points: Sequence[dict[str, Any]], sweep: Sweep) -> Table:
             [
                 TableValue(str(p["x"]), p["x"]),
                 p["name"],
-                *(TableValue(significant(p[key], 4), p[key]) for key in ("time_us", "low_us", "high_us")),
+                *(TableValue(us_text(p[key]), p[key]) for key in ("time_us", "low_us", "high_us")),
                 TableValue(p["ratio"], p["speedup"]),
                 p["verdict"],
                 TableValue(p["share_text"], p["share"]),
@@ -236,13 +243,12 @@ def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
     values, rows = [], []
     for case in timed:
         fastest, verdict = case.timed[0], case.runner_up()
-        clear = verdict is not None and verdict.verdict == "faster"
         others = {k: v for k, v in case.planned.sizes.items() if k != axis and k not in shared}
         margin = _margin(case)
         value = {
             "x": str(case.planned.sizes.get(axis, "")),
             "y": ", ".join(filter(None, [text_of(others), case.planned.boundary, case.label])),
-            "provider": provider(fastest.name) if clear else "not told apart",
+            "provider": provider(fastest.name) if _is_told(case) else UNTOLD,
             "text": f"{fastest.name}\n{margin}",
             "name": fastest.name,
             "margin": margin,
@@ -250,21 +256,23 @@ def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
             "share": significant(fastest.percent_of_ceiling),
         }
         values.append(value)
+        weight = 100 * case.planned.weight
         rows.append(
             TableRow(
                 [
                     case.planned.key + (f" · {case.label}" if case.label else ""),
-                    TableValue(f"{100 * case.planned.weight:.1f}", case.planned.weight),
+                    TableValue(f"{weight:.1f}", weight),
                     fastest.name,
-                    TableValue(value["time"], fastest.time_us),
+                    TableValue(us_text(fastest.time_us), fastest.time_us),
                     TableValue(margin, verdict.ratio if verdict else None),
                     TableValue(value["share"], fastest.percent_of_ceiling),
                 ]
             )
         )
     domain = sorted({value["provider"] for value in values})
-    colours = [PROVIDERS.get(p, "#9994" if p == "not told apart" else OTHER) for p in domain]
+    colours = ["#9994" if p == UNTOLD else PROVIDERS.get(p, OTHER) for p in domain]
     xs = sorted({value["x"] for value in values}, key=lambda text: (len(text), text))
+    longest = max(len(line) for value in values for line in value["text"].split("\n"))
     base = alt.Chart({"values": values}).encode(
         x=alt.X("x:O", sort=xs, title=axis or None, axis=alt.Axis(labelAngle=0)),
         y=alt.Y("y:N", sort=None, title=None),
@@ -282,13 +290,13 @@ def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
         tooltip=tooltip,
     )
     text = base.mark_text(lineBreak="\n", fontSize=11, lineHeight=13, dy=-6, aria=False).encode(text="text:N")
-    columns = ("case", "% of the suite", "fastest", "time", "against the second", "% of limit")
+    columns = ("case", "% of the suite", "fastest", "time, us", "against the second", "% of limit")
     return Chart(
         anchor("winners", timed[0].planned.op),
         "Fastest implementation",
         "One field a case: who is fastest and by how much it leads the second. Grey: not told apart from it."
         + (f" All have {text_of(shared)}." if shared else ""),
-        alt.layer(rect, text).properties(width=alt.Step(108), height=alt.Step(44)),
+        alt.layer(rect, text).properties(width=alt.Step(12 + LETTER * longest), height=alt.Step(44)),
         Table(columns, rows, frozenset(columns) - {"case", "fastest"}),
         len(values),
     )
@@ -300,13 +308,20 @@ def _shared(cases: Sequence[MeasuredCase]) -> dict[str, int | str]:
     return {k: v for k, v in first.items() if all(case.planned.sizes.get(k) == v for case in cases)}
 
 
+def _is_told(case: MeasuredCase) -> bool:
+    """Whether the fastest is known to be so, or has nobody beside it."""
+    verdict = case.runner_up()
+    return len(case.timed) == 1 or (verdict is not None and verdict.verdict == "faster")
+
+
 def _margin(case: MeasuredCase) -> str:
     verdict = case.runner_up()
     if verdict is None:
         return "no second" if len(case.timed) == 1 else "not compared"
     if verdict.verdict == "faster":
         return f"{ratio_text(verdict).partition(' ')[0]} {verdict.b}"
-    return f"{'same as' if verdict.verdict == 'same' else 'not told from'} {verdict.b}"
+    words = {"same": "same as", "unclear": "not told from", "slower": "slower by rounds than"}
+    return f"{words[verdict.verdict]} {verdict.b}"
 
 
 def _axis(cases: Sequence[MeasuredCase]) -> str:

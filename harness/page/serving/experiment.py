@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from harness.serving.experiment.spec import Experiment
 from harness.serving.experiment.stages import PLAN
 from harness.serving.ledger.index import NAME as LEDGER
 from harness.serving.ledger.index import known_rows
+from harness.serving.ledger.ledger import LedgerRow
 from harness.serving.live.ab.journal import FILE, LiveJournal
 
 
@@ -41,6 +42,7 @@ def experiment_section(folder: Path) -> PageSection:
         headline=ledger.headline,
         notes=[
             *([("about", experiment.about)] if experiment.about else []),
+            *_setting(rows),
             (
                 "load",
                 f"{load.prompts} prompts of {load.input_len} tokens in and {load.output_len} out, "
@@ -52,6 +54,13 @@ def experiment_section(folder: Path) -> PageSection:
             *(live_section(folder / "live" / swap.name, swap.name, name) for swap in experiment.swaps),
         ],
     )
+
+
+def _setting(rows: Sequence[LedgerRow]) -> Iterator[tuple[str, str]]:
+    """The machine, the engine and the model, as the first row has them."""
+    for row in rows[:1]:
+        yield "machine", row.setting.hardware
+        yield "engine", " ".join(filter(None, [row.setting.engine, row.setting.version, row.setting.model]))
 
 
 def _plan(folder: Path) -> Experiment:

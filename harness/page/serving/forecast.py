@@ -52,8 +52,9 @@ def _headline(forecast: ForecastDocument) -> str:
     text = f"{where}: TPOT {tpots}."
     change = next((p for p in last.changes if p.quantity == "tpot"), None)
     if change is not None:
+        changes = ", ".join(forecast.what_if) or "The changes"
         text += (
-            f" The changes are worth {ranged(change.change, change.low, change.high)} ms of TPOT at "
+            f" {changes}: {ranged(change.change, change.low, change.high)} ms of TPOT at "
             f"concurrency {last.load.concurrency}."
         )
     return text
@@ -135,7 +136,16 @@ def _sweep_table(
     forecast: ForecastDocument, points: list[SweepPoint], quantity: str, name: str, unit: str
 ) -> Table:
     by_load = {w.load.concurrency: w for w in forecast.workloads}
-    columns = ["concurrency", "", f"{name}, {unit}", "low", "high", "change", "change low", "change high"]
+    columns = [
+        "concurrency",
+        "shown",
+        f"{name}, {unit}",
+        "low",
+        "high",
+        "change",
+        "change low",
+        "change high",
+    ]
     rows = []
     for point in points:
         change = None

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from harness import archive
-from harness.errors import UsageError, mistake, one_line
+from harness.errors import UsageError, mistake
 from harness.serving.ledger.prediction import Prediction
 
 
@@ -81,6 +78,7 @@ class ForecastDocument(ForecastRecord):
     tables: str = ""
     kappa: ForecastValue | None = None
     calibration: tuple[str, ...] = ()
+    what_if: tuple[str, ...] = ()
     target_tpot_ms: float | None = None
     notes: tuple[str, ...] = ()
     workloads: tuple[ForecastWorkload, ...] = ()
@@ -89,21 +87,6 @@ class ForecastDocument(ForecastRecord):
 def parse_forecast(document: Mapping[str, Any], name: str) -> ForecastDocument:
     """Raises UsageError."""
     try:
-        parsed = ForecastDocument.model_validate(document)
+        return ForecastDocument.model_validate(document)
     except ValidationError as error:
         raise UsageError(f"cannot read {name}: no forecast of serving link: {mistake(error)}") from None
-    if not {"workloads", "bounds", "series"} & document.keys():
-        raise UsageError(f"cannot read {name}: no forecast of serving link")
-    return parsed
-
-
-def read_forecast(path: Path) -> dict[str, Any]:
-    """The document in a file. Raises UsageError."""
-    try:
-        document = json.loads(archive.read_bytes(path))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {one_line(error)}") from None
-    if not isinstance(document, dict):
-        raise UsageError(f"cannot read {path}: no forecast of serving link")
-    parse_forecast(document, str(path))
-    return document

@@ -20,7 +20,8 @@ READING = (
 )
 OFF_READING = (
     "A mark for each prediction of a resolved change, by method and quantity: right of the dashed line more "
-    f"changed than was predicted. In the grey band it is off by at most {TOLERANCE:.0%}."
+    f"changed than was predicted. In the grey band it is off by at most {TOLERANCE:.0%}. The colour is the "
+    "verdict: whether the intervals meet, however wide they are."
 )
 
 
@@ -81,8 +82,27 @@ def _off(lines: Sequence[LedgerLine], unresolved: int, title: str) -> Chart:
         title="How far off",
         reading=OFF_READING + left_out,
         picture=off(lines),
+        table=_off_table(lines),
         marks=len(lines),
     )
+
+
+def _off_table(lines: Sequence[LedgerLine]) -> Table:
+    rows = [
+        TableRow(
+            [
+                line.row,
+                line.line,
+                line.quantity,
+                cell(line.relative, "+.1%"),
+                f"{line.residual:+.4g} {line.unit}" if line.residual is not None else "",
+                line.verdict,
+            ]
+        )
+        for line in lines
+    ]
+    columns = ["row", "method", "quantity", "relative", "residual", "verdict"]
+    return Table(columns, rows, frozenset({"relative"}))
 
 
 def _table(lines: Sequence[LedgerLine]) -> Table:

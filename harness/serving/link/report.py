@@ -45,8 +45,10 @@ def as_json(
     model: Link,
     forecasts: Sequence[Forecast],
     bounds: Sequence[ChangeBound],
+    what_if: Sequence[str],
     target_tpot_ms: float | None,
 ) -> str:
+    """what_if: the changes as they were given"""
     fitted = model.fitted(model.world())
     low, high = interval(fitted.kappa)
     document = {
@@ -58,6 +60,7 @@ def as_json(
         "kappa": {"value": float(fitted.kappa[0]), "low": low, "high": high},
         "host_ms": float(fitted.host_ms[0]),
         "calibration": list(model.calibrated_with),
+        "what_if": list(what_if),
         "target_tpot_ms": target_tpot_ms,
         "notes": list(model.notes),
         "workloads": [_forecast_json(forecast) for forecast in forecasts],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import vl_convert
@@ -63,6 +64,17 @@ def test_two_runs_of_an_op_are_compared_and_told_apart(tmp_path):
     assert {row.cells[0] for row in ranking.table.rows} == {f"{impl} · {run}" for impl in TWO for run in "ab"}
 
 
+def test_anchors_are_there_once_whatever_is_called_alike(tmp_path):
+    of, other = case(), case(op="block_scale_gemm")
+    for folder, op in (("a/run", of), ("b/run", of), ("c/run", other)):
+        batches = [replace(op, sizes=op.sizes | {"batch": batch}) for batch in (1, 2)]
+        write(tmp_path / folder, [r for b in batches for r in ranked(b, TWO)], batches)
+    page = page_of(tmp_path)
+    anchors = [chart.anchor for chart in page.charts()]
+    assert len(anchors) == len(set(anchors))
+    assert len(set(pictures(page, tmp_path / "svg"))) == sum(1 for c in page.charts() if c.picture)
+
+
 def test_machines_tell_runs_apart(tmp_path):
     of = case()
     for name in "ab":
@@ -118,7 +130,9 @@ def test_a_broken_line_is_named(tmp_path):
         page_of(folder)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "nonsense"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "nonsense", '{"a": 1}', '{"workloads": [{"load": 1}]}', '{"compiles": [null]}']
+)
 def test_a_file_of_nothing_we_write_is_refused(tmp_path, text):
     file = tmp_path / "x.json"
     file.write_text(text)

@@ -130,7 +130,10 @@ def test_rounds_are_all_there_with_the_pair_and_what_disturbed_them(tmp_path):
     }  # fmt: skip
     assert [t["time"] for t in ticks if t["kind"] == "left out"] == [900.0]
     assert {(t["block"], t["round"]) for t in ticks if t["kind"] == "disturbed"} == {(0, 1)}
-    assert len(points(rounds(only, 20))) <= 20
+    thinned = rounds(only, 20)
+    assert len(points(thinned)) < 25 and "1 in 3 is drawn" in thinned.reading
+    assert {t["kind"] for t in points(thinned)} == {"quiet", "disturbed", "left out"}
+    assert len(thinned.table.rows) == 49
 
 
 def test_a_roofline_s_corner_is_where_the_ceilings_meet(tmp_path):

@@ -6,9 +6,7 @@ import json
 
 import pytest
 
-from harness.errors import UsageError
 from harness.page.serving.forecast import forecast_section
-from harness.page.serving.forecast_document import read_forecast
 from harness.serving.ledger.prediction import KernelChange
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.forecast import forecast
@@ -22,7 +20,9 @@ def document():
     model = link("h200", "sglang")
     changes = [KernelChange(op="fused_moe", factor=1.3, low=1.2, high=1.4)]
     loads = [ClosedLoop(1024, 1024, concurrency) for concurrency in (4, 64)]
-    return json.loads(as_json(model, [forecast(model, load, changes, 20.0) for load in loads], [], 20.0))
+    return json.loads(
+        as_json(model, [forecast(model, load, changes, 20.0) for load in loads], [], ["fused_moe=1.3x"], 20.0)
+    )
 
 
 def by_title(section):
@@ -82,13 +82,9 @@ def test_hostile_names_stay_data(document):
         assert not [e for e in expressions(compiled(chart)) if "alert" in e]
 
 
+def test_the_headline_says_what_was_changed(document):
+    assert "fused_moe=1.3x: " in forecast_section(document, "x").headline
+
+
 def test_no_workload_is_said():
     assert forecast_section({"bounds": []}, "x").headline == "No workload is forecast in this document."
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"a": 1}', '{"workloads": [{"load": 1}]}'])
-def test_what_is_no_forecast_is_refused(tmp_path, content):
-    path = tmp_path / "forecast.json"
-    path.write_text(content)
-    with pytest.raises(UsageError, match=r"cannot read .*forecast\.json"):
-        read_forecast(path)

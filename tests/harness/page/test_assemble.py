@@ -158,3 +158,14 @@ def test_the_command(cli, tmp_path):
     assert "vllm.vec" in page.read_text()
     done = cli("report", tmp_path / "nowhere", "-o", page)
     assert done.returncode == 2 and done.stderr.startswith("error: no run at")
+
+
+def test_one_cell_is_a_page(tmp_path):
+    of = case()
+    page = page_of(write(tmp_path / "run", [cell(of, "torch.sdpa", 100.0), finished(of)], [of]))
+    assert "nothing to compare it with" in page.sections[0].headline
+    (field,) = page.sections[0].charts[0].table.rows
+    assert "no second" in [getattr(value, "text", value) for value in field.cells]
+    for chart in page.charts():
+        if chart.picture:
+            assert vl_convert.vegalite_to_vega(specification(chart))["marks"]

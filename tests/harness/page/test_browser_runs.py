@@ -7,7 +7,7 @@ import pytest
 from harness.page.assemble import assemble
 from harness.page.html import html
 from harness.page.inputs import inputs
-from harness.page.measured.case import measured_cases
+from harness.page.measured.case import measured_cases, us_text
 from harness.paths import RESULTS
 from harness.report.text import microseconds
 from tests.support.written_runs import case, ranked, write
@@ -70,7 +70,7 @@ def test_a_tooltip_says_the_record_s_time_and_a_link_finds_its_row(opened, made)
     with opened(file, anchor=row) as view:
         view.drawn()
         marked = view.page.locator(f"[id='{row}']")
-        assert marked.is_visible() and f"{fastest.time_us:.4g}" in marked.inner_text()
+        assert marked.is_visible() and us_text(fastest.time_us) in marked.inner_text()
         view.page.locator(f"[id='ranking-{row.removesuffix('-vllm-amx')}'] .mark-symbol path").first.hover()
         tooltip = view.page.locator("#vg-tooltip-element")
         tooltip.wait_for()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness import archive
+from harness.errors import UsageError
 from harness.results.read import run_folders
 from harness.serving.experiment.stages import PLAN
 from harness.serving.ledger.index import NAME as LEDGER
@@ -46,6 +47,10 @@ def inputs(names: Iterable[str]) -> Inputs:
             _add(together.ledgers, [path])
         elif path.is_file() and path.suffix == ".json":
             _add(together.documents, [path])
+        elif path.is_file():
+            raise UsageError(
+                f"{path} is no record: name a run's folder, an experiment's, a ledger, a --json file"
+            )
         else:
             _add(together.runs, run_folders(name))
     return together

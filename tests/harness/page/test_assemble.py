@@ -140,6 +140,14 @@ def test_a_file_of_nothing_we_write_is_refused(tmp_path, text):
         page_of(file)
 
 
+def test_a_file_that_is_no_record_stands_for_no_folder(tmp_path):
+    of = case()
+    write(tmp_path / "run", ranked(of, TWO), [of])
+    (tmp_path / "README.md").write_text("beside runs")
+    with pytest.raises(UsageError, match="is no record"):
+        page_of(tmp_path / "README.md")
+
+
 def test_pictures_are_files_named_by_their_anchors(tmp_path):
     page = page_of(COMMITTED / "mla_decode-smoke")
     files = pictures(page, tmp_path / "svg")

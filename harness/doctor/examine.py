@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -13,11 +12,10 @@ from harness.catalogue.devices import datasheets, last_level
 from harness.doctor import noise
 from harness.doctor.advice import advice
 from harness.files import JsonObject
-from harness.machine.cpu_threads import default_threads
 from harness.machine.monitor.base import Blind, Monitor
 from harness.machine.provenance import LIBRARIES
-from harness.plan.arms import parse_threads
 from harness.run.ceilings import measured, meters, stored
+from harness.run.folder import worker_threads
 from harness.statistics.paired import noise_floor
 from harness.workers.environment import provenance
 from harness.workers.process import WorkerFailure
@@ -40,7 +38,7 @@ def examine(
     complaints: what is wrong with them
     quick:      measures nothing; ceilings are those of an earlier time, if there are any
     """
-    threads = parse_threads(os.environ.get("OMP_NUM_THREADS")) or default_threads()  # as a run
+    threads = worker_threads()
     machine = provenance(here, threads)["machine"] | {"last_level_cache": last_level(here)}
     improve = [*complaints, *advice(here, threads)]  # before our own work disturbs what it looks at
     runs = [i for op in kernels.OPS for i in kernels.implementations(op) if i.available(here).ok]

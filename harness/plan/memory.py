@@ -18,11 +18,16 @@ GIB = 1 << 30
 
 
 class Memory:
-    """Of one case on one device: bytes that groups of contenders need, and may take, in a cache mode."""
+    """Of one case on one device: bytes that groups of contenders need, and may take, in a cache mode.
 
-    def __init__(self, op: Op, sizes: Any, platform: Platform, baseline: str, mode: str) -> None:
+    share: of the machine's memory, which a CPU may share with others that are measured meanwhile
+    """
+
+    def __init__(
+        self, op: Op, sizes: Any, platform: Platform, baseline: str, mode: str, share: float = 1.0
+    ) -> None:
         self.op, self.sizes, self.baseline, self.mode = op, sizes, baseline, mode
-        free = available_memory() if platform.kind == "cpu" else platform.memory
+        free = share * available_memory() if platform.kind == "cpu" else platform.memory
         self.limit = MEMORY_SHARE * free if free else float("inf")
         self.judge = judge_memory(op, sizes, platform.kind)
 

@@ -1,4 +1,4 @@
-"""The device of a run: locked, watched, and what else uses it."""
+"""The device of a run: locked, watched, what else uses it, and what its records say of it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from harness.catalogue.devices import Ceilings
 from harness.errors import NothingRan
+from harness.files import JsonObject
 from harness.machine.monitor import monitor_for
 from harness.machine.monitor.base import Monitor
+from harness.run.ceilings import ceilings
 from harness.run.device_lock import device_lock
-from harness.workers.process import worker_pids
+from harness.workers.environment import provenance
+from harness.workers.process import WorkerFailure, worker_pids
 from kernels.platform import Platform
 
 
@@ -34,3 +38,28 @@ def own_device(platform: Platform) -> Iterator[OwnDevice]:
         if reason := monitor.blocked():
             raise NothingRan(f"{platform.device} cannot be measured: {reason}")
         yield OwnDevice(platform, monitor, monitor.before())
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What a run's record says of its device.
+
+    ceilings: None where they could not be measured, for the reason that `no_ceilings` gives
+    busy:     what else used it at the start, a line each
+    """
+
+    platform: Platform
+    provenance: JsonObject
+    ceilings: Ceilings | None
+    no_ceilings: str = ""
+    busy: Sequence[str] = ()
+
+
+def device_facts(device: OwnDevice, threads: int) -> DeviceFacts:
+    """threads: of each worker, on a CPU. Measures the ceilings where none are stored, in half a minute."""
+    known, reason = None, ""
+    try:
+        known = ceilings(device.platform, threads, device.monitor)
+    except WorkerFailure as failure:
+        reason = failure.reason
+    return DeviceFacts(device.platform, provenance(device.platform, threads), known, reason, device.busy)

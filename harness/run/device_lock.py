@@ -10,25 +10,38 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness.errors import NothingRan
+from harness.machine.cpu_threads import ALLOWED
 from kernels.platform import Platform
 
 
 @contextlib.contextmanager
 def device_lock(platform: Platform) -> Iterator[None]:
-    """One run at a time on a device, however it is numbered: two would measure each other."""
-    device = platform.uuid or platform.device.replace(":", "-")
-    path = Path(tempfile.gettempdir()) / f"deepseek-kernel-bench-{device}.lock"
+    """One run at a time on a device, however it is numbered: two would measure each other. A CPU is locked
+    core by core, those that this process may use."""
+    if platform.kind == "cpu":
+        names = [f"cpu{cpu}" for cpu in sorted(ALLOWED)]
+    else:
+        names = [platform.uuid or platform.device.replace(":", "-")]
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(_locked(name, platform.device))
+        yield
+
+
+@contextlib.contextmanager
+def _locked(name: str, device: str) -> Iterator[None]:
+    path = Path(tempfile.gettempdir()) / f"deepseek-kernel-bench-{name}.lock"
     try:
         file = path.open("a+")
     except OSError as error:
-        raise NothingRan(f"cannot lock device {platform.device}: {path}: {error.strerror}") from None
+        raise NothingRan(f"cannot lock device {device}: {path}: {error.strerror}") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.seek(0)
             raise NothingRan(
-                f"device {platform.device} is being measured by process {file.read().strip() or '?'}; "
+                f"device {device} is being measured by process {file.read().strip() or '?'}; "
                 "wait for it, or choose another --device"
             ) from None
         file.truncate(0)

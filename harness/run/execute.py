@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -9,13 +10,15 @@ from typing import Protocol
 from harness.errors import FAILED, NOTHING_RAN, OK
 from harness.files import require_writable
 from harness.machine.device import choose_device
+from harness.machine.provenance import surroundings
 from harness.progress import Progress
 from harness.results.effects import regressions
 from harness.results.export import write_outputs
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, Record, Run
-from harness.run.device import OwnDevice, own_device
+from harness.run.device import OwnDevice, device_facts, own_device
 from harness.run.folder import begin, finished_cases, resume, select_all
+from harness.run.measurer import CaseMeasurer
 from harness.run.plan import RunPlan, case_of
 from harness.run.request import Request
 from harness.run.session import OnCase, Outcome, Session
@@ -46,9 +49,11 @@ def run(request: Request, display: Display) -> int:
     require_writable(request.json, request.csv)
     with own_device(choose_device(request.device)) as device:
         if request.resume:
-            journal, plan = resume(request, device.platform)
+            journal, plan = resume(request, surroundings(device.platform))
         else:
-            journal, plan = begin(request, device, select_all(request, device.platform), display.log)
+            facts_of = functools.partial(device_facts, device)
+            selection = select_all(request, device.platform)
+            journal, plan = begin(request, device.platform, facts_of, selection, display.log)
         record, finished = plan.record, finished_cases(journal, plan.retry)
         for line in device.busy:
             display.log(f"note: {line}")
@@ -82,7 +87,8 @@ def measure(
     JournalFull."""
     now = time.perf_counter()
     before_s = sum(r.measured_s for records in finished.values() for r in records if isinstance(r, CaseDone))
-    session = Session(plan, device, journal, progress, on_case, judge=judge, spent_s=before_s)
+    measurer = CaseMeasurer(plan, device, progress, judge)
+    session = Session(measurer, journal, on_case, spent_s=before_s)
     session.run([case_of(planned) for planned in plan.record.cases if planned.key not in finished])
     cases = {**finished, **session.records}
     return Outcome(

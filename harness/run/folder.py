@@ -13,19 +13,17 @@ from pathlib import Path
 import kernels
 from harness.catalogue.devices import Ceilings
 from harness.errors import UsageError
+from harness.files import JsonObject
 from harness.machine.cpu_threads import default_threads
 from harness.paths import RESULTS
 from harness.plan import budget, select
 from harness.plan.arms import parse_arm, parse_threads
 from harness.results.journal import Journal
 from harness.results.schema import Cell, PlannedCase, RaceSettings, Record, Run
-from harness.run.ceilings import ceilings
-from harness.run.device import OwnDevice
+from harness.run.device import DeviceFacts
 from harness.run.plan import RunPlan
 from harness.run.request import PLANNING, Request
 from harness.statistics.intervals import CONFIDENCE
-from harness.workers.environment import provenance
-from harness.workers.process import WorkerFailure
 from kernels.platform import Platform
 from shapes.case import Case
 from shapes.suites import CASE_S, suites
@@ -66,15 +64,18 @@ def select_all(request: Request, platform: Platform) -> Selection:
 
 def begin(
     request: Request,
-    device: OwnDevice,
+    platform: Platform,
+    facts_of: Callable[[int], DeviceFacts],
     selection: Selection,
     log: Callable[[str], None],
     race: RaceSettings | None = None,
 ) -> tuple[Journal, RunPlan]:
     """Opens the folder of a new run. The default budget is 60 s, of a race what each of its cases is worth at
-    least. `log` is told in a line where there are no ceilings."""
-    platform, suite = device.platform, selection.suite
-    op = selection.cases[0].op
+    least. `log` is told in a line where there are no ceilings.
+
+    facts_of: by the threads of each worker
+    """
+    suite, op = selection.suite, selection.cases[0].op
     arms = list(request.arms) or [parse_arm(request.set)]
     launches = select.launches(platform, request.launch)
     if request.per_case:
@@ -85,12 +86,13 @@ def begin(
         budget_s = budget.parse_seconds(request.budget, "--budget")
     else:
         budget_s = 60.0 if race is None else per_case_s * len(selection.cases)
-    threads = request.threads or parse_threads(os.environ.get("OMP_NUM_THREADS")) or default_threads()
     what = op if race is None else f"{op}-{selection.baseline}-race"
     folder = Path(request.out) if request.out else RESULTS / "local" / _identity(what, suite, platform)
-    known, cases = _ceilings(device, threads, log), selection.cases
-    if known is not None and suite in suites():
-        cases = _well_measured_first(selection, platform, known, per_case_s)
+    facts, cases = facts_of(worker_threads(request.threads)), selection.cases
+    if facts.ceilings is None:
+        log(f"no ceilings, so no percentages: {facts.no_ceilings}")
+    elif suite in suites():
+        cases = _well_measured_first(selection, platform, facts.ceilings, per_case_s)
     record = Run(
         id=folder.name,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -111,26 +113,23 @@ def begin(
         confidence=CONFIDENCE,
         margin=request.margin,
         disturbed=request.disturbed or "prefer",
-        busy=list(device.busy),
+        busy=list(facts.busy),
         race=race,
-        ceilings=asdict(known) if known else {},
-        provenance=provenance(platform, threads),
+        ceilings=asdict(facts.ceilings) if facts.ceilings else {},
+        provenance=facts.provenance,
     )
     return Journal.create(folder, record), RunPlan.of(record, request)
+
+
+def worker_threads(asked: int | None = None) -> int:
+    """Of each worker on a CPU: as asked, or OMP_NUM_THREADS, or the cores of a NUMA node."""
+    return asked or parse_threads(os.environ.get("OMP_NUM_THREADS")) or default_threads()
 
 
 def _identity(what: str, suite: str, platform: Platform) -> str:
     created = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     device = re.sub(r"[^a-z0-9]+", "-", f"{platform.name or platform.kind}".lower()).strip("-")
     return f"{created}-{what}-{suite.replace(' ', '-')}-{device}"
-
-
-def _ceilings(device: OwnDevice, threads: int, log: Callable[[str], None]) -> Ceilings | None:
-    try:
-        return ceilings(device.platform, threads, device.monitor)
-    except WorkerFailure as failure:
-        log(f"no ceilings, so no percentages: {failure.reason}")
-        return None
 
 
 def _well_measured_first(
@@ -156,9 +155,9 @@ def _planned(case: Case) -> PlannedCase:
     return PlannedCase(**{name: facts[name] for name in PlannedCase.model_fields})
 
 
-def resume(request: Request, platform: Platform, race: bool = False) -> tuple[Journal, RunPlan]:
+def resume(request: Request, now: JsonObject, race: bool = False) -> tuple[Journal, RunPlan]:
     """Opens a run again, or a race, as it was planned. Raises UsageError where it is another machine's, or
-    other libraries'."""
+    other libraries'. now: the provenance of what would be measured"""
     given = [name for name in PLANNING if getattr(request, name) not in (None, ())]
     if given:
         raise UsageError(f"--resume goes on with the run's own plan; leave out --{given[0]}")
@@ -178,7 +177,7 @@ def resume(request: Request, platform: Platform, race: bool = False) -> tuple[Jo
         )
     try:
         then = {group: dict(record.provenance[group]) for group in ("machine", "versions")}
-        now = provenance(platform, int(then["machine"]["threads"]))
+        int(then["machine"]["threads"])
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"cannot read {journal.folder / 'run.json'}: its provenance is not whole") from None
     for group, names in (("machine", ("device", "device_id", "arch", "driver")), ("versions", None)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import tempfile
 import time
@@ -16,11 +17,12 @@ import kernels
 from harness.catalogue.architectures import architectures
 from harness.errors import FAILED, NOTHING_RAN, OK, NothingRan, UsageError
 from harness.machine.device import choose_device
+from harness.machine.provenance import surroundings
 from harness.plan import select
 from harness.plan.contender import ConfigSearch, Entries
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, RaceSettings, Record, Run, Verdict
-from harness.run.device import OwnDevice, own_device
+from harness.run.device import OwnDevice, device_facts, own_device
 from harness.run.execute import Display, exit_code, measure
 from harness.run.folder import Selection, begin, finished_cases, resume
 from harness.run.plan import RunPlan, case_of
@@ -292,11 +294,13 @@ def race(
             display.log(f"note: {line}")
         for implementation in implementations:
             if request.resume:
-                journal, plan = resume(request.of(implementation), platform, race=True)
+                journal, plan = resume(request.of(implementation), surroundings(platform), race=True)
             else:
                 settings = RaceSettings(keep=request.keep or KEEP, folder=str(tuned.folder.resolve()))
                 selection = _selection(implementation, tuned, platform)
-                journal, plan = begin(request.of(implementation), device, selection, display.log, settings)
+                facts_of = functools.partial(device_facts, device)
+                asked = request.of(implementation)
+                journal, plan = begin(asked, platform, facts_of, selection, display.log, settings)
             this = Race(implementation, device, journal, plan, display)
             codes.append(this.run())
             rows += this.rows

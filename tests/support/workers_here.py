@@ -59,7 +59,7 @@ def use_workers_here(patch: pytest.MonkeyPatch, turn_s: float = 0.002) -> None:
     operands, as for a small cache: nobody looks at the times."""
     patch.setattr("harness.workers.station.Worker", WorkerHere)
     patch.setattr("harness.workers.judge.Worker", WorkerHere)
-    patch.setattr("harness.run.session.last_level", lambda *_: 1 << 18)
+    patch.setattr("harness.run.measurer.last_level", lambda *_: 1 << 18)
     patch.setattr(case, "TURN_S", turn_s)
 
 

@@ -1,0 +1,167 @@
+"""A case measured on a device: groups that memory holds, and a worker for each arm and runtime."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.catalogue.devices import last_level
+from harness.plan.contender import ConfigSearch, Contender, Entries, contender_name
+from harness.plan.memory import Memory
+from harness.plan.rotation import Rotation, rotation
+from harness.progress import Progress
+from harness.results.schema import Record
+from harness.run.case import CaseRun, Measured
+from harness.run.cells import build_records
+from harness.run.device import OwnDevice
+from harness.run.plan import RunPlan
+from harness.workers.judge import start_judge
+from harness.workers.process import Worker, WorkerFailure
+from harness.workers.station import Station
+from kernels.platform import Platform
+from shapes.case import Case
+
+
+@dataclass(frozen=True)
+class Group:
+    """Contenders that memory holds at once.
+
+    baseline: the implementation whom the others are compared with, if it is among them
+    """
+
+    contenders: list[Contender]
+    baseline: str
+    rotation: Rotation
+
+
+@dataclass
+class CaseMeasurer:
+    """Measures what a plan says, case by case, on a device.
+
+    judge:        ready for the first case; each other starts one
+    memory_share: of what is free, where other devices of this machine are measured meanwhile
+    """
+
+    plan: RunPlan
+    device: OwnDevice
+    progress: Progress
+    judge: Worker | None = None
+    memory_share: float = 1.0
+
+    @property
+    def platform(self) -> Platform:
+        return self.device.platform
+
+    def measure(self, case: Case, budget_s: float, max_s: float, scratch: Path) -> list[Record]:
+        """The case's records, CaseDone the last. Measures for `budget_s` seconds, or up to `max_s` where one
+        round in each block takes longer; scratch: a folder for outputs and logs."""
+        able, refused, search = self._contenders(case)
+        parts: list[Measured] = []
+        groups: list[Group] = []
+        for baseline, contenders in self._compared(able):
+            more, too_large, rotation = self._groups(case, baseline, contenders)
+            groups += more
+            parts.append(Measured(case, [*refused, *too_large], rotation))
+            refused = []
+        for group in groups:
+            parts.append(self._run_group(case, group, budget_s / len(groups), max_s / len(groups), scratch))
+        records, done = build_records(case, parts, self.platform, self.plan.yardsticks(self.platform), search)
+        return [*records, done]
+
+    def _compared(self, contenders: list[Contender]) -> list[tuple[str, list[Contender]]]:
+        """Those that are compared with each other, and the implementation that is their baseline."""
+        if self.plan.record.contrast == "implementations":
+            return [(self.plan.record.baseline, contenders)]
+        rivals: dict[tuple[str, str], list[Contender]] = {}
+        for contender in contenders:
+            rivals.setdefault((contender.impl.name, contender.launch), []).append(contender)
+        return [(name, arms) for (name, _), arms in rivals.items()] or [(self.plan.record.baseline, [])]
+
+    def _groups(
+        self, case: Case, baseline: str, contenders: list[Contender]
+    ) -> tuple[list[Group], list[Contender], Rotation]:
+        """Those that memory holds at once, those that it never holds, and the sets that calls rotate over."""
+        op, cache = self.plan.op, self.plan.record.cache
+        sizes = op.sizes(case.sizes)
+        memory = Memory(op, sizes, self.platform, baseline, cache, self.memory_share)
+        anchors = memory.anchors(contenders)
+        ceilings = self.plan.yardsticks(self.platform).ceilings
+        sets = rotation(
+            op,
+            sizes,
+            cache,
+            last_level(self.platform, ceilings),
+            ceilings.reach if ceilings else 0,
+            lambda copies: not anchors or memory.fits(anchors, copies),
+        )
+        groups, too_large = memory.groups(contenders, sets.copies)
+        return [Group(members, baseline, sets) for members in groups], too_large, sets
+
+    def _contenders(self, case: Case) -> tuple[list[Contender], list[Contender], ConfigSearch | None]:
+        """Who can run the case; who cannot, with the reason written down; how their configurations were
+        found."""
+        plan = self.plan
+        able: list[Contender] = []
+        refused: list[Contender] = []
+        search = None
+        for impl in plan.implementations:
+            support = impl.supports(case, self.platform)
+            interpreted = support.ok and impl.interpreted(self.platform)
+            launches = plan.record.launches if impl.captures and not interpreted else ["eager"]
+            entries = plan.entries(impl, case) if support.ok else Entries()
+            search = entries.search or search
+            for arm, launch, config in itertools.product(plan.arms, launches, entries.configs):
+                name = contender_name(impl.name, arm.name, launch, self.platform.kind, config)
+                contender = Contender(name, impl, arm, launch, interpreted, config)
+                if not support.ok:
+                    contender.fail("unsupported", support.reason)
+                elif interpreted and plan.record.contrast == "arms":
+                    contender.fail("unsupported", "it is interpreted here: there is no time to compare")
+                if contender.alive:
+                    able.append(contender)
+                elif not arm.is_twin:
+                    refused.append(contender)
+        return able, refused, search
+
+    def _run_group(self, case: Case, group: Group, budget_s: float, max_s: float, scratch: Path) -> Measured:
+        started = time.perf_counter()
+        runner = CaseRun(
+            case=case,
+            stations=self._stations(group.contenders, scratch),
+            start_judge=lambda: self._judge(scratch),
+            monitor=self.device.monitor,
+            scratch=scratch,
+            say=self.progress.say,
+            show_rounds=self.progress.rounds,
+            rules=self.plan.rules,
+        )
+        try:
+            return runner.run(group.rotation, budget_s, max_s, group.baseline)
+        except WorkerFailure as failure:
+            for contender in group.contenders:
+                contender.fail("error", f"the reference could not be computed or compared: {failure.reason}")
+            setup_s = time.perf_counter() - started
+            return Measured(case, group.contenders, group.rotation, setup_s=setup_s, phases=runner.phases)
+        finally:
+            runner.close()
+
+    def _stations(self, contenders: Sequence[Contender], scratch: Path) -> list[Station]:
+        """A worker for each arm and runtime."""
+        stations: dict[tuple[str, str], Station] = {}
+        for contender in contenders:
+            key = (contender.arm.name, contender.impl.runtime)
+            if key not in stations:
+                log = scratch / f"{contender.impl.runtime}-{len(stations)}.log"
+                stations[key] = Station([], self.platform, self.plan.threads, self.plan.deadlines, log)
+            stations[key].contenders.append(contender)
+        return list(stations.values())
+
+    def _judge(self, scratch: Path) -> Worker:
+        judge, self.judge = self.judge, None
+        if judge is not None and judge.alive:
+            return judge
+        log = scratch / "judge.log"
+        return start_judge(self.platform, self.plan.threads, self.plan.deadlines.prepare, log)

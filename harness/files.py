@@ -22,15 +22,20 @@ def whole_lines(data: bytes) -> int:
     return data.rfind(b"\n") + 1
 
 
-def append(path: Path, text: str, finished: Callable[[bytes], int] = whole_lines) -> None:
-    """Adds text in one write and waits until it is on the disk. Raises OSError, the file then as it was.
+def append(path: Path, text: str, finished: Callable[[bytes], int] = whole_lines, known: int = -1) -> int:
+    """Adds text in one write and waits until it is on the disk; gives the file's length. Raises OSError, the
+    file then as it was.
 
     finished: how many of the file's bytes stand; what an earlier kill left behind them is cut off first
+    known:    the file's length after this process last wrote it: if it is that still, all of it stands
     """
     rest = memoryview(text.encode())
     path.touch()
     with path.open("r+b", buffering=0) as file:
-        end = finished(file.read())
+        end = file.seek(0, os.SEEK_END)
+        if end != known:
+            file.seek(0)
+            end = finished(file.read())
         file.truncate(end)
         file.seek(end)
         try:
@@ -40,30 +45,34 @@ def append(path: Path, text: str, finished: Callable[[bytes], int] = whole_lines
         except OSError:
             file.truncate(end)
             raise
+        return file.tell()
 
 
 class JournalFull(HarnessError):
     """A record could not be written; the file is as it was before."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class JsonLines(Generic[Kind]):
     """A file of JSON records, one a line, to which each is added whole; what a kill cut off is none.
 
     parse:    a line as a record; raises ValueError, KeyError or TypeError for what is none
     read:     the file's bytes
     finished: how many of them stand (see `append`)
+    length:   of the file, in bytes, after the last record was added
     """
 
     path: Path
     parse: Callable[[bytes], Kind]
     read: Callable[[Path], bytes] = Path.read_bytes
     finished: Callable[[bytes], int] = whole_lines
+    length: int = -1
 
     def append(self, *lines: str) -> None:
         """On the disk when this returns, all of them or none. Raises JournalFull."""
         try:
-            append(self.path, "".join(f"{line}\n" for line in lines), self.finished)
+            text = "".join(f"{line}\n" for line in lines)
+            self.length = append(self.path, text, self.finished, self.length)
         except OSError as error:
             raise JournalFull(f"cannot write to {self.path}: {error.strerror}") from None
 

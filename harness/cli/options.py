@@ -37,6 +37,15 @@ ad_hoc_cases = click.option(
     "--case", multiple=True, metavar='"NAME=V[,V...] ..."', help="Ad hoc cases; lists multiply."
 )
 
+cluster_option = click.option(
+    "--cluster",
+    metavar="[ADDRESS]",
+    is_flag=False,
+    flag_value="auto",
+    help="Measure cases side by side on a Ray cluster: HOST:PORT of its head, or all devices of this node. "
+    "--device is then a type of its devices.",
+)
+
 MEASURING = [
     click.option("--op", help="The op to measure."),
     click.option(
@@ -46,6 +55,7 @@ MEASURING = [
     ad_hoc_cases,
     click.option("--boundary", help="What the timed call covers: core, with_quant, with_routing."),
     target_device,
+    cluster_option,
     click.option(
         "--cache",
         type=click.Choice(["serving", "cold", "warm"]),

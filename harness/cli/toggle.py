@@ -48,27 +48,36 @@ def toggle(
     from dataclasses import replace
 
     from harness.cli.run_display import RunDisplay, print_note
+    from harness.cluster.execute import run_on_cluster
+    from harness.machine.device import choose_device
     from harness.plan.toggle import MARGIN, ToggleRequest, plan_toggle
     from harness.run.execute import run
+    from kernels.platform import Platform
 
     request = replace(request, margin=MARGIN)
+
+    def planned(platform: Platform) -> Request:
+        if request.resume:
+            return request
+        toggled = ToggleRequest(
+            op=request.op,
+            launch=request.launch,
+            settings=settings,
+            common=request.set,
+            design=design,
+            recipe=recipe,
+            leave_one_out=leave_one_out,
+            force=force,
+        )
+        plan = plan_toggle(toggled, platform, print_note)
+        if names := plan.implementations:
+            return replace(request, impl=",".join(names), baseline=names[0])
+        return replace(request, arms=plan.arms, flags=plan.flags)
+
     with interruptible(RECORDED):
-        if not request.resume:
-            toggled = ToggleRequest(
-                op=request.op,
-                device=request.device,
-                launch=request.launch,
-                settings=settings,
-                common=request.set,
-                design=design,
-                recipe=recipe,
-                leave_one_out=leave_one_out,
-                force=force,
-            )
-            plan = plan_toggle(toggled, print_note)
-            if names := plan.implementations:
-                request = replace(request, impl=",".join(names), baseline=names[0])
-            else:
-                request = replace(request, arms=plan.arms, flags=plan.flags)
+        if request.cluster:
+            with RunDisplay(request) as display:
+                sys.exit(run_on_cluster(request, planned, display))
+        request = planned(choose_device(request.device))
         with RunDisplay(request) as display:
             sys.exit(run(request, display))

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import kernels
 from harness.catalogue import flags, recipes
 from harness.errors import NothingRan, UsageError
-from harness.machine.device import choose_device
 from harness.plan import arms, select
 from harness.plan.arms import Arm, ToggledFlag, value_text
 from kernels.platform import Platform
@@ -30,7 +29,6 @@ class ToggleRequest:
     """
 
     op: str | None
-    device: str | None
     launch: str | None
     settings: Sequence[str]
     common: Sequence[str]
@@ -49,7 +47,7 @@ class TogglePlan:
     implementations: Sequence[str] = ()
 
 
-def plan_toggle(request: ToggleRequest, log: Log) -> TogglePlan:
+def plan_toggle(request: ToggleRequest, platform: Platform, log: Log) -> TogglePlan:
     """Raises UsageError for what cannot be understood, NothingRan where no flag can show anything."""
     if bool(request.settings) == bool(request.recipe):
         raise UsageError("give --flag NAME=value[,value...], once or more, or --recipe NAME")
@@ -57,7 +55,6 @@ def plan_toggle(request: ToggleRequest, log: Log) -> TogglePlan:
         raise UsageError("--leave-one-out leaves variables out of a --recipe NAME; name one")
     if request.op is None:
         raise UsageError(f"--op is missing; ops: {', '.join(kernels.OPS)}")
-    platform = choose_device(request.device)
     named = _recipe_flags(request.recipe, log) if request.recipe else arms.parse_flags(request.settings)
     op = select.choose_op(request.op).name
     toggled = _effective(named, op, platform, request, log)

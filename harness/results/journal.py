@@ -9,9 +9,17 @@ from pathlib import Path
 
 from harness import archive, files
 from harness.errors import UsageError, mistake
-from harness.results.schema import SCHEMA, CaseDone, Cell, Record, Run, Verdict
+from harness.results.schema import SCHEMA, Calibration, CaseDone, Cell, DeviceUsed, Record, Run, Verdict
 
-KINDS: dict[str, type[Record]] = {"cell": Cell, "verdict": Verdict, "case": CaseDone}
+KINDS: dict[str, type[Record]] = {
+    "cell": Cell,
+    "verdict": Verdict,
+    "case": CaseDone,
+    "device": DeviceUsed,
+    "calibration": Calibration,
+}
+WHOLE = ("case", "device", "calibration")
+"""Kinds that end what a kill must not leave in pieces."""
 
 
 class Journal:
@@ -65,11 +73,21 @@ class Journal:
         cases: dict[str, list[Record]] = {}
         pending: list[Record] = []
         for record in self.lines.records():
+            if isinstance(record, (DeviceUsed, Calibration)):
+                continue
             pending.append(record)
             if isinstance(record, CaseDone):
                 cases[record.case] = [r for r in pending if getattr(r, "case", None) == record.case]
                 pending = []
         return cases
+
+    def devices(self) -> list[DeviceUsed]:
+        """Those of a cluster that measured it; empty where one machine did."""
+        return [record for record in self.lines.records() if isinstance(record, DeviceUsed)]
+
+    def calibrations(self) -> list[Calibration]:
+        """What its devices measured alike."""
+        return [record for record in self.lines.records() if isinstance(record, Calibration)]
 
 
 def _record(line: bytes) -> Record:
@@ -82,7 +100,7 @@ def _finished_cases(data: bytes) -> int:
     while end:
         start = data.rfind(b"\n", 0, end - 1) + 1
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            if json.loads(data[start:end])["kind"] == "case":
+            if json.loads(data[start:end])["kind"] in WHOLE:
                 break
         end = start
     return end

@@ -14,8 +14,8 @@ from harness.statistics.paired import MARGIN, Comparison, VerdictName
 from harness.timing.rounds import Disturbed
 
 # 1 had no samples in verdicts; 2 no disturbed rounds and no launch times; 3 no races, one arm; 4 no phases,
-# and no disturbed rounds that count as there are no quiet ones.
-SCHEMA = 5
+# and no disturbed rounds that count as there are no quiet ones; 5 no devices of a cluster.
+SCHEMA = 6
 
 
 class Record(BaseModel):
@@ -151,10 +151,12 @@ class CaseDone(Record):
                 entry for each group of contenders that memory holds at once
     phases:     seconds of `setup_s` by what they were spent on
     entries:    of a race, how its configurations were found
+    device:     that measured it, by its name in a DeviceUsed; empty where the run's own did
     """
 
     kind: Literal["case"] = "case"
     case: str
+    device: str = ""
     measured_s: float
     setup_s: float
     rounds: int
@@ -175,6 +177,39 @@ class CaseDone(Record):
     @field_serializer("entries")
     def _search_or_empty(self, entries: ConfigSearch | None) -> dict[str, Any]:
         return asdict(entries) if entries else {}
+
+
+class DeviceUsed(Record):
+    """One of several devices that a run was measured on, written before its first case of the run.
+
+    name: of the host and the device on it; of a CPU, of those cores that it was given
+    type: of device, as its cluster calls it
+    """
+
+    kind: Literal["device"] = "device"
+    name: str
+    type: str
+    host: str
+    uuid: str = ""
+    cpus: list[int] = []
+
+
+class Calibration(Record):
+    """What each device of a type measured of the same case with the same implementation.
+
+    when: before all other cases (`first`), or after them
+    time_us with low_us..high_us: as in Cell
+    """
+
+    kind: Literal["calibration"] = "calibration"
+    device: str
+    type: str
+    when: Literal["first", "last"]
+    case: str
+    impl: str
+    time_us: float
+    low_us: float
+    high_us: float
 
 
 class PlannedCase(Record):

@@ -99,7 +99,7 @@ def begin(
         command=sys.argv[1:],
         op=op,
         suite=suite,
-        cases=[_planned(case) for case in cases],
+        cases=[planned_case(case) for case in cases],
         implementations=list(selection.implementations),
         baseline=selection.baseline,
         arms={arm.name: arm.variables for arm in arms if not arm.is_twin},
@@ -150,7 +150,7 @@ def _well_measured_first(
     return budget.well_measured_first(selection.cases, least_s, len(timed) + 1, case_s)
 
 
-def _planned(case: Case) -> PlannedCase:
+def planned_case(case: Case) -> PlannedCase:
     facts = asdict(case) | {"key": case.key}
     return PlannedCase(**{name: facts[name] for name in PlannedCase.model_fields})
 

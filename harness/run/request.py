@@ -13,7 +13,10 @@ from harness.timing.rounds import Disturbed
 @dataclass(frozen=True)
 class Request:
     """The command line of `run`, unread; of `toggle`, with the arms that it asks for; of
-    `compare --revisions`, with a tree in each arm."""
+    `compare --revisions`, with a tree in each arm.
+
+    cluster: the address of a Ray cluster; device is then a type of its devices
+    """
 
     op: str | None = None
     impl: str | None = None
@@ -22,6 +25,7 @@ class Request:
     boundary: str | None = None
     baseline: str | None = None
     device: str | None = None
+    cluster: str | None = None
     cache: str | None = None
     launch: str | None = None
     budget: str | None = None

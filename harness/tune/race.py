@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -301,79 +302,85 @@ def race(
                 facts_of = functools.partial(device_facts, device)
                 asked = request.of(implementation)
                 journal, plan = begin(asked, platform, facts_of, selection, display.log, settings)
-            this = Race(implementation, device, journal, plan, display)
-            codes.append(this.run())
+            display.log(
+                f"racing {platform.name or platform.kind} {implementation.name}; rounds in {journal.folder}"
+            )
+            finished = finished_cases(journal, plan.retry)
+            with racing(plan, device, display.log) as (raced, judge, target):
+                this = Race(implementation, target, plan, display)
+                this.resume(finished)
+                outcome = measure(
+                    raced, device, journal, display.progress, this.on_case, finished=finished, judge=judge
+                )
+            display.end(plan.record, outcome)
+            codes.append(exit_code(outcome.records))
             rows += this.rows
     if FAILED in codes:
         return FAILED, rows
     return (OK if OK in codes else NOTHING_RAN), rows
 
 
+@contextlib.contextmanager
+def racing(
+    plan: RunPlan, device: OwnDevice, log: Callable[[str], None]
+) -> Iterator[tuple[RunPlan, Worker | None, Target]]:
+    """A race's plan with the configurations that are raced on this device, the judge of its first case, if
+    one is ready, and what the configurations are chosen for. Raises NothingRan."""
+    record = plan.record
+    assert record.race is not None
+    implementation = next(i for i in plan.implementations if i.name == record.baseline)
+    assert isinstance(implementation, Tunable)
+    with ExitStack() as stack:
+        target, judge = _target(plan, device.platform, stack)
+        where = f"{device.platform.name or device.platform.kind} {implementation.name}"
+        configs = RacedConfigs(implementation, target, record.race.keep, CompileProgress(where))
+        if configs.unpruned:
+            log(configs.unpruned)
+        yield replace(plan, entries=configs.entries, make_rounds=halving), judge, target
+
+
+def _target(plan: RunPlan, platform: Platform, stack: ExitStack) -> tuple[Target, Worker | None]:
+    """What configurations are chosen for here, as a worker finds it: the judge of the first case. Raises
+    NothingRan."""
+    if platform.kind == "cpu":
+        return CPU, None
+    scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-"))
+    try:
+        judge = start_judge(platform, plan.threads, 120, Path(scratch) / "judge.log")
+    except WorkerFailure as failure:
+        raise NothingRan(f"{platform.device} cannot be used: {failure.reason}") from None
+    stack.callback(judge.kill)
+    return Target(**judge.facts["target"]), judge
+
+
 @dataclass
 class Race:
-    """Of one implementation's configurations, over cases."""
+    """Of one implementation's configurations, over cases: what its finished cases chose, and where that is
+    stored."""
 
     implementation: Tunable
-    device: OwnDevice
-    journal: Journal
+    target: Target
     plan: RunPlan
     display: RaceDisplay
     rows: list[Row] = field(default_factory=list)
 
-    def run(self) -> int:
-        """Gives the exit code of its run."""
-        platform, record = self.device.platform, self.plan.record
-        assert record.race is not None
-        where = f"{platform.name or platform.kind} {self.implementation.name}"
-        with ExitStack() as stack:
-            target, judge = self._target(stack)
-            place = Place(target.kind, target.arch, target.device, measured=True)
-            configs = RacedConfigs(self.implementation, target, record.race.keep, CompileProgress(where))
-            self.display.log(f"racing {where}; rounds in {self.journal.folder}")
-            if configs.unpruned:
-                self.display.log(configs.unpruned)
-            finished = finished_cases(self.journal, self.plan.retry)
-            for planned in record.cases:
-                if planned.key in finished:
-                    self._store(place, case_of(planned), finished[planned.key], unless_newer=True)
+    def on_case(self, case: Case, records: list[Record]) -> None:
+        self.display.case(self.plan.record, case, records)
+        self.display.stored(*self._store(case, records))
 
-            def on_case(case: Case, records: list[Record]) -> None:
-                self.display.case(record, case, records)
-                self.display.stored(*self._store(place, case, records))
-
-            plan = replace(self.plan, entries=configs.entries, make_rounds=halving)
-            outcome = measure(
-                plan,
-                self.device,
-                self.journal,
-                self.display.progress,
-                on_case,
-                finished=finished,
-                judge=judge,
-            )
-        self.display.end(record, outcome)
-        return exit_code(outcome.records)
-
-    def _target(self, stack: ExitStack) -> tuple[Target, Worker | None]:
-        """What configurations are chosen for here, as a worker finds it: the judge of the first case. Raises
-        NothingRan."""
-        platform = self.device.platform
-        if platform.kind == "cpu":
-            return CPU, None
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-"))
-        try:
-            judge = start_judge(platform, self.plan.threads, 120, Path(scratch) / "judge.log")
-        except WorkerFailure as failure:
-            raise NothingRan(f"{platform.device} cannot be used: {failure.reason}") from None
-        stack.callback(judge.kill)
-        return Target(**judge.facts["target"]), judge
+    def resume(self, finished: Mapping[str, list[Record]]) -> None:
+        """Stores what an earlier command chose, unless what is stored is newer."""
+        for planned in self.plan.record.cases:
+            if planned.key in finished:
+                self._store(case_of(planned), finished[planned.key], unless_newer=True)
 
     def _store(
-        self, place: Place, case: Case, records: Sequence[Record], unless_newer: bool = False
+        self, case: Case, records: Sequence[Record], unless_newer: bool = False
     ) -> tuple[Path, Mapping[str, Any] | None]:
         """Stores what a finished case chose, and gives it with its file; unless_newer: only if what is there
         is not newer."""
         assert self.plan.record.race is not None
+        place = Place(self.target.kind, self.target.arch, self.target.device, measured=True)
         folder = Path(self.plan.record.race.folder)
         for cell in records:
             if isinstance(cell, Cell) and cell.status not in ("ok", "unsupported"):

@@ -19,7 +19,7 @@ from harness.errors import one_line
 def main() -> None:
     module, name = sys.argv[1].split(":")
     descriptor = int(sys.argv[2])
-    _die_with_parent()
+    die_with_parent()
     faulthandler.enable()
     with Connection(descriptor) as connection:
         try:
@@ -60,7 +60,7 @@ def _sound() -> bool:
     return True
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """A killed parent leaves no worker behind, not even one stuck in a kernel (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)

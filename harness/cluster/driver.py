@@ -1,0 +1,247 @@
+"""Driver of devices: gives them work, takes what they answer, and lives with those that fail, hang or go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from harness.cluster.orders import Answer, CommandDone, Opened, Opening, Order
+from harness.cluster.pool import Offer, Pool
+from harness.cluster.schedule import Schedule, Work
+from harness.errors import NothingRan
+from harness.results.schema import Record
+from harness.run.device import DeviceFacts
+
+LOOK_S = 5.0
+"""So often it looks whether devices joined or left."""
+STARTING_S = 600.0
+"""For an agent to start and to measure its device's ceilings."""
+NO_DEVICE_S = 30.0
+"""Without any device that could do what waits, before the driver ends."""
+
+
+class Job(Protocol):
+    """Work of one kind for devices of one type, and its record: a run, or a command."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def type(self) -> str: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    def works(self) -> Sequence[Work]:
+        """What is not done yet, the most valuable first."""
+
+    def order(self, work: Work, left_s: float) -> Order | None:
+        """None: its own budget is spent."""
+
+    def take(self, work: Work, result: list[Record] | CommandDone, by: Opened, wall_s: float) -> float:
+        """Records what a device made of it; gives the seconds of it that were measuring."""
+
+    def take_back(self, work: Work) -> None:
+        """What was ordered was not finished."""
+
+    def end(self) -> None:
+        """Nothing more comes."""
+
+
+@dataclass
+class Member:
+    """A device of the pool. opened: None until its agent has answered; began: its work, by the clock"""
+
+    offer: Offer
+    opened: Opened | None = None
+    work: Work | None = None
+    began: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.opened.used.name if self.opened else self.offer.id
+
+
+@dataclass
+class Driver:
+    """jobs_of: makes the jobs, of what there is of each type at the start
+    ends:      when the last work must be over, by the clock
+    threads:   of each worker, on a CPU
+    """
+
+    pool: Pool
+    jobs_of: Callable[[Mapping[str, Sequence[Opened]]], Sequence[Job]]
+    log: Callable[[str], None]
+    ends: float = float("inf")
+    threads: int | None = None
+    clock: Callable[[], float] = time.monotonic
+    schedule: Schedule = field(default_factory=Schedule)
+    members: dict[str, Member] = field(default_factory=dict)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    references: dict[str, Opened] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    looked: float = float("-inf")
+    idle_since: float | None = None
+
+    def run(self) -> None:
+        """Until all is done that can be. Raises NothingRan where there is no device, PoolGone, and what a job
+        raises that cannot record."""
+        try:
+            self._open_all()
+            for job in self.jobs_of(self._types()):
+                self.jobs[job.name] = job
+                self.schedule.add(job.name, job.type, job.rank, job.works())
+            self._work()
+        finally:
+            self.pool.close()
+            for job in self.jobs.values():
+                job.end()
+
+    def _types(self) -> dict[str, list[Opened]]:
+        types: dict[str, list[Opened]] = {}
+        for member in self.members.values():
+            if member.opened:
+                types.setdefault(member.offer.type, []).append(member.opened)
+        return types
+
+    def _open_all(self) -> None:
+        """Starts an agent on each device, and waits until each has told what it is: what does not fit is said
+        before anything is measured."""
+        self._look()
+        until = min(self.ends, self.clock() + STARTING_S)
+        while any(member.opened is None for member in self.members.values()) and self.clock() < until:
+            for answer in self.pool.wait(1.0):
+                self._take(answer)
+        if not any(member.opened for member in self.members.values()):
+            reasons = "; ".join(f"{id}: {reason}" for id, reason in self.refused.items())
+            raise NothingRan(f"no device can be measured: {reasons or 'there is none'}")
+
+    def _look(self) -> None:
+        """Starts agents on devices that are new, or whose agent was lost."""
+        if self.clock() < self.looked + LOOK_S:
+            return
+        self.looked = self.clock()
+        for offer in self.pool.offers():
+            if offer.id in self.members or offer.id in self.refused:
+                continue
+            self.members[offer.id] = Member(offer)
+            self.pool.start(offer)
+            self.pool.send(offer.id, Opening(offer.type, self.threads, 1 / offer.beside))
+
+    def _work(self) -> None:
+        while True:
+            self._look()
+            for member in list(self.members.values()):
+                if member.opened and not member.work:
+                    self._give(member)
+            if self._is_over():
+                return
+            for answer in self.pool.wait(max(0.0, min(1.0, self.ends - self.clock()))):
+                self._take(answer)
+            if self.clock() >= self.ends:
+                self._cut_off()
+                return
+
+    def _is_over(self) -> bool:
+        """Nobody works, and nothing that waits is for a device that is there; for others a while has been
+        waited."""
+        if any(member.work or not member.opened for member in self.members.values()):
+            self.idle_since = None
+            return False
+        wanting = self.schedule.wanting({member.offer.type for member in self.members.values()})
+        if not wanting:
+            return True
+        self.idle_since = self.clock() if self.idle_since is None else self.idle_since
+        if self.clock() < self.idle_since + NO_DEVICE_S:
+            return False
+        self.log(f"no device is left for {wanting} of what waits")
+        return True
+
+    def _asked_types(self) -> set[str]:
+        return {job.type for job in self.jobs.values()}
+
+    def _alone(self, member: Member) -> bool:
+        return sum(other.offer.type == member.offer.type for other in self.members.values()) == 1
+
+    def _give(self, member: Member) -> None:
+        while True:
+            left_s = self.ends - self.clock()
+            work = self.schedule.next(member.name, member.offer.type, left_s, self._alone(member))
+            if work is None:
+                return
+            order = self.jobs[work.lane].order(work, left_s)
+            if order is not None:
+                member.work, member.began = work, self.clock()
+                self.pool.send(member.offer.id, order)
+                return
+            self.schedule.close(work.lane)
+
+    def _take(self, answer: Answer) -> None:
+        member = self.members.get(answer.device)
+        if member is None:
+            return
+        work, member.work = member.work, None
+        if isinstance(answer.result, Opened):
+            self._opened(member, answer.result)
+        elif work is None:
+            self._refuse(member, answer.error)
+        elif answer.result is not None:
+            assert member.opened is not None
+            wall_s = self.clock() - member.began
+            measured_s = self.jobs[work.lane].take(work, answer.result, member.opened, wall_s)
+            self.schedule.done(work, member.name, wall_s, measured_s)
+        else:
+            self.jobs[work.lane].take_back(work)
+            then = self.schedule.fail(work, member.name, answer.error, self._alone(member))
+            self.log(f"{member.name}: {answer.error}, in {work.key}: {then}")
+            if self.schedule.is_out(member.name):
+                self._refuse(member, "")
+        if answer.lost and answer.device in self.members:
+            self.pool.stop(answer.device)
+            del self.members[answer.device]
+
+    def _opened(self, member: Member, opened: Opened) -> None:
+        reference = self.references.setdefault(member.offer.type, opened)
+        if different := differences(reference.facts, opened.facts):
+            of = reference.used.name
+            self._refuse(member, f"{opened.used.name} differs from {of}: {'; '.join(different)}")
+        elif self.jobs and member.offer.type not in self._asked_types():
+            self._refuse(member, f"nothing is measured on devices of type {member.offer.type}")
+        else:
+            member.opened = opened
+            if self.jobs:
+                self.log(f"{opened.used.name} has joined")
+            for line in opened.facts.busy:
+                self.log(f"note: {opened.used.name}: {line}")
+
+    def _refuse(self, member: Member, reason: str) -> None:
+        """It is left out for good."""
+        self.refused[member.offer.id] = reason
+        if reason:
+            self.log(f"left out: {reason}")
+        self.pool.stop(member.offer.id)
+        self.members.pop(member.offer.id, None)
+
+    def _cut_off(self) -> None:
+        for member in self.members.values():
+            if member.work:
+                self.log(f"the time is up: {member.work.key} was not finished on {member.name}")
+                self.jobs[member.work.lane].take_back(member.work)
+                member.work = None
+
+
+# What all devices of a type must have in common to measure one run; of the others all names count.
+MACHINE = ("device", "arch", "driver", "threads")
+
+
+def differences(a: DeviceFacts, b: DeviceFacts) -> list[str]:
+    """What `b` has for what `a` has: another device, other libraries, another commit of the suite."""
+    different = []
+    for group in ("machine", "versions", "git"):
+        of_a, of_b = a.provenance[group], b.provenance[group]
+        for name in MACHINE if group == "machine" else sorted(of_a.keys() | of_b.keys()):
+            if of_a.get(name) != of_b.get(name):
+                different.append(f"{name} {of_b.get(name) or 'missing'} for {of_a.get(name) or 'missing'}")
+    return different

@@ -1,0 +1,157 @@
+"""Jobs for devices: the cases of a run, the calibration of each device, a command as a whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from harness import files
+from harness.cluster.orders import CaseOrder, CommandDone, CommandOrder, Opened, Order
+from harness.cluster.schedule import Work
+from harness.files import JsonObject
+from harness.plan import budget
+from harness.results.journal import Journal
+from harness.results.schema import Calibration, CaseDone, Record
+from harness.run.folder import finished_cases
+from harness.run.plan import RunPlan, case_of
+from harness.run.request import Request
+from harness.run.session import ENOUGH, keep
+from shapes.case import Case
+
+ASIDE_S = {"smoke": 15.0, "cpu": 60.0, "gpu": 30.0}
+"""Of a case beside its measuring, before one was seen: what runs in results/epyc-zen4-2core took. No GPU has
+been seen yet: a guess."""
+
+OnRecords = Callable[[Case, list[Record]], None]
+OnCommand = Callable[[str, CommandDone], None]
+
+
+@dataclass
+class RunJob:
+    """The unfinished cases of a run.
+
+    request:      what its plan does not say again
+    devices:      how many share the work: its budget is each one's; 0: each case has what it is worth at
+                  least, and the wall-clock is the budget
+    on_case:      is given each finished case's records
+    calibrations: of all devices, as far as they are known
+    left_out:     cases that it did not reach
+    """
+
+    name: str
+    type: str
+    rank: int
+    journal: Journal
+    plan: RunPlan
+    request: Request
+    on_case: OnRecords
+    devices: int
+    calibrations: Sequence[Calibration] = ()
+    left_out: list[Case] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        finished = finished_cases(self.journal, self.plan.retry)
+        done = [r for records in finished.values() for r in records if isinstance(r, CaseDone)]
+        self.spent_s = sum(record.measured_s for record in done)
+        self.by = {device.name for device in self.journal.devices()}
+        self.planned = {planned.key: planned for planned in self.plan.record.cases}
+        self.waiting = {key: planned for key, planned in self.planned.items() if key not in finished}
+        self.given: dict[str, float] = {}
+
+    def works(self) -> Sequence[Work]:
+        record = self.plan.record
+        kind = "cpu" if record.provenance["machine"]["platform"] == "cpu" else "gpu"
+        aside_s = ASIDE_S["smoke" if record.suite == "smoke" else kind]
+        return [Work(self.name, key, self.plan.per_case_s, aside_s) for key in self.waiting]
+
+    def order(self, work: Work, left_s: float) -> CaseOrder | None:
+        plan = self.plan
+        share_s, most_s = plan.per_case_s, left_s
+        if self.devices:
+            most_s = plan.budget_s * self.devices - self.spent_s - sum(self.given.values())
+            if (self.spent_s or self.given) and most_s < ENOUGH * plan.per_case_s:
+                return None
+            reach = max(1, int(most_s // plan.per_case_s))
+            others = (p for key, p in self.waiting.items() if key != work.key)
+            queue = [case_of(p) for p in (self.planned[work.key], *islice(others, reach))]
+            share_s, _ = budget.allowance(most_s, queue, plan.per_case_s)
+        del self.waiting[work.key]
+        self.given[work.key] = share_s
+        record = plan.record.model_copy(update={"cases": [self.planned[work.key]]})
+        return CaseOrder(record, self.request, work.key, min(share_s, left_s), min(most_s, left_s))
+
+    def take_back(self, work: Work) -> None:
+        self.given.pop(work.key, None)
+        self.waiting[work.key] = self.planned[work.key]
+
+    def take(self, work: Work, result: list[Record] | CommandDone, by: Opened, wall_s: float) -> float:
+        assert isinstance(result, list)
+        done = next(record for record in result if isinstance(record, CaseDone))
+        self.given.pop(work.key, None)
+        self.spent_s += done.measured_s
+        news = [] if by.used.name in self.by else [by.used]
+        self.by.add(by.used.name)
+        try:
+            keep(self.journal, [*news, *result])
+        finally:
+            self.on_case(case_of(self.planned[work.key]), result)
+        return done.measured_s
+
+    def end(self) -> None:
+        self.left_out = [case_of(planned) for planned in self.waiting.values()]
+        if mine := [calibration for calibration in self.calibrations if calibration.device in self.by]:
+            known = self.journal.calibrations()
+            keep(self.journal, [calibration for calibration in mine if calibration not in known])
+
+
+@dataclass
+class CommandJob:
+    """A command of Python's, done when its files are in its folder, `done.json` the last of them.
+
+    arguments:  with `{out}` for its folder
+    expected_s: its wall-clock; most_s: when it is killed
+    """
+
+    name: str
+    type: str
+    rank: int
+    folder: Path
+    arguments: Sequence[str]
+    expected_s: float
+    most_s: float
+    on_done: OnCommand
+
+    @property
+    def done(self) -> Path:
+        return self.folder / "done.json"
+
+    def works(self) -> Sequence[Work]:
+        return [] if self.done.exists() else [Work(self.name, self.name, 0.0, self.expected_s)]
+
+    def order(self, work: Work, left_s: float) -> Order | None:
+        return CommandOrder(self.arguments, min(left_s, self.most_s))
+
+    def take_back(self, work: Work) -> None:
+        pass
+
+    def take(self, work: Work, result: list[Record] | CommandDone, by: Opened, wall_s: float) -> float:
+        assert isinstance(result, CommandDone)
+        for name, content in result.files.items():
+            files.replace(self.folder / name, content)
+        facts: JsonObject = {
+            "arguments": list(self.arguments),
+            "code": result.code,
+            "seconds": round(wall_s, 1),
+            "device": by.used.name,
+            "provenance": by.facts.provenance,
+            "output": result.output,
+        }
+        files.replace(self.done, json.dumps(facts, indent=1) + "\n")
+        self.on_done(self.name, result)
+        return 0.0
+
+    def end(self) -> None:
+        pass

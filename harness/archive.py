@@ -1,7 +1,8 @@
 """Archive of a run's raw files: written as plain files, packed into one `raw.zip` when the run is over.
 
 Whoever reads a recorded file names it by the path at which it was written. Where no file is there, the member
-of that name is read from the archive of a folder above; where both are, the file counts.
+of that name is read from the archive of a folder above; where both are, the file counts. Any other zip file
+made here, of a whole folder, is read as the folder it was: `h200.zip/smoke/run.json`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import io
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -93,15 +94,11 @@ def pack(folder: Path) -> int:
         raise UsageError(f"{folder / inner} packs a part of {folder} by itself: unpack it first")
     if files:
         before = _names(archive) if archive.exists() else []
-        packed = io.BytesIO()
-        with zipfile.ZipFile(packed, "w") as target:
-            sums = ""
-            for name in sorted({*files, *before}):
-                data = files[name].read_bytes() if name in files else _member(archive, name)
-                _add(target, name, data)
-                sums += _sum(name, data)
-            _add(target, SUMS, sums.encode())
-        replace(archive, packed.getvalue())
+
+        def read(name: str) -> bytes:
+            return files[name].read_bytes() if name in files else _member(archive, name)
+
+        replace(archive, _zipped({*files, *before}, read))
         _sync(folder)
         verify(folder)
     for file in files.values():
@@ -112,6 +109,26 @@ def pack(folder: Path) -> int:
     return len(files)
 
 
+def packed(folder: Path, takes: Callable[[str], bool]) -> bytes:
+    """A zip file of the files of a folder whose names in it are taken. Raises OSError."""
+    files = (file for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
+    names = [file.relative_to(folder).as_posix() for file in files]
+    return _zipped(filter(takes, names), lambda name: (folder / name).read_bytes())
+
+
+def _zipped(names: Iterable[str], read: Callable[[str], bytes]) -> bytes:
+    """In the order of their names, then their hashes."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as target:
+        sums = ""
+        for name in sorted(names):
+            data = read(name)
+            _add(target, name, data)
+            sums += _sum(name, data)
+        _add(target, SUMS, sums.encode())
+    return archive.getvalue()
+
+
 def _raw_files(folder: Path) -> list[Path]:
     files = (file for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
     return sorted(file for file in files if file.name not in NEVER_PACKED and file != folder / NAME)
@@ -120,18 +137,25 @@ def _raw_files(folder: Path) -> list[Path]:
 def _place(path: Path) -> tuple[Path, str] | None:
     """The archive and the member that stand for a file that is not there."""
     for folder in path.parents:
-        archive = folder / NAME
-        if archive.is_file() and (name := path.relative_to(folder).as_posix()) in _names(archive):
-            return archive, name
+        for archive in (folder, folder / NAME):
+            if _is_archive(archive) and (name := path.relative_to(folder).as_posix()) in _names(archive):
+                return archive, name
     return None
 
 
+def _is_archive(path: Path) -> bool:
+    return path.suffix == ".zip" and path.is_file()
+
+
 def _packed_files(top: Path) -> Iterator[Path]:
-    """Where the members of all archives were that are in the folder, in one below, or in one above it."""
+    """Where the members of all archives were that are in the folder, in one below, or in one above it; or
+    that are it."""
+    whole = (folder for folder in (top, *top.parents) if folder.name != NAME)
     above = (folder / NAME for folder in top.parents)
-    for archive in (*above, *sorted(top.rglob(NAME))):
-        if archive.is_file():
-            files = (archive.parent / name for name in _names(archive))
+    for archive in (*whole, *above, *sorted(top.rglob(NAME))):
+        if _is_archive(archive):
+            folder = archive.parent if archive.name == NAME else archive
+            files = (folder / name for name in _names(archive))
             yield from (file for file in files if file.is_relative_to(top))
 
 

@@ -150,7 +150,13 @@ def main() -> None:
     parser.add_argument("--handicapped", type=int, default=20)
     parser.add_argument("--per-case", default="20s")
     parser.add_argument("--loaded", action="store_true", help="beside a busy loop on each core")
+    parser.add_argument("--budget", help="as many pairs, two thirds of them equal, as fit that time")
     options = parser.parse_args()
+    if options.budget:
+        each_s = parse_seconds(options.per_case, "--per-case") + SET_UP_S
+        # Three cases are those of the cache modes.
+        fit = max(3, int(parse_seconds(options.budget, "--budget") // each_s) - 3 * (not options.loaded))
+        options.pairs, options.handicapped = fit - fit // 3, fit // 3
     out, slower = options.out, HALF_AGAIN if options.loaded else HANDICAPPED
     cases = options.pairs + options.handicapped + 3 * (not options.loaded)
     longest_s = cases * (parse_seconds(options.per_case, "--per-case") + SET_UP_S)

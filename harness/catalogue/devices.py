@@ -73,11 +73,16 @@ class Ceilings:
         return Ceilings(rates, read, copy, self.measured, reach, self.disturbed and other.disturbed)
 
 
+def known_devices() -> list[JsonObject]:
+    """All that there is a data sheet of."""
+    devices: list[JsonObject] = json.loads(DATASHEETS.read_text())["devices"]
+    return devices
+
+
 def datasheets(platform: Platform) -> list[JsonObject]:
     """The entries that this device may be: those of its architecture with a word of its name, or all of its
     architecture, as ROCm's kernel driver names no product."""
-    devices: list[JsonObject] = json.loads(DATASHEETS.read_text())["devices"]
-    entries = [device for device in devices if device["arch"] == platform.arch]
+    entries = [device for device in known_devices() if device["arch"] == platform.arch]
     named = [d for d in entries if re.search(rf"\b{d['name']}\b", platform.name)]
     return named or entries
 

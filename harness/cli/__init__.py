@@ -11,7 +11,8 @@ from kernels import PluginError
 from kernels.tuning import StoredError
 
 COMMANDS = (
-    "claims", "compare", "compile", "doctor", "export", "list", "report", "run", "serving", "toggle", "tune",
+    "campaign", "claims", "compare", "compile", "doctor", "export", "list", "report", "run", "serving",
+    "toggle", "tune",
 )  # fmt: skip
 MODULES = {name: f"{__name__}.{name}:{name}" for name in COMMANDS} | {
     "compile": f"{__name__}.compile:compile_command",
@@ -35,6 +36,7 @@ def cli() -> None:
     python -m harness list impls                             what there is, what it needs, what can run here
     python -m harness compile                                the Triton kernels, for GPUs not at hand
     python -m harness tune --op mla_decode                   their best configurations, stored for runs
+    python -m harness campaign --budget 25m                  all that this machine can tell in that time
 
     Exit codes: 0 all that could run is right; 1 something was wrong, crashed, timed out or must not be
     shipped; 2 the command cannot be understood or an input not read; 3 nothing could run.

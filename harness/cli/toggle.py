@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +13,7 @@ from harness.cli.options import measuring
 
 if TYPE_CHECKING:
     from harness.run.request import Request
+    from kernels.platform import Platform
 
 
 @click.command()
@@ -45,18 +47,39 @@ def toggle(
 ) -> None:
     """What environment flags do to each implementation, and whether they changed what ran; `list flags` says
     what each flag acts on."""
-    from dataclasses import replace
-
-    from harness.cli.run_display import RunDisplay, print_note
+    from harness.cli.run_display import RunDisplay
     from harness.cluster.execute import run_on_cluster
     from harness.machine.device import choose_device
-    from harness.plan.toggle import MARGIN, ToggleRequest, plan_toggle
     from harness.run.execute import run
-    from kernels.platform import Platform
+
+    request_of = toggle_request(request, settings, design, recipe, leave_one_out, force)
+    with interruptible(RECORDED):
+        if request.cluster:
+            with RunDisplay(request) as display:
+                sys.exit(run_on_cluster(request, request_of, display))
+        request = request_of(choose_device(request.device))
+        with RunDisplay(request) as display:
+            sys.exit(run(request, display))
+
+
+def toggle_request(
+    request: Request,
+    settings: Sequence[str],
+    design: str,
+    recipe: str | None,
+    leave_one_out: bool,
+    force: bool,
+    **_: object,
+) -> Callable[[Platform], Request]:
+    """What is to be run on a platform; as the command's options say it."""
+    from dataclasses import replace
+
+    from harness.cli.run_display import print_note
+    from harness.plan.toggle import MARGIN, ToggleRequest, plan_toggle
 
     request = replace(request, margin=MARGIN)
 
-    def planned(platform: Platform) -> Request:
+    def request_of(platform: Platform) -> Request:
         if request.resume:
             return request
         toggled = ToggleRequest(
@@ -74,10 +97,4 @@ def toggle(
             return replace(request, impl=",".join(names), baseline=names[0])
         return replace(request, arms=plan.arms, flags=plan.flags)
 
-    with interruptible(RECORDED):
-        if request.cluster:
-            with RunDisplay(request) as display:
-                sys.exit(run_on_cluster(request, planned, display))
-        request = planned(choose_device(request.device))
-        with RunDisplay(request) as display:
-            sys.exit(run(request, display))
+    return request_of

@@ -18,11 +18,11 @@ from harness.machine.device import choose_device
 from harness.paths import ROOT
 from harness.progress import Progress
 from harness.results.schema import CaseDone, DeviceUsed, Record
-from harness.run.device import DeviceFacts, OwnDevice, device_facts, own_device
+from harness.run.device import OwnDevice, device_facts, own_device
 from harness.run.folder import worker_threads
 from harness.run.measurer import CaseMeasurer
 from harness.run.plan import RunPlan, case_of
-from harness.tune.race import racing
+from harness.tune.race import racing, target_here
 from kernels.platform import Platform
 
 LAST_WORDS = 4000
@@ -32,8 +32,8 @@ LAST_WORDS = 4000
 class Agent:
     """Answers orders, one at a time. Raises HarnessError for what its device or the order does not allow."""
 
-    def __init__(self, progress: Progress | None = None) -> None:
-        self.progress = progress or Progress(quiet=True)
+    def __init__(self) -> None:
+        self.progress = Progress(quiet=True)
         self.held = contextlib.ExitStack()
         self.device: OwnDevice | None = None
         self.used: DeviceUsed | None = None
@@ -52,18 +52,19 @@ class Agent:
         self.device = None
 
     def _open(self, order: Opening) -> Opened:
-        platform = choose_device()
+        platform = choose_device(order.device)
         self.device = self.held.enter_context(own_device(platform))
         self.memory_share = order.memory_share
         self.used = device_used(platform, order.type)
-        facts: DeviceFacts = device_facts(self.device, worker_threads(order.threads))
-        return Opened(self.used, facts)
+        threads = worker_threads(order.threads)
+        with contextlib.ExitStack() as stack:
+            target, _ = target_here(platform, threads, stack)
+        return Opened(self.used, device_facts(self.device, threads), target)
 
     def _measure(self, order: CaseOrder) -> list[Record]:
         assert self.device is not None and self.used is not None
         plan = RunPlan.of(order.run, order.request)
         case = next(case_of(planned) for planned in order.run.cases if planned.key == order.case)
-        self.progress.case(case, 1, order.budget_s)
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-"))
             judge = None
@@ -71,7 +72,6 @@ class Agent:
                 plan, judge, _ = stack.enter_context(racing(plan, self.device, self.progress.note))
             measurer = CaseMeasurer(plan, self.device, self.progress, judge, self.memory_share)
             records = measurer.measure(case, order.budget_s, order.max_s, Path(folder))
-        self.progress.clear()
         return [
             record.model_copy(update={"device": self.used.name}) if isinstance(record, CaseDone) else record
             for record in records
@@ -84,6 +84,7 @@ class Agent:
         try:
             with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as folder:
                 out = Path(folder) / "out"
+                out.mkdir()
                 code, output = _run_python([a.replace("{out}", str(out)) for a in order.arguments], order)
                 files = {
                     file.relative_to(out).as_posix(): file.read_bytes()

@@ -113,3 +113,12 @@ def calibration_run(case: PlannedCase, implementation: str, device: Opened) -> R
         ceilings={},
         provenance=device.facts.provenance,
     )
+
+
+def calibrations(
+    type: str, devices: Sequence[Opened], made: list[Calibration], log: Callable[[str], None]
+) -> list[CalibrationJob]:
+    """Before and after all else; none where there is nothing to set beside a device."""
+    if len(devices) == 1:
+        return []
+    return [CalibrationJob(type, when, devices, made, log) for when in ("first", "last")]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from harness.cluster.orders import Answer, CommandDone, Opened, Opening, Order
 from harness.cluster.pool import Offer, Pool
@@ -13,6 +13,9 @@ from harness.cluster.schedule import Schedule, Work
 from harness.errors import NothingRan
 from harness.results.schema import Record
 from harness.run.device import DeviceFacts
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LOOK_S = 5.0
 """So often it looks whether devices joined or left."""
@@ -66,14 +69,16 @@ class Member:
 
 @dataclass
 class Driver:
-    """jobs_of: makes the jobs, of what there is of each type at the start
-    ends:      when the last work must be over, by the clock
-    threads:   of each worker, on a CPU
+    """Of a pool, which it closes in the end: `with driver: driver.open(); driver.add(jobs); driver.work()`.
+
+    on_begin: is told what begins on which device
+    ends:     when the last work must be over, by the clock
+    threads:  of each worker, on a CPU
     """
 
     pool: Pool
-    jobs_of: Callable[[Mapping[str, Sequence[Opened]]], Sequence[Job]]
     log: Callable[[str], None]
+    on_begin: Callable[[Work, str], None] = lambda *_: None
     ends: float = float("inf")
     threads: int | None = None
     clock: Callable[[], float] = time.monotonic
@@ -85,52 +90,38 @@ class Driver:
     looked: float = float("-inf")
     idle_since: float | None = None
 
-    def run(self) -> None:
-        """Until all is done that can be. Raises NothingRan where there is no device, PoolGone, and what a job
-        raises that cannot record."""
-        try:
-            self._open_all()
-            for job in self.jobs_of(self._types()):
-                self.jobs[job.name] = job
-                self.schedule.add(job.name, job.type, job.rank, job.works())
-            self._work()
-        finally:
-            self.pool.close()
-            for job in self.jobs.values():
-                job.end()
+    def __enter__(self) -> Self:
+        return self
 
-    def _types(self) -> dict[str, list[Opened]]:
-        types: dict[str, list[Opened]] = {}
-        for member in self.members.values():
-            if member.opened:
-                types.setdefault(member.offer.type, []).append(member.opened)
-        return types
+    def __exit__(self, *_: object) -> None:
+        self.pool.close()
+        for job in self.jobs.values():
+            job.end()
 
-    def _open_all(self) -> None:
+    def open(self) -> dict[str, list[Opened]]:
         """Starts an agent on each device, and waits until each has told what it is: what does not fit is said
-        before anything is measured."""
+        before anything is measured. Gives the devices of each type. Raises NothingRan where there is none."""
         self._look()
         until = min(self.ends, self.clock() + STARTING_S)
         while any(member.opened is None for member in self.members.values()) and self.clock() < until:
             for answer in self.pool.wait(1.0):
                 self._take(answer)
-        if not any(member.opened for member in self.members.values()):
+        types: dict[str, list[Opened]] = {}
+        for member in self.members.values():
+            if member.opened:
+                types.setdefault(member.offer.type, []).append(member.opened)
+        if not types:
             reasons = "; ".join(f"{id}: {reason}" for id, reason in self.refused.items())
             raise NothingRan(f"no device can be measured: {reasons or 'there is none'}")
+        return types
 
-    def _look(self) -> None:
-        """Starts agents on devices that are new, or whose agent was lost."""
-        if self.clock() < self.looked + LOOK_S:
-            return
-        self.looked = self.clock()
-        for offer in self.pool.offers():
-            if offer.id in self.members or offer.id in self.refused:
-                continue
-            self.members[offer.id] = Member(offer)
-            self.pool.start(offer)
-            self.pool.send(offer.id, Opening(offer.type, self.threads, 1 / offer.beside))
+    def add(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            self.jobs[job.name] = job
+            self.schedule.add(job.name, job.type, job.rank, job.works())
 
-    def _work(self) -> None:
+    def work(self) -> None:
+        """Until all is done that can be. Raises PoolGone, and what a job raises that cannot record."""
         while True:
             self._look()
             for member in list(self.members.values()):
@@ -143,6 +134,18 @@ class Driver:
             if self.clock() >= self.ends:
                 self._cut_off()
                 return
+
+    def _look(self) -> None:
+        """Starts agents on devices that are new, or whose agent was lost."""
+        if self.clock() < self.looked + LOOK_S:
+            return
+        self.looked = self.clock()
+        for offer in self.pool.offers():
+            if offer.id in self.members or offer.id in self.refused:
+                continue
+            self.members[offer.id] = Member(offer)
+            self.pool.start(offer)
+            self.pool.send(offer.id, Opening(offer.type, self.threads, 1 / offer.beside, offer.device))
 
     def _is_over(self) -> bool:
         """Nobody works, and nothing that waits is for a device that is there; for others a while has been
@@ -175,6 +178,7 @@ class Driver:
             if order is not None:
                 member.work, member.began = work, self.clock()
                 self.pool.send(member.offer.id, order)
+                self.on_begin(work, member.name)
                 return
             self.schedule.close(work.lane)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from harness.cluster.calibration import CalibrationJob
-from harness.cluster.driver import Driver, Job
+from harness.cluster.calibration import calibrations
+from harness.cluster.driver import Driver
 from harness.cluster.jobs import RunJob
 from harness.cluster.orders import Opened
 from harness.cluster.pool import Pool, PoolGone
@@ -33,39 +33,25 @@ def run_on_cluster(request: Request, request_of: Callable[[Platform], Request], 
 
 def run_on(pool: Pool, request: Request, request_of: Callable[[Platform], Request], display: Display) -> int:
     """On the devices of one type that a pool has. Returns the exit code."""
-    began, before_s = time.perf_counter(), 0.0
-    runs: list[RunJob] = []
-
-    def jobs_of(types: Mapping[str, Sequence[Opened]]) -> Sequence[Job]:
-        if len(types) > 1:
-            raise UsageError(
-                f"the cluster has devices of several types: choose --device {' or '.join(types)}"
-            )
-        nonlocal before_s
-        before_s = time.perf_counter() - began
-        ((type, devices),) = types.items()
-        facts, asked = devices[0].facts, request_of(devices[0].facts.platform)
-        if asked.resume:
-            journal, plan = resume(asked, facts.provenance)
-        else:
-            selection = select_all(asked, facts.platform)
-            journal, plan = begin(asked, facts.platform, lambda _: facts, selection, display.log)
-        made: list[Calibration] = []
-        record, count = plan.record, len(plan.record.cases)
-        on_case = functools.partial(display.case, record)
-        job = RunJob(record.id, type, 0, journal, plan, asked, on_case, len(devices), made)
-        runs.append(job)
-        display.log(f"{count} cases on {len(devices)} of {type}: {', '.join(d.used.name for d in devices)}")
-        return [job, *calibrations(type, devices, made, display.log)]
-
-    driver = Driver(pool, jobs_of, display.log, threads=request.threads)
+    began, job = time.perf_counter(), None
+    driver = Driver(pool, display.log, threads=request.threads)
     try:
-        driver.run()
+        with driver:
+            types = driver.open()
+            if len(types) > 1:
+                choices = " or ".join(types)
+                raise UsageError(f"the cluster has several types of devices: choose --device {choices}")
+            ((type, devices),) = types.items()
+            made: list[Calibration] = []
+            job = run_job(type, devices, request_of(devices[0].facts.platform), made, display)
+            before_s = time.perf_counter() - began
+            driver.add([job, *calibrations(type, devices, made, display.log)])
+            driver.work()
     except PoolGone as gone:
-        folder = runs[0].journal.folder if runs else None
-        then = f"; finished cases are recorded, --resume {folder} measures the rest" if folder else ""
-        raise HarnessError(f"{gone}{then}") from None
-    (job,) = runs
+        folder = (
+            f"; finished cases are recorded, --resume {job.journal.folder} measures the rest" if job else ""
+        )
+        raise HarnessError(f"{gone}{folder}") from None
     finished = job.journal.finished()
     outcome = Outcome(
         records=[record for records in finished.values() for record in records],
@@ -83,10 +69,17 @@ def run_on(pool: Pool, request: Request, request_of: Callable[[Platform], Reques
     return FAILED if code == OK and job.plan.record.trees and regressions(outcome.records) else code
 
 
-def calibrations(
-    type: str, devices: Sequence[Opened], made: list[Calibration], log: Callable[[str], None]
-) -> list[Job]:
-    """Before and after all else; none where there is nothing to set beside a device."""
-    if len(devices) == 1:
-        return []
-    return [CalibrationJob(type, when, devices, made, log) for when in ("first", "last")]
+def run_job(
+    type: str, devices: Sequence[Opened], request: Request, made: Sequence[Calibration], display: Display
+) -> RunJob:
+    """Of a run that begins, or goes on, on devices of a type. made: their calibrations"""
+    facts = devices[0].facts
+    if request.resume:
+        journal, plan = resume(request, facts.provenance)
+    else:
+        selection = select_all(request, facts.platform)
+        journal, plan = begin(request, facts.platform, lambda _: facts, selection, display.log)
+    names = ", ".join(device.used.name for device in devices)
+    display.log(f"{len(plan.record.cases)} cases on {len(devices)} of {type}: {names}")
+    on_case = functools.partial(display.case, plan.record)
+    return RunJob(plan.record.id, type, 0, journal, plan, request, on_case, len(devices), made)

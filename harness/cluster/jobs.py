@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -11,10 +12,11 @@ from pathlib import Path
 from harness import files
 from harness.cluster.orders import CaseOrder, CommandDone, CommandOrder, Opened, Order
 from harness.cluster.schedule import Work
+from harness.errors import NOTHING_RAN
 from harness.files import JsonObject
 from harness.plan import budget
 from harness.results.journal import Journal
-from harness.results.schema import Calibration, CaseDone, Record
+from harness.results.schema import Calibration, CaseDone, Cell, Record
 from harness.run.folder import finished_cases
 from harness.run.plan import RunPlan, case_of
 from harness.run.request import Request
@@ -27,6 +29,12 @@ been seen yet: a guess."""
 
 OnRecords = Callable[[Case, list[Record]], None]
 OnCommand = Callable[[str, CommandDone], None]
+
+
+def works(lane: str, keys: Iterable[str], per_case_s: float, suite: str, kind: str) -> list[Work]:
+    """Of cases; kind: of platform"""
+    aside_s = ASIDE_S["smoke" if suite == "smoke" else "cpu" if kind == "cpu" else "gpu"]
+    return [Work(lane, key, per_case_s, aside_s) for key in keys]
 
 
 @dataclass
@@ -60,12 +68,13 @@ class RunJob:
         self.planned = {planned.key: planned for planned in self.plan.record.cases}
         self.waiting = {key: planned for key, planned in self.planned.items() if key not in finished}
         self.given: dict[str, float] = {}
+        cells = [r for records in finished.values() for r in records if isinstance(r, Cell)]
+        self.statuses = Counter[str](cell.status for cell in cells)
 
     def works(self) -> Sequence[Work]:
         record = self.plan.record
-        kind = "cpu" if record.provenance["machine"]["platform"] == "cpu" else "gpu"
-        aside_s = ASIDE_S["smoke" if record.suite == "smoke" else kind]
-        return [Work(self.name, key, self.plan.per_case_s, aside_s) for key in self.waiting]
+        kind = record.provenance["machine"]["platform"]
+        return works(self.name, self.waiting, self.plan.per_case_s, record.suite, kind)
 
     def order(self, work: Work, left_s: float) -> CaseOrder | None:
         plan = self.plan
@@ -92,6 +101,7 @@ class RunJob:
         done = next(record for record in result if isinstance(record, CaseDone))
         self.given.pop(work.key, None)
         self.spent_s += done.measured_s
+        self.statuses.update(record.status for record in result if isinstance(record, Cell))
         news = [] if by.used.name in self.by else [by.used]
         self.by.add(by.used.name)
         try:
@@ -127,6 +137,15 @@ class CommandJob:
     @property
     def done(self) -> Path:
         return self.folder / "done.json"
+
+    @property
+    def statuses(self) -> dict[str, int]:
+        """`ok`, or `error` of a command that failed; of one that could not do anything here neither."""
+        try:
+            code = json.loads(self.done.read_text())["code"]
+        except (OSError, ValueError, KeyError):
+            return {}
+        return {} if code == NOTHING_RAN else {"error" if code else "ok": 1}
 
     def works(self) -> Sequence[Work]:
         return [] if self.done.exists() else [Work(self.name, self.name, 0.0, self.expected_s)]

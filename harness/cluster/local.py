@@ -14,17 +14,14 @@ from harness.cluster.agent import Agent
 from harness.cluster.orders import Answer, Order
 from harness.cluster.pool import Offer
 from harness.errors import HarnessError, one_line
-from harness.machine.device import choose_device
-from harness.progress import Progress
 from harness.workers.child.main import die_with_parent
 
 
 class LocalPool:
-    """type: of its only device, as its folder of results is called; quiet: its agent prints no progress"""
+    """type: of its only device, as the driver calls it; device: as torch does"""
 
-    def __init__(self, type: str, quiet: bool) -> None:
-        self.offer = Offer(choose_device().device, type)
-        self.quiet = quiet
+    def __init__(self, type: str, device: str) -> None:
+        self.offer = Offer(device, type, device=device)
         self.process: BaseProcess | None = None
         self.connection: Connection | None = None
 
@@ -34,7 +31,7 @@ class LocalPool:
     def start(self, offer: Offer) -> None:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, self.quiet), name="agent")
+        self.process = context.Process(target=_serve, args=(theirs,), name="agent")
         self.process.start()
         theirs.close()
         self.connection = ours
@@ -74,11 +71,11 @@ class LocalPool:
         self.stop(self.offer.id)
 
 
-def _serve(connection: Connection, quiet: bool) -> None:
+def _serve(connection: Connection) -> None:
     """In the agent's process: a control-C is its driver's, which then ends it."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    agent = Agent(Progress(quiet))
+    agent = Agent()
     while True:
         try:
             order = connection.recv()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from harness.results.schema import DeviceUsed, Record, Run
 from harness.run.device import DeviceFacts
 from harness.run.request import Request
+from kernels.tuning import Target
 
 
 @dataclass(frozen=True)
@@ -17,19 +18,22 @@ class Opening:
     type:         of device, as the pool calls it
     threads:      of each worker, on a CPU; None: the agent's default
     memory_share: of its machine's memory, which other devices of the pool use too
+    device:       as torch calls it; None: the first GPU that the agent is shown, else the CPU
     """
 
     type: str
     threads: int | None = None
     memory_share: float = 1.0
+    device: str | None = None
 
 
 @dataclass(frozen=True)
 class Opened:
-    """used: the device as records name it; packages: name -> version of what a measurement may use there"""
+    """used: the device as records name it; target: what configurations are chosen for there"""
 
     used: DeviceUsed
     facts: DeviceFacts
+    target: Target
 
 
 @dataclass(frozen=True)

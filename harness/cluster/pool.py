@@ -11,12 +11,18 @@ from harness.cluster.orders import Answer, Order
 
 @dataclass(frozen=True)
 class Offer:
-    """A device that a pool has. id: its name in the pool; type: H200, MI300X, cpu ...; beside: how many
-    devices share its machine's memory, itself among them"""
+    """A device that a pool has.
+
+    id:     its name in the pool
+    type:   H200, MI300X, cpu ...
+    beside: how many devices share its machine's memory, itself among them
+    device: as torch calls it; None: the first that its agent is shown
+    """
 
     id: str
     type: str
     beside: int = 1
+    device: str | None = None
 
 
 class Pool(Protocol):

@@ -6,7 +6,7 @@ Pure: it knows neither processes nor clocks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 MOST_FAILURES = 2
@@ -123,16 +123,3 @@ class Schedule:
     def close(self, lane: str) -> None:
         """Its budget is spent: nothing of it is given any more."""
         self.lanes[lane].waiting.clear()
-
-    def expected_s(self, devices: Mapping[str, int]) -> float:
-        """Wall-clock of all that waits, with so many devices of each type: their work shared evenly, the
-        longest case not yet begun at its end. Infinite where a type has none."""
-        longest: list[float] = [0.0]
-        for type, count in devices.items():
-            lanes = [lane for lane in self.lanes.values() if lane.type == type]
-            each = [lane.expected_s(work) for lane in lanes for work in lane.waiting]
-            if each and not count:
-                return float("inf")
-            if each:
-                longest.append(max(sum(each) / count + (count - 1) / count * max(each), max(each)))
-        return max(longest)

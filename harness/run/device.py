@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.catalogue.devices import Ceilings
+from harness.catalogue.devices import Ceilings, datasheets
 from harness.errors import NothingRan
 from harness.files import JsonObject
+from harness.machine.cpu_threads import ALLOWED
 from harness.machine.monitor import monitor_for
 from harness.machine.monitor.base import Monitor
 from harness.run.ceilings import ceilings
@@ -63,3 +65,14 @@ def device_facts(device: OwnDevice, threads: int) -> DeviceFacts:
     except WorkerFailure as failure:
         reason = failure.reason
     return DeviceFacts(device.platform, provenance(device.platform, threads), known, reason, device.busy)
+
+
+def machine_name(platform: Platform) -> str:
+    """As a folder of results is called: `h200`; of a CPU its name and its cores, `epyc-9654-2core`."""
+    if platform.kind != "cpu":
+        known = [entry["name"] for entry in datasheets(platform)]
+        name = known[0] if len(known) == 1 else platform.name or platform.arch
+        return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    words = re.sub(r"\(.*?\)|@.*|processor|cpu|\d+-core", " ", platform.name.lower())
+    slug = re.sub(r"[^a-z0-9]+", "-", words).strip("-") or platform.arch
+    return f"{slug}-{len(ALLOWED)}core"

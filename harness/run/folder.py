@@ -78,10 +78,7 @@ def begin(
     suite, op = selection.suite, selection.cases[0].op
     arms = list(request.arms) or [parse_arm(request.set)]
     launches = select.launches(platform, request.launch)
-    if request.per_case:
-        per_case_s = budget.parse_seconds(request.per_case, "--per-case")
-    else:
-        per_case_s = suites()[suite].per_case_s if suite in suites() else CASE_S
+    per_case_s = worth_s(request, suite)
     if request.budget:
         budget_s = budget.parse_seconds(request.budget, "--budget")
     else:
@@ -119,6 +116,13 @@ def begin(
         provenance=facts.provenance,
     )
     return Journal.create(folder, record), RunPlan.of(record, request)
+
+
+def worth_s(request: Request, suite: str) -> float:
+    """Seconds of measuring that a case is worth at least."""
+    if request.per_case:
+        return budget.parse_seconds(request.per_case, "--per-case")
+    return suites()[suite].per_case_s if suite in suites() else CASE_S
 
 
 def worker_threads(asked: int | None = None) -> int:

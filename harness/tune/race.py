@@ -298,7 +298,7 @@ def race(
                 journal, plan = resume(request.of(implementation), surroundings(platform), race=True)
             else:
                 settings = RaceSettings(keep=request.keep or KEEP, folder=str(tuned.folder.resolve()))
-                selection = _selection(implementation, tuned, platform)
+                selection = race_selection(implementation, tuned, platform)
                 facts_of = functools.partial(device_facts, device)
                 asked = request.of(implementation)
                 journal, plan = begin(asked, platform, facts_of, selection, display.log, settings)
@@ -331,7 +331,7 @@ def racing(
     implementation = next(i for i in plan.implementations if i.name == record.baseline)
     assert isinstance(implementation, Tunable)
     with ExitStack() as stack:
-        target, judge = _target(plan, device.platform, stack)
+        target, judge = target_here(device.platform, plan.threads, stack)
         where = f"{device.platform.name or device.platform.kind} {implementation.name}"
         configs = RacedConfigs(implementation, target, record.race.keep, CompileProgress(where))
         if configs.unpruned:
@@ -339,14 +339,14 @@ def racing(
         yield replace(plan, entries=configs.entries, make_rounds=halving), judge, target
 
 
-def _target(plan: RunPlan, platform: Platform, stack: ExitStack) -> tuple[Target, Worker | None]:
+def target_here(platform: Platform, threads: int, stack: ExitStack) -> tuple[Target, Worker | None]:
     """What configurations are chosen for here, as a worker finds it: the judge of the first case. Raises
     NothingRan."""
     if platform.kind == "cpu":
         return CPU, None
     scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-"))
     try:
-        judge = start_judge(platform, plan.threads, 120, Path(scratch) / "judge.log")
+        judge = start_judge(platform, threads, 120, Path(scratch) / "judge.log")
     except WorkerFailure as failure:
         raise NothingRan(f"{platform.device} cannot be used: {failure.reason}") from None
     stack.callback(judge.kill)
@@ -413,7 +413,7 @@ class Race:
         }
 
 
-def _selection(implementation: Tunable, tuned: TuneRequest, platform: Platform) -> Selection:
+def race_selection(implementation: Tunable, tuned: TuneRequest, platform: Platform) -> Selection:
     cases = _cases(implementation, tuned, platform)
     suite = "ad hoc" if tuned.case else tuned.suite or "all"
     return Selection(suite, cases, [implementation.name], implementation.name)

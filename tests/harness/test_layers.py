@@ -23,6 +23,8 @@ workers results
 compile
 run
 tune doctor
+cluster
+campaign
 report
 serving
 page

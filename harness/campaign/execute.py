@@ -1,0 +1,142 @@
+"""A campaign from its plan to its archive: all steps on a pool's devices, within a budget of wall-clock."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from harness import files
+from harness.campaign.archive import Packed, pack
+from harness.campaign.jobs import CampaignDisplay, CampaignPlan, Commands
+from harness.campaign.spec import Step
+from harness.cluster.calibration import calibrations
+from harness.cluster.driver import Driver
+from harness.cluster.jobs import CommandJob, RunJob
+from harness.cluster.pool import Pool, PoolGone
+from harness.cluster.schedule import Work
+from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError, mistake
+from harness.results.schema import Calibration
+from harness.run.execute import BROKEN
+
+FILE = "campaign.json"
+END_S = 5.0
+"""Of the budget, for the archive."""
+
+
+@dataclass(frozen=True)
+class CampaignRequest:
+    """What a campaign was asked for. archive: a file; budget_s: of wall-clock"""
+
+    steps: Sequence[Step]
+    budget_s: float
+    folder: Path
+    resume: bool
+    threads: int | None = None
+
+
+@dataclass
+class StepOutcome:
+    """Of a step on a type of devices. cases: that it has; done: that are finished; statuses: of its rows"""
+
+    name: str
+    type: str
+    cases: int
+    done: int
+    statuses: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CampaignOutcome:
+    steps: Sequence[StepOutcome]
+    folder: Path
+    archive: Packed | None
+    wall_s: float
+
+
+class Display(CampaignDisplay, Protocol):
+    """And of its beginning and its end."""
+
+    def begin(self, driver: Driver, counts: Mapping[str, int]) -> None:
+        """All that is to be done is known. counts: devices of each type"""
+
+    def work(self, work: Work, device: str, driver: Driver) -> None:
+        """A device is given work."""
+
+    def end(self, outcome: CampaignOutcome) -> None: ...
+
+
+def run_campaign(pool: Pool, request: CampaignRequest, commands: Commands, display: Display) -> int:
+    """Returns the exit code; raises HarnessError."""
+    began = time.monotonic()
+    keep_plan(request)
+    made: list[Calibration] = []
+
+    driver = Driver(
+        pool,
+        display.log,
+        on_begin=lambda work, device: display.work(work, device, driver),
+        ends=began + request.budget_s - END_S,
+        threads=request.threads,
+    )
+    try:
+        with driver:
+            types = driver.open()
+            plan = CampaignPlan(
+                request.steps, request.budget_s, commands, request.folder, len(types) == 1, display
+            )
+            for type, devices in types.items():
+                driver.add(calibrations(type, devices, made, display.log))
+                driver.add(plan.jobs(type, devices, made))
+            display.begin(driver, {type: len(devices) for type, devices in types.items()})
+            driver.work()
+    except PoolGone as gone:
+        then = f"finished cases are recorded, --resume {request.folder} measures the rest"
+        raise HarnessError(f"{gone}; {then}") from None
+    outcomes = [outcome(job) for job in driver.jobs.values() if isinstance(job, (RunJob, CommandJob))]
+    archive = pack(request.folder, [step.name for step in request.steps])
+    display.end(CampaignOutcome(outcomes, request.folder, archive, time.monotonic() - began))
+    statuses = {status for step in outcomes for status in step.statuses}
+    if statuses & BROKEN or driver.schedule.given_up:
+        return FAILED
+    return OK if any(step.done for step in outcomes) else NOTHING_RAN
+
+
+def keep_plan(request: CampaignRequest) -> None:
+    """Writes what the campaign is, or finds it again. Raises UsageError where the folder holds another, or
+    none that was to be resumed."""
+    file = request.folder / FILE
+    plan = {"schema_version": 1, "steps": [asdict(step) for step in request.steps]}
+    text = json.dumps(plan, indent=1) + "\n"
+    if request.resume:
+        return
+    if file.exists():
+        raise UsageError(f"{request.folder} holds a campaign: --resume {request.folder}, or another --out")
+    try:
+        files.replace(file, text)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {request.folder}: {error.strerror}; choose another --out"
+        ) from None
+
+
+def kept_steps(folder: Path) -> list[Step]:
+    """Of the campaign in a folder. Raises UsageError where there is none, or it cannot be read."""
+    file = folder / FILE
+    try:
+        return [Step(**step) for step in json.loads(file.read_text())["steps"]]
+    except OSError as error:
+        raise UsageError(f"no campaign in {folder}: cannot read {file}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"cannot read {file}: {mistake(error)}") from None
+
+
+def outcome(job: RunJob | CommandJob) -> StepOutcome:
+    if isinstance(job, CommandJob):
+        return StepOutcome(job.name, job.type, 1, int(job.done.exists()), job.statuses)
+    return StepOutcome(
+        job.name, job.type, len(job.planned), len(job.planned) - len(job.waiting), dict(job.statuses)
+    )

@@ -1,0 +1,95 @@
+"""Plan of a campaign: when each step would begin and end, and what does not fit, by the driver's rules."""
+
+from __future__ import annotations
+
+import copy
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.campaign.jobs import Commands, share_s
+from harness.campaign.spec import Step
+from harness.cluster.jobs import works
+from harness.cluster.schedule import Schedule, Work
+from harness.errors import HarnessError
+from harness.run.folder import select_all, worth_s
+from harness.tune.race import implementations_here, race_selection
+from kernels.platform import Platform
+
+
+@dataclass
+class PlannedLane:
+    """Seconds from the beginning; None where nothing of it fits."""
+
+    name: str
+    type: str
+    cases: int
+    fit: int = 0
+    begins_s: float | None = None
+    ends_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Of one type."""
+
+    platform: Platform
+    count: int
+
+
+def plan_schedule(
+    steps: Sequence[Step], devices: Mapping[str, Devices], budget_s: float, commands: Commands
+) -> tuple[Schedule, dict[str, str]]:
+    """Of all steps, and of those that have nothing to do the reasons."""
+    schedule, reasons = Schedule(), dict[str, str]()
+    for type, of_type in devices.items():
+        for step in steps:
+            if step.devices and type not in step.devices:
+                continue
+            name = step.name if len(devices) == 1 else f"{step.name} on {type}"
+            try:
+                schedule.add(name, type, step.rank, _works(step, name, of_type.platform, budget_s, commands))
+            except HarnessError as error:
+                reasons[name] = str(error)
+    return schedule, reasons
+
+
+def _works(step: Step, lane: str, platform: Platform, budget_s: float, commands: Commands) -> Sequence[Work]:
+    if not step.casewise:
+        return [Work(lane, step.name, 0.0, share_s(step, budget_s))]
+    if step.command == "tune":
+        tuned, asked = commands.race(step, Path())
+        made: list[Work] = []
+        for implementation in implementations_here(tuned, platform):
+            request = asked.of(implementation)
+            cases = race_selection(implementation, tuned, platform).cases
+            keys = [f"{implementation.name} {case.key}" for case in cases]
+            made += works(lane, keys, worth_s(request, ""), "", platform.kind)
+        return made
+    request = commands.request(step)(platform)
+    selection = select_all(request, platform)
+    keys = [case.key for case in selection.cases]
+    return works(lane, keys, worth_s(request, selection.suite), selection.suite, platform.kind)
+
+
+def simulated(schedule: Schedule, counts: Mapping[str, int], left_s: float) -> list[PlannedLane]:
+    """What becomes of a schedule on so many devices of each type, if all takes what is expected."""
+    schedule = copy.deepcopy(schedule)
+    lanes = {
+        lane.name: PlannedLane(lane.name, lane.type, len(lane.waiting)) for lane in schedule.lanes.values()
+    }
+    free = [(0.0, f"{type} {index}", type) for type, count in counts.items() for index in range(count)]
+    heapq.heapify(free)
+    while free:
+        now, device, type = heapq.heappop(free)
+        work = schedule.next(device, type, left_s - now)
+        if work is None:
+            continue
+        lane = lanes[work.lane]
+        end = now + schedule.lanes[work.lane].expected_s(work)
+        lane.fit += 1
+        lane.begins_s = now if lane.begins_s is None else min(now, lane.begins_s)
+        lane.ends_s = end if lane.ends_s is None else max(end, lane.ends_s)
+        heapq.heappush(free, (end, device, type))
+    return list(lanes.values())

@@ -1,0 +1,124 @@
+"""What a campaign prints: its plan, a line for each case, and what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from harness.progress import Progress
+from harness.report import case_table
+from harness.report.terminal import plain
+from harness.results.schema import Cell, Record, Run, Verdict
+from shapes.case import Case
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from harness.campaign.execute import CampaignOutcome
+    from harness.campaign.plan import PlannedLane
+    from harness.cluster.driver import Driver
+    from harness.cluster.schedule import Work
+
+EVERY_S = 10.0
+
+
+class CampaignTables:
+    """A `harness.campaign.execute.Display`: results on stdout, progress on stderr."""
+
+    def __init__(self, quiet: bool, budget_s: float) -> None:
+        self.progress = Progress(quiet)
+        self.began = time.monotonic()
+        self.budget_s = budget_s
+        self.quiet = quiet
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.clear()
+
+    def log(self, line: str) -> None:
+        self.progress.note(line)
+
+    def print(self, text: str) -> None:
+        self.progress.clear()
+        print(text, flush=True)
+
+    def begin(self, driver: Driver, counts: Mapping[str, int]) -> None:
+        """What comes when, as far as can be told, and what will not fit."""
+        from harness.campaign.plan import simulated
+
+        left_s = driver.ends - driver.clock()
+        self.log(plan_text(simulated(driver.schedule, counts, left_s), left_s))
+
+    def work(self, work: Work, device: str, driver: Driver) -> None:
+        expected = minutes(driver.schedule.lanes[work.lane].expected_s(work))
+        what = work.lane if work.key == work.lane else f"{work.lane}: {work.key}"
+        where = f" on {device}" if len(driver.members) > 1 else ""
+        self.log(f"{self._clock()}  {what}{where}, about {expected} ...")
+
+    def case(self, step: str, run: Run, case: Case, records: Sequence[Record]) -> None:
+        cells = [r for r in records if isinstance(r, Cell)]
+        verdicts = [r for r in records if isinstance(r, Verdict)]
+        timed = sorted((c for c in cells if c.status == "ok" and c.time_us), key=lambda c: c.time_us or 0.0)
+        headline = plain(case_table.headline(timed, verdicts, cells), 1000)
+        bad = Counter(c.status for c in cells if c.status not in ("ok", "checked", "unsupported"))
+        failed = "".join(f"; {n} {status}" for status, n in bad.items())
+        self.print(f"{self._clock()}  {step}: {case.text}: {headline}{failed}")
+
+    def command(self, step: str, code: int | None, output: str) -> None:
+        how = "was stopped at its time" if code is None else f"ended with exit code {code}"
+        last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
+        self.print(f"{self._clock()}  {step} {how}{f': {last}' if code else ''}")
+
+    def end(self, outcome: CampaignOutcome) -> None:
+        from tabulate import tabulate
+
+        rows = [
+            [
+                step.name,
+                f"{step.done} of {step.cases}",
+                ", ".join(f"{n} {s}" for s, n in step.statuses.items()),
+            ]
+            for step in outcome.steps
+        ]
+        self.print("")
+        self.print(tabulate(rows, ["step", "done", "rows"], tablefmt="simple"))
+        self.print(f"\n{minutes(outcome.wall_s)} of {minutes(self.budget_s)}; recorded in {outcome.folder}")
+        if outcome.archive:
+            archive = outcome.archive
+            self.print(f"to carry home: {archive.file}, {archive.size / 1e6:.1f} MB")
+            if archive.left_out:
+                self.print(f"left out of it, as it were too large: {', '.join(archive.left_out)}")
+        if any(step.done < step.cases for step in outcome.steps):
+            self.print(f"the rest: python -m harness campaign --resume {outcome.folder}")
+        self.print(f"as pictures: python -m harness report {outcome.folder} --open")
+
+    def _clock(self) -> str:
+        return f"[{minutes(time.monotonic() - self.began)}]"
+
+
+def plan_text(lanes: Sequence[PlannedLane], left_s: float) -> str:
+    """What would begin and end when, and what does not fit."""
+    from tabulate import tabulate
+
+    rows = [
+        [
+            lane.name,
+            f"{lane.fit} of {lane.cases}",
+            "" if lane.begins_s is None else minutes(lane.begins_s),
+            "does not fit" if lane.ends_s is None else minutes(lane.ends_s),
+        ]
+        for lane in sorted(lanes, key=lambda lane: (lane.begins_s is None, lane.begins_s))
+        if lane.cases
+    ]
+    table = tabulate(rows, ["step", "fits", "begins", "ends"], tablefmt="simple", disable_numparse=True)
+    last = max((lane.ends_s or 0.0 for lane in lanes), default=0.0)
+    return f"{table}\nabout {minutes(last)} of {minutes(left_s)}\n"
+
+
+def minutes(seconds: float) -> str:
+    """`3:20`"""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

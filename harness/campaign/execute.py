@@ -11,13 +11,13 @@ from typing import Protocol
 
 from harness import files
 from harness.campaign.archive import Packed, pack
-from harness.campaign.jobs import CampaignDisplay, CampaignPlan, Commands
+from harness.campaign.jobs import CampaignPlan, Commands, StepDisplay
 from harness.campaign.spec import Step
 from harness.cluster.calibration import calibrations
+from harness.cluster.dispatch import Task
 from harness.cluster.driver import Driver
 from harness.cluster.jobs import CommandJob, RunJob
 from harness.cluster.pool import Pool, PoolGone
-from harness.cluster.schedule import Work
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError, mistake
 from harness.results.schema import Calibration
 from harness.run.execute import BROKEN
@@ -57,19 +57,19 @@ class CampaignOutcome:
     wall_s: float
 
 
-class Display(CampaignDisplay, Protocol):
+class CampaignDisplay(StepDisplay, Protocol):
     """And of its beginning and its end."""
 
     def begin(self, driver: Driver, counts: Mapping[str, int]) -> None:
         """All that is to be done is known. counts: devices of each type"""
 
-    def work(self, work: Work, device: str, driver: Driver) -> None:
-        """A device is given work."""
+    def task(self, task: Task, device: str, driver: Driver) -> None:
+        """A device is given task."""
 
     def end(self, outcome: CampaignOutcome) -> None: ...
 
 
-def run_campaign(pool: Pool, request: CampaignRequest, commands: Commands, display: Display) -> int:
+def run_campaign(pool: Pool, request: CampaignRequest, commands: Commands, display: CampaignDisplay) -> int:
     """Returns the exit code; raises HarnessError."""
     began = time.monotonic()
     keep_plan(request)
@@ -78,7 +78,7 @@ def run_campaign(pool: Pool, request: CampaignRequest, commands: Commands, displ
     driver = Driver(
         pool,
         display.log,
-        on_begin=lambda work, device: display.work(work, device, driver),
+        on_begin=lambda task, device: display.task(task, device, driver),
         ends=began + request.budget_s - END_S,
         threads=request.threads,
     )
@@ -92,7 +92,7 @@ def run_campaign(pool: Pool, request: CampaignRequest, commands: Commands, displ
                 driver.add(calibrations(type, devices, made, display.log))
                 driver.add(plan.jobs(type, devices, made))
             display.begin(driver, {type: len(devices) for type, devices in types.items()})
-            driver.work()
+            driver.run()
     except PoolGone as gone:
         then = f"finished cases are recorded, --resume {request.folder} measures the rest"
         raise HarnessError(f"{gone}; {then}") from None
@@ -100,7 +100,7 @@ def run_campaign(pool: Pool, request: CampaignRequest, commands: Commands, displ
     archive = pack(request.folder, [step.name for step in request.steps])
     display.end(CampaignOutcome(outcomes, request.folder, archive, time.monotonic() - began))
     statuses = {status for step in outcomes for status in step.statuses}
-    if statuses & BROKEN or driver.schedule.given_up:
+    if statuses & BROKEN or driver.dispatcher.given_up:
         return FAILED
     return OK if any(step.done for step in outcomes) else NOTHING_RAN
 

@@ -30,7 +30,7 @@ BUDGET_OF_SHARE = 0.8
 LEAST_SHARE_S = 30.0
 
 
-class CampaignDisplay(Protocol):
+class StepDisplay(Protocol):
     """What a person sees of a campaign."""
 
     def log(self, line: str) -> None: ...
@@ -57,7 +57,7 @@ class StepRace:
     """A `harness.tune.race.RaceDisplay` that prints what the campaign's display does."""
 
     step: str
-    display: CampaignDisplay
+    display: StepDisplay
     progress: Progress
 
     def log(self, line: str) -> None:
@@ -87,7 +87,7 @@ class CampaignPlan:
     commands: Commands
     folder: Path
     alone: bool
-    display: CampaignDisplay
+    display: StepDisplay
 
     def folder_of(self, step: Step, type: str) -> Path:
         return (self.folder if self.alone else self.folder / type) / step.name

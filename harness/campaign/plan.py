@@ -10,8 +10,8 @@ from pathlib import Path
 
 from harness.campaign.jobs import Commands, share_s
 from harness.campaign.spec import Step
-from harness.cluster.jobs import works
-from harness.cluster.schedule import Schedule, Work
+from harness.cluster.dispatch import Dispatcher, Task
+from harness.cluster.jobs import tasks
 from harness.errors import HarnessError
 from harness.run.folder import select_all, worth_s
 from harness.tune.race import implementations_here, race_selection
@@ -38,56 +38,58 @@ class Devices:
     count: int
 
 
-def plan_schedule(
+def plan_tasks(
     steps: Sequence[Step], devices: Mapping[str, Devices], budget_s: float, commands: Commands
-) -> tuple[Schedule, dict[str, str]]:
+) -> tuple[Dispatcher, dict[str, str]]:
     """Of all steps, and of those that have nothing to do the reasons."""
-    schedule, reasons = Schedule(), dict[str, str]()
+    dispatcher, reasons = Dispatcher(), dict[str, str]()
     for type, of_type in devices.items():
         for step in steps:
             if step.devices and type not in step.devices:
                 continue
             name = step.name if len(devices) == 1 else f"{step.name} on {type}"
             try:
-                schedule.add(name, type, step.rank, _works(step, name, of_type.platform, budget_s, commands))
+                dispatcher.add(
+                    name, type, step.rank, _works(step, name, of_type.platform, budget_s, commands)
+                )
             except HarnessError as error:
                 reasons[name] = str(error)
-    return schedule, reasons
+    return dispatcher, reasons
 
 
-def _works(step: Step, lane: str, platform: Platform, budget_s: float, commands: Commands) -> Sequence[Work]:
+def _works(step: Step, lane: str, platform: Platform, budget_s: float, commands: Commands) -> Sequence[Task]:
     if not step.casewise:
-        return [Work(lane, step.name, 0.0, share_s(step, budget_s))]
+        return [Task(lane, step.name, 0.0, share_s(step, budget_s))]
     if step.command == "tune":
         tuned, asked = commands.race(step, Path())
-        made: list[Work] = []
+        made: list[Task] = []
         for implementation in implementations_here(tuned, platform):
             request = asked.of(implementation)
             cases = race_selection(implementation, tuned, platform).cases
             keys = [f"{implementation.name} {case.key}" for case in cases]
-            made += works(lane, keys, worth_s(request, ""), "", platform.kind)
+            made += tasks(lane, keys, worth_s(request, ""), "", platform.kind)
         return made
     request = commands.request(step)(platform)
     selection = select_all(request, platform)
     keys = [case.key for case in selection.cases]
-    return works(lane, keys, worth_s(request, selection.suite), selection.suite, platform.kind)
+    return tasks(lane, keys, worth_s(request, selection.suite), selection.suite, platform.kind)
 
 
-def simulated(schedule: Schedule, counts: Mapping[str, int], left_s: float) -> list[PlannedLane]:
-    """What becomes of a schedule on so many devices of each type, if all takes what is expected."""
-    schedule = copy.deepcopy(schedule)
+def simulated(dispatcher: Dispatcher, counts: Mapping[str, int], left_s: float) -> list[PlannedLane]:
+    """What becomes of a dispatcher on so many devices of each type, if all takes what is expected."""
+    dispatcher = copy.deepcopy(dispatcher)
     lanes = {
-        lane.name: PlannedLane(lane.name, lane.type, len(lane.waiting)) for lane in schedule.lanes.values()
+        lane.name: PlannedLane(lane.name, lane.type, len(lane.waiting)) for lane in dispatcher.lanes.values()
     }
     free = [(0.0, f"{type} {index}", type) for type, count in counts.items() for index in range(count)]
     heapq.heapify(free)
     while free:
         now, device, type = heapq.heappop(free)
-        work = schedule.next(device, type, left_s - now)
-        if work is None:
+        task = dispatcher.next(device, type, left_s - now)
+        if task is None:
             continue
-        lane = lanes[work.lane]
-        end = now + schedule.lanes[work.lane].expected_s(work)
+        lane = lanes[task.lane]
+        end = now + dispatcher.lanes[task.lane].expected_s(task)
         lane.fit += 1
         lane.begins_s = now if lane.begins_s is None else min(now, lane.begins_s)
         lane.ends_s = end if lane.ends_s is None else max(end, lane.ends_s)

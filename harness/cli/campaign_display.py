@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from harness.campaign.execute import CampaignOutcome
     from harness.campaign.plan import PlannedLane
+    from harness.cluster.dispatch import Task
     from harness.cluster.driver import Driver
-    from harness.cluster.schedule import Work
 
 EVERY_S = 10.0
 
 
 class CampaignTables:
-    """A `harness.campaign.execute.Display`: results on stdout, progress on stderr."""
+    """A `harness.campaign.execute.CampaignDisplay`: results on stdout, progress on stderr."""
 
     def __init__(self, quiet: bool, budget_s: float) -> None:
         self.progress = Progress(quiet)
@@ -51,11 +51,11 @@ class CampaignTables:
         from harness.campaign.plan import simulated
 
         left_s = driver.ends - driver.clock()
-        self.log(plan_text(simulated(driver.schedule, counts, left_s), left_s))
+        self.log(plan_text(simulated(driver.dispatcher, counts, left_s), left_s))
 
-    def work(self, work: Work, device: str, driver: Driver) -> None:
-        expected = minutes(driver.schedule.lanes[work.lane].expected_s(work))
-        what = work.lane if work.key == work.lane else f"{work.lane}: {work.key}"
+    def task(self, task: Task, device: str, driver: Driver) -> None:
+        expected = minutes(driver.dispatcher.lanes[task.lane].expected_s(task))
+        what = task.lane if task.key == task.lane else f"{task.lane}: {task.key}"
         where = f" on {device}" if len(driver.members) > 1 else ""
         self.log(f"{self._clock()}  {what}{where}, about {expected} ...")
 

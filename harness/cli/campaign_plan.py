@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from harness.campaign.jobs import Commands
-from harness.campaign.plan import Devices, plan_schedule, simulated
+from harness.campaign.plan import Devices, plan_tasks, simulated
 from harness.campaign.spec import Step
 from harness.catalogue.architectures import architectures
 from harness.catalogue.devices import known_devices
@@ -40,8 +40,8 @@ def print_plan(
     platforms = {type: _platform(type) for type in counts} or {machine_name(here): here}
     counts = counts or dict.fromkeys(platforms, 1)
     of_types = {type: Devices(platform, counts[type]) for type, platform in platforms.items()}
-    schedule, reasons = plan_schedule(steps, of_types, budget_s, commands)
-    print(plan_text(simulated(schedule, counts, budget_s), budget_s))
+    dispatcher, reasons = plan_tasks(steps, of_types, budget_s, commands)
+    print(plan_text(simulated(dispatcher, counts, budget_s), budget_s))
     for name, reason in reasons.items():
         print(f"left out: {name}: {reason}", file=sys.stderr)
 

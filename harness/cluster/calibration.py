@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import kernels
+from harness.cluster.dispatch import Task
 from harness.cluster.orders import CaseOrder, CommandDone, Opened, Order
-from harness.cluster.schedule import Work
 from harness.plan import select
 from harness.plan.arms import PLAIN
 from harness.results.schema import Calibration, Cell, PlannedCase, Record, Run
@@ -46,7 +46,7 @@ class CalibrationJob:
     def rank(self) -> int:
         return -1 if self.when == "first" else 1 << 30
 
-    def works(self) -> Sequence[Work]:
+    def tasks(self) -> Sequence[Task]:
         platform = self.devices[0].facts.platform
         kind = "cpu" if platform.kind == "cpu" else "gpu"
         op = kernels.OPS[OP]
@@ -56,18 +56,18 @@ class CalibrationJob:
             case.key: calibration_run(planned_case(case), baseline, self.devices[0]) for case in cases
         }
         return [
-            Work(self.name, key, BUDGET_S, ASIDE_S[kind], device.used.name)
+            Task(self.name, key, BUDGET_S, ASIDE_S[kind], device.used.name)
             for device in self.devices
             for key in self.runs
         ]
 
-    def order(self, work: Work, left_s: float) -> Order | None:
-        return CaseOrder(self.runs[work.key], Request(), work.key, BUDGET_S, min(left_s, 3 * BUDGET_S))
+    def order(self, task: Task, left_s: float) -> Order | None:
+        return CaseOrder(self.runs[task.key], Request(), task.key, BUDGET_S, min(left_s, 3 * BUDGET_S))
 
-    def take_back(self, work: Work) -> None:
+    def take_back(self, task: Task) -> None:
         pass
 
-    def take(self, work: Work, result: list[Record] | CommandDone, by: Opened, wall_s: float) -> float:
+    def take(self, task: Task, result: list[Record] | CommandDone, by: Opened, wall_s: float) -> float:
         assert isinstance(result, list)
         for cell in result:
             if isinstance(cell, Cell) and cell.time_us and cell.low_us and cell.high_us:
@@ -76,7 +76,7 @@ class CalibrationJob:
                         device=by.used.name,
                         type=self.type,
                         when=self.when,
-                        case=work.key,
+                        case=task.key,
                         impl=cell.impl,
                         time_us=cell.time_us,
                         low_us=cell.low_us,

@@ -1,4 +1,4 @@
-"""Driver of devices: gives them work, takes what they answer, and lives with those that fail, hang or go."""
+"""Driver of devices: gives them tasks, takes what they answer, and lives with those that fail, hang or go."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from harness.cluster.dispatch import Dispatcher, Task
 from harness.cluster.orders import Answer, CommandDone, Opened, Opening, Order
 from harness.cluster.pool import Offer, Pool
-from harness.cluster.schedule import Schedule, Work
 from harness.errors import NothingRan
 from harness.results.schema import Record
 from harness.run.device import DeviceFacts
@@ -26,7 +26,7 @@ NO_DEVICE_S = 30.0
 
 
 class Job(Protocol):
-    """Work of one kind for devices of one type, and its record: a run, or a command."""
+    """Task of one kind for devices of one type, and its record: a run, or a command."""
 
     @property
     def name(self) -> str: ...
@@ -37,16 +37,16 @@ class Job(Protocol):
     @property
     def rank(self) -> int: ...
 
-    def works(self) -> Sequence[Work]:
+    def tasks(self) -> Sequence[Task]:
         """What is not done yet, the most valuable first."""
 
-    def order(self, work: Work, left_s: float) -> Order | None:
+    def order(self, task: Task, left_s: float) -> Order | None:
         """None: its own budget is spent."""
 
-    def take(self, work: Work, result: list[Record] | CommandDone, by: Opened, wall_s: float) -> float:
+    def take(self, task: Task, result: list[Record] | CommandDone, by: Opened, wall_s: float) -> float:
         """Records what a device made of it; gives the seconds of it that were measuring."""
 
-    def take_back(self, work: Work) -> None:
+    def take_back(self, task: Task) -> None:
         """What was ordered was not finished."""
 
     def end(self) -> None:
@@ -55,11 +55,11 @@ class Job(Protocol):
 
 @dataclass
 class Member:
-    """A device of the pool. opened: None until its agent has answered; began: its work, by the clock"""
+    """A device of the pool. opened: None until its agent has answered; began: its task, by the clock"""
 
     offer: Offer
     opened: Opened | None = None
-    work: Work | None = None
+    task: Task | None = None
     began: float = 0.0
 
     @property
@@ -69,20 +69,20 @@ class Member:
 
 @dataclass
 class Driver:
-    """Of a pool, which it closes in the end: `with driver: driver.open(); driver.add(jobs); driver.work()`.
+    """Of a pool, which it closes in the end: `with driver: driver.open(); driver.add(jobs); driver.run()`.
 
     on_begin: is told what begins on which device
-    ends:     when the last work must be over, by the clock
+    ends:     when the last task must be over, by the clock
     threads:  of each worker, on a CPU
     """
 
     pool: Pool
     log: Callable[[str], None]
-    on_begin: Callable[[Work, str], None] = lambda *_: None
+    on_begin: Callable[[Task, str], None] = lambda *_: None
     ends: float = float("inf")
     threads: int | None = None
     clock: Callable[[], float] = time.monotonic
-    schedule: Schedule = field(default_factory=Schedule)
+    dispatcher: Dispatcher = field(default_factory=Dispatcher)
     members: dict[str, Member] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
     references: dict[str, Opened] = field(default_factory=dict)
@@ -118,14 +118,14 @@ class Driver:
     def add(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
             self.jobs[job.name] = job
-            self.schedule.add(job.name, job.type, job.rank, job.works())
+            self.dispatcher.add(job.name, job.type, job.rank, job.tasks())
 
-    def work(self) -> None:
+    def run(self) -> None:
         """Until all is done that can be. Raises PoolGone, and what a job raises that cannot record."""
         while True:
             self._look()
             for member in list(self.members.values()):
-                if member.opened and not member.work:
+                if member.opened and not member.task:
                     self._give(member)
             if self._is_over():
                 return
@@ -150,10 +150,10 @@ class Driver:
     def _is_over(self) -> bool:
         """Nobody works, and nothing that waits is for a device that is there; for others a while has been
         waited."""
-        if any(member.work or not member.opened for member in self.members.values()):
+        if any(member.task or not member.opened for member in self.members.values()):
             self.idle_since = None
             return False
-        wanting = self.schedule.wanting({member.offer.type for member in self.members.values()})
+        wanting = self.dispatcher.wanting({member.offer.type for member in self.members.values()})
         if not wanting:
             return True
         self.idle_since = self.clock() if self.idle_since is None else self.idle_since
@@ -171,36 +171,36 @@ class Driver:
     def _give(self, member: Member) -> None:
         while True:
             left_s = self.ends - self.clock()
-            work = self.schedule.next(member.name, member.offer.type, left_s, self._alone(member))
-            if work is None:
+            task = self.dispatcher.next(member.name, member.offer.type, left_s, self._alone(member))
+            if task is None:
                 return
-            order = self.jobs[work.lane].order(work, left_s)
+            order = self.jobs[task.lane].order(task, left_s)
             if order is not None:
-                member.work, member.began = work, self.clock()
+                member.task, member.began = task, self.clock()
                 self.pool.send(member.offer.id, order)
-                self.on_begin(work, member.name)
+                self.on_begin(task, member.name)
                 return
-            self.schedule.close(work.lane)
+            self.dispatcher.close(task.lane)
 
     def _take(self, answer: Answer) -> None:
         member = self.members.get(answer.device)
         if member is None:
             return
-        work, member.work = member.work, None
+        task, member.task = member.task, None
         if isinstance(answer.result, Opened):
             self._opened(member, answer.result)
-        elif work is None:
+        elif task is None:
             self._refuse(member, answer.error)
         elif answer.result is not None:
             assert member.opened is not None
             wall_s = self.clock() - member.began
-            measured_s = self.jobs[work.lane].take(work, answer.result, member.opened, wall_s)
-            self.schedule.done(work, member.name, wall_s, measured_s)
+            measured_s = self.jobs[task.lane].take(task, answer.result, member.opened, wall_s)
+            self.dispatcher.done(task, member.name, wall_s, measured_s)
         else:
-            self.jobs[work.lane].take_back(work)
-            then = self.schedule.fail(work, member.name, answer.error, self._alone(member))
-            self.log(f"{member.name}: {answer.error}, in {work.key}: {then}")
-            if self.schedule.is_out(member.name):
+            self.jobs[task.lane].take_back(task)
+            then = self.dispatcher.fail(task, member.name, answer.error, self._alone(member))
+            self.log(f"{member.name}: {answer.error}, in {task.key}: {then}")
+            if self.dispatcher.is_out(member.name):
                 self._refuse(member, "")
         if answer.lost and answer.device in self.members:
             self.pool.stop(answer.device)
@@ -230,10 +230,10 @@ class Driver:
 
     def _cut_off(self) -> None:
         for member in self.members.values():
-            if member.work:
-                self.log(f"the time is up: {member.work.key} was not finished on {member.name}")
-                self.jobs[member.work.lane].take_back(member.work)
-                member.work = None
+            if member.task:
+                self.log(f"the time is up: {member.task.key} was not finished on {member.name}")
+                self.jobs[member.task.lane].take_back(member.task)
+                member.task = None
 
 
 # What all devices of a type must have in common to measure one run; of the others all names count.

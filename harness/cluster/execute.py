@@ -46,7 +46,7 @@ def run_on(pool: Pool, request: Request, request_of: Callable[[Platform], Reques
             job = run_job(type, devices, request_of(devices[0].facts.platform), made, display)
             before_s = time.perf_counter() - began
             driver.add([job, *calibrations(type, devices, made, display.log)])
-            driver.work()
+            driver.run()
     except PoolGone as gone:
         folder = (
             f"; finished cases are recorded, --resume {job.journal.folder} measures the rest" if job else ""
@@ -64,7 +64,7 @@ def run_on(pool: Pool, request: Request, request_of: Callable[[Platform], Reques
     display.end(job.plan.record, outcome)
     write_outputs(request.json, request.csv, job.plan.record, outcome.records)
     code = exit_code(outcome.records)
-    if code == OK and driver.schedule.given_up:
+    if code == OK and driver.dispatcher.given_up:
         return FAILED
     return FAILED if code == OK and job.plan.record.trees and regressions(outcome.records) else code
 

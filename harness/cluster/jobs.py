@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 
 from harness import files
+from harness.cluster.dispatch import Task
 from harness.cluster.orders import CaseOrder, CommandDone, CommandOrder, Opened, Order
-from harness.cluster.schedule import Work
 from harness.errors import NOTHING_RAN
 from harness.files import JsonObject
 from harness.plan import budget
@@ -31,10 +31,10 @@ OnRecords = Callable[[Case, list[Record]], None]
 OnCommand = Callable[[str, CommandDone], None]
 
 
-def works(lane: str, keys: Iterable[str], per_case_s: float, suite: str, kind: str) -> list[Work]:
+def tasks(lane: str, keys: Iterable[str], per_case_s: float, suite: str, kind: str) -> list[Task]:
     """Of cases; kind: of platform"""
     aside_s = ASIDE_S["smoke" if suite == "smoke" else "cpu" if kind == "cpu" else "gpu"]
-    return [Work(lane, key, per_case_s, aside_s) for key in keys]
+    return [Task(lane, key, per_case_s, aside_s) for key in keys]
 
 
 @dataclass
@@ -42,7 +42,7 @@ class RunJob:
     """The unfinished cases of a run.
 
     request:      what its plan does not say again
-    devices:      how many share the work: its budget is each one's; 0: each case has what it is worth at
+    devices:      how many share the task: its budget is each one's; 0: each case has what it is worth at
                   least, and the wall-clock is the budget
     on_case:      is given each finished case's records
     calibrations: of all devices, as far as they are known
@@ -71,12 +71,12 @@ class RunJob:
         cells = [r for records in finished.values() for r in records if isinstance(r, Cell)]
         self.statuses = Counter[str](cell.status for cell in cells)
 
-    def works(self) -> Sequence[Work]:
+    def tasks(self) -> Sequence[Task]:
         record = self.plan.record
         kind = record.provenance["machine"]["platform"]
-        return works(self.name, self.waiting, self.plan.per_case_s, record.suite, kind)
+        return tasks(self.name, self.waiting, self.plan.per_case_s, record.suite, kind)
 
-    def order(self, work: Work, left_s: float) -> CaseOrder | None:
+    def order(self, task: Task, left_s: float) -> CaseOrder | None:
         plan = self.plan
         share_s, most_s = plan.per_case_s, left_s
         if self.devices:
@@ -84,22 +84,22 @@ class RunJob:
             if (self.spent_s or self.given) and most_s < ENOUGH * plan.per_case_s:
                 return None
             reach = max(1, int(most_s // plan.per_case_s))
-            others = (p for key, p in self.waiting.items() if key != work.key)
-            queue = [case_of(p) for p in (self.planned[work.key], *islice(others, reach))]
+            others = (p for key, p in self.waiting.items() if key != task.key)
+            queue = [case_of(p) for p in (self.planned[task.key], *islice(others, reach))]
             share_s, _ = budget.allowance(most_s, queue, plan.per_case_s)
-        del self.waiting[work.key]
-        self.given[work.key] = share_s
-        record = plan.record.model_copy(update={"cases": [self.planned[work.key]]})
-        return CaseOrder(record, self.request, work.key, min(share_s, left_s), min(most_s, left_s))
+        del self.waiting[task.key]
+        self.given[task.key] = share_s
+        record = plan.record.model_copy(update={"cases": [self.planned[task.key]]})
+        return CaseOrder(record, self.request, task.key, min(share_s, left_s), min(most_s, left_s))
 
-    def take_back(self, work: Work) -> None:
-        self.given.pop(work.key, None)
-        self.waiting[work.key] = self.planned[work.key]
+    def take_back(self, task: Task) -> None:
+        self.given.pop(task.key, None)
+        self.waiting[task.key] = self.planned[task.key]
 
-    def take(self, work: Work, result: list[Record] | CommandDone, by: Opened, wall_s: float) -> float:
+    def take(self, task: Task, result: list[Record] | CommandDone, by: Opened, wall_s: float) -> float:
         assert isinstance(result, list)
         done = next(record for record in result if isinstance(record, CaseDone))
-        self.given.pop(work.key, None)
+        self.given.pop(task.key, None)
         self.spent_s += done.measured_s
         self.statuses.update(record.status for record in result if isinstance(record, Cell))
         news = [] if by.used.name in self.by else [by.used]
@@ -107,7 +107,7 @@ class RunJob:
         try:
             keep(self.journal, [*news, *result])
         finally:
-            self.on_case(case_of(self.planned[work.key]), result)
+            self.on_case(case_of(self.planned[task.key]), result)
         return done.measured_s
 
     def end(self) -> None:
@@ -147,16 +147,16 @@ class CommandJob:
             return {}
         return {} if code == NOTHING_RAN else {"error" if code else "ok": 1}
 
-    def works(self) -> Sequence[Work]:
-        return [] if self.done.exists() else [Work(self.name, self.name, 0.0, self.expected_s)]
+    def tasks(self) -> Sequence[Task]:
+        return [] if self.done.exists() else [Task(self.name, self.name, 0.0, self.expected_s)]
 
-    def order(self, work: Work, left_s: float) -> Order | None:
+    def order(self, task: Task, left_s: float) -> Order | None:
         return CommandOrder(self.arguments, min(left_s, self.most_s))
 
-    def take_back(self, work: Work) -> None:
+    def take_back(self, task: Task) -> None:
         pass
 
-    def take(self, work: Work, result: list[Record] | CommandDone, by: Opened, wall_s: float) -> float:
+    def take(self, task: Task, result: list[Record] | CommandDone, by: Opened, wall_s: float) -> float:
         assert isinstance(result, CommandDone)
         for name, content in result.files.items():
             files.replace(self.folder / name, content)

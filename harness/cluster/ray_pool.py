@@ -59,7 +59,7 @@ class RayAgent:
 
 
 @dataclass
-class _Place:
+class _Slot:
     """On a node, what an actor of its device takes of it."""
 
     offer: Offer
@@ -76,7 +76,7 @@ class _Seat:
     asked: float
     beat: Any
     begun: bool = False
-    work: Any = None
+    task: Any = None
 
 
 class RayPool:
@@ -100,7 +100,7 @@ class RayPool:
         self.ray = ray
         self.types = set(types)
         self.seats: dict[str, _Seat] = {}
-        self.places: dict[str, _Place] = {}
+        self.places: dict[str, _Slot] = {}
         self.misses, self.checked = 0, 0.0
         self.gone = False
         quiet: dict[str, Any] = {
@@ -121,7 +121,7 @@ class RayPool:
 
     def offers(self) -> Sequence[Offer]:
         self._check_head()
-        places = [place for node in self.ray.nodes() if node["Alive"] for place in _places(node)]
+        places = [place for node in self.ray.nodes() if node["Alive"] for place in _slots(node)]
         self.places = {place.offer.id: place for place in places}
         hosts = Counter(place.host for place in places if "GPU" not in place.resources)
         return [
@@ -151,11 +151,11 @@ class RayPool:
 
     def send(self, device: str, order: Order) -> None:
         seat = self.seats[device]
-        seat.work = seat.actor.obey.remote(order)
+        seat.task = seat.actor.obey.remote(order)
 
     def wait(self, timeout_s: float) -> Sequence[Answer]:
         self._check_head()
-        working = {seat.work: id for id, seat in self.seats.items() if seat.work is not None}
+        working = {seat.task: id for id, seat in self.seats.items() if seat.task is not None}
         if not working:
             time.sleep(min(timeout_s, 0.2))
             return self._silent()
@@ -165,7 +165,7 @@ class RayPool:
         return [*(self._answer(working[ref], ref) for ref in ready), *self._silent()]
 
     def _answer(self, id: str, ref: Any) -> Answer:
-        self.seats[id].work = None
+        self.seats[id].task = None
         try:
             answer: Answer = self.ray.get(ref)
             return Answer(id, answer.result, answer.error)
@@ -178,7 +178,7 @@ class RayPool:
         for id, seat in self.seats.items():
             answered, _ = self.ray.wait([seat.beat], timeout=0)
             if answered:
-                with contextlib.suppress(self.ray.exceptions.RayError):  # what it works on tells
+                with contextlib.suppress(self.ray.exceptions.RayError):  # what it tasks on tells
                     self.ray.get(seat.beat)
                 seat.begun = True
                 if now > seat.asked + BEAT_S:
@@ -273,7 +273,7 @@ def _gpus() -> int:
     return sum(platform.kind != "cpu" for platform in devices().values())
 
 
-def _places(node: dict[str, Any]) -> list[_Place]:
+def _slots(node: dict[str, Any]) -> list[_Slot]:
     """A node's devices: its GPUs; of a node without any, its CPUs as one."""
     resources: dict[str, float] = node["Resources"]
     named = [name for name in resources if name.startswith(TYPE)]
@@ -285,10 +285,10 @@ def _places(node: dict[str, Any]) -> list[_Place]:
     where = f"{host}-{id[:6]}"
     if gpus:
         offers = [Offer(f"{where}-gpu{i}", type) for i in range(gpus)]
-        return [_Place(offer, host, id, takes | {"GPU": 1.0}) for offer in offers]
+        return [_Slot(offer, host, id, takes | {"GPU": 1.0}) for offer in offers]
     if not resources.get("CPU"):
         return []
-    return [_Place(Offer(where, type), host, id, takes | {"CPU": resources["CPU"]})]
+    return [_Slot(Offer(where, type), host, id, takes | {"CPU": resources["CPU"]})]
 
 
 def _cause(error: Exception) -> str:

@@ -17,6 +17,7 @@ import pytest
 import kernels
 from harness import cli
 from harness.catalogue.architectures import architectures
+from harness.compile.compiler import compile_all
 from harness.compile.launches import implementations
 from harness.compile.launches import tuned as cases_tuned
 from harness.compile.resources import Product, Resources

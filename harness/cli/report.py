@@ -30,10 +30,16 @@ def report(
 
     if chart and not (svg or png):
         raise click.UsageError("--chart is for --svg and --png; a page has all")
+    from harness.files import require_writable, require_writable_folder, write
     from harness.page.assemble import assemble
     from harness.page.inputs import inputs
 
-    page = assemble(inputs(runs), title)
+    known = inputs(runs)
+    for folder in filter(None, (svg, png)):
+        require_writable_folder(Path(folder))
+    if not (svg or png):
+        require_writable(output, None)
+    page = assemble(known, title)
     if svg or png:
         from harness.page.pictures import pictures
 
@@ -41,7 +47,6 @@ def report(
             if folder:
                 click.echo(f"{len(pictures(page, Path(folder), is_png, chart))} charts in {folder}")
         return
-    from harness.files import write
     from harness.page.html import html
 
     at = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

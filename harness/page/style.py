@@ -52,7 +52,7 @@ CONFIG: dict[str, Any] = {
         "symbolBaseFillColor": "currentColor",
         "symbolBaseStrokeColor": "currentColor",
     },
-    "header": {"labelColor": "currentColor", "titleColor": "currentColor"},
+    "header": {"labelColor": "currentColor", "titleColor": "currentColor", "labelFontSize": 12},
     "title": {"color": "currentColor", "anchor": "start"},
     "view": {"stroke": None},
     "text": {"color": "currentColor"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 import shutil
 
 import pytest
@@ -13,6 +14,7 @@ from harness.errors import UsageError
 from harness.page.serving.experiment import experiment_section
 from harness.page.serving.replay import replay_section
 from harness.page.serving.replay_records import read_replays
+from harness.serving.experiment.spec import Experiment, read_experiment
 from harness.serving.live.ab.journal import LiveJournal
 from harness.serving.live.ab.pairs import pairs_of
 from tests.harness.page.serving.specs import charts, compiled, data, expressions, require_valid
@@ -49,6 +51,15 @@ def test_rejected_runs_are_shown_with_their_reason():
 def folder(tmp_path):
     shutil.copy(FOLDER / "cpu-short" / "experiment.json", tmp_path)
     return tmp_path
+
+
+@pytest.mark.parametrize("name", ["cpu-default", "cpu-default-decode"])
+def test_the_command_that_makes_it_again_is_one(cli, name):
+    *start, plan = shlex.split(dict(committed(name).notes)["again"])
+    assert start == ["python", "-m", "harness", "serving", "experiment"]
+    asked = Experiment.model_validate_json((FOLDER / name / "experiment.json").read_bytes())
+    assert read_experiment(plan) == asked
+    assert cli(*start[3:], plan, "--dry-run").returncode == 0
 
 
 def journal(folder, *lines):

@@ -116,7 +116,8 @@ def require_writable(json_to: str | None, csv_to: str | None) -> None:
 
 
 def require_writable_folder(folder: Path, note: str = "") -> None:
-    """Makes it where there is none. Raises UsageError where it could not be written in; note: ends its line."""
+    """Makes it where there is none. Raises UsageError where nothing can be written in it; note: ends its
+    line."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

@@ -35,17 +35,17 @@ def report(
     from harness.page.inputs import inputs
 
     known = inputs(runs)
-    for folder in filter(None, (svg, png)):
-        require_writable_folder(Path(folder))
-    if not (svg or png):
+    folders = [(Path(folder), is_png) for folder, is_png in ((svg, False), (png, True)) if folder]
+    for folder, _ in folders:
+        require_writable_folder(folder)
+    if not folders:
         require_writable(output, None)
     page = assemble(known, title)
-    if svg or png:
+    if folders:
         from harness.page.pictures import pictures
 
-        for folder, is_png in ((svg, False), (png, True)):
-            if folder:
-                click.echo(f"{len(pictures(page, Path(folder), is_png, chart))} charts in {folder}")
+        for folder, is_png in folders:
+            click.echo(f"{len(pictures(page, folder, is_png, chart))} charts in {folder}")
         return
     from harness.page.html import html
 

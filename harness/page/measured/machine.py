@@ -92,8 +92,8 @@ def _conditions(cases: Sequence[MeasuredCase], run: Run) -> list[Chart]:
         Chart(
             anchor("conditions", run.id),
             "Clocks, heat, load",
-            "What the monitors read in each case's rounds: the dot is the median, the bar goes from the least to "
-            "the most. What they could not read is not here; the axes do not begin at zero. " + IN_ORDER,
+            "What the monitors read in each case's rounds: the dot is the median, the bar goes from the "
+            f"least to the most. What they could not read is not here. {IN_ORDER} No axis begins at zero.",
             _readings(values),
             Table(("case", "what", *ENDS), rows, frozenset(ENDS)),
             len(values),
@@ -119,11 +119,7 @@ def _readings(values: Sequence[dict[str, Any]]) -> altair.TopLevelMixin:
         .properties(width=WIDTH, height=70)
         .facet(
             data={"values": list(values)},
-            row=alt.Row(
-                "what:N",
-                sort=None,
-                header=alt.Header(title=None, labelOrient="top", labelAnchor="start", labelAngle=0),
-            ),
+            row=alt.Row("what:N", sort=None, title=None),
             spacing=6,
         )
         .resolve_scale(y="independent")
@@ -190,8 +186,8 @@ def _disturbed(cases: Sequence[MeasuredCase], run: Run) -> list[Chart]:
         Chart(
             anchor("disturbed", run.id),
             "Disturbed rounds",
-            "A bar is a block of rounds, and of it the share in which something else used the machine, or slowed "
-            "it: counted where none was quiet, else left out and made again. " + IN_ORDER,
+            "A bar is a block of rounds, and of it the share in which something else used the machine, or "
+            "slowed it: counted where none was quiet, else left out and made again. " + IN_ORDER,
             picture,
             Table(("case", "block", "state", "rounds", "e.g."), rows, frozenset({"block", "rounds"})),
             len(values),
@@ -201,8 +197,7 @@ def _disturbed(cases: Sequence[MeasuredCase], run: Run) -> list[Chart]:
 
 def _blocks(case: MeasuredCase) -> dict[int, Counter[str]]:
     """Of each block how many of its rounds became what."""
-    samples = [record.samples for record in (*case.cells, *case.verdicts)]
-    samples += [cell.heats for cell in case.cells]
+    samples = [samples for cell in case.cells for samples in (cell.samples, cell.heats)]
     states = {place: "quiet" for of in samples for place in zip(of.block, of.round, strict=True)}
     states |= {(r.block, r.round): "counted" if r.counted else "left out" for r in case.done.disturbed}
     blocks: dict[int, Counter[str]] = {}

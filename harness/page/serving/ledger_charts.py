@@ -80,20 +80,10 @@ def forest(lines: Sequence[LedgerLine], quantity: str, unit: str) -> altair.TopL
             tooltip=tooltip,
         )
     )
-    header = alt.Header(
-        title=None,
-        labelAngle=0,
-        labelAlign="left",
-        labelAnchor="start",
-        labelOrient="top",
-        labelFontWeight="bold",
-        labelLimit=WIDTH,
-        labelPadding=2,
-    )
     return (
         alt.layer(*layers)
         .properties(width=width, height=alt.Step(STEP))
-        .facet(data=records(marks), row=alt.Row("row:N", sort=in_order, header=header), spacing=6)
+        .facet(data=records(marks), row=alt.Row("row:N", sort=in_order, title=None), spacing=6)
         .resolve_scale(y="independent")
     )
 

@@ -233,8 +233,8 @@ class Experiment(StrictRecord):
 
 
 def read_experiment(name: str) -> Experiment:
-    """An experiment's TOML, the experiment.json of one that was begun, or by its bare name one that the harness
-    has. Raises UsageError."""
+    """An experiment's TOML, the experiment.json of one that was begun, or by its bare name one that the
+    harness has. Raises UsageError."""
     path = Path(name)
     if not path.exists() and (FILES / f"{name}.toml").exists():
         path = FILES / f"{name}.toml"

@@ -14,8 +14,8 @@ PICTURES = ROOT / "docs" / "pictures"
 
 
 def drawn(file: Path) -> tuple[list[str], list[tuple[str, dict[str, str]]]]:
-    """Texts, read or heard, and marks with all of their attributes. Where axes and legends stand, and so the size of the whole,
-    is left out: that depends on how wide the machine's fonts are."""
+    """Texts, read or heard, and marks with all of their attributes. Where axes and legends stand, and so the
+    size of the whole, is left out: that depends on how wide the machine's fonts are."""
     tree = ElementTree.parse(file)
     groups = [group for group in tree.iter() if " role-mark" in group.get("class", "")]
     marks = [(item.tag, item.attrib) for group in groups for item in group.iter()]

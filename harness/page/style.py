@@ -64,7 +64,7 @@ CONFIG: dict[str, Any] = {
         "labelLimit": 640,
         "labelPadding": 2,
     },
-    "title": {"color": "currentColor", "anchor": "start"},
+    "title": {"color": "currentColor", "anchor": "start", "frame": "group", "fontSize": 12, "offset": 4},
     "view": {"stroke": None},
     "text": {"color": "currentColor"},
     "rule": {"color": "currentColor"},

@@ -10,7 +10,7 @@ from harness.page.measured.case import MeasuredCase, interval_ends, short_keys, 
 from harness.page.measured.forest import forest
 from harness.page.measured.ranking import ratio_text
 from harness.page.style import verdict_colour
-from harness.report.arm_table import ArmComparison, arm_comparisons, first_arm, flag_effects
+from harness.report.arm_table import TOGETHER, ArmComparison, arm_comparisons, first_arm, flag_effects
 from harness.report.text import microseconds, significant, uncertain_ratio
 from harness.results.effects import changes, same_kernels
 from harness.results.schema import Run
@@ -166,6 +166,9 @@ def _interactions(case: MeasuredCase, comparisons: Sequence[ArmComparison]) -> C
             "what": f"{effect.kind}: {effect.what}",
             "ratio": effect.comparison.ratio,
             "verdict": effect.comparison.verdict,
+            "word": TOGETHER[effect.comparison.verdict]
+            if effect.kind == "interaction"
+            else effect.comparison.verdict,
             "text": uncertain_ratio(effect.comparison.ratio, effect.comparison.low, effect.comparison.high)[
                 0
             ],
@@ -174,7 +177,7 @@ def _interactions(case: MeasuredCase, comparisons: Sequence[ArmComparison]) -> C
         for name, effect in effects
     ]
     rows = [
-        TableRow([v["name"], v["what"], TableValue(v["text"], v["ratio"]), v["ends"], v["verdict"]])
+        TableRow([v["name"], v["what"], TableValue(v["text"], v["ratio"]), v["ends"], v["word"]])
         for v in values
     ]
     columns = ("implementation", "effect", "speedup", "interval", "verdict")
@@ -192,7 +195,7 @@ def _interactions(case: MeasuredCase, comparisons: Sequence[ArmComparison]) -> C
                 alt.Tooltip("what:N", title="effect"),
                 alt.Tooltip("text:N", title="speedup"),
                 alt.Tooltip("ends:N", title="interval"),
-                alt.Tooltip("verdict:N"),
+                alt.Tooltip("word:N", title="verdict"),
             ],
         ),
         Table(columns, rows, frozenset({"speedup"})),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.page.style import verdict_colour
+from harness.page.style import name_step, names, verdict_colour
 
 if TYPE_CHECKING:
     import altair
@@ -25,9 +25,8 @@ def forest(
     """
     import altair as alt
 
-    base = alt.Chart({"values": list(rows)}).encode(
-        y=alt.Y("name:N", sort=[row["name"] for row in rows], title=None), color=verdict_colour()
-    )
+    order = [row["name"] for row in rows]
+    base = alt.Chart({"values": list(rows)}).encode(y=names(order), color=verdict_colour())
     ratio = alt.X(
         "ratio:Q", scale=alt.Scale(type="log", nice=False, padding=24), title=f"{title} (log scale)"
     )
@@ -35,4 +34,4 @@ def forest(
         behind,
         base.mark_rule(strokeWidth=6, opacity=0.35, aria=False).encode(x="low:Q", x2="high:Q"),
         base.mark_point(filled=True, size=80, opacity=1).encode(x=ratio, tooltip=tooltip, **dot),
-    ).properties(width=520, height=alt.Step(24))
+    ).properties(width=520, height=alt.Step(name_step(order, 24)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.page.document import Chart, Table, TableRow, TableValue, anchor
 from harness.page.measured.case import MeasuredCase, unit_of, us_text
-from harness.page.style import provider, provider_scale
+from harness.page.style import name_step, names, provider, provider_scale
 from harness.results.schema import Samples
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def rounds(case: MeasuredCase, most: int) -> Chart | None:
     if not points:
         return None
     choices = [(cell.name, verdict.b) for cell in case.timed if (verdict := case.against_baseline(cell))]
+    choices = choices if len(choices) > 1 else []  # one is beside its baseline alone already
     every = math.ceil(len(points) / most)
     drawn = [point for i, point in enumerate(points) if point["kind"] != "quiet" or i % every == 0]
     size, unit = unit_of(point["us"] for point in points)
@@ -95,7 +96,7 @@ def _picture(
     """choices: each a row and its baseline, which a reader may have alone"""
     import altair as alt
 
-    names = list(dict.fromkeys(point["name"] for point in points))
+    order = list(dict.fromkeys(point["name"] for point in points))
     blocks = len({point["block"] for point in points})
     kinds = [kind for kind in ("quiet", "disturbed", "left out") if any(p["kind"] == kind for p in points)]
     shapes = {"quiet": "stroke", "disturbed": "cross", "left out": "triangle-up"}
@@ -108,7 +109,7 @@ def _picture(
                 scale=alt.Scale(type="log", nice=False, padding=12),
                 title=f"time per call, {unit} (log scale)",
             ),
-            y=alt.Y("name:N", sort=names, title=None),
+            y=names(order),
             yOffset=alt.YOffset("block:O", scale=alt.Scale(paddingOuter=0.2)),
             color=alt.Color(
                 "provider:N",
@@ -129,7 +130,9 @@ def _picture(
                 alt.Tooltip("state:N"),
             ],
         )
-        .properties(width=640, height=alt.Step(max(28, min(60, 5 * blocks)), **{"for": "position"}))
+        .properties(
+            width=640, height=alt.Step(name_step(order, max(28, min(60, 5 * blocks))), **{"for": "position"})
+        )
     )
     if not choices:
         return picture

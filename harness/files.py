@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +122,16 @@ def require_writable(json_to: str | None, csv_to: str | None) -> None:
                 path.unlink()
         except OSError as error:
             raise UsageError(f"cannot write {target}: {error.strerror}") from None
+
+
+def require_writable_folder(folder: Path, note: str = "") -> None:
+    """Makes it where there is none. Raises UsageError where nothing can be written in it; note: ends its
+    line."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}{note}") from None
 
 
 def write(target: str, text: str, note: str = "") -> None:

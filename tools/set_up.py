@@ -188,7 +188,7 @@ def register(venv: Path, version: str) -> None:
 
 
 def install(venv: Path, step: Step) -> None:
-    say(f"installing {step.what} ...")
+    say(f"installing {textwrap.shorten(step.what, 70, placeholder=' and more')} ...")
     started = time.monotonic()
     output, reason = pip(venv / "bin" / "python", "-c", venv / "constraints.txt", *step.requirements)
     if not reason:

@@ -30,18 +30,23 @@ def report(
 
     if chart and not (svg or png):
         raise click.UsageError("--chart is for --svg and --png; a page has all")
+    from harness.files import require_writable, require_writable_folder, write
     from harness.page.assemble import assemble
     from harness.page.inputs import inputs
 
-    page = assemble(inputs(runs), title)
-    if svg or png:
+    known = inputs(runs)
+    folders = [(Path(folder), is_png) for folder, is_png in ((svg, False), (png, True)) if folder]
+    for folder, _ in folders:
+        require_writable_folder(folder)
+    if not folders:
+        require_writable(output, None)
+    page = assemble(known, title)
+    if folders:
         from harness.page.pictures import pictures
 
-        for folder, is_png in ((svg, False), (png, True)):
-            if folder:
-                click.echo(f"{len(pictures(page, Path(folder), is_png, chart))} charts in {folder}")
+        for folder, is_png in folders:
+            click.echo(f"{len(pictures(page, folder, is_png, chart))} charts in {folder}")
         return
-    from harness.files import write
     from harness.page.html import html
 
     at = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

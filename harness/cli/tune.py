@@ -66,15 +66,15 @@ def tune(
     KERNEL_BENCH_TUNED names.
     """
     from harness.cli.run_display import RaceTables
+    from harness.files import require_writable_folder
     from harness.plan.budget import parse_shard
     from harness.tune.race import TuneRequest, race_if_possible
-    from harness.tune.store import require_writable
     from kernels.tuning import TUNED
 
     request = TuneRequest(op, impl, suite, case, parse_shard(shard), Path(out) if out else TUNED)
     with interruptible("finished cases are stored, tune --resume RUN races the rest"):
         if not (check or shard):
-            require_writable(request.folder)
+            require_writable_folder(request.folder, "; give another by --out")
         compiling = "--target" if target else "--check" if check else ""
         with RaceTables() as display:
             raced = race_if_possible(request, race, compiling, display)

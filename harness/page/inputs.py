@@ -45,7 +45,7 @@ def inputs(names: Iterable[str]) -> Inputs:
             _add_folder(together, path)
         elif path.is_file() and path.suffix == ".jsonl":
             _add(together.ledgers, [path])
-        elif path.is_file() and path.suffix == ".json":
+        elif archive.is_file(path) and path.suffix == ".json":
             _add(together.documents, [path])
         elif path.is_file():
             raise UsageError(

@@ -3,7 +3,7 @@ charts are read on light and on dark."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ PROVIDERS = {
 OTHER = "#44AA99"
 """Of a provider that a plug-in brings."""
 
-VERDICTS = {"faster": "#0072B2", "slower": "#D55E00", "same": "#7f7f7f", "unclear": "#CC79A7"}
+LINE = 15  # pixels of a line of text
+
+VERDICTS = {"faster": "#0072B2", "slower": "#D55E00", "same": "#666666", "unclear": "#a9a9a9"}
 
 CONFIG: dict[str, Any] = {
     "background": None,
@@ -39,7 +41,7 @@ CONFIG: dict[str, Any] = {
         "tickColor": "#8888",
         "gridColor": "#8883",
         "labelFontSize": 12,
-        "labelLimit": 440,
+        "labelLimit": 560,
         "titleFontSize": 12,
         "titleFontWeight": "normal",
     },
@@ -52,7 +54,18 @@ CONFIG: dict[str, Any] = {
         "symbolBaseFillColor": "currentColor",
         "symbolBaseStrokeColor": "currentColor",
     },
-    "header": {"labelColor": "currentColor", "titleColor": "currentColor"},
+    "header": {
+        "labelColor": "currentColor",
+        "titleColor": "currentColor",
+        "labelFontSize": 12,
+        "labelFontWeight": "bold",
+        "labelOrient": "top",
+        "labelAngle": 0,
+        "labelAlign": "left",
+        "labelAnchor": "start",
+        "labelLimit": 640,
+        "labelPadding": 2,
+    },
     "title": {"color": "currentColor", "anchor": "start"},
     "view": {"stroke": None},
     "text": {"color": "currentColor"},
@@ -72,6 +85,18 @@ def provider_scale(providers: Iterable[str]) -> altair.Scale:
 
     domain = sorted(set(providers))
     return alt.Scale(domain=domain, range=[PROVIDERS.get(p, OTHER) for p in domain])
+
+
+def names(order: Sequence[str]) -> altair.Y:
+    """An axis of rows in this order; an arm of several variables has a line for each."""
+    import altair as alt
+
+    return alt.Y("name:N", sort=order, title=None, axis=alt.Axis(labelExpr="split(datum.label, ', ')"))
+
+
+def name_step(order: Iterable[str], least: int) -> int:
+    """Pixels of a row, in which the longest name has room."""
+    return max([least, *(LINE * len(name.split(", ")) + 4 for name in order)])
 
 
 def verdict_colour(opacity: float = 1.0) -> altair.Color:

@@ -64,8 +64,7 @@ def heading(cell: Cell) -> RenderableType:
 
 
 def headline(timed: Sequence[Cell], verdicts: Iterable[Verdict], cells: Iterable[Cell]) -> Text:
-    """Who is fastest, and how surely. Contenders that memory splits into groups have a runner-up in each; the
-    one that counts is that of whoever is fastest of all."""
+    """Who is fastest, and how surely."""
     from rich.text import Text
 
     if not timed:
@@ -74,14 +73,22 @@ def headline(timed: Sequence[Cell], verdicts: Iterable[Verdict], cells: Iterable
         return Text(f"nothing has a time: {', '.join(worst_first)}")
     first = timed[0]
     time = time_with_unit(interval(first))
-    runner_up = next((v for v in verdicts if v.about == "runner-up" and v.a == first.name), None)
-    if runner_up is not None:
-        against = _against(runner_up)
+    if (verdict := runner_up(timed, verdicts)) is not None:
+        against = _against(verdict)
     else:
         against = "nothing to compare it with" if len(timed) == 1 else "not compared with the second"
     limit = first.percent_of_ceiling
     share = f", {limit:.0f} % of this machine's limit" if limit is not None else ""
     return Text.assemble("fastest: ", (first.name, "bold green"), f" {time}, {against}{share}")
+
+
+def runner_up(timed: Sequence[Cell], verdicts: Iterable[Verdict]) -> Verdict | None:
+    """Contenders that memory splits into groups have one in each; the one that counts is that of whoever is
+    fastest of all.
+
+    timed: fastest first
+    """
+    return next((v for v in verdicts if v.about == "runner-up" and v.a == timed[0].name), None)
 
 
 def _against(verdict: Verdict) -> str:

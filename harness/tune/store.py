@@ -7,7 +7,6 @@ import ast
 import hashlib
 import json
 import re
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -91,15 +90,6 @@ def read(file: Path) -> dict[str, Any]:
         return {"choices": []}
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{file} cannot be read ({error}): remove it, or give another --out") from None
-
-
-def require_writable(folder: Path) -> None:
-    """Raises UsageError for a folder that cannot be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}; give another by --out") from None
 
 
 def write(to: Path, file: Mapping[str, Any]) -> None:

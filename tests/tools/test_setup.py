@@ -254,6 +254,16 @@ def test_a_failing_install_says_why_in_one_line(tmp_path, monkeypatch, capsys):
     assert "is ignored" not in capsys.readouterr().err
 
 
+def test_what_is_installed_is_a_line_of_a_terminal(tmp_path, monkeypatch, capsys):
+    done = subprocess.CompletedProcess([], 0, stdout="")
+    monkeypatch.setattr(subprocess, "run", lambda *command, **how: done)
+    for names in (["click"], [f"package-{i}" for i in range(40)]):
+        set_up.install(tmp_path, set_up.Step(", ".join(names), tuple(names)))
+        line = capsys.readouterr().err.splitlines()[0]
+        assert line.startswith(f"set-up: installing {names[0]}") and line.endswith(" ...")
+        assert len(line) <= 100 and (" and more" in line) == (len(names) > 1)
+
+
 def test_a_python_without_venv_names_the_package_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(set_up.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(set_up.SetUpError, match=r"apt install python3\.\d+-venv"):

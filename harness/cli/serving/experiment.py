@@ -62,6 +62,7 @@ def show(
 def experiment_command(**options: Any) -> None:
     """What swaps of single kernels change in a live serving run, predicted first: trace, routing log, kernel
     benchmark and replay, the prediction into the ledger, then pairs of runs, then what they show. FILE is
-    TOML, or the name of one that comes with the harness (cpu-decode, cpu-default, cpu-long, cpu-short). Exit
-    code 1 where a replay missed or a swap has no observation."""
+    TOML, the experiment.json of a folder, which makes that again, or the name of one that comes with the
+    harness (cpu-decode, cpu-default, cpu-long, cpu-short). Exit code 1 where a replay missed or a swap has no
+    observation."""
     sys.exit(show(**options))

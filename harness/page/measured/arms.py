@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from harness.page.document import Chart, Table, TableRow, TableValue, anchor
 from harness.page.measured.case import MeasuredCase, interval_ends, short_keys, us_text
+from harness.page.measured.forest import forest
 from harness.page.measured.ranking import ratio_text
 from harness.page.style import verdict_colour
-from harness.report.arm_table import ArmComparison, arm_comparisons, first_arm, flag_effects
+from harness.report.arm_table import TOGETHER, ArmComparison, arm_comparisons, first_arm, flag_effects
 from harness.report.text import microseconds, significant, uncertain_ratio
 from harness.results.effects import changes, same_kernels
 from harness.results.schema import Run
@@ -86,34 +87,21 @@ def arm_charts(case: MeasuredCase) -> list[Chart]:
 def _picture(points: Sequence[dict[str, Any]], run: Run) -> altair.TopLevelMixin:
     import altair as alt
 
-    order = [point["name"] for point in points]
-    y = alt.Y("name:N", sort=order, title=None)
-    colour = verdict_colour()
-    base = alt.Chart({"values": list(points)})
-    title = f"speedup over {first_arm(run)} (log scale)"
-    x = alt.X("ratio:Q", scale=alt.Scale(type="log", nice=False, padding=24), title=title)
-    return alt.layer(
+    shapes = alt.Scale(domain=list(RAN), range=list(RAN.values()))
+    return forest(
+        points,
+        f"speedup over {first_arm(run)}",
         alt.Chart({"values": [{"none": 1}]}).mark_rule(color="#888").encode(x="none:Q"),
-        base.mark_rule(strokeWidth=6, opacity=0.35, aria=False).encode(
-            y=y, x="low:Q", x2="high:Q", color=colour
-        ),
-        base.mark_point(filled=True, size=80, opacity=1).encode(
-            y=y,
-            x=x,
-            color=colour,
-            shape=alt.Shape(
-                "ran:N", scale=alt.Scale(domain=list(RAN), range=list(RAN.values())), title="what ran"
-            ),
-            tooltip=[
-                alt.Tooltip("name:N", title="implementation · arm"),
-                alt.Tooltip("text:N", title="speedup"),
-                alt.Tooltip("verdict:N"),
-                alt.Tooltip("time:N"),
-                alt.Tooltip("ran:N", title="what ran"),
-                alt.Tooltip("changed:N", title="change"),
-            ],
-        ),
-    ).properties(width=520, height=alt.Step(24))
+        [
+            alt.Tooltip("name:N", title="implementation · arm"),
+            alt.Tooltip("text:N", title="speedup"),
+            alt.Tooltip("verdict:N"),
+            alt.Tooltip("time:N"),
+            alt.Tooltip("ran:N", title="what ran"),
+            alt.Tooltip("changed:N", title="change"),
+        ],
+        shape=alt.Shape("ran:N", scale=shapes, title="what ran"),
+    )
 
 
 def arms_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
@@ -137,34 +125,27 @@ def arms_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
     ]
     if len(cases) < 2 or not values:
         return None
-    base = alt.Chart({"values": values}).encode(
-        x=alt.X("name:N", sort=None, title=None, axis=alt.Axis(labelAngle=-30)),
-        y=alt.Y("case:N", sort=None, title=None),
-    )
-    rect = base.mark_rect(opacity=0.45, stroke="#8886").encode(
-        color=verdict_colour(0.45),
-        tooltip=["name:N", "case:N", alt.Tooltip("whole:N", title="speedup"), "verdict:N"],
-    )
     columns = ("case", "implementation · arm", "speedup", "verdict")
     first = first_arm(cases[0].run)
     return Chart(
         anchor("arms-over-cases", cases[0].run.id),
         f"What the arms do in each case{f': {cases[0].label}' if cases[0].label else ''}",
         f"One field a case and arm: how many times as fast as {first} it is. Colours are verdicts.",
-        alt.layer(rect, base.mark_text(aria=False).encode(text="text:N")).properties(
-            width=alt.Step(96), height=alt.Step(24)
+        _grid(
+            values,
+            alt.X("name:N", sort=None, title=None, axis=alt.Axis(labelAngle=-30)),
+            alt.Y("case:N", sort=None, title=None),
+            [
+                alt.Tooltip("name:N", title="implementation · arm"),
+                alt.Tooltip("case:N"),
+                alt.Tooltip("whole:N", title="speedup"),
+                alt.Tooltip("verdict:N"),
+            ],
         ),
         Table(
             columns,
             [
-                TableRow(
-                    [
-                        str(v["case"]),
-                        str(v["name"]),
-                        TableValue(str(v["whole"]), v["ratio"]),
-                        str(v["verdict"]),
-                    ]
-                )
+                TableRow([v["case"], v["name"], TableValue(v["whole"], v["ratio"]), v["verdict"]])
                 for v in values
             ],
             frozenset({"speedup"}),
@@ -185,6 +166,9 @@ def _interactions(case: MeasuredCase, comparisons: Sequence[ArmComparison]) -> C
             "what": f"{effect.kind}: {effect.what}",
             "ratio": effect.comparison.ratio,
             "verdict": effect.comparison.verdict,
+            "word": TOGETHER[effect.comparison.verdict]
+            if effect.kind == "interaction"
+            else effect.comparison.verdict,
             "text": uncertain_ratio(effect.comparison.ratio, effect.comparison.low, effect.comparison.high)[
                 0
             ],
@@ -192,21 +176,8 @@ def _interactions(case: MeasuredCase, comparisons: Sequence[ArmComparison]) -> C
         }
         for name, effect in effects
     ]
-    base = alt.Chart({"values": values}).encode(
-        x=alt.X("name:N", title=None, axis=alt.Axis(labelAngle=0)), y=alt.Y("what:N", sort=None, title=None)
-    )
-    rect = base.mark_rect(opacity=0.45, stroke="#8886").encode(
-        color=verdict_colour(0.45),
-        tooltip=[
-            alt.Tooltip("name:N", title="implementation"),
-            alt.Tooltip("what:N", title="effect"),
-            alt.Tooltip("text:N", title="speedup"),
-            alt.Tooltip("ends:N", title="interval"),
-            alt.Tooltip("verdict:N"),
-        ],
-    )
     rows = [
-        TableRow([v["name"], v["what"], TableValue(v["text"], v["ratio"]), v["ends"], v["verdict"]])
+        TableRow([v["name"], v["what"], TableValue(v["text"], v["ratio"]), v["ends"], v["word"]])
         for v in values
     ]
     columns = ("implementation", "effect", "speedup", "interval", "verdict")
@@ -215,9 +186,31 @@ def _interactions(case: MeasuredCase, comparisons: Sequence[ArmComparison]) -> C
         "Effects of the flags, and of two together",
         "A main effect is what a flag brings over all settings of the others; an interaction is by what "
         "factor it brings more (above 1) or less (below) where the other flag is changed too.",
-        alt.layer(rect, base.mark_text(aria=False).encode(text="text:N")).properties(
-            width=alt.Step(110), height=alt.Step(26)
+        _grid(
+            values,
+            alt.X("name:N", title=None, axis=alt.Axis(labelAngle=0)),
+            alt.Y("what:N", sort=None, title=None),
+            [
+                alt.Tooltip("name:N", title="implementation"),
+                alt.Tooltip("what:N", title="effect"),
+                alt.Tooltip("text:N", title="speedup"),
+                alt.Tooltip("ends:N", title="interval"),
+                alt.Tooltip("word:N", title="verdict"),
+            ],
         ),
         Table(columns, rows, frozenset({"speedup"})),
         len(values),
     )
+
+
+def _grid(
+    values: Sequence[dict[str, Any]], x: altair.X, y: altair.Y, tooltip: Sequence[altair.Tooltip]
+) -> altair.TopLevelMixin:
+    """A field for each value, coloured by its verdict, with its text in it."""
+    import altair as alt
+
+    base = alt.Chart({"values": list(values)}).encode(x=x, y=y)
+    return alt.layer(
+        base.mark_rect(opacity=0.45, stroke="#8886").encode(color=verdict_colour(0.45), tooltip=tooltip),
+        base.mark_text(aria=False).encode(text="text:N"),
+    ).properties(width=alt.Step(100), height=alt.Step(24))

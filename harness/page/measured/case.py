@@ -47,11 +47,6 @@ class MeasuredCase:
     def against_baseline(self, cell: Cell) -> Verdict | None:
         return next((v for v in self.verdicts if v.about == "baseline" and v.a == cell.name), None)
 
-    def runner_up(self) -> Verdict | None:
-        """Of whoever is fastest, against the second."""
-        fastest = self.timed[0].name if self.timed else ""
-        return next((v for v in self.verdicts if v.about == "runner-up" and v.a == fastest), None)
-
     def row_name(self, cell: Cell) -> str:
         return f"{cell.name} · {self.label}" if self.label else cell.name
 

@@ -4,8 +4,9 @@ makes it again."""
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.page.document import Chart, PageSection, Table, TableRow, TableValue, anchor
 from harness.page.measured.case import MeasuredCase, short_keys
@@ -13,8 +14,14 @@ from harness.report.disturbance import disturbance
 from harness.report.text import significant
 from harness.results.schema import Run
 
+if TYPE_CHECKING:
+    import altair
+
 ENDS = ("min", "median", "max")
-STATES = {"counted": "#D55E00", "left out": "#56B4E9", "quiet": "#bbbbbb"}
+STATES = {"counted": "#D55E00", "left out": "#56B4E9", "quiet": "#8885"}
+IN_ORDER = "From left to right is the order of measuring; records have no times of day."
+READ = "#0072B2"
+WIDTH = 640
 
 
 def machine_section(run: Run, cases: Sequence[MeasuredCase], label: str) -> PageSection:
@@ -69,79 +76,131 @@ def _settings(variables: dict[str, str | None]) -> str:
 
 def _conditions(cases: Sequence[MeasuredCase], run: Run) -> list[Chart]:
     """Clocks, temperature, power, other processes' share: as the rounds of each case saw them."""
-    rows = [
-        TableRow(
-            [
-                case.planned.key,
-                name,
-                *(TableValue(significant(reading[end], 4), reading[end]) for end in ENDS),
-            ]
-        )
-        for case in cases
+    keys = short_keys(cases) if cases else {}
+    values = [
+        {"case": keys[case.planned.key], "place": place, "what": name, **reading}
+        for place, case in enumerate(cases, 1)
         for conditions in case.done.conditions
         for name, reading in conditions.items()
         if isinstance(reading, dict) and reading.keys() == set(ENDS)
+    ]
+    rows = [
+        TableRow([v["case"], v["what"], *(TableValue(significant(v[end], 4), v[end]) for end in ENDS)])
+        for v in values
     ]
     return [
         Chart(
             anchor("conditions", run.id),
             "Clocks, heat, load",
-            "What the monitors read in each case's rounds; what they could not is not here.",
-            None,
+            "What the monitors read in each case's rounds: the dot is the median, the bar goes from the "
+            f"least to the most. What they could not read is not here. {IN_ORDER} No axis begins at zero.",
+            _readings(values),
             Table(("case", "what", *ENDS), rows, frozenset(ENDS)),
+            len(values),
         )
     ] * bool(rows)
 
 
+def _readings(values: Sequence[dict[str, Any]]) -> altair.TopLevelMixin:
+    """A plot for each quantity, below each other."""
+    import altair as alt
+
+    x = alt.X("place:O", title="case, in the order of measuring", axis=alt.Axis(labelAngle=0))
+    base = alt.Chart().encode(x=x)
+    return (
+        alt.layer(
+            base.mark_rule(strokeWidth=6, opacity=0.35, color=READ, aria=False).encode(
+                y=alt.Y("min:Q", title=None, scale=alt.Scale(zero=False)), y2="max:Q"
+            ),
+            base.mark_point(filled=True, size=50, opacity=1, color=READ).encode(
+                y="median:Q", tooltip=["what:N", "case:N", *(f"{end}:Q" for end in ENDS)]
+            ),
+        )
+        .properties(width=WIDTH, height=70)
+        .facet(
+            data={"values": list(values)},
+            row=alt.Row("what:N", sort=None, title=None),
+            spacing=6,
+        )
+        .resolve_scale(y="independent")
+    )
+
+
 def _disturbed(cases: Sequence[MeasuredCase], run: Run) -> list[Chart]:
-    """Rounds of each case by what became of them, where any was disturbed."""
+    """Rounds of each block by what became of them, where any was disturbed."""
     import altair as alt
 
     if not any(case.done.disturbed for case in cases):
         return []
     keys = short_keys(cases)
     values: list[dict[str, Any]] = []
-    for place, case in enumerate(cases):
-        left_out = sum(not r.counted for r in case.done.disturbed)
-        counted = len(case.done.disturbed) - left_out
-        quiet = case.done.rounds + case.done.heats - counted
-        reason = case.done.disturbed[0].reason if case.done.disturbed else ""
-        for state, rounds in (("quiet", quiet), ("counted", counted), ("left out", left_out)):
-            if rounds:
-                values.append(
-                    {
-                        "case": keys[case.planned.key],
-                        "place": place,
-                        "state": state,
-                        "rounds": rounds,
-                        "reason": reason * (state != "quiet"),
-                    }
-                )
+    place = 0
+    for case in cases:
+        reasons = {r.block: r.reason for r in case.done.disturbed}
+        for block, states in _blocks(case).items():
+            place += 1
+            values += [
+                {
+                    "place": place,
+                    "case": keys[case.planned.key],
+                    "block": block,
+                    "state": state,
+                    "rounds": rounds,
+                    "reason": "" if state == "quiet" else reasons[block],
+                }
+                for state, rounds in states.items()
+            ]
     picture = (
         alt.Chart({"values": values})
         .mark_bar()
         .encode(
-            y=alt.Y("case:N", sort=alt.EncodingSortField("place", op="min"), title=None),
-            x=alt.X("rounds:Q", title="rounds", scale=alt.Scale(zero=True)),
+            x=alt.X(
+                "place:O",
+                title="blocks, in the order of measuring, case after case",
+                scale=alt.Scale(padding=0),
+                axis=alt.Axis(labels=False, ticks=False),
+            ),
+            y=alt.Y(
+                "rounds:Q", stack="normalize", title="share of the block's rounds", axis=alt.Axis(format="%")
+            ),
             color=alt.Color(
                 "state:N", scale=alt.Scale(domain=list(STATES), range=list(STATES.values())), title=None
             ),
-            tooltip=["case:N", "state:N", "rounds:Q", "reason:N"],
+            tooltip=["case:N", "block:Q", "state:N", "rounds:Q", "reason:N"],
         )
-        .properties(width=480, height=alt.Step(20))
+        .properties(width=alt.Step(max(1, WIDTH // place)), height=140)
     )
     rows = [
-        TableRow([v["case"], v["state"], TableValue(str(v["rounds"]), v["rounds"]), v["reason"]])
+        TableRow(
+            [
+                v["case"],
+                TableValue(str(v["block"]), v["block"]),
+                v["state"],
+                TableValue(str(v["rounds"]), v["rounds"]),
+                v["reason"],
+            ]
+        )
         for v in values
     ]
     return [
         Chart(
             anchor("disturbed", run.id),
-            "Disturbed rounds, in the order of measuring",
-            "Rounds in which something else used the machine, or slowed it: counted where none was quiet, "
-            "else left out and made again.",
+            "Disturbed rounds",
+            "A bar is a block of rounds, and of it the share in which something else used the machine, or "
+            "slowed it: counted where none was quiet, else left out and made again. " + IN_ORDER,
             picture,
-            Table(("case", "state", "rounds", "e.g."), rows, frozenset({"rounds"})),
+            Table(("case", "block", "state", "rounds", "e.g."), rows, frozenset({"block", "rounds"})),
             len(values),
         )
     ]
+
+
+def _blocks(case: MeasuredCase) -> dict[int, Counter[str]]:
+    """Of each block how many of its rounds became what."""
+    samples = [samples for cell in case.cells for samples in (cell.samples, cell.heats)]
+    states = {place: "quiet" for of in samples for place in zip(of.block, of.round, strict=True)}
+    states |= {(r.block, r.round): "counted" if r.counted else "left out" for r in case.done.disturbed}
+    blocks: dict[int, Counter[str]] = {}
+    for (block, _), state in sorted(states.items()):
+        blocks.setdefault(block, Counter())[state] += 1
+    return blocks

@@ -6,7 +6,7 @@ from typing import Any
 
 from harness.page.document import Chart, PageSection, Table, TableRow, TableValue, anchor
 from harness.page.measured.case import interval_ends, us_text
-from harness.page.style import verdict_colour
+from harness.page.measured.forest import forest
 from harness.report.text import uncertain_ratio
 from harness.results.comparison import Compared
 from harness.results.recorded import RecordedRun
@@ -46,32 +46,18 @@ def moved(a: RecordedRun, b: RecordedRun, comparison: Compared) -> PageSection:
                 ]
             )
         )
-    y = alt.Y("name:N", sort=[value["name"] for value in values], title=None)
-    colour = verdict_colour()
     floor = alt.Chart({"values": [{"from": 1 / (1 + comparison.floor), "to": 1 + comparison.floor}]})
-    base = alt.Chart({"values": values})
-    x = alt.X(
-        "ratio:Q",
-        scale=alt.Scale(type="log", nice=False, padding=24),
-        title="time in A over time in B (log scale)",
-    )
-    picture = alt.layer(
+    picture = forest(
+        values,
+        "time in A over time in B",
         floor.mark_rect(color="#8883").encode(x="from:Q", x2="to:Q"),
-        base.mark_rule(strokeWidth=6, opacity=0.35, aria=False).encode(
-            y=y, x="low:Q", x2="high:Q", color=colour
-        ),
-        base.mark_point(filled=True, size=80, opacity=1).encode(
-            y=y,
-            x=x,
-            color=colour,
-            tooltip=[
-                alt.Tooltip("name:N", title="row"),
-                alt.Tooltip("text:N", title="B vs A"),
-                alt.Tooltip("verdict:N"),
-                alt.Tooltip("drift:N"),
-            ],
-        ),
-    ).properties(width=480, height=alt.Step(22))
+        [
+            alt.Tooltip("name:N", title="row"),
+            alt.Tooltip("text:N", title="B vs A"),
+            alt.Tooltip("verdict:N"),
+            alt.Tooltip("drift:N"),
+        ],
+    )
     columns = ("case", "implementation", "A, us", "B, us", "B vs A", "verdict", "changed")
     regressions = len(comparison.regressions)
     return PageSection(

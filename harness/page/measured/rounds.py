@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from harness.page.document import Chart, Table, TableRow, TableValue, anchor
 from harness.page.measured.case import MeasuredCase, unit_of, us_text
-from harness.page.style import provider, provider_scale
+from harness.page.style import name_step, names, provider, provider_scale
 from harness.results.schema import Samples
 
 if TYPE_CHECKING:
     import altair
 
-READING = (
-    "Each tick is a round's time per call, one block below the other. The second strip of the baseline is "
-    "the same code prepared apart: what that is off by is noise. Crosses are rounds that something disturbed "
-    "and that count, triangles those that were left out."
-)
+TICKS = "Each tick is a round's time per call, one block below the other."
+PAIR = " The second strip of a baseline is the same code prepared apart: what that is off by is noise."
+DISTURBED = " Crosses are rounds that something disturbed and that count, triangles those that were left out."
+CHOICE = " A row that is chosen below the picture stands beside its baseline alone."
+AGAIN = " (again)"
+"""Ends the name of the second of an A/A pair."""
 
 
 def rounds(case: MeasuredCase, most: int) -> Chart | None:
@@ -30,6 +31,8 @@ def rounds(case: MeasuredCase, most: int) -> Chart | None:
     points = list(_points(case))
     if not points:
         return None
+    choices = [(cell.name, verdict.b) for cell in case.timed if (verdict := case.against_baseline(cell))]
+    choices = choices if len(choices) > 1 else []  # one is beside its baseline alone already
     every = math.ceil(len(points) / most)
     drawn = [point for i, point in enumerate(points) if point["kind"] != "quiet" or i % every == 0]
     size, unit = unit_of(point["us"] for point in points)
@@ -38,11 +41,22 @@ def rounds(case: MeasuredCase, most: int) -> Chart | None:
     return Chart(
         anchor("rounds", case.label, case.planned.key),
         "Rounds",
-        READING + (f" Of the quiet ones 1 in {every} is drawn; the table has all." if every > 1 else ""),
-        _picture(drawn, unit),
+        _reading(points, choices, every),
+        _picture(drawn, unit, choices),
         _table(points),
         len(drawn),
     )
+
+
+def _reading(points: Sequence[dict[str, Any]], choices: Sequence[tuple[str, str]], every: int) -> str:
+    text = TICKS
+    if any(point["name"] != point["of"] for point in points):
+        text += PAIR
+    if choices:
+        text += CHOICE
+    if any(point["kind"] != "quiet" for point in points):
+        text += DISTURBED
+    return text + (f" Of the quiet ones 1 in {every} is drawn; the table has all." if every > 1 else "")
 
 
 def _points(case: MeasuredCase) -> Iterator[dict[str, Any]]:
@@ -51,7 +65,7 @@ def _points(case: MeasuredCase) -> Iterator[dict[str, Any]]:
         yield from _strip(cell.name, cell.samples, counted)
         for pair in case.verdicts:
             if pair.about == "A/A" and pair.b == cell.name:
-                yield from _strip(f"{cell.name} (again)", pair.samples, counted)
+                yield from _strip(cell.name + AGAIN, pair.samples, counted)
     for dropped in case.done.disturbed:
         for name, seconds in dropped.seconds.items():
             yield _tick(name, dropped.block, dropped.round, seconds, f"left out: {dropped.reason}")
@@ -66,6 +80,7 @@ def _tick(name: str, block: int, number: int, seconds: float, state: str) -> dic
     kind = "left out" if state.startswith("left out") else state
     return {
         "name": name,
+        "of": name.removesuffix(AGAIN),
         "provider": provider(name),
         "block": block,
         "round": number,
@@ -75,14 +90,17 @@ def _tick(name: str, block: int, number: int, seconds: float, state: str) -> dic
     }
 
 
-def _picture(points: Sequence[dict[str, Any]], unit: str) -> altair.TopLevelMixin:
+def _picture(
+    points: Sequence[dict[str, Any]], unit: str, choices: Sequence[tuple[str, str]]
+) -> altair.TopLevelMixin:
+    """choices: each a row and its baseline, which a reader may have alone"""
     import altair as alt
 
-    names = list(dict.fromkeys(point["name"] for point in points))
+    order = list(dict.fromkeys(point["name"] for point in points))
     blocks = len({point["block"] for point in points})
     kinds = [kind for kind in ("quiet", "disturbed", "left out") if any(p["kind"] == kind for p in points)]
     shapes = {"quiet": "stroke", "disturbed": "cross", "left out": "triangle-up"}
-    return (
+    picture = (
         alt.Chart({"values": list(points)})
         .mark_point(size=36, opacity=0.75, strokeWidth=1.5, angle=90)
         .encode(
@@ -91,7 +109,7 @@ def _picture(points: Sequence[dict[str, Any]], unit: str) -> altair.TopLevelMixi
                 scale=alt.Scale(type="log", nice=False, padding=12),
                 title=f"time per call, {unit} (log scale)",
             ),
-            y=alt.Y("name:N", sort=names, title=None),
+            y=names(order),
             yOffset=alt.YOffset("block:O", scale=alt.Scale(paddingOuter=0.2)),
             color=alt.Color(
                 "provider:N",
@@ -112,7 +130,17 @@ def _picture(points: Sequence[dict[str, Any]], unit: str) -> altair.TopLevelMixi
                 alt.Tooltip("state:N"),
             ],
         )
-        .properties(width=640, height=alt.Step(max(28, min(60, 5 * blocks)), **{"for": "position"}))
+        .properties(
+            width=640, height=alt.Step(name_step(order, max(28, min(60, 5 * blocks))), **{"for": "position"})
+        )
+    )
+    if not choices:
+        return picture
+    select = alt.binding_select(
+        options=[None, *choices], labels=["all", *(name for name, _ in choices)], name="Row: "
+    )
+    return picture.add_params(alt.param(name="row", value=None, bind=select)).transform_filter(
+        "row === null || indexof(row, datum.of) >= 0"
     )
 
 

@@ -11,6 +11,7 @@ from harness.page.document import Chart, Table, TableRow, TableValue, anchor
 from harness.page.measured.case import MeasuredCase, interval_ends, unit_of, us_text
 from harness.page.measured.ranking import ratio_text
 from harness.page.style import OTHER, PROVIDERS, provider
+from harness.report.case_table import runner_up
 from harness.report.text import microseconds, significant
 from shapes.case import text_of
 
@@ -242,7 +243,7 @@ def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
     shared = _shared(timed)
     values, rows = [], []
     for case in timed:
-        fastest, verdict = case.timed[0], case.runner_up()
+        fastest, verdict = case.timed[0], runner_up(case.timed, case.verdicts)
         others = {k: v for k, v in case.planned.sizes.items() if k != axis and k not in shared}
         margin = _margin(case)
         value = {
@@ -310,12 +311,12 @@ def _shared(cases: Sequence[MeasuredCase]) -> dict[str, int | str]:
 
 def _is_told(case: MeasuredCase) -> bool:
     """Whether the fastest is known to be so, or has nobody beside it."""
-    verdict = case.runner_up()
+    verdict = runner_up(case.timed, case.verdicts)
     return len(case.timed) == 1 or (verdict is not None and verdict.verdict == "faster")
 
 
 def _margin(case: MeasuredCase) -> str:
-    verdict = case.runner_up()
+    verdict = runner_up(case.timed, case.verdicts)
     if verdict is None:
         return "no second" if len(case.timed) == 1 else "not compared"
     if verdict.verdict == "faster":

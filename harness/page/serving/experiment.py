@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +49,7 @@ def experiment_section(folder: Path) -> PageSection:
                 f"{load.prompts} prompts of {load.input_len} tokens in and {load.output_len} out, "
                 f"concurrency {load.concurrency}, {load.pairs} pairs a swap",
             ),
+            ("again", "python -m harness " + shlex.join(["serving", "experiment", str(folder / PLAN)])),
         ],
         sections=[
             replace(ledger, headline=""),

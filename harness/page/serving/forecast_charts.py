@@ -200,20 +200,11 @@ def needs(workloads: Sequence[ForecastWorkload], target: float | None) -> altair
                 x=alt.value(width + 8), text="answer:N", color=alt.Color("colour:N", scale=None)
             )
         )
-    header = alt.Header(
-        title=None,
-        labelAngle=0,
-        labelAlign="left",
-        labelAnchor="start",
-        labelOrient="top",
-        labelFontWeight="bold",
-        labelPadding=2,
-    )
     in_order = alt.EncodingSortField(field="concurrency", op="min", order="ascending")
     return (
         alt.layer(*layers)
         .properties(width=width, height=alt.Step(22))
-        .facet(data=records(marks), row=alt.Row("place:N", sort=in_order, header=header), spacing=6)
+        .facet(data=records(marks), row=alt.Row("place:N", sort=in_order, title=None), spacing=6)
         .resolve_scale(y="independent")
     )
 

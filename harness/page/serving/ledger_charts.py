@@ -49,58 +49,33 @@ def forest(lines: Sequence[LedgerLine], quantity: str, unit: str) -> altair.TopL
     axis = alt.Axis(title=f"change of {quantity}, {unit}", grid=True)
     x = alt.X("value:Q", axis=axis, scale=alt.Scale(zero=True))
     colour = alt.Color("side:N", scale=scale, legend=alt.Legend(title=None, orient="top"))
-    layers: list[Any] = [alt.Chart().mark_rule(strokeDash=[3, 3], color="#888888").encode(x=alt.datum(0))]
-    for upper, offset in ((True, -APART), (False, APART)):
-        of_side = base.transform_filter(alt.FieldEqualPredicate(field="upper", equal=upper))
-        rules = of_side.transform_filter(alt.FieldEqualPredicate(field="interval", equal=True))
-        layers.append(
-            rules.mark_rule(strokeWidth=2, yOffset=offset).encode(
-                x=alt.X("low:Q", axis=axis), x2="high:Q", color=colour, tooltip=tooltip
-            )
-        )
-        layers.append(
-            of_side.transform_filter(alt.FieldEqualPredicate(field="point", equal=True))
-            .mark_point(filled=True, size=60, opacity=1, yOffset=offset)
-            .encode(
-                x=x,
-                color=colour,
-                shape=alt.Shape("side:N", scale=shape, legend=alt.Legend(title=None, orient="top")),
-                tooltip=tooltip,
-                description=alt.Description("aria:N"),
-            )
-        )
+    of_side = base.encode(color=colour, tooltip=tooltip)
+    offset = alt.ExprRef(f"datum.upper ? -{APART} : {APART}")
     width = WIDTH - VERDICT_TEXT
-    layers.append(
-        base.transform_filter(alt.FieldEqualPredicate(field="first", equal=True))
-        .mark_text(align="left", fontWeight="bold")
-        .encode(
-            x=alt.value(width + 8),
-            text="verdict:N",
-            color=alt.Color("colour:N", scale=None),
-            tooltip=tooltip,
-        )
-    )
-    header = alt.Header(
-        title=None,
-        labelAngle=0,
-        labelAlign="left",
-        labelAnchor="start",
-        labelOrient="top",
-        labelFontWeight="bold",
-        labelLimit=WIDTH,
-        labelPadding=2,
-    )
+    # What a mark lacks is null in its row: filters would give each layer an order of lines of its own.
+    layers: list[Any] = [
+        alt.Chart().mark_rule(strokeDash=[3, 3], color="#888888").encode(x=alt.datum(0)),
+        of_side.mark_rule(strokeWidth=2, yOffset=offset).encode(x=alt.X("from:Q", axis=axis), x2="to:Q"),
+        of_side.mark_point(filled=True, size=60, opacity=1, yOffset=offset).encode(
+            x=x,
+            shape=alt.Shape("side:N", scale=shape, legend=alt.Legend(title=None, orient="top")),
+            description=alt.Description("aria:N"),
+        ),
+        base.mark_text(align="left", fontWeight="bold", aria=False).encode(
+            x=alt.value(width + 8), text="beside:N", color=alt.Color("colour:N", scale=None)
+        ),
+    ]
     return (
         alt.layer(*layers)
         .properties(width=width, height=alt.Step(STEP))
-        .facet(data=records(marks), row=alt.Row("row:N", sort=in_order, header=header), spacing=6)
+        .facet(data=records(marks), row=alt.Row("row:N", sort=in_order, title=None), spacing=6)
         .resolve_scale(y="independent")
     )
 
 
 def forest_marks(lines: Sequence[LedgerLine]) -> int:
-    """Points, intervals, and a verdict for each line."""
-    return sum(m["point"] + m["interval"] + m["first"] for line in lines for m in _marks(line))
+    """Points and intervals."""
+    return sum((m["value"] is not None) + (m["from"] is not None) for line in lines for m in _marks(line))
 
 
 def _marks(line: LedgerLine) -> list[dict[str, Any]]:
@@ -132,15 +107,15 @@ def _marks(line: LedgerLine) -> list[dict[str, Any]]:
             "value": value,
             "low": low,
             "high": high,
-            "point": value is not None,
-            "interval": low is not None and high is not None,
+            "from": None if high is None else low,
+            "to": None if low is None else high,
             "text": text,
             "aria": f"{line.row}, {line.line}, {side}: {text} {line.unit}, {line.verdict}",
-            "first": False,
+            "beside": "",
         }
         for upper, side, value, low, high, text in sides
     ]
-    marks[0]["first"] = True
+    marks[0]["beside"] = about["verdict"]
     return marks
 
 

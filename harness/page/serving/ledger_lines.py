@@ -27,15 +27,15 @@ class LedgerLine:
     unit: str
     method: str
     name: str
-    line: str
-    predicted: float | None
-    low: float | None
-    high: float | None
-    observation: Observation | None
-    residual: float | None
-    relative: float | None
     verdict: str
-    blind: bool | None
+    line: str = ""
+    predicted: float | None = None
+    low: float | None = None
+    high: float | None = None
+    observation: Observation | None = None
+    residual: float | None = None
+    relative: float | None = None
+    blind: bool | None = None
 
 
 def row_names(rows: Sequence[LedgerRow]) -> list[str]:
@@ -71,59 +71,48 @@ def _lines(row: LedgerRow, name: str) -> Iterator[LedgerLine]:
 
 
 def _judged(row: str, residual: Residual, observation: Observation) -> LedgerLine:
-    name = f"{residual.method}: {residual.of} alone" if residual.of else residual.method
     return LedgerLine(
-        row=row,
-        quantity=residual.quantity,
-        unit=residual.unit,
-        method=residual.method,
-        name=name,
-        line=name,
+        row,
+        residual.quantity,
+        residual.unit,
+        residual.method,
+        _name(residual.method, residual.of),
+        residual.verdict,
         predicted=residual.predicted,
         low=residual.low,
         high=residual.high,
         observation=observation,
         residual=residual.residual,
         relative=residual.relative,
-        verdict=residual.verdict,
         blind=residual.blind,
     )
 
 
 def _unpredicted(row: str, observation: Observation) -> LedgerLine:
     return LedgerLine(
-        row=row,
-        quantity=observation.quantity,
-        unit=observation.unit,
-        method=NO_METHOD,
-        name=NO_METHOD,
-        line=NO_METHOD,
-        predicted=None,
-        low=None,
-        high=None,
+        row,
+        observation.quantity,
+        observation.unit,
+        NO_METHOD,
+        NO_METHOD,
+        NOT_PREDICTED,
         observation=observation,
-        residual=None,
-        relative=None,
-        verdict=NOT_PREDICTED,
-        blind=None,
     )
 
 
 def _unobserved(row: str, prediction: Prediction) -> LedgerLine:
-    name = f"{prediction.method}: {prediction.of} alone" if prediction.of else prediction.method
     return LedgerLine(
-        row=row,
-        quantity=prediction.quantity,
-        unit=prediction.unit,
-        method=prediction.method,
-        name=name,
-        line=name,
+        row,
+        prediction.quantity,
+        prediction.unit,
+        prediction.method,
+        _name(prediction.method, prediction.of),
+        NOT_OBSERVED,
         predicted=prediction.change,
         low=prediction.low,
         high=prediction.high,
-        observation=None,
-        residual=None,
-        relative=None,
-        verdict=NOT_OBSERVED,
-        blind=None,
     )
+
+
+def _name(method: str, of: str) -> str:
+    return f"{method}: {of} alone" if of else method

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
+from harness.errors import UsageError, mistake
 from harness.page.document import Chart, PageSection, Table, TableRow, anchor
 from harness.page.serving.marks import cell, distinct, ranged
 from harness.page.serving.replay_charts import (
@@ -21,15 +24,25 @@ from harness.serving.replay.schema import Replay, Timed
 NOTHING = "no arm was timed"
 
 
-def replay_section(replays: Sequence[Replay], title: str) -> PageSection:
+def replay_section(steps: Sequence[Replay], title: str) -> PageSection:
     """A section for each step that was replayed."""
-    names = distinct([step_name(replay.step) for replay in replays])
+    names = distinct([step_name(replay.step) for replay in steps])
     return PageSection(
         anchor=anchor("replay", title),
         title=title,
-        headline=f"Replayed steps: {len(replays)}." if replays else "Nothing was replayed.",
-        sections=[_step(replay, name, title) for replay, name in zip(replays, names, strict=True)],
+        headline=f"Replayed steps: {len(steps)}." if steps else "Nothing was replayed.",
+        sections=[_step(replay, name, title) for replay, name in zip(steps, names, strict=True)],
     )
+
+
+def replays(document: Any, name: str) -> list[Replay]:
+    """Of what `serving replay --json` wrote, or a stage of an experiment. Raises UsageError."""
+    if isinstance(document, dict) and "replays" in document:
+        document = document["replays"]
+    try:
+        return [Replay.model_validate(of) for of in (document if isinstance(document, list) else [document])]
+    except ValidationError as error:
+        raise UsageError(f"cannot read {name}: no replay: {mistake(error)}") from None
 
 
 def step_name(step: dict[str, Any]) -> str:

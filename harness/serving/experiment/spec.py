@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Mapping
@@ -232,7 +233,8 @@ class Experiment(StrictRecord):
 
 
 def read_experiment(name: str) -> Experiment:
-    """An experiment's file, or by its bare name one that the harness has. Raises UsageError."""
+    """An experiment's TOML, the experiment.json of one that was begun, or by its bare name one that the
+    harness has. Raises UsageError."""
     path = Path(name)
     if not path.exists() and (FILES / f"{name}.toml").exists():
         path = FILES / f"{name}.toml"
@@ -245,10 +247,11 @@ def read_experiment(name: str) -> Experiment:
         ) from None
     except UnicodeDecodeError:
         raise UsageError(f"cannot read {name}: no UTF-8 text") from None
+    kind, parse = ("JSON", json.loads) if path.suffix == ".json" else ("TOML", tomllib.loads)
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{name}: no TOML: {error}") from None
+        document = parse(text)
+    except ValueError as error:
+        raise UsageError(f"{name}: no {kind}: {error}") from None
     try:
         experiment = Experiment(**document)
     except ValidationError as error:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import vl_convert
 
+from harness.cli.report import report
 from harness.errors import UsageError
 from harness.page.assemble import assemble
 from harness.page.inputs import inputs
@@ -166,6 +167,17 @@ def test_the_command(cli, tmp_path):
     assert "vllm.vec" in page.read_text()
     done = cli("report", tmp_path / "nowhere", "-o", page)
     assert done.returncode == 2 and done.stderr.startswith("error: no run at")
+
+
+@pytest.mark.parametrize("option", ["-o", "--svg", "--png"])
+def test_where_nothing_can_be_written_no_page_is_made(option, tmp_path):
+    file = tmp_path / "a file"
+    file.touch()
+    where = file / "report.html" if option == "-o" else file
+    broken = tmp_path / "broken.json"  # a page of it would be refused, too
+    broken.write_text("nonsense")
+    with pytest.raises(UsageError, match=r"^cannot write [^\n]*a file[^\n]*$"):
+        report.main([str(broken), option, str(where)], standalone_mode=False)
 
 
 def test_one_cell_is_a_page(tmp_path):

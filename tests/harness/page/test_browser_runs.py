@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.page.assemble import assemble
+from harness.page.document import anchor
 from harness.page.html import html
 from harness.page.inputs import inputs
 from harness.page.measured.case import measured_cases, us_text
@@ -76,6 +77,29 @@ def test_a_tooltip_says_the_record_s_time_and_a_link_finds_its_row(opened, made)
         tooltip.wait_for()
         assert microseconds(fastest.time_us) in tooltip.inner_text()
         assert fastest.name in tooltip.inner_text()
+
+
+def test_a_chosen_row_stands_beside_its_baseline_and_the_pair_alone(opened, tmp_path):
+    of = case()
+    times = {"torch.sdpa": 200.0, HOSTILE: 90.0, "vllm.vec": 150.0}
+    file = tmp_path / "report.html"
+    run = write(tmp_path / "run", ranked(of, times), [of])
+    file.write_text(html(assemble(inputs([str(run)])), "Made by a test"))
+    rounds = f"rounds-{anchor(of.key)}"
+    with opened(file, anchor=anchor(of.key, "vllm.vec")) as view:
+        view.drawn()
+        assert view.page.locator("tr.marked").count() == 1
+        select = view.page.locator(f"#{rounds}").get_by_role("combobox", name="Row")
+        for name, strips in (("vllm.vec", 3), (HOSTILE, 3), ("all", 4)):
+            select.select_option(label=name)
+            ticks = 12 * strips
+            view.page.wait_for_function(
+                f"document.querySelectorAll('#{rounds} .mark-symbol path').length === {ticks}"
+            )
+            labels = view.page.locator(f"#{rounds} .role-axis-label text").all_text_contents()
+            names = {label for label in labels if "." in label}
+            assert names == ({*times} if name == "all" else {name, "torch.sdpa"}) | {"torch.sdpa (again)"}
+        assert view.errors == []
 
 
 def test_ten_thousand_cells_and_names_of_any_kind_open(opened, tmp_path):

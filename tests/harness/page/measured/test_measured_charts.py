@@ -10,6 +10,7 @@ import pytest
 from harness.page.document import Chart
 from harness.page.measured.arms import arm_charts
 from harness.page.measured.case import MeasuredCase, measured_cases
+from harness.page.measured.machine import machine_section
 from harness.page.measured.ranking import ranking
 from harness.page.measured.roofline import roofline
 from harness.page.measured.rounds import rounds
@@ -136,6 +137,15 @@ def test_rounds_are_all_there_with_the_pair_and_what_disturbed_them(tmp_path):
     assert len(thinned.table.rows) == 49
 
 
+def test_a_row_can_be_chosen_of_those_that_have_a_baseline(tmp_path):
+    (only,) = measured(tmp_path / "run", case())
+    (param,) = specification(rounds(only, 10_000))["params"]
+    assert param["bind"]["options"] == [None, ["vllm.amx", "torch.sdpa"], ["vllm.vec", "torch.sdpa"]]
+    (pair,) = measured(tmp_path / "pair", case(), times={"torch.sdpa": 200.0, "vllm.amx": 100.0})
+    assert "params" not in specification(rounds(pair, 10_000))
+    assert "chosen" not in rounds(pair, 10_000).reading
+
+
 def test_a_roofline_s_corner_is_where_the_ceilings_meet(tmp_path):
     chart = roofline(measured(tmp_path / "run", case()))
     lines = next(part["values"] for part in layers(chart) if "roof" in str(part["values"]))
@@ -158,6 +168,43 @@ def test_arms_have_their_verdicts_and_say_what_ran():
         f"torch.bf16 · OMP_NUM_THREADS={n}, ONEDNN_MAX_CPU_ISA=AVX2" for n in (1, 2)
     }
     assert any(p["what"].startswith("interaction") for p in points(grid))
+
+
+def test_blocks_are_shown_by_what_became_of_their_rounds(tmp_path):
+    disturbed = [
+        DisturbedRound(block=1, round=0, reason="other processes", counted=True),
+        DisturbedRound(block=1, round=2, reason="heat", counted=False, seconds={"vllm.amx": 9e-4}),
+    ]
+    first, second = case(1), case(2)
+    records = [*ranked(first, THREE), *ranked(second, THREE, disturbed=disturbed)]
+    cases = measured_cases(write(tmp_path / "run", records, [first, second]))
+    section = machine_section(cases[0].run, cases, "")
+    (chart,) = [chart for chart in section.charts if chart.title == "Disturbed rounds"]
+    (layer,) = layers(chart)
+    shown = {(v["place"], v["case"], v["state"]): v["rounds"] for v in layer["values"]}
+    assert shown == {
+        **{(1 + block, "batch=1 core", "quiet"): 2 for block in range(6)},
+        **{(7 + block, "batch=2 core", "quiet"): 2 for block in range(6) if block != 1},
+        **{(8, "batch=2 core", state): 1 for state in ("quiet", "counted", "left out")},
+    }
+    quiet = machine_section(cases[0].run, cases[:1], "")
+    assert [chart.title for chart in quiet.charts] == ["What it was measured on"], "nothing was recorded"
+
+
+def test_what_monitors_read_is_shown_case_after_case(tmp_path):
+    read = [{"min": 1.0, "median": 2.0, "max": 4.0}, {"min": 3.0, "median": 3.5, "max": 3.5}]
+    cases = [case(1), case(2)]
+    records = [
+        record
+        for of, reading in zip(cases, read, strict=True)
+        for record in ranked(of, THREE, conditions=[{"sm_clock_mhz": reading, "not_read": {"heat": "?"}}])
+    ]
+    measured_ones = measured_cases(write(tmp_path / "run", records, cases))
+    chart = machine_section(measured_ones[0].run, measured_ones, "").charts[0]
+    (values,) = [layer["values"] for layer in layers(chart)]
+    assert [{name: v[name] for name in ("min", "median", "max")} for v in values] == read
+    assert [(v["place"], v["what"]) for v in values] == [(1, "sm_clock_mhz"), (2, "sm_clock_mhz")]
+    assert chart.marks == 2
 
 
 def test_cases_that_were_not_finished_are_no_cases(tmp_path):

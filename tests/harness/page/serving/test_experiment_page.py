@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 import shutil
 
 import pytest
 
 from harness import archive
 from harness.errors import UsageError
+from harness.page.assemble import assemble
+from harness.page.inputs import inputs
 from harness.page.serving.experiment import experiment_section
-from harness.page.serving.replay import replay_section
-from harness.page.serving.replay_records import read_replays
+from harness.page.serving.replay import replay_section, replays
+from harness.page.written import written_section
+from harness.serving.experiment.spec import Experiment, read_experiment
 from harness.serving.live.ab.journal import LiveJournal
 from harness.serving.live.ab.pairs import pairs_of
 from tests.harness.page.serving.specs import charts, compiled, data, expressions, require_valid
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "results" / "epyc-zen4-2core" / "serving"
+REPLAY = FOLDER / "cpu-default" / "stages" / "experts-grouped" / "replay-decode-0.json"
 
 
 @functools.cache
@@ -49,6 +54,15 @@ def test_rejected_runs_are_shown_with_their_reason():
 def folder(tmp_path):
     shutil.copy(FOLDER / "cpu-short" / "experiment.json", tmp_path)
     return tmp_path
+
+
+@pytest.mark.parametrize("name", ["cpu-default", "cpu-default-decode"])
+def test_the_command_that_makes_it_again_is_one(cli, name):
+    *start, plan = shlex.split(dict(committed(name).notes)["again"])
+    assert start == ["python", "-m", "harness", "serving", "experiment"]
+    asked = Experiment.model_validate_json((FOLDER / name / "experiment.json").read_bytes())
+    assert read_experiment(plan) == asked
+    assert cli(*start[3:], plan, "--dry-run").returncode == 0
 
 
 def journal(folder, *lines):
@@ -93,8 +107,7 @@ def test_broken_files_are_refused(folder, tmp_path_factory):
 
 
 def test_a_replays_times_and_differences():
-    path = FOLDER / "cpu-default" / "stages" / "experts-grouped" / "replay-decode-0.json"
-    (replay,) = read_replays(path)
+    (replay,) = replays(json.loads(archive.read_bytes(REPLAY)), "")
     section = replay_section([replay, replay], "replay")
     require_valid(section)
     classes, places, changes = (data(chart) for chart in charts(section)[:3])
@@ -108,14 +121,19 @@ def test_a_replays_times_and_differences():
 
 
 def test_replays_that_failed_or_are_broken(tmp_path):
-    path = FOLDER / "cpu-default" / "stages" / "experts-grouped" / "replay-decode-0.json"
-    document = json.loads(archive.read_bytes(path))["replays"][0]
+    document = json.loads(archive.read_bytes(REPLAY))["replays"][0]
     arms = {"base": {"chosen": {}, "failed": "<script>"}}
-    (tmp_path / "a.json").write_text(json.dumps(document | {"arms": arms, "twin": None, "step": {}}))
-    section = replay_section(read_replays(tmp_path), "folder")
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps(document | {"arms": arms, "twin": None, "step": {}}))
+    section = written_section(file)
     assert not charts(section) and "base failed: <script>" in section.sections[0].headline
     assert replay_section([], "none").headline == "Nothing was replayed."
     for content in ("", "3", "{}"):
-        (tmp_path / "a.json").write_text(content)
-        with pytest.raises(UsageError, match="cannot read"):
-            read_replays(tmp_path / "a.json")
+        file.write_text(content)
+        with pytest.raises(UsageError, match=r"a\.json"):
+            written_section(file)
+
+
+def test_a_packed_replay_is_found_by_the_path_it_was_written_at():
+    (section,) = assemble(inputs([str(REPLAY)])).sections
+    assert section.title == REPLAY.name and len(section.sections) == 1

@@ -9,7 +9,7 @@ from harness.cli.serving import serving
 from harness.errors import OK, UsageError
 from harness.serving.experiment.report import stages_table
 from harness.serving.experiment.spec import FILES, read_experiment
-from harness.serving.experiment.stages import Stages
+from harness.serving.experiment.stages import PLAN, Stages
 from tests.support.serving_experiments import TEXT, Doubles, conduct, experiment
 
 
@@ -50,6 +50,18 @@ def test_a_mistake_in_the_file_is_one_line_that_says_where(tmp_path, old, new, s
     with pytest.raises(UsageError, match=said) as error:
         experiment(tmp_path, TEXT.replace(old, new, 1))
     assert "\n" not in str(error.value)
+
+
+def test_a_recorded_experiment_can_be_made_again(tmp_path):
+    asked = experiment(tmp_path).with_pairs(5)
+    Stages.begin(tmp_path / "done", asked, resume=False)
+    plan = tmp_path / "done" / PLAN
+    assert read_experiment(str(plan)) == asked
+    for text in ("{", "[]"):
+        plan.write_text(text)
+        with pytest.raises(UsageError, match=r"experiment\.json: ") as error:
+            read_experiment(str(plan))
+        assert "\n" not in str(error.value)
 
 
 def test_what_there_is_not_is_said_with_what_there_is(tmp_path):

@@ -1,0 +1,36 @@
+"""Pictures in documents are those that `make pictures` makes now, from committed runs."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+from harness.cli.report import report
+from tests.support.paths import ROOT
+
+PICTURES = ROOT / "docs" / "pictures"
+
+
+def drawn(file: Path) -> tuple[list[str], list[tuple[str, dict[str, str]]]]:
+    """Texts, read or heard, and marks with all of their attributes. Where axes and legends stand, and so the
+    size of the whole, is left out: that depends on how wide the machine's fonts are."""
+    tree = ElementTree.parse(file)
+    groups = [group for group in tree.iter() if " role-mark" in group.get("class", "")]
+    marks = [(item.tag, item.attrib) for group in groups for item in group.iter()]
+    texts = [text for element in tree.iter() for text in (element.text, element.get("aria-label")) if text]
+    return texts, marks
+
+
+def test_committed_pictures_are_what_make_makes(tmp_path):
+    recipe = subprocess.check_output(["make", "--no-print-directory", "-n", "pictures"], cwd=ROOT, text=True)
+    words = shlex.split(recipe.replace("\\\n", " "))
+    run, svg, _, *patterns = words[words.index("report") + 1 :]
+    report.main([str(ROOT / run), svg, str(tmp_path), *patterns], standalone_mode=False)
+    committed = sorted(PICTURES.glob("*.svg"))
+    assert [file.name for file in sorted(tmp_path.iterdir())] == [file.name for file in committed]
+    for file in committed:
+        texts, marks = drawn(file)
+        assert len(texts) > 10 and len(marks) > 10
+        assert drawn(tmp_path / file.name) == (texts, marks), f"make pictures makes another {file.name}"

@@ -50,14 +50,14 @@ def plan_tasks(
             name = step.name if len(devices) == 1 else f"{step.name} on {type}"
             try:
                 dispatcher.add(
-                    name, type, step.rank, _works(step, name, of_type.platform, budget_s, commands)
+                    name, type, step.rank, _tasks(step, name, of_type.platform, budget_s, commands)
                 )
             except HarnessError as error:
                 reasons[name] = str(error)
     return dispatcher, reasons
 
 
-def _works(step: Step, lane: str, platform: Platform, budget_s: float, commands: Commands) -> Sequence[Task]:
+def _tasks(step: Step, lane: str, platform: Platform, budget_s: float, commands: Commands) -> Sequence[Task]:
     if not step.casewise:
         return [Task(lane, step.name, 0.0, share_s(step, budget_s))]
     if step.command == "tune":

@@ -87,6 +87,7 @@ class Driver:
     jobs: dict[str, Job] = field(default_factory=dict)
     references: dict[str, Opened] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
     looked: float = float("-inf")
     idle_since: float | None = None
 
@@ -216,7 +217,9 @@ class Driver:
         else:
             member.opened = opened
             if self.jobs:
-                self.log(f"{opened.used.name} has joined")
+                known = opened.used.name in self.names
+                self.log(f"{opened.used.name} {'is back' if known else 'has joined'}")
+            self.names.add(opened.used.name)
             for line in opened.facts.busy:
                 self.log(f"note: {opened.used.name}: {line}")
 

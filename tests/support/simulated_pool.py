@@ -1,0 +1,158 @@
+"""A pool of devices that are not there, on a clock of its own: agents that answer, fail, hang, die and join."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from harness.cluster.dispatch import Task
+from harness.cluster.orders import Answer, CaseOrder, CommandDone, Opened, Opening, Order
+from harness.cluster.pool import Offer
+from harness.results.schema import CaseDone, Cell, DeviceUsed, PlannedCase, Record, Run, Samples
+from harness.run.device import DeviceFacts
+from kernels.platform import named
+from kernels.triton_runtime import CPU
+
+START_S = 5.0
+PROVENANCE = {
+    "machine": {"platform": "cpu", "device": "made up", "arch": "x86-amx", "driver": "", "threads": 1},
+    "versions": {"torch": "2.13.0"},
+    "git": {"commit": "0" * 40, "dirty": False},
+}
+
+
+@dataclass
+class SimulatedPool:
+    """devices: id -> type; those of `joins` come at that time, those of `leaves` go
+
+    takes_s:   of a case on a device, or a fault: `dies`, `hangs` or `fails`
+    hang_s:    until a hanging agent is noticed
+    versions:  of torch, of a device that has another
+    """
+
+    devices: dict[str, str]
+    takes_s: Callable[[str, str], float | str]
+    joins: dict[str, float] = field(default_factory=dict)
+    leaves: dict[str, float] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    hang_s: float = 60.0
+    rounds: int = 3
+    now: float = 0.0
+    closed: bool = False
+    measured: list[tuple[str, str]] = field(default_factory=list)
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+    coming: list[tuple[float, int, Answer]] = field(default_factory=list)
+    started: dict[str, int] = field(default_factory=dict)
+
+    def clock(self) -> float:
+        return self.now
+
+    def _is_there(self, id: str) -> bool:
+        return self.joins.get(id, 0.0) <= self.now < self.leaves.get(id, float("inf"))
+
+    def offers(self) -> Sequence[Offer]:
+        return [Offer(id, type) for id, type in self.devices.items() if self._is_there(id)]
+
+    def start(self, offer: Offer) -> None:
+        assert offer.id not in self.started, "it has an agent"
+        self.started[offer.id] = next(self.numbers)
+
+    def send(self, device: str, order: Order) -> None:
+        if isinstance(order, Opening):
+            versions = {"torch": self.versions.get(device, "2.13.0")}
+            facts = DeviceFacts(named("cpu"), PROVENANCE | {"versions": versions}, None)
+            used = DeviceUsed(name=device, type=order.type, host=device)
+            self._answer(device, START_S, Answer(device, Opened(used, facts, CPU)))
+        elif isinstance(order, CaseOrder):
+            takes = self.takes_s(device, order.case)
+            if takes == "dies":
+                self._answer(device, 3.0, Answer(device, None, "its agent is gone", lost=True))
+            elif takes == "hangs":
+                self._answer(device, self.hang_s, Answer(device, None, "no sign of life", lost=True))
+            elif takes == "fails":
+                self._answer(device, 3.0, Answer(device, None, "RuntimeError: out of luck"))
+            else:
+                assert isinstance(takes, float)
+                self.measured.append((device, order.case))
+                self._answer(device, takes, Answer(device, records(order, device, self.rounds)))
+        else:
+            self._answer(device, 1.0, Answer(device, CommandDone(0, "done", {"out.txt": b"1"})))
+
+    def _answer(self, device: str, after_s: float, answer: Answer) -> None:
+        gone = self.leaves.get(device, float("inf"))
+        if self.now + after_s >= gone:
+            after_s, answer = gone - self.now, Answer(device, None, "its node died", lost=True)
+        heapq.heappush(self.coming, (self.now + max(0.0, after_s), self.started[device], answer))
+
+    def wait(self, timeout_s: float) -> Sequence[Answer]:
+        answers: list[Answer] = []
+        until = self.now + timeout_s
+        while self.coming and self.coming[0][0] <= until and not answers:
+            at, number, answer = heapq.heappop(self.coming)
+            self.now = max(self.now, at)
+            if self.started.get(answer.device) == number:  # not of an agent that was stopped meanwhile
+                answers.append(answer)
+        if not answers:
+            self.now = until
+        return answers
+
+    def stop(self, device: str) -> None:
+        self.started.pop(device, None)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def records(order: CaseOrder, device: str, rounds: int) -> list[Record]:
+    """Of a case as an agent gives them, with made-up times."""
+    draw = random.Random(order.case)
+    samples = Samples(
+        block=[i // 5 for i in range(rounds)],
+        round=list(range(rounds)),
+        seconds=[1e-3 * (1 + 0.01 * draw.random()) for _ in range(rounds)],
+    )
+    cells: list[Record] = [
+        Cell(
+            op=order.run.op,
+            case=order.case,
+            boundary="core",
+            impl=name,
+            platform="cpu",
+            arch="x86-amx",
+            arm="plain",
+            launch="eager",
+            cache="serving",
+            status="ok",
+            time_us=1000.0,
+            low_us=990.0,
+            high_us=1010.0,
+            samples=samples,
+        )
+        for name in order.run.implementations
+    ]
+    done = CaseDone(
+        case=order.case, device=device, measured_s=order.budget_s, setup_s=5.0, rounds=rounds, blocks=1,
+        stopped="budget",
+    )  # fmt: skip
+    return [*cells, done]
+
+
+def made_up_run(cases: int, implementations: Sequence[str] = ("torch.sdpa", "torch.naive")) -> Run:
+    planned = [
+        PlannedCase(
+            op="mla_decode", sizes={"batch": i}, boundary="core", place="", weight=1 / cases, key=f"case {i}"
+        )
+        for i in range(cases)
+    ]
+    return Run(
+        id="made up", created="2026-11-24T00:00:00Z", command=["campaign"], op="mla_decode", suite="made up",
+        cases=planned, implementations=list(implementations), baseline=implementations[0], arms={"plain": {}},
+        launches=["eager"], cache="serving", budget_s=60.0, per_case_s=10.0, seed=0, confidence=0.95,
+        ceilings={}, provenance=PROVENANCE,
+    )  # fmt: skip
+
+
+__all__ = ["SimulatedPool", "Task", "made_up_run", "records"]

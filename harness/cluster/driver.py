@@ -88,6 +88,7 @@ class Driver:
     references: dict[str, Opened] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
     looked: float = float("-inf")
     idle_since: float | None = None
 
@@ -102,9 +103,12 @@ class Driver:
     def open(self) -> dict[str, list[Opened]]:
         """Starts an agent on each device, and waits until each has told what it is: what does not fit is said
         before anything is measured. Gives the devices of each type. Raises NothingRan where there is none."""
-        self._look()
         until = min(self.ends, self.clock() + STARTING_S)
-        while any(member.opened is None for member in self.members.values()) and self.clock() < until:
+        while self.clock() < until:
+            self._look()
+            starting = any(member.opened is None for member in self.members.values())
+            if not starting and self.lost <= self.members.keys() | self.refused.keys():
+                break
             for answer in self.pool.wait(1.0):
                 self._take(answer)
         types: dict[str, list[Opened]] = {}
@@ -112,7 +116,7 @@ class Driver:
             if member.opened:
                 types.setdefault(member.offer.type, []).append(member.opened)
         if not types:
-            reasons = "; ".join(f"{id}: {reason}" for id, reason in self.refused.items())
+            reasons = "; ".join(self.refused.values())
             raise NothingRan(f"no device can be measured: {reasons or 'there is none'}")
         return types
 
@@ -191,7 +195,7 @@ class Driver:
         if isinstance(answer.result, Opened):
             self._opened(member, answer.result)
         elif task is None:
-            self._refuse(member, answer.error)
+            self._not_opened(member, answer)
         elif answer.result is not None:
             assert member.opened is not None
             wall_s = self.clock() - member.began
@@ -206,6 +210,7 @@ class Driver:
         if answer.lost and answer.device in self.members:
             self.pool.stop(answer.device)
             del self.members[answer.device]
+            self.looked = self.clock()  # a node that has gone is seen to be gone by the next look
 
     def _opened(self, member: Member, opened: Opened) -> None:
         reference = self.references.setdefault(member.offer.type, opened)
@@ -222,6 +227,14 @@ class Driver:
             self.names.add(opened.used.name)
             for line in opened.facts.busy:
                 self.log(f"note: {opened.used.name}: {line}")
+
+    def _not_opened(self, member: Member, answer: Answer) -> None:
+        """What it says of itself counts; an agent that was lost is started again, once."""
+        id = member.offer.id
+        if answer.lost and id not in self.lost:
+            self.lost.add(id)
+        else:
+            self._refuse(member, f"{member.name}: {answer.error}")
 
     def _refuse(self, member: Member, reason: str) -> None:
         """It is left out for good."""

@@ -34,7 +34,7 @@ START_S = 90.0
 """For an actor to begin. Its node loads Python and the suite; longer, and another driver has its device."""
 BEAT_S, HANG_S = 10.0, 60.0
 """So often an agent is asked for a sign of life, and so long it may give none."""
-HEAD_S, HEAD_MISSES = 2.0, 3
+HEAD_S, HEAD_GONE_S = 2.0, 6.0
 
 
 class RayAgent:
@@ -81,9 +81,10 @@ class _Seat:
 
 class RayPool:
     """address: `auto` for the cluster that this node is in, or else one that is started on this node alone;
-    or that of a cluster's head. types: only devices of these, if any are named."""
+    or that of a cluster's head. types: only devices of these, if any are named. agent: has RayAgent's
+    methods"""
 
-    def __init__(self, address: str, types: Sequence[str] = ()) -> None:
+    def __init__(self, address: str, types: Sequence[str] = (), agent: type[Any] = RayAgent) -> None:
         if importlib.util.find_spec("ray") is None:
             raise NothingRan(
                 "--cluster needs Ray, which is not installed: python tools/set_up.py --extra cluster"
@@ -97,11 +98,14 @@ class RayPool:
             os.environ[LOOPBACK_ONLY] = "0"
         import ray
 
+        # It prints what befell nodes, pages of it; the driver says that in a line.
+        ray._private.worker.listen_error_messages = lambda *_: None
         self.ray = ray
-        self.types = set(types)
+        self.types, self.agent = set(types), agent
         self.seats: dict[str, _Seat] = {}
-        self.places: dict[str, _Slot] = {}
-        self.misses, self.checked = 0, 0.0
+        self.slots: dict[str, _Slot] = {}
+        self.answered = time.monotonic()
+        self.known: Sequence[Offer] = ()
         self.gone = False
         quiet: dict[str, Any] = {
             "log_to_driver": False,
@@ -120,28 +124,30 @@ class RayPool:
         self.head = _split(ray.get_runtime_context().gcs_address)
 
     def offers(self) -> Sequence[Offer]:
-        self._check_head()
-        places = [place for node in self.ray.nodes() if node["Alive"] for place in _slots(node)]
-        self.places = {place.offer.id: place for place in places}
-        hosts = Counter(place.host for place in places if "GPU" not in place.resources)
-        return [
-            replace(place.offer, beside=max(1, hosts[place.host]))
-            for place in places
-            if not self.types or place.offer.type in self.types
+        if not self._head_answers():
+            return self.known
+        slots = [slot for node in self.ray.nodes() if node["Alive"] for slot in _slots(node)]
+        self.slots = {slot.offer.id: slot for slot in slots}
+        hosts = Counter(slot.host for slot in slots if "GPU" not in slot.resources)
+        self.known = [
+            replace(slot.offer, beside=max(1, hosts[slot.host]))
+            for slot in slots
+            if not self.types or slot.offer.type in self.types
         ]
+        return self.known
 
     def start(self, offer: Offer) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        place = self.places[offer.id]
-        resources = dict(place.resources)
+        slot = self.slots[offer.id]
+        resources = dict(slot.resources)
         actor = (
-            self.ray.remote(RayAgent)
+            self.ray.remote(self.agent)
             .options(
                 num_cpus=resources.pop("CPU", 0),
                 num_gpus=resources.pop("GPU", 0),
                 resources=resources,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False),
+                scheduling_strategy=NodeAffinitySchedulingStrategy(slot.node, soft=False),
                 max_concurrency=2,
                 max_restarts=0,
             )
@@ -154,7 +160,7 @@ class RayPool:
         seat.task = seat.actor.obey.remote(order)
 
     def wait(self, timeout_s: float) -> Sequence[Answer]:
-        self._check_head()
+        self._head_answers()
         working = {seat.task: id for id, seat in self.seats.items() if seat.task is not None}
         if not working:
             time.sleep(min(timeout_s, 0.2))
@@ -184,26 +190,25 @@ class RayPool:
                 if now > seat.asked + BEAT_S:
                     seat.asked, seat.beat = now, seat.actor.beat.remote()
             elif now > seat.asked + (HANG_S if seat.begun else START_S):
-                what = f"no sign of life for {HANG_S:g} s"
-                if not seat.begun:
-                    what = f"no agent within {START_S:g} s: another driver has the device, or its node hangs"
-                lost.append(Answer(id, None, what, lost=True))
+                if seat.begun:
+                    lost.append(Answer(id, None, f"no sign of life for {HANG_S:g} s", lost=True))
+                else:
+                    why = "another driver has the device, or its node hangs"
+                    lost.append(Answer(id, None, f"no agent within {START_S:g} s: {why}"))
         return lost
 
-    def _check_head(self) -> None:
-        """Ray's own calls wait for it, for a minute, and then end this process."""
-        now = time.monotonic()
-        if now < self.checked + HEAD_S:
-            return
-        self.checked = now
+    def _head_answers(self) -> bool:
+        """Ray's own calls of a head that is gone wait for it, for a minute, and then end this process. Raises
+        PoolGone where it has not answered for a while."""
         try:
             socket.create_connection(self.head, HEAD_S).close()
-            self.misses = 0
+            self.answered = time.monotonic()
+            return True
         except OSError:
-            self.misses += 1
-            if self.misses >= HEAD_MISSES:
-                self.gone = True
-                raise PoolGone(f"the cluster's head at {self.head[0]}:{self.head[1]} is gone") from None
+            if time.monotonic() < self.answered + HEAD_GONE_S:
+                return False
+        self.gone = True
+        raise PoolGone(f"the cluster's head at {self.head[0]}:{self.head[1]} is gone") from None
 
     def stop(self, device: str) -> None:
         if (seat := self.seats.pop(device, None)) is not None:

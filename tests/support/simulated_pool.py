@@ -1,4 +1,4 @@
-"""A pool of devices that are not there, on a clock of its own: agents that answer, fail, hang, die and join."""
+"""A pool of devices that are not there, on a clock of its own: agents answer, fail, hang, die and join."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from harness.cluster.dispatch import Task
 from harness.cluster.orders import Answer, CaseOrder, CommandDone, Opened, Opening, Order
 from harness.cluster.pool import Offer
 from harness.results.schema import CaseDone, Cell, DeviceUsed, PlannedCase, Record, Run, Samples
@@ -153,6 +152,3 @@ def made_up_run(cases: int, implementations: Sequence[str] = ("torch.sdpa", "tor
         launches=["eager"], cache="serving", budget_s=60.0, per_case_s=10.0, seed=0, confidence=0.95,
         ceilings={}, provenance=PROVENANCE,
     )  # fmt: skip
-
-
-__all__ = ["SimulatedPool", "Task", "made_up_run", "records"]

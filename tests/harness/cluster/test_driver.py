@@ -176,7 +176,7 @@ def test_time_is_kept_by_not_beginning_and_by_cutting_off(drive):
     assert driven.recorded == keys(6)
     assert "the time is up: case 6 was not finished on a" in driven.lines
     assert pool.now == 100.0
-    assert [case.sizes["batch"] for case in driven.job.left_out][0] == 7
+    assert driven.job.left_out[0].sizes["batch"] == 7
 
 
 def test_a_driver_that_goes_on_measures_only_what_is_missing(drive):

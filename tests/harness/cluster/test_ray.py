@@ -1,0 +1,190 @@
+"""A real Ray cluster of nodes on this machine, whose agents only sleep: nodes, drivers, a head are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.results.journal import Journal
+from harness.results.schema import CaseDone
+from tests.support.paths import ROOT
+from tests.support.ray_nodes import RayNodes
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("ray")
+
+CASES = 30
+QUICK = ["LOOK_S=0.5", "BEAT_S=0.5", "HANG_S=6", "START_S=60"]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    """A head without a device, and two nodes with one each."""
+    nodes = RayNodes()
+    try:
+        nodes.start("head")
+        nodes.start("a", "core", 0)
+        nodes.start("b", "core", 1)
+        yield nodes
+    finally:
+        nodes.close()
+
+
+@pytest.fixture
+def drive(nodes: RayNodes, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a driver of a made-up run of so many cases; none outlives its test."""
+    drivers: list[subprocess.Popen[str]] = []
+
+    def start(cases: int = CASES, settings: list[str] = QUICK, name: str = "run", limit: int = 0):
+        command = [sys.executable, "-m", "tests.support.ray_driver", nodes.address, str(tmp_path / name)]
+        if limit:  # bytes of a file
+            command = ["prlimit", f"--fsize={limit}", *command]
+        drivers.append(
+            subprocess.Popen(
+                [*command, str(cases), *settings],
+                cwd=ROOT,
+                env=nodes.environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return drivers[-1]
+
+    yield start
+    for driver in drivers:
+        if driver.poll() is None:
+            driver.kill()
+        driver.communicate()
+
+
+def finished(folder: Path) -> list[str]:
+    try:
+        return [r.case for r in Journal(folder).lines.records() if isinstance(r, CaseDone)]
+    except Exception:  # it is not begun
+        return []
+
+
+def ends(driver: subprocess.Popen[str], within_s: float = 120) -> list[str]:
+    """Its lines."""
+    output, errors = driver.communicate(timeout=within_s)
+    assert "Traceback" not in errors, errors
+    return output.splitlines()
+
+
+def until(condition: Callable[[], bool], within_s: float = 60) -> None:
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def whole(folder: Path, cases: int = CASES) -> None:
+    assert Counter(finished(folder)) == Counter(f"case {i}" for i in range(cases))
+
+
+def test_two_nodes_share_a_run(drive, tmp_path):
+    began = time.monotonic()
+    lines = ends(drive())
+    assert lines == ["opened", "left: 0"]
+    whole(tmp_path / "run")
+    assert len(Journal(tmp_path / "run").devices()) == 2
+    print(time.monotonic() - began)
+
+
+def test_a_node_killed_ten_times_loses_no_case(nodes, drive, tmp_path):
+    draw = random.Random(1)
+    cases = 160
+    driver = drive(cases)
+    until(lambda: bool(finished(tmp_path / "run")))
+    for _ in range(10):
+        time.sleep(draw.uniform(0, 2))
+        nodes.kill("b")
+        nodes.start("b", "core", 1)
+    lines = ends(driver, 300)
+    assert driver.returncode == 0
+    whole(tmp_path / "run", cases)
+    lost = [line for line in lines if ": its agent is gone" in line]
+    assert lost and all(line.endswith(": given to another device") for line in lost), lines
+    assert {*lines} - {*lost} == {"opened", "left: 0"} | {x for x in lines if x.endswith(" has joined")}
+
+
+def test_an_agent_that_stops_answering_is_replaced(nodes, drive, tmp_path):
+    driver = drive()
+    until(lambda: len(finished(tmp_path / "run")) > 4)
+    (agent,) = nodes.agents("b")
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        lines = ends(driver)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # Ray has done it
+            os.kill(agent, signal.SIGKILL)
+    whole(tmp_path / "run")
+    assert any(": no sign of life for 6 s, in case " in line for line in lines), lines
+
+
+def test_a_driver_that_is_killed_goes_on_where_it_was(drive, tmp_path):
+    driver = drive()
+    until(lambda: len(finished(tmp_path / "run")) > 6)
+    driver.kill()
+    driver.wait()
+    before = finished(tmp_path / "run")
+    assert 6 < len(before) < CASES
+    assert ends(drive())[-1] == "left: 0"
+    whole(tmp_path / "run")
+    assert finished(tmp_path / "run")[: len(before)] == before
+
+
+def test_a_node_that_joins_late_helps(nodes, drive, tmp_path):
+    nodes.kill("b")
+    time.sleep(2)
+    driver = drive(60)
+    until(lambda: len(finished(tmp_path / "run")) > 3)
+    nodes.start("b", "core", 1)
+    lines = ends(driver)
+    whole(tmp_path / "run", 60)
+    assert any(line.endswith(" has joined") for line in lines), lines
+
+
+def test_a_second_driver_waits_for_no_device_of_another(drive, tmp_path):
+    first = drive(120)
+    until(lambda: bool(finished(tmp_path / "run")))
+    second = drive(4, ["LOOK_S=0.5", "START_S=4"], name="second")
+    lines = ends(second)
+    assert second.returncode == 3
+    assert lines[-1].startswith("error: no device can be measured: ")
+    assert "another driver has the device" in lines[-1]
+    ends(first)
+    whole(tmp_path / "run", 120)
+
+
+def test_a_full_disk_ends_it_in_one_line(drive, tmp_path):
+    driver = drive(limit=20_000)
+    lines = ends(driver)
+    assert driver.returncode == 1
+    assert lines[-1].startswith(f"error: cannot write to {tmp_path}/run/cells.jsonl: ")
+    kept = finished(tmp_path / "run")
+    assert 0 < len(kept) == len(set(kept)) < CASES
+
+
+def test_a_head_that_is_gone_ends_it_in_one_line(nodes, drive, tmp_path):
+    """The last test: the cluster is gone with it."""
+    driver = drive(200)
+    until(lambda: len(finished(tmp_path / "run")) > 6)
+    nodes.kill("head")
+    lines = ends(driver, 60)
+    print(lines, driver.returncode)
+    assert driver.returncode == 1
+    assert lines[-1] == f"error: the cluster's head at {nodes.address} is gone"
+    kept = finished(tmp_path / "run")
+    assert 6 < len(kept) == len(set(kept)) < 200

@@ -1,0 +1,78 @@
+"""`python -m tests.support.ray_driver ADDRESS FOLDER CASES [NAME=VALUE...]`: a made-up run on a Ray cluster
+whose agents only sleep. Prints what a driver logs; the values are for names of harness.cluster.ray_pool."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from harness.cluster import driver, ray_pool
+from harness.cluster.jobs import RunJob
+from harness.cluster.orders import Answer, CaseOrder, Opened, Opening, Order
+from harness.cluster.pool import PoolGone
+from harness.errors import HarnessError
+from harness.results.journal import Journal
+from harness.results.schema import DeviceUsed
+from harness.run.device import DeviceFacts
+from harness.run.plan import RunPlan
+from harness.run.request import Request
+from kernels.platform import named
+from kernels.triton_runtime import CPU
+from tests.support.simulated_pool import PROVENANCE, made_up_run, records
+
+CASE_S = 0.6
+
+
+class SleepingAgent:
+    """As harness.cluster.ray_pool.RayAgent; it measures nothing. What it finished stands in a file, too."""
+
+    def __init__(self) -> None:
+        import ray
+
+        self.name = ray.get_runtime_context().get_node_id()[:6]
+
+    def obey(self, order: Order) -> Answer:
+        if isinstance(order, Opening):
+            facts = DeviceFacts(named("cpu"), PROVENANCE, None)
+            used = DeviceUsed(name=self.name, type=order.type, host=self.name)
+            return Answer("", Opened(used, facts, CPU))
+        assert isinstance(order, CaseOrder)
+        time.sleep(CASE_S)
+        return Answer("", records(order, self.name, 3))
+
+    def beat(self) -> bool:
+        return True
+
+
+def main() -> int:
+    address, folder, cases = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    for setting in sys.argv[4:]:
+        name, _, value = setting.partition("=")
+        setattr(driver if name == "LOOK_S" else ray_pool, name, float(value))
+    journal = (
+        Journal(folder) if (folder / "run.json").exists() else Journal.create(folder, made_up_run(cases))
+    )
+    plan = RunPlan.of(journal.run(), Request())
+    try:
+        pool = ray_pool.RayPool(address, agent=SleepingAgent)
+        with (driving := driver.Driver(pool, lambda line: print(line, flush=True))):
+            (type,) = driving.open()
+            print("opened", flush=True)
+            job = RunJob("run", type, 0, journal, plan, Request(), lambda case, _: None, 0)
+            driving.add([job])
+            driving.run()
+    except PoolGone as gone:
+        print(f"error: {gone}", flush=True)
+        return 1
+    except HarnessError as error:
+        print(f"error: {error}", flush=True)
+        return error.exit_code
+    print(f"left: {len(job.waiting)}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.exit(code)

@@ -1,0 +1,107 @@
+"""Nodes of a Ray cluster on this machine, each on a core of its own, that can be killed as machines die."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HOST = "127.0.0.2"  # Ray takes 127.0.0.1 for the machine's other address
+MARK = "RAY_NODE_OF_A_TEST"
+
+
+@dataclass
+class RayNodes:
+    """temporary: Ray's folder, of a short path, as sockets are in it"""
+
+    temporary: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="kb", dir="/tmp")))
+    port: int = field(default_factory=lambda: _free_port())
+    marks: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        quiet = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+        return {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | quiet
+
+    def start(self, name: str, type: str = "", core: int = 0, **environment: str) -> None:
+        """The first is the head; one without a type has no device."""
+        mark = self.marks[name] = uuid.uuid4().hex
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats"]
+        command += [f"--node-ip-address={HOST}", "--object-store-memory=80000000"]
+        if len(self.marks) == 1:
+            command += ["--head", f"--port={self.port}", "--include-dashboard=false"]
+            command += [f"--temp-dir={self.temporary}", f"--ray-client-server-port={_free_port()}"]
+        else:
+            command += [f"--address={self.address}"]
+        command += [f"--num-cpus={1 if type else 0}"]
+        if type:
+            command += [f'--resources={{"device:{type}": 1}}']
+        if hasattr(os, "sched_getaffinity") and core in os.sched_getaffinity(0):
+            command = ["taskset", "-c", str(core), *command]
+        done = subprocess.run(
+            command,
+            env=self.environment | {MARK: mark, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+
+    def kill(self, name: str) -> None:
+        """All of a node's processes at once."""
+        for pid in processes(self.marks.pop(name)):
+            _kill(pid, signal.SIGKILL)
+
+    def agents(self, name: str) -> list[int]:
+        """Processes of the agents on a node."""
+        return [pid for pid in processes(self.marks[name]) if b"Agent" in _command(pid)]
+
+    def close(self) -> None:
+        for name in list(self.marks):
+            self.kill(name)
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+def processes(mark: str) -> list[int]:
+    """All that were started with the mark in their environment, or by such."""
+    marked = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
+                marked.append(int(process.name))
+        except OSError:
+            continue  # it has just ended
+    return marked
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _kill(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])

@@ -3,10 +3,12 @@ many cases on many devices."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import string
 import subprocess
+import sys
 import time
 from typing import Any
 
@@ -136,6 +138,56 @@ def test_dstack_is_given_a_task(printed, type, kind):
     assert "RAY_AUTH_TOKEN" in task["env"]  # has no value: dstack asks for it
     in_bash(" && ".join(task["commands"]))
     assert "$DSTACK_MASTER_NODE_IP:6379" in task["commands"][-1]
+
+
+@pytest.fixture
+def stand_ins(tmp_path):
+    """A checkout whose `ray` says how it was called, beside a Slurm of one node."""
+    scripts = {
+        ".venv/bin/ray": 'printf "%s\\n" "$RAY_AUTH_MODE" "${#RAY_AUTH_TOKEN}" "$@"',
+        ".venv/bin/python": f'exec {shlex.quote(sys.executable)} "$@"',
+        "slurm/scontrol": "echo node7",
+        "slurm/hostname": "echo 10.0.0.7 fe80::7",
+        "slurm/srun": 'while [[ "$1" == --* ]]; do shift; done; exec "$@"',
+    }
+    for name, text in scripts.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"#!/usr/bin/env bash\n{text}\n")
+        file.chmod(0o755)
+
+    def called(script: str, **variables: str) -> list[str]:
+        environment = variables | {"PATH": f"{tmp_path}/slurm:{os.environ['PATH']}"}
+        command = ["bash", "-c", script.replace(CHECKOUT, str(tmp_path))]
+        done = subprocess.run(
+            command, env=environment, cwd=tmp_path, text=True, capture_output=True, check=True
+        )
+        return done.stdout.splitlines()
+
+    return called
+
+
+def test_slurm_starts_ray_and_the_campaign(printed, stand_ins):
+    variables = {"JOB_NODELIST": "node[7-8]", "SUBMIT_DIR": "/home", "JOB_ID": "42", "CPUS_ON_NODE": "96"}
+    mode, length, *words = stand_ins(
+        printed("slurm", "--devices", "H200=16"),
+        **{f"SLURM_{name}": value for name, value in variables.items()},
+    )
+    assert (mode, length) == ("token", "64")
+    assert words == [
+        *("symmetric-run", "--address", "10.0.0.7:6379", "--min-nodes", "2"),
+        *("--num-gpus=8", '--resources={"device:H200": 8}', "--"),
+        *("python", "-m", "harness", "campaign", "harness/campaign/defaults/cuda.toml"),
+        *("--cluster", "10.0.0.7:6379", "--budget", "25m", "--out", "/home/campaign-42"),
+    ]
+
+
+def test_dstack_starts_ray_and_the_campaign(printed, stand_ins):
+    _, *commands = yaml.safe_load(printed("dstack", "--devices", "MI300X=16"))["commands"]  # after set-up
+    _, _, *words = stand_ins(" && ".join(commands), DSTACK_MASTER_NODE_IP="10.0.0.7")
+    assert words[:5] == ["symmetric-run", "--address", "10.0.0.7:6379", "--min-nodes", "2"]
+    assert '--resources={"device:MI300X": 8}' in words
+    assert words[-4:] == ["--budget", "25m", "--out", "/kept/campaign"]
 
 
 @pytest.mark.parametrize("kind", SEVERAL)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import string
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from harness.campaign.jobs import Commands
 from harness.campaign.plan import Devices, plan_tasks, simulated
-from harness.campaign.spec import Step
+from harness.campaign.spec import DEFAULTS, Step
 from harness.catalogue.architectures import architectures
 from harness.catalogue.devices import known_devices
 from harness.cli.campaign_display import plan_text
@@ -21,6 +23,8 @@ from kernels.platform import Platform, named
 
 FILES = ROOT / "docs" / "clusters"
 NAMES = {"node": "node.sh", "slurm": "slurm.sbatch", "kuberay": "kuberay.yaml", "dstack": "dstack.yml"}
+IMAGES = {"cuda": 'python: "3.12"', "rocm": "image: rocm/vllm:rocm7.0.0_vllm_0.11.2_20251210"}
+"""What dstack starts, as a line of its file: its own image, or one that brings ROCm's torch."""
 
 
 def print_plan(
@@ -65,19 +69,32 @@ def _platform(type: str) -> Platform:
 
 
 def cluster_file(kind: str, counts: dict[str, int], budget_s: float, file: str | None) -> str:
-    """With the names filled in; of one type of devices, 8 of an H200 where none is named."""
+    """With the names filled in; of one type of GPUs, 8 H200 where none is named. Raises UsageError."""
     if len(counts) > 1:
         raise UsageError("--plan prints a file for one type of devices: give one --devices TYPE=N")
     type, count = next(iter(counts.items()), ("H200", 8))
+    platform = _platform(type)
+    if platform.kind == "cpu":
+        raise UsageError("--plan prints files for GPUs: give one --devices TYPE=N of a type of GPUs")
+    nodes, minutes = -(-count // 8), math.ceil(budget_s / 60)
     filled = {
         "type": type,
-        "name": type.lower(),
+        "name": re.sub(r"[^a-z0-9]+", "-", type.lower()),
+        "vendor": {"cuda": "nvidia", "rocm": "amd"}[platform.kind],
+        "image": IMAGES[platform.kind],
         "count": str(count),
-        "nodes": str(-(-count // 8)),
-        "per_node": str(min(count, 8)),
-        "minutes": f"{budget_s / 60:.0f}",
-        "limit": f"{int(budget_s // 60) + 15}",
+        "nodes": str(nodes),
+        "per_node": str(-(-count // nodes)),
+        "minutes": str(minutes),
+        "limit": str(minutes + 15),
         "checkout": shlex.quote(str(ROOT)),
-        "campaign": f"{shlex.quote(file)} " if file else "",
+        "root": str(ROOT),
+        "campaign": shlex.quote(_in_checkout(file or DEFAULTS / f"{platform.kind}.toml")),
     }
     return string.Template((FILES / NAMES[kind]).read_text()).safe_substitute(filled)
+
+
+def _in_checkout(file: str | Path) -> str:
+    """As it is called in the checkout, where the commands run; by its whole path if it is elsewhere."""
+    path = Path(file).resolve()
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)

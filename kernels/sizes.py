@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,9 +16,14 @@ if TYPE_CHECKING:
 SizesType = TypeVar("SizesType", bound="DataclassInstance")
 
 
+@functools.cache
+def _kinds(cls: type) -> dict[str, Callable[[Size], Size]]:
+    return typing.get_type_hints(cls)
+
+
 def read_sizes(op: str, cls: type[SizesType], given: Mapping[str, Size]) -> SizesType:
     """Builds a Sizes dataclass from text or numbers; names the op's sizes where one is unknown."""
-    kinds = typing.get_type_hints(cls)
+    kinds = _kinds(cls)
     names = ", ".join(kinds)
     values: dict[str, Size] = {}
     for name, value in given.items():

@@ -12,7 +12,7 @@ from typing import Protocol
 from harness import files
 from harness.campaign.archive import Packed, pack
 from harness.campaign.jobs import CampaignPlan, Commands, StepDisplay
-from harness.campaign.spec import Step
+from harness.campaign.spec import Step, steps_of
 from harness.cluster.calibration import calibrations
 from harness.cluster.dispatch import Task
 from harness.cluster.driver import Driver
@@ -29,9 +29,14 @@ END_S = 5.0
 
 @dataclass(frozen=True)
 class CampaignRequest:
-    """What a campaign was asked for. archive: a file; budget_s: of wall-clock"""
+    """What a campaign was asked for.
 
-    steps: Sequence[Step]
+    file:     of its steps; None: the default ones
+    budget_s: of wall-clock
+    resume:   whether the folder holds it already
+    """
+
+    file: str | None
     budget_s: float
     folder: Path
     resume: bool
@@ -72,7 +77,8 @@ class CampaignDisplay(StepDisplay, Protocol):
 def run_campaign(pool: Pool, request: CampaignRequest, commands: Commands, display: CampaignDisplay) -> int:
     """Returns the exit code; raises HarnessError."""
     began = time.monotonic()
-    keep_plan(request)
+    if request.resume:
+        kept_steps(request.folder)
     made: list[Calibration] = []
 
     driver = Driver(
@@ -85,9 +91,11 @@ def run_campaign(pool: Pool, request: CampaignRequest, commands: Commands, displ
     try:
         with driver:
             types = driver.open()
-            plan = CampaignPlan(
-                request.steps, request.budget_s, commands, request.folder, len(types) == 1, display
-            )
+            kinds = {type: devices[0].facts.platform.kind for type, devices in types.items()}
+            steps = kept_steps(request.folder) if request.resume else begin_steps(request, kinds)
+            for step in steps:
+                commands.check(step)
+            plan = CampaignPlan(steps, request.budget_s, commands, request.folder, len(types) == 1, display)
             for type, devices in types.items():
                 driver.add(calibrations(type, devices, made, display.log))
                 driver.add(plan.jobs(type, devices, made))
@@ -97,7 +105,7 @@ def run_campaign(pool: Pool, request: CampaignRequest, commands: Commands, displ
         then = f"finished cases are recorded, --resume {request.folder} measures the rest"
         raise HarnessError(f"{gone}; {then}") from None
     outcomes = [outcome(job) for job in driver.jobs.values() if isinstance(job, (RunJob, CommandJob))]
-    archive = pack(request.folder, [step.name for step in request.steps])
+    archive = pack(request.folder, [step.name for step in steps])
     display.end(CampaignOutcome(outcomes, request.folder, archive, time.monotonic() - began))
     statuses = {status for step in outcomes for status in step.statuses}
     if statuses & BROKEN or driver.dispatcher.given_up:
@@ -105,22 +113,21 @@ def run_campaign(pool: Pool, request: CampaignRequest, commands: Commands, displ
     return OK if any(step.done for step in outcomes) else NOTHING_RAN
 
 
-def keep_plan(request: CampaignRequest) -> None:
-    """Writes what the campaign is, or finds it again. Raises UsageError where the folder holds another, or
-    none that was to be resumed."""
-    file = request.folder / FILE
-    plan = {"schema_version": 1, "steps": [asdict(step) for step in request.steps]}
-    text = json.dumps(plan, indent=1) + "\n"
-    if request.resume:
-        return
+def begin_steps(request: CampaignRequest, kinds: Mapping[str, str]) -> list[Step]:
+    """Writes what the campaign is. Raises UsageError where its folder holds one already.
+
+    kinds: of platform, by the type of devices
+    """
+    file, steps = request.folder / FILE, steps_of(request.file, kinds)
     if file.exists():
         raise UsageError(f"{request.folder} holds a campaign: --resume {request.folder}, or another --out")
+    plan = {"schema_version": 1, "steps": [asdict(step) for step in steps]}
     try:
-        files.replace(file, text)
+        files.replace(file, json.dumps(plan, indent=1) + "\n")
     except OSError as error:
-        raise UsageError(
-            f"cannot write to {request.folder}: {error.strerror}; choose another --out"
-        ) from None
+        reason = f"cannot write to {request.folder}: {error.strerror}"
+        raise UsageError(f"{reason}; choose another --out") from None
+    return steps
 
 
 def kept_steps(folder: Path) -> list[Step]:

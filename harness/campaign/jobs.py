@@ -45,6 +45,8 @@ class StepDisplay(Protocol):
 class Commands(Protocol):
     """Reads a step's arguments as its command does. Each raises UsageError for what it does not take."""
 
+    def check(self, step: Step) -> None: ...
+
     def request(self, step: Step) -> Callable[[Platform], Request]:
         """Of `run` and `toggle`."""
 

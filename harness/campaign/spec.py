@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -91,9 +91,23 @@ class Step:
         return [word.replace("{budget}", f"{budget_s:.0f}s") for word in words]
 
 
-def load_spec(file: str | None, kind: str) -> CampaignSpec:
-    """Of a TOML file, or the default one of a kind of platform. Raises UsageError, which names the key."""
-    path = Path(file) if file else DEFAULTS / f"{kind}.toml"
+def steps_of(file: str | None, types: Mapping[str, str]) -> list[Step]:
+    """Of a file; without one the default steps of each kind of platform, on its types of devices. Raises
+    UsageError.
+
+    types: of devices, each with its kind of platform
+    """
+    if file:
+        return steps(load_spec(Path(file)))
+    return [
+        replace(step, devices=[type for type, of in types.items() if of == kind])
+        for kind in dict.fromkeys(types.values())
+        for step in steps(load_spec(DEFAULTS / f"{kind}.toml"))
+    ]
+
+
+def load_spec(path: Path) -> CampaignSpec:
+    """Raises UsageError, which names the key."""
     try:
         return CampaignSpec.model_validate(tomllib.loads(path.read_text()))
     except OSError as error:
@@ -114,6 +128,8 @@ def steps(spec: CampaignSpec) -> list[Step]:
 
 def _steps(table: StepTable, rank: int) -> Iterator[Step]:
     casewise = table.command in CASEWISE
+    if casewise and table.share is not None:
+        raise UsageError(f"step {rank + 1}: leave out share: {table.command} takes what its cases take")
     if not casewise and table.ops:
         raise UsageError(f"step {rank + 1}: {table.command} takes no ops")
     if casewise and (own := next((name for name in table.options if name in REFUSED), "")):

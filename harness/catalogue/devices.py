@@ -79,6 +79,12 @@ def known_devices() -> list[JsonObject]:
     return devices
 
 
+def known_type(text: str) -> str:
+    """The device of a data sheet that a longer name means (`AMD-Instinct-MI300X-OAM`), or that name."""
+    names = [entry["name"] for entry in known_devices() if entry["name"].lower() in text.lower()]
+    return max(names, key=len, default=text)
+
+
 def datasheets(platform: Platform) -> list[JsonObject]:
     """The entries that this device may be: those of its architecture with a word of its name, or all of its
     architecture, as ROCm's kernel driver names no product."""

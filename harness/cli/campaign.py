@@ -26,7 +26,7 @@ PLANS = ("steps", "node", "slurm", "kuberay", "dstack")
 @click.option("--budget", default="25m", show_default=True, metavar="25m", help="Wall-clock, all in all.")
 @cluster_option
 @target_device
-@click.option("--out", metavar="DIR", help="Its folder (default: results/<machine>).")
+@click.option("--out", metavar="DIR", help="Its folder (default: results/<machine>, or results/cluster).")
 @click.option("--resume", metavar="DIR", help="Go on with the campaign there, for another --budget.")
 @click.option(
     "--plan",
@@ -58,40 +58,38 @@ def campaign(
     races of the Triton kernels, flags, the replay of a step. Ends with a folder and one zip file to carry
     home, which `report` and `harness.results.load` read as it is.
     """
-    from harness.campaign.execute import CampaignRequest, kept_steps, run_campaign
-    from harness.campaign.spec import load_spec, steps
+    from harness.campaign.execute import CampaignRequest, run_campaign
+    from harness.campaign.spec import steps_of
     from harness.cli.campaign_display import CampaignTables
     from harness.cluster.local import LocalPool
     from harness.errors import UsageError
     from harness.machine.device import choose_device
     from harness.paths import RESULTS
     from harness.plan.budget import parse_seconds
-    from harness.run.device import machine_name
+    from harness.run.device import device_type, machine_name
 
     if resume and (out or file):
         raise UsageError("--resume goes on with the campaign's own steps; leave out FILE and --out")
     budget_s = parse_seconds(budget, "--budget")
     here = choose_device(None if cluster else device)
-    kind = "cuda" if cluster and devices else here.kind
-    made = kept_steps(Path(resume)) if resume else steps(load_spec(file, kind))
     commands = StepCommands()
-    for step in made:
+    for step in steps_of(file, {}):  # what is wrong with a file is said before a cluster is joined
         commands.check(step)
-    display = CampaignTables(quiet, budget_s)
     if plan:
         from harness.cli.campaign_plan import print_plan
 
-        print_plan(plan, made, devices, here, budget_s, commands, file)
+        print_plan(plan, file, devices, here, budget_s, commands)
         return
-    folder = Path(resume or out or RESULTS / machine_name(here))
-    request = CampaignRequest(made, budget_s, folder, bool(resume), threads)
+    folder = Path(resume or out or RESULTS / ("cluster" if cluster else machine_name(here)))
+    request = CampaignRequest(file, budget_s, folder, bool(resume), threads)
+    display = CampaignTables(quiet, budget_s)
     with interruptible(f"finished cases are recorded, campaign --resume {folder} measures the rest"), display:
         if cluster:
             from harness.cluster.ray_pool import RayPool
 
             pool: Any = RayPool(cluster, [device] if device else [])
         else:
-            pool = LocalPool(machine_name(here), here.device)
+            pool = LocalPool(device_type(here), here.device)
         sys.exit(run_campaign(pool, request, commands, display))
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from harness.campaign.jobs import Commands
 from harness.campaign.plan import Devices, plan_tasks, simulated
-from harness.campaign.spec import DEFAULTS, Step
+from harness.campaign.spec import DEFAULTS, steps_of
 from harness.catalogue.architectures import architectures
 from harness.catalogue.devices import known_devices
 from harness.cli.campaign_display import plan_text
 from harness.errors import UsageError
 from harness.paths import ROOT
-from harness.run.device import machine_name
+from harness.run.device import device_type
 from kernels.platform import Platform, named
 
 FILES = ROOT / "docs" / "clusters"
@@ -29,21 +29,21 @@ IMAGES = {"cuda": 'python: "3.12"', "rocm": "image: rocm/vllm:rocm7.0.0_vllm_0.1
 
 def print_plan(
     kind: str,
-    steps: Sequence[Step],
+    file: str | None,
     devices: Sequence[str],
     here: Platform,
     budget_s: float,
     commands: Commands,
-    file: str | None,
 ) -> None:
     """kind: `steps`, or what NAMES has. Raises UsageError."""
     counts = dict(_count(text) for text in devices)
     if kind != "steps":
         print(cluster_file(kind, counts, budget_s, file), end="")
         return
-    platforms = {type: _platform(type) for type in counts} or {machine_name(here): here}
+    platforms = {type: _platform(type) for type in counts} or {device_type(here): here}
     counts = counts or dict.fromkeys(platforms, 1)
     of_types = {type: Devices(platform, counts[type]) for type, platform in platforms.items()}
+    steps = steps_of(file, {type: platform.kind for type, platform in platforms.items()})
     dispatcher, reasons = plan_tasks(steps, of_types, budget_s, commands)
     print(plan_text(simulated(dispatcher, counts, budget_s), budget_s))
     for name, reason in reasons.items():

@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import os
 import socket
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -15,10 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from harness.catalogue.devices import known_type
 from harness.cluster.agent import Agent
 from harness.cluster.orders import Answer, Order
 from harness.cluster.pool import Offer, PoolGone
-from harness.errors import HarnessError, NothingRan, UsageError, one_line
+from harness.errors import FAILED, HarnessError, NothingRan, UsageError, one_line
 from harness.machine.provenance import steers
 from harness.paths import ROOT
 from kernels.platform import devices
@@ -90,7 +92,7 @@ class RayPool:
                 "--cluster needs Ray, which is not installed: python tools/set_up.py --extra cluster"
             )
         looked_for = address == "auto"
-        address = _running() if looked_for else address.removeprefix("ray://")
+        address = _running() if looked_for else address
         if address:
             _require_answer(address)
         if not address or _is_loopback(address):
@@ -118,6 +120,9 @@ class RayPool:
             else:
                 ray.init(address="local", include_dashboard=False, num_gpus=_gpus(), **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
+            if "node info" in str(error):
+                join = f"`ray start --address={address}` makes it one"
+                raise UsageError(f"this machine is no node of the cluster at {address}: {join}") from None
             token = "" if "RAY_AUTH_MODE" in os.environ else "; of one with a token: set RAY_AUTH_MODE=token"
             where = address or "this node"
             raise UsageError(f"cannot join the Ray cluster at {where}: {one_line(error)}{token}") from None
@@ -217,23 +222,33 @@ class RayPool:
 
     def close(self) -> None:
         if self.gone:
-            # It would wait for the head.
-            atexit.unregister(self.ray.shutdown)
+            # Its own end would wait for the head, and Python's would crash in its threads.
+            atexit.register(_end)
             return
         for id in list(self.seats):
             self.stop(id)
         self.ray.shutdown()
 
 
+def _end() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(FAILED)
+
+
 def _running() -> str:
-    """The cluster that this node is in, by what Ray itself goes by; empty if there is none."""
+    """The cluster that RAY_ADDRESS names, or else one whose head is this machine; empty if there is none.
+    Another machine's is joined only by its address."""
+    if address := os.environ.get("RAY_ADDRESS", ""):
+        return address
     file = Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster"
-    address = os.environ.get("RAY_ADDRESS") or (file.read_text().strip() if file.exists() else "")
+    address = file.read_text().strip() if file.exists() else ""
     try:
         _require_answer(address)
+        host = _split(address)[0]
     except UsageError:
         return ""
-    return address
+    return address if host == _our_address() or host.startswith("127.") else ""
 
 
 def _require_answer(address: str) -> None:
@@ -255,14 +270,22 @@ def _is_loopback(address: str) -> bool:
     host, port = _split(address)
     if not socket.gethostbyname(host).startswith("127."):
         return False
+    ours = _our_address()
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: which of our addresses would it come from?
-            ours = probe.getsockname()[0]
         socket.create_connection((ours, port), 5).close()
     except OSError:
         return True
     return ours.startswith("127.")
+
+
+def _our_address() -> str:
+    """Of this machine, from which others would be reached."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
 
 
 def _environment() -> dict[str, str]:
@@ -283,8 +306,11 @@ def _slots(node: dict[str, Any]) -> list[_Slot]:
     resources: dict[str, float] = node["Resources"]
     named = [name for name in resources if name.startswith(TYPE)]
     gpus = int(resources.get("GPU", 0))
-    known = [name.removeprefix(ACCELERATOR) for name in resources if name.startswith(ACCELERATOR)]
-    type = named[0].removeprefix(TYPE) if named else known[0] if known and gpus else "gpu" if gpus else "cpu"
+    models = [name.removeprefix(ACCELERATOR) for name in resources if name.startswith(ACCELERATOR)]
+    if named:
+        type = named[0].removeprefix(TYPE)
+    else:
+        type = known_type(models[0] if models else "gpu") if gpus else "cpu"
     takes = dict.fromkeys(named[:1], 1.0)
     host, id = node["NodeManagerHostname"], node["NodeID"]
     where = f"{host}-{id[:6]}"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.catalogue.devices import Ceilings, datasheets
+from harness.catalogue.devices import Ceilings, known_type
 from harness.errors import NothingRan
 from harness.files import JsonObject
 from harness.machine.cpu_threads import ALLOWED
@@ -67,12 +67,15 @@ def device_facts(device: OwnDevice, threads: int) -> DeviceFacts:
     return DeviceFacts(device.platform, provenance(device.platform, threads), known, reason, device.busy)
 
 
+def device_type(platform: Platform) -> str:
+    """As a campaign's steps and a cluster call it: `H200`, `cpu`."""
+    return "cpu" if platform.kind == "cpu" else known_type(platform.name or platform.arch)
+
+
 def machine_name(platform: Platform) -> str:
     """As a folder of results is called: `h200`; of a CPU its name and its cores, `epyc-9654-2core`."""
     if platform.kind != "cpu":
-        known = [entry["name"] for entry in datasheets(platform)]
-        name = known[0] if len(known) == 1 else platform.name or platform.arch
-        return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+        return re.sub(r"[^a-z0-9]+", "-", device_type(platform).lower()).strip("-")
     words = re.sub(r"\(.*?\)|@.*|processor|cpu|\d+-core", " ", platform.name.lower())
     slug = re.sub(r"[^a-z0-9]+", "-", words).strip("-") or platform.arch
     return f"{slug}-{len(ALLOWED)}core"

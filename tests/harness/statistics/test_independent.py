@@ -1,0 +1,53 @@
+"""Independent measurements: what intervals say of quotients and means."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from harness.statistics.independent import measured, pooled, quotient, widened
+
+
+def test_a_quotient_s_half_width_is_the_root_of_the_squares():
+    ratio = quotient(measured(200.0, 200 / 1.03, 200 * 1.03), measured(100.0, 100 / 1.04, 100 * 1.04))
+    half = math.exp(math.hypot(math.log(1.03), math.log(1.04)))
+    assert (ratio.ratio, ratio.low, ratio.high) == pytest.approx((2.0, 2 / half, 2 * half))
+
+
+def test_a_quotient_of_two_ways_round_is_the_inverse():
+    a, b = measured(3.0, 2.8, 3.3), measured(4.0, 3.9, 4.2)
+    there, back = quotient(a, b), quotient(b, a)
+    assert (there.low, there.high) == pytest.approx((1 / back.high, 1 / back.low))
+
+
+@pytest.mark.parametrize(("low", "high"), [(None, 110.0), (90.0, None), (0.0, 110.0), (90.0, math.inf)])
+def test_what_has_an_open_end_says_nothing(low, high):
+    one, other = measured(100.0, low, high), measured(100.0, 99.0, 101.0)
+    for ratio in (quotient(one, other), quotient(other, one), pooled([one, other])):
+        assert (ratio.low, ratio.high) == (0.0, math.inf)
+    assert quotient(one, other).ratio == 1.0
+    assert widened(one, 2.0) == one
+
+
+def test_a_mean_of_what_agrees_is_surer_and_of_one_is_itself():
+    one = measured(100.0, 98.0, 100 / 0.98)
+    assert pooled([one]).low == pytest.approx(98.0)
+    half = math.log(1 / 0.98) / math.sqrt(4)
+    assert pooled([one] * 4).high == pytest.approx(100 * math.exp(half))
+
+
+def test_a_mean_of_what_disagrees_reaches_both():
+    pool = pooled([measured(100.0, 99.0, 101.0), measured(121.0, 120.0, 122.0)])
+    assert (pool.ratio, pool.low, pool.high) == pytest.approx((110.0, 100.0, 121.0))
+
+
+def test_intervals_of_quotients_hold():
+    draw, inside = random.Random(1), 0
+    for _ in range(2000):
+        a, b = (math.exp(draw.gauss(0, 0.01)) for _ in range(2))
+        ends = math.exp(1.96 * 0.01)
+        ratio = quotient(measured(a, a / ends, a * ends), measured(b, b / ends, b * ends))
+        inside += ratio.low <= 1 <= ratio.high
+    assert inside / 2000 == pytest.approx(0.95, abs=0.015)

@@ -73,8 +73,10 @@ def _cells(row: Row) -> list[str]:
         notes.append("absolute times: the anchor itself, or no anchor that did not change")
     if row.changed:
         notes.append("changed")
-    if row.drift:
+    if row.drift and not row.spread:
         notes.append("machine drift: it did not change and its time did")
+    if row.spread:
+        notes.append(f"another device: floor {row.spread:.1%} higher")
     verdict = row.comparison.verdict if row.anchor else ""
     return [row.name, microseconds(row.a_us), microseconds(row.b_us), speedup, verdict, ", ".join(notes)]
 

@@ -2,26 +2,33 @@
 
 Machines are not the same from one session to the next, so a cell is compared by its ratio to an anchor, an
 implementation that did not change between the runs and shared its rounds in both. What rows that did not
-change either seem to have gained or lost is the floor between sessions.
+change either seem to have gained or lost is the floor between sessions. Where another device measured a case
+the spread of the devices is added to it.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from harness.plan.arms import PLAIN
 from harness.results.read import paired
-from harness.results.recorded import RecordedRun, differences
-from harness.results.schema import Cell
+from harness.results.recorded import RecordedRun, differences, other_devices
+from harness.results.schema import Cell, DeviceUsed
+from harness.statistics.independent import measured, quotient
 from harness.statistics.intervals import CONFIDENCE
 from harness.statistics.paired import Comparison, verdict
 
 MIN_FLOOR = 0.03
 """Between sessions, where too few unchanged rows are there to show what it is."""
 ENOUGH = 3  # of those rows
+UNKNOWN_SPREAD = 0.08
+"""Of devices that no run calibrated together: what GPUs of one model in one cluster lie apart on average, by
+more than 18,800 hours on five clusters (Sinha and others 2022, arXiv:2208.11035). Not infinite, though single
+devices lie further apart: the anchor cancels what makes all rows of a device slower."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,7 @@ class Row:
     anchor:     whom both are relative to; empty where absolute times had to do
     changed:    whether its source, its library or what that picked is another; None where runs are too old
     drift:      it did not change, and its absolute time did
+    spread:     of the devices that measured A and B, which its floor has more; 0 where they are one
     """
 
     case: str
@@ -43,6 +51,7 @@ class Row:
     changed: bool | None
     comparison: Comparison
     drift: bool = False
+    spread: float = 0.0
 
 
 @dataclass
@@ -70,13 +79,37 @@ def compared(a: RecordedRun, b: RecordedRun, confidence: float = CONFIDENCE) -> 
     anchors = {case: _anchor(case, a, b) for case, _ in shared}
     raw = [_row(a, b, key, anchors[key[0]], share) for key in shared]
     floor, source = _between_sessions(raw)
-    rows = [_judged(row, max(floor, a.floors.get(row.case, 0.0), b.floors.get(row.case, 0.0))) for row in raw]
+    apart = {case: _apart(a, b, *devices) for case, devices in other_devices(a, b).items()}
+    rows = [
+        _judged(
+            replace(row, spread=apart[row.case][0] if row.case in apart else 0.0),
+            max(floor, a.floors.get(row.case, 0.0), b.floors.get(row.case, 0.0)),
+        )
+        for row in raw
+    ]
     missing = [
         f"{name} at {case}: {_absence(a, b, (case, name))}"
         for case, name in _either(a, b)
         if (case, name) not in shared
     ]
-    return Compared(rows, floor, source, differences(a, b), missing)
+    return Compared(rows, floor, source, [*differences(a, b), *_added(apart.values())], missing)
+
+
+def _apart(a: RecordedRun, b: RecordedRun, of_a: DeviceUsed, of_b: DeviceUsed) -> tuple[float, str]:
+    """By how much two devices may differ, and how that is known: the most that a run which calibrated both
+    recorded of their type."""
+    known = [
+        (spread.most, f"what devices of type {spread.type} may differ by, calibrated in {run.folder}")
+        for run in (a, b)
+        for spread in run.spreads
+        if {of_a.identity, of_b.identity} <= {run.identities.get(name, name) for name in spread.devices}
+    ]
+    return max(known, default=(UNKNOWN_SPREAD, "assumed, as no run calibrated both devices"))
+
+
+def _added(apart: Iterable[tuple[float, str]]) -> Iterator[str]:
+    for (spread, source), cases in Counter(apart).items():
+        yield f"the floor of {cases} case{'s' * (cases != 1)} has {spread:.1%} more: {source}"
 
 
 def _timed(cell: Cell) -> bool:
@@ -121,10 +154,10 @@ def _row(a: RecordedRun, b: RecordedRun, key: tuple[str, str], anchor: str, conf
     if anchor and name != anchor:
         then = paired(before.samples, a.cells[case, anchor].samples, confidence=confidence)
         now = paired(after.samples, b.cells[case, anchor].samples, confidence=confidence)
-        comparison = _quotient(now, then)
+        comparison = quotient(now, then)
     else:
-        comparison = _quotient(_absolute(after), _absolute(before))
-    moved = _quotient(_absolute(after), _absolute(before))
+        comparison = quotient(_time(before), _time(after))
+    moved = quotient(_time(before), _time(after))
     drift = changed is False and (moved.low > 1 + MIN_FLOOR or moved.high < 1 - MIN_FLOOR)
     return Row(
         case,
@@ -139,20 +172,9 @@ def _row(a: RecordedRun, b: RecordedRun, key: tuple[str, str], anchor: str, conf
     )
 
 
-def _absolute(cell: Cell) -> Comparison:
-    """1 over its time, with its interval."""
+def _time(cell: Cell) -> Comparison:
     assert cell.time_us
-    low, high = cell.low_us or 0.0, cell.high_us or math.inf
-    return Comparison(1 / cell.time_us, 1 / high, 1 / low if low else math.inf, "unclear")
-
-
-def _quotient(a: Comparison, b: Comparison) -> Comparison:
-    """Of two independent ratios; their intervals' half widths add in quadrature, in logs."""
-    ratio = a.ratio / b.ratio
-    if not all(x > 0 and math.isfinite(x) for x in (a.low, a.high, b.low, b.high)):
-        return Comparison(ratio, 0.0, math.inf, "unclear")
-    half = math.hypot(math.log(a.high / a.low) / 2, math.log(b.high / b.low) / 2)
-    return Comparison(ratio, ratio * math.exp(-half), ratio * math.exp(half), "unclear")
+    return measured(cell.time_us, cell.low_us, cell.high_us)
 
 
 def _between_sessions(rows: Sequence[Row]) -> tuple[float, str]:
@@ -167,7 +189,8 @@ def _between_sessions(rows: Sequence[Row]) -> tuple[float, str]:
 
 def _judged(row: Row, floor: float) -> Row:
     """Absolute times of two sessions give no verdict."""
-    word = verdict(row.comparison.low, row.comparison.high, floor=floor) if row.anchor else "unclear"
+    low, high = row.comparison.low, row.comparison.high
+    word = verdict(low, high, floor=floor + row.spread) if row.anchor else "unclear"
     return replace(row, comparison=replace(row.comparison, verdict=word))
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from harness.errors import UsageError
 from harness.results.journal import Journal
 from harness.results.read import run_folders
-from harness.results.schema import Cell, Record, Run, Verdict
+from harness.results.schema import CaseDone, Cell, DeviceUsed, Record, Run, Verdict
+from harness.results.spread import Spread, spreads
 from harness.statistics.paired import noise_floor
 
 MACHINE = ("platform", "arch", "device", "threads", "driver")
@@ -22,13 +23,20 @@ CLOCKS_APART = 0.03
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run with its records."""
+    """A run with its records.
+
+    devices: that measured each case, where that is known: of several, or the only one if its driver names it
+    spreads: of the devices that were calibrated, by their names in `identities`
+    """
 
     folder: Path
     run: Run
     cells: dict[tuple[str, str], Cell]
     floors: dict[str, float]
     clocks: dict[str, float]
+    devices: dict[str, DeviceUsed]
+    spreads: list[Spread]
+    identities: dict[str, str]
 
     @property
     def commit(self) -> str:
@@ -43,12 +51,16 @@ def read(path: str) -> RecordedRun:
         raise UsageError(f"{path!r} holds {len(folders)} runs; name one: {folders[0]}, {folders[1]} ...")
     journal = Journal(folders[0])
     records = [r for case in journal.finished().values() for r in case]
+    run, used = journal.run(), journal.devices()
     return RecordedRun(
         folder=folders[0],
-        run=journal.run(),
+        run=run,
         cells={(c.case, c.name): c for c in records if isinstance(c, Cell)},
         floors=_floors(records),
         clocks=_clocks(records),
+        devices=_devices(records, run, used),
+        spreads=spreads(journal.calibrations()),
+        identities={device.name: device.identity for device in used},
     )
 
 
@@ -58,6 +70,16 @@ def _floors(records: Iterable[Record]) -> dict[str, float]:
         if isinstance(v, Verdict) and v.about == "A/A":
             floors[v.case] = max(floors.get(v.case, 0.0), noise_floor(v.comparison))
     return floors
+
+
+def _devices(records: Iterable[Record], run: Run, used: Iterable[DeviceUsed]) -> dict[str, DeviceUsed]:
+    by_name = {device.name: device for device in used}
+    machine = run.provenance.get("machine", {})
+    if not by_name and (uuid := machine.get("uuid")):
+        host = str(machine.get("host", ""))
+        by_name[""] = DeviceUsed(name=f"{host}/{uuid}", type="", host=host, uuid=uuid)
+    done = [record for record in records if isinstance(record, CaseDone)]
+    return {record.case: by_name[record.device] for record in done if record.device in by_name}
 
 
 def _clocks(records: Iterable[Record]) -> dict[str, float]:
@@ -95,6 +117,15 @@ def _differ(name: str, a: object, b: object) -> str:
     return f"{name} differs: {of_a} and {of_b}"
 
 
+def other_devices(a: RecordedRun, b: RecordedRun) -> dict[str, tuple[DeviceUsed, DeviceUsed]]:
+    """That of A and that of B, of each case that is known to have been measured on two."""
+    return {
+        case: (a.devices[case], b.devices[case])
+        for case in a.devices
+        if case in b.devices and a.devices[case].identity != b.devices[case].identity
+    }
+
+
 def differences(a: RecordedRun, b: RecordedRun) -> list[str]:
     """What else differs: it may be why a row moved."""
     notes = []
@@ -107,6 +138,10 @@ def differences(a: RecordedRun, b: RecordedRun) -> list[str]:
         notes.append(_differ("schema of the record", a.run.schema_version, b.run.schema_version))
     if a.run.suite != b.run.suite:
         notes.append(_differ("suite", a.run.suite, b.run.suite))
+    if moved := other_devices(a, b):
+        (case, (of_a, of_b)), *_ = moved.items()
+        others = f" and {len(moved) - 1} more of the cases" * (len(moved) > 1)
+        notes.append(f"{_differ('device', of_a.name, of_b.name)} at {case}{others}")
     for run in (a, b):
         if run.run.provenance.get("git", {}).get("dirty"):
             notes.append(f"{run.folder} was measured from a checkout with changes that no commit holds")

@@ -168,6 +168,11 @@ class CaseDone(Record):
     phases: dict[str, float] = {}
     entries: ConfigSearch | None = None
 
+    @property
+    def nameless(self) -> CaseDone:
+        """To be shown where one device measured all: its name would say nothing."""
+        return self.model_copy(update={"device": ""})
+
     @field_validator("entries", mode="before")
     @classmethod
     def _no_search(cls, value: object) -> object:
@@ -192,6 +197,11 @@ class DeviceUsed(Record):
     host: str
     uuid: str = ""
     cpus: list[int] = []
+
+    @property
+    def identity(self) -> str:
+        """What stays where its host is called otherwise."""
+        return self.uuid or self.name
 
 
 class Calibration(Record):

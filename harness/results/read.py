@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING
 from harness import archive
 from harness.errors import UsageError
 from harness.results.journal import Journal
-from harness.results.schema import Cell, Samples
+from harness.results.schema import CaseDone, Cell, Samples
 from harness.statistics.intervals import CONFIDENCE
 from harness.statistics.paired import MARGIN, Comparison, compare
 
 if TYPE_CHECKING:
     import pandas
+
+
+WHERE = ("run", "suite", "machine", "device", "host")
+"""Columns before those of the cell."""
 
 
 def run_folders(path_or_glob: str | Path) -> list[Path]:
@@ -33,7 +37,8 @@ def run_folders(path_or_glob: str | Path) -> list[Path]:
 
 
 def load(path_or_glob: str | Path) -> pandas.DataFrame:
-    """One row per cell of every finished case, with the run it belongs to and the machine it ran on.
+    """One row per cell of every finished case, with the run it belongs to and the machine it ran on; device:
+    empty where the run's own measured it.
 
     Raises UsageError where there is no run, one cannot be read, or its schema is newer.
     """
@@ -43,11 +48,17 @@ def load(path_or_glob: str | Path) -> pandas.DataFrame:
     for folder in run_folders(path_or_glob):
         journal = Journal(folder)
         run = journal.run()
+        machine = run.provenance.get("machine", {})
+        hosts = {"": machine.get("host", "")} | {device.name: device.host for device in journal.devices()}
         for records in journal.finished().values():
-            for cell in (r for r in records if isinstance(r, Cell)):
-                machine = run.provenance.get("machine", {}).get("device", "")
-                rows.append({"run": run.id, "suite": run.suite, "machine": machine} | cell.model_dump())
-    columns = ["run", "suite", "machine", *(n for n in Cell.model_fields if n != "kind")]
+            device = next(record.device for record in records if isinstance(record, CaseDone))
+            where = (run.id, run.suite, machine.get("device", ""), device, hosts.get(device, ""))
+            rows += [
+                dict(zip(WHERE, where, strict=True)) | cell.model_dump()
+                for cell in records
+                if isinstance(cell, Cell)
+            ]
+    columns = [*WHERE, *(n for n in Cell.model_fields if n != "kind")]
     return pandas.DataFrame(rows, columns=columns)
 
 

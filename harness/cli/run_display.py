@@ -12,9 +12,11 @@ from harness.catalogue.published import figures
 from harness.progress import Progress
 from harness.report import arm_table, case_notes, case_table
 from harness.report.disturbance import disturbance
+from harness.report.spread_text import spread_lines
 from harness.report.terminal import show
 from harness.report.tune_table import race_table, stored_text
 from harness.results.schema import CaseDone, Cell, Record, Run
+from harness.results.spread import spreads
 from shapes.case import Case
 
 if TYPE_CHECKING:
@@ -94,8 +96,8 @@ class RaceTables(_Display):
 
 
 def end_text(outcome: Outcome) -> str:
-    """How many cases were measured and in what time, where that is recorded, and what the budget did not
-    reach."""
+    """How many cases were measured and in what time, where that is recorded, what the budget did not reach,
+    and how far the devices lie apart where there are several."""
     cells = [record for record in outcome.records if isinstance(record, Cell)]
     done = [record for record in outcome.records if isinstance(record, CaseDone)]
     phases = Counter({"starting and ceilings": outcome.before_s})
@@ -110,6 +112,7 @@ def end_text(outcome: Outcome) -> str:
     ]
     if left_out := case_notes.left_out(outcome.left_out, cells, outcome.budget_s):
         lines.append(f"{left_out}; more with --resume {outcome.folder} --budget 5m")
+    lines += spread_lines(spreads(outcome.calibrations))
     return "\n".join(filter(None, [*lines, disturbance(done)]))
 
 

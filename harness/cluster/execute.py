@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 
@@ -16,12 +15,13 @@ from harness.errors import FAILED, OK, HarnessError, UsageError
 from harness.files import require_writable
 from harness.results.effects import regressions
 from harness.results.export import write_outputs
-from harness.results.schema import Calibration
+from harness.results.schema import Calibration, CaseDone, Record
 from harness.run.execute import Display, exit_code
 from harness.run.folder import begin, resume, select_all
 from harness.run.request import Request
 from harness.run.session import Outcome
 from kernels.platform import Platform
+from shapes.case import Case
 
 
 def run_on_cluster(request: Request, request_of: Callable[[Platform], Request], display: Display) -> int:
@@ -60,6 +60,7 @@ def run_on(pool: Pool, request: Request, request_of: Callable[[Platform], Reques
         before_s=before_s,
         budget_s=job.plan.budget_s,
         folder=job.journal.folder,
+        calibrations=job.journal.calibrations(),
     )
     display.end(job.plan.record, outcome)
     write_outputs(request.json, request.csv, job.plan.record, outcome.records)
@@ -81,5 +82,11 @@ def run_job(
         journal, plan = begin(request, facts.platform, lambda _: facts, selection, display.log)
     names = ", ".join(device.used.name for device in devices)
     display.log(f"{len(plan.record.cases)} cases on {len(devices)} of {type}: {names}")
-    on_case = functools.partial(display.case, plan.record)
-    return RunJob(plan.record.id, type, 0, journal, plan, request, on_case, len(devices), made)
+
+    def on_case(case: Case, records: Sequence[Record]) -> None:
+        if max(len(devices), len(job.by)) == 1:
+            records = [record.nameless if isinstance(record, CaseDone) else record for record in records]
+        display.case(plan.record, case, records)
+
+    job = RunJob(plan.record.id, type, 0, journal, plan, request, on_case, len(devices), made)
+    return job

@@ -105,13 +105,14 @@ def verdict_ratio(verdict: Verdict) -> str:
 
 
 def measuring(done: CaseDone, verdicts: Sequence[Verdict] = ()) -> Notes:
-    """How much was measured, why no more, and where the time went."""
+    """How much was measured, why no more, on which device, and where the time went."""
     after = f" after {done.heats} of heats" if done.heats else ""
     why = " and ".join(STOPPED.get(word, word) for word in filter(None, done.stopped.split(", ")))
     rounds = f"{done.rounds} rounds in {done.blocks} blocks{after}{f', until {why}' if why else ''}"
     sure = f"; all verdicts together {100 * verdicts[0].confidence:.0f} % sure" if verdicts else ""
     spent = time_spent(done.measured_s, done.setup_s, done.phases)
-    return [("measured", f"{rounds}{sure}"), ("time", spent)]
+    where = [("device", done.device)] if done.device else []
+    return [("measured", f"{rounds}{sure}"), *where, ("time", spent)]
 
 
 def time_spent(measured_s: float, setup_s: float, phases: Mapping[str, float]) -> str:

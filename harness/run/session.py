@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.files import JournalFull
 from harness.plan import budget
 from harness.results.journal import Journal
-from harness.results.schema import CaseDone, Record
+from harness.results.schema import Calibration, CaseDone, Record
 from harness.run.measurer import CaseMeasurer
 from shapes.case import Case
 
@@ -28,6 +28,7 @@ class Outcome:
     records:  of all its cases, those finished before it was resumed first
     left_out: cases that the budget did not reach
     before_s: from the command's beginning to its first case
+    calibrations: of its devices, where several measured it
     """
 
     records: list[Record]
@@ -36,6 +37,7 @@ class Outcome:
     before_s: float
     budget_s: float
     folder: Path
+    calibrations: Sequence[Calibration] = ()
 
 
 @dataclass

@@ -10,13 +10,16 @@ from pathlib import Path
 
 from harness.page.document import anchor
 from harness.results.journal import Journal
-from harness.results.schema import CaseDone, Cell, PlannedCase, Run, Verdict
+from harness.results.schema import Calibration, CaseDone, Cell, PlannedCase, Run, Verdict
 from shapes.case import text_of
 
 
 @dataclass(frozen=True)
 class MeasuredCase:
-    """label: of the run, where a page has several; empty otherwise"""
+    """label:        of the run, where a page has several; empty otherwise
+    done:         its device is named where several measured the run
+    calibrations: of these
+    """
 
     folder: Path
     run: Run
@@ -25,6 +28,7 @@ class MeasuredCase:
     cells: Sequence[Cell]
     verdicts: Sequence[Verdict]
     done: CaseDone
+    calibrations: Sequence[Calibration] = ()
 
     @property
     def timed(self) -> list[Cell]:
@@ -60,13 +64,16 @@ def measured_cases(folder: Path, label: str = "") -> list[MeasuredCase]:
     journal = Journal(folder)
     run = journal.run()
     planned = {case.key: case for case in run.cases}
+    several = len(journal.devices()) > 1
+    calibrations = journal.calibrations() if several else []
     cases = []
     for key, records in journal.finished().items():
         done = next(r for r in records if isinstance(r, CaseDone))
         cells = [r for r in records if isinstance(r, Cell)]
         verdicts = [r for r in records if isinstance(r, Verdict)]
         if key in planned and cells:
-            cases.append(MeasuredCase(folder, run, label, planned[key], cells, verdicts, done))
+            done = done if several else done.nameless
+            cases.append(MeasuredCase(folder, run, label, planned[key], cells, verdicts, done, calibrations))
     return cases
 
 

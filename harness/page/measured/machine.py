@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from harness.page.document import Chart, PageSection, Table, TableRow, TableValue, anchor
 from harness.page.measured.case import MeasuredCase, short_keys
+from harness.page.measured.devices import device_charts
 from harness.report.disturbance import disturbance
+from harness.report.spread_text import spread_lines
 from harness.report.text import significant
 from harness.results.schema import Run
+from harness.results.spread import spreads
 
 if TYPE_CHECKING:
     import altair
@@ -29,11 +32,12 @@ def machine_section(run: Run, cases: Sequence[MeasuredCase], label: str) -> Page
         anchor("machine", run.id),
         f"Machine and origin{f': {label}' if label else ''}",
         str(run.provenance.get("machine", {}).get("device", "an unknown device")),
-        [*_disturbed(cases, run), *_conditions(cases, run), _facts(run)],
+        [*_disturbed(cases, run), *_conditions(cases, run), *device_charts(cases, run), _facts(run)],
         [
             ("again", "python -m harness " + shlex.join(run.command)),
             *([("not quiet", text)] if (text := disturbance(case.done for case in cases)) else []),
             *(("busy at the start", text) for text in run.busy),
+            *(("devices", line) for line in spread_lines(spreads(cases[0].calibrations if cases else ()))),
         ],
     )
 

@@ -12,7 +12,9 @@ from harness.page.measured.case import MeasuredCase, interval_ends, unit_of, us_
 from harness.page.measured.ranking import ratio_text
 from harness.page.style import OTHER, PROVIDERS, provider
 from harness.report.case_table import runner_up
+from harness.report.spread_text import apart
 from harness.report.text import microseconds, significant
+from harness.results.spread import spreads
 from shapes.case import text_of
 
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
         Chart(
             anchor("time-over", sweep.op, sweep.size, sweep.fixed),
             f"Time over {of}",
-            "Lower is faster; the band is the interval. Both axes are logarithmic.",
+            f"Lower is faster; the band is the interval. Both axes are logarithmic.{_devices(sweep)}",
             _lines(points, names, sweep, "time", ("low", "high"), f"time per call, {unit}", log=True),
             table,
             len(points),
@@ -115,6 +117,16 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
             )
         )
     return charts
+
+
+def _devices(sweep: Sweep) -> str:
+    """A sentence where several measured its cases: by how much they differ."""
+    used = {case.done.device for case in sweep.cases} - {""}
+    if len(used) < 2:
+        return ""
+    of_them = (s for s in spreads(sweep.cases[0].calibrations) if used <= set(s.devices))
+    known = next((apart(spread) for spread in of_them), "were not compared with each other")
+    return f" {len(used)} devices measured its cases; those of their type {known}."
 
 
 def _points(sweep: Sweep, case: MeasuredCase) -> Iterator[dict[str, Any]]:

@@ -30,9 +30,9 @@ def device_charts(cases: Sequence[MeasuredCase], run: Run) -> list[Chart]:
         Chart(
             anchor("devices", run.id),
             "Devices",
-            "Right of 1: faster than the median device of its type, first and last pass together. The grey band "
-            f"is {LAG:.0%} to either side: what reaches into it neither lags nor leads. The table has what each "
-            "device took before all other cases (first) and after them (last), and how many cases it measured.",
+            "Right of 1: faster than the median device of its type, by both passes together. The grey band "
+            f"is {LAG:.0%} to either side: what reaches into it neither lags nor leads. The table has what "
+            "each took before all other cases (first) and after them (last), and how many cases it measured.",
             _picture(ratios) if ratios else None,
             _table(calibrations, ratios, Counter(case.done.device for case in cases)),
             len(ratios),
@@ -95,4 +95,6 @@ def _table(calibrations: Sequence[Calibration], ratios: Sequence[DeviceRatio], c
 
 def _text(ratio: DeviceRatio) -> str:
     of = ratio.comparison
+    if of.low == of.high:
+        return "the median"
     return " ".join(uncertain_ratio(of.ratio, of.low, of.high)).rstrip()

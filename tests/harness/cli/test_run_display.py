@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from harness.results.schema import CaseDone, Cell, DisturbedRound
 from harness.run.request import Request
 from harness.run.session import Outcome
 from shapes.case import Case
+from tests.support.calibrated import LIGHT, calibrations
 from tests.support.paths import ROOT
 
 RECORDED = Journal(ROOT / "results/epyc-zen4-2core/mla_decode-r1-tp8")
@@ -87,6 +89,18 @@ def test_the_last_line_says_what_took_the_machine():
     )
     done.disturbed = [round.model_copy(update={"counted": False}) for round in done.disturbed]
     assert "quiet" not in end_text(ended)
+
+
+def test_the_end_says_how_far_devices_lie_apart_and_which_lags():
+    ended = outcome(("a core", 1.0), left_out=[], phases={})
+    alone = end_text(ended).splitlines()
+    several = replace(ended, calibrations=calibrations({"n1/x": 100.0, "n2/y": 106.0, "n2/z": 100.0}))
+    *before, spread, lags = end_text(several).splitlines()
+    assert before == alone
+    assert spread.startswith("3 devices of type H200 lie apart: the slowest takes 1.060x (1.05")
+    assert lags.startswith("n2/y lags: 1.060x (1.05") and lags.endswith(
+        f"the median device's time of {LIGHT}"
+    )
 
 
 @pytest.fixture

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.results.comparison import compared, means
+from harness.results.comparison import UNKNOWN_SPREAD, compared, means
 from harness.results.export import session
 from harness.results.journal import Journal
 from harness.results.recorded import incompatibilities, read
-from harness.results.schema import CaseDone, Cell, PlannedCase, Run, Samples, Verdict
+from harness.results.schema import CaseDone, Cell, DeviceUsed, PlannedCase, Run, Samples, Verdict
+from harness.results.spread import spreads
+from tests.support.calibrated import calibrations
 from tests.support.command_line import error_line
 
 CASES = ("mla_decode batch=1 ctx=5 core", "mla_decode batch=2 ctx=5 core")
@@ -33,9 +35,13 @@ def record(
     clock: float = 2000.0,
     without: str = "",
     seed: int = 0,
+    devices: tuple[str, str] = ("", ""),
+    calibrated: dict[str, float] | None = None,
     **settings,
 ) -> Path:
-    """A run whose machine is `drift` times as slow as another's, some implementations so much faster."""
+    """A run whose machine is `drift` times as slow as another's, some implementations so much faster.
+
+    devices: of its cases; calibrated: what each device took then"""
     draw = random.Random(seed)
     planned = [
         PlannedCase(op="mla_decode", sizes={}, boundary="core", place="", weight=w, key=key)
@@ -50,7 +56,11 @@ def record(
         "provenance": {"machine": MACHINE | (machine or {}), "git": {"commit": "abc"}},
     }  # fmt: skip
     journal = Journal.create(folder, Run(**facts | settings))
-    for plan in planned:
+    used = dict.fromkeys(filter(None, (*devices, *(calibrated or {}))))
+    if used:
+        journal.append(DeviceUsed(name=name, type="H200", host=name.partition("/")[0]) for name in used)
+        journal.append(calibrations(calibrated or {}))
+    for plan, device in zip(planned, devices, strict=True):
         shared = [draw.gauss(1, 0.05) for _ in range(40)]
         records = [
             cell(
@@ -69,6 +79,7 @@ def record(
         conditions = [{"sm_clock_mhz": {"min": clock, "median": clock, "max": clock}}]
         done = CaseDone(
             case=plan.key,
+            device=device,
             measured_s=1.0,
             setup_s=1.0,
             rounds=40,
@@ -153,6 +164,88 @@ def test_unlike_runs_are_refused_with_the_reason(cli, tmp_path, other, reason):
         path = b / "run.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | settings))
     assert incompatibilities(read(str(a)), read(str(b))) == [reason]
+
+
+TWO = {"n1/x": 100.0, "n2/y": 106.0}
+OURS = {"faster": {"triton.x": 1 / 1.08}, "sources": {"triton.x": "new"}, "seed": 1}
+"""8 % slower, which is told where one device measured both."""
+
+
+def regressed(a: Path, b: Path) -> set[str]:
+    return {row.case for row in compared(read(str(a)), read(str(b))).regressions}
+
+
+def test_the_spread_of_the_devices_is_added_to_the_floor_of_what_another_measured(tmp_path):
+    """The second case was measured on another device, which takes 6 % longer: 8 % more are within that and
+    the floor between sessions."""
+    a = record(tmp_path / "a", devices=("n1/x", "n1/x"))
+    b = record(tmp_path / "b", devices=("n1/x", "n2/y"), calibrated=TWO, **OURS)
+    found = compared(read(str(a)), read(str(b)))
+    (spread,) = spreads(calibrations(TWO))
+    assert {row.case for row in found.regressions} == {CASES[0]}
+    assert {row.spread for row in found.rows if row.case == CASES[0]} == {0.0}
+    assert {row.spread for row in found.rows if row.case == CASES[1]} == {spread.most}
+    assert spread.most > 0.06
+    assert regressed(a, record(tmp_path / "c", devices=("n1/x", "n1/x"), calibrated=TWO, **OURS)) == set(
+        CASES
+    )
+
+
+def test_verdicts_on_one_device_are_those_of_runs_that_know_no_devices(tmp_path):
+    a, b = record(tmp_path / "a"), record(tmp_path / "b", **OURS)
+    named = {"devices": ("n1/x", "n2/y"), "calibrated": TWO}
+    c, d = record(tmp_path / "c", **named), record(tmp_path / "d", **named, **OURS)
+    assert rows(a, b) == rows(c, d) == rows(a, d), "a device without a name is not known to be another"
+    assert compared(read(str(c)), read(str(d))).notes == []
+
+
+@pytest.mark.parametrize("where", ["a", "b"])
+def test_either_run_s_calibrations_count(tmp_path, where):
+    runs = [
+        record(tmp_path / name, devices=(device,) * 2, calibrated=TWO if name == where else None)
+        for name, device in (("a", "n1/x"), ("b", "n2/y"))
+    ]
+    (spread,) = spreads(calibrations(TWO))
+    found = compared(*(read(str(run)) for run in runs))
+    assert {row.spread for row in found.rows} == {spread.most}
+    assert found.notes == [
+        f"device differs: n1/x and n2/y at {CASES[0]} and 1 more of the cases",
+        f"the floor of 2 cases has {spread.most:.1%} more: what devices of type H200 may differ by, "
+        f"calibrated in {tmp_path / where}",
+    ]
+
+
+def test_of_devices_that_no_run_calibrated_together_a_spread_is_assumed(tmp_path):
+    a = record(tmp_path / "a", devices=("n1/x", "n1/x"), calibrated=TWO)
+    b = record(tmp_path / "b", devices=("n3/z", "n3/z"), calibrated={"n3/z": 100.0, "n4/u": 100.0}, **OURS)
+    found = compared(read(str(a)), read(str(b)))
+    assert {row.spread for row in found.rows} == {UNKNOWN_SPREAD}
+    assert not found.regressions
+    assert found.notes[-1].endswith("8.0% more: assumed, as no run calibrated both devices")
+
+
+def test_machines_whose_drivers_name_the_device_are_known_apart(tmp_path):
+    """The host of a container is called otherwise each time, its GPU is not."""
+    a = record(tmp_path / "a", machine={"uuid": "GPU-1", "host": "one"})
+    same = record(tmp_path / "b", machine={"uuid": "GPU-1", "host": "two"}, **OURS)
+    other = record(tmp_path / "c", machine={"uuid": "GPU-2", "host": "one"}, **OURS)
+    assert regressed(a, same) == set(CASES)
+    assert regressed(a, other) == set()
+    assert {row.spread for row in rows(a, other).values()} == {UNKNOWN_SPREAD}
+    assert incompatibilities(read(str(a)), read(str(other))) == []
+
+
+def test_the_table_says_what_another_device_measured(here, tmp_path):
+    a = record(tmp_path / "a", devices=("n1/x", "n1/x"))
+    b = record(tmp_path / "b", devices=("n1/x", "n2/y"), drift=1.2, calibrated=TWO, seed=1)
+    printed = here("compare", a, b, "--markdown", tmp_path / "report.md").stdout
+    assert f"device differs: n1/x and n2/y at {CASES[1]}\n" in printed
+    (spread,) = spreads(calibrations(TWO))
+    table = (tmp_path / "report.md").read_text()
+    first, second = table.split(CASES[1] + "  (")
+    said = f"another device: floor {spread.most:.1%} higher"
+    assert second.count(said) == len(TIMES) and said not in first
+    assert "machine drift" in first and "machine drift" not in second
 
 
 def test_the_command(here, tmp_path):

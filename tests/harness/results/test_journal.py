@@ -15,7 +15,8 @@ from harness.errors import UsageError
 from harness.files import JournalFull
 from harness.results import read
 from harness.results.journal import Journal
-from harness.results.schema import SCHEMA, CaseDone, Cell, Record, Run, Samples, Verdict
+from harness.results.schema import SCHEMA, CaseDone, Cell, DeviceUsed, Record, Run, Samples, Verdict
+from tests.support.calibrated import calibrations
 
 IMPLS = ("torch.naive", "torch.sdpa", "vllm.amx")
 
@@ -147,6 +148,112 @@ def test_a_write_cut_off_before_another_case_is_not_taken_for_its(tmp_path):
         "case c": finished_case("case c"),
         "case b": finished_case("case b", time_us=7),
     }
+
+
+# Several devices
+
+
+def used(name: str) -> DeviceUsed:
+    return DeviceUsed(name=name, type="H200", host=name.partition("/")[0], uuid=name.partition("/")[2])
+
+
+def by(device: str, key: str) -> list[Record]:
+    *records, done = finished_case(key)
+    assert isinstance(done, CaseDone)
+    return [*records, done.model_copy(update={"device": device})]
+
+
+CALIBRATED = calibrations({"n1/x": 100.0, "n2/y": 105.0}) + calibrations(
+    {"n1/x": 101.0, "n2/y": 106.0}, when="last"
+)
+WRITES: list[list[Record]] = [
+    [used("n1/x"), *by("n1/x", "case a")],
+    [used("n2/y"), *by("n2/y", "case b")],
+    [*CALIBRATED[:2]],
+    by("n1/x", "case c"),
+    [used("n3/z"), *by("n3/z", "case d")],
+    [*CALIBRATED[2:]],
+]
+"""Of a run that was resumed: calibrations stand in the middle, too."""
+
+
+def written(folder: Path) -> Journal:
+    journal = Journal.create(folder, a_run(folder.name))
+    for records in WRITES:
+        journal.append(records)
+    return journal
+
+
+def kept(journal: Journal) -> tuple[object, ...]:
+    return journal.finished(), journal.devices(), journal.calibrations()
+
+
+def test_devices_and_calibrations_are_read_from_among_the_cases(tmp_path):
+    journal = written(tmp_path / "run")
+    assert journal.finished() == {
+        f"case {name}": by(device, f"case {name}")
+        for name, device in (("a", "n1/x"), ("b", "n2/y"), ("c", "n1/x"), ("d", "n3/z"))
+    }
+    assert journal.devices() == [used("n1/x"), used("n2/y"), used("n3/z")]
+    assert journal.calibrations() == CALIBRATED
+
+
+def test_a_kill_anywhere_costs_no_more_than_the_case_that_was_being_written(tmp_path):
+    """Cut after any line, or within one; then the cases that are missing are measured on another device, as
+    by a run that is resumed."""
+    whole = written(tmp_path / "whole").cells.read_bytes()
+    ends, total = [], 0
+    for records in WRITES:
+        total += sum(len(record.model_dump_json().encode()) + 1 for record in records)
+        ends.append(total)
+    assert ends[-1] == len(whole)
+    lines = [i + 1 for i in range(len(whole)) if whole[i : i + 1] == b"\n"]
+    for cut in sorted(
+        {0, *(line + by for line in lines for by in (-9, -1, 0, 7) if line + by <= len(whole))}
+    ):
+        journal = Journal.create(tmp_path / f"run {cut}", a_run())
+        journal.cells.write_bytes(whole[:cut])
+        finished = {
+            record.case
+            for records, end in zip(WRITES, ends, strict=True)
+            for record in records
+            if isinstance(record, CaseDone) and end <= cut
+        }
+        assert set(journal.finished()) == finished, f"cut at {cut}"
+        stood = [line for line in lines if line <= cut]
+        devices, calibrated = journal.devices(), journal.calibrations()
+        of_whole_lines = [json.loads(line)["kind"] for line in whole[: max(stood, default=0)].splitlines()]
+        assert len(devices) == of_whole_lines.count("device")
+        assert calibrated == CALIBRATED[: of_whole_lines.count("calibration")]
+        missing = [f"case {name}" for name in "abcd" if f"case {name}" not in finished]
+        if not missing:
+            continue
+        journal.append([used("n4/w"), *by("n4/w", missing[0])])
+        for key in missing[1:]:
+            journal.append(by("n4/w", key))
+        again = Journal(journal.folder)
+        assert set(again.finished()) == {f"case {name}" for name in "abcd"}, f"cut at {cut}"
+        for key in missing:
+            assert again.finished()[key] == by("n4/w", key), f"cut at {cut}"
+        for key in finished:
+            assert again.finished()[key] == journal.finished()[key]
+        assert again.devices() == [*devices, used("n4/w")]
+        assert again.calibrations() == calibrated
+        counts = [r.case for r in again.lines.records() if isinstance(r, CaseDone)]
+        assert sorted(counts) == [f"case {name}" for name in "abcd"], "no case is there twice"
+        cells = [r for r in again.lines.records() if isinstance(r, Cell)]
+        assert len(cells) == 4 * len(IMPLS), f"cut at {cut}: cells of the cut-off write stay"
+
+
+@pytest.mark.parametrize("kind", ["device", "calibration"])
+def test_a_broken_device_or_calibration_is_named(tmp_path, kind):
+    journal = written(tmp_path / "run")
+    lines = journal.cells.read_text().splitlines()
+    number = next(i for i, line in enumerate(lines) if json.loads(line)["kind"] == kind)
+    lines[number] = json.dumps(json.loads(lines[number]) | {"type": 7})
+    journal.cells.write_text("\n".join(lines) + "\n")
+    with pytest.raises(UsageError, match=rf"cells\.jsonl, line {number + 1}: type: "):
+        journal.finished()
 
 
 @pytest.mark.parametrize(
@@ -283,6 +390,26 @@ def test_load(tmp_path):
     assert set(table["machine"]) == {"a CPU"}
     assert table["time_us"].tolist() == [100, 200, 300] * 2
     assert set(Cell.model_fields) - {"kind"} <= set(table.columns)
+
+
+def test_load_has_the_device_and_the_host_of_each_cell(tmp_path):
+    written(tmp_path / "several")
+    table = read.load(tmp_path / "several").drop_duplicates("case").set_index("case")
+    assert table["device"].to_dict() == {
+        "case a": "n1/x",
+        "case b": "n2/y",
+        "case c": "n1/x",
+        "case d": "n3/z",
+    }
+    assert table["host"].to_dict() == {"case a": "n1", "case b": "n2", "case c": "n1", "case d": "n3"}
+
+
+def test_load_of_one_machine_has_its_host_and_no_device(tmp_path):
+    filled(tmp_path / "run", "case a")
+    assert {*read.load(tmp_path / "run")["host"]} == {""}, "older runs do not have it"
+    edit_run(tmp_path / "run", provenance={"machine": {"device": "a CPU", "host": "here"}})
+    table = read.load(tmp_path / "run")
+    assert ({*table["device"]}, {*table["host"]}) == ({""}, {"here"})
 
 
 @pytest.mark.parametrize(

@@ -235,6 +235,14 @@ def test_machines_whose_drivers_name_the_device_are_known_apart(tmp_path):
     assert incompatibilities(read(str(a)), read(str(other))) == []
 
 
+def test_what_a_cluster_s_run_measured_without_a_name_is_on_no_known_device(tmp_path):
+    """Resumed on one machine: the GPU that its provenance names is the first that the cluster had."""
+    a = record(tmp_path / "a", devices=("n1/x", ""), machine={"uuid": "GPU-1"})
+    b = record(tmp_path / "b", machine={"uuid": "GPU-2"})
+    assert list(read(str(a)).devices) == [CASES[0]]
+    assert {row.case for row in rows(a, b).values() if row.spread} == {CASES[0]}
+
+
 def test_the_table_says_what_another_device_measured(here, tmp_path):
     a = record(tmp_path / "a", devices=("n1/x", "n1/x"))
     b = record(tmp_path / "b", devices=("n1/x", "n2/y"), drift=1.2, calibrated=TWO, seed=1)

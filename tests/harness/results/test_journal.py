@@ -16,7 +16,7 @@ from harness.files import JournalFull
 from harness.results import read
 from harness.results.journal import Journal
 from harness.results.schema import SCHEMA, CaseDone, Cell, DeviceUsed, Record, Run, Samples, Verdict
-from tests.support.calibrated import calibrations
+from tests.support.calibrated import LIGHT, calibrations
 
 IMPLS = ("torch.naive", "torch.sdpa", "vllm.amx")
 
@@ -196,6 +196,13 @@ def test_devices_and_calibrations_are_read_from_among_the_cases(tmp_path):
     }
     assert journal.devices() == [used("n1/x"), used("n2/y"), used("n3/z")]
     assert journal.calibrations() == CALIBRATED
+
+
+def test_a_calibration_is_none_of_the_records_of_a_case_that_is_the_same(tmp_path):
+    journal = Journal.create(tmp_path / "run", a_run())
+    journal.append(CALIBRATED)
+    journal.append(by("n1/x", LIGHT))
+    assert journal.finished() == {LIGHT: by("n1/x", LIGHT)}
 
 
 def test_a_kill_anywhere_costs_no_more_than_the_case_that_was_being_written(tmp_path):

@@ -16,7 +16,7 @@ from harness.errors import NOTHING_RAN
 from harness.files import JsonObject
 from harness.plan import budget
 from harness.results.journal import Journal
-from harness.results.schema import Calibration, CaseDone, Cell, Record
+from harness.results.schema import Calibration, CaseDone, Cell, DeviceUsed, Record
 from harness.run.folder import finished_cases
 from harness.run.plan import RunPlan, case_of
 from harness.run.request import Request
@@ -65,6 +65,7 @@ class RunJob:
         done = [r for records in finished.values() for r in records if isinstance(r, CaseDone)]
         self.spent_s = sum(record.measured_s for record in done)
         self.by = {device.name for device in self.journal.devices()}
+        self.met: set[str] = set()
         self.planned = {planned.key: planned for planned in self.plan.record.cases}
         self.waiting = {key: planned for key, planned in self.planned.items() if key not in finished}
         self.given: dict[str, float] = {}
@@ -102,13 +103,21 @@ class RunJob:
         self.given.pop(task.key, None)
         self.spent_s += done.measured_s
         self.statuses.update(record.status for record in result if isinstance(record, Cell))
-        news = [] if by.used.name in self.by else [by.used]
-        self.by.add(by.used.name)
+        news = self._news(by.used)
         try:
             keep(self.journal, [*news, *result])
         finally:
             self.on_case(case_of(self.planned[task.key]), result)
         return done.measured_s
+
+    def _news(self, used: DeviceUsed) -> list[Record]:
+        """With a device's first case comes who it is, and its calibrations, which a kill would lose later."""
+        news: list[Record] = [] if used.name in self.by else [used]
+        if used.name not in self.met:
+            news += [calibration for calibration in self.calibrations if calibration.device == used.name]
+        self.by.add(used.name)
+        self.met.add(used.name)
+        return news
 
     def end(self) -> None:
         self.left_out = [case_of(planned) for planned in self.waiting.values()]

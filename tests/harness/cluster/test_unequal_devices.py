@@ -15,8 +15,9 @@ from harness.page.assemble import assemble
 from harness.page.inputs import inputs
 from harness.results import load
 from harness.results.journal import Journal
-from harness.results.schema import CaseDone, Cell
+from harness.results.schema import CaseDone, Cell, Record, Run
 from harness.run.request import Request
+from shapes.case import Case
 from tests.support.simulated_pool import SimulatedPool
 
 CASES = tuple(f"m={m} n=512 k=7168" for m in (16, 32, 64, 128))
@@ -53,6 +54,7 @@ def run_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
             assert run_on(pool, request, lambda platform: request, display) == 0
         return capsys.readouterr().out, tmp_path / "run"
 
+    run.folder = tmp_path / "run"
     return run
 
 
@@ -73,6 +75,24 @@ def test_the_device_of_each_case_is_noted_and_the_one_that_lags_named(run_with):
     assert set(zip(table["case"], table["device"], table["host"], strict=True)) == {
         (case, device, device) for case, device in by.items()
     }
+
+
+def test_a_kill_after_a_device_s_first_case_leaves_its_calibration(run_with, monkeypatch):
+    seen: list[tuple[set[str], list[tuple[str, str]]]] = []
+
+    def look(display: RunDisplay, run: Run, case: Case, records: Sequence[Record]) -> None:
+        journal = Journal(folder)
+        made = [(c.device, c.when) for c in journal.calibrations()]
+        seen.append(({device.name for device in journal.devices()}, made))
+
+    folder = run_with.folder
+    monkeypatch.setattr(RunDisplay, "case", look)
+    run_with("abc")
+    assert len(seen[0][0]) == 1 and len(seen[-1][0]) == 3
+    for devices, made in seen:
+        assert sorted(made) == [(device, "first") for device in sorted(devices)]
+    made = [(c.device, c.when) for c in Journal(folder).calibrations()]
+    assert sorted(made) == [(device, when) for device in "abc" for when in ("first", "last")]
 
 
 def test_one_device_alone_is_not_spoken_of(run_with):

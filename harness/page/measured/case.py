@@ -11,6 +11,7 @@ from pathlib import Path
 from harness.page.document import anchor
 from harness.results.journal import Journal
 from harness.results.schema import Calibration, CaseDone, Cell, PlannedCase, Run, Verdict
+from harness.results.spread import Spread, spreads
 from shapes.case import text_of
 
 
@@ -18,7 +19,7 @@ from shapes.case import text_of
 class MeasuredCase:
     """label:        of the run, where a page has several; empty otherwise
     done:         its device is named where several measured the run
-    calibrations: of these
+    calibrations: of these; spreads: what they come to
     """
 
     folder: Path
@@ -29,6 +30,7 @@ class MeasuredCase:
     verdicts: Sequence[Verdict]
     done: CaseDone
     calibrations: Sequence[Calibration] = ()
+    spreads: Sequence[Spread] = ()
 
     @property
     def timed(self) -> list[Cell]:
@@ -66,6 +68,7 @@ def measured_cases(folder: Path, label: str = "") -> list[MeasuredCase]:
     planned = {case.key: case for case in run.cases}
     several = len(journal.devices()) > 1
     calibrations = journal.calibrations() if several else []
+    apart = spreads(calibrations)
     cases = []
     for key, records in journal.finished().items():
         done = next(r for r in records if isinstance(r, CaseDone))
@@ -73,7 +76,9 @@ def measured_cases(folder: Path, label: str = "") -> list[MeasuredCase]:
         verdicts = [r for r in records if isinstance(r, Verdict)]
         if key in planned and cells:
             done = done if several else done.nameless
-            cases.append(MeasuredCase(folder, run, label, planned[key], cells, verdicts, done, calibrations))
+            cases.append(
+                MeasuredCase(folder, run, label, planned[key], cells, verdicts, done, calibrations, apart)
+            )
     return cases
 
 

@@ -11,7 +11,7 @@ from harness.page.measured.case import MeasuredCase, us_text
 from harness.page.measured.forest import forest
 from harness.report.text import uncertain_ratio
 from harness.results.schema import Calibration, Run
-from harness.results.spread import LAG, DeviceRatio, spreads
+from harness.results.spread import LAG, DeviceRatio
 from harness.statistics.paired import verdict
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def device_charts(cases: Sequence[MeasuredCase], run: Run) -> list[Chart]:
     calibrations = cases[0].calibrations if cases else ()
     if not calibrations:
         return []
-    ratios = [ratio for spread in spreads(calibrations) for ratio in spread.to_median]
+    ratios = [ratio for spread in cases[0].spreads for ratio in spread.to_median]
     return [
         Chart(
             anchor("devices", run.id),

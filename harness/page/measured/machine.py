@@ -15,7 +15,6 @@ from harness.report.disturbance import disturbance
 from harness.report.spread_text import spread_lines
 from harness.report.text import significant
 from harness.results.schema import Run
-from harness.results.spread import spreads
 
 if TYPE_CHECKING:
     import altair
@@ -37,7 +36,7 @@ def machine_section(run: Run, cases: Sequence[MeasuredCase], label: str) -> Page
             ("again", "python -m harness " + shlex.join(run.command)),
             *([("not quiet", text)] if (text := disturbance(case.done for case in cases)) else []),
             *(("busy at the start", text) for text in run.busy),
-            *(("devices", line) for line in spread_lines(spreads(cases[0].calibrations if cases else ()))),
+            *(("devices", line) for line in spread_lines(cases[0].spreads if cases else ())),
         ],
     )
 

@@ -14,7 +14,6 @@ from harness.page.style import OTHER, PROVIDERS, provider
 from harness.report.case_table import runner_up
 from harness.report.spread_text import apart
 from harness.report.text import microseconds, significant
-from harness.results.spread import spreads
 from shapes.case import text_of
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ def _devices(sweep: Sweep) -> str:
     used = {case.done.device for case in sweep.cases} - {""}
     if len(used) < 2:
         return ""
-    of_them = (s for s in spreads(sweep.cases[0].calibrations) if used <= set(s.devices))
+    of_them = (s for s in sweep.cases[0].spreads if used <= set(s.devices))
     known = next((apart(spread) for spread in of_them), "were not compared with each other")
     return f" {len(used)} devices measured its cases; those of their type {known}."
 

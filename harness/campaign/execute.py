@@ -58,8 +58,9 @@ class StepOutcome:
 class CampaignOutcome:
     steps: Sequence[StepOutcome]
     folder: Path
-    archive: Packed | None
+    archive: Packed
     wall_s: float
+    calibrations: Sequence[Calibration] = ()
 
 
 class CampaignDisplay(StepDisplay, Protocol):
@@ -106,7 +107,7 @@ def run_campaign(pool: Pool, request: CampaignRequest, commands: Commands, displ
         raise HarnessError(f"{gone}; {then}") from None
     outcomes = [outcome(job) for job in driver.jobs.values() if isinstance(job, (RunJob, CommandJob))]
     archive = pack(request.folder, [step.name for step in steps])
-    display.end(CampaignOutcome(outcomes, request.folder, archive, time.monotonic() - began))
+    display.end(CampaignOutcome(outcomes, request.folder, archive, time.monotonic() - began, made))
     statuses = {status for step in outcomes for status in step.statuses}
     if statuses & BROKEN or driver.dispatcher.given_up:
         return FAILED

@@ -12,6 +12,7 @@ from harness.campaign.spec import Step
 from harness.cluster.driver import Job
 from harness.cluster.jobs import CommandJob, RunJob
 from harness.cluster.orders import CommandDone, Opened
+from harness.cluster.race import open_race
 from harness.errors import HarnessError
 from harness.progress import Progress
 from harness.results.journal import Journal
@@ -21,7 +22,7 @@ from harness.run.folder import Selection, begin, resume, select_all
 from harness.run.plan import RunPlan
 from harness.run.request import Request
 from harness.run.session import Outcome
-from harness.tune.race import KEEP, Race, RaceRequest, TuneRequest, implementations_here, race_selection
+from harness.tune.race import RaceRequest, TuneRequest, implementations_here
 from kernels.platform import Platform
 from shapes.case import Case
 
@@ -94,22 +95,20 @@ class CampaignPlan:
     def folder_of(self, step: Step, type: str) -> Path:
         return (self.folder if self.alone else self.folder / type) / step.name
 
-    def jobs(
-        self, type: str, devices: Sequence[Opened], calibrations: Sequence[Calibration]
-    ) -> Iterator[Job]:
-        """Of all steps for a type of devices; a step that has none says why."""
+    def jobs(self, type: str, devices: Sequence[Opened], made: Sequence[Calibration]) -> Iterator[Job]:
+        """Of all steps for a type of devices; a step that has none says why. made: their calibrations"""
         for step in self.steps:
             if not step.devices or type in step.devices:
                 try:
-                    yield from self._jobs(step, type, devices[0], calibrations)
+                    yield from self._jobs(step, type, devices, made)
                 except HarnessError as error:
                     self.display.log(f"left out: {step.name}: {error}")
 
     def _jobs(
-        self, step: Step, type: str, device: Opened, calibrations: Sequence[Calibration]
+        self, step: Step, type: str, devices: Sequence[Opened], made: Sequence[Calibration]
     ) -> Iterator[Job]:
         name = step.name if self.alone else f"{step.name} on {type}"
-        folder, facts = self.folder_of(step, type), device.facts
+        folder, facts = self.folder_of(step, type), devices[0].facts
         if not step.casewise:
             expected_s = share_s(step, self.budget_s)
             words = step.whole_command(BUDGET_OF_SHARE * expected_s)
@@ -117,28 +116,25 @@ class CampaignPlan:
             yield CommandJob(name, type, step.rank, folder, words, expected_s, 2 * expected_s + 60, on_done)
         elif step.command == "tune":
             tuned, asked = self.commands.race(step, self.folder / "tuned")
+            display = StepRace(step.name, self.display, Progress(quiet=True))
             for implementation in implementations_here(tuned, facts.platform):
-                of = f"{name}: {implementation.name}"
                 where = folder.with_name(f"{folder.name}-{implementation.name}")
-                selection = race_selection(implementation, tuned, facts.platform)
-                settings = RaceSettings(keep=asked.keep or KEEP, folder=str(tuned.folder.resolve()))
-                request = asked.of(implementation)
-                journal, plan = self._opened(where, request, facts, selection, settings)
-                display = StepRace(step.name, self.display, Progress(quiet=True))
-                race = Race(implementation, device.target, plan, display)
-                yield RunJob(of, type, step.rank, journal, plan, request, race.on_case, 0, calibrations)
+                open_run = functools.partial(self._opened, where, facts)
+                race = open_race(implementation, tuned, asked, devices[0], open_run, display)
+                of = f"{name}: {implementation.name}"
+                yield RunJob(of, type, step.rank, race.journal, race.plan, race.asked, race.on_case, 0, made)
         else:
             request = self.commands.request(step)(facts.platform)
             selection = select_all(request, facts.platform)
-            journal, plan = self._opened(folder, request, facts, selection)
+            journal, plan = self._opened(folder, facts, request, selection)
             on_case = functools.partial(self.display.case, step.name, plan.record)
-            yield RunJob(name, type, step.rank, journal, plan, request, on_case, 0, calibrations)
+            yield RunJob(name, type, step.rank, journal, plan, request, on_case, 0, made)
 
     def _opened(
         self,
         folder: Path,
-        request: Request,
         facts: DeviceFacts,
+        request: Request,
         selection: Selection,
         race: RaceSettings | None = None,
     ) -> tuple[Journal, RunPlan]:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from harness.progress import Progress
 from harness.report import case_table
+from harness.report.spread_text import spread_lines
 from harness.report.terminal import plain
 from harness.results.schema import Cell, Record, Run, Verdict
+from harness.results.spread import spreads
 from shapes.case import Case
 
 if TYPE_CHECKING:
@@ -87,11 +89,12 @@ class CampaignTables:
         self.print("")
         self.print(tabulate(rows, ["step", "done", "rows"], tablefmt="simple"))
         self.print(f"\n{minutes(outcome.wall_s)} of {minutes(self.budget_s)}; recorded in {outcome.folder}")
-        if outcome.archive:
-            archive = outcome.archive
-            self.print(f"to carry home: {archive.file}, {archive.size / 1e6:.1f} MB")
-            if archive.left_out:
-                self.print(f"left out of it, as it were too large: {', '.join(archive.left_out)}")
+        for line in spread_lines(spreads(outcome.calibrations)):
+            self.print(line)
+        archive = outcome.archive
+        self.print(f"to carry home: {archive.file}, {archive.size / 1e6:.1f} MB")
+        if archive.left_out:
+            self.print(f"left out of it, as it were too large: {', '.join(archive.left_out)}")
         if any(step.done < step.cases for step in outcome.steps):
             self.print(f"the rest: python -m harness campaign --resume {outcome.folder}")
         self.print(f"as pictures: python -m harness report {outcome.folder} --open")

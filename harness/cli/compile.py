@@ -6,14 +6,15 @@ import sys
 
 import click
 
-from harness.cli.options import json_option, only_op
+from harness.cli.options import cluster_compile, compiling_on, json_option, only_op
 
 
 @click.command("compile")
 @click.option("--target", metavar="ARCH,...", help="gfx942, gfx950, sm_90, sm_100 (default: all).")
 @only_op
+@cluster_compile
 @json_option("Write JSON there instead of a table.")
-def compile_command(target: str | None, op: str | None, json_to: str | None) -> None:
+def compile_command(target: str | None, op: str | None, cluster: str | None, json_to: str | None) -> None:
     """Compile the suite's Triton kernels as they are shipped, for GPUs that need not be here; exit code 1
     where one exceeds a limit, spills, or does without the matrix instructions it could have."""
     import json
@@ -28,7 +29,8 @@ def compile_command(target: str | None, op: str | None, json_to: str | None) -> 
     from harness.report.terminal import show
 
     ops = [choose_op(op).name] if op else list(kernels.OPS)
-    rows = compiles(ops, able(select_architectures(target)))
+    targets = able(select_architectures(target))
+    rows = compiles(ops, targets, compiling_on(cluster))
     if not rows:
         raise NothingRan(f"no case of {', '.join(ops)} is one that a Triton kernel takes")
     import triton

@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli.interrupt import interruptible
-from harness.cli.options import ad_hoc_cases, gathered, json_option, only_op, seconds_option
+from harness.cli.options import (
+    ad_hoc_cases,
+    cluster_option,
+    compiling_on,
+    gathered,
+    json_option,
+    only_op,
+    seconds_option,
+)
 
 if TYPE_CHECKING:
-    from harness.tune.race import RaceRequest, TuneRequest
+    from harness.compile.compiler import CompileEach
+    from harness.tune.race import RaceRequest, Row, TuneRequest
 
 
 def _race_request() -> type[RaceRequest]:
@@ -44,6 +53,7 @@ def _race_request() -> type[RaceRequest]:
               help="As of `run`.")  # fmt: skip
 @seconds_option("--prepare-timeout", "900s", "As of `run`.", show_default=False)
 @seconds_option("--call-timeout", "120s", "As of `run`.", show_default=False)
+@cluster_option
 @gathered(_race_request)
 def tune(
     race: RaceRequest,
@@ -56,6 +66,7 @@ def tune(
     out: str | None,
     json_to: str | None,
     check: bool,
+    cluster: str | None,
 ) -> None:
     """Choose configurations of tunable kernels, the suite's Triton kernels among them.
 
@@ -66,6 +77,7 @@ def tune(
     KERNEL_BENCH_TUNED names.
     """
     from harness.cli.run_display import RaceTables
+    from harness.cluster.race import race_on_cluster
     from harness.files import require_writable_folder
     from harness.plan.budget import parse_shard
     from harness.tune.race import TuneRequest, race_if_possible
@@ -77,9 +89,13 @@ def tune(
             require_writable_folder(request.folder, "; give another by --out")
         compiling = "--target" if target else "--check" if check else ""
         with RaceTables() as display:
-            raced = race_if_possible(request, race, compiling, display)
+            if cluster and not compiling:
+                raced: tuple[int, list[Row]] | None = race_on_cluster(request, race, cluster, display)
+            else:
+                raced = race_if_possible(request, race, compiling, display)
         if raced is None:
-            sys.exit(_tune_offline(request, target, check, shard is None, json_to))
+            compile_each = compiling_on(cluster)
+            sys.exit(_tune_offline(request, target, check, shard is None, json_to, compile_each))
         code, rows = raced
         if json_to:
             _write(json_to, rows)
@@ -87,7 +103,12 @@ def tune(
 
 
 def _tune_offline(
-    request: TuneRequest, target: str | None, check: bool, whole: bool, json_to: str | None
+    request: TuneRequest,
+    target: str | None,
+    check: bool,
+    whole: bool,
+    json_to: str | None,
+    compile_each: CompileEach | None,
 ) -> int:
     """Chooses by compiling, prints the choices, and stores them or holds them against what is stored; gives
     the exit code. whole: this process compiles all, not a part of it, whose choices wait for the others."""
@@ -104,7 +125,7 @@ def _tune_offline(
     targets = able(select_architectures(target))
     for name in [choose_op(request.op).name] if request.op else list(kernels.OPS):
         for architecture in targets:
-            for result in offline_choices(kernels.OPS[name], request, architecture, _log):
+            for result in offline_choices(kernels.OPS[name], request, architecture, _log, compile_each):
                 rows += result.rows
                 if check:
                     differences += result.differences(request.folder)

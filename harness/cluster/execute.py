@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from harness.cluster.calibration import calibrations
 from harness.cluster.driver import Driver
@@ -37,23 +38,27 @@ def run_on(pool: Pool, request: Request, request_of: Callable[[Platform], Reques
     driver = Driver(pool, display.log, threads=request.threads)
     try:
         with driver:
-            types = driver.open()
-            if len(types) > 1:
-                choices = " or ".join(types)
-                raise UsageError(f"the cluster has several types of devices: choose --device {choices}")
-            ((type, devices),) = types.items()
+            type, devices = only_type(driver)
             made: list[Calibration] = []
             job = run_job(type, devices, request_of(devices[0].facts.platform), made, display)
             before_s = time.perf_counter() - began
             driver.add([job, *calibrations(type, devices, made, display.log)])
             driver.run()
     except PoolGone as gone:
-        folder = (
-            f"; finished cases are recorded, --resume {job.journal.folder} measures the rest" if job else ""
-        )
-        raise HarnessError(f"{gone}{folder}") from None
+        raise pool_gone(gone, [job.journal.folder] if job else []) from None
+    outcome = outcome_of(job, before_s)
+    display.end(job.plan.record, outcome)
+    write_outputs(request.json, request.csv, job.plan.record, outcome.records)
+    code = exit_code(outcome.records)
+    if code == OK and driver.dispatcher.given_up:
+        return FAILED
+    return FAILED if code == OK and job.plan.record.trees and regressions(outcome.records) else code
+
+
+def outcome_of(job: RunJob, before_s: float = 0.0) -> Outcome:
+    """Read from its journal. before_s: from the command's beginning to its first case"""
     finished = job.journal.finished()
-    outcome = Outcome(
+    return Outcome(
         records=[record for records in finished.values() for record in records],
         cases=len(finished),
         left_out=job.left_out,
@@ -62,12 +67,21 @@ def run_on(pool: Pool, request: Request, request_of: Callable[[Platform], Reques
         folder=job.journal.folder,
         calibrations=job.journal.calibrations(),
     )
-    display.end(job.plan.record, outcome)
-    write_outputs(request.json, request.csv, job.plan.record, outcome.records)
-    code = exit_code(outcome.records)
-    if code == OK and driver.dispatcher.given_up:
-        return FAILED
-    return FAILED if code == OK and job.plan.record.trees and regressions(outcome.records) else code
+
+
+def only_type(driver: Driver) -> tuple[str, Sequence[Opened]]:
+    """The devices that a driver opens. Raises UsageError where they are of several types."""
+    types = driver.open()
+    if len(types) > 1:
+        choices = " or ".join(types)
+        raise UsageError(f"the cluster has several types of devices: choose --device {choices}")
+    return next(iter(types.items()))
+
+
+def pool_gone(gone: PoolGone, folders: Iterable[Path]) -> HarnessError:
+    """In a line, with how each run goes on."""
+    then = "".join(f"; --resume {folder} measures the rest" for folder in folders)
+    return HarnessError(f"{gone}; finished cases are recorded{then}")
 
 
 def run_job(

@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
@@ -57,15 +57,25 @@ def compile_launch(kernel: str, arch: str, data: str) -> Resources:
             return Resources(error=f"compiling failed: {one_line(error)}")
 
 
+CompileEach = Callable[[Mapping[str, KernelLaunch]], Iterable[tuple[str, Resources]]]
+"""Compiles launches; gives each key with what came of it, as they are finished."""
+
+
 def compile_all(
-    launches: Sequence[KernelLaunch], done: Callable[[int, int], None] | None = None
+    launches: Sequence[KernelLaunch],
+    done: Callable[[int, int], None] | None = None,
+    compile_each: CompileEach | None = None,
 ) -> list[Resources]:
-    """Resources of each launch, in order. done: called with how many compilations of how many are over."""
+    """Resources of each launch, in order.
+
+    done:         called with how many compilations of how many are over
+    compile_each: on other machines, say; default: on the CPUs that this process may use
+    """
     keys = [key_of(launch) for launch in launches]
     wanted = dict(zip(keys, launches, strict=True))
     results = {key: known for key in wanted if (known := recall(key)) is not None}
     todo = {key: launch for key, launch in wanted.items() if key not in results}
-    for i, (key, result) in enumerate(_compiled(todo), 1):
+    for i, (key, result) in enumerate((compile_each or _compiled)(todo), 1):
         results[key] = result
         if not result.error:
             _remember(key, result)
@@ -74,7 +84,7 @@ def compile_all(
     return [results[key] for key in keys]
 
 
-def _compiled(todo: dict[str, KernelLaunch]) -> Iterator[tuple[str, Resources]]:
+def _compiled(todo: Mapping[str, KernelLaunch]) -> Iterator[tuple[str, Resources]]:
     """As they are finished. A compiler that dies takes its pool along: who was left is compiled alone."""
     if not todo:
         return

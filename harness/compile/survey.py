@@ -14,6 +14,7 @@ from harness.errors import NothingRan, UsageError
 from harness.files import JsonObject
 
 if TYPE_CHECKING:
+    from harness.compile.compiler import CompileEach
     from harness.compile.launches import KernelLaunch
     from harness.compile.resources import Resources
 
@@ -41,8 +42,11 @@ def able(targets: list[Architecture]) -> list[Architecture]:
     return present
 
 
-def compiles(ops: Sequence[str], targets: Sequence[Architecture]) -> list[JsonObject]:
-    """A row for each kernel, configuration and target, as `--json` has it."""
+def compiles(
+    ops: Sequence[str], targets: Sequence[Architecture], compile_each: CompileEach | None = None
+) -> list[JsonObject]:
+    """A row for each kernel, configuration and target, as `--json` has it. compile_each: as of
+    `compile_all`"""
     from harness.compile.compiler import compile_all
     from harness.compile.launches import launches, shipped
 
@@ -53,7 +57,7 @@ def compiles(ops: Sequence[str], targets: Sequence[Architecture]) -> list[JsonOb
             if not (of_op := launches(op, target, cases)):
                 print(f"left out: no Triton kernel takes cases of {op} on {target.arch}", file=sys.stderr)
             of_all += of_op
-    done = compile_all(of_all, SurveyProgress())
+    done = compile_all(of_all, SurveyProgress(), compile_each)
     return [row(launch, resources) for launch, resources in zip(of_all, done, strict=True)]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import kernels
 from harness.catalogue import architectures, devices
 from harness.catalogue.architectures import Architecture
-from harness.compile.compiler import compile_all, key_of, recall
+from harness.compile.compiler import CompileEach, compile_all, key_of, recall
 from harness.compile.launches import KernelLaunch, launches_of, narrowed
 from harness.compile.limits import violations
 from harness.compile.resources import Resources
@@ -37,8 +37,9 @@ Shard = tuple[int, int]
 class Compiling:
     """Judges candidates of one implementation for one architecture, each launch compiled once.
 
-    shard: only this part is compiled; candidates that wait for other parts stay unjudged
-    log:   is told what is being done, in words
+    shard:        only this part is compiled; candidates that wait for other parts stay unjudged
+    log:          is told what is being done, in words
+    compile_each: as of `compile_all`
     """
 
     def __init__(
@@ -47,7 +48,9 @@ class Compiling:
         architecture: Architecture,
         shard: Shard = (1, 1),
         log: Callable[[str], None] = lambda _: None,
+        compile_each: CompileEach | None = None,
     ) -> None:
+        self.compile_each = compile_each
         self.op = kernels.OPS[implementation.op]
         self.implementation, self.architecture = implementation, architecture
         self.shard, self.log = shard, log
@@ -104,7 +107,9 @@ class Compiling:
         at, of = self.shard
         keys = {name: key_of(launch) for name, launch in new.items()}
         own = {name: launch for name, launch in new.items() if int(keys[name], 16) % of == at - 1}
-        compiled = compile_all(list(own.values()), lambda i, n: self.log(f"{i} of {n} compiled"))
+        compiled = compile_all(
+            list(own.values()), lambda i, n: self.log(f"{i} of {n} compiled"), self.compile_each
+        )
         figures = {name: recall(key) for name, key in keys.items() if name not in own}
         figures |= dict(zip(own, compiled, strict=True))
         self.compiled |= {name: self._judged(launch, figures[name]) for name, launch in new.items()}

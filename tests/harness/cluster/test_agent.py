@@ -1,0 +1,141 @@
+"""An agent beside its device: what it holds, measures and runs; and one in a process that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.cluster.agent import Agent, _ranges
+from harness.cluster.local import LocalPool
+from harness.cluster.orders import Answer, CaseOrder, CommandDone, CommandOrder, Opened, Opening
+from harness.errors import NothingRan
+from harness.machine.cpu_threads import ALLOWED
+from harness.plan.select import choose_cases
+from harness.results.schema import CaseDone, Cell
+from harness.run.device_lock import device_lock
+from harness.run.folder import planned_case
+from harness.run.request import Request
+from kernels import OPS
+from kernels.platform import detect
+from tests.support.simulated_pool import made_up_run
+from tests.support.workers_here import captured_here
+
+
+@pytest.fixture
+def agent() -> Iterator[Agent]:
+    agent = Agent()
+    yield agent
+    agent.close()
+
+
+def order_of(opened: Opened) -> CaseOrder:
+    case = planned_case(choose_cases(OPS["mla_decode"], None, ["batch=1 ctx=64 heads=2"], "core", "")[0])
+    run = made_up_run(1, ("torch.naive",)).model_copy(
+        update={"cases": [case], "provenance": opened.facts.provenance, "per_case_s": 0.5}
+    )
+    return CaseOrder(run, Request(disturbed="keep"), case.key, 0.5, 1.0)
+
+
+def test_it_holds_its_device_and_measures_a_case_whole(agent):
+    with captured_here():
+        opened = agent.obey(Opening("mine", device="cpu"))
+        assert isinstance(opened, Opened)
+        assert opened.used.type == "mine" and opened.used.cpus == sorted(ALLOWED)
+        assert opened.used.name == f"{opened.used.host}/cpu{_ranges(sorted(ALLOWED))}"
+        with pytest.raises(NothingRan, match="is being measured by process"), device_lock(detect("cpu")):
+            pass
+        order = order_of(opened)
+        records = agent.obey(order)
+    assert isinstance(records, list)
+    assert {r.status for r in records if isinstance(r, Cell)} == {"ok"}
+    (done,) = [r for r in records if isinstance(r, CaseDone)]
+    assert (done.case, done.device) == (order.case, opened.used.name)
+    assert records[-1] is done
+    agent.close()
+    with device_lock(detect("cpu")):
+        pass
+
+
+def test_a_command_has_the_device_meanwhile_and_its_files_come_back(agent):
+    with captured_here():
+        agent.obey(Opening("mine", device="cpu"))
+    script = (
+        "import pathlib, sys; from harness.run.device_lock import device_lock; "
+        "from kernels.platform import detect; print('held before')\n"
+        "with device_lock(detect('cpu')): (pathlib.Path(sys.argv[1]) / 'a.txt').write_text('1')\n"
+        "sys.exit(3)"
+    )
+    done = agent.obey(CommandOrder(["-c", script, "{out}"], 60))
+    assert done == CommandDone(3, "held before\n", {"a.txt": b"1"})
+    with pytest.raises(NothingRan), device_lock(detect("cpu")):
+        pass
+
+
+def test_a_command_is_killed_at_its_deadline_with_all_it_started(agent):
+    with captured_here():
+        agent.obey(Opening("mine", device="cpu"))
+    script = (
+        "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', 'import time; "
+        "time.sleep(600)']); print(child.pid, flush=True); time.sleep(600)"
+    )
+    began = time.monotonic()
+    done = agent.obey(CommandOrder(["-c", script], 3))
+    assert isinstance(done, CommandDone) and done.code is None
+    assert time.monotonic() - began < 30
+    assert not Path(f"/proc/{done.output.strip()}/exe").exists()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([0], "0"), ([0, 1, 2, 8], "0-2,8"), ([1, 3, 4], "1,3-4"), ([], "")]
+)
+def test_cores_are_named_by_ranges(numbers: list[int], text: str):
+    assert _ranges(numbers) == text
+
+
+def answer(pool: LocalPool, within_s: float = 120) -> Answer:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        for answer in pool.wait(1.0):
+            return answer
+    raise AssertionError("no answer")
+
+
+def test_an_agent_that_is_killed_is_lost_and_another_takes_its_place():
+    pool = LocalPool("mine", "cpu")
+    try:
+        (offer,) = pool.offers()
+        assert offer.type == "mine"
+        for _ in range(2):
+            pool.start(offer)
+            pool.send(offer.id, Opening("mine", device="cpu"))
+            opened = answer(pool)
+            assert isinstance(opened.result, Opened), opened.error
+            assert pool.process is not None and pool.process.pid
+            pool.send(offer.id, CommandOrder(["-c", "import time; time.sleep(600)"], 600))
+            time.sleep(0.5)
+            os.kill(pool.process.pid, signal.SIGKILL)
+            lost = answer(pool)
+            assert (lost.lost, lost.error) == (True, "its agent died of SIGKILL")
+    finally:
+        pool.close()
+    with device_lock(detect("cpu")):  # whatever it had started has gone with it
+        pass
+
+
+def test_a_device_that_is_held_is_said(agent):
+    with device_lock(detect("cpu")):
+        pool = LocalPool("mine", "cpu")
+        try:
+            (offer,) = pool.offers()
+            pool.start(offer)
+            pool.send(offer.id, Opening("mine", device="cpu"))
+            refused = answer(pool)
+        finally:
+            pool.close()
+    assert refused.result is None and not refused.lost
+    assert refused.error.startswith("device cpu is being measured by process ")

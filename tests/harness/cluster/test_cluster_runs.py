@@ -1,0 +1,126 @@
+"""Commands on a real Ray cluster of nodes on this machine that are types of devices of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.results import load
+from harness.results.journal import Journal
+from tests.support.command_line import error_line
+from tests.support.ray_nodes import RayNodes
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("ray")
+
+TINY = ["--impl", "torch.naive,torch.sdpa", "--case", "batch=1,2,3 ctx=64 heads=2", "--per-case", "1s"]
+SPEC = """
+[[step]]
+name = "doctor"
+command = "doctor"
+options = { quick = true, json = "{out}/doctor.json" }
+
+[[step]]
+name = "everywhere"
+command = "run"
+ops = ["mla_decode"]
+options = { impl = "torch.naive", case = ["batch=1,2 ctx=64 heads=2"], per-case = "1s" }
+
+[[step]]
+name = "flag"
+command = "toggle"
+ops = ["mla_decode"]
+devices = ["right"]
+options = { impl = "torch.naive", case = ["batch=1 ctx=64 heads=2"], flag = ["OMP_NUM_THREADS=1,2"] }
+"""
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    """A head, and a node of each type; the second has locks of its own where this machine has one core."""
+    nodes = RayNodes()
+    try:
+        nodes.start("head")
+        nodes.start("left", "left", 0)
+        alone = {} if (os.cpu_count() or 1) > 1 else {"TMPDIR": str(nodes.temporary)}
+        nodes.start("right", "right", 1, **alone)
+        yield nodes
+    finally:
+        nodes.close()
+
+
+@pytest.fixture
+def command(cli, nodes: RayNodes) -> Command:
+    return lambda *words: cli(*words, "--cluster", nodes.address, RAY_AUTH_MODE="disabled")
+
+
+def test_a_run_on_one_type(command, tmp_path):
+    done = command("run", "--op", "mla_decode", *TINY, "--device", "left", "--out", tmp_path / "run",
+                   "--json", "-")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    cells = json.loads(done.stdout)["cells"]
+    assert len(cells) == 6 and {cell["status"] for cell in cells} == {"ok"}
+    frame = load(tmp_path / "run")
+    assert frame["device"].nunique() == 1 and frame["host"].nunique() == 1
+    (device,) = Journal(tmp_path / "run").devices()
+    assert (device.type, device.cpus) == ("left", [0])
+    assert "Traceback" not in done.stderr and "raylet" not in done.stderr
+
+
+def test_a_run_must_choose_between_types(command, tmp_path):
+    done = command("run", "--op", "mla_decode", *TINY, "--out", tmp_path / "run")
+    said = error_line(done, code=2)
+    assert "several types of devices: choose --device " in said and "left" in said and "right" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_type_that_is_not_there(command, tmp_path):
+    done = command("run", "--op", "mla_decode", *TINY, "--device", "middle", "--out", tmp_path / "run")
+    assert error_line(done, code=3) == "no device can be measured: there is none"
+
+
+def test_a_campaign_on_both(command, tmp_path):
+    (tmp_path / "both.toml").write_text(SPEC)
+    done = command("campaign", tmp_path / "both.toml", "--budget", "10m", "--out", tmp_path / "here")
+    assert done.returncode == 0, done.stdout + done.stderr
+    here = tmp_path / "here"
+    assert {path.name for path in here.iterdir()} == {"campaign.json", "left", "right"}
+    for type in ("left", "right"):
+        facts = json.loads((here / type / "doctor" / "doctor.json").read_text())
+        assert facts["machine"]["platform"] == "cpu"
+        frame = load(here / type / "mla_decode-everywhere")
+        assert list(frame["status"]) == ["ok", "ok"]
+    assert {path.name for path in here.glob("*/mla_decode-flag")} == {"mla_decode-flag"}
+    assert not (here / "left" / "mla_decode-flag").exists()
+    assert len(load(tmp_path / "here.zip")) == len(load(here))
+    again = command("campaign", "--resume", here, "--budget", "2m")
+    assert again.returncode == 0 and "batch=1" not in again.stdout, "nothing was left to do"
+
+
+def test_kernels_are_compiled_on_its_cores(command, tmp_path):
+    done = command("compile", "--op", "mla_decode", "--target", "sm_90", "--json", tmp_path / "compiled.json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "compiled.json").read_text())["compiles"]
+    assert rows and all(row["ok"] for row in rows)
+
+
+def test_an_address_where_nothing_answers(cli, tmp_path):
+    done = cli("run", "--op", "mla_decode", *TINY, "--cluster", "127.0.0.1:9", "--out", tmp_path / "run")
+    assert error_line(done, code=2).startswith("no Ray cluster at '127.0.0.1:9': ")
+
+
+def test_all_devices_of_this_machine(cli, tmp_path: Path):
+    """A local Ray is started, on this machine's own address only."""
+    done = cli("run", "--op", "mla_decode", *TINY, "--cluster", "--out", tmp_path / "run",
+               RAY_ADDRESS="")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert load(tmp_path / "run")["status"].eq("ok").all()
+    (device,) = Journal(tmp_path / "run").devices()
+    assert device.type == "cpu"

@@ -36,12 +36,12 @@ class Inputs:
 
 
 def inputs(names: Iterable[str]) -> Inputs:
-    """A folder stands for all that is recorded below it. Raises UsageError where a name is nothing of it."""
+    """A folder, or its archive, stands for all that is recorded below it. Raises UsageError where a name is nothing of it."""
     together = Inputs()
     for name in names:
         path = Path(name)
         path = path.parent if path.name in RECORDS else path
-        if path.is_dir():
+        if path.is_dir() or (path.suffix == ".zip" and archive.is_folder(path)):
             _add_folder(together, path)
         elif path.is_file() and path.suffix == ".jsonl":
             _add(together.ledgers, [path])
@@ -57,7 +57,7 @@ def inputs(names: Iterable[str]) -> Inputs:
 
 
 def _add_folder(together: Inputs, folder: Path) -> None:
-    experiments = sorted(file.parent for file in folder.rglob(PLAN))
+    experiments = [file.parent for file in archive.below(folder, PLAN)]
     lives = [file.parent for file in _outside(experiments, archive.below(folder, LIVE))]
     ledgers = _outside(experiments, archive.below(folder, LEDGER))
     runs = [file.parent for file in _outside([*experiments, *lives], archive.below(folder, "run.json"))]

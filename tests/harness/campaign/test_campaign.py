@@ -16,6 +16,7 @@ from harness.campaign.execute import CampaignOutcome, CampaignRequest, run_campa
 from harness.campaign.spec import DEFAULTS, load_spec, steps, steps_of
 from harness.cli.campaign import StepCommands
 from harness.errors import UsageError
+from harness.page.inputs import inputs
 from harness.results import load
 from harness.results.read import run_folders
 from harness.results.schema import Calibration
@@ -162,6 +163,7 @@ def test_its_archive_is_read_as_the_folder_it_was(campaign, tmp_path):
     there, here = load(carried), load(tmp_path / "here")
     assert len(there) == len(here) > 50 and (there["time_us"] == here["time_us"]).all()
     assert run_folders(carried / "mla_decode-smoke") == [carried / "mla_decode-smoke"]
+    assert len(inputs([str(carried)]).runs) == len(run_folders(tmp_path / "here")) == 4
 
 
 def test_an_archive_too_large_leaves_the_last_steps_out(campaign, tmp_path):

@@ -111,13 +111,21 @@ class Driver:
                 break
             for answer in self.pool.wait(1.0):
                 self._take(answer)
+        types = self._types()
+        self.references = {type: most_alike(devices) for type, devices in types.items()}
+        for member in list(self.members.values()):
+            if member.opened:
+                self._opened(member, member.opened)
+        if not types:
+            reasons = "; ".join(self.refused.values())
+            raise NothingRan(f"no device can be measured: {reasons or 'there is none'}")
+        return self._types()
+
+    def _types(self) -> dict[str, list[Opened]]:
         types: dict[str, list[Opened]] = {}
         for member in self.members.values():
             if member.opened:
                 types.setdefault(member.offer.type, []).append(member.opened)
-        if not types:
-            reasons = "; ".join(self.refused.values())
-            raise NothingRan(f"no device can be measured: {reasons or 'there is none'}")
         return types
 
     def add(self, jobs: Iterable[Job]) -> None:
@@ -193,7 +201,9 @@ class Driver:
             return
         task, member.task = member.task, None
         if isinstance(answer.result, Opened):
-            self._opened(member, answer.result)
+            member.opened = answer.result
+            if self.references:  # before, it waits for the others
+                self._opened(member, answer.result)
         elif task is None:
             self._not_opened(member, answer)
         elif answer.result is not None:
@@ -213,14 +223,13 @@ class Driver:
             self.looked = self.clock()  # a node that has gone is seen to be gone by the next look
 
     def _opened(self, member: Member, opened: Opened) -> None:
-        reference = self.references.setdefault(member.offer.type, opened)
+        reference = self.references.get(member.offer.type, opened)
         if different := differences(reference.facts, opened.facts):
             of = reference.used.name
             self._refuse(member, f"{opened.used.name} differs from {of}: {'; '.join(different)}")
         elif self.jobs and member.offer.type not in self._asked_types():
             self._refuse(member, f"nothing is measured on devices of type {member.offer.type}")
         else:
-            member.opened = opened
             if self.jobs:
                 known = opened.used.name in self.names
                 self.log(f"{opened.used.name} {'is back' if known else 'has joined'}")
@@ -254,6 +263,12 @@ class Driver:
 
 # What all devices of a type must have in common to measure one run; of the others all names count.
 MACHINE = ("device", "arch", "driver", "threads")
+
+
+def most_alike(devices: Sequence[Opened]) -> Opened:
+    """The first of those that most others are like."""
+    alike = [sum(not differences(a.facts, b.facts) for b in devices) for a in devices]
+    return devices[alike.index(max(alike))]
 
 
 def differences(a: DeviceFacts, b: DeviceFacts) -> list[str]:

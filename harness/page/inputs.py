@@ -36,7 +36,8 @@ class Inputs:
 
 
 def inputs(names: Iterable[str]) -> Inputs:
-    """A folder, or its archive, stands for all that is recorded below it. Raises UsageError where a name is nothing of it."""
+    """A folder, or its archive, stands for all that is recorded below it. Raises UsageError where a name is
+    nothing of it."""
     together = Inputs()
     for name in names:
         path = Path(name)

@@ -163,6 +163,17 @@ def test_another_torch_is_said_before_anything_is_measured_and_left_out(drive):
     assert {device for device, _ in pool.measured} == {"a", "b"}
 
 
+def test_most_decide_what_is_another(drive):
+    pool = SimulatedPool(dict.fromkeys("abc", "cpu"), ten_seconds, versions={"a": "2.11.0"})
+    assert drive(pool, 4).lines[0] == "left out: a differs from b: torch 2.11.0 for 2.13.0"
+
+
+def test_another_torch_that_joins_late_is_left_out(drive):
+    pool = SimulatedPool(dict.fromkeys("ab", "cpu"), ten_seconds, joins={"b": 30.0}, versions={"b": "2.11.0"})
+    assert drive(pool, 8).lines == ["left out: b differs from a: torch 2.11.0 for 2.13.0"]
+    assert {device for device, _ in pool.measured} == {"a"}
+
+
 def test_no_device_at_all_is_one_line(drive):
     with pytest.raises(NothingRan, match="no device can be measured: there is none"):
         drive(SimulatedPool({}, ten_seconds), 4)

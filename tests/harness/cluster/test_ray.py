@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("ray")
 
 CASES = 30
-QUICK = ["LOOK_S=0.5", "BEAT_S=0.5", "HANG_S=6", "START_S=60"]
+QUICK = ["LOOK_S=0.5", "BEAT_S=0.5", "HANG_S=20", "START_S=120"]
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +74,14 @@ def finished(folder: Path) -> list[str]:
         return []
 
 
-def ends(driver: subprocess.Popen[str], within_s: float = 120) -> list[str]:
+def ends(driver: subprocess.Popen[str], within_s: float = 400) -> list[str]:
     """Its lines."""
     output, errors = driver.communicate(timeout=within_s)
     assert "Traceback" not in errors, errors
     return output.splitlines()
 
 
-def until(condition: Callable[[], bool], within_s: float = 60) -> None:
+def until(condition: Callable[[], bool], within_s: float = 180) -> None:
     end = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < end
@@ -118,7 +118,7 @@ def test_a_node_killed_ten_times_loses_no_case(nodes, drive, tmp_path):
         time.sleep(draw.uniform(0, 2))
         nodes.kill("b")
         nodes.start("b", "core", 1)
-    lines = ends(driver, 300)
+    lines = ends(driver)
     assert driver.returncode == 0
     whole(tmp_path / "run", cases)
     lost = [line for line in lines if ": its agent is gone" in line]
@@ -137,7 +137,7 @@ def test_an_agent_that_stops_answering_is_replaced(nodes, drive, tmp_path):
         with contextlib.suppress(ProcessLookupError):  # Ray has done it
             os.kill(agent, signal.SIGKILL)
     whole(tmp_path / "run")
-    assert any(": no sign of life for 6 s, in case " in line for line in lines), lines
+    assert any(": no sign of life for 20 s, in case " in line for line in lines), lines
 
 
 def test_a_driver_that_is_killed_goes_on_where_it_was(drive, tmp_path):
@@ -178,7 +178,7 @@ def test_a_head_that_is_gone_ends_it_in_one_line(nodes, drive, tmp_path):
     driver = drive(200)
     until(lambda: len(finished(tmp_path / "run")) > 6)
     nodes.kill("head")
-    lines = ends(driver, 60)
+    lines = ends(driver)
     assert driver.returncode == 1
     assert lines[-1] == f"error: the cluster's head at {nodes.address} is gone"
     kept = finished(tmp_path / "run")

@@ -70,7 +70,7 @@ class CampaignDisplay(StepDisplay, Protocol):
         """All that is to be done is known. counts: devices of each type"""
 
     def task(self, task: Task, device: str, driver: Driver) -> None:
-        """A device is given task."""
+        """A device is given a task."""
 
     def end(self, outcome: CampaignOutcome) -> None: ...
 

@@ -27,6 +27,9 @@ ASIDE_S = {"smoke": 15.0, "cpu": 60.0, "gpu": 30.0}
 """Of a case beside its measuring, before one was seen: what runs in results/epyc-zen4-2core took. No GPU has
 been seen yet: a guess."""
 
+MOST = 3.0
+"""Times what a case is worth, where its calls are so slow that their first rounds take longer."""
+
 OnRecords = Callable[[Case, list[Record]], None]
 OnCommand = Callable[[str, CommandDone], None]
 
@@ -42,7 +45,7 @@ class RunJob:
     """The unfinished cases of a run.
 
     request:      what its plan does not say again
-    devices:      how many share the task: its budget is each one's; 0: each case has what it is worth at
+    devices:      how many share its cases: its budget is each one's; 0: each case has what it is worth at
                   least, and the wall-clock is the budget
     on_case:      is given each finished case's records
     calibrations: of all devices, as far as they are known
@@ -79,7 +82,8 @@ class RunJob:
 
     def order(self, task: Task, left_s: float) -> CaseOrder | None:
         plan = self.plan
-        share_s, most_s = plan.per_case_s, left_s
+        share_s = plan.per_case_s
+        most_s = MOST * share_s
         if self.devices:
             most_s = plan.budget_s * self.devices - self.spent_s - sum(self.given.values())
             if (self.spent_s or self.given) and most_s < ENOUGH * plan.per_case_s:
@@ -169,6 +173,9 @@ class CommandJob:
         assert isinstance(result, CommandDone)
         for name, content in result.files.items():
             files.replace(self.folder / name, content)
+        self.on_done(self.name, result)
+        if result.code is None:  # killed at its time: another time may do
+            return 0.0
         facts: JsonObject = {
             "arguments": list(self.arguments),
             "code": result.code,
@@ -178,7 +185,6 @@ class CommandJob:
             "output": result.output,
         }
         files.replace(self.done, json.dumps(facts, indent=1) + "\n")
-        self.on_done(self.name, result)
         return 0.0
 
     def end(self) -> None:

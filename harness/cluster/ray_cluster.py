@@ -45,6 +45,7 @@ def join(address: str) -> ModuleType:
     if not address or _is_loopback(address):
         # Before Ray is imported: all of its ports, of the nodes too, are this machine's alone.
         os.environ[LOOPBACK_ONLY] = "0"
+    os.environ.setdefault("RAY_worker_niceness", "0")  # of nodes that are started here
     import ray
 
     # It prints what befell nodes, pages of it; the driver says that in a line.

@@ -34,8 +34,8 @@ class RayNodes:
         quiet = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
         return {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | quiet
 
-    def start(self, name: str, type: str = "", core: int = 0, **environment: str) -> None:
-        """The first is the head; one without a type has no device."""
+    def start(self, name: str, type: str = "", core: int | None = None, **environment: str) -> None:
+        """The first is the head; one without a type has no device. core: all of its processes run there"""
         mark = self.marks[name] = uuid.uuid4().hex
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats"]
         command += [f"--node-ip-address={HOST}", "--object-store-memory=80000000"]
@@ -47,7 +47,7 @@ class RayNodes:
         command += [f"--num-cpus={1 if type else 0}"]
         if type:
             command += [f'--resources={{"device:{type}": 1}}']
-        if hasattr(os, "sched_getaffinity") and core in os.sched_getaffinity(0):
+        if core in os.sched_getaffinity(0):
             command = ["taskset", "-c", str(core), *command]
         done = subprocess.run(
             command,

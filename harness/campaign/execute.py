@@ -106,6 +106,9 @@ def run_campaign(pool: Pool, request: CampaignRequest, commands: Commands, displ
         then = f"finished cases are recorded, --resume {request.folder} measures the rest"
         raise HarnessError(f"{gone}; {then}") from None
     outcomes = [outcome(job) for job in driver.jobs.values() if isinstance(job, (RunJob, CommandJob))]
+    for job in driver.jobs.values():
+        if isinstance(job, RunJob) and len(job.waiting) == len(job.planned):
+            job.journal.remove()
     archive = pack(request.folder, [step.name for step in steps])
     display.end(CampaignOutcome(outcomes, request.folder, archive, time.monotonic() - began, made))
     statuses = {status for step in outcomes for status in step.statuses}

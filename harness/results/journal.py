@@ -49,6 +49,13 @@ class Journal:
         one, whole lines of it too, is cut off first. Raises JournalFull."""
         self.lines.append(*(record.model_dump_json() for record in records))
 
+    def remove(self) -> None:
+        """Of a run that nothing was measured of: its folder too, if nothing else is in it."""
+        for name in (self.cells, self.folder / "run.json"):
+            name.unlink()
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
     def run(self) -> Run:
         path = self.folder / "run.json"
         try:

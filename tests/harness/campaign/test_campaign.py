@@ -119,6 +119,7 @@ def test_it_ends_in_time_whatever_cases_take(campaign):
 def test_what_was_killed_goes_on_and_measures_the_rest(campaign, tmp_path):
     _, first = campaign(SimulatedPool({"a": "cpu"}, ten_seconds), budget_s=200.0)
     assert 3 < len(first.cases) < 20
+    assert not (tmp_path / "here/mla_decode-r1-tp8-2").exists(), "nothing of it was measured"
     _, then = campaign(SimulatedPool({"a": "cpu"}, ten_seconds), resume=True)
     assert Counter([*first.cases, *then.cases]).most_common(1)[0][1] == 1
     assert len(first.cases) + len(then.cases) == 1 + 5 + 6 + 8 + 8

@@ -206,7 +206,9 @@ def _amd(root: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> list[Platfor
         ]
         arch = f"gfx{major}{minor:x}{step:x}"
         # As ROCm writes it: what ROCR_VISIBLE_DEVICES takes.
-        uuid = f"GPU-{int(facts.get('unique_id', 0)):016x}"
+        unique, place = int(facts.get("unique_id", 0)), int(facts.get("location_id", 0))
+        # A virtual function has none; where it sits tells it from the others.
+        uuid = f"GPU-{unique:016x}" if unique else f"pci-{int(facts.get('domain', 0)):04x}:{place:04x}"
         level = max(caches, default=0)
         gpus.append(Platform("rocm", arch, name=name, memory=memory, last_level=level, uuid=uuid))
     return _numbered(gpus)

@@ -50,7 +50,9 @@ def harness_run(out: Path, device: str, *arguments: str) -> None:
     there = (out / "run.json").exists()
     resume = ["--resume", str(out), "--retry"] if there else ["--out", str(out), *arguments]
     environment = os.environ | {"KERNEL_BENCH_PLUGINS": str(ROOT / "tools" / "control_kernels.py")}
-    command = [sys.executable, "-m", "harness", "run", "--op", OP, "--device", device, *resume]
+    # Dies with this process, and so lets go of the device.
+    start = [sys.executable, "-m", "harness.cluster.command"]
+    command = [*start, "-m", "harness", "run", "--op", OP, "--device", device, *resume]
     print(" ".join(command), file=sys.stderr, flush=True)
     done = subprocess.run(command, cwd=ROOT, env=environment, check=False, stdout=sys.stderr)
     if done.returncode not in (0, 1):

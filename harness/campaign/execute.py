@@ -23,8 +23,8 @@ from harness.results.schema import Calibration
 from harness.run.execute import BROKEN
 
 FILE = "campaign.json"
-END_S = 5.0
-"""Of the budget, for the archive."""
+END_S, END_SHARE = 5.0, 0.02
+"""Of the budget, for agents to end and for the archive."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,14 @@ class CampaignRequest:
     file:     of its steps; None: the default ones
     budget_s: of wall-clock
     resume:   whether the folder holds it already
+    began:    the command, by time.monotonic()
     """
 
     file: str | None
     budget_s: float
     folder: Path
     resume: bool
+    began: float
     threads: int | None = None
 
 
@@ -77,26 +79,30 @@ class CampaignDisplay(StepDisplay, Protocol):
 
 def run_campaign(pool: Pool, request: CampaignRequest, commands: Commands, display: CampaignDisplay) -> int:
     """Returns the exit code; raises HarnessError."""
-    began = time.monotonic()
     if request.resume:
-        kept_steps(request.folder)
+        kept_plan(request.folder)
+    elif (request.folder / FILE).exists():
+        raise UsageError(f"{request.folder} holds a campaign: --resume {request.folder}, or another --out")
     made: list[Calibration] = []
-
     driver = Driver(
         pool,
         display.log,
         on_begin=lambda task, device: display.task(task, device, driver),
-        ends=began + request.budget_s - END_S,
+        ends=request.began + request.budget_s - max(END_S, END_SHARE * request.budget_s),
         threads=request.threads,
     )
     try:
         with driver:
             types = driver.open()
             kinds = {type: devices[0].facts.platform.kind for type, devices in types.items()}
-            steps = kept_steps(request.folder) if request.resume else begin_steps(request, kinds)
+            kept = kept_plan(request.folder) if request.resume else begin_plan(request, kinds)
+            steps = kept.steps
             for step in steps:
                 commands.check(step)
-            plan = CampaignPlan(steps, request.budget_s, commands, request.folder, len(types) == 1, display)
+                if not any(step.is_for(type, kind) for type, kind in kinds.items()):
+                    wanted = ", ".join(step.devices) or step.kind
+                    display.log(f"left out: {step.name}: of {wanted} there is none, but {', '.join(kinds)}")
+            plan = CampaignPlan(steps, request.budget_s, commands, request.folder, kept.alone, display)
             for type, devices in types.items():
                 driver.add(calibrations(type, devices, made, display.log))
                 driver.add(plan.jobs(type, devices, made))
@@ -107,38 +113,42 @@ def run_campaign(pool: Pool, request: CampaignRequest, commands: Commands, displ
         raise HarnessError(f"{gone}; {then}") from None
     outcomes = [outcome(job) for job in driver.jobs.values() if isinstance(job, (RunJob, CommandJob))]
     for job in driver.jobs.values():
-        if isinstance(job, RunJob) and len(job.waiting) == len(job.planned):
+        if isinstance(job, RunJob) and not job.journal.finished():
             job.journal.remove()
     archive = pack(request.folder, [step.name for step in steps])
-    display.end(CampaignOutcome(outcomes, request.folder, archive, time.monotonic() - began, made))
+    display.end(CampaignOutcome(outcomes, request.folder, archive, time.monotonic() - request.began, made))
     statuses = {status for step in outcomes for status in step.statuses}
-    if statuses & BROKEN or driver.dispatcher.given_up:
+    if statuses & BROKEN or driver.failed:
         return FAILED
     return OK if any(step.done for step in outcomes) else NOTHING_RAN
 
 
-def begin_steps(request: CampaignRequest, kinds: Mapping[str, str]) -> list[Step]:
-    """Writes what the campaign is. Raises UsageError where its folder holds one already.
+@dataclass(frozen=True)
+class KeptPlan:
+    """alone: devices are of one type, so that no folder needs its name"""
 
-    kinds: of platform, by the type of devices
-    """
-    file, steps = request.folder / FILE, steps_of(request.file, kinds)
-    if file.exists():
-        raise UsageError(f"{request.folder} holds a campaign: --resume {request.folder}, or another --out")
-    plan = {"schema_version": 1, "steps": [asdict(step) for step in steps]}
+    steps: Sequence[Step]
+    alone: bool
+
+
+def begin_plan(request: CampaignRequest, kinds: Mapping[str, str]) -> KeptPlan:
+    """Writes what the campaign is. kinds: of platform, by the type of devices. Raises UsageError."""
+    made = KeptPlan(steps_of(request.file, kinds.values()), len(kinds) == 1)
+    text = json.dumps({"schema_version": 1} | asdict(made), indent=1) + "\n"
     try:
-        files.replace(file, json.dumps(plan, indent=1) + "\n")
+        files.replace(request.folder / FILE, text)
     except OSError as error:
         reason = f"cannot write to {request.folder}: {error.strerror}"
         raise UsageError(f"{reason}; choose another --out") from None
-    return steps
+    return made
 
 
-def kept_steps(folder: Path) -> list[Step]:
+def kept_plan(folder: Path) -> KeptPlan:
     """Of the campaign in a folder. Raises UsageError where there is none, or it cannot be read."""
     file = folder / FILE
     try:
-        return [Step(**step) for step in json.loads(file.read_text())["steps"]]
+        kept = json.loads(file.read_text())
+        return KeptPlan([Step(**step) for step in kept["steps"]], bool(kept["alone"]))
     except OSError as error:
         raise UsageError(f"no campaign in {folder}: cannot read {file}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:

@@ -98,7 +98,7 @@ class CampaignPlan:
     def jobs(self, type: str, devices: Sequence[Opened], made: Sequence[Calibration]) -> Iterator[Job]:
         """Of all steps for a type of devices; a step that has none says why. made: their calibrations"""
         for step in self.steps:
-            if not step.devices or type in step.devices:
+            if step.is_for(type, devices[0].facts.platform.kind):
                 try:
                     yield from self._jobs(step, type, devices, made)
                 except HarnessError as error:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import heapq
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.campaign.jobs import Commands, share_s
@@ -45,7 +46,7 @@ def plan_tasks(
     dispatcher, reasons = Dispatcher(), dict[str, str]()
     for type, of_type in devices.items():
         for step in steps:
-            if step.devices and type not in step.devices:
+            if not step.is_for(type, of_type.platform.kind):
                 continue
             name = step.name if len(devices) == 1 else f"{step.name} on {type}"
             try:
@@ -78,6 +79,8 @@ def _tasks(step: Step, lane: str, platform: Platform, budget_s: float, commands:
 def simulated(dispatcher: Dispatcher, counts: Mapping[str, int], left_s: float) -> list[PlannedLane]:
     """What becomes of a dispatcher on so many devices of each type, if all takes what is expected."""
     dispatcher = copy.deepcopy(dispatcher)
+    for each in dispatcher.lanes.values():  # the devices here have other names
+        each.waiting = deque(replace(task, device="") for task in each.waiting)
     lanes = {
         lane.name: PlannedLane(lane.name, lane.type, len(lane.waiting)) for lane in dispatcher.lanes.values()
     }

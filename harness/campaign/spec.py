@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -28,7 +28,10 @@ WHOLE = {
     "serving replay": ("-m", "harness", "serving", "replay"),
     "prove-engine": ("-m", "tools.prove_engine", "--out", "{out}"),
 }
-REFUSED = ("out", "resume", "retry", "json", "csv", "cluster", "op", "threads", "journal", "quiet")
+REFUSED = (
+    "out", "resume", "retry", "json", "csv", "cluster", "op", "threads", "journal", "quiet",
+    "budget", "device", "target", "shard", "check", "published",
+)  # fmt: skip
 """Options of CASEWISE commands that are the campaign's own."""
 
 Option = str | int | float | bool | list[str]
@@ -70,6 +73,8 @@ class Step:
 
     rank:      its table's place; steps of one rank take turns
     arguments: as in a command line, after the command's name
+    devices:   types of them; empty: all
+    kind:      of platform; empty: all
     """
 
     name: str
@@ -80,6 +85,11 @@ class Step:
     devices: Sequence[str] = ()
     share: float | None = None
     expected_s: float = 60.0
+    kind: str = ""
+
+    def is_for(self, type: str, kind: str) -> bool:
+        """Whether it is measured on devices of a type, of a kind of platform."""
+        return type in (self.devices or [type]) and self.kind in ("", kind)
 
     @property
     def casewise(self) -> bool:
@@ -91,17 +101,13 @@ class Step:
         return [word.replace("{budget}", f"{budget_s:.0f}s") for word in words]
 
 
-def steps_of(file: str | None, types: Mapping[str, str]) -> list[Step]:
-    """Of a file; without one the default steps of each kind of platform, on its types of devices. Raises
-    UsageError.
-
-    types: of devices, each with its kind of platform
-    """
+def steps_of(file: str | None, kinds: Iterable[str]) -> list[Step]:
+    """Of a file; without one the default steps of each kind of platform, for it alone. Raises UsageError."""
     if file:
         return steps(load_spec(Path(file)))
     return [
-        replace(step, devices=[type for type, of in types.items() if of == kind])
-        for kind in dict.fromkeys(types.values())
+        replace(step, kind=kind)
+        for kind in dict.fromkeys(kinds)
         for step in steps(load_spec(DEFAULTS / f"{kind}.toml"))
     ]
 

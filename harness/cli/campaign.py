@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,12 +69,15 @@ def campaign(
     from harness.plan.budget import parse_seconds
     from harness.run.device import device_type, machine_name
 
+    began = time.monotonic()
+    if plan and cluster and not devices:
+        raise UsageError("--plan joins no cluster: say what it has, as --devices H200=8")
     if resume and (out or file):
         raise UsageError("--resume goes on with the campaign's own steps; leave out FILE and --out")
     budget_s = parse_seconds(budget, "--budget")
     here = choose_device(None if cluster else device)
     commands = StepCommands()
-    for step in steps_of(file, {}):  # what is wrong with a file is said before a cluster is joined
+    for step in steps_of(file, ()):  # what is wrong with a file is said before a cluster is joined
         commands.check(step)
     if plan:
         from harness.cli.campaign_plan import print_plan
@@ -81,7 +85,7 @@ def campaign(
         print_plan(plan, file, devices, here, budget_s, commands)
         return
     folder = Path(resume or out or RESULTS / ("cluster" if cluster else machine_name(here)))
-    request = CampaignRequest(file, budget_s, folder, bool(resume), threads)
+    request = CampaignRequest(file, budget_s, folder, bool(resume), began, threads)
     display = CampaignTables(quiet, budget_s)
     with interruptible(f"finished cases are recorded, campaign --resume {folder} measures the rest"), display:
         if cluster:

@@ -43,7 +43,7 @@ def print_plan(
     platforms = {type: _platform(type) for type in counts} or {device_type(here): here}
     counts = counts or dict.fromkeys(platforms, 1)
     of_types = {type: Devices(platform, counts[type]) for type, platform in platforms.items()}
-    steps = steps_of(file, {type: platform.kind for type, platform in platforms.items()})
+    steps = steps_of(file, [platform.kind for platform in platforms.values()])
     dispatcher, reasons = plan_tasks(steps, of_types, budget_s, commands)
     print(plan_text(simulated(dispatcher, counts, budget_s), budget_s))
     for name, reason in reasons.items():

@@ -9,20 +9,21 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.cluster.orders import CaseOrder, CommandDone, CommandOrder, Opened, Opening, Order, Result
+from harness.errors import NothingRan
 from harness.machine.cpu_threads import ALLOWED
 from harness.machine.device import choose_device
 from harness.paths import ROOT
 from harness.progress import Progress
 from harness.results.schema import CaseDone, DeviceUsed, Record
 from harness.run.device import OwnDevice, device_facts, own_device
-from harness.run.folder import worker_threads
 from harness.run.measurer import CaseMeasurer
 from harness.run.plan import RunPlan, case_of
 from harness.tune.race import racing, target_here
+from harness.workers.environment import worker_threads
 from kernels.platform import Platform
 
 LAST_WORDS = 4000
@@ -36,7 +37,9 @@ class Agent:
         self.progress = Progress(quiet=True)
         self.held = contextlib.ExitStack()
         self.device: OwnDevice | None = None
+        self.platform: Platform | None = None
         self.used: DeviceUsed | None = None
+        self.threads: int | None = None
         self.memory_share = 1.0
 
     def obey(self, order: Order) -> Result:
@@ -52,25 +55,35 @@ class Agent:
         self.device = None
 
     def _open(self, order: Opening) -> Opened:
-        platform = choose_device(order.device)
-        self.device = self.held.enter_context(own_device(platform))
-        self.memory_share = order.memory_share
+        platform = self.platform = choose_device(order.device)
+        if order.is_gpu and platform.kind == "cpu":
+            raise NothingRan(f"a device of type {order.type} is a GPU, but its agent sees none")
+        device = self._hold()
+        self.memory_share, self.threads = order.memory_share, order.threads
         self.used = device_used(platform, order.type)
         threads = worker_threads(order.threads)
         with contextlib.ExitStack() as stack:
             target, _ = target_here(platform, threads, stack)
-        return Opened(self.used, device_facts(self.device, threads), target)
+        return Opened(self.used, device_facts(device, threads), target)
+
+    def _hold(self) -> OwnDevice:
+        """The device, which a command had meanwhile."""
+        assert self.platform is not None
+        if self.device is None:
+            self.device = self.held.enter_context(own_device(self.platform))
+        return self.device
 
     def _measure(self, order: CaseOrder) -> list[Record]:
-        assert self.device is not None and self.used is not None
+        assert self.used is not None
+        device = self._hold()
         plan = RunPlan.of(order.run, order.request)
         case = next(case_of(planned) for planned in order.run.cases if planned.key == order.case)
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-"))
             judge = None
             if order.run.race is not None:
-                plan, judge, _ = stack.enter_context(racing(plan, self.device, self.progress.note))
-            measurer = CaseMeasurer(plan, self.device, self.progress, judge, self.memory_share)
+                plan, judge, _ = stack.enter_context(racing(plan, device, self.progress.note))
+            measurer = CaseMeasurer(plan, device, self.progress, judge, self.memory_share)
             records = measurer.measure(case, order.budget_s, order.max_s, Path(folder))
         return [
             record.model_copy(update={"device": self.used.name}) if isinstance(record, CaseDone) else record
@@ -79,31 +92,40 @@ class Agent:
 
     def _run(self, order: CommandOrder) -> CommandDone:
         """Beside the device, which the command takes itself."""
-        device = self.device
         self.close()
-        try:
-            with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as folder:
-                out = Path(folder) / "out"
-                out.mkdir()
-                code, output = _run_python([a.replace("{out}", str(out)) for a in order.arguments], order)
-                files = {
-                    file.relative_to(out).as_posix(): file.read_bytes()
-                    for file in sorted(out.rglob("*"))
-                    if file.is_file()
-                }
-            return CommandDone(code, output[-LAST_WORDS:], files)
-        finally:
-            if device is not None:
-                self.device = self.held.enter_context(own_device(device.platform))
+        with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as folder:
+            out = Path(folder) / "out"
+            out.mkdir()
+            words = [argument.replace("{out}", str(out)) for argument in order.arguments]
+            code, output = _run_python(words, self._environment(), order.deadline_s)
+            files = {
+                file.relative_to(out).as_posix(): file.read_bytes()
+                for file in sorted(out.rglob("*"))
+                if file.is_file()
+            }
+        return CommandDone(code, output[-LAST_WORDS:], files)
+
+    def _environment(self) -> dict[str, str]:
+        """With which a command takes this device and no other, and as many threads."""
+        assert self.platform is not None
+        threads = {"OMP_NUM_THREADS": str(self.threads)} if self.threads else {}
+        if self.platform.kind == "cpu":
+            return threads | dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
+        if not self.platform.uuid.startswith("GPU-"):
+            return threads
+        name = "CUDA_VISIBLE_DEVICES" if self.platform.kind == "cuda" else "ROCR_VISIBLE_DEVICES"
+        return threads | {name: self.platform.uuid}
 
 
-def _run_python(arguments: Sequence[str], order: CommandOrder) -> tuple[int | None, str]:
+def _run_python(
+    arguments: Sequence[str], environment: Mapping[str, str], deadline_s: float
+) -> tuple[int | None, str]:
     """Its exit code, None where it was killed at its deadline, and what it printed. It goes with this agent:
     its workers go with it."""
     process = subprocess.Popen(
         [sys.executable, "-m", "harness.cluster.command", *arguments],
         cwd=ROOT,
-        env=os.environ | dict(order.environment),
+        env=os.environ | dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -112,7 +134,7 @@ def _run_python(arguments: Sequence[str], order: CommandOrder) -> tuple[int | No
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=order.deadline_s)
+        output, _ = process.communicate(timeout=deadline_s)
         return process.returncode, output
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):

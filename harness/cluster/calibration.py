@@ -33,7 +33,7 @@ class CalibrationJob:
 
     type: str
     when: Literal["first", "last"]
-    devices: Sequence[Opened]
+    devices: list[Opened]
     made: list[Calibration]
     log: Callable[[str], None]
     runs: dict[str, Run] = field(init=False)
@@ -46,18 +46,33 @@ class CalibrationJob:
     def rank(self) -> int:
         return -1 if self.when == "first" else 1 << 30
 
-    def tasks(self) -> Sequence[Task]:
+    def __post_init__(self) -> None:
         platform = self.devices[0].facts.platform
-        kind = "cpu" if platform.kind == "cpu" else "gpu"
         op = kernels.OPS[OP]
-        cases = select.choose_cases(op, None, CASES[kind], "core", platform.arch)
+        cases = select.choose_cases(op, None, CASES[self._kind], "core", platform.arch)
         baseline = select.choose_baseline(op, platform, None, select.choose_implementations(op, None))
+        self.devices = list(self.devices)
         self.runs = {
             case.key: calibration_run(planned_case(case), baseline, self.devices[0]) for case in cases
         }
+
+    @property
+    def _kind(self) -> str:
+        return "cpu" if self.devices[0].facts.platform.kind == "cpu" else "gpu"
+
+    def tasks(self) -> Sequence[Task]:
+        """None for a single device, which is beside no other."""
+        return self._tasks(self.devices) if len(self.devices) > 1 else []
+
+    def joined(self, device: Opened) -> Sequence[Task]:
+        self.devices.append(device)
+        return self._tasks(self.devices if len(self.devices) == 2 else [device])
+
+    def _tasks(self, devices: Sequence[Opened]) -> list[Task]:
+        aside_s = ASIDE_S[self._kind]
         return [
-            Task(self.name, key, BUDGET_S, ASIDE_S[kind], device.used.name)
-            for device in self.devices
+            Task(self.name, key, BUDGET_S, aside_s, device.used.name)
+            for device in devices
             for key in self.runs
         ]
 
@@ -118,7 +133,5 @@ def calibration_run(case: PlannedCase, implementation: str, device: Opened) -> R
 def calibrations(
     type: str, devices: Sequence[Opened], made: list[Calibration], log: Callable[[str], None]
 ) -> list[CalibrationJob]:
-    """Before and after all else; none where there is nothing to set beside a device."""
-    if len(devices) == 1:
-        return []
-    return [CalibrationJob(type, when, devices, made, log) for when in ("first", "last")]
+    """Before and after all else."""
+    return [CalibrationJob(type, when, list(devices), made, log) for when in ("first", "last")]

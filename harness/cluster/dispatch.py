@@ -66,10 +66,16 @@ class Dispatcher:
         lane = self.lanes.setdefault(name, Lane(name, type, rank))
         lane.waiting.extend(tasks)
 
-    def wanting(self, types: Set[str]) -> int:
-        """How much waits for a device that is not there: these types are."""
+    @property
+    def waiting(self) -> bool:
+        return any(lane.waiting for lane in self.lanes.values())
+
+    def wanting(self, types: Set[str], left_s: float) -> int:
+        """How much waits for a device that is not there, these types being, and would fit the time."""
         return sum(
-            not task.device and (lane.type not in types or task in self.tried)
+            not task.device
+            and (lane.type not in types or task in self.tried)
+            and lane.expected_s(task) <= left_s
             for lane in self.lanes.values()
             for task in lane.waiting
         )
@@ -79,12 +85,18 @@ class Dispatcher:
         the lane that was given least; a lane's task in its order. None where nothing fits.
 
         alone: no other of its type is there, who could try what this one failed at
+
+        Time is kept for what only this device may do.
         """
         lanes = [lane for lane in self.lanes.values() if lane.type == type and lane.waiting]
+        owed_s = sum(
+            lane.expected_s(task) for lane in lanes for task in lane.waiting if task.device == device
+        )
         for lane in sorted(lanes, key=lambda lane: (lane.rank, lane.given)):
             for index, task in enumerate(lane.waiting):
                 mine = task.device in ("", device) and (alone or device not in self.tried.get(task, ()))
-                if mine and lane.expected_s(task) <= left_s:
+                others_s = 0.0 if task.device else owed_s
+                if mine and lane.expected_s(task) + others_s <= left_s:
                     del lane.waiting[index]
                     lane.given += 1
                     return task
@@ -104,7 +116,9 @@ class Dispatcher:
         tried.append(device)
         lane = self.lanes[task.lane]
         lane.given -= 1
-        if task.device or len(tried) >= MOST_FAILURES:
+        if task.device:
+            what = "given up"
+        elif len(tried) >= MOST_FAILURES:
             self.given_up[task] = reason
             what = f"given up, as {' and '.join(dict.fromkeys(tried))} failed at it"
         elif alone:

@@ -21,6 +21,8 @@ LOOK_S = 5.0
 """So often it looks whether devices joined or left."""
 STARTING_S = 600.0
 """For an agent to start and to measure its device's ceilings."""
+LONGEST_S = 7200.0
+"""Of a task, beside ten times what is expected of it: a library may build for long."""
 NO_DEVICE_S = 30.0
 """Without any device that could do what waits, before the driver ends."""
 
@@ -48,6 +50,9 @@ class Job(Protocol):
 
     def take_back(self, task: Task) -> None:
         """What was ordered was not finished."""
+
+    def joined(self, device: Opened) -> Sequence[Task]:
+        """What comes with a device that joined late."""
 
     def end(self) -> None:
         """Nothing more comes."""
@@ -89,6 +94,8 @@ class Driver:
     refused: dict[str, str] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
+    offered: set[str] = field(default_factory=set)
+    deserted: bool = False
     looked: float = float("-inf")
     idle_since: float | None = None
 
@@ -107,7 +114,8 @@ class Driver:
         while self.clock() < until:
             self._look()
             starting = any(member.opened is None for member in self.members.values())
-            if not starting and self.lost <= self.members.keys() | self.refused.keys():
+            again = (self.lost & self.offered) - self.members.keys() - self.refused.keys()
+            if not starting and not again:
                 break
             for answer in self.pool.wait(1.0):
                 self._take(answer)
@@ -144,36 +152,61 @@ class Driver:
                 return
             for answer in self.pool.wait(max(0.0, min(1.0, self.ends - self.clock()))):
                 self._take(answer)
+            for member in list(self.members.values()):
+                if self.clock() > member.began + self._limit_s(member):
+                    reason = "it takes far longer than anything should"
+                    self._take(Answer(member.offer.id, None, reason, lost=True))
             if self.clock() >= self.ends:
                 self._cut_off()
                 return
+
+    def _limit_s(self, member: Member) -> float:
+        """Of what it does now, in which each request has a deadline of its own."""
+        if member.opened is None:
+            return STARTING_S
+        if member.task is None:
+            return float("inf")
+        return LONGEST_S + 10 * self.dispatcher.lanes[member.task.lane].expected_s(member.task)
 
     def _look(self) -> None:
         """Starts agents on devices that are new, or whose agent was lost."""
         if self.clock() < self.looked + LOOK_S:
             return
         self.looked = self.clock()
-        for offer in self.pool.offers():
+        offers = self.pool.offers()
+        self.offered = {offer.id for offer in offers}
+        for offer in offers:
             if offer.id in self.members or offer.id in self.refused:
                 continue
-            self.members[offer.id] = Member(offer)
+            self.members[offer.id] = Member(offer, began=self.clock())
             self.pool.start(offer)
-            self.pool.send(offer.id, Opening(offer.type, self.threads, 1 / offer.beside, offer.device))
+            share = 1 / offer.beside
+            opening = Opening(offer.type, self.threads, share, offer.device, offer.is_gpu)
+            self.pool.send(offer.id, opening)
 
     def _is_over(self) -> bool:
         """Nobody works, and nothing that waits is for a device that is there; for others a while has been
         waited."""
-        if any(member.task or not member.opened for member in self.members.values()):
+        if any(member.task for member in self.members.values()):
             self.idle_since = None
             return False
-        wanting = self.dispatcher.wanting({member.offer.type for member in self.members.values()})
+        types = {member.offer.type for member in self.members.values()}
+        wanting = self.dispatcher.wanting(types, self.ends - self.clock())
+        if any(not member.opened for member in self.members.values()) and self.dispatcher.waiting:
+            return False
         if not wanting:
             return True
         self.idle_since = self.clock() if self.idle_since is None else self.idle_since
-        if self.clock() < self.idle_since + NO_DEVICE_S:
+        if self.pool.grows and self.clock() < self.idle_since + NO_DEVICE_S:
             return False
+        self.deserted = True
         self.log(f"no device is left for {wanting} of what waits")
         return True
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is work that no device did, though there was time."""
+        return self.deserted or bool(self.dispatcher.given_up)
 
     def _asked_types(self) -> set[str]:
         return {job.type for job in self.jobs.values()}
@@ -233,6 +266,9 @@ class Driver:
             if self.jobs:
                 known = opened.used.name in self.names
                 self.log(f"{opened.used.name} {'is back' if known else 'has joined'}")
+                for job in () if known else self.jobs.values():
+                    if job.type == member.offer.type:
+                        self.dispatcher.add(job.name, job.type, job.rank, job.joined(opened))
             self.names.add(opened.used.name)
             for line in opened.facts.busy:
                 self.log(f"note: {opened.used.name}: {line}")
@@ -261,7 +297,8 @@ class Driver:
                 member.task = None
 
 
-# What all devices of a type must have in common to measure one run; of the others all names count.
+# What all devices of a type must have in common to measure one run, the last on CPUs only; of the others all
+# names count.
 MACHINE = ("device", "arch", "driver", "threads")
 
 
@@ -276,7 +313,8 @@ def differences(a: DeviceFacts, b: DeviceFacts) -> list[str]:
     different = []
     for group in ("machine", "versions", "git"):
         of_a, of_b = a.provenance[group], b.provenance[group]
-        for name in MACHINE if group == "machine" else sorted(of_a.keys() | of_b.keys()):
+        machine = MACHINE if a.platform.kind == "cpu" else MACHINE[:-1]
+        for name in machine if group == "machine" else sorted(of_a.keys() | of_b.keys()):
             if of_a.get(name) != of_b.get(name):
                 different.append(f"{name} {of_b.get(name) or 'missing'} for {of_a.get(name) or 'missing'}")
     return different

@@ -50,7 +50,7 @@ def run_on(pool: Pool, request: Request, request_of: Callable[[Platform], Reques
     display.end(job.plan.record, outcome)
     write_outputs(request.json, request.csv, job.plan.record, outcome.records)
     code = exit_code(outcome.records)
-    if code == OK and driver.dispatcher.given_up:
+    if code == OK and driver.failed:
         return FAILED
     return FAILED if code == OK and job.plan.record.trees and regressions(outcome.records) else code
 

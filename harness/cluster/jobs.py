@@ -13,7 +13,7 @@ from harness import files
 from harness.cluster.dispatch import Task
 from harness.cluster.orders import CaseOrder, CommandDone, CommandOrder, Opened, Order
 from harness.errors import NOTHING_RAN
-from harness.files import JsonObject
+from harness.files import JournalFull, JsonObject
 from harness.plan import budget
 from harness.results.journal import Journal
 from harness.results.schema import Calibration, CaseDone, Cell, DeviceUsed, Record
@@ -70,7 +70,10 @@ class RunJob:
         self.by = {device.name for device in self.journal.devices()}
         self.met: set[str] = set()
         self.planned = {planned.key: planned for planned in self.plan.record.cases}
-        self.waiting = {key: planned for key, planned in self.planned.items() if key not in finished}
+        # Those that are made again come last: what broke may break again.
+        before = self.journal.finished()
+        order = sorted(self.planned, key=lambda key: key in before)
+        self.waiting = {key: self.planned[key] for key in order if key not in finished}
         self.given: dict[str, float] = {}
         cells = [r for records in finished.values() for r in records if isinstance(r, Cell)]
         self.statuses = Counter[str](cell.status for cell in cells)
@@ -123,9 +126,12 @@ class RunJob:
         self.met.add(used.name)
         return news
 
+    def joined(self, device: Opened) -> Sequence[Task]:
+        return []
+
     def end(self) -> None:
         self.left_out = [case_of(planned) for planned in self.waiting.values()]
-        if mine := [calibration for calibration in self.calibrations if calibration.device in self.by]:
+        if mine := [calibration for calibration in self.calibrations if calibration.device in self.met]:
             known = self.journal.calibrations()
             keep(self.journal, [calibration for calibration in mine if calibration not in known])
 
@@ -172,7 +178,7 @@ class CommandJob:
     def take(self, task: Task, result: list[Record] | CommandDone, by: Opened, wall_s: float) -> float:
         assert isinstance(result, CommandDone)
         for name, content in result.files.items():
-            files.replace(self.folder / name, content)
+            self._write(name, content)
         self.on_done(self.name, result)
         if result.code is None:  # killed at its time: another time may do
             return 0.0
@@ -184,8 +190,17 @@ class CommandJob:
             "provenance": by.facts.provenance,
             "output": result.output,
         }
-        files.replace(self.done, json.dumps(facts, indent=1) + "\n")
+        self._write(self.done.name, (json.dumps(facts, indent=1) + "\n").encode())
         return 0.0
+
+    def _write(self, name: str, content: bytes) -> None:
+        try:
+            files.replace(self.folder / name, content)
+        except OSError as error:
+            raise JournalFull(f"cannot write to {self.folder / name}: {error.strerror}") from None
+
+    def joined(self, device: Opened) -> Sequence[Task]:
+        return []
 
     def end(self) -> None:
         pass

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -19,6 +20,8 @@ from harness.workers.child.main import die_with_parent
 
 class LocalPool:
     """type: of its only device, as the driver calls it; device: as torch does"""
+
+    grows = False
 
     def __init__(self, type: str, device: str) -> None:
         self.offer = Offer(device, type, device=device)
@@ -42,7 +45,10 @@ class LocalPool:
             self.connection.send(order)
 
     def wait(self, timeout_s: float) -> Sequence[Answer]:
-        if self.connection is None or not self.connection.poll(timeout_s):
+        if self.connection is None:
+            time.sleep(min(timeout_s, 0.2))
+            return []
+        if not self.connection.poll(timeout_s):
             return []
         try:
             answer: Answer = self.connection.recv()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from harness.results.schema import DeviceUsed, Record, Run
 from harness.run.device import DeviceFacts
@@ -19,12 +19,14 @@ class Opening:
     threads:      of each worker, on a CPU; None: the agent's default
     memory_share: of its machine's memory, which other devices of the pool use too
     device:       as torch calls it; None: the first GPU that the agent is shown, else the CPU
+    is_gpu:       whether it must be one; None: it may
     """
 
     type: str
     threads: int | None = None
     memory_share: float = 1.0
     device: str | None = None
+    is_gpu: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,6 @@ class CommandOrder:
 
     arguments: Sequence[str]
     deadline_s: float
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

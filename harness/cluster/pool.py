@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from harness.cluster.orders import Answer, Order
+from harness.errors import HarnessError
 
 
 @dataclass(frozen=True)
@@ -17,16 +18,20 @@ class Offer:
     type:   H200, MI300X, cpu ...
     beside: how many devices share its machine's memory, itself among them
     device: as torch calls it; None: the first that its agent is shown
+    is_gpu: None where nobody knows
     """
 
     id: str
     type: str
     beside: int = 1
     device: str | None = None
+    is_gpu: bool | None = None
 
 
 class Pool(Protocol):
-    """Of devices; those of a cluster come and go."""
+    """Of devices; those of a cluster come and go. grows: whether others may come"""
+
+    grows: bool
 
     def offers(self) -> Sequence[Offer]:
         """What is there now. Raises PoolGone."""
@@ -47,5 +52,5 @@ class Pool(Protocol):
         """Kills all of them."""
 
 
-class PoolGone(Exception):
+class PoolGone(HarnessError):
     """The pool itself is no more, for the reason given: its devices may do what they will."""

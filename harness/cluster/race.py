@@ -80,7 +80,7 @@ def race_on(
         display.end(job.plan.record, outcome)
         codes.append(exit_code(outcome.records))
     rows = [row for race in races for row in race.rows]
-    if FAILED in codes or driver.dispatcher.given_up:
+    if FAILED in codes or driver.failed:
         return FAILED, rows
     return (OK if OK in codes else NOTHING_RAN), rows
 

@@ -46,8 +46,10 @@ def join(address: str) -> ModuleType:
         # Before Ray is imported: all of its ports, of the nodes too, are this machine's alone.
         os.environ[LOOPBACK_ONLY] = "0"
     os.environ.setdefault("RAY_worker_niceness", "0")  # of nodes that are started here
-    import ray
-
+    try:
+        import ray
+    except RuntimeError as error:  # of variables that hide devices otherwise than it wants
+        raise UsageError(f"Ray cannot be used here: {one_line(error)}") from None
     # It prints what befell nodes, pages of it; the driver says that in a line.
     ray._private.worker.listen_error_messages = lambda *_: None
     quiet: dict[str, Any] = {
@@ -161,8 +163,13 @@ def _our_address() -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Of agents: the driver's variables that steer kernels, and the suite on the path."""
-    variables = {name: value for name, value in os.environ.items() if steers(name)}
+    """Of agents: the driver's variables that steer kernels, and the suite on the path. Which devices an agent
+    sees is Ray's to say."""
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if steers(name) and not name.endswith(("_VISIBLE_DEVICES", "_DEVICE_ORDINAL"))
+    }
     if "OMP_NUM_THREADS" in os.environ:
         variables[THREADS_ASKED] = "1"
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -12,6 +12,8 @@ from harness.compile.resources import Resources
 from harness.errors import UsageError
 from kernels.platform import version
 
+PROBE_S = 120.0
+
 
 def compile_on(address: str) -> CompileEach:
     """What compiles each launch there. Raises UsageError where a node has another Triton, NothingRan or
@@ -42,14 +44,22 @@ def compile_on(address: str) -> CompileEach:
 def _require_same_triton(ray: Any) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    ours, task = version("triton"), ray.remote(version)
+    ours, task = version("triton"), ray.remote(_triton)
     answers = {
         node["NodeManagerHostname"]: task.options(
             num_cpus=1, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote("triton")
+        ).remote()
         for node in ray.nodes()
         if node["Alive"] and node["Resources"].get("CPU")
     }
     for host, answer in answers.items():
-        if (theirs := ray.get(answer)) != ours:
+        try:
+            theirs = ray.get(answer, timeout=PROBE_S)
+        except ray.exceptions.RayError as error:
+            raise UsageError(f"{host} does not answer: {type(error).__name__}; are its CPUs taken?") from None
+        if theirs != ours:
             raise UsageError(f"{host} has triton {theirs or 'missing'}, this machine {ours}: make them alike")
+
+
+def _triton() -> str | None:
+    return version("triton")

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from harness.catalogue.devices import known_type
@@ -32,14 +33,14 @@ class RayAgent:
     def __init__(self) -> None:
         if not os.environ.pop(THREADS_ASKED, ""):
             os.environ.pop("OMP_NUM_THREADS", None)
-        self.slow = _as_others_run()
         self.agent = Agent()
 
     def obey(self, order: Order) -> Answer:
+        slow = _as_others_run()
         try:
             result = self.agent.obey(order)
-            if isinstance(result, Opened) and self.slow:
-                facts = replace(result.facts, busy=[*result.facts.busy, self.slow])
+            if isinstance(result, Opened) and slow:
+                facts = replace(result.facts, busy=[*result.facts.busy, slow])
                 result = replace(result, facts=facts)
             return Answer("", result)
         except HarnessError as error:
@@ -53,11 +54,12 @@ class RayAgent:
 
 
 def _as_others_run() -> str:
-    """Takes back the niceness that Ray gives its processes; where that is not allowed, says so."""
+    """Takes back the niceness that Ray gives its processes, thread by thread as Linux has it; where that is
+    not allowed, says so."""
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     try:
-        if niceness > 0:
-            os.setpriority(os.PRIO_PROCESS, 0, 0)
+        for thread in Path("/proc/self/task").glob("[0-9]*") if niceness > 0 else ():
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), 0)
     except OSError:
         return f"Ray runs it at niceness {niceness}: start its node with RAY_worker_niceness=0"
     return ""
@@ -87,6 +89,8 @@ class _Seat:
 class RayPool:
     """address: as `join` takes it; types: only devices of these, if any are named; agent: has RayAgent's
     methods"""
+
+    grows = True
 
     def __init__(self, address: str, types: Sequence[str] = (), agent: type[Any] = RayAgent) -> None:
         self.ray = join(address)
@@ -196,7 +200,7 @@ def _slots(node: dict[str, Any]) -> list[_Slot]:
     host, id = node["NodeManagerHostname"], node["NodeID"]
     where = f"{host}-{id[:6]}"
     if gpus:
-        offers = [Offer(f"{where}-gpu{i}", type) for i in range(gpus)]
+        offers = [Offer(f"{where}-gpu{i}", type, is_gpu=True) for i in range(gpus)]
         return [_Slot(offer, host, id, takes | {"GPU": 1.0}) for offer in offers]
     if not resources.get("CPU"):
         return []

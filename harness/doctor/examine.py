@@ -15,9 +15,8 @@ from harness.files import JsonObject
 from harness.machine.monitor.base import Blind, Monitor
 from harness.machine.provenance import LIBRARIES
 from harness.run.ceilings import measured, meters, stored
-from harness.run.folder import worker_threads
 from harness.statistics.paired import noise_floor
-from harness.workers.environment import provenance
+from harness.workers.environment import provenance, worker_threads
 from harness.workers.process import WorkerFailure
 from kernels.platform import Platform, devices, lookalike, version
 

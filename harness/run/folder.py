@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
@@ -14,16 +13,16 @@ import kernels
 from harness.catalogue.devices import Ceilings
 from harness.errors import UsageError
 from harness.files import JsonObject
-from harness.machine.cpu_threads import default_threads
 from harness.paths import RESULTS
 from harness.plan import budget, select
-from harness.plan.arms import parse_arm, parse_threads
+from harness.plan.arms import parse_arm
 from harness.results.journal import Journal
 from harness.results.schema import Cell, PlannedCase, RaceSettings, Record, Run
 from harness.run.device import DeviceFacts
 from harness.run.plan import RunPlan
 from harness.run.request import PLANNING, Request
 from harness.statistics.intervals import CONFIDENCE
+from harness.workers.environment import worker_threads
 from kernels.platform import Platform
 from shapes.case import Case
 from shapes.suites import CASE_S, suites
@@ -123,11 +122,6 @@ def worth_s(request: Request, suite: str) -> float:
     if request.per_case:
         return budget.parse_seconds(request.per_case, "--per-case")
     return suites()[suite].per_case_s if suite in suites() else CASE_S
-
-
-def worker_threads(asked: int | None = None) -> int:
-    """Of each worker on a CPU: as asked, or OMP_NUM_THREADS, or the cores of a NUMA node."""
-    return asked or parse_threads(os.environ.get("OMP_NUM_THREADS")) or default_threads()
 
 
 def _identity(what: str, suite: str, platform: Platform) -> str:

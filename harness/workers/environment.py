@@ -9,10 +9,16 @@ from collections.abc import Mapping
 
 import kernels
 from harness.files import JsonObject
-from harness.machine.cpu_threads import BINDING, cores
+from harness.machine.cpu_threads import BINDING, cores, default_threads
 from harness.machine.provenance import surroundings
 from harness.paths import ROOT, cache
+from harness.plan.arms import parse_threads
 from kernels.platform import Platform
+
+
+def worker_threads(asked: int | None = None) -> int:
+    """Of each worker on a CPU: as asked, or OMP_NUM_THREADS, or the cores of a NUMA node."""
+    return asked or parse_threads(os.environ.get("OMP_NUM_THREADS")) or default_threads()
 
 
 def thread_environment(

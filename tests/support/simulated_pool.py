@@ -38,6 +38,7 @@ class SimulatedPool:
     leaves: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     hang_s: float = 60.0
+    grows: bool = True
     rounds: int = 3
     now: float = 0.0
     closed: bool = False

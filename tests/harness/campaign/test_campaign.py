@@ -18,9 +18,10 @@ from harness.cli.campaign import StepCommands
 from harness.errors import UsageError
 from harness.page.inputs import inputs
 from harness.results import load
+from harness.results.journal import Journal
 from harness.results.read import run_folders
 from harness.results.schema import Calibration
-from tests.support.simulated_pool import SimulatedPool
+from tests.support.simulated_pool import SimulatedPool, records
 
 SPEC = """
 [[step]]
@@ -80,7 +81,7 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Campaign:
         shown = Shown()
         monkeypatch.setattr(execute, "Driver", lambda *a, **k: Driver(*a, **k, clock=pool.clock))
         monkeypatch.setattr(execute.time, "monotonic", pool.clock)
-        request = CampaignRequest(str(tmp_path / file), budget_s, tmp_path / "here", resume)
+        request = CampaignRequest(str(tmp_path / file), budget_s, tmp_path / "here", resume, pool.now)
         return run_campaign(pool, request, StepCommands(), shown), shown
 
     Driver = execute.Driver
@@ -146,11 +147,46 @@ def test_types_of_devices_have_folders_of_their_own(campaign, tmp_path):
 def test_devices_of_a_type_are_calibrated_before_and_after(campaign, tmp_path):
     campaign(SimulatedPool(dict.fromkeys("ab", "cpu"), ten_seconds))
     (folder,) = [f for f in run_folders(tmp_path / "here") if f.name == "mha_prefill-smoke"]
-    from harness.results.journal import Journal
-
     seen = Counter((c.device, c.when) for c in Journal(folder).calibrations())
     assert seen == {(device, when): 1 for device in "ab" for when in ("first", "last")}
     assert all(isinstance(c, Calibration) and c.time_us == 1000.0 for c in Journal(folder).calibrations())
+
+
+def test_a_device_that_joins_late_is_calibrated_too(campaign, tmp_path):
+    pool = SimulatedPool(dict.fromkeys("abc", "cpu"), ten_seconds, joins={"b": 60.0, "c": 90.0})
+    campaign(pool)
+    (folder,) = [f for f in run_folders(tmp_path / "here") if f.name == "mla_decode-r1-tp8-2"]
+    seen = Counter((c.device, c.when) for c in Journal(folder).calibrations())
+    assert seen == {(device, when): 1 for device in "abc" for when in ("first", "last")}
+
+
+def test_time_is_kept_for_the_last_calibration(campaign, tmp_path):
+    _, shown = campaign(SimulatedPool(dict.fromkeys("ab", "cpu"), ten_seconds), budget_s=120.0)
+    (folder,) = [f for f in run_folders(tmp_path / "here") if f.name == "mha_prefill-smoke"]
+    assert {c.when for c in Journal(folder).calibrations()} == {"first", "last"}
+    assert any(step.done < step.cases for step in shown.outcome.steps)
+
+
+def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path, monkeypatch):
+    """A resume that reaches none of it takes nothing away."""
+    crash = {"status": "crashed", "time_us": None}
+
+    def crashing(order: Any, device: str, rounds: int) -> list[Any]:
+        made = records(order, device, rounds)
+        return [made[0].model_copy(update=crash), *made[1:]]
+
+    monkeypatch.setattr("tests.support.simulated_pool.records", crashing)
+    code, _ = campaign(SimulatedPool({"a": "cpu"}, ten_seconds))
+    before = load(tmp_path / "here")
+    assert code == 1 and (before["status"] == "crashed").sum() == 27
+    campaign(SimulatedPool({"a": "cpu"}, ten_seconds), budget_s=30.0, resume=True)
+    assert len(load(tmp_path / "here")) == len(before)
+
+
+def test_a_step_for_devices_that_are_not_there_says_so(campaign, tmp_path):
+    (tmp_path / "spec.toml").write_text(SPEC + 'devices = ["H300"]\n')
+    _, shown = campaign(SimulatedPool({"a": "cpu"}, ten_seconds))
+    assert "left out: mla_decode-r1-tp8-1: of H300 there is none, but cpu" in shown.lines
 
 
 def test_its_archive_is_read_as_the_folder_it_was(campaign, tmp_path):
@@ -196,9 +232,10 @@ def test_default_campaigns_are_what_their_commands_take(kind: str):
     }  # fmt: skip
 
 
-def test_default_steps_are_those_of_each_kind_on_its_types():
-    made = steps_of(None, {"H200": "cuda", "MI300X": "rocm", "B200": "cuda"})
-    assert {tuple(step.devices) for step in made} == {("H200", "B200"), ("MI300X",)}
+def test_default_steps_are_those_of_each_kind():
+    made = steps_of(None, ["cuda", "rocm", "cuda"])
+    assert {step.kind for step in made} == {"cuda", "rocm"}
+    assert [step.is_for("H200", "cuda") for step in made] == [step.kind == "cuda" for step in made]
 
 
 @pytest.mark.parametrize(
@@ -224,6 +261,6 @@ def test_a_mistake_in_a_file_is_one_line(tmp_path, text: str, said: str):
     file = tmp_path / "wrong.toml"
     file.write_text(text)
     with pytest.raises(UsageError) as error:
-        for step in steps_of(str(file), {}):
+        for step in steps_of(str(file), ()):
             StepCommands().check(step)
     assert said in str(error.value) and "\n" not in str(error.value)

@@ -13,6 +13,7 @@ import pytest
 from harness.cluster.agent import Agent, _ranges
 from harness.cluster.local import LocalPool
 from harness.cluster.orders import Answer, CaseOrder, CommandDone, CommandOrder, Opened, Opening
+from harness.cluster.ray_cluster import THREADS_ASKED, _environment
 from harness.errors import NothingRan
 from harness.machine.cpu_threads import ALLOWED
 from harness.plan.select import choose_cases
@@ -21,7 +22,8 @@ from harness.run.device_lock import device_lock
 from harness.run.folder import planned_case
 from harness.run.request import Request
 from kernels import OPS
-from kernels.platform import detect
+from kernels.platform import Platform, detect
+from tests.support.paths import ROOT
 from tests.support.simulated_pool import made_up_run
 from tests.support.workers_here import captured_here
 
@@ -63,7 +65,8 @@ def test_it_holds_its_device_and_measures_a_case_whole(agent):
 
 def test_a_command_has_the_device_meanwhile_and_its_files_come_back(agent):
     with captured_here():
-        agent.obey(Opening("mine", device="cpu"))
+        opened = agent.obey(Opening("mine", device="cpu"))
+    assert isinstance(opened, Opened)
     script = (
         "import pathlib, sys; from harness.run.device_lock import device_lock; "
         "from kernels.platform import detect; print('held before')\n"
@@ -72,8 +75,36 @@ def test_a_command_has_the_device_meanwhile_and_its_files_come_back(agent):
     )
     done = agent.obey(CommandOrder(["-c", script, "{out}"], 60))
     assert done == CommandDone(3, "held before\n", {"a.txt": b"1"})
+    with captured_here(), device_lock(detect("cpu")), pytest.raises(NothingRan, match="is being measured"):
+        agent.obey(order_of(opened))
+    with captured_here():
+        assert isinstance(agent.obey(order_of(opened)), list), "it takes it again for the next case"
     with pytest.raises(NothingRan), device_lock(detect("cpu")):
         pass
+
+
+def test_a_gpu_that_its_agent_does_not_see_is_no_cpu(agent, monkeypatch):
+    monkeypatch.setattr("harness.cluster.agent.choose_device", lambda _: detect("cpu"))
+    with pytest.raises(NothingRan, match="a device of type H200 is a GPU, but its agent sees none"):
+        agent.obey(Opening("H200", is_gpu=True))
+
+
+def test_a_command_is_shown_its_device_alone(agent):
+    agent.platform, agent.threads = Platform("cuda", "sm_90", "cuda:1", uuid="GPU-11"), 4
+    assert agent._environment() == {"OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "GPU-11"}
+    agent.platform = Platform("rocm", "gfx942", "cuda:1", uuid="GPU-22")
+    assert agent._environment()["ROCR_VISIBLE_DEVICES"] == "GPU-22"
+    agent.platform = detect("cpu")
+    assert agent._environment()["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_a_drivers_choice_of_devices_is_not_its_agents(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    variables = _environment()
+    assert "CUDA_VISIBLE_DEVICES" not in variables and variables["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+    assert variables["PYTHONPATH"].split(":")[0] == str(ROOT) and THREADS_ASKED not in variables
 
 
 def test_a_command_is_killed_at_its_deadline_with_all_it_started(agent):

@@ -174,6 +174,25 @@ def test_another_torch_that_joins_late_is_left_out(drive):
     assert {device for device, _ in pool.measured} == {"a"}
 
 
+def test_a_node_that_dies_while_its_agent_starts_delays_nobody(drive):
+    pool = SimulatedPool(dict.fromkeys("ab", "cpu"), ten_seconds, leaves={"b": 3.0})
+    driven = drive(pool, 4)
+    assert sorted(driven.recorded) == keys(4) and pool.now < 70
+    assert not driven.driver.failed
+
+
+def test_what_no_device_did_though_there_was_time_is_a_failure(drive):
+    pool = SimulatedPool({"a": "cpu"}, ten_seconds, leaves={"a": 32.0})
+    assert drive(pool, 6).driver.failed
+    pool = SimulatedPool({"b": "cpu"}, ten_seconds)
+    assert not drive(pool, 6, ends=60.0).driver.failed, "there was none"
+
+
+def test_a_pool_that_does_not_grow_is_not_waited_for(drive):
+    pool = SimulatedPool({"a": "cpu"}, lambda d, c: "dies", grows=False)
+    assert drive(pool, 4).driver.failed and pool.now < 30
+
+
 def test_no_device_at_all_is_one_line(drive):
     with pytest.raises(NothingRan, match="no device can be measured: there is none"):
         drive(SimulatedPool({}, ten_seconds), 4)

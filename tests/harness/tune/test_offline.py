@@ -157,7 +157,7 @@ def told() -> Iterator[list[int]]:
     """How many launches each call of the compiler was given; nothing is compiled."""
     counts: list[int] = []
 
-    def compile_all(launches: Sequence[Any], done: Any = None) -> list[Resources]:
+    def compile_all(launches: Sequence[Any], done: Any = None, each: Any = None) -> list[Resources]:
         counts.append(len(launches))
         return [made_up(launch) for launch in launches]
 
@@ -207,7 +207,7 @@ def test_shards_leave_what_is_not_theirs(told, tmp_path: Path, monkeypatch):
     """Two of them, then one that finds all that they compiled."""
     known: dict[str, Resources] = {}
 
-    def compile_all(launches: Sequence[Any], done: Any = None) -> list[Resources]:
+    def compile_all(launches: Sequence[Any], done: Any = None, each: Any = None) -> list[Resources]:
         found = [made_up(launch) for launch in launches]
         known.update({offline.key_of(one): figures for one, figures in zip(launches, found, strict=True)})
         return found

@@ -48,13 +48,14 @@ def toggle(
     """What environment flags do to each implementation, and whether they changed what ran; `list flags` says
     what each flag acts on."""
     from harness.cli.run_display import RunDisplay
-    from harness.cluster.execute import run_on_cluster
     from harness.machine.device import choose_device
     from harness.run.execute import run
 
     request_of = toggle_request(request, settings, design, recipe, leave_one_out, force)
     with interruptible(RECORDED):
         if request.cluster:
+            from harness.cluster.execute import run_on_cluster
+
             with RunDisplay(request) as display:
                 sys.exit(run_on_cluster(request, request_of, display))
         request = request_of(choose_device(request.device))

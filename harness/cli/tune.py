@@ -77,7 +77,6 @@ def tune(
     KERNEL_BENCH_TUNED names.
     """
     from harness.cli.run_display import RaceTables
-    from harness.cluster.race import race_on_cluster
     from harness.files import require_writable_folder
     from harness.plan.budget import parse_shard
     from harness.tune.race import TuneRequest, race_if_possible
@@ -90,6 +89,8 @@ def tune(
         compiling = "--target" if target else "--check" if check else ""
         with RaceTables() as display:
             if cluster and not compiling:
+                from harness.cluster.race import race_on_cluster
+
                 raced: tuple[int, list[Row]] | None = race_on_cluster(request, race, cluster, display)
             else:
                 raced = race_if_possible(request, race, compiling, display)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from harness.results import load
 from harness.results.journal import Journal
 from tests.support.command_line import error_line
+from tests.support.paths import ROOT
 from tests.support.ray_nodes import RayNodes
 
 pytestmark = pytest.mark.slow
@@ -114,6 +116,32 @@ def test_kernels_are_compiled_on_its_cores(command, tmp_path):
 def test_an_address_where_nothing_answers(cli, tmp_path):
     done = cli("run", "--op", "mla_decode", *TINY, "--cluster", "127.0.0.1:9", "--out", tmp_path / "run")
     assert error_line(done, code=2).startswith("no Ray cluster at '127.0.0.1:9': ")
+
+
+LISTENING = """
+import os
+from pathlib import Path
+from harness.cluster.ray_pool import RayPool
+from tests.support.sockets import listening
+
+pool = RayPool("auto")
+print(len(pool.offers()), *sorted(set(listening(os.getpid()))))
+pool.close()
+"""
+
+
+def test_a_ray_that_is_started_here_listens_to_this_machine_alone(nodes):
+    environment = {name: value for name, value in nodes.environment.items() if name != "RAY_AUTH_MODE"}
+    done = subprocess.run(
+        [sys.executable, "-c", LISTENING],
+        cwd=ROOT,
+        env=environment | {"TMPDIR": str(nodes.temporary)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1", "127.0.0.1"]
 
 
 def test_all_devices_of_this_machine(cli, tmp_path: Path):

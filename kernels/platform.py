@@ -179,6 +179,19 @@ def _numbered(gpus: list[Platform]) -> list[Platform]:
     return [replace(gpu, device=f"cuda:{index}") for index, gpu in enumerate(left)]
 
 
+# By PCI device id, as Ray 2.60 has them (ray/_private/accelerators/amd_gpu.py): the kernel driver's own names
+# are not of products.
+INSTINCT = {
+    0x74A0: "MI300A",
+    0x74A1: "MI300X",
+    0x74A2: "MI308X",
+    0x74A5: "MI325X",
+    0x74A9: "MI300X",
+    0x75A0: "MI350X",
+    0x75A3: "MI355X",
+}
+
+
 def _amd(root: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> list[Platform]:
     gpus = []
     for node in sorted(root.glob("*"), key=lambda p: int(p.name)):
@@ -197,6 +210,8 @@ def _amd(root: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> list[Platfor
             for size in re.findall(r"size_in_bytes (\d+)", bank.read_text())
         )
         name = (node / "name").read_text().strip() if (node / "name").exists() else ""
+        if product := INSTINCT.get(int(facts.get("device_id", 0))):
+            name = f"AMD Instinct {product}"
         # ROCm reports the last-level (Infinity) cache per package; torch only knows the L2.
         caches = [
             int(size) << 10

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import NothingRan
+from harness.run.device import device_type, machine_name
 from harness.run.device_lock import device_lock
 from kernels import platform
 from kernels.platform import Platform, _amd, _cpu_facts, available_memory, run
@@ -75,6 +76,18 @@ def test_amds_are_chosen_by_the_name_that_rocm_gives_them(tmp_path, monkeypatch)
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
     (found,) = _amd(tmp_path)
     assert (found.device, found.uuid) == ("cuda:0", "GPU-00000000000000ff")
+
+
+def test_an_amd_is_called_by_its_product_and_told_from_others_by_its_place(tmp_path):
+    """A virtual function has no unique id."""
+    (node(tmp_path, 1, MI300X + "device_id 29857\nlocation_id 3072\ndomain 1\n") / "name").write_text(
+        "ip discovery"
+    )
+    node(tmp_path, 2, MI300X + "device_id 1\nlocation_id 3328\ndomain 1\n")
+    first, second = _amd(tmp_path)
+    assert (first.name, second.name) == ("AMD Instinct MI300X", "")
+    assert (first.uuid, second.uuid) == ("pci-0001:0c00", "pci-0001:0d00")
+    assert (device_type(first), machine_name(first)) == ("MI300X", "mi300x")
 
 
 def test_a_device_is_locked_by_whatever_number_it_has():

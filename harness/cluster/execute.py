@@ -70,12 +70,12 @@ def outcome_of(job: RunJob, before_s: float = 0.0) -> Outcome:
 
 
 def only_type(driver: Driver) -> tuple[str, Sequence[Opened]]:
-    """The devices that a driver opens. Raises UsageError where they are of several types."""
-    types = driver.open()
+    """The devices that a driver opens. Raises UsageError, before it does, where they are of several types."""
+    types = {offer.type for offer in driver.pool.offers()}
     if len(types) > 1:
-        choices = " or ".join(types)
+        choices = " or ".join(sorted(types))
         raise UsageError(f"the cluster has several types of devices: choose --device {choices}")
-    return next(iter(types.items()))
+    return next(iter(driver.open().items()))
 
 
 def pool_gone(gone: PoolGone, folders: Iterable[Path]) -> HarnessError:

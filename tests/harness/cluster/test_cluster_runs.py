@@ -98,7 +98,7 @@ def test_a_campaign_on_both(command, tmp_path):
         facts = json.loads((here / type / "doctor" / "doctor.json").read_text())
         assert facts["machine"]["platform"] == "cpu"
         frame = load(here / type / "mla_decode-everywhere")
-        assert list(frame["status"]) == ["ok", "ok"]
+        assert list(frame["status"]) == 2 * ["ok", "ok"], "the baseline and it, at each case"
     assert {path.name for path in here.glob("*/mla_decode-flag")} == {"mla_decode-flag"}
     assert not (here / "left" / "mla_decode-flag").exists()
     assert len(load(tmp_path / "here.zip")) == len(load(here))

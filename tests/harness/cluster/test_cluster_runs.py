@@ -14,7 +14,7 @@ import pytest
 from harness.results import load
 from harness.results.journal import Journal
 from tests.support.command_line import error_line
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, SUPPORT
 from tests.support.ray_nodes import RayNodes
 
 pytestmark = pytest.mark.slow
@@ -104,6 +104,27 @@ def test_a_campaign_on_both(command, tmp_path):
     assert len(load(tmp_path / "here.zip")) == len(load(here))
     again = command("campaign", "--resume", here, "--budget", "2m")
     assert again.returncode == 0 and "batch=1" not in again.stdout, "nothing was left to do"
+
+
+def test_configurations_are_raced_on_a_device_and_stored_here(cli, nodes, tmp_path):
+    words = ["tune", "--op", "block_scale_gemm", "--impl", "plugin.chunked", "--device", "left"]
+    cases = ["--case", "m=4 n=512 k=256", "--budget", "6s", "--per-case", "3s"]
+    done = cli(
+        *(*words, *cases, "--out", tmp_path / "tuned", "--journal", tmp_path / "run"),
+        *("--json", tmp_path / "rows.json", "--cluster", nodes.address),
+        RAY_AUTH_MODE="disabled",
+        KERNEL_BENCH_PLUGINS=SUPPORT / "chunked_kernels.py",
+        KERNEL_BENCH_TUNED=tmp_path,
+        FAULTS="",
+    )
+    assert done.returncode == 0, done.stderr
+    (device,) = Journal(tmp_path / "run").devices()
+    assert device.type == "left"
+    frame = load(tmp_path / "run")
+    assert len(frame) > 2 and frame["config"].notna().all()
+    (row,) = json.loads((tmp_path / "rows.json").read_text())["tuned"]
+    stored = tmp_path / "tuned" / "cpu" / "plugin.chunked.json"
+    assert stored.exists() == (row["config"] is not None), "only with a verdict"
 
 
 def test_kernels_are_compiled_on_its_cores(command, tmp_path):

@@ -23,6 +23,8 @@ LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """What Ray calls it: without clusters, as on those systems, it keeps to 127.0.0.1."""
 THREADS_ASKED = "KERNEL_BENCH_THREADS_ASKED"
 """Tells an agent that OMP_NUM_THREADS is the driver's, and not what Ray sets for tasks of its own."""
+LONG_PATH = 40
+"""Of the temporary folder, in characters: Ray keeps sockets below it, whose paths may have 107."""
 HEAD_S, HEAD_GONE_S = 2.0, 6.0
 """For the head to take a connection, and how long it may take none."""
 
@@ -62,8 +64,9 @@ def join(address: str) -> ModuleType:
             ray.init(address="auto" if looked_for else address, **quiet)  # it looks for a token only then
         else:
             gpus = sum(platform.kind != "cpu" for platform in devices().values())
-            ray.init(address="local", include_dashboard=False, num_gpus=gpus, **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+            folder = None if len(tempfile.gettempdir()) < LONG_PATH else f"/tmp/ray-{os.getuid()}"
+            ray.init(address="local", include_dashboard=False, num_gpus=gpus, _temp_dir=folder, **quiet)
+    except (OSError, RuntimeError, ValueError) as error:
         if "node info" in str(error):
             how = f"`ray start --address={address}` makes it one"
             raise UsageError(f"this machine is no node of the cluster at {address}: {how}") from None

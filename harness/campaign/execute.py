@@ -97,6 +97,9 @@ def run_campaign(pool: Pool, request: CampaignRequest, commands: Commands, displ
             kinds = {type: devices[0].facts.platform.kind for type, devices in types.items()}
             kept = kept_plan(request.folder) if request.resume else begin_plan(request, kinds)
             steps = kept.steps
+            if kept.alone and len(kinds) > 1:
+                choices = " or ".join(sorted(kinds))
+                raise UsageError(f"{request.folder} is of one type of devices: choose --device {choices}")
             for step in steps:
                 commands.check(step)
                 if not any(step.is_for(type, kind) for type, kind in kinds.items()):

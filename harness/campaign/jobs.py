@@ -120,9 +120,9 @@ class CampaignPlan:
             for implementation in implementations_here(tuned, facts.platform):
                 where = folder.with_name(f"{folder.name}-{implementation.name}")
                 open_run = functools.partial(self._opened, where, facts)
-                race = open_race(implementation, tuned, asked, devices[0], open_run, display)
-                of = f"{name}: {implementation.name}"
-                yield RunJob(of, type, step.rank, race.journal, race.plan, race.asked, race.on_case, 0, made)
+                run = open_race(implementation, tuned, asked, devices[0], open_run, display)
+                of, on_case = f"{name}: {implementation.name}", run.race.on_case
+                yield RunJob(of, type, step.rank, run.journal, run.plan, run.asked, on_case, 0, made)
         else:
             request = self.commands.request(step)(facts.platform)
             selection = select_all(request, facts.platform)

@@ -40,7 +40,7 @@ PLANS = ("steps", "node", "slurm", "kuberay", "dstack")
     "--devices", multiple=True, metavar="TYPE=N", help="With --plan: so many of a type that is not here."
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads, as of `run`.")
-@click.option("--quiet", is_flag=True, help="No progress.")
+@click.option("--quiet", is_flag=True, help="No tables and no progress.")
 def campaign(
     file: str | None,
     budget: str,

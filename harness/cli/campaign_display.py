@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from harness.progress import Progress
+from harness.cli.run_display import TerminalDisplay
 from harness.report import case_table
 from harness.report.spread_text import spread_lines
 from harness.report.terminal import plain
@@ -16,37 +17,19 @@ from harness.results.spread import spreads
 from shapes.case import Case
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from harness.campaign.execute import CampaignOutcome
     from harness.campaign.plan import PlannedLane
     from harness.cluster.dispatch import Task
     from harness.cluster.driver import Driver
 
-EVERY_S = 10.0
 
-
-class CampaignTables:
+class CampaignTables(TerminalDisplay):
     """A `harness.campaign.execute.CampaignDisplay`: results on stdout, progress on stderr."""
 
     def __init__(self, quiet: bool, budget_s: float) -> None:
-        self.progress = Progress(quiet)
+        super().__init__(quiet, sys.stdout)
         self.began = time.monotonic()
         self.budget_s = budget_s
-        self.quiet = quiet
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.clear()
-
-    def log(self, line: str) -> None:
-        self.progress.note(line)
-
-    def print(self, text: str) -> None:
-        self.progress.clear()
-        print(text, flush=True)
 
     def begin(self, driver: Driver, counts: Mapping[str, int]) -> None:
         """What comes when, as far as can be told, and what will not fit."""

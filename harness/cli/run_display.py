@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from harness.run.session import Outcome
 
 
-class _Display:
+class TerminalDisplay:
     """Prints above the line of progress, which is gone when the context ends."""
 
     def __init__(self, quiet: bool, file: TextIO) -> None:
@@ -50,7 +50,7 @@ class _Display:
             show(what, self.file)
 
 
-class RunDisplay(_Display):
+class RunDisplay(TerminalDisplay):
     """A `harness.run.execute.Display`. Tables go to stdout, or to stderr where JSON or CSV goes to stdout;
     nothing is printed where the request is quiet."""
 
@@ -74,7 +74,7 @@ class RunDisplay(_Display):
         self.print(end_text(outcome))
 
 
-class RaceTables(_Display):
+class RaceTables(TerminalDisplay):
     """A `harness.tune.race.RaceDisplay`: tables on stdout, progress and log on stderr."""
 
     def __init__(self) -> None:

@@ -51,7 +51,6 @@ class CalibrationJob:
         op = kernels.OPS[OP]
         cases = select.choose_cases(op, None, CASES[self._kind], "core", platform.arch)
         baseline = select.choose_baseline(op, platform, None, select.choose_implementations(op, None))
-        self.devices = list(self.devices)
         self.runs = {
             case.key: calibration_run(planned_case(case), baseline, self.devices[0]) for case in cases
         }

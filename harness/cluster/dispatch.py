@@ -32,7 +32,7 @@ class Task:
 
 @dataclass
 class Lane:
-    """Task in a row, of one rank among others.
+    """Tasks in a row, of one rank among others.
 
     type: of the devices that may do it; rank: lanes of a lower rank come first, those of one take turns
     """
@@ -82,11 +82,10 @@ class Dispatcher:
 
     def next(self, device: str, type: str, left_s: float, alone: bool = False) -> Task | None:
         """The most valuable task that this device may do in the time that is left: of the lowest rank, from
-        the lane that was given least; a lane's task in its order. None where nothing fits.
+        the lane that was given least; a lane's tasks in their order. None where nothing fits. Time is kept
+        for what only this device may do.
 
         alone: no other of its type is there, who could try what this one failed at
-
-        Time is kept for what only this device may do.
         """
         lanes = [lane for lane in self.lanes.values() if lane.type == type and lane.waiting]
         owed_s = sum(

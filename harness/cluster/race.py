@@ -17,7 +17,7 @@ from harness.cluster.ray_pool import RayPool
 from harness.errors import FAILED, NOTHING_RAN, OK, NothingRan, UsageError
 from harness.plan import select
 from harness.results.journal import Journal
-from harness.results.schema import Calibration, RaceSettings, Record
+from harness.results.schema import Calibration, RaceSettings
 from harness.run.execute import exit_code
 from harness.run.folder import Selection, begin, finished_cases, resume
 from harness.run.plan import RunPlan
@@ -34,7 +34,6 @@ from harness.tune.race import (
 )
 from kernels.platform import Platform
 from kernels.tuning import Tunable
-from shapes.case import Case
 
 
 def race_on_cluster(
@@ -64,12 +63,11 @@ def race_on(
                 return begin(asked, facts.platform, lambda _: facts, selection, display.log, race)
 
             for implementation in implementations:
-                race = open_race(implementation, tuned, request, devices[0], open_run, display)
-                folder, name, count = race.journal.folder, implementation.name, len(devices)
-                display.log(f"racing {name} on {count} of {type}; rounds in {folder}")
-                job = RunJob(name, type, 0, race.journal, race.plan, race.asked, race.on_case, count, made)
-                jobs.append(job)
-                races.append(race.race)
+                run = open_race(implementation, tuned, request, devices[0], open_run, display)
+                name, count, on_case = implementation.name, len(devices), run.race.on_case
+                display.log(f"racing {name} on {count} of {type}; rounds in {run.journal.folder}")
+                jobs.append(RunJob(name, type, 0, run.journal, run.plan, run.asked, on_case, count, made))
+                races.append(run.race)
             driver.add([*jobs, *calibrations(type, devices, made, display.log)])
             driver.run()
     except PoolGone as gone:
@@ -102,15 +100,12 @@ def _implementations(tuned: TuneRequest, request: RaceRequest, platform: Platfor
 
 @dataclass(frozen=True)
 class OpenRace:
-    """A race's run, and what is done with each finished case of it."""
+    """A race, and its run."""
 
     journal: Journal
     plan: RunPlan
     asked: Request
     race: Race
-
-    def on_case(self, case: Case, records: list[Record]) -> None:
-        self.race.on_case(case, records)
 
 
 def open_race(

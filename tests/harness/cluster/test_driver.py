@@ -98,6 +98,17 @@ def test_a_device_that_fails_twice_in_a_row_is_left_out(drive):
     assert line.endswith("a is left out, as it failed 2 times in a row")
 
 
+def test_a_device_that_did_something_in_between_has_not_failed_in_a_row(drive):
+    faults = {("a", "case 0"), ("a", "case 3")}
+    pool = SimulatedPool(
+        dict.fromkeys("ab", "cpu"), lambda d, c: "fails" if (d, c) in faults else 10.0
+    )  # fmt: skip
+    driven = drive(pool, 12)
+    assert sorted(driven.recorded) == sorted(keys(12))
+    assert sum("out of luck" in line for line in driven.lines) == len(faults)
+    assert not any("left out" in line for line in driven.lines)
+
+
 def test_a_case_that_kills_every_device_is_given_up_and_costs_nobody(drive):
     """Devices that finish something in between are sound."""
     pool = SimulatedPool(dict.fromkeys("abc", "cpu"), lambda d, c: "dies" if c == "case 2" else 10.0)

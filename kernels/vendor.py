@@ -9,7 +9,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from kernels.binding import VendorFunction
+from packaging.version import InvalidVersion, Version
+
+from kernels.binding import Taken, VendorFunction
 from kernels.formats import native
 from kernels.op import Implementation, Unsupported
 from kernels.platform import Platform
@@ -34,6 +36,8 @@ class Vendor(Implementation):
     install:  how to get the library
     also:     modules that it needs beside torch and the library, each with how to get it
     any_fp8:  it takes FP8 in either format; others take that of the architecture's matrix instructions
+    symbols:  what it takes of its library, in tuples of alternatives: what `doctor --bind` checks
+    since:    the library's first version that has them; empty: any
     """
 
     kinds: ClassVar[tuple[str, ...]]
@@ -42,6 +46,8 @@ class Vendor(Implementation):
     install: ClassVar[str] = ""
     also: ClassVar[Mapping[str, str]] = {}
     any_fp8: ClassVar[bool] = False
+    symbols: ClassVar[Sequence[Taken]] = ()
+    since: ClassVar[str] = ""
 
     def available(self, platform: Platform) -> Support:
         archs = self.archs or (platform.arch,)
@@ -52,7 +58,19 @@ class Vendor(Implementation):
             platform.library("torch"),
             *(platform.library(module, install=install) for module, install in self.also.items()),
             self.installed(platform),
+            self.recent(platform),
         )
+
+    def recent(self, platform: Platform) -> Support:
+        """Whether its library, where it tells its version, has what this row takes."""
+        if not self.since or not platform.here:
+            return Support(True)
+        library = self.library or self.provider
+        try:
+            old = Version(installed := self.version) < Version(self.since)
+        except InvalidVersion:
+            return Support(True)
+        return need(not old, f"needs {library} {self.since} or later; this is {installed}")
 
     def installed(self, platform: Platform) -> Support:
         """Whether its library is installed."""

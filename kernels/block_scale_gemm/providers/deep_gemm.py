@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kernels import platform as platforms
 from kernels import vendor
-from kernels.binding import find, keywords
+from kernels.binding import Function, first_of
 from kernels.block_scale_gemm.layouts import column_major, rounded_up
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 TMA_ROWS = 4  # fp32 or int32 in 16 bytes (get_tma_aligned_size)
 RECIPE = (1, 128, 128)  # rows of M and of N, and columns of K, that share a scale
 
+MULTIPLY = Function("deep_gemm.fp8_gemm_nt", needs="a b d")
+MULTIPLY_1 = Function("deep_gemm.gemm_fp8_fp8_bf16_nt", needs="lhs rhs out")  # before 2.0
+TRANSFORM = Function(
+    "deep_gemm.transform_sf_into_required_layout", needs="sf mn k recipe is_sfa", when="sm_100"
+)
+
 
 class DeepGemmBlockScale(vendor.DeepGemm):
     """Live scales lie in the kernel's layout before timing, as an engine's quantiser writes them. On sm_100
@@ -35,6 +41,8 @@ class DeepGemmBlockScale(vendor.DeepGemm):
         "DeepGEMM 1.0 to 2.6.1 or sgl-deep-gemm to 0.2.5, with nvcc or NVRTC; "
         "sm_90, or from 2.1 sm_100 with power-of-two scales"
     )
+
+    symbols = ((MULTIPLY, MULTIPLY_1), TRANSFORM)
 
     def fits(self, sizes: BlockScaleGemmSizes) -> Support:
         return Support.all_of(
@@ -65,19 +73,18 @@ class _DeepGemm(Prepared):
         b_scale: torch.Tensor,
     ) -> None:
         super().__init__(operands, out)
-        self.multiply = find("deep_gemm.fp8_gemm_nt", "deep_gemm.gemm_fp8_fp8_bf16_nt")
+        self.function = first_of(MULTIPLY, MULTIPLY_1)
         self.b_scale = b_scale
         self.take(a_scale)
 
     def take(self, a_scale: torch.Tensor) -> None:
         """Scales of a for the calls to come."""
         o = self.operands
-        names = ("lhs", "rhs", "out") if self.multiply.__name__ == "gemm_fp8_fp8_bf16_nt" else ("a", "b", "d")
         given = ((o.a_q, a_scale), (o.b_q, self.b_scale), self.out)
-        self.arguments = keywords(self.multiply, dict(zip(names, given, strict=True)))
+        self.multiply = self.function.bind(**dict(zip(self.function.needs, given, strict=True)))
 
     def call(self) -> None:
-        self.multiply(**self.arguments)
+        self.multiply()
 
 
 class _Aligned(_DeepGemm):
@@ -120,7 +127,4 @@ def packed(scale: torch.Tensor, of: torch.Tensor, is_a: bool) -> torch.Tensor:
     """The scales of a or b [rows, K], those of b for every row: int32 [rows, blocks of K / 4] with strides
     (1, rows rounded up to four)."""
     rows, k = of.shape
-    transform = find("deep_gemm.transform_sf_into_required_layout")
-    return transform(
-        **keywords(transform, {"sf": scale, "mn": rows, "k": k, "recipe": RECIPE, "is_sfa": is_a})
-    )
+    return TRANSFORM.bind(sf=scale, mn=rows, k=k, recipe=RECIPE, is_sfa=is_a)()

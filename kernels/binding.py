@@ -83,6 +83,14 @@ class Symbol:
         """Why what stands there cannot be called as a row calls it; empty if it can."""
         return ""
 
+    def is_told(self, signature: inspect.Signature | None) -> bool:
+        """Whether that is enough to tell."""
+        return True
+
+    def lacks(self, signature: inspect.Signature | None) -> set[str]:
+        """Wished arguments that it does not take."""
+        return set()
+
 
 @dataclass(frozen=True, init=False)
 class Function(Symbol):
@@ -135,6 +143,12 @@ class Function(Symbol):
             name: value for name, value in given.items() if name in self.needs or self.knows(name, signature)
         }
         return functools.partial(function, *by_position, **known)
+
+    def is_told(self, signature: inspect.Signature | None) -> bool:
+        return signature is not None
+
+    def lacks(self, signature: inspect.Signature | None) -> set[str]:
+        return {name for name in self.wishes if signature and not self.knows(name, signature)}
 
     def takes(self, wish: str) -> bool:
         """Whether the installed version knows that argument."""

@@ -105,6 +105,11 @@ def lookalike(module: str) -> str:
     return f"{other} ({folders[0] if folders else spec.origin})"
 
 
+def distribution_names(module: str) -> tuple[str, ...]:
+    """Of those that bring a module."""
+    return _DISTRIBUTIONS.get(module, (module,))
+
+
 @functools.cache
 def version(module: str) -> str | None:
     """The installed version of the distribution that brings a module, or None, as where only a look-alike is
@@ -114,7 +119,7 @@ def version(module: str) -> str | None:
             return None
     except ModuleNotFoundError:  # of a package around it
         return None
-    for name in _DISTRIBUTIONS.get(module, (module,)):
+    for name in distribution_names(module):
         try:
             return importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from kernels import signatures
-from kernels.library_source import LibrarySource, NotThere
+from kernels.library_source import LibrarySource, NotThere, SignatureSource
 from kernels.op import Unsupported
 from kernels.platform import version
 
@@ -69,7 +69,7 @@ class Symbol:
         lacking = " or ".join(place.partition(".")[2] for place in self.places)
         raise BindingError(f"{_named(self.package)} has no {lacking}")
 
-    def signature_in(self, source: LibrarySource) -> tuple[str, inspect.Signature | None]:
+    def signature_in(self, source: SignatureSource) -> tuple[str, inspect.Signature | None]:
         """The place that exists in a library's source, and what stands there. Raises NotThere."""
         missing = NotThere("no place")
         for place in self.places:

@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from kernels import signatures
 
@@ -31,6 +32,16 @@ FIELDS = {"dataclass", "NamedTuple", "BaseModel", "Struct"}
 
 class NotThere(LookupError):
     """The library has no such name; the text says which."""
+
+
+class SignatureSource(Protocol):
+    """What tells of a library's signatures."""
+
+    def has(self, package: str) -> bool: ...
+
+    def signature(self, place: str) -> inspect.Signature | None:
+        """Of the function or class at that dotted place, without `self` for a method of a class; None where
+        the source does not tell. Raises NotThere."""
 
 
 @dataclass
@@ -62,8 +73,6 @@ class LibrarySource:
         return any(_is_package(root, package) for root in self.roots)
 
     def signature(self, place: str) -> inspect.Signature | None:
-        """Of the function or class at that dotted place, without `self` for a method of a class; None where
-        the source does not tell. Raises NotThere."""
         names = place.split(".")
         for count in range(len(names) - 1, 0, -1):
             module = ".".join(names[:count])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import click
 
 from harness.cli.options import json_option, target_device
@@ -11,8 +14,18 @@ from harness.cli.options import json_option, target_device
 @json_option("Write JSON there instead of text.")
 @target_device
 @click.option("--quick", is_flag=True, help="Measure nothing (measuring takes about half a minute).")
-def doctor(json_to: str | None, device: str | None, quick: bool) -> None:
-    """Platform, device, libraries, ceilings, noise, clocks, and what would improve them."""
+@click.option("--bind", is_flag=True, help="Say which rows bind to their libraries: installed, or at PATH.")
+@click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path))
+def doctor(json_to: str | None, device: str | None, quick: bool, bind: bool, paths: tuple[Path, ...]) -> None:
+    """Platform, device, libraries, ceilings, noise, clocks, and what would improve them.
+
+    With --bind: whether each row's calls fit a version of its library, which is read and not imported. PATH
+    is a wheel, a folder of packages (a site-packages, a checkout), or a file of recorded signatures.
+    """
+    if bind:
+        sys.exit(show_bindings(paths, json_to))
+    if paths:
+        raise click.UsageError("PATH goes with --bind")
     import contextlib
     import json
 
@@ -40,3 +53,26 @@ def doctor(json_to: str | None, device: str | None, quick: bool) -> None:
         write(json_to, json.dumps(facts, indent=1, allow_nan=False) + "\n")
     else:
         print(doctor_text(facts))
+
+
+def show_bindings(paths: tuple[Path, ...], json_to: str | None) -> int:
+    """Gives the exit code: FAILED where a row's calls do not fit."""
+    import json
+    from dataclasses import asdict
+
+    from harness.doctor.bindings import BREAKS, bindings, installed, releases_in, wanted_packages
+    from harness.errors import FAILED, OK, NothingRan
+    from harness.files import write
+    from harness.report.binding_table import binding_table
+    from harness.report.terminal import show
+
+    releases = [release for path in paths for release in releases_in(path)] if paths else installed()
+    if not releases:
+        where = f"in {', '.join(map(str, paths))}" if paths else "installed"
+        raise NothingRan(f"no library of any row is {where}; rows take {', '.join(wanted_packages())}")
+    rows = [asdict(binding) for binding in bindings(releases)]
+    if json_to:
+        write(json_to, json.dumps({"bindings": rows}, indent=1) + "\n")
+    else:
+        show(binding_table(rows), sys.stdout)
+    return FAILED if any(row["status"] == BREAKS for row in rows) else OK

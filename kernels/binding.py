@@ -52,6 +52,14 @@ class Symbol:
         it has no such name."""
         return self.at()[1]
 
+    def exists(self) -> bool:
+        """Whether the installed version has it."""
+        try:
+            self.at()
+        except (BindingError, Unsupported):
+            return False
+        return True
+
     def at(self) -> tuple[str, Any]:
         """The place that exists, and what is there."""
         absent: Unsupported | None = None
@@ -180,12 +188,9 @@ Taken = Symbol | tuple[Symbol, ...]
 def first_of(*alternatives: Symbol) -> Any:
     """The first that exists. Raises as `find` does, of the first."""
     for symbol in alternatives:
-        try:
-            symbol.find()
+        if symbol.exists():
             return symbol
-        except (BindingError, Unsupported):
-            continue
-    alternatives[0].find()
+    alternatives[0].at()
     raise AssertionError
 
 

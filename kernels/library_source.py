@@ -37,7 +37,8 @@ class NotThere(LookupError):
 class SignatureSource(Protocol):
     """What tells of a library's signatures."""
 
-    def has(self, package: str) -> bool: ...
+    def has(self, module: str) -> bool:
+        """Whether it has that module or package."""
 
     def signature(self, place: str) -> inspect.Signature | None:
         """Of the function or class at that dotted place, without `self` for a method of a class; None where
@@ -69,8 +70,8 @@ class LibrarySource:
             places = [spec.origin]
         return LibrarySource([Path(place).parent for place in places])
 
-    def has(self, package: str) -> bool:
-        return any(_is_package(root, package) for root in self.roots)
+    def has(self, module: str) -> bool:
+        return bool(self._file(module) or self._compiled(module))
 
     def signature(self, place: str) -> inspect.Signature | None:
         names = place.split(".")
@@ -83,9 +84,13 @@ class LibrarySource:
     def _in_module(self, module: str, names: list[str], seen: tuple[str, ...]) -> inspect.Signature | None:
         tree = self._tree(module)
         name, rest = names[0], names[1:]
+        where = f"{module}.{name}"
+        if tree is None and not self.has(module):  # a folder of packages
+            if rest and self._exists(where):
+                return self._in_module(where, rest, seen)
+            raise NotThere(f"no {where}")
         if tree is None:
             return self._schema(module, names[-1])
-        where = f"{module}.{name}"
         if where in seen:
             return None
         seen = (*seen, where)
@@ -225,7 +230,7 @@ class LibrarySource:
                 (root / package, (".so",), operators),
                 (root / "csrc", (".cpp", ".hpp", ".cu"), bindings),
             ):
-                if folder.is_dir() and _is_package(root, package):
+                if folder.is_dir() and (root / package).is_dir():
                     schemas += [read(f.read_bytes()) for f in _files(folder) if f.name.endswith(endings)]
         return schemas
 
@@ -310,14 +315,6 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
             yield inner
             if depth > 1:
                 yield from _folders(inner, depth - 1)
-
-
-def _is_package(root: Folder, name: str) -> bool:
-    if (root / f"{name}.py").is_file() or (root / name / "__init__.py").is_file():
-        return True
-    # A package of parts, which has no __init__ itself.
-    folder = root / name
-    return folder.is_dir() and any((inner / "__init__.py").is_file() for inner in folder.iterdir())
 
 
 def _files(folder: Folder) -> Iterator[Folder]:

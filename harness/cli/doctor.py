@@ -60,7 +60,7 @@ def show_bindings(paths: tuple[Path, ...], json_to: str | None) -> int:
     import json
     from dataclasses import asdict
 
-    from harness.doctor.bindings import BREAKS, bindings, installed, releases_in, wanted_packages
+    from harness.doctor.bindings import BREAKS, bindings, installed, releases_in, wanted_libraries
     from harness.errors import FAILED, OK, NothingRan
     from harness.files import write
     from harness.report.binding_table import binding_table
@@ -69,7 +69,7 @@ def show_bindings(paths: tuple[Path, ...], json_to: str | None) -> int:
     releases = [release for path in paths for release in releases_in(path)] if paths else installed()
     if not releases:
         where = f"in {', '.join(map(str, paths))}" if paths else "installed"
-        raise NothingRan(f"no library of any row is {where}; rows take {', '.join(wanted_packages())}")
+        raise NothingRan(f"no library of any row is {where}; rows take {', '.join(wanted_libraries())}")
     rows = [asdict(binding) for binding in bindings(releases)]
     if json_to:
         write(json_to, json.dumps({"bindings": rows}, indent=1) + "\n")

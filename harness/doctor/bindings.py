@@ -30,14 +30,14 @@ signature (of C++, or made as the module is imported)."""
 
 @dataclass(frozen=True)
 class RecordedSource:
-    """Signatures of one package's release as text, by dotted place: None for what is not there, `""` for what
+    """Signatures of one library's release as text, by dotted place: None for what is not there, `""` for what
     is there and does not tell."""
 
-    package: str
+    library: str
     signatures: Mapping[str, str | None]
 
-    def has(self, package: str) -> bool:
-        return package == self.package
+    def has(self, module: str) -> bool:
+        return module == self.library
 
     def signature(self, place: str) -> inspect.Signature | None:
         if place not in self.signatures:
@@ -50,9 +50,9 @@ class RecordedSource:
 
 @dataclass(frozen=True)
 class Release:
-    """A version of one library."""
+    """A version of one library, which is named by its module."""
 
-    package: str
+    library: str
     version: str
     source: SignatureSource
 
@@ -72,8 +72,8 @@ class RowBinding:
 
 def bindings(releases: Sequence[Release]) -> list[RowBinding]:
     """Of every row whose library is among them, release by release."""
-    taking = {row: packages(row) for row in rows()}
-    return [_bind(row, r) for r in releases for row, names in taking.items() if r.package in names]
+    taking = {row: libraries(row) for row in rows()}
+    return [_bind(row, r) for r in releases for row, names in taking.items() if r.library in names]
 
 
 def rows() -> list[Vendor]:
@@ -82,8 +82,15 @@ def rows() -> list[Vendor]:
     return [i for i in everything if isinstance(i, Vendor) and i.symbols]
 
 
-def packages(row: Vendor) -> set[str]:
-    return {place.partition(".")[0] for symbol in symbols(row.symbols) for place in symbol.places}
+def libraries(row: Vendor) -> set[str]:
+    """Its own, and others that it takes something of."""
+    own = row.library or row.provider
+    others = {_root(place) for symbol in symbols(row.symbols) for place in symbol.places}
+    return {own, *others - {_root(own)}}
+
+
+def _root(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def symbols(taken: Sequence[Taken]) -> Iterator[Symbol]:
@@ -95,7 +102,7 @@ def _bind(row: Vendor, release: Release) -> RowBinding:
     complaints, untold, without, told = [], [], set(), 0
     for entry in row.symbols:
         alternatives = [
-            s for s in symbols([entry]) if any(p.partition(".")[0] == release.package for p in s.places)
+            s for s in symbols([entry]) if any(_root(place) == _root(release.library) for place in s.places)
         ]
         if not alternatives:
             continue
@@ -107,13 +114,12 @@ def _bind(row: Vendor, release: Release) -> RowBinding:
             without |= lacking
         else:
             untold.append(alternatives[0].places[0])
-    own = row.library or row.provider
     reason = "; ".join(complaints) or (f"not told: {', '.join(untold)}" if untold else "")
     status = BREAKS if complaints else BINDS if told or not untold else UNKNOWN
-    if own.partition(".")[0] == release.package and _is_older(release.version, row.since):
+    if release.library == (row.library or row.provider) and _is_older(release.version, row.since):
         status, reason = OLDER, f"needs {row.since} or later"
     return RowBinding(
-        row.op, row.name, release.package, release.version, status, reason, ", ".join(sorted(without))
+        row.op, row.name, release.library, release.version, status, reason, ", ".join(sorted(without))
     )
 
 
@@ -144,15 +150,15 @@ def _is_older(version: str, since: str) -> bool:
         return False
 
 
-def wanted_packages() -> list[str]:
-    return sorted({package for row in rows() for package in packages(row)})
+def wanted_libraries() -> list[str]:
+    return sorted({library for row in rows() for library in libraries(row)})
 
 
 def installed() -> list[Release]:
     return [
-        Release(package, known, LibrarySource.installed(package))
-        for package in wanted_packages()
-        if (known := version(package))
+        Release(library, known, LibrarySource.installed(_root(library)))
+        for library in wanted_libraries()
+        if (known := version(library))
     ]
 
 
@@ -162,8 +168,8 @@ def releases_in(path: Path) -> list[Release]:
         if path.suffix == ".json":
             return recorded(path)
         source = LibrarySource.of(path)
-        here = [package for package in wanted_packages() if source.has(package)]
-        return [Release(package, _version_in(path, package), source) for package in here]
+        here = [library for library in wanted_libraries() if source.has(library)]
+        return [Release(library, _version_in(path, library), source) for library in here]
     except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{path} is no folder of packages, wheel, or file of recorded signatures: {one_line(error)}"
@@ -173,16 +179,16 @@ def releases_in(path: Path) -> list[Release]:
 def recorded(path: Path) -> list[Release]:
     """As tools/record_signatures.py writes them, the newest last."""
     file = json.loads(path.read_text())
-    package = file["package"]
+    library = file["library"]
     return [
-        Release(package, release["version"], RecordedSource(package, release["signatures"]))
+        Release(library, release["version"], RecordedSource(library, release["signatures"]))
         for release in file["releases"]
     ]
 
 
-def _version_in(path: Path, package: str) -> str:
-    """By the metadata beside the package; else the folder's name."""
-    names = {_normal(name) for name in distribution_names(package)}
+def _version_in(path: Path, library: str) -> str:
+    """By the metadata beside it; else the folder's name."""
+    names = {_normal(name) for name in distribution_names(library)}
     beside = [path, path.parent] if path.is_dir() else [path]
     for distribution in importlib.metadata.distributions(path=[str(place) for place in beside]):
         if _normal(distribution.metadata["Name"]) in names:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kernels.binding import VendorFunction, keywords
+from kernels.binding import Function
 from kernels.mha_prefill.operands import MhaPrefillOperands, guarded
 from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes
 from kernels.op import Prepared
@@ -79,43 +79,36 @@ def padded(v: torch.Tensor) -> torch.Tensor:
     return wide
 
 
-class VarlenLayout(Prepared):
-    """One call of `function` by keyword.
+VARLEN = "q k v softmax_scale cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k causal"
+"""What a call of `VarlenLayout` needs by name."""
 
-    further:   arguments that it must take beside the usual ones
-    wished:    those that it may take
-    allocates: its output is its own, and kept
-    pads:      v stands as wide as q and k, and the output's columns behind the 128th are dropped
+
+class VarlenLayout(Prepared):
+    """One call of `function` by keyword; without an `out` its output is its own, and kept.
+
+    further: arguments beside the usual ones
+    pads:    v stands as wide as q and k, and the output's columns behind the 128th are dropped
     """
 
     def __init__(
         self,
         operands: MhaPrefillOperands,
         out: torch.Tensor | None,
-        function: VendorFunction,
+        function: Function,
         further: Mapping[str, Any] | None = None,
-        wished: Mapping[str, Any] | None = None,
         pads: bool = False,
     ) -> None:
         super().__init__(operands, out)
-        self.function = function
         self.v = padded(operands.v) if pads else operands.v
-        needed: dict[str, object] = {
-            "q": operands.q,
-            "k": operands.k,
-            "v": self.v,
-            "softmax_scale": scale(operands),
-        }
-        needed |= lengths(operands) | mask() | dict(further or {})
-        if out is not None:
-            needed["out"] = out
-        self.arguments = keywords(function, needed, wished)
+        given = {"q": operands.q, "k": operands.k, "v": self.v, "softmax_scale": scale(operands)}
+        output = {} if out is None else {"out": out}
+        self.attend = function.bind(**given, **lengths(operands), **mask(), **output, **(further or {}))
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
         return {**super().inputs(), "v": self.v[..., :VALUE]}
 
     def call(self) -> None:
-        returned = self.function(**self.arguments)
+        returned = self.attend()
         # Some versions give the sums of exponentials too.
         self.returned = returned[0] if isinstance(returned, tuple | list) else returned
 

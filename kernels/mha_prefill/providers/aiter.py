@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels import vendor
-from kernels.binding import VendorFunction, find, keywords
+from kernels.binding import Function, VendorFunction, find, keywords
 from kernels.mha_prefill import layouts
 from kernels.mha_prefill.operands import MhaPrefillOperands
 from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes, takes
@@ -19,6 +19,21 @@ from kernels.support import Support, need
 
 if TYPE_CHECKING:
     import torch
+
+
+DISPATCH = Function(
+    "aiter.flash_attn_varlen_func", "aiter.ops.mha.flash_attn_varlen_func", needs=f"{layouts.VARLEN} out"
+)
+TRITON = Function(
+    "aiter.ops.triton.attention.mha.flash_attn_varlen_func",
+    "aiter.ops.triton.mha.flash_attn_varlen_func",
+    needs=layouts.VARLEN,
+)
+PER_TENSOR = Function(
+    "aiter.flash_attn_varlen_fp8_pertensor_func",
+    "aiter.ops.mha.flash_attn_varlen_fp8_pertensor_func",
+    needs=f"{layouts.VARLEN} q_descale k_descale v_descale",
+)
 
 
 class AiterPrefill(vendor.Aiter):
@@ -48,10 +63,10 @@ class DispatchPrefill(AiterPrefill):
 
     name = "aiter.dispatch"
     requires = "AITER 0.1.4 or later, gfx942 or gfx950"
+    symbols = (DISPATCH,)
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        function = find("aiter.flash_attn_varlen_func", "aiter.ops.mha.flash_attn_varlen_func")
-        return layouts.VarlenLayout(operands, out, function)
+        return layouts.VarlenLayout(operands, out, DISPATCH)
 
 
 def forward_arguments(o: MhaPrefillOperands) -> dict[str, object]:
@@ -149,6 +164,7 @@ class TritonPrefill(AiterPrefill):
     name = "aiter.triton"
     also = vendor.TRITON
     requires = "AITER 0.1.7 or later, gfx942 or gfx950"
+    symbols = (TRITON,)
     allocates = True
 
     def workspace(self, sizes: MhaPrefillSizes) -> int:
@@ -156,9 +172,7 @@ class TritonPrefill(AiterPrefill):
         return sizes.queries * sizes.heads * (VALUE * BYTES["bf16"] + 4)
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
-        name = "flash_attn_varlen_func"
-        function = find(f"aiter.ops.triton.attention.mha.{name}", f"aiter.ops.triton.mha.{name}")
-        return layouts.VarlenLayout(operands, None, function)
+        return layouts.VarlenLayout(operands, None, TRITON)
 
 
 def descales(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
@@ -172,6 +186,7 @@ class Fp8(AiterPrefill):
 
     name = "aiter.fp8"
     requires = "AITER 0.1.8 or later, gfx942 (e4m3fnuz) or gfx950 (e4m3fn)"
+    symbols = (PER_TENSOR,)
     dtypes = ("fp8",)
     activations = "fp8"
     allocates = True
@@ -180,6 +195,4 @@ class Fp8(AiterPrefill):
         return sizes.queries * sizes.heads * VALUE * BYTES["bf16"]
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
-        name = "flash_attn_varlen_fp8_pertensor_func"
-        function = find(f"aiter.{name}", f"aiter.ops.mha.{name}")
-        return layouts.VarlenLayout(operands, None, function, descales(operands))
+        return layouts.VarlenLayout(operands, None, PER_TENSOR, descales(operands))

@@ -1,17 +1,21 @@
 """FlashAttention with a second query part, which makes MLA of it: softmax(scale (q k^T + qv v^T)) v.
 
-k is the rope part of the cache and v the latent one, views of the same rows. Sources:
-hopper/flash_attn_interface.py, flash_api.cpp and paged_kv.h, and flash_attn/cute/interface.py, of
-Dao-AILab/flash-attention at 0251105 (2026-08). Untested on hardware.
+k is the rope part of the cache and v the latent one, views of the same rows. FlashAttention 3 comes by itself
+and within both engines, each with a Python of its own. Sources: hopper/flash_attn_interface.py, flash_api.cpp
+and paged_kv.h of Dao-AILab/flash-attention at 0251105 (2026-08); vllm_flash_attn/flash_attn_interface.py of
+vLLM 0.33, with how its v1/attention/backends/mla/flashattn_mla.py calls it; sgl_kernel/flash_attn.py of
+sglang-kernel 0.4.10, with how SGLang 0.5.23's srt/layers/attention/flashattention_backend.py calls it;
+flash_attn/cute/interface.py of flash-attn-4 4.0.0b36. Untested on hardware.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 from kernels import vendor
-from kernels.binding import find, keywords
-from kernels.mla_decode.compute_units import HOPPER_UNITS
+from kernels.binding import Function, Symbol, Taken
+from kernels.mla_decode.compute_units import HOPPER_UNITS, MOST_UNITS
 from kernels.mla_decode.layouts import (
     FiniteCache,
     OneToken,
@@ -20,6 +24,7 @@ from kernels.mla_decode.layouts import (
     one_head,
     one_token,
     parts,
+    query_starts,
 )
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, ROPE, MlaDecodeSizes
@@ -28,6 +33,37 @@ from kernels.support import Support, need
 
 if TYPE_CHECKING:
     import torch
+
+
+ATTEND = "q k_cache v_cache qv page_table cache_seqlens softmax_scale causal"
+SCHEDULED = (
+    "batch_size max_seqlen_q max_seqlen_k num_heads_q num_heads_kv headdim headdim_v cache_seqlens qkv_dtype "
+    "page_size causal"
+)
+
+WITH_CACHE = Function("flash_attn_interface.flash_attn_with_kvcache", needs=f"{ATTEND} scheduler_metadata")
+SCHEDULE = Function("flash_attn_interface.get_scheduler_metadata", needs=SCHEDULED)
+
+VLLM_VARLEN = Function(
+    "vllm.vllm_flash_attn.flash_attn_varlen_func",
+    needs="q k v q_v max_seqlen_q cu_seqlens_q max_seqlen_k seqused_k block_table softmax_scale causal "
+    "fa_version scheduler_metadata num_splits",
+)
+VLLM_SCHEDULE = Function(
+    "vllm.vllm_flash_attn.get_scheduler_metadata", needs=f"{SCHEDULED} cu_seqlens_q num_splits"
+)
+
+SGLANG_WITH_CACHE = Function(
+    "sgl_kernel.flash_attn.flash_attn_with_kvcache", needs=f"{ATTEND} cu_seqlens_q max_seqlen_q num_splits"
+)
+
+FA4_VARLEN = Function(
+    "flash_attn.cute.flash_attn_varlen_func",
+    needs="q k v qv seqused_k page_table softmax_scale causal",
+    wishes="max_seqlen_k num_splits",
+)
+MLA_PLAN = Symbol("flash_attn.cute.interface._mla_fwd_plan")
+"""It splits MLA's sequences where it has that; before, it refuses what it would split."""
 
 
 class FlashAttentionMlaDecode(vendor.FlashAttention):
@@ -41,6 +77,7 @@ class FlashAttentionFa3MlaDecode(FlashAttentionMlaDecode, vendor.FlashAttention3
 
     name = "flash_attn.fa3"
     requires = "FlashAttention 3 with qv and get_scheduler_metadata (2025-03 or later, from source), sm_90"
+    symbols: ClassVar[Sequence[Taken]] = (WITH_CACHE, SCHEDULE)
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
         """Partial results, fp32, of splits that fill the device; the cache."""
@@ -51,44 +88,128 @@ class FlashAttentionFa3MlaDecode(FlashAttentionMlaDecode, vendor.FlashAttention3
         return _Fa3(operands)
 
 
+class FlashAttentionFa3OfVllmMlaDecode(vendor.FlashAttentionOfVllm, FlashAttentionFa3MlaDecode):
+    """As vLLM ships and calls it: `flash_attn_varlen_func` over a paged cache, its schedule made before."""
+
+    name = "flash_attn.fa3@vllm"
+    requires = "vLLM for CUDA (read at 0.33), sm_90"
+    symbols = (VLLM_VARLEN, VLLM_SCHEDULE)
+
+    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor | None) -> Prepared:
+        return _Fa3OfVllm(operands)
+
+
+class FlashAttentionFa3OfSglangMlaDecode(vendor.FlashAttentionOfSglang, FlashAttentionFa3MlaDecode):
+    """As SGLang ships and calls it: without a schedule for MLA, which a kernel makes within each call."""
+
+    name = "flash_attn.fa3@sglang"
+    requires = "sglang-kernel (read at 0.4.10), sm_90"
+    symbols = (SGLANG_WITH_CACHE,)
+
+    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor | None) -> Prepared:
+        return _Fa3OfSglang(operands)
+
+
 class _Fa3(OneToken, FiniteCache):
     def __init__(self, operands: MlaDecodeOperands) -> None:
         super().__init__(operands, None)
-        self.attend = find("flash_attn_interface.flash_attn_with_kvcache")
         table = full_pages(operands, operands.page)
         qv, q = parts(one_token(operands.q))
         v, k = parts(one_head(self.kv))
-        needed = {
-            "q": q,
-            "k_cache": k,
-            "v_cache": v,
-            "qv": qv,
-            "cache_seqlens": operands.lengths,
-            "page_table": table,
-            "softmax_scale": operands.scale,
-            "causal": False,
-            "scheduler_metadata": schedule(operands, table),
-        }
-        self.arguments = keywords(self.attend, needed)
+        self.attend = WITH_CACHE.bind(
+            q=q,
+            k_cache=k,
+            v_cache=v,
+            qv=qv,
+            cache_seqlens=operands.lengths,
+            page_table=table,
+            softmax_scale=operands.scale,
+            causal=False,
+            scheduler_metadata=SCHEDULE.bind(**scheduled(operands, table), num_heads_kv=1)(),
+        )
 
     def call(self) -> None:
-        self.answer = self.attend(**self.arguments)
+        self.answer = self.attend()
+
+
+class _Packed(FiniteCache):
+    """Query tokens behind each other, [batch, heads, 576], as engines have them."""
+
+    answer: torch.Tensor | None = None
+
+    def result(self) -> torch.Tensor:
+        assert self.answer is not None, "nothing was called"
+        return self.answer
+
+
+class _Fa3OfVllm(_Packed):
+    def __init__(self, operands: MlaDecodeOperands) -> None:
+        super().__init__(operands, None)
+        table, starts = full_pages(operands, operands.page), query_starts(operands)
+        qv, q = parts(operands.q)
+        v, k = parts(one_head(self.kv))
+        given = scheduled(operands, table) | {"num_heads_kv": 1, "cu_seqlens_q": starts, "causal": True}
+        self.attend = VLLM_VARLEN.bind(
+            q=q,
+            k=k,
+            v=v,
+            q_v=qv,
+            max_seqlen_q=1,
+            cu_seqlens_q=starts,
+            max_seqlen_k=given["max_seqlen_k"],
+            seqused_k=operands.lengths,
+            block_table=table,
+            softmax_scale=operands.scale,
+            causal=True,
+            fa_version=3,
+            scheduler_metadata=VLLM_SCHEDULE.bind(**given, num_splits=0)(),
+            num_splits=0,
+        )
+
+    def call(self) -> None:
+        self.answer = self.attend()
+
+
+class _Fa3OfSglang(_Packed):
+    def __init__(self, operands: MlaDecodeOperands) -> None:
+        super().__init__(operands, None)
+        qv, q = parts(operands.q)
+        v, k = parts(one_head(self.kv))
+        self.attend = SGLANG_WITH_CACHE.bind(
+            q=q,
+            k_cache=k,
+            v_cache=v,
+            qv=qv,
+            page_table=full_pages(operands, operands.page),
+            cache_seqlens=operands.lengths,
+            cu_seqlens_q=query_starts(operands),
+            max_seqlen_q=1,
+            softmax_scale=operands.scale,
+            causal=True,
+            num_splits=0,
+        )
+
+    def call(self) -> None:
+        self.answer = self.attend()
 
 
 class Fa4MlaDecode(FlashAttentionMlaDecode, vendor.FlashAttention4):
-    """`flash_attn_varlen_func` of the CuTe DSL. It does not split a sequence, so that few of them leave most
-    of the device idle. It is not known to mask values, so that it gets a cache without NaN."""
+    """`flash_attn_varlen_func` of the CuTe DSL, which chooses its splits where it can split. It loads whole
+    pages, so that it gets a cache without NaN."""
 
     name = "flash_attn.fa4"
-    requires = "FlashAttention 4 (flash-attn-4) with qv, sm_100 or sm_103"
+    requires = "FlashAttention 4 (flash-attn-4) with qv, sm_100 or sm_103; it splits from 4.0.0b36"
     archs = vendor.BLACKWELL  # those on which it takes qv
+    symbols = (FA4_VARLEN,)
 
     def fits(self, sizes: MlaDecodeSizes) -> Support:
         heads = need(128 % sizes.heads == 0, f"takes heads that divide 128, not {sizes.heads}")
         return Support.all_of(super().fits(sizes), heads)
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
-        return cache_bytes(sizes)
+        """Partial results, fp32, of splits that fill the device; the cache."""
+        rows = (sizes.batch + MOST_UNITS) * sizes.heads
+        return rows * (LATENT + 1) * 4 + cache_bytes(sizes)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor | None) -> Prepared:
         return _Fa4(operands)
@@ -97,35 +218,34 @@ class Fa4MlaDecode(FlashAttentionMlaDecode, vendor.FlashAttention4):
 class _Fa4(OneToken, FiniteCache):
     def __init__(self, operands: MlaDecodeOperands) -> None:
         super().__init__(operands, None)
-        self.attend = find("flash_attn.cute.flash_attn_varlen_func")
         qv, q = parts(one_token(operands.q))
         v, k = parts(one_head(self.kv))
-        needed = {
-            "q": q,
-            "k": k,
-            "v": v,
-            "qv": qv,
-            "seqused_k": operands.lengths,
-            "page_table": full_pages(operands, operands.page),
-            "softmax_scale": operands.scale,
-            "causal": False,
-        }
-        self.arguments = keywords(self.attend, needed)
+        self.attend = FA4_VARLEN.bind(
+            q=q,
+            k=k,
+            v=v,
+            qv=qv,
+            seqused_k=operands.lengths,
+            page_table=full_pages(operands, operands.page),
+            softmax_scale=operands.scale,
+            causal=False,
+            max_seqlen_k=max(operands.host_lengths),
+            num_splits=0 if MLA_PLAN.exists() else 1,
+        )
 
     def call(self) -> None:
-        self.answer, *_ = self.attend(**self.arguments)
+        self.answer, *_ = self.attend()
 
 
-def schedule(operands: MlaDecodeOperands, table: torch.Tensor) -> torch.Tensor:
-    """FA3's, for the longest sequence that the table has room for: the call chooses its splits by that."""
-    metadata = find("flash_attn_interface.get_scheduler_metadata")
+def scheduled(operands: MlaDecodeOperands, table: torch.Tensor) -> dict[str, object]:
+    """What FA3's schedule is made of, for the longest sequence that the table has room for: the call chooses
+    its splits by that."""
     batch, heads = operands.q.shape[:2]
-    needed = {
+    return {
         "batch_size": batch,
         "max_seqlen_q": 1,
         "max_seqlen_k": table.shape[1] * operands.page,
         "num_heads_q": heads,
-        "num_heads_kv": 1,
         "headdim": ROPE,
         "headdim_v": LATENT,
         "cache_seqlens": operands.lengths,
@@ -133,4 +253,3 @@ def schedule(operands: MlaDecodeOperands, table: torch.Tensor) -> torch.Tensor:
         "page_size": operands.page,
         "causal": False,
     }
-    return metadata(**keywords(metadata, needed))

@@ -188,18 +188,19 @@ def grouped_contiguous(
 
 
 def by_ends(left, right, d, ends: list[int]) -> None:
-    """scheduler/gemm.cuh MGroupedContiguousWithPsumLayout: an expert's rows start at the end before it, rounded
-    up to a tile, and its last tile is written whole."""
+    """scheduler/gemm.cuh MGroupedContiguousWithPsumLayout: an expert's rows start at the end before it,
+    rounded up to a tile, and its last tile is written whole."""
     device_trap(max(ends) <= left.shape[0], "the psum layout is within m")
     tile, start = mk_alignment(), 0
+    wave = 64 if arch_major() == 9 else tile
     for expert, end in enumerate(ends):
         device_trap(end >= start, "an expert without rows ends where it starts (the difference is unsigned)")
-        for first in range(start, end, 64 if arch_major() == 9 else tile):
-            rows = slice(first, min(left.shape[0], first + (64 if arch_major() == 9 else tile)))
+        for first in range(start, end, wave):
+            rows = slice(first, min(left.shape[0], first + wave))
             d[rows] = (left[rows] @ right[expert].T).to(d.dtype)
         stop = _layout.ceil_div(end, tile) * tile
         if arch_major() == 9:  # a warpgroup past the end skips its products and stores zeros
-            d[start + _layout.ceil_div(max(0, end - start), 64) * 64 : stop] = 0
+            d[start + _layout.ceil_div(end - start, wave) * wave : stop] = 0
         start = stop
 
 

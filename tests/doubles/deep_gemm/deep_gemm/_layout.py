@@ -162,8 +162,8 @@ def transform(sf, mn, k, recipe, num_groups, is_sfa, disable_ue8m0_cast, psum_la
 def transform_pair(
     sfa, sfb, m, n, k, recipe, recipe_a, recipe_b, groups_a, groups_b, disable_ue8m0_cast, psum_layout=None
 ):
-    """csrc/apis/layout.hpp transform_sf_pair_into_required_layout: SFA, SFB and SFB's rows per scale. The psum
-    layout is of A alone."""
+    """csrc/apis/layout.hpp transform_sf_pair_into_required_layout: SFA, SFB and SFB's rows per scale. The
+    psum layout is of A alone."""
     if recipe is None and recipe_a is None:
         recipe = default_recipe(sfa, sfb)
     host_assert((recipe_a is None) == (recipe_b is None), "recipe_a.has_value() == recipe_b.has_value()")

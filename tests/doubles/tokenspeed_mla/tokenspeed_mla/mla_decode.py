@@ -84,7 +84,8 @@ def tokenspeed_mla_decode(
 
 def _tile(heads: int, queries: int, dtype: torch.dtype) -> int:
     """mla_helpers.py select_mla_decode_tilers: rows of a tile of queries."""
-    return 64 if dtype == FP8 and heads * queries <= 64 and capability() == (10, 0) else 128
+    device = capability()
+    return 64 if dtype == FP8 and heads * queries <= 64 and device == (10, 0) else 128
 
 
 def _workspace_size(query: torch.Tensor, out: torch.Tensor | None, max_seq_len: int, least: int) -> int:

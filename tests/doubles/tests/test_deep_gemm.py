@@ -20,7 +20,7 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(params=["sm_90", "sm_100"])
+@pytest.fixture(params=["sm_90", "sm_100", "sm_103"])
 def deep_gemm(request) -> ModuleType:
     with lent("cuda", request.param, "deep_gemm"):
         yield _imported(request.param)

@@ -1,5 +1,9 @@
-"""A double of sgl-deep-gemm 0.2.5 (SGLang's wheel of DeepGEMM), its FP8 block-scale GEMMs on sm_90 and
-sm_100.
+"""A double of sgl-deep-gemm 0.2.5 (SGLang's wheel of DeepGEMM), its FP8 block-scale GEMMs on sm_90, sm_100
+and sm_103.
+
+The host knows an architecture by its major number (csrc/jit/device_runtime.hpp get_arch_major), so that 10.3
+wants what 10.0 does: scales of int32, packed or cast; get_arch compiles both for 100f. DeepGEMM 2.6.1
+(54e2261) has the same checks, and its kernels know no sm_120 (csrc/utils/layout.hpp get_default_recipe).
 
 Signatures are those of the wheel's deep_gemm/__init__.py and utils/layout.py. Upstream 2.6.1 has the same
 names from pybind (no signature to inspect; csrc/apis/gemm.hpp register_apis) without `alpha` and `epilogue`,
@@ -53,9 +57,13 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
     epilogue=None,
 ):
     _gemm.plain(None, None, epilogue, compiled_dims)
-    not_doubled(not use_psum_layout, "the psum layout")
-    _layout.host_assert(expected_m_for_psum_layout is None, "not expected_m_for_psum_layout.has_value()")
-    _gemm.grouped_contiguous(a, b, d, grouped_layout, recipe, recipe_a, recipe_b, disable_ue8m0_cast)
+    if use_psum_layout:
+        not_doubled(ensure_zero_padding, "the psum layout with ensure_zero_padding=False")
+    else:
+        _layout.host_assert(expected_m_for_psum_layout is None, "not expected_m_for_psum_layout.has_value()")
+    _gemm.grouped_contiguous(
+        a, b, d, grouped_layout, recipe, recipe_a, recipe_b, disable_ue8m0_cast, use_psum_layout
+    )
 
 
 def m_grouped_fp8_fp4_gemm_nt_masked(
@@ -91,8 +99,7 @@ def transform_sf_into_required_layout(
     disable_ue8m0_cast=False,
     psum_layout=None,
 ):
-    not_doubled(psum_layout is None, "the psum layout")
-    return _layout.transform(sf, mn, k, tuple(recipe), num_groups, is_sfa, disable_ue8m0_cast)
+    return _layout.transform(sf, mn, k, tuple(recipe), num_groups, is_sfa, disable_ue8m0_cast, psum_layout)
 
 
 arch_major()  # an architecture that the library does not know fails here

@@ -10,7 +10,7 @@ _state = {"num_sms": 0, "mk_alignment": 128}  # 128: csrc/jit_kernels/heuristics
 
 
 def arch_major() -> int:
-    """9 for sm_90 (the default), 10 for sm_100."""
+    """9 for sm_90 (the default), 10 for sm_100 and sm_103."""
     digits = "".join(c for c in os.environ.get("DOUBLE_ARCH", "sm_90") if c.isdigit())
     major = int(digits) // 10
     if major not in _SMS:

@@ -130,7 +130,9 @@ def dense(a, b, d, recipe, recipe_a, recipe_b, disable_ue8m0_cast) -> None:
     d.copy_(left @ right.T)
 
 
-def grouped_contiguous(a, b, d, grouped_layout, recipe, recipe_a, recipe_b, disable_ue8m0_cast) -> None:
+def grouped_contiguous(
+    a, b, d, grouped_layout, recipe, recipe_a, recipe_b, disable_ue8m0_cast, psum: bool
+) -> None:
     """csrc/apis/gemm.hpp m_grouped_fp8_fp4_gemm_nt_contiguous: rows of one tile share one expert."""
     (a, sfa), (b, sfb) = pair(a), pair(b)
     same_device(a, sfa, b, sfb, d, grouped_layout)
@@ -144,17 +146,34 @@ def grouped_contiguous(a, b, d, grouped_layout, recipe, recipe_a, recipe_b, disa
     host_assert(n > 0 and k > 0 and groups > 0, "n > 0 and k > 0 and num_groups > 0")
     host_assert(d.dtype == torch.bfloat16, "d.scalar_type() == torch::kBFloat16")
     host_assert(grouped_layout.dtype == torch.int32, "grouped_layout.scalar_type() == torch::kInt")
-    host_assert(grouped_layout.shape == (m,), "m == m__")
+    if psum:
+        host_assert(grouped_layout.shape == (groups,), "num_groups == num_groups_")
+    else:
+        host_assert(grouped_layout.shape == (m,), "m == m__")
     output(d, 2)
     if m == 0:
         return
     sfa, sfb, gran_n = _layout.transform_pair(
-        sfa, sfb, m, n, k, recipe, recipe_a, recipe_b, None, groups, disable_ue8m0_cast
+        sfa,
+        sfb,
+        m,
+        n,
+        k,
+        recipe,
+        recipe_a,
+        recipe_b,
+        None,
+        groups,
+        disable_ue8m0_cast,
+        grouped_layout if psum else None,
     )
     dispatchable(sfa)
     launchable(a, major_a, b, major_b, d, n)
     left, right = a.float() * sfa_values(sfa, m, k), b.float() * sfb_values(sfb, gran_n, n, k)
     layout = grouped_layout.tolist()
+    if psum:
+        by_ends(left, right, d, layout)
+        return
     device_trap(max(layout) < groups, "grouped_layout is beyond the experts: SFB is read out of bounds")
     tile = mk_alignment()  # heuristics/sm90.hpp and sm100.hpp: block_m
     wave = 64 if arch_major() == 9 else tile  # sm_90: a warpgroup skips 64 rows (is_computation_valid)
@@ -166,6 +185,23 @@ def grouped_contiguous(a, b, d, grouped_layout, recipe, recipe_a, recipe_b, disa
                 d[rows] = 0  # the accumulators are stored all the same
             else:
                 d[rows] = (left[rows] @ right[expert].T).to(d.dtype)
+
+
+def by_ends(left, right, d, ends: list[int]) -> None:
+    """scheduler/gemm.cuh MGroupedContiguousWithPsumLayout: an expert's rows start at the end before it,
+    rounded up to a tile, and its last tile is written whole."""
+    device_trap(max(ends) <= left.shape[0], "the psum layout is within m")
+    tile, start = mk_alignment(), 0
+    wave = 64 if arch_major() == 9 else tile
+    for expert, end in enumerate(ends):
+        device_trap(end >= start, "an expert without rows ends where it starts (the difference is unsigned)")
+        for first in range(start, end, wave):
+            rows = slice(first, min(left.shape[0], first + wave))
+            d[rows] = (left[rows] @ right[expert].T).to(d.dtype)
+        stop = _layout.ceil_div(end, tile) * tile
+        if arch_major() == 9:  # a warpgroup past the end skips its products and stores zeros
+            d[start + _layout.ceil_div(end - start, wave) * wave : stop] = 0
+        start = stop
 
 
 def grouped_masked(a, b, d, masked_m, expected_m, recipe, recipe_a, recipe_b, disable_ue8m0_cast) -> None:

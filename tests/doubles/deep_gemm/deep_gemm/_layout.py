@@ -4,7 +4,7 @@ csrc is compiled: the asserted expressions are strings in `_C.so`) the wheel is 
 
 import torch
 
-from ._arch import arch_major
+from ._arch import arch_major, mk_alignment
 from ._errors import device_trap, host_assert, not_doubled
 
 
@@ -92,14 +92,31 @@ def mn_major_tma_aligned(sf: torch.Tensor) -> torch.Tensor:
     return out if sf.dim() == 3 else out[0]
 
 
-def mn_major_packed_ue8m0(sf: torch.Tensor) -> torch.Tensor:
+def within_groups(psum_layout: torch.Tensor, mn: int) -> torch.Tensor:
+    """Whether each of mn rows is an expert's (smxx_layout.cuh transpose_and_pack_fp32_into_ue8m0)."""
+    valid, start = torch.zeros(mn, dtype=torch.bool, device=psum_layout.device), 0
+    for end in psum_layout.tolist():
+        valid[start:end] = True
+        start = ceil_div(end, mk_alignment()) * mk_alignment()
+    return valid
+
+
+def mn_major_packed_ue8m0(sf: torch.Tensor, psum_layout: torch.Tensor | None = None) -> torch.Tensor:
     """smxx_layout.hpp get_mn_major_tma_aligned_packed_ue8m0_tensor: exponents of four consecutive K groups in
-    an int32, the first in its low byte (smxx_layout.cuh transpose_and_pack_fp32_into_ue8m0)."""
+    an int32, the first in its low byte (smxx_layout.cuh transpose_and_pack_fp32_into_ue8m0). Rows that no
+    expert of `psum_layout` has are not read; their exponents are 0."""
     host_assert(sf.dim() in (2, 3), "dim == 2 or dim == 3")
     host_assert(sf.dtype == torch.float32, "sf.scalar_type() == torch::kFloat")
     batched = sf if sf.dim() == 3 else sf[None]
     groups, mn, columns = batched.shape
     bits = batched.contiguous().view(torch.int32)
+    if psum_layout is not None:
+        whole = groups == 1 and batched.is_contiguous()
+        host_assert(whole, "num_sf_batches == 1 and batched_sf.is_contiguous()")
+        right = psum_layout.dtype == torch.int32 and psum_layout.is_contiguous()
+        host_assert(right, "psum_layout->scalar_type() == torch::kInt and psum_layout->is_contiguous()")
+        host_assert(psum_layout.numel() > 0, "psum_layout->numel() > 0")
+        bits = torch.where(within_groups(psum_layout, mn)[:, None], bits, 0)
     if batched.is_contiguous():
         in_torch = (mn * columns) % 4 != 0 and groups > 1
     else:
@@ -117,7 +134,7 @@ def mn_major_packed_ue8m0(sf: torch.Tensor) -> torch.Tensor:
     return out if sf.dim() == 3 else out[0]
 
 
-def transform(sf, mn, k, recipe, num_groups, is_sfa, disable_ue8m0_cast):
+def transform(sf, mn, k, recipe, num_groups, is_sfa, disable_ue8m0_cast, psum_layout=None):
     """csrc/apis/layout.hpp transform_sf_into_required_layout."""
     if len(recipe) == 3:
         host_assert(is_sfa is not None, "is_sfa.has_value()")
@@ -135,14 +152,18 @@ def transform(sf, mn, k, recipe, num_groups, is_sfa, disable_ue8m0_cast):
     if sf.dtype == torch.float32 and arch_major() == 10:
         host_assert(not disable_ue8m0_cast, "not disable_ue8m0_cast")
         rows = torch.arange(mn, device=sf.device) // gran_mn
-        return mn_major_packed_ue8m0(sf if gran_mn == 1 else sf.index_select(-2, rows))
+        broadcast = sf if gran_mn == 1 else sf.index_select(-2, rows)
+        return mn_major_packed_ue8m0(broadcast, psum_layout)
     if sf.dtype == torch.int32 and gran_mn == 1 and arch_major() == 10:
         return check_sf_layout(sf, mn, k, gran_mn, gran_k, num_groups, tma_stride=True)
     raise RuntimeError("Unknown SF transformation")
 
 
-def transform_pair(sfa, sfb, m, n, k, recipe, recipe_a, recipe_b, groups_a, groups_b, disable_ue8m0_cast):
-    """csrc/apis/layout.hpp transform_sf_pair_into_required_layout: SFA, SFB and SFB's rows per scale."""
+def transform_pair(
+    sfa, sfb, m, n, k, recipe, recipe_a, recipe_b, groups_a, groups_b, disable_ue8m0_cast, psum_layout=None
+):
+    """csrc/apis/layout.hpp transform_sf_pair_into_required_layout: SFA, SFB and SFB's rows per scale. The
+    psum layout is of A alone."""
     if recipe is None and recipe_a is None:
         recipe = default_recipe(sfa, sfb)
     host_assert((recipe_a is None) == (recipe_b is None), "recipe_a.has_value() == recipe_b.has_value()")
@@ -153,6 +174,6 @@ def transform_pair(sfa, sfb, m, n, k, recipe, recipe_a, recipe_b, groups_a, grou
     else:
         host_assert(len(recipe_a) == len(recipe_b) == 2, "values->size() == 2")
         of_a, of_b, sides, gran_n = recipe_a, recipe_b, (None, None), recipe_b[0]
-    sfa = transform(sfa, m, k, of_a, groups_a, sides[0], disable_ue8m0_cast)
+    sfa = transform(sfa, m, k, of_a, groups_a, sides[0], disable_ue8m0_cast, psum_layout)
     sfb = transform(sfb, n, k, of_b, groups_b, sides[1], disable_ue8m0_cast)
     return sfa, sfb, gran_n

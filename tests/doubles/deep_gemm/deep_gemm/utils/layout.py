@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from .. import _arch, _layout
-from .._errors import not_doubled
 
 
 def get_tma_aligned_size(mn: int, element_size: int) -> int:
@@ -23,9 +22,11 @@ def set_mk_alignment_for_contiguous_layout(new_value: int):
 def get_theoretical_mk_alignment_for_contiguous_layout(
     expected_m: int | None = None, num_groups: int | None = None
 ) -> int:
-    """heuristics/runtime.hpp of 2.6.1: 128 on sm_90; on sm_100 up to 224, less for a small expected_m. The
-    wheel's num_groups has no public source."""
-    not_doubled(num_groups is None, "num_groups of get_theoretical_mk_alignment_for_contiguous_layout")
+    """heuristics/runtime.hpp of 2.6.1: 128 on sm_90; on sm_100 up to 224, less for a small expected_m. With
+    num_groups expected_m is that of all groups (vLLM 0.33.0 vllm/utils/deep_gemm.py); the wheel's thresholds
+    for it are compiled, those of 2.6.1 stand here."""
+    if expected_m is not None and num_groups is not None:
+        expected_m = _layout.ceil_div(expected_m, num_groups)
     if _arch.arch_major() != 10:
         return 128
     block_m = 224
@@ -45,5 +46,4 @@ def get_mn_major_tma_aligned_tensor(sf: torch.Tensor) -> torch.Tensor:
 def get_mn_major_tma_aligned_packed_ue8m0_tensor(
     sf: torch.Tensor, psum_layout: torch.Tensor | None = None
 ) -> torch.Tensor:
-    not_doubled(psum_layout is None, "the psum layout")
-    return _layout.mn_major_packed_ue8m0(sf)
+    return _layout.mn_major_packed_ue8m0(sf, psum_layout)

@@ -1,0 +1,1 @@
+from .entrypoint import *  # noqa: F403

@@ -70,6 +70,12 @@ def native(arch: str) -> str:
     return "e4m3fnuz" if arch in ("gfx940", "gfx941", "gfx942") else "e4m3fn"
 
 
+def native_scales(arch: str) -> str:
+    """Of block scales: those that an architecture's own kernels take, powers of two on Blackwell's data centre
+    chips (DeepGEMM 2.6.1, csrc/utils/layout.hpp)."""
+    return "ue8m0" if arch in ("sm_100", "sm_103") else "fp32"
+
+
 def quantise_activations(
     x: torch.Tensor, fmt: Fp8Format, scales: Scales = "fp32"
 ) -> tuple[torch.Tensor, torch.Tensor]:

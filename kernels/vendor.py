@@ -12,7 +12,7 @@ from typing import ClassVar
 from packaging.version import InvalidVersion, Version
 
 from kernels.binding import Taken, VendorFunction
-from kernels.formats import native
+from kernels.formats import native, native_scales
 from kernels.op import Implementation, Unsupported
 from kernels.platform import Platform
 from kernels.support import Support, need
@@ -109,21 +109,22 @@ class Cudnn(Vendor):
 
 
 class DeepGemm(Vendor):
-    """On sm_100 its products take scales that are powers of two alone."""
+    """On Blackwell its products take scales that are powers of two alone. It compiles for sm_103 as for sm_100
+    (csrc/jit/device_runtime.hpp of DeepGEMM 2.6.1, get_arch)."""
 
     runtime = "deep_gemm"
     library = "deep_gemm"
     install = "pip install sgl-deep-gemm, or build github.com/deepseek-ai/DeepGEMM"
     kinds: ClassVar[tuple[str, ...]] = ("cuda",)
-    archs: ClassVar[tuple[str, ...]] = ("sm_90", "sm_100")
+    archs: ClassVar[tuple[str, ...]] = ("sm_90", *BLACKWELL)
 
     def supports(self, case: Case, platform: Platform) -> Support:
         scales = case.sizes.get("scales", "ue8m0")
         return Support.all_of(
             super().supports(case, platform),
             need(
-                platform.arch != "sm_100" or scales == "ue8m0",
-                f"sm_100 takes power-of-two scales (scales=ue8m0), not {scales}",
+                native_scales(platform.arch) in ("fp32", scales),
+                f"{platform.arch} takes power-of-two scales (scales=ue8m0), not {scales}",
             ),
         )
 

@@ -22,6 +22,7 @@ from kernels.formats import (
     fp8_format,
     known_scales,
     native,
+    native_scales,
 )
 from kernels.op import Op, Reference, Tolerance, Work
 from kernels.operands import Seeds
@@ -40,7 +41,7 @@ class BlockScaleGemm(Op):
     engine_like = "triton.split_k"  # dequantised weights of a whole rank fit no device
 
     def defaults(self, arch: str) -> Mapping[str, Size]:
-        return {"fp8": native(arch)} | ({"scales": "ue8m0"} if arch == "sm_100" else {})
+        return {"fp8": native(arch), "scales": native_scales(arch)}
 
     def work(self, sizes: BlockScaleGemmSizes, boundary: str = "core") -> Work:
         """2 * m * n * k flops; activations, weights with their scales, and the output moved once. Products

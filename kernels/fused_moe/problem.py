@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from kernels.formats import BLOCK, fp8_format, known_scales, native
+from kernels.formats import BLOCK, fp8_format, known_scales, native, native_scales
 from kernels.fused_moe.generate import generate
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.reference import reference
@@ -36,7 +36,7 @@ class FusedMoe(Op):
     turns = True
 
     def defaults(self, arch: str) -> Mapping[str, Size]:
-        return {"fp8": native(arch), "scales": "ue8m0" if arch == "sm_100" else "fp32"}
+        return {"fp8": native(arch), "scales": native_scales(arch)}
 
     def work(self, sizes: FusedMoeSizes, boundary: str = "core") -> Work:
         """6 * pairs * hidden * inter flops of the pairs on this rank. Bytes of the experts that are hit, of

@@ -16,6 +16,7 @@ from kernels.binding import Function, first_of
 from kernels.block_scale_gemm.layouts import column_major, rounded_up
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
+from kernels.formats import native_scales
 from kernels.op import Prepared
 from kernels.support import Support, need
 
@@ -39,7 +40,7 @@ class DeepGemmBlockScale(vendor.DeepGemm):
     name = "deepgemm"
     requires = (
         "DeepGEMM 1.0 to 2.6.1 or sgl-deep-gemm to 0.2.5, with nvcc or NVRTC; "
-        "sm_90, or from 2.1 sm_100 with power-of-two scales"
+        "sm_90, or from 2.1 sm_100 and sm_103 with power-of-two scales"
     )
 
     symbols = ((MULTIPLY, MULTIPLY_1), TRANSFORM)
@@ -58,7 +59,8 @@ class DeepGemmBlockScale(vendor.DeepGemm):
         return sizes.quantised_bytes + 4 * rounded_up(sizes.m, TMA_ROWS) * (sizes.k_blocks + 3) * 2
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
-        bound = _Packed if platforms.of(out.device).arch == "sm_100" else _Aligned
+        is_packed = native_scales(platforms.of(out.device).arch) == "ue8m0"
+        bound = _Packed if is_packed else _Aligned
         return bound(operands, out)
 
 

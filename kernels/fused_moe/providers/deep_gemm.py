@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from kernels import platform as machine
 from kernels import vendor
 from kernels.binding import VendorFunction, find
-from kernels.formats import BLOCK, fp8_format
+from kernels.formats import BLOCK, fp8_format, native_scales
 from kernels.fused_moe.between_products import WORD, BetweenProducts
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
@@ -31,8 +31,8 @@ ALIGNMENTS = range(32, 225, 32)
 
 
 def packs(arch: str) -> bool:
-    """Whether scales are the exponents of powers of two, four in a word, as sm_100's products take them."""
-    return arch == "sm_100"
+    """Whether scales are the exponents of powers of two, four in a word, as Blackwell's products take them."""
+    return native_scales(arch) == "ue8m0"
 
 
 def scale_columns(k: int, packed: bool) -> int:
@@ -81,7 +81,7 @@ def weight_scale(scale: torch.Tensor, rows: int, k: int, packed: bool) -> torch.
 class DeepGemmMoe(vendor.DeepGemm):
     """What both layouts share. `Bound` is what prepare gives."""
 
-    requires = "DeepGEMM 2.1.0 to 2.6.1, or sgl-deep-gemm to 0.2.5; Triton, nvcc; sm_90 or sm_100"
+    requires = "DeepGEMM 2.1.0 to 2.6.1, or sgl-deep-gemm to 0.2.5; Triton, nvcc; sm_90, sm_100 or sm_103"
     activations = "fp8"
     also = vendor.TRITON
     Bound: ClassVar[type[_DeepGemmBoundMoe]]

@@ -71,8 +71,8 @@ def native(arch: str) -> str:
 
 
 def native_scales(arch: str) -> str:
-    """Of block scales: those that an architecture's own kernels take, powers of two on Blackwell's data centre
-    chips (DeepGEMM 2.6.1, csrc/utils/layout.hpp)."""
+    """Of block scales: what an architecture's own kernels take, powers of two on Blackwell's data centre chips
+    (DeepGEMM 2.6.1, csrc/utils/layout.hpp)."""
     return "ue8m0" if arch in ("sm_100", "sm_103") else "fp32"
 
 

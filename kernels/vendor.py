@@ -109,8 +109,8 @@ class Cudnn(Vendor):
 
 
 class DeepGemm(Vendor):
-    """On Blackwell its products take scales that are powers of two alone. It compiles for sm_103 as for sm_100
-    (csrc/jit/device_runtime.hpp of DeepGEMM 2.6.1, get_arch)."""
+    """On Blackwell its products take scales that are powers of two alone. It compiles for sm_103 as for
+    sm_100 (csrc/jit/device_runtime.hpp of DeepGEMM 2.6.1, get_arch)."""
 
     runtime = "deep_gemm"
     library = "deep_gemm"

@@ -31,7 +31,9 @@ def gemm() -> Iterator[Contract]:
     for boundary in ("core", "with_quant"):
         for name, archs, double, cases in (
             ("cublaslt", "sm_90", "", part),
-            ("deepgemm", "sm_90 sm_100", "deep_gemm", part),
+            ("deepgemm", "sm_90 sm_100 sm_103", "deep_gemm", part),
+            ("vllm.cutlass", "sm_90 sm_100 sm_120", "vllm_gemm_moe", part[1:]),
+            ("sglang.cutlass", "sm_120", "sglang_gemm", texts),
             ("flashinfer.sm90", "sm_90", "flashinfer_gemm_moe", part),
             ("flashinfer.groupwise", "sm_100", "flashinfer_gemm_moe", part),
             ("hipblaslt.dequantised", "gfx942", "", texts),
@@ -70,7 +72,7 @@ def moe() -> Iterator[Contract]:
         ("deepgemm.contiguous", "sm_90 sm_100", "core", DEEP),
         ("deepgemm.contiguous", "sm_90", "with_routing", EP),
         ("deepgemm.masked", "sm_90", "core", SMALL),
-        ("deepgemm.masked", "sm_100", "core", DEEP),
+        ("deepgemm.masked", "sm_100 sm_103", "core", DEEP),
         ("deepgemm.masked", "sm_100", "with_routing", EP),
         ("sglang.triton", "sm_90", "with_quant", MANY),
         ("sglang.triton", "gfx942", "with_routing", EP),
@@ -113,6 +115,9 @@ def mla() -> Iterator[Contract]:
          f"{RAGGED} page=64", f"{RAGGED} heads=128 page=32", f"{RAGGED} page=64 kv=fp8"),
         ("flash_attn.fa3", "sm_90", "flash_attn_3", *every),
         ("flash_attn.fa4", "sm_100", "flash_attn_4", *every[1:]),
+        ("vllm.cutlass_mla", "sm_100", "vllm_mla", f"{RAGGED} page=16", f"{RAGGED} heads=128 page=128"),
+        ("tokenspeed_mla", "sm_100 sm_103", "tokenspeed_mla",
+         f"{RAGGED} page=32 kv=fp8", f"{RAGGED} heads=128 page=64 kv=fp8"),
         ("sglang.triton", "sm_90 gfx942", "sglang", every[0], every[2],
          f"batch=2 ctx=100..700 page=16 kv=fp8 {fp8}"),
     ):  # fmt: skip

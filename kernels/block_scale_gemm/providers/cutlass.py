@@ -35,7 +35,7 @@ OF_SGLANG = Function(
 
 
 class CutlassGemm(Vendor):
-    """multiply: of the engine, whose arguments are a, b, their scales and the output's dtype, in this order"""
+    """multiply: of the engine; its arguments are a, b, their scales and the output's dtype, in this order"""
 
     allocates = True
     kinds: ClassVar[tuple[str, ...]] = ("cuda",)
@@ -56,36 +56,29 @@ class CutlassGemm(Vendor):
         return _Cutlass(self, operands)
 
 
-class CutlassOfVllm(CutlassGemm):
+class CutlassOfVllm(CutlassGemm, Vllm):
     """What vLLM takes after FlashInfer and DeepGEMM. Where M is no multiple of four on sm_90, the call
     computes rows of zeros up to the next."""
 
     name = "vllm.cutlass"
     requires = "vLLM for CUDA (read at 0.33), CUDA 12.8 or later, sm_90 or later"
-    runtime = "vllm"
-    library = "vllm"
-    install = Vllm.install
+    runtime = Vllm.runtime
     archs = ("sm_90", *BLACKWELL, "sm_120")
     multiply = OF_VLLM
     step_n = 16
     symbols = (OF_VLLM,)
 
 
-class CutlassOfSglang(CutlassGemm):
+class CutlassOfSglang(CutlassGemm, Sglang):
     """SGLang's default on sm_120, compiled when it is first called."""
 
     name = "sglang.cutlass"
     requires = "SGLang for CUDA (read at 0.5.23), nvcc, sm_120"
-    runtime = "sglang"
-    library = "sglang"
-    install = Sglang.install
+    runtime = Sglang.runtime
     archs = ("sm_120",)
     multiply = OF_SGLANG
     step_n = BLOCK
     symbols = (OF_SGLANG,)
-
-    def environment(self, platform: platforms.Platform) -> dict[str, str]:
-        return Sglang().environment(platform)
 
 
 class _Cutlass(Prepared):

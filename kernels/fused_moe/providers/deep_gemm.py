@@ -31,7 +31,7 @@ ALIGNMENTS = range(32, 225, 32)
 
 
 def packs(arch: str) -> bool:
-    """Whether scales are the exponents of powers of two, four in a word, as Blackwell's products take them."""
+    """Whether scales are the exponents of powers of two, four in a word, as Blackwell's products want."""
     return native_scales(arch) == "ue8m0"
 
 

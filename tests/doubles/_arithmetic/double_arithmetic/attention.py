@@ -41,7 +41,8 @@ def _paged(k, v, pages, count, block):
 def attend(q, qv, k, v, spare, scale, causal):
     """out f32 [n, h, dv], natural lse [n, h] of scale * (q k + qv v), causal to the bottom right.
 
-    A row that sees no key is zero, its lse -inf. A masked value is multiplied by 0: NaN and infinity spread.
+    A row that sees no key is zero, its lse -inf. A masked value is multiplied by 0: NaN and infinity spread
+    (Dao-AILab/flash-attention issue 2374), here to every row, in a kernel to the rows whose tile reads it.
     """
     n, m, group = len(q), len(k), q.shape[1] // k.shape[1]
     k, v, spare = (t.float().repeat_interleave(group, 1) for t in (k, v, spare))

@@ -18,7 +18,7 @@ UNSET = -(1 << 30)  # columns 5..7 of the metadata: torch.empty, never written
 
 
 def get_mla_decoding_metadata_dense_fp8(seqlens_k, num_heads_per_head_k, num_heads_k):
-    """pybind.cpp:190-230 and flash_fwd_mla_metadata.cu: (i32 [parts, 8] in tokens, num_splits i32 [b + 1])."""
+    """pybind.cpp:190-230, flash_fwd_mla_metadata.cu: (i32 [parts, 8] in tokens, num_splits i32 [b + 1])."""
     check(seqlens_k.is_contiguous(), "seqlens_k must be contiguous")
     check(seqlens_k.dtype == torch.int32, "seqlens_k must be int32")
     check(len(seqlens_k) < 4096, "params.batch_size < MaxBatchSize")
@@ -49,7 +49,17 @@ def token_tasks(meta, lengths):
 
 
 def fwd_kvcache_mla_fp8(
-    q, kcache, head_size_v, seqlens_k, block_table, softmax_scale, is_causal, meta, splits, descale_q, descale_k
+    q,
+    kcache,
+    head_size_v,
+    seqlens_k,
+    block_table,
+    softmax_scale,
+    is_causal,
+    meta,
+    splits,
+    descale_q,
+    descale_k,
 ):
     """pybind.cpp:14-188: q and kcache e4m3, descales f32 [1] -> out bf16 [b, s_q, h_q, 512], natural lse f32
     [b, h_q, s_q]. Slots beyond a length are read as zero; a length of 0 reads before the block table.

@@ -35,7 +35,9 @@ def get_mla_decoding_metadata(
         assert use_legacy, "dense fp8 decoding exists only on the legacy side"
         return tuple(get_mla_decoding_metadata_dense_fp8(seqlens_k, num_q_tokens_per_head_k, h_k))
     if not use_legacy:
-        raise NotImplementedError("the current kernels have no dense decoding; their scheduler is not doubled")
+        raise NotImplementedError(
+            "the current kernels have no dense decoding; their scheduler is not doubled"
+        )
     # csrc/python_api.cpp of sgl-project/FlashMLA, branch rebase (2026-05-21)
     check(seqlens_k.dtype == torch.int32, "seqlens_k must have dtype int32")
     check(seqlens_k.is_contiguous(), "seqlens_k must be contiguous")
@@ -68,8 +70,8 @@ def flash_mla_with_kvcache(
     descale_q: torch.Tensor | None = None,
     descale_k: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [b, s_q, h_q, 576] bf16 or e4m3, k_cache [blocks, 64, 1, 576] alike -> out [b, s_q, h_q, 512] (bf16 of
-    e4m3), natural lse f32 [b, h_q, s_q]. FP8 needs is_fp8_kvcache=True, filled metadata and both descales,
+    """q [b, s_q, h_q, 576] bf16 or e4m3, k_cache [blocks, 64, 1, 576] alike -> out [b, s_q, h_q, 512] (bf16
+    of e4m3), natural lse f32 [b, h_q, s_q]. FP8 needs is_fp8_kvcache=True, filled metadata and both descales,
     f32 [1]. The dense side reads neither sinks, extra caches nor enable_batch_invariant."""
     meta = tile_scheduler_metadata
     assert isinstance(meta, FlashMLASchedMeta), "tile_scheduler_metadata must be of type FlashMLASchedMeta"

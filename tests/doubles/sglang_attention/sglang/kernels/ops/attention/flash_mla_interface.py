@@ -62,9 +62,7 @@ def flash_mla_with_kvcache(
         extras = (attn_sink, extra_k_cache, extra_indices_in_kvcache)
         assert all(x is None for x in extras), "attn_sink and extra caches need FlashMLASchedMeta"
         assert (descale_q is None) == (descale_k is None), "descales should be both None or both not None"
-        sched_meta = FlashMLASchedMeta(
-            tile_scheduler_metadata=tile_scheduler_metadata, num_splits=num_splits
-        )
+        sched_meta = FlashMLASchedMeta(tile_scheduler_metadata=tile_scheduler_metadata, num_splits=num_splits)
         if indices is None:
             is_fp8_kvcache = q.element_size() == 1
     return flash_mla.flash_mla_with_kvcache(

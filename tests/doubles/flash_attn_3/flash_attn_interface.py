@@ -138,8 +138,23 @@ def _forward(
     v = v.contiguous() if v.stride(-1) != 1 and v.stride(-3) != 1 else v
     cu_q, cu_k, used_k, page_table = (maybe_contiguous(t) for t in (cu_q, cu_k, used_k, page_table))
     return _C.fwd(
-        *(q, k, v, qv, cu_q, cu_k, used_k, max_q, max_k, page_table, descales, float(scale), causal, meta),
-        *(splits, pack),
+        q=q,
+        k=k,
+        v=v,
+        qv=qv,
+        cu_q=cu_q,
+        cu_k=cu_k,
+        used_k=used_k,
+        max_q=max_q,
+        max_k=max_k,
+        table=page_table,
+        descales=descales,
+        scale=float(scale),
+        causal=causal,
+        meta=meta,
+        splits=splits,
+        pack=pack,
+        reached=_C.reached,
     )
 
 

@@ -14,7 +14,7 @@ from tests.doubles import lent
         ("flashinfer_attention", "flashinfer", "0.6.18"),
         ("flash_attn", "flash_attn", "2.8.4"),
         ("flash_attn_3", "flash_attn_interface", "3.0.0"),
-        ("flash_attn_4", "flash_attn.cute", "4.0.0b27"),
+        ("flash_attn_4", "flash_attn.cute", "4.0.0b36"),
         ("cudnn_frontend", "cudnn", "1.23.0"),
     ],
 )

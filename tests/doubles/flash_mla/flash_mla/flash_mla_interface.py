@@ -1,36 +1,7 @@
 """flash_mla/flash_mla_interface.py at 9241ae3: metadata is empty until the first call fills it."""
 
-import dataclasses
-
 import torch
-
-import flash_mla.cuda as flash_mla_cuda
-
-
-@dataclasses.dataclass
-class FlashMLASchedMeta:
-    """flash_mla_interface.py, FlashMLASchedMeta: tile_scheduler_metadata i32 [sm parts, 8], num_splits i32
-    [b + 1], both made by the first call."""
-
-    @dataclasses.dataclass
-    class Config:
-        b: int
-        s_q: int
-        h_q: int
-        page_block_size: int
-        h_k: int
-
-        causal: bool
-        is_fp8_kvcache: bool
-        topk: int | None
-
-        extra_page_block_size: int | None
-        extra_topk: int | None
-
-    have_initialized: bool = False
-    config: Config | None = None
-    tile_scheduler_metadata: torch.Tensor | None = None
-    num_splits: torch.Tensor | None = None
+from double_arithmetic.flash_mla import FlashMLASchedMeta, dense_decode_fwd, keep_config
 
 
 def get_mla_metadata(*args, **kwargs) -> tuple[FlashMLASchedMeta, None]:
@@ -66,21 +37,12 @@ def flash_mla_with_kvcache(
         raise NotImplementedError("the sparse kernels are not doubled")
     if softmax_scale is None:
         softmax_scale = q.shape[-1] ** (-0.5)
-    config = FlashMLASchedMeta.Config(
-        *(q.shape[:3]), k_cache.shape[1], k_cache.shape[2], causal, is_fp8_kvcache, None, None, None
-    )
-    if not meta.have_initialized:
-        meta.have_initialized = True
-        meta.config = config
-    else:
-        for field in dataclasses.fields(config):
-            kept, given = getattr(meta.config, field.name), getattr(config, field.name)
-            assert kept == given, f"sched_meta.config.{field.name} is {kept}, the arguments' is {given}"
+    keep_config(meta, q, k_cache, causal=causal, is_fp8_kvcache=is_fp8_kvcache)
     unused = (attn_sink, extra_k_cache, extra_indices_in_kvcache, topk_length, extra_topk_length)
     assert all(argument is None for argument in unused), "must be None when dense attention is used."
     assert block_table is not None and cache_seqlens is not None, "block_table and cache_seqlens are needed"
     # is_fp8_kvcache is only compared: the dense kernel below looks at the dtypes
-    out, lse, meta.tile_scheduler_metadata, meta.num_splits = flash_mla_cuda.dense_decode_fwd(
+    out, lse, meta.tile_scheduler_metadata, meta.num_splits = dense_decode_fwd(
         q,
         k_cache,
         head_dim_v,

@@ -1,7 +1,7 @@
-"""Double of Dao-AILab/flash-attention 0251105 (fa4-v4.0.0.beta27, 2026-08-15): varlen alone.
+"""Double of flash-attn-4 4.0.0b36 (flash_attn/cute/__init__.py): varlen alone.
 
-The wheel brings `flash_attn/cute/` and no `flash_attn/__init__.py` (flash_attn/cute/pyproject.toml). It looks
-for its version under "fa4", while its distribution is called flash-attn-4: `__version__` is "0.0.0".
+The wheel brings `flash_attn/cute/` and no `flash_attn/__init__.py`. It looks for its version under "fa4",
+while its distribution is called flash-attn-4: `__version__` is "0.0.0".
 """
 
 from importlib.metadata import PackageNotFoundError, version

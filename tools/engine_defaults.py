@@ -36,7 +36,7 @@ def _cells(entry: EngineDefault) -> tuple[str, ...]:
     return (
         f"{entry.engine} {entry.version}",
         ", ".join(entry.archs),
-        (entry.condition or "all") + flags,
+        (" or ".join(entry.when) or "all") + flags,
         f"`{entry.row}`" if entry.row else f"no row: {entry.why}",
         f"`{entry.file}:{entry.line}` `{entry.function}`",
     )

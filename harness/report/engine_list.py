@@ -17,6 +17,10 @@ from kernels.support import Support
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from harness.report.fitting_table import FittingTable
+
+Answer = tuple[EngineDefault, Support]
+
 NO_ROW = Support(False, "the suite has no such row")
 
 
@@ -44,21 +48,30 @@ def engine_platform(engine: str, kind: str | None, arch: str) -> Platform:
 def of_engine(engine: str, ops: Sequence[str], platform: Platform) -> Listing:
     """Every entry of an engine for these ops there, in its order: the first that applies holds, and those
     with flags only where these are set."""
-    rows = [_row(entry, platform) for op in ops for entry in engines.entries(engine, op, platform.arch)]
-    return Listing(rows, lambda: _by_op(rows))
+    answers = [
+        (entry, _support(entry, platform))
+        for op in ops
+        for entry in engines.entries(engine, op, platform.arch)
+    ]
+    release = f"{engine} {engines.defaults(engine)[0].version}"
+    return Listing([_row(*answer) for answer in answers], lambda: _by_op(release, answers))
 
 
-def _row(entry: EngineDefault, platform: Platform) -> Row:
+def _support(entry: EngineDefault, platform: Platform) -> Support:
     by_name = {implementation.name: implementation for implementation in kernels.implementations(entry.op)}
     implementation = by_name.get(entry.row)
-    support = implementation.available(platform) if implementation else NO_ROW
+    return implementation.available(platform) if implementation else NO_ROW
+
+
+def _row(entry: EngineDefault, support: Support) -> Row:
     return {
         "op": entry.op,
-        "case": entry.condition,
+        "when": list(entry.when),
         "implementation": entry.row,
         "engine": entry.engine,
         "version": entry.version,
-        "source": entry.source,
+        "source": f"{entry.file}:{entry.line}",
+        "function": entry.function,
         "runs": support.ok,
         "why not": support.reason,
         "why": entry.why,
@@ -66,37 +79,31 @@ def _row(entry: EngineDefault, platform: Platform) -> Row:
     }
 
 
-def _by_op(rows: Sequence[Row]) -> RenderableType:
+def _by_op(release: str, answers: Sequence[Answer]) -> RenderableType:
     """Of each op what holds where nothing is set, then what flags make of it."""
     from rich.console import Group
     from rich.text import Text
 
-    releases = {f"{row['engine']} {row['version']}" for row in rows}
-    parts: list[RenderableType] = [f"{', '.join(releases) or 'nothing'}; of lines that apply the first holds"]
-    for op, group in groupby(rows, lambda row: str(row["op"])):
+    parts: list[RenderableType] = [f"{release}: the first line that applies to a case holds"]
+    for op, group in groupby(answers, lambda answer: answer[0].op):
         of_op = list(group)
-        for flags in sorted({str(row["flags"]) for row in of_op}):
+        for flags in sorted({entry.flags for entry, _ in of_op}):
             parts += ["", Text(f"{op} with {flags}" if flags else op, "bold")]
-            parts.append(_table([row for row in of_op if row["flags"] == flags]))
+            parts.append(_table([answer for answer in of_op if answer[0].flags == flags]))
     return Group(*parts, "", "with --json: why, and the whole paths")
 
 
-def _table(rows: Sequence[Row]) -> RenderableType:
+def _table(answers: Sequence[Answer]) -> FittingTable:
     from harness.report.fitting_table import Column, FittingTable
 
-    columns = [
-        Column("case", wraps=True),
-        Column("implementation"),
-        Column("can run"),
-        Column("decided in", spare=1),
-    ]
+    headers = ("case", "implementation", "can run", "decided in")
     cells = [
-        [
-            str(row["case"]) or "all",
-            str(row["implementation"]) or "none",
-            ("yes" if row["runs"] else "no") if row["implementation"] else "",
-            str(row["source"]).split()[0].rpartition("/")[2],
-        ]
-        for row in rows
+        (
+            "\n".join(entry.when) or "all",
+            entry.row or "none",
+            ("yes" if support.ok else "no") if entry.row else "",
+            f"{entry.file.rpartition('/')[2]}:{entry.line}",
+        )
+        for entry, support in answers
     ]
-    return FittingTable(columns, cells)
+    return FittingTable([Column(header) for header in headers], cells)

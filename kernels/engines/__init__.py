@@ -76,14 +76,6 @@ class EngineDefault:
     when: tuple[str, ...] = ()
     flags: str = ""
 
-    @property
-    def source(self) -> str:
-        return f"{self.file}:{self.line} {self.function}"
-
-    @property
-    def condition(self) -> str:
-        return " or ".join(self.when)
-
     @functools.cached_property
     def terms(self) -> tuple[tuple[SizeCondition, ...], ...]:
         """Of each condition. Raises ValueError for one that cannot be read."""

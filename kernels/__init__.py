@@ -123,8 +123,8 @@ def _add_op(package: ModuleType) -> None:
 namesake.share(sys.modules[__name__])
 
 for _module in pkgutil.iter_modules([str(_HERE)]):
-    if _module.ispkg:
-        _add_op(importlib.import_module(f"kernels.{_module.name}"))
+    if _module.ispkg and hasattr(_package := importlib.import_module(f"kernels.{_module.name}"), "OP"):
+        _add_op(_package)
 for _path in plugin_files():
     # Whoever asks for an op or for implementations is told of a plugin that cannot be used.
     with contextlib.suppress(PluginError):

@@ -225,6 +225,13 @@ def test_the_table_of_compare_is_what_it_prints(here, monkeypatch):
     assert {line.rstrip() for line in shown.splitlines()} <= {line.rstrip() for line in printed.splitlines()}
 
 
+def test_the_tables_of_engines_are_those_of_the_data():
+    from engine_defaults import document
+
+    text = (ROOT / "docs" / "engines.md").read_text()
+    assert document(text) == text, "run PYTHONPATH=. python tools/engine_defaults.py"
+
+
 def test_the_example_of_an_implementation_is_listed(cli, tmp_path):
     """The class in adding-a-kernel.md, as a file of one's own."""
     code = next(b for b in blocks(ROOT / "docs" / "adding-a-kernel.md", "python") if "Implementation)" in b)

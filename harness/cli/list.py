@@ -18,9 +18,16 @@ LISTS = ["ops", "impls", "cases", "suites", "linears", "published", "flags", "re
 @click.option("--suite", default=None, help="For cases: of this suite, or all (default: smoke).")
 @click.option("--platform", type=click.Choice(KINDS), help="Ask about another platform than this machine.")
 @click.option("--arch", default="", help="Its architecture: sm_90, sm_100, gfx942, gfx950, x86-amx ...")
+@click.option("--engine", help="For impls: what vllm or sglang would run by default there, for DeepSeek-R1.")
 @json_option("Write JSON there instead of a table.")
 def list_command(
-    what: str, op: str | None, suite: str | None, platform: str | None, arch: str, json_to: str | None
+    what: str,
+    op: str | None,
+    suite: str | None,
+    platform: str | None,
+    arch: str,
+    engine: str | None,
+    json_to: str | None,
 ) -> None:
     """What there is, and what can run here, with reasons."""
     import json
@@ -29,15 +36,22 @@ def list_command(
     from harness.errors import UsageError
     from harness.files import write
     from harness.plan.select import choose_op
+    from harness.report.engine_list import engine_platform, of_engine
     from harness.report.lists import listing
     from harness.report.terminal import show
     from kernels.platform import detect, named
 
-    if arch and not platform:
-        raise UsageError("--arch needs --platform")
-    machine = named(platform, arch) if platform else detect()
     ops = [choose_op(op).name] if op else list(kernels.OPS)
-    listed = listing(what, ops, machine, suite)
+    if engine:
+        if what != "impls":
+            raise UsageError(f"--engine is for `list impls`, not `list {what}`")
+        machine = engine_platform(engine, platform, arch)
+        listed = of_engine(engine, ops, machine)
+    else:
+        if arch and not platform:
+            raise UsageError("--arch needs --platform")
+        machine = named(platform, arch) if platform else detect()
+        listed = listing(what, ops, machine, suite)
     if json_to:
         write(json_to, json.dumps(listed.rows, indent=1) + "\n")
         return

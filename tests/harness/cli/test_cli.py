@@ -27,6 +27,7 @@ HEAVY = {"torch", "pandas", "numpy", "scipy", "pydantic", "vllm", "triton", "tra
         ["list", "impls"],
         ["list", "impls", "--platform", "rocm", "--arch", "gfx942"],
         ["list", "impls", "--json", "-"],
+        ["list", "impls", "--engine", "vllm", "--arch", "gfx942"],
         ["list", "ops"],
         ["list", "suites"],
         ["list", "flags"],
@@ -131,6 +132,32 @@ def test_list_says_what_runs_on_another_platform_and_why_not(here, platform, arc
         table = here("list", "impls", "--platform", platform, "--arch", arch).stdout
         assert table.splitlines()[0] == f"{platform} {arch} (not this machine)"
         assert " cannot: needs cpu\n" in table
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_list_says_what_an_engine_would_run(here, engine):
+    """The architecture brings its platform."""
+    asked = ("list", "impls", "--engine", engine, "--arch", "gfx942")
+    table = here(*asked).stdout
+    rows = json.loads(here(*asked, "--json", "-").stdout)
+    assert table.splitlines()[0] == "rocm gfx942 (not this machine)"
+    assert {row["op"] for row in rows} == set(kernels.OPS)
+    assert {row["engine"] for row in rows} == {engine}
+    by_name = {row["implementation"]: row for row in rows if row["op"] == "block_scale_gemm"}
+    assert by_name["aiter.dispatch"]["runs"] and by_name["aiter.dispatch"]["flags"]
+    for row in rows:
+        assert row["source"].rpartition("/")[2] in table
+        assert (row["implementation"] or "none") in table
+        assert row["flags"] in table
+    assert max(map(len, table.splitlines())) <= WIDTH
+
+
+def test_list_of_an_engine_takes_one_op_and_another_arch(here):
+    asked = ("list", "impls", "--engine", "vllm", "--op", "block_scale_gemm", "--json", "-")
+    of = {arch: json.loads(here(*asked, "--arch", arch).stdout) for arch in ("sm_90", "x86-amx")}
+    assert of["sm_90"][0]["when"] == ["m < 32"]
+    assert {row["implementation"] for row in of["x86-amx"]} == {"vllm.amx", "vllm.amx_unpacked"}
+    assert {row["op"] for row in of["sm_90"]} == {"block_scale_gemm"}
 
 
 def test_list_cases_of_a_suite(here):

@@ -92,6 +92,13 @@ def test_an_impossible_case_is_one_line(here, tmp_path, case, wanted):
         (["list", "cases", "--suite", "r2"], "unknown suite 'r2'; suites: smoke"),
         (["list", "--platform", "tpu"], "'tpu' is not one of 'cuda', 'rocm', 'cpu'"),
         (["list", "--arch", "gfx942"], "--arch needs --platform"),
+        (["list", "--engine", "trt", "--arch", "sm_90"], "unknown engine 'trt'; engines: sglang, vllm"),
+        (
+            ["list", "--engine", "vllm", "--arch", "sm_70"],
+            "no defaults of vllm for 'sm_70'; --arch takes sm_90,",
+        ),
+        (["list", "--engine", "vllm", "--arch", "sm_90", "--platform", "rocm"], "sm_90 is of platform cuda"),
+        (["list", "cases", "--engine", "vllm"], "--engine is for `list impls`, not `list cases`"),
         (["list", "--json", "/proc/no/rows.json"], "cannot write /proc/no/rows.json: No such file"),
         (["doctor", "--quick", "--json", "/proc/no/facts"], "cannot write /proc/no/facts: No such file"),
     ],

@@ -1,0 +1,125 @@
+"""What engines run by default: the data can be read, names rows that are there, and answers every case."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+
+import pytest
+
+import kernels
+from kernels import engines
+from kernels.engines import EngineDefault
+from kernels.platform import named
+from shapes.suites import suite
+
+ENTRIES = [entry for engine in engines.engines() for entry in engines.defaults(engine)]
+SERVED = ("gfx942", "gfx950", "sm_90", "sm_100", "sm_103")
+"""Architectures on which every case must have an answer."""
+
+each_entry = pytest.mark.parametrize(
+    "entry", ENTRIES, ids=lambda e: f"{e.engine}-{e.op}-{e.archs[0]}-{e.row or 'none'}-{e.line}"
+)
+
+
+def rows(op: str) -> dict[str, kernels.Implementation]:
+    return {implementation.name: implementation for implementation in kernels.implementations(op)}
+
+
+@pytest.mark.parametrize("op", kernels.OPS)
+def test_every_row_is_there(op):
+    missing = {entry.row for entry in ENTRIES if entry.op == op and entry.row} - set(rows(op))
+    assert not missing, f"{op} has no {', '.join(sorted(missing))}"
+
+
+@each_entry
+def test_a_row_is_for_the_architectures_of_its_entry(entry):
+    if entry.row not in rows(entry.op):
+        pytest.skip("no row, or none yet: test_every_row_is_there says which")
+    for arch in entry.archs:
+        support = rows(entry.op)[entry.row].available(named(engines.kind(arch), arch))
+        assert support.ok, support.reason
+
+
+@pytest.mark.parametrize("arch", SERVED)
+@pytest.mark.parametrize("op", ["block_scale_gemm", "fused_moe", "mha_prefill", "mla_decode"])
+@pytest.mark.parametrize("engine", engines.engines())
+def test_every_case_of_r1_has_an_answer(engine, op, arch):
+    for case in suite("r1-tp8").cases(op):
+        whole = kernels.OPS[op].case({**kernels.OPS[op].defaults(arch), **case.sizes})
+        assert engines.default(engine, op, arch, sizes_of(op, whole.sizes)), whole.text
+
+
+def sizes_of(op: str, sizes: dict[str, object]) -> dict[str, object]:
+    """With those that the case leaves to the op."""
+    built = kernels.OPS[op].Sizes(**sizes)
+    return {field.name: getattr(built, field.name) for field in fields(built)}
+
+
+@each_entry
+def test_conditions_are_about_sizes_of_the_op(entry):
+    sizes = {field.name for field in fields(kernels.OPS[entry.op].Sizes)}
+    assert {term.size for terms in entry.terms for term in terms} <= sizes
+
+
+@each_entry
+def test_an_entry_says_where_its_engine_decides(entry):
+    assert re.fullmatch(rf"{entry.engine}(/\w+)+\.py", entry.file)
+    assert entry.line > 0
+    assert re.fullmatch(r"\w+(\.\w+)?", entry.function)
+    assert entry.why and not entry.why.endswith(".")
+    assert entry.archs
+
+
+def test_no_entry_is_out_of_reach():
+    """One for all cases is the last of its flags on an architecture."""
+    closed = set()
+    for entry in ENTRIES:
+        places = {(entry.engine, entry.op, arch, entry.flags) for arch in entry.archs}
+        assert not places & closed, entry
+        closed |= places if not entry.when else set()
+
+
+# the first that applies
+
+MOST = EngineDefault("vllm", "1", "mla_decode", ("sm_90",), "a.b", "vllm/a.py", 1, "f", "why")
+
+
+@pytest.mark.parametrize(
+    ("when", "sizes", "wanted"),
+    [
+        ((), {}, True),
+        (("m < 32",), {"m": 31}, True),
+        (("m < 32",), {"m": 32}, False),
+        (("m < 32",), {"m": "8"}, True),
+        (("kv = fp8",), {"kv": "fp8"}, True),
+        (("kv != fp8",), {"kv": "fp8"}, False),
+        (("n = 2112 and k = 7168",), {"n": 2112, "k": 1}, False),
+        (("n = 2112 and k = 7168", "k <= 1"), {"n": 2112, "k": 1}, True),
+        (("prefix = 0",), {"prefix": "0..60"}, False),
+        (("prefix = 0",), {"prefix": "0"}, True),
+        (("ep > 1",), {"ep": 8}, True),
+        (("heads >= 16",), {"heads": 8}, False),
+    ],
+)
+def test_a_condition_holds(when, sizes, wanted):
+    assert replace(MOST, when=when).holds(sizes) is wanted
+
+
+@pytest.mark.parametrize("text", ["", "m", "m <", "m ~ 3", "m < 3 or k = 2", "m < 3 and"])
+def test_a_condition_that_cannot_be_read_is_said(text):
+    with pytest.raises(ValueError, match="cannot read the condition"):
+        replace(MOST, when=(text,)).holds({"m": 1})
+
+
+def test_a_word_has_no_order():
+    with pytest.raises(ValueError, match=r"size prefix=0\.\.60 cannot be ordered against 4"):
+        replace(MOST, when=("prefix > 4",)).holds({"prefix": "0..60"})
+
+
+def test_the_first_that_applies_holds_and_flags_are_not_set():
+    small, large = ({"m": m, "n": 2112, "k": 7168} for m in (31, 32))
+    assert engines.default("vllm", "block_scale_gemm", "sm_90", small).row == "flashinfer.sm90"
+    assert engines.default("vllm", "block_scale_gemm", "sm_90", large).row == "deepgemm@vllm"
+    assert engines.default("vllm", "block_scale_gemm", "gfx942", large).row == "vllm.triton"
+    assert engines.default("vllm", "block_scale_gemm", "x86", large) is None

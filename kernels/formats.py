@@ -71,7 +71,7 @@ def native(arch: str) -> str:
 
 
 def native_scales(arch: str) -> str:
-    """Of block scales: what an architecture's own kernels take, powers of two on Blackwell's data centre chips
+    """Of block scales: what an architecture's own kernels take, powers of two on Blackwell of data centres
     (DeepGEMM 2.6.1, csrc/utils/layout.hpp)."""
     return "ue8m0" if arch in ("sm_100", "sm_103") else "fp32"
 

@@ -82,7 +82,8 @@ _DISTRIBUTIONS = {
     "flash_attn.cute": ("flash-attn-4",),
     "cudnn": ("nvidia-cudnn-frontend",),
     "flashinfer": ("flashinfer-python",),
-    "sgl_kernel": ("sgl-kernel", "sglang-kernel"),
+    "flash_mla": ("sgl-flash-mla", "flash-mla"),
+    "sgl_kernel": ("sglang-kernel", "sgl-kernel"),
 }
 
 # PyPI has other packages of these names: what the real one's folder holds, any of it; what the other is.

@@ -12,8 +12,9 @@ from typing import ClassVar
 from packaging.version import InvalidVersion, Version
 
 from kernels.binding import Taken, VendorFunction
+from kernels.defects import known_defects
 from kernels.formats import native, native_scales
-from kernels.op import Implementation, Unsupported
+from kernels.op import OPS, Implementation, Unsupported
 from kernels.platform import Platform
 from kernels.support import Support, need
 from shapes.case import Case
@@ -82,6 +83,11 @@ class Vendor(Implementation):
         return Support.all_of(
             super().supports(case, platform),
             need(self.any_fp8 or given == wanted, f"{platform.arch} takes {wanted}, not {given}"),
+            *(
+                Support(False, str(defect))
+                for defect in known_defects(self, OPS[self.op].sizes(case.sizes), platform.arch)
+                if defect.refuse
+            ),
         )
 
 

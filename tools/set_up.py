@@ -44,6 +44,8 @@ def find_environment() -> Environment:
             packages.setdefault(name_of(found.metadata["Name"]), found.version)
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     gpus = {"nvidia": "/dev/nvidiactl", "amd": "/dev/kfd"}
+    # ROCm is here as packages of Python, or in a folder of its own.
+    smi = [*(Path(folder, "_rocm_sdk_core/share/amd_smi") for folder in site.getsitepackages()), ROCM_SMI]
     return Environment(
         python=sys.version_info[:2],
         system=platform.system(),
@@ -52,7 +54,7 @@ def find_environment() -> Environment:
         modules=modules,
         packages=packages,
         sites=tuple(folder for folder in [*user, *site.getsitepackages()] if Path(folder).is_dir()),
-        rocm_smi=str(ROCM_SMI) if ROCM_SMI.is_dir() else "",
+        rocm_smi=next((str(folder) for folder in smi if folder.is_dir()), ""),
     )
 
 

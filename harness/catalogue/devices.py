@@ -108,6 +108,8 @@ def last_level(platform: Platform, ceilings: Ceilings | None = None) -> int:
     """Bytes of the last-level cache by the system or the datasheet, 0 if neither knows; no more than the
     reach that was measured, as a virtual machine may claim the cache of its whole host. Not what torch
     reports: on AMD that is the L2, before the last level."""
-    claimed = max([platform.last_level, *(entry["last_level_mb"] << 20 for entry in datasheets(platform))])
+    claimed = max(
+        [platform.last_level, *(entry.get("last_level_mb", 0) << 20 for entry in datasheets(platform))]
+    )
     reach = ceilings.reach if ceilings else 0
     return min(claimed, reach) if reach else claimed

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import kernels
 from harness.machine.cgroups import quota
 from harness.machine.cpu_threads import cores, cpus_in
-from kernels.platform import Platform, run
+from kernels.platform import Platform, devices, run
 
 Ask = Callable[..., str]
 
@@ -115,14 +116,41 @@ def _driver() -> list[str]:
 
 
 def _gpu(here: Platform, ask: Ask) -> list[str]:
-    """Persistence mode, as nvidia-smi tells. Untested on hardware."""
-    if here.kind != "cuda":
-        return []
+    return _persistence(here, ask) if here.kind == "cuda" else _torch_devices(ask)
+
+
+def _persistence(here: Platform, ask: Ask) -> list[str]:
+    """As nvidia-smi tells. Untested on hardware."""
     device = here.uuid or here.device.partition(":")[2] or "0"
     query = ("nvidia-smi", "-i", device)
     if ask(*query, "--query-gpu=persistence_mode", "--format=csv,noheader") != "Disabled":
         return []
     return [f"persistence mode is off, so the GPU wakes anew: `nvidia-smi -i {device} -pm 1`"]
+
+
+# Without amdsmi torch asks HIP; with it, amdsmi.
+WITH_AMDSMI = "import torch; print(torch.cuda.device_count())"
+WITHOUT_AMDSMI = f"import sys; sys.modules['amdsmi'] = None; {WITH_AMDSMI}"
+
+
+def _torch_devices(ask: Ask) -> list[str]:
+    """Whether torch, in processes of its own, counts the devices that the kernel driver shows: beside an
+    amdsmi with a library of its own it counts none (pytorch/pytorch#186516). Untested on hardware."""
+    shown = sum(platform.kind == "rocm" for platform in devices().values())
+    beside, alone = (ask(sys.executable, "-c", code) for code in (WITH_AMDSMI, WITHOUT_AMDSMI))
+    if not beside.isdigit() or not alone.isdigit():  # no torch, or one that does not answer
+        return []
+    if beside != alone:
+        return [
+            f"beside the installed amdsmi torch counts {beside} devices, without it {alone}, of {shown} that "
+            "the driver shows: `pip uninstall amdsmi`, then `pip install` ROCm's own, in its share/amd_smi"
+        ]
+    if int(alone) != shown:
+        return [
+            f"torch counts {alone} devices of {shown} that the driver shows: see that it is the build for "
+            "this ROCm, and that this user may open /dev/kfd and /dev/dri (groups render and video)"
+        ]
+    return []
 
 
 def _text(root: Path, path: str) -> str:

@@ -15,6 +15,10 @@ MAX_FLOPS = {"cpu": 4e11, "cuda": 2e13, "rocm": 2e13}
 
 MEMORY_SHARE = 0.8
 GIB = 1 << 30
+MIB = 1 << 20
+
+# That a worker on a GPU calls on: the default one, and the one that graphs are captured on.
+WORKER_STREAMS = 2
 
 
 class Memory:
@@ -29,7 +33,8 @@ class Memory:
         self.op, self.sizes, self.baseline, self.mode = op, sizes, baseline, mode
         free = share * available_memory() if platform.kind == "cpu" else platform.memory
         self.limit = MEMORY_SHARE * free if free else float("inf")
-        self.judge = judge_memory(op, sizes, platform.kind)
+        self.blas = blas_workspace(platform)
+        self.judge = judge_memory(op, sizes, platform.kind) + self.blas
 
     def needed(self, group: Sequence[Contender], copies: int) -> int:
         """Of the judge and the group's workers, on so many sets of operands; those that are interpreted have
@@ -46,7 +51,8 @@ class Memory:
         for c in contenders:
             workers.setdefault((c.arm.name, c.impl.runtime), []).append(c.impl)
         return sum(
-            memory_needed(self.op, self.sizes, members, copies, self.mode) for members in workers.values()
+            memory_needed(self.op, self.sizes, members, copies, self.mode) + WORKER_STREAMS * self.blas
+            for members in workers.values()
         )
 
     def fits(self, group: Sequence[Contender], copies: int) -> bool:
@@ -103,6 +109,20 @@ def memory_needed(
     shared = {i.shared_layout: i for i in contenders if i.shared_layout}
     per_contender += layouts * sum(i.layout(sizes) for i in (*own, *shared.values()))
     return 2 * op.operand_bytes(sizes) + (copies - 1) * further + per_contender
+
+
+def blas_workspace(platform: Platform) -> int:
+    """Bytes that torch keeps for matrix products for each stream that it was called on, beside all else:
+    32 MiB for cuBLAS, which cuBLASLt shares; 128 MiB for hipBLAS on gfx942 and gfx950, 32 MiB on others,
+    and 76 MiB for hipBLASLt (PyTorch in 2026, aten/src/ATen/cuda/CublasHandlePool.cpp:
+    parseChosenWorkspaceSize, parseCUDABlasLtWorkspaceSize). Before Hopper, and on Blackwell under older
+    versions, cuBLAS gets 8 MiB."""
+    match platform.kind:
+        case "cuda":
+            return 32 * MIB
+        case "rocm":
+            return (128 if platform.arch in ("gfx942", "gfx950") else 32) * MIB + 76 * MIB
+    return 0
 
 
 def judge_memory(op: Op, sizes: Any, kind: str) -> int:

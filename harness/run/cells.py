@@ -16,6 +16,7 @@ from harness.statistics.intervals import interval
 from harness.statistics.multiple import JointVerdict, joint_verdicts
 from harness.statistics.paired import MARGIN, compare
 from harness.timing.rounds import Round, Rounds
+from kernels.defects import known_defects
 from kernels.op import Work
 from kernels.platform import Platform
 from shapes.case import Case
@@ -127,7 +128,7 @@ def _cell(
         launch=contender.launch,
         cache=rotation.mode,
         status=contender.status or ("checked" if contender.interpreted else "ok"),
-        reason=contender.reason or contender.beaten or _note(contender, measured),
+        reason=_blamed(contender, measured, platform) or contender.beaten or _note(contender, measured),
         check=contender.check,
         kernels=[kernel["name"] for kernel in contender.kernels],
         kernel_us=[kernel["us"] for kernel in contender.kernels],
@@ -176,6 +177,15 @@ def _from_memory(measured: Measured, work: Work) -> float:
     if not rotation.enough or rotation.mode == "warm":
         return 0.0
     return work.bytes if rotation.mode == "cold" else op.streamed_bytes(op.sizes(measured.case.sizes))
+
+
+def _blamed(contender: Contender, measured: Measured, platform: Platform) -> str:
+    """Why it failed, with what is known of its library's defects where they may be why."""
+    if contender.status not in ("wrong", "crashed", "timeout"):
+        return contender.reason
+    sizes = kernels.OPS[measured.case.op].sizes(measured.case.sizes)
+    known = known_defects(contender.impl, sizes, platform.arch)
+    return "; ".join([contender.reason, *map(str, known)])
 
 
 def _note(contender: Contender, measured: Measured) -> str:

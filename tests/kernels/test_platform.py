@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,3 +168,38 @@ def test_a_command_that_is_missing_fails_or_hangs_says_nothing(monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", hang)
     assert run("nvidia-smi") == ""
+
+
+@pytest.mark.parametrize(
+    ("module", "wheel"),
+    [
+        ("flash_mla", "sgl-flash-mla"),
+        ("flash_mla", "flash-mla"),
+        ("sgl_kernel", "sglang-kernel"),
+        ("sgl_kernel", "sgl-kernel"),
+        ("tokenspeed_mla", "tokenspeed-mla"),
+        ("tilelang", "tilelang"),
+        ("flash_attn.cute", "flash-attn-4"),
+        ("deep_gemm", "sgl-deep-gemm"),
+        ("flashinfer", "flashinfer-python"),
+    ],
+)
+def test_a_module_has_the_version_of_the_wheel_that_brings_it(tmp_path, monkeypatch, module, wheel):
+    """Named as in the METADATA of the wheels of 2026: sgl-flash-mla 1.0.0, sglang-kernel 0.4.10, sgl-kernel
+    0.3.21, tokenspeed-mla 2.0.4, tilelang 0.1.15, flash-attn-4 4.0.0b36, flashinfer-python 0.7.2.post1."""
+    folder = tmp_path / module.replace(".", "/")
+    folder.mkdir(parents=True)
+    (tmp_path / module.partition(".")[0] / "__init__.py").touch()
+    (folder / "__init__.py").touch()
+    (folder / "flash_mla_interface.py").touch()
+    (folder / "include/deep_gemm").mkdir(parents=True)
+    about = tmp_path / f"{wheel.replace('-', '_')}-7.8.9.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {wheel}\nVersion: 7.8.9\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, module.partition(".")[0], raising=False)
+    platform.version.cache_clear()
+    try:
+        assert platform.version(module) == "7.8.9"
+    finally:
+        platform.version.cache_clear()

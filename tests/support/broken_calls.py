@@ -51,7 +51,8 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def other_strides(tensor: torch.Tensor) -> torch.Tensor:
     """The same values behind each other the other way round."""
-    return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
+    by_columns = tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
+    return tensor.contiguous() if by_columns.stride() == tensor.stride() else by_columns
 
 
 INDICES = (torch.int32, torch.int64)

@@ -3,12 +3,14 @@
 Signatures, checks and the order of things are those of torch 2.13: torch/cuda/__init__.py, streams.py,
 graphs.py, memory.py, and of aten/src/ATen/cuda/CUDAGraph.cpp and c10/cuda/CUDACachingAllocator.cpp, whose
 state after a failed capture is kept: the stream stays the side stream, the allocator stays in the pool, and
-emptying its cache then fails.
+emptying its cache then fails; the allocator of pinned memory keeps a pointer to the graph, which it follows
+whenever memory is allocated (ATen/core/CachingHostAllocator.h).
 """
 
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +33,8 @@ class FakeCuda:
         self.current = self.default
         self.capturing: CUDAGraph | None = None
         self.captures_underway: set[tuple[int, int]] = set()
+        self.pinned_filters: dict[tuple[int, int], weakref.ref[CUDAGraph]] = {}
+        self.streams: list[Stream] = []  # other than the default one
         self.pools = itertools.count(1)
         self.debug_mode = 0
         self.memory = SimpleNamespace(
@@ -117,6 +121,10 @@ class FakeCuda:
         if self.captures_underway:
             raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
 
+    def pin_memory(self) -> None:
+        """An allocation of pinned memory, which asks every capture that is underway whether it is its own."""
+        assert all(graph() is not None for graph in self.pinned_filters.values()), "a dangling pointer"
+
     def _end_allocate(self, device: int, mempool_id: tuple[int, int]) -> None:
         if mempool_id not in self.captures_underway:
             raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
@@ -130,7 +138,8 @@ class FakeCuda:
         return Event(self, enable_timing)
 
     def Stream(self, device: None = None, priority: int = 0) -> Stream:
-        return Stream(self)
+        self.streams.append(Stream(self))
+        return self.streams[-1]
 
     def stream(self, stream: Stream) -> StreamContext:
         return StreamContext(self, stream)
@@ -203,6 +212,7 @@ class CUDAGraph:
         if pool in self.cuda.captures_underway:
             raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
         self.cuda.captures_underway.add(pool)
+        self.cuda.pinned_filters[pool] = weakref.ref(self)
         self.cuda.capturing = self
 
     def capture_end(self) -> None:
@@ -212,6 +222,7 @@ class CUDAGraph:
         if not self.valid:
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
         self.cuda.captures_underway.remove(self.pool_id)
+        del self.cuda.pinned_filters[self.pool_id]
         self.ended = True
 
     def replay(self) -> None:

@@ -18,7 +18,7 @@ from harness.errors import one_line
 from harness.machine.monitor.base import Blind, Monitor, Ours
 from harness.machine.monitor.gpu import GpuMonitor, Holder, Look
 from kernels.platform import Platform
-from kernels.visibility import visible
+from kernels.visibility import VARIABLES, visible
 
 POWER_LIMIT = "package power limit"
 # Metrics that count for how many of `accumulation_counter` steps each was on (MI300 and newer).
@@ -56,14 +56,23 @@ def open_amd(
             return Blind(f"amdsmi cannot be imported: {one_line(error)}")
     try:
         smi.amdsmi_init()
-        handles = _in_order(smi, smi.amdsmi_get_processor_handles())
-        handles = visible("rocm", handles, lambda handle: _unique_name(smi, handle), environment)
+        known = _in_order(smi, smi.amdsmi_get_processor_handles())
+        if not known:
+            return Blind("amdsmi shows no device: it is not of this ROCm, whose own is in share/amd_smi")
+        handles = visible("rocm", known, lambda handle: _unique_name(smi, handle), environment)
         index = int(platform.device.partition(":")[2] or 0)
-        if index >= len(handles):
-            return Blind(f"of the devices {len(handles)} are left, by ROCR_ or HIP_VISIBLE_DEVICES")
-        return AmdMonitor(platform, ours, smi, handles[index])
+        if index < len(handles):
+            return AmdMonitor(platform, ours, smi, handles[index])
+        variables = _hiding(environment)
+        left = f", of which {variables} leave {len(handles)}" if variables else ""
+        return Blind(f"amdsmi shows {len(known)} devices{left}: {platform.device} is none of these")
     except smi.AmdSmiException as error:
         return Blind(f"amdsmi: {_message(error)}")
+
+
+def _hiding(environment: Mapping[str, str]) -> str:
+    """The variables that are set of those that hide devices."""
+    return " and ".join(name for group in VARIABLES["rocm"] for name in group if name in environment)
 
 
 def _message(error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +21,7 @@ from harness.report.terminal import WIDTH
 from harness.run.device_lock import device_lock
 from harness.statistics.paired import Comparison, compare
 from harness.workers.process import WorkerFailure
+from kernels import platform
 from kernels.platform import Platform, detect
 from tests.support.workers_here import WorkerHere
 
@@ -361,6 +363,45 @@ def test_a_gpu_that_sleeps_between_calls_is_said_so(machine, persistence, lines)
     found = machine.advice(H200, ask=ask)
     assert len(found) == lines
     assert all("`nvidia-smi -i 1 -pm 1`" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("beside", "alone", "said"),
+    [
+        ("8", "8", ""),
+        ("0", "8", "beside the installed amdsmi torch counts 0 devices, without it 8, of 8"),
+        ("0", "0", "torch counts 0 devices of 8 that the driver shows"),
+        ("", "", ""),
+    ],
+    ids=["alike", "amdsmi hides them", "torch of another build", "no torch"],
+)
+def test_devices_that_torch_counts_are_those_that_the_driver_shows(machine, monkeypatch, beside, alone, said):
+    gpus = {f"cuda:{i}": Platform("rocm", "gfx942", f"cuda:{i}") for i in range(8)}
+    monkeypatch.setattr(advice_module, "devices", lambda: gpus | {"cpu": CPU})
+    counts = {
+        (sys.executable, "-c", advice_module.WITH_AMDSMI): beside,
+        (sys.executable, "-c", advice_module.WITHOUT_AMDSMI): alone,
+    }
+    lines = machine.advice(gpus["cuda:0"], ask=lambda *command: counts[command])
+    assert [line[: len(said)] for line in lines] == ([said] if said else [])
+
+
+def test_torch_is_asked_without_amdsmi_too(tmp_path, monkeypatch):
+    """A torch that counts as ROCm's does: through amdsmi where that can be imported."""
+    (tmp_path / "amdsmi.py").touch()
+    (tmp_path / "torch.py").write_text(
+        "class cuda:\n"
+        "    @staticmethod\n"
+        "    def device_count():\n"
+        "        try:\n"
+        "            import amdsmi\n"
+        "        except ModuleNotFoundError:\n"
+        "            return 8\n"
+        "        return 0\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    codes = advice_module.WITH_AMDSMI, advice_module.WITHOUT_AMDSMI
+    assert [platform.run(sys.executable, "-c", code) for code in codes] == ["0", "8"]
 
 
 def test_missing_libraries_are_said_once_each(monkeypatch):

@@ -115,6 +115,21 @@ def test_who_is_interpreted_takes_its_memory_after_the_others(monkeypatch):
     assert plan.needed([triton], 5) == plan.needed([triton], 1) > judge_memory(OP, OP.sizes(sizes), "cpu")
 
 
+@pytest.mark.parametrize(
+    ("kind", "arch", "mebibytes"),
+    [("cuda", "sm_90", 32), ("cuda", "sm_100", 32), ("rocm", "gfx942", 204), ("rocm", "gfx90a", 108)],
+)
+def test_every_process_has_workspaces_for_products_on_each_of_its_streams(kind, arch, mebibytes):
+    """The judge on the default one; two workers, of torch and of vLLM, on the one of graphs too."""
+    found = contenders("mla_decode", "torch.sdpa", "vllm.triton")
+    sizes = OP.sizes({"batch": 4, "ctx": 512})
+    plan = Memory(OP, sizes, Platform(kind, arch, memory=1 << 40), "torch.sdpa", "serving")
+    workers = [[found[0].impl] * 2, [found[1].impl]]
+    own = sum(memory_needed(OP, sizes, members, 3) for members in workers)
+    workspaces = plan.needed(found, 3) - own - judge_memory(OP, sizes, kind)
+    assert workspaces == 5 * mebibytes << 20
+
+
 @pytest.mark.parametrize(("share", "fits"), [(1.1, False), (1.6, True)])
 def test_memory_counts_the_baseline_twice(monkeypatch, share, fits):
     sizes = {"batch": 64, "ctx": 4096}

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 import kernels
-from harness.catalogue.devices import Ceilings, datasheets, last_level, peaks
+from harness.catalogue.devices import Ceilings, datasheets, known_type, last_level, peaks
 from harness.machine.monitor.base import Blind
 from harness.plan.arms import Arm
 from harness.plan.contender import Contender
@@ -151,7 +151,13 @@ def gpu(kind: str, arch: str, name: str) -> Platform:
         (gpu("cuda", "sm_90", "NVIDIA H100 80GB HBM3"), ["H100"]),
         (gpu("cuda", "sm_90", "NVIDIA H100 NVL"), ["H100", "H100 NVL"]),
         (gpu("cuda", "sm_90", "NVIDIA H200"), ["H200"]),
+        (gpu("cuda", "sm_90", "NVIDIA H800"), ["H800"]),
+        (gpu("cuda", "sm_90", "NVIDIA H20"), ["H20"]),
+        (gpu("cuda", "sm_90", "NVIDIA H20-3e"), ["H20", "H20-3e"]),
         (gpu("cuda", "sm_90", "NVIDIA GH200 480GB"), ["GH200"]),
+        (gpu("cuda", "sm_103", "NVIDIA B300 SXM6 AC"), ["B300"]),
+        (gpu("cuda", "sm_103", "NVIDIA GB300"), ["GB300"]),
+        (gpu("rocm", "gfx942", "AMD Instinct MI308X"), ["MI300A", "MI300X", "MI325X"]),
         (gpu("cuda", "sm_100", "NVIDIA GB200"), ["GB200"]),
         (gpu("rocm", "gfx942", "AMD Instinct MI325X"), ["MI325X"]),
         (gpu("rocm", "gfx942", "ip discovery"), ["MI300A", "MI300X", "MI325X"]),
@@ -163,10 +169,13 @@ def test_a_device_is_found_by_words_of_its_name(platform, names):
     assert [entry["name"] for entry in datasheets(platform)] == names
 
 
+ENTRY = ("name", "arch", "tflops", "tbps", "source")
+
+
 def test_every_entry_is_whole():
-    for arch in ("sm_90", "sm_100", "gfx942", "gfx950"):
+    for arch in ("sm_90", "sm_100", "sm_103", "gfx942", "gfx950"):
         for entry in datasheets(Platform("?", arch)):
-            assert set(entry) == {"name", "arch", "tflops", "tbps", "last_level_mb", "source"}
+            assert set(entry) | {"last_level_mb"} == {*ENTRY, "last_level_mb"}
             assert entry["tflops"]["fp8"] == pytest.approx(2 * entry["tflops"]["bf16"], rel=2e-3)
 
 
@@ -184,6 +193,21 @@ def test_the_last_level_is_the_larger_of_what_system_and_datasheet_say():
     assert last_level(unnamed) == 256 * MIB
     assert last_level(Platform("cuda", "sm_90", name="NVIDIA H200", last_level=99 * MIB)) == 99 * MIB
     assert last_level(CPU) == 0
+    assert last_level(gpu("cuda", "sm_103", "NVIDIA B300 SXM6 AC")) == 0, "no source gives it"
+
+
+@pytest.mark.parametrize(
+    ("name", "type"),
+    [
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA H20-3e", "H20-3e"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA B300 SXM6 AC", "B300"),
+        ("NVIDIA GB300", "GB300"),
+    ],
+)
+def test_a_type_is_the_longest_name_that_fits(name, type):
+    assert known_type(name) == type
 
 
 def test_a_cache_that_is_claimed_counts_as_far_as_it_reaches():

@@ -3,19 +3,23 @@ its environment."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 import kernels
 from harness.machine.monitor.base import Blind
 from harness.paths import ROOT
 from harness.plan.arms import Arm
-from harness.plan.contender import Contender
+from harness.plan.contender import Contender, default_entries
 from harness.plan.rotation import Rotation
 from harness.report.case_table import case_table
 from harness.report.terminal import plain
 from harness.results.schema import CaseDone
 from harness.run.case import CaseRun, Measured
 from harness.run.cells import Yardsticks, build_cells
+from harness.run.device import OwnDevice
+from harness.run.measurer import CaseMeasurer
 from harness.timing.rounds import Round, Rounds
 from harness.workers.environment import provenance
 from kernels.platform import Platform
@@ -33,6 +37,59 @@ def told(**facts):
     (cell,), _ = build_cells(measured, GPU, Yardsticks(None, None, 0.95))
     done = CaseDone(case=case.key, measured_s=1, setup_s=1, rounds=2, blocks=2, stopped="tight")
     return cell, plain(case_table([cell, done]))
+
+
+MI350X = Platform("rocm", "gfx950", "cuda:0", "AMD Instinct MI350X")
+
+
+def failed(status: str, name: str) -> str:
+    """The reason in the cell of an implementation that ended so on an MI350X; the table has it too."""
+    case = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 5, "heads": 16, "kv": "fp8"})
+    (impl,) = [i for i in kernels.implementations(case.op) if i.name == name]
+    contender = Contender(name, impl, Arm(), "graph")
+    contender.fail(status, "why it failed")
+    measured = Measured(case, [contender], Rotation("warm", 1, 0, 0, False))
+    (cell,), _ = build_cells(measured, MI350X, Yardsticks(None, None, 0.95))
+    done = CaseDone(case=case.key, measured_s=1, setup_s=1, rounds=2, blocks=2, stopped="tight")
+    table = " ".join(plain(case_table([cell, done])).split())
+    assert cell.reason in table
+    return cell.reason
+
+
+@pytest.mark.parametrize("status", ["wrong", "crashed", "timeout"])
+def test_what_failed_is_told_with_the_known_defects_of_its_library(status):
+    known = "known: ROCm/aiter#4350, NaN in about half of the calls that split a sequence in 16"
+    assert failed(status, "aiter.asm") == f"why it failed; {known} (seen at 95abba475)"
+    assert failed(status, "aiter.triton") == "why it failed"
+
+
+@pytest.mark.parametrize("status", ["error", "unsupported"])
+def test_what_did_not_run_is_not_blamed_on_them(status):
+    assert failed(status, "aiter.asm") == "why it failed"
+
+
+def test_a_run_shows_what_is_refused_for_a_defect(monkeypatch, tmp_path):
+    monkeypatch.setattr("kernels.platform.version", lambda module: "0.1.20")
+    monkeypatch.setattr("kernels.platform.lookalike", lambda module: "")
+    op = kernels.OPS["mla_decode"]
+    case = op.case({"batch": 4, "ctx": 100, "heads": 64, "kv": "fp8", "fp8": "e4m3fnuz"})
+    place = Platform("rocm", "gfx942", "cuda:0", "AMD Instinct MI300X", memory=1 << 37)
+    (impl,) = [i for i in kernels.implementations(case.op) if i.name == "aiter.asm_persistent"]
+    plan = SimpleNamespace(
+        op=op,
+        implementations=[impl],
+        arms=[Arm()],
+        entries=default_entries,
+        yardsticks=lambda platform: Yardsticks(None, None, 0.95),
+        record=SimpleNamespace(
+            launches=["graph"], contrast="implementations", baseline="torch.sdpa", cache="warm"
+        ),
+    )
+    measurer = CaseMeasurer(plan, OwnDevice(place, Blind("")), progress=None)
+    cell, done = measurer.measure(case, 1, 1, tmp_path)
+    assert (cell.status, cell.time_us) == ("unsupported", None)
+    assert cell.reason.startswith("known: ROCm/aiter#4957, GPU fault")
+    assert "known: ROCm/aiter#4957, GPU fault" in plain(case_table([cell, done]))
 
 
 def test_host_time_is_the_median_turn_in_microseconds_and_has_a_column():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,11 +19,24 @@ GRAPH_S = 1e-3
 # ... but no more calls than this.
 MOST_CALLS = 256
 
+# Graphs whose capture failed. In torch 2.13 capture_begin also gives the allocator of pinned memory a filter
+# that points to the graph, and a capture_end that fails does not take it back: every later allocation asks
+# the filter (aten/src/ATen/cuda/CUDAGraph.cpp, ATen/core/CachingHostAllocator.h). So they are never freed.
+_failed: list[Any] = []
+
 
 class GraphTimer(EventTimer):
     """One graph of calls on all sets of operands in rotation, so that the caches see what they see when the
     calls are made one by one. An allocated output lives in the graph's memory, one for each set: that of
-    the last call on the set, which every replay writes anew."""
+    the last call on the set, which every replay writes anew.
+
+    side: the stream that everything is captured on. torch keeps a workspace for matrix products for each
+          stream that it saw (see harness.plan.memory.blas_workspace), so there is one stream for all
+    """
+
+    def __init__(self, cuda: Any = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__(cuda, clock)
+        self.side = self.cuda.Stream()
 
     def program(self, calls: Sequence[Call]) -> Program:
         once = self._replaying(calls, 1)
@@ -31,14 +45,13 @@ class GraphTimer(EventTimer):
         return once if rotations <= 1 else self._replaying(calls, rotations)
 
     def _replaying(self, calls: Sequence[Call], rotations: int) -> Program:
-        graph = capture(self.cuda, calls, rotations)
+        graph = capture(self.cuda, self.side, calls, rotations)
         return Program([graph.replay], calls=rotations * len(calls), host_s=self._alone_s(graph.replay))
 
 
-def capture(cuda: Any, calls: Sequence[Call], rotations: int) -> Any:
+def capture(cuda: Any, side: Any, calls: Sequence[Call], rotations: int) -> Any:
     """A graph of so many rotations over the calls, recorded on a side stream after a warm-up there, as torch
     asks. Raises Unsupported where they cannot be recorded, and leaves the device as it was."""
-    side = cuda.Stream()
     side.wait_stream(cuda.current_stream())
     with cuda.stream(side):
         _each(calls)
@@ -89,7 +102,8 @@ def _record(cuda: Any, side: Any, work: Callable[[], object]) -> Any:
 def _abandon(cuda: Any, graph: Any, pool: Any) -> None:
     """Tells torch's allocator that a failed capture is over, as capture_end does where it succeeds: else
     the allocator refuses to empty its cache, which the next capture begins with. Before torch 2.8 the
-    function had another name."""
+    function had another name. For pinned memory there is none: the graph is kept."""
+    _failed.append(graph)
     memory = cuda.memory
     end = getattr(memory, "_cuda_endAllocateToPool", None) or memory._cuda_endAllocateCurrentStreamToPool
     with contextlib.suppress(RuntimeError):

@@ -216,6 +216,27 @@ def test_a_library_that_finds_no_driver_library_prints_nothing_on_stdout(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize(
+    ("nodes", "device", "environment", "reason"),
+    [
+        ((), "cuda:0", {}, "amdsmi shows no device: it is not of this ROCm, whose own is in share/amd_smi"),
+        ((1,), "cuda:1", {}, "amdsmi shows 1 devices: cuda:1 is none of these"),
+        (
+            (1, 2),
+            "cuda:1",
+            {"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0"},
+            "amdsmi shows 2 devices, of which ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES leave 1: "
+            "cuda:1 is none of these",
+        ),
+    ],
+)
+def test_a_device_that_is_not_shown_is_blamed_on_what_hides_it(
+    nodes: tuple[int, ...], device: str, environment: dict[str, str], reason: str
+) -> None:
+    """Beside a torch with a library of its own amdsmi shows none (pytorch/pytorch#186516)."""
+    still_works(open_amd(Platform("rocm", "gfx942", device), list, FakeAmdSmi(nodes), environment), reason)
+
+
 def test_without_a_driver_the_run_goes_on() -> None:
     smi = FakeAmdSmi()
     smi.refused["amdsmi_init"] = 34

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 
 import pytest
@@ -155,6 +156,27 @@ def test_what_cannot_be_captured_says_why_and_the_eager_calls_go_on(cuda, timer,
     # And somebody else's capture.
     other = timer.program(contenders(cuda, 40e-6))
     assert timer.turn(other, TURN_S).seconds == pytest.approx(40e-6, rel=0.01)
+
+
+@pytest.mark.parametrize(("make", "reason"), REFUSED.values(), ids=REFUSED)
+def test_pinned_memory_is_allocated_after_a_failed_capture(cuda, timer, make, reason):
+    """Its allocator still knows the graph, which therefore lives."""
+    call = make(cuda)
+    with pytest.raises(Unsupported):
+        timer.program([call])
+    gc.collect()
+    cuda.pin_memory()
+    timer.program(contenders(cuda, 40e-6))
+    cuda.pin_memory()
+
+
+def test_all_captures_share_one_side_stream(cuda, timer):
+    """torch keeps a workspace for each stream that it has seen."""
+    for _ in range(3):
+        timer.program(contenders(cuda, 40e-6, 40e-6))
+    with pytest.raises(Unsupported):
+        timer.program([Stubborn(cuda, 40e-6, 5e-6)])
+    assert cuda.streams == [timer.side]
 
 
 def test_a_call_that_fails_by_itself_is_an_error_and_not_unsupported(cuda, timer):

@@ -1,0 +1,145 @@
+"""Known defects of other people's libraries, so that a wrong answer or a fault of theirs has a name.
+
+Each entry names the issue or pull request on GitHub that tells it. Where that names no version in which the
+defect is gone, all later ones count as affected. This suite saw none of them itself: untested on hardware.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kernels.op import Implementation
+
+
+@dataclass(frozen=True)
+class Defect:
+    """What goes wrong where.
+
+    issue:    owner/repository#number
+    symptom:  in a phrase
+    op, rows: which implementations, the latter as shell patterns of their names
+    archs:    architectures
+    versions: of the row's library, as PEP 440 specifiers; empty: all, also those that are not known
+    when:     of the op's sizes, whether they are concerned
+    refuse:   it harms more than the row (a GPU fault): the case is not run
+    """
+
+    issue: str
+    symptom: str
+    op: str
+    rows: tuple[str, ...]
+    archs: tuple[str, ...]
+    versions: str = ""
+    when: Callable[[Any], bool] = lambda sizes: True
+    refuse: bool = False
+
+    def concerns(self, row: Implementation, sizes: object, arch: str) -> bool:
+        return (
+            self.op == row.op
+            and any(fnmatch.fnmatchcase(row.name, pattern) for pattern in self.rows)
+            and arch in self.archs
+            and self.when(sizes)
+            and _within(row.version, self.versions)
+        )
+
+    def __str__(self) -> str:
+        return f"known: {self.issue}, {self.symptom}"
+
+
+def known_defects(row: Implementation, sizes: object, arch: str) -> list[Defect]:
+    """Those that may show where an implementation runs at these sizes; imports no library of its."""
+    return [defect for defect in DEFECTS if defect.concerns(row, sizes, arch)]
+
+
+def _within(version: str, specifiers: str) -> bool:
+    """A version that says nothing (`unknown`, or that of a library that is not here) is within none."""
+    if not specifiers:
+        return True
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion
+
+    try:
+        return SpecifierSet(specifiers).contains(version, prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+# (n, k) -> the largest m at which CK's product was seen to be right under ROCm 7.0; of other sizes nothing is
+# known, so the least of these counts (srt/layers/quantization/fp8_utils.py of SGLang 0.5.23).
+_CK_RIGHT_UP_TO = {(2560, 4096): 2048, (4096, 1024): 4096, (4096, 2048): 2048, (4608, 4096): 512}
+
+_GFX94_95 = ("gfx942", "gfx950")
+
+DEFECTS = (
+    Defect(
+        # Also ROCm/aiter#4363: with pages of one token, which is how the row calls it. AITER has the kernel
+        # from 0.1.18 on (hsa/gfx942/mla/ of its tags).
+        issue="ROCm/aiter#4957",
+        symptom="GPU fault in mla_a8w8_qh64_qseqlen1_gqaratio64_v3_ps",
+        op="mla_decode",
+        rows=("aiter.asm_persistent",),
+        archs=("gfx942",),
+        versions=">=0.1.18.dev0",
+        when=lambda sizes: sizes.kv == "fp8" and sizes.heads == 64,
+        refuse=True,
+    ),
+    Defect(
+        issue="ROCm/aiter#4076",
+        symptom="wrong with many sequences of one query token (seen in 0.1.16.post2)",
+        op="mla_decode",
+        rows=("aiter.asm_persistent",),
+        archs=_GFX94_95,
+        when=lambda sizes: sizes.kv == "fp8" and sizes.batch > 1,
+    ),
+    Defect(
+        issue="ROCm/aiter#4638",
+        symptom="mla_a8w8_qh16_qseqlen1_gqaratio16_ps gives different answers to the same call",
+        op="mla_decode",
+        rows=("aiter.asm_persistent",),
+        archs=("gfx950",),
+        when=lambda sizes: sizes.kv == "fp8" and sizes.heads == 16,
+    ),
+    Defect(
+        issue="ROCm/aiter#4350",
+        symptom="NaN in about half of the calls that split a sequence in 16 (seen at 95abba475)",
+        op="mla_decode",
+        rows=("aiter.asm",),
+        archs=("gfx950",),
+    ),
+    Defect(
+        # Also ROCm/aiter#3261 and sgl-project/sglang#23671; mended by ROCm/rocm-libraries#8639.
+        issue="sgl-project/sglang#28685",
+        symptom="wrong rows, the more the larger m, as ROCm 7.0 to 7.2 compile CK's preshuffled product",
+        op="block_scale_gemm",
+        rows=("aiter.*_preshuffled",),
+        archs=("gfx950",),
+    ),
+    Defect(
+        issue="sgl-project/sglang#29918",
+        symptom="NaN from CK's product above an m that depends on n and k, under ROCm before 7.2",
+        op="block_scale_gemm",
+        rows=("aiter.ck", "aiter.dispatch"),
+        archs=("gfx950",),
+        when=lambda sizes: sizes.m > _CK_RIGHT_UP_TO.get((sizes.n, sizes.k), min(_CK_RIGHT_UP_TO.values())),
+    ),
+    Defect(
+        issue="flashinfer-ai/flashinfer#2356",
+        symptom="loses accuracy where weights have scales near 1e-8",
+        op="fused_moe",
+        rows=("flashinfer.trtllm",),
+        archs=("sm_100", "sm_103"),
+        versions=">=0.6.0",
+    ),
+    Defect(
+        issue="sgl-project/sglang#32843",
+        symptom="from 32 tokens on it runs another kernel, which is less exact",
+        op="block_scale_gemm",
+        rows=("flashinfer.sm90",),
+        archs=("sm_90",),
+        when=lambda sizes: sizes.m >= 32,
+    ),
+)

@@ -191,8 +191,7 @@ def test_wrong_tensors_are_refused(aiter):
     for wrong in (
         {"q": wide}, {"q": case.q.half()}, {"q": case.q.to(aiter.dtypes.fp8), "q_scale": None},
         {"kv": case.kv.to(other)}, {"kv": case.kv[..., :V]}, {"logit_cap": 30.0}, {"nhead_kv": 2},
-        {"causal": 0.5},
-        {"sm_scale": "1"}, {"q": case.q.to(aiter.dtypes.fp8)}, {"max_seqlen_q": 1.5},
+        {"sm_scale": "1"}, {"causal": "yes"}, {"q": case.q.to(aiter.dtypes.fp8)}, {"max_seqlen_q": 1.5},
         {"kv": case.kv.to(aiter.dtypes.fp8), "kv_scale": torch.tensor([1.0]).double()},
     ):  # fmt: skip
         with pytest.raises((RuntimeError, ValueError, TypeError, AssertionError, NotImplementedError)):

@@ -53,8 +53,8 @@ def scalar(name: str, tensor: torch.Tensor | None) -> float:
 
 
 def compiled(ffi: str, at_tensors: bool = False):
-    """An operator that refuses arguments of another type than the hint's: aiter/jit/core.py compile_ops, which
-    puts torch_compile_guard outermost (core.py:1676 and :1962).
+    """An operator that refuses arguments of another type than the hint's, as aiter/jit/core.py compile_ops
+    makes it: torch_compile_guard is outermost (core.py:1676 and :1962).
 
     `ctypes` takes ints for bools and floats (`_check_args_before_convert`); `pybind` wants the very type
     (`check_args`). Both turn tensors into aiter_tensor_t, which knows AITER's dtypes alone, but for a

@@ -7,6 +7,8 @@ and weighed with 0.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from ...._double.softmax import attend, merge
@@ -80,7 +82,7 @@ def mla_gluon(
         for token in range(qlen):
             seen = torch.arange(length) < length - qlen + token + 1
             parts = []
-            for low, high in zip(ends[:-1], ends[1:], strict=True):
+            for low, high in pairwise(ends):
                 sure(not wide or high - low > 2 * step, "the kernel assumes three blocks of 64 in a split")
                 some = keys[low:high]
                 found, found_lse = attend(
@@ -124,7 +126,7 @@ def _places(page_table, seq_info, use_2d_view: bool, batch: int):
     infos = _read(seq_info, "seq_info", torch.arange(batch + (not use_2d_view))).tolist()
     if use_2d_view:
         return page_table, [page_table.stride(0) * b for b in range(batch)], infos
-    return page_table, infos[:-1], [stop - start for start, stop in zip(infos, infos[1:], strict=False)]
+    return page_table, infos[:-1], [stop - start for start, stop in pairwise(infos)]
 
 
 def _read(array: torch.Tensor, name: str, at: torch.Tensor) -> torch.Tensor:

@@ -98,7 +98,7 @@ def stage1(q, kv, qo_indptr, cache_arrays, splits, work, qlen, page_size, nhead_
 
     def part(rows, first, skip, tokens, offset, end):
         """Rows of q over tokens of the cache; `offset` tokens follow them, `end` is behind the last query."""
-        keys = cache.rows(first, skip, tokens)[:, None, :].expand(-1, q.shape[1], -1)
+        keys = cache.rows(first, skip, tokens)
         seen = torch.ones(len(rows), tokens, dtype=torch.bool)
         if found.masks:
             behind_key = offset + tokens - 1 - torch.arange(tokens)

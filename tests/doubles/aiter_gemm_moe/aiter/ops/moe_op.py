@@ -114,9 +114,8 @@ def ck_moe_stage1(
     dst_type: str | None = None,
     is_shuffled: bool = True,
 ) -> None:
-    """moe_op.py:349. use_non_temporal_load (of the weights) and is_shuffled change no result, but None is no
-    bool. The real is_shuffled only names the module that is built: the block-scaled kernels read shuffled
-    weights all the same (gen_instances.py:339)."""
+    """moe_op.py:349. use_non_temporal_load (of the weights) changes no result. is_shuffled only names the
+    module that is built: the block-scaled kernels read shuffled weights either way (gen_instances.py:339)."""
     kernels.ck_stage1(
         hidden_states,
         w1,

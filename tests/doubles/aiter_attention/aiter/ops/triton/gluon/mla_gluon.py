@@ -76,7 +76,6 @@ def mla_gluon(
             continue
         at = _read(table, "page_table", starts[b] + torch.arange(length))
         keys = torch.cat([_rows(kv_c, at, 0, width), _rows(k_pe, at, kv_pe_offset, rope)], dim=-1)
-        keys = keys[:, None].expand(-1, nhead, -1)
         share = max(step, length // splits)
         ends = [i * share for i in range(min(splits, -(-length // share)))] + [length]
         for token in range(qlen):

@@ -13,7 +13,7 @@ from sglang._kernel import arch, not_doubled
 def _small_sort_supported(
     topk_ids, block_size, expert_mask, num_local_tokens, num_experts, emit_mx=True
 ):  # fmt: skip
-    """:373."""
+    """:370."""
     m, topk = topk_ids.shape
     p = m * topk
     return (
@@ -32,7 +32,7 @@ def _small_sort_supported(
 
 
 def _run_small_sort(topk_ids, topk_weights, ids, weights, expert_ids, valid, moe_buf, block, quant, experts):
-    """:399. In order of experts, then of pairs; what is past the valid part is left as it was."""
+    """:394. In order of experts, then of pairs; what is past the valid part is left as it was."""
     not_doubled(quant is None, "MXFP8 in the sort")
     tokens, topk = topk_ids.shape
     if topk_weights.dtype != torch.float32 or not topk_weights.is_contiguous():
@@ -56,7 +56,7 @@ def _run_small_sort(topk_ids, topk_weights, ids, weights, expert_ids, valid, moe
 
 @functools.cache
 def apply_aiter_small_moe_sort_patch() -> None:
-    """:505. Only where aiter.fused_moe has the two functions that it replaces."""
+    """:528. Only where aiter.fused_moe has the two functions that it replaces."""
     if arch() != "gfx950":
         return
     try:

@@ -1,8 +1,8 @@
-"""kernels/ops/gemm/smallm_fp8_blockscale_gfx950: quantisation and GEMM in one kernel, for few tokens on gfx950.
+"""kernels/ops/gemm/smallm_fp8_blockscale_gfx950: quantisation and GEMM in one kernel, for few tokens.
 
-Its sizes are those of SHAPES alone, which no layer of DeepSeek-V3 has: fp8_utils.py:1709 then goes on to AITER.
-The kernel is smallm_fp8_blockscale_gemm.hip of the repository (sgl-project/sglang at e3eddae); the wheel of
-0.5.23 has this file alone.
+Its sizes are those of SHAPES alone, which no layer of DeepSeek-V3 has: there layers/quantization/fp8_utils.py
+goes on to AITER (:1708-1713). The kernel is smallm_fp8_blockscale_gemm.hip of the repository (e3eddae), which
+the wheel of 0.5.23 does not hold.
 """
 
 import os
@@ -22,7 +22,7 @@ SHAPES = {
 
 
 def try_smallm_fp8_bs_linear(x, WQ, w_scale):
-    """:32. x bf16 [M, K], WQ marked is_shuffled (AITER's (16, 16)), w_scale [N/128, K/128] -> bf16 [M, N], or
+    """:31. x bf16 [M, K], WQ marked is_shuffled (AITER's (16, 16)), w_scale [N/128, K/128] -> bf16 [M, N], or
     None, where the caller goes another way."""
     (m, k), n = x.shape, WQ.shape[0]
     fits = any(m <= most for most, *_ in SHAPES.get((n, k), ()))

@@ -139,7 +139,7 @@ def test_a_persistent_call_refuses_or_errs():
         for wrong in (
             {"kv_indices": case.pages.long()}, {"kv_indptr": case.indptr.long()}, {"work_info_set": None},
             {"work_info_set": plan["work_info_set"].clone()}, {"q_scale": None},
-            {"kv_scale": torch.tensor(0.5).double()}, {"max_seqlen_q": 2}, {"kv_indices": case.pages.flip(0)},
+            {"kv_scale": torch.tensor(0.5).double()}, {"kv_indices": case.pages.flip(0)},
         ):  # fmt: skip
             assert_wrong(lambda wrong=wrong: decoded(aiter, case, plan, **wrong), right)
         with pytest.raises(ValueError, match="0 splits"):  # v1_0_device.cuh divides by tokens // 196

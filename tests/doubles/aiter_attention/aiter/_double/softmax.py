@@ -8,7 +8,8 @@ import torch
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, seen: torch.Tensor):
     """q [n, H, D], k [m, H, D], v [m, H, Dv], seen bool [n, m] -> out [n, H, Dv], lse [n, H], both fp32.
 
-    k and v without a head dimension are every head's. A row that sees nothing has output 0 and log-sum-exp -inf.
+    k and v without a head dimension are every head's. A row that sees nothing has output 0 and log-sum-exp
+    -inf.
     """
     keys = "khd" if k.dim() == 3 else "kd"
     scores = torch.einsum(f"qhd,{keys}->qhk", q.float(), k.float()) * scale

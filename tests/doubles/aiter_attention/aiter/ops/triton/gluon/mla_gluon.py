@@ -78,31 +78,22 @@ def mla_gluon(
         keys = torch.cat([_rows(kv_c, at, 0, width), _rows(k_pe, at, kv_pe_offset, rope)], dim=-1)
         share = max(step, length // splits)
         ends = [i * share for i in range(min(splits, -(-length // share)))] + [length]
-        for token in range(qlen):
-            seen = torch.arange(length) < length - qlen + token + 1
-            parts = []
-            for low, high in pairwise(ends):
-                sure(not wide or high - low > 2 * step, "the kernel assumes three blocks of 64 in a split")
-                some = keys[low:high]
-                found, found_lse = attend(
-                    queries[b, token][None],
-                    some,
-                    some[..., :width],
-                    sm_scale * kv_scale,
-                    seen[None, low:high],
-                )
-                parts.append(((found[0] * kv_scale).bfloat16().float(), found_lse[0]))
-            if splits == 1:
-                found, found_lse = parts[0]
-                nothing = found_lse == float("-inf")  # 0 / 0
-                out[b, token] = found.masked_fill(nothing[:, None], float("nan")).bfloat16()
-                lse[b, token] = found_lse
-            elif parts:
-                merged, found_lse = merge(*(torch.stack(x) for x in zip(*parts, strict=True)))
-                out[b, token] = merged.bfloat16()
-                lse[b, token] = found_lse.masked_fill(found_lse == float("inf"), float("-inf"))
-            else:
-                out[b, token], lse[b, token] = 0.0, float("-inf")
+        seen = torch.arange(length)[None] < length - qlen + 1 + torch.arange(qlen)[:, None]
+        parts = []
+        for low, high in pairwise(ends):
+            sure(not wide or high - low > 2 * step, "the kernel assumes three blocks of 64 in a split")
+            some, scale = keys[low:high], sm_scale * kv_scale
+            found, found_lse = attend(queries[b], some, some[..., :width], scale, seen[:, low:high])
+            parts.append(((found * kv_scale).bfloat16().float(), found_lse))
+        if splits == 1:
+            found, found_lse = parts[0]
+            found = found.masked_fill((found_lse == float("-inf"))[..., None], float("nan"))  # 0 / 0
+        elif parts:
+            found, found_lse = merge(*(torch.stack(x) for x in zip(*parts, strict=True)))
+            found_lse = found_lse.masked_fill(found_lse == float("inf"), float("-inf"))
+        else:
+            found, found_lse = torch.zeros(width), torch.tensor(float("-inf"))
+        out[b], lse[b] = found.bfloat16(), found_lse
     return o, lse if return_lse else None
 
 

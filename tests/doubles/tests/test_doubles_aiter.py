@@ -341,6 +341,17 @@ def test_preshuffled_gemm(arch, splits):
             assert_wrong(lambda wrong=wrong: call(**wrong), right)
 
 
+def test_the_preshuffled_tables_are_of_their_own():
+    with lent("rocm", "gfx950", "aiter_gemm_moe"):
+        from aiter.ops.triton.gemm.basic.gemm_a8w8_blockscale import _get_config
+
+        config, tuned = _get_config(4, 2112, 7168, True)
+        assert tuned and config["NUM_KSPLIT"] == 14 and 7168 % (14 * config["BLOCK_SIZE_K"]) == 0
+        assert _get_config(4, 2112, 7168)[1] is False
+        config, tuned = _get_config(4, 384, 512, True)
+        assert not tuned and config["BLOCK_SIZE_N"] == 16
+
+
 def test_sglangs_gemm_for_few_tokens():
     with lent("rocm", "gfx950", "aiter_gemm_moe", "sglang"):
         from aiter.ops.shuffle import shuffle_weight

@@ -15,15 +15,12 @@ from aiter import dtypes
 
 from ._double.asm_decode import letter
 from ._double.asm_kernels import granule
-from ._double.softmax import merge
-from ._double.strict import doubled, indices, sure
+from ._double.splits import busiest, indptr
+from ._double.stage2 import stage2, unwritten
+from ._double.strict import doubled, sure
 from .jit.core import is_experimental_enabled
 from .jit.utils.chip_info import get_cu_num, get_gfx
 from .ops.attention import get_mla_decode_fwd_max_splits
-
-
-def _unwritten(*shape: int) -> torch.Tensor:
-    return torch.full(shape, float("nan"), dtype=dtypes.fp32)
 
 
 def get_meta_param(
@@ -38,13 +35,7 @@ def get_meta_param(
 ):
     doubled(tg_factor == 1 and not ignore_total_kv, "the split count of MLA of V4")
     if num_kv_splits is None:
-        cu_num, average = get_cu_num(), total_kv / bs
-
-        def value(i):  # the compute units kept busy, less the overhead of a split; ties: the smaller i
-            busy = bs * i / ((bs * i + cu_num - 1) // cu_num * cu_num)
-            return busy * average / (average + 84.1 * i)
-
-        num_kv_splits = max(range(1, 17), key=value)
+        num_kv_splits = busiest(bs, total_kv / bs, get_cu_num())
     if dtype == dtypes.fp8:
         blocks = {8: 64, 16: 128, 24: 128, 32: 128, 48: 64, 64: 64, 128: 32, 256: 32, 384: 32, 512: 32}
         block = blocks[int(nhead * max_seqlen_q)]  # KeyError for others, there too
@@ -52,8 +43,7 @@ def get_meta_param(
         if num_kv_splits > 1:
             num_kv_splits = min(num_kv_splits, int(abs(total_kv / bs - max_seqlen_q) // block) + 1)
     sure(num_kv_splits > 0, "without tokens there are no splits, and the indptr has no step")
-    indptr = torch.arange(0, (bs + 1) * num_kv_splits, num_kv_splits, dtype=torch.int)
-    return num_kv_splits, indptr
+    return num_kv_splits, indptr(num_kv_splits, bs)
 
 
 def _use_persistent_mla_decode(bs, nhead, max_seqlen_q, q_dtype, kv_dtype):
@@ -140,39 +130,15 @@ def mla_decode_fwd(
         )
         logits = o.view((total_s, num_kv_splits, *o.shape[1:]))
     else:
-        logits = _unwritten(total_s, num_kv_splits, *o.shape[1:])
-    attn_lse = _unwritten(total_s, num_kv_splits, nhead, 1)
-    final_lse = _unwritten(total_s, nhead) if return_lse else None
+        logits = unwritten(total_s, num_kv_splits, *o.shape[1:])
+    attn_lse = unwritten(total_s, num_kv_splits, nhead, 1)
+    final_lse = unwritten(total_s, nhead) if return_lse else None
     stage1(q, o, num_kv_splits_indptr, logits, attn_lse, final_lse)
     if direct:
         return logits.view(o.shape), final_lse if return_lse else attn_lse
-    _stage2(logits, attn_lse, o, final_lse, qo_indptr, num_kv_splits_indptr, kv_indptr, kv_last_page_lens,
+    stage2(logits, attn_lse, o, final_lse, qo_indptr, num_kv_splits_indptr, kv_indptr, kv_last_page_lens,
             page_size, max_seqlen_q, granule(nhead, max_seqlen_q, *kinds))  # fmt: skip
     return logits, final_lse
-
-
-def _stage2(logits, attn_lse, o, final_lse, qo_indptr, splits_indptr, kv_indptr, last, page_size, qlen, step):
-    """_fwd_kernel_stage2_asm: it writes o by its strides, in o's dtype."""
-    sure(o.stride(2) == 1, "stage 2 writes a row of o as neighbours")
-    rows, splits = indices("qo_indptr", qo_indptr), indices("num_kv_splits_indptr", splits_indptr)
-    pages, batch = indices("kv_indptr", kv_indptr), qo_indptr.shape[0] - 1
-    if splits[batch] == batch and not (o.shape[1] in (8, 16) and qlen == 1):  # FINAL_OUT: read as o's dtype
-        sure(o.dtype == dtypes.bf16, f"with one split stage 2 reads the kernel's bf16 as {o.dtype}")
-        o.copy_(logits.view(-1).view(dtypes.bf16)[: o.numel()].view(o.shape))
-        return
-    for b in range(batch):
-        length = pages[b + 1] - pages[b]
-        if page_size > 1:
-            length = (length - 1) * page_size + indices("kv_last_page_lens", last)[b]
-        used = min(splits[b + 1] - splits[b], -(-length // step))
-        for row in range(rows[b], rows[b + 1]):
-            if used < 1:  # 0 / 0
-                o[row] = float("nan")
-                continue
-            out, lse = merge(logits[row, :used], attn_lse[row, :used, :, 0])
-            o[row] = out.to(o.dtype)
-            if final_lse is not None:
-                final_lse[row] = lse
 
 
 class _Persistent:
@@ -198,8 +164,8 @@ class _Persistent:
             target = o.view(tokens * fold, 16, -1)
         partials = self.maps[2].size(0) * qlen
         nhead = target.shape[1]
-        logits, attn_lse = _unwritten(partials, 1, nhead, dim), _unwritten(partials, 1, nhead, 1)
-        final_lse = _unwritten(target.shape[0], nhead) if self.return_lse else None
+        logits, attn_lse = unwritten(partials, 1, nhead, dim), unwritten(partials, 1, nhead, 1)
+        final_lse = unwritten(target.shape[0], nhead) if self.return_lse else None
         self.stage1(folded, target, splits_indptr, logits, attn_lse, final_lse)
         aiter.mla_reduce_v1(logits, attn_lse, *self.maps, qlen, self.splits, target, final_lse)
         if fold > 1:
@@ -249,9 +215,9 @@ def mla_prefill_ps_fwd(
     if softmax_scale is None:
         softmax_scale = 1.0 / (v_head_dim**0.5)  # of 128, not of the 192 that are multiplied
     tile_q = 256
-    logits = _unwritten(reduce_partial_map.size(0) * tile_q, nhead, v_head_dim)
-    attn_lse = _unwritten(reduce_partial_map.size(0) * tile_q, nhead)
-    final_lse = _unwritten(total_s, nhead)
+    logits = unwritten(reduce_partial_map.size(0) * tile_q, nhead, v_head_dim)
+    attn_lse = unwritten(reduce_partial_map.size(0) * tile_q, nhead)
+    final_lse = unwritten(total_s, nhead)
     aiter.mla_prefill_ps_asm_fwd(
         Q, K, V, qo_indptr, kv_indptr, kv_page_indices, work_indptr, work_info_set, max_seqlen_q,
         softmax_scale,

@@ -23,9 +23,11 @@ from .ops.gemm_op_a8w8 import (
     get_CKGEMM_config,
 )
 from .ops.moe_op import (
+    ck_moe_stage1,
     ck_moe_stage1_fwd,
+    ck_moe_stage2,
     ck_moe_stage2_fwd,
     fmoe_fp8_blockscale_g1u1,
     moe_stage1_g1u1,
 )
-from .ops.moe_sorting import moe_sorting_fwd, moe_sorting_opus_fwd
+from .ops.moe_sorting import moe_sorting_fwd, moe_sorting_opus_fwd, moe_sorting_opus_get_workspace_size

@@ -44,8 +44,43 @@ def moe_sorting(
 ):
     """fused_moe.py:341: sorted_ids, sorted_weights, sorted_expert_ids, num_valid_ids, and an output buffer
     set to zero. accumulate since v0.1.17, output_aux since v0.1.19. num_experts counts all ranks' with a
-    mask."""
-    if return_local_topk_ids or flat or output_aux:
+    mask. sglang 0.5.23 puts its own in place of `_moe_sorting_impl`, so that is what is called."""
+    if flat:
+        raise NotImplementedError("the double has no kernel that routes by itself")
+    return _moe_sorting_impl(
+        topk_ids,
+        topk_weights,
+        num_experts,
+        model_dim,
+        moebuf_dtype,
+        block_size,
+        expert_mask,
+        num_local_tokens,
+        dispatch_policy,
+        use_opus=os.environ.get("AITER_USE_CK_MOE_SORTING", "0") != "1",
+        return_local_topk_ids=return_local_topk_ids,
+        accumulate=accumulate,
+        output_aux=output_aux,
+    )
+
+
+def _moe_sorting_impl(
+    topk_ids,
+    topk_weights,
+    num_experts,
+    model_dim,
+    moebuf_dtype,
+    block_size,
+    expert_mask,
+    num_local_tokens,
+    dispatch_policy,
+    use_opus,
+    return_local_topk_ids=False,
+    accumulate=True,
+    output_aux=False,
+):
+    """fused_moe.py:175."""
+    if return_local_topk_ids or output_aux:
         raise NotImplementedError("the double sorts without the extras")
     M, topk = topk_ids.shape
     device = topk_ids.device
@@ -59,11 +94,19 @@ def moe_sorting(
     shape = (M, model_dim) if expert_mask is not None or accumulate else (0, 0)
     moe_buf = torch.full(shape, float("nan"), dtype=moebuf_dtype, device=device)
     arguments = (topk_ids, topk_weights, ids, weights, experts, valid, moe_buf, num_experts, int(block_size))
-    if os.environ.get("AITER_USE_CK_MOE_SORTING", "0") == "1":
-        aiter.moe_sorting_fwd(*arguments, expert_mask, num_local_tokens, dispatch_policy)
+    arguments += (expert_mask, num_local_tokens)
+    if use_opus:
+        size = aiter.moe_sorting_opus_get_workspace_size(M, num_experts, topk, dispatch_policy)
+        workspace = torch.empty(size, dtype=torch.uint8, device=device) if size > 0 else None
+        aiter.moe_sorting_opus_fwd(*arguments, workspace, dispatch_policy, None, None, None)
     else:
-        aiter.moe_sorting_opus_fwd(*arguments, expert_mask, num_local_tokens, None, dispatch_policy)
+        aiter.moe_sorting_fwd(*arguments, dispatch_policy)
     return ids, weights, experts, valid, moe_buf
+
+
+def fused_dynamic_mxfp8_quant_moe_sort(*args, **kwargs):
+    """fused_moe.py:21 imports it; sglang 0.5.23 replaces it too."""
+    raise NotImplementedError("the double has no MXFP8")
 
 
 @functools.lru_cache(maxsize=2048)

@@ -53,6 +53,15 @@ class Cache:
         )
         return raw[at[:, None] + torch.arange(HEAD)].view(self.kv.dtype).float()
 
+    def masked(self) -> torch.Tensor:
+        """fp32 [512]: what a masked position of a persistent kernel adds, row 0 of the cache times p = 0.
+
+        A NaN or an infinity there spreads to every request, which is why sglang 0.5.23 zeroes the row before
+        each persistent call (layers/attention/aiter_backend.py:1468-1473). Which works have masked positions
+        is in the binary: here all have.
+        """
+        return 0.0 * self.kv[0, 0, 0, :VALUE].float()
+
     def length(self, sequence: int) -> int:
         pages = self.indptr[sequence + 1] - self.indptr[sequence]
         return (pages - 1) * self.page_size + self.last[sequence] if pages > 0 else 0
@@ -60,8 +69,9 @@ class Cache:
 
 def stage1(q, kv, qo_indptr, cache_arrays, splits, work, qlen, page_size, nhead_kv, scale, partial, output,
            lse,
-           scales, causal):  # fmt: skip
-    """Checks as asm_mla.cu does, then runs the kernel: persistent where no split counts are given."""
+           scales, causal, look_up=kernel, step_of=granule):  # fmt: skip
+    """Checks as asm_mla.cu does, then runs the kernel: persistent where no split counts are given. `look_up`
+    and `step_of` are a version's own table of kernels and granule of splits."""
     split_data, split_lse = partial
     batch = qo_indptr.shape[0] - 1
     persistent = splits is None  # asm_mla.cu: `num_kv_splits_indptr == nullptr`
@@ -80,7 +90,7 @@ def stage1(q, kv, qo_indptr, cache_arrays, splits, work, qlen, page_size, nhead_
         check(q_scale is not None and kv_scale is not None, "fp8 Q requires q_scale and kv_scale")
     q_times = scalar("q_scale", q_scale) if kinds[0] == "fp8" else 1.0
     kv_times = scalar("kv_scale", kv_scale) if kinds[1] == "fp8" else 1.0  # bf16 over bf16 reads neither
-    found = kernel(get_gfx(), *kinds, q.shape[1], qlen, persistent, causal, lse is not None)
+    found = look_up(get_gfx(), *kinds, q.shape[1], qlen, persistent, causal, lse is not None)
 
     cache = Cache(kv, page_size, *cache_arrays, batch)
     queries = indices("qo_indptr", qo_indptr, batch + 1)
@@ -88,7 +98,7 @@ def stage1(q, kv, qo_indptr, cache_arrays, splits, work, qlen, page_size, nhead_
 
     def part(rows, first, skip, tokens, offset, end):
         """Rows of q over tokens of the cache; `offset` tokens follow them, `end` is behind the last query."""
-        keys = cache.rows(first, skip, tokens)[:, None, :].expand(-1, q.shape[1], -1)
+        keys = cache.rows(first, skip, tokens)
         seen = torch.ones(len(rows), tokens, dtype=torch.bool)
         if found.masks:
             behind_key = offset + tokens - 1 - torch.arange(tokens)
@@ -101,7 +111,7 @@ def stage1(q, kv, qo_indptr, cache_arrays, splits, work, qlen, page_size, nhead_
         _persistent(q, cache, queries, batch, work, qlen, partial, output, lse, part)
     else:
         split_lse = split_lse[..., 0]
-        step = granule(q.shape[1], qlen, *kinds)
+        step = step_of(q.shape[1], qlen, *kinds)
         ends = indices("num_kv_splits_indptr", splits, batch + 1)
         for b in range(batch):
             rows = list(range(queries[b], queries[b + 1]))
@@ -174,6 +184,7 @@ def _persistent(q, cache, queries, batch, work, qlen, partial, output, lse, part
         end = (b + 1) * qlen if heads_folded > 1 else queries[sequence + 1]
         rows = list(range(q_start, q_end))
         out, found_lse = part(rows, kv_start, 0, max(tokens, 0), offset, end)
+        out = out + cache.masked()
         if loc == -1:
             output[rows] = out.bfloat16()
             if lse is not None:

@@ -96,7 +96,7 @@ def v1_2(arrays, heads, causal, page, step, qlen, uniform, topk, max_splits, fp8
     check(known, "get_mla_metadata_v1_2_device:"
           " only supports #heads in [16, 64, 128], or (#head, uni_seqlen_qo)"
           " = (16*N, 1) where N is in [2, 8)")  # fmt: skip
-    p = _problem(arrays, heads, ratio, qlen, uniform, page, step, causal)
+    p = problem(arrays, heads, ratio, qlen, uniform, page, step, causal)
     p.splits = p.clusters if max_splits < 0 else min(p.clusters, max_splits * p.batches)
     packed = heads * qlen
     if (arch == "gfx950" and none and packed >= 64 and heads <= 64 and (packed < 128 or heads == 48)) or (
@@ -123,10 +123,10 @@ def v1_2(arrays, heads, causal, page, step, qlen, uniform, topk, max_splits, fp8
     if wanted and qlen == 1 and not split_queries and page == 1 and ratio == 1 and fits:
         _parallel(p, payload, overhead, buffers)
     else:
-        _sequential(p, payload, overhead, tiles, buffers)
+        sequential(p, payload, overhead, tiles, buffers)
 
 
-def _problem(arrays, heads, ratio, qlen, uniform, page, step, causal) -> Problem:
+def problem(arrays, heads, ratio, qlen, uniform, page, step, causal) -> Problem:
     queries, keys, last = (
         indices(n, a) for n, a in zip(("qo_indptr", "kv_indptr", "last"), arrays, strict=True)
     )
@@ -192,7 +192,7 @@ def _parallel(p: Problem, payload: int, overhead: int, buffers: Buffers) -> None
         buffers.put("reduce_indptr", at, reduces)
 
 
-def _sequential(p: Problem, payload: int, overhead: int, tiles, buffers: Buffers) -> None:
+def sequential(p: Problem, payload: int, overhead: int, tiles, buffers: Buffers) -> None:
     """kn_get_mla_metadata_v1_2, dense."""
     batch = block = split = tile = head = 0
     begin, end = 0, p.key_count(0)
@@ -280,7 +280,7 @@ def v1_0(arrays, heads, step, uniform, max_splits, buffers: Buffers) -> None:
     if heads == 128:
         doubled(uniform == 1, "128 heads and more than one query token in intra_batch_mode")
         ratio = uniform
-    p = _problem(arrays, heads, ratio, uniform, uniform, 1, step, False)
+    p = problem(arrays, heads, ratio, uniform, uniform, 1, step, False)
     per_batch = cdiv(p.clusters, p.batches)
     works, todo, reduce_ends = 0, [], [0]
     for batch in range(p.batches):

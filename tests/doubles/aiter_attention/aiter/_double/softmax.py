@@ -8,13 +8,15 @@ import torch
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, seen: torch.Tensor):
     """q [n, H, D], k [m, H, D], v [m, H, Dv], seen bool [n, m] -> out [n, H, Dv], lse [n, H], both fp32.
 
-    A row that sees nothing has output 0 and log-sum-exp -inf.
+    k and v without a head dimension are every head's. A row that sees nothing has output 0 and log-sum-exp
+    -inf.
     """
-    scores = torch.einsum("qhd,khd->qhk", q.float(), k.float()) * scale
+    keys = "khd" if k.dim() == 3 else "kd"
+    scores = torch.einsum(f"qhd,{keys}->qhk", q.float(), k.float()) * scale
     scores = scores.masked_fill(~seen[:, None, :], float("-inf"))
     lse = torch.logsumexp(scores, dim=-1) if k.shape[0] else scores.new_full(scores.shape[:2], float("-inf"))
     weights = torch.exp(scores - lse.masked_fill(lse.isinf(), 0.0)[..., None])
-    return torch.einsum("qhk,khd->qhd", weights, v.float()), lse
+    return torch.einsum(f"qhk,{keys}->qhd", weights, v.float()), lse
 
 
 def bottom_right(queries: int, keys: int) -> torch.Tensor:

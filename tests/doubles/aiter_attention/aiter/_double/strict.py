@@ -9,6 +9,7 @@ import typing
 
 import torch
 
+from ..jit.utils.torch_guard import torch_compile_guard
 from ..utility.dtypes import _aiter_dtype_id
 
 
@@ -52,7 +53,8 @@ def scalar(name: str, tensor: torch.Tensor | None) -> float:
 
 
 def compiled(ffi: str, at_tensors: bool = False):
-    """Refuses arguments of another type than the hint's, as aiter/jit/core.py compile_ops does.
+    """An operator that refuses arguments of another type than the hint's, as aiter/jit/core.py compile_ops
+    makes it: torch_compile_guard is outermost (core.py:1676 and :1962).
 
     `ctypes` takes ints for bools and floats (`_check_args_before_convert`); `pybind` wants the very type
     (`check_args`). Both turn tensors into aiter_tensor_t, which knows AITER's dtypes alone, but for a
@@ -77,6 +79,6 @@ def compiled(ffi: str, at_tensors: bool = False):
                     _aiter_dtype_id(value.dtype)
             return function(*args, **kwargs)
 
-        return caller
+        return torch_compile_guard(caller)
 
     return around

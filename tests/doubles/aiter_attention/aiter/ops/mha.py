@@ -15,7 +15,6 @@ from torch import Tensor
 from .._double.strict import check, compiled, doubled, sure
 from .._double.varlen import causal_mask, check_tensors, run
 from ..jit.utils.chip_info import get_gfx
-from ..jit.utils.torch_guard import torch_compile_guard
 from ..utility import dtypes
 
 __all__ = [
@@ -130,7 +129,6 @@ def _past_32_bits(max_k: int, k, v) -> bool:
     return any(int(max_k) * x.stride(-3) * x.element_size() >= 1 << 32 for x in (k, v))
 
 
-@torch_compile_guard
 @compiled("pybind", at_tensors=True)
 def fmha_v3_varlen_fwd(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor,
@@ -182,7 +180,6 @@ def fmha_v3_varlen_fwd(
     return _four(*found)
 
 
-@torch_compile_guard
 @compiled("pybind", at_tensors=True)
 def mha_varlen_fwd(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor,

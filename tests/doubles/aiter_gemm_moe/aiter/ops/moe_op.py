@@ -92,6 +92,91 @@ def moe_stage1_g1u1(
     )
 
 
+@compile_ops("module_moe_ck2stages")
+def ck_moe_stage1(
+    hidden_states: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    sorted_token_ids: Tensor,
+    sorted_expert_ids: Tensor,
+    num_valid_ids: Tensor,
+    out: Tensor,
+    topk: int,
+    kernelName: str | None = None,
+    w1_scale: Tensor | None = None,
+    a1_scale: Tensor | None = None,
+    block_m: int | None = 32,
+    sorted_weights: Tensor | None = None,
+    quant_type: int = 0,
+    activation: int = 0,
+    splitk: int | None = 1,
+    use_non_temporal_load: bool = False,
+    dst_type: str | None = None,
+    is_shuffled: bool = True,
+) -> None:
+    """moe_op.py:349. use_non_temporal_load (of the weights) changes no result. is_shuffled only names the
+    module that is built: the block-scaled kernels read shuffled weights either way (gen_instances.py:339)."""
+    kernels.ck_stage1(
+        hidden_states,
+        w1,
+        w2,
+        sorted_token_ids,
+        sorted_expert_ids,
+        num_valid_ids,
+        out,
+        topk,
+        kernelName,
+        w1_scale,
+        a1_scale,
+        block_m,
+        sorted_weights,
+        quant_type,
+        activation,
+        int(splitk or 1),
+    )
+
+
+@compile_ops("module_moe_ck2stages")
+def ck_moe_stage2(
+    inter_states: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    sorted_token_ids: Tensor,
+    sorted_expert_ids: Tensor,
+    num_valid_ids: Tensor,
+    out: Tensor,
+    topk: int,
+    kernelName: str | None = None,
+    w2_scale: Tensor | None = None,
+    a2_scale: Tensor | None = None,
+    block_m: int | None = 32,
+    sorted_weights: Tensor | None = None,
+    quant_type: int = 0,
+    activation: int = 0,
+    splitk: int = 1,
+    use_non_temporal_load: bool = False,
+    dst_type: str | None = None,
+    is_shuffled: bool = True,
+) -> None:
+    """moe_op.py:373."""
+    kernels.ck_stage2(
+        inter_states,
+        w1,
+        w2,
+        sorted_token_ids,
+        sorted_expert_ids,
+        num_valid_ids,
+        out,
+        topk,
+        kernelName,
+        w2_scale,
+        a2_scale,
+        block_m,
+        sorted_weights,
+        quant_type,
+    )
+
+
 def ck_moe_stage1_fwd(
     hidden_states: Tensor,
     w1: Tensor,
@@ -112,10 +197,8 @@ def ck_moe_stage1_fwd(
     use_non_temporal_load: bool | None = False,
     dst_type: torch.dtype | None = None,
 ):
-    """moe_op.py:587. Whether w1 is marked is_shuffled only names the module that is built
-    (preshuffle_on or _off): the block-scaled kernels read shuffled weights all the same
-    (gen_instances.py:339)."""
-    kernels.ck_stage1(
+    """moe_op.py:587."""
+    ck_moe_stage1(
         hidden_states,
         w1,
         w2,
@@ -131,7 +214,10 @@ def ck_moe_stage1_fwd(
         sorted_weights,
         quant_type.value,
         activation.value,
-        int(splitk or 1),
+        int(splitk) if splitk is not None else splitk,
+        use_non_temporal_load,
+        None if dst_type is None else str(dst_type),
+        is_shuffled=getattr(w1, "is_shuffled", False),
     )
     return out
 
@@ -155,7 +241,7 @@ def ck_moe_stage2_fwd(
     use_non_temporal_load: bool | None = False,
 ):
     """moe_op.py:631."""
-    kernels.ck_stage2(
+    ck_moe_stage2(
         inter_states,
         w1,
         w2,
@@ -170,5 +256,8 @@ def ck_moe_stage2_fwd(
         block_m,
         sorted_weights,
         quant_type.value,
+        activation.value,
+        use_non_temporal_load=use_non_temporal_load,
+        is_shuffled=getattr(w2, "is_shuffled", False),
     )
     return out

@@ -45,6 +45,24 @@ def _sort(ids, weights, out_ids, out_weights, out_experts, valid, buf, experts, 
         buf[:tokens] = 0  # :1119: what the second GEMM adds to
 
 
+@compile_ops("module_moe_sorting_opus", develop=True)
+def moe_sorting_opus_get_workspace_size(
+    tokens: int,
+    num_experts: int,
+    topk: int,
+    dispatch_policy: int = 0,
+) -> int:
+    """moe_sorting_opus.py:11, csrc/include/moe_sorting_opus.h:1401: bytes. Policy 0 takes the single kernel
+    where the tokens' table fits its shared memory, 1 always does, any other never."""
+    rows = 65536 // 4 // 2 // (num_experts + 1)  # :362, the host's idea of shared memory on any architecture
+    fits = min((rows - 2) // 8 * 8, -(-tokens // 8) * 8) if rows >= 10 else 0
+    if dispatch_policy == 1 or (dispatch_policy == 0 and num_experts < 512 and tokens <= fits):
+        return 0
+    cell = 4 if tokens < 512 else 2 if topk >= 255 else 1  # :1162
+    mesh = num_experts * -(-tokens // 32) * 32 * cell
+    return mesh + -(-(num_experts + 1) // 32) * 32 * 4 + 32 * 4
+
+
 @compile_ops("module_moe_sorting")
 def moe_sorting_fwd(
     topk_ids: torch.Tensor,
@@ -98,6 +116,12 @@ def moe_sorting_opus_fwd(
     """moe_sorting_opus.py:22, the default."""
     if any(t is not None for t in (local_topk_ids, m_indices, reverse_sorted)):
         raise NotImplementedError("the double sorts without the extras")
+    tokens, topk = topk_ids.shape
+    needed = moe_sorting_opus_get_workspace_size(tokens, num_experts, topk, dispatch_policy)
+    if needed > (0 if workspace is None else workspace.numel() * workspace.element_size()):
+        raise RuntimeError(
+            f"memory access fault: the sort of policy {dispatch_policy} works in {needed} bytes"
+        )
     _sort(
         topk_ids,
         topk_weights,

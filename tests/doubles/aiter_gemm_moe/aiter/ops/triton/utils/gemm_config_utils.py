@@ -5,28 +5,44 @@ import copy
 from aiter._kernel import cdiv
 from aiter.jit.utils.chip_info import get_gfx
 
-# aiter/ops/triton/configs/gemm/gfx942-GEMM-A8W8_BLOCKSCALE.json, ...PRESHUFFLED.json, whole; of gfx950's the
-# first entry. The specialised table (is_tuned) is invented: the real ones are for models' sizes.
-_ANY = {
-    "BLOCK_SIZE_M": 128,
-    "BLOCK_SIZE_N": 128,
-    "BLOCK_SIZE_K": 128,
-    "GROUP_SIZE_M": 1,
-    "num_warps": 4,
-    "num_stages": 2,
-    "waves_per_eu": 2,
-    "matrix_instr_nonkdim": 16,
-    "cache_modifier": ".cg",
-    "NUM_KSPLIT": 1,
-    "kpack": 2,
-}
-_SMALL = {**_ANY, "BLOCK_SIZE_M": 8, "BLOCK_SIZE_N": 32, "num_warps": 1, "num_stages": 3, "waves_per_eu": 4}
+
+def _tile(m, n, group, warps, stages, waves, modifier, splits=1):
+    return {
+        "BLOCK_SIZE_M": m,
+        "BLOCK_SIZE_N": n,
+        "BLOCK_SIZE_K": 128,
+        "GROUP_SIZE_M": group,
+        "num_warps": warps,
+        "num_stages": stages,
+        "waves_per_eu": waves,
+        "matrix_instr_nonkdim": 16,
+        "cache_modifier": modifier,
+        "NUM_KSPLIT": splits,
+    }
+
+
+# aiter/ops/triton/configs/gemm/ARCH-NAME.json: gfx942's whole, of gfx950's the first entry and the last. The
+# table of N=384 K=512 is invented, as the real ones are for models' sizes.
+_ANY_942 = {**_tile(128, 128, 1, 4, 2, 2, ".cg"), "kpack": 2}
 _TABLES = {
-    ("gfx942", "GEMM-A8W8_BLOCKSCALE"): {"any": _ANY},
-    ("gfx942", "GEMM-A8W8_BLOCKSCALE_PRESHUFFLED"): {"any": {**_ANY, "BLOCK_SIZE_M": 32, "BLOCK_SIZE_N": 64}},
-    ("gfx950", "GEMM-A8W8_BLOCKSCALE"): {"M_LEQ_8": _SMALL, "any": _ANY},
-    ("gfx950", "GEMM-A8W8_BLOCKSCALE_PRESHUFFLED"): {"M_LEQ_8": _SMALL, "any": _ANY},
-    ("gfx942", "GEMM-A8W8_BLOCKSCALE-N=384-K=512"): {"M_LEQ_16": {**_ANY, "NUM_KSPLIT": 4}, "any": _ANY},
+    ("gfx942", "GEMM-A8W8_BLOCKSCALE"): {"any": _ANY_942},
+    ("gfx942", "GEMM-A8W8_BLOCKSCALE_PRESHUFFLED"): {"any": _tile(32, 64, 1, 4, 2, 2, None)},
+    ("gfx950", "GEMM-A8W8_BLOCKSCALE"): {
+        "M_LEQ_8": _tile(8, 32, 1, 1, 3, 4, ".cg"),
+        "any": _tile(128, 256, 1, 4, 2, 1, None),
+    },
+    ("gfx950", "GEMM-A8W8_BLOCKSCALE_PRESHUFFLED"): {
+        "M_LEQ_8": _tile(8, 16, 1, 1, 3, 4, ".cg"),
+        "any": _tile(128, 128, 1, 8, 3, 4, None),
+    },
+    ("gfx950", "GEMM-A8W8_BLOCKSCALE_PRESHUFFLED-N=2112-K=7168"): {
+        "M_LEQ_8": _tile(8, 16, 1, 2, 3, 8, ".cg", splits=14),
+        "any": _tile(128, 128, 4, 8, 2, 4, None),
+    },
+    ("gfx942", "GEMM-A8W8_BLOCKSCALE-N=384-K=512"): {
+        "M_LEQ_16": {**_ANY_942, "NUM_KSPLIT": 4},
+        "any": _ANY_942,
+    },
 }
 STANDARD_M_BOUNDS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 

@@ -90,6 +90,7 @@ def gemm_a8w8_blockscale_preshuffle(
     backend = _backend(backend)
     if config is None:
         config, _ = _get_config(m, n, k, True, backend=backend)
+    config.pop("kernel_type", None)
     if config["NUM_KSPLIT"] > 1 and k % (config["NUM_KSPLIT"] * 128):
         raise RuntimeError(f"K={k} does not split {config['NUM_KSPLIT']} ways")  # unlike above, not repaired
     config["SPLITK_BLOCK_SIZE"] = cdiv(k, config["NUM_KSPLIT"])

@@ -69,7 +69,8 @@ def _op(c, a, b, a_scales, b_scales, bias) -> None:
     # make_cute_packed_stride: the strides of A and B are those of packed matrices.
     left = packed(a, "a", (m, k)).float()
     right = addressed(b, "b", (k, n), (1, k)).float()
-    # {Sm90,Sm100,Sm120}BlockwiseScaleConfig<1, 128, 128, Major::MN, Major::K>
+    # {Sm90,Sm100,Sm120}BlockwiseScaleConfig<1, 128, 128, Major::MN, Major::K>, compact:
+    # tile_atom_to_shape_SFA and _SFB of CUTLASS's cutlass/detail/blockwise_scale_layout.hpp.
     rows = addressed(a_scales, "a_scales", (m, groups), (1, m))
     blocks = addressed(b_scales, "b_scales", (groups, columns), (1, groups))
     left = left * rows.repeat_interleave(128, 1)[:, :k]

@@ -58,7 +58,8 @@ def fp8_blockwise_scaled_mm(
         _check(values.data_ptr() % 16 == 0, f"{name} is aligned to 16 bytes (its tensor map)")
     if m == 0:
         return out
-    # make_cute_packed_stride, and Sm120BlockwiseScaleConfig<1, 128, 128, Major::MN, Major::K>.
+    # make_cute_packed_stride, and Sm120BlockwiseScaleConfig<1, 128, 128, Major::MN, Major::K>, compact
+    # (cutlass/detail/blockwise_scale_layout.hpp of CUTLASS).
     groups, columns = -(-k // 128), -(-n // 128)
     left, right = _at(mat_a, "mat_a", (m, k), (k, 1)), _at(mat_b, "mat_b", (k, n), (1, k))
     rows = _at(scales_a, "scales_a", (m, groups), (1, m))

@@ -149,26 +149,6 @@ class FlashAttention3(FlashAttention):
     archs: ClassVar[tuple[str, ...]] = ("sm_90",)
 
 
-class FlashAttentionOfVllm(Vendor):
-    """FlashAttention 3 and 4 as vLLM ships them."""
-
-    runtime = "vllm"
-    library = "vllm"
-    install = "pip install vllm"
-    allocates = True
-    kinds: ClassVar[tuple[str, ...]] = ("cuda",)
-
-
-class FlashAttentionOfSglang(Vendor):
-    """FlashAttention 3 as SGLang ships it."""
-
-    runtime = "sgl_kernel"
-    library = "sgl_kernel"
-    install = "pip install sglang-kernel, or take an image of SGLang"
-    allocates = True
-    kinds: ClassVar[tuple[str, ...]] = ("cuda",)
-
-
 class FlashAttention4(FlashAttention):
     library = "flash_attn.cute"
     install = "pip install --pre flash-attn-4"
@@ -208,6 +188,26 @@ class Vllm(Vendor):
     install = "pip install vllm, or its CPU build: pip install '.[cpu]' (x86-64 Linux, Python 3.11 or later)"
     kinds: ClassVar[tuple[str, ...]] = ("cuda", "rocm")
     also = TRITON
+
+
+class FlashAttentionOfVllm(Vendor):
+    """FlashAttention 3 and 4 as vLLM ships them."""
+
+    runtime = "vllm"
+    library = "vllm"
+    install = Vllm.install
+    allocates = True
+    kinds: ClassVar[tuple[str, ...]] = ("cuda",)
+
+
+class FlashAttentionOfSglang(Vendor):
+    """FlashAttention 3 as SGLang ships it."""
+
+    runtime = "sgl_kernel"
+    library = "sgl_kernel"
+    install = "pip install sglang-kernel, or take an image of SGLang"
+    allocates = True
+    kinds: ClassVar[tuple[str, ...]] = ("cuda",)
 
 
 ONEDNN_ISAS = (

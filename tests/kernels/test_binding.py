@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from kernels import binding, platform
+from kernels.binding import BindingError, Function, Symbol, first_of
 from kernels.op import Unsupported
 from kernels.platform import Platform, lookalike, version
+from kernels.vendor import Vendor
 
 HERE = Platform("rocm", "gfx942", "cuda:0")
 
@@ -103,15 +106,25 @@ def test_a_submodule_of_what_is_not_there_has_no_version():
     assert version("no_such_package.cute") is None
 
 
-def test_what_a_version_lacks_is_named(packages):
+ATTEND = Function("somelib.ops.mha.attend", "somelib.attend", needs="q kv", wishes="scale later")
+
+
+def test_what_a_version_lacks_is_an_error_of_the_row(packages):
     library(packages)
-    with pytest.raises(Unsupported, match=r"^somelib 0\.1\.4 has no ops\.mha\.attend or attend$"):
-        binding.find("somelib.ops.mha.attend", "somelib.attend")
+    with pytest.raises(BindingError, match=r"^somelib 0\.1\.4 has no ops\.mha\.attend or attend$"):
+        ATTEND.find()
+    assert not ATTEND.exists()
+
+
+def test_a_library_that_is_not_there_is_a_lack_of_the_machine():
+    with pytest.raises(Unsupported, match=r"^somelib cannot be imported: No module named 'somelib'$"):
+        ATTEND.find()
 
 
 def test_a_function_is_found_where_this_version_has_it(packages):
-    library(packages, "def attend(): pass")
-    assert binding.find("somelib.ops.mha.attend", "somelib.attend").__name__ == "attend"
+    library(packages, "def attend(q, kv): return q, kv")
+    assert ATTEND.at()[0] == "somelib.attend"
+    assert ATTEND.bind(q=1, kv=2, scale=3)() == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -124,56 +137,107 @@ def test_a_function_is_found_where_this_version_has_it(packages):
 )
 def test_one_that_cannot_be_imported_says_why(packages, text, reason):
     library(packages, text)
-    for bind in (lambda: binding.load("somelib"), lambda: binding.find("somelib.attend")):
+    for bind in (lambda: binding.load("somelib"), ATTEND.find):
         with pytest.raises(Unsupported) as raised:
             bind()
         assert str(raised.value) == f"somelib 0.1.4 cannot be imported: {reason}"
 
 
 def test_a_broken_submodule_is_not_taken_for_a_missing_one(packages):
-    library(packages, "def attend(): pass", ops="import no_such_thing")
+    library(packages, ops="import no_such_thing")
     with pytest.raises(Unsupported, match="no_such_thing"):
-        binding.find("somelib.ops.attend", "somelib.attend")
+        Symbol("somelib.ops.attend").find()
 
 
-def test_arguments_are_those_that_the_signature_takes(packages):
-    library(packages, "def attend(q, kv, *, scale=1.0): pass")
-    attend = binding.find("somelib.attend")
-    assert binding.keywords(attend, {"q": 1, "kv": 2}, {"scale": 3, "later": 4}) == {
-        "q": 1,
-        "kv": 2,
-        "scale": 3,
-    }
-    assert binding.takes(attend, "scale")
-    assert not binding.takes(attend, "later")
-    with pytest.raises(Unsupported, match=r"^somelib 0\.1\.4's attend takes no page_size$"):
-        binding.keywords(attend, {"q": 1, "kv": 2, "page_size": 1})
-    with pytest.raises(Unsupported, match=r"^somelib 0\.1\.4's attend wants kv, which is not known here$"):
-        binding.keywords(attend, {"q": 1})
+def test_of_wishes_a_call_gets_those_that_the_version_takes(packages):
+    library(packages, "def attend(q, kv, *, scale=1.0): return q, kv, scale")
+    call = ATTEND.bind(q=1, kv=2, scale=3, later=4)
+    assert call() == (1, 2, 3)
+    assert ATTEND.takes("scale") and not ATTEND.takes("later")
 
 
-def test_a_function_that_takes_anything_is_given_everything(packages):
-    library(packages, "def attend(**arguments): pass")
-    assert binding.keywords(binding.find("somelib.attend"), {"q": 1}, {"later": 4}) == {"q": 1, "later": 4}
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("def attend(q): ...", "attend an unexpected keyword argument 'kv'"),
+        ("def attend(q, kv, page): ...", "attend missing a required argument: 'page'"),
+    ],
+)
+def test_another_interface_is_an_error_of_the_row(packages, text, complaint):
+    library(packages, text)
+    with pytest.raises(BindingError) as raised:
+        ATTEND.bind(q=1, kv=2)
+    assert str(raised.value) == f"somelib 0.1.4: {complaint}"
+
+
+def test_what_a_wrapper_hides_is_read_from_the_source(packages):
+    """As AITER's compile_ops wraps its functions."""
+    wrapped = """
+        def wrap(function):
+            def wrapper(*args, **kwargs):
+                return function(*args, **kwargs)
+            return wrapper
+
+        @wrap
+        def attend(q, kv, scale=1.0):
+            return q, kv, scale
+    """
+    library(packages, textwrap.dedent(wrapped))
+    assert str(inspect.signature(ATTEND.find())) == "(*args, **kwargs)"
+    assert ATTEND.bind(q=1, kv=2, scale=3, later=4)() == (1, 2, 3)
+
+
+def test_a_function_that_takes_any_name_gets_every_wish(packages):
+    library(packages, "def attend(**arguments): return arguments")
+    assert ATTEND.bind(q=1, kv=2, later=4)() == {"q": 1, "kv": 2, "later": 4}
+
+
+def test_methods_are_bound_to_their_object(packages):
+    library(packages, "class Wrapper:\n    def run(self, q, page=1): return q, page")
+    run = Function("somelib.Wrapper.run", needs="q", wishes="page later")
+    assert run.bind(of=Symbol("somelib.Wrapper").find()(), q=1, page=2, later=3)() == (1, 2)
 
 
 def test_operators_of_torch_tell_by_their_schema():
-    import torch
-
-    add = torch.ops.aten.add.Tensor
-    assert binding.keywords(add, {"self": 1, "other": 2}, {"alpha": 3, "later": 4}) == {
-        "self": 1,
-        "other": 2,
-        "alpha": 3,
-    }
-    with pytest.raises(Unsupported, match=r"add takes no later"):
-        binding.keywords(add, {"self": 1, "other": 2, "later": 3})
+    add = Function("torch.ops.aten.add.Tensor", needs="self other", wishes="alpha later")
+    assert set(add.bind(self=1, other=2, alpha=3, later=4).keywords) == {"self", "other", "alpha"}
 
 
-def test_functions_of_cpp_are_given_everything():
-    import torch
-
-    tell_nothing = torch._C._get_cpp_backtrace
+def test_functions_of_cpp_get_what_is_needed_alone():
+    silent = Function("torch._C._get_cpp_backtrace", needs="q", wishes="later")
     with pytest.raises(ValueError):
-        inspect.signature(tell_nothing)
-    assert binding.keywords(tell_nothing, {"q": 1}, {"later": 4}) == {"q": 1, "later": 4}
+        inspect.signature(silent.find())
+    assert silent.bind(q=1, later=4).keywords == {"q": 1}
+
+
+def test_a_row_gives_what_it_declares():
+    for given in ({"q": 1}, {"q": 1, "kv": 2, "page": 3}):
+        with pytest.raises(AssertionError, match="is declared otherwise"):
+            ATTEND.bind(**given)
+
+
+def test_needs_of_some_cases_may_be_wishes_of_others(packages):
+    library(packages, "def attend(q, kv): ...")
+    with pytest.raises(BindingError, match="unexpected keyword argument 'scale'"):
+        ATTEND.needing("scale", when="kv=fp8").bind(q=1, kv=2, scale=3)
+
+
+def test_the_first_alternative_that_exists_is_taken(packages):
+    library(packages, "def older(a): ...")
+    newer, older = Function("somelib.newer", needs="a"), Function("somelib.older", needs="a")
+    assert first_of(newer, older) is older
+    with pytest.raises(BindingError, match="has no newer"):
+        first_of(newer, Function("somelib.oldest"))
+
+
+def test_an_older_library_than_a_row_takes_is_said(packages):
+    library(packages)
+
+    class Row(Vendor):
+        name, requires, kinds, library, since = "somelib.row", "", ("rocm",), "somelib", "0.1.10"
+
+        def prepare(self, operands, out): ...
+
+    row = Row()
+    assert row.recent(HERE).reason == "needs somelib 0.1.10 or later; this is 0.1.4"
+    assert row.recent(platform.named("rocm")).ok

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 import kernels
@@ -11,57 +9,26 @@ from kernels import platform
 from kernels.op import Unsupported
 from kernels.platform import Platform, detect, named
 from kernels.vendor import Vendor, either, onednn_may_use
+from tests.support.contract_rows import CONTRACTS
 
 ROWS = [i for op in kernels.OPS for i in kernels.implementations(op) if isinstance(i, Vendor)]
 
-GEMM, MOE, MLA, MHA = "block_scale_gemm", "fused_moe", "mla_decode", "mha_prefill"
-AITER = {
-    GEMM: "dispatch dispatch_preshuffled ck cktile ck_preshuffled cktile_preshuffled asm triton",
-    MOE: "dispatch asm ck triton",
-    MLA: "asm asm_persistent triton triton_split",
-    MHA: "dispatch asm ck triton fp8",
-}
-ANY_GPU = {
-    *((op, f"{engine}.triton") for op in (GEMM, MOE, MLA) for engine in ("sglang", "vllm")),
-    (MHA, "sglang.triton_extend"),
-}
-ROCM = {(op, f"aiter.{name}") for op, names in AITER.items() for name in names.split()}
-ROCM |= {*ANY_GPU, (GEMM, "hipblaslt.dequantised")}
-DEEP_GEMM = {(GEMM, "deepgemm"), (MOE, "deepgemm.contiguous"), (MOE, "deepgemm.masked")}
-CUDA = {
-    *ANY_GPU,
-    *DEEP_GEMM,
-    (MLA, "flashinfer.fa2"),
-    *((MHA, name) for name in ("flash_attn.fa2", "flash_attn.fa4", "flashinfer.fa2", "flashinfer.cudnn")),
-    (MHA, "cudnn"),
-}
-HOPPER = {
-    (GEMM, "cublaslt"),
-    (GEMM, "flashinfer.sm90"),
-    (MOE, "flashinfer.cutlass"),
-    (MLA, "flashmla"),
-    *((op, name) for op in (MLA, MHA) for name in ("flash_attn.fa3", "flashinfer.fa3")),
-}
-BLACKWELL = {
-    (GEMM, "flashinfer.groupwise"),
-    (MOE, "flashinfer.trtllm"),
-    (MLA, "flash_attn.fa4"),
-    *((op, f"flashinfer.{name}") for op in (MLA, MHA) for name in ("cutlass", "trtllm")),
-    (MHA, "flashinfer.cute_dsl"),
-}
-RUNS = {
-    ("rocm", "gfx942"): ROCM,
-    ("rocm", "gfx950"): ROCM | {(MHA, "aiter.opus"), (MHA, "aiter.fp8_ps")},
-    ("cuda", "sm_90"): CUDA | HOPPER,
-    ("cuda", "sm_100"): CUDA | BLACKWELL,
-}
+
+@pytest.mark.parametrize("contract", CONTRACTS, ids=str)
+def test_a_row_runs_where_its_contract_is(contract):
+    support = contract.implementation.available(named(contract.kind, contract.arch))
+    assert support.ok, support.reason
 
 
-@pytest.mark.parametrize(("kind", "arch"), RUNS, ids=str)
-def test_rows_run_by_architecture(here, kind, arch):
-    listed = json.loads(here("list", "impls", "--platform", kind, "--arch", arch, "--json", "-").stdout)
-    runs = {(row["op"], row["implementation"]) for row in listed if row["runs"]}
-    assert runs & {(row.op, row.name) for row in ROWS} == RUNS[kind, arch]
+@pytest.mark.parametrize("op", kernels.OPS)
+@pytest.mark.parametrize(
+    ("kind", "arch"),
+    [("rocm", "gfx942"), ("rocm", "gfx950"), ("cuda", "sm_90"), ("cuda", "sm_100"), ("cuda", "sm_103")],
+)
+def test_every_op_has_rows_of_several_libraries(op, kind, arch):
+    here = named(kind, arch)
+    libraries = {row.library or row.provider for row in ROWS if row.op == op and row.available(here).ok}
+    assert len(libraries) >= 2, libraries
 
 
 @pytest.mark.parametrize(

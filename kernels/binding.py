@@ -215,6 +215,8 @@ def _signature(place: str, function: VendorFunction) -> inspect.Signature | None
     take anything to look at."""
     if signature := signatures.of(function):
         return signature
+    if inspect.isbuiltin(function):  # of C++: no Python source tells
+        return None
     try:
         return LibrarySource.installed(place.partition(".")[0]).signature(place)
     except (NotThere, OSError, ValueError):

@@ -199,8 +199,8 @@ def test_methods_are_bound_to_their_object(packages):
 
 
 def test_operators_of_torch_tell_by_their_schema():
-    add = Function("torch.ops.aten.add.Tensor", needs="self other", wishes="alpha later")
-    assert set(add.bind(self=1, other=2, alpha=3, later=4).keywords) == {"self", "other", "alpha"}
+    linear = Function("torch.ops.aten.linear.default", needs="input weight", wishes="bias later")
+    assert set(linear.bind(input=1, weight=2, bias=3, later=4).keywords) == {"input", "weight", "bias"}
 
 
 def test_functions_of_cpp_get_what_is_needed_alone():

@@ -71,6 +71,9 @@ def show_bindings(paths: tuple[Path, ...], json_to: str | None) -> int:
         where = f"in {', '.join(map(str, paths))}" if paths else "installed"
         raise NothingRan(f"no library of any row is {where}; rows take {', '.join(wanted_libraries())}")
     rows = [asdict(binding) for binding in bindings(releases)]
+    if not rows:
+        these = ", ".join(f"{release.library} {release.version}" for release in releases)
+        raise NothingRan(f"no row takes anything of {these}")
     if json_to:
         write(json_to, json.dumps({"bindings": rows}, indent=1) + "\n")
     else:

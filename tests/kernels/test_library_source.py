@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels import signatures
-from kernels.library_source import LibrarySource, NotThere, bindings, operators
+from kernels.interfaces import signatures
+from kernels.interfaces.library_source import LibrarySource, NotThere
 
 FILES = {
     "lib/__init__.py": """
@@ -27,7 +27,7 @@ FILES = {
         def again(a, b): ...
         constant = 3
     """,
-    "lib/ops/__init__.py": "from .attention import decode, Wrapper\n__all__ = ['decode']",
+    "lib/ops/__init__.py": "from .attention import decode, Wrapper\n__all__ = ['decode', 'Wrapper']",
     "lib/ops/attention.py": """
         from typing import NamedTuple, overload
         from dataclasses import dataclass
@@ -139,7 +139,7 @@ def test_schemas_of_a_compiled_file():
     text = (
         b"\x00aten::f(Tensor self, int[2] size=[1, 2], *, bool x=False) -> (Tensor, Tensor)\x00f(garbage\x00"
     )
-    assert {name: signatures.text(s) for name, s in operators(text).items()} == {
+    assert {name: signatures.text(s) for name, s in signatures.of_compiled(text).items()} == {
         "f": "(self, size=[1, 2], *, x=False)"
     }
 
@@ -147,7 +147,7 @@ def test_schemas_of_a_compiled_file():
 def test_functions_that_cpp_binds():
     text = b"""m.def("first", &first, py::arg("a"), py::arg("b") = std::nullopt);
     m.def("silent", &silent); m.attr("second") = m.attr("first");"""
-    assert {name: signatures.text(s) for name, s in bindings(text).items()} == {
+    assert {name: signatures.text(s) for name, s in signatures.of_cpp(text).items()} == {
         "first": "(a, b=...)",
         "second": "(a, b=...)",
     }

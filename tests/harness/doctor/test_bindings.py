@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from harness.doctor.bindings import BINDS, BREAKS, OLDER, UNKNOWN, bindings, recorded, rows
-from kernels.library_source import LibrarySource, NotThere
 from kernels.platform import version
 from tests.support.paths import ROOT
 from tools import record_signatures
@@ -59,12 +58,18 @@ def test_nothing_is_imported(cli, tmp_path):
     assert told(cli, tree(tmp_path, files))[0] == 0
 
 
-def test_the_table_says_what_broke_first(cli, tmp_path):
-    path = tree(tmp_path, {"deep_gemm/__init__.py": "x = 1"})
+def test_what_breaks_is_said_first_in_a_line_each(cli, tmp_path):
+    path = tree(tmp_path / "deep_gemm-9.0", {"deep_gemm/__init__.py": "x = 1"})
     done = cli("doctor", "--bind", str(path))
     assert done.returncode == 1
-    assert done.stdout.splitlines()[0].startswith(f"deep_gemm {path.name}: ")
-    assert "deep_gemm has no fp8_gemm_nt" in " ".join(done.stdout.split())
+    lines = done.stdout.splitlines()
+    broken = [line for line in lines if " breaks: " in line]
+    assert broken == lines[: len(broken)]
+    (line,) = [line for line in broken if " block_scale_gemm deepgemm " in line]
+    assert line.startswith(
+        "deep_gemm 9.0: block_scale_gemm deepgemm breaks: deep_gemm has no fp8_gemm_nt; sm_100"
+    )
+    assert lines[len(broken) + 1] == f"deep_gemm 9.0: {len(broken)} breaks"
 
 
 @pytest.mark.parametrize(
@@ -103,28 +108,39 @@ def test_rows_bind_to_the_releases_that_are_recorded(file):
 
 
 def test_every_place_that_a_row_takes_is_recorded():
-    libraries = {file.stem for file in SIGNATURES}
-    for library in libraries:
-        (file,) = [file for file in SIGNATURES if file.stem == library]
+    for file in SIGNATURES:
         for release in json.loads(file.read_text())["releases"]:
-            assert sorted(release["signatures"]) == record_signatures.places(library), library
+            again = f"python -m tools.record_signatures FOLDER {file.stem}"
+            assert sorted(release["signatures"]) == record_signatures.taken(file.stem), again
     own = {row.library or row.provider for row in rows()}
-    assert own - {"torch"} <= libraries, "tools/record_signatures.py records a library's releases"
+    assert own - {"torch"} <= {file.stem for file in SIGNATURES}, "tools/releases.toml lists its releases"
 
 
-def test_signatures_are_recorded_as_they_are(tmp_path):
-    path = tree(tmp_path / "lib", DEEP_GEMM)
-    for number in ("2.0", "1.0", "2.0"):
-        file = record_signatures.record("deep_gemm", number, "abc", "2026-01-01", path, tmp_path)
-    older, newer = recorded(file)
-    assert (older.version, newer.version) == ("1.0", "2.0")
-    source = LibrarySource.of(path)
-    for place in record_signatures.places("deep_gemm"):
-        try:
-            assert str(newer.source.signature(place)) == str(source.signature(place))
-        except NotThere:
-            with pytest.raises(NotThere):
-                newer.source.signature(place)
+def test_what_is_recorded_is_listed():
+    listed = record_signatures.listed()
+    assert set(listed) == {file.stem for file in SIGNATURES}
+    for file in SIGNATURES:
+        releases = json.loads(file.read_text())["releases"]
+        facts = [{name: release[name] for name in release if name != "signatures"} for release in releases]
+        assert facts == record_signatures.in_order(listed[file.stem])
+
+
+def test_a_build_for_cpus_is_not_asked_for_what_gpus_run(cli, tmp_path):
+    path = tree(tmp_path, {"deep_gemm/__init__.py": ""})
+    metadata = {
+        "deep_gemm-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: deep-gemm\nVersion: 1.0+cpu\n"
+    }
+    done = cli("doctor", "--bind", str(tree(path, metadata)))
+    assert done.returncode == 3 and "no row takes anything of deep_gemm 1.0+cpu" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("deep_gemm-2.7.0.post1", "2.7.0.post1"), ("DeepGEMM@v2.7", "2.7"), ("DeepGEMM", "DeepGEMM")],
+)
+def test_a_folder_without_metadata_is_of_the_version_in_its_name(cli, tmp_path, name, number):
+    done = cli("doctor", "--bind", str(tree(tmp_path / name, DEEP_GEMM)), "--json", "-")
+    assert {row["version"] for row in json.loads(done.stdout)["bindings"]} == {number}
 
 
 @pytest.mark.skipif(not version("vllm"), reason="vLLM is not installed")

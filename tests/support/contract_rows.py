@@ -33,13 +33,12 @@ def gemm() -> Iterator[Contract]:
             ("cublaslt", "sm_90", "", part),
             ("deepgemm", "sm_90 sm_100 sm_103", "deep_gemm", part),
             ("deepgemm@vllm", "sm_90 sm_100 sm_103", "vllm_gemm_moe deep_gemm", part),
-            ("deepgemm@sglang", "sm_90 sm_100 sm_103", "sglang deep_gemm", part),
+            ("deepgemm@sglang", "sm_90 sm_100 sm_103", "sglang_moe deep_gemm", part),
             ("vllm.cutlass", "sm_90 sm_100 sm_103 sm_120", "vllm_gemm_moe", part[1:]),
             ("sglang.cutlass", "sm_120", "sglang_gemm", texts),
             ("flashinfer.sm90", "sm_90", "flashinfer_gemm_moe", part),
             ("flashinfer.groupwise", "sm_100 sm_103", "flashinfer_gemm_moe", part),
             ("flashinfer.trtllm", "sm_100 sm_103", "flashinfer_gemm_moe", part[1:]),
-            ("flashinfer.cutile", "sm_100 sm_120", "flashinfer_gemm_moe", part),
             ("hipblaslt.dequantised", "gfx942", "", texts),
             ("sglang.triton", "sm_90 gfx942", "sglang", texts),
             *((name, "gfx942 gfx950", "aiter_gemm_moe", texts) for name in aiter),
@@ -48,7 +47,7 @@ def gemm() -> Iterator[Contract]:
             yield from rows("block_scale_gemm", name, archs, double, *cases, boundary=boundary)
     few = ("m=5 n=4096 k=1024", "m=32 n=4096 k=1024")
     yield from rows(
-        "block_scale_gemm", "sglang.small_m", "gfx950", "sglang_gemm aiter_gemm_moe", *few,
+        "block_scale_gemm", "sglang.small_m", "gfx950", "sglang aiter_gemm_moe", *few,
         boundary="with_quant",
     )  # fmt: skip
 

@@ -58,6 +58,8 @@ def moe() -> Iterator[Contract]:
     for name, archs, boundary, *texts in (
         ("aiter.dispatch", "gfx942 gfx950", "with_quant", SMALL, MANY),
         ("aiter.dispatch", "gfx950", "with_routing", EP),
+        ("aiter.dispatch@sglang", "gfx942 gfx950", "with_quant", SMALL, MANY),
+        ("aiter.dispatch@sglang", "gfx950", "with_routing", EP),
         ("aiter.asm", "gfx942", "core", SMALL),
         ("aiter.asm", "gfx950", "with_quant", MANY),
         ("aiter.asm", "gfx942", "with_routing", EP),
@@ -77,12 +79,13 @@ def moe() -> Iterator[Contract]:
         ("sglang.triton", "sm_90", "with_quant", MANY),
         ("sglang.triton", "gfx942", "with_routing", EP),
     ):
-        double = MOE_DOUBLES[name.partition(".")[0]]
+        double = MOE_DOUBLES[name] if name in MOE_DOUBLES else MOE_DOUBLES[name.partition(".")[0]]
         yield from rows("fused_moe", name, archs, double, *texts, boundary=boundary)
 
 
 MOE_DOUBLES = {
     "aiter": "aiter_gemm_moe",
+    "aiter.dispatch@sglang": "aiter_gemm_moe sglang",
     "deepgemm": "deep_gemm",
     "flashinfer": "flashinfer_gemm_moe",
     "sglang": "sglang",

@@ -62,6 +62,12 @@ def scale_columns(k: int, packed: bool) -> int:
     return -(-k // (BLOCK * WORD if packed else BLOCK))
 
 
+def packed_scale_bytes(sizes: FusedMoeSizes) -> int:
+    """Of weights: an upper bound, as on sm_90 scales are taken as they are."""
+    w13 = 2 * sizes.inter * scale_columns(sizes.hidden, packed=True)
+    return sizes.local_experts * 4 * (w13 + sizes.hidden * scale_columns(sizes.inter, packed=True))
+
+
 def alignment(expected: int) -> int:
     """Rows of a tile where an expert has so many on average, of which its rows are a multiple: 128, or on
     sm_100 what the library advises and vLLM takes."""
@@ -101,9 +107,7 @@ class DeepGemmMoe(vendor.DeepGemm):
     Bound: ClassVar[type[_DeepGemmBoundMoe]]
 
     def layout(self, sizes: FusedMoeSizes) -> int:
-        """Scales of weights, where they are packed."""
-        w13 = 2 * sizes.inter * scale_columns(sizes.hidden, packed=True)
-        return sizes.local_experts * 4 * (w13 + sizes.hidden * scale_columns(sizes.inter, packed=True))
+        return packed_scale_bytes(sizes)
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
         """Per row x, gate and up, h, what the expert gives, and scales; per pair its row."""

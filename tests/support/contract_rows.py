@@ -96,11 +96,18 @@ ZERO_SPARE = "batch=1 ctx=2112..2432 page=64"
 def mla() -> Iterator[Contract]:
     every, fp8 = (f"{RAGGED} page=1", f"{RAGGED} page=16", f"{RAGGED} heads=128 page=64"), "fp8={fp8}"
     for name, archs, double, *texts in (
-        ("aiter.asm", "gfx942 gfx950", "aiter_attention",
-         f"{RAGGED} page=1", f"{RAGGED} heads=128 page=64", f"{RAGGED} page=64 kv=fp8 {fp8}"),
-        ("aiter.asm_persistent", "gfx942 gfx950", "aiter_attention",
-         f"{RAGGED} page=1", f"batch=1 ctx=130 heads=64 page=64 kv=fp8 {fp8}",
-         f"batch=2 ctx=1..130 heads=128 page=16 kv=fp8 {fp8}"),
+        *(("aiter.asm", archs, double, f"{RAGGED} page=1", f"{RAGGED} heads=128 page=64",
+           f"{RAGGED} page=64 kv=fp8 {fp8}", ZERO_SPARE)
+          for archs, double in (("gfx942 gfx950", "aiter_attention"), ("gfx942", "aiter_attention aiter_attention_019"))),
+        *(("aiter.asm_persistent", archs, double, f"{RAGGED} page=1",
+           f"batch=2 ctx=1..130 heads=128 page=16 kv=fp8 {fp8}", ZERO_SPARE)
+          for archs, double in (("gfx942 gfx950", "aiter_attention"), ("gfx942", "aiter_attention aiter_attention_019"))),
+        # On gfx942 that is refused (ROCm/aiter#4957).
+        ("aiter.asm_persistent", "gfx950", "aiter_attention",
+         f"batch=1 ctx=130 heads=64 page=64 kv=fp8 {fp8}"),
+        ("aiter.asm_persistent@sglang", "gfx942", "aiter_attention", f"{RAGGED} page=16 kv=fp8 {fp8}"),
+        ("aiter.asm_persistent@sglang", "gfx942 gfx950", "aiter_attention",
+         f"batch=2 ctx=200..700 page=64 kv=fp8 {fp8}", f"{ZERO_SPARE} kv=fp8 {fp8}"),
         ("aiter.triton", "gfx942", "aiter_attention",
          f"{RAGGED} page=16", f"{RAGGED} heads=128 page=64", f"{RAGGED} page=64 kv=fp8 {fp8}"),
         ("aiter.triton_split", "gfx942", "aiter_attention",

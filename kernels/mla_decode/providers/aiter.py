@@ -4,8 +4,8 @@ Sources: aiter/mla.py, aiter/ops/attention.py, csrc/py_itfs_cu/asm_mla.cu and hs
 ROCm/aiter at e404860 (2026-08), the Python of its tags v0.1.8 to v0.1.20.post1; for how engines call them
 v1/attention/backends/mla/rocm_aiter_mla.py of vLLM 0.33, srt/layers/attention/aiter_backend.py and
 srt/models/deepseek_common/attention_forward_methods/forward_mla_rocm.py of SGLang 0.5.23. The kernels read
-row 0 of the cache for tokens that they mask (_mla_decode_fwd_with_head_pad of that aiter_backend.py): they get
-a cache without NaN. Untested on hardware.
+row 0 of the cache for tokens that they mask (_mla_decode_fwd_with_head_pad of that aiter_backend.py), so that
+they get a cache without NaN. Untested on hardware.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kernels.mla_decode.layouts import (
 )
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
-from kernels.op import Prepared
+from kernels.op import OPS, Prepared
 from kernels.platform import Platform, of
 from kernels.support import Support, need
 from kernels.vendor import Aiter
@@ -74,8 +74,8 @@ PLAN = Function(
     "aiter.get_mla_metadata_v1",
     "aiter.ops.attention.get_mla_metadata_v1",
     needs="seqlens_qo_indptr seqlens_kv_indptr num_heads_per_head_k num_heads_k is_causal work_metadata_ptrs "
-    "work_info_set work_indptr reduce_indptr reduce_final_map reduce_partial_map kv_granularity max_seqlen_qo "
-    "uni_seqlen_qo fast_mode",
+    "work_info_set work_indptr reduce_indptr reduce_final_map reduce_partial_map kv_granularity "
+    "max_seqlen_qo uni_seqlen_qo fast_mode",
     wishes="kv_last_page_lens page_size dtype_q dtype_kv",
 )
 PLAN_OF_SGLANG = PLAN.needing("max_split_per_batch intra_batch_mode", when="")
@@ -202,12 +202,14 @@ class AsmPersistentOfSglang(AsmPersistent):
         )
 
     def supports(self, case: Case, platform: Platform) -> Support:
-        least = min(MlaDecodeSizes(**case.sizes).lengths())  # type: ignore[arg-type]
+        sizes = OPS[self.op].sizes(case.sizes)
+        assert isinstance(sizes, MlaDecodeSizes)
+        least = min(sizes.lengths())
         return Support.all_of(
             super().supports(case, platform),
             need(
                 platform.arch != "gfx950" or least >= LEAST_TOKENS,
-                f"AITER's schedule divides by 0 on gfx950 where a sequence has fewer than {LEAST_TOKENS} tokens",
+                f"divides by 0 on gfx950 where a sequence has fewer than {LEAST_TOKENS} tokens, as {least}",
             ),
         )
 

@@ -127,8 +127,11 @@ def mla() -> Iterator[Contract]:
           for name in ("flashinfer.fa2", "flashinfer.fa3")),
         ("flashinfer.cutlass", "sm_100", "flashinfer_attention",
          "batch=3 ctx=1..130 heads=128 page=64", "batch=2 ctx=100..300 heads=128 page=16"),
-        ("flashinfer.trtllm", "sm_100", "flashinfer_attention",
-         f"{RAGGED} page=64", f"{RAGGED} heads=128 page=32", f"{RAGGED} page=64 kv=fp8"),
+        *((name, "sm_100 sm_103", "flashinfer_attention",
+           f"{RAGGED} page=64", f"{RAGGED} heads=128 page=32", f"{RAGGED} page=64 kv=fp8")
+          for name in ("flashinfer.trtllm", "flashinfer.cute_dsl", "flashinfer.auto")),
+        *((name, "sm_100", "flashinfer_attention", f"{RAGGED} heads=24 page=32")
+          for name in ("flashinfer.cute_dsl", "flashinfer.auto")),
         ("flash_attn.fa3", "sm_90", "flash_attn_3", *every),
         ("flash_attn.fa3@vllm", "sm_90", "vllm_attention", *every),
         ("flash_attn.fa3@sglang", "sm_90", "sglang_kernel_attention", *every),

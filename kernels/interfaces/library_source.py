@@ -243,7 +243,8 @@ class LibrarySource:
                 except NotThere:
                     return None  # of a library that is not here
             return None
-        if rest:
+        tree = self._tree(module)
+        if rest and not (tree and _gives_members(tree, made.name) and _names(tree, wanted)):
             raise NotThere(f"{module}.{made.name} has no {wanted}")
         return None
 
@@ -416,9 +417,18 @@ def _makes(tree: ast.Module, name: str) -> bool:
     sets = asked or any(
         _last_name(node) == "globals" for node in ast.walk(tree) if isinstance(node, ast.Call)
     )
-    return bool(sets) and any(
-        isinstance(node, ast.Constant) and node.value == name for node in ast.walk(tree)
-    )
+    return bool(sets) and _names(tree, name)
+
+
+def _gives_members(tree: ast.Module, name: str) -> bool:
+    """Whether the module gives its class of that name members: `setattr(name, ...)`."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _last_name(node) == "setattr")
+    return any(isinstance(call.args[0], ast.Name) and call.args[0].id == name for call in calls if call.args)
+
+
+def _names(tree: ast.Module, name: str) -> bool:
+    """Whether a text in the module is that name."""
+    return any(isinstance(node, ast.Constant) and node.value == name for node in ast.walk(tree))
 
 
 def _raises(function: ast.FunctionDef) -> bool:

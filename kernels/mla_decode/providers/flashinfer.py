@@ -57,9 +57,7 @@ PLAN = Function(
     "sm_scale q_data_type kv_data_type",
 )
 INPUTS = "q_nope q_pe ckv_cache kpe_cache out"
-RUN = Function(
-    "flashinfer.mla.BatchMLAPagedAttentionWrapper.run", needs=INPUTS, wishes="ckv_scale kpe_scale"
-)
+RUN = Function("flashinfer.mla.BatchMLAPagedAttentionWrapper.run", needs=INPUTS, wishes="ckv_scale kpe_scale")
 RUN_CUTLASS = Function(
     "flashinfer.mla.BatchMLAPagedAttentionWrapper.run", needs=f"{INPUTS} kv_len page_table"
 )

@@ -107,7 +107,7 @@ def mla() -> Iterator[Contract]:
           for archs, double in AITERS),
         # On gfx942 that is refused (ROCm/aiter#4957).
         ("aiter.asm_persistent", "gfx950", "aiter_attention",
-         f"batch=1 ctx=130 heads=64 page=64 kv=fp8 {fp8}"),
+         f"batch=2 ctx=1..130 heads=64 page=64 kv=fp8 {fp8}"),
         ("aiter.asm_persistent@sglang", "gfx942", "aiter_attention", f"{RAGGED} page=16 kv=fp8 {fp8}"),
         ("aiter.asm_persistent@sglang", "gfx942 gfx950", "aiter_attention",
          f"batch=2 ctx=200..700 page=64 kv=fp8 {fp8}", f"{ZERO_SPARE} kv=fp8 {fp8}"),

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
 import kernels
 from harness.errors import UsageError, one_line
@@ -23,7 +22,7 @@ from kernels.binding import Symbol, Taken
 from kernels.interfaces import signatures
 from kernels.interfaces.library_source import OPERATORS, LibrarySource, NotThere, SignatureSource
 from kernels.platform import distribution_names, version
-from kernels.vendor import Vendor
+from kernels.vendor import Vendor, is_older
 
 BINDS, BREAKS, OLDER, UNKNOWN = "binds", "breaks", "too old", "not told"
 """Of a row: all calls fit; one does not; the version is older than the row's first; the sources tell of no
@@ -111,12 +110,10 @@ def libraries(row: Vendor) -> set[str]:
 
 def places(row: Vendor, library: str) -> set[str]:
     """Dotted, that it takes of that library."""
-    return {
-        place
-        for symbol in symbols(row.symbols)
-        for place in symbol.places
-        if _package(place, _own(row)) == _root(library)
-    }
+    if library not in libraries(row):
+        return set()
+    everything = (place for symbol in symbols(row.symbols) for place in symbol.places)
+    return {place for place in everything if _package(place, _own(row)) == _root(library)}
 
 
 def _own(row: Vendor) -> str:
@@ -158,8 +155,9 @@ def _bind(row: Vendor, release: Release) -> RowBinding:
             untold.append(alternatives[0].places[0])
     reason = "; ".join(dict.fromkeys(complaints)) or (f"not told: {', '.join(untold)}" if untold else "")
     status = BREAKS if complaints else BINDS if told or not untold else UNKNOWN
-    if release.library == own and _is_older(release.version, row.since):
-        status, reason = OLDER, f"needs {row.since} or later"
+    first = row.first_version(release.library)
+    if is_older(release.version, first):
+        status, reason = OLDER, f"needs {first} or later"
     return RowBinding(
         row.op, row.name, release.library, release.version, status, reason, ", ".join(sorted(without))
     )
@@ -185,13 +183,6 @@ def _when(symbol: Symbol, complaint: str) -> str:
     return f"{symbol.when}: {complaint}" if symbol.when else complaint
 
 
-def _is_older(version: str, since: str) -> bool:
-    try:
-        return bool(since) and Version(version) < Version(since)
-    except InvalidVersion:
-        return False
-
-
 def wanted_libraries() -> list[str]:
     return sorted({library for row in rows() for library in libraries(row)})
 
@@ -208,11 +199,12 @@ def installed() -> list[Release]:
 
 def releases_in(path: Path) -> list[Release]:
     """In a folder of packages, a wheel, or a file of recorded signatures. Raises UsageError."""
+    wanted = wanted_libraries()
     try:
         if path.suffix == ".json":
             return recorded(path)
         source = LibrarySource.of(path)
-        return [_release(library, path, source) for library in wanted_libraries() if source.has(library)]
+        return [_release(library, path, source) for library in wanted if source.has(library)]
     except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError, SyntaxError) as error:
         raise UsageError(
             f"{path} is no folder of packages, wheel, or file of recorded signatures: {one_line(error)}"

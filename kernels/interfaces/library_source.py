@@ -244,7 +244,7 @@ class LibrarySource:
                     return None  # of a library that is not here
             return None
         tree = self._tree(module)
-        if rest and not (tree and _gives_members(tree, made.name) and _names(tree, wanted)):
+        if rest and not (tree and _gives_members(tree, made.name) and wanted in _texts(tree)):
             raise NotThere(f"{module}.{made.name} has no {wanted}")
         return None
 
@@ -273,7 +273,9 @@ class LibrarySource:
         return [
             root
             for root in self.roots
-            if (root / package).is_dir() or (root / f"{package}.py").is_file() or _compiled(root, package)
+            if (root / package).is_dir()
+            or (root / f"{package}.py").is_file()
+            or any(_module_name(file) == package for file in self._compiled_in(root, "."))
         ]
 
     @functools.cache  # noqa: B019
@@ -292,14 +294,17 @@ class LibrarySource:
     def _exists(self, module: str) -> bool:
         return bool(self._file(module) or self._is_folder(module) or self._compiled(module))
 
-    @functools.cache  # noqa: B019
     def _compiled(self, module: str) -> list[Folder]:
         folder, _, name = module.replace(".", "/").rpartition("/")
-        return [
-            file
-            for root in self._homes(_top(module))
-            for file in _compiled(root / folder if folder else root, name)
-        ]
+        files = (
+            file for root in self._homes(_top(module)) for file in self._compiled_in(root, folder or ".")
+        )
+        return [file for file in files if _module_name(file) == name]
+
+    @functools.cache  # noqa: B019
+    def _compiled_in(self, root: Folder, folder: str) -> list[Folder]:
+        inside = root if folder == "." else root / folder
+        return [f for f in inside.iterdir() if f.name.endswith(".so")] if inside.is_dir() else []
 
     def _schema(self, module: str, name: str) -> inspect.Signature | None:
         """Of an operator of torch, by the compiled files of the module's package."""
@@ -324,14 +329,13 @@ class LibrarySource:
         return id(self)
 
 
+def _module_name(compiled: Folder) -> str:
+    """`_C` of `_C.abi3.so`."""
+    return compiled.name.partition(".")[0]
+
+
 def _top(module: str) -> str:
     return module.partition(".")[0]
-
-
-def _compiled(folder: Folder, name: str) -> list[Folder]:
-    if not folder.is_dir():
-        return []
-    return [f for f in folder.iterdir() if f.name.endswith(".so") and f.name.split(".")[0] == name]
 
 
 def _definitions(body: Sequence[Statement], name: str) -> list[Statement]:
@@ -389,22 +393,27 @@ def _parts(target: ast.expr) -> list[ast.expr]:
 
 def _exports(tree: ast.Module | None, name: str) -> bool:
     """Whether `from module import *` brings the name, if it is there."""
-    lists = [s for s in ast.walk(tree) if _lists_exports(s)] if tree else []
-    if len(lists) == 1 and isinstance(lists[0], ast.Assign):
-        with contextlib.suppress(ValueError):
-            return name in ast.literal_eval(lists[0].value)
-    return bool(lists) or not name.startswith("_")
+    exported, is_all = _exported(tree) if tree else (frozenset(), False)
+    return name in exported or not (is_all or name.startswith("_"))
 
 
-def _lists_exports(node: ast.AST) -> bool:
-    """Whether `__all__` is set or added to there."""
-    if isinstance(node, ast.Assign):
-        return any(isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets)
+@functools.cache
+def _exported(tree: ast.Module) -> tuple[frozenset[str], bool]:
+    """Names in the module's `__all__`, and whether those are all; not where it is put together."""
+    lists = [s for s in _statements(tree.body) if _binds(s, "__all__") or _adds_exports(s)]
+    names = {node.value for s in lists for node in ast.walk(s) if isinstance(node, ast.Constant)}
+    is_plain = len(lists) == 1 and isinstance(getattr(lists[0], "value", None), ast.List | ast.Tuple)
+    return frozenset(name for name in names if isinstance(name, str)), is_plain
+
+
+def _adds_exports(statement: Statement) -> bool:
+    """`__all__ += [...]` or `__all__.extend([...])`."""
     changed: ast.expr | None = None
-    if isinstance(node, ast.AugAssign | ast.AnnAssign):
-        changed = node.target
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        changed = node.func.value
+    if isinstance(statement, ast.AugAssign):
+        changed = statement.target
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        method = statement.value.func
+        changed = method.value if isinstance(method, ast.Attribute) else None
     return isinstance(changed, ast.Name) and changed.id == "__all__"
 
 
@@ -414,21 +423,25 @@ def _makes(tree: ast.Module, name: str) -> bool:
     asked = [s for s in _statements(tree.body) if _binds(s, "__getattr__")]
     if any(isinstance(s, ast.FunctionDef) and not _raises(s) for s in asked):
         return True
-    sets = asked or any(
-        _last_name(node) == "globals" for node in ast.walk(tree) if isinstance(node, ast.Call)
-    )
-    return bool(sets) and _names(tree, name)
+    return name in _texts(tree) and (bool(asked) or bool(_calls(tree, "globals")))
 
 
 def _gives_members(tree: ast.Module, name: str) -> bool:
     """Whether the module gives its class of that name members: `setattr(name, ...)`."""
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _last_name(node) == "setattr")
-    return any(isinstance(call.args[0], ast.Name) and call.args[0].id == name for call in calls if call.args)
+    owners = [call.args[0] for call in _calls(tree, "setattr") if call.args]
+    return any(isinstance(owner, ast.Name) and owner.id == name for owner in owners)
 
 
-def _names(tree: ast.Module, name: str) -> bool:
-    """Whether a text in the module is that name."""
-    return any(isinstance(node, ast.Constant) and node.value == name for node in ast.walk(tree))
+@functools.cache
+def _texts(tree: ast.Module) -> frozenset[str]:
+    """Those in the module."""
+    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return frozenset(text for text in constants if isinstance(text, str))
+
+
+@functools.cache
+def _calls(tree: ast.Module, function: str) -> list[ast.Call]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _last_name(node) == function]
 
 
 def _raises(function: ast.FunctionDef) -> bool:

@@ -188,6 +188,9 @@ class LibrarySource:
         if isinstance(statement, ast.ImportFrom):
             target = self._absolute(statement, module)
             original = next(a.name for a in statement.names if (a.asname or a.name) == name)
+            inner = f"{target}.{original}"
+            if target == module and self._exists(inner):  # `from . import inner`
+                return self._in_module(inner, rest, seen) if rest else None
             if self._exists(target):
                 return self._in_module(target, [original, *rest], seen)
             return self._schema(module, [original, *rest][-1])

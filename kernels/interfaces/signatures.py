@@ -19,6 +19,9 @@ Kind = inspect.Parameter
 LONGEST = 8000
 """Bytes that a schema may have."""
 
+FIELD = ("field", "Field")
+"""What tells of a field of a dataclass or model."""
+
 
 @dataclass(frozen=True)
 class Default:
@@ -107,9 +110,8 @@ def of_fields(
         settings = _settings(field.value)
         if "ClassVar" in annotation or settings.get("init") == "False":
             continue
-        has_default = field.value is not None and (
-            not settings or bool({"default", "default_factory"} & settings.keys())
-        )
+        is_told = isinstance(field.value, ast.Call) and _maker(field.value) in FIELD
+        has_default = bool({"default", "default_factory"} & settings.keys()) if is_told else bool(field.value)
         name = field.target.id
         own: Any = Kind.KEYWORD_ONLY if settings.get("kw_only") == "True" else kind
         parameters[name] = Kind(name, own, default=Default("...") if has_default else Kind.empty)
@@ -126,10 +128,13 @@ def _by_name_alone(maker: ast.expr) -> bool:
 
 def _settings(value: ast.expr | None) -> dict[str, str]:
     """Keywords of `field(...)` or `dataclass(...)`."""
-    call = value if isinstance(value, ast.Call) else None
-    if call is None or ast.unparse(call.func).rpartition(".")[2] not in ("field", "dataclass", "Field"):
+    if not isinstance(value, ast.Call) or _maker(value) not in ("dataclass", *FIELD):
         return {}
-    return {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg}
+    return {keyword.arg: ast.unparse(keyword.value) for keyword in value.keywords if keyword.arg}
+
+
+def _maker(call: ast.Call) -> str:
+    return ast.unparse(call.func).rpartition(".")[2]
 
 
 def of_schema(text: str) -> inspect.Signature:

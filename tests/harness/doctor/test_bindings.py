@@ -16,7 +16,8 @@ SIGNATURES = sorted((ROOT / "tests" / "kernels" / "signatures").glob("*.json"))
 
 DECODE = (
     "def tokenspeed_mla_decode(query, kv_cache, workspace_buffer, kv_lora_rank, qk_rope_head_dim, "
-    "block_tables, seq_lens, max_seq_len, softmax_scale, output_scale=1.0, enable_pdl=False, causal_mask=True): ..."
+    "block_tables, seq_lens, max_seq_len, softmax_scale, output_scale=1.0, "
+    "enable_pdl=False, causal_mask=True): ..."
 )
 UNITS = "def get_num_sm(device): ..."
 LIBRARY = {"tokenspeed_mla/__init__.py": f"{DECODE}\n{UNITS}"}  # which has one row

@@ -74,7 +74,7 @@ class CutlassOfSglang(CutlassGemm, Sglang):
 
     name = "sglang.cutlass"
     requires = "SGLang 0.5.18 or later for CUDA (read at 0.5.23), nvcc, sm_120"
-    since = "0.5.18"
+    since = "0.5.18"  # the first that was read to have it
     runtime = Sglang.runtime
     archs = ("sm_120",)
     multiply = OF_SGLANG

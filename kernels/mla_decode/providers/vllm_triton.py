@@ -49,10 +49,10 @@ class VllmTritonMlaDecode(Vllm):
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         if operands.kv.element_size() == 1 and not DECODE.takes("k_scale"):
             raise Unsupported(f"vllm {self.version} has no scales for an FP8 cache")
-        return SplitKv(operands, out, DECODE)
+        return VllmSplitKv(operands, out, DECODE)
 
 
-class SplitKv(Prepared):
+class VllmSplitKv(Prepared):
     """`decode_attention_fwd` of vLLM, or of a library that took it over."""
 
     def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, function: Function) -> None:

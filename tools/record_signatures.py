@@ -95,7 +95,7 @@ def taken(library: str) -> list[str]:
 
 def read(library: str, path: Path) -> dict[str, str | None]:
     """What stands at each place: None where nothing does, `""` where it does not tell."""
-    source = LibrarySource.of(path).of_package(library.partition(".")[0])
+    source = LibrarySource.of(path)
     if not source.has(library):
         raise SystemExit(f"{path} has no {library}")
     texts: dict[str, str | None] = {}

@@ -19,8 +19,9 @@ from harness.cli.options import json_option, target_device
 def doctor(json_to: str | None, device: str | None, quick: bool, bind: bool, paths: tuple[Path, ...]) -> None:
     """Platform, device, libraries, ceilings, noise, clocks, and what would improve them.
 
-    With --bind: whether each row's calls fit a version of its library, which is read and not imported. PATH
-    is a wheel, a folder of packages (a site-packages, a checkout), or a file of recorded signatures.
+    With --bind: whether each row's calls fit a version of its library, which is read and not imported; what
+    breaks comes first, and then the exit status is 1. PATH is a wheel, a folder of packages (a site-packages,
+    a checkout), or a file of recorded signatures.
     """
     if bind:
         sys.exit(show_bindings(paths, json_to))

@@ -20,7 +20,7 @@ import kernels
 from harness.errors import UsageError, one_line
 from kernels.binding import Symbol, Taken
 from kernels.interfaces import signatures
-from kernels.interfaces.library_source import OPERATORS, LibrarySource, NotThere, SignatureSource
+from kernels.interfaces.library_source import LibrarySource, NotThere, SignatureSource
 from kernels.platform import distribution_names, version
 from kernels.vendor import Vendor, is_older
 
@@ -29,9 +29,6 @@ BINDS, BREAKS, OLDER, UNKNOWN = "binds", "breaks", "too old", "not told"
 signature (of C++, or made as the module is imported)."""
 
 ALL_KINDS = ("cuda", "rocm", "cpu")
-
-TORCH = ("aten", "prims", "c10d")
-"""Namespaces of operators that are torch's own."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ def rows() -> list[Vendor]:
 def libraries(row: Vendor) -> set[str]:
     """Its own, and others that it takes something of."""
     own = _own(row)
-    others = {_package(place, own) for symbol in symbols(row.symbols) for place in symbol.places}
+    others = {_root(place) for symbol in symbols(row.symbols) for place in symbol.places}
     return {own, *others - {_root(own)}}
 
 
@@ -113,17 +110,11 @@ def places(row: Vendor, library: str) -> set[str]:
     if library not in libraries(row):
         return set()
     everything = (place for symbol in symbols(row.symbols) for place in symbol.places)
-    return {place for place in everything if _package(place, _own(row)) == _root(library)}
+    return {place for place in everything if _root(place) == _root(library)}
 
 
 def _own(row: Vendor) -> str:
     return row.library or row.provider
-
-
-def _package(place: str, own: str) -> str:
-    """Whose place it is: an operator of torch is registered by the row's library, but for torch's own."""
-    namespace = place.removeprefix(OPERATORS).partition(".")[0]
-    return _root(own) if place.startswith(OPERATORS) and namespace not in TORCH else _root(place)
 
 
 def _root(module: str) -> str:
@@ -136,11 +127,11 @@ def symbols(taken: Sequence[Taken]) -> Iterator[Symbol]:
 
 
 def _bind(row: Vendor, release: Release) -> RowBinding:
-    own, root = _own(row), _root(release.library)
+    root = _root(release.library)
     complaints, untold, without, told = [], [], set(), 0
     for entry in row.symbols:
         alternatives = list(symbols([entry]))
-        packages = {_package(place, own) for symbol in alternatives for place in symbol.places}
+        packages = {_root(place) for symbol in alternatives for place in symbol.places}
         if root not in packages:
             continue
         symbol, signature, complaint = _first(alternatives, release.source)
@@ -214,7 +205,6 @@ def releases_in(path: Path) -> list[Release]:
 def _release(library: str, path: Path, source: LibrarySource) -> Release:
     """Its version is that of the metadata beside it; else what a folder's name ends with (`aiter-0.1.20`), or
     the name."""
-    source = source.of_package(_root(library))
     beside = [path, path.parent] if path.is_dir() else [path]
     if found := next(_distributions(library, [str(place) for place in beside]), None):
         return Release(library, found.version, source, _kinds(found))

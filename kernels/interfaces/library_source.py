@@ -32,9 +32,6 @@ DEPTH = 3
 FIELDS = {"dataclass", "NamedTuple", "BaseModel", "Struct"}
 """Decorators and bases that make a class take its fields."""
 
-OPERATORS = "torch.ops."
-"""Of places: `torch.ops.<namespace>.<name>`, which any library may register."""
-
 UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, SyntaxError, ValueError)
 """Of a damaged file, a template, or Python of another day."""
 
@@ -55,12 +52,9 @@ class SignatureSource(Protocol):
 
 @dataclass
 class LibrarySource:
-    """roots:   folders in which packages lie, in the order of Python's path
-    package: the one whose operators of torch are meant
-    """
+    """roots: folders in which packages lie, in the order of Python's path"""
 
     roots: list[Folder]
-    package: str = ""
     trees: dict[str, ast.Module | None] = field(default_factory=dict)
 
     @staticmethod
@@ -79,19 +73,16 @@ class LibrarySource:
         places = [*(spec.submodule_search_locations or ())] if spec else []
         if spec and not places and spec.origin:
             places = [spec.origin]
-        return LibrarySource([Path(place).parent for place in places], package)
-
-    def of_package(self, package: str) -> LibrarySource:
-        """The same, where torch's operators are those of that package."""
-        return LibrarySource(self.roots, package, self.trees)
+        return LibrarySource([Path(place).parent for place in places])
 
     def has(self, module: str) -> bool:
         return bool(self._file(module) or self._compiled(module))
 
     def signature(self, place: str) -> inspect.Signature | None:
         names = place.split(".")
-        if place.startswith(OPERATORS):  # one that is not there may be in a build for other devices
-            return self._schema(self.package, names[-1]) if self.package else None
+        is_unbuilt = names[-2].endswith("_C") and not self._exists(place.rpartition(".")[0])
+        if is_unbuilt and (schema := self._schema(names[0], names[-1])):
+            return schema
         for count in range(len(names) - 1, 0, -1):
             module = ".".join(names[:count])
             if self._exists(module):
@@ -519,8 +510,9 @@ def _archive_roots(archive: zipfile.Path) -> list[Folder]:
 
 
 def _files(folder: Folder) -> Iterator[Folder]:
-    for inner in folder.iterdir():
-        if inner.is_dir():
-            yield from _files(inner)
-        else:
-            yield inner
+    """All below it."""
+    if isinstance(folder, Path):
+        yield from (path for path in folder.rglob("*") if path.is_file())
+    else:  # by its list of names, which iterdir would read again for each folder
+        inside = (n for n in folder.root.namelist() if n.startswith(folder.at) and not n.endswith("/"))
+        yield from (zipfile.Path(folder.root, name) for name in inside)

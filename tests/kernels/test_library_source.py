@@ -329,19 +329,21 @@ def test_operators_of_torch_by_their_cpp_source(tmp_path):
         'TORCH_LIBRARY(_C, ops) {\n  ops.def(\n      "scaled(Tensor! out, Tensor a,"\n'
         '      "       int[] sizes=[1, 2], *, float? s=None) -> ()");\n  ops.impl("scaled", &scaled);\n}'
     )
-    source = read(tmp_path, "").of_package("lib")
-    assert signatures.text(source.signature("torch.ops._C.scaled")) == "(out, a, sizes=[1, 2], *, s=None)"
-    assert source.signature("torch.ops._C.of_another_build") is None
+    source = read(tmp_path, "")
+    assert signatures.text(source.signature("lib._C.scaled")) == "(out, a, sizes=[1, 2], *, s=None)"
+    for place in ("lib._C.gone", "lib.scaled"):
+        with pytest.raises(NotThere):
+            source.signature(place)
 
 
 def test_sources_beside_the_folder_of_packages(tmp_path):
     """`sgl-kernel/csrc` and `sgl-kernel/python/sgl_kernel`."""
     (tmp_path / "python" / "lib").mkdir(parents=True)
-    (tmp_path / "python" / "lib" / "__init__.py").write_text("f = torch.ops.lib.f.default")
+    (tmp_path / "python" / "lib" / "__init__.py").write_text("f = torch.ops.lib.f")
     (tmp_path / "csrc").mkdir()
     (tmp_path / "csrc" / "ops.cc").write_text('m.def("f(Tensor a) -> Tensor");')
-    source = LibrarySource.of(tmp_path).of_package("lib")
-    assert signatures.text(source.signature("torch.ops.lib.f")) == "(a)"
+    source = LibrarySource.of(tmp_path)
+    assert signatures.text(source.signature("lib.f")) == "(a)"
 
 
 def test_a_project_within_a_project(tmp_path):

@@ -115,7 +115,7 @@ DEFECTS = (
         issue="sgl-project/sglang#28685",
         symptom="wrong rows, the more the larger m, as ROCm 7.0 to 7.2 compile CK's preshuffled product",
         op="block_scale_gemm",
-        rows=("aiter.*_preshuffled",),
+        rows=("aiter.dispatch_preshuffled", "aiter.ck*_preshuffled"),
         archs=("gfx950",),
     ),
     Defect(
@@ -141,5 +141,15 @@ DEFECTS = (
         rows=("flashinfer.sm90",),
         archs=("sm_90",),
         when=lambda sizes: sizes.m >= 32,
+    ),
+    Defect(
+        # Also flashinfer-ai/flashinfer#3944 and #4409. The kernel for few tokens came with 0.6.2.
+        issue="flashinfer-ai/flashinfer#4396",
+        symptom="its kernel for up to 32 tokens reads a scale too early, now and then",
+        op="block_scale_gemm",
+        rows=("flashinfer.groupwise",),
+        archs=("sm_100", "sm_103"),
+        versions=">=0.6.2",
+        when=lambda sizes: sizes.m <= 32,
     ),
 )

@@ -71,9 +71,9 @@ def native(arch: str) -> str:
 
 
 def native_scales(arch: str) -> str:
-    """Of block scales: what an architecture's own kernels take, powers of two on Blackwell of data centres
-    (DeepGEMM 2.6.1, csrc/utils/layout.hpp)."""
-    return "ue8m0" if arch in ("sm_100", "sm_103") else "fp32"
+    """Of block scales: what an architecture's own kernels take, powers of two on Blackwell (DeepGEMM 2.6.1,
+    csrc/utils/layout.hpp; for sm_120 DeepGemmQuantScaleFMT in vLLM 0.33's utils/deep_gemm.py)."""
+    return "ue8m0" if arch in ("sm_100", "sm_103", "sm_120") else "fp32"
 
 
 def quantise_activations(

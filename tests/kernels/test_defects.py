@@ -52,8 +52,13 @@ AFFECTED = [
     ("sgl-project/sglang#29918", GEMM, "aiter.dispatch", "gfx950", "0.1.10", gemm(513)),
     ("flashinfer-ai/flashinfer#2356", MOE, "flashinfer.trtllm", "sm_100", "0.6.18", MOE_SIZES),
     ("sgl-project/sglang#32843", GEMM, "flashinfer.sm90", "sm_90", "0.7.0", gemm(32)),
+    ("flashinfer-ai/flashinfer#4396", GEMM, "flashinfer.groupwise", "sm_103", "0.6.17", gemm(32)),
 ]
 SOUND = [
+    ("sgl-project/sglang#28685", GEMM, "aiter.triton_preshuffled", "gfx950", "0.1.10", gemm(1)),
+    ("flashinfer-ai/flashinfer#4396", GEMM, "flashinfer.groupwise", "sm_100", "0.6.17", gemm(33)),
+    ("flashinfer-ai/flashinfer#4396", GEMM, "flashinfer.groupwise", "sm_100", "0.6.1", gemm(32)),
+    ("flashinfer-ai/flashinfer#4396", GEMM, "flashinfer.trtllm", "sm_100", "0.6.17", gemm(32)),
     ("ROCm/aiter#4957", MLA, "aiter.asm_persistent", "gfx942", "0.1.17", mla(heads=64)),
     ("ROCm/aiter#4957", MLA, "aiter.asm_persistent", "gfx942", "unknown", mla(heads=64)),
     ("ROCm/aiter#4957", MLA, "aiter.asm_persistent", "gfx942", "0.1.18", mla(heads=32)),

@@ -32,19 +32,24 @@ def gemm() -> Iterator[Contract]:
         for name, archs, double, cases in (
             ("cublaslt", "sm_90", "", part),
             ("deepgemm", "sm_90 sm_100 sm_103", "deep_gemm", part),
-            ("vllm.cutlass", "sm_90 sm_100 sm_120", "vllm_gemm_moe", part[1:]),
+            ("deepgemm@vllm", "sm_90 sm_100 sm_103", "vllm_gemm_moe deep_gemm", part),
+            ("deepgemm@sglang", "sm_90 sm_100 sm_103", "sglang_moe deep_gemm", part),
+            ("vllm.cutlass", "sm_90 sm_100 sm_103 sm_120", "vllm_gemm_moe", part[1:]),
             ("sglang.cutlass", "sm_120", "sglang_gemm", texts),
             ("flashinfer.sm90", "sm_90", "flashinfer_gemm_moe", part),
-            ("flashinfer.groupwise", "sm_100", "flashinfer_gemm_moe", part),
+            ("flashinfer.groupwise", "sm_100 sm_103", "flashinfer_gemm_moe", part),
+            ("flashinfer.trtllm", "sm_100 sm_103", "flashinfer_gemm_moe", part[1:]),
             ("hipblaslt.dequantised", "gfx942", "", texts),
             ("sglang.triton", "sm_90 gfx942", "sglang", texts),
             *((name, "gfx942 gfx950", "aiter_gemm_moe", texts) for name in aiter),
-            *(
-                (name, "gfx942", "aiter_gemm_moe", part[-1:])
-                for name in ("aiter.dispatch", "aiter.ck", "aiter.triton", "aiter.dispatch_preshuffled")
-            ),
+            *((name, "gfx942", "aiter_gemm_moe", part[-1:]) for name in aiter if name != "aiter.asm"),
         ):
             yield from rows("block_scale_gemm", name, archs, double, *cases, boundary=boundary)
+    few = ("m=5 n=4096 k=1024", "m=32 n=4096 k=1024")
+    yield from rows(
+        "block_scale_gemm", "sglang.small_m", "gfx950", "sglang aiter_gemm_moe", *few,
+        boundary="with_quant",
+    )  # fmt: skip
 
 
 SMALL = "tokens=5 experts=8 topk=2 hidden=256 inter=128"

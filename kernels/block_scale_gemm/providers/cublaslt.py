@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kernels.binding import find, keywords
+from kernels.binding import Function, Symbol
 from kernels.block_scale_gemm.layouts import column_major, padded_rows, rounded_up
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 ROWS = 4  # that cuBLASLt takes a multiple of
 K_BLOCKS = 4  # likewise, of the scales of b
 
+MULTIPLY = Function(
+    "torch.nn.functional.scaled_mm",
+    needs="mat_a mat_b scale_a scale_recipe_a scale_b scale_recipe_b output_dtype",
+)
+RECIPES = Symbol("torch.nn.functional.ScalingType")
+
 
 class CublasLt(Vendor):
     """Where M is no multiple of four, the call computes rows of zeros up to the next, as in an engine that
@@ -31,9 +37,11 @@ class CublasLt(Vendor):
     name = "cublaslt"
     library = "torch"
     requires = "torch 2.10 or later with CUDA 12.9 or later, sm_90"
+    since = "2.10"
     allocates = True
     kinds = ("cuda",)
     archs = ("sm_90",)  # it takes these scales on no other
+    symbols = (MULTIPLY, RECIPES)
 
     def fits(self, sizes: BlockScaleGemmSizes) -> Support:
         return need(sizes.n % 16 == 0 and sizes.k % 16 == 0, "cuBLASLt needs n and k to be multiples of 16")
@@ -63,21 +71,17 @@ class _CublasLt(Prepared):
         import torch
 
         super().__init__(operands)
-        self.multiply = find("torch.nn.functional.scaled_mm")
-        recipes = find("torch.nn.functional.ScalingType")
+        recipes = RECIPES.find()
         self.a_q = padded_rows(operands.a_q, ROWS)
         self.a_scale = column_major(padded_rows(operands.a_scale, ROWS))
-        self.arguments = keywords(
-            self.multiply,
-            {
-                "mat_a": self.a_q,
-                "mat_b": operands.b_q.t(),
-                "scale_a": self.a_scale,
-                "scale_recipe_a": recipes.BlockWise1x128,
-                "scale_b": b_scale_by_blocks_of_k(operands.b_scale),
-                "scale_recipe_b": recipes.BlockWise128x128,
-                "output_dtype": torch.bfloat16,
-            },
+        self.multiply = MULTIPLY.bind(
+            mat_a=self.a_q,
+            mat_b=operands.b_q.t(),
+            scale_a=self.a_scale,
+            scale_recipe_a=recipes.BlockWise1x128,
+            scale_b=b_scale_by_blocks_of_k(operands.b_scale),
+            scale_recipe_b=recipes.BlockWise128x128,
+            output_dtype=torch.bfloat16,
         )
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
@@ -85,7 +89,7 @@ class _CublasLt(Prepared):
         return {"a_q": self.a_q[:m], "a_scale": self.a_scale[:m]}
 
     def call(self) -> None:
-        self.out = self.multiply(**self.arguments)[: self.operands.m]
+        self.out = self.multiply()[: self.operands.m]
 
 
 def b_scale_by_blocks_of_k(b_scale: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kernels.binding import Function
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.providers.torch_eager import Bf16Gemm
 from kernels.op import Prepared, Unsupported
@@ -19,6 +20,9 @@ from kernels.vendor import Vendor
 
 if TYPE_CHECKING:
     import torch
+
+
+PREFERRED = Function("torch.backends.cuda.preferred_blas_library")
 
 
 class HipblasLtDequantisedGemm(Vendor, Bf16Gemm):
@@ -31,6 +35,7 @@ class HipblasLtDequantisedGemm(Vendor, Bf16Gemm):
     runtime = "hipblaslt"
     kinds = ("rocm",)
     any_fp8 = True
+    symbols = (PREFERRED,)
 
     def environment(self, platform: Platform) -> dict[str, str]:
         return {"TORCH_BLAS_PREFER_HIPBLASLT": "1"}
@@ -38,8 +43,7 @@ class HipblasLtDequantisedGemm(Vendor, Bf16Gemm):
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
         import torch
 
-        library = torch.backends.cuda.preferred_blas_library()
-        picked = library.name  # type: ignore[attr-defined]  # an enum of pybind11's, which torch's stub lacks
+        picked = PREFERRED.bind()().name
         if out.device.type != "cpu" and picked != "Cublaslt":  # hipBLASLt's name in torch too
             raise Unsupported(f"torch {torch.__version__} does not take hipBLASLt here, but {picked}")
         return super().prepare(operands, out)

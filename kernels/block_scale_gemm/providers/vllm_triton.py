@@ -1,7 +1,7 @@
 """vLLM's Triton kernel for FP8 linear layers with block scales: what it serves DeepSeek with where nothing
 faster takes the sizes.
 
-Read in vLLM 0.32: vllm/model_executor/layers/quantization/utils/fp8_utils.py, vllm/triton_utils/importing.py.
+Read in vLLM 0.32 and 0.33: model_executor/layers/quantization/utils/fp8_utils.py, triton_utils/importing.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kernels.binding import VendorFunction, find, keywords
+from kernels.binding import Function
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.block_scale_gemm.triton.split_k import CODE_S, FLOPS, STEP_S
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 
 TILE_M = 64  # of its default configuration, which it takes on a CPU
 
+ARGUMENTS = "A B As Bs block_size output_dtype"
+"""Of the function that vLLM and SGLang have."""
+
+MULTIPLY = Function(
+    "vllm.model_executor.layers.quantization.utils.fp8_utils.w8a8_triton_block_scaled_mm", needs=ARGUMENTS
+)
+
 
 class VllmTritonGemm(Vllm, TritonImplementation):
     """Keeps a tuned configuration for some sizes and devices; reads every layout as it is."""
@@ -34,6 +41,7 @@ class VllmTritonGemm(Vllm, TritonImplementation):
     runtime = "vllm_triton"
     kinds = ("cuda", "rocm", "cpu")
     allocates = True
+    symbols = (MULTIPLY,)
 
     def interpreted_s(self, sizes: BlockScaleGemmSizes) -> float:
         steps = math.ceil(sizes.m / TILE_M) * sizes.n_blocks * sizes.k_blocks
@@ -46,10 +54,7 @@ class VllmTritonGemm(Vllm, TritonImplementation):
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
         require_interpreter(operands.b_q.device)
         with _triton_let_in(operands.b_q.device):
-            multiply = find(
-                "vllm.model_executor.layers.quantization.utils.fp8_utils.w8a8_triton_block_scaled_mm"
-            )
-        return TritonProduct(operands, multiply)
+            return TritonProduct(operands, MULTIPLY)
 
 
 @contextlib.contextmanager
@@ -71,27 +76,23 @@ def _triton_let_in(device: torch.device) -> Iterator[None]:
 
 
 class TritonProduct(Prepared):
-    """A call of a function with the signature that vLLM and SGLang share."""
+    """A call of the function that vLLM and SGLang have."""
 
-    def __init__(self, operands: BlockScaleGemmOperands, multiply: VendorFunction) -> None:
+    def __init__(self, operands: BlockScaleGemmOperands, multiply: Function) -> None:
         import torch
 
         super().__init__(operands)
-        self.multiply = multiply
         # The interpreter truncates where it should round to bf16: there torch rounds the output.
         self.interpreted = operands.b_q.device.type == "cpu"
-        self.arguments = keywords(
-            multiply,
-            {
-                "A": operands.a_q,
-                "B": operands.b_q,
-                "As": operands.a_scale,
-                "Bs": operands.b_scale,
-                "block_size": [BLOCK, BLOCK],
-                "output_dtype": torch.float32 if self.interpreted else torch.bfloat16,
-            },
+        self.multiply = multiply.bind(
+            A=operands.a_q,
+            B=operands.b_q,
+            As=operands.a_scale,
+            Bs=operands.b_scale,
+            block_size=[BLOCK, BLOCK],
+            output_dtype=torch.float32 if self.interpreted else torch.bfloat16,
         )
 
     def call(self) -> None:
-        result = self.multiply(**self.arguments)
+        result = self.multiply()
         self.out = result.bfloat16() if self.interpreted else result

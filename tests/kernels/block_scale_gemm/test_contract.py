@@ -1,29 +1,30 @@
-"""Adapters of block-scale GEMM against strict doubles of their libraries, judged as the harness judges.
-
-What the doubles cannot show: that the libraries build, and what their kernels round (untested on hardware).
-"""
+"""What rows of libraries do beyond the contract that all keep (tests/kernels/test_contracts.py)."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 import kernels
+from kernels import signatures
+from kernels.binding import Function
 from kernels.block_scale_gemm.layouts import column_major
-from kernels.block_scale_gemm.providers import aiter, cublaslt, deep_gemm, flashinfer
+from kernels.block_scale_gemm.providers import deep_gemm, flashinfer
 from kernels.compose import bind
 from kernels.op import Unsupported
 from kernels.operands import Seeds
-from kernels.platform import Platform, named
+from kernels.platform import named
 from shapes.case import parse
 from tests.doubles import lent
-from tests.doubles.torch_scaled_mm import double as scaled_mm
+from tests.kernels.test_contracts import noticed
+from tests.support.broken_calls import listed
+from tests.support.contract_rows import CONTRACTS
+from tests.support.contracts import Contract, Wrong
 from tests.support.judging import judged
 
 OP = kernels.OPS["block_scale_gemm"]
@@ -33,101 +34,21 @@ ROWS = "m=33 n=384 k=640"  # rows that fill neither tiles nor 16 bytes of scales
 AITER = [name for name in IMPLEMENTATIONS if name.startswith("aiter.")]
 
 
-class Place(NamedTuple):
-    """Where an implementation is tried: its double (None: none is needed) and what it doubles."""
-
-    name: str
-    kind: str
-    arch: str
-    double: str | None
-
-
-PLACES = [
-    Place("cublaslt", "cuda", "sm_90", None),
-    Place("deepgemm", "cuda", "sm_90", "deep_gemm"),
-    Place("deepgemm", "cuda", "sm_100", "deep_gemm"),
-    Place("flashinfer.sm90", "cuda", "sm_90", "flashinfer_gemm_moe"),
-    Place("flashinfer.groupwise", "cuda", "sm_100", "flashinfer_gemm_moe"),
-    Place("hipblaslt.dequantised", "rocm", "gfx942", None),
-    *(Place(name, "rocm", arch, "aiter_gemm_moe") for name in AITER for arch in ("gfx942", "gfx950")),
-    *(Place("sglang.triton", kind, arch, "sglang") for kind, arch in (("cuda", "sm_90"), ("rocm", "gfx942"))),
-]
-
-
-@contextlib.contextmanager
-def at(place: Place) -> Iterator[Platform]:
-    names = [place.double] if place.double else []
-    with lent(place.kind, place.arch, *names) as platform, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.nn.functional, "scaled_mm", scaled_mm.scaled_mm)
-        yield platform
+def contract(name: str, arch: str, boundary: str = "core") -> Contract:
+    return next(c for c in CONTRACTS if (c.op, c.name, c.arch, c.boundary) == (OP.name, name, arch, boundary))
 
 
 def sizes_of(text: str, arch: str) -> Any:
     return OP.sizes(OP.defaults(arch) | parse(text)[0])
 
 
-def called(prepared: Any, implementation: Any, sizes: Any, operands: Any) -> str:
-    """Why the output of a call is wrong; empty if it is right."""
-    if prepared.out is not None:
-        prepared.out.fill_(float("nan"))
-    before = operands.digest()
-    prepared.call()
-    if operands.digest() != before:
-        return "the call changed its operands"
-    return judged(OP, implementation, sizes, operands, prepared.result())["reason"]
-
-
-def contract(place: Place, text: str = ROWS, boundary: str = "core", platform: Platform | None = None) -> str:
-    """What is wrong with calls on two sets of live operands, as bench.py makes them; empty if nothing is."""
-    implementation, sizes = IMPLEMENTATIONS[place.name], sizes_of(text, place.arch)
-    if platform is not None:
-        assert implementation.available(platform).ok, implementation.available(platform).reason
-        assert implementation.fits(sizes).ok, implementation.fits(sizes).reason
+def prepared(name: str, text: str, arch: str, boundary: str = "core") -> Any:
+    sizes = sizes_of(text, arch)
     operands = OP.operands(sizes, Seeds(), "cpu", boundary)
-    out = None if implementation.allocates else OP.empty_output(sizes, "cpu")
-    prepared = bind(OP, implementation, operands, out)
-    first = called(prepared, implementation, sizes, operands)
-    live = OP.operands(sizes, Seeds(live=1), "cpu", boundary).live_tensors()
-    before = pointers(prepared)
-    prepared.load(live)
-    if pointers(prepared) != before:
-        return "a recorded graph would not see what was loaded"
-    for name, tensor in live.items():
-        getattr(operands, name).copy_(tensor)
-    return first or called(prepared, implementation, sizes, operands)
+    return bind(OP, IMPLEMENTATIONS[name], operands, OP.empty_output(sizes, "cpu"))
 
 
-def pointers(prepared: Any) -> list[int]:
-    """Where the library reads and writes."""
-    prepared = getattr(prepared, "inner", prepared)
-    given = getattr(prepared, "arguments", {}).values()
-    flat = itertools.chain(*(argument if isinstance(argument, tuple) else [argument] for argument in given))
-    return [argument.data_ptr() for argument in flat if isinstance(argument, torch.Tensor)]
-
-
-def case(place: Place) -> str:
-    return f"{place.name}, {place.arch}"
-
-
-@pytest.mark.parametrize("boundary", OP.boundaries)
-@pytest.mark.parametrize("text", ["m=1 n=128 k=128", "m=16 n=384 k=512", ROWS])
-@pytest.mark.parametrize("place", PLACES, ids=case)
-def test_contract(place, text, boundary):
-    with at(place) as platform:
-        assert contract(place, text, boundary, platform) == ""
-
-
-@pytest.mark.parametrize("name", ["aiter.dispatch", "aiter.ck", "aiter.triton", "aiter.dispatch_preshuffled"])
-def test_aiter_takes_a_partial_block_of_n(name):
-    place = Place(name, "rocm", "gfx942", "aiter_gemm_moe")
-    with at(place) as platform:
-        assert contract(place, "m=5 n=192 k=640", "core", platform) == ""
-
-
-@pytest.mark.parametrize("place", PLACES[:5], ids=case)
-def test_others_do_too(place):
-    with at(place) as platform:
-        assert contract(place, "m=5 n=192 k=640", "core", platform) == ""
+# AITER
 
 
 @pytest.mark.parametrize("boundary", OP.boundaries)
@@ -142,17 +63,50 @@ def test_others_do_too(place):
     ],
 )
 def test_aiter_tells_what_its_table_picked(name, text, told, boundary):
-    with at(Place(name, "rocm", "gfx942", "aiter_gemm_moe")):
-        operands = OP.operands(sizes_of(text, "gfx942"), Seeds(), "cpu", boundary)
-        out = OP.empty_output(sizes_of(text, "gfx942"), "cpu")
-        picked = bind(OP, IMPLEMENTATIONS[name], operands, out).picked()
+    with lent("rocm", "gfx942", "aiter_gemm_moe"):
+        picked = prepared(name, text, "gfx942", boundary).picked()
     assert picked.startswith(told) and bool(picked) == bool(told)
     assert "tuned: " not in told or "splitK=" in picked
 
 
+def test_an_aiter_without_that_table_tells_nothing():
+    with lent("rocm", "gfx942", "aiter_gemm_moe"), pytest.MonkeyPatch.context() as patch:
+        import aiter.ops.gemm_op_a8w8 as library
+
+        patch.delattr(library, "AITER_CONFIGS")
+        assert prepared("aiter.dispatch", "m=16 n=384 k=512", "gfx942").picked() == ""
+
+
+@pytest.mark.parametrize(("said", "raised"), [("not supported", Unsupported), ("HIP error", RuntimeError)])
+def test_what_ck_does_not_take_is_unsupported(said, raised):
+    def refuse(XQ: Any, WQ: Any, x_scale: Any, w_scale: Any, Out: Any) -> None:
+        raise RuntimeError(f"This GEMM is\n{said}!")
+
+    with lent("rocm", "gfx942", "aiter_gemm_moe"), pytest.MonkeyPatch.context() as patch:
+        import aiter.ops.gemm_op_a8w8 as library
+
+        patch.setattr(library, "gemm_a8w8_blockscale_ck", refuse)
+        call = prepared("aiter.ck", "m=4 n=384 k=512", "gfx942").call
+        with pytest.raises(raised) as error:
+            call()
+    assert type(error.value) is raised
+    if raised is Unsupported:
+        assert str(error.value) == "gemm_a8w8_blockscale_ck: This GEMM is not supported!"
+
+
+@pytest.mark.parametrize(
+    ("arch", "fp8", "taken"), [("gfx942", "e4m3fn", "e4m3fnuz"), ("gfx950", "e4m3fnuz", "e4m3fn")]
+)
+def test_the_other_fp8_format_is_refused(arch, fp8, taken):
+    assert refused("aiter.ck", "rocm", arch, f"{ROWS} fp8={fp8}") == f"{arch} takes {taken}, not {fp8}"
+
+
+# DeepGEMM
+
+
 def test_deepgemm_1_has_other_names():
     """Of the function and its arguments: deep_gemm/jit_kernels/gemm.py of 1.0.0."""
-    with at(place("deepgemm", "sm_90")) as platform, pytest.MonkeyPatch.context() as patch:
+    with lent("cuda", "sm_90", "deep_gemm"), pytest.MonkeyPatch.context() as patch:
         import deep_gemm as library
 
         second = library.fp8_gemm_nt
@@ -162,169 +116,88 @@ def test_deepgemm_1_has_other_names():
 
         patch.delattr(library, "fp8_gemm_nt")
         patch.setattr(library, "gemm_fp8_fp8_bf16_nt", gemm_fp8_fp8_bf16_nt, raising=False)
-        assert contract(place("deepgemm", "sm_90"), ROWS, "core", platform) == ""
+        call = prepared("deepgemm", ROWS, "sm_90")
+        call.call()
+        sizes = sizes_of(ROWS, "sm_90")
+        assert judged(OP, IMPLEMENTATIONS["deepgemm"], sizes, call.operands, call.result())["ok"]
 
 
-@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
-def test_deepgemm_transforms_no_scales_inside_a_core_call(arch):
-    place = next(p for p in PLACES if p.name == "deepgemm" and p.arch == arch)
-    with at(place):
-        assert scales_handed_on(place)
+DEEP_GEMM = [
+    *(("deepgemm", arch, "deep_gemm") for arch in ("sm_90", "sm_100", "sm_103")),
+    *(("deepgemm@vllm", arch, "vllm_gemm_moe deep_gemm") for arch in ("sm_90", "sm_100")),
+    ("deepgemm@sglang", "sm_100", "sglang_moe deep_gemm"),
+]
 
 
-def scales_handed_on(place: Place) -> bool:
+@pytest.mark.parametrize(("name", "arch", "doubles"), DEEP_GEMM)
+def test_deepgemm_transforms_no_scales_inside_a_core_call(name, arch, doubles):
+    with lent("cuda", arch, *doubles.split()):
+        assert scales_handed_on(name, arch)
+
+
+def scales_handed_on(name: str, arch: str) -> bool:
     """Whether the library takes the scales as they are, after `load` too."""
-    from kernels.binding import find
+    from deep_gemm import transform_sf_into_required_layout as transform
 
-    sizes = sizes_of(ROWS, place.arch)
-    operands = OP.operands(sizes, Seeds(), "cpu")
-    prepared = IMPLEMENTATIONS[place.name].prepare(operands, OP.empty_output(sizes, "cpu"))
-    transform = find("deep_gemm.transform_sf_into_required_layout")
-    recipe = (1, 128, 128) if place.arch == "sm_90" else (1, 1, 128)
+    sizes = sizes_of(ROWS, arch)
+    call = prepared(name, ROWS, arch)
+    recipe = (1, 128, 128) if arch == "sm_90" else (1, 1, 128)
 
     def untouched(scale: torch.Tensor, rows: int, is_a: bool) -> bool:
         taken = transform(scale, rows, sizes.k, recipe, is_sfa=is_a)
         return taken.data_ptr() == scale.data_ptr()
 
     for seed in (0, 1):
-        prepared.load(OP.operands(sizes, Seeds(live=seed), "cpu").live_tensors())
-        given_a, given_b = (argument[1] for argument in list(prepared.arguments.values())[:2])
+        call.load(OP.operands(sizes, Seeds(live=seed), "cpu").live_tensors())
+        (_, given_a), (_, given_b) = (call.multiply.keywords[side] for side in "ab")
         if not (untouched(given_a, sizes.m, True) and untouched(given_b, sizes.n, False)):
             return False
     return True
 
 
-def place(name: str, arch: str) -> Place:
-    return next(p for p in PLACES if (p.name, p.arch) == (name, arch))
-
-
-def row_major(a_scale: torch.Tensor, multiple: int = 1) -> torch.Tensor:
+def row_major(a_scale: torch.Tensor) -> torch.Tensor:
     return a_scale.clone()
 
 
-def unaligned(a_scale: torch.Tensor) -> torch.Tensor:
-    return column_major(a_scale)
-
-
-def in_other_tiles(b_q: torch.Tensor) -> torch.Tensor:
-    from kernels.binding import find
-
-    return find("aiter.ops.shuffle.shuffle_weight")(b_q, layout=(32, 16))
-
-
-def only_stepwise(scale: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+def only_stepwise(self: Any, scale: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     return scale
 
 
-class Mutation(NamedTuple):
-    """A layout step of an adapter, and what takes its place."""
-
-    what: str
-    place: Place
-    module: Any
-    step: str
-    instead: Callable | Any
-
-
-ASM = place("aiter.asm", "gfx942")
-MUTATIONS = [
-    Mutation("shuffle dropped", ASM, aiter, "in_tiles", torch.clone),
-    Mutation("shuffle dropped", place("aiter.ck_preshuffled", "gfx950"), aiter, "in_tiles", torch.clone),
-    Mutation("shuffled into other tiles", ASM, aiter, "in_tiles", in_other_tiles),
-    Mutation("scales of a by rows", ASM, aiter, "by_columns", torch.clone),
-    Mutation(
-        "scales of a by rows", place("aiter.dispatch_preshuffled", "gfx942"), aiter, "by_columns", torch.clone
-    ),
-    Mutation(
-        "scales of a as a strided view",
-        place("aiter.cktile_preshuffled", "gfx942"),
-        aiter,
-        "by_columns",
-        column_major,
-    ),
-    Mutation("live scales written by rows", ASM, aiter, "in_rows", lambda given: given),
-    Mutation("both in the other layout", place("aiter.ck", "gfx942"), aiter.CkGemm, "shuffles", True),
-    Mutation("neither in its layout", ASM, aiter.AsmGemm, "shuffles", False),
-    Mutation("scales of a by rows", place("cublaslt", "sm_90"), cublaslt, "column_major", row_major),
-    Mutation("rows not padded", place("cublaslt", "sm_90"), cublaslt, "padded_rows", lambda t, _: t.clone()),
-    Mutation(
-        "scales of b not padded", place("cublaslt", "sm_90"), cublaslt, "b_scale_by_blocks_of_k", torch.t
-    ),
-    Mutation("scales not aligned", place("flashinfer.sm90", "sm_90"), flashinfer, "aligned", unaligned),
-    Mutation("scales of a by rows", place("flashinfer.sm90", "sm_90"), flashinfer, "aligned", row_major),
-    Mutation(
-        "scales of b along K", place("flashinfer.groupwise", "sm_100"), flashinfer, "along_n", torch.clone
-    ),
-    Mutation(
-        "rows not padded",
-        place("flashinfer.groupwise", "sm_100"),
-        flashinfer,
-        "padded_rows",
-        lambda t, _: t.clone(),
-    ),
-    Mutation(
-        "scales of a by rows", place("flashinfer.groupwise", "sm_100"), flashinfer, "column_major", row_major
-    ),
-]
-
-
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: f"{case(m.place)}: {m.what}")
-def test_a_broken_layout_step_breaks_the_contract(mutation, monkeypatch):
-    with at(mutation.place):
-        assert contract(mutation.place) == ""
-        monkeypatch.setattr(mutation.module, mutation.step, mutation.instead)
-        assert fails(mutation.place)
-
-
-def fails(place: Place, text: str = ROWS) -> bool:
-    try:
-        return contract(place, text) != ""
-    except (RuntimeError, ValueError, AssertionError, Unsupported):
-        return True
-
-
 @pytest.mark.parametrize(
-    ("arch", "step", "instead"),
+    ("arch", "owner", "step", "instead"),
     [
-        ("sm_90", "aligned", unaligned),  # the library would copy them in every call
-        ("sm_90", "aligned", row_major),
-        ("sm_100", "packed", only_stepwise),
+        ("sm_90", deep_gemm, "aligned", column_major),  # the library would copy them in every call
+        ("sm_90", deep_gemm, "aligned", row_major),
+        ("sm_100", deep_gemm.DeepGemmBlockScale, "packed", only_stepwise),
     ],
 )
-def test_scales_that_deepgemm_would_transform_in_every_call_are_seen(arch, step, instead, monkeypatch):
-    with at(place("deepgemm", arch)) as _:
-        monkeypatch.setattr(deep_gemm, step, instead)
-        seen = False
-        with contextlib.suppress(RuntimeError):
-            seen = scales_handed_on(place("deepgemm", arch))
+def test_scales_that_deepgemm_would_transform_in_every_call_are_seen(arch, owner, step, instead, monkeypatch):
+    with lent("cuda", arch, "deep_gemm"):
+        monkeypatch.setattr(owner, step, instead)
+        try:
+            seen = scales_handed_on("deepgemm", arch)
+        except RuntimeError:
+            seen = False
         assert not seen
 
 
-def test_scales_that_are_no_powers_of_two_are_refused_on_sm_100():
-    reason = "sm_100 takes power-of-two scales (scales=ue8m0), not fp32"
-    assert refused("deepgemm", "cuda", "sm_100", f"{ROWS} scales=fp32") == reason
-    assert not refused("deepgemm", "cuda", "sm_90", f"{ROWS} scales=fp32")
+@pytest.mark.parametrize("name", ["deepgemm", "deepgemm@vllm", "deepgemm@sglang"])
+@pytest.mark.parametrize("arch", ["sm_100", "sm_103"])
+def test_scales_that_are_no_powers_of_two_are_refused_on_blackwell(name, arch):
+    reason = f"{arch} takes power-of-two scales (scales=ue8m0), not fp32"
+    assert refused(name, "cuda", arch, f"{ROWS} scales=fp32") == reason
+    assert not refused(name, "cuda", "sm_90", f"{ROWS} scales=fp32")
 
 
-def refused(name: str, kind: str, arch: str, text: str) -> str:
-    """Why a case is; empty if it is not."""
-    case = OP.case(OP.defaults(arch) | parse(text)[0])
-    return IMPLEMENTATIONS[name].supports(case, named(kind, arch)).reason
+def test_on_sm_120_they_are_refused_too():
+    reason = "sm_120 takes power-of-two scales (scales=ue8m0), not fp32"
+    assert refused("deepgemm@vllm", "cuda", "sm_120", f"{ROWS} scales=fp32") == reason
 
 
 def test_scales_that_were_not_rounded_break_the_contract():
     """The double traps as DeepGEMM's packing kernel does."""
-    with at(place("deepgemm", "sm_100")):
-        assert fails(place("deepgemm", "sm_100"), f"{ROWS} scales=fp32")
-
-
-@pytest.mark.parametrize(
-    ("arch", "fp8", "taken"), [("gfx942", "e4m3fn", "e4m3fnuz"), ("gfx950", "e4m3fnuz", "e4m3fn")]
-)
-def test_the_other_fp8_format_is_refused_and_would_be_misread(arch, fp8, taken):
-    assert refused("aiter.ck", "rocm", arch, f"{ROWS} fp8={fp8}") == f"{arch} takes {taken}, not {fp8}"
-    with at(place("aiter.ck", arch)):
-        assert fails(place("aiter.ck", arch), f"{ROWS} fp8={fp8}")
+    with pytest.raises((AssertionError, RuntimeError, Wrong)):
+        contract("deepgemm", "sm_100").keep(ROWS, scales="fp32")
 
 
 def packed_once(self: Any, live: Any) -> None:
@@ -333,30 +206,146 @@ def packed_once(self: Any, live: Any) -> None:
 
 def packed_elsewhere(self: Any, live: Any) -> None:
     self.operands.a_q.copy_(live["a_q"])
-    self.take(deep_gemm.packed(live["a_scale"], live["a_q"], is_a=True))
+    self.take(self.implementation.packed(live["a_scale"], live["a_q"], is_a=True))
 
 
 @pytest.mark.parametrize("load", [packed_once, packed_elsewhere])
 def test_live_scales_that_are_not_packed_in_place_break_the_contract(load, monkeypatch):
-    with at(place("deepgemm", "sm_100")):
-        assert contract(place("deepgemm", "sm_100")) == ""
-        monkeypatch.setattr(deep_gemm._Packed, "load", load)
-        assert fails(place("deepgemm", "sm_100"))
+    monkeypatch.setattr(deep_gemm._Packed, "load", load)
+    with pytest.raises(Wrong):
+        contract("deepgemm", "sm_100").keep(ROWS)
 
 
-def test_what_ck_does_not_take_is_unsupported():
-    sizes = sizes_of("m=4 n=384 k=512", "gfx942")
-    with at(place("aiter.ck", "gfx942")), pytest.MonkeyPatch.context() as patch:
-        prepared = IMPLEMENTATIONS["aiter.ck"].prepare(
-            OP.operands(sizes, Seeds(), "cpu"), OP.empty_output(sizes, "cpu")
-        )
+QUANTISERS = [
+    ("deepgemm@vllm", "sm_90", deep_gemm.VLLM_QUANTISE),
+    ("deepgemm@vllm", "sm_100", deep_gemm.VLLM_QUANTISE_PACKED),
+    ("deepgemm@sglang", "sm_90", deep_gemm.SGLANG_QUANTISE),
+    ("deepgemm@sglang", "sm_100", deep_gemm.SGLANG_QUANTISE),
+]
 
-        def refuse(**_: Any) -> None:
-            raise RuntimeError("This GEMM is not supported!")
+UNSEEN = {
+    ("deepgemm@vllm", "sm_90"): {"column_major_scales", "use_ue8m0"},
+    ("deepgemm@sglang", "sm_90"): {"column_major_scales", "scale_tma_aligned"},
+    ("deepgemm@sglang", "sm_100"): {"column_major_scales"},
+}
+"""Flags on which the answer does not depend: DeepGEMM brings scales of fp32 into its layout itself where that
+was not done, and coarser scales are within what rounding to FP8 explains. The next test holds them."""
 
-        patch.setattr(prepared, "function", refuse)
-        with pytest.raises(Unsupported, match=r"^gemm_a8w8_blockscale_ck: This GEMM is not supported!$"):
-            prepared.call()
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "arch", "quantise"), QUANTISERS)
+def test_a_broken_argument_of_an_engines_quantiser_is_noticed(name, arch, quantise):
+    kept = contract(name, arch, "with_quant")
+    with listed() as breaks:
+        kept.keep(ROWS)
+    of_it = [way for way in breaks if way.place == quantise.places[0]]
+    assert of_it
+    unnoticed = {way.argument for way in of_it if not noticed(kept, ROWS, way)}
+    assert unnoticed == UNSEEN.get((name, arch), set())
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "quantise", "flags"),
+    [
+        (*QUANTISERS[0], {"column_major_scales": True, "use_ue8m0": True}),
+        (*QUANTISERS[1], {"use_ue8m0": True}),
+        (
+            *QUANTISERS[2],
+            {"column_major_scales": True, "scale_tma_aligned": True, "scale_ue8m0": False},
+        ),
+        (*QUANTISERS[3], {"column_major_scales": True, "scale_tma_aligned": True, "scale_ue8m0": True}),
+    ],
+)
+def test_an_engines_quantiser_gets_its_flags(name, arch, quantise, flags, monkeypatch):
+    given: dict[str, Any] = {}
+    right = Function.bind
+
+    def seen(self: Function, *by_position: Any, of: Any = None, **arguments: Any) -> Callable[[], Any]:
+        if self is quantise:
+            given.update(arguments)
+        return right(self, *by_position, of=of, **arguments)
+
+    monkeypatch.setattr(Function, "bind", seen)
+    contract(name, arch, "with_quant").keep(ROWS)
+    assert {flag: value for flag, value in given.items() if isinstance(value, bool)} == flags
+    assert given["group_size"] == 128
+
+
+# FlashInfer
+
+
+class Given(NamedTuple):
+    out: torch.Tensor
+    others: dict[str, Any]
+
+
+def cutile(given: list[Given]) -> Callable[..., torch.Tensor]:
+    """gemm_fp8_nt_groupwise as far as cuTile goes: what its Python checks in 0.6.18
+    (gemm_base.py:7552, kernels/cutile/gemm_fp8_nt_groupwise_cutile.py), and the product by the shapes."""
+
+    def gemm_fp8_nt_groupwise(
+        a: torch.Tensor,
+        b: torch.Tensor,
+        a_scale: torch.Tensor,
+        b_scale: torch.Tensor,
+        scale_major_mode: str | None = None,
+        mma_sm: int = 1,
+        scale_granularity_mnk: tuple[int, int, int] = (1, 128, 128),
+        out: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        backend: str = "cutlass",
+    ) -> torch.Tensor:
+        assert backend == "cutile" and scale_major_mode in (None, "K")
+        assert scale_granularity_mnk == (1, 128, 128)
+        (m, k), (n, _) = a.shape, b.shape
+        assert a.is_contiguous() and b.is_contiguous() and out is not None and out.is_contiguous()
+        assert a_scale.shape == (m, -(-k // 128)) and b_scale.shape == (-(-n // 128), -(-k // 128))
+        wide_a = a.float() * a_scale.repeat_interleave(128, 1)[:, :k]
+        wide_b = b.float() * b_scale.repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
+        given.append(Given(out, {"mma_sm": mma_sm, "out_dtype": out_dtype}))
+        return out.copy_(wide_a @ wide_b.T)
+
+    return gemm_fp8_nt_groupwise
+
+
+@pytest.mark.parametrize("boundary", OP.boundaries)
+@pytest.mark.parametrize("text", ["m=1 n=128 k=128", ROWS, "m=5 n=192 k=640"])
+def test_cutile_takes_every_layout_as_it_is(text, boundary, monkeypatch):
+    """The double of FlashInfer does not cover it."""
+    given: list[Given] = []
+    with lent("cuda", "sm_100", "flashinfer_gemm_moe"):
+        import flashinfer.gemm as library
+
+        monkeypatch.setattr(library, "gemm_fp8_nt_groupwise", cutile(given))
+        sizes, row = sizes_of(text, "sm_100"), IMPLEMENTATIONS["flashinfer.cutile"]
+        call = prepared("flashinfer.cutile", text, "sm_100", boundary)
+        for seed in (0, 1):
+            live = OP.operands(sizes, Seeds(live=seed), "cpu", boundary).live_tensors()
+            call.load(live)
+            for name, tensor in live.items():
+                getattr(call.operands, name).copy_(tensor)
+            call.call()
+            assert judged(OP, row, sizes, call.operands, call.result())["ok"]
+    assert given and given[-1].out.data_ptr() == call.result().data_ptr()
+
+
+def test_before_0_2_9_flashinfer_has_no_backend_to_name():
+    """There a row that names one would time CUTLASS; as its `since` says."""
+    old = signatures.parse(
+        "(a, b, a_scale, b_scale, scale_major_mode='MN', mma_sm=1, scale_granularity_mnk=(1, 128, 128), "
+        "out=None, out_dtype=None)"
+    )
+    assert flashinfer.GROUPWISE.complaint(old) == "" and flashinfer.GROUPWISE.lacks(old) == {"backend"}
+    assert "backend" in flashinfer.NAMED_BACKEND.complaint(old)
+
+
+# What they need
+
+
+def refused(name: str, kind: str, arch: str, text: str) -> str:
+    """Why a case is; empty if it is not."""
+    case = OP.case(OP.defaults(arch) | parse(text)[0])
+    return IMPLEMENTATIONS[name].supports(case, named(kind, arch)).reason
 
 
 def test_what_they_need_is_said():
@@ -364,25 +353,59 @@ def test_what_they_need_is_said():
     reasons = {
         "cublaslt": (sm_100, "needs sm_90"),
         "flashinfer.sm90": (sm_100, "needs sm_90"),
-        "flashinfer.groupwise": (sm_90, "needs sm_100"),
+        "flashinfer.groupwise": (sm_90, "needs sm_100 or sm_103"),
+        "flashinfer.trtllm": (sm_90, "needs sm_100 or sm_103"),
+        "flashinfer.cutile": (sm_90, "needs sm_100, sm_103 or sm_120"),
         "deepgemm": (gfx942, "needs cuda"),
+        "deepgemm@vllm": (gfx942, "needs cuda"),
         "aiter.dispatch": (sm_90, "needs rocm"),
         "hipblaslt.dequantised": (sm_90, "needs rocm"),
         "sglang.triton": (named("cpu"), "needs cuda or rocm"),
+        "sglang.small_m": (gfx942, "needs gfx950"),
     }
     for name, (platform, reason) in reasons.items():
         assert reason in IMPLEMENTATIONS[name].available(platform).reason
-    for name, text in itertools.product(
-        ("cublaslt", "deepgemm", "flashinfer.sm90", "flashinfer.groupwise", *AITER), ("m=1 n=100 k=200",)
-    ):
+    rows = ("cublaslt", "deepgemm", "flashinfer.sm90", "flashinfer.groupwise", "flashinfer.trtllm", *AITER)
+    for name, text in itertools.product(rows, ("m=1 n=100 k=200",)):
         assert not IMPLEMENTATIONS[name].fits(sizes_of(text, "sm_90")).ok
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("flashinfer.trtllm", "m=1 n=128 k=128", "needs k to be 256 at least"),
+        ("sglang.small_m", "m=33 n=4096 k=1024", "takes 32 tokens at most"),
+        ("sglang.small_m", "m=1 n=2112 k=7168", "takes these n and k alone"),
+    ],
+)
+def test_sizes_that_one_does_not_take(name, text, reason):
+    assert reason in IMPLEMENTATIONS[name].fits(sizes_of(text, "sm_90")).reason
+
+
+def test_where_sglangs_product_for_few_tokens_does_not_run_it_is_unsupported():
+    """try_smallm_fp8_bs_linear then gives None, for SGLang to take another."""
+
+    def try_smallm_fp8_bs_linear(x: Any, WQ: Any, w_scale: Any) -> None:
+        return None
+
+    with lent("rocm", "gfx950", "sglang", "aiter_gemm_moe"), pytest.MonkeyPatch.context() as patch:
+        import sglang.kernels.ops.gemm.smallm_fp8_blockscale_gfx950 as library
+
+        patch.setattr(library, "try_smallm_fp8_bs_linear", try_smallm_fp8_bs_linear)
+        with pytest.raises(Unsupported, match="few tokens does not run here"):
+            prepared("sglang.small_m", "m=5 n=4096 k=1024", "gfx950", "with_quant")
 
 
 @pytest.mark.parametrize(
     ("kind", "arch", "runs"),
     [
         ("rocm", "gfx942", {*AITER, "hipblaslt.dequantised", "vllm.triton", "sglang.triton"}),
-        ("cuda", "sm_90", {"cublaslt", "deepgemm", "flashinfer.sm90", "vllm.triton", "sglang.triton"}),
+        (
+            "cuda",
+            "sm_90",
+            {"cublaslt", "deepgemm", "deepgemm@vllm", "flashinfer.sm90", "vllm.triton", "sglang.triton"},
+        ),
+        ("cuda", "sm_103", {"deepgemm@sglang", "flashinfer.trtllm", "flashinfer.groupwise", "vllm.cutlass"}),
     ],
 )
 def test_list_names_them_with_what_they_need(here, kind, arch, runs):
@@ -392,5 +415,6 @@ def test_list_names_them_with_what_they_need(here, kind, arch, runs):
         assert rows[name]["runs"], rows[name]
         assert rows[name]["boundary"] == ", ".join(IMPLEMENTATIONS[name].boundaries)
         assert rows[name]["requires"] == IMPLEMENTATIONS[name].requires
-    others = {p.name for p in PLACES if p.kind != kind} - runs
+    others = {c.name for c in CONTRACTS if c.op == OP.name and c.kind != kind} - runs
+    others -= {"sglang.triton", "vllm.triton"}
     assert others and not any(rows[name]["runs"] for name in others)

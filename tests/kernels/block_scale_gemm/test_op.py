@@ -44,9 +44,11 @@ def test_sizes_that_cannot_be(text, reason):
 
 
 def test_format_and_scales_are_the_architectures():
-    assert OP.defaults("gfx942") == {"fp8": "e4m3fnuz"}
-    assert OP.defaults("sm_90") == OP.defaults("x86-amx") == {"fp8": "e4m3fn"}
-    assert OP.defaults("sm_100") == {"fp8": "e4m3fn", "scales": "ue8m0"}
+    assert OP.defaults("gfx942") == {"fp8": "e4m3fnuz", "scales": "fp32"}
+    for arch in ("sm_90", "gfx950", "x86-amx"):
+        assert OP.defaults(arch) == {"fp8": "e4m3fn", "scales": "fp32"}
+    for arch in ("sm_100", "sm_103", "sm_120"):
+        assert OP.defaults(arch) == {"fp8": "e4m3fn", "scales": "ue8m0"}
 
 
 # Work

@@ -1,0 +1,72 @@
+"""SGLang's product for few tokens on gfx950, which quantises its activations itself.
+
+Read in SGLang 0.5.23: kernels/ops/gemm/smallm_fp8_blockscale_gfx950/, with how
+srt/layers/quantization/fp8_utils.py and fp8.py call it. Untested on hardware.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from kernels import vendor
+from kernels.binding import Function
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
+from kernels.block_scale_gemm.providers.aiter import SHUFFLE, in_tiles
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
+from kernels.op import Prepared, Unsupported
+from kernels.support import Support, need
+
+if TYPE_CHECKING:
+    import torch
+
+MULTIPLY = Function(
+    "sglang.kernels.ops.gemm.smallm_fp8_blockscale_gfx950.try_smallm_fp8_bs_linear", needs="x WQ w_scale"
+)
+TAKES = ((5120, 4096), (4608, 4096), (4096, 2048), (2560, 4096), (4096, 1024))
+"""n and k (its SHAPES). None is DeepSeek-R1's."""
+
+MOST_M = 32
+
+
+class SglangSmallM(vendor.Sglang):
+    """Where SGLang runs it, from ROCm 7.2 on, it stands before `aiter.triton` and
+    `aiter.dispatch_preshuffled`. hipcc compiles it when it is first called; weights lie as AITER shuffles
+    them."""
+
+    name = "sglang.small_m"
+    requires = "SGLang 0.5.23 for ROCm with AITER and hipcc, gfx950"
+    boundaries = ("with_quant",)
+    activations = "fp8"
+    allocates = True
+    kinds: ClassVar[tuple[str, ...]] = ("rocm",)
+    archs = ("gfx950",)
+    also: ClassVar = {"aiter": vendor.Aiter.install}
+    symbols = (MULTIPLY, SHUFFLE)
+
+    def fits(self, sizes: BlockScaleGemmSizes) -> Support:
+        known = " ".join(f"{n}x{k}" for n, k in TAKES)
+        return Support.all_of(
+            need((sizes.n, sizes.k) in TAKES, f"takes these n and k alone: {known}"),
+            need(sizes.m <= MOST_M, f"takes {MOST_M} tokens at most"),
+        )
+
+    def layout(self, sizes: BlockScaleGemmSizes) -> int:
+        return sizes.n * sizes.k
+
+    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
+        return _SmallM(operands)
+
+
+class _SmallM(Prepared):
+    operands: BlockScaleGemmOperands
+
+    def __init__(self, operands: BlockScaleGemmOperands) -> None:
+        super().__init__(operands)
+        weights = in_tiles(operands.b_q)
+        weights.is_shuffled = True  # type: ignore[attr-defined]  # SGLang marks them so
+        self.multiply = MULTIPLY.bind(x=operands.a, WQ=weights, w_scale=operands.b_scale)
+        if self.multiply() is None:
+            raise Unsupported("SGLang's kernel for few tokens does not run here: see what it printed")
+
+    def call(self) -> None:
+        self.out = self.multiply()

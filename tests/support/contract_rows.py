@@ -56,6 +56,7 @@ SMALL = "tokens=5 experts=8 topk=2 hidden=256 inter=128"
 MANY = "tokens=40 experts=8 topk=3 hidden=256 inter=128 shared=1"
 EP = "tokens=5 experts=16 topk=4 hidden=256 inter=128 ep=2 shared=1 routing=uniform"
 DEEP = "tokens=3 experts=4 topk=2 hidden=640 inter=640"
+DEEP_IN_FOURS = "tokens=40 experts=8 topk=3 hidden=512 inter=640 shared=1"
 ROUTED = "tokens=7 experts=32 topk=4 hidden=256 inter=128"
 
 
@@ -63,6 +64,8 @@ def moe() -> Iterator[Contract]:
     for name, archs, boundary, *texts in (
         ("aiter.dispatch", "gfx942 gfx950", "with_quant", SMALL, MANY),
         ("aiter.dispatch", "gfx950", "with_routing", EP),
+        ("aiter.dispatch@sglang", "gfx942 gfx950", "with_quant", SMALL, MANY),
+        ("aiter.dispatch@sglang", "gfx950", "with_routing", EP),
         ("aiter.asm", "gfx942", "core", SMALL),
         ("aiter.asm", "gfx950", "with_quant", MANY),
         ("aiter.asm", "gfx942", "with_routing", EP),
@@ -73,22 +76,37 @@ def moe() -> Iterator[Contract]:
         ("aiter.triton", "gfx950", "with_routing", EP),
         ("flashinfer.cutlass", "sm_90", "with_quant", SMALL),
         ("flashinfer.cutlass", "sm_90", "with_routing", EP),
-        ("flashinfer.trtllm", "sm_100", "with_routing", ROUTED, f"{ROUTED} ep=2 routing=uniform"),
+        ("flashinfer.trtllm", "sm_100 sm_103", "with_routing", ROUTED, f"{ROUTED} ep=2 routing=uniform"),
+        (
+            "flashinfer.trtllm@sglang",
+            "sm_100 sm_103",
+            "with_routing",
+            ROUTED,
+            f"{ROUTED} ep=2 routing=uniform",
+        ),
         ("deepgemm.contiguous", "sm_90 sm_100", "core", DEEP),
         ("deepgemm.contiguous", "sm_90", "with_routing", EP),
         ("deepgemm.masked", "sm_90", "core", SMALL),
         ("deepgemm.masked", "sm_100 sm_103", "core", DEEP),
         ("deepgemm.masked", "sm_100", "with_routing", EP),
+        ("deepgemm@vllm", "sm_90 sm_100 sm_103", "with_quant", SMALL, MANY),
+        ("deepgemm@vllm", "sm_100", "with_routing", EP),
+        ("deepgemm@sglang", "sm_90", "with_quant", SMALL, MANY),
+        ("deepgemm@sglang", "sm_100 sm_103", "with_quant", DEEP_IN_FOURS),
+        ("deepgemm@sglang", "sm_90", "with_routing", EP),
         ("sglang.triton", "sm_90", "with_quant", MANY),
         ("sglang.triton", "gfx942", "with_routing", EP),
     ):
-        double = MOE_DOUBLES[name.partition(".")[0]]
+        double = MOE_DOUBLES[name] if name in MOE_DOUBLES else MOE_DOUBLES[name.partition(".")[0]]
         yield from rows("fused_moe", name, archs, double, *texts, boundary=boundary)
 
 
 MOE_DOUBLES = {
     "aiter": "aiter_gemm_moe",
+    "aiter.dispatch@sglang": "aiter_gemm_moe sglang",
     "deepgemm": "deep_gemm",
+    "deepgemm@vllm": "vllm_gemm_moe deep_gemm",
+    "deepgemm@sglang": "sglang_moe deep_gemm",
     "flashinfer": "flashinfer_gemm_moe",
     "sglang": "sglang",
 }
@@ -173,7 +191,7 @@ def prefill() -> Iterator[Contract]:
 
 def interpreted(contract: Contract) -> bool:
     """It stands between the suite's own Triton kernels, which a CPU interprets."""
-    return contract.op == "fused_moe" and contract.name.startswith(("deepgemm", "aiter.triton"))
+    return contract.op == "fused_moe" and contract.name.startswith(("deepgemm.", "aiter.triton"))
 
 
 def _made(parts: Iterable[Iterator[Contract]]) -> list[Contract]:

@@ -1,22 +1,28 @@
 """AITER's fused MoE on MI300X and MI355X: as engines call it, its one-stage assembly, its two CK stages.
 
-Weights lie in tiles of 16x16 (`shuffle_weight`), scales as in checkpoints. Sources, v0.1.5 to v0.1.20:
-aiter/fused_moe.py, aiter/ops/{moe_op,quant,shuffle}.py, csrc/py_itfs_cu/asm_fmoe.cu and
-op_tests/test_moe_blockscale.py; vLLM 0.32's fused_moe/experts/rocm_aiter_moe.py for how engines call it.
+Weights lie in tiles of 16x16 (`shuffle_weight`), scales as in checkpoints. Sources, v0.1.5 to v0.1.20 and
+e404860: aiter/fused_moe.py, aiter/ops/{moe_op,quant,shuffle}.py, csrc/py_itfs_cu/asm_fmoe.cu and
+op_tests/test_moe_blockscale.py. For how engines call it: fused_moe/experts/rocm_aiter_moe.py of vLLM 0.33,
+srt/layers/moe/moe_runner/aiter.py and kernels/ops/moe/moe_sorting_small.py of SGLang 0.5.23. With expert
+parallelism both give ids of all experts with a mask of all; SGLang after DeepEP, and the rows here, an id of
+its own to what lies on other ranks, which takes one launch more. Untested on hardware.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from kernels import platform as platforms
 from kernels import vendor
-from kernels.binding import find, keywords
+from kernels.binding import BindingError, Function, Symbol, Taken, first_of
 from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe.expert_ids import ExpertIds
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.op import Prepared, Unsupported
+from kernels.platform import Platform
+from kernels.support import Support
 
 if TYPE_CHECKING:
     import torch
@@ -30,10 +36,67 @@ PAIRS = ("sorted_token_ids", "sorted_weights", "sorted_expert_ids", "num_valid_i
 MOST_ROWS = 128
 """Rows of the largest sorted block, for the memory plan."""
 
+STREAMED = 64
+"""Pairs of an expert below which AITER has its CK kernels read weights past the caches (`use_nt`)."""
+
+SORTING_OF_VLLM, SORTING_OF_SGLANG = 0, 2
+"""VLLM_ROCM_AITER_MOE_DISPATCH_POLICY (envs.py), SGLANG_AITER_MOE_SORTING_DISPATCH_POLICY (srt/environ.py):
+what they give as moe_sorting_dispatch_policy."""
+
+SHUFFLE = Function("aiter.ops.shuffle.shuffle_weight", needs="x layout")
+ACTIVATION = Symbol("aiter.ops.enum.ActivationType", "aiter.ActivationType")
+QUANTISATION = Symbol("aiter.ops.enum.QuantType", "aiter.QuantType")
+LAYER = Function(
+    "aiter.fused_moe.fused_moe",
+    needs="hidden_states w1 w2 topk_weight topk_ids expert_mask activation quant_type w1_scale w2_scale "
+    "moe_sorting_dispatch_policy",
+)
+PADDED_TOKENS = Function("aiter.fused_moe.get_padded_M", positions=1)
+CONFIGURATION = Function(
+    "aiter.fused_moe.get_2stage_cfgs",
+    needs="token model_dim inter_dim expert topk dtype q_dtype_a q_dtype_w q_type use_g1u1 activation "
+    "doweight_stage1",
+    wishes="hidden_pad intermediate_pad bias1 bias2 is_shuffled is_ep opus_weights_shuffled",
+)
+SORT = Function(
+    "aiter.fused_moe.moe_sorting",
+    needs="topk_ids topk_weights num_experts model_dim moebuf_dtype block_size expert_mask",
+)
+ONE_STAGE = Function(
+    "aiter.ops.moe_op.fmoe_fp8_blockscale_g1u1",
+    needs=f"{' '.join(PAIRS)} input gate down topk input_scale fc1_scale fc2_scale",
+    wishes="kernelName",  # which versions before 0.1.10 want
+)
+OF_STAGES = f"{' '.join(PAIRS)} w1 w2 topk block_m quant_type activation"
+GATE_UP = Function(
+    "aiter.ops.moe_op.ck_moe_stage1_fwd",
+    needs=f"{OF_STAGES} hidden_states a1_scale w1_scale",
+    wishes="splitk dst_type use_non_temporal_load",
+)
+DOWN = Function(
+    "aiter.ops.moe_op.ck_moe_stage2_fwd",
+    needs=f"{OF_STAGES} inter_states a2_scale w2_scale",
+    wishes="use_non_temporal_load",
+)
+QUANTISE = Function("aiter.ops.quant.per_group_quant_hip", needs="x quant_dtype group_size")
+# SGLang's sorting of few pairs, in AITER's place; before 0.5.21 its runner had none.
+SMALL_SORT = Function(
+    "sglang.kernels.ops.moe.moe_sorting_small.apply_aiter_small_moe_sort_patch", when="gfx950"
+)
+WITHOUT_SMALL_SORT = Symbol("sglang.srt.layers.moe.moe_runner.aiter.AiterRunnerCore", when="gfx950")
+SORTED_BY_SGLANG = ("gfx950",)
+
 
 def two_stage_rows(tokens: int) -> int:
     """Rows of a sorted block for CK's block-scale kernels where nothing is tuned: `get_2stage_cfgs`."""
     return 64 if tokens > 32 else 16
+
+
+def is_streamed(sizes: FusedMoeSizes) -> bool:
+    """What AITER's dispatch gives its CK kernels as use_non_temporal_load: by the tokens up to which it
+    looks configurations up."""
+    tokens = PADDED_TOKENS.bind(sizes.tokens)()
+    return bool(tokens * sizes.picks // sizes.local_experts < STREAMED)
 
 
 class _AiterBoundMoe(Prepared):
@@ -54,8 +117,7 @@ class _AiterBoundMoe(Prepared):
 
 def shuffled(weight: torch.Tensor) -> torch.Tensor:
     """FP8 [local, N, K] in tiles of 16 rows and 32 of K, marked as that: else kernels for plain rows run."""
-    shuffle = find("aiter.ops.shuffle.shuffle_weight")
-    laid = shuffle(**keywords(shuffle, {"x": weight, "layout": (16, 16)}))
+    laid = SHUFFLE.bind(x=weight, layout=(16, 16))()
     laid.is_shuffled = True
     return laid
 
@@ -70,38 +132,34 @@ def block_major(x_scale: torch.Tensor) -> torch.Tensor:
     return x_scale.t().contiguous()
 
 
-def enum(name: str) -> Any:  # of pybind11
-    return find(f"aiter.{name}", f"aiter.ops.enum.{name}")
-
-
 class _Dispatch(_AiterBoundMoe):
+    sorting = SORTING_OF_VLLM
+
     def __init__(self, operands: FusedMoeOperands, first: _AiterBoundMoe | None) -> None:
         super().__init__(operands, first)
-        o = operands
-        self.fused_moe = find("aiter.fused_moe.fused_moe")
-        arguments = {
-            "hidden_states": o.x,
-            "w1": self.w13,
-            "w2": self.w2,
-            "topk_weight": o.topk_weights,
-            "topk_ids": self.local.ids,
-            "expert_mask": self.mask,
-            "activation": enum("ActivationType").Silu,
-            "quant_type": enum("QuantType").per_128x128,
-            "w1_scale": o.w13_scale,
-            "w2_scale": o.w2_scale,
-        }
-        self.arguments = keywords(self.fused_moe, arguments)
+        self.layer = LAYER.bind(
+            hidden_states=operands.x,
+            w1=self.w13,
+            w2=self.w2,
+            topk_weight=operands.topk_weights,
+            topk_ids=self.local.ids,
+            expert_mask=self.mask,
+            activation=ACTIVATION.find().Silu,
+            quant_type=QUANTISATION.find().per_128x128,
+            w1_scale=operands.w13_scale,
+            w2_scale=operands.w2_scale,
+            moe_sorting_dispatch_policy=self.sorting,
+        )
 
     def call(self) -> None:
         self.local.write()
-        self.out = self.fused_moe(**self.arguments)
+        self.out = self.layer()
 
     def picked(self) -> str:
         """The configuration that `fused_moe` looks up for these sizes; empty where it cannot be asked."""
         try:
             tuned = configuration(self.operands.sizes, self.mask is not None)
-        except Unsupported:
+        except (BindingError, Unsupported):
             return ""
         stages = [tuned.stage1, *([] if tuned.run_1stage else [tuned.stage2])]
         names = [getattr(stage, "keywords", {}).get("kernelName", "") for stage in stages]
@@ -109,29 +167,44 @@ class _Dispatch(_AiterBoundMoe):
         return f"{how}, {'tuned: ' + ' '.join(names) if any(names) else 'not tuned'}"
 
 
+class _DispatchOfSglang(_Dispatch):
+    sorting = SORTING_OF_SGLANG
+
+    def __init__(self, operands: FusedMoeOperands, first: _AiterBoundMoe | None) -> None:
+        if platforms.of(operands.w13.device).arch in SORTED_BY_SGLANG:
+            runner = first_of(SMALL_SORT, WITHOUT_SMALL_SORT)
+            if runner is SMALL_SORT:
+                SMALL_SORT.bind()()
+        super().__init__(operands, first)
+
+
 def configuration(sizes: FusedMoeSizes, masked: bool) -> Any:  # of AITER
     """AITER's MOEMetadata for these sizes (stage1, stage2, run_1stage, ...), found as `fused_moe` finds it.
-    Raises Unsupported where this version does not tell."""
+    Raises BindingError or Unsupported where this version does not tell."""
     import torch
 
-    look_up, padded = find("aiter.fused_moe.get_2stage_cfgs"), find("aiter.fused_moe.get_padded_M")
     q_dtype = fp8_format(sizes.fp8).dtype
-    needed = {
-        "token": padded(sizes.tokens),
-        "model_dim": sizes.hidden,
-        "inter_dim": sizes.inter,
-        "expert": sizes.local_experts,
-        "topk": sizes.picks,
-        "dtype": torch.bfloat16,
-        "q_dtype_a": q_dtype,
-        "q_dtype_w": q_dtype,
-        "q_type": enum("QuantType").per_1x128,
-        "use_g1u1": True,
-        "activation": enum("ActivationType").Silu,
-        "doweight_stage1": False,
-    }
-    wished = {"hidden_pad": 0, "intermediate_pad": 0, "bias1": None, "bias2": None, "is_shuffled": True}
-    return look_up(**keywords(look_up, needed, wished | {"is_ep": masked, "opus_weights_shuffled": True}))
+    return CONFIGURATION.bind(
+        token=PADDED_TOKENS.bind(sizes.tokens)(),
+        model_dim=sizes.hidden,
+        inter_dim=sizes.inter,
+        expert=sizes.local_experts,
+        topk=sizes.picks,
+        dtype=torch.bfloat16,
+        q_dtype_a=q_dtype,
+        q_dtype_w=q_dtype,
+        q_type=QUANTISATION.find().per_1x128,
+        use_g1u1=True,
+        activation=ACTIVATION.find().Silu,
+        doweight_stage1=False,
+        hidden_pad=0,
+        intermediate_pad=0,
+        bias1=None,
+        bias2=None,
+        is_shuffled=True,
+        is_ep=masked,
+        opus_weights_shuffled=True,
+    )()
 
 
 class _Sorted(_AiterBoundMoe):
@@ -142,48 +215,44 @@ class _Sorted(_AiterBoundMoe):
 
         super().__init__(operands, first)
         sizes = operands.sizes
-        self.sort = find("aiter.fused_moe.moe_sorting")
-        self.sorting = keywords(
-            self.sort,
-            {
-                "topk_ids": self.local.ids,
-                "topk_weights": operands.topk_weights,
-                "num_experts": sizes.local_experts + self.local.apart,
-                "model_dim": sizes.hidden,
-                "moebuf_dtype": torch.bfloat16,
-                "block_size": rows,
-                "expert_mask": self.mask,
-            },
+        self.sort = SORT.bind(
+            topk_ids=self.local.ids,
+            topk_weights=operands.topk_weights,
+            num_experts=sizes.local_experts + self.local.apart,
+            model_dim=sizes.hidden,
+            moebuf_dtype=torch.bfloat16,
+            block_size=rows,
+            expert_mask=self.mask,
         )
 
     def sorted_pairs(self) -> dict[str, torch.Tensor]:
         """Sorted afresh, by the names of the kernels' arguments; `out` is zeroed, as they add to it."""
         self.local.write()
-        return dict(zip(PAIRS, self.sort(**self.sorting), strict=True))
+        return dict(zip(PAIRS, self.sort(), strict=True))
 
 
 class _OneStage(_Sorted):
     def __init__(self, operands: FusedMoeOperands, first: _AiterBoundMoe | None) -> None:
         super().__init__(operands, first, ONE_STAGE_ROWS)
         self.x_scale = block_major(operands.x_scale)
-        self.kernel = find("aiter.fmoe_fp8_blockscale_g1u1", "aiter.ops.moe_op.fmoe_fp8_blockscale_g1u1")
-        given = {
-            "input": operands.x_q,
-            "gate": self.w13,
-            "down": self.w2,
-            "topk": operands.sizes.picks,
-            "input_scale": self.x_scale,
-            "fc1_scale": operands.w13_scale,
-            "fc2_scale": operands.w2_scale,
-        }
-        self.arguments = keywords(self.kernel, dict.fromkeys(PAIRS) | given)
+        self.kernel = ONE_STAGE.bind(
+            **dict.fromkeys(PAIRS),
+            input=operands.x_q,
+            gate=self.w13,
+            down=self.w2,
+            topk=operands.sizes.picks,
+            input_scale=self.x_scale,
+            fc1_scale=operands.w13_scale,
+            fc2_scale=operands.w2_scale,
+            kernelName="",
+        )
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
         return {**self.operands.live_tensors(), "x_scale": self.x_scale.t()}
 
     def call(self) -> None:
         pairs = self.sorted_pairs()
-        self.kernel(**self.arguments | pairs)
+        self.kernel(**pairs)
         self.out = pairs["out"]
 
 
@@ -192,33 +261,36 @@ class _TwoStages(_Sorted):
         import torch
 
         o, sizes = operands, operands.sizes
-        super().__init__(operands, first, two_stage_rows(sizes.tokens))
-        quantiser = find("aiter.get_hip_quant", "aiter.ops.quant.get_hip_quant")
-        self.quantise = quantiser(enum("QuantType").per_1x128)
+        rows = two_stage_rows(sizes.tokens)
+        super().__init__(operands, first, rows)
         shape = (sizes.tokens, sizes.picks, sizes.inter)
         self.h = torch.empty(shape, dtype=torch.bfloat16, device=o.x_q.device)
-        self.up, self.down = (
-            find(f"aiter.{name}", f"aiter.ops.moe_op.{name}")
-            for name in ("ck_moe_stage1_fwd", "ck_moe_stage2_fwd")
-        )
-        both = dict.fromkeys(PAIRS) | {
+        self.quantise = QUANTISE.bind(x=self.h, quant_dtype=o.x_q.dtype, group_size=BLOCK)
+        both = {
+            **dict.fromkeys(PAIRS),
             "w1": self.w13,
             "w2": self.w2,
             "topk": sizes.picks,
-            "block_m": self.sorting["block_size"],
-            "quant_type": enum("QuantType").per_1x128,
-            "activation": enum("ActivationType").Silu,
+            "block_m": rows,
+            "quant_type": QUANTISATION.find().per_1x128,
+            "activation": ACTIVATION.find().Silu,
+            "use_non_temporal_load": is_streamed(sizes),
         }
-        up = {"hidden_states": o.x_q, "a1_scale": o.x_scale, "w1_scale": o.w13_scale}
-        self.up_arguments = keywords(self.up, both | up, {"splitk": 0, "dst_type": self.h.dtype})
-        down = {"inter_states": None, "a2_scale": None, "w2_scale": o.w2_scale}
-        self.down_arguments = keywords(self.down, both | down)
+        self.gate_up = GATE_UP.bind(
+            **both,
+            hidden_states=o.x_q,
+            a1_scale=o.x_scale,
+            w1_scale=o.w13_scale,
+            splitk=0,
+            dst_type=self.h.dtype,
+        )
+        self.down = DOWN.bind(**both, inter_states=None, a2_scale=None, w2_scale=o.w2_scale)
 
     def call(self) -> None:
         pairs = self.sorted_pairs()
-        self.up(**self.up_arguments | pairs | unweighted(self.h))
-        h_q, h_scale = self.quantise(self.h, quant_dtype=self.operands.x_q.dtype)
-        self.down(**self.down_arguments | pairs | {"inter_states": h_q, "a2_scale": h_scale})
+        self.gate_up(**pairs | unweighted(self.h))
+        h_q, h_scale = self.quantise()
+        self.down(**pairs | {"inter_states": h_q, "a2_scale": h_scale})
         self.out = pairs["out"]
 
 
@@ -263,12 +335,40 @@ class Shuffled(AiterMoe):
 
 
 class DispatchMoe(Shuffled):
-    """`fused_moe` as vLLM and SGLang call it: quantises, sorts, and takes one stage or two by its tuned
+    """`fused_moe` as vLLM calls it: quantises, sorts, and takes one stage or two by its tuned
     configurations, or by its own rule where it has none for the size."""
 
     name = "aiter.dispatch"
     boundaries = ("with_quant",)
+    symbols: ClassVar[Sequence[Taken]] = (
+        SHUFFLE,
+        ACTIVATION,
+        QUANTISATION,
+        LAYER,
+        PADDED_TOKENS,
+        CONFIGURATION,
+    )
     Bound = _Dispatch
+
+
+class DispatchOfSglang(DispatchMoe, vendor.Sglang):
+    """`fused_moe` as SGLang calls it: another way of sorting, and on gfx950 its own kernel that sorts up to
+    256 pairs, which it puts in the place of AITER's for the whole process."""
+
+    name = "aiter.dispatch@sglang"
+    requires = "AITER 0.1.5 to 0.1.20, gfx942 or gfx950; on gfx950 SGLang (read at 0.5.23) too"
+    runtime = vendor.Sglang.runtime
+    library = DispatchMoe.library
+    kinds = DispatchMoe.kinds
+    install = DispatchMoe.install
+    also: ClassVar[Mapping[str, str]] = {}
+    symbols = (*DispatchMoe.symbols, (SMALL_SORT, WITHOUT_SMALL_SORT))
+    Bound = _DispatchOfSglang
+
+    def installed(self, platform: Platform) -> Support:
+        sorts = platform.arch in SORTED_BY_SGLANG
+        engine = platform.library("sglang", install=vendor.Sglang.install) if sorts else Support(True)
+        return Support.all_of(super().installed(platform), engine)
 
 
 class OneStage(Shuffled):
@@ -276,11 +376,14 @@ class OneStage(Shuffled):
     that adds to the output with atomics."""
 
     name = "aiter.asm"
+    symbols = (SHUFFLE, SORT, ONE_STAGE)
     Bound = _OneStage
 
 
 class TwoStages(Shuffled):
-    """Sorting, CK's gate and up with SiLU in bf16, requantising, CK's down; CK's own choice of kernels."""
+    """Sorting, CK's gate and up with SiLU in bf16, requantising, CK's down; CK's own choice of kernels. K is
+    not split, as AITER's dispatch splits it where pairs are fewer than experts."""
 
     name = "aiter.ck"
+    symbols = (SHUFFLE, ACTIVATION, QUANTISATION, PADDED_TOKENS, SORT, GATE_UP, QUANTISE, DOWN)
     Bound = _TwoStages

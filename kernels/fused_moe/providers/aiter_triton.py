@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.binding import find, keywords
+from kernels.binding import Function
 from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe.between_products import BetweenProducts
 from kernels.fused_moe.operands import FusedMoeOperands
@@ -22,6 +22,17 @@ if TYPE_CHECKING:
 SMALLEST_TILE = 16
 """Rows, for the memory plan: smaller tiles make more of them, in which fewer are empty."""
 
+PRODUCT = Function(
+    "aiter.ops.triton.moe.moe_op.fused_moe",
+    "aiter.ops.triton.moe_op.fused_moe",
+    needs="A B C A_scale B_scale B_zp topk_weights topk_ids sorted_token_ids expert_ids "
+    "num_tokens_post_padded mul_routed_weight top_k compute_type use_fp8_w8a8 use_int8_w8a16 use_int4_w4a16 "
+    "block_shape config",
+)
+CONFIGURATION = Function(
+    "aiter.ops.triton.utils.moe_config_utils.get_optimal_moe_config", needs="dtype use_fp8_w8a8 M"
+)
+
 
 class AiterTritonMoe(AiterMoe):
     """`moe_op.fused_moe`, with the configuration that AITER has for these tokens: gate and up of quantised x,
@@ -29,6 +40,7 @@ class AiterTritonMoe(AiterMoe):
 
     name = "aiter.triton"
     also = TRITON
+    symbols = (PRODUCT, CONFIGURATION)
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
         """Per pair gate and up, h, what the expert gives, its row; slots of tiles of 16 to 256 rows."""
@@ -44,9 +56,8 @@ class AiterTritonMoe(AiterMoe):
 
 def configuration(sizes: FusedMoeSizes) -> dict[str, int]:
     """AITER's tiles and options for so many tokens."""
-    choose = find("aiter.ops.triton.utils.moe_config_utils.get_optimal_moe_config")
-    needed = {"dtype": fp8_format(sizes.fp8).dtype, "use_fp8_w8a8": True, "M": sizes.tokens}
-    return choose(**keywords(choose, needed))
+    dtype = fp8_format(sizes.fp8).dtype
+    return CONFIGURATION.bind(dtype=dtype, use_fp8_w8a8=True, M=sizes.tokens)()
 
 
 class _AiterTritonMoe(BetweenProducts):
@@ -73,7 +84,6 @@ class _AiterTritonMoe(BetweenProducts):
 
         self.bind(self.pairs, packed=False)
 
-        self.product = find("aiter.ops.triton.moe.moe_op.fused_moe", "aiter.ops.triton.moe_op.fused_moe")
         both = {
             "B_zp": None,
             "topk_weights": o.topk_weights,
@@ -92,17 +102,17 @@ class _AiterTritonMoe(BetweenProducts):
         up = {"A": o.x_q, "A_scale": o.x_scale, "B": o.w13, "B_scale": o.w13_scale, "C": self.gate_up}
         down = {"A": self.h_q, "A_scale": self.h_scale.t(), "B": o.w2, "B_scale": o.w2_scale, "C": self.given}
         # A row of x is of all picks of a token, a row of h of one.
-        self.up = keywords(self.product, both | up | {"top_k": sizes.picks})
-        self.down = keywords(self.product, both | down | {"top_k": 1})
+        self.up = PRODUCT.bind(**both, **up, top_k=sizes.picks)
+        self.down = PRODUCT.bind(**both, **down, top_k=1)
 
     def call(self) -> None:
         import torch
 
         self.sort()
         torch.mul(self.sort.used, self.rows, out=self.padded)
-        self.product(**self.up)
+        self.up()
         self.activate()
-        self.product(**self.down)
+        self.down()
         self.add_up()
 
     def picked(self) -> str:

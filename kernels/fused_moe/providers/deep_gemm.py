@@ -2,32 +2,54 @@
 
 Contiguous: the experts' rows follow each other, each expert's a multiple of the alignment. Masked: each
 expert has as many rows as there are tokens, and a count of those that hold something. Sources, 2.1.0 to 2.6.1
-and sgl-deep-gemm 0.2.5: csrc/apis/{gemm,layout}.hpp, csrc/utils/layout.hpp, csrc/jit_kernels.
+and sgl-deep-gemm 0.2.5: csrc/apis/{gemm,layout}.hpp, csrc/utils/layout.hpp, csrc/jit_kernels; deep_gemm/
+__init__.py and utils/layout.py of the latter. Untested on hardware.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels import platform as machine
 from kernels import vendor
-from kernels.binding import VendorFunction, find
+from kernels.binding import Function, first_of
 from kernels.formats import BLOCK, fp8_format, native_scales
 from kernels.fused_moe.between_products import WORD, BetweenProducts
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.align import chunk_for, tiles_for
-from kernels.op import Prepared, Unsupported
+from kernels.op import Prepared
 from kernels.triton_runtime import require_interpreter
 
 if TYPE_CHECKING:
     import torch
 
+    Pair = tuple[torch.Tensor, torch.Tensor]
+
 ALIGNMENTS = range(32, 225, 32)
 """Rows that an expert's may have to be a multiple of, for the memory plan; prepare asks the library."""
+
+
+def places(name: str) -> tuple[str, str]:
+    return f"deep_gemm.{name}", f"deep_gemm.utils.layout.{name}"
+
+
+# By position: their first arguments kept their order from version to version, not their names.
+CONTIGUOUS = Function("deep_gemm.m_grouped_fp8_gemm_nt_contiguous", positions=4)
+MASKED = Function(
+    "deep_gemm.m_grouped_fp8_gemm_nt_masked", "deep_gemm.fp8_m_grouped_gemm_nt_masked", positions=5
+)
+TRANSFORM = Function(
+    "deep_gemm.transform_sf_into_required_layout",
+    needs="sf mn k recipe num_groups is_sfa",
+    when="sm_100 and sm_103",
+)
+ALIGNMENT = Function(*places("get_mk_alignment_for_contiguous_layout"))
+# From 2026-04 on it advises an alignment, and is told it.
+ADVICE = Function(*places("get_theoretical_mk_alignment_for_contiguous_layout"), positions=1)
+TELL = Function(*places("set_mk_alignment_for_contiguous_layout"), positions=1)
 
 
 def packs(arch: str) -> bool:
@@ -40,24 +62,21 @@ def scale_columns(k: int, packed: bool) -> int:
     return -(-k // (BLOCK * WORD if packed else BLOCK))
 
 
+def packed_scale_bytes(sizes: FusedMoeSizes) -> int:
+    """Of weights: an upper bound, as on sm_90 scales are taken as they are."""
+    w13 = 2 * sizes.inter * scale_columns(sizes.hidden, packed=True)
+    return sizes.local_experts * 4 * (w13 + sizes.hidden * scale_columns(sizes.inter, packed=True))
+
+
 def alignment(expected: int) -> int:
     """Rows of a tile where an expert has so many on average, of which its rows are a multiple: 128, or on
     sm_100 what the library advises and vLLM takes."""
-    with contextlib.suppress(Unsupported):  # before 2026-04 it advised nothing
-        return find(*places("get_theoretical_mk_alignment_for_contiguous_layout"))(expected)
-    return find(*places("get_mk_alignment_for_contiguous_layout"))()
+    return int(ADVICE.bind(expected)() if first_of(ADVICE, ALIGNMENT) is ADVICE else ALIGNMENT.bind()())
 
 
-def setter() -> Callable[[int], object]:
+def setter(aligned: int) -> Callable[[], object]:
     """What tells the library the alignment. It stays set, for all: every product is told anew."""
-    try:
-        return find(*places("set_mk_alignment_for_contiguous_layout"))
-    except Unsupported:
-        return lambda rows: None
-
-
-def places(name: str) -> tuple[str, str]:
-    return f"deep_gemm.{name}", f"deep_gemm.utils.layout.{name}"
+    return TELL.bind(aligned) if first_of(TELL, ALIGNMENT) is TELL else lambda: None
 
 
 def mn_major(groups: int, rows: int, k: int, packed: bool, device: torch.device) -> torch.Tensor:
@@ -74,8 +93,9 @@ def weight_scale(scale: torch.Tensor, rows: int, k: int, packed: bool) -> torch.
     """Scales of weights: fp32 [local, rows/128, k/128] as they are, or for every row, MN-major and packed."""
     if not packed:
         return scale
-    transform = find("deep_gemm.transform_sf_into_required_layout")
-    return transform(sf=scale, mn=rows, k=k, recipe=(1, BLOCK, BLOCK), num_groups=len(scale), is_sfa=False)
+    return TRANSFORM.bind(
+        sf=scale, mn=rows, k=k, recipe=(1, BLOCK, BLOCK), num_groups=len(scale), is_sfa=False
+    )()
 
 
 class DeepGemmMoe(vendor.DeepGemm):
@@ -87,9 +107,7 @@ class DeepGemmMoe(vendor.DeepGemm):
     Bound: ClassVar[type[_DeepGemmBoundMoe]]
 
     def layout(self, sizes: FusedMoeSizes) -> int:
-        """Scales of weights, where they are packed."""
-        w13 = 2 * sizes.inter * scale_columns(sizes.hidden, packed=True)
-        return sizes.local_experts * 4 * (w13 + sizes.hidden * scale_columns(sizes.inter, packed=True))
+        return packed_scale_bytes(sizes)
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
         """Per row x, gate and up, h, what the expert gives, and scales; per pair its row."""
@@ -132,7 +150,8 @@ class _DeepGemmBoundMoe(BetweenProducts):
         self.w2_scale = same.w2_scale if same else weight_scale(operands.w2_scale, hidden, inter, packed)
 
         self.expected = max(1, -(-sizes.routed.pairs // max(1, sizes.routed.hit)))
-        self.aligned, self.align = alignment(self.expected), setter()
+        self.aligned = alignment(self.expected)
+        self.align = setter(self.aligned)
         groups, rows = self.groups(sizes, self.aligned)
 
         def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -160,6 +179,7 @@ class _DeepGemmBoundMoe(BetweenProducts):
             "WORDS": triton.next_power_of_2(scale_columns(hidden, packed=True)),
         }
         self.bind(rows, packed)
+        self.bind_products(rows)
 
     @staticmethod
     def groups(sizes: FusedMoeSizes, aligned: int) -> tuple[int, int]:
@@ -170,9 +190,14 @@ class _DeepGemmBoundMoe(BetweenProducts):
         """Give every pair a row, and tell the products whose rows are whose."""
         raise NotImplementedError
 
-    def multiply(
-        self, a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, d: torch.Tensor
-    ) -> None:
+    def bind_products(self, rows: int) -> None:
+        """Of so many rows of each group."""
+        o = self.operands
+        self.up = self.product((self.a, self.a_scale), (o.w13, self.w13_scale), self.gate_up)
+        self.down = self.product((self.h_q, self.h_scale), (o.w2, self.w2_scale), self.given)
+
+    def product(self, a: Pair, b: Pair, d: torch.Tensor) -> Callable[[], Any]:
+        """Of quantised rows and weights, each with its scales."""
         raise NotImplementedError
 
     def call(self) -> None:
@@ -182,31 +207,24 @@ class _DeepGemmBoundMoe(BetweenProducts):
         self.place()
         x_q, a = o.x_q.view(torch.uint8), self.a.view(torch.uint8)
         self.gather(x_q, o.x_scale, o.topk_ids, self.row_of, a, self.a_scale, **self.gathering)
-        self.multiply(self.a, self.a_scale, o.w13, self.w13_scale, self.gate_up)
+        self.align()
+        self.up()
         self.activate()
-        self.multiply(self.h_q, self.h_scale, o.w2, self.w2_scale, self.given)
+        self.align()
+        self.down()
         self.add_up()
-
-
-def product(*names: str) -> VendorFunction:
-    """By position: their first arguments kept their order from version to version, not their names, and
-    compiled functions tell no signature."""
-    return find(*(f"deep_gemm.{name}" for name in names))
 
 
 class _Contiguous(_DeepGemmBoundMoe):
     def __init__(
         self, operands: FusedMoeOperands, out: torch.Tensor, packed: bool, first: _DeepGemmBoundMoe | None
     ) -> None:
-        import torch
         import triton
 
         from kernels.fused_moe.triton import rows_jit
 
         super().__init__(operands, out, packed, first)
         local_experts, rows = operands.sizes.local_experts, self.a.shape[1]
-        self.product = product("m_grouped_fp8_gemm_nt_contiguous")
-        self.owners = torch.empty(rows, dtype=torch.int32, device=out.device)
         self.contiguous = rows_jit.contiguous_kernel[(local_experts + 1,)]
         self.placing = {
             "pairs": self.pairs,
@@ -226,11 +244,14 @@ class _Contiguous(_DeepGemmBoundMoe):
         self.count(ids, self.counts, self.pairs, self.pairs, CHUNK=self.chunk)
         self.contiguous(ids, self.counts, self.row_of, self.owners, **self.placing)
 
-    def multiply(
-        self, a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, d: torch.Tensor
-    ) -> None:
-        self.align(self.aligned)
-        self.product((a[0], a_scale[0]), (b, b_scale), d[0], self.owners)
+    def bind_products(self, rows: int) -> None:
+        import torch
+
+        self.owners = torch.empty(rows, dtype=torch.int32, device=self.out.device)
+        super().bind_products(rows)
+
+    def product(self, a: Pair, b: Pair, d: torch.Tensor) -> Callable[[], Any]:
+        return CONTIGUOUS.bind((a[0][0], a[1][0]), b, d[0], self.owners)
 
 
 class _Masked(_DeepGemmBoundMoe):
@@ -240,7 +261,6 @@ class _Masked(_DeepGemmBoundMoe):
         from kernels.fused_moe.triton import rows_jit
 
         super().__init__(operands, out, packed, first)
-        self.product = product("m_grouped_fp8_gemm_nt_masked", "fp8_m_grouped_gemm_nt_masked")
         self.masked = rows_jit.masked_kernel[(operands.sizes.local_experts,)]
         self.placing = {"pairs": self.pairs, "CAPACITY": self.a.shape[1], "CHUNK": self.chunk}
 
@@ -251,11 +271,8 @@ class _Masked(_DeepGemmBoundMoe):
     def place(self) -> None:
         self.masked(self.operands.topk_ids, self.counts, self.row_of, **self.placing)
 
-    def multiply(
-        self, a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, d: torch.Tensor
-    ) -> None:
-        self.align(self.aligned)
-        self.product((a, a_scale), (b, b_scale), d, self.counts, self.expected)
+    def product(self, a: Pair, b: Pair, d: torch.Tensor) -> Callable[[], Any]:
+        return MASKED.bind(a, b, d, self.counts, self.expected)
 
 
 class Contiguous(DeepGemmMoe):
@@ -263,6 +280,7 @@ class Contiguous(DeepGemmMoe):
     it; rows beyond the last expert's are skipped on sm_90, and multiplied all the same on sm_100."""
 
     name = "deepgemm.contiguous"
+    symbols = (CONTIGUOUS, TRANSFORM, (ADVICE, ALIGNMENT), (TELL, ALIGNMENT))
     Bound = _Contiguous
 
 
@@ -271,4 +289,5 @@ class Masked(DeepGemmMoe):
     no use in memory only."""
 
     name = "deepgemm.masked"
+    symbols = (MASKED, TRANSFORM, (ADVICE, ALIGNMENT), (TELL, ALIGNMENT))
     Bound = _Masked

@@ -2,34 +2,55 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from typing import TYPE_CHECKING
 
-from kernels.binding import find, keywords, takes
+from kernels.binding import Function
 from kernels.formats import BLOCK
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.providers.vllm_triton import triton_workspace
 from kernels.fused_moe.sizes import FusedMoeSizes
-from kernels.op import Prepared, Unsupported
+from kernels.op import Prepared
 from kernels.vendor import Sglang
 
 if TYPE_CHECKING:
     import torch
 
 MOE = "sglang.srt.layers.moe"
+GROUPS = "sglang.srt.distributed.parallel_state"
+
+EXPERTS = Function(
+    f"{MOE}.moe_runner.triton_utils.fused_moe.fused_experts",
+    f"{MOE}.fused_moe_triton.fused_moe.fused_experts",
+    needs="hidden_states w1 w2 topk_output moe_runner_config use_fp8_w8a8 w1_scale w2_scale block_shape",
+)
+CONFIGURATION = Function(
+    f"{MOE}.moe_runner.MoeRunnerConfig",
+    f"{MOE}.moe_runner.base.MoeRunnerConfig",
+    needs="num_experts num_local_experts inplace",
+)
+PICKS = Function(f"{MOE}.topk.StandardTopKOutput", needs="topk_weights topk_ids router_logits")
+IS_FORMED = Function(f"{GROUPS}.model_parallel_is_initialized")
+START = Function(
+    f"{GROUPS}.init_distributed_environment", needs="world_size rank local_rank distributed_init_method"
+)
+# Up to 0.5.20; after that the published arguments hold the size.
+FORM = Function(f"{GROUPS}.initialize_model_parallel", wishes="tensor_model_parallel_size")
+PUBLISH = Function("sglang.srt.server_args.set_global_server_args_for_scheduler", positions=1)
+ARGUMENTS = Function("sglang.srt.server_args.ServerArgs", needs="model_path")
 
 
 class SglangTritonMoe(Sglang):
     """`fused_experts` of SGLang (fused_moe_triton/fused_moe.py to 0.5.18, moe_runner/triton_utils from
-    0.5.19), which skips ids of -1 by itself where the rank holds fewer experts than there are. Not in place,
-    as engines have it: x would hold the output."""
+    0.5.19; read to 0.5.23), which skips ids of -1 by itself where the rank holds fewer experts than there
+    are. Not in place, as engines have it: x would hold the output. Untested on hardware."""
 
     name = "sglang.triton"
-    requires = "SGLang 0.5.19, or older whose fused_experts takes a moe_runner_config (CUDA or ROCm)"
+    requires = "SGLang 0.5.23, or older whose fused_experts takes a moe_runner_config (CUDA or ROCm)"
     boundaries = ("with_quant",)
     activations = "fp8"
     allocates = True
+    symbols = (EXPERTS, CONFIGURATION, PICKS, IS_FORMED, START, FORM, PUBLISH, ARGUMENTS)
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
         return triton_workspace(sizes)
@@ -42,48 +63,33 @@ class SglangTritonMoe(Sglang):
 def alone() -> None:
     """A server of one process, as SGLang's own tests set it up: where the kernels write to a new tensor they
     ask for the server's arguments and the group of tensor-parallel ranks."""
-    groups = "sglang.srt.distributed.parallel_state"
-    if find(f"{groups}.model_parallel_is_initialized")():
+    if IS_FORMED.bind()():
         return
-    with contextlib.suppress(Unsupported):  # older versions ask for no arguments
-        publish = find("sglang.srt.server_args.set_global_server_args_for_scheduler")
-        publish(find("sglang.srt.server_args.ServerArgs")(model_path="dummy"))
-    start, form = find(f"{groups}.init_distributed_environment"), find(f"{groups}.initialize_model_parallel")
+    PUBLISH.bind(ARGUMENTS.bind(model_path="dummy")())()
     meeting = f"file://{tempfile.mkdtemp()}/ranks"
-    group = {"world_size": 1, "rank": 0, "local_rank": 0, "distributed_init_method": meeting}
-    start(**keywords(start, group))
-    # From 0.5.23 the published arguments hold the size.
-    form(**keywords(form, {}, {"tensor_model_parallel_size": 1}))
+    START.bind(world_size=1, rank=0, local_rank=0, distributed_init_method=meeting)()
+    FORM.bind(tensor_model_parallel_size=1)()
 
 
 class _SglangTritonMoe(Prepared):
     def __init__(self, operands: FusedMoeOperands) -> None:
         super().__init__(operands)
         o, sizes = operands, operands.sizes
-        self.fused_experts = find(
-            f"{MOE}.moe_runner.triton_utils.fused_moe.fused_experts",
-            f"{MOE}.fused_moe_triton.fused_moe.fused_experts",
-        )
-        if not takes(self.fused_experts, "moe_runner_config"):
-            raise Unsupported("this sglang's fused_experts takes no moe_runner_config")
-        config = find(f"{MOE}.moe_runner.MoeRunnerConfig", f"{MOE}.moe_runner.base.MoeRunnerConfig")
-        picks = find(f"{MOE}.topk.StandardTopKOutput")
-        arguments: dict[str, object] = {
-            "hidden_states": o.x,
-            "w1": o.w13,
-            "w2": o.w2,
-            "topk_output": picks(topk_weights=o.topk_weights, topk_ids=o.topk_ids, router_logits=None),
-            "moe_runner_config": config(
+        self.experts = EXPERTS.bind(
+            hidden_states=o.x,
+            w1=o.w13,
+            w2=o.w2,
+            topk_output=PICKS.bind(topk_weights=o.topk_weights, topk_ids=o.topk_ids, router_logits=None)(),
+            moe_runner_config=CONFIGURATION.bind(
                 num_experts=sizes.local_experts * sizes.ep,
                 num_local_experts=sizes.local_experts,
                 inplace=False,
-            ),
-            "use_fp8_w8a8": True,
-            "w1_scale": o.w13_scale,
-            "w2_scale": o.w2_scale,
-            "block_shape": [BLOCK, BLOCK],
-        }
-        self.arguments = keywords(self.fused_experts, arguments)
+            )(),
+            use_fp8_w8a8=True,
+            w1_scale=o.w13_scale,
+            w2_scale=o.w2_scale,
+            block_shape=[BLOCK, BLOCK],
+        )
 
     def call(self) -> None:
-        self.out = self.fused_experts(**self.arguments)
+        self.out = self.experts()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.binding import find, keywords, load
+from kernels.binding import BindingError, Function
 from kernels.formats import BLOCK
 from kernels.fused_moe.expert_ids import ExpertIds
 from kernels.fused_moe.operands import FusedMoeOperands
@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     import torch
 
 MODULE = "vllm.model_executor.layers.fused_moe"
+
+EXPERTS = Function(
+    f"{MODULE}.fused_moe.fused_experts",
+    needs="hidden_states w1 w2 topk_weights topk_ids global_num_experts expert_map quant_config",
+)
+QUANTISATION = Function(f"{MODULE}.config.fp8_w8a8_moe_quant_config", needs="w1_scale w2_scale block_shape")
+CONFIGURATIONS = Function(f"{MODULE}.fused_moe.get_moe_configs", needs="E N dtype", wishes="block_n block_k")
 
 
 def triton_workspace(sizes: FusedMoeSizes) -> int:
@@ -29,14 +36,17 @@ def triton_workspace(sizes: FusedMoeSizes) -> int:
 
 
 class VllmTritonMoe(Vllm):
-    """`fused_experts` of vLLM's GPU builds (fused_moe/fused_moe.py of 0.32): quantises, sorts, two launches
-    of `fused_moe_kernel` with SiLU and requantising between, a sum over picks."""
+    """`fused_experts` of vLLM's GPU builds (fused_moe/fused_moe.py of 0.31 to 0.33): quantises, sorts, two
+    launches of `fused_moe_kernel` with SiLU and requantising between, a sum over picks. With expert
+    parallelism vLLM gives ids of all experts and a map of all; the row an id of its own to what lies on other
+    ranks, in a launch more, so that fewer experts are sorted. Untested on hardware."""
 
     name = "vllm.triton"
-    requires = "vLLM 0.32, or older whose fused_experts takes a quant_config; a GPU build (CUDA or ROCm)"
+    requires = "vLLM 0.33, or older whose fused_experts takes a quant_config; a GPU build (CUDA or ROCm)"
     boundaries = ("with_quant",)
     activations = "fp8"
     allocates = True
+    symbols = (EXPERTS, QUANTISATION, CONFIGURATIONS)
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
         return triton_workspace(sizes)
@@ -51,33 +61,30 @@ class _VllmTritonMoe(Prepared):
     def __init__(self, operands: FusedMoeOperands) -> None:
         super().__init__(operands)
         o, sizes = operands, operands.sizes
-        self.fused_experts = find(f"{MODULE}.fused_moe.fused_experts")
         self.local = ExpertIds(o)
-        quantised = find(f"{MODULE}.config.fp8_w8a8_moe_quant_config")
-        scales = {"w1_scale": o.w13_scale, "w2_scale": o.w2_scale, "block_shape": [BLOCK, BLOCK]}
-        arguments: dict[str, object] = {
-            "hidden_states": o.x,
-            "w1": o.w13,
-            "w2": o.w2,
-            "topk_weights": o.topk_weights,
-            "topk_ids": self.local.ids,
-            "global_num_experts": sizes.local_experts + self.local.apart,
-            "expert_map": self.local.per_expert([*range(sizes.local_experts), -1]),
-            "quant_config": quantised(**keywords(quantised, scales)),
-        }
-        self.arguments = keywords(self.fused_experts, arguments)
+        scales = {"w1_scale": o.w13_scale, "w2_scale": o.w2_scale}
+        self.experts = EXPERTS.bind(
+            hidden_states=o.x,
+            w1=o.w13,
+            w2=o.w2,
+            topk_weights=o.topk_weights,
+            topk_ids=self.local.ids,
+            global_num_experts=sizes.local_experts + self.local.apart,
+            expert_map=self.local.per_expert([*range(sizes.local_experts), -1]),
+            quant_config=QUANTISATION.bind(**scales, block_shape=[BLOCK, BLOCK])(),
+        )
 
     def call(self) -> None:
         self.local.write()
-        self.out = self.fused_experts(**self.arguments)
+        self.out = self.experts()
 
     def picked(self) -> str:
         """Whether vLLM ships a tuned configuration for experts of this size on this device."""
         sizes = self.operands.sizes
         try:
-            look_up = load(f"{MODULE}.fused_moe").get_moe_configs
-            needed = {"E": sizes.local_experts, "N": sizes.inter, "dtype": "fp8_w8a8"}
-            tuned = look_up(**keywords(look_up, needed, {"block_n": BLOCK, "block_k": BLOCK}))
-        except (AttributeError, Unsupported):
+            tuned = CONFIGURATIONS.bind(
+                E=sizes.local_experts, N=sizes.inter, dtype="fp8_w8a8", block_n=BLOCK, block_k=BLOCK
+            )()
+        except (BindingError, Unsupported):
             return ""
         return "tuned configuration" if tuned else "default configuration"

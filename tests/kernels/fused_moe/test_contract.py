@@ -180,7 +180,7 @@ def row_major(right, groups, rows, k, packed, device):
 
 def unaligned(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(deep_gemm, "alignment", lambda expected: 64)
-    patch.setattr(deep_gemm, "setter", lambda: lambda rows: None)
+    patch.setattr(deep_gemm, "setter", lambda aligned: lambda: None)
 
 
 def row_major_weights(right, *args):
@@ -260,7 +260,7 @@ MUTATIONS = [
         for c in ROUNDED.values()
     ),
     *(
-        Mutation("library not told the alignment", c, instead(deep_gemm, "setter", lambda _: id))
+        Mutation("library not told the alignment", c, instead(deep_gemm, "setter", lambda *_: dict))
         for c in BLACKWELL.values()
     ),
     *(Mutation("experts aligned to 64 rows", c, unaligned) for c in HOPPER.values()),

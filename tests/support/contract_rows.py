@@ -116,18 +116,31 @@ ZERO_SPARE = "batch=1 ctx=2112..2432 page=64"
 """Its page 0 is nobody's."""
 
 
+AITERS = (("gfx942 gfx950", "aiter_attention"), ("gfx942", "aiter_attention aiter_attention_019"))
+"""Architectures and doubles: a recent AITER, and 0.1.9, whose planner and decode take other arguments."""
+
+
 def mla() -> Iterator[Contract]:
     every, fp8 = (f"{RAGGED} page=1", f"{RAGGED} page=16", f"{RAGGED} heads=128 page=64"), "fp8={fp8}"
     for name, archs, double, *texts in (
-        ("aiter.asm", "gfx942 gfx950", "aiter_attention",
-         f"{RAGGED} page=1", f"{RAGGED} heads=128 page=64", f"{RAGGED} page=64 kv=fp8 {fp8}"),
-        ("aiter.asm_persistent", "gfx942 gfx950", "aiter_attention",
-         f"{RAGGED} page=1", f"batch=1 ctx=130 heads=64 page=64 kv=fp8 {fp8}",
-         f"batch=2 ctx=1..130 heads=128 page=16 kv=fp8 {fp8}"),
+        *(("aiter.asm", archs, double, f"{RAGGED} page=1", f"{RAGGED} heads=128 page=64",
+           f"{RAGGED} page=64 kv=fp8 {fp8}", ZERO_SPARE)
+          for archs, double in AITERS),
+        *(("aiter.asm_persistent", archs, double, f"{RAGGED} page=1",
+           f"batch=2 ctx=1..130 heads=128 page=16 kv=fp8 {fp8}", ZERO_SPARE)
+          for archs, double in AITERS),
+        # On gfx942 that is refused (ROCm/aiter#4957).
+        ("aiter.asm_persistent", "gfx950", "aiter_attention",
+         f"batch=1 ctx=130 heads=64 page=64 kv=fp8 {fp8}"),
+        ("aiter.asm_persistent@sglang", "gfx942", "aiter_attention", f"{RAGGED} page=16 kv=fp8 {fp8}"),
+        ("aiter.asm_persistent@sglang", "gfx942 gfx950", "aiter_attention",
+         f"batch=2 ctx=200..700 page=64 kv=fp8 {fp8}", f"{ZERO_SPARE} kv=fp8 {fp8}"),
         ("aiter.triton", "gfx942", "aiter_attention",
          f"{RAGGED} page=16", f"{RAGGED} heads=128 page=64", f"{RAGGED} page=64 kv=fp8 {fp8}"),
         ("aiter.triton_split", "gfx942", "aiter_attention",
          f"{RAGGED} page=1", f"{RAGGED} heads=128 page=64", f"{RAGGED} page=16 kv=fp8 {fp8}"),
+        ("aiter.gluon", "gfx950", "aiter_attention", f"{RAGGED} page=1", f"{RAGGED} heads=8 page=16",
+         f"{RAGGED} heads=4 page=64", ZERO_SPARE),
         *(("flashmla", "sm_90", double, f"{RAGGED} page=64", "batch=2 ctx=1..130 heads=128 page=128",
            "batch=3 ctx=1..300 page=64") for double in ("flash_mla", "flash_mla_2025")),
         *((name, "sm_90", double, f"{RAGGED} page=64", f"{RAGGED} page=64 kv=fp8",
@@ -137,8 +150,11 @@ def mla() -> Iterator[Contract]:
           for name in ("flashinfer.fa2", "flashinfer.fa3")),
         ("flashinfer.cutlass", "sm_100", "flashinfer_attention",
          "batch=3 ctx=1..130 heads=128 page=64", "batch=2 ctx=100..300 heads=128 page=16"),
-        ("flashinfer.trtllm", "sm_100", "flashinfer_attention",
-         f"{RAGGED} page=64", f"{RAGGED} heads=128 page=32", f"{RAGGED} page=64 kv=fp8"),
+        *((name, "sm_100 sm_103", "flashinfer_attention",
+           f"{RAGGED} page=64", f"{RAGGED} heads=128 page=32", f"{RAGGED} page=64 kv=fp8")
+          for name in ("flashinfer.trtllm", "flashinfer.cute_dsl", "flashinfer.auto")),
+        *((name, "sm_100", "flashinfer_attention", f"{RAGGED} heads=24 page=32")
+          for name in ("flashinfer.cute_dsl", "flashinfer.auto")),
         ("flash_attn.fa3", "sm_90", "flash_attn_3", *every),
         ("flash_attn.fa3@vllm", "sm_90", "vllm_attention", *every),
         ("flash_attn.fa3@sglang", "sm_90", "sglang_kernel_attention", *every),

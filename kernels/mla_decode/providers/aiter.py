@@ -1,18 +1,24 @@
 """AITER's MLA decode on AMD GPUs: its assembly kernels, as vLLM and SGLang call them.
 
 Sources: aiter/mla.py, aiter/ops/attention.py, csrc/py_itfs_cu/asm_mla.cu and hsa/*/mla/mla_asm.csv of
-ROCm/aiter at e404860 (2026-08), the Python of its tags v0.1.4 to v0.1.20.post1; for how an engine calls them
-v1/attention/backends/mla/rocm_aiter_mla.py of vLLM 0.32. Untested on hardware.
+ROCm/aiter at e404860 (2026-08), the Python of its tags v0.1.8 to v0.1.20.post1; for how engines call them
+v1/attention/backends/mla/rocm_aiter_mla.py of vLLM 0.33, srt/layers/attention/aiter_backend.py and
+srt/models/deepseek_common/attention_forward_methods/forward_mla_rocm.py of SGLang 0.5.23. The persistent
+kernels read row 0 of the cache for tokens that they mask (_mla_decode_fwd_with_head_pad of that
+aiter_backend.py), and the others do not promise to read none: all get a cache without NaN. Untested on hardware.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
-from kernels.binding import find, keywords
+from kernels.binding import Function, Taken
 from kernels.mla_decode.compute_units import MOST_UNITS
 from kernels.mla_decode.layouts import (
     SLACK,
+    FiniteCache,
+    cache_bytes,
     last_page_lengths,
     one_head,
     page_list,
@@ -22,10 +28,12 @@ from kernels.mla_decode.layouts import (
     query_starts,
 )
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, ROPE, MlaDecodeSizes
-from kernels.op import Prepared
+from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
+from kernels.op import OPS, Prepared
+from kernels.platform import Platform, of
 from kernels.support import Support, need
 from kernels.vendor import Aiter
+from shapes.case import Case
 
 if TYPE_CHECKING:
     import torch
@@ -37,14 +45,52 @@ Q_SCALE = 1.0
 """Of a query in FP8, static as in engines: theirs unless a checkpoint brings another. The widest values of
 q lie near 30, a tenth of what either format holds."""
 
+SPLITS_OF_SGLANG = 64
+"""Into how many parts SGLang has a sequence split at most, without speculation and without attention that is
+data-parallel (max_split_per_batch)."""
+
+LEAST_TOKENS = 196
+"""Of a sequence that such a schedule takes on gfx950: of shorter ones it divides by 0 parts (get_local_splits
+in csrc/kernels/mla/metadata/v1_0_device.cuh)."""
+
+PAGED = "q kv_buffer o qo_indptr kv_indptr kv_indices kv_last_page_lens max_seqlen_q sm_scale"
+SCALED = "q_scale kv_scale intra_batch_mode"
+SCHEDULE = "work_meta_data work_indptr work_info_set reduce_indptr reduce_final_map reduce_partial_map"
+
+DECODE = Function("aiter.mla.mla_decode_fwd", needs=PAGED, wishes=f"page_size nhead_kv {SCALED}")
+DECODE_FP8 = DECODE.needing(SCALED, when="kv=fp8")
+PERSISTENT = DECODE.needing(SCHEDULE, when="")
+PERSISTENT_FP8 = PERSISTENT.needing(SCALED, when="kv=fp8")
+PERSISTENT_OF_SGLANG = PERSISTENT_FP8.needing("num_kv_splits", when="")
+
+SHAPES = Function(
+    "aiter.get_mla_metadata_info_v1",
+    "aiter.ops.attention.get_mla_metadata_info_v1",
+    needs="batch_size max_seqlen_qo num_head_qo q_dtype kv_dtype is_sparse fast_mode",
+)
+SHAPES_OF_SGLANG = SHAPES.needing("num_kv_splits intra_batch_mode", when="")
+# 0.1.10 brought the lengths of last pages, which it must have, and their size.
+PLAN = Function(
+    "aiter.get_mla_metadata_v1",
+    "aiter.ops.attention.get_mla_metadata_v1",
+    needs="seqlens_qo_indptr seqlens_kv_indptr num_heads_per_head_k num_heads_k is_causal work_metadata_ptrs "
+    "work_info_set work_indptr reduce_indptr reduce_final_map reduce_partial_map kv_granularity "
+    "max_seqlen_qo uni_seqlen_qo fast_mode",
+    wishes="kv_last_page_lens page_size dtype_q dtype_kv",
+)
+PLAN_OF_SGLANG = PLAN.needing("max_split_per_batch intra_batch_mode", when="")
+
 
 class AsmMlaDecode(Aiter):
     """`mla_decode_fwd` without metadata: the sequence is split evenly, a Triton kernel combines. On an FP8
-    cache the call rounds q to FP8 first, which engines fuse into the kernel before."""
+    cache the call rounds q to FP8 first, which engines fuse into the kernel before. SGLang's choice for a
+    bf16 cache at 16 and 128 heads."""
 
     name = "aiter.asm"
-    requires = "AITER 0.1.4 or later (0.1.8 for an FP8 cache), gfx942 or gfx950"
+    requires = "AITER 0.1.8 or later, gfx942 or gfx950"
+    since = "0.1.8"  # before, the answer of a single split of an FP8 cache is left elsewhere
     activations = "fp8"
+    symbols: ClassVar[Sequence[Taken]] = (DECODE, DECODE_FP8)
 
     def fits(self, sizes: MlaDecodeSizes) -> Support:
         takes = HEADS[sizes.kv]
@@ -56,48 +102,64 @@ class AsmMlaDecode(Aiter):
     def workspace(self, sizes: MlaDecodeSizes) -> int:
         splits = 16  # the most that get_meta_param chooses
         rows = sizes.batch * sizes.heads
-        return rows * splits * (LATENT + 1) * 4 + rows * (LATENT + ROPE)
+        return rows * splits * (LATENT + 1) * 4 + rows * WIDTH + cache_bytes(sizes)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         return _Asm(operands, out)
 
 
-class _Asm(Prepared):
-    operands: MlaDecodeOperands
-
+class _Asm(FiniteCache):
     def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor) -> None:
         super().__init__(operands, out)
-        self.decode = find("aiter.mla.mla_decode_fwd")
-        self.query = query_buffer(operands)
+        self.query = self.room()
+        is_fp8 = operands.kv.element_size() == 1
         layout = token_pages(operands)
-        needed = {
-            "q": self.query,
-            "kv_buffer": one_token_pages(operands.kv),
-            "o": out,
+        self.decode = self.function(is_fp8).bind(
+            q=self.query,
+            kv_buffer=one_token_pages(self.kv),
+            o=out,
             **layout,
-            "max_seqlen_q": 1,
-            "sm_scale": operands.scale,
-            **scales(operands),
+            max_seqlen_q=1,
+            sm_scale=operands.scale,
+            page_size=1,
+            nhead_kv=1,
+            **(self.scaling() if is_fp8 else {}),
             **self.metadata(layout),
-        }
-        self.arguments = keywords(self.decode, needed, {"page_size": 1, "nhead_kv": 1})
+        )
 
-    def metadata(self, layout: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def room(self) -> torch.Tensor:
+        """What the kernel reads q from."""
+        return query_buffer(self.operands)
+
+    def function(self, is_fp8: bool) -> Function:
+        return DECODE_FP8 if is_fp8 else DECODE
+
+    def scaling(self) -> dict[str, object]:
+        """fp32 [1] each, and in which of two ways the sequences are split."""
+        device = self.operands.kv.device
+        return {
+            "q_scale": one_value(Q_SCALE, device),
+            "kv_scale": one_value(self.operands.kv_scale, device),
+            "intra_batch_mode": False,
+        }
+
+    def metadata(self, layout: dict[str, torch.Tensor]) -> dict[str, object]:
         return {}
 
     def call(self) -> None:
         if self.query is not self.operands.q:
             self.query.copy_(self.operands.q)
-        self.decode(**self.arguments)
+        self.decode()
 
 
 class AsmPersistent(AsmMlaDecode):
     """`mla_decode_fwd` with the schedule of `get_mla_metadata_v1`, made before timing as an engine makes it
-    once a step: as many work groups as compute units, each with its share of all tokens. AITER itself takes
-    the other path on gfx950 with 16 heads and a bf16 cache from 32 sequences on."""
+    once a step: as many work groups as compute units, each with its share of all tokens. It is vLLM's way,
+    and SGLang's at 32, 64 and 128 heads. AITER itself takes the other path on gfx950 with 16 heads and a bf16
+    cache from 32 sequences on."""
 
     name = "aiter.asm_persistent"
-    requires = "AITER 0.1.8 or later, gfx942 or gfx950"
+    symbols: ClassVar[Sequence[Taken]] = (PERSISTENT, PERSISTENT_FP8, SHAPES, PLAN)
 
     def fits(self, sizes: MlaDecodeSizes) -> Support:
         return need(
@@ -105,17 +167,79 @@ class AsmPersistent(AsmMlaDecode):
         )
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
-        """Partial results: one more for each unit, of 16 heads or of all."""
+        """Partial results: one more for each unit, of 16 heads or of all; q in FP8; the cache."""
         tiles = sizes.batch + MOST_UNITS
-        return tiles * sizes.heads * (LATENT + 1) * 4 + sizes.batch * sizes.heads * (LATENT + ROPE)
+        rows = sizes.batch * sizes.heads
+        return tiles * sizes.heads * (LATENT + 1) * 4 + rows * WIDTH + cache_bytes(sizes)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         return _AsmPersistent(operands, out)
 
 
 class _AsmPersistent(_Asm):
-    def metadata(self, layout: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return schedule(self.operands, self.query.dtype, layout)
+    def function(self, is_fp8: bool) -> Function:
+        return PERSISTENT_FP8 if is_fp8 else PERSISTENT
+
+    def metadata(self, layout: dict[str, torch.Tensor]) -> dict[str, object]:
+        buffers = made(SHAPES.bind(**shaped(self.operands, self.query.dtype), fast_mode=True)(), self.query)
+        planned = plan(self.operands, self.query.dtype, layout, buffers)
+        PLAN.bind(**planned, is_causal=True, fast_mode=True)()
+        return buffers
+
+
+class AsmPersistentOfSglang(AsmPersistent):
+    """As SGLang calls it on an FP8 cache at 16 heads: each sequence is split by itself (intra_batch_mode).
+    On gfx950 q is FP8; on gfx942 it stays bf16, although the schedule is asked for FP8. SGLang zeroes row 0
+    of the cache before each call, which is not in the time."""
+
+    name = "aiter.asm_persistent@sglang"
+    symbols = (PERSISTENT_OF_SGLANG, SHAPES_OF_SGLANG, PLAN_OF_SGLANG)
+
+    def fits(self, sizes: MlaDecodeSizes) -> Support:
+        return Support.all_of(
+            need(sizes.kv == "fp8", f"SGLang calls it on an FP8 cache, not on {sizes.kv}"),
+            need(sizes.heads == 16, f"SGLang calls it at 16 heads, not at {sizes.heads}"),
+        )
+
+    def supports(self, case: Case, platform: Platform) -> Support:
+        sizes = OPS[self.op].sizes(case.sizes)
+        assert isinstance(sizes, MlaDecodeSizes)
+        least = min(sizes.lengths())
+        return Support.all_of(
+            super().supports(case, platform),
+            need(
+                platform.arch != "gfx950" or least >= LEAST_TOKENS,
+                f"divides by 0 on gfx950 where a sequence has fewer than {LEAST_TOKENS} tokens, as {least}",
+            ),
+        )
+
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
+        rows = sizes.batch * sizes.heads
+        return rows * SPLITS_OF_SGLANG * (LATENT + 1) * 4 + rows * WIDTH + cache_bytes(sizes)
+
+    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+        return _AsmPersistentOfSglang(operands, out)
+
+
+class _AsmPersistentOfSglang(_Asm):
+    def room(self) -> torch.Tensor:
+        is_gfx942 = of(self.operands.q.device).arch == "gfx942"
+        return self.operands.q if is_gfx942 else query_buffer(self.operands)
+
+    def function(self, is_fp8: bool) -> Function:
+        return PERSISTENT_OF_SGLANG
+
+    def scaling(self) -> dict[str, object]:
+        return super().scaling() | {"intra_batch_mode": True}
+
+    def metadata(self, layout: dict[str, torch.Tensor]) -> dict[str, object]:
+        fp8 = self.operands.kv.dtype
+        way = {"fast_mode": False, "intra_batch_mode": True}
+        shapes = SHAPES_OF_SGLANG.bind(**shaped(self.operands, fp8), **way, num_kv_splits=SPLITS_OF_SGLANG)()
+        buffers = made(shapes, self.query)
+        planned = plan(self.operands, fp8, layout, buffers)
+        PLAN_OF_SGLANG.bind(**planned, is_causal=False, **way, max_split_per_batch=SPLITS_OF_SGLANG)()
+        return {**buffers, "num_kv_splits": SPLITS_OF_SGLANG}
 
 
 def one_token_pages(kv: torch.Tensor) -> torch.Tensor:
@@ -133,80 +257,61 @@ def token_pages(operands: MlaDecodeOperands) -> dict[str, torch.Tensor]:
     }
 
 
-def scales(operands: MlaDecodeOperands) -> dict[str, object]:
-    """q_scale and kv_scale, fp32 [1] each, on an FP8 cache."""
-    if operands.kv.element_size() > 1:
-        return {}
-    device = operands.kv.device
-    # The last is of 0.1.8: 0.1.7 leaves the answer of a single split in a tensor of its own.
-    return {
-        "q_scale": one_value(Q_SCALE, device),
-        "kv_scale": one_value(operands.kv_scale, device),
-        "intra_batch_mode": False,
-    }
-
-
 def one_value(value: float, device: torch.device) -> torch.Tensor:
     import torch
 
     return torch.full((1,), value, dtype=torch.float32, device=device)
 
 
-def granularity(heads: int, fp8: bool) -> int:
-    """Tokens that a schedule deals out at a time: 32 for the one kernel that takes 32 at a time
-    (op_tests/test_mla_persistent.py), else 16."""
-    return 32 if fp8 and heads == 64 else 16
-
-
-def schedule(
-    operands: MlaDecodeOperands, q_dtype: torch.dtype, layout: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """The metadata that the persistent kernel walks, by the names that mla_decode_fwd gives it."""
-    import torch
-
+def shaped(operands: MlaDecodeOperands, q_dtype: torch.dtype) -> dict[str, object]:
+    """What the shapes of a schedule depend on."""
     batch, heads = operands.q.shape[:2]
-    kv_dtype = operands.kv.dtype
-    shapes = find("aiter.get_mla_metadata_info_v1", "aiter.ops.attention.get_mla_metadata_info_v1")
-    plan = find("aiter.get_mla_metadata_v1", "aiter.ops.attention.get_mla_metadata_v1")
-    wanted: dict[str, object] = {
+    return {
         "batch_size": batch,
         "max_seqlen_qo": 1,
         "num_head_qo": heads,
         "q_dtype": q_dtype,
-        "kv_dtype": kv_dtype,
+        "kv_dtype": operands.kv.dtype,
         "is_sparse": False,
     }
-    names = (
-        "work_meta_data",
-        "work_indptr",
-        "work_info_set",
-        "reduce_indptr",
-        "reduce_final_map",
-        "reduce_partial_map",
-    )
-    given = shapes(**keywords(shapes, wanted, {"fast_mode": True}))
-    buffers = {
-        name: torch.empty(shape, dtype=dtype, device=operands.q.device)
-        for name, (shape, dtype) in zip(names, given, strict=True)
+
+
+def granularity(heads: int, fp8: bool) -> int:
+    """Tokens that a schedule deals out at a time: 32 for the one kernel that takes 32 at a time
+    (op_tests/test_mla_persistent.py of AITER; both engines say 16 there too), else 16. In SGLang no fewer
+    than a page of its has, which here is one token."""
+    return 32 if fp8 and heads == 64 else 16
+
+
+def made(shapes: Sequence[tuple[object, torch.dtype]], like: torch.Tensor) -> dict[str, object]:
+    """The tensors of a schedule, by the names that mla_decode_fwd gives them, in its order."""
+    import torch
+
+    return {
+        name: torch.empty(shape, dtype=dtype, device=like.device)  # type: ignore[call-overload]
+        for name, (shape, dtype) in zip(SCHEDULE.split(), shapes, strict=True)
     }
-    needed = {
+
+
+def plan(
+    operands: MlaDecodeOperands,
+    q_dtype: torch.dtype,
+    layout: dict[str, torch.Tensor],
+    buffers: dict[str, object],
+) -> dict[str, object]:
+    """What fills a schedule, whichever way sequences are split."""
+    return {
         "seqlens_qo_indptr": layout["qo_indptr"],
         "seqlens_kv_indptr": layout["kv_indptr"],
-        "num_heads_per_head_k": heads,
-        "num_heads_k": 1,
-        "is_causal": True,
-        "work_metadata_ptrs": buffers["work_meta_data"],
-        **{name: buffers[name] for name in names[1:]},
-    }
-    wished = {
         "kv_last_page_lens": layout["kv_last_page_lens"],
+        "num_heads_per_head_k": operands.q.shape[1],
+        "num_heads_k": 1,
+        "work_metadata_ptrs": buffers["work_meta_data"],
+        **{name: buffers[name] for name in SCHEDULE.split()[1:]},
         "page_size": 1,
-        "kv_granularity": granularity(heads, kv_dtype.itemsize == 1),
+        "kv_granularity": granularity(operands.q.shape[1], operands.kv.dtype.itemsize == 1),
         "max_seqlen_qo": 1,
         "uni_seqlen_qo": 1,
-        "fast_mode": True,
         "dtype_q": q_dtype,
-        "dtype_kv": kv_dtype,
+        "dtype_kv": operands.kv.dtype,
     }
-    plan(**keywords(plan, needed, wished))
-    return buffers

@@ -1,15 +1,20 @@
-"""FlashInfer's MLA decode: its own kernels for Ampere and Hopper, CUTLASS's and TensorRT-LLM's for Blackwell.
+"""FlashInfer's MLA decode: its own kernels for Ampere and Hopper, CUTLASS's, TensorRT-LLM's and those in the
+CuTe DSL for Blackwell.
 
 Sources: flashinfer/mla/_core.py and csrc/cutlass_mla.cu of flashinfer 0.6.18, mla.cuh, mla_hopper.cuh (which
 fill rows past the end with zeros) and cutlass_mla.cuh in its include/flashinfer/attention; the Python of its
-tags v0.2.2 to v0.6.17. Untested on hardware.
+tags v0.2.2 to v0.6.17 and of 0.7.2.post1; for how engines call it v1/attention/backends/mla/flashinfer_mla.py
+and model_executor/warmup/kernel_warmup.py of vLLM 0.33 and srt/layers/attention/trtllm_mla_backend.py of
+SGLang 0.5.23. Untested on hardware.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from kernels.binding import find, keywords
+from kernels.binding import Function, Taken
+from kernels.mla_decode.compute_units import compute_units
 from kernels.mla_decode.layouts import (
     FiniteCache,
     cache_bytes,
@@ -23,7 +28,7 @@ from kernels.mla_decode.layouts import (
     query_starts,
 )
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, ROPE, MlaDecodeSizes
+from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes
 from kernels.op import Prepared
 from kernels.platform import Platform
 from kernels.support import Support, need
@@ -42,6 +47,33 @@ TILE = 128
 NOPE = 128
 """Width of a head's query before absorption, without the rope part."""
 
+MOST_TUNED = 8192
+"""Sequences of the largest batch that the autotuner tries (_TRTLLM_GEN_MLA_MAX_BATCH)."""
+
+WRAPPER = Function("flashinfer.mla.BatchMLAPagedAttentionWrapper", positions=1, needs="backend")
+PLAN = Function(
+    "flashinfer.mla.BatchMLAPagedAttentionWrapper.plan",
+    needs="qo_indptr kv_indptr kv_indices kv_len_arr num_heads head_dim_ckv head_dim_kpe page_size causal "
+    "sm_scale q_data_type kv_data_type",
+)
+RUN = Function(
+    "flashinfer.mla.BatchMLAPagedAttentionWrapper.run", needs="q_nope q_pe ckv_cache kpe_cache out"
+)
+RUN_FP8 = RUN.needing("ckv_scale kpe_scale", when="kv=fp8")
+RUN_CUTLASS = RUN.needing("kv_len page_table", when="")
+
+DECODE = Function(
+    "flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla",
+    needs="query kv_cache workspace_buffer qk_nope_head_dim kv_lora_rank qk_rope_head_dim block_tables "
+    "seq_lens max_seq_len bmm1_scale bmm2_scale backend",
+    wishes="multi_ctas_kv_counter_buffer",
+)
+COUNTER_BYTES = Function("flashinfer.utils.get_trtllm_gen_multi_ctas_kv_counter_bytes", positions=3)
+COUNTER = (COUNTER_BYTES, DECODE)
+"""Where a call takes no counters yet, before 0.6.15, nobody asks for their size."""
+
+AUTOTUNE = Function("flashinfer.autotune", "flashinfer.autotuner.autotune", needs="tune_mode")
+
 
 class Fa2MlaDecode(FlashInfer):
     """`BatchMLAPagedAttentionWrapper`, planned before timing. An FP8 cache is dequantised on the way, on
@@ -49,6 +81,8 @@ class Fa2MlaDecode(FlashInfer):
 
     name = "flashinfer.fa2"
     requires = "flashinfer 0.2.2 or later, sm_80 or later (FP8 cache: 0.6.14 or later, sm_90)"
+    since = "0.2.2"
+    symbols: ClassVar[Sequence[Taken]] = (WRAPPER, PLAN, RUN, RUN_FP8)
     archs: ClassVar[tuple[str, ...]] = SINCE_AMPERE
     backend: ClassVar = "fa2"
 
@@ -74,6 +108,7 @@ class Fa2MlaDecode(FlashInfer):
 class FlashInferFa3MlaDecode(Fa2MlaDecode):
     name = "flashinfer.fa3"
     requires = "flashinfer 0.2.3 or later, sm_90 (FP8 cache: 0.6.14 or later)"
+    since = "0.2.3"
     archs = ("sm_90",)
     backend: ClassVar = "fa3"
 
@@ -81,31 +116,28 @@ class FlashInferFa3MlaDecode(Fa2MlaDecode):
 class _Planned(Prepared):
     def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, backend: str) -> None:
         super().__init__(operands, out)
-        wrapper = find("flashinfer.mla.BatchMLAPagedAttentionWrapper")
-        self.wrapper = wrapper(workspace(operands), backend=backend)
-        self.wrapper.plan(**keywords(self.wrapper.plan, plan(operands)))
+        wrapper = WRAPPER.bind(workspace(operands), backend=backend)()
+        PLAN.bind(of=wrapper, **plan(operands))()
         q_nope, q_pe = parts(operands.q)
         ckv, kpe = parts(operands.kv)
-        needed = {
-            "q_nope": q_nope,
-            "q_pe": q_pe,
-            "ckv_cache": ckv,
-            "kpe_cache": kpe,
-            "out": out,
-            **scales(operands),
-        }
-        self.arguments = keywords(self.wrapper.run, needed)
+        scaled = scales(operands)
+        self.run = (RUN_FP8 if scaled else RUN).bind(
+            of=wrapper, q_nope=q_nope, q_pe=q_pe, ckv_cache=ckv, kpe_cache=kpe, out=out, **scaled
+        )
 
     def call(self) -> None:
-        self.wrapper.run(**self.arguments)
+        self.run()
 
 
 class CutlassMlaDecode(FlashInfer):
-    """CUTLASS's kernel through the same wrapper, whose call first joins the two parts of q and of the whole
-    cache in new memory: that is in its time. The softmax scale is built in."""
+    """CUTLASS's kernel through the same wrapper, without a plan. Up to 0.6.18 its call first joins the two
+    parts of q and of the whole cache in new memory, which is in its time; 0.7 takes them where they are
+    neighbours. The softmax scale is built in. No engine runs it: vLLM has the kernel itself."""
 
     name = "flashinfer.cutlass"
-    requires = "flashinfer 0.2.6 or later, sm_100, 128 heads"
+    requires = "flashinfer 0.2.6 or later, sm_100 or sm_103, 128 heads"
+    since = "0.2.6"
+    symbols = (WRAPPER, RUN_CUTLASS)
     archs = BLACKWELL
 
     def fits(self, sizes: MlaDecodeSizes) -> Support:
@@ -125,32 +157,33 @@ class CutlassMlaDecode(FlashInfer):
 class _CutlassMlaDecode(FiniteCache):
     def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor) -> None:
         super().__init__(operands, out)
-        wrapper = find("flashinfer.mla.BatchMLAPagedAttentionWrapper")
-        self.wrapper = wrapper(workspace(operands), backend="cutlass")
         q_nope, q_pe = parts(operands.q)
         ckv, kpe = parts(self.kv)
-        needed = {
-            "q_nope": q_nope,
-            "q_pe": q_pe,
-            "ckv_cache": ckv,
-            "kpe_cache": kpe,
-            "out": out,
-            "kv_len": operands.lengths,
-            "page_table": full_pages(operands, operands.page, TILE // operands.page),
-        }
-        self.arguments = keywords(self.wrapper.run, needed)
+        self.run = RUN_CUTLASS.bind(
+            of=WRAPPER.bind(workspace(operands), backend="cutlass")(),
+            q_nope=q_nope,
+            q_pe=q_pe,
+            ckv_cache=ckv,
+            kpe_cache=kpe,
+            out=out,
+            kv_len=operands.lengths,
+            page_table=full_pages(operands, operands.page, TILE // operands.page),
+        )
 
     def call(self) -> None:
-        self.wrapper.run(**self.arguments)
+        self.run()
 
 
 class TrtLlmMlaDecode(FlashInfer):
-    """TensorRT-LLM's kernels, which come compiled. They are not known to mask values, so that they get a
-    cache without NaN. On an FP8 cache the call rounds q to FP8 first, which engines fuse into the kernel
-    before."""
+    """TensorRT-LLM's kernels, which come compiled: SGLang's choice on Blackwell. They are not known to mask
+    values, so that they get a cache without NaN. On an FP8 cache the call rounds q to FP8 first, which
+    engines fuse into the kernel before. As engines do, it keeps the counters by which work groups find each
+    other, where FlashInfer takes them (0.6.15): it would make and zero them in each call."""
 
     name = "flashinfer.trtllm"
-    requires = "flashinfer 0.6.0 or later, sm_100"
+    requires = "flashinfer 0.6.0 or later, sm_100 or sm_103"
+    since = "0.6.0"
+    symbols: ClassVar[Sequence[Taken]] = (DECODE, COUNTER)
     archs = BLACKWELL
     activations = "fp8"
     allocates = True  # versions differ in the shape of the output that they take
@@ -165,48 +198,102 @@ class TrtLlmMlaDecode(FlashInfer):
         return WORKSPACE + cache_bytes(sizes) + sizes.batch * sizes.heads * (LATENT + ROPE)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor | None) -> Prepared:
-        return _TrtLlmMlaDecode(operands)
+        return _PagedMlaDecode(operands, "trtllm-gen")
 
 
-class _TrtLlmMlaDecode(FiniteCache):
-    def __init__(self, operands: MlaDecodeOperands) -> None:
+class CuteDslMlaDecode(TrtLlmMlaDecode):
+    """FlashInfer's kernels in the CuTe DSL: what vLLM runs where TensorRT-LLM's may not take the heads, and
+    SGLang as cutedsl_mla. It loads whole pages, so that it gets a cache without NaN."""
+
+    name = "flashinfer.cute_dsl"
+    requires = "flashinfer 0.6.13 or later with nvidia-cutlass-dsl, sm_100 or sm_103"
+    since = "0.6.13"
+    symbols: ClassVar[Sequence[Taken]] = (DECODE,)
+
+    def fits(self, sizes: MlaDecodeSizes) -> Support:
+        return Support.all_of(
+            need(sizes.heads <= 128, f"takes up to 128 heads, not {sizes.heads}"),
+            need(sizes.page % 32 == 0, "needs a page that is a multiple of 32"),
+        )
+
+    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor | None) -> Prepared:
+        return _PagedMlaDecode(operands, "cute-dsl")
+
+
+class AutoMlaDecode(CuteDslMlaDecode):
+    """vLLM's choice on Blackwell, which leaves the kernel to FlashInfer: TensorRT-LLM's or the CuTe DSL's,
+    whichever its autotuner measures to be faster, before timing as vLLM does when it starts."""
+
+    name = "flashinfer.auto"
+    symbols = (DECODE, COUNTER, AUTOTUNE)
+
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
+        """Also q and outputs of the batches that the autotuner tries."""
+        return super().workspace(sizes) + MOST_TUNED * sizes.heads * 2 * (WIDTH + LATENT)
+
+    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor | None) -> Prepared:
+        is_tiled = tiles_heads(operands.q.shape[1])
+        prepared = _PagedMlaDecode(operands, "auto" if is_tiled else "cute-dsl")
+        with AUTOTUNE.bind(tune_mode=True)():
+            prepared.call()
+        return prepared
+
+
+class _PagedMlaDecode(FiniteCache):
+    def __init__(self, operands: MlaDecodeOperands, backend: str) -> None:
         super().__init__(operands, None)
-        self.decode = find("flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla")
         page = 64 if operands.page % 64 == 0 else 32
         self.query = query_buffer(operands)
         of_scores, of_values = product_scales(operands)
-        needed = {
-            "query": one_token(self.query),
-            "kv_cache": pages_of(self.kv, page),
-            "workspace_buffer": workspace(operands),
-            "qk_nope_head_dim": NOPE,
-            "kv_lora_rank": LATENT,
-            "qk_rope_head_dim": ROPE,
-            "block_tables": full_pages(operands, page, TILE // page),
-            "seq_lens": operands.lengths,
-            "max_seq_len": max(operands.host_lengths),
-            "bmm1_scale": of_scores,
-            "bmm2_scale": of_values,
-            "backend": "trtllm-gen",
-        }
-        self.arguments = keywords(self.decode, needed)
+        has_counters = backend != "cute-dsl" and DECODE.takes("multi_ctas_kv_counter_buffer")
+        self.decode = DECODE.bind(
+            query=one_token(self.query),
+            kv_cache=pages_of(self.kv, page)[:, None],
+            workspace_buffer=workspace(operands),
+            qk_nope_head_dim=NOPE,
+            kv_lora_rank=LATENT,
+            qk_rope_head_dim=ROPE,
+            block_tables=full_pages(operands, page, TILE // page),
+            seq_lens=operands.lengths,
+            max_seq_len=max(operands.host_lengths),
+            bmm1_scale=of_scores,
+            bmm2_scale=of_values,
+            backend=backend,
+            **({"multi_ctas_kv_counter_buffer": counters(operands)} if has_counters else {}),
+        )
         self.answer: torch.Tensor | None = None
 
     def call(self) -> None:
         if self.query is not self.operands.q:
             self.query.copy_(self.operands.q)
-        self.answer = self.decode(**self.arguments)
+        self.answer = self.decode()
 
     def result(self) -> torch.Tensor:
         assert self.answer is not None, "nothing was called"
         return self.answer.view(*self.operands.q.shape[:2], LATENT)
 
 
-def workspace(operands: MlaDecodeOperands) -> torch.Tensor:
-    """Zeros, because semaphores lie in it."""
+def tiles_heads(heads: int) -> bool:
+    """Whether vLLM trusts TensorRT-LLM's kernels with so many (_trtllm_gen_mla_decode_supports_num_heads)."""
+    tile = 8 if heads <= 8 else 16 if heads <= 32 else 64
+    return heads <= 128 and heads % min(heads, tile) == 0
+
+
+def counters(operands: MlaDecodeOperands) -> torch.Tensor:
+    """uint8, zeros: each launch leaves them as it found them."""
     import torch
 
-    return torch.zeros(WORKSPACE, dtype=torch.uint8, device=operands.q.device)
+    batch, heads = operands.q.shape[:2]
+    device = operands.q.device
+    size = COUNTER_BYTES.bind(batch, heads, compute_units(device))()
+    return torch.zeros(size, dtype=torch.uint8, device=device)
+
+
+def workspace(operands: MlaDecodeOperands) -> torch.Tensor:
+    """Zeros, because semaphores lie in it, and int8, which the CuTe DSL wants."""
+    import torch
+
+    return torch.zeros(WORKSPACE, dtype=torch.int8, device=operands.q.device)
 
 
 def plan(operands: MlaDecodeOperands) -> dict[str, object]:
@@ -226,7 +313,7 @@ def plan(operands: MlaDecodeOperands) -> dict[str, object]:
     }
 
 
-def scales(operands: MlaDecodeOperands) -> dict[str, float]:
+def scales(operands: MlaDecodeOperands) -> dict[str, object]:
     """Of both parts of an FP8 cache."""
     if operands.kv.element_size() > 1:
         return {}

@@ -2,23 +2,24 @@
 
 Sources: sglang/kernels/ops/attention/decode_attention.py and metadata.py of SGLang 0.5.23, and how its
 sglang/srt/layers/attention/triton_backend.py calls them; sglang/srt/layers/attention/triton_ops, where they
-were before, at sgl-project/sglang 03cd2ec. The "lean" kernel for long sequences on ROCm is not asked for.
-Untested on hardware.
+were before, of SGLang 0.5.10. The "lean" kernel for long sequences on ROCm is not asked for. Untested on
+hardware.
 """
 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from kernels.binding import find, keywords
+from kernels.binding import Function
 from kernels.mla_decode.compute_units import MOST_UNITS, compute_units
 from kernels.mla_decode.layouts import SLACK, page_list, page_starts, pages_of
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, MlaDecodeSizes
 from kernels.op import Prepared
 from kernels.platform import of
-from kernels.vendor import Sglang
+from kernels.vendor import BLACKWELL, Sglang
 
 if TYPE_CHECKING:
     import torch
@@ -28,18 +29,41 @@ LEAST_CAP = 8
 MIN_BLOCK = 32
 MOST_ON_GFX942 = 256
 
+WITH_PDL = ("sm_90", *BLACKWELL, "sm_120")
+"""Where kernels may begin before the one before them ends: is_arch_support_pdl of sgl_kernel/utils.py."""
+
+
+SCALES = "k_scale v_scale"
+
+DECODE = Function(
+    *(f"{ops}.decode_attention.decode_attention_fwd" for ops in Sglang.ATTENTION),
+    needs="q k_buffer v_buffer o kv_indptr kv_indices attn_logits attn_lse num_kv_splits max_kv_splits "
+    "sm_scale",
+    wishes=f"{SCALES} has_mla use_pdl uneven_batch",
+)
+DECODE_FP8 = DECODE.needing(SCALES, when="kv=fp8")
+SCHEDULE = Function(
+    *(f"{ops}.metadata.get_num_kv_splits_triton" for ops in Sglang.ATTENTION),
+    "sglang.srt.layers.attention.triton_backend.get_num_kv_splits_triton",
+    positions=8,
+    needs="MAX_NUM_SEQ",
+    wishes="uneven_batch_ptr",
+)
+
 
 class SglangTritonMlaDecode(Sglang):
     """`decode_attention_fwd`: split-KV in two kernels, as many splits for each sequence as SGLang's scheduler
-    kernel says, which runs before timing. On an FP8 cache the softmax weights are rounded to FP8."""
+    kernel says, which runs before timing, as does its look at whether lengths differ: sequences then change
+    places on ROCm. On an FP8 cache the softmax weights are rounded to FP8."""
 
     name = "sglang.triton"
     requires = "SGLang for cuda or rocm (read at 0.5.23; older ones as far as their signature agrees)"
     activations = "fp8"
     any_fp8 = True
+    symbols = (DECODE, DECODE_FP8, SCHEDULE)
 
     def layout(self, sizes: MlaDecodeSizes) -> int:
-        return (sizes.tokens + SLACK) * 4
+        return (sizes.tokens + SLACK) * (4 + 8)
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
         splits = most_splits(max(sizes.lengths()), MOST_UNITS, "")
@@ -54,34 +78,36 @@ class _SglangTritonMlaDecode(Prepared):
         import torch
 
         super().__init__(operands, out)
-        self.decode = find(*(f"{ops}.decode_attention.decode_attention_fwd" for ops in Sglang.ATTENTION))
         device = operands.q.device
-        cores = compute_units(device)
+        platform, cores = of(device), compute_units(device)
         batch, heads = operands.q.shape[:2]
-        most = most_splits(max(operands.host_lengths), cores, of(device).arch)
+        most = most_splits(max(operands.host_lengths), cores, platform.arch)
         partial = torch.empty(batch, heads, most, LATENT, dtype=torch.float32, device=device)
+        uneven = torch.zeros(1, dtype=torch.int32, device=device)
         cache = tokens(operands.kv)
-        needed = {
-            "q": operands.q,
-            "k_buffer": cache,
-            "v_buffer": cache[..., :LATENT],
-            "o": out,
-            "kv_indptr": page_starts(operands, 1),
-            "kv_indices": page_list(operands, 1),
-            "attn_logits": partial,
-            "attn_lse": torch.empty_like(partial[..., 0]),
-            "num_kv_splits": splits(operands, most, cores),
-            "max_kv_splits": most,
-            "sm_scale": operands.scale,
-        }
-        scales, wished = {"k_scale": operands.kv_scale, "v_scale": operands.kv_scale}, {"has_mla": True}
-        if operands.kv_scale == 1.0:
-            self.arguments = keywords(self.decode, needed, {**wished, **scales})
-        else:
-            self.arguments = keywords(self.decode, needed | scales, wished)
+        self.decode = (DECODE if operands.kv.element_size() > 1 else DECODE_FP8).bind(
+            q=operands.q,
+            k_buffer=cache,
+            v_buffer=cache[..., :LATENT],
+            o=out,
+            kv_indptr=page_starts(operands, 1),
+            kv_indices=page_list(
+                operands, 1
+            ).long(),  # int32 ends at 3.7 million slots: it is multiplied by 576
+            attn_logits=partial,
+            attn_lse=torch.empty_like(partial[..., 0]),
+            num_kv_splits=splits(operands, most, cores, uneven),
+            max_kv_splits=most,
+            sm_scale=operands.scale,
+            k_scale=operands.kv_scale,
+            v_scale=operands.kv_scale,
+            has_mla=True,
+            use_pdl=platform.arch in WITH_PDL,
+            uneven_batch=uneven,
+        )
 
     def call(self) -> None:
-        self.decode(**self.arguments)
+        self.decode()
 
 
 def tokens(kv: torch.Tensor) -> torch.Tensor:
@@ -99,17 +125,24 @@ def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def splits(operands: MlaDecodeOperands, most: int, cores: int) -> torch.Tensor:
-    """int32 [batch], by SGLang's own kernel."""
+def splits(operands: MlaDecodeOperands, most: int, cores: int, uneven: torch.Tensor) -> torch.Tensor:
+    """int32 [batch], by SGLang's own kernel, which also notes in `uneven`, int32 [1], if lengths differ."""
     import torch
 
-    schedule = find(
-        *(f"{ops}.metadata.get_num_kv_splits_triton" for ops in Sglang.ATTENTION),
-        "sglang.srt.layers.attention.triton_backend.get_num_kv_splits_triton",
-    )
     batch, heads = operands.q.shape[:2]
     counts = torch.empty(batch, dtype=torch.int32, device=operands.q.device)
-    schedule[(1,)](
-        counts, operands.lengths, batch, 1, heads, 1, most, cores, MAX_NUM_SEQ=max(256, power_of_two(batch))
-    )
+    launched = SimpleNamespace(get_num_kv_splits_triton=SCHEDULE.find()[(1,)])
+    SCHEDULE.bind(
+        counts,
+        operands.lengths,
+        batch,
+        1,
+        heads,
+        1,
+        most,
+        cores,
+        of=launched,
+        MAX_NUM_SEQ=max(256, power_of_two(batch)),
+        uneven_batch_ptr=uneven,
+    )()
     return counts

@@ -1,14 +1,14 @@
 """vLLM's Triton kernel for MLA decode, what it serves DeepSeek with where a GPU has no kernel of its own.
 
-Sources: vllm/v1/attention/ops/triton_decode_attention.py and vllm/v1/attention/backends/mla/triton_mla.py of
-vLLM 0.32. Its CPU build switches Triton off, interpreted too. Untested on hardware.
+Sources: v1/attention/ops/triton_decode_attention.py and v1/attention/backends/mla/triton_mla.py of vLLM 0.32
+and 0.33. Its CPU build switches Triton off, interpreted too. Untested on hardware.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.binding import VendorFunction, find, keywords
+from kernels.binding import Function
 from kernels.mla_decode.compute_units import MOST_UNITS, compute_units
 from kernels.mla_decode.layouts import one_head
 from kernels.mla_decode.operands import MlaDecodeOperands
@@ -24,54 +24,62 @@ MIN_WORK_PER_SPLIT = 512
 SPLITS_PER_UNIT = 2
 
 
+ARGUMENTS = "q k_buffer v_buffer o req_to_token b_seq_len attn_logits num_kv_splits sm_scale page_size"
+SCALES = "k_scale v_scale"
+
+DECODE = Function(
+    "vllm.v1.attention.ops.triton_decode_attention.decode_attention_fwd",
+    "vllm.attention.ops.triton_decode_attention.decode_attention_fwd",
+    needs=ARGUMENTS,
+    wishes=f"lse is_mla {SCALES}",
+)
+DECODE_FP8 = DECODE.needing(SCALES, when="kv=fp8")
+
+
 class VllmTritonMlaDecode(Vllm):
     """`decode_attention_fwd`: split-KV in two kernels. An FP8 cache is dequantised to bf16 on the way."""
 
     name = "vllm.triton"
-    requires = "vLLM for cuda or rocm (read at 0.32; older ones as far as their signature agrees)"
+    requires = "vLLM for cuda or rocm (read at 0.33; older ones as far as their signature agrees)"
     any_fp8 = True
+    symbols = (DECODE, DECODE_FP8)
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
         return workspace(sizes)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        decode = find(
-            "vllm.v1.attention.ops.triton_decode_attention.decode_attention_fwd",
-            "vllm.attention.ops.triton_decode_attention.decode_attention_fwd",
-        )
-        return VllmSplitKv(operands, out, decode)
+        return SplitKv(operands, out, DECODE if operands.kv.element_size() > 1 else DECODE_FP8)
 
 
-class VllmSplitKv(Prepared):
+class SplitKv(Prepared):
     """`decode_attention_fwd` of vLLM, or of a library that took it over."""
 
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, decode: VendorFunction) -> None:
+    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, function: Function) -> None:
         import torch
 
         super().__init__(operands, out)
-        self.decode = decode
         batch, heads = operands.q.shape[:2]
         splits = splits_for(max(operands.host_lengths), compute_units(operands.q.device))
         partial = torch.empty(batch, heads, splits, LATENT + 1, dtype=torch.float32, device=operands.q.device)
         cache = one_head(operands.kv)
-        needed = {
-            "q": operands.q,
-            "k_buffer": cache,
-            "v_buffer": cache[..., :LATENT],
-            "o": out,
-            "req_to_token": operands.page_table,
-            "b_seq_len": operands.lengths,
-            "attn_logits": partial,
-            "num_kv_splits": splits,
-            "sm_scale": operands.scale,
-            "page_size": operands.page,
+        self.decode = function.bind(
+            q=operands.q,
+            k_buffer=cache,
+            v_buffer=cache[..., :LATENT],
+            o=out,
+            req_to_token=operands.page_table,
+            b_seq_len=operands.lengths,
+            attn_logits=partial,
+            num_kv_splits=splits,
+            sm_scale=operands.scale,
+            page_size=operands.page,
             **scales(operands),
-        }
-        wished = {"lse": operands.q.new_empty(batch, heads), "is_mla": True}
-        self.arguments = keywords(self.decode, needed, wished)
+            lse=operands.q.new_empty(batch, heads),
+            is_mla=True,
+        )
 
     def call(self) -> None:
-        self.decode(**self.arguments)
+        self.decode()
 
 
 def workspace(sizes: MlaDecodeSizes) -> int:

@@ -17,6 +17,11 @@ def check(right, message, kind=RuntimeError):
         raise kind(message)
 
 
+def get_trtllm_gen_multi_ctas_kv_counter_bytes(batch_size, num_qo_heads, sm_count):
+    """utils.py:869: four bytes for each head of each sequence, or each processor, in eights."""
+    return -(-max(batch_size * num_qo_heads, sm_count) // 8) * 8 * 4
+
+
 def check_shape_dtype_device(x, expected_shape, expected_dtype, expected_device, name):
     """utils.py:765."""
     check(not expected_shape or x.shape == torch.Size(expected_shape), f"Invalid shape of {name}", ValueError)

@@ -1,0 +1,64 @@
+"""What a library does not take is refused in words, before anything is prepared."""
+
+from __future__ import annotations
+
+import pytest
+
+import kernels
+from kernels.platform import named
+from shapes.case import parse
+
+OP = kernels.OPS["mla_decode"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "sizes", "reason"),
+    [
+        ("aiter.asm", "gfx942", "kv=fp8 fp8=e4m3fn", "gfx942 takes e4m3fnuz, not e4m3fn"),
+        ("aiter.asm", "gfx950", "kv=fp8 fp8=e4m3fnuz", "gfx950 takes e4m3fn, not e4m3fnuz"),
+        ("aiter.asm", "gfx950", "heads=64 kv=fp8", "takes 8, 16, 128 heads with kv=fp8"),
+        ("aiter.asm_persistent", "gfx950", "heads=8", "takes multiples of 16 heads, 128 at the most"),
+        ("aiter.asm_persistent@sglang", "gfx942", "", "SGLang calls it on an FP8 cache, not on bf16"),
+        (
+            "aiter.asm_persistent@sglang",
+            "gfx950",
+            "heads=128 kv=fp8",
+            "SGLang calls it at 16 heads, not at 128",
+        ),
+        (
+            "aiter.asm_persistent@sglang",
+            "gfx950",
+            "kv=fp8",
+            "divides by 0 on gfx950 where a sequence has fewer than 196 tokens, as 100",
+        ),
+        ("aiter.asm_persistent@sglang", "gfx950", "ctx=196 kv=fp8", ""),
+        ("aiter.asm_persistent@sglang", "gfx942", "kv=fp8 fp8=e4m3fnuz", ""),
+        ("aiter.gluon", "gfx942", "heads=8", "needs gfx950; this is gfx942"),
+        ("aiter.gluon", "gfx950", "heads=32", "takes up to 16 heads, not 32"),
+        ("aiter.gluon", "gfx950", "kv=fp8", "takes a bf16 cache in batches of any size, not fp8"),
+        (
+            "aiter.gluon",
+            "gfx950",
+            "batch=256 ctx=8192",
+            "takes a cache of up to 2 GiB, beyond which it masks no loads",
+        ),
+        ("aiter.triton", "gfx942", "page=8", "needs pages of a multiple of 16 tokens, not 8"),
+        ("flashmla", "sm_90", "page=16", "needs a page that is a multiple of 64"),
+        ("flashmla", "sm_100", "", "needs sm_90; this is sm_100"),
+        ("flashinfer.fa2", "sm_100", "kv=fp8", "takes an FP8 cache on sm_90, not on sm_100"),
+        ("flashinfer.cutlass", "sm_103", "heads=16", "takes 128 heads, not 16"),
+        ("flashinfer.trtllm", "sm_103", "heads=96", "takes up to 64 heads, or 128, not 96"),
+        ("flashinfer.cute_dsl", "sm_103", "heads=96", ""),
+        ("flashinfer.auto", "sm_90", "", "needs sm_100 or sm_103; this is sm_90"),
+        ("flash_attn.fa3", "sm_90", "kv=fp8", "takes a bf16 cache, not fp8"),
+        ("vllm.triton", "x86-avx512", "", "needs cuda or rocm; this is cpu x86-avx512"),
+    ],
+)
+def test_what_a_library_does_not_take_is_refused_in_words(
+    name: str, arch: str, sizes: str, reason: str
+) -> None:
+    (implementation,) = (i for i in kernels.implementations("mla_decode") if i.name == name)
+    kind = {"g": "rocm", "s": "cuda", "x": "cpu"}[arch[0]]
+    case = OP.case({"batch": 2, "ctx": "100"} | (parse(sizes)[0] if sizes else {}))
+    support = implementation.supports(case, named(kind, arch))
+    assert (support.ok, support.reason) == (not reason, reason)

@@ -105,7 +105,7 @@ class LibrarySource:
             return self._in_module(where, rest, seen) if rest else None
         if defined:
             raise missing
-        exists = bool(_definitions(tree.body, "__getattr__"))
+        exists = bool(_definitions(tree.body, "__getattr__")) or _makes_globals(tree)
         for star in _statements(tree.body):
             if isinstance(star, ast.ImportFrom) and star.names[0].name == "*":
                 target = self._absolute(star, module)
@@ -168,7 +168,8 @@ class LibrarySource:
                 except NotThere:
                     return None  # of a library that is not here
             return None
-        if rest:
+        tree = self._tree(module)
+        if rest and not (tree and _makes_members(tree, made.name)):
             raise NotThere(f"{module}.{made.name} has no {wanted}")
         return None
 
@@ -300,6 +301,26 @@ def _statements(body: list[Statement]) -> Iterator[Statement]:
             for block in ("body", "handlers", "orelse", "finalbody"):
                 for inner in getattr(statement, block, []):
                     yield from _statements(inner.body if isinstance(inner, ast.ExceptHandler) else [inner])
+
+
+def _makes_globals(tree: ast.Module) -> bool:
+    """Whether a module binds names as it is imported: `globals()[name] = ...`."""
+    return any(
+        isinstance(statement, ast.Assign)
+        and any(isinstance(t, ast.Subscript) and _last_name(t.value) == "globals" for t in statement.targets)
+        for statement in _statements(tree.body)
+    )
+
+
+def _makes_members(tree: ast.Module, name: str) -> bool:
+    """Whether a class gets members as its module is imported: `setattr(name, ...)`."""
+    return any(
+        isinstance(call, ast.Call)
+        and _last_name(call.func) == "setattr"
+        and isinstance(call.args[0], ast.Name)
+        and call.args[0].id == name
+        for call in ast.walk(tree)
+    )
 
 
 def _last_name(node: ast.expr) -> str:

@@ -2,15 +2,18 @@
 
 Read at e404860 (2026-08, after 0.1.20): aiter/ops/mha.py, aiter/ops/triton/attention/mha.py,
 csrc/py_itfs_cu/asm_mha_varlen_fwd.cu, csrc/py_itfs_ck/mha_varlen_fwd_kernels.cu, and the signatures at the
-tags from 0.1.4. Kernels are built at the first call. Untested on hardware.
+tags from 0.1.4. Kernels are built at the first call. Over a cached prefix vLLM attends to chunks without a
+mask and merges them (run_prefill_context_chunk in v1/attention/backends/mla/prefill/aiter_flash_attn.py of
+vLLM 0.33); SGLang makes one call, as here. Untested on hardware.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels import vendor
-from kernels.binding import Function, VendorFunction, find, keywords
+from kernels.binding import BindingError, Function, Symbol
 from kernels.mha_prefill import layouts
 from kernels.mha_prefill.operands import MhaPrefillOperands
 from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes, takes
@@ -34,6 +37,23 @@ PER_TENSOR = Function(
     "aiter.ops.mha.flash_attn_varlen_fp8_pertensor_func",
     needs=f"{layouts.VARLEN} q_descale k_descale v_descale",
 )
+# What the asm and the CK entry want beside what `flash_attn_varlen_func` takes: none has a default.
+FORWARD = (
+    "q k v out cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k min_seqlen_q dropout_p softmax_scale "
+    "logits_soft_cap zero_tensors is_causal window_size_left window_size_right return_softmax_lse "
+    "return_dropout_randval"
+)
+ASM = Function(
+    "aiter.fmha_v3_varlen_fwd", "aiter.ops.mha.fmha_v3_varlen_fwd", needs=f"{FORWARD} how_v3_bf16_cvt"
+)
+CK = Function("aiter.mha_varlen_fwd", "aiter.ops.mha.mha_varlen_fwd", needs=FORWARD, wishes="sink_size")
+OPUS = Function(
+    "aiter.ops.mha.fmha_fwd_bf16_opus_varlen_fwd",
+    "aiter.fmha_fwd_bf16_opus_varlen_fwd",
+    needs="q k v out softmax_scale causal seqstart_q seqstart_k max_seqlen_q max_seqlen_k",
+)
+# From 0.1.16 on the dispatching call imports this on all architectures.
+FLYDSL = Symbol("aiter.ops.flydsl.fmha_kernels.flydsl_flash_attn_varlen_func")
 
 
 class AiterPrefill(vendor.Aiter):
@@ -48,29 +68,23 @@ class AiterPrefill(vendor.Aiter):
         return takes(sizes, *self.dtypes)
 
 
-def operator(name: str) -> VendorFunction:
-    """A kernel's own entry. As a torch operator its schema tells its arguments; the Python function of the
-    same name takes *args and **kwargs (aiter/jit/utils/torch_guard.py)."""
-    import torch
-
-    function = find(f"aiter.{name}", f"aiter.ops.mha.{name}")
-    return getattr(torch.ops.aiter, name, function)
-
-
 class DispatchPrefill(AiterPrefill):
     """`flash_attn_varlen_func`, as vLLM and SGLang call it: asm v3 on gfx942; on gfx950 OPUS where it has
-    that (0.1.20 or later), before asm v3; CK where neither fits."""
+    that (0.1.18 or later), before asm v3; CK where neither fits."""
 
     name = "aiter.dispatch"
-    requires = "AITER 0.1.4 or later, gfx942 or gfx950"
+    requires = "AITER 0.1.4 or later (from 0.1.16 on with flydsl), gfx942 or gfx950"
     symbols = (DISPATCH,)
+    since = "0.1.4"
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
+        with contextlib.suppress(BindingError):  # an AITER without that module
+            FLYDSL.find()
         return layouts.VarlenLayout(operands, out, DISPATCH)
 
 
 def forward_arguments(o: MhaPrefillOperands) -> dict[str, object]:
-    """What the asm and the CK entry want beside what `flash_attn_varlen_func` takes, as that gives it."""
+    """What the asm and the CK entry get beside q, k, v and out, as `flash_attn_varlen_func` gives it."""
     return {
         **layouts.lengths(o),
         "min_seqlen_q": 0,
@@ -88,19 +102,13 @@ def forward_arguments(o: MhaPrefillOperands) -> dict[str, object]:
 
 class _Direct(Prepared):
     def __init__(
-        self,
-        operands: MhaPrefillOperands,
-        out: torch.Tensor,
-        function: VendorFunction,
-        arguments: dict[str, Any],
+        self, operands: MhaPrefillOperands, out: torch.Tensor, function: Function, **arguments: Any
     ) -> None:
         super().__init__(operands, out)
-        self.function = function
-        needed = {"q": operands.q, "k": operands.k, "v": operands.v, "out": out, **arguments}
-        self.arguments = keywords(function, needed)
+        self.attend = function.bind(q=operands.q, k=operands.k, v=operands.v, out=out, **arguments)
 
     def call(self) -> None:
-        self.function(**self.arguments)
+        self.attend()
 
 
 class AsmPrefill(AiterPrefill):
@@ -108,6 +116,8 @@ class AsmPrefill(AiterPrefill):
 
     name = "aiter.asm"
     requires = "AITER 0.1.5 or later, gfx942 or gfx950"
+    symbols = (ASM,)
+    since = "0.1.5"
 
     def fits(self, sizes: MhaPrefillSizes) -> Support:
         longest = max(prefix + new for prefix, new in sizes.lengths())
@@ -119,8 +129,7 @@ class AsmPrefill(AiterPrefill):
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
         # 1, as the dispatch has it: gfx942's kernels round weights to nearest, ties away from zero.
-        arguments = forward_arguments(operands) | {"how_v3_bf16_cvt": 1}
-        return _Direct(operands, out, operator("fmha_v3_varlen_fwd"), arguments)
+        return _Direct(operands, out, ASM, **forward_arguments(operands), how_v3_bf16_cvt=1)
 
 
 class CkPrefill(AiterPrefill):
@@ -128,10 +137,11 @@ class CkPrefill(AiterPrefill):
 
     name = "aiter.ck"
     requires = "AITER 0.1.8 or later, gfx942 or gfx950"
+    symbols = (CK,)
+    since = "0.1.8"
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        arguments = forward_arguments(operands) | {"sink_size": 0}
-        return _Direct(operands, out, operator("mha_varlen_fwd"), arguments)
+        return _Direct(operands, out, CK, **forward_arguments(operands), sink_size=0)
 
 
 def opus_lengths(o: MhaPrefillOperands) -> dict[str, object]:
@@ -149,13 +159,13 @@ class Opus(AiterPrefill):
     """The OPUS kernel by itself, which gfx950 dispatches to."""
 
     name = "aiter.opus"
-    requires = "AITER 0.1.20 or later, gfx950"
+    requires = "AITER 0.1.18 or later, gfx950"
     archs = ("gfx950",)
+    symbols = (OPUS,)
+    since = "0.1.18"
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        name = "fmha_fwd_bf16_opus_varlen_fwd"
-        function = find(f"aiter.ops.mha.{name}", f"aiter.{name}")
-        return _Direct(operands, out, function, opus_lengths(operands) | layouts.mask())
+        return _Direct(operands, out, OPUS, **opus_lengths(operands), **layouts.mask())
 
 
 class TritonPrefill(AiterPrefill):
@@ -165,6 +175,7 @@ class TritonPrefill(AiterPrefill):
     also = vendor.TRITON
     requires = "AITER 0.1.7 or later, gfx942 or gfx950"
     symbols = (TRITON,)
+    since = "0.1.7"
     allocates = True
 
     def workspace(self, sizes: MhaPrefillSizes) -> int:
@@ -187,6 +198,7 @@ class Fp8(AiterPrefill):
     name = "aiter.fp8"
     requires = "AITER 0.1.8 or later, gfx942 (e4m3fnuz) or gfx950 (e4m3fn)"
     symbols = (PER_TENSOR,)
+    since = "0.1.8"
     dtypes = ("fp8",)
     activations = "fp8"
     allocates = True

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.binding import find, keywords
+from kernels.binding import BindingError, Function
 from kernels.mha_prefill import layouts
 from kernels.mha_prefill.operands import MhaPrefillOperands
 from kernels.mha_prefill.providers.aiter import AiterPrefill, descales
 from kernels.mha_prefill.sizes import VALUE, MhaPrefillSizes
-from kernels.op import Prepared, Unsupported
+from kernels.op import Prepared
 from kernels.support import Support, need
 
 if TYPE_CHECKING:
@@ -24,6 +24,26 @@ TILE = 256  # query rows, and
 KEYS = 128  # keys, of the persistent FP8 kernel's tiles
 # Heads that its reduction is built for at 128 columns (csrc/kernels/mla/reduce.cu, all tags from 0.1.11).
 REDUCED_HEADS = (1, 2, 4, 8, 10, 16, 32, 64, 128)
+
+TENSORS = "work_metadata_ptrs work_indptr work_info reduce_indptr reduce_final_map reduce_partial_map"
+"""Of a plan, as `get_ps_metadata_info_v1` lists their shapes."""
+
+INFO = Function(
+    "aiter.get_ps_metadata_info_v1",
+    "aiter.ops.attention.get_ps_metadata_info_v1",
+    needs="batch_size num_head_k max_qlen qlen_granularity",
+)
+PLAN = Function(
+    "aiter.get_ps_metadata_v1",
+    "aiter.ops.attention.get_ps_metadata_v1",
+    needs=f"seqlens_qo_indptr pages_kv_indptr context_lens gqa_ratio num_heads_k {TENSORS} "
+    "qhead_granularity qlen_granularity kvlen_granularity block_size is_causal",
+)
+ATTEND = Function(
+    "aiter.mla.mla_prefill_ps_fwd",
+    needs="Q K V output qo_indptr kv_indptr kv_page_indices work_indptr work_info_set max_seqlen_q is_causal "
+    "reduce_indptr reduce_final_map reduce_partial_map softmax_scale q_scale k_scale v_scale",
+)
 
 
 class Fp8Persistent(AiterPrefill):
@@ -35,6 +55,8 @@ class Fp8Persistent(AiterPrefill):
     archs = ("gfx950",)
     dtypes = ("fp8",)
     activations = "fp8"
+    symbols = (INFO, PLAN, ATTEND)
+    since = "0.1.11"
 
     def fits(self, sizes: MhaPrefillSizes) -> Support:
         heads = ", ".join(map(str, REDUCED_HEADS))
@@ -74,52 +96,30 @@ def planned(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
 
     heads = o.q.shape[1]
     most_new, _ = o.longest
-    info = find("aiter.get_ps_metadata_info_v1", "aiter.ops.attention.get_ps_metadata_info_v1")
-    plan = find("aiter.get_ps_metadata_v1", "aiter.ops.attention.get_ps_metadata_v1")
-    wanted = info(
-        **keywords(
-            info,
-            {
-                "batch_size": len(o.sequences),
-                "num_head_k": heads,
-                "max_qlen": most_new,
-                "qlen_granularity": TILE,
-            },
-        )
-    )
-    names = (
-        "work_metadata_ptrs",
-        "work_indptr",
-        "work_info",
-        "reduce_indptr",
-        "reduce_final_map",
-        "reduce_partial_map",
-    )
-    if len(wanted) != len(names):
-        raise Unsupported(f"aiter's get_ps_metadata_info_v1 names {len(wanted)} tensors, not {len(names)}")
+    shapes = INFO.bind(
+        batch_size=len(o.sequences), num_head_k=heads, max_qlen=most_new, qlen_granularity=TILE
+    )()
+    names = TENSORS.split()
+    if len(shapes) != len(names):
+        raise BindingError(f"aiter's get_ps_metadata_info_v1 names {len(shapes)} tensors, not {len(names)}")
     tensors = {
         name: torch.empty(shape, dtype=dtype, device=o.q.device)
-        for name, (shape, dtype) in zip(names, wanted, strict=True)
+        for name, (shape, dtype) in zip(names, shapes, strict=True)
     }
     cu_q, cu_k, keys = host_lengths(o)
-    plan(
-        **keywords(
-            plan,
-            {
-                "seqlens_qo_indptr": cu_q,
-                "pages_kv_indptr": cu_k,
-                "context_lens": keys,
-                "gqa_ratio": 1,
-                "num_heads_k": heads,
-                **tensors,
-                "qhead_granularity": 1,
-                "qlen_granularity": TILE,
-                "kvlen_granularity": KEYS,
-                "block_size": 1,
-                "is_causal": layouts.mask()["causal"],
-            },
-        )
-    )
+    PLAN.bind(
+        seqlens_qo_indptr=cu_q,
+        pages_kv_indptr=cu_k,
+        context_lens=keys,
+        gqa_ratio=1,
+        num_heads_k=heads,
+        **tensors,
+        qhead_granularity=1,
+        qlen_granularity=TILE,
+        kvlen_granularity=KEYS,
+        block_size=1,
+        is_causal=layouts.mask()["causal"],
+    )()
     return tensors
 
 
@@ -128,30 +128,26 @@ class _Persistent(Prepared):
         super().__init__(operands, out)
         o, plan = operands, planned(operands)
         descale = descales(o)
-        self.function = find("aiter.mla.mla_prefill_ps_fwd")
-        self.arguments = keywords(
-            self.function,
-            {
-                "Q": o.q,
-                "K": o.k,
-                "V": o.v,
-                "output": out,
-                "qo_indptr": o.cu_q,
-                "kv_indptr": o.cu_k,
-                "kv_page_indices": pages(o),
-                "work_indptr": plan["work_indptr"],
-                "work_info_set": plan["work_info"],
-                "max_seqlen_q": o.longest[0],
-                "is_causal": layouts.mask()["causal"],
-                "reduce_indptr": plan["reduce_indptr"],
-                "reduce_final_map": plan["reduce_final_map"],
-                "reduce_partial_map": plan["reduce_partial_map"],
-                "softmax_scale": layouts.scale(o),
-                "q_scale": descale["q_descale"],
-                "k_scale": descale["k_descale"],
-                "v_scale": descale["v_descale"],
-            },
+        self.attend = ATTEND.bind(
+            Q=o.q,
+            K=o.k,
+            V=o.v,
+            output=out,
+            qo_indptr=o.cu_q,
+            kv_indptr=o.cu_k,
+            kv_page_indices=pages(o),
+            work_indptr=plan["work_indptr"],
+            work_info_set=plan["work_info"],
+            max_seqlen_q=o.longest[0],
+            is_causal=layouts.mask()["causal"],
+            reduce_indptr=plan["reduce_indptr"],
+            reduce_final_map=plan["reduce_final_map"],
+            reduce_partial_map=plan["reduce_partial_map"],
+            softmax_scale=layouts.scale(o),
+            q_scale=descale["q_descale"],
+            k_scale=descale["k_descale"],
+            v_scale=descale["v_descale"],
         )
 
     def call(self) -> None:
-        self.function(**self.arguments)
+        self.attend()

@@ -1,17 +1,20 @@
 """cuDNN's fused attention through NVIDIA's cudnn front end: a graph of one node over ragged sequences.
 
 Read at front end 1.23.0: python/cudnn/__init__.py, python/pygraph/{pygraph,sdpa}.cpp (which take arguments by
-these names), include/cudnn_frontend/node/sdpa_support_surface.h (what each cuDNN takes), and
-test/python/sdpa/{fp16,fp8}.py for the ragged layout. Untested on hardware.
+these names), include/cudnn_frontend/{plans,node/sdpa_support_surface}.h (what each cuDNN takes, and what is
+raised for the rest), and test/python/sdpa/{fp16,fp8}.py for the ragged layout; at 1.26.0, 1.27.0, 1.29.0 and 1.32.0
+cudnn/{__init__,_pygraph}.py. From 1.27 on a graph may be run by a kernel of the front end itself, in CuTe, in
+cuDNN's place: `picked` tells. Untested on hardware.
 """
 
 from __future__ import annotations
 
-from types import ModuleType
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kernels import vendor
-from kernels.binding import load
+from kernels.binding import Function, Symbol
 from kernels.mha_prefill.operands import MhaPrefillOperands
 from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes, takes
 from kernels.op import Prepared, Unsupported
@@ -21,6 +24,37 @@ if TYPE_CHECKING:
     import torch
 
 FP8_WEIGHTS = 256.0  # by which softmax weights, 1 at most, are scaled up into e4m3fn before they are rounded
+
+VERSIONS = (Symbol("cudnn.__version__"), Symbol("cudnn.backend_version"))
+NOT_SUPPORTED = Symbol("cudnn.cudnnGraphNotSupportedError")
+DATA_TYPE, HEURISTICS = Symbol("cudnn.data_type"), Symbol("cudnn.heur_mode")
+CREATE_HANDLE = Function("cudnn.create_handle")
+SET_STREAM = Function("cudnn.set_stream", needs="handle stream")
+
+GRAPH = Function("cudnn.pygraph", needs="io_data_type intermediate_data_type compute_data_type handle")
+TENSOR = Function("cudnn.pygraph.tensor", needs="dim stride data_type uid")
+SDPA = Function(
+    "cudnn.pygraph.sdpa",
+    needs="q k v seq_len_q seq_len_kv use_padding_mask attn_scale generate_stats "
+    "use_causal_mask_bottom_right",
+    when="dtype=bf16",
+)
+SDPA_FP8 = Function(
+    "cudnn.pygraph.sdpa_fp8",
+    needs=" ".join(SDPA.needs) + " descale_q descale_k descale_v descale_s scale_s scale_o",
+    when="dtype=fp8",
+)
+PLAN = Function("cudnn.pygraph.create_execution_plans", positions=1)
+EXECUTE = Function("cudnn.pygraph.execute", positions=2, needs="handle")
+STEPS = tuple(
+    Function(f"cudnn.pygraph.{step}")
+    for step in ("validate", "build_operation_graph", "check_support", "build_plans", "get_workspace_size")
+)
+# A node of a graph is its own class from 1.27 on.
+NODE = tuple(
+    Function(f"cudnn.Tensor.{setter}", f"cudnn.tensor.{setter}", positions=1)
+    for setter in ("set_uid", "set_output", "set_dim", "set_stride", "set_data_type", "set_ragged_offset")
+)
 
 
 class CudnnSdpaPrefill(vendor.Cudnn):
@@ -33,6 +67,11 @@ class CudnnSdpaPrefill(vendor.Cudnn):
     )
     archs = ("sm_90", *vendor.BLACKWELL, "sm_120")  # ragged sequences need those
     activations = "fp8"
+    symbols = (
+        *(*VERSIONS, NOT_SUPPORTED, DATA_TYPE, HEURISTICS, CREATE_HANDLE, SET_STREAM),
+        *(GRAPH, TENSOR, *NODE, SDPA, SDPA_FP8, PLAN, *STEPS, EXECUTE),
+    )
+    since = "1.13"
 
     def fits(self, sizes: MhaPrefillSizes) -> Support:
         return takes(sizes, "bf16", "fp8")
@@ -42,7 +81,7 @@ class CudnnSdpaPrefill(vendor.Cudnn):
         return 32 << 20
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        return _Graph(operands, out, load("cudnn"))
+        return _Graph(operands, out)
 
 
 def sequence_lengths(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
@@ -94,33 +133,48 @@ def fp8_scales(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
     }
 
 
+@contextmanager
+def refusals(*kinds: type[Exception]) -> Iterator[None]:
+    """What a version or an architecture does not take is told while a graph is built and planned; what cannot
+    be called as it is here is an error."""
+    try:
+        yield
+    except kinds as error:
+        frontend, backend = (symbol.find() for symbol in VERSIONS)
+        reason = str(error).partition("\n")[0]
+        raise Unsupported(f"cudnn {frontend} with cuDNN {backend()}: {reason}") from error
+
+
 class _Graph(Prepared):
     """Tensors have numbers, by which a call gives their addresses."""
 
     operands: MhaPrefillOperands
 
-    def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor, cudnn: ModuleType) -> None:
+    def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor) -> None:
         import torch
 
         super().__init__(operands, out)
-        self.cudnn = cudnn
-        self.handle = cudnn.create_handle()
+        self.handle = CREATE_HANDLE.bind()()
+        self.set_stream = SET_STREAM.find()
         self.bound: dict[int, torch.Tensor] = {}
-        try:
+        not_supported = NOT_SUPPORTED.find()
+        with refusals(not_supported):
             self.graph = self._built()
-        except (cudnn.cudnnGraphNotSupportedError, RuntimeError, TypeError, AttributeError) as error:
-            # What a version or an architecture does not take is told when the graph is built.
-            reason = str(error).partition("\n")[0]
-            raise Unsupported(
-                f"cudnn {cudnn.__version__} with cuDNN {cudnn.backend_version()}: {reason}"
-            ) from error
+            self.graph.validate()
+        with refusals(not_supported, RuntimeError):  # of cuDNN where it has no plan
+            self.graph.build_operation_graph()
+            modes = HEURISTICS.find()
+            PLAN.bind([modes.A, modes.FALLBACK], of=self.graph)()
+            self.graph.check_support()
+            self.graph.build_plans()
         size = max(self.graph.get_workspace_size(), 1)
-        self.room = torch.empty(size, dtype=torch.uint8, device=out.device)
+        room = torch.empty(size, dtype=torch.uint8, device=out.device)
+        self.execute = EXECUTE.bind(self.bound, room, of=self.graph, handle=self.handle)
 
     def _built(self) -> Any:  # a graph of cudnn
         import torch
 
-        o, types = self.operands, self.cudnn.data_type
+        o, types = self.operands, DATA_TYPE.find()
         kinds = {
             torch.bfloat16: types.BFLOAT16,
             torch.float8_e4m3fn: types.FP8_E4M3,
@@ -128,56 +182,57 @@ class _Graph(Prepared):
             torch.int32: types.INT32,
             torch.int64: types.INT64,
         }
-        graph = self.cudnn.pygraph(
+        graph = GRAPH.bind(
             io_data_type=kinds[o.q.dtype],
             intermediate_data_type=types.FLOAT,
             compute_data_type=types.FLOAT,
             handle=self.handle,
-        )
+        )()
 
         def bind(tensor: torch.Tensor) -> int:
             self.bound[len(self.bound) + 1] = tensor
             return len(self.bound)
 
+        def node(tensor: torch.Tensor, dims: list[int], strides: list[int]) -> Any:  # of cudnn
+            number = bind(tensor)
+            return TENSOR.bind(
+                of=graph, dim=dims, stride=strides, data_type=kinds[tensor.dtype], uid=number
+            )()
+
         def like(tensor: torch.Tensor) -> Any:  # of cudnn
             """A node for a small tensor, as it lies."""
-            dims, strides = list(tensor.shape), list(tensor.stride())
-            return graph.tensor(dim=dims, stride=strides, data_type=kinds[tensor.dtype], uid=bind(tensor))
+            return node(tensor, list(tensor.shape), list(tensor.stride()))
 
         begins = {name: like(tensor) for name, tensor in offsets(o).items()}
-        nodes = {}
-        for name, tensor in o.live_tensors().items():
-            dims, strides = shape(o, name)
-            nodes[name] = graph.tensor(
-                dim=dims, stride=strides, data_type=kinds[tensor.dtype], uid=bind(tensor)
-            )
-            nodes[name].set_ragged_offset(begins[name])
+        nodes = {name: node(tensor, *shape(o, name)) for name, tensor in o.live_tensors().items()}
+        for name, given in nodes.items():
+            given.set_ragged_offset(begins[name])
         options = {name: like(tensor) for name, tensor in sequence_lengths(o).items()}
         options |= {"use_padding_mask": True, "attn_scale": o.scale, "generate_stats": False, **mask()}
         if o.q_descale is None:
-            attended, _ = graph.sdpa(**nodes, **options)
+            attended, _ = SDPA.bind(of=graph, **nodes, **options)()
         else:
             scales = {name: like(tensor) for name, tensor in fp8_scales(o).items()}
-            attended, _, *largest = graph.sdpa_fp8(**nodes, **scales, **options)
-            for node in largest:
+            attended, _, *largest = SDPA_FP8.bind(of=graph, **nodes, **scales, **options)()
+            for most in largest:
                 number = bind(torch.empty(1, 1, 1, 1, device=o.q.device))
-                node.set_uid(number).set_output(True).set_dim([1] * 4).set_stride([1] * 4)
-                node.set_data_type(types.FLOAT)
+                most.set_uid(number).set_output(True).set_dim([1] * 4).set_stride([1] * 4)
+                most.set_data_type(types.FLOAT)
         dims, strides = shape(o, "out")
         attended.set_uid(bind(self.out)).set_output(True).set_dim(dims).set_stride(strides)
         attended.set_data_type(types.BFLOAT16).set_ragged_offset(begins["out"])
-        graph.validate()
-        graph.build_operation_graph()
-        modes = self.cudnn.heur_mode
-        graph.create_execution_plans([modes.A, modes.FALLBACK])
-        graph.check_support()
-        graph.build_plans()
         return graph
+
+    def picked(self) -> str:
+        """The front end's own kernel, or cuDNN's; before 1.27 there is no such choice."""
+        if not hasattr(self.graph, "selected_engine"):
+            return ""
+        return getattr(self.graph.selected_engine, "name", "cuDNN")
 
     def call(self) -> None:
         import torch
 
         if self.out.is_cuda:
             stream = torch.cuda.current_stream(self.out.device).cuda_stream
-            self.cudnn.set_stream(handle=self.handle, stream=stream)
-        self.graph.execute(self.bound, self.room, handle=self.handle)
+            self.set_stream(handle=self.handle, stream=stream)
+        self.execute()

@@ -1,14 +1,15 @@
 """The Triton kernel that SGLang prefills with where nothing else is chosen.
 
-Read in extend_attention.py of sgl-project/sglang (2026, which takes k_scale and v_scale), in
-sglang/kernels/ops/attention, before in sglang/srt/layers/attention/triton_ops. Untested on hardware.
+Read in extend_attention.py of SGLang 0.5.10, 0.5.18 and 0.5.23, in sglang/kernels/ops/attention, before in
+sglang/srt/layers/attention/triton_ops, with how srt/layers/attention/triton_backend.py calls it. Untested on
+hardware.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.binding import find, keywords
+from kernels.binding import Function
 from kernels.mha_prefill.layouts import Extended, apart_bytes
 from kernels.mha_prefill.operands import MhaPrefillOperands
 from kernels.mha_prefill.sizes import MhaPrefillSizes, takes
@@ -19,12 +20,21 @@ from kernels.vendor import Sglang
 if TYPE_CHECKING:
     import torch
 
+# Versions without is_causal are. On ROCm the lengths make a grid without idle programs.
+EXTEND = Function(
+    *(f"{ops}.extend_attention.extend_attention_fwd" for ops in Sglang.ATTENTION),
+    needs="q_extend k_extend v_extend o_extend k_buffer v_buffer qo_indptr kv_indptr kv_indices custom_mask "
+    "mask_indptr max_len_extend sm_scale",
+    wishes="is_causal k_scale v_scale extend_seq_lens_cpu",
+)
+
 
 class SglangExtendPrefill(Sglang):
     """`extend_attention_fwd`: cached keys through a table of rows, then the new ones, causal among those."""
 
     name = "sglang.triton_extend"
     requires = "SGLang of 2025 or later (its kernel takes qo_indptr and kv_indptr), CUDA or ROCm"
+    symbols = (EXTEND,)
 
     def fits(self, sizes: MhaPrefillSizes) -> Support:
         return takes(sizes, "bf16")
@@ -51,25 +61,25 @@ class _SglangExtendPrefill(Extended):
         super().__init__(operands, out)
         o = operands
         begins, cached = cached_rows(o)
-        self.function = find(*(f"{ops}.extend_attention.extend_attention_fwd" for ops in Sglang.ATTENTION))
-        needed = {
-            "q_extend": o.q,
-            "k_extend": self.k,
-            "v_extend": self.v,
-            "o_extend": out,
-            "k_buffer": o.k,
-            "v_buffer": o.v,
-            "qo_indptr": o.cu_q,
-            "kv_indptr": begins,
-            "kv_indices": cached,
-            "custom_mask": None,
-            "mask_indptr": None,
-            "max_len_extend": o.longest[0],
-            "sm_scale": o.scale,
-        }
-        # Versions without is_causal are.
-        wished = {"is_causal": True, "k_scale": 1.0, "v_scale": 1.0}
-        self.arguments = keywords(self.function, needed, wished)
+        self.attend = EXTEND.bind(
+            q_extend=o.q,
+            k_extend=self.k,
+            v_extend=self.v,
+            o_extend=out,
+            k_buffer=o.k,
+            v_buffer=o.v,
+            qo_indptr=o.cu_q,
+            kv_indptr=begins,
+            kv_indices=cached,
+            custom_mask=None,
+            mask_indptr=None,
+            max_len_extend=o.longest[0],
+            sm_scale=o.scale,
+            is_causal=True,
+            k_scale=1.0,
+            v_scale=1.0,
+            extend_seq_lens_cpu=[s.new for s in o.sequences],
+        )
 
     def call(self) -> None:
-        self.function(**self.arguments)
+        self.attend()

@@ -5,7 +5,8 @@ ROCm/aiter at e404860 (2026-08), the Python of its tags v0.1.8 to v0.1.20.post1;
 v1/attention/backends/mla/rocm_aiter_mla.py of vLLM 0.33, srt/layers/attention/aiter_backend.py and
 srt/models/deepseek_common/attention_forward_methods/forward_mla_rocm.py of SGLang 0.5.23. The persistent
 kernels read row 0 of the cache for tokens that they mask (_mla_decode_fwd_with_head_pad of that
-aiter_backend.py), and the others do not promise to read none: all get a cache without NaN. Untested on hardware.
+aiter_backend.py), and the others do not promise to read none: all get a cache without NaN. Untested on
+hardware.
 """
 
 from __future__ import annotations

@@ -48,10 +48,10 @@ class VllmTritonMlaDecode(Vllm):
         return workspace(sizes)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return SplitKv(operands, out, DECODE if operands.kv.element_size() > 1 else DECODE_FP8)
+        return GroupedSplits(operands, out, DECODE if operands.kv.element_size() > 1 else DECODE_FP8)
 
 
-class SplitKv(Prepared):
+class GroupedSplits(Prepared):
     """`decode_attention_fwd` of vLLM, or of a library that took it over."""
 
     def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, function: Function) -> None:

@@ -26,11 +26,16 @@ SHARED = "_arithmetic"  # what several doubles compute alike: on the path with e
 @contextmanager
 def lent(kind: str, arch: str, *names: str) -> Iterator[Platform]:
     """A platform whose device is this CPU, with the named doubles installed; they read its architecture in
-    the environment variable DOUBLE_ARCH. What was imported meanwhile is forgotten."""
+    the environment variable DOUBLE_ARCH. What was imported meanwhile is forgotten, and what was imported of
+    the real libraries before is set aside."""
     here = Platform(kind, arch, "cpu", f"a double of {arch}", memory=8 << 30)
+    names = (*names, SHARED)
+    packages = {path.stem for name in names for path in (HERE / name).glob("*")}
+    real = {name: m for name, m in sys.modules.items() if name.partition(".")[0] in packages}
+    for name in real:
+        del sys.modules[name]
     before = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
-        names = (*names, SHARED)
         for name in names:
             assert (HERE / name).is_dir(), f"no double called {name}"
             patch.syspath_prepend(HERE / name)
@@ -44,6 +49,7 @@ def lent(kind: str, arch: str, *names: str) -> Iterator[Platform]:
             for module in set(sys.modules) - before:
                 if any(_inside(module, HERE / name) for name in names):
                     del sys.modules[module]
+            sys.modules.update(real)
 
 
 def _inside(module: str, folder: Path) -> bool:

@@ -73,7 +73,8 @@ class CutlassOfSglang(CutlassGemm, Sglang):
     """SGLang's default on sm_120, compiled when it is first called."""
 
     name = "sglang.cutlass"
-    requires = "SGLang for CUDA (read at 0.5.23), nvcc, sm_120"
+    requires = "SGLang 0.5.18 or later for CUDA (read at 0.5.23), nvcc, sm_120"
+    since = "0.5.18"  # the first that was read to have it
     runtime = Sglang.runtime
     archs = ("sm_120",)
     multiply = OF_SGLANG

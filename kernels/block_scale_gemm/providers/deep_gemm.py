@@ -71,7 +71,8 @@ SGLANG_QUANTISE = Function(
 class DeepGemmBlockScale(vendor.DeepGemm):
     """Live scales lie in the kernel's layout before timing, as an engine's quantiser writes them. On
     Blackwell the suite's own quantiser, which writes fp32, is followed by DeepGEMM's packing inside the timed
-    call. SGLang's product on sm_90; elsewhere `deepgemm@sglang` and `deepgemm@vllm` are what engines run.
+    call. What SGLang runs on sm_90, but for its quantiser; `deepgemm@sglang` and `deepgemm@vllm` have those
+    of the engines.
 
     multiply:  its forms, of which the first that exists is called
     transform: brings scales into the kernel's layout

@@ -35,6 +35,7 @@ class SglangSmallM(vendor.Sglang):
 
     name = "sglang.small_m"
     requires = "SGLang 0.5.23 for ROCm with AITER and hipcc, gfx950"
+    since = "0.5.23"
     boundaries = ("with_quant",)
     activations = "fp8"
     allocates = True

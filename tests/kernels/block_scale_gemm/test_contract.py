@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,7 +23,7 @@ from kernels.operands import Seeds
 from kernels.platform import named
 from shapes.case import parse
 from tests.doubles import lent
-from tests.kernels.test_contracts import noticed
+from tests.kernels.test_contracts import noticed, survivors
 from tests.support.broken_calls import listed
 from tests.support.contract_rows import CONTRACTS
 from tests.support.contracts import Contract, Wrong
@@ -216,6 +218,20 @@ def test_live_scales_that_are_not_packed_in_place_break_the_contract(load, monke
         contract("deepgemm", "sm_100").keep(ROWS)
 
 
+ANY_STRIDES = {
+    "transform_sf_into_required_layout(sf): other strides",
+    "fp8_gemm_nt(b[0]): other strides",
+}
+"""On sm_100 DeepGEMM packs scales of any strides, and takes b by rows or by columns (csrc/apis/layout.hpp and
+fp8_requires_k_major of 2.6.1)."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["deepgemm", "deepgemm@vllm", "deepgemm@sglang"])
+def test_a_broken_argument_is_noticed_where_scales_are_packed(name):
+    assert set(survivors(contract(name, "sm_100"), ROWS)) <= ANY_STRIDES
+
+
 QUANTISERS = [
     ("deepgemm@vllm", "sm_90", deep_gemm.VLLM_QUANTISE),
     ("deepgemm@vllm", "sm_100", deep_gemm.VLLM_QUANTISE_PACKED),
@@ -269,6 +285,18 @@ def test_an_engines_quantiser_gets_its_flags(name, arch, quantise, flags, monkey
     contract(name, arch, "with_quant").keep(ROWS)
     assert {flag: value for flag, value in given.items() if isinstance(value, bool)} == flags
     assert given["group_size"] == 128
+
+
+# vLLM
+
+
+def test_a_double_stands_in_for_a_vllm_that_was_imported_before(monkeypatch):
+    """Its CPU build, which has no CUTLASS."""
+    real = {name: ModuleType(name) for name in ("vllm", "vllm._custom_ops")}
+    for name, module in real.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    contract("vllm.cutlass", "sm_90").keep(ROWS)
+    assert {name: sys.modules[name] for name in real} == real
 
 
 # FlashInfer

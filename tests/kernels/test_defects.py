@@ -45,6 +45,7 @@ AFFECTED = [
     ("ROCm/aiter#4076", MLA, "aiter.asm_persistent", "gfx942", "0.1.16.post2", mla()),
     ("ROCm/aiter#4076", MLA, "aiter.asm_persistent", "gfx950", "unknown", mla()),
     ("ROCm/aiter#4638", MLA, "aiter.asm_persistent", "gfx950", "0.1.19", mla()),
+    ("ROCm/aiter#4638", MLA, "aiter.asm_persistent@sglang", "gfx950", "0.1.19", mla()),
     ("ROCm/aiter#4350", MLA, "aiter.asm", "gfx950", "0.1.19", mla(kv="bf16")),
     ("sgl-project/sglang#28685", GEMM, "aiter.ck_preshuffled", "gfx950", "0.1.10", gemm(1)),
     ("sgl-project/sglang#28685", GEMM, "aiter.dispatch_preshuffled", "gfx950", "0.1.10", gemm(1)),

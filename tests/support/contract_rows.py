@@ -123,15 +123,14 @@ AITERS = (("gfx942 gfx950", "aiter_attention"), ("gfx942", "aiter_attention aite
 def mla() -> Iterator[Contract]:
     every, fp8 = (f"{RAGGED} page=1", f"{RAGGED} page=16", f"{RAGGED} heads=128 page=64"), "fp8={fp8}"
     for name, archs, double, *texts in (
-        *(("aiter.asm", archs, double, f"{RAGGED} page=1", f"{RAGGED} heads=128 page=64",
-           f"{RAGGED} page=64 kv=fp8 {fp8}", ZERO_SPARE)
+        *(("aiter.asm", archs, double, *every, f"{RAGGED} page=64 kv=fp8 {fp8}", ZERO_SPARE)
           for archs, double in AITERS),
-        *(("aiter.asm_persistent", archs, double, f"{RAGGED} page=1",
+        *(("aiter.asm_persistent", archs, double, *every[:2], f"{RAGGED} page=64 kv=fp8 {fp8}",
            f"batch=2 ctx=1..130 heads=128 page=16 kv=fp8 {fp8}", ZERO_SPARE)
           for archs, double in AITERS),
         # On gfx942 that is refused (ROCm/aiter#4957).
         ("aiter.asm_persistent", "gfx950", "aiter_attention",
-         f"batch=1 ctx=130 heads=64 page=64 kv=fp8 {fp8}"),
+         f"batch=2 ctx=1..130 heads=64 page=64 kv=fp8 {fp8}"),
         ("aiter.asm_persistent@sglang", "gfx942", "aiter_attention", f"{RAGGED} page=16 kv=fp8 {fp8}"),
         ("aiter.asm_persistent@sglang", "gfx942 gfx950", "aiter_attention",
          f"batch=2 ctx=200..700 page=64 kv=fp8 {fp8}", f"{ZERO_SPARE} kv=fp8 {fp8}"),

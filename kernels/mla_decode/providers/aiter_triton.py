@@ -115,7 +115,7 @@ class TritonSplit(Aiter):
         return vllm_triton.workspace(sizes)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return vllm_triton.GroupedSplits(operands, out, SPLIT_KV)
+        return vllm_triton.VllmSplitKv(operands, out, SPLIT_KV)
 
 
 class GluonMlaDecode(Aiter):

@@ -29,7 +29,7 @@ from kernels.mla_decode.layouts import (
 )
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes
-from kernels.op import Prepared
+from kernels.op import Prepared, Unsupported
 from kernels.platform import Platform
 from kernels.support import Support, need
 from kernels.vendor import BLACKWELL, SINCE_AMPERE, FlashInfer
@@ -56,11 +56,11 @@ PLAN = Function(
     needs="qo_indptr kv_indptr kv_indices kv_len_arr num_heads head_dim_ckv head_dim_kpe page_size causal "
     "sm_scale q_data_type kv_data_type",
 )
-RUN = Function(
-    "flashinfer.mla.BatchMLAPagedAttentionWrapper.run", needs="q_nope q_pe ckv_cache kpe_cache out"
+INPUTS = "q_nope q_pe ckv_cache kpe_cache out"
+RUN = Function("flashinfer.mla.BatchMLAPagedAttentionWrapper.run", needs=INPUTS, wishes="ckv_scale kpe_scale")
+RUN_CUTLASS = Function(
+    "flashinfer.mla.BatchMLAPagedAttentionWrapper.run", needs=f"{INPUTS} kv_len page_table"
 )
-RUN_FP8 = RUN.needing("ckv_scale kpe_scale", when="kv=fp8")
-RUN_CUTLASS = RUN.needing("kv_len page_table", when="")
 
 DECODE = Function(
     "flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla",
@@ -82,7 +82,7 @@ class Fa2MlaDecode(FlashInfer):
     name = "flashinfer.fa2"
     requires = "flashinfer 0.2.2 or later, sm_80 or later (FP8 cache: 0.6.14 or later, sm_90)"
     since = "0.2.2"
-    symbols: ClassVar[Sequence[Taken]] = (WRAPPER, PLAN, RUN, RUN_FP8)
+    symbols: ClassVar[Sequence[Taken]] = (WRAPPER, PLAN, RUN)
     archs: ClassVar[tuple[str, ...]] = SINCE_AMPERE
     backend: ClassVar = "fa2"
 
@@ -102,6 +102,8 @@ class Fa2MlaDecode(FlashInfer):
         return sizes.used_pages * 4
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+        if operands.kv.element_size() == 1 and not RUN.takes("ckv_scale"):
+            raise Unsupported(f"flashinfer {self.version} takes no FP8 cache, as 0.6.14 does")
         return _Planned(operands, out, self.backend)
 
 
@@ -120,9 +122,8 @@ class _Planned(Prepared):
         PLAN.bind(of=wrapper, **plan(operands))()
         q_nope, q_pe = parts(operands.q)
         ckv, kpe = parts(operands.kv)
-        scaled = scales(operands)
-        self.run = (RUN_FP8 if scaled else RUN).bind(
-            of=wrapper, q_nope=q_nope, q_pe=q_pe, ckv_cache=ckv, kpe_cache=kpe, out=out, **scaled
+        self.run = RUN.bind(
+            of=wrapper, q_nope=q_nope, q_pe=q_pe, ckv_cache=ckv, kpe_cache=kpe, out=out, **scales(operands)
         )
 
     def call(self) -> None:

@@ -17,7 +17,7 @@ from kernels.mla_decode.compute_units import MOST_UNITS, compute_units
 from kernels.mla_decode.layouts import SLACK, page_list, page_starts, pages_of
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, MlaDecodeSizes
-from kernels.op import Prepared
+from kernels.op import Prepared, Unsupported
 from kernels.platform import of
 from kernels.vendor import BLACKWELL, Sglang
 
@@ -33,15 +33,12 @@ WITH_PDL = ("sm_90", *BLACKWELL, "sm_120")
 """Where kernels may begin before the one before them ends: is_arch_support_pdl of sgl_kernel/utils.py."""
 
 
-SCALES = "k_scale v_scale"
-
 DECODE = Function(
     *(f"{ops}.decode_attention.decode_attention_fwd" for ops in Sglang.ATTENTION),
     needs="q k_buffer v_buffer o kv_indptr kv_indices attn_logits attn_lse num_kv_splits max_kv_splits "
     "sm_scale",
-    wishes=f"{SCALES} has_mla use_pdl uneven_batch",
+    wishes="k_scale v_scale has_mla use_pdl uneven_batch",
 )
-DECODE_FP8 = DECODE.needing(SCALES, when="kv=fp8")
 SCHEDULE = Function(
     *(f"{ops}.metadata.get_num_kv_splits_triton" for ops in Sglang.ATTENTION),
     "sglang.srt.layers.attention.triton_backend.get_num_kv_splits_triton",
@@ -60,7 +57,7 @@ class SglangTritonMlaDecode(Sglang):
     requires = "SGLang for cuda or rocm (read at 0.5.23; older ones as far as their signature agrees)"
     activations = "fp8"
     any_fp8 = True
-    symbols = (DECODE, DECODE_FP8, SCHEDULE)
+    symbols = (DECODE, SCHEDULE)
 
     def layout(self, sizes: MlaDecodeSizes) -> int:
         return (sizes.tokens + SLACK) * (4 + 8)
@@ -70,6 +67,8 @@ class SglangTritonMlaDecode(Sglang):
         return sizes.batch * sizes.heads * splits * (LATENT + 1) * 4
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+        if operands.kv.element_size() == 1 and not DECODE.takes("k_scale"):
+            raise Unsupported(f"sglang {self.version} has no scales for an FP8 cache")
         return _SglangTritonMlaDecode(operands, out)
 
 
@@ -85,7 +84,7 @@ class _SglangTritonMlaDecode(Prepared):
         partial = torch.empty(batch, heads, most, LATENT, dtype=torch.float32, device=device)
         uneven = torch.zeros(1, dtype=torch.int32, device=device)
         cache = tokens(operands.kv)
-        self.decode = (DECODE if operands.kv.element_size() > 1 else DECODE_FP8).bind(
+        self.decode = DECODE.bind(
             q=operands.q,
             k_buffer=cache,
             v_buffer=cache[..., :LATENT],

@@ -13,7 +13,7 @@ from kernels.mla_decode.compute_units import MOST_UNITS, compute_units
 from kernels.mla_decode.layouts import one_head
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, MlaDecodeSizes
-from kernels.op import Prepared
+from kernels.op import Prepared, Unsupported
 from kernels.vendor import Vllm
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ DECODE = Function(
     needs=ARGUMENTS,
     wishes=f"lse is_mla {SCALES}",
 )
-DECODE_FP8 = DECODE.needing(SCALES, when="kv=fp8")
 
 
 class VllmTritonMlaDecode(Vllm):
@@ -42,16 +41,18 @@ class VllmTritonMlaDecode(Vllm):
     name = "vllm.triton"
     requires = "vLLM for cuda or rocm (read at 0.33; older ones as far as their signature agrees)"
     any_fp8 = True
-    symbols = (DECODE, DECODE_FP8)
+    symbols = (DECODE,)
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
         return workspace(sizes)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return GroupedSplits(operands, out, DECODE if operands.kv.element_size() > 1 else DECODE_FP8)
+        if operands.kv.element_size() == 1 and not DECODE.takes("k_scale"):
+            raise Unsupported(f"vllm {self.version} has no scales for an FP8 cache")
+        return VllmSplitKv(operands, out, DECODE)
 
 
-class GroupedSplits(Prepared):
+class VllmSplitKv(Prepared):
     """`decode_attention_fwd` of vLLM, or of a library that took it over."""
 
     def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, function: Function) -> None:

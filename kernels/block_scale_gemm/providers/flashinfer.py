@@ -1,7 +1,7 @@
 """FlashInfer's FP8 products: TensorRT-LLM's DeepGEMM on Hopper; CUTLASS, TensorRT-LLM's generated kernels and
 cuTile on Blackwell.
 
-Read in FlashInfer 0.6.18 and its tags from v0.2.8: flashinfer/gemm/gemm_base.py, whose
+Read in FlashInfer 0.6.18, its tags from v0.2.8, and 0.7.2.post1: flashinfer/gemm/gemm_base.py, whose
 supported_compute_capability says which devices each takes; csrc/fp8_blockscale_gemm_sm90_binding.cu and what
 it calls, csrc/nv_internal/tensorrt_llm/deep_gemm/fp8_gemm.cuh; csrc/gemm_groupwise_sm100.cu and
 trtllm_gemm_runner.cu; flashinfer/gemm/kernels/cutile/gemm_fp8_nt_groupwise_cutile.py. Untested on hardware.
@@ -55,7 +55,7 @@ class Sm90(FlashInferGemm):
     (model_executor/kernels/linear/scaled_mm/flashinfer.py). No engine gives it FP8, which `core` does."""
 
     name = "flashinfer.sm90"
-    requires = "FlashInfer 0.6.0 to 0.6.18, CUDA 12.8 or later, sm_90"
+    requires = "FlashInfer 0.6.0 to 0.7.2, CUDA 12.8 or later, sm_90"
     since = "0.6.0"
     boundaries = ("core", "with_quant")
     activations = "fp8"
@@ -101,7 +101,7 @@ class Groupwise(FlashInferGemm):
     one with --fp8-gemm-backend flashinfer_cutlass."""
 
     name = "flashinfer.groupwise"
-    requires = "FlashInfer 0.2.8 to 0.6.18, sm_100 or sm_103"
+    requires = "FlashInfer 0.2.8 to 0.7.2, sm_100 or sm_103"
     since = "0.2.8"
     archs = vendor.BLACKWELL
     symbols = (GROUPWISE,)
@@ -153,7 +153,7 @@ class Trtllm(FlashInferGemm):
     multiple of four."""
 
     name = "flashinfer.trtllm"
-    requires = "FlashInfer 0.2.9 to 0.6.18, sm_100 or sm_103"
+    requires = "FlashInfer 0.2.9 to 0.7.2, sm_100 or sm_103"
     since = "0.2.9"
     archs = vendor.BLACKWELL
     symbols = (NAMED_BACKEND,)
@@ -175,7 +175,7 @@ class CuTile(FlashInferGemm):
     these sizes; every call fills the output with zeros first. No engine runs it."""
 
     name = "flashinfer.cutile"
-    requires = "FlashInfer 0.6.14 to 0.6.18 with cuda-tile and its compiler, sm_100, sm_103 or sm_120"
+    requires = "FlashInfer 0.6.14 to 0.7.2 with cuda-tile and its compiler, sm_100, sm_103 or sm_120"
     since = "0.6.14"
     archs = (*vendor.BLACKWELL, "sm_120")
     also: ClassVar = {"cuda.tile": "pip install 'cuda-tile[tileiras]'"}

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     import torch
 
 WORKSPACE = 384 << 20  # of partial results, as vLLM gives it (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE)
-PLAN = 8 << 20  # that the wrapper allocates for its plan
+PLAN_BYTES = 8 << 20  # that the wrapper allocates for its plan
 
 WRAPPER = "BatchPrefillWithRaggedKVCacheWrapper"
 PLACES = (f"flashinfer.{WRAPPER}", f"flashinfer.prefill.{WRAPPER}")
 SIZES = "num_qo_heads num_kv_heads head_dim_qk head_dim_vo causal sm_scale q_data_type kv_data_type"
 
 
-def method(name: str, **taken: str) -> Function:
+def method(name: str, needs: str = "", wishes: str = "") -> Function:
     """Of the wrapper."""
-    return Function(*(f"{place}.{name}" for place in PLACES), **taken)
+    return Function(*(f"{place}.{name}" for place in PLACES), needs=needs, wishes=wishes)
 
 
 MAKE = Function(*PLACES, needs="float_workspace_buffer kv_layout backend")
@@ -68,7 +68,7 @@ class FlashInferPrefill(vendor.FlashInfer):
         return takes(sizes, *self.dtypes)
 
     def workspace(self, sizes: MhaPrefillSizes) -> int:
-        return WORKSPACE + PLAN
+        return WORKSPACE + PLAN_BYTES
 
 
 def begins(o: MhaPrefillOperands) -> dict[str, object]:

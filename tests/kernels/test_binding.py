@@ -257,7 +257,7 @@ def test_an_operator_of_torch_is_bound_by_its_schema():
     assert torch.equal(operator("scale", 2).bind(torch.ones(2), 3.0)(), torch.full((2,), 3.0))
     with pytest.raises(BindingError, match="missing a required argument: 'by'"):
         operator("scale", 1).bind(torch.ones(2))
-    with pytest.raises(BindingError, match="torch .* has no operator shrink"):
+    with pytest.raises(BindingError, match=r"torch .* has no operator shrink"):
         operator("shrink", 1).bind(torch.ones(2))
     assert not operator("shrink", 1).exists()
     with pytest.raises(Unsupported, match="cannot be imported"):

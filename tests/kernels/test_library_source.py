@@ -168,7 +168,8 @@ def test_names_that_are_made_as_a_module_is_imported(tmp_path: Path):
     """cudnn binds compiled functions in a loop, and gives a class of its own methods in another."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "__init__.py").write_text(
-        "for name in compiled.names:\n    globals()[name] = getattr(compiled, name)\nfrom .graph import Graph, Bare\n"
+        "for name in compiled.names:\n    globals()[name] = getattr(compiled, name)\n"
+        "from .graph import Graph, Bare\n"
     )
     (tmp_path / "lib" / "graph.py").write_text(
         "class Graph:\n    def run(self, a): ...\nclass Bare: ...\n"

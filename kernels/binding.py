@@ -181,6 +181,38 @@ class Function(Symbol):
         return ""
 
 
+@dataclass(frozen=True, init=False)
+class Operator(Function):
+    """An operator of torch that a compiled part of a library registers, as a row calls it by position:
+    `library._C.name` is `torch.ops._C.name`.
+
+    loader: the module that registers it as it is imported
+    """
+
+    loader: str
+
+    def __init__(self, place: str, positions: int, loader: str) -> None:
+        super().__init__(place, positions=positions)
+        object.__setattr__(self, "loader", loader)
+
+    def at(self) -> tuple[str, Any]:
+        import torch
+
+        load(self.loader)
+        *_, namespace, name = self.places[0].split(".")
+        try:
+            return self.places[0], getattr(getattr(torch.ops, namespace), name)
+        except AttributeError:
+            raise BindingError(f"{_named(self.package)} has no operator {name}") from None
+
+    def signature_in(self, source: SignatureSource) -> tuple[str, inspect.Signature | None]:
+        """Schemas stand in compiled files: a source without them does not tell."""
+        try:
+            return super().signature_in(source)
+        except NotThere:
+            return self.places[0], None
+
+
 Taken = Symbol | tuple[Symbol, ...]
 """What a row takes of its library: a symbol, or the first of several that exists."""
 

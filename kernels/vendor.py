@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from packaging.version import InvalidVersion, Version
 
-from kernels.binding import Taken, VendorFunction
+from kernels.binding import Operator, Symbol, Taken, load
 from kernels.defects import known_defects
 from kernels.formats import native, native_scales
 from kernels.op import OPS, Implementation, Unsupported
@@ -233,10 +233,14 @@ def onednn_may_use(isa: str) -> Support:
     return need(not below, f"oneDNN needs {isa} for it, and {name}={most} forbids that")
 
 
+def vllm_operator(name: str, positions: int) -> Operator:
+    """Of vLLM's compiled part."""
+    return Operator(f"vllm._C.{name}", positions, loader="vllm._custom_ops")
+
+
 class VllmCpu(Vllm):
     """A kernel that vLLM serves DeepSeek with on x86-64 servers.
 
-    kernel:     its name among vLLM's torch operators
     onednn_isa: what oneDNN must be allowed to use, or it throws out of this kernel's threads, which ends
                 the process; empty: the kernel does not call it
     """
@@ -247,26 +251,24 @@ class VllmCpu(Vllm):
     # the others (csrc/cpu/cpu_types_x86.hpp), and serves no FP8 model.
     features = ("avx512_bf16",)
     also: ClassVar = {}
-    kernel: ClassVar[str]
     onednn_isa: ClassVar[str] = ""
+
+    OF_CPUS = ("init_cpu_memory_env", "init_cpu_threads_env", "cpu_attention_with_kv_cache", "onednn_mm")
+    """Operators of which any of vLLM's builds for CPUs has one."""
 
     def available(self, platform: Platform) -> Support:
         support = super().available(platform)
         return Support.all_of(support, onednn_may_use(self.onednn_isa)) if platform.here else support
 
-    def bind(self, kernel: str | None = None) -> VendorFunction:
-        """The torch operator called `kernel`, by default the class's own. Raises Unsupported without it."""
-        import torch
-
+    def require(self) -> None:
+        """Raises Unsupported where this process cannot call its kernels, and BindingError where vLLM's CPU
+        build lacks what they take."""
         # Asked here too: a flag that is evaluated is set in this process alone.
         if not (allowed := onednn_may_use(self.onednn_isa)).ok:
             raise Unsupported(allowed.reason)
-        name = kernel or self.kernel
-        try:
-            # Importing the module loads vLLM's library of operators.
-            import vllm._custom_ops  # noqa: F401
-        except ImportError as error:
-            raise Unsupported(f"vllm cannot be imported: {error}") from error
-        if not hasattr(torch.ops._C, name):
-            raise Unsupported(f"this vllm has no {name} (not its CPU build, or no AVX-512 with bf16)")
-        return getattr(torch.ops._C, name)
+        load("vllm._custom_ops")
+        if not any(vllm_operator(name, 0).exists() for name in self.OF_CPUS):
+            raise Unsupported("this vllm is not its CPU build")
+        for symbol in self.symbols:
+            assert isinstance(symbol, Symbol)
+            symbol.find()

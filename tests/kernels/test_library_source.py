@@ -162,3 +162,22 @@ def test_what_is_no_library(tmp_path: Path):
     (tmp_path / "text.whl").write_text("no archive")
     with pytest.raises(zipfile.BadZipFile):
         LibrarySource.of(tmp_path / "text.whl")
+
+
+def test_names_that_are_made_as_a_module_is_imported(tmp_path: Path):
+    """cudnn binds compiled functions in a loop, and gives a class of its own methods in another."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "__init__.py").write_text(
+        "for name in compiled.names:\n    globals()[name] = getattr(compiled, name)\n"
+        "from .graph import Graph, Bare\n"
+    )
+    (tmp_path / "lib" / "graph.py").write_text(
+        "class Graph:\n    def run(self, a): ...\nclass Bare: ...\n"
+        "def install():\n    for name in OPS:\n        setattr(Graph, name, make(name))\ninstall()\n"
+    )
+    source = LibrarySource.of(tmp_path)
+    assert source.signature("lib.create_handle") is None
+    assert source.signature("lib.Graph.sdpa") is None
+    assert str(source.signature("lib.Graph.run")) == "(a)"
+    with pytest.raises(NotThere, match="has no sdpa"):
+        source.signature("lib.Bare.sdpa")

@@ -5,17 +5,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.binding import VendorFunction
+from kernels.binding import Function, VendorFunction
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK
 from kernels.fp8_to_fp32 import fp8_to_bf16
 from kernels.op import Prepared
 from kernels.support import Support, need
-from kernels.vendor import VllmCpu
+from kernels.vendor import VllmCpu, vllm_operator
 
 if TYPE_CHECKING:
     import torch
+
+PACK = vllm_operator("convert_weight_packed", positions=1)
+FP8 = vllm_operator("fp8_scaled_mm_cpu", positions=7)
+BRGEMM = vllm_operator("weight_packed_linear", positions=5)
+ONEDNN = Function("vllm._custom_ops.onednn_mm", positions=3)
+ONEDNN_PACK = Function("vllm._custom_ops.create_onednn_mm", positions=2)
 
 
 class AmxGemm(VllmCpu):
@@ -24,7 +30,7 @@ class AmxGemm(VllmCpu):
     it only where there are AMX tiles (vllm/model_executor/kernels/linear/scaled_mm/cpu.py, vLLM 0.32)."""
 
     name = "vllm.amx"
-    kernel = "fp8_scaled_mm_cpu"
+    symbols = (FP8, PACK)
     onednn_isa = "AVX512_CORE_BF16"
     boundaries = ("with_quant",)
     allocates = True
@@ -50,11 +56,12 @@ class AmxGemm(VllmCpu):
     def prepare_turn(
         self, first: _AmxGemm | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
     ) -> Prepared:
+        self.require()
         if first is not None and first.operands.b_q is operands.b_q:
             weights = first.weights
         else:
-            weights = self.bind("convert_weight_packed")(operands.b_q)
-        return _AmxGemm(operands, self.bind(), weights, True)
+            weights = PACK.bind(operands.b_q)()
+        return _AmxGemm(operands, weights, True)
 
 
 class Unpacked(AmxGemm):
@@ -72,26 +79,23 @@ class Unpacked(AmxGemm):
     def prepare_turn(
         self, first: _AmxGemm | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
     ) -> Prepared:
-        return _AmxGemm(operands, self.bind(), operands.b_q, False)
+        self.require()
+        return _AmxGemm(operands, operands.b_q, False)
 
 
 class _AmxGemm(Prepared):
     operands: BlockScaleGemmOperands
 
-    def __init__(
-        self, operands: BlockScaleGemmOperands, kernel: VendorFunction, weights: torch.Tensor, packed: bool
-    ) -> None:
-        super().__init__(operands)
-        self.kernel = kernel
-        self.weights, self.packed = weights, packed
-
-    def call(self) -> None:
+    def __init__(self, operands: BlockScaleGemmOperands, weights: torch.Tensor, packed: bool) -> None:
         import torch
 
-        o = self.operands
-        self.out = self.kernel(
-            o.a, self.weights, o.b_scale, [BLOCK, BLOCK], None, torch.bfloat16, self.packed
-        )
+        super().__init__(operands)
+        o, self.weights = operands, weights
+        blocks = [BLOCK, BLOCK]
+        self.multiply = FP8.bind(o.a, weights, o.b_scale, blocks, None, torch.bfloat16, packed)
+
+    def call(self) -> None:
+        self.out = self.multiply()
 
 
 class VllmDequantisedGemm(VllmCpu):
@@ -113,7 +117,7 @@ class OneDnn(VllmDequantisedGemm):
     (vllm/model_executor/layers/utils.py, dispatch_cpu_unquantized_gemm, 0.32)."""
 
     name = "vllm.onednn"
-    kernel = "onednn_mm"
+    symbols = (ONEDNN, ONEDNN_PACK, vllm_operator("onednn_mm", positions=4))
     onednn_isa = "AVX512_CORE"
 
     ROWS = 32  # that vLLM has oneDNN pack for
@@ -121,14 +125,13 @@ class OneDnn(VllmDequantisedGemm):
     def prepare_turn(
         self, first: _Product | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
     ) -> Prepared:
-        self.bind()
-        from vllm import _custom_ops as ops
-
+        self.require()
         if first is not None and first.operands.b_q is operands.b_q:
             handler = first.packed
         else:
-            handler = ops.create_onednn_mm(fp8_to_bf16(operands.b_q, operands.b_scale).t(), self.ROWS)
-        return _Product(operands, handler, lambda a: ops.onednn_mm(handler, a, None))
+            weights = fp8_to_bf16(operands.b_q, operands.b_scale)
+            handler = ONEDNN_PACK.bind(weights.t(), self.ROWS)()
+        return _Product(operands, handler, ONEDNN.bind(handler, operands.a, None))
 
 
 class BrgemmGemm(VllmDequantisedGemm):
@@ -136,7 +139,7 @@ class BrgemmGemm(VllmDequantisedGemm):
     VLLM_CPU_SGL_KERNEL."""
 
     name = "vllm.brgemm_bf16"
-    kernel = "weight_packed_linear"
+    symbols = (BRGEMM, PACK)
     onednn_isa = "AVX512_CORE_BF16"
     allocates = False
 
@@ -148,27 +151,32 @@ class BrgemmGemm(VllmDequantisedGemm):
         self, first: _Product | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
     ) -> Prepared:
         assert out is not None  # it allocates none of its own
-        kernel, is_packed = self.bind(), True
+        self.require()
         if first is not None and first.operands.b_q is operands.b_q:
             packed = first.packed
         else:
-            packed = self.bind("convert_weight_packed")(fp8_to_bf16(operands.b_q, operands.b_scale))
-
-        def multiply(a: torch.Tensor) -> torch.Tensor:
-            kernel(out, a, packed, None, is_packed)
-            return out
-
-        return _Product(operands, packed, multiply)
+            packed = PACK.bind(fp8_to_bf16(operands.b_q, operands.b_scale))()
+        is_packed = True
+        return _Product(operands, packed, BRGEMM.bind(out, operands.a, packed, None, is_packed), out)
 
 
 class _Product(Prepared):
-    """packed: the weights as the library keeps them"""
+    """packed: the weights as the library keeps them; out: where the call writes, if it returns nothing"""
 
     operands: BlockScaleGemmOperands
 
-    def __init__(self, operands: BlockScaleGemmOperands, packed: object, multiply: VendorFunction) -> None:
-        super().__init__(operands)
+    def __init__(
+        self,
+        operands: BlockScaleGemmOperands,
+        packed: object,
+        multiply: VendorFunction,
+        out: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(operands, out)
         self.packed, self.multiply = packed, multiply
+        self.returns = out is None
 
     def call(self) -> None:
-        self.out = self.multiply(self.operands.a)
+        product = self.multiply()
+        if self.returns:
+            self.out = product

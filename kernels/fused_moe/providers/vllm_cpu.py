@@ -3,22 +3,37 @@ bf16, which take dequantised weights."""
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kernels.binding import VendorFunction
+from kernels.binding import Function, Symbol
 from kernels.formats import BLOCK
 from kernels.fp8_to_fp32 import fp8_to_bf16
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
-from kernels.op import Prepared, Unsupported
+from kernels.op import Prepared
 from kernels.support import Support, need
-from kernels.vendor import VllmCpu
+from kernels.vendor import VllmCpu, vllm_operator
 
 if TYPE_CHECKING:
     import torch
+
+PACK = vllm_operator("convert_weight_packed", positions=1)
+FUSED = vllm_operator("fused_experts_cpu", positions=18)
+FP8, BF16 = (Symbol(f"vllm._custom_ops.CPUQuantMethod.{method}") for method in ("FP8_W8A16", "UNQUANT"))
+VEC = Function("vllm._custom_ops.cpu_fused_moe", positions=10)
+VEC_PACK = Function("vllm._custom_ops.cpu_prepack_moe_weight", positions=1, needs="isa")
+
+
+def pack_brgemm(weights: torch.Tensor) -> torch.Tensor:
+    packed: torch.Tensor = PACK.bind(weights)()
+    return packed
+
+
+def pack_vec(weights: torch.Tensor) -> torch.Tensor:
+    packed: torch.Tensor = VEC_PACK.bind(weights, isa="vec")()
+    return packed
 
 
 class AmxMoe(VllmCpu):
@@ -28,7 +43,7 @@ class AmxMoe(VllmCpu):
 
     name = "vllm.amx"
     requires = "vLLM's CPU build, AVX-512 (AMX tiles where the CPU has them)"
-    kernel = "fused_experts_cpu"
+    symbols = (FUSED, PACK, FP8)
     onednn_isa = "AVX512_CORE_BF16"
     boundaries = ("with_quant",)
     rebinds = True
@@ -52,42 +67,26 @@ class AmxMoe(VllmCpu):
         return self.prepare_turn(None, operands, out)
 
     def prepare_turn(self, first: _AmxMoe | None, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
-        import torch
-
-        kernel = self.bind()
-        if not hasattr(torch.ops._C, "convert_weight_packed"):
-            raise Unsupported("this vllm has no convert_weight_packed")
-        return _AmxMoe(operands, out, kernel, first)
+        self.require()
+        return _AmxMoe(operands, out, first)
 
 
 class _AmxMoe(Prepared):
     operands: FusedMoeOperands
-    w13: torch.Tensor
-    w2: torch.Tensor
 
-    def __init__(
-        self, operands: FusedMoeOperands, out: torch.Tensor, kernel: VendorFunction, first: _AmxMoe | None
-    ) -> None:
-        import torch
-        from vllm._custom_ops import CPUQuantMethod
-
+    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, first: _AmxMoe | None) -> None:
         super().__init__(operands, out)
-        self.kernel, self.method = kernel, CPUQuantMethod.FP8_W8A16
-        same = first if first is not None and first.operands.w13 is operands.w13 else None
-        pack = torch.ops._C.convert_weight_packed
-        self.w13 = same.w13 if same else pack(operands.w13)
-        self.w2 = same.w2 if same else pack(operands.w2)
-
-    def call(self) -> None:
-        o = self.operands
-        self.kernel(
-            self.out,
+        o, same = operands, first if first is not None and first.operands.w13 is operands.w13 else None
+        self.w13: torch.Tensor = same.w13 if same else pack_brgemm(o.w13)
+        self.w2: torch.Tensor = same.w2 if same else pack_brgemm(o.w2)
+        self.compute = FUSED.bind(
+            out,
             o.x,
             self.w13,
             self.w2,
             o.topk_weights,
             o.topk_ids,
-            self.method,
+            FP8.find(),
             o.w13_scale,
             o.w2_scale,
             None,
@@ -100,6 +99,9 @@ class _AmxMoe(Prepared):
             None,
             True,
         )
+
+    def call(self) -> None:
+        self.compute()
 
 
 class DequantisedMoe(VllmCpu):
@@ -125,13 +127,14 @@ class BrgemmMoe(DequantisedMoe):
     """`fused_experts_cpu` without quantisation."""
 
     name = "vllm.brgemm_bf16"
-    kernel = "fused_experts_cpu"
+    symbols = (FUSED, PACK, BF16)
     onednn_isa = "AVX512_CORE_BF16"
 
     def prepare_turn(
         self, first: _BrgemmMoe | None, operands: FusedMoeOperands, out: torch.Tensor
     ) -> Prepared:
-        return _BrgemmMoe(operands, out, self.bind(), self.bind("convert_weight_packed"), first)
+        self.require()
+        return _BrgemmMoe(operands, out, first)
 
 
 class VecMoe(DequantisedMoe):
@@ -139,10 +142,10 @@ class VecMoe(DequantisedMoe):
 
     name = "vllm.vec"
     requires = "vLLM's CPU build, AVX-512"
-    kernel = "cpu_fused_moe"
+    symbols = (VEC, VEC_PACK, vllm_operator("cpu_fused_moe", positions=11))
 
     def prepare_turn(self, first: _VecMoe | None, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
-        self.bind()
+        self.require()
         return _VecMoe(operands, out, first)
 
 
@@ -165,47 +168,29 @@ def _is_shared(first: _BrgemmMoe | _VecMoe | None, operands: FusedMoeOperands) -
 
 class _BrgemmMoe(Prepared):
     operands: FusedMoeOperands
-    w13: torch.Tensor
-    w2: torch.Tensor
 
-    def __init__(
-        self,
-        operands: FusedMoeOperands,
-        out: torch.Tensor,
-        kernel: VendorFunction,
-        pack: VendorFunction,
-        first: _BrgemmMoe | None,
-    ) -> None:
-        from vllm._custom_ops import CPUQuantMethod
-
+    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, first: _BrgemmMoe | None) -> None:
         super().__init__(operands, out)
-        self.kernel, self.method = kernel, CPUQuantMethod.UNQUANT
-        shared = first if _is_shared(first, operands) else None
-        self.w13 = shared.w13 if shared else _packed(operands, "w13", pack)
-        self.w2 = shared.w2 if shared else _packed(operands, "w2", pack)
+        o, same = operands, first if first is not None and _is_shared(first, operands) else None
+        self.w13: torch.Tensor = same.w13 if same else _packed(o, "w13", pack_brgemm)
+        self.w2: torch.Tensor = same.w2 if same else _packed(o, "w2", pack_brgemm)
+        weights, no_scales_biases_or_limits = (self.w13, self.w2, o.topk_weights, o.topk_ids), (None,) * 10
+        self.compute = FUSED.bind(out, o.x, *weights, BF16.find(), *no_scales_biases_or_limits, True)
 
     def call(self) -> None:
-        o, no_scales_biases_or_limits = self.operands, (None,) * 10
-        weights = (self.w13, self.w2, o.topk_weights, o.topk_ids)
-        self.kernel(self.out, o.x, *weights, self.method, *no_scales_biases_or_limits, True)
+        self.compute()
 
 
 class _VecMoe(Prepared):
     operands: FusedMoeOperands
-    w13: torch.Tensor
-    w2: torch.Tensor
 
     def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, first: _VecMoe | None) -> None:
-        from vllm._custom_ops import cpu_fused_moe, cpu_prepack_moe_weight
-
         super().__init__(operands, out)
-        self.kernel = cpu_fused_moe
-        same = first if _is_shared(first, operands) else None
-        pack = functools.partial(cpu_prepack_moe_weight, isa="vec")
-        self.w13 = same.w13 if same else _packed(operands, "w13", pack)
-        self.w2 = same.w2 if same else _packed(operands, "w2", pack)
+        o, same = operands, first if first is not None and _is_shared(first, operands) else None
+        self.w13: torch.Tensor = same.w13 if same else _packed(o, "w13", pack_vec)
+        self.w2: torch.Tensor = same.w2 if same else _packed(o, "w2", pack_vec)
+        weights = (self.w13, self.w2, None, None, o.topk_weights, o.topk_ids)
+        self.compute = VEC.bind(out, o.x, *weights, "silu", "vec")
 
     def call(self) -> None:
-        o = self.operands
-        weights = (self.w13, self.w2, None, None, o.topk_weights, o.topk_ids)
-        self.kernel(self.out, o.x, *weights, "silu", "vec", False)
+        self.compute()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.binding import VendorFunction
 from kernels.mha_prefill.layouts import Extended, apart_bytes
 from kernels.mha_prefill.operands import MhaPrefillOperands
 from kernels.mha_prefill.sizes import MhaPrefillSizes, takes
 from kernels.op import Prepared
 from kernels.support import Support
-from kernels.vendor import VllmCpu
+from kernels.vendor import VllmCpu, vllm_operator
 
 if TYPE_CHECKING:
     import torch
+
+EXTEND = vllm_operator("extend_attention_cpu", positions=18)
 
 
 class VllmExtendPrefill(VllmCpu):
@@ -22,7 +23,7 @@ class VllmExtendPrefill(VllmCpu):
     backend AMX_MLA calls it absorbed, on the latents; SGLang's `intel_amx` backend as here, with heads."""
 
     name = "vllm.extend"
-    kernel = "extend_attention_cpu"
+    symbols = (EXTEND,)
     onednn_isa = "AVX512_CORE_BF16"
     rebinds = True
 
@@ -35,44 +36,39 @@ class VllmExtendPrefill(VllmCpu):
         return table + apart_bytes(sizes)
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        return _VllmExtendPrefill(operands, out, self.bind())
+        self.require()
+        return _VllmExtendPrefill(operands, out)
 
 
 class _VllmExtendPrefill(Extended):
-    def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor, kernel: VendorFunction) -> None:
+    def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor) -> None:
         import torch
 
         super().__init__(operands, out)
-        self.kernel = kernel
-        sequences, (self.most_new, longest) = operands.sequences, operands.longest
-        self.table = torch.zeros(len(sequences), longest, dtype=torch.int64)
-        for row, s in zip(self.table, sequences, strict=True):
+        o, sequences, (most_new, longest) = operands, operands.sequences, operands.longest
+        table = torch.zeros(len(sequences), longest, dtype=torch.int64)
+        for row, s in zip(table, sequences, strict=True):
             row[: s.length] = torch.arange(s.keys.start, s.keys.stop)
-        self.requests = torch.arange(len(sequences))
-        self.lengths = torch.tensor([s.length for s in sequences])
-        self.new = torch.tensor([s.new for s in sequences])
-        self.starts = operands.cu_q[:-1].long()
-
-    def call(self) -> None:
-        o = self.operands
-        self.kernel(
+        self.attend = EXTEND.bind(
             o.q,
             self.k,
             self.v,
-            self.out,
+            out,
             o.k,
             o.v,
-            self.table,
-            self.requests,
-            self.lengths,
-            self.new,
-            self.starts,
-            self.most_new,
+            table,
+            torch.arange(len(sequences)),
+            torch.tensor([s.length for s in sequences]),
+            torch.tensor([s.new for s in sequences]),
+            o.cu_q[:-1].long(),
+            most_new,
             o.scale,
             0.0,
             False,
             0,
             None,
             None,
-            None,
         )
+
+    def call(self) -> None:
+        self.attend()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+from kernels.binding import Function, Symbol
 from kernels.mha_prefill.operands import MhaPrefillOperands
 from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes, takes
-from kernels.op import Prepared, Unsupported
+from kernels.op import Prepared
 from kernels.support import Support, need
 from kernels.vendor import Vllm
 
 if TYPE_CHECKING:
     import torch
+
+PLACE = "vllm.v1.attention.backends.mla.prefill.cpu_sdpa.CPUSDPAMLAPrefillBackend"
+BACKEND = Symbol(PLACE)
+ATTEND = Function(f"{PLACE}._ragged_sdpa", positions=7)
 
 
 class Dense(Vllm):
@@ -22,6 +25,8 @@ class Dense(Vllm):
     name = "vllm.dense"
     requires = "vLLM's CPU build"
     kinds = ("cpu",)
+    symbols = (BACKEND, ATTEND)
+    since = "0.32"
     allocates = True
     rebinds = True
 
@@ -40,25 +45,21 @@ class Dense(Vllm):
         )
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
-        try:
-            from vllm.v1.attention.backends.mla.prefill.cpu_sdpa import CPUSDPAMLAPrefillBackend as Backend
-        except ImportError as error:
-            raise Unsupported(f"vllm has no prefill backend for CPUs: {error}") from error
-        if not hasattr(Backend, "_ragged_sdpa"):
-            raise Unsupported("this vllm's prefill backend for CPUs is another one (0.32 has it)")
-        return _Dense(operands, Backend._ragged_sdpa)
+        return _Dense(operands)
 
 
 class _Dense(Prepared):
     operands: MhaPrefillOperands
 
-    def __init__(self, operands: MhaPrefillOperands, attend: Callable[..., torch.Tensor]) -> None:
+    def __init__(self, operands: MhaPrefillOperands) -> None:
         super().__init__(operands, None)
-        self.attend, self.backend = attend, SimpleNamespace(scale=operands.score_scale)
+        o, backend_class = operands, BACKEND.find()
+        backend = backend_class.__new__(backend_class)  # it reads its scale alone
+        backend.scale = o.score_scale
+        self.attend = ATTEND.bind(o.q, o.k, o.v, o.cu_q, o.cu_k, True, False, of=backend)
 
     def call(self) -> None:
-        o = self.operands
-        self.attended = self.attend(self.backend, o.q, o.k, o.v, o.cu_q, o.cu_k, True, False)
+        self.attended = self.attend()
 
     def result(self) -> torch.Tensor:
         return self.attended

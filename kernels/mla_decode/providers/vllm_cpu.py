@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.binding import VendorFunction
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Prepared
 from kernels.support import Support, need
-from kernels.vendor import VllmCpu
+from kernels.vendor import VllmCpu, vllm_operator
 
 if TYPE_CHECKING:
     import torch
+
+VEC = vllm_operator("mla_decode_kvcache", positions=6)
+AMX = vllm_operator("decode_attention_cpu", positions=17)
 
 
 class Bf16Cache(VllmCpu):
@@ -30,7 +32,7 @@ class VecMlaDecode(Bf16Cache):
 
     name = "vllm.vec"
     requires = "vLLM's CPU build, AVX-512 with bf16"
-    kernel = "mla_decode_kvcache"
+    symbols = (VEC,)
 
     PAGE = 16
 
@@ -41,7 +43,8 @@ class VecMlaDecode(Bf16Cache):
     def prepare_turn(
         self, first: _VecMlaDecode | None, operands: MlaDecodeOperands, out: torch.Tensor
     ) -> Prepared:
-        return _VecMlaDecode(operands, out, self.bind(), first)
+        self.require()
+        return _VecMlaDecode(operands, out, first)
 
 
 class _VecMlaDecode(Prepared):
@@ -53,20 +56,18 @@ class _VecMlaDecode(Prepared):
         self,
         operands: MlaDecodeOperands,
         out: torch.Tensor,
-        kernel: VendorFunction,
         first: _VecMlaDecode | None,
     ) -> None:
         super().__init__(operands, out)
-        self.kernel = kernel
-        self.kv = operands.kv.view(-1, VecMlaDecode.PAGE, WIDTH)
         if first is not None and operands.same_pages(first.operands):
             self.table: torch.Tensor = first.table
         else:
             self.table = operands.split_pages(VecMlaDecode.PAGE)
+        o, kv = operands, operands.kv.view(-1, VecMlaDecode.PAGE, WIDTH)
+        self.decode = VEC.bind(out, o.q, kv, o.scale, self.table, o.lengths)
 
     def call(self) -> None:
-        o = self.operands
-        self.kernel(self.out, o.q, self.kv, o.scale, self.table, o.lengths)
+        self.decode()
 
 
 class AmxMlaDecode(Bf16Cache):
@@ -74,7 +75,7 @@ class AmxMlaDecode(Bf16Cache):
     a combine. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not."""
 
     name = "vllm.amx"
-    kernel = "decode_attention_cpu"
+    symbols = (AMX,)
     onednn_isa = "AVX512_CORE_BF16"
 
     # vllm/v1/attention/backends/mla/amx_mla.py, _compute_num_kv_splits, of vLLM 0.32.
@@ -96,7 +97,8 @@ class AmxMlaDecode(Bf16Cache):
         import torch
 
         splits = self.splits(max(operands.host_lengths), torch.get_num_threads())
-        return _AmxMlaDecode(operands, out, self.bind(), splits, first)
+        self.require()
+        return _AmxMlaDecode(operands, out, splits, first)
 
 
 class _AmxMlaDecode(Prepared):
@@ -108,7 +110,6 @@ class _AmxMlaDecode(Prepared):
         self,
         operands: MlaDecodeOperands,
         out: torch.Tensor,
-        kernel: VendorFunction,
         splits: int,
         first: _AmxMlaDecode | None,
     ) -> None:
@@ -116,10 +117,8 @@ class _AmxMlaDecode(Prepared):
 
         super().__init__(operands, out)
         batch, heads = operands.q.shape[:2]
-        self.kernel = kernel
-        self.kv = operands.kv.view(-1, 1, WIDTH)
-        self.value = self.kv[..., :LATENT]
-        self.partial = torch.zeros(batch, heads, splits, LATENT + 1)
+        kv = operands.kv.view(-1, 1, WIDTH)
+        partial = torch.zeros(batch, heads, splits, LATENT + 1)
         self.rows: torch.Tensor
         self.requests: torch.Tensor
         self.lengths: torch.Tensor
@@ -128,25 +127,25 @@ class _AmxMlaDecode(Prepared):
         else:
             self.rows, self.requests = operands.split_pages(1), torch.arange(batch)
             self.lengths = operands.lengths.long()
-
-    def call(self) -> None:
-        o = self.operands
-        self.kernel(
-            o.q,
-            self.kv,
-            self.value,
-            self.out,
+        self.decode = AMX.bind(
+            operands.q,
+            kv,
+            kv[..., :LATENT],
+            out,
             None,
             None,
             None,
-            self.partial,
+            partial,
             self.rows,
             self.requests,
             self.lengths,
-            o.scale,
+            operands.scale,
             0.0,
             False,
             0,
             None,
             None,
         )
+
+    def call(self) -> None:
+        self.decode()

@@ -18,6 +18,7 @@ from kernels.mha_prefill.reference import sampled_rows
 from kernels.mha_prefill.sizes import VALUE, WIDTH
 from kernels.operands import Seeds
 from kernels.platform import named
+from kernels.vendor import Vendor
 from shapes.case import parse
 from tests.support.planted_bugs_mha_prefill import beyond
 
@@ -195,26 +196,31 @@ def test_vllm_takes_new_live_operands():
     assert done.returncode == 0, done.stderr
 
 
-def test_what_runs_where():
-    def names(kind: str, **sizes) -> set[str]:
-        here = named(kind)
-        case = OP.case({**OP.defaults(here.arch), "batch": 1, "new": "64", **sizes})
-        return {name for name, i in IMPLEMENTATIONS.items() if i.supports(case, here).ok}
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950", "sm_90", "sm_100", "sm_103", "sm_120"])
+def test_a_gpu_has_rows_of_libraries(arch, dtype):
+    """At least two, but for FP8: AITER's on gfx942 and cuDNN's on sm_120 stand alone there."""
+    here = named("rocm" if arch.startswith("gfx") else "cuda", arch)
+    case = OP.case({**OP.defaults(arch), "batch": 2, "new": "64", "prefix": "0..9", "dtype": dtype})
+    vendors = [
+        i.name for i in IMPLEMENTATIONS.values() if isinstance(i, Vendor) and i.supports(case, here).ok
+    ]
+    assert len(vendors) >= (1 if dtype == "fp8" and arch in ("gfx942", "sm_120") else 2), vendors
 
-    everywhere = {"torch.naive", "torch.sdpa", "torch.compile", "triton.flash_varlen"}
-    gpu = everywhere | {"torch.sdpa_flash", "torch.sdpa_efficient", "sglang.triton_extend"}
-    amd = {"aiter.dispatch", "aiter.asm", "aiter.ck", "aiter.triton"}
-    nvidia = {"torch.varlen", "flash_attn.fa2", "flash_attn.fa3", "flash_attn.fa4", "cudnn"}
-    nvidia |= {"flashinfer.fa2", "flashinfer.fa3", "flashinfer.cudnn"}
-    assert names("cpu") == everywhere | {"vllm.dense", "vllm.extend"}
-    assert names("rocm") == gpu | amd
-    assert names("cuda") == gpu | nvidia | {"torch.sdpa_cudnn"}
-    assert names("cuda", prefix="1..9") == gpu | nvidia
-    either = {"torch.naive", "torch.sdpa", "triton.flash_varlen"}
-    baselines = either | {"torch.sdpa_flash", "torch.sdpa_efficient"}
-    assert names("cpu", dtype="fp8") == either
-    assert names("rocm", dtype="fp8") == baselines | {"aiter.fp8"}
-    assert names("cuda", dtype="fp8") == baselines | {"torch.sdpa_cudnn", "flash_attn.fa3", "cudnn"}
+
+@pytest.mark.parametrize(
+    ("name", "given", "reason"),
+    [
+        ("torch.sdpa_cudnn", {"prefix": "1..9"}, "needs prefix=0"),
+        ("vllm.dense", {"prefix": "1..9"}, "takes no cached prefix"),
+        ("flash_attn.fa2", {"dtype": "fp8"}, "takes dtype=bf16"),
+        ("flash_attn.fa4@vllm", {"dtype": "fp8"}, "takes dtype=bf16 on sm_90"),
+    ],
+)
+def test_what_a_row_does_not_take(name, given, reason):
+    here = named("cpu" if name == "vllm.dense" else "cuda")
+    case = OP.case({**OP.defaults(here.arch), "batch": 1, "new": "64", **given})
+    assert reason in IMPLEMENTATIONS[name].supports(case, here).reason
 
 
 def test_the_compiled_mask_says_what_every_row_sees():

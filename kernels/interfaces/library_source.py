@@ -417,7 +417,13 @@ def _makes(tree: ast.Module, name: str) -> bool:
     asked = [s for s in _statements(tree.body) if _binds(s, "__getattr__")]
     if any(isinstance(s, ast.FunctionDef) and not _raises(s) for s in asked):
         return True
-    return name in _texts(tree) and (bool(asked) or bool(_calls(tree, "globals")))
+    made = _calls(tree, "globals")
+    loops = (
+        s for s in _statements(tree.body) if isinstance(s, ast.For) and isinstance(s.iter, ast.Attribute)
+    )
+    if any(call in ast.walk(loop) for loop in loops for call in made):  # of names of another object
+        return True
+    return name in _texts(tree) and bool(asked or made)
 
 
 def _gives_members(tree: ast.Module, name: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernels import binding, platform
-from kernels.binding import BindingError, Function, Symbol, first_of
+from kernels.binding import BindingError, Function, Operator, Symbol, first_of
 from kernels.op import Unsupported
 from kernels.platform import Platform, lookalike, version
 from kernels.vendor import Vendor
@@ -241,3 +241,24 @@ def test_an_older_library_than_a_row_takes_is_said(packages):
     row = Row()
     assert row.recent(HERE).reason == "needs somelib 0.1.10 or later; this is 0.1.4"
     assert row.recent(platform.named("rocm")).ok
+
+
+def test_an_operator_of_torch_is_bound_by_its_schema():
+    """One that a library registers: `library._C.name` is torch.ops._C.name."""
+    import torch
+
+    library = torch.library.Library("_a_library", "DEF")
+    library.define("scale(Tensor a, float by, bool twice=False) -> Tensor")
+    library.impl("scale", lambda a, by, twice=False: a * by, "CPU")
+
+    def operator(name: str, positions: int) -> Operator:
+        return Operator(f"torch._a_library.{name}", positions, loader="torch")
+
+    assert torch.equal(operator("scale", 2).bind(torch.ones(2), 3.0)(), torch.full((2,), 3.0))
+    with pytest.raises(BindingError, match="missing a required argument: 'by'"):
+        operator("scale", 1).bind(torch.ones(2))
+    with pytest.raises(BindingError, match=r"torch .* has no operator shrink"):
+        operator("shrink", 1).bind(torch.ones(2))
+    assert not operator("shrink", 1).exists()
+    with pytest.raises(Unsupported, match="cannot be imported"):
+        Operator("torch._a_library.scale", 2, loader="torch.not_there").find()

@@ -238,6 +238,7 @@ LAZY = """
          "    raise AttributeError", "(q, k=1)"),
         ("def __getattr__(name):\n    return getattr(inner, name)", None),
         ("def bind(*names):\n    globals().update({n: ops[n] for n in names})\nbind('f', 'g')", None),
+        ("for name in _C.names:\n    globals()[name] = getattr(_C, name)", None),
         ("from . import _C\nfor name in dir(_C):\n    globals()[name] = getattr(_C, name)", "(q, k=1)"),
     ],
 )  # fmt: skip

@@ -9,6 +9,7 @@ from kernels import platform
 from kernels.op import Unsupported
 from kernels.platform import Platform, detect, named
 from kernels.vendor import Vendor, either, onednn_may_use
+from shapes.case import parse
 from tests.support.contract_rows import CONTRACTS
 
 ROWS = [i for op in kernels.OPS for i in kernels.implementations(op) if isinstance(i, Vendor)]
@@ -18,6 +19,15 @@ ROWS = [i for op in kernels.OPS for i in kernels.implementations(op) if isinstan
 def test_a_row_runs_where_its_contract_is(contract):
     support = contract.implementation.available(named(contract.kind, contract.arch))
     assert support.ok, support.reason
+
+
+@pytest.mark.parametrize("contract", CONTRACTS, ids=str)
+def test_the_memory_plan_counts_what_a_row_needs(contract):
+    op, row = kernels.OPS[contract.op], contract.implementation
+    for text in contract.texts:
+        given = {**op.defaults(contract.arch), **parse(text)[0]}
+        sizes = op.sizes(op.case(given, boundary=contract.boundary).sizes)
+        assert all(isinstance(b, int) and b >= 0 for b in (row.layout(sizes), row.workspace(sizes)))
 
 
 @pytest.mark.parametrize("op", kernels.OPS)

@@ -132,7 +132,7 @@ class _Fa3(OneToken, FiniteCache):
         self.answer = self.attend()
 
 
-class _PackedQueries(FiniteCache):
+class _PackedQuery(FiniteCache):
     """Query tokens behind each other, [batch, heads, 576], as engines have them."""
 
     answer: torch.Tensor | None = None
@@ -142,7 +142,7 @@ class _PackedQueries(FiniteCache):
         return self.answer
 
 
-class _Fa3OfVllm(_PackedQueries):
+class _Fa3OfVllm(_PackedQuery):
     def __init__(self, operands: MlaDecodeOperands) -> None:
         super().__init__(operands, None)
         table, starts = full_pages(operands, operands.page), query_starts(operands)
@@ -170,7 +170,7 @@ class _Fa3OfVllm(_PackedQueries):
         self.answer = self.attend()
 
 
-class _Fa3OfSglang(_PackedQueries):
+class _Fa3OfSglang(_PackedQuery):
     def __init__(self, operands: MlaDecodeOperands) -> None:
         super().__init__(operands, None)
         qv, q = parts(operands.q)

@@ -203,3 +203,13 @@ def test_a_module_has_the_version_of_the_wheel_that_brings_it(tmp_path, monkeypa
         assert platform.version(module) == "7.8.9"
     finally:
         platform.version.cache_clear()
+
+
+def test_a_module_is_looked_for_without_importing_the_package_around_it(tmp_path, monkeypatch):
+    """flash-attn-4 lies in the package of flash-attn 2, which loads its compiled part."""
+    (tmp_path / "around" / "part").mkdir(parents=True)
+    (tmp_path / "around" / "__init__.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "around" / "part" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert platform.version.__wrapped__("around.part") == "unknown"
+    assert platform.version.__wrapped__("around.gone") is None

@@ -1,9 +1,9 @@
 """TileLang's own compiler in place of a GPU: what it compiles of the rows' programs for this CPU runs.
 
 Its target `c` knows no memory but a thread's own, no parallel loops, and no types below fp32 (src/cpu of
-TileLang 0.1.15): so all memory is local, all loops are serial, and values are widened, exactly. T.gemm, copies with
-their bounds, reductions and control flow are lowered from the same text. It tells nothing of layouts, of
-pipelines, of what lies where in shared memory, and of rounding inside.
+TileLang 0.1.15): so all memory is local, all loops are serial, and values are widened, exactly.
+T.gemm, copies with their bounds, reductions and control flow are lowered from the same text. It tells nothing
+of layouts, of pipelines, of what lies where in shared memory, and of rounding inside.
 """
 
 from __future__ import annotations

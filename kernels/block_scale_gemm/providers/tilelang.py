@@ -1,8 +1,8 @@
 """The suite's block-scale GEMM in TileLang's language.
 
 Written after TileLang 0.1.15's documentation and examples/deepseek_deepgemm. Its T.gemm is wgmma on sm_90,
-mma on sm_100 (not tcgen05, which wants tensor memory) and mfma on gfx942 and gfx950. Checked by TileLang's own
-compiler for CPUs, compiled offline for these four, untested on hardware.
+mma on sm_100 (not tcgen05, which wants tensor memory), and mfma on gfx942 and gfx950. Checked by TileLang's
+own compiler for CPUs, compiled offline for these four, untested on hardware.
 """
 
 from __future__ import annotations

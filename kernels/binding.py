@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from kernels import signatures
-from kernels.library_source import LibrarySource, NotThere, SignatureSource
+from kernels.interfaces import signatures
+from kernels.interfaces.library_source import LibrarySource, NotThere, SignatureSource
 from kernels.op import Unsupported
 from kernels.platform import version
 

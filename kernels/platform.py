@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import os
@@ -115,10 +116,7 @@ def distribution_names(module: str) -> tuple[str, ...]:
 def version(module: str) -> str | None:
     """The installed version of the distribution that brings a module, or None, as where only a look-alike is
     installed; imports nothing."""
-    try:
-        if importlib.util.find_spec(module) is None or lookalike(module):
-            return None
-    except ModuleNotFoundError:  # of a package around it
+    if not _is_installed(module) or lookalike(module):
         return None
     for name in distribution_names(module):
         try:
@@ -126,6 +124,16 @@ def version(module: str) -> str | None:
         except importlib.metadata.PackageNotFoundError:
             continue
     return "unknown"
+
+
+def _is_installed(module: str) -> bool:
+    """Whether it can be found; find_spec alone would import the packages around it."""
+    package, *inside = module.split(".")
+    spec = importlib.util.find_spec(package)
+    for name in inside:
+        folders = [*(spec.submodule_search_locations or ())] if spec else []
+        spec = importlib.machinery.PathFinder.find_spec(name, folders)
+    return spec is not None
 
 
 def named(kind: str, arch: str = "") -> Platform:

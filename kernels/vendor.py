@@ -15,7 +15,7 @@ from kernels.binding import Function, Operator, Symbol, Taken, load
 from kernels.defects import known_defects
 from kernels.formats import native, native_scales
 from kernels.op import OPS, Implementation, Unsupported
-from kernels.platform import Platform
+from kernels.platform import Platform, version
 from kernels.support import Support, need
 from shapes.case import Case
 
@@ -39,6 +39,7 @@ class Vendor(Implementation):
     any_fp8:  it takes FP8 in either format; others take that of the architecture's matrix instructions
     symbols:  what it takes of its library, in tuples of alternatives: what `doctor --bind` checks
     since:    the library's first version that has them; empty: any
+    others_since: the same of other libraries that it takes something of
     """
 
     kinds: ClassVar[tuple[str, ...]]
@@ -49,6 +50,7 @@ class Vendor(Implementation):
     any_fp8: ClassVar[bool] = False
     symbols: ClassVar[Sequence[Taken]] = ()
     since: ClassVar[str] = ""
+    others_since: ClassVar[Mapping[str, str]] = {}
 
     def available(self, platform: Platform) -> Support:
         archs = self.archs or (platform.arch,)
@@ -63,15 +65,17 @@ class Vendor(Implementation):
         )
 
     def recent(self, platform: Platform) -> Support:
-        """Whether its library, where it tells its version, has what this row takes."""
-        if not self.since or not platform.here:
+        """Whether its libraries, where they tell their version, have what this row takes."""
+        if not platform.here:
             return Support(True)
-        library = self.library or self.provider
-        try:
-            old = Version(installed := self.version) < Version(self.since)
-        except InvalidVersion:
-            return Support(True)
-        return need(not old, f"needs {library} {self.since} or later; this is {installed}")
+        own = at_least(self.library or self.provider, self.since, self.version)
+        return Support.all_of(own, *(at_least(n, v, version(n) or "") for n, v in self.others_since.items()))
+
+    def first_version(self, library: str) -> str:
+        """Of a library that has what this row takes; empty: any."""
+        return (
+            self.since if library == (self.library or self.provider) else self.others_since.get(library, "")
+        )
 
     def installed(self, platform: Platform) -> Support:
         """Whether its library is installed."""
@@ -89,6 +93,19 @@ class Vendor(Implementation):
                 if defect.refuse
             ),
         )
+
+
+def at_least(library: str, first: str, installed: str) -> Support:
+    """Whether the installed version is that or later; one that does not tell its version may be."""
+    return need(not is_older(installed, first), f"needs {library} {first} or later; this is {installed}")
+
+
+def is_older(version: str, first: str) -> bool:
+    """Not where one of them is no version."""
+    try:
+        return Version(version) < Version(first)
+    except InvalidVersion:
+        return False
 
 
 def either(names: Sequence[str]) -> str:

@@ -1,65 +1,165 @@
 """Records what releases of a library have at the places that rows take: facts for the tests.
 
-python -m tools.record_signatures aiter --as 0.1.21 --commit e404860 --date 2026-08-22 PATH
+python -m tools.record_signatures FOLDER             all releases that tools/releases.toml lists
+python -m tools.record_signatures FOLDER aiter vllm  those of these libraries, by module
 
-PATH is a wheel or a folder of packages, as for `doctor --bind`; nothing of it is imported. A release that is
-recorded already is recorded anew.
+A new release is one line there and this command: it brings into FOLDER what is not recorded yet, a wheel by
+pip or a source by git, and neither imports nor runs anything of it. Then
+`python -m harness doctor --bind tests/kernels/signatures/LIBRARY.json` tells what broke.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from packaging.version import Version
 
-from harness.doctor.bindings import libraries, rows, symbols
-from kernels import signatures
-from kernels.library_source import LibrarySource, NotThere
+from harness.doctor.bindings import places, rows
+from kernels.interfaces import signatures
+from kernels.interfaces.library_source import LibrarySource, NotThere
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "kernels" / "signatures"
+RELEASES = ROOT / "tools" / "releases.toml"
+GITHUB = "https://github.com/"
 
 
-def places(library: str) -> list[str]:
-    """That rows take of a library."""
-    taking = [row for row in rows() if library in libraries(row)]
-    taken = {place for row in taking for symbol in symbols(row.symbols) for place in symbol.places}
-    return sorted(place for place in taken if place.partition(".")[0] == library.partition(".")[0])
+@dataclass(frozen=True)
+class Source:
+    """Of a release.
+
+    origin: `pypi` or `github`
+    name:   of the distribution or of the repository
+    at:     its version there, or a tag or commit
+    """
+
+    origin: str
+    name: str
+    at: str
+
+    @staticmethod
+    def parse(text: str) -> Source:
+        """Of `pypi: flashinfer-python 0.7.2` or `github: ROCm/aiter@v0.1.20`."""
+        origin, _, place = text.partition(": ")
+        name, _, at = place.partition("@" if origin == "github" else " ")
+        if origin not in ("pypi", "github") or not name or not at:
+            raise SystemExit(f"{text!r} is no source of a release")
+        return Source(origin, name, at)
+
+    def within(self, folder: Path) -> Path | None:
+        """Where it lies there; None where it does not."""
+        if self.origin == "github":
+            checkout = self._checkout(folder)
+            return checkout if checkout.is_dir() else None
+        return next(folder.glob(f"{self.name.replace('-', '_')}-{self.at}-*.whl"), None)
+
+    def bring(self, folder: Path) -> None:
+        if self.origin == "github":
+            checkout = str(self._checkout(folder))
+            _call("git", "init", "--quiet", checkout)
+            _call("git", "-C", checkout, "fetch", "--quiet", "--depth=1", f"{GITHUB}{self.name}", self.at)
+            _call("git", "-C", checkout, "checkout", "--quiet", "FETCH_HEAD")
+        else:
+            wheel = ("--no-deps", "--only-binary=:all:", f"{self.name}=={self.at}")
+            _call(sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), *wheel)
+
+    def _checkout(self, folder: Path) -> Path:
+        return folder / f"{self.name.rpartition('/')[2]}@{self.at}"
 
 
-def record(library: str, version: str, commit: str, date: str, path: Path, data: Path = DATA) -> Path:
-    """Gives the file that was written."""
+def _call(*command: str) -> None:
+    if subprocess.run(command).returncode:
+        raise SystemExit(f"failed: {' '.join(command)}")
+
+
+def listed() -> dict[str, list[dict[str, str]]]:
+    """Releases by library."""
+    return tomllib.loads(RELEASES.read_text())
+
+
+def taken(library: str) -> list[str]:
+    """Places that rows take of a library."""
+    return sorted({place for row in rows() for place in places(row, library)})
+
+
+def read(library: str, path: Path) -> dict[str, str | None]:
+    """What stands at each place: None where nothing does, `""` where it does not tell."""
     source = LibrarySource.of(path)
     if not source.has(library):
         raise SystemExit(f"{path} has no {library}")
     texts: dict[str, str | None] = {}
-    for place in places(library):
+    for place in taken(library):
         try:
             signature = source.signature(place)
             texts[place] = "" if signature is None else signatures.text(signature)
         except NotThere:
             texts[place] = None
+    return texts
+
+
+def record(library: str, releases: list[dict[str, str]], folder: Path, data: Path = DATA) -> Path:
+    """Gives the file that was written. A release that is not in the folder is kept as it was recorded, if all
+    places were; else it is brought there.
+
+    releases: as they are listed
+    """
     file = data / f"{library}.json"
-    known = json.loads(file.read_text()) if file.exists() else {"library": library, "releases": []}
-    others = [release for release in known["releases"] if release["version"] != version]
-    release = {"version": version, "commit": commit, "date": date, "signatures": texts}
-    known["releases"] = sorted([*others, release], key=lambda r: Version(r["version"]))
+    before = json.loads(file.read_text())["releases"] if file.exists() else []
+    recorded = [
+        {**release, "signatures": _kept(release, before, folder, library) or _read(release, folder, library)}
+        for release in in_order(releases)
+    ]
     data.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(known, indent=1) + "\n")
+    file.write_text(json.dumps({"library": library, "releases": recorded}, indent=1) + "\n")
     return file
+
+
+def in_order(releases: list[dict[str, str]]) -> list[dict[str, str]]:
+    return sorted(releases, key=lambda release: Version(release["version"]))
+
+
+def _kept(
+    release: dict[str, str], before: list[dict[str, Any]], folder: Path, library: str
+) -> dict[str, str | None]:
+    for old in before:
+        is_same = old["source"] == release["source"] and sorted(old["signatures"]) == taken(library)
+        if is_same and not Source.parse(release["source"]).within(folder):
+            return dict(old["signatures"])
+    return {}
+
+
+def _read(release: dict[str, str], folder: Path, library: str) -> dict[str, str | None]:
+    source = Source.parse(release["source"])
+    if not source.within(folder):
+        source.bring(folder)
+    path = source.within(folder)
+    if path is None:
+        raise SystemExit(f"{folder} has no {release['source']}")
+    return read(library, path)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("library", help="its module")
-    parser.add_argument("path", type=Path)
-    parser.add_argument("--as", dest="version", required=True, help="the release's version")
-    parser.add_argument("--commit", default="", help="of its source, where that is known")
-    parser.add_argument("--date", required=True, help="of the release or commit, YYYY-MM-DD")
+    parser.add_argument("folder", type=Path, help="where releases lie, or are to be brought")
+    parser.add_argument("libraries", nargs="*", help="their modules; all by default")
     given = parser.parse_args()
-    print(record(given.library, given.version, given.commit, given.date, given.path).relative_to(ROOT))
+    releases = listed()
+    if unknown := set(given.libraries) - set(releases):
+        parser.error(f"{RELEASES.relative_to(ROOT)} lists no {', '.join(sorted(unknown))}")
+    given.folder.mkdir(parents=True, exist_ok=True)
+    for library in given.libraries or releases:
+        print(record(library, releases[library], given.folder).relative_to(ROOT), flush=True)
 
 
 if __name__ == "__main__":

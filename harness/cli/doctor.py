@@ -19,8 +19,9 @@ from harness.cli.options import json_option, target_device
 def doctor(json_to: str | None, device: str | None, quick: bool, bind: bool, paths: tuple[Path, ...]) -> None:
     """Platform, device, libraries, ceilings, noise, clocks, and what would improve them.
 
-    With --bind: whether each row's calls fit a version of its library, which is read and not imported. PATH
-    is a wheel, a folder of packages (a site-packages, a checkout), or a file of recorded signatures.
+    With --bind: whether each row's calls fit a version of its library, which is read and not imported; what
+    breaks comes first, and then the exit status is 1. PATH is a wheel, a folder of packages (a site-packages,
+    a checkout), or a file of recorded signatures.
     """
     if bind:
         sys.exit(show_bindings(paths, json_to))
@@ -71,6 +72,9 @@ def show_bindings(paths: tuple[Path, ...], json_to: str | None) -> int:
         where = f"in {', '.join(map(str, paths))}" if paths else "installed"
         raise NothingRan(f"no library of any row is {where}; rows take {', '.join(wanted_libraries())}")
     rows = [asdict(binding) for binding in bindings(releases)]
+    if not rows:
+        these = ", ".join(f"{release.library} {release.version}" for release in releases)
+        raise NothingRan(f"no row takes anything of {these}")
     if json_to:
         write(json_to, json.dumps({"bindings": rows}, indent=1) + "\n")
     else:

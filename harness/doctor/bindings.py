@@ -8,53 +8,64 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import json
+import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.version import InvalidVersion, Version
+from packaging.utils import canonicalize_name
 
 import kernels
 from harness.errors import UsageError, one_line
-from kernels import signatures
 from kernels.binding import Symbol, Taken
-from kernels.library_source import LibrarySource, NotThere, SignatureSource
+from kernels.interfaces import signatures
+from kernels.interfaces.library_source import LibrarySource, NotThere, SignatureSource
 from kernels.platform import distribution_names, version
-from kernels.vendor import Vendor
+from kernels.vendor import Vendor, is_older
 
 BINDS, BREAKS, OLDER, UNKNOWN = "binds", "breaks", "too old", "not told"
 """Of a row: all calls fit; one does not; the version is older than the row's first; the sources tell of no
 signature (of C++, or made as the module is imported)."""
 
+ALL_KINDS = ("cuda", "rocm", "cpu")
+
 
 @dataclass(frozen=True)
 class RecordedSource:
-    """Signatures of one library's release as text, by dotted place: None for what is not there, `""` for what
-    is there and does not tell."""
+    """Signatures of one library's release by dotted place: for what is not there, why; None for what is there
+    and does not tell."""
 
-    library: str
-    signatures: Mapping[str, str | None]
+    known: Mapping[str, inspect.Signature | NotThere | None]
 
-    def has(self, module: str) -> bool:
-        return module == self.library
+    @staticmethod
+    def read(texts: Mapping[str, str | None]) -> RecordedSource:
+        """Of texts: None for what is not there, `""` for what does not tell."""
+        return RecordedSource(
+            {
+                place: NotThere(f"no {place}") if text is None else signatures.parse(text) if text else None
+                for place, text in texts.items()
+            }
+        )
 
     def signature(self, place: str) -> inspect.Signature | None:
-        if place not in self.signatures:
-            raise NotThere(f"{place} was not recorded")
-        text = self.signatures[place]
-        if text is None:
-            raise NotThere(f"no {place}")
-        return signatures.parse(text) if text else None
+        known = self.known.get(place, NotThere(f"{place} was not recorded"))
+        if isinstance(known, NotThere):
+            raise known
+        return known
 
 
 @dataclass(frozen=True)
 class Release:
-    """A version of one library, which is named by its module."""
+    """A version of one library, which is named by its module.
+
+    kinds: platforms that it was built for
+    """
 
     library: str
     version: str
     source: SignatureSource
+    kinds: tuple[str, ...] = ALL_KINDS
 
 
 @dataclass(frozen=True)
@@ -71,9 +82,14 @@ class RowBinding:
 
 
 def bindings(releases: Sequence[Release]) -> list[RowBinding]:
-    """Of every row whose library is among them, release by release."""
+    """Of every row that takes something of them and runs where they do, release by release."""
     taking = {row: libraries(row) for row in rows()}
-    return [_bind(row, r) for r in releases for row, names in taking.items() if r.library in names]
+    return [
+        _bind(row, release)
+        for release in releases
+        for row, names in taking.items()
+        if release.library in names and set(row.kinds) & set(release.kinds)
+    ]
 
 
 def rows() -> list[Vendor]:
@@ -84,9 +100,21 @@ def rows() -> list[Vendor]:
 
 def libraries(row: Vendor) -> set[str]:
     """Its own, and others that it takes something of."""
-    own = row.library or row.provider
+    own = _own(row)
     others = {_root(place) for symbol in symbols(row.symbols) for place in symbol.places}
     return {own, *others - {_root(own)}}
+
+
+def places(row: Vendor, library: str) -> set[str]:
+    """Dotted, that it takes of that library."""
+    if library not in libraries(row):
+        return set()
+    everything = (place for symbol in symbols(row.symbols) for place in symbol.places)
+    return {place for place in everything if _root(place) == _root(library)}
+
+
+def _own(row: Vendor) -> str:
+    return row.library or row.provider
 
 
 def _root(module: str) -> str:
@@ -99,33 +127,37 @@ def symbols(taken: Sequence[Taken]) -> Iterator[Symbol]:
 
 
 def _bind(row: Vendor, release: Release) -> RowBinding:
+    root = _root(release.library)
     complaints, untold, without, told = [], [], set(), 0
     for entry in row.symbols:
-        alternatives = [
-            s for s in symbols([entry]) if any(_root(place) == _root(release.library) for place in s.places)
-        ]
-        if not alternatives:
+        alternatives = list(symbols([entry]))
+        packages = {_root(place) for symbol in alternatives for place in symbol.places}
+        if root not in packages:
             continue
-        complaint, known, lacking = _first(alternatives, release.source)
-        if complaint:
+        symbol, signature, complaint = _first(alternatives, release.source)
+        if symbol is None and packages != {root}:  # another library may have it
+            untold.append(alternatives[0].places[0])
+        elif complaint:
             complaints.append(complaint)
-        elif known:
+        elif symbol and symbol.is_told(signature):
             told += 1
-            without |= lacking
+            without |= symbol.lacks(signature)
         else:
             untold.append(alternatives[0].places[0])
-    reason = "; ".join(complaints) or (f"not told: {', '.join(untold)}" if untold else "")
+    reason = "; ".join(dict.fromkeys(complaints)) or (f"not told: {', '.join(untold)}" if untold else "")
     status = BREAKS if complaints else BINDS if told or not untold else UNKNOWN
-    if release.library == (row.library or row.provider) and _is_older(release.version, row.since):
-        status, reason = OLDER, f"needs {row.since} or later"
+    first = row.first_version(release.library)
+    if is_older(release.version, first):
+        status, reason = OLDER, f"needs {first} or later"
     return RowBinding(
         row.op, row.name, release.library, release.version, status, reason, ", ".join(sorted(without))
     )
 
 
-def _first(alternatives: Sequence[Symbol], source: SignatureSource) -> tuple[str, bool, set[str]]:
-    """Of the first alternative that exists: what is wrong with it, whether its signature is known, and the
-    wishes that it lacks. Where none exists, what is missing."""
+def _first(
+    alternatives: Sequence[Symbol], source: SignatureSource
+) -> tuple[Symbol | None, inspect.Signature | None, str]:
+    """The first alternative that exists, its signature, and what is wrong with it; or what is missing."""
     missing = ""
     for symbol in alternatives:
         try:
@@ -133,21 +165,13 @@ def _first(alternatives: Sequence[Symbol], source: SignatureSource) -> tuple[str
         except NotThere as error:
             missing = missing or _when(symbol, str(error))
             continue
-        if complaint := symbol.complaint(signature):
-            return _when(symbol, complaint), True, set()
-        return "", symbol.is_told(signature), symbol.lacks(signature)
-    return missing, True, set()
+        complaint = symbol.complaint(signature)
+        return symbol, signature, _when(symbol, complaint) if complaint else ""
+    return None, None, missing
 
 
 def _when(symbol: Symbol, complaint: str) -> str:
     return f"{symbol.when}: {complaint}" if symbol.when else complaint
-
-
-def _is_older(version: str, since: str) -> bool:
-    try:
-        return bool(since) and Version(version) < Version(since)
-    except InvalidVersion:
-        return False
 
 
 def wanted_libraries() -> list[str]:
@@ -155,25 +179,56 @@ def wanted_libraries() -> list[str]:
 
 
 def installed() -> list[Release]:
-    return [
-        Release(library, known, LibrarySource.installed(_root(library)))
-        for library in wanted_libraries()
-        if (known := version(library))
-    ]
+    releases = []
+    for library in wanted_libraries():
+        if known := version(library):
+            found = next(_distributions(library), None)
+            kinds = _kinds(found) if found else ALL_KINDS
+            releases.append(Release(library, known, LibrarySource.installed(_root(library)), kinds))
+    return releases
 
 
 def releases_in(path: Path) -> list[Release]:
     """In a folder of packages, a wheel, or a file of recorded signatures. Raises UsageError."""
+    wanted = wanted_libraries()
     try:
         if path.suffix == ".json":
             return recorded(path)
         source = LibrarySource.of(path)
-        here = [library for library in wanted_libraries() if source.has(library)]
-        return [Release(library, _version_in(path, library), source) for library in here]
-    except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError) as error:
+        return [_release(library, path, source) for library in wanted if source.has(library)]
+    except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError, SyntaxError) as error:
         raise UsageError(
             f"{path} is no folder of packages, wheel, or file of recorded signatures: {one_line(error)}"
         ) from None
+
+
+def _release(library: str, path: Path, source: LibrarySource) -> Release:
+    """Its version is that of the metadata beside it; else what a folder's name ends with (`aiter-0.1.20`), or
+    the name."""
+    beside = [path, path.parent] if path.is_dir() else [path]
+    if found := next(_distributions(library, [str(place) for place in beside]), None):
+        return Release(library, found.version, source, _kinds(found))
+    name = path.resolve().name
+    number = re.search(r"(?:^|[-_@])v?(\d+\.\d[\w.+]*)$", name)
+    return Release(library, number[1] if number else name, source)
+
+
+def _distributions(
+    library: str, path: Sequence[str] | None = None
+) -> Iterator[importlib.metadata.Distribution]:
+    """That bring a library, on Python's path or that one."""
+    names = {canonicalize_name(name) for name in distribution_names(library)}
+    here = (
+        importlib.metadata.distributions() if path is None else importlib.metadata.distributions(path=[*path])
+    )
+    return (one for one in here if canonicalize_name(one.metadata["Name"] or "") in names)
+
+
+def _kinds(distribution: importlib.metadata.Distribution) -> tuple[str, ...]:
+    """Platforms of a build: wheels for CPUs lack what GPUs run."""
+    name = distribution.metadata["Name"] or ""
+    is_for_cpus = name.endswith("-cpu") or distribution.version.endswith("+cpu")
+    return ("cpu",) if is_for_cpus else ALL_KINDS
 
 
 def recorded(path: Path) -> list[Release]:
@@ -181,20 +236,6 @@ def recorded(path: Path) -> list[Release]:
     file = json.loads(path.read_text())
     library = file["library"]
     return [
-        Release(library, release["version"], RecordedSource(library, release["signatures"]))
+        Release(library, release["version"], RecordedSource.read(release["signatures"]))
         for release in file["releases"]
     ]
-
-
-def _version_in(path: Path, library: str) -> str:
-    """By the metadata beside it; else the folder's name."""
-    names = {_normal(name) for name in distribution_names(library)}
-    beside = [path, path.parent] if path.is_dir() else [path]
-    for distribution in importlib.metadata.distributions(path=[str(place) for place in beside]):
-        if _normal(distribution.metadata["Name"]) in names:
-            return distribution.version
-    return path.name
-
-
-def _normal(name: str) -> str:
-    return name.lower().replace("_", "-")

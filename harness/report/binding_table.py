@@ -1,4 +1,4 @@
-"""Which rows bind to which releases of their libraries, as a table."""
+"""Which rows bind to which releases of their libraries, as lines and tables."""
 
 from __future__ import annotations
 
@@ -14,15 +14,24 @@ STYLES = {"breaks": "bold red", "too old": "dim", "not told": "yellow"}
 
 
 def binding_table(rows: Sequence[Mapping[str, str]]) -> Group:
-    """rows: of `doctor.bindings.RowBinding`, release by release; those that break first."""
-    releases = list(dict.fromkeys((row["library"], row["version"]) for row in rows))
-    parts: list[Text | FittingTable] = []
-    for library, version in releases:
+    """rows: of `doctor.bindings.RowBinding`, release by release. First a line for each that breaks."""
+    broken = [row for row in rows if row["status"] == "breaks"]
+    parts: list[Text | FittingTable] = [_line(row) for row in broken]
+    for library, version in dict.fromkeys((row["library"], row["version"]) for row in rows):
         mine = [row for row in rows if (row["library"], row["version"]) == (library, version)]
         counts = Counter(row["status"] for row in mine)
         summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
-        parts += [Text(f"{library} {version}: {summary}", "bold"), _release(mine), Text()]
-    return Group(*parts[:-1])
+        parts += [Text(), Text(f"{library} {version}: {summary}", "bold")]
+        if others := [row for row in mine if row not in broken]:
+            parts.append(_release(others))
+    return Group(*parts[0 if broken else 1 :])
+
+
+def _line(row: Mapping[str, str]) -> Text:
+    of, status = f"{row['library']} {row['version']}", Text("breaks", STYLES["breaks"])
+    line = Text.assemble(f"{of}: {row['op']} {row['implementation']} ", status, f": {row['reason']}")
+    line.no_wrap, line.overflow = True, "ignore"
+    return line
 
 
 def _release(rows: Sequence[Mapping[str, str]]) -> FittingTable:
@@ -33,7 +42,6 @@ def _release(rows: Sequence[Mapping[str, str]]) -> FittingTable:
         Column("reason", wraps=True),
         Column("without", wraps=True, spare=1),
     ]
-    order = sorted(rows, key=lambda row: row["status"] != "breaks")
     cells: list[list[str | Text]] = [
         [
             row["op"],
@@ -42,6 +50,6 @@ def _release(rows: Sequence[Mapping[str, str]]) -> FittingTable:
             row["reason"],
             row["without"],
         ]
-        for row in order
+        for row in rows
     ]
     return FittingTable(columns, cells)

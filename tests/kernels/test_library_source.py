@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels import signatures
-from kernels.library_source import LibrarySource, NotThere, bindings, operators
+from kernels.interfaces import signatures
+from kernels.interfaces.library_source import LibrarySource, NotThere
 
 FILES = {
     "lib/__init__.py": """
@@ -27,7 +27,7 @@ FILES = {
         def again(a, b): ...
         constant = 3
     """,
-    "lib/ops/__init__.py": "from .attention import decode, Wrapper\n__all__ = ['decode']",
+    "lib/ops/__init__.py": "from .attention import decode, Wrapper\n__all__ = ['decode', 'Wrapper']",
     "lib/ops/attention.py": """
         from typing import NamedTuple, overload
         from dataclasses import dataclass
@@ -139,7 +139,7 @@ def test_schemas_of_a_compiled_file():
     text = (
         b"\x00aten::f(Tensor self, int[2] size=[1, 2], *, bool x=False) -> (Tensor, Tensor)\x00f(garbage\x00"
     )
-    assert {name: signatures.text(s) for name, s in operators(text).items()} == {
+    assert {name: signatures.text(s) for name, s in signatures.of_compiled(text).items()} == {
         "f": "(self, size=[1, 2], *, x=False)"
     }
 
@@ -147,7 +147,7 @@ def test_schemas_of_a_compiled_file():
 def test_functions_that_cpp_binds():
     text = b"""m.def("first", &first, py::arg("a"), py::arg("b") = std::nullopt);
     m.def("silent", &silent); m.attr("second") = m.attr("first");"""
-    assert {name: signatures.text(s) for name, s in bindings(text).items()} == {
+    assert {name: signatures.text(s) for name, s in signatures.of_cpp(text).items()} == {
         "first": "(a, b=...)",
         "second": "(a, b=...)",
     }
@@ -164,20 +164,210 @@ def test_what_is_no_library(tmp_path: Path):
         LibrarySource.of(tmp_path / "text.whl")
 
 
-def test_names_that_are_made_as_a_module_is_imported(tmp_path: Path):
-    """cudnn binds compiled functions in a loop, and gives a class of its own methods in another."""
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "__init__.py").write_text(
-        "for name in compiled.names:\n    globals()[name] = getattr(compiled, name)\n"
-        "from .graph import Graph, Bare\n"
+def read(tmp_path: Path, text: str, **more: str) -> LibrarySource:
+    """Of a library of that source and further modules."""
+    for name, source in {"__init__": text, **more}.items():
+        path = tmp_path / "lib" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(source))
+    return LibrarySource.of(tmp_path)
+
+
+BRANCHES = """
+    if NEW:
+        def f({new}): {body}
+    else:
+        def f({old}): {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (BRANCHES.format(new="a", old="b", body="..."), None),
+        (BRANCHES.format(new="a, b=1", old="a, b=1", body="..."), "(a, b=1)"),
+        (BRANCHES.format(new="a", old="*args, **kwargs", body="..."), "(a)"),
+        ("def f(a): ...\nif NEW:\n    def f(a, b): ...", None),
+        ("if NEW:\n    def f(a, b): ...\nelse:\n    def f():\n        raise RuntimeError", "(a, b)"),
+        ("try:\n    from gone import f\nexcept ImportError:\n    f = None", None),
+        ("try:\n    from .kernels import f\nexcept ImportError:\n    f = None", "(q, k=1)"),
+        ("if HIP:\n    from .kernels import f\nelse:\n    from .others import f", None),
+        ("if HIP:\n    from .kernels import f\nelse:\n    from .kernels import f", "(q, k=1)"),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .others import f\nelse:\n"
+         "    from .kernels import f", "(q, k=1)"),
+        ("@overload\ndef f(a): ...\n@overload\ndef f(b): ...", None),
+        ("f = lambda a, b=1: a", "(a, b=1)"),
+        ("from functools import partial\nfrom . import kernels\nf = partial(kernels.f, 1, k=2)", "(*, k=2)"),
+        ("from functools import partial\nfrom . import kernels\nf = partial(kernels.f, k=2)", "(q, *, k=2)"),
+        ("from functools import partial\nf = partial(gone, 1)", None),
+        ("f = decorator(lambda a: a)", None),
+        ("f = max", None),
+        ("f, g = make()", None),
+        ("from . import kernels\nf = kernels.f", "(q, k=1)"),
+        ("@compile_ops('module', fc_name='g')\nasync def f(a, /, b): ...", "(a, /, b)"),
+        ("def f(a):\n    def f(b): ...", "(a)"),
+        ("class f:\n    def __new__(cls, a): ...", None),
+        ("class f(Base):\n    def __init__(self, a, *b): ...", "(a, *b)"),
+    ],
+)  # fmt: skip
+def test_a_definition_among_several(tmp_path, text, told):
+    source = read(tmp_path, text, kernels="def f(q, k=1): ...", others="def f(other): ...")
+    signature = source.signature("lib.f")
+    assert (signature and signatures.text(signature)) == told
+
+
+LAZY = """
+    import importlib
+    TABLE = {table}
+    def __getattr__(name):
+        if name not in TABLE:
+            raise AttributeError(name)
+        return getattr(importlib.import_module(TABLE[name]), name)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (LAZY.format(table="{'f': 'lib.kernels'}"), "(q, k=1)"),
+        (LAZY.format(table="{'f': '.kernels:f'}"), "(q, k=1)"),
+        (LAZY.format(table="{'f': ('kernels', 'f')}"), "(q, k=1)"),
+        (LAZY.format(table="{'kernels': ['f', 'g']}"), "(q, k=1)"),
+        (LAZY.format(table="{'f', 'g'}"), None),
+        ("def __getattr__(name):\n    if name == 'f':\n        from .kernels import f\n        return f\n"
+         "    raise AttributeError", "(q, k=1)"),
+        ("def __getattr__(name):\n    return getattr(inner, name)", None),
+        ("def bind(*names):\n    globals().update({n: ops[n] for n in names})\nbind('f', 'g')", None),
+        ("for name in _C.names:\n    globals()[name] = getattr(_C, name)", None),
+        ("from . import _C\nfor name in dir(_C):\n    globals()[name] = getattr(_C, name)", "(q, k=1)"),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_made_when_it_is_asked_for(tmp_path, text, told):
+    source = read(tmp_path, text, kernels="def f(q, k=1): ...", _C="def f(q, k=1): ...")
+    signature = source.signature("lib.f")
+    assert (signature and signatures.text(signature)) == told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LAZY.format(table="{'g': 'lib.kernels'}"),
+        "def __getattr__(name):\n    raise AttributeError(name)",
+        "from .kernels import *",
+        "from .kernels import f",
+        "names = ['f']",
+        "def bind(*names):\n    globals().update({n: ops[n] for n in names})\nbind('g')",
+        "if False:\n    def g(): ...",
+        "class g:\n    def f(self): ...",
+    ],
+)
+def test_a_name_that_is_gone(tmp_path, text):
+    source = read(tmp_path, text, kernels="def _f(q): ...\ndef g(q): ...")
+    with pytest.raises(NotThere):
+        source.signature("lib.f")
+
+
+def test_a_star_brings_what_a_module_exports(tmp_path):
+    kernels = "def f(a): ...\ndef _g(b): ...\ndef h(c): ...\n__all__ = ['f']\n__all__ += ['_g']"
+    source = read(tmp_path, "from .kernels import *", kernels=kernels)
+    assert signatures.text(source.signature("lib._g")) == "(b)"
+    plain = read(tmp_path / "plain", "from .kernels import *", kernels="def _g(b): ...\ndef h(c): ...")
+    assert signatures.text(plain.signature("lib.h")) == "(c)"
+    with pytest.raises(NotThere):
+        plain.signature("lib._g")
+
+
+def test_a_module_under_an_older_name(tmp_path):
+    """AITER keeps names of modules that it moved in a table."""
+    source = read(tmp_path, LAZY.format(table="{'older': 'kernels'}"), kernels="def f(q): ...")
+    assert signatures.text(source.signature("lib.older.f")) == "(q)"
+    with pytest.raises(NotThere):
+        source.signature("lib.oldest.f")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("class C(P):\n    b: int = 1", "(a, b=...)"),
+        ("class C(P):\n    a: int = 1", "(a=...)"),
+        ("class C(elsewhere.P):\n    b: int = 1", None),
+        ("class C:\n    a: ClassVar[int] = 1\n    b: int = field(init=False)\n    c: int = field()", "(c)"),
+        (
+            "class C:\n    a: int = field(default_factory=list)\n    b: int = field(kw_only=True)",
+            "(a=..., *, b)",
+        ),
+        ("class C:\n    a: int = 1\n    _: KW_ONLY\n    b: int", "(a=..., *, b)"),
+        ("class C:\n    a: int\n    def __init__(self, other): ...", "(other)"),
+    ],
+)
+def test_the_fields_of_a_dataclass(tmp_path, text, told):
+    parent = "@dataclass\nclass P:\n    a: int\n"
+    signature = read(tmp_path, f"{parent}@dataclasses.dataclass(frozen=True)\n{text}").signature("lib.C")
+    assert (signature and signatures.text(signature)) == told
+
+
+def test_fields_by_name_alone(tmp_path):
+    text = (
+        "@dataclass(kw_only=True)\nclass C:\n    a: int = 1\n    b: int\nclass M(BaseModel):\n    c: int = 1"
     )
-    (tmp_path / "lib" / "graph.py").write_text(
-        "class Graph:\n    def run(self, a): ...\nclass Bare: ...\n"
-        "def install():\n    for name in OPS:\n        setattr(Graph, name, make(name))\ninstall()\n"
+    source = read(tmp_path, text)
+    assert signatures.text(source.signature("lib.C")) == "(*, a=..., b)"
+    assert signatures.text(source.signature("lib.M")) == "(*, c=...)"
+
+
+def test_members_that_a_module_gives_its_class(tmp_path):
+    """cudnn's front end makes methods of a table."""
+    text = "class C: ...\nfor op, names in {'sdpa': ('q',)}.items():\n    setattr(C, op, make(op, names))"
+    source = read(tmp_path, text)
+    assert source.signature("lib.C.sdpa") is None
+    with pytest.raises(NotThere):
+        source.signature("lib.C.gone")
+
+
+def test_operators_of_torch_by_their_cpp_source(tmp_path):
+    (tmp_path / "csrc").mkdir()
+    (tmp_path / "csrc" / "ops.cpp").write_text(
+        'TORCH_LIBRARY(_C, ops) {\n  ops.def(\n      "scaled(Tensor! out, Tensor a,"\n'
+        '      "       int[] sizes=[1, 2], *, float? s=None) -> ()");\n  ops.impl("scaled", &scaled);\n}'
     )
+    source = read(tmp_path, "")
+    assert signatures.text(source.signature("lib._C.scaled")) == "(out, a, sizes=[1, 2], *, s=None)"
+    for place in ("lib._C.gone", "lib.scaled"):
+        with pytest.raises(NotThere):
+            source.signature(place)
+
+
+def test_sources_beside_the_folder_of_packages(tmp_path):
+    """`sgl-kernel/csrc` and `sgl-kernel/python/sgl_kernel`."""
+    (tmp_path / "python" / "lib").mkdir(parents=True)
+    (tmp_path / "python" / "lib" / "__init__.py").write_text("f = torch.ops.lib.f")
+    (tmp_path / "csrc").mkdir()
+    (tmp_path / "csrc" / "ops.cc").write_text('m.def("f(Tensor a) -> Tensor");')
     source = LibrarySource.of(tmp_path)
-    assert source.signature("lib.create_handle") is None
-    assert source.signature("lib.Graph.sdpa") is None
-    assert str(source.signature("lib.Graph.run")) == "(a)"
-    with pytest.raises(NotThere, match="has no sdpa"):
-        source.signature("lib.Bare.sdpa")
+    assert signatures.text(source.signature("lib.f")) == "(a)"
+
+
+def test_a_project_within_a_project(tmp_path):
+    """FlashAttention 3 lies in `hopper`, which is a package to Python too."""
+    hopper = tmp_path / "hopper"
+    hopper.mkdir()
+    for name, text in {"__init__": "", "setup": "", "flash_attn_interface": "def f(a): ..."}.items():
+        (hopper / f"{name}.py").write_text(text)
+    assert signatures.text(LibrarySource.of(tmp_path).signature("flash_attn_interface.f")) == "(a)"
+    assert signatures.text(LibrarySource.of(hopper).signature("flash_attn_interface.f")) == "(a)"
+
+
+@pytest.mark.parametrize("inside", ["library-1.0/", "library-1.0/python/", "library-1.0.data/purelib/"])
+def test_an_archive_of_a_source(tmp_path, inside):
+    with zipfile.ZipFile(tmp_path / "source.zip", "w") as archive:
+        archive.writestr(f"{inside}lib/__init__.py", "from .ops import f")
+        archive.writestr(f"{inside}lib/ops.py", "def f(a): ...")
+    assert signatures.text(LibrarySource.of(tmp_path / "source.zip").signature("lib.f")) == "(a)"
+
+
+def test_a_source_that_cannot_be_read_tells_nothing(tmp_path, recwarn):
+    source = read(tmp_path, "from .bad import f\nfrom .odd import g")
+    (tmp_path / "lib" / "bad.py").write_bytes(b"\xff\x00def f(a): ...")
+    (tmp_path / "lib" / "odd.py").write_text("def g(a): return '\\d'")
+    assert source.signature("lib.f") is None
+    assert signatures.text(source.signature("lib.g")) == "(a)" and not recwarn.list

@@ -146,7 +146,7 @@ def test_what_onednn_is_forbidden_is_asked_before_it_ends_the_process(monkeypatc
         assert row.available(there).ok
         if not allowed:
             with pytest.raises(Unsupported, match=f"{variable}={value.upper()}"):
-                row.bind()
+                row.require()
 
 
 def test_the_newer_of_onednns_names_counts(monkeypatch):

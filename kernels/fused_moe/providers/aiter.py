@@ -79,11 +79,16 @@ DOWN = Function(
     wishes="use_non_temporal_load",
 )
 QUANTISE = Function("aiter.ops.quant.per_group_quant_hip", needs="x quant_dtype group_size")
-# SGLang's sorting of few pairs, in AITER's place; before 0.5.21 its runner had none.
+# SGLang's sorting of few pairs, in AITER's place; before 0.5.21 its runner had none, before 0.5.15 it had no
+# runner for AITER.
 SMALL_SORT = Function(
     "sglang.kernels.ops.moe.moe_sorting_small.apply_aiter_small_moe_sort_patch", when="gfx950"
 )
-WITHOUT_SMALL_SORT = Symbol("sglang.srt.layers.moe.moe_runner.aiter.AiterRunnerCore", when="gfx950")
+WITHOUT_SMALL_SORT = Symbol(
+    "sglang.srt.layers.moe.moe_runner.aiter.AiterRunnerCore",
+    "sglang.srt.layers.quantization.fp8.Fp8MoEMethod",
+    when="gfx950",
+)
 SORTED_BY_SGLANG = ("gfx950",)
 
 

@@ -93,6 +93,7 @@ class CutlassMoe(FlashInferMoe):
 
     name = "flashinfer.cutlass"
     requires = "flashinfer-python 0.6.0 to 0.7.2, sm_90, CUDA 12.8"
+    since = "0.6.0"
     boundaries = ("with_quant",)
     archs = ("sm_90",)
     symbols = (CUTLASS, TUNE)
@@ -149,6 +150,7 @@ class TrtLlmMoe(FlashInferMoe):
     requires = (
         "flashinfer-python 0.6.0 to 0.7.2 (0.6.15 or later for a fused shared expert), sm_100 or sm_103"
     )
+    since = "0.6.0"
     boundaries = ("with_routing",)
     archs = vendor.BLACKWELL
     allocates = True

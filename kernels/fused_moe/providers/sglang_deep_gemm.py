@@ -63,6 +63,7 @@ class DeepGemmMoeOfSglang(DeepGemm):
         "SGLang (0.5.19 to 0.5.23) with sgl-deep-gemm, sm_90, or sm_100 and sm_103 with power-of-two scales"
     )
     also: ClassVar = {"sglang": Sglang.install, **TRITON}
+    others_since: ClassVar = {"sglang": "0.5.19"}
     boundaries = ("with_quant",)
     activations = "fp8"
     symbols = (MASKED, TRANSFORM, ALIGN, PLACE, ACTIVATE, ADD_UP)

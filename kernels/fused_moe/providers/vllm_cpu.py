@@ -42,6 +42,7 @@ class AmxMoe(VllmCpu):
     brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not."""
 
     name = "vllm.amx"
+    since = "0.25"  # the first that was read to have it
     requires = "vLLM's CPU build, AVX-512 (AMX tiles where the CPU has them)"
     symbols = (FUSED, PACK, FP8)
     onednn_isa = "AVX512_CORE_BF16"
@@ -127,6 +128,7 @@ class BrgemmMoe(DequantisedMoe):
     """`fused_experts_cpu` without quantisation."""
 
     name = "vllm.brgemm_bf16"
+    since = "0.25"  # the first that was read to have it
     symbols = (FUSED, PACK, BF16)
     onednn_isa = "AVX512_CORE_BF16"
 
@@ -141,6 +143,7 @@ class VecMoe(DequantisedMoe):
     """`cpu_fused_moe`, vLLM's own grouped product, in its AVX-512 variant: CPUUnquantizedExperts."""
 
     name = "vllm.vec"
+    since = "0.20"  # the first that was read to have it
     requires = "vLLM's CPU build, AVX-512"
     symbols = (VEC, VEC_PACK, vllm_operator("cpu_fused_moe", positions=11))
 

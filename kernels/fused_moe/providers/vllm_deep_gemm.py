@@ -79,6 +79,7 @@ class DeepGemmMoeOfVllm(Vllm):
     name = "deepgemm@vllm"
     requires = "vLLM for CUDA (0.31 to 0.33), sm_90 or, with power-of-two scales, sm_100, sm_103 or sm_120"
     library = "vllm"
+    since = "0.31"
     kinds = ("cuda",)
     archs = ("sm_90", *BLACKWELL, "sm_120")
     also = TRITON

@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 
 from harness.doctor.bindings import BINDS, BREAKS, OLDER, UNKNOWN, bindings, recorded, rows
-from kernels.library_source import LibrarySource, NotThere
 from kernels.platform import version
 from tests.support.paths import ROOT
 from tools import record_signatures
 
 SIGNATURES = sorted((ROOT / "tests" / "kernels" / "signatures").glob("*.json"))
 
-DEEP_GEMM = {
-    "deep_gemm/__init__.py": "def fp8_gemm_nt(a, b, d, c=None): ...\n"
-    "def transform_sf_into_required_layout(sf, mn, k, recipe, is_sfa): ...\n"
-}
+DECODE = (
+    "def tokenspeed_mla_decode(query, kv_cache, workspace_buffer, kv_lora_rank, qk_rope_head_dim, "
+    "block_tables, seq_lens, max_seq_len, softmax_scale, output_scale=1.0, "
+    "enable_pdl=False, causal_mask=True): ..."
+)
+UNITS = "def get_num_sm(device): ..."
+LIBRARY = {"tokenspeed_mla/__init__.py": f"{DECODE}\n{UNITS}"}  # which has one row
 
 
 def tree(folder: Path, files: dict[str, str]) -> Path:
@@ -28,43 +30,87 @@ def tree(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-def told(cli, path: Path) -> tuple[int, dict[str, dict[str, str]]]:
+def bound(cli, path: Path) -> tuple[int, dict[str, dict[str, str]]]:
     done = cli("doctor", "--bind", str(path), "--json", "-")
     assert done.stderr == ""
     return done.returncode, {row["implementation"]: row for row in json.loads(done.stdout)["bindings"]}
 
 
 def test_a_library_that_fits(cli, tmp_path):
-    code, told_rows = told(cli, tree(tmp_path, DEEP_GEMM))
-    assert code == 0 and told_rows["deepgemm"]["status"] == BINDS
+    code, (row,) = 0, bound(cli, tree(tmp_path, LIBRARY))[1].values()
+    assert (code, row["status"], row["reason"], row["without"]) == (0, BINDS, "", "")
 
 
-def test_a_renamed_argument_breaks_the_row(cli, tmp_path):
-    broken = {name: text.replace("(a, b, d,", "(a, b, out,") for name, text in DEEP_GEMM.items()}
-    code, told_rows = told(cli, tree(tmp_path, broken))
-    assert code == 1 and told_rows["deepgemm"]["status"] == BREAKS
-    assert told_rows["deepgemm"]["reason"] == "fp8_gemm_nt missing a required argument: 'out'"
+def test_what_is_wished_for_may_be_lacking(cli, tmp_path):
+    older = DECODE.replace(", enable_pdl=False, causal_mask=True", "")
+    code, rows_ = bound(cli, tree(tmp_path, {"tokenspeed_mla.py": f"{older}\n{UNITS}"}))
+    assert code == 0 and rows_["tokenspeed_mla"]["without"] == "causal_mask, enable_pdl"
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        (
+            {"__init__.py": f"{DECODE.replace('kv_cache,', 'cache,')}\n{UNITS}"},
+            "tokenspeed_mla_decode missing a required argument: 'cache'",
+        ),
+        (
+            {"__init__.py": f"{DECODE.replace('output_scale=1.0', 'output_factor=1.0')}\n{UNITS}"},
+            "tokenspeed_mla_decode an unexpected keyword argument 'output_scale'",
+        ),
+        (
+            {"__init__.py": f"{DECODE.replace('query,', 'query, heads,')}\n{UNITS}"},
+            "tokenspeed_mla_decode missing a required argument: 'heads'",
+        ),
+        (
+            {"__init__.py": f"{DECODE}\n{UNITS.replace('device', '*, device')}"},
+            "get_num_sm too many positional arguments",
+        ),
+        ({"__init__.py": "", "decode.py": f"{DECODE}\n{UNITS}"},
+         "tokenspeed_mla has no tokenspeed_mla_decode; "),
+        ({"__init__.py": "from .kernels import tokenspeed_mla_decode, get_num_sm", "kernels.py": DECODE},
+         "tokenspeed_mla.kernels has no get_num_sm"),
+        ({"__init__.py": "from .kernels import *",
+          "kernels.py": f"{DECODE}\n{UNITS}\n__all__ = ['get_num_sm']"},
+         "tokenspeed_mla has no tokenspeed_mla_decode"),
+    ],
+    ids=["argument renamed", "default renamed", "argument added", "by name alone", "moved", "lost", "hidden"],
+)  # fmt: skip
+def test_an_interface_that_changed_breaks_the_row(cli, tmp_path, files, reason):
+    library = {f"tokenspeed_mla/{name}": text for name, text in files.items()}
+    code, rows_ = bound(cli, tree(tmp_path, library))
+    row = rows_["tokenspeed_mla"]
+    assert (code, row["status"]) == (1, BREAKS)
+    assert row["reason"].startswith(reason)
 
 
 def test_what_some_devices_need_is_said_with_them(cli, tmp_path):
     first = {"deep_gemm/__init__.py": "def gemm_fp8_fp8_bf16_nt(lhs, rhs, out): ..."}
-    code, told_rows = told(cli, tree(tmp_path, first))
+    code, rows_ = bound(cli, tree(tmp_path, first))
     assert code == 1
-    reason = "sm_100: deep_gemm has no transform_sf_into_required_layout"
-    assert told_rows["deepgemm"]["reason"] == reason
+    reason = rows_["deepgemm"]["reason"]
+    assert reason.startswith("sm_100") and reason.endswith(
+        ": deep_gemm has no transform_sf_into_required_layout"
+    )
 
 
 def test_nothing_is_imported(cli, tmp_path):
-    files = {name: f"raise SystemExit('imported')\n{text}" for name, text in DEEP_GEMM.items()}
-    assert told(cli, tree(tmp_path, files))[0] == 0
+    files = {name: f"raise SystemExit('imported')\n{text}" for name, text in LIBRARY.items()}
+    assert bound(cli, tree(tmp_path, files))[0] == 0
 
 
-def test_the_table_says_what_broke_first(cli, tmp_path):
-    path = tree(tmp_path, {"deep_gemm/__init__.py": "x = 1"})
+def test_what_breaks_is_said_first_in_a_line_each(cli, tmp_path):
+    path = tree(tmp_path / "both", {**LIBRARY, "deep_gemm/__init__.py": "x = 1"})
     done = cli("doctor", "--bind", str(path))
     assert done.returncode == 1
-    assert done.stdout.splitlines()[0].startswith(f"deep_gemm {path.name}: ")
-    assert "deep_gemm has no fp8_gemm_nt" in " ".join(done.stdout.split())
+    lines = done.stdout.splitlines()
+    broken = [line for line in lines if " breaks: " in line]
+    assert broken == lines[: len(broken)]
+    (line,) = [line for line in broken if " block_scale_gemm deepgemm " in line]
+    assert line.startswith(
+        "deep_gemm both: block_scale_gemm deepgemm breaks: deep_gemm has no fp8_gemm_nt; sm_100"
+    )
+    assert "tokenspeed_mla both: 1 binds" in lines[len(broken) :]
 
 
 @pytest.mark.parametrize(
@@ -103,28 +149,37 @@ def test_rows_bind_to_the_releases_that_are_recorded(file):
 
 
 def test_every_place_that_a_row_takes_is_recorded():
-    libraries = {file.stem for file in SIGNATURES}
-    for library in libraries:
-        (file,) = [file for file in SIGNATURES if file.stem == library]
+    for file in SIGNATURES:
         for release in json.loads(file.read_text())["releases"]:
-            assert sorted(release["signatures"]) == record_signatures.places(library), library
+            again = f"python -m tools.record_signatures FOLDER {file.stem}"
+            assert sorted(release["signatures"]) == record_signatures.taken(file.stem), again
     own = {row.library or row.provider for row in rows()}
-    assert own - {"torch"} <= libraries, "tools/record_signatures.py records a library's releases"
+    assert own - {"torch"} <= {file.stem for file in SIGNATURES}, "tools/releases.toml lists its releases"
 
 
-def test_signatures_are_recorded_as_they_are(tmp_path):
-    path = tree(tmp_path / "lib", DEEP_GEMM)
-    for number in ("2.0", "1.0", "2.0"):
-        file = record_signatures.record("deep_gemm", number, "abc", "2026-01-01", path, tmp_path)
-    older, newer = recorded(file)
-    assert (older.version, newer.version) == ("1.0", "2.0")
-    source = LibrarySource.of(path)
-    for place in record_signatures.places("deep_gemm"):
-        try:
-            assert str(newer.source.signature(place)) == str(source.signature(place))
-        except NotThere:
-            with pytest.raises(NotThere):
-                newer.source.signature(place)
+def test_what_is_recorded_is_listed():
+    listed = record_signatures.listed()
+    assert set(listed) == {file.stem for file in SIGNATURES}
+    for file in SIGNATURES:
+        releases = json.loads(file.read_text())["releases"]
+        facts = [{name: release[name] for name in release if name != "signatures"} for release in releases]
+        assert facts == record_signatures.in_order(listed[file.stem])
+
+
+def test_a_build_for_cpus_is_not_asked_for_what_gpus_run(cli, tmp_path):
+    metadata = "Metadata-Version: 2.1\nName: tokenspeed-mla\nVersion: 1.0+cpu\n"
+    path = tree(tmp_path, {**LIBRARY, "tokenspeed_mla-1.0.dist-info/METADATA": metadata})
+    done = cli("doctor", "--bind", str(path))
+    assert done.returncode == 3 and "no row takes anything of tokenspeed_mla 1.0+cpu" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("library-2.7.0.post1", "2.7.0.post1"), ("Library@v2.7", "2.7"), ("library", "library")],
+)
+def test_a_folder_without_metadata_is_of_the_version_in_its_name(cli, tmp_path, name, number):
+    done = cli("doctor", "--bind", str(tree(tmp_path / name, LIBRARY)), "--json", "-")
+    assert {row["version"] for row in json.loads(done.stdout)["bindings"]} == {number}
 
 
 @pytest.mark.skipif(not version("vllm"), reason="vLLM is not installed")

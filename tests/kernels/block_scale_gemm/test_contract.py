@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import kernels
-from kernels import signatures
 from kernels.binding import Function
 from kernels.block_scale_gemm.layouts import column_major
 from kernels.block_scale_gemm.providers import deep_gemm, flashinfer
 from kernels.compose import bind
+from kernels.interfaces import signatures
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from kernels.platform import named

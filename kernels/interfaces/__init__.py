@@ -1,0 +1,1 @@
+"""What libraries take, as their sources and their functions tell it."""

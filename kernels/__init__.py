@@ -2,8 +2,8 @@
 
 An op is a folder here whose package has `OP`; an implementation is a subclass of `Implementation`
 in any module of that folder, of its `providers/` (one file for each library) or of its `triton/` (the
-suite's own kernels); those named `*_jit` hold Triton sources and are imported only to run. A module
-`cases` of the folder brings its cases for the suites, as the modules of shapes/cases do. Nothing is
+suite's own kernels); those named `*_jit` hold Triton or TileLang sources and are imported only to run.
+A module `cases` of the folder brings its cases for the suites, as the modules of shapes/cases do. Nothing is
 registered anywhere else.
 
 Kernels and ops of your own join without touching this folder: name them in the environment variable
@@ -69,7 +69,7 @@ def _modules(op: str) -> Iterator[ModuleType]:
 
 
 def _module_names(package: str, folders: Iterable[str]) -> Iterator[str]:
-    """Dotted names of the modules in a package and in the packages inside it, but for Triton sources."""
+    """Dotted names of the modules in a package and in the packages inside it, but for sources of kernels."""
     for module in pkgutil.iter_modules(folders):
         name = f"{package}.{module.name}"
         if module.ispkg:

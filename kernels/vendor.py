@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from packaging.version import InvalidVersion, Version
 
-from kernels.binding import Operator, Symbol, Taken, load
+from kernels.binding import Function, Operator, Symbol, Taken, load
 from kernels.defects import known_defects
 from kernels.formats import native, native_scales
 from kernels.op import OPS, Implementation, Unsupported
@@ -195,6 +195,43 @@ class Sglang(Vendor):
     def environment(self, platform: Platform) -> dict[str, str]:
         """Not DeepGEMM in their place, which is a row of its own: by its newer and its older name."""
         return {"SGLANG_ENABLE_JIT_DEEPGEMM": "0", "SGL_ENABLE_JIT_DEEPGEMM": "0"}
+
+
+class TileLang(Vendor):
+    """The suite's own kernels in TileLang's language, which it compiles for the device when they are first
+    prepared.
+
+    COMPILE: gives the kernel of a program
+    CALL:    where a kernel's call stands; how many positions it has, each kernel says itself
+    """
+
+    runtime = "tilelang"
+    library = "tilelang"
+    requires = (
+        "TileLang 0.1.13 or later (read at 0.1.15), with nvcc or hipcc; sm_90, sm_100, gfx942 or gfx950"
+    )
+    install = "pip install tilelang"
+    kinds: ClassVar[tuple[str, ...]] = ("cuda", "rocm")
+    archs: ClassVar[tuple[str, ...]] = ("sm_90", "sm_100", "gfx942", "gfx950")
+    since = "0.1.13"
+
+    COMPILE = Function("tilelang.compile", "tilelang.jit.compile", needs="func")
+    CALL = ("tilelang.jit.kernel.JITKernel.__call__", "tilelang.JITKernel.__call__")
+
+    symbols: ClassVar[Sequence[Taken]] = (
+        COMPILE,
+        Symbol("tilelang.language.prim_func"),
+        Symbol("tilelang.language.Tensor"),
+        Function("tilelang.language.dynamic", positions=1),
+        Function("tilelang.language.Kernel", positions=2, needs="threads"),
+        Function("tilelang.language.alloc_shared", positions=2),
+        Function("tilelang.language.alloc_fragment", positions=2),
+        Function("tilelang.language.Parallel", positions=2),
+        Function("tilelang.language.Pipelined", positions=1, needs="num_stages"),
+        Function("tilelang.language.copy", positions=2),
+        Function("tilelang.language.clear", positions=1),
+        Function("tilelang.language.gemm", positions=3, needs="transpose_B"),
+    )
 
 
 class Vllm(Vendor):

@@ -204,6 +204,18 @@ def prefill() -> Iterator[Contract]:
             yield from rows("mha_prefill", name, archs, double, *(f"{text} dtype={dtype}" for text in cases))
 
 
+def tilelang() -> Iterator[Contract]:
+    """On TileLang itself, for which tests/support/tilelang_on_cpu.py stands in for the devices: pages that
+    are steps and others, few heads and many, sequences of one part and of several."""
+    for name, archs in (("tilelang.tiled", "sm_90 sm_100 gfx942 gfx950"),):
+        texts = ("m=1 n=128 k=128", "m=33 n=384 k=640", "m=130 n=192 k=256")
+        yield from rows("block_scale_gemm", name, archs, "", *texts)
+    for archs in ("sm_90 sm_100", "gfx942 gfx950"):
+        texts = (f"{RAGGED} page=64", f"{RAGGED} page=16", f"{RAGGED} heads=128 page=64", f"{RAGGED} page=1",
+                 ZERO_SPARE)  # fmt: skip
+        yield from rows("mla_decode", "tilelang.split", archs, "", *texts)
+
+
 def interpreted(contract: Contract) -> bool:
     """It stands between the suite's own Triton kernels, which a CPU interprets."""
     return contract.op == "fused_moe" and contract.name.startswith(("deepgemm.", "aiter.triton"))
@@ -214,3 +226,4 @@ def _made(parts: Iterable[Iterator[Contract]]) -> list[Contract]:
 
 
 CONTRACTS = _made((gemm(), moe(), mla(), prefill()))
+TILELANG = _made((tilelang(),))

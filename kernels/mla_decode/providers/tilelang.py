@@ -1,0 +1,157 @@
+"""The suite's MLA decode in TileLang's language, split over the sequences' tokens.
+
+Written after TileLang 0.1.15's documentation and examples/deepseek_mla. Its T.gemm is wgmma on sm_90 (mma for
+tiles of 16 heads), mma on sm_100 and mfma on gfx942 and gfx950. Checked by TileLang's own compiler for CPUs,
+compiled offline for these four, untested on hardware.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from kernels import platform as platforms
+from kernels.binding import Function, Symbol, VendorFunction
+from kernels.mla_decode.compute_units import MOST_UNITS, compute_units
+from kernels.mla_decode.layouts import FiniteCache, cache_bytes
+from kernels.mla_decode.operands import MlaDecodeOperands
+from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
+from kernels.mla_decode.triton.split_kv_plan import plan
+from kernels.op import Prepared
+from kernels.support import Support, need
+from kernels.vendor import TileLang
+
+if TYPE_CHECKING:
+    import torch
+
+ATTEND = Function(*TileLang.CALL, positions=8)
+COMBINE = Function(*TileLang.CALL, positions=4)
+LANGUAGE = (
+    Symbol("tilelang.language.GemmWarpPolicy"),
+    Function("tilelang.language.gemm", positions=3, needs="transpose_B policy"),
+    Function("tilelang.language.alloc_local", positions=2),
+    Function("tilelang.language.serial", positions=1),
+    Function("tilelang.language.fill", positions=2),
+    Function("tilelang.language.reduce_max", positions=2, needs="dim clear"),
+    Function("tilelang.language.reduce_sum", positions=2, needs="dim"),
+)
+"""What these programs take beside what all do."""
+
+WORTH_OF_HEAD = 4
+"""Tokens: to write and read again what a head found moves about as many bytes."""
+
+FEW = 16  # heads
+
+
+class AttendTile(NamedTuple):
+    """Of a program: its heads, tokens a step, threads, stages of the pipeline, and whether the query lies in
+    registers."""
+
+    heads: int
+    tokens: int
+    threads: int
+    stages: int
+    query_in_registers: bool = False
+
+
+TILES = {
+    "sm_90": (AttendTile(16, 64, 128, 2), AttendTile(64, 32, 256, 2)),
+    # TileLang 0.1.15 finds no layout there for 64 heads and 32 tokens.
+    "sm_100": (AttendTile(16, 64, 128, 2), AttendTile(64, 64, 256, 1)),
+    "gfx942": (AttendTile(16, 32, 128, 0), AttendTile(64, 32, 128, 0, query_in_registers=True)),
+    "gfx950": (AttendTile(16, 64, 256, 0), AttendTile(64, 64, 256, 0)),
+}
+"""For heads that 64 does not divide, and for others: what shared memory holds (228 KiB, 64 KiB, 160 KiB)."""
+
+COMBINE_THREADS = 128
+
+
+def tile_for(arch: str, heads: int, page: int) -> AttendTile:
+    few, many = TILES[arch]
+    tile = few if heads % many.heads else many
+    # TileLang 0.1.15 fails to generate code of two stages that are not copied as tiles: their number of steps
+    # is known to the call alone.
+    return tile._replace(stages=min(1, tile.stages)) if page % tile.tokens else tile
+
+
+class TileLangMla(TileLang):
+    """A second kernel combines what several parts of a sequence found; it is not called where none was split.
+    Where a page is no whole number of steps, tokens are loaded one by one."""
+
+    name = "tilelang.split"
+    symbols: ClassVar = (*TileLang.symbols, *LANGUAGE, ATTEND, COMBINE)
+
+    def fits(self, sizes: MlaDecodeSizes) -> Support:
+        return Support.all_of(
+            need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}"),
+            need(sizes.heads % FEW == 0, f"needs heads to be a multiple of {FEW}"),
+        )
+
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
+        """An upper bound: a plan has no more slots than two a program."""
+        slots = 2 * MOST_UNITS
+        return cache_bytes(sizes) + slots * sizes.heads * (LATENT + 1) * 4
+
+    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+        return _TileLangMla(operands, out)
+
+
+class _TileLangMla(FiniteCache):
+    """The plan is made here, from lengths that are known before the step; a call only reads it."""
+
+    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor) -> None:
+        import torch
+
+        super().__init__(operands, out)
+        o = operands
+        heads = o.q.shape[1]
+        tile = tile_for(platforms.of(out.device).arch, heads, o.page)
+        programs = max(1, compute_units(out.device) // (heads // tile.heads))
+        parts = plan(tuple(o.host_lengths), tile.tokens, programs, WORTH_OF_HEAD * tile.heads)
+
+        def table(rows: Sequence[tuple[int, ...]]) -> torch.Tensor:
+            return torch.tensor(rows, dtype=torch.int32, device=out.device)
+
+        def buffer(*shape: int) -> torch.Tensor:
+            return torch.empty(max(1, parts.slots), *shape, dtype=torch.float32, device=out.device)
+
+        partial, log_sums = buffer(heads, LATENT), buffer(heads)
+        self.attend = ATTEND.bind(
+            o.q,
+            self.kv.view(-1, WIDTH),
+            o.page_table,
+            table(parts.parts),
+            o.scale * math.log2(math.e),
+            partial,
+            log_sums,
+            out,
+            of=compiled_attend(heads, o.page, tile),
+        )
+        self.combine = None
+        if parts.split:
+            kernel = compiled_combine(heads)
+            self.combine = COMBINE.bind(partial, log_sums, table(parts.split), out, of=kernel)
+
+    def call(self) -> None:
+        self.attend()
+        if self.combine:
+            self.combine()
+
+
+@functools.cache
+def compiled_attend(heads: int, page: int, tile: AttendTile) -> VendorFunction:
+    """The kernel for any sequences. Raises Unsupported and BindingError."""
+    TileLang.COMPILE.at()  # before the source imports TileLang
+    from kernels.mla_decode.providers.tilelang_jit import attend
+
+    return TileLang.COMPILE.bind(func=attend(heads, page, *tile))()
+
+
+@functools.cache
+def compiled_combine(heads: int) -> VendorFunction:
+    TileLang.COMPILE.at()
+    from kernels.mla_decode.providers.tilelang_jit import combine
+
+    return TileLang.COMPILE.bind(func=combine(heads, COMBINE_THREADS))()

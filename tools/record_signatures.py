@@ -133,7 +133,7 @@ def _kept(
     release: dict[str, str], before: list[dict[str, Any]], folder: Path, library: str
 ) -> dict[str, str | None]:
     for old in before:
-        is_same = old["source"] == release["source"] and sorted(old["signatures"]) == taken(library)
+        is_same = old.get("source") == release["source"] and sorted(old["signatures"]) == taken(library)
         if is_same and not Source.parse(release["source"]).within(folder):
             return dict(old["signatures"])
     return {}

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -245,6 +245,12 @@ def _innermost(names: list[str]) -> tuple[ModuleType, int]:
 def _signature(place: str, function: VendorFunction) -> inspect.Signature | None:
     """Of an installed function: what it tells, or else its source: some libraries wrap theirs so that they
     take anything to look at."""
+    # An engine under test binds at every step: what a function tells is read once.
+    return (_read_once if isinstance(function, Hashable) else _read_once.__wrapped__)(place, function)
+
+
+@functools.lru_cache(maxsize=256)
+def _read_once(place: str, function: VendorFunction) -> inspect.Signature | None:
     if signature := signatures.of(function):
         return signature
     if inspect.isbuiltin(function):  # of C++: no Python source tells

@@ -12,6 +12,7 @@ import platform as host
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,12 +128,14 @@ def version(module: str) -> str | None:
 
 
 def _is_installed(module: str) -> bool:
-    """Whether it can be found; find_spec alone would import the packages around it."""
+    """Whether it can be found; find_spec alone would import the packages around it. These may extend their
+    path by what lies elsewhere under their name (pkgutil.extend_path)."""
     package, *inside = module.split(".")
     spec = importlib.util.find_spec(package)
+    elsewhere = [str(Path(entry, package)) for entry in sys.path]
     for name in inside:
-        folders = [*(spec.submodule_search_locations or ())] if spec else []
-        spec = importlib.machinery.PathFinder.find_spec(name, folders)
+        folders = [*(spec.submodule_search_locations or ()), *elsewhere] if spec else []
+        spec, elsewhere = importlib.machinery.PathFinder.find_spec(name, folders), []
     return spec is not None
 
 

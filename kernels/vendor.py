@@ -315,14 +315,10 @@ class VllmCpu(Vllm):
         return Support.all_of(support, onednn_may_use(self.onednn_isa)) if platform.here else support
 
     def require(self) -> None:
-        """Raises Unsupported where this process cannot call its kernels, and BindingError where vLLM's CPU
-        build lacks what they take."""
+        """Raises Unsupported where this process cannot call its kernels."""
         # Asked here too: a flag that is evaluated is set in this process alone.
         if not (allowed := onednn_may_use(self.onednn_isa)).ok:
             raise Unsupported(allowed.reason)
         load("vllm._custom_ops")
         if not any(vllm_operator(name, 0).exists() for name in self.OF_CPUS):
             raise Unsupported("this vllm is not its CPU build")
-        for symbol in self.symbols:
-            assert isinstance(symbol, Symbol)
-            symbol.find()

@@ -1,4 +1,4 @@
-"""What rows of libraries do beyond the contract that all keep (tests/kernels/test_contracts.py)."""
+"""What rows of libraries do beyond the contract that all keep (tests/kernels/contracts/test_contracts.py)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from kernels.operands import Seeds
 from kernels.platform import named
 from shapes.case import parse
 from tests.doubles import lent
-from tests.kernels.test_contracts import noticed, survivors
-from tests.support.broken_calls import listed
+from tests.support.broken_calls import listed, noticed, survivors
 from tests.support.contract_rows import CONTRACTS
 from tests.support.contracts import Contract, Wrong
 from tests.support.judging import judged

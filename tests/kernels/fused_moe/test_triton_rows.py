@@ -1,5 +1,5 @@
 """The Triton kernels around DeepGEMM's products compile for its GPUs, and the memory plan holds what they
-need. What they compute is checked with the library's double (test_contract_moe)."""
+need. What they compute is checked with the library's double (tests/kernels/contracts)."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ KERNELS = {
 def on_no_device(layout: str, text: str, packed: bool, patch: pytest.MonkeyPatch) -> Any:
     """Prepared on torch's meta device: shapes and types without memory, launches as on a GPU."""
     patch.setattr(deep_gemm, "alignment", lambda expected: 128)
-    patch.setattr(deep_gemm, "setter", lambda: lambda rows: None)
-    patch.setattr(deep_gemm, "product", lambda *names: lambda *operands: None)
+    patch.setattr(deep_gemm, "setter", lambda aligned: lambda: None)
+    patch.setattr(LAYOUTS[layout].Bound, "product", lambda self, a, b, d: lambda: None)
     patch.setattr(deep_gemm, "weight_scale", lambda scale, *rest: scale)
     sizes = OP.sizes(parse(text)[0])
 

@@ -1,6 +1,6 @@
 """Steps of adapters that no argument shows by itself, broken: the contract of the adapter is broken, too.
 
-Arguments of calls are broken one by one in tests/kernels/test_contracts.py.
+Arguments of calls are broken one by one in tests/kernels/contracts/test_contracts.py.
 """
 
 from __future__ import annotations

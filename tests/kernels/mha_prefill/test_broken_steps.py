@@ -1,4 +1,7 @@
-"""One step of an adapter's layout is wrong at a time, and the contract notices."""
+"""One step of an adapter's layout is wrong at a time, and the contract notices.
+
+Arguments of calls are broken one by one in tests/kernels/contracts/test_contracts.py.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from kernels.mha_prefill.providers import (
     sglang_triton,
 )
 from kernels.op import Unsupported
-from tests.support.contract_prefill import CACHED, LONG, ROWS, keep
+from tests.support.contract_rows import CACHED, CONTRACTS, LONG
 
 
 def changed(step: Callable, change: Callable) -> Callable:
@@ -341,6 +344,10 @@ def mutations() -> list[Mutation]:
 @pytest.mark.parametrize("mutation", mutations(), ids=lambda m: f"{m.row}: {m.what}")
 def test_a_wrong_step_is_noticed(mutation, monkeypatch):
     monkeypatch.setattr(mutation.module, mutation.step, mutation.instead)
+    name, arch, dtype = mutation.row.split()
+    (contract, *_) = (
+        c for c in CONTRACTS if (c.op, c.name, c.arch) == ("mha_prefill", name, arch) and dtype in c.texts[0]
+    )
     with pytest.raises(Exception) as noticed:
-        keep(ROWS[mutation.row], LONG if mutation.row == PS else CACHED)
+        contract.keep(f"{LONG if mutation.row == PS else CACHED} dtype={dtype}")
     assert not isinstance(noticed.value, Unsupported), noticed.value

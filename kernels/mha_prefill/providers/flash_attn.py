@@ -95,7 +95,7 @@ class FlashAttentionFa3Prefill(FlashAttentionPrefill, vendor.FlashAttention3):
     """Hopper's, 192/128 as it is; FP8 with weights rounded to e4m3fn."""
 
     name = "flash_attn.fa3"
-    requires = "flash-attn-3 3.0.0b1 or later (module flash_attn_interface), CUDA sm_90"
+    requires = "FlashAttention 3 of 2025-03 or later (module flash_attn_interface), CUDA sm_90"
     dtypes = ("bf16", "fp8")
     activations = "fp8"
     symbols = (FA3, FA3_FP8)

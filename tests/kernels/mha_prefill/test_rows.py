@@ -102,3 +102,15 @@ def test_aiter_that_imports_flydsl_needs_it(given, monkeypatch):
     monkeypatch.setattr(aiter, "FLYDSL", Absent())
     with lent("rocm", "gfx950", "aiter_attention"), pytest.raises(Unsupported, match="flydsl"):
         IMPLEMENTATIONS["aiter.dispatch"].prepare(*given)
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "generation"),
+    [("flash_attn.fa3@vllm", "sm_90", 3), ("flash_attn.fa4@vllm", "sm_100", 4)],
+)
+def test_vllm_is_asked_for_the_rows_generation(name, arch, generation, given):
+    """Another would be right as well, and timed under this name."""
+    with lent("cuda", arch, "vllm_attention"):
+        prepared = IMPLEMENTATIONS[name].prepare(given[0], None)
+    (call,) = [value for value in vars(prepared).values() if hasattr(value, "keywords")]
+    assert call.keywords["fa_version"] == generation

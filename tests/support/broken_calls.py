@@ -201,7 +201,7 @@ HARMLESS = {
         r"post_reorder_deepgemm\(topk_ids\)": "rows of -1 tell what is elsewhere",
         r"compute_aligned_M_and_alignment\(": "room for more rows",
         r"\((aq_out|output|output_q)\): another order": "it is written",
-        r"deepgemm_unpermute_and_reduce\(topk_ids\): other (index type|strides)": "it takes both",
+        r"deepgemm_(moe_permute|unpermute_and_reduce)\(topk_ids\): other (index|stri)": "it takes both",
         r"shuffle_matrix_a\(1\): one more": "tiles below 128 rows have one order",
         r"\(ep_size\): one more": "the rank's experts are the first",
         r"init_distributed_environment\(local_rank\)|MoeRunnerConfig\(num_": "of one rank, with all experts",

@@ -64,7 +64,7 @@ def test_a_row_keeps_its_contract(case: tuple[Contract, str], request: pytest.Fi
         contract.keep(text)
 
 
-# MLA decode's, more than of all others together, take longer than CI has: tools/break_calls.py tries them too.
+# MLA decode has more than all others together, for which CI lacks the time: tools/break_calls.py tries them.
 @pytest.mark.parametrize("case", marked([case for case in BROKEN if case[0].op != "mla_decode"], slow=True))
 def test_a_broken_argument_is_noticed(case: tuple[Contract, str]) -> None:
     """For each argument of each call of a row: of another index type, order, layout, scale or flag."""

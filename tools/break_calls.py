@@ -3,7 +3,8 @@
 python -m tools.break_calls [OP ...]
 
 Of each case: how many breaks were tried, how many nobody noticed, and of these the ones that
-tests/support/broken_calls.py does not list, as harmless or as unnoticed so far. Rows between interpreted Triton kernels are left out.
+tests/support/broken_calls.py does not list, as harmless or as unnoticed so far. Rows between interpreted
+Triton kernels are left out.
 """
 
 from __future__ import annotations

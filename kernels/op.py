@@ -63,11 +63,14 @@ class Tolerance:
     element: largest single element
     segment: elements of a row that are judged together; None: all. The smallest unit that one thread
              block writes, so that an error in one block is not diluted by those beside it
+    bias:    how much larger or smaller than the reference the whole output may be, relative; for calls that
+             round to FP8, whose sigma is so wide that a factor on all of it hides in there
     """
 
     row: float
     element: float
     segment: int | None = None
+    bias: float = 0.015
 
 
 @dataclass
@@ -129,6 +132,8 @@ class Implementation(ABC):
     runtime:        implementations of one runtime share a worker process, others never do
     boundaries:     those its call covers by itself; wider ones it joins by composition
     activations:    what its own call rounds bf16 activations to before products: bf16, or fp8
+    truncates:      True if its call rounds to bf16 toward zero, as its library is built to (the docstring says
+                    where): its limits are those of an error twice as large
     allocates:      True if the library allocates its own output (`out` is then None, never poisoned)
     captures:       False if the call cannot be recorded into a CUDA/HIP graph
     shared_layout:  implementations of a runtime that name the same one have a single layout of the same
@@ -144,6 +149,7 @@ class Implementation(ABC):
     runtime: ClassVar[str] = "torch"
     boundaries: ClassVar[tuple[str, ...]] = ("core",)
     activations: ClassVar[str] = "bf16"
+    truncates: ClassVar[bool] = False
     allocates: ClassVar[bool] = False
     captures: ClassVar[bool] = True
     shared_layout: ClassVar[str] = ""

@@ -16,12 +16,17 @@ if TYPE_CHECKING:
 class Seeds:
     """Operands are a pure function of (case, seeds, device): every process makes the same ones.
 
-    turn: which of the sets that calls rotate over (see `Operands.turned`)
+    turn:        which of the sets that calls rotate over (see `Operands.turned`)
+    lengths:     of the lengths of sequences, where an op has them; None: `stationary`
+    adversarial: values on which mistakes show that a serving step's would not reveal (scores that overflow,
+                 ties, edges of groups): for checks, never timed
     """
 
     stationary: int = 0
     live: int = 0
     turn: int = 0
+    lengths: int | None = None
+    adversarial: bool = False
 
 
 Own = TypeVar("Own", bound="Operands")

@@ -22,7 +22,7 @@ plan
 workers results
 compile
 run
-tune doctor
+tune doctor prove
 cluster
 campaign
 report

@@ -49,11 +49,11 @@ class Judge:
         self.references[name] = (reference, of.tolerance(parsed), shape)
         return operands.digest()
 
-    def judge(self, name: str, path: str, fp8: bool = False) -> dict[str, Any]:
+    def judge(self, name: str, path: str, fp8: bool = False, truncates: bool = False) -> dict[str, Any]:
         import torch
 
         reference, tolerance, shape = self.references[name]
-        return judge(torch.load(path, weights_only=True), reference, tolerance, shape, fp8)
+        return judge(torch.load(path, weights_only=True), reference, tolerance, shape, fp8, truncates)
 
     def forget(self) -> None:
         self.references.clear()
@@ -65,15 +65,19 @@ def judge(
     tolerance: Tolerance,
     shape: tuple[int, ...] | None = None,
     fp8: bool = False,
+    truncates: bool = False,
 ) -> dict[str, Any]:
     """Compares an output with its reference; a plain dict for the record.
 
     Every element must be finite, also outside the sampled rows. An error is measured in units of
     `reference.sigma`, or of its `sigma_fp8` for a call that rounds activations to FP8 itself; a row is
-    the last dimension, or a segment of it.
+    the last dimension, or a segment of it. Truncating to bf16 errs twice as much as rounding to nearest
+    (root mean squares of 1/sqrt(3) and 1/sqrt(12) units in the last place), so each of a truncating call's
+    roundings counts four times in the variance.
 
     ok, reason:   the judgement, in words where it is not ok
     row_error, element_error: the worst, in sigma, beside their limits; None if not finite
+    bias:         by what share the whole output is too large (see `_bias`), beside its limit; of calls in FP8
     relative_error: |output - reference| / |reference| over everything, for people
     rows:         how many rows were compared, of how many
     """
@@ -87,7 +91,12 @@ def judge(
     got = sampled.double()
     error = got - reference.value
     # Where sigma is 0 the right value is exact: any error is too much, none is none.
-    sigma = reference.sigma_fp8 if fp8 and reference.sigma_fp8 is not None else reference.sigma
+    sigma = reference.sigma
+    in_fp8 = fp8 and reference.sigma_fp8 is not None
+    if in_fp8:
+        sigma = reference.sigma_fp8
+    if truncates:
+        sigma = (sigma.square() + 3 * reference.sigma.square()).sqrt()
     z = torch.where(error == 0, 0.0, error / sigma)
     segment = tolerance.segment or z.shape[-1]
     parts = [part.square().mean(-1).sqrt() for part in z.split(segment, -1)]
@@ -101,6 +110,8 @@ def judge(
         "row_limit": tolerance.row,
         "element_error": worst_element if math.isfinite(worst_element) else None,
         "element_limit": tolerance.element,
+        "bias": None,
+        "bias_limit": None,
         "relative_error": relative if math.isfinite(relative) else None,
         "rows": row_error.numel(),
         "of_rows": output.numel() // output.shape[-1],
@@ -117,8 +128,40 @@ def judge(
             f"the worst by {worst_row:.3g} sigma (limit {tolerance.row:g})"
         )
     else:
+        if in_fp8:
+            report["bias"], limit = _bias(error, reference.value, sigma, tolerance.bias)
+            report["bias_limit"] = limit
+            if report["bias"] is not None and abs(report["bias"]) > limit:
+                report["reason"] = (
+                    f"the whole output is {abs(report['bias']):.1%} too "
+                    f"{'large' if report['bias'] > 0 else 'small'} (limit {limit:.1%})"
+                )
+                return report
         report["ok"] = True
     return report
+
+
+FEW_ROWS = 8
+"""Fewer do not tell how much a row's own bias scatters."""
+
+
+def _bias(
+    error: torch.Tensor, value: torch.Tensor, sigma: torch.Tensor, limit: float
+) -> tuple[float | None, float]:
+    """The slope of the error on the reference over all elements, weighted by 1/sigma^2, and its limit: the
+    op's and three standard errors, by the scatter of rows. A row's errors have causes in common, as of its
+    rounded q, so rows are the sample. None where there are too few of them."""
+    import torch
+
+    weight = torch.where(sigma > 0, value / sigma.square(), 0.0)
+    shared = (weight * error).sum(-1).flatten()
+    size = (weight * value).sum(-1).flatten()
+    total = float(size.sum())
+    if len(size) < FEW_ROWS or not total > 0:
+        return None, limit
+    slope = float(shared.sum()) / total
+    scatter = float((shared - slope * size).square().sum().sqrt()) / total
+    return slope, limit + 3 * scatter
 
 
 def _largest(values: torch.Tensor) -> float:

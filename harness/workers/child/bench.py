@@ -59,7 +59,7 @@ class Bench:
         self.kind, self.device, self.threads = kind, device, threads
         return ready_device(kind, device, threads)
 
-    def open(self, op: str, sizes: Mapping[str, Any], boundary: str, seeds: Mapping[str, int]) -> int:
+    def open(self, op: str, sizes: Mapping[str, Any], boundary: str, seeds: Mapping[str, Any]) -> int:
         """Makes the canonical operands; the digest tells the parent whether they are the judge's."""
         self.close()
         case = (op, dict(sizes), boundary)
@@ -73,7 +73,7 @@ class Bench:
         self.sets = [self._make(seeds)]
         return self.sets[0].digest()
 
-    def _make(self, seeds: Mapping[str, int]) -> Operands:
+    def _make(self, seeds: Mapping[str, Any]) -> Operands:
         return self.op.make(self.sizes, Seeds(**seeds), self.device, self.boundary)
 
     def fresh(self, mode: str, copies: int) -> None:
@@ -174,7 +174,7 @@ class Bench:
     def digest(self) -> int:
         return self.sets[0].digest()
 
-    def load(self, seeds: Mapping[str, int]) -> int:
+    def load(self, seeds: Mapping[str, Any]) -> int:
         """New live operands for all on the first set, stationary ones kept; returns the digest."""
         live = self._make(seeds).live_tensors()
         for ready in self.ready.values():

@@ -32,7 +32,7 @@ class Judge:
         return ready_device(kind, device, threads)
 
     def reference(
-        self, name: str, op: str, sizes: Mapping[str, Any], boundary: str, seeds: Mapping[str, int]
+        self, name: str, op: str, sizes: Mapping[str, Any], boundary: str, seeds: Mapping[str, Any]
     ) -> int:
         """Computes and keeps a reference under a name; returns the digest of its operands."""
         of = kernels.OPS[op]
@@ -92,8 +92,8 @@ def judge(
     error = got - reference.value
     # Where sigma is 0 the right value is exact: any error is too much, none is none.
     sigma = reference.sigma
-    in_fp8 = fp8 and reference.sigma_fp8 is not None
-    if in_fp8:
+    if in_fp8 := fp8 and reference.sigma_fp8 is not None:
+        assert reference.sigma_fp8 is not None
         sigma = reference.sigma_fp8
     if truncates:
         sigma = (sigma.square() + 3 * reference.sigma.square()).sqrt()
@@ -103,7 +103,7 @@ def judge(
     row_error = torch.stack(parts, -1).amax(-1)
     worst_row, worst_element = _largest(row_error), _largest(z.abs())
     relative = float(error.norm()) / (float(reference.value.norm()) or 1.0)
-    report = {
+    report: dict[str, Any] = {
         "ok": False,
         "reason": "",
         "row_error": worst_row if math.isfinite(worst_row) else None,
@@ -129,12 +129,12 @@ def judge(
         )
     else:
         if in_fp8:
-            report["bias"], limit = _bias(error, reference.value, sigma, tolerance.bias)
-            report["bias_limit"] = limit
-            if report["bias"] is not None and abs(report["bias"]) > limit:
+            bias, limit = _bias(error, reference.value, sigma, tolerance.bias)
+            report["bias"], report["bias_limit"] = bias, limit
+            if bias is not None and abs(bias) > limit:
                 report["reason"] = (
-                    f"the whole output is {abs(report['bias']):.1%} too "
-                    f"{'large' if report['bias'] > 0 else 'small'} (limit {limit:.1%})"
+                    f"the whole output is {abs(bias):.1%} too {'large' if bias > 0 else 'small'} "
+                    f"(limit {limit:.1%})"
                 )
                 return report
         report["ok"] = True

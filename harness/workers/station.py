@@ -123,11 +123,11 @@ class Station:
         step()
         self.restore = [self.restore[0], step]
 
-    def load(self, seeds: dict[str, int]) -> None:
-        """New live operands for everyone prepared."""
+    def load(self, seeds: dict[str, Any], which: int = 0) -> None:
+        """New live operands for everyone prepared, on one of the sets."""
 
         def step() -> None:
-            self._raw("load", self.deadlines.prepare, seeds=seeds)
+            self._raw("load", self.deadlines.prepare, seeds=seeds, which=which)
 
         self.ready()
         step()

@@ -49,11 +49,21 @@ class Judge:
         self.references[name] = (reference, of.tolerance(parsed), shape)
         return operands.digest()
 
-    def judge(self, name: str, path: str, fp8: bool = False, truncates: bool = False) -> dict[str, Any]:
+    def judge(
+        self,
+        name: str,
+        output: bytes,
+        shape: tuple[int, ...],
+        dtype: str,
+        fp8: bool = False,
+        truncates: bool = False,
+    ) -> dict[str, Any]:
+        """Of an output as a worker packed it."""
         import torch
 
-        reference, tolerance, shape = self.references[name]
-        return judge(torch.load(path, weights_only=True), reference, tolerance, shape, fp8, truncates)
+        reference, tolerance, wanted = self.references[name]
+        given = torch.frombuffer(bytearray(output), dtype=getattr(torch, dtype)).view(shape)
+        return judge(given, reference, tolerance, wanted, fp8, truncates)
 
     def forget(self) -> None:
         self.references.clear()

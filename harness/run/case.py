@@ -32,8 +32,12 @@ REFERENCE_S = 900.0
 # A call on activations that were never seen may take so many times as long as one that was timed, and so much
 # longer: 0.3 to 2.2 times was seen of honest ones, 30 and more of those that keep answers.
 UNSEEN_TIMES, UNSEEN_S = 8.0, 2e-3
+# A turn may take so many times as long as its worker says that its calls took, on a GPU and on a CPU, and
+# so much longer.
+CLOCK_TIMES, CLOCK_S = (5.0, 1.6), 0.02
 # Of reading an answer, which is a view or a copy of it: so much, and such a share of the call.
 RESULT_S, RESULT_SHARE = 0.02, 0.5
+COMPARING_S = 30.0
 ANEW = "preparing anew"
 """The phase between blocks, which is told as measuring."""
 
@@ -172,6 +176,7 @@ class CaseRun:
             references.result()
         with self._phase("checking"):
             self._judge_all(timed, taken, "first")
+        self.judge.pause()
 
     def end(self, rotation: Rotation) -> None:
         """Checks what timing left, and calls with other operands; asks what ran; checks whoever is
@@ -310,6 +315,7 @@ class CaseRun:
             timed.append((station, twin))
 
         made, spent_s = 0, 0.0
+        clocks: dict[str, list[float]] = defaultdict(list)
 
         def begin_round() -> None:
             nonlocal made
@@ -333,6 +339,8 @@ class CaseRun:
                 else:  # the calls made tell whether later blocks need them (see bench.py)
                     for station in self.stations:
                         anew(station)
+            for station in self.stations:
+                station.pause()
 
         def turn(station: Station, contender: Contender) -> float:
             nonlocal spent_s
@@ -342,8 +350,10 @@ class CaseRun:
                 took_s = time.perf_counter() - began
                 spent_s += took_s
                 self.turns_s[contender.name] += took_s
+                station.pause()
                 self.monitor.sample(f"{self.case.key} {contender.name}")
                 if answer is not None:
+                    clocks[contender.name].append(_clock_error(took_s, answer, station.platform.kind))
                     if answer["host_seconds"] is not None:
                         contender.host_s.append(answer["host_seconds"])
                     return answer["seconds"]
@@ -377,6 +387,8 @@ class CaseRun:
                 contender.fail("error", rounds.dropped[contender.name])
             if rounds.stopped == "disturbed":
                 contender.fail("error", _too_disturbed(rounds))
+            if (errors := sorted(clocks[contender.name])) and errors[len(errors) // 4] > 1:
+                contender.fail("wrong", "its worker's clock runs slower than the harness's")
             contender.beaten = rounds.beaten.get(contender.name, "")
 
     def _check_timed(self) -> None:
@@ -388,7 +400,7 @@ class CaseRun:
                 self._find_writer(station, timed)
             for contender in timed:
                 # As long as its timed calls at most, so that checking takes no longer than measuring.
-                spent = self.turns_s.get(contender.name, 0.0)
+                spent = min(self.turns_s[contender.name], COMPARING_S)
                 seen = attempt([contender], station.ask, contender, "compared", seconds=spent)
                 if seen is None:
                     continue
@@ -477,6 +489,14 @@ class CaseRun:
             station.stop()
         for name, stage in (("first", ""), ("other", "with other operands: ")):
             self._judge_all(stations, self._outputs(stations, name, stage), name, stage)
+
+
+def _clock_error(took_s: float, answer: Mapping[str, Any], kind: str) -> float:
+    """The seconds of a turn over the most that its worker's word on its calls can explain: those calls, an
+    untimed one, on a GPU the sleeps that hide launches, and what stands around them. Above 1 no clock of the
+    machine's gave that word, unless the turn was disturbed or touched memory for the first time."""
+    calls_s = answer["seconds"] * (answer["calls"] + 1)
+    return took_s / (CLOCK_TIMES[kind == "cpu"] * calls_s + CLOCK_S)
 
 
 def _computes_elsewhere(output: Output) -> str:

@@ -53,6 +53,7 @@ class Worker:
     ) -> None:
         self.log = log
         self.facts: dict[str, Any] = {}
+        self.paused = False
         self.log_start = log.stat().st_size if log.exists() else 0
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "harness.workers.child.main", serves, str(theirs.fileno())]
@@ -80,11 +81,24 @@ class Worker:
         """Sends a request and waits at most `deadline` seconds for its answer; raises WorkerFailure."""
         # What it says of an earlier request is not what this one died of.
         self.log_start = self.log.stat().st_size
+        self._signal(signal.SIGCONT)
         try:
             self.connection.send((request, arguments))
         except OSError:
             raise self._crashed(request) from None
         return self._answer(deadline, request)
+
+    def pause(self) -> None:
+        """Stops the process, whatever threads it has, until it is asked again: nobody works beside a rival's
+        turn. A killed parent takes a stopped worker with it all the same."""
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: signal.Signals) -> None:
+        pauses = number == signal.SIGSTOP
+        if self.paused != pauses and self.alive:
+            self.paused = pauses
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
 
     def hello(self, platform: Platform, threads: int, deadline: float) -> None:
         """Readies the device. Raises WorkerFailure."""

@@ -36,6 +36,8 @@ class Answers(Protocol):
 
     def ask(self, request: str, deadline: float, **arguments: Any) -> Any: ...
 
+    def pause(self) -> None: ...
+
     def kill(self) -> None: ...
 
 
@@ -86,6 +88,11 @@ class Station:
         if self.worker is not None:
             self.worker.kill()
             self.worker = None
+
+    def pause(self) -> None:
+        """Until it is asked again its worker does nothing."""
+        if self.worker is not None:
+            self.worker.pause()
 
     def _raw(self, request: str, deadline: float, **arguments: Any) -> Any:
         assert self.worker is not None

@@ -50,6 +50,9 @@ class WorkerHere:
     def hello(self, platform: Platform, threads: int, deadline: float) -> None:
         self.facts = self.ask("hello", deadline, kind=platform.kind, device=platform.device, threads=threads)
 
+    def pause(self) -> None:
+        pass
+
     def kill(self) -> None:
         self.alive = False
 

@@ -72,7 +72,7 @@ class Station:
             | first.environment(self.platform)
             | arm.variables
         )
-        self.worker = Worker(BENCH, environment, self.log, arm.tree)
+        self.worker = Worker(BENCH, environment, self.log, arm.tree, [first.plugin])
         self.prepared.clear()
         kind, device = self.platform.kind, self.platform.device
         threads = int(environment.get("OMP_NUM_THREADS") or self.threads)

@@ -20,8 +20,8 @@ MOST_STEPS = 400
 MARGIN, MARGIN_S = 1.5, 3e-4
 # A turn sleeps no longer than this many times its length, once it has a sample.
 SLEEPING = 2.0
-# After the last event the whole device is at rest within so long, and such a share of what was timed: work that
-# a call gave to a stream of its own and did not wait for escapes events.
+# After the last event the whole device is at rest within so long, and such a share of what was timed: work
+# that a call gave to a stream of its own and did not wait for escapes events.
 LEFT_S, LEFT_SHARE = 1e-3, 0.02
 # So many samples in a row may be thrown away.
 TRIES = 8
@@ -178,7 +178,7 @@ class EventTimer(Timer):
         left_s, device_s = self.clock() - ended, start.elapsed_time(end) / 1e3
         if left_s > LEFT_S + LEFT_SHARE * device_s:
             raise RuntimeError(
-                f"its work went on for {left_s * 1e3:.3g} ms after its calls had ended: on a stream of its own"
+                f"its work went on for {left_s * 1e3:.3g} ms after its calls had ended, on another stream"
             )
         if cycles:
             # A clock that runs faster than when it was calibrated makes sleeps shorter than meant.

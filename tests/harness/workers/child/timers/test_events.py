@@ -208,5 +208,5 @@ def test_work_on_a_stream_of_its_own_that_nobody_waits_for_is_no_time(cuda, time
 
     call()
     program = timer.program([call])
-    with pytest.raises(RuntimeError, match="its work went on for .* ms after its calls had ended"):
+    with pytest.raises(RuntimeError, match=r"its work went on for .* ms after its calls had ended"):
         timer.turn(program, TURN_S)

@@ -84,7 +84,11 @@ class Operands(ABC):
 
     def digest(self) -> int:
         """Of all bits and their places: equal operands have equal digests, across processes too."""
-        return sum((i + 1) * _digest(tensor) for i, tensor in enumerate(self.tensors().values()))
+        return sum((i + 1) * _digest(tensor) for i, tensor in enumerate(self.guarded_tensors()))
+
+    def guarded_tensors(self) -> Iterable[torch.Tensor]:
+        """The tensors with what guards them, so that a store beside them is seen."""
+        return self.tensors().values()
 
 
 def _digest(tensor: torch.Tensor) -> int:

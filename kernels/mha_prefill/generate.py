@@ -31,10 +31,15 @@ def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str) -> MhaPrefillOpe
       fp16 does not. (bf16 only: FP8 with one scale per tensor does not hold them either.)
     - FP8 operands are those of the same seeds quantised, with three different descales, none a power of two.
     - Before and behind q, k and v lie tokens of NaN.
+
+    Adversarial operands differ from those of the same seeds in these points:
+    - Three channels that are the same for all keys add 120 to all scores of every fourth head, and take 120
+      from those of every fourth other (see kernels/mla_decode/generate.py).
+    - Keys at the edges of tiles of 64 and 128, and of halves, are landmarks too.
     """
     import torch
 
-    lengths = sizes.lengths(seeds.stationary)
+    lengths = sizes.lengths(seeds.stationary if seeds.lengths is None else seeds.lengths)
     sequences = sequences_of(lengths)
     generator = torch.Generator(device).manual_seed(1_000_003 * seeds.stationary + seeds.live)
 
@@ -54,10 +59,12 @@ def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str) -> MhaPrefillOpe
     peaked = torch.logspace(-1.75, 3, len(temperature[1::2]), base=2.0, device=device)
     temperature[1::2] = peaked[torch.randperm(len(peaked), generator=generator, device=device)]
     q *= temperature[:, None].to(q.dtype)
-    _add_landmarks(q, k, sequences)
+    _add_landmarks(q, k, sequences, seeds.adversarial)
     descales: dict[str, torch.Tensor] = {}
     if sizes.dtype == "fp8":
         fmt = fp8_format(sizes.fp8)
+        if seeds.adversarial:
+            _shift_scores(q, k, [0, 1, 2])
         descales = {
             f"{name}_descale": torch.full((1,), largest / fmt.max, device=device)
             for name, largest in LARGEST.items()
@@ -70,6 +77,8 @@ def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str) -> MhaPrefillOpe
         q[..., loud] *= 2.0**-17
         k[..., loud] *= 2.0**17
         v[..., torch.randperm(VALUE, generator=generator, device=device)[:3]] *= 2.0**17
+        if seeds.adversarial:
+            _shift_scores(q, k, [c for c in range(6) if c not in loud.tolist()][:3])
 
     def starts(slices: list[slice]) -> torch.Tensor:
         return torch.tensor([0, *(s.stop for s in slices)], dtype=torch.int32, device=device)
@@ -94,7 +103,25 @@ def _quantised(values: torch.Tensor, descale: torch.Tensor, fmt: Fp8Format) -> t
     return quantised
 
 
-def _add_landmarks(q: torch.Tensor, k: torch.Tensor, sequences: list[Sequence]) -> None:
+def _shift_scores(q: torch.Tensor, k: torch.Tensor, channels: list[int]) -> None:
+    """Adds about 120 to all scores of heads 0, 4, 8 ... and takes it from those of heads 3, 7, 11 ...; k holds
+    the largest number that it has in FP8."""
+    k[..., channels] = LARGEST["k"]
+    q[..., channels] = 0.0
+    of_heads = 120.0 / SCALE / len(channels) / LARGEST["k"]
+    q[:, ::4, channels] = of_heads
+    q[:, 3::4, channels] = -of_heads
+
+
+def _edges(length: int) -> list[int]:
+    """Keys on both sides of where the second and the last tiles of 64 and 128 begin, and the second half."""
+    edges = {start for tile in (64, 128) for start in (tile, (length - 1) // tile * tile)} | {-(-length // 2)}
+    return sorted({key for edge in edges for key in (edge - 1, edge) if 0 < key < length - 1})
+
+
+def _add_landmarks(
+    q: torch.Tensor, k: torch.Tensor, sequences: list[Sequence], adversarial: bool
+) -> None:
     """Gives the rope part of the even heads a meaning; it is in the scores and not in the values.
 
     Along the rope part's first channel an ordinary key lies so far below 0 that it scores L less than a
@@ -116,6 +143,8 @@ def _add_landmarks(q: torch.Tensor, k: torch.Tensor, sequences: list[Sequence]) 
         k_rope[[new, end]] = code[[new - 1, end - 1]]
         k_rope[begin] = 0.0
         k_rope[[begin, max(begin, new - 1), new, end], :, 0] = 0.0
+        if adversarial:
+            k_rope[[begin + key for key in _edges(sequence.length)], :, 0] = 0.0
         seen = torch.arange(sequence.prefix + 1, sequence.length + 1, device=q.device)
         lift = (seen / 16).log().clamp(min=0.5)[:, None, None] / SCALE
         own = code[sequence.keys][sequence.prefix :]

@@ -91,6 +91,24 @@ class MhaPrefillOperands(Operands):
         return copied
 
 
+    def guarded_tensors(self) -> Iterable[torch.Tensor]:
+        return [beyond(t) if n in self.live and is_guarded(t) else t for n, t in self.tensors().items()]
+
+
+def is_guarded(tensor: torch.Tensor) -> bool:
+    """Whether there are as many tokens before and behind it as `guarded` makes."""
+    stride, held = tensor.stride(0), tensor.untyped_storage().nbytes() // tensor.element_size()
+    offset = tensor.storage_offset()
+    return offset >= GUARD * stride and offset + (len(tensor) + GUARD) * stride <= held
+
+
+def beyond(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tokens with the guards before and behind them, as a stray pointer sees them."""
+    stride = tensor.stride(0)
+    shape = (tensor.shape[0] + 2 * GUARD, *tensor.shape[1:])
+    return tensor.as_strided(shape, tensor.stride(), tensor.storage_offset() - GUARD * stride)
+
+
 def _number(descale: torch.Tensor | None) -> float:
     return 1.0 if descale is None else float(descale)
 

@@ -30,15 +30,16 @@ def reference(operands: MhaPrefillOperands, max_flops: float = float("inf")) -> 
     sigma, as in MLA decode: a right kernel reads exact bf16 products, sums in fp32, and rounds twice to
     bf16 (relative 2^-8 at most, about 2^-9 in root mean square): the softmax weights before the second
     product, each by itself, and the output. The first adds up to 2^-9 * sqrt(sum_j p_j^2 (v_j - out)^2) per
-    element (the common part of the errors cancels in the normalisation, or is covered by the second), the
-    second to 2^-9 * |out|; the fp32 error of a score of size |s| acts like one of its weight. FP8 products
-    are exact too; whoever multiplies in bf16 instead rounds v there, 2^-9 * sqrt(sum_j p_j^2 v_j^2) more.
+    element where the rounded weights are summed, v_j in place of v_j - out where the exact ones are: the larger
+    counts. The second adds up to 2^-9 * |out|; the fp32 error of a score of size |s| acts like one of its
+    weight. FP8 products are exact too; whoever multiplies in bf16 instead rounds v there, 2^-9 * sqrt(sum_j p_j^2 v_j^2) more.
 
     sigma_fp8: the softmax weights are rounded to FP8, relative 2^-4 at most, about 2^-5 in root mean square,
     and by the format's smallest step beside the row's largest weight, which is 1 where a kernel does not
     scale them up. Their sum may be that of the rounded ones, whose errors then count about the mean as above,
-    or not, so that they count in full: the larger of the two, element by element. Scores and output may be
-    summed in 14 bits.
+    or not, so that they count in full: the larger of the two, element by element. Weights below half of that
+    step vanish together: the square of what that moves the output by is added. Scores and output may be summed
+    in 14 bits.
     """
     import torch
 
@@ -100,14 +101,18 @@ def _attend(
         return (full - 2 * value * first + value.square() * weight.sum(-1, keepdim=True)).clamp_(min=0), full
 
     if fmt is None:
-        about_mean, _ = of(size.mul_(14 * 2.0**-24).add_(UNIT).mul_(p))
-        return value, (about_mean + rounding).sqrt(), None
+        in_bf16 = torch.maximum(*of(size.mul_(14 * 2.0**-24).add_(UNIT).mul_(p)))
+        return value, (in_bf16 + rounding).sqrt(), None
     rounding += UNIT**2 * (p.square() @ v[..., VALUE:])
-    about_mean, _ = of(size.mul(14 * 2.0**-24).add_(UNIT).mul_(p))
-    step = p.amax(-1, keepdim=True) * (fmt.smallest_subnormal / 12**0.5)
+    in_bf16 = torch.maximum(*of(size.mul(14 * 2.0**-24).add_(UNIT).mul_(p)))
+    step = p.amax(-1, keepdim=True) * fmt.smallest_subnormal
+    lost = torch.where(p < step / 2, p, 0.0)
+    shift = lost @ v[..., :VALUE]
+    shift_about_mean = shift - value * lost.sum(-1, keepdim=True)
+    vanished = torch.maximum(shift.square_(), shift_about_mean.square_())
     relative = size.add_(1.0).mul_(UNIT_SUM).add_(UNIT_FP8)
-    rounded = of(torch.maximum(relative.mul_(p), step).masked_fill_(hidden, 0.0))
-    return value, (about_mean + rounding).sqrt(), (torch.maximum(*rounded) + rounding).sqrt()
+    in_fp8 = torch.maximum(*of(torch.maximum(relative.mul_(p), step / 12**0.5).masked_fill_(hidden, 0.0)))
+    return value, (in_bf16 + rounding).sqrt(), (in_fp8 + vanished + rounding).sqrt()
 
 
 def sampled_rows(sequences: list[Sequence], heads: int, max_flops: float) -> list[int] | None:

@@ -8,11 +8,24 @@ from typing import TYPE_CHECKING
 
 from kernels.formats import fp8_format
 from kernels.mla_decode.operands import KV_SCALE, SPARE_PAGES, MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes
+from kernels.mla_decode.sizes import KV_BYTES, LATENT, ROPE, WIDTH, MlaDecodeSizes
 from kernels.operands import Seeds
 
 if TYPE_CHECKING:
     import torch
+
+
+CONSTANT = WIDTH - 1
+"""The channel that shifts scores."""
+
+OF_TOKENS, OF_HEADS = 8.0, 208.0
+"""What it holds in kv and in q: their product times the scale is 120."""
+
+PAGES = (1 << 15) + (1 << 12)
+"""So many that a number of 16 bits with a sign cannot hold an eighth of them."""
+
+MOST_BYTES = 200 << 20
+"""That a cache may take for the sake of that many pages."""
 
 
 def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str) -> MlaDecodeOperands:
@@ -26,12 +39,21 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str) -> MlaDecodeOpera
     - Three latent channels are 2^17 large in kv and 2^-17 small in q: bf16 holds them, fp16 does not
       (bf16 cache only; e4m3 ends at 448).
     - Pages are shuffled; every slot that holds no token is NaN, as is the page that pads the table.
+
+    Adversarial operands differ from those of the same seeds in these points:
+    - A rope channel that is the same for all tokens adds 120 to all scores of every fourth head, and takes 120
+      from those of every fourth other: softmax without its maximum overflows, one that starts from a maximum
+      of 0 underflows, a masked token of score 0 has all the weight, and fp16 has 4 bits behind the point.
+    - Landmarks stand at the edges of pages and of halves too (see `_landmarks`).
+    - Small pages are spread over so many that their numbers exceed 16 bits.
     """
     import torch
 
-    lengths = sizes.lengths(seeds.stationary)
+    lengths = sizes.lengths(seeds.stationary if seeds.lengths is None else seeds.lengths)
     counts = [-(-n // sizes.page) for n in lengths]
     total = sum(counts) + SPARE_PAGES
+    if seeds.adversarial and PAGES * sizes.page * WIDTH * KV_BYTES[sizes.kv] <= MOST_BYTES:
+        total = max(total, PAGES)
     pages = list(range(total))
     random.Random(seeds.stationary).shuffle(pages)
     poison, free = pages[0], iter(pages[1:])
@@ -59,7 +81,12 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str) -> MlaDecodeOpera
     # scale * q.kv has deviation sqrt(576/192) = 1.73 for normal q and kv.
     temperature = torch.logspace(-2.5, 2.2, sizes.heads, base=2.0, device=device)
     q *= temperature[torch.randperm(sizes.heads, generator=generator, device=device)][None, :, None]
-    _add_landmarks(operands, normal(sizes.batch, ROPE))
+    direction = normal(sizes.batch, ROPE)
+    if seeds.adversarial:
+        direction[:, CONSTANT - LATENT] = 0.0
+    _add_landmarks(operands, direction, seeds.adversarial)
+    if seeds.adversarial:
+        _shift_scores(operands)
     if sizes.kv == "bf16":
         channels = torch.randperm(LATENT, generator=generator, device=device)[:3]
         q[..., channels] *= 2.0**-17
@@ -73,8 +100,25 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str) -> MlaDecodeOpera
     return operands
 
 
-def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor) -> None:
-    """Lets every other head hear the first and the last token of each sequence.
+def _shift_scores(operands: MlaDecodeOperands) -> None:
+    """Adds SHIFT to all scores of heads 0, 4, 8 ... and takes it from those of heads 3, 7, 11 ... Both factors
+    are numbers of either FP8 format."""
+    operands.kv[..., CONSTANT] = OF_TOKENS
+    operands.q[..., CONSTANT] = 0.0
+    operands.q[:, ::4, CONSTANT] = OF_HEADS
+    operands.q[:, 3::4, CONSTANT] = -OF_HEADS
+
+
+def _landmarks(length: int, page: int, adversarial: bool) -> list[int]:
+    """Tokens that half of the heads hear: the first and the last; of adversarial operands also those on both
+    sides of where the second page, the last page, and the second half of the sequence begin."""
+    edges = (page, (length - 1) // page * page, -(-length // 2)) if adversarial else ()
+    found = {0, length - 1, *(t for edge in edges for t in (edge - 1, edge) if 0 <= t < length)}
+    return sorted(found)
+
+
+def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor, adversarial: bool) -> None:
+    """Lets every other head hear the landmarks of each sequence, as the first and the last token.
 
     direction: [batch, 64], normalised to u, in the rope part: it is in the scores and not in the values.
     Along u, q becomes 4 in the even heads and 0 in the odd ones, a landmark row 0, and any other row so far
@@ -90,7 +134,7 @@ def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor) -> None
     for sequence, length in enumerate(operands.host_lengths):
         u, slots = unit[sequence], operands.token_slots(sequence)
         below = torch.full((length,), max(0.0, math.log(length / 16)) / operands.scale / 4.0, device=u.device)
-        below[0] = below[-1] = 0.0
+        below[_landmarks(length, operands.page, adversarial)] = 0.0
         rope = flat[slots, LATENT:].float()
         flat[slots, LATENT:] = (rope - (rope @ u + below)[:, None] * u).to(flat.dtype)
 

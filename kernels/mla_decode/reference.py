@@ -19,9 +19,10 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf")) -> R
 
     sigma: a right kernel reads exact bf16 products, sums in fp32, and rounds twice to bf16 (relative
     2^-8 at most, about 2^-9 in root mean square): the softmax weights before the second product, each
-    by itself, and the output. The first adds up to 2^-9 * sqrt(sum_j p_j^2 (v_j - out)^2) per element
-    (the common part of the errors cancels in the normalisation, or is covered by the second), the
-    second to 2^-9 * |out|; the fp32 error of a score of size |s| acts like one of its weight.
+    by itself, and the output. The first adds up to 2^-9 * sqrt(sum_j p_j^2 (v_j - out)^2) per element where
+    the rounded weights are summed, v_j in place of v_j - out where the exact ones are (which differs where one
+    token has most of the weight and its own is not rounded to 1, as with a stale maximum): the larger counts.
+    The second adds up to 2^-9 * |out|; the fp32 error of a score of size |s| acts like one of its weight.
 
     sigma_fp8, where the cache is FP8: fp8_variance is added.
     """
@@ -46,10 +47,9 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf")) -> R
         # fp32 sums of 576 products of the scores' size err by about sqrt(576) 2^-24 |s|.
         relative = unit + 24 * 2.0**-24 * scores.abs()
         weight = (p * relative) ** 2
-        spread_about_mean = (
-            weight @ v**2 - 2 * value[i] * (weight @ v) + value[i] ** 2 * weight.sum(-1, keepdim=True)
-        )
-        variance = spread_about_mean.clamp(min=0) + (unit * value[i]) ** 2
+        about_zero = weight @ v**2
+        about_mean = about_zero - 2 * value[i] * (weight @ v) + value[i] ** 2 * weight.sum(-1, keepdim=True)
+        variance = torch.maximum(about_zero, about_mean) + (unit * value[i]) ** 2
         sigma[i] = variance.sqrt()
         if fmt and sigma_fp8 is not None:
             q = operands.q[sequence].float() * operands.scale
@@ -96,6 +96,8 @@ def fp8_variance(
     The weights before they are normalised lie in [0, 1]; each errs by 2^-4 / sqrt(3) of itself at most in
     root mean square, or by the format's subnormal step / sqrt(12). That moves the output by the error times
     v_j where their sum is of unrounded weights, v_j - out where of rounded ones: the larger counts.
+    Weights below half of the smallest subnormal number vanish together, beside a largest weight of 1: what
+    that moves the output by is no sum of independent errors, and its square is added.
     """
     import torch
 
@@ -108,8 +110,15 @@ def fp8_variance(
             for d, weights, mean in zip(deviation, p, out, strict=True)
         ]
     )
-    floor = p.amax(-1, keepdim=True) * (fmt.smallest_subnormal / 12**0.5)
-    error = torch.maximum(p * (2**-4 / 3**0.5), floor).square_()
+    step = p.amax(-1, keepdim=True) * fmt.smallest_subnormal
+    error = torch.maximum(p * (2**-4 / 3**0.5), step / 12**0.5).square_()
     about_zero = error @ v.square()
     about_mean = about_zero - 2 * out * (error @ v) + out.square() * error.sum(-1, keepdim=True)
-    return of_q + torch.maximum(about_zero, about_mean)
+    lost = torch.where(p < step / 2, p, 0.0)
+    shift = lost @ v
+    shift_about_mean = shift - out * lost.sum(-1, keepdim=True)
+    return (
+        of_q
+        + torch.maximum(about_zero, about_mean)
+        + torch.maximum(shift.square_(), shift_about_mean.square_())
+    )

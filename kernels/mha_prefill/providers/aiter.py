@@ -70,9 +70,10 @@ class AiterPrefill(vendor.Aiter):
 
 class DispatchPrefill(AiterPrefill):
     """`flash_attn_varlen_func`, as vLLM and SGLang call it: asm v3 on gfx942; on gfx950 OPUS where it has
-    that (0.1.18 or later), before asm v3; CK where neither fits."""
+    that (0.1.18 or later), before asm v3; CK, which truncates, where neither fits."""
 
     name = "aiter.dispatch"
+    truncates = True
     requires = "AITER 0.1.4 or later (from 0.1.16 on with flydsl), gfx942 or gfx950"
     symbols = (DISPATCH,)
     since = "0.1.4"
@@ -133,9 +134,11 @@ class AsmPrefill(AiterPrefill):
 
 
 class CkPrefill(AiterPrefill):
-    """Composable Kernel by itself."""
+    """Composable Kernel by itself. Weights and output are truncated to bf16: aiter/jit/optCompilerConfig.json
+    builds module_mha_varlen_fwd with -DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT=2 (at e404860), on all architectures."""
 
     name = "aiter.ck"
+    truncates = True
     requires = "AITER 0.1.8 or later, gfx942 or gfx950"
     symbols = (CK,)
     since = "0.1.8"
@@ -192,8 +195,8 @@ def descales(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
 
 
 class Fp8(AiterPrefill):
-    """`flash_attn_varlen_fp8_pertensor_func`: CK at 192/128, for which no asm kernel is built. The call
-    allocates its output."""
+    """`flash_attn_varlen_fp8_pertensor_func`: CK at 192/128, for which no asm kernel is built, with an
+    output truncated as CkPrefill's. The call allocates it."""
 
     name = "aiter.fp8"
     requires = "AITER 0.1.8 or later, gfx942 (e4m3fnuz) or gfx950 (e4m3fn)"
@@ -201,6 +204,7 @@ class Fp8(AiterPrefill):
     since = "0.1.8"
     dtypes = ("fp8",)
     activations = "fp8"
+    truncates = True
     allocates = True
 
     def workspace(self, sizes: MhaPrefillSizes) -> int:

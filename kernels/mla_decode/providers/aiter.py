@@ -157,9 +157,14 @@ class AsmPersistent(AsmMlaDecode):
     """`mla_decode_fwd` with the schedule of `get_mla_metadata_v1`, made before timing as an engine makes it
     once a step: as many work groups as compute units, each with its share of all tokens. It is vLLM's way,
     and SGLang's at 32, 64 and 128 heads. AITER itself takes the other path on gfx950 with 16 heads and a bf16
-    cache from 32 sequences on."""
+    cache from 32 sequences on.
+
+    Its reduction of split sequences truncates to bf16 on gfx942: csrc/kernels/mla/reduce.cu casts by
+    csrc/include/opus/opus.hpp, whose OPUS_FP32_to_BF16_DEFAULT is 2 and which rounds on gfx950 only with
+    clang 20 or later (at e404860). The assembly kernels round to nearest: theirs hold that code's constants."""
 
     name = "aiter.asm_persistent"
+    truncates = True
     symbols: ClassVar[Sequence[Taken]] = (PERSISTENT, PERSISTENT_FP8, SHAPES, PLAN)
 
     def fits(self, sizes: MlaDecodeSizes) -> Support:

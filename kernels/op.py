@@ -244,6 +244,7 @@ class Op(ABC):
     baseline:   platform kind -> the best torch implementation there: the default baseline
     engine_like: the implementation that stands for a serving engine's own on a GPU, where a whole rank is
                 replayed; empty: the baseline
+    lengths:    True if its operands have lengths of sequences (see Seeds)
     turns:      True if the sets that calls rotate over hold other live values, not copies
     """
 
@@ -252,6 +253,7 @@ class Op(ABC):
     boundaries: ClassVar[tuple[str, ...]] = ("core",)
     baseline: ClassVar[Mapping[str, str]]
     engine_like: ClassVar[str] = ""
+    lengths: ClassVar[bool] = False
     turns: ClassVar[bool] = False
 
     def sizes(self, given: Mapping[str, Size]) -> DataclassInstance:

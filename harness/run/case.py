@@ -38,6 +38,8 @@ CLOCK_TIMES, CLOCK_S = (5.0, 1.6), 0.02
 # Of reading an answer, which is a view or a copy of it: so much, and such a share of the call.
 RESULT_S, RESULT_SHARE = 0.02, 0.5
 COMPARING_S = 30.0
+FEW = 0.05
+"""Of the work that a reference may take, where a sample of the rows tells enough."""
 ANEW = "preparing anew"
 """The phase between blocks, which is told as measuring."""
 
@@ -100,7 +102,8 @@ class CaseRun:
     say:     is told each stage, in words; show_rounds: before each block, how many rounds were made, and the
              seconds spent and to spend
     seeds:   of the sets of operands: `first`, on which it is timed, `last` of those that calls rotate over
-             where they differ in value, `live`, the first with other live ones, and `other`, all different
+             where they differ in value, `live`, the first with other live ones, `other`, all different and
+             adversarial, and `lengths`, all different but the lengths of sequences
     digests: of the operands that the judge made of them
     turns_s: seconds of each contender's turns
     phases:  seconds of each
@@ -128,8 +131,10 @@ class CaseRun:
         self.seeds = {
             "first": asdict(Seeds(seed, seed)),
             "live": asdict(Seeds(seed, seed + 1)),
-            "other": asdict(Seeds(seed + 1, seed + 1)),
+            "other": asdict(Seeds(seed + 1, seed + 1, adversarial=True)),
         }
+        if kernels.OPS[self.case.op].lengths:
+            self.seeds["lengths"] = asdict(Seeds(seed + 2, seed + 2, lengths=seed))
 
     @property
     def living(self) -> list[tuple[Station, Contender]]:
@@ -247,6 +252,7 @@ class CaseRun:
                 sizes=dict(case.sizes),
                 boundary=boundary,
                 seeds=seeds,
+                share=FEW if name == "lengths" else 1.0,
             )
             if boundary == case.boundary:
                 self.digests[name] = digest
@@ -441,7 +447,8 @@ class CaseRun:
     def _check_again(self, copies: int) -> None:
         """With other live operands, which a cached answer misses, on the last set alone and on the first;
         with activations that nobody judges, which are as quick as those that were timed; then with other
-        operands altogether, which a cached preparation misses."""
+        operands altogether, which a cached preparation misses, and with others of the same lengths, which
+        what was cached by lengths misses."""
         stations = list(dict.fromkeys(station for station, _ in self.timed))
         op = kernels.OPS[self.case.op]
         live: dict[str, Any] = {
@@ -461,6 +468,10 @@ class CaseRun:
         self._side_by_side(stations, lambda station: self._open(station, "other"))
         for station, contender in self.timed:
             self._check(station, contender, "other", stage="with other stationary operands: ")
+        if "lengths" in self.seeds:
+            self._side_by_side(stations, lambda station: self._open(station, "lengths"))
+            for station, contender in self.timed:
+                self._check(station, contender, "lengths", stage="with other pages of the same lengths: ")
 
     def _load(self, station: Station, name: str, which: int = 0) -> None:
         for contender in station.living:

@@ -32,13 +32,21 @@ class Judge:
         return ready_device(kind, device, threads)
 
     def reference(
-        self, name: str, op: str, sizes: Mapping[str, Any], boundary: str, seeds: Mapping[str, Any]
+        self,
+        name: str,
+        op: str,
+        sizes: Mapping[str, Any],
+        boundary: str,
+        seeds: Mapping[str, Any],
+        share: float = 1.0,
     ) -> int:
-        """Computes and keeps a reference under a name; returns the digest of its operands."""
+        """Computes and keeps a reference under a name; returns the digest of its operands. share: of the work
+        that a reference may take, or of the whole one where that is less"""
         of = kernels.OPS[op]
         parsed = of.sizes(sizes)
         operands = of.make(parsed, Seeds(**seeds), self.device, boundary)
-        reference = of.reference(operands, MAX_FLOPS[self.kind])
+        most = min(MAX_FLOPS[self.kind], of.work(parsed, boundary).flops)
+        reference = of.reference(operands, MAX_FLOPS[self.kind] if share == 1 else share * most)
         on_host = {
             f.name: value.cpu()
             for f in fields(reference)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -38,6 +38,7 @@ CLOCK_TIMES, CLOCK_S = (5.0, 1.6), 0.02
 # Of reading an answer, which is a view or a copy of it: so much, and such a share of the call.
 RESULT_S, RESULT_SHARE = 0.02, 0.5
 COMPARING_S = 30.0
+RAGGED = "ragged"
 FEW = 0.05
 """Of the work that a reference may take, where a sample of the rows tells enough."""
 ANEW = "preparing anew"
@@ -99,6 +100,7 @@ class CaseRun:
     """Drives the judge and the stations through one case.
 
     start_judge: gives it, ready; started beside the stations, which start when they are first asked
+    ragged:  small cases on which whoever is timed is checked before
     say:     is told each stage, in words; show_rounds: before each block, how many rounds were made, and the
              seconds spent and to spend
     seeds:   of the sets of operands: `first`, on which it is timed, `last` of those that calls rotate over
@@ -116,11 +118,13 @@ class CaseRun:
     scratch: Path
     say: Callable[[str], None]
     rules: TimingRules = TimingRules()
+    ragged: Sequence[Case] = ()
     show_rounds: Callable[[int, float, float], None] = _nothing
     seeds: dict[str, dict[str, int]] = field(init=False)
     digests: dict[str, int] = field(init=False, default_factory=dict)
     turns_s: dict[str, float] = field(init=False, default_factory=lambda: defaultdict(float))
     judge: Worker = field(init=False)
+    judging: threading.Lock = field(init=False, default_factory=threading.Lock)
     # For the judge and all stations but one, while nothing is timed. A worker dies with the thread that
     # started it (PR_SET_PDEATHSIG), so they last as long as this.
     pool: ThreadPoolExecutor = field(init=False, default_factory=ThreadPoolExecutor)
@@ -175,6 +179,10 @@ class CaseRun:
         if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
             self.seeds["last"] = asdict(Seeds(seed, seed, turn=rotation.copies - 1))
         timed = [station for station in self.stations if any(not c.interpreted for c in station.living)]
+        self.judge = self.start_judge()
+        for case in self.ragged:
+            with self._phase("checking at ragged sizes"):
+                self._check_ragged(timed, case)
         with self._phase("preparing and references"):
             references = self.pool.submit(self._references)
             taken = self._outputs(timed, "first")
@@ -240,10 +248,11 @@ class CaseRun:
         """Of the case's boundary, and of the narrower ones that a contender's own call covers: the suite's
         producer kernels give the same operands bit by bit, so a composed call is judged by what it was
         given, and not by all that rounding to FP8 may explain."""
-        self.judge = self.start_judge()
-        case = self.case
-        boundaries = {case.boundary, *(self._judged_at(c) for _, c in self.living)}
-        for (name, seeds), boundary in itertools.product(self.seeds.items(), boundaries):
+        for name, seeds in self.seeds.items():
+            self._reference(self.case, name, seeds, FEW if name == "lengths" else 1.0)
+
+    def _reference(self, case: Case, name: str, seeds: dict[str, Any], share: float = 1.0) -> None:
+        for boundary in {case.boundary, *(self._judged_at(c) for _, c in self.living)}:
             digest = self.judge.ask(
                 "reference",
                 REFERENCE_S,
@@ -252,16 +261,40 @@ class CaseRun:
                 sizes=dict(case.sizes),
                 boundary=boundary,
                 seeds=seeds,
-                share=FEW if name == "lengths" else 1.0,
+                share=share,
             )
             if boundary == case.boundary:
                 self.digests[name] = digest
 
+    def _check_ragged(self, stations: Sequence[Station], case: Case) -> None:
+        """A small case of uneven sizes, once in a run: what is right at the sizes of production may be wrong
+        there. Whose sizes it does not fit is not asked."""
+        self._reference(case, RAGGED, self.seeds["first"])
+
+        def check(station: Station) -> None:
+            able = [
+                c for c in station.living if not c.interpreted and c.impl.supports(case, station.platform).ok
+            ]
+            digest = attempt(able, station.open, case, self.seeds["first"]) if able else None
+            self._compare_operands(station, digest, RAGGED)
+            for contender in able:
+                stage = f"at {case.text}: "
+                output = self._output(station, contender, digest, stage=stage)
+                if output is not None:
+                    with self.judging:
+                        self._judge(contender, RAGGED, output, stage)
+                elif contender.status != "wrong":  # it does not run at these sizes, which smoke tells
+                    contender.status, contender.reason = None, ""
+
+        self._side_by_side(stations, check)
+
     def _judged_at(self, contender: Contender) -> str:
         return contender.impl.native(self.case.boundary) or self.case.boundary
 
-    def _open(self, station: Station, name: str) -> None:
-        digest = attempt(station.living, station.open, self.case, self.seeds[name])
+    def _open(self, station: Station, name: str, beside: bool = False) -> None:
+        """beside: on a second set, after the first"""
+        seeds = [self.seeds["first"]] * beside + [self.seeds[name]]
+        digest = attempt(station.living, station.open, self.case, *seeds)
         self._compare_operands(station, digest, name)
 
     def _compare_operands(self, station: Station, digest: int | None, name: str) -> None:
@@ -405,8 +438,8 @@ class CaseRun:
             if timed and attempt(timed, station.digest) not in (None, self.digests["first"]):
                 self._find_writer(station, timed)
             for contender in timed:
-                # As long as its timed calls at most, so that checking takes no longer than measuring.
-                spent = min(self.turns_s[contender.name], COMPARING_S)
+                # Half as long as its turns at most, so that checking takes no longer than measuring.
+                spent = min(self.turns_s[contender.name] / 2, COMPARING_S)
                 seen = attempt([contender], station.ask, contender, "compared", seconds=spent)
                 if seen is None:
                     continue
@@ -465,9 +498,12 @@ class CaseRun:
             self._check(station, contender, "live", **live)
         for station, contender in self.timed:
             self._check_unseen(station, contender)
-        self._side_by_side(stations, lambda station: self._open(station, "other"))
+        # Where weights are streamed the others stand on a second set: whoever takes the first set's is wrong.
+        beside = copies > 1 and not op.turns
+        self._side_by_side(stations, lambda station: self._open(station, "other", beside))
         for station, contender in self.timed:
-            self._check(station, contender, "other", stage="with other stationary operands: ")
+            stage = "with other stationary operands: "
+            self._check(station, contender, "other", stage=stage, which=int(beside))
         if "lengths" in self.seeds:
             self._side_by_side(stations, lambda station: self._open(station, "lengths"))
             for station, contender in self.timed:

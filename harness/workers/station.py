@@ -105,18 +105,24 @@ class Station:
             for step in self.restore:
                 step()
 
-    def open(self, case: Case, seeds: dict[str, int]) -> int:
-        """New operands; nobody is prepared on them yet."""
+    def open(self, case: Case, seeds: dict[str, Any], beside: dict[str, Any] | None = None) -> int:
+        """New operands, and a second set of others; nobody is prepared on them yet. The last set's digest."""
         self.restore = []
         self.ready()
-        self.restore = [lambda: self._open(case, seeds)]
-        return self._open(case, seeds)
+        self.restore = [lambda: self._open(case, seeds, beside)]
+        return self._open(case, seeds, beside)
 
-    def _open(self, case: Case, seeds: dict[str, int]) -> int:
+    def _open(self, case: Case, seeds: dict[str, Any], beside: dict[str, Any] | None) -> int:
         self.prepared.clear()
         sizes = dict(case.sizes)
         return self._raw(
-            "open", self.deadlines.prepare, op=case.op, sizes=sizes, boundary=case.boundary, seeds=seeds
+            "open",
+            self.deadlines.prepare,
+            op=case.op,
+            sizes=sizes,
+            boundary=case.boundary,
+            seeds=seeds,
+            beside=beside,
         )
 
     def fresh(self, rotation: Rotation) -> None:

@@ -9,7 +9,8 @@ registered anywhere else.
 Kernels and ops of your own join without touching this folder: name them in the environment variable
 KERNEL_BENCH_PLUGINS (several are separated by `:`).
 
-- A file's implementations join the op that their class's `op` names.
+- A file's implementations join the op that their class's `op` names. They have workers of their own, and
+  only those import them (see `import_plugins`).
 - A folder is an op like those here, imported as `kernels.<folder>`: so its modules import each other.
 """
 
@@ -28,6 +29,7 @@ from types import ModuleType
 
 from kernels import namesake
 from kernels.op import OPS, Implementation
+from kernels.plugin_process import PluginProcess
 from shapes import suites
 
 _HERE = Path(__file__).parent
@@ -45,27 +47,60 @@ def implementations(op: str) -> list[Implementation]:
     Raises PluginError where a plugin cannot be imported or takes a name that is taken.
     """
     by_name: dict[str, Implementation] = {}
-    for module in _modules(op):
-        for value in vars(module).values():
-            if not (isinstance(value, type) and issubclass(value, Implementation)):
-                continue
-            if value.__module__ != module.__name__ or "name" not in vars(value):
-                continue
-            implementation = value()
-            implementation.op = implementation.op or op
-            if implementation.op != op:
-                continue
-            if implementation.name in by_name:
-                raise PluginError(f"two implementations of {op} are called {implementation.name}")
-            by_name[implementation.name] = implementation
+    for implementation in _all(op):
+        if implementation.name in by_name:
+            raise PluginError(f"two implementations of {op} are called {implementation.name}")
+        by_name[implementation.name] = implementation
     return [by_name[name] for name in sorted(by_name)]
 
 
-def _modules(op: str) -> Iterator[ModuleType]:
+def _all(op: str) -> Iterator[Implementation]:
     package = importlib.import_module(f"kernels.{op}")
     for name in _module_names(package.__name__, package.__path__):
-        yield importlib.import_module(name)
-    yield from load_plugins()
+        for implementation in _defined(importlib.import_module(name)):
+            implementation.op = implementation.op or op
+            if implementation.op == op:
+                yield implementation
+    for path in plugin_files():
+        if path.is_dir():
+            _plugin(path)
+        else:
+            yield from (i for i in _plugin_implementations(path, _importing) if i.op == op)
+
+
+def _defined(module: ModuleType) -> Iterator[Implementation]:
+    for value in vars(module).values():
+        if not (isinstance(value, type) and issubclass(value, Implementation)):
+            continue
+        if value.__module__ == module.__name__ and "name" in vars(value):
+            yield value()
+
+
+_importing = False
+
+
+def import_plugins() -> None:
+    """From now on this process imports plug-ins: it is a worker, or one that compiles or tunes them. Others
+    ask a process of the plug-in's own (see plugin_process.py)."""
+    global _importing
+    _importing = True
+    implementations.cache_clear()
+
+
+@functools.cache
+def _plugin_implementations(path: Path, importing: bool) -> list[Implementation]:
+    if importing:
+        return implementations_of(path)
+    return [*PluginProcess(path, PluginError).implementations()]
+
+
+def implementations_of(path: Path) -> list[Implementation]:
+    """Of a plug-in's file, imported here. They share no worker with anybody else's."""
+    found = list(_defined(_plugin(path)))
+    for implementation in found:
+        implementation.plugin = str(path)
+        implementation.runtime = f"{path.stem}.{implementation.runtime}"  # type: ignore[misc]
+    return found
 
 
 def _module_names(package: str, folders: Iterable[str]) -> Iterator[str]:
@@ -83,8 +118,9 @@ def plugin_files() -> list[Path]:
 
 
 def load_plugins() -> list[ModuleType]:
-    """What KERNEL_BENCH_PLUGINS names, imported once. Raises PluginError for what cannot be used."""
-    return [_plugin(path) for path in plugin_files()]
+    """The folders that KERNEL_BENCH_PLUGINS names, imported once; its files too, if this process imports
+    them. Raises PluginError for what cannot be used."""
+    return [_plugin(path) for path in plugin_files() if _importing or path.is_dir()]
 
 
 @functools.cache

@@ -134,13 +134,14 @@ class Implementation(ABC):
 
     name:           `provider.variant`
     op:             filled in by the op that finds it
+    plugin:         the file that brought it, if it is not the suite's own
     library:        the module whose version is this row's; the provider where it is not said
     requires:       what it needs, for people
     runtime:        implementations of one runtime share a worker process, others never do
     boundaries:     those its call covers by itself; wider ones it joins by composition
     activations:    what its own call rounds bf16 activations to before products: bf16, or fp8
-    truncates:      True if its call rounds to bf16 toward zero, as its library is built to (see its docstring):
-                    its limits are those of an error twice as large
+    truncates:      True if its call rounds to bf16 toward zero, as its library is built to (see its
+                    docstring): its limits are those of an error twice as large
     allocates:      True if the library allocates its own output (`out` is then None, never poisoned)
     captures:       False if the call cannot be recorded into a CUDA/HIP graph
     shared_layout:  implementations of a runtime that name the same one have a single layout of the same
@@ -152,6 +153,7 @@ class Implementation(ABC):
     name: ClassVar[str]
     requires: ClassVar[str]
     op: str = ""
+    plugin: str = ""
     library: ClassVar[str] = ""
     runtime: ClassVar[str] = "torch"
     boundaries: ClassVar[tuple[str, ...]] = ("core",)
@@ -249,6 +251,7 @@ class Op(ABC):
     baseline:   platform kind -> the best torch implementation there: the default baseline
     engine_like: the implementation that stands for a serving engine's own on a GPU, where a whole rank is
                 replayed; empty: the baseline
+    lengths:    True if its operands have lengths of sequences (see Seeds)
     turns:      True if the sets that calls rotate over hold other live values, not copies
     """
 
@@ -257,6 +260,7 @@ class Op(ABC):
     boundaries: ClassVar[tuple[str, ...]] = ("core",)
     baseline: ClassVar[Mapping[str, str]]
     engine_like: ClassVar[str] = ""
+    lengths: ClassVar[bool] = False
     turns: ClassVar[bool] = False
 
     def sizes(self, given: Mapping[str, Size]) -> DataclassInstance:

@@ -35,7 +35,11 @@ def place_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     a real one, and do not depend on what the user's environment steers."""
     place = tmp_path_factory.mktemp("place")
     with pytest.MonkeyPatch.context() as patch:
-        for variable, name in (("TMPDIR", "tmp"), ("XDG_CACHE_HOME", "cache")):
+        for variable, name in (
+            ("TMPDIR", "tmp"),
+            ("KERNEL_BENCH_LOCKS", "locks"),
+            ("XDG_CACHE_HOME", "cache"),
+        ):
             (place / name).mkdir()
             patch.setenv(variable, str(place / name))
         # What else runs on this machine must not fail a test.

@@ -28,6 +28,7 @@ def compile_command(target: str | None, op: str | None, cluster: str | None, jso
     from harness.report.compile_table import compile_table
     from harness.report.terminal import show
 
+    kernels.import_plugins()  # whoever compiles sources has to read them
     ops = [choose_op(op).name] if op else list(kernels.OPS)
     targets = able(select_architectures(target))
     rows = compiles(ops, targets, compiling_on(cluster))

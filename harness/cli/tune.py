@@ -76,12 +76,14 @@ def tune(
     estimate chooses. Runs read what is stored in kernels/tuned, and before it the folder that
     KERNEL_BENCH_TUNED names.
     """
+    import kernels
     from harness.cli.run_display import RaceTables
     from harness.files import require_writable_folder
     from harness.plan.budget import parse_shard
     from harness.tune.race import TuneRequest, race_if_possible
     from kernels.tuning import TUNED
 
+    kernels.import_plugins()  # their configurations are looked at here
     request = TuneRequest(op, impl, suite, case, parse_shard(shard), Path(out) if out else TUNED)
     with interruptible("finished cases are stored, tune --resume RUN races the rest"):
         if not (check or shard):

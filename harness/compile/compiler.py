@@ -121,6 +121,7 @@ def _submit(pool: ProcessPoolExecutor, launch: KernelLaunch) -> Future[Resources
 def _function(kernel: str) -> JITFunction:
     module, _, name = kernel.partition(":")
     if module not in sys.modules:
+        kernels.import_plugins()
         kernels.load_plugins()
     function: JITFunction = getattr(importlib.import_module(module), name)
     return function

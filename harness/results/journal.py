@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from harness import archive, files
-from harness.errors import UsageError, mistake
+from harness.errors import HarnessError, UsageError, mistake
 from harness.results.schema import SCHEMA, Calibration, CaseDone, Cell, DeviceUsed, Record, Run, Verdict
 
 KINDS: dict[str, type[Record]] = {
@@ -22,12 +23,17 @@ WHOLE = ("case", "device", "calibration")
 """Kinds that end what a kill must not leave in pieces."""
 
 
+class JournalChanged(HarnessError):
+    """Its finished cases are not what was written."""
+
+
 class Journal:
     """Appends to, and reads, one run folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.cells = folder / "cells.jsonl"
+        self.written: bytes | None = None
         self.lines = files.JsonLines(self.cells, _record, archive.read_bytes, _finished_cases)
 
     @staticmethod
@@ -46,8 +52,15 @@ class Journal:
 
     def append(self, records: Iterable[Record]) -> None:
         """Adds a finished case, on the disk when this returns. What an earlier kill left of an unfinished
-        one, whole lines of it too, is cut off first. Raises JournalFull."""
+        one, whole lines of it too, is cut off first. Raises JournalFull, and JournalChanged where what this
+        process wrote is not there as it was: a kernel that is measured may have written to it."""
+        if self.written not in (None, self._digest()):
+            raise JournalChanged(f"{self.cells} was changed by another process while it was being written")
         self.lines.append(*(record.model_dump_json() for record in records))
+        self.written = self._digest()
+
+    def _digest(self) -> bytes:
+        return hashlib.sha256(self.cells.read_bytes()).digest()
 
     def remove(self) -> None:
         """Of a run that nothing was measured of: its folder too, if nothing else is in it."""

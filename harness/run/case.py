@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -29,6 +29,18 @@ from shapes.case import Case
 TURN_S = 0.05
 SLOW = 4.0  # times the fastest: no choice for production, whatever its third figure
 REFERENCE_S = 900.0
+# A call on activations that were never seen may take so many times as long as one that was timed, and so much
+# longer: 0.3 to 2.2 times was seen of honest ones, 30 and more of those that keep answers.
+UNSEEN_TIMES, UNSEEN_S = 8.0, 2e-3
+# A turn may take so many times as long as its worker says that its calls took, on a GPU and on a CPU, and
+# so much longer.
+CLOCK_TIMES, CLOCK_S = (5.0, 1.6), 0.02
+# Of reading an answer, which is a view or a copy of it: so much, and such a share of the call.
+RESULT_S, RESULT_SHARE = 0.02, 0.5
+COMPARING_S = 30.0
+RAGGED = "ragged"
+FEW = 0.05
+"""Of the work that a reference may take, where a sample of the rows tells enough."""
 ANEW = "preparing anew"
 """The phase between blocks, which is told as measuring."""
 
@@ -36,8 +48,12 @@ Answer = TypeVar("Answer")
 MakeRounds = Callable[[Mapping[str, Turn], Policy], Rounds]
 
 
-Outputs = tuple[int | None, list[tuple[Contender, Path]]]
-"""The digest of a station's operands, and its contenders' outputs in files."""
+Output = dict[str, Any]
+"""A contender's output and what is known of it (see bench.Bench.output). It goes to the judge through this
+process, not through a file that another worker could read."""
+
+Outputs = tuple[int | None, list[tuple[Contender, Output]]]
+"""The digest of a station's operands, and its contenders' outputs."""
 
 
 def _nothing(*_: object) -> None:
@@ -84,11 +100,14 @@ class CaseRun:
     """Drives the judge and the stations through one case.
 
     start_judge: gives it, ready; started beside the stations, which start when they are first asked
+    ragged:  small cases on which whoever is timed is checked before
     say:     is told each stage, in words; show_rounds: before each block, how many rounds were made, and the
              seconds spent and to spend
     seeds:   of the sets of operands: `first`, on which it is timed, `last` of those that calls rotate over
-             where they differ in value, `live`, the first with other live ones, and `other`, all different
+             where they differ in value, `live`, the first with other live ones, `other`, all different and
+             adversarial, and `lengths`, all different but the lengths of sequences
     digests: of the operands that the judge made of them
+    turns_s: seconds of each contender's turns
     phases:  seconds of each
     """
 
@@ -99,10 +118,13 @@ class CaseRun:
     scratch: Path
     say: Callable[[str], None]
     rules: TimingRules = TimingRules()
+    ragged: Sequence[Case] = ()
     show_rounds: Callable[[int, float, float], None] = _nothing
     seeds: dict[str, dict[str, int]] = field(init=False)
     digests: dict[str, int] = field(init=False, default_factory=dict)
+    turns_s: dict[str, float] = field(init=False, default_factory=lambda: defaultdict(float))
     judge: Worker = field(init=False)
+    judging: threading.Lock = field(init=False, default_factory=threading.Lock)
     # For the judge and all stations but one, while nothing is timed. A worker dies with the thread that
     # started it (PR_SET_PDEATHSIG), so they last as long as this.
     pool: ThreadPoolExecutor = field(init=False, default_factory=ThreadPoolExecutor)
@@ -113,8 +135,10 @@ class CaseRun:
         self.seeds = {
             "first": asdict(Seeds(seed, seed)),
             "live": asdict(Seeds(seed, seed + 1)),
-            "other": asdict(Seeds(seed + 1, seed + 1)),
+            "other": asdict(Seeds(seed + 1, seed + 1, adversarial=True)),
         }
+        if kernels.OPS[self.case.op].lengths:
+            self.seeds["lengths"] = asdict(Seeds(seed + 2, seed + 2, lengths=seed))
 
     @property
     def living(self) -> list[tuple[Station, Contender]]:
@@ -155,23 +179,28 @@ class CaseRun:
         if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
             self.seeds["last"] = asdict(Seeds(seed, seed, turn=rotation.copies - 1))
         timed = [station for station in self.stations if any(not c.interpreted for c in station.living)]
+        self.judge = self.start_judge()
+        for case in self.ragged:
+            with self._phase("checking at ragged sizes"):
+                self._check_ragged(timed, case)
         with self._phase("preparing and references"):
             references = self.pool.submit(self._references)
             taken = self._outputs(timed, "first")
             references.result()
         with self._phase("checking"):
             self._judge_all(timed, taken, "first")
+        self.judge.pause()
 
     def end(self, rotation: Rotation) -> None:
         """Checks what timing left, and calls with other operands; asks what ran; checks whoever is
         interpreted."""
         with self._phase("checking again"):
-            self._check_timed(rotation.copies)
+            self._check_timed()
         with self._phase("profiling"):
             for station, contender in self.timed:
                 self._profile(station, contender)
         with self._phase("checking again"):
-            self._check_again()
+            self._check_again(rotation.copies)
         interpreted = [(s, c) for s, c in self.living if c.interpreted]
         if interpreted:
             with self._phase("interpreting"):
@@ -202,9 +231,9 @@ class CaseRun:
         digest = attempt(station.living, station.open, self.case, self.seeds[name])
         outputs = []
         for contender in station.living:
-            path = self._output(station, contender, digest, stage=stage)
-            if path is not None:
-                outputs.append((contender, path))
+            output = self._output(station, contender, digest, stage=stage)
+            if output is not None:
+                outputs.append((contender, output))
         return digest, outputs
 
     def _judge_all(
@@ -212,17 +241,18 @@ class CaseRun:
     ) -> None:
         for station, (digest, outputs) in zip(stations, taken, strict=True):
             self._compare_operands(station, digest, name)
-            for contender, path in outputs:
-                self._judge(contender, name, path, stage)
+            for contender, output in outputs:
+                self._judge(contender, name, output, stage)
 
     def _references(self) -> None:
         """Of the case's boundary, and of the narrower ones that a contender's own call covers: the suite's
         producer kernels give the same operands bit by bit, so a composed call is judged by what it was
         given, and not by all that rounding to FP8 may explain."""
-        self.judge = self.start_judge()
-        case = self.case
-        boundaries = {case.boundary, *(self._judged_at(c) for _, c in self.living)}
-        for (name, seeds), boundary in itertools.product(self.seeds.items(), boundaries):
+        for name, seeds in self.seeds.items():
+            self._reference(self.case, name, seeds, FEW if name == "lengths" else 1.0)
+
+    def _reference(self, case: Case, name: str, seeds: dict[str, Any], share: float = 1.0) -> None:
+        for boundary in {case.boundary, *(self._judged_at(c) for _, c in self.living)}:
             digest = self.judge.ask(
                 "reference",
                 REFERENCE_S,
@@ -231,15 +261,40 @@ class CaseRun:
                 sizes=dict(case.sizes),
                 boundary=boundary,
                 seeds=seeds,
+                share=share,
             )
             if boundary == case.boundary:
                 self.digests[name] = digest
 
+    def _check_ragged(self, stations: Sequence[Station], case: Case) -> None:
+        """A small case of uneven sizes, once in a run: what is right at the sizes of production may be wrong
+        there. Whose sizes it does not fit is not asked."""
+        self._reference(case, RAGGED, self.seeds["first"])
+
+        def check(station: Station) -> None:
+            able = [
+                c for c in station.living if not c.interpreted and c.impl.supports(case, station.platform).ok
+            ]
+            digest = attempt(able, station.open, case, self.seeds["first"]) if able else None
+            self._compare_operands(station, digest, RAGGED)
+            for contender in able:
+                stage = f"at {case.text}: "
+                output = self._output(station, contender, digest, stage=stage)
+                if output is not None:
+                    with self.judging:
+                        self._judge(contender, RAGGED, output, stage)
+                elif contender.status != "wrong":  # it does not run at these sizes, which smoke tells
+                    contender.status, contender.reason = None, ""
+
+        self._side_by_side(stations, check)
+
     def _judged_at(self, contender: Contender) -> str:
         return contender.impl.native(self.case.boundary) or self.case.boundary
 
-    def _open(self, station: Station, name: str) -> None:
-        digest = attempt(station.living, station.open, self.case, self.seeds[name])
+    def _open(self, station: Station, name: str, beside: bool = False) -> None:
+        """beside: on a second set, after the first"""
+        seeds = [self.seeds["first"]] * beside + [self.seeds[name]]
+        digest = attempt(station.living, station.open, self.case, *seeds)
         self._compare_operands(station, digest, name)
 
     def _compare_operands(self, station: Station, digest: int | None, name: str) -> None:
@@ -249,55 +304,44 @@ class CaseRun:
                 contender.fail("error", "its worker made other operands than the judge from the same seed")
 
     def _check(
-        self,
-        station: Station,
-        contender: Contender,
-        name: str,
-        *,
-        stage: str = "",
-        fresh: bool = True,
-        which: int = 0,
+        self, station: Station, contender: Contender, name: str, *, stage: str = "", **how: Any
     ) -> None:
-        """Has an output judged against the named reference: of a fresh call or as it was left, on one of
-        the sets of operands. `stage` says in words when it was taken."""
-        path = self._output(station, contender, self.digests[name], stage=stage, fresh=fresh, which=which)
-        if path is not None:
-            self._judge(contender, name, path, stage)
+        """Has the output of a new call judged against the named reference. `stage` says in words when it was
+        made; how: see bench.Bench.output."""
+        output = self._output(station, contender, self.digests[name], stage=stage, **how)
+        if output is not None:
+            self._judge(contender, name, output, stage)
 
     def _output(
-        self,
-        station: Station,
-        contender: Contender,
-        operands: int | None,
-        *,
-        stage: str = "",
-        fresh: bool = True,
-        which: int = 0,
-    ) -> Path | None:
-        """The output in a file, if there is one. operands: their digest; who changes them is wrong."""
+        self, station: Station, contender: Contender, operands: int | None, *, stage: str = "", **how: Any
+    ) -> Output | None:
+        """The output of a new call, if there is one. operands: their digest; who changes them is wrong."""
         if not contender.alive:
             return None
-        number = self.stations.index(station), station.contenders.index(contender)
-        path = self.scratch / "output-{}-{}.pt".format(*number)
-        asked = {"path": str(path), "fresh": fresh, "which": which}
-        answer = attempt([contender], station.ask, contender, "output", **asked)
-        if answer is None:
+        output: Output | None = attempt([contender], station.ask, contender, "output", **how)
+        if output is None:
             return None
-        contender.call_s = answer["seconds"] or contender.call_s
-        if answer["digest"] != operands:
+        contender.call_s = output["seconds"] or contender.call_s
+        if output["digest"] != operands:
             contender.fail("wrong", f"{stage}it changed its operands")
             # The next one gets a new worker, with whole operands.
             station.stop()
-        return path
+        elif reason := _computes_elsewhere(output):
+            contender.fail("wrong", f"{stage}{reason}")
+        return output
 
-    def _judge(self, contender: Contender, name: str, path: Path, stage: str = "") -> None:
-        reference = f"{name} {self._judged_at(contender)}"
-        fp8 = contender.impl.activations == "fp8"
-        contender.check = self.judge.ask("judge", REFERENCE_S, name=reference, path=str(path), fp8=fp8)
+    def _judge(self, contender: Contender, name: str, output: Output, stage: str = "") -> None:
+        contender.check = contender.check | self.judge.ask(
+            "judge",
+            REFERENCE_S,
+            name=f"{name} {self._judged_at(contender)}",
+            **{key: output[key] for key in ("output", "shape", "dtype")},
+            fp8=contender.impl.activations == "fp8",
+            truncates=contender.impl.truncates,
+        )
         if not contender.check["ok"]:
             contender.fail("wrong", f"{stage}{contender.check['reason']}")
         contender.check["ok"] &= contender.status != "wrong"
-        path.unlink()
 
     def _measure(self, measured: Measured, budget_s: float, max_s: float, baseline: str) -> None:
         timed = self.timed
@@ -310,6 +354,7 @@ class CaseRun:
             timed.append((station, twin))
 
         made, spent_s = 0, 0.0
+        clocks: dict[str, list[float]] = defaultdict(list)
 
         def begin_round() -> None:
             nonlocal made
@@ -333,15 +378,21 @@ class CaseRun:
                 else:  # the calls made tell whether later blocks need them (see bench.py)
                     for station in self.stations:
                         anew(station)
+            for station in self.stations:
+                station.pause()
 
         def turn(station: Station, contender: Contender) -> float:
             nonlocal spent_s
             if contender.alive:
                 began = time.perf_counter()
                 answer = attempt([contender], station.ask, contender, "turn", at_least=TURN_S)
-                spent_s += time.perf_counter() - began
+                took_s = time.perf_counter() - began
+                spent_s += took_s
+                self.turns_s[contender.name] += took_s
+                station.pause()
                 self.monitor.sample(f"{self.case.key} {contender.name}")
                 if answer is not None:
+                    clocks[contender.name].append(_clock_error(took_s, answer, station.platform.kind))
                     if answer["host_seconds"] is not None:
                         contender.host_s.append(answer["host_seconds"])
                     return answer["seconds"]
@@ -375,17 +426,30 @@ class CaseRun:
                 contender.fail("error", rounds.dropped[contender.name])
             if rounds.stopped == "disturbed":
                 contender.fail("error", _too_disturbed(rounds))
+            if (errors := sorted(clocks[contender.name])) and errors[len(errors) // 4] > 1:
+                contender.fail("wrong", "its worker's clock runs slower than the harness's")
             contender.beaten = rounds.beaten.get(contender.name, "")
 
-    def _check_timed(self, copies: int) -> None:
-        """The outputs that timing left, on the first and on the last set of operands."""
+    def _check_timed(self) -> None:
+        """The outputs that the timed calls left and further ones, compared with each other where they were
+        made: of those that differ the judge sees the farthest."""
         for station in self.stations:
             timed = [c for c in station.living if not c.interpreted]
             if timed and attempt(timed, station.digest) not in (None, self.digests["first"]):
                 self._find_writer(station, timed)
-            for contender, which in itertools.product(timed, sorted({0, copies - 1})):
-                name = "last" if which and "last" in self.seeds else "first"
-                self._check(station, contender, name, stage="after timing: ", fresh=False, which=which)
+            for contender in timed:
+                # Half as long as its turns at most, so that checking takes no longer than measuring.
+                spent = min(self.turns_s[contender.name] / 2, COMPARING_S)
+                seen = attempt([contender], station.ask, contender, "compared", seconds=spent)
+                if seen is None:
+                    continue
+                for output in seen["outputs"]:
+                    name = "last" if output["set"] and "last" in self.seeds else "first"
+                    if not output["set"] or name == "last":
+                        self._judge(contender, name, output, "after timing: ")
+                contender.check |= {key: seen[key] for key in ("calls", "differed", "distance")}
+                if not seen["guards"]:
+                    contender.fail("wrong", "after timing: it wrote beside its output")
 
     def _profile(self, station: Station, contender: Contender) -> None:
         """What ran in a call. Where a machine's profiler does not work the row keeps its time: that the call
@@ -413,22 +477,56 @@ class CaseRun:
         for contender in timed:
             contender.fail("error", f"{by} changed the operands that it was timed on: leave that out")
 
-    def _check_again(self) -> None:
-        """With other live operands, which a cached answer misses; then with other operands altogether,
-        which a cached preparation misses."""
+    def _check_again(self, copies: int) -> None:
+        """With other live operands, which a cached answer misses, on the last set alone and on the first;
+        with activations that nobody judges, which are as quick as those that were timed; then with other
+        operands altogether, which a cached preparation misses, and with others of the same lengths, which
+        what was cached by lengths misses."""
         stations = list(dict.fromkeys(station for station, _ in self.timed))
-        self._side_by_side(stations, self._load_live)
+        op = kernels.OPS[self.case.op]
+        live: dict[str, Any] = {
+            "stage": "with other live operands: ",
+            "poison": False,
+            "scribble": True,
+        }
+        if copies > 1 and not op.turns:
+            self._side_by_side(stations, lambda station: self._load(station, "live", copies - 1))
+            for station, contender in self.timed:
+                self._check(station, contender, "live", **live, which=copies - 1)
+        self._side_by_side(stations, lambda station: self._load(station, "live"))
         for station, contender in self.timed:
-            self._check(station, contender, "live", stage="with other live operands: ")
-        self._side_by_side(stations, lambda station: self._open(station, "other"))
+            self._check(station, contender, "live", **live)
         for station, contender in self.timed:
-            self._check(station, contender, "other", stage="with other stationary operands: ")
+            self._check_unseen(station, contender)
+        # Where weights are streamed the others stand on a second set: whoever takes the first set's is wrong.
+        beside = copies > 1 and not op.turns
+        self._side_by_side(stations, lambda station: self._open(station, "other", beside))
+        for station, contender in self.timed:
+            stage = "with other stationary operands: "
+            self._check(station, contender, "other", stage=stage, which=int(beside))
+        if "lengths" in self.seeds:
+            self._side_by_side(stations, lambda station: self._open(station, "lengths"))
+            for station, contender in self.timed:
+                self._check(station, contender, "lengths", stage="with other pages of the same lengths: ")
 
-    def _load_live(self, station: Station) -> None:
+    def _load(self, station: Station, name: str, which: int = 0) -> None:
         for contender in station.living:
             attempt([contender], station.prepare, contender)
         if station.living:
-            attempt(station.living, station.load, self.seeds["live"])
+            attempt(station.living, station.load, self.seeds[name], which)
+
+    def _check_unseen(self, station: Station, contender: Contender) -> None:
+        seen = attempt([contender], station.ask, contender, "unseen")
+        if seen is None:
+            return
+        if not seen["changed"]:
+            contender.fail("wrong", "its output did not change with its activations")
+        elif seen["seconds"] > UNSEEN_TIMES * seen["timed_s"] + UNSEEN_S:
+            contender.fail(
+                "wrong",
+                f"on activations that it had not seen a call took {seen['seconds'] * 1e3:.3g} ms, when timed "
+                f"{seen['timed_s'] * 1e3:.3g} ms: it keeps answers",
+            )
 
     def _check_interpreted(self, interpreted: Sequence[tuple[Station, Contender]]) -> None:
         """On two sets of operands that share nothing. No time stands on it, and the interpreter is slow: so
@@ -438,6 +536,25 @@ class CaseRun:
             station.stop()
         for name, stage in (("first", ""), ("other", "with other operands: ")):
             self._judge_all(stations, self._outputs(stations, name, stage), name, stage)
+
+
+def _clock_error(took_s: float, answer: Mapping[str, Any], kind: str) -> float:
+    """The seconds of a turn over the most that its worker's word on its calls can explain: those calls, an
+    untimed one, on a GPU the sleeps that hide launches, and what stands around them. Above 1 no clock of the
+    machine's gave that word, unless the turn was disturbed or touched memory for the first time."""
+    calls_s = answer["seconds"] * (answer["calls"] + 1)
+    return took_s / (CLOCK_TIMES[kind == "cpu"] * calls_s + CLOCK_S)
+
+
+def _computes_elsewhere(output: Output) -> str:
+    """What is against an output whatever it holds."""
+    if output["late"]:
+        return "its output changed after its call had returned"
+    if not output["guards"]:
+        return "it wrote beside its output"
+    if output["result_s"] > RESULT_S + RESULT_SHARE * output["seconds"]:
+        return f"reading its answer took {output['result_s'] * 1e3:.3g} ms: it is not made in the call"
+    return ""
 
 
 def _too_disturbed(rounds: Rounds) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from harness.errors import NothingRan
 from harness.machine.cpu_threads import ALLOWED
 from kernels.platform import Platform
+
+LOCKS = "KERNEL_BENCH_LOCKS"
+"""Environment variable: a folder for locks, for tests of the suite itself. The default is one place for all
+users of a machine, whatever their TMPDIR."""
 
 
 @contextlib.contextmanager
@@ -30,16 +33,15 @@ def device_lock(platform: Platform) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(name: str, device: str) -> Iterator[None]:
-    path = Path(tempfile.gettempdir()) / f"deepseek-kernel-bench-{name}.lock"
+    path = Path(os.environ.get(LOCKS, "/tmp")) / f"deepseek-kernel-bench-{name}.lock"
     try:
-        file = path.open("a+")
+        descriptor = _open(path)
     except OSError as error:
         raise NothingRan(f"cannot lock device {device}: {path}: {error.strerror}") from None
-    with file:
+    with os.fdopen(descriptor, "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            file.seek(0)
             raise NothingRan(
                 f"device {device} is being measured by process {file.read().strip() or '?'}; "
                 "wait for it, or choose another --device"
@@ -48,3 +50,14 @@ def _locked(name: str, device: str) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def _open(path: Path) -> int:
+    """Of whichever user's: in a folder with a sticky bit Linux refuses to open another's file with O_CREAT
+    (fs.protected_regular)."""
+    try:
+        return os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        os.fchmod(descriptor, 0o666)  # whatever the umask
+        return descriptor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.catalogue.devices import last_level
@@ -23,6 +23,7 @@ from harness.workers.process import Worker, WorkerFailure
 from harness.workers.station import Station
 from kernels.platform import Platform
 from shapes.case import Case
+from shapes.suites import suites
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class CaseMeasurer:
 
     judge:        ready for the first case; each other starts one
     memory_share: of what is free, where other devices of this machine are measured meanwhile
+    ragged:       who was checked on ragged sizes in this run, with the reason if it was wrong
     """
 
     plan: RunPlan
@@ -50,6 +52,7 @@ class CaseMeasurer:
     progress: Progress
     judge: Worker | None = None
     memory_share: float = 1.0
+    ragged: dict[str, str] = field(default_factory=dict)
 
     @property
     def platform(self) -> Platform:
@@ -120,6 +123,8 @@ class CaseMeasurer:
                     contender.fail("unsupported", support.reason)
                 elif interpreted and plan.record.contrast == "arms":
                     contender.fail("unsupported", "it is interpreted here: there is no time to compare")
+                if self.ragged.get(name):
+                    contender.fail("wrong", self.ragged[name])
                 if contender.alive:
                     able.append(contender)
                 elif not arm.is_twin:
@@ -137,9 +142,14 @@ class CaseMeasurer:
             say=self.progress.say,
             show_rounds=self.progress.rounds,
             rules=self.plan.rules,
+            ragged=self._ragged(case, group),
         )
         try:
-            return runner.run(group.rotation, budget_s, max_s, group.baseline)
+            measured = runner.run(group.rotation, budget_s, max_s, group.baseline)
+            for contender in group.contenders:
+                wrong = contender.status == "wrong" and contender.reason.startswith("at ")
+                self.ragged[contender.name] = contender.reason if wrong else ""
+            return measured
         except WorkerFailure as failure:
             for contender in group.contenders:
                 contender.fail("error", f"the reference could not be computed or compared: {failure.reason}")
@@ -147,6 +157,21 @@ class CaseMeasurer:
             return Measured(case, group.contenders, group.rotation, setup_s=setup_s, phases=runner.phases)
         finally:
             runner.close()
+
+    def _ragged(self, case: Case, group: Group) -> list[Case]:
+        """The smoke case of the most uneven sizes, of the same dtypes and boundary, if somebody was not
+        checked on it yet. Races compare configurations, each of which is checked at its own case."""
+        names = {c.name for c in group.contenders if not c.interpreted}
+        if names <= self.ragged.keys() or self.plan.record.race is not None:
+            return []
+        op, same = self.plan.op, {k: v for k, v in case.sizes.items() if isinstance(v, str) and ".." not in v}
+        cases = [
+            op.case({**op.defaults(self.platform.arch), **smoke.sizes, **same}, boundary=case.boundary)
+            for smoke in suites()["smoke"].cases(op.name)
+        ]
+        if any(smoke.key == case.key for smoke in cases):
+            return []
+        return sorted(cases, key=lambda c: -sum(".." in str(v) for v in c.sizes.values()))[:1]
 
     def _stations(self, contenders: Sequence[Contender], scratch: Path) -> list[Station]:
         """A worker for each arm and runtime."""

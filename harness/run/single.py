@@ -222,6 +222,9 @@ class _Local:
         except Exception as error:
             raise WorkerFailure("error", one_line(error)) from error
 
+    def pause(self) -> None:
+        pass
+
     def kill(self) -> None:
         self.bench.close()
 

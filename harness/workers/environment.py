@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import kernels
 from harness.files import JsonObject
@@ -56,14 +56,20 @@ def provenance(platform: Platform, threads: int) -> JsonObject:
     return facts | {"machine": facts["machine"] | {"threads": threads}, "worker_defaults": DEFAULTS}
 
 
-def worker_environment(extra: Mapping[str, str | None], tree: str | None = None) -> dict[str, str]:
+def worker_environment(
+    extra: Mapping[str, str | None], tree: str | None = None, plugins: Collection[str] = ()
+) -> dict[str, str]:
     """Our defaults, over them the user's environment with the project first on the path, then `extra`, where
-    None takes a variable away."""
+    None takes a variable away.
+
+    plugins: the files of implementations that this worker imports; folders, which bring ops, all do
+    """
     environment = dict(os.environ)
     path = [tree or str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(path)
     # Workers run in the project's folder, the user perhaps elsewhere.
-    environment[kernels.PLUGINS] = os.pathsep.join(map(str, kernels.plugin_files()))
+    wanted = [str(path) for path in kernels.plugin_files() if path.is_dir() or str(path) in plugins]
+    environment[kernels.PLUGINS] = os.pathsep.join(wanted)
     whole = DEFAULTS | environment | dict(extra)
     return {name: value for name, value in whole.items() if value is not None}
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import pickle
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -40,19 +42,32 @@ class WorkerFailure(Exception):
         return self.status in ("crashed", "timeout")
 
 
+class _Plain(pickle.Unpickler):
+    """Reads plain values only: an answer cannot make this process run anything."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
 class Worker:
     """One child process, with its environment set before it starts; of the source tree in the folder `tree`,
-    if that is not this one.
+    if that is not this one, importing no other plug-ins than `plugins`.
 
     serves: `module:Class` of the object that answers, whose public methods are the requests
     facts:  what it said of itself and its device (see child/device.py)
     """
 
     def __init__(
-        self, serves: str, environment: Mapping[str, str | None], log: Path, tree: str | None = None
+        self,
+        serves: str,
+        environment: Mapping[str, str | None],
+        log: Path,
+        tree: str | None = None,
+        plugins: Collection[str] = (),
     ) -> None:
         self.log = log
         self.facts: dict[str, Any] = {}
+        self.paused = False
         self.log_start = log.stat().st_size if log.exists() else 0
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "harness.workers.child.main", serves, str(theirs.fileno())]
@@ -63,7 +78,7 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                env=worker_environment(environment, tree),
+                env=worker_environment(environment, tree, plugins),
                 cwd=tree or ROOT,
                 start_new_session=True,
             )
@@ -80,11 +95,24 @@ class Worker:
         """Sends a request and waits at most `deadline` seconds for its answer; raises WorkerFailure."""
         # What it says of an earlier request is not what this one died of.
         self.log_start = self.log.stat().st_size
+        self._signal(signal.SIGCONT)
         try:
             self.connection.send((request, arguments))
         except OSError:
             raise self._crashed(request) from None
         return self._answer(deadline, request)
+
+    def pause(self) -> None:
+        """Stops the process, whatever threads it has, until it is asked again: nobody works beside a rival's
+        turn. A killed parent takes a stopped worker with it all the same."""
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: signal.Signals) -> None:
+        pauses = number == signal.SIGSTOP
+        if self.paused != pauses and self.alive:
+            self.paused = pauses
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
 
     def hello(self, platform: Platform, threads: int, deadline: float) -> None:
         """Readies the device. Raises WorkerFailure."""
@@ -95,9 +123,12 @@ class Worker:
             if not self.connection.poll(deadline):
                 self.kill()
                 raise WorkerFailure("timeout", f"no answer within {deadline:g} s while in {doing}")
-            kind, value = self.connection.recv()
+            kind, value = _Plain(io.BytesIO(self.connection.recv_bytes())).load()
         except (EOFError, OSError):
             raise self._crashed(doing) from None
+        except pickle.UnpicklingError as error:
+            self.kill()
+            raise WorkerFailure("error", f"its answer to {doing} is no plain value: {error}") from None
         if kind == "crashed":
             self.kill()
         if kind not in ("ok", "ready"):

@@ -36,6 +36,8 @@ class Answers(Protocol):
 
     def ask(self, request: str, deadline: float, **arguments: Any) -> Any: ...
 
+    def pause(self) -> None: ...
+
     def kill(self) -> None: ...
 
 
@@ -70,7 +72,7 @@ class Station:
             | first.environment(self.platform)
             | arm.variables
         )
-        self.worker = Worker(BENCH, environment, self.log, arm.tree)
+        self.worker = Worker(BENCH, environment, self.log, arm.tree, [first.plugin])
         self.prepared.clear()
         kind, device = self.platform.kind, self.platform.device
         threads = int(environment.get("OMP_NUM_THREADS") or self.threads)
@@ -87,6 +89,11 @@ class Station:
             self.worker.kill()
             self.worker = None
 
+    def pause(self) -> None:
+        """Until it is asked again its worker does nothing."""
+        if self.worker is not None:
+            self.worker.pause()
+
     def _raw(self, request: str, deadline: float, **arguments: Any) -> Any:
         assert self.worker is not None
         return self.worker.ask(request, deadline, **arguments)
@@ -98,18 +105,24 @@ class Station:
             for step in self.restore:
                 step()
 
-    def open(self, case: Case, seeds: dict[str, int]) -> int:
-        """New operands; nobody is prepared on them yet."""
+    def open(self, case: Case, seeds: dict[str, Any], beside: dict[str, Any] | None = None) -> int:
+        """New operands, and a second set of others; nobody is prepared on them yet. The last set's digest."""
         self.restore = []
         self.ready()
-        self.restore = [lambda: self._open(case, seeds)]
-        return self._open(case, seeds)
+        self.restore = [lambda: self._open(case, seeds, beside)]
+        return self._open(case, seeds, beside)
 
-    def _open(self, case: Case, seeds: dict[str, int]) -> int:
+    def _open(self, case: Case, seeds: dict[str, Any], beside: dict[str, Any] | None) -> int:
         self.prepared.clear()
         sizes = dict(case.sizes)
         return self._raw(
-            "open", self.deadlines.prepare, op=case.op, sizes=sizes, boundary=case.boundary, seeds=seeds
+            "open",
+            self.deadlines.prepare,
+            op=case.op,
+            sizes=sizes,
+            boundary=case.boundary,
+            seeds=seeds,
+            beside=beside,
         )
 
     def fresh(self, rotation: Rotation) -> None:
@@ -123,11 +136,11 @@ class Station:
         step()
         self.restore = [self.restore[0], step]
 
-    def load(self, seeds: dict[str, int]) -> None:
-        """New live operands for everyone prepared."""
+    def load(self, seeds: dict[str, Any], which: int = 0) -> None:
+        """New live operands for everyone prepared, on one of the sets."""
 
         def step() -> None:
-            self._raw("load", self.deadlines.prepare, seeds=seeds)
+            self._raw("load", self.deadlines.prepare, seeds=seeds, which=which)
 
         self.ready()
         step()

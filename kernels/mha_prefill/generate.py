@@ -119,9 +119,7 @@ def _edges(length: int) -> list[int]:
     return sorted({key for edge in edges for key in (edge - 1, edge) if 0 < key < length - 1})
 
 
-def _add_landmarks(
-    q: torch.Tensor, k: torch.Tensor, sequences: list[Sequence], adversarial: bool
-) -> None:
+def _add_landmarks(q: torch.Tensor, k: torch.Tensor, sequences: list[Sequence], adversarial: bool) -> None:
     """Gives the rope part of the even heads a meaning; it is in the scores and not in the values.
 
     Along the rope part's first channel an ordinary key lies so far below 0 that it scores L less than a

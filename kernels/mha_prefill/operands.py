@@ -90,7 +90,6 @@ class MhaPrefillOperands(Operands):
                 setattr(copied, name, fresh.copy_(tensor))
         return copied
 
-
     def guarded_tensors(self) -> Iterable[torch.Tensor]:
         return [beyond(t) if n in self.live and is_guarded(t) else t for n, t in self.tensors().items()]
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 class MhaPrefill(Op):
     name = "mha_prefill"
     Sizes = MhaPrefillSizes
+    lengths = True
     baseline: ClassVar = {"cpu": "torch.sdpa", "cuda": "torch.sdpa", "rocm": "torch.sdpa"}
 
     def defaults(self, arch: str) -> Mapping[str, Size]:

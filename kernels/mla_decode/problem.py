@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 class MlaDecode(Op):
     name = "mla_decode"
     Sizes = MlaDecodeSizes
+    lengths = True
     baseline: ClassVar = {"cpu": "torch.sdpa", "cuda": "torch.sdpa", "rocm": "torch.sdpa"}
     engine_like = "triton.split_kv"
 

@@ -100,7 +100,7 @@ WAYS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], Any]]] = {
     "twice the scale": (lambda x: is_tensor(x, torch.float32) and x.numel() == 1, lambda x: x * 2),
     "another tensor": (lambda x: is_tensor(x, torch.bfloat16) and is_empty(x), torch.empty_like),
     "the other flag": (lambda x: isinstance(x, bool), lambda x: not x),
-    "half of it": (lambda x: isinstance(x, float), lambda x: x / 2),
+    "half of it": (lambda x: isinstance(x, float) and x != 0, lambda x: x / 2),
     "one more": (lambda x: type(x) is int, lambda x: x + 1),
     "none": (lambda x: type(x) is int and x > 1, lambda x: 0),
     "the other order": (
@@ -167,6 +167,7 @@ def broken(broken: Break) -> Iterator[None]:
 
 ONE = "a sequence has one query token, and pages of one token are full"
 SPLITS = "the answer does not depend on how sequences are split"
+SORTED = "the order of sequences, of which each is one tile and one split"
 ROOM = "there may be more room than is needed"
 
 HARMLESS = {
@@ -195,6 +196,8 @@ HARMLESS = {
         r"get_theoretical_mk_alignment": "experts' rows keep to whatever is advised, and the library is told",
         r"nt_masked\(4\): one more|\(alignment\): one more": "a hint",
         r"deepgemm.contiguous .*\(1\[1\]\): other strides|w1_scale\): other strides": "it reads strides",
+        # vLLM 0.33 deep_gemm_utils.py:479 asks for a signed type, and its Triton kernels load either.
+        r"deepgemm_moe_permute\(topk_ids\): other index type": "it takes both",
         r"transform_sf_into_required_layout\((sf\): other strides|recipe\[0\])": "not read of weights",
         r"\(block_shape\[0\]\)": "x has blocks of one row",
         r"post_reorder_deepgemm\(topk_ids\)": "rows of -1 tell what is elsewhere",
@@ -208,6 +211,28 @@ HARMLESS = {
     "mha_prefill": {
         r"cute_dsl .*deepseek\(((q|kv)_seq_lens_cpu|seq_lens|batch_size)\)": "it reads cum_seq_lens_*",
         r"fa3@vllm .*\(fa_version\)": "tests/kernels/mha_prefill/test_rows.py asks for it",
+        # SGLang 0.5.23 extend_attention.py:1058: `_is_hip and ...`; the case tried is of sm_90.
+        r"extend_attention_fwd\(extend_seq_lens_cpu": "the grid without idle programs is HIP's alone",
+        r"(sglang.triton_extend|aiter.triton) .*: other index type": "Triton loads either type",
+        # AITER v0.1.20.post1 _triton_kernels/attention/mha.py:519: VARLEN takes it from cu_seqlens_k.
+        r"aiter.triton .*\(max_seqlen_k\)": "a length is read of cu_seqlens_k",
+        # FlashInfer 0.7.2.post1 prefill.py, trtllm_ragged_attention_deepseek: _validate_cpu_seq_lens takes
+        # int32 and int64; attention/cute_dsl/fmha.py:532, 592: qo_indptr.to(torch.int32).
+        r"deepseek\((q|kv)_seq_lens_cpu\): other index type": "it takes both",
+        r"flashinfer.cute_dsl .*deepseek\(cum_seq_lens_\w+\): other index type": "it is converted",
+        r"deepseek\(return_lse\)": "out is given, and the LSE another tensor (prefill.py:7500)",
+        # AITER v0.1.20.post1 ops/mha.py:435: seqstart_q.to(torch.int32).
+        r"aiter.opus .*: other index type": "it is converted",
+        # FA3 0251105 and vLLM's fork 617264c, hopper/flash_api.cpp: params.q_descale_batch_stride.
+        r"flash_attn.fa3.*\([qkv]_descale\): other strides": "it is told strides",
+        # vLLM 0.33.0 vllm_flash_attn/cute/interface.py:724: maybe_contiguous.
+        r"fa4@vllm .*\([qkv]_descale\): other strides": "it is made contiguous",
+        # AITER e404860 csrc/py_itfs_cu/asm_mha_varlen_fwd.cu and py_itfs_ck/mha_varlen_fwd_kernels.cu.
+        r"aiter.(ck|asm) .*\(zero_tensors\)": "the output is filled with zeros before it is written",
+        r"aiter.(ck|asm) .*\(return_softmax_lse\)": "the LSE is another tensor",
+        r"aiter.(ck|asm) .*\(window_size_right\): one more": "with a causal mask it is set to 0",
+        r"aiter.asm .*\(min_seqlen_q\)": "CK's kernels alone read it (csrc/cpp_itfs/mha_fwd.cu:288)",
+        r"aiter.asm .*\(how_v3_bf16_cvt\)": "how fp32 is rounded to bf16 (csrc/cpp_itfs/mha_fwd.cu:52)",
     },
     # What engines give is asked for in tests/kernels/mla_decode/test_engine_arguments.py.
     "mla_decode": {
@@ -228,43 +253,41 @@ HARMLESS = {
         r"aiter.*\(intra_batch_mode\)": SPLITS,
         r"aiter.asm_persistent.* mla_decode_fwd\((qo|kv)_indptr\): (one|an)": "the schedule says it",
         r"aiter.*@sglang gfx942 .*\(q_scale\)": "q is in bf16",
+        # tokenspeed-mla 2.0.4 mla_decode.py:710 and 1042: seq_lens.to(torch.int32); mla_decode_fp8.py:1403,
+        # 1464: a kernel that is launched early waits.
+        r"tokenspeed_mla_decode\(seq_lens\): other index type": "it is converted",
+        r"tokenspeed_mla_decode\(enable_pdl\)": "when a kernel is launched, not what it reads",
+        # FA3 0251105 hopper/flash_attn_interface.py:102; sgl_kernel/flash_attn.py of sglang-kernel 0.4.10.
+        r"flash_attn.fa3.* flash_attn_with_kvcache\(page_table\): other strides": "it is made contiguous",
+        r"flash_attn.fa4 .*\(page_table\): other strides": "it is made contiguous (cute/interface.py:752)",
+        # hopper/ of FA3 0251105 and of vLLM's fork 617264c: heuristics.h splits no keys of 4 blocks or fewer;
+        # tile_scheduler.hpp rounds rows up to tiles, and 16 heads are one tile of each size.
+        r"flash_attn.fa3.* get_scheduler_metadata\((max_seqlen_k|head\w+|cache_seqlens|page_size)\)": SORTED,
+        r"flash_attn.fa3.* get_scheduler_metadata\(num_heads_(kv|q)\): one more": "one tile of rows",
+        r"flash_attn.fa3@vllm .*\(scheduler_metadata\): one less": "one tile of rows, of one split",
     },
 }
 """Breaks that are right all the same: op -> pattern of contract, case and break -> the reason."""
 
 UNNOTICED = (
-    r"flash_attn.fa3.* get_scheduler_metadata\(",  # doubles check a schedule's size, not what it says
-    r"flash_attn.fa3@vllm .*\(scheduler_metadata\)",
-    r"tokenspeed_mla_decode\((seq_lens\): other index type|enable_pdl)",
-    r"(sglang.triton_extend|aiter.triton|aiter.opus) .*: other index type",
-    r"extend_attention_fwd\(extend_seq_lens_cpu",
     r"tensor\(stride\[0\]\)",
     r"create_execution_plans\(0\): the other order",
     r"execute\(1\): another order",
     r"flashinfer.cudnn .*plan\((num_qo_heads|head_dim_\w+)\)",
     r"flashinfer.cudnn .*plan\([vo]_indptr\): other index type",
-    r"deepseek\((o_sf_scale|return_lse)\)",
-    r"deepseek\((q|kv)_seq_lens_cpu\): other index type",
-    r"flashinfer.cute_dsl .*deepseek\(cum_seq_lens_\w+\): other index type",
-    r"aiter.triton .*\(max_seqlen_k\)",
-    r"aiter.(ck|asm) .*\((dropout_p|logits_soft_cap|zero_tensors|return_softmax_lse)\)",
-    r"aiter.asm .*\(how_v3_bf16_cvt\)",
-    r"aiter.(ck|asm) .*\((window_size_right|min_seqlen_q)\): one more",
+    r"deepseek\(o_sf_scale\)",
     r"aiter.fp8_ps .* get_ps_metadata_info_v1\(",
     r"fp8_ps .* get_ps_metadata_v1\((context_lens|gqa_ratio|qlen_gran\w+|block_size|is_causal)\)",
     r"aiter.fp8_ps .*\((reduce_\w+|work_metadata_ptrs|work_indptr)\)",
-    r"\([qkv]_descale\): other strides",
     r"deepseek\(enable_pdl\)",
     r"fmoe_fp8_blockscale_g1u1\(topk\)",
-    r"flash_attn.fa.* flash_attn_with_kvcache\(page_table\): other strides",
-    r"flash_attn.fa4 .*\(page_table\): other strides",
     r"sm100_cutlass_mla_get_workspace_size\(",
     r"sm100_cutlass_mla_decode\(9\): one more",
     r"fa3@vllm .*flash_attn_varlen_func\(max_seqlen_k\)",
-    r"deepgemm_moe_permute\(topk_ids\): other index type",
 )
 """Breaks that no double notices, and that nobody has seen to be harmless in the library's source: what a
-double may lack. Patterns likewise."""
+double may lack. Patterns likewise. Each still waits for a reading of its source; of AITER's kernels in
+assembly (fp8_ps, fmoe_fp8_blockscale_g1u1) only the arguments are in it, not what is done with them."""
 
 
 def is_known(text: str) -> bool:

@@ -9,7 +9,7 @@ import io
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,12 @@ class WorkerHere:
     """Like `harness.workers.process.Worker`, which it stands for."""
 
     def __init__(
-        self, serves: str, environment: Mapping[str, str | None], log: Path, tree: str | None = None
+        self,
+        serves: str,
+        environment: Mapping[str, str | None],
+        log: Path,
+        tree: str | None = None,
+        plugins: Collection[str] = (),
     ) -> None:
         module, name = serves.split(":")
         self.served = getattr(importlib.import_module(module), name)()
@@ -49,6 +54,9 @@ class WorkerHere:
 
     def hello(self, platform: Platform, threads: int, deadline: float) -> None:
         self.facts = self.ask("hello", deadline, kind=platform.kind, device=platform.device, threads=threads)
+
+    def pause(self) -> None:
+        pass
 
     def kill(self) -> None:
         self.alive = False
@@ -82,6 +90,8 @@ def run_here(*arguments: object, plugin: Path | None = None) -> subprocess.Compl
         patch.setattr(sys, "argv", ["harness", "run", *map(str, arguments)])
         if plugin is not None:
             patch.setenv(kernels.PLUGINS, str(plugin))
+        # As workers do, which are this process.
+        patch.setattr(kernels, "_importing", True)
         kernels.implementations.cache_clear()
         try:
             code = main()

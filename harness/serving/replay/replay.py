@@ -75,7 +75,12 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor, say: Say = to
     base = next(iter(arms))
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
         threads = thread_environment(platform, plan.threads)
-        worker = Worker(RANK, threads | dict(plan.environment), Path(scratch) / "replay.log")
+        worker = Worker(
+            RANK,
+            threads | dict(plan.environment),
+            Path(scratch) / "replay.log",
+            plugins=[str(path) for path in kernels.plugin_files()],
+        )
         try:
             worker.hello(platform, plan.threads, plan.prepare_s)
             rounds = _measured(plan, arms, worker, platform, monitor, say)

@@ -6,15 +6,17 @@ Every public method is one request that the parent makes; arguments and answers 
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kernels
 from harness.workers.child import heap
 from harness.workers.child.device import ready_device
 from harness.workers.child.fingerprint import fingerprint
+from harness.workers.child.outputs import OwnedOutput, Repeats, bits
 from harness.workers.child.profile import profile
 from harness.workers.child.source_hash import source_of
 from harness.workers.child.timers import timer_for
@@ -23,6 +25,14 @@ from kernels.compose import bind
 from kernels.op import Implementation, Op, Prepared, Unsupported
 from kernels.operands import Operands, Seeds
 
+if TYPE_CHECKING:
+    import torch
+
+# Calls that are compared with each other: one that is wrong once in 20 shows among them in 95 % of runs.
+REPEATS = 59
+UNSEEN, UNSEEN_S = 3, 0.5
+"""Calls on activations that were never seen, of which the fastest counts: so many, or what fills this."""
+
 # Where the first calls after preparing anew take on average no more than this many times as long as those
 # that are timed, they are spared from then on.
 AS_LONG = 1.1
@@ -30,11 +40,25 @@ AS_LONG = 1.1
 
 @dataclass
 class _Ready:
-    """A contender: prepared once on each set of operands, with the program that turns run."""
+    """A contender: prepared once on each set of operands, with the program that turns run.
+
+    outs: of each set what the harness gave it to write to; None of a library that allocates
+    """
 
     prepared: list[Prepared]
+    outs: list[OwnedOutput | None]
     timer: Timer
     program: Program
+
+    def spoil(self) -> None:
+        for out in self.outs:
+            if out is not None:
+                out.spoil()
+
+    def result(self, which: int) -> torch.Tensor:
+        """The output of the last call on a set: the harness's own, wherever the kernel says that it is."""
+        result, out = self.prepared[which].result(), self.outs[which]
+        return out.tensor if out is not None and out.holds(result) else result
 
 
 class Bench:
@@ -54,24 +78,36 @@ class Bench:
         self.first_s: dict[str, float] = {}
         self.settled_s: dict[str, float] = {}
         self.timers: dict[str, Timer] = {}
+        self.repeats: dict[str, Repeats] = {}
+        self.live: dict[str, torch.Tensor] = {}
+        self.wild = random.Random()  # of the system's entropy: nobody foresees it
 
     def hello(self, kind: str, device: str, threads: int) -> dict[str, Any]:
         self.kind, self.device, self.threads = kind, device, threads
         return ready_device(kind, device, threads)
 
-    def open(self, op: str, sizes: Mapping[str, Any], boundary: str, seeds: Mapping[str, Any]) -> int:
-        """Makes the canonical operands; the digest tells the parent whether they are the judge's."""
+    def open(
+        self,
+        op: str,
+        sizes: Mapping[str, Any],
+        boundary: str,
+        seeds: Mapping[str, Any],
+        beside: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Makes the canonical operands; the digest, of the last set, tells the parent whether they are the
+        judge's. beside: of a second set, where calls rotate over both"""
         self.close()
         case = (op, dict(sizes), boundary)
         if case != self.case:
             self.case = case
             self.first_s.clear()
             self.settled_s.clear()
+        self.repeats.clear()
         self.op = kernels.OPS[op]
         self.sizes = self.op.sizes(sizes)
         self.boundary = boundary
-        self.sets = [self._make(seeds)]
-        return self.sets[0].digest()
+        self.sets = [self._make(each) for each in (seeds, beside) if each is not None]
+        return self.sets[-1].digest()
 
     def _make(self, seeds: Mapping[str, Any]) -> Operands:
         return self.op.make(self.sizes, Seeds(**seeds), self.device, self.boundary)
@@ -120,15 +156,19 @@ class Bench:
             assert isinstance(implementation, Tunable)
             implementation = implementation.configured(config)
         prepared: list[Prepared] = []
+        outs: list[OwnedOutput | None] = []
         again = self.kind == "cpu" and contender in self.first_s
         spared = again and contender in self.settled_s
         spent_s = 0.0
         for operands in self.sets:
             out = None
             if not implementation.allocates:
-                out = self.op.empty_output(self.sizes, self.device).fill_(float("nan"))
+                out = OwnedOutput(self.op.empty_output(self.sizes, "meta"), self.device, self.wild)
+                out.poison()
+            outs.append(out)
             first = prepared[0] if prepared else None
-            prepared.append(bind(self.op, implementation, operands, out, first))
+            given = None if out is None else out.tensor
+            prepared.append(bind(self.op, implementation, operands, given, first))
             if call and not spared:
                 began = time.perf_counter()
                 prepared[-1].call()
@@ -141,7 +181,9 @@ class Bench:
         program = timer.program(calls) if call else Program(calls)
         if again:  # the first time it compiled
             program.device_s = self.settled_s.get(contender, self.first_s[contender])
-        self.ready[contender] = _Ready(prepared, timer, program)
+        if self.kind == "cpu" and all(outs):
+            program.before = [out.spoiler() for out in outs if out is not None]
+        self.ready[contender] = _Ready(prepared, outs, timer, program)
         return {
             "seconds": time.perf_counter() - started,
             "synchronises": program.synchronises,
@@ -149,39 +191,151 @@ class Bench:
         }
 
     def turn(self, contender: str, at_least: float) -> dict[str, Any]:
+        """A timed turn. Outputs are spoiled before it, and those that it left are compared after it with what
+        the first turn left."""
         ready = self.ready[contender]
-        return asdict(ready.timer.turn(ready.program, at_least))
+        ready.spoil()
+        ready.timer.synchronize()
+        taken = ready.program.taken
+        turn = ready.timer.turn(ready.program, at_least)
+        repeats = self.repeats.setdefault(contender, Repeats())
+        for which in ready.program.reached_since(taken, len(self.sets)):
+            repeats.see(which, ready.result(which), self._copies)
+        return asdict(turn)
 
-    def output(self, contender: str, path: str, fresh: bool, which: int = 0) -> dict[str, Any]:
-        """Saves the output on one of the sets: of a new call into a poisoned output, or as the timed calls
-        left it, if they were so many that one was on this set. Returns the digest of the operands, which no
-        call may change, and the seconds of the new call."""
+    @property
+    def _copies(self) -> bool:
+        """Whether the sets that calls rotate over are of equal values."""
+        return not self.op.turns
+
+    def output(
+        self, contender: str, which: int = 0, poison: bool = True, scribble: bool = False
+    ) -> dict[str, Any]:
+        """The output of a new call on one of the sets.
+
+        poison:   it is filled with NaN before, else with a finite number
+        scribble: the live operands are overwritten once the call has returned, so that no answer can be
+                  computed of them later; they are restored
+        output:   its bytes, `shape` and `dtype`
+        digest:   of the operands, which no call may change
+        seconds:  of the call; result_s: of reading the answer
+        late:     whether the output changed after the call had returned
+        guards:   whether nothing was written beside it
+        """
         import torch
 
         ready = self.ready[contender]
-        prepared = ready.prepared[which]
-        seconds = 0.0
-        if fresh or not ready.program.reached(which):
-            if prepared.out is not None:
-                prepared.out.fill_(float("nan"))
-            started = time.perf_counter()
-            ready.program.reproduce(which)
+        out = ready.outs[which]
+        if out is not None:
+            out.poison() if poison else out.spoil()
             ready.timer.synchronize()
-            seconds = time.perf_counter() - started
-        torch.save(prepared.result().detach().cpu().contiguous(), path)
-        return {"digest": self.sets[which].digest(), "seconds": seconds}
+        started = time.perf_counter()
+        ready.program.reproduce(which)
+        ready.timer.synchronize()
+        seconds = time.perf_counter() - started
+        left = bits(out.tensor).clone() if out is not None else torch.empty(0)
+        if scribble:
+            for tensor in self.sets[which].live_tensors().values():
+                tensor.zero_()
+        started = time.perf_counter()
+        result = ready.result(which)
+        ready.timer.synchronize()
+        result_s = time.perf_counter() - started
+        late = out is not None and not torch.equal(bits(out.tensor), left)
+        answer = packed(result)
+        if scribble:
+            self._put(contender, which)
+        return answer | {
+            "digest": self.sets[which].digest(),
+            "seconds": seconds,
+            "result_s": result_s,
+            "late": late,
+            "guards": out is None or out.guards_hold(),
+        }
+
+    def compared(self, contender: str, seconds: float) -> dict[str, Any]:
+        """What the timed calls left, and so many further ones as REPEATS lacks, for some seconds at most.
+
+        calls, differed: how many outputs were compared with the first, and how many had other bits
+        outputs:  the first and the one farthest from it, of set 0 and of the last where sets differ in value,
+                  each with its `set`
+        guards:   whether nothing was written beside any output
+        """
+        ready = self.ready[contender]
+        repeats = self.repeats.setdefault(contender, Repeats())
+        count, end = len(self.sets), time.perf_counter() + seconds
+        which = 0
+        while len(repeats.first) < (1 if self._copies else count) or (
+            repeats.calls < REPEATS and time.perf_counter() < end
+        ):
+            self._repeat(ready, repeats, which % count)
+            which += 1
+        last = count - 1
+        judged = {0: repeats.first[0]} if self._copies else {s: repeats.first[s] for s in (0, last)}
+        outputs = [packed(output) | {"set": which} for which, output in judged.items()]
+        if repeats.farthest is not None:
+            which, output = repeats.farthest
+            outputs.append(packed(output) | {"set": 0 if self._copies else which})
+        return {
+            "calls": repeats.calls,
+            "differed": repeats.differed,
+            "distance": repeats.distance if math.isfinite(repeats.distance) else None,
+            "outputs": outputs,
+            "guards": all(out is None or out.guards_hold() for out in ready.outs),
+        }
+
+    def _repeat(self, ready: _Ready, repeats: Repeats, which: int) -> None:
+        ready.spoil()
+        ready.timer.synchronize()
+        ready.program.reproduce(which)
+        ready.timer.synchronize()
+        if len(ready.program.steps) >= len(self.sets):
+            repeats.see(which, ready.result(which), self._copies)
+            return
+        for each in range(len(self.sets)):  # a graph holds calls on all
+            repeats.see(each, ready.result(each), self._copies)
 
     def digest(self) -> int:
         return self.sets[0].digest()
 
-    def load(self, seeds: Mapping[str, Any]) -> int:
-        """New live operands for all on the first set, stationary ones kept; returns the digest."""
-        live = self._make(seeds).live_tensors()
-        for ready in self.ready.values():
-            ready.prepared[0].load(live)
-        for name, tensor in live.items():
-            getattr(self.sets[0], name).copy_(tensor)
-        return self.sets[0].digest()
+    def load(self, seeds: Mapping[str, Any], which: int = 0) -> int:
+        """New live operands for all on one of the sets, stationary ones kept; returns the digest."""
+        self.live = self._make(seeds).live_tensors()
+        for contender in self.ready:
+            self._put(contender, which)
+        return self.sets[which].digest()
+
+    def _put(self, contender: str, which: int) -> None:
+        """The loaded live operands for one contender."""
+        self.ready[contender].prepared[which].load(self.live)
+        for name, tensor in self.live.items():
+            getattr(self.sets[which], name).copy_(tensor)
+
+    def unseen(self, contender: str) -> dict[str, Any]:
+        """Calls on activations that were never seen, changed in place where the call reads them: the seconds
+        of the fastest, those of a timed one, and whether the output changed with them. Nobody's answers are
+        judged after this before operands are made anew."""
+        ready = self.ready[contender]
+        prepared, operands = ready.prepared[0], self.sets[0]
+        name = activation_of(operands)
+        places = [getattr(operands, name)]
+        if name in (own := prepared.inputs()) and own[name].data_ptr() != places[0].data_ptr():
+            places.append(own[name])
+        ready.program.reproduce(0)
+        ready.timer.synchronize()
+        before = bits(ready.result(0)).clone()
+        taken: list[float] = []
+        while len(taken) < UNSEEN and sum(taken) < UNSEEN_S:
+            for place in places:
+                whole = bits(place).roll(1, -1).view(place.dtype)
+                place.copy_(whole)
+            ready.timer.synchronize()
+            started = time.perf_counter()
+            ready.program.reproduce(0)
+            ready.timer.synchronize()
+            taken.append(time.perf_counter() - started)
+        changed = not bool((bits(ready.result(0)) == before).all())
+        return {"seconds": min(taken), "timed_s": ready.program.device_s, "changed": changed}
 
     def profile(self, contender: str) -> dict[str, Any]:
         """What ran in a call and for how long (see profile.py), of a graph in the eager calls;
@@ -194,9 +348,24 @@ class Bench:
             ran = fingerprint(calls[0], self.kind, [kernel["name"] for kernel in profiled["kernels"]])
         finally:
             # Outputs that calls allocate are now those of the eager calls, which no replay writes.
+            timed_s = ready.program.device_s
             ready.program = ready.timer.program(calls)
+            ready.program.device_s = min(timed_s, ready.program.device_s)
         return profiled | {"picked": ready.prepared[0].picked(), "ran": ran}
 
     def close(self) -> None:
         self.ready.clear()
+        self.live = {}
         self.sets = []
+
+
+def packed(output: torch.Tensor) -> dict[str, Any]:
+    """An output as plain values, for the judge: `output` in bytes, `shape` and `dtype`."""
+    whole = output.detach().cpu().contiguous()
+    data = bits(whole).flatten().numpy().tobytes()
+    return {"output": data, "shape": tuple(whole.shape), "dtype": str(whole.dtype).removeprefix("torch.")}
+
+
+def activation_of(operands: Operands) -> str:
+    """The live operand that every call reads whole: the first one."""
+    return next(name for name in operands.live if getattr(operands, name) is not None)

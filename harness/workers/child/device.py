@@ -30,7 +30,7 @@ def ready_device(kind: str, device: str, threads: int) -> dict[str, Any]:
             raise RuntimeError(f"torch {torch.__version__} sees no GPU; {device} needs its {kind} build")
         torch.cuda.set_device(device)
     return {
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
         "pinned": _pinned(threads) if kind == "cpu" else "no: the device computes",
         "target": asdict(target_of(torch.device(device))),

@@ -32,13 +32,21 @@ class Judge:
         return ready_device(kind, device, threads)
 
     def reference(
-        self, name: str, op: str, sizes: Mapping[str, Any], boundary: str, seeds: Mapping[str, Any]
+        self,
+        name: str,
+        op: str,
+        sizes: Mapping[str, Any],
+        boundary: str,
+        seeds: Mapping[str, Any],
+        share: float = 1.0,
     ) -> int:
-        """Computes and keeps a reference under a name; returns the digest of its operands."""
+        """Computes and keeps a reference under a name; returns the digest of its operands. share: of the work
+        that a reference may take, or of the whole one where that is less"""
         of = kernels.OPS[op]
         parsed = of.sizes(sizes)
         operands = of.make(parsed, Seeds(**seeds), self.device, boundary)
-        reference = of.reference(operands, MAX_FLOPS[self.kind])
+        most = min(MAX_FLOPS[self.kind], of.work(parsed, boundary).flops)
+        reference = of.reference(operands, MAX_FLOPS[self.kind] if share == 1 else share * most)
         on_host = {
             f.name: value.cpu()
             for f in fields(reference)
@@ -49,11 +57,21 @@ class Judge:
         self.references[name] = (reference, of.tolerance(parsed), shape)
         return operands.digest()
 
-    def judge(self, name: str, path: str, fp8: bool = False, truncates: bool = False) -> dict[str, Any]:
+    def judge(
+        self,
+        name: str,
+        output: bytes,
+        shape: tuple[int, ...],
+        dtype: str,
+        fp8: bool = False,
+        truncates: bool = False,
+    ) -> dict[str, Any]:
+        """Of an output as a worker packed it."""
         import torch
 
-        reference, tolerance, shape = self.references[name]
-        return judge(torch.load(path, weights_only=True), reference, tolerance, shape, fp8, truncates)
+        reference, tolerance, wanted = self.references[name]
+        given = torch.frombuffer(bytearray(output), dtype=getattr(torch, dtype)).view(shape)
+        return judge(given, reference, tolerance, wanted, fp8, truncates)
 
     def forget(self) -> None:
         self.references.clear()

@@ -13,6 +13,7 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
+import kernels
 from harness.errors import one_line
 
 
@@ -21,6 +22,7 @@ def main() -> None:
     descriptor = int(sys.argv[2])
     die_with_parent()
     faulthandler.enable()
+    kernels.import_plugins()
     with Connection(descriptor) as connection:
         try:
             served = getattr(__import__(module, fromlist=[name]), name)()

@@ -170,14 +170,31 @@ def test_a_device_is_measured_by_one_run_at_a_time(here, tmp_path):
 def test_a_lock_that_cannot_be_had_is_one_line(cli, tmp_path):
     """Another user's lock file in a shared /tmp, say."""
     (tmp_path / f"deepseek-kernel-bench-cpu{min(ALLOWED)}.lock").mkdir()
-    done = cli("run", "--op", "mla_decode", *TINY, "--out", tmp_path / "run", TMPDIR=tmp_path)
+    done = cli("run", "--op", "mla_decode", *TINY, "--out", tmp_path / "run", KERNEL_BENCH_LOCKS=tmp_path)
     assert "cannot lock device cpu: " in error_line(done, code=3)
     assert contents(tmp_path) == {}
 
 
-def test_nothing_but_the_lock_is_left_in_the_temporary_folder(finished, place):
-    left = [p.name for p in (place / "tmp").glob("*kernel-bench*")]
-    assert sorted(left) == sorted(f"deepseek-kernel-bench-cpu{cpu}.lock" for cpu in ALLOWED)
+def test_a_lock_does_not_depend_on_the_temporary_folder(cli, tmp_path):
+    """Two users with different ones would measure at once."""
+    with device_lock(detect("cpu")):
+        done = cli("run", "--op", "mla_decode", *TINY, "--out", tmp_path / "run", TMPDIR=tmp_path)
+    assert "is being measured by process" in error_line(done, code=3)
+
+
+def test_a_lock_serves_whoever_comes_later(monkeypatch, tmp_path):
+    monkeypatch.setenv("KERNEL_BENCH_LOCKS", str(tmp_path))
+    old = os.umask(0o077)
+    try:
+        for _ in range(2):
+            with device_lock(detect("cpu")):
+                assert {p.stat().st_mode & 0o777 for p in tmp_path.iterdir()} == {0o666}
+    finally:
+        os.umask(old)
+
+
+def test_nothing_is_left_in_the_temporary_folder(finished, place):
+    assert not list((place / "tmp").glob("*kernel-bench*"))
 
 
 # --resume

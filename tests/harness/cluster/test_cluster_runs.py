@@ -51,7 +51,7 @@ def nodes() -> Iterator[RayNodes]:
     try:
         nodes.start("head")
         nodes.start("left", "left", 0)
-        alone = {} if (os.cpu_count() or 1) > 1 else {"TMPDIR": str(nodes.temporary)}
+        alone = {} if (os.cpu_count() or 1) > 1 else {"KERNEL_BENCH_LOCKS": str(nodes.temporary)}
         nodes.start("right", "right", 1, **alone)
         yield nodes
     finally:
@@ -156,7 +156,7 @@ def test_a_ray_that_is_started_here_listens_to_this_machine_alone(nodes):
     done = subprocess.run(
         [sys.executable, "-c", LISTENING],
         cwd=ROOT,
-        env=environment | {"TMPDIR": str(nodes.temporary)},
+        env=environment | {"KERNEL_BENCH_LOCKS": str(nodes.temporary)},
         capture_output=True,
         text=True,
         check=False,

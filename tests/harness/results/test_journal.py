@@ -14,7 +14,7 @@ import pytest
 from harness.errors import UsageError
 from harness.files import JournalFull
 from harness.results import read
-from harness.results.journal import Journal
+from harness.results.journal import Journal, JournalChanged
 from harness.results.schema import SCHEMA, CaseDone, Cell, DeviceUsed, Record, Run, Samples, Verdict
 from tests.support.calibrated import LIGHT, calibrations
 
@@ -513,3 +513,12 @@ def test_no_room_for_a_run(small_disk):
     with pytest.raises(UsageError, match="No space left on device; choose another --out"):
         Journal.create(small_disk / "run", a_run())
     assert not (small_disk / "run" / "run.json").exists()
+
+
+def test_a_journal_that_somebody_else_rewrote_takes_no_more(tmp_path):
+    """A kernel that is measured runs as the same user, and may reach it."""
+    journal = filled(tmp_path / "run", "case a")
+    whole = journal.cells.read_text()
+    journal.cells.write_text(whole.replace("case a", "case b"))
+    with pytest.raises(JournalChanged, match="was changed by another process"):
+        journal.append(finished_case("case c"))

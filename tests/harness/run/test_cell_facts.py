@@ -133,6 +133,10 @@ class Told:
     def __init__(self, contender: Contender, host_seconds: float | None) -> None:
         self.living = self.contenders = [contender]
         self.host_seconds = host_seconds
+        self.platform = GPU
+
+    def pause(self) -> None:
+        pass
 
     def fresh(self, rotation: Rotation) -> None:
         pass
@@ -141,7 +145,7 @@ class Told:
         pass
 
     def ask(self, contender: Contender, request: str, **arguments: float):
-        return {"seconds": 0.01, "host_seconds": self.host_seconds}
+        return {"seconds": 0.01, "calls": 5, "host_seconds": self.host_seconds}
 
 
 @pytest.mark.parametrize("host_seconds", [5e-6, None])

@@ -15,12 +15,12 @@ from tests.support.workers_here import run_here
 CHEATS = {
     "cached_answer": "with other live operands: ",
     "answer_by_pointer": "with other live operands: ",
-    "stops_computing": "with other live operands: 16384 of 16384 outputs are NaN",
+    "stops_computing": "after timing: 32 of 32 rows are off",
     "stale_copy": "with other live operands: ",
     "wrong_when_timed": "after timing: 32 of 32 rows are off",
     "stale_page_table": "with other stationary operands: ",
     "writes_operands": "it changed its operands",
-    "first_set_only": "after timing: 16384 of 16384 outputs are NaN",
+    "first_set_only": "after timing: ",
     "writes_operands_when_timed": "after timing: it changed its operands",
 }
 
@@ -29,7 +29,7 @@ CHEATS = {
 def cheated(tmp_path_factory) -> tuple[int, dict[str, dict[str, Any]]]:
     """Exit code and cells of one run of all that cheat, beside two that do not."""
     where = tmp_path_factory.mktemp("cheated") / "run"
-    command = "--op mla_decode --case 'batch=2 ctx=20..300' --impl cheating.*,torch.sdpa --budget 2s"
+    command = "--op mla_decode --case 'batch=2 ctx=40..150 page=16' --impl cheating.*,torch.sdpa --budget 2s"
     options = "--device cpu --threads 1 --json - --quiet --out"
     plugin = SUPPORT / "cheating_kernels.py"
     done = run_here(*shlex.split(command), *shlex.split(options), where, plugin=plugin)

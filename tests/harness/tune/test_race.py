@@ -139,6 +139,7 @@ def test_rounds_that_chose_and_rounds_that_judge_are_recorded_apart(raced):
 def test_what_was_stored_is_used(judged, monkeypatch):
     _, place = judged
     monkeypatch.setenv("KERNEL_BENCH_PLUGINS", str(CHUNKED))
+    monkeypatch.setattr(kernels, "_importing", True)
     monkeypatch.setenv("KERNEL_BENCH_TUNED", str(place / "tuned"))
     kernels.implementations.cache_clear()
     tuning.stored.cache_clear()
@@ -276,6 +277,7 @@ def test_mistakes(cli, tmp_path, arguments, said, code):
 @pytest.fixture
 def chunked(monkeypatch):
     monkeypatch.setenv("KERNEL_BENCH_PLUGINS", str(CHUNKED))
+    monkeypatch.setattr(kernels, "_importing", True)
     kernels.implementations.cache_clear()
     yield next(i for i in kernels.implementations("block_scale_gemm") if i.name == "plugin.chunked")
     monkeypatch.undo()

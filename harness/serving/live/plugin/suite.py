@@ -39,7 +39,9 @@ def _kernels() -> ModuleType:
         sys.path.insert(0, folder)
         for name in [name for name in sys.modules if name.partition(".")[0] == "kernels"]:
             del sys.modules[name]
-    return importlib.import_module("kernels")
+    suite = importlib.import_module("kernels")
+    suite.import_plugins()
+    return suite
 
 
 class Swapped:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 Call = Callable[[], object]
 
+BEFORE_S = 1e-3
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -33,6 +35,8 @@ class Program:
     device_s:     seconds that one step takes on the device, as last seen
     most:         steps that can be launched ahead of the device, as far as is known
     taken:        steps of the rotation so far
+    before:       what is done before each step of those that take at least BEFORE_S, which do not feel it;
+                  by set of operands
     """
 
     steps: Sequence[Call]
@@ -43,14 +47,23 @@ class Program:
     most: float = math.inf
     rotation: Iterator[Call] = field(init=False, repr=False)
     taken: int = 0
+    before: Sequence[Call] = ()
 
     def __post_init__(self) -> None:
         self.rotation = itertools.cycle(self.steps)
 
     def step(self) -> None:
         """The next one of the rotation."""
+        if self.before and BEFORE_S <= self.device_s < math.inf:
+            self.before[self.taken % len(self.steps)]()
         self.taken += 1
         next(self.rotation)()
+
+    def reached_since(self, taken: int, sets: int) -> list[int]:
+        """Of so many sets those whose output was computed after that many steps were taken."""
+        if len(self.steps) < sets:  # a graph holds calls on all
+            return list(range(sets)) if self.taken > taken else []
+        return sorted({step % len(self.steps) for step in range(taken, min(self.taken, taken + sets))})
 
     def reached(self, which: int) -> bool:
         """Whether steps of the rotation have computed the output on this set."""

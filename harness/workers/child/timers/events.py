@@ -20,6 +20,9 @@ MOST_STEPS = 400
 MARGIN, MARGIN_S = 1.5, 3e-4
 # A turn sleeps no longer than this many times its length, once it has a sample.
 SLEEPING = 2.0
+# After the last event the whole device is at rest within so long, and such a share of what was timed: work
+# that a call gave to a stream of its own and did not wait for escapes events.
+LEFT_S, LEFT_SHARE = 1e-3, 0.02
 # So many samples in a row may be thrown away.
 TRIES = 8
 
@@ -170,11 +173,18 @@ class EventTimer(Timer):
         end.record()
         hidden = not start.query()
         end.synchronize()
+        ended = self.clock()
+        self.cuda.synchronize()
+        left_s, device_s = self.clock() - ended, start.elapsed_time(end) / 1e3
+        if left_s > LEFT_S + LEFT_SHARE * device_s:
+            raise RuntimeError(
+                f"its work went on for {left_s * 1e3:.3g} ms after its calls had ended, on another stream"
+            )
         if cycles:
             # A clock that runs faster than when it was calibrated makes sleeps shorter than meant.
             self.cycles_per_s = max(self.cycles_per_s, 1e3 * cycles / asleep.elapsed_time(start))
         return Sample(
-            device_s=start.elapsed_time(end) / 1e3,
+            device_s=device_s,
             host_s=[later - earlier for earlier, later in itertools.pairwise(stamps)],
             hidden=hidden,
             in_time=sum(stamp <= began + sleep_s for stamp in stamps[1:]),

@@ -59,4 +59,4 @@ def reached(meta, place):
 
 def _packs(pack, group):
     """flash_api.cpp:426, get_pack_gqa, as it comes out for MLA (split, or paged without TMA)."""
-    return group > 1 if pack is None else pack
+    return group != 1 if pack is None else pack

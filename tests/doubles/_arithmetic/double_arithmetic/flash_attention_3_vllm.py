@@ -91,4 +91,4 @@ def _packs(place):
     """get_pack_gqa: a ragged q is packed (should_pack_gqa), a split or a page without TMA too."""
     if place["pack"] is not None:
         return place["pack"] or num_splits(place) > 1
-    return place["group"] > 1
+    return place["group"] != 1

@@ -283,7 +283,7 @@ def test_the_process_that_replays_has_the_engine_s_environment(monkeypatch):
     class Started(Exception):
         pass
 
-    def worker(role, environment, log):
+    def worker(role, environment, log, plugins):
         raise Started(environment)
 
     monkeypatch.setattr("harness.serving.replay.replay.Worker", worker)

@@ -194,3 +194,19 @@ def test_a_program_that_was_never_seen_is_timed_too(cuda, timer):
     turn = timer.turn(Program([Contender(cuda, 50e-6, 10e-6)]), TURN_S)
     assert turn.seconds == pytest.approx(50e-6, rel=1e-9)
     assert GAP_S < turn.host_seconds < 20e-6
+
+
+def test_work_on_a_stream_of_its_own_that_nobody_waits_for_is_no_time(cuda, timer):
+    """Events on the current stream end before it."""
+    aside = cuda.Stream()
+    little, much = Contender(cuda, 5e-6, 5e-6), Contender(cuda, 1e-3, 5e-6)
+
+    def call() -> None:
+        little()
+        with cuda.stream(aside):
+            much()
+
+    call()
+    program = timer.program([call])
+    with pytest.raises(RuntimeError, match=r"its work went on for .* ms after its calls had ended"):
+        timer.turn(program, TURN_S)

@@ -19,6 +19,7 @@ UNIT_SUM = 2.0**-13  # of sums in the 14 bits that Hopper's FP8 products keep
 HEADS = 16  # at once
 SCORES = 1 << 22  # at once, of all those heads
 OVERHEAD = 3  # times as long as its products takes the whole of it
+EVEN = 0.1  # the largest weight of rows that are judged together
 TILES = (64, 128, 256)  # query rows that kernels take per program
 
 
@@ -37,9 +38,9 @@ def reference(operands: MhaPrefillOperands, max_flops: float = float("inf")) -> 
     sigma_fp8: the softmax weights are rounded to FP8, relative 2^-4 at most, about 2^-5 in root mean square,
     and by the format's smallest step beside the row's largest weight, which is 1 where a kernel does not
     scale them up. Their sum may be that of the rounded ones, whose errors then count about the mean as above,
-    or not, so that they count in full: the larger of the two, element by element. Weights below half of that
-    step vanish together: the square of what that moves the output by is added. Scores and output may be summed
-    in 14 bits.
+    or not, so that they count in full: the larger of the two, element by element. Below the smallest normal
+    number their errors do not cancel (below half of the smallest step all vanish): the square of what that
+    moves the output by is added. Scores and output may be summed in 14 bits. even: as in MLA decode.
     """
     import torch
 
@@ -50,6 +51,7 @@ def reference(operands: MhaPrefillOperands, max_flops: float = float("inf")) -> 
     value = torch.empty(len(every), q.shape[1], VALUE, device=q.device)
     sigma = torch.empty_like(value)
     sigma_fp8 = torch.empty_like(value) if fmt else None
+    even = torch.empty(value.shape[:2], dtype=torch.bool, device=q.device) if fmt else None
     for sequence in operands.sequences:
         place = torch.nonzero((every >= sequence.queries.start) & (every < sequence.queries.stop)).flatten()
         for first in range(0, q.shape[1], HEADS):
@@ -68,10 +70,10 @@ def reference(operands: MhaPrefillOperands, max_flops: float = float("inf")) -> 
                     operands.score_scale,
                     fmt,
                 )
-                for target, result in zip((value, sigma, sigma_fp8), results, strict=True):
+                for target, result in zip((value, sigma, sigma_fp8, even), results, strict=True):
                     if target is not None and result is not None:
                         target[part.to(q.device), heads] = result.transpose(0, 1)
-    return Reference(value, sigma, rows, sigma_fp8)
+    return Reference(value, sigma, rows, sigma_fp8, even)
 
 
 def _attend(
@@ -81,8 +83,8 @@ def _attend(
     position: torch.Tensor,
     scale: float,
     fmt: Fp8Format | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Value, sigma and, for FP8 operands, sigma_fp8 [heads, n, 128] of q [heads, n, 192], at these positions
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Value, sigma and, for FP8 operands, sigma_fp8 [heads, n, 128] and even [heads, n] of q [heads, n, 192], at these positions
     of its sequence, int64 [n], over k [heads, 192, keys] and v beside its squares [heads, keys, 256]."""
     import torch
 
@@ -102,17 +104,19 @@ def _attend(
 
     if fmt is None:
         in_bf16 = torch.maximum(*of(size.mul_(14 * 2.0**-24).add_(UNIT).mul_(p)))
-        return value, (in_bf16 + rounding).sqrt(), None
+        return value, (in_bf16 + rounding).sqrt(), None, None
     rounding += UNIT**2 * (p.square() @ v[..., VALUE:])
     in_bf16 = torch.maximum(*of(size.mul(14 * 2.0**-24).add_(UNIT).mul_(p)))
     step = p.amax(-1, keepdim=True) * fmt.smallest_subnormal
-    lost = torch.where(p < step / 2, p, 0.0)
+    below = p < step * (fmt.smallest_normal / fmt.smallest_subnormal)
+    lost = torch.where(below, (p / step).round_().mul_(step).sub_(p), 0.0)
     shift = lost @ v[..., :VALUE]
     shift_about_mean = shift - value * lost.sum(-1, keepdim=True)
-    vanished = torch.maximum(shift.square_(), shift_about_mean.square_())
+    together = torch.maximum(shift.square_(), shift_about_mean.square_())
     relative = size.add_(1.0).mul_(UNIT_SUM).add_(UNIT_FP8)
     in_fp8 = torch.maximum(*of(torch.maximum(relative.mul_(p), step / 12**0.5).masked_fill_(hidden, 0.0)))
-    return value, (in_bf16 + rounding).sqrt(), (in_fp8 + vanished + rounding).sqrt()
+    even = (together.mean(-1) < 0.01 * in_fp8.mean(-1)) & (p.amax(-1) < EVEN)
+    return value, (in_bf16 + rounding).sqrt(), (in_fp8 + together + rounding).sqrt(), even
 
 
 def sampled_rows(sequences: list[Sequence], heads: int, max_flops: float) -> list[int] | None:

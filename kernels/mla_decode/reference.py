@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     import torch
 
 
+EVEN = 0.1
+"""The largest weight of rows that are judged together: that of a heavier one, 1 before it is normalised, has no
+error."""
+
+
 def reference(operands: MlaDecodeOperands, max_flops: float = float("inf")) -> Reference:
     """fp64, one sequence at a time. Above `max_flops` it takes the shortest, the longest, the first
     and the last sequence and then others at even distance, as many as fit.
@@ -24,7 +29,8 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf")) -> R
     token has most of the weight and its own is not rounded to 1, as with a stale maximum): the larger counts.
     The second adds up to 2^-9 * |out|; the fp32 error of a score of size |s| acts like one of its weight.
 
-    sigma_fp8, where the cache is FP8: fp8_variance is added.
+    sigma_fp8, where the cache is FP8: fp8_variance is added. even: rows in which no weight is more than
+    EVEN, and whose rounded weights err together by a tenth of their sigma at most.
     """
     import torch
 
@@ -36,6 +42,7 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf")) -> R
     sigma = torch.empty_like(value)
     fmt = None if operands.kv.element_size() > 1 else format_of(operands.kv)
     sigma_fp8 = torch.empty_like(value) if fmt else None
+    even = torch.empty(shape[:2], dtype=torch.bool, device=value.device) if fmt else None
     flat = operands.kv.view(-1, WIDTH)
     unit = 2.0**-9
     for i, sequence in enumerate(sequences):
@@ -51,10 +58,12 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf")) -> R
         about_mean = about_zero - 2 * value[i] * (weight @ v) + value[i] ** 2 * weight.sum(-1, keepdim=True)
         variance = torch.maximum(about_zero, about_mean) + (unit * value[i]) ** 2
         sigma[i] = variance.sqrt()
-        if fmt and sigma_fp8 is not None:
+        if fmt and sigma_fp8 is not None and even is not None:
             q = operands.q[sequence].float() * operands.scale
-            sigma_fp8[i] = (variance + fp8_variance(q, kv, p, value[i], fmt)).sqrt()
-    return Reference(value, sigma, rows, sigma_fp8)
+            apart, together = fp8_variance(q, kv, p, value[i], fmt)
+            sigma_fp8[i] = (variance + apart + together).sqrt()
+            even[i] = (together.mean(-1) < 0.01 * apart.mean(-1)) & (p.amax(-1) < EVEN)
+    return Reference(value, sigma, rows, sigma_fp8, even)
 
 
 def _sampled_rows(operands: MlaDecodeOperands, max_flops: float) -> list[int] | None:
@@ -84,8 +93,9 @@ def format_of(tensor: torch.Tensor) -> Fp8Format:
 
 def fp8_variance(
     q: torch.Tensor, kv: torch.Tensor, p: torch.Tensor, out: torch.Tensor, fmt: Fp8Format
-) -> torch.Tensor:
-    """What a call adds to the squared error that rounds q and the softmax weights to FP8 too, [heads, 512].
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a call adds to the squared error that rounds q and the softmax weights to FP8 too, [heads, 512]: of
+    errors that know nothing of each other, and of those that weights have in common.
 
     q: fp32 [heads, 576], times the softmax scale; kv: [tokens, 576]; p: [heads, tokens]; out: [heads, 512]
 
@@ -96,8 +106,9 @@ def fp8_variance(
     The weights before they are normalised lie in [0, 1]; each errs by 2^-4 / sqrt(3) of itself at most in
     root mean square, or by the format's subnormal step / sqrt(12). That moves the output by the error times
     v_j where their sum is of unrounded weights, v_j - out where of rounded ones: the larger counts.
-    Weights below half of the smallest subnormal number vanish together, beside a largest weight of 1: what
-    that moves the output by is no sum of independent errors, and its square is added.
+    Below the smallest normal number weights are so many in a row of one size that their errors do not
+    cancel, beside a largest weight of 1 (below half of the smallest subnormal all vanish): what that moves the
+    output by is computed and its square given apart.
     """
     import torch
 
@@ -114,11 +125,12 @@ def fp8_variance(
     error = torch.maximum(p * (2**-4 / 3**0.5), step / 12**0.5).square_()
     about_zero = error @ v.square()
     about_mean = about_zero - 2 * out * (error @ v) + out.square() * error.sum(-1, keepdim=True)
-    lost = torch.where(p < step / 2, p, 0.0)
-    shift = lost @ v
-    shift_about_mean = shift - out * lost.sum(-1, keepdim=True)
+    weights = p / p.amax(-1, keepdim=True)
+    rounded = (weights / fmt.smallest_subnormal).round_().mul_(fmt.smallest_subnormal)
+    together = torch.where(weights < fmt.smallest_normal, rounded - weights, 0.0) * p.amax(-1, keepdim=True)
+    shift = together @ v
+    shift_about_mean = shift - out * together.sum(-1, keepdim=True)
     return (
-        of_q
-        + torch.maximum(about_zero, about_mean)
-        + torch.maximum(shift.square_(), shift_about_mean.square_())
+        of_q + torch.maximum(about_zero, about_mean),
+        torch.maximum(shift.square_(), shift_about_mean.square_()),
     )

@@ -89,6 +89,17 @@ class Reference:
     sigma_fp8: torch.Tensor | None = None
 
 
+@dataclass(frozen=True)
+class RowGroups:
+    """What the rows of an output belong to, for words about them: tokens to sequences, or to experts.
+
+    name: of a group; of: int64 [rows, groups of a row], -1 where a row has fewer
+    """
+
+    name: str
+    of: torch.Tensor
+
+
 class Prepared(ABC):
     """An implementation bound to operands and an output, ready to be called again and again."""
 
@@ -243,6 +254,8 @@ class Op(ABC):
     engine_like: the implementation that stands for a serving engine's own on a GPU, where a whole rank is
                 replayed; empty: the baseline
     turns:      True if the sets that calls rotate over hold other live values, not copies
+    axes:       what an index along each dimension of its output counts, the columns last
+    sums:       True if an element of its output is a sum of independent terms
     """
 
     name: ClassVar[str]
@@ -251,6 +264,8 @@ class Op(ABC):
     baseline: ClassVar[Mapping[str, str]]
     engine_like: ClassVar[str] = ""
     turns: ClassVar[bool] = False
+    axes: ClassVar[tuple[str, ...]] = ()
+    sums: ClassVar[bool] = False
 
     def sizes(self, given: Mapping[str, Size]) -> DataclassInstance:
         """Reads sizes given as text or numbers; raises ValueError with one clear line."""
@@ -286,6 +301,10 @@ class Op(ABC):
 
     @abstractmethod
     def empty_output(self, sizes: DataclassInstance, device: str) -> torch.Tensor: ...
+
+    def row_groups(self, operands: Operands) -> RowGroups | None:
+        """What the rows of its output belong to, where that is not their number."""
+        return None
 
     @abstractmethod
     def reference(self, operands: Operands, max_flops: float = float("inf")) -> Reference:

@@ -256,15 +256,16 @@ def _edged(column: torch.Tensor, count: int) -> torch.Tensor:
     near the right value by chance are counted with those around them."""
     import torch
 
-    clear = (column > 4.0).nonzero().flatten().tolist()
+    cut = 1.2 + 2.8 / count**0.5  # beyond what is right, which varies the less the more rows there are
+    clear = (column > cut).nonzero().flatten().tolist()
     if not clear:
         return torch.ones_like(column, dtype=torch.bool)
-    near = min(1.0, 3.2 / float(column[clear].median()))  # of a normal number to lie within 4
+    near = min(1.0, 0.8 * cut / float(column[clear].median()))  # the chance that a normal number lies within
     by_chance = near ** min(count, 50)
     first, stop = clear[0], clear[-1] + 1
     whole = stop - first
-    if whole - len(clear) > 3 * by_chance * whole + min(2.0, whole / 8):
-        return column > 4.0
+    if whole - len(clear) > max(3 * by_chance * whole + min(2.0, whole / 8), 0.1 * whole):
+        return column > cut
     if whole >= LEAST_SNAPPED:
         first = 0 if by_chance**first >= RARE else first
         stop = len(column) if by_chance ** (len(column) - stop) >= RARE else stop

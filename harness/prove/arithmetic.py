@@ -127,7 +127,9 @@ class Arithmetic:
 
 
 def attend(
-    scores: torch.Tensor, values: torch.Tensor, how: Arithmetic = Arithmetic()  # noqa: B008
+    scores: torch.Tensor,
+    values: torch.Tensor,
+    how: Arithmetic = Arithmetic(),  # noqa: B008
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The log2 of the sum of exponentials [..., 1], and the weighted mean of values [..., width]. scores are
     in natural units, -inf where masked."""
@@ -179,7 +181,9 @@ def split(
     """Parts of the keys, which end at these bounds, each by itself and then combined."""
     starts = [0, *bounds[:-1]]
     parts = [
-        attend(scores[..., a:b], values[..., a:b, :], how) for a, b in zip(starts, bounds, strict=True) if b > a
+        attend(scores[..., a:b], values[..., a:b, :], how)
+        for a, b in zip(starts, bounds, strict=True)
+        if b > a
     ]
     return combine(parts, partial_results, log_sums)
 

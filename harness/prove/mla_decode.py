@@ -1,4 +1,7 @@
-"""MLA decode in plain torch: right in the ways of its libraries, wrong in many."""
+"""MLA decode in plain torch: right in the ways of its libraries, wrong in many.
+
+A right kernel's `source` is the file whose arithmetic it follows; "assumed" where that is closed or unread.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ SIZES = {
     "small e4m3fnuz": "batch=3 ctx=1..200 heads=16 page=16 kv=fp8 fp8=e4m3fnuz",
     "small page 1": "batch=3 ctx=40..300 heads=16 page=1",
     "production": "batch=2 ctx=3200..3999 heads=16 page=64",
-    "production 128 heads": "batch=2 ctx=1500..2048 heads=128 page=64",
+    "production 128 heads": "batch=2 ctx=1500..2047 heads=128 page=64",
     "production fp8": "batch=2 ctx=3200..3999 heads=16 page=64 kv=fp8",
 }
 
@@ -189,12 +192,12 @@ RIGHT_BF16: tuple[tuple[str, Sequence, str], ...] = (
     (
         "blocks of 16 in fp32",
         partial(decode, how=A(block=16, weights=exact)),
-        "vllm.vec: csrc/cpu/mla_decode.cpp, vLLM 0.33",
+        "vllm.vec: csrc/cpu/mla_decode.cpp, vLLM 0.33 (assumed; the row itself is checked)",
     ),
     (
         "8 parts, blocks of 256",
         partial(decode, how=A(block=256), parts=8),
-        "vllm.amx: csrc/cpu/sgl-kernels/decode.cpp, vLLM 0.33",
+        "vllm.amx: csrc/cpu/sgl-kernels/decode.cpp, vLLM 0.33 (assumed; the row itself is checked)",
     ),
     ("rounded weights summed", partial(decode, how=SUMMED), "triton.split_kv: split_kv_jit.py"),
     (
@@ -378,12 +381,12 @@ RIGHT_FP8: tuple[tuple[str, Sequence, str], ...] = (
     (
         "q by the tensor's largest",
         partial(in_fp8, q_scale="tensor"),
-        "vLLM 0.33: v1/attention/backends/mla/flashmla.py",
+        "assumed: an engine with a calibrated scale",
     ),
     (
         "q by the head's largest",
         partial(in_fp8, q_scale="head", parts=4),
-        "SGLang 0.5.23: srt/layers/attention/trtllm_mla_backend.py",
+        "assumed: an engine that scales each head",
     ),
     (
         "weights up to 2^7",
@@ -393,7 +396,7 @@ RIGHT_FP8: tuple[tuple[str, Sequence, str], ...] = (
     (
         "weights up to 2^7, rounded ones summed, 3 parts",
         partial(in_fp8, how=A(headroom=7.0), summed=True, parts=3),
-        "flashinfer.trtllm: weights scaled up as in csrc/fmhaRunner of TensorRT-LLM 1.0",
+        "assumed: flashinfer.trtllm comes compiled",
     ),
     (
         "weights below 1, correction skipped below 2^4",
@@ -413,7 +416,7 @@ RIGHT_FP8: tuple[tuple[str, Sequence, str], ...] = (
     (
         "parts in bf16",
         partial(in_fp8, parts=4, partial_results=bf16),
-        "flashinfer.trtllm: partial results in the output's type, TensorRT-LLM 1.0",
+        "assumed: flashinfer.trtllm comes compiled",
     ),
 )
 
@@ -583,14 +586,18 @@ WRONG_SLOTS = (
         lambda o, i: torch.cat([o.token_slots(i)[:1], o.token_slots(i)]),
         anything,
     ),
-    ("the last token read twice", lambda o, i: torch.cat([o.token_slots(i), o.token_slots(i)[-1:]]), anything),
+    (
+        "the last token read twice",
+        lambda o, i: torch.cat([o.token_slots(i), o.token_slots(i)[-1:]]),
+        anything,
+    ),
     ("the new token not in the cache yet", stale_last_token, anything),
     ("only the first token", lambda o, i: o.token_slots(i)[:1], anything),
     ("only the last token", lambda o, i: o.token_slots(i)[-1:], anything),
     ("a window of 128 tokens", lambda o, i: o.token_slots(i)[-128:], anything),
     ("a window that lacks one token", lambda o, i: o.token_slots(i)[-(o.host_lengths[i] - 1) :], anything),
     ("no more than 1024 tokens", lambda o, i: o.token_slots(i)[:1024], long),
-    ("no more than 2047 tokens", lambda o, i: o.token_slots(i)[:2047], long),
+    ("no more than 2047 tokens", lambda o, i: o.token_slots(i)[:2047], lambda s: max(s.lengths()) > 2100),
     (
         "every other block skipped",
         lambda o, i: o.token_slots(i)[tokens(o, i) // BLOCK % 2 == 0],
@@ -625,7 +632,11 @@ WRONG_SLOTS = (
     ("the mean length", lambda o, i: as_long_as(o, i, sum(o.host_lengths) // len(o.host_lengths)), anything),
     ("the table's stride one short", lambda o, i: flat_table(o, i, o.page_table.shape[1] - 1), anything),
     ("the table's stride one long", lambda o, i: flat_table(o, i, o.page_table.shape[1] + 1), anything),
-    ("the table's row of the sequence before", lambda o, i: flat_table(o, i - 1, o.page_table.shape[1]), anything),
+    (
+        "the table's row of the sequence before",
+        lambda o, i: flat_table(o, i - 1, o.page_table.shape[1]),
+        anything,
+    ),
     ("the table's rows in reverse", lambda o, i: flat_table(o, -1 - i, o.page_table.shape[1]), anything),
     ("the table's row 0 for all", lambda o, i: flat_table(o, 0, o.page_table.shape[1]), anything),
     ("the table's columns one ahead", by_column(lambda o, c: c + 1), anything),
@@ -633,7 +644,11 @@ WRONG_SLOTS = (
     ("the table's first column for all", by_column(lambda o, c: c * 0), several_pages),
     ("the table's columns beyond 8 from the start again", by_column(lambda o, c: c % 8), long),
     ("the table's columns of 16 each other swapped", by_column(lambda o, c: c ^ 16), long),
-    ("page numbers in 16 bits with a sign", by_table(lambda p: p.to(torch.int16).long()), lambda s: s.page == 1),
+    (
+        "page numbers in 16 bits with a sign",
+        by_table(lambda p: p.to(torch.int16).long()),
+        lambda s: s.page == 1,
+    ),
     ("page numbers in 8 bits", by_table(lambda p: p & 255), lambda s: s.page == 1),
     ("page numbers one too large", by_table(lambda p: p + 1), anything),
     ("the lowest bit of page numbers lost", by_table(lambda p: p & ~1), anything),
@@ -676,7 +691,9 @@ def unused_slots_leak(o: MlaDecodeOperands, i: int) -> torch.Tensor:
 
 
 def in_parts(
-    change: Callable[[list[tuple[int, int]], int], list[tuple[int, int]]], count: int = 4, fp8_call: bool = False
+    change: Callable[[list[tuple[int, int]], int], list[tuple[int, int]]],
+    count: int = 4,
+    fp8_call: bool = False,
 ) -> Sequence:
     """Parts whose places are changed first."""
 
@@ -699,8 +716,14 @@ def floored(places: list[tuple[int, int]], n: int) -> list[tuple[int, int]]:
 
 WRONG_PARTS = (
     ("the last token of every part lost", lambda places, n: [(a, max(a + 1, b - 1)) for a, b in places]),
-    ("the first token of every part but the first lost", lambda p, n: [p[0], *((a + 1, b) for a, b in p[1:])]),
-    ("the first token of a part counted in the one before too", lambda p, n: [(a, min(n, b + 1)) for a, b in p]),
+    (
+        "the first token of every part but the first lost",
+        lambda p, n: [p[0], *((a + 1, b) for a, b in p[1:])],
+    ),
+    (
+        "the first token of a part counted in the one before too",
+        lambda p, n: [(a, min(n, b + 1)) for a, b in p],
+    ),
     ("the last part lost", lambda places, n: places[:-1] or places),
     ("the first part lost", lambda places, n: places[1:]),
     ("a part counted twice", lambda places, n: [*places, places[-1]]),
@@ -710,7 +733,9 @@ WRONG_PARTS = (
 
 
 def with_partials(
-    change: Callable[[list[tuple[torch.Tensor, torch.Tensor]]], torch.Tensor], parts: int = 4, how: Arithmetic = A()
+    change: Callable[[list[tuple[torch.Tensor, torch.Tensor]]], torch.Tensor],
+    parts: int = 4,
+    how: Arithmetic = A(),
 ) -> Sequence:
     """Another combine of (log2 of sum, result)."""
 
@@ -814,12 +839,11 @@ WRONG_ARITHMETIC: tuple[tuple[str, Arithmetic], ...] = (
     ("weights in FP8", A(weights=partial(fp8, torch.float8_e4m3fn))),
     ("weights of 5 bits", A(weights=partial(kept, 5))),
     ("a result in bf16 after every block", A(accumulator=bf16, block=16)),
-    ("a result in fp16", A(accumulator=fp16)),
     ("a sum in bf16", A(total=bf16, block=16)),
     ("exp2 by straight lines", A(exp2=exp2_linear)),
     ("values of the next block", A(delayed=True)),
     ("exp in place of exp2", A(exp2=torch.exp)),
-    ("a maximum kept for 2^40, weights in fp16", A(lazy=40.0, weights=fp16)),
+    ("weights up to 2^20 in fp16", A(headroom=20.0, weights=fp16)),
 )
 
 
@@ -866,7 +890,10 @@ def torn_block(o: MlaDecodeOperands, i: int, *, keys: bool, values: bool) -> tor
     kv = rows(o, o.token_slots(i))
     stale = kv.clone()
     stale[start:stop] = kv[max(0, start - BLOCK) :][: stop - start]
-    return scores_of(o, o.q[i].float(), stale if keys else kv).softmax(-1) @ (stale if values else kv)[:, :LATENT]
+    return (
+        scores_of(o, o.q[i].float(), stale if keys else kv).softmax(-1)
+        @ (stale if values else kv)[:, :LATENT]
+    )
 
 
 def zeros_in_a_block(o: MlaDecodeOperands, i: int) -> torch.Tensor:
@@ -954,31 +981,46 @@ WRONG_PLACES: tuple[tuple[str, Compute], ...] = (
     ("heads in reverse", at_victim(lambda out: out.flip(0))),
     ("heads shifted by one", at_victim(lambda out: out.roll(1, 0))),
     ("heads in pairs swapped", at_victim(lambda out: out.view(-1, 2, LATENT).flip(1).flatten(0, 1))),
-    ("the second half of heads as the first", at_victim(lambda out: put(out, slice(len(out) // 2, None), out[: len(out) // 2].clone()))),
+    (
+        "the second half of heads as the first",
+        at_victim(lambda out: put(out, slice(len(out) // 2, None), out[: len(out) // 2].clone())),
+    ),
     ("the last head zero", at_victim(lambda out: put(out, -1, 0.0))),
     ("the last head never written", at_victim(lambda out: put(out, -1, math.nan))),
     ("one element infinite", at_victim(lambda out: put(out, (2, 3), math.inf))),
     ("a column zero", at_victim(lambda out: put(out, (slice(None), 511), 0.0))),
     ("the last 16 columns zero", at_victim(lambda out: put(out, (slice(None), slice(-16, None)), 0.0))),
     ("16 columns of one head zero", at_victim(lambda out: put(out, (5, slice(64, 80)), 0.0))),
-    ("the second half of columns never written", at_victim(lambda out: put(out, (slice(None), slice(256, None)), math.nan))),
+    (
+        "the second half of columns never written",
+        at_victim(lambda out: put(out, (slice(None), slice(256, None)), math.nan)),
+    ),
     ("halves of columns swapped", at_victim(lambda out: swapped_tiles(out, 256))),
     ("tiles of 64 columns swapped", at_victim(lambda out: swapped_tiles(out, 64))),
     ("columns in pairs swapped", at_victim(lambda out: out.view(-1, 256, 2).flip(-1).flatten(1))),
     ("columns shifted by 8", at_victim(lambda out: out.roll(8, -1))),
-    ("heads and columns transposed in tiles of 16", at_victim(lambda out: put(out, (slice(0, 16), slice(0, 16)), out[:16, :16].T.clone()))),
+    (
+        "heads and columns transposed in tiles of 16",
+        at_victim(lambda out: put(out, (slice(0, 16), slice(0, 16)), out[:16, :16].T.clone())),
+    ),
     ("added to what was there", at_victim(lambda out: out * 2)),
     ("a head added twice", at_victim(lambda out: put(out, 3, out[3] * 2))),
     ("the sequence before's output", given(lambda o, out: put(out, victim(o), out[victim(o) - 1].clone()))),
     ("sequences in reverse", given(lambda o, out: out.flip(0))),
     ("the last sequence never computed", given(lambda o, out: put(out, -1, 0.0))),
-    ("rows of one sequence half of another's", given(lambda o, out: put(out, (victim(o), slice(0, None, 2)), out[victim(o) - 1, ::2].clone()))),
+    (
+        "rows of one sequence half of another's",
+        given(lambda o, out: put(out, (victim(o), slice(0, None, 2)), out[victim(o) - 1, ::2].clone())),
+    ),
     ("batch and heads transposed", given(lambda o, out: out.transpose(0, 1).reshape(out.shape))),
     ("queries of another sequence", of_another_step),
     ("all zero", given(lambda o, out: out * 0)),
     ("2 percent too large", at_victim(lambda out: out.float().mul(1.02).bfloat16())),
     ("5 percent too small", at_victim(lambda out: out.float().mul(0.95).bfloat16())),
-    ("the output through FP8", at_victim(lambda out: fp8(torch.float8_e4m3fn, out.float() / 64).mul(64).bfloat16())),
+    (
+        "the output through FP8",
+        at_victim(lambda out: fp8(torch.float8_e4m3fn, out.float() / 64).mul(64).bfloat16()),
+    ),
     ("the output of 5 bits", at_victim(lambda out: kept(5, out.float()).bfloat16())),
     ("the wrong sign", at_victim(lambda out: -out)),
 )
@@ -987,7 +1029,9 @@ WRONG_PLACES: tuple[tuple[str, Compute], ...] = (
 # Wrong in FP8
 
 
-def scales_of(o: MlaDecodeOperands, i: int, scores: float = 1.0, values: float = 1.0, **how: Any) -> torch.Tensor:
+def scales_of(
+    o: MlaDecodeOperands, i: int, scores: float = 1.0, values: float = 1.0, **how: Any
+) -> torch.Tensor:
     return in_fp8(o, i, scale=scores, **how) * values
 
 
@@ -1026,69 +1070,100 @@ def query_in(dtype: torch.dtype) -> Sequence:
     return partial(in_fp8, query=dtype)
 
 
-WRONG_FP8: tuple[tuple[str, Compute, str], ...] = (
-    ("outputs 2 percent too large", every(partial(scales_of, values=1.02)), ""),
-    ("outputs 3 percent too large", every(partial(scales_of, values=1.03)), ""),
-    ("outputs 5 percent too large", every(partial(scales_of, values=1.05)), ""),
-    ("outputs 5 percent too small", every(partial(scales_of, values=0.95)), ""),
-    ("weights truncated", every(truncated_weights), ""),
-    ("weights truncated, up to 2^7", every(partial(truncated_weights, headroom=7.0)), ""),
-    ("weights in e5m2", every(partial(in_fp8, weights=torch.float8_e5m2)), ""),
-    ("weights and q in e5m2", every(partial(in_fp8, weights=torch.float8_e5m2, query=torch.float8_e5m2)), ""),
-    ("q in e5m2", every(query_in(torch.float8_e5m2)), ""),
-    ("weights saturated", every(saturated), ""),
-    ("the sum of weights half of theirs", every(sum_and_product_disagree), ""),
-    ("q's scale missing", one(partial(scales_of, scores=2.0)), ""),
-    ("q's scale 5 times too large", one(partial(scales_of, scores=0.2)), ""),
-    ("the softmax scale 10 percent high", one(partial(scales_of, scores=1.1)), ""),
-    ("the scale of 128 alone", one(partial(scales_of, scores=(192 / 128) ** 0.5)), ""),
-    ("q read in the other format", one(query_read_as), ""),
-    ("the cache's scale missing", one(lambda o, i: in_fp8(o.replaced(kv_scale=1.0), i)), ""),
-    ("the cache's scale missing in scores", one(lambda o, i: scales_of(o, i, scores=1 / o.kv_scale)), ""),
-    ("the cache's scale missing in values", one(lambda o, i: scales_of(o, i, values=1 / o.kv_scale)), ""),
-    ("the cache's scale twice in values", one(lambda o, i: scales_of(o, i, values=o.kv_scale)), ""),
-    ("the cache's scale inverted in scores", one(lambda o, i: scales_of(o, i, scores=o.kv_scale**-2)), ""),
-    ("the rope part forgotten", one(lambda o, i: in_fp8(o, i, q=columns(o.q[i].float().clone(), LATENT, WIDTH, 0.0))), ""),
-    ("no maximum", one(lambda o, i: in_fp8(o, i, A(has_maximum=False))), ""),
-    ("a maximum that starts at 0", one(lambda o, i: in_fp8(o, i, A(first_peak=0.0))), ""),
-    ("a result that is not rescaled", one(lambda o, i: in_fp8(o, i, A(of_result=False))), ""),
-    ("values of the next block", one(lambda o, i: in_fp8(o, i, A(delayed=True))), ""),
-    ("scores in FP8", one(lambda o, i: in_fp8(o, i, A(scores=fp8_of(o, fp8)))), ""),
-    ("a maximum kept for 2^12", one(lambda o, i: in_fp8(o, i, A(lazy=12.0))), ""),
-    ("accumulated in fp16 of 8 bits", one(lambda o, i: in_fp8(o, i, A(accumulator=partial(kept, 5)))), ""),
+WRONG_FP8: tuple[tuple[str, Compute], ...] = (
+    ("outputs 2 percent too large", every(partial(scales_of, values=1.02))),
+    ("outputs 3 percent too large", every(partial(scales_of, values=1.03))),
+    ("outputs 5 percent too large", every(partial(scales_of, values=1.05))),
+    ("outputs 5 percent too small", every(partial(scales_of, values=0.95))),
+    ("weights truncated", every(truncated_weights)),
+    ("weights truncated, up to 2^7", every(partial(truncated_weights, headroom=7.0))),
+    ("weights in e5m2", every(partial(in_fp8, weights=torch.float8_e5m2))),
+    ("weights and q in e5m2", every(partial(in_fp8, weights=torch.float8_e5m2, query=torch.float8_e5m2))),
+    ("q in e5m2", every(query_in(torch.float8_e5m2))),
+    ("weights saturated", every(saturated)),
+    ("the sum of weights half of theirs", every(sum_and_product_disagree)),
+    ("q's scale missing", one(partial(scales_of, scores=2.0))),
+    ("q's scale 5 times too large", one(partial(scales_of, scores=0.2))),
+    ("the softmax scale 10 percent high", one(partial(scales_of, scores=1.1))),
+    ("the scale of 128 alone", one(partial(scales_of, scores=(192 / 128) ** 0.5))),
+    ("q read in the other format", one(query_read_as)),
+    ("the cache's scale missing", one(lambda o, i: in_fp8(o.replaced(kv_scale=1.0), i))),
+    ("the cache's scale missing in scores", one(lambda o, i: scales_of(o, i, scores=1 / o.kv_scale))),
+    ("the cache's scale missing in values", one(lambda o, i: scales_of(o, i, values=1 / o.kv_scale))),
+    ("the cache's scale twice in values", one(lambda o, i: scales_of(o, i, values=o.kv_scale))),
+    ("the cache's scale inverted in scores", one(lambda o, i: scales_of(o, i, scores=o.kv_scale**-2))),
+    (
+        "the rope part forgotten",
+        one(lambda o, i: in_fp8(o, i, q=columns(o.q[i].float().clone(), LATENT, WIDTH, 0.0))),
+    ),
+    ("no maximum", one(lambda o, i: in_fp8(o, i, A(has_maximum=False)))),
+    ("a maximum that starts at 0", one(lambda o, i: in_fp8(o, i, A(first_peak=0.0)))),
+    ("a result that is not rescaled", one(lambda o, i: in_fp8(o, i, A(of_result=False)))),
+    ("values of the next block", one(lambda o, i: in_fp8(o, i, A(delayed=True)))),
+    ("scores in FP8", one(lambda o, i: in_fp8(o, i, A(scores=fp8_of(o, fp8))))),
+    ("a maximum kept for 2^20", one(lambda o, i: in_fp8(o, i, A(block=16, lazy=20.0)))),
+    ("accumulated in fp16 of 8 bits", one(lambda o, i: in_fp8(o, i, A(accumulator=partial(kept, 5))))),
 )
 
 
 def bugs() -> list[Planted]:
-    found = [Planted(name, one(lambda o, i, s=s: plain(o, i, slots=s(o, i))), fits=f) for name, s, f in WRONG_SLOTS]
+    found = [
+        Planted(name, one(lambda o, i, s=s: plain(o, i, slots=s(o, i))), fits=f) for name, s, f in WRONG_SLOTS
+    ]
     found += [
-        Planted(f"{name}, in FP8", one(lambda o, i, s=s: in_fp8(o, i, slots=s(o, i))), activations="fp8",
-                fits=lambda sizes, f=f: has_fp8(sizes) and f(sizes))
-        for name, s, f in WRONG_SLOTS if name in IN_FP8_TOO
+        Planted(
+            f"{name}, in FP8",
+            one(lambda o, i, s=s: in_fp8(o, i, slots=s(o, i))),
+            activations="fp8",
+            fits=lambda sizes, f=f: has_fp8(sizes) and f(sizes),
+        )
+        for name, s, f in WRONG_SLOTS
+        if name in IN_FP8_TOO
     ]
     found += [Planted(name, one(in_parts(change))) for name, change in WRONG_PARTS]
     found += [
         Planted(f"{name}, in FP8", one(in_parts(change, fp8_call=True)), activations="fp8", fits=has_fp8)
-        for name, change in WRONG_PARTS if name in IN_FP8_TOO
+        for name, change in WRONG_PARTS
+        if name in IN_FP8_TOO
     ]
     found += [Planted(name, one(with_partials(change))) for name, change in WRONG_COMBINES]
-    found += [Planted(name, one(partial(decode, how=how))) for name, how in WRONG_ARITHMETIC]
+    found += [
+        Planted(name, one(partial(decode, how=how)), fits=long if name in OF_MANY_STEPS else anything)
+        for name, how in WRONG_ARITHMETIC
+    ]
     found += [Planted(name, one(sequence)) for name, sequence in WRONG_SEQUENCES]
     found += [Planted(name, one(s), fits=has_bf16) for name, s in ONLY_BF16]
     found += [Planted(name, one(s), fits=has_fp8) for name, s in ONLY_FP8_CACHE]
     found += [Planted(name, compute) for name, compute in WRONG_PLACES]
     found += [
-        Planted(f"{name}, in FP8", compute, activations="fp8", fits=has_fp8, fine=fine)
-        for name, compute, fine in WRONG_FP8
+        Planted(
+            f"{name}, in FP8",
+            compute,
+            activations="fp8",
+            fits=lambda sizes, n=name: has_fp8(sizes) and (n not in OF_MANY_STEPS or long(sizes)),
+        )
+        for name, compute in WRONG_FP8
     ]
     return found
 
 
+OF_MANY_STEPS = {"a result in bf16 after every block", "a sum in bf16", "a maximum kept for 2^20"}
+"""What few steps round no worse than the output is rounded."""
+
 IN_FP8_TOO = {
-    "the last page lost", "a page in the middle lost", "a page taken for the one before it", "a token too many",
-    "a window of 128 tokens", "every other block skipped", "the table's stride one short",
-    "the table's row of the sequence before", "the table's columns one ahead", "page numbers one too large",
-    "the length of the sequence before", "the last part lost", "the first part lost",
+    "the last page lost",
+    "a page in the middle lost",
+    "a page taken for the one before it",
+    "a token too many",
+    "a window of 128 tokens",
+    "every other block skipped",
+    "the table's stride one short",
+    "the table's row of the sequence before",
+    "the table's columns one ahead",
+    "page numbers one too large",
+    "the length of the sequence before",
+    "the last part lost",
+    "the first part lost",
 }
 WRONG_SEQUENCES: tuple[tuple[str, Sequence], ...] = (
     ("a token behind the last read as zeros", masked_as(0.0)),
@@ -1113,11 +1188,17 @@ WRONG_SEQUENCES: tuple[tuple[str, Sequence], ...] = (
     ("the last channel forgotten", with_query(lambda q: columns(q, WIDTH - 1, WIDTH, 0.0))),
     ("the rope part before the latent in q", with_query(lambda q: q.roll(ROPE, 1))),
     ("the rope part in the other order", with_query(interleaved)),
-    ("the first head's rope part for all", with_query(lambda q: put(q, (slice(None), slice(LATENT, None)), q[:1, LATENT:].clone()))),
+    (
+        "the first head's rope part for all",
+        with_query(lambda q: put(q, (slice(None), slice(LATENT, None)), q[:1, LATENT:].clone())),
+    ),
     ("q in FP8", with_query(partial(fp8, torch.float8_e4m3fn))),
     ("queries of the head before", with_query(lambda q: q.roll(1, 0))),
     ("values from the last 512 columns", values_from(lambda out: out[:, WIDTH - LATENT :])),
-    ("the rope part among the values", values_from(lambda out: torch.cat([out[:, : LATENT - ROPE], out[:, LATENT:]], 1))),
+    (
+        "the rope part among the values",
+        values_from(lambda out: torch.cat([out[:, : LATENT - ROPE], out[:, LATENT:]], 1)),
+    ),
     ("rows written 576 apart", narrower_places),
     ("a block's keys still those before", partial(torn_block, keys=True, values=False)),
     ("a block's values still those before", partial(torn_block, keys=False, values=True)),
@@ -1130,7 +1211,7 @@ WRONG_SEQUENCES: tuple[tuple[str, Sequence], ...] = (
 )
 ONLY_BF16: tuple[tuple[str, Sequence], ...] = (
     ("the cache in fp16", in_fp16),
-    ("q in fp16", with_query(fp16)),
+    ("a result in fp16", partial(decode, how=A(accumulator=fp16))),
     ("partial results in fp16", partial(decode, parts=4, partial_results=fp16)),
     ("the cache in FP8", lambda o, i: plain(o, i, kv=fp8(torch.float8_e4m3fn, rows(o, o.token_slots(i))))),
 )

@@ -111,7 +111,8 @@ def _attend(
     below = p < step * (fmt.smallest_normal / fmt.smallest_subnormal)
     lost = torch.where(below, (p / step).round_().mul_(step).sub_(p), 0.0)
     shift = lost @ v[..., :VALUE]
-    shift_about_mean = shift - value * lost.sum(-1, keepdim=True)
+    change = lost.sum(-1, keepdim=True)
+    shift_about_mean = (shift - value * change) / (1.0 + change)
     together = torch.maximum(shift.square_(), shift_about_mean.square_())
     relative = size.add_(1.0).mul_(UNIT_SUM).add_(UNIT_FP8)
     in_fp8 = torch.maximum(*of(torch.maximum(relative.mul_(p), step / 12**0.5).masked_fill_(hidden, 0.0)))

@@ -129,7 +129,8 @@ def fp8_variance(
     rounded = (weights / fmt.smallest_subnormal).round_().mul_(fmt.smallest_subnormal)
     together = torch.where(weights < fmt.smallest_normal, rounded - weights, 0.0) * p.amax(-1, keepdim=True)
     shift = together @ v
-    shift_about_mean = shift - out * together.sum(-1, keepdim=True)
+    change = together.sum(-1, keepdim=True)
+    shift_about_mean = (shift - out * change) / (1.0 + change)
     return (
         of_q + torch.maximum(about_zero, about_mean),
         torch.maximum(shift.square_(), shift_about_mean.square_()),

@@ -37,7 +37,7 @@ def prove(op: str, size: str, seeds: int, json_to: str | None) -> None:
         ]  # fmt: skip
         write(json_to, json.dumps(rows, indent=1) + "\n")
     else:
-        show(_table(proofs))
+        show(_table(proofs), sys.stdout)
     if not all(p.as_it_should for p in proofs):
         sys.exit(FAILED)
 

@@ -38,6 +38,8 @@ from harness.prove.planted import Compute, Planted
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH
 
+LOG2 = 1 / math.log2(math.e)
+
 Sequence = Callable[[MlaDecodeOperands, int], torch.Tensor]
 """(operands, a sequence) -> its output, fp32 [heads, 512]."""
 
@@ -735,7 +737,7 @@ WRONG_PARTS = (
 def with_partials(
     change: Callable[[list[tuple[torch.Tensor, torch.Tensor]]], torch.Tensor],
     parts: int = 4,
-    how: Arithmetic = A(),
+    how: Arithmetic | None = None,
 ) -> Sequence:
     """Another combine of (log2 of sum, result)."""
 
@@ -743,7 +745,7 @@ def with_partials(
         kv = rows(o, o.token_slots(i))
         scores, bounds = scores_of(o, o.q[i].float(), kv), evenly(len(kv), parts)
         places = zip([0, *bounds[:-1]], bounds, strict=True)
-        return change([attend(scores[:, a:b], kv[a:b, :LATENT], how) for a, b in places])
+        return change([attend(scores[:, a:b], kv[a:b, :LATENT], how or A()) for a, b in places])
 
     return sequence
 
@@ -811,7 +813,6 @@ WRONG_COMBINES: tuple[tuple[str, Callable[[Found], torch.Tensor]], ...] = (
     ("a stale partial result", results_by(lambda r: torch.cat([r[:-1], r[:1]]))),
     ("a partial result never written", results_by(lambda r: torch.cat([r[:-1], r[-1:] * 0]))),
 )
-LOG2 = 1 / math.log2(math.e)
 
 
 def part_maxima_only(o: MlaDecodeOperands, i: int) -> torch.Tensor:
@@ -1108,14 +1109,15 @@ WRONG_FP8: tuple[tuple[str, Compute], ...] = (
 
 def bugs() -> list[Planted]:
     found = [
-        Planted(name, one(lambda o, i, s=s: plain(o, i, slots=s(o, i))), fits=f) for name, s, f in WRONG_SLOTS
+        Planted(name, one(lambda o, i, s=s: plain(o, i, slots=s(o, i))), fits=f)
+        for name, s, f in WRONG_SLOTS  # type: ignore[misc]
     ]
     found += [
         Planted(
             f"{name}, in FP8",
-            one(lambda o, i, s=s: in_fp8(o, i, slots=s(o, i))),
+            one(lambda o, i, s=s: in_fp8(o, i, slots=s(o, i))),  # type: ignore[misc]
             activations="fp8",
-            fits=lambda sizes, f=f: has_fp8(sizes) and f(sizes),
+            fits=lambda sizes, f=f: has_fp8(sizes) and f(sizes),  # type: ignore[misc]
         )
         for name, s, f in WRONG_SLOTS
         if name in IN_FP8_TOO
@@ -1140,7 +1142,7 @@ def bugs() -> list[Planted]:
             f"{name}, in FP8",
             compute,
             activations="fp8",
-            fits=lambda sizes, n=name: has_fp8(sizes) and (n not in OF_MANY_STEPS or long(sizes)),
+            fits=lambda sizes, n=name: has_fp8(sizes) and (n not in OF_MANY_STEPS or long(sizes)),  # type: ignore[misc]
         )
         for name, compute in WRONG_FP8
     ]

@@ -1,4 +1,4 @@
-"""The arithmetic of attention kernels in plain torch: how they round, in which order they sum, how they split.
+"""The arithmetic of attention kernels in plain torch: how they round, in which order they sum and split.
 
 Tensors are fp32 and hold what a kernel would: scores [..., keys], values [..., keys, width], where a kernel
 that keeps something narrower is emulated by rounding.
@@ -190,8 +190,8 @@ def split(
 
 def evenly(keys: int, parts: int, unit: int = 1) -> list[int]:
     """Where so many parts of whole units end, of which the last may be shorter; fewer where keys are few."""
-    each = max(unit, -(-keys // parts // unit) * unit if parts > 1 else keys)
-    each = max(1, -(-(-(-keys // parts)) // unit) * unit)
+    whole = -(-keys // parts)
+    each = max(1, -(-whole // unit) * unit)
     return [min(keys, each * (i + 1)) for i in range(-(-keys // each))]
 
 

@@ -1,4 +1,7 @@
-"""MLA decode in plain torch: right in the ways of its libraries, wrong in many."""
+"""MLA decode in plain torch: right in the ways of its libraries, wrong in many.
+
+A right kernel's `source` is the file whose arithmetic it follows; "assumed" where that is closed or unread.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,8 @@ from harness.prove.planted import Compute, Planted
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH
 
+LOG2 = 1 / math.log2(math.e)
+
 Sequence = Callable[[MlaDecodeOperands, int], torch.Tensor]
 """(operands, a sequence) -> its output, fp32 [heads, 512]."""
 
@@ -44,7 +49,7 @@ SIZES = {
     "small e4m3fnuz": "batch=3 ctx=1..200 heads=16 page=16 kv=fp8 fp8=e4m3fnuz",
     "small page 1": "batch=3 ctx=40..300 heads=16 page=1",
     "production": "batch=2 ctx=3200..3999 heads=16 page=64",
-    "production 128 heads": "batch=2 ctx=1500..2048 heads=128 page=64",
+    "production 128 heads": "batch=2 ctx=1500..2047 heads=128 page=64",
     "production fp8": "batch=2 ctx=3200..3999 heads=16 page=64 kv=fp8",
 }
 
@@ -189,12 +194,12 @@ RIGHT_BF16: tuple[tuple[str, Sequence, str], ...] = (
     (
         "blocks of 16 in fp32",
         partial(decode, how=A(block=16, weights=exact)),
-        "vllm.vec: csrc/cpu/mla_decode.cpp, vLLM 0.33",
+        "vllm.vec: csrc/cpu/mla_decode.cpp, vLLM 0.33 (assumed; the row itself is checked)",
     ),
     (
         "8 parts, blocks of 256",
         partial(decode, how=A(block=256), parts=8),
-        "vllm.amx: csrc/cpu/sgl-kernels/decode.cpp, vLLM 0.33",
+        "vllm.amx: csrc/cpu/sgl-kernels/decode.cpp, vLLM 0.33 (assumed; the row itself is checked)",
     ),
     ("rounded weights summed", partial(decode, how=SUMMED), "triton.split_kv: split_kv_jit.py"),
     (
@@ -378,12 +383,12 @@ RIGHT_FP8: tuple[tuple[str, Sequence, str], ...] = (
     (
         "q by the tensor's largest",
         partial(in_fp8, q_scale="tensor"),
-        "vLLM 0.33: v1/attention/backends/mla/flashmla.py",
+        "assumed: an engine with a calibrated scale",
     ),
     (
         "q by the head's largest",
         partial(in_fp8, q_scale="head", parts=4),
-        "SGLang 0.5.23: srt/layers/attention/trtllm_mla_backend.py",
+        "assumed: an engine that scales each head",
     ),
     (
         "weights up to 2^7",
@@ -393,7 +398,7 @@ RIGHT_FP8: tuple[tuple[str, Sequence, str], ...] = (
     (
         "weights up to 2^7, rounded ones summed, 3 parts",
         partial(in_fp8, how=A(headroom=7.0), summed=True, parts=3),
-        "flashinfer.trtllm: weights scaled up as in csrc/fmhaRunner of TensorRT-LLM 1.0",
+        "assumed: flashinfer.trtllm comes compiled",
     ),
     (
         "weights below 1, correction skipped below 2^4",
@@ -413,7 +418,7 @@ RIGHT_FP8: tuple[tuple[str, Sequence, str], ...] = (
     (
         "parts in bf16",
         partial(in_fp8, parts=4, partial_results=bf16),
-        "flashinfer.trtllm: partial results in the output's type, TensorRT-LLM 1.0",
+        "assumed: flashinfer.trtllm comes compiled",
     ),
 )
 
@@ -594,7 +599,7 @@ WRONG_SLOTS = (
     ("a window of 128 tokens", lambda o, i: o.token_slots(i)[-128:], anything),
     ("a window that lacks one token", lambda o, i: o.token_slots(i)[-(o.host_lengths[i] - 1) :], anything),
     ("no more than 1024 tokens", lambda o, i: o.token_slots(i)[:1024], long),
-    ("no more than 2047 tokens", lambda o, i: o.token_slots(i)[:2047], long),
+    ("no more than 2047 tokens", lambda o, i: o.token_slots(i)[:2047], lambda s: max(s.lengths()) > 2100),
     (
         "every other block skipped",
         lambda o, i: o.token_slots(i)[tokens(o, i) // BLOCK % 2 == 0],
@@ -732,7 +737,7 @@ WRONG_PARTS = (
 def with_partials(
     change: Callable[[list[tuple[torch.Tensor, torch.Tensor]]], torch.Tensor],
     parts: int = 4,
-    how: Arithmetic = A(),
+    how: Arithmetic | None = None,
 ) -> Sequence:
     """Another combine of (log2 of sum, result)."""
 
@@ -740,7 +745,7 @@ def with_partials(
         kv = rows(o, o.token_slots(i))
         scores, bounds = scores_of(o, o.q[i].float(), kv), evenly(len(kv), parts)
         places = zip([0, *bounds[:-1]], bounds, strict=True)
-        return change([attend(scores[:, a:b], kv[a:b, :LATENT], how) for a, b in places])
+        return change([attend(scores[:, a:b], kv[a:b, :LATENT], how or A()) for a, b in places])
 
     return sequence
 
@@ -808,7 +813,6 @@ WRONG_COMBINES: tuple[tuple[str, Callable[[Found], torch.Tensor]], ...] = (
     ("a stale partial result", results_by(lambda r: torch.cat([r[:-1], r[:1]]))),
     ("a partial result never written", results_by(lambda r: torch.cat([r[:-1], r[-1:] * 0]))),
 )
-LOG2 = 1 / math.log2(math.e)
 
 
 def part_maxima_only(o: MlaDecodeOperands, i: int) -> torch.Tensor:
@@ -836,12 +840,11 @@ WRONG_ARITHMETIC: tuple[tuple[str, Arithmetic], ...] = (
     ("weights in FP8", A(weights=partial(fp8, torch.float8_e4m3fn))),
     ("weights of 5 bits", A(weights=partial(kept, 5))),
     ("a result in bf16 after every block", A(accumulator=bf16, block=16)),
-    ("a result in fp16", A(accumulator=fp16)),
     ("a sum in bf16", A(total=bf16, block=16)),
     ("exp2 by straight lines", A(exp2=exp2_linear)),
     ("values of the next block", A(delayed=True)),
     ("exp in place of exp2", A(exp2=torch.exp)),
-    ("a maximum kept for 2^40, weights in fp16", A(lazy=40.0, weights=fp16)),
+    ("weights up to 2^20 in fp16", A(headroom=20.0, weights=fp16)),
 )
 
 
@@ -1068,53 +1071,53 @@ def query_in(dtype: torch.dtype) -> Sequence:
     return partial(in_fp8, query=dtype)
 
 
-WRONG_FP8: tuple[tuple[str, Compute, str], ...] = (
-    ("outputs 2 percent too large", every(partial(scales_of, values=1.02)), ""),
-    ("outputs 3 percent too large", every(partial(scales_of, values=1.03)), ""),
-    ("outputs 5 percent too large", every(partial(scales_of, values=1.05)), ""),
-    ("outputs 5 percent too small", every(partial(scales_of, values=0.95)), ""),
-    ("weights truncated", every(truncated_weights), ""),
-    ("weights truncated, up to 2^7", every(partial(truncated_weights, headroom=7.0)), ""),
-    ("weights in e5m2", every(partial(in_fp8, weights=torch.float8_e5m2)), ""),
-    ("weights and q in e5m2", every(partial(in_fp8, weights=torch.float8_e5m2, query=torch.float8_e5m2)), ""),
-    ("q in e5m2", every(query_in(torch.float8_e5m2)), ""),
-    ("weights saturated", every(saturated), ""),
-    ("the sum of weights half of theirs", every(sum_and_product_disagree), ""),
-    ("q's scale missing", one(partial(scales_of, scores=2.0)), ""),
-    ("q's scale 5 times too large", one(partial(scales_of, scores=0.2)), ""),
-    ("the softmax scale 10 percent high", one(partial(scales_of, scores=1.1)), ""),
-    ("the scale of 128 alone", one(partial(scales_of, scores=(192 / 128) ** 0.5)), ""),
-    ("q read in the other format", one(query_read_as), ""),
-    ("the cache's scale missing", one(lambda o, i: in_fp8(o.replaced(kv_scale=1.0), i)), ""),
-    ("the cache's scale missing in scores", one(lambda o, i: scales_of(o, i, scores=1 / o.kv_scale)), ""),
-    ("the cache's scale missing in values", one(lambda o, i: scales_of(o, i, values=1 / o.kv_scale)), ""),
-    ("the cache's scale twice in values", one(lambda o, i: scales_of(o, i, values=o.kv_scale)), ""),
-    ("the cache's scale inverted in scores", one(lambda o, i: scales_of(o, i, scores=o.kv_scale**-2)), ""),
+WRONG_FP8: tuple[tuple[str, Compute], ...] = (
+    ("outputs 2 percent too large", every(partial(scales_of, values=1.02))),
+    ("outputs 3 percent too large", every(partial(scales_of, values=1.03))),
+    ("outputs 5 percent too large", every(partial(scales_of, values=1.05))),
+    ("outputs 5 percent too small", every(partial(scales_of, values=0.95))),
+    ("weights truncated", every(truncated_weights)),
+    ("weights truncated, up to 2^7", every(partial(truncated_weights, headroom=7.0))),
+    ("weights in e5m2", every(partial(in_fp8, weights=torch.float8_e5m2))),
+    ("weights and q in e5m2", every(partial(in_fp8, weights=torch.float8_e5m2, query=torch.float8_e5m2))),
+    ("q in e5m2", every(query_in(torch.float8_e5m2))),
+    ("weights saturated", every(saturated)),
+    ("the sum of weights half of theirs", every(sum_and_product_disagree)),
+    ("q's scale missing", one(partial(scales_of, scores=2.0))),
+    ("q's scale 5 times too large", one(partial(scales_of, scores=0.2))),
+    ("the softmax scale 10 percent high", one(partial(scales_of, scores=1.1))),
+    ("the scale of 128 alone", one(partial(scales_of, scores=(192 / 128) ** 0.5))),
+    ("q read in the other format", one(query_read_as)),
+    ("the cache's scale missing", one(lambda o, i: in_fp8(o.replaced(kv_scale=1.0), i))),
+    ("the cache's scale missing in scores", one(lambda o, i: scales_of(o, i, scores=1 / o.kv_scale))),
+    ("the cache's scale missing in values", one(lambda o, i: scales_of(o, i, values=1 / o.kv_scale))),
+    ("the cache's scale twice in values", one(lambda o, i: scales_of(o, i, values=o.kv_scale))),
+    ("the cache's scale inverted in scores", one(lambda o, i: scales_of(o, i, scores=o.kv_scale**-2))),
     (
         "the rope part forgotten",
         one(lambda o, i: in_fp8(o, i, q=columns(o.q[i].float().clone(), LATENT, WIDTH, 0.0))),
-        "",
     ),
-    ("no maximum", one(lambda o, i: in_fp8(o, i, A(has_maximum=False))), ""),
-    ("a maximum that starts at 0", one(lambda o, i: in_fp8(o, i, A(first_peak=0.0))), ""),
-    ("a result that is not rescaled", one(lambda o, i: in_fp8(o, i, A(of_result=False))), ""),
-    ("values of the next block", one(lambda o, i: in_fp8(o, i, A(delayed=True))), ""),
-    ("scores in FP8", one(lambda o, i: in_fp8(o, i, A(scores=fp8_of(o, fp8)))), ""),
-    ("a maximum kept for 2^12", one(lambda o, i: in_fp8(o, i, A(lazy=12.0))), ""),
-    ("accumulated in fp16 of 8 bits", one(lambda o, i: in_fp8(o, i, A(accumulator=partial(kept, 5)))), ""),
+    ("no maximum", one(lambda o, i: in_fp8(o, i, A(has_maximum=False)))),
+    ("a maximum that starts at 0", one(lambda o, i: in_fp8(o, i, A(first_peak=0.0)))),
+    ("a result that is not rescaled", one(lambda o, i: in_fp8(o, i, A(of_result=False)))),
+    ("values of the next block", one(lambda o, i: in_fp8(o, i, A(delayed=True)))),
+    ("scores in FP8", one(lambda o, i: in_fp8(o, i, A(scores=fp8_of(o, fp8))))),
+    ("a maximum kept for 2^20", one(lambda o, i: in_fp8(o, i, A(block=16, lazy=20.0)))),
+    ("accumulated in fp16 of 8 bits", one(lambda o, i: in_fp8(o, i, A(accumulator=partial(kept, 5))))),
 )
 
 
 def bugs() -> list[Planted]:
     found = [
-        Planted(name, one(lambda o, i, s=s: plain(o, i, slots=s(o, i))), fits=f) for name, s, f in WRONG_SLOTS
+        Planted(name, one(lambda o, i, s=s: plain(o, i, slots=s(o, i))), fits=f)
+        for name, s, f in WRONG_SLOTS  # type: ignore[misc]
     ]
     found += [
         Planted(
             f"{name}, in FP8",
-            one(lambda o, i, s=s: in_fp8(o, i, slots=s(o, i))),
+            one(lambda o, i, s=s: in_fp8(o, i, slots=s(o, i))),  # type: ignore[misc]
             activations="fp8",
-            fits=lambda sizes, f=f: has_fp8(sizes) and f(sizes),
+            fits=lambda sizes, f=f: has_fp8(sizes) and f(sizes),  # type: ignore[misc]
         )
         for name, s, f in WRONG_SLOTS
         if name in IN_FP8_TOO
@@ -1126,17 +1129,28 @@ def bugs() -> list[Planted]:
         if name in IN_FP8_TOO
     ]
     found += [Planted(name, one(with_partials(change))) for name, change in WRONG_COMBINES]
-    found += [Planted(name, one(partial(decode, how=how))) for name, how in WRONG_ARITHMETIC]
+    found += [
+        Planted(name, one(partial(decode, how=how)), fits=long if name in OF_MANY_STEPS else anything)
+        for name, how in WRONG_ARITHMETIC
+    ]
     found += [Planted(name, one(sequence)) for name, sequence in WRONG_SEQUENCES]
     found += [Planted(name, one(s), fits=has_bf16) for name, s in ONLY_BF16]
     found += [Planted(name, one(s), fits=has_fp8) for name, s in ONLY_FP8_CACHE]
     found += [Planted(name, compute) for name, compute in WRONG_PLACES]
     found += [
-        Planted(f"{name}, in FP8", compute, activations="fp8", fits=has_fp8, fine=fine)
-        for name, compute, fine in WRONG_FP8
+        Planted(
+            f"{name}, in FP8",
+            compute,
+            activations="fp8",
+            fits=lambda sizes, n=name: has_fp8(sizes) and (n not in OF_MANY_STEPS or long(sizes)),  # type: ignore[misc]
+        )
+        for name, compute in WRONG_FP8
     ]
     return found
 
+
+OF_MANY_STEPS = {"a result in bf16 after every block", "a sum in bf16", "a maximum kept for 2^20"}
+"""What few steps round no worse than the output is rounded."""
 
 IN_FP8_TOO = {
     "the last page lost",
@@ -1199,7 +1213,7 @@ WRONG_SEQUENCES: tuple[tuple[str, Sequence], ...] = (
 )
 ONLY_BF16: tuple[tuple[str, Sequence], ...] = (
     ("the cache in fp16", in_fp16),
-    ("q in fp16", with_query(fp16)),
+    ("a result in fp16", partial(decode, how=A(accumulator=fp16))),
     ("partial results in fp16", partial(decode, parts=4, partial_results=fp16)),
     ("the cache in FP8", lambda o, i: plain(o, i, kv=fp8(torch.float8_e4m3fn, rows(o, o.token_slots(i))))),
 )

@@ -104,8 +104,8 @@ def _quantised(values: torch.Tensor, descale: torch.Tensor, fmt: Fp8Format) -> t
 
 
 def _shift_scores(q: torch.Tensor, k: torch.Tensor, channels: list[int]) -> None:
-    """Adds about 120 to all scores of heads 0, 4, 8 ... and takes it from those of heads 3, 7, 11 ...; k holds
-    the largest number that it has in FP8."""
+    """Adds about 120 to all scores of heads 0, 4, 8 ... and takes it from those of heads 3, 7, 11 ...; k
+    holds the largest number that it has in FP8."""
     k[..., channels] = LARGEST["k"]
     q[..., channels] = 0.0
     of_heads = 120.0 / SCALE / len(channels) / LARGEST["k"]

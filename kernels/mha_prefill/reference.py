@@ -31,9 +31,10 @@ def reference(operands: MhaPrefillOperands, max_flops: float = float("inf")) -> 
     sigma, as in MLA decode: a right kernel reads exact bf16 products, sums in fp32, and rounds twice to
     bf16 (relative 2^-8 at most, about 2^-9 in root mean square): the softmax weights before the second
     product, each by itself, and the output. The first adds up to 2^-9 * sqrt(sum_j p_j^2 (v_j - out)^2) per
-    element where the rounded weights are summed, v_j in place of v_j - out where the exact ones are: the larger
-    counts. The second adds up to 2^-9 * |out|; the fp32 error of a score of size |s| acts like one of its
-    weight. FP8 products are exact too; whoever multiplies in bf16 instead rounds v there, 2^-9 * sqrt(sum_j p_j^2 v_j^2) more.
+    element where the rounded weights are summed, v_j in place of v_j - out where the exact ones are: the
+    larger counts. The second adds up to 2^-9 * |out|; the fp32 error of a score of size |s| acts like one of
+    its weight. FP8 products are exact too; whoever multiplies in bf16 instead rounds v there, 2^-9 *
+    sqrt(sum_j p_j^2 v_j^2) more.
 
     sigma_fp8: the softmax weights are rounded to FP8, relative 2^-4 at most, about 2^-5 in root mean square,
     and by the format's smallest step beside the row's largest weight, which is 1 where a kernel does not
@@ -84,8 +85,9 @@ def _attend(
     scale: float,
     fmt: Fp8Format | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Value, sigma and, for FP8 operands, sigma_fp8 [heads, n, 128] and even [heads, n] of q [heads, n, 192], at these positions
-    of its sequence, int64 [n], over k [heads, 192, keys] and v beside its squares [heads, keys, 256]."""
+    """Value, sigma and, for FP8 operands, sigma_fp8 [heads, n, 128] and even [heads, n] of q [heads, n, 192],
+    at these positions of its sequence, int64 [n], over k [heads, 192, keys] and v beside its squares [heads,
+    keys, 256]."""
     import torch
 
     scores = (q @ k).mul_(scale)
@@ -111,7 +113,8 @@ def _attend(
     below = p < step * (fmt.smallest_normal / fmt.smallest_subnormal)
     lost = torch.where(below, (p / step).round_().mul_(step).sub_(p), 0.0)
     shift = lost @ v[..., :VALUE]
-    shift_about_mean = shift - value * lost.sum(-1, keepdim=True)
+    change = lost.sum(-1, keepdim=True)
+    shift_about_mean = (shift - value * change) / (1.0 + change)
     together = torch.maximum(shift.square_(), shift_about_mean.square_())
     relative = size.add_(1.0).mul_(UNIT_SUM).add_(UNIT_FP8)
     in_fp8 = torch.maximum(*of(torch.maximum(relative.mul_(p), step / 12**0.5).masked_fill_(hidden, 0.0)))

@@ -156,6 +156,7 @@ def judge(
     ok, reason:   the judgement, in words where it is not ok
     row_error, element_error: the worst, in sigma, beside their limits; None if not finite
     bias:         by what share the whole output is too large (see `_bias`), beside its limit; of calls in FP8
+    noise:        the error of all of `reference.even` together, in sigma, beside its limit; of calls in FP8
     relative_error: |output - reference| / |reference| over everything, for people
     rows:         how many rows were compared, of how many
     diagnosis:    of a wrong output, the facts that its reason tells (see diagnosis)
@@ -189,6 +190,8 @@ def judge(
         "element_limit": tolerance.element,
         "bias": None,
         "bias_limit": None,
+        "noise": None,
+        "noise_limit": None,
         "relative_error": relative if math.isfinite(relative) else None,
         "rows": row_error.numel(),
         "of_rows": output.numel() // output.shape[-1],
@@ -203,15 +206,22 @@ def judge(
         report["reason"], report["diagnosis"] = diagnosis.text, diagnosis.facts
     else:
         if in_fp8:
-            bias, limit = _bias(error, reference.value, sigma, tolerance.bias)
+            even = torch.ones_like(row_error, dtype=torch.bool) if reference.even is None else reference.even
+            bias, limit = _bias(error[even], reference.value[even], sigma[even], tolerance.bias)
             report["bias"], report["bias_limit"] = bias, limit
+            noise = float(z[even].square().mean().sqrt()) if int(even.sum()) >= FEW_ROWS else None
+            report["noise"], report["noise_limit"] = noise, tolerance.noise
             if bias is not None and abs(bias) > limit:
                 report["reason"] = (
                     f"the whole output is {abs(bias):.1%} too {'large' if bias > 0 else 'small'} "
                     f"(limit {limit:.1%})"
                 )
-                return report
-        report["ok"] = True
+            elif noise is not None and tolerance.noise is not None and noise > tolerance.noise:
+                report["reason"] = (
+                    f"the whole output errs by {noise:.3g} sigma in root mean square (limit "
+                    f"{tolerance.noise:g}), as if rounded to a format of fewer bits"
+                )
+        report["ok"] = not report["reason"]
     return report
 
 
@@ -232,9 +242,9 @@ FEW_ROWS = 8
 def _bias(
     error: torch.Tensor, value: torch.Tensor, sigma: torch.Tensor, limit: float
 ) -> tuple[float | None, float]:
-    """The slope of the error on the reference over all elements, weighted by 1/sigma^2, and its limit: the
-    op's and three standard errors, by the scatter of rows. A row's errors have causes in common, as of its
-    rounded q, so rows are the sample. None where there are too few of them."""
+    """The slope of the error on the reference over all elements of even rows, weighted by 1/sigma^2, and its
+    limit: the op's and three standard errors, by the scatter of rows. A row's errors have causes in common,
+    as of its rounded q, so rows are the sample. None where there are too few of them."""
     import torch
 
     weight = torch.where(sigma > 0, value / sigma.square(), 0.0)

@@ -343,7 +343,7 @@ def test_the_judge_knows_the_references_it_made():
     assert reason("first", "first") == ""
     assert reason("live", "first") == "it is the answer to the first operands"
     assert reason("other", "first") == "it is the answer to the first operands"
-    assert reason("other", "live") == "it is the answer to the new live operands with the old stationary ones"
+    assert reason("other", "live") == "it is the answer to the other live operands"
 
 
 def test_a_lost_part_of_a_sum_is_named():

@@ -204,7 +204,7 @@ def judge(
         if bool(bad.any()):
             diagnosis = of_not_finite(output, known)
         else:
-            diagnosis = of_errors(sampled, reference, sigma, rows_over, tolerance, known)
+            diagnosis = of_errors(sampled, reference, sigma, z, rows_over, tolerance, known)
         report["reason"], report["diagnosis"] = diagnosis.text, diagnosis.facts
     else:
         if in_fp8:

@@ -13,7 +13,7 @@ import torch
 
 import kernels
 from harness.workers.child.diagnosis import LONGEST, Context, Layout
-from harness.workers.child.diagnosis.place import in_words, runs
+from harness.workers.child.diagnosis.region import in_words, runs
 from harness.workers.child.judge import Judge, judge
 from kernels.op import Reference, RowGroups, Tolerance
 from kernels.operands import Seeds

@@ -65,8 +65,8 @@ class Tolerance:
              block writes, so that an error in one block is not diluted by those beside it
     bias:    how much larger or smaller than the reference the whole output may be, relative; for calls that
              round to FP8, whose sigma is so wide that a factor on all of it hides in there
-    noise:   root mean square over the whole output, for such calls: sigma is the most that a row may err by, and
-             a format of one bit less errs by as much in every row. None: not judged
+    noise:   root mean square over the whole output, for such calls: sigma is the most that a row may err by,
+             and a format of one bit less errs by as much in every row. None: not judged
     """
 
     row: float
@@ -84,9 +84,9 @@ class Reference:
                   enter products in bf16
     rows:         None if all rows were computed, else the sampled row numbers
     sigma_fp8:    for calls that round activations to FP8 themselves; None where none can
-    even:         of all dimensions but the last, bool: rows whose sigma_fp8 is of many errors of one size that
-                  know nothing of each other, so that what they have in common tells more than each (see
-                  `Tolerance.bias` and `.noise`); None: all
+    even:         of all dimensions but the last, bool: rows whose sigma_fp8 is of many errors of one size
+                  that know nothing of each other, so that what they have in common tells more than each
+                  (see `Tolerance.bias` and `.noise`); None: all
     """
 
     value: torch.Tensor

@@ -1,4 +1,4 @@
-"""The arithmetic of attention kernels in plain torch: how they round, in which order they sum, how they split.
+"""The arithmetic of attention kernels in plain torch: how they round, in which order they sum and split.
 
 Tensors are fp32 and hold what a kernel would: scores [..., keys], values [..., keys, width], where a kernel
 that keeps something narrower is emulated by rounding.
@@ -129,7 +129,7 @@ class Arithmetic:
 def attend(
     scores: torch.Tensor,
     values: torch.Tensor,
-    how: Arithmetic = Arithmetic(),  # noqa: B008
+    how: Arithmetic = Arithmetic(),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The log2 of the sum of exponentials [..., 1], and the weighted mean of values [..., width]. scores are
     in natural units, -inf where masked."""
@@ -174,7 +174,7 @@ def split(
     scores: torch.Tensor,
     values: torch.Tensor,
     bounds: list[int],
-    how: Arithmetic = Arithmetic(),  # noqa: B008
+    how: Arithmetic = Arithmetic(),
     partial_results: Round = exact,
     log_sums: Round = exact,
 ) -> torch.Tensor:
@@ -190,9 +190,8 @@ def split(
 
 def evenly(keys: int, parts: int, unit: int = 1) -> list[int]:
     """Where so many parts of whole units end, of which the last may be shorter; fewer where keys are few."""
-    each = max(unit, -(-keys // parts // unit) * unit if parts > 1 else keys)
-    each = max(1, -(-(-(-keys // parts)) // unit) * unit)
-    return [min(keys, each * (i + 1)) for i in range(-(-keys // each))]
+    each = math.ceil(math.ceil(keys / parts) / unit) * unit
+    return [min(keys, each * (i + 1)) for i in range(math.ceil(keys / each))]
 
 
 def fourteen_bits(x: torch.Tensor) -> torch.Tensor:

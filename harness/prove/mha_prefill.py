@@ -45,9 +45,9 @@ SIZES = {
     "small cached": "batch=3 new=40..90 prefix=1..60 heads=4",
     "small fp8": "batch=3 new=40..90 prefix=0..60 heads=4 dtype=fp8",
     "small e4m3fnuz": "batch=3 new=40..90 prefix=0..60 heads=4 dtype=fp8 fp8=e4m3fnuz",
-    "production": "batch=2 new=610..700 heads=3",
-    "production cached": "batch=2 new=64..130 prefix=1500..2048 heads=3",
-    "production 128 heads": "batch=2 new=40..66 heads=128",
+    "production": "batch=2 new=610..650 heads=4",
+    "production cached": "batch=2 new=64..100 prefix=1500..2048 heads=4",
+    "production 128 heads": "batch=2 new=20..40 heads=128",
     "production fp8": "batch=2 new=130..200 prefix=500..700 heads=4 dtype=fp8",
 }
 BLOCK = 64
@@ -989,6 +989,10 @@ WRONG_FP8: tuple[tuple[str, Compute, Callable[[Any], bool]], ...] = (
 )
 
 
+def fp8_and(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda sizes: has_fp8(sizes) and fits(sizes)
+
+
 def bugs() -> list[Planted]:
     found = [Planted(name, one(with_keys(keys, plain)), fits=fits) for name, keys, fits in ALL_KEYS]
     found += [
@@ -996,7 +1000,7 @@ def bugs() -> list[Planted]:
             f"{name}, in FP8",
             one(with_keys(keys, in_fp8)),
             activations="fp8",
-            fits=lambda sizes, f=fits: has_fp8(sizes) and f(sizes),
+            fits=fp8_and(fits),
         )
         for name, keys, fits in ALL_KEYS
         if name in IN_FP8_TOO
@@ -1009,7 +1013,7 @@ def bugs() -> list[Planted]:
             f"{name}, in FP8",
             compute,
             activations="fp8",
-            fits=lambda sizes, f=fits: has_fp8(sizes) and f(sizes),
+            fits=fp8_and(fits),
         )
         for name, compute, fits in WRONG_FP8
     ]

@@ -41,6 +41,8 @@ from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH
 Sequence = Callable[[MlaDecodeOperands, int], torch.Tensor]
 """(operands, a sequence) -> its output, fp32 [heads, 512]."""
 
+LOG2 = math.log(2)
+
 SIZES = {
     "small": "batch=3 ctx=1..200 heads=16 page=16",
     "small fp8": "batch=3 ctx=1..200 heads=16 page=16 kv=fp8",
@@ -122,7 +124,7 @@ def in_fp8(
 
 def every(sequence: Sequence, output: Round = bf16) -> Compute:
     def compute(o: MlaDecodeOperands, right: torch.Tensor) -> torch.Tensor:
-        return torch.stack([output(sequence(o, i)).bfloat16() for i in range(len(right))])
+        return torch.stack([output(sequence(o, i)).bfloat16() for i in range(len(o.host_lengths))])
 
     return compute
 
@@ -539,9 +541,6 @@ def stale_last_token(o: MlaDecodeOperands, i: int) -> torch.Tensor:
     return moved(o, i, n - 1, n, -1)
 
 
-WRONG_SLOTS: tuple[tuple[str, Slots, Callable[[Any], bool]], ...] = ()
-
-
 def anything(sizes: Any) -> bool:
     return True
 
@@ -558,7 +557,7 @@ def long(sizes: Any) -> bool:
     return min(sizes.lengths()) > 1024
 
 
-WRONG_SLOTS = (
+WRONG_SLOTS: tuple[tuple[str, Slots, Callable[[Any], bool]], ...] = (
     ("the last page lost", lambda o, i: o.token_slots(i)[: last_page(o, i)], several_pages),
     ("the first page lost", lambda o, i: o.token_slots(i)[o.page :], several_pages),
     (
@@ -735,7 +734,7 @@ WRONG_PARTS = (
 def with_partials(
     change: Callable[[list[tuple[torch.Tensor, torch.Tensor]]], torch.Tensor],
     parts: int = 4,
-    how: Arithmetic = A(),
+    how: Arithmetic = Arithmetic(),  # noqa: B008
 ) -> Sequence:
     """Another combine of (log2 of sum, result)."""
 
@@ -811,7 +810,6 @@ WRONG_COMBINES: tuple[tuple[str, Callable[[Found], torch.Tensor]], ...] = (
     ("a stale partial result", results_by(lambda r: torch.cat([r[:-1], r[:1]]))),
     ("a partial result never written", results_by(lambda r: torch.cat([r[:-1], r[-1:] * 0]))),
 )
-LOG2 = 1 / math.log2(math.e)
 
 
 def part_maxima_only(o: MlaDecodeOperands, i: int) -> torch.Tensor:
@@ -1106,16 +1104,22 @@ WRONG_FP8: tuple[tuple[str, Compute], ...] = (
 )
 
 
+def with_slots(slots: Slots, of: Callable[..., torch.Tensor]) -> Sequence:
+    return lambda o, i: of(o, i, slots=slots(o, i))
+
+
+def fp8_and(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda sizes: has_fp8(sizes) and fits(sizes)
+
+
 def bugs() -> list[Planted]:
-    found = [
-        Planted(name, one(lambda o, i, s=s: plain(o, i, slots=s(o, i))), fits=f) for name, s, f in WRONG_SLOTS
-    ]
+    found = [Planted(name, one(with_slots(s, plain)), fits=f) for name, s, f in WRONG_SLOTS]
     found += [
         Planted(
             f"{name}, in FP8",
-            one(lambda o, i, s=s: in_fp8(o, i, slots=s(o, i))),
+            one(with_slots(s, in_fp8)),
             activations="fp8",
-            fits=lambda sizes, f=f: has_fp8(sizes) and f(sizes),
+            fits=fp8_and(f),
         )
         for name, s, f in WRONG_SLOTS
         if name in IN_FP8_TOO
@@ -1140,7 +1144,7 @@ def bugs() -> list[Planted]:
             f"{name}, in FP8",
             compute,
             activations="fp8",
-            fits=lambda sizes, n=name: has_fp8(sizes) and (n not in OF_MANY_STEPS or long(sizes)),
+            fits=fp8_and(long if name in OF_MANY_STEPS else anything),
         )
         for name, compute in WRONG_FP8
     ]

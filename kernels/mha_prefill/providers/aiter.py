@@ -135,7 +135,8 @@ class AsmPrefill(AiterPrefill):
 
 class CkPrefill(AiterPrefill):
     """Composable Kernel by itself. Weights and output are truncated to bf16: aiter/jit/optCompilerConfig.json
-    builds module_mha_varlen_fwd with -DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT=2 (at e404860), on all architectures."""
+    builds module_mha_varlen_fwd with -DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT=2 (at e404860), on all
+    architectures."""
 
     name = "aiter.ck"
     truncates = True

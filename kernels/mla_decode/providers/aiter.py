@@ -161,7 +161,8 @@ class AsmPersistent(AsmMlaDecode):
 
     Its reduction of split sequences truncates to bf16 on gfx942: csrc/kernels/mla/reduce.cu casts by
     csrc/include/opus/opus.hpp, whose OPUS_FP32_to_BF16_DEFAULT is 2 and which rounds on gfx950 only with
-    clang 20 or later (at e404860). The assembly kernels round to nearest: theirs hold that code's constants."""
+    clang 20 or later (at e404860). The assembly kernels round to nearest: theirs hold that code's
+    constants."""
 
     name = "aiter.asm_persistent"
     truncates = True

@@ -113,7 +113,7 @@ def _constant(errors: Errors) -> Kind | None:
     first = float(errors.out[0, 0])
     if errors.out.numel() < FEWEST or not bool((errors.out == first).all()):
         return None
-    return Kind("constant", f"all {first:.3g}", {"constant": first})
+    return Kind("constant", f"all {first:.3g}, as if never written", {"constant": first})
 
 
 def _slope(out: torch.Tensor, right: torch.Tensor, scale: torch.Tensor) -> float:
@@ -130,7 +130,7 @@ def _factor(errors: Errors) -> Kind | None:
     # One element is a multiple of anything.
     if not math.isfinite(factor) or factor == 0 or errors.out.numel() < 4:
         return None
-    fits = errors.explains(factor * errors.right, max(1.0, abs(factor)) * errors.scale)
+    fits = errors.explains(factor * errors.right, abs(factor) * errors.scale)
     if not fits:
         return None
     about = "about " if fits == "about" else ""
@@ -353,46 +353,35 @@ def _factors(errors: Errors) -> Kind | None:
     import torch
 
     count, width = errors.out.shape
-    by_row = range(count) if count > 1 else ()
-    first = int(errors.columns[0]) // TILE
-    tiles = [t.nonzero().flatten() for t in _tiles_of(errors.columns, first)]
+    tile = (errors.columns // TILE - errors.columns[0] // TILE).expand(count, width)
+    row = torch.arange(count)[:, None].expand(count, width)
+    tiles = int(tile.max()) + 1
     options = [
-        ("for each 128 columns", len(tiles) > 1, [(slice(None), t) for t in tiles]),
-        (
-            "for each row",
-            count > 1 and width >= FEWEST,
-            [(slice(r, r + 1), torch.arange(width)) for r in by_row],
-        ),
-        (
-            "for each row and 128 columns",
-            count > 1 and len(tiles) > 1 and all(len(t) >= FEWEST for t in tiles),
-            [(slice(r, r + 1), t) for r in by_row for t in tiles],
-        ),
+        ("for each 128 columns", tile, tiles > 1),
+        ("for each row", row, count > 1 and width >= FEWEST),
+        ("for each row and 128 columns", row * tiles + tile, count > 1 and tiles > 1),
     ]
-    for text, possible, parts in options:
-        if not possible:
+    weight = torch.where(errors.scale > 0, errors.right / errors.scale.square(), 0.0)
+    for text, part, possible in options:
+        parts = int(part.max()) + 1
+        if not possible or count * width < FEWEST * parts:
             continue
-        wanted, scale, factors = errors.right.clone(), errors.scale.clone(), []
-        for rows, columns in parts:
-            part = (t[rows][:, columns] for t in (errors.out, errors.right, errors.scale))
-            factor = _slope(*part)
-            if not math.isfinite(factor):
-                continue
-            factors.append(factor)
-            wanted[rows, columns] *= factor
-            scale[rows, columns] *= max(1.0, abs(factor))
-        if factors and (fits := errors.explains(wanted, scale)):
+        shared, size = (
+            torch.zeros(parts, dtype=torch.float64).index_add_(0, part.flatten(), (weight * of).flatten())
+            for of in (errors.out, errors.right)
+        )
+        known = size > 0
+        factor = torch.where(known, shared / size, 1.0)
+        of_each = factor[part]
+        fits = errors.explains(of_each * errors.right, of_each.abs() * errors.scale)
+        if fits:
             about = "about " if fits == "about" else ""
-            ends = f"{_number(min(factors))} to {_number(max(factors))}"
-            what = f"{about}a factor of its own {text}, {ends} times the reference"
-            return Kind("factors", what, {"factors": [min(factors), max(factors)], "each": text})
+            least, most = float(factor[known].min()), float(factor[known].max())
+            what = (
+                f"{about}a factor of its own {text}, {_number(least)} to {_number(most)} times the reference"
+            )
+            return Kind("factors", what, {"factors": [least, most], "each": text})
     return None
-
-
-def _tiles_of(columns: torch.Tensor, first: int) -> list[torch.Tensor]:
-    last = int(columns[-1]) // TILE
-    masks = [columns // TILE == tile for tile in range(first, last + 1)]
-    return [mask for mask in masks if bool(mask.any())]
 
 
 def _part_of_sum(errors: Errors) -> Kind | None:
@@ -403,20 +392,24 @@ def _part_of_sum(errors: Errors) -> Kind | None:
 
     if not errors.sums:
         return None
-    error = errors.units(errors.out - errors.right)
-    right = torch.where(errors.scale > 0, errors.right / errors.scale, 0.0)
-    square, whole = float(error.square().sum()), float(right.square().sum())
-    if not square or not whole:
+    # Beside the sigma of a row and a tile: an element's own grows with its value.
+    _, place = errors.columns.div(TILE, rounding_mode="floor").unique(return_inverse=True)
+    squares = torch.zeros(len(errors.out), int(place.max()) + 1, dtype=torch.float64)
+    squares.index_add_(1, place, errors.scale.square())
+    scale = (squares / place.bincount()).sqrt()[:, place].clamp(min=1e-300)
+    error, right = (errors.out - errors.right) / scale, errors.right / scale
+    square, whole = error.square().sum(1), right.square().sum(1).clamp(min=1e-300)
+    # Row by row: of rows that differ in size a few would decide.
+    slope, uncertain = (error * right).sum(1) / square, (whole / square / error.shape[1]).sqrt()
+    sure = (uncertain < 0.25) & (square < 0.9 * whole)
+    if not bool(sure.any()) or float((uncertain[sure] / int(sure.sum()) ** 0.5).median()) > 0.08:
         return None
-    slope = float((error * right).sum()) / square
-    uncertain = (whole / square / error.numel()) ** 0.5
-    share = square / whole
-    if uncertain > 0.08 or not 0.0001 < share < 0.9:
-        return None
+    share, middle = float((square / whole)[sure].median()), float(slope[sure].median())
     for sign, text in ((-1, "is missing"), (1, "was added twice")):
-        if abs(slope - sign) < max(0.05, 3 * uncertain):
-            facts = {"share": share}
-            return Kind("part of a sum", f"as if {_percent(share)} of each sum {text}", facts)
+        # Parts of real sums have a little in common; what is scaled by 1/4 or 3/4 lies beyond.
+        alike = float(((0.5 < sign * slope[sure]) & (sign * slope[sure] < 2)).double().mean())
+        if 0.8 < sign * middle < 1.4 and alike > 0.75:
+            return Kind("part of a sum", f"as if {_percent(share)} of each sum {text}", {"share": share})
     return None
 
 
@@ -432,7 +425,8 @@ def _rounding(errors: Errors) -> Kind | None:
         return None
     most, typical = float(relative.max()), float(relative.square().mean().sqrt())
     bits = round(-math.log2(most)) - 1 if 0 < most < 1 else 0
-    if not 1 <= bits <= 6 or not 0.9 < most * 2 ** (bits + 1) < 1.12 or most > 2.7 * typical:
+    half = 2.0 ** -(bits + 1)
+    if not 1 <= bits <= 6 or not 0.97 < most * (1 + half) / half < 1.08 or most > 2.7 * typical:
         return None
     format = {3: " (fp8 e4m3)", 2: " (fp8 e5m2)"}.get(bits, "")
     return Kind(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -139,19 +140,23 @@ def _tile(ends: Range, size: int) -> str:
 
 
 def _every(name: str, found: Sequence[Range], size: int) -> str:
-    """Ranges of one length at one distance from each other, over the whole axis."""
+    """Ranges of one length at one distance from each other, over the whole axis; of single numbers some may
+    be missing, which were right by chance."""
     if len(found) < 3:
         return ""
-    step, length = found[1][0] - found[0][0], found[0][1] - found[0][0] + 1
     begins = [first for first, _ in found]
-    if begins != list(range(begins[0], size, step))[: len(begins)] or begins[0] >= step:
-        return ""
-    if begins[-1] + step < size or any(last - first + 1 != length for first, last in found[:-1]):
+    length = max(last - first + 1 for first, last in found[:-1])
+    step = math.gcd(*(after - before for before, after in itertools.pairwise(begins)))
+    begin = begins[0] % step
+    wanted = len(range(begin, size, step))
+    if step <= length or len(found) < (0.75 * wanted if length == 1 and wanted > 8 else wanted):
         return ""
     if length == 1:
         ordinal = {2: "2nd", 3: "3rd"}.get(step, f"{step}th")
-        return f"every {ordinal} {name} from {begins[0]}"
-    return f"{name}s {begins[0]}..{begins[0] + length - 1} of every {step}"
+        return f"every {ordinal} {name} from {begin}"
+    if any(last - first + 1 != length for first, last in found[:-1]):
+        return ""
+    return f"{name}s {begin}..{begin + length - 1} of every {step}"
 
 
 def _grouped(indices: Sequence[int], layout: Layout) -> str:

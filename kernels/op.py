@@ -85,8 +85,8 @@ class Reference:
     rows:         None if all rows were computed, else the sampled row numbers
     sigma_fp8:    for calls that round activations to FP8 themselves; None where none can
     even:         of all dimensions but the last, bool: rows whose sigma_fp8 is of many errors of one size
-                  that know nothing of each other, so that what they have in common tells more than each (see
-                  `Tolerance.bias` and `.noise`); None: all
+                  that know nothing of each other, so that what they have in common tells more than each
+                  (see `Tolerance.bias` and `.noise`); None: all
     """
 
     value: torch.Tensor

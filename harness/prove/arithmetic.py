@@ -190,9 +190,8 @@ def split(
 
 def evenly(keys: int, parts: int, unit: int = 1) -> list[int]:
     """Where so many parts of whole units end, of which the last may be shorter; fewer where keys are few."""
-    whole = -(-keys // parts)
-    each = max(1, -(-whole // unit) * unit)
-    return [min(keys, each * (i + 1)) for i in range(-(-keys // each))]
+    each = math.ceil(math.ceil(keys / parts) / unit) * unit
+    return [min(keys, each * (i + 1)) for i in range(math.ceil(keys / each))]
 
 
 def fourteen_bits(x: torch.Tensor) -> torch.Tensor:

@@ -43,6 +43,8 @@ LOG2 = 1 / math.log2(math.e)
 Sequence = Callable[[MlaDecodeOperands, int], torch.Tensor]
 """(operands, a sequence) -> its output, fp32 [heads, 512]."""
 
+LOG2 = math.log(2)
+
 SIZES = {
     "small": "batch=3 ctx=1..200 heads=16 page=16",
     "small fp8": "batch=3 ctx=1..200 heads=16 page=16 kv=fp8",
@@ -124,7 +126,7 @@ def in_fp8(
 
 def every(sequence: Sequence, output: Round = bf16) -> Compute:
     def compute(o: MlaDecodeOperands, right: torch.Tensor) -> torch.Tensor:
-        return torch.stack([output(sequence(o, i)).bfloat16() for i in range(len(right))])
+        return torch.stack([output(sequence(o, i)).bfloat16() for i in range(len(o.host_lengths))])
 
     return compute
 
@@ -541,9 +543,6 @@ def stale_last_token(o: MlaDecodeOperands, i: int) -> torch.Tensor:
     return moved(o, i, n - 1, n, -1)
 
 
-WRONG_SLOTS: tuple[tuple[str, Slots, Callable[[Any], bool]], ...] = ()
-
-
 def anything(sizes: Any) -> bool:
     return True
 
@@ -560,7 +559,7 @@ def long(sizes: Any) -> bool:
     return min(sizes.lengths()) > 1024
 
 
-WRONG_SLOTS = (
+WRONG_SLOTS: tuple[tuple[str, Slots, Callable[[Any], bool]], ...] = (
     ("the last page lost", lambda o, i: o.token_slots(i)[: last_page(o, i)], several_pages),
     ("the first page lost", lambda o, i: o.token_slots(i)[o.page :], several_pages),
     (
@@ -737,7 +736,7 @@ WRONG_PARTS = (
 def with_partials(
     change: Callable[[list[tuple[torch.Tensor, torch.Tensor]]], torch.Tensor],
     parts: int = 4,
-    how: Arithmetic | None = None,
+    how: Arithmetic = Arithmetic(),  # noqa: B008
 ) -> Sequence:
     """Another combine of (log2 of sum, result)."""
 
@@ -1107,17 +1106,22 @@ WRONG_FP8: tuple[tuple[str, Compute], ...] = (
 )
 
 
+def with_slots(slots: Slots, of: Callable[..., torch.Tensor]) -> Sequence:
+    return lambda o, i: of(o, i, slots=slots(o, i))
+
+
+def fp8_and(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda sizes: has_fp8(sizes) and fits(sizes)
+
+
 def bugs() -> list[Planted]:
-    found = [
-        Planted(name, one(lambda o, i, s=s: plain(o, i, slots=s(o, i))), fits=f)
-        for name, s, f in WRONG_SLOTS  # type: ignore[misc]
-    ]
+    found = [Planted(name, one(with_slots(s, plain)), fits=f) for name, s, f in WRONG_SLOTS]
     found += [
         Planted(
             f"{name}, in FP8",
-            one(lambda o, i, s=s: in_fp8(o, i, slots=s(o, i))),  # type: ignore[misc]
+            one(with_slots(s, in_fp8)),
             activations="fp8",
-            fits=lambda sizes, f=f: has_fp8(sizes) and f(sizes),  # type: ignore[misc]
+            fits=fp8_and(f),
         )
         for name, s, f in WRONG_SLOTS
         if name in IN_FP8_TOO
@@ -1142,7 +1146,7 @@ def bugs() -> list[Planted]:
             f"{name}, in FP8",
             compute,
             activations="fp8",
-            fits=lambda sizes, n=name: has_fp8(sizes) and (n not in OF_MANY_STEPS or long(sizes)),  # type: ignore[misc]
+            fits=fp8_and(long if name in OF_MANY_STEPS else anything),
         )
         for name, compute in WRONG_FP8
     ]

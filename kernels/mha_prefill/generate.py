@@ -104,13 +104,14 @@ def _quantised(values: torch.Tensor, descale: torch.Tensor, fmt: Fp8Format) -> t
 
 
 def _shift_scores(q: torch.Tensor, k: torch.Tensor, channels: list[int]) -> None:
-    """Adds about 120 to all scores of heads 0, 4, 8 ... and takes it from those of heads 3, 7, 11 ...; k
-    holds the largest number that it has in FP8."""
+    """Adds about 120 to all scores of heads 0, 4, 8 ... and takes it from those of heads 3, 7, 11 ... (of all
+    but the first where they are three at most); k holds the largest number that it has in FP8."""
+    lowered = slice(3, None, 4) if q.shape[1] > 3 else slice(1, None)
     k[..., channels] = LARGEST["k"]
     q[..., channels] = 0.0
     of_heads = 120.0 / SCALE / len(channels) / LARGEST["k"]
     q[:, ::4, channels] = of_heads
-    q[:, 3::4, channels] = -of_heads
+    q[:, lowered, channels] = -of_heads
 
 
 def _edges(length: int) -> list[int]:

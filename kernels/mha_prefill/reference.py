@@ -28,13 +28,13 @@ def reference(operands: MhaPrefillOperands, max_flops: float = float("inf")) -> 
     first and the last row of every sequence, rows at the edges of tiles, and others at even distance, as many
     as fit.
 
-    sigma, as in MLA decode: a right kernel reads exact bf16 products, sums in fp32, and rounds twice to
-    bf16 (relative 2^-8 at most, about 2^-9 in root mean square): the softmax weights before the second
-    product, each by itself, and the output. The first adds up to 2^-9 * sqrt(sum_j p_j^2 (v_j - out)^2) per
-    element where the rounded weights are summed, v_j in place of v_j - out where the exact ones are: the
-    larger counts. The second adds up to 2^-9 * |out|; the fp32 error of a score of size |s| acts like one of
-    its weight. FP8 products are exact too; whoever multiplies in bf16 instead rounds v there, 2^-9 *
-    sqrt(sum_j p_j^2 v_j^2) more.
+    sigma, as in MLA decode: a right kernel reads exact bf16 products, sums in fp32, and rounds twice to bf16
+    (relative 2^-8 at most, about 2^-9 in root mean square): the softmax weights before the second product,
+    each by itself, and the output. The first adds up to 2^-9 * sqrt(sum_j p_j^2 (v_j - out)^2) per element
+    where the rounded weights are summed, v_j in place of v_j - out where the exact ones are: the larger
+    counts. The second adds up to 2^-9 * |out|; the fp32 error of a score of size |s| acts like one of its
+    weight. FP8 products are exact too; whoever multiplies in bf16 instead rounds v there, 2^-9 * sqrt(sum_j
+    p_j^2 v_j^2) more.
 
     sigma_fp8: the softmax weights are rounded to FP8, relative 2^-4 at most, about 2^-5 in root mean square,
     and by the format's smallest step beside the row's largest weight, which is 1 where a kernel does not

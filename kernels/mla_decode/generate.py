@@ -42,9 +42,9 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str) -> MlaDecodeOpera
 
     Adversarial operands differ from those of the same seeds in these points:
     - A rope channel that is the same for all tokens adds 120 to all scores of every fourth head, and takes
-      120 from those of every fourth other: softmax without its maximum overflows, one that starts from a
-      maximum of 0 underflows, a masked token of score 0 has all the weight, and fp16 has 4 bits behind the
-      point.
+    120 from those of every fourth other: softmax without its maximum overflows, one that starts from a
+    maximum of 0 underflows, a masked token of score 0 has all the weight, and fp16 has 4 bits behind the
+    point.
     - Landmarks stand at the edges of pages and of halves too (see `_landmarks`).
     - No head is peaked on an FP8 cache: a row's largest weight, 1, has no error, and where it is most of the
       sum nothing shows how the others are rounded.
@@ -105,12 +105,13 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str) -> MlaDecodeOpera
 
 
 def _shift_scores(operands: MlaDecodeOperands) -> None:
-    """Adds SHIFT to all scores of heads 0, 4, 8 ... and takes it from those of heads 3, 7, 11 ... Both
-    factors are numbers of either FP8 format."""
+    """Adds SHIFT to all scores of heads 0, 4, 8 ... and takes it from those of heads 3, 7, 11 ... (of all
+    but the first where they are three at most). Both factors are numbers of either FP8 format."""
+    lowered = slice(3, None, 4) if operands.q.shape[1] > 3 else slice(1, None)
     operands.kv[..., CONSTANT] = OF_TOKENS
     operands.q[..., CONSTANT] = 0.0
     operands.q[:, ::4, CONSTANT] = OF_HEADS
-    operands.q[:, 3::4, CONSTANT] = -OF_HEADS
+    operands.q[:, lowered, CONSTANT] = -OF_HEADS
 
 
 def _landmarks(length: int, page: int, adversarial: bool) -> list[int]:

@@ -22,13 +22,12 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf")) -> R
     """fp64, one sequence at a time. Above `max_flops` it takes the shortest, the longest, the first
     and the last sequence and then others at even distance, as many as fit.
 
-    sigma: a right kernel reads exact bf16 products, sums in fp32, and rounds twice to bf16 (relative
-    2^-8 at most, about 2^-9 in root mean square): the softmax weights before the second product, each
-    by itself, and the output. The first adds up to 2^-9 * sqrt(sum_j p_j^2 (v_j - out)^2) per element where
-    the rounded weights are summed, v_j in place of v_j - out where the exact ones are (which differs where
-    one token has most of the weight and its own is not rounded to 1, as with a stale maximum): the larger
-    counts. The second adds up to 2^-9 * |out|; the fp32 error of a score of size |s| acts like one of its
-    weight.
+    sigma: a right kernel reads exact bf16 products, sums in fp32, and rounds twice to bf16 (relative 2^-8 at
+    most, about 2^-9 in root mean square): the softmax weights before the second product, each by itself, and
+    the output. The first adds up to 2^-9 * sqrt(sum_j p_j^2 (v_j - out)^2) per element where the rounded
+    weights are summed, v_j in place of v_j - out where the exact ones are (which differs where one token has
+    most of the weight and its own is not rounded to 1, as with a stale maximum): the larger counts. The
+    second adds up to 2^-9 * |out|; the fp32 error of a score of size |s| acts like one of its weight.
 
     sigma_fp8, where the cache is FP8: fp8_variance is added. even: rows in which no weight is more than
     EVEN, and whose rounded weights err together by a tenth of their sigma at most.
@@ -106,10 +105,10 @@ def fp8_variance(
     in millions of rows reaches 5. First order holds for scores that deviate by up to 8, not by 60.
     The weights before they are normalised lie in [0, 1]; each errs by 2^-4 / sqrt(3) of itself at most in
     root mean square, or by the format's subnormal step / sqrt(12). That moves the output by the error times
-    v_j where their sum is of unrounded weights, v_j - out where of rounded ones: the larger counts.
-    Below the smallest normal number weights are so many in a row of one size that their errors do not
-    cancel, beside a largest weight of 1 (below half of the smallest subnormal all vanish): what that moves
-    the output by is computed and its square given apart.
+    v_j where their sum is of unrounded weights, v_j - out where of rounded ones: the larger counts. Below the
+    smallest normal number weights are so many in a row of one size that their errors do not cancel, beside a
+    largest weight of 1 (below half of the smallest subnormal all vanish): what that moves the output by is
+    computed and its square given apart.
     """
     import torch
 

@@ -13,14 +13,13 @@ import torch
 import kernels
 from harness.paths import ROOT
 from harness.workers.child.judge import judge
-from kernels.mha_prefill.operands import GUARD
+from kernels.mha_prefill.operands import GUARD, beyond
 from kernels.mha_prefill.reference import sampled_rows
 from kernels.mha_prefill.sizes import VALUE, WIDTH
 from kernels.operands import Seeds
 from kernels.platform import named
 from kernels.vendor import Vendor
 from shapes.case import parse
-from tests.support.planted_bugs_mha_prefill import beyond
 
 OP = kernels.OPS["mha_prefill"]
 IMPLEMENTATIONS = {i.name: i for i in kernels.implementations("mha_prefill")}

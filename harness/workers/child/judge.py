@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import kernels
+from harness.errors import one_line
 from harness.plan.memory import MAX_FLOPS
 from harness.workers.child.device import ready_device
 from harness.workers.child.diagnosis import Context, Layout, of_errors, of_not_finite
@@ -201,11 +202,15 @@ def judge(
     rows_over = ~(row_error <= tolerance.row) | ~(z.abs().amax(-1) <= tolerance.element)
     if bool(bad.any()) or bool(rows_over.any()):
         known = context or Context(Layout.of(wanted, rows=reference.rows))
-        if bool(bad.any()):
-            diagnosis = of_not_finite(output, known)
-        else:
-            diagnosis = of_errors(sampled, reference, sigma, z, rows_over, tolerance, known)
-        report["reason"], report["diagnosis"] = diagnosis.text, diagnosis.facts
+        try:
+            if bool(bad.any()):
+                diagnosis = of_not_finite(output, known)
+            else:
+                diagnosis = of_errors(sampled, reference, sigma, z, rows_over, tolerance, known)
+            report["reason"], report["diagnosis"] = diagnosis.text, diagnosis.facts
+        except Exception as failure:  # the verdict stands without words for it
+            off = f"{int(rows_over.sum())} of {row_error.numel()} rows are off"
+            report["reason"] = f"{off}; no diagnosis: {one_line(failure)}"
     else:
         if in_fp8:
             even = torch.ones_like(row_error, dtype=torch.bool) if reference.even is None else reference.even

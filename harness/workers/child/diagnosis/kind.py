@@ -188,6 +188,7 @@ def _offset(errors: Errors) -> Kind | None:
 
 def _rows(errors: Errors) -> Kind | None:
     """Each of some wrong rows is sought among all right ones."""
+    import torch
 
     if len(errors.columns) < FEWEST:
         return None
@@ -201,14 +202,25 @@ def _rows(errors: Errors) -> Kind | None:
     sought = out[:, few].float() / size
     near = candidates.square().sum(1) - 2 * sought @ candidates.T
     match = near.argmin(1)
-    value, scale = (t[match][:, errors.columns].double() for t in (errors.value, errors.sigma))
-    left = errors.units(out - value, scale).square().mean(1).sqrt()
-    found = (left <= 1.5 * errors.tolerance.row) & (match != number)
+
+    def fits(match: torch.Tensor) -> torch.Tensor:
+        value, scale = (t[match][:, errors.columns].double() for t in (errors.value, errors.sigma))
+        left = errors.units(out - value, scale).square().mean(1).sqrt()
+        return (left <= 1.5 * errors.tolerance.row) & (match != number)
+
+    # Rows may be equal, as all heads of one token are: the one that differs in one dimension only, then.
+    here, there = (list(torch.unravel_index(rows, errors.outer)) for rows in (number, match))
+    found = fits(match)
+    for axis in range(len(here)):
+        near_by = [*here[:axis], there[axis], *here[axis + 1 :]]
+        alike = torch.zeros_like(match)
+        for k, index in enumerate(near_by):
+            alike += index * math.prod(errors.outer[k + 1 :])
+        better = fits(alike)
+        match, found = torch.where(better, alike, match), found | better
     if float(found.double().mean()) < 0.9:
         return None
-    here = _places(number[found], errors.outer)
-    there = _places(match[found], errors.outer)
-    return _moved(here, there, errors.layout)
+    return _moved(_places(number[found], errors.outer), _places(match[found], errors.outer), errors.layout)
 
 
 def _places(numbers: torch.Tensor, outer: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -417,7 +429,7 @@ def _part_of_sum(errors: Errors) -> Kind | None:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %"
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
 
 
 def _rounding(errors: Errors) -> Kind | None:

@@ -176,9 +176,9 @@ FEW_ROWS = 8
 def _bias(
     error: torch.Tensor, value: torch.Tensor, sigma: torch.Tensor, limit: float
 ) -> tuple[float | None, float]:
-    """The slope of the error on the reference over all elements of even rows, weighted by 1/sigma^2, and its
-    limit: the op's and three standard errors, by the scatter of rows. A row's errors have causes in common, as
-    of its rounded q, so rows are the sample. None where there are too few of them."""
+    """The slope of the error on the reference over all elements of even rows, weighted by 1/sigma^2, and
+    its limit: the op's and three standard errors, by the scatter of rows. A row's errors have causes in
+    common, as of its rounded q, so rows are the sample. None where there are too few of them."""
     import torch
 
     weight = torch.where(sigma > 0, value / sigma.square(), 0.0)

@@ -54,13 +54,18 @@ def implementations(op: str) -> list[Implementation]:
     return [by_name[name] for name in sorted(by_name)]
 
 
-def _all(op: str) -> Iterator[Implementation]:
+def own_implementations(op: str) -> Iterator[Implementation]:
+    """Those of the op's folder."""
     package = importlib.import_module(f"kernels.{op}")
     for name in _module_names(package.__name__, package.__path__):
         for implementation in _defined(importlib.import_module(name)):
             implementation.op = implementation.op or op
             if implementation.op == op:
                 yield implementation
+
+
+def _all(op: str) -> Iterator[Implementation]:
+    yield from own_implementations(op)
     for path in plugin_files():
         if path.is_dir():
             _plugin(path)

@@ -96,6 +96,17 @@ class Reference:
     even: torch.Tensor | None = None
 
 
+@dataclass(frozen=True)
+class RowGroups:
+    """What the rows of an output belong to, for words about them: tokens to sequences, or to experts.
+
+    name: of a group; of: int64 [rows, groups of a row], -1 where a row has fewer
+    """
+
+    name: str
+    of: torch.Tensor
+
+
 class Prepared(ABC):
     """An implementation bound to operands and an output, ready to be called again and again."""
 
@@ -253,6 +264,8 @@ class Op(ABC):
                 replayed; empty: the baseline
     lengths:    True if its operands have lengths of sequences (see Seeds)
     turns:      True if the sets that calls rotate over hold other live values, not copies
+    axes:       what an index along each dimension of its output counts, the columns last
+    sums:       True if an element of its output is a sum of independent terms
     """
 
     name: ClassVar[str]
@@ -262,6 +275,8 @@ class Op(ABC):
     engine_like: ClassVar[str] = ""
     lengths: ClassVar[bool] = False
     turns: ClassVar[bool] = False
+    axes: ClassVar[tuple[str, ...]] = ()
+    sums: ClassVar[bool] = False
 
     def sizes(self, given: Mapping[str, Size]) -> DataclassInstance:
         """Reads sizes given as text or numbers; raises ValueError with one clear line."""
@@ -297,6 +312,10 @@ class Op(ABC):
 
     @abstractmethod
     def empty_output(self, sizes: DataclassInstance, device: str) -> torch.Tensor: ...
+
+    def row_groups(self, operands: Operands) -> RowGroups | None:
+        """What the rows of its output belong to, where that is not their number."""
+        return None
 
     @abstractmethod
     def reference(self, operands: Operands, max_flops: float = float("inf")) -> Reference:

@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -36,6 +37,7 @@ class PluginProcess:
 
     def __init__(self, path: Path, failure: type[Exception]) -> None:
         self.path, self.failure = path, failure
+        self.asking = threading.Lock()
         ours, theirs = socket.socketpair()
         root = str(Path(__file__).parents[1])
         search = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -52,12 +54,13 @@ class PluginProcess:
         self.stream = ours.makefile("rw", encoding="utf-8")
 
     def ask(self, request: str, **arguments: Any) -> Any:
-        try:
-            self.stream.write(json.dumps([request, arguments]) + "\n")
-            self.stream.flush()
-            line = self.stream.readline()
-        except OSError:
-            line = ""
+        with self.asking:  # stations ask side by side
+            try:
+                self.stream.write(json.dumps([request, arguments]) + "\n")
+                self.stream.flush()
+                line = self.stream.readline()
+            except OSError:
+                line = ""
         if not line:
             raise self.failure(f"the process of {self.path} ended while it was asked for {request}")
         answer = json.loads(line)

@@ -13,11 +13,11 @@ from harness.errors import STOPPED
 
 @contextlib.contextmanager
 def interruptible(what_next: str) -> Iterator[None]:
-    """Control-C ends the command with one line, which says what is kept and how to go on."""
+    """Control-C ends the command with one line, which says what is kept and how to go on, if anything is."""
     try:
         yield
     except KeyboardInterrupt:
-        click.echo(f"stopped; {what_next}", err=True)
+        click.echo("; ".join(filter(None, ["stopped", what_next])), err=True)
         sys.exit(STOPPED)
 
 

@@ -62,7 +62,7 @@ class RunDisplay(TerminalDisplay):
         """The table of a finished case."""
         arms = run.contrast == "arms"
         self.print("")
-        self.print(arm_table.case_table(records, run) if arms else case_table.case_table(records))
+        self.print(arm_table.case_table(records, run) if arms else case_table.case_table(records, run))
         if (figures := case_table.published(self.published, case)) is not None:
             self.print(figures)
         self.print("")
@@ -82,7 +82,7 @@ class RaceTables(TerminalDisplay):
 
     def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
         self.print("")
-        self.print(race_table(records))
+        self.print(race_table(records, run))
 
     def stored(self, file: Path, choice: Mapping[str, Any] | None) -> None:
         if choice is None:

@@ -38,6 +38,8 @@ from harness.prove.planted import Compute, Planted
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH
 
+LOG2 = 1 / math.log2(math.e)
+
 Sequence = Callable[[MlaDecodeOperands, int], torch.Tensor]
 """(operands, a sequence) -> its output, fp32 [heads, 512]."""
 
@@ -746,7 +748,7 @@ def with_partials(
         kv = rows(o, o.token_slots(i))
         scores, bounds = scores_of(o, o.q[i].float(), kv), evenly(len(kv), parts)
         places = zip([0, *bounds[:-1]], bounds, strict=True)
-        return change([attend(scores[:, a:b], kv[a:b, :LATENT], how) for a, b in places])
+        return change([attend(scores[:, a:b], kv[a:b, :LATENT], how or A()) for a, b in places])
 
     return sequence
 

@@ -12,6 +12,7 @@ from harness.plan.arms import PLAIN
 from harness.plan.contender import contender_name
 from harness.report.case_notes import Notes, measuring, noted, untimed, verdict_ratio
 from harness.report.case_table import heading, interval, ratios, verdict_word
+from harness.report.reproduce import reproductions
 from harness.report.text import ratio_column, time_column
 from harness.results.effects import Effect, changes, effects, regressions, same_kernels
 from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
@@ -76,9 +77,10 @@ def case_table(records: Sequence[Record], run: Run) -> RenderableType:
         parts += [_arms(comparisons, run), ""]
     for comparison in comparisons:
         parts += _effects(comparison, run)
+    again = reproductions(cells, run)
     ran = [note for comparison in comparisons for note in _what_ran(comparison)]
     floors = [note for comparison in comparisons for note in _floor(comparison)]
-    return Group(*parts, noted([*untimed(_each_once(cells, run)), *ran, *floors, *measuring(done)]))
+    return Group(*parts, noted([*untimed(_each_once(cells, run)), *again, *ran, *floors, *measuring(done)]))
 
 
 def first_arm(run: Run) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from harness.catalogue.published import PublishedFigure
 from harness.report.case_notes import UNTIMED, conclusions, measuring, noted, remarks, untimed
+from harness.report.reproduce import reproductions
 from harness.report.text import (
     Interval,
     aligned,
@@ -21,7 +22,7 @@ from harness.report.text import (
     time_with_unit,
     uncertain_ratio,
 )
-from harness.results.schema import CaseDone, Cell, Record, Verdict
+from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
 from harness.statistics.paired import MAX_NOISE
 from shapes.case import Case
 
@@ -35,8 +36,9 @@ VERDICTS = {"faster": "green", "slower": "yellow", "same": "", "unclear": "dim"}
 """With their styles."""
 
 
-def case_table(records: Sequence[Record]) -> RenderableType:
-    """The table of one finished case: headline, ranking, notes."""
+def case_table(records: Sequence[Record], run: Run | None = None) -> RenderableType:
+    """The table of one finished case: headline, ranking, notes; of a known run with commands that check its
+    wrong rows alone."""
     from rich.console import Group
 
     cells = [r for r in records if isinstance(r, Cell)]
@@ -47,6 +49,7 @@ def case_table(records: Sequence[Record]) -> RenderableType:
     ranking: list[RenderableType] = [_ranking(timed, verdicts), ""] if timed else []
     notes = [
         *untimed(cells),
+        *(reproductions(cells, run) if run else ()),
         *remarks(timed),
         *conclusions(cells, verdicts, done),
         *measuring(done, verdicts),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from harness.files import JsonObject
 from harness.report.case_table import case_table
 from harness.report.text import extent
-from harness.results.schema import CaseDone, Cell, Record
+from harness.results.schema import CaseDone, Cell, Record, Run
 from shapes.case import text_of
 
 if TYPE_CHECKING:
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from harness.report.fitting_table import FittingTable
 
 
-def race_table(records: Sequence[Record]) -> RenderableType:
+def race_table(records: Sequence[Record], run: Run | None = None) -> RenderableType:
     """The table of who was not beaten, and how many were."""
     from rich.console import Group
 
     beaten = {id(r) for r in records if isinstance(r, Cell) and r.status == "ok" and not r.samples.seconds}
     done = next(r for r in records if isinstance(r, CaseDone))
-    parts = [case_table([r for r in records if id(r) not in beaten])]
+    parts = [case_table([r for r in records if id(r) not in beaten], run)]
     if search := done.entries:
         pruned = ", ".join(f"{count} {why}" for why, count in search.pruned.items())
         parts.append(

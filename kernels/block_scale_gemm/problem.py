@@ -39,6 +39,8 @@ class BlockScaleGemm(Op):
     boundaries = ("core", "with_quant")
     baseline: ClassVar = dict.fromkeys(("cpu", "cuda", "rocm"), "torch.bf16")
     engine_like = "triton.split_k"  # dequantised weights of a whole rank fit no device
+    axes = ("row", "column")
+    sums = True
 
     def defaults(self, arch: str) -> Mapping[str, Size]:
         return {"fp8": native(arch), "scales": native_scales(arch)}

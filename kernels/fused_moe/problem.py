@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, ClassVar
 from kernels.formats import BLOCK, fp8_format, known_scales, native, native_scales
 from kernels.fused_moe.generate import generate
 from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.reference import reference
+from kernels.fused_moe.reference import reference, routing
 from kernels.fused_moe.routing import Router, router
 from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
-from kernels.op import BOUNDARIES, Op, Reference, Tolerance, Work
+from kernels.op import BOUNDARIES, Op, Reference, RowGroups, Tolerance, Work
 from kernels.operands import Seeds
 from kernels.quantise import quantiser
 from shapes.case import Size
@@ -34,6 +34,8 @@ class FusedMoe(Op):
     baseline: ClassVar = dict.fromkeys(("cpu", "cuda", "rocm"), "torch.bf16")
     engine_like = "triton.grouped"  # dequantised weights of a whole rank fit no device
     turns = True
+    axes = ("token", "column")
+    sums = True
 
     def defaults(self, arch: str) -> Mapping[str, Size]:
         return {"fp8": native(arch), "scales": native_scales(arch)}
@@ -122,6 +124,13 @@ class FusedMoe(Op):
                 target.copy_(source)
 
         return step
+
+    def row_groups(self, operands: FusedMoeOperands) -> RowGroups:
+        """The experts of each token on this rank. The shared one, which has every token, tells nothing."""
+        import torch
+
+        ids = routing(operands)[0].cpu()
+        return RowGroups("expert", torch.where(ids < operands.sizes.routed.local, ids, -1))
 
     def reference(self, operands: FusedMoeOperands, max_flops: float = float("inf")) -> Reference:
         return reference(operands, max_flops)

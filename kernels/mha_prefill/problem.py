@@ -20,7 +20,7 @@ from kernels.mha_prefill.generate import generate
 from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, guarded, sequences_of
 from kernels.mha_prefill.reference import reference
 from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes
-from kernels.op import Op, Reference, Tolerance, Work
+from kernels.op import Op, Reference, RowGroups, Tolerance, Work
 from kernels.operands import ABSENT, Seeds
 from shapes.case import Case, Size
 
@@ -32,6 +32,7 @@ class MhaPrefill(Op):
     name = "mha_prefill"
     Sizes = MhaPrefillSizes
     lengths = True
+    axes = ("token", "head", "column")
     baseline: ClassVar = {"cpu": "torch.sdpa", "cuda": "torch.sdpa", "rocm": "torch.sdpa"}
 
     def defaults(self, arch: str) -> Mapping[str, Size]:
@@ -96,6 +97,13 @@ class MhaPrefill(Op):
             k_descale=descale,
             v_descale=descale,
         )
+
+    def row_groups(self, operands: MhaPrefillOperands) -> RowGroups:
+        """The sequence of each token."""
+        import torch
+
+        lengths = torch.tensor([s.new for s in operands.sequences])
+        return RowGroups("sequence", torch.arange(len(lengths)).repeat_interleave(lengths)[:, None])
 
     def reference(self, operands: MhaPrefillOperands, max_flops: float = float("inf")) -> Reference:
         return reference(operands, max_flops)

@@ -31,6 +31,7 @@ class MlaDecode(Op):
     lengths = True
     baseline: ClassVar = {"cpu": "torch.sdpa", "cuda": "torch.sdpa", "rocm": "torch.sdpa"}
     engine_like = "triton.split_kv"
+    axes = ("sequence", "head", "column")
 
     def case(self, given: Mapping[str, Size], **place: Any) -> Case:  # a Case's further fields
         """A case with a bf16 cache says nothing of FP8: its key is the same on all architectures."""

@@ -14,6 +14,7 @@ from harness.page.measured.sizes import sweep_charts, sweeps, winners
 from harness.report.arm_table import conclusion_lines
 from harness.report.case_notes import conclusions, measuring, remarks, untimed
 from harness.report.case_table import headline
+from harness.report.reproduce import reproductions
 
 MOST_CASES = 40
 """That have charts of their own: more would make a page slow to open."""
@@ -100,6 +101,7 @@ def _case_section(same: Sequence[MeasuredCase]) -> PageSection:
 def _notes(case: MeasuredCase) -> Iterable[tuple[str, str]]:
     notes = [
         *untimed(case.cells),
+        *reproductions(case.cells, case.run),
         *remarks(case.timed),
         *conclusions(case.cells, case.verdicts, case.done),
         *measuring(case.done, case.verdicts),

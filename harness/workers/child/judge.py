@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import kernels
 from harness.plan.memory import MAX_FLOPS
 from harness.workers.child.device import ready_device
+from harness.workers.child.diagnosis import Context, Layout, of_errors, of_not_finite
 from kernels.op import Reference, Tolerance
 from kernels.operands import Seeds
 
@@ -18,10 +20,15 @@ if TYPE_CHECKING:
 
 
 class Judge:
-    """Requests: hello, reference, judge, forget."""
+    """Requests: hello, reference, judge, save, forget.
+
+    kept: the last output that was judged, the first wrong one if there was any, for `save`
+    """
 
     def __init__(self) -> None:
         self.references: dict[str, tuple[Reference, Tolerance, tuple[int, ...]]] = {}
+        self.contexts: dict[str, Context] = {}
+        self.kept: Judged | None = None
 
     def hello(self, kind: str, device: str, threads: int) -> dict[str, Any]:
         import torch
@@ -55,6 +62,8 @@ class Judge:
         reference = replace(reference, **on_host)
         shape = tuple(of.empty_output(parsed, "meta").shape)
         self.references[name] = (reference, of.tolerance(parsed), shape)
+        layout = Layout.of(shape, of.axes, reference.rows, of.row_groups(operands))
+        self.contexts[name] = Context(layout, of.sums)
         return operands.digest()
 
     def judge(
@@ -71,10 +80,60 @@ class Judge:
 
         reference, tolerance, wanted = self.references[name]
         given = torch.frombuffer(bytearray(output), dtype=getattr(torch, dtype)).view(shape)
-        return judge(given, reference, tolerance, wanted, fp8, truncates)
+        context = replace(self.contexts[name], others=self._others(name, fp8, truncates))
+        report = judge(given, reference, tolerance, wanted, fp8, truncates, context)
+        if self.kept is None or self.kept.report["ok"]:
+            self.kept = Judged(name, given, sigma_of(reference, fp8, truncates), report)
+        return report
+
+    def _others(self, name: str, fp8: bool, truncates: bool) -> dict[str, Reference]:
+        """References to other operands in the same boundary, by what an output that equals them is called."""
+        operands, _, boundary = name.partition(" ")
+        others = {}
+        for key, (reference, *_) in self.references.items():
+            other, _, its = key.partition(" ")
+            if its == boundary and other != operands:
+                called = _OPERANDS.get((operands, other)) or _OPERANDS.get(("", other))
+                judged = replace(reference, sigma=sigma_of(reference, fp8, truncates))
+                others[called or f"the {other} operands"] = judged
+        return others
+
+    def save(self, folder: str) -> dict[str, Any]:
+        """Writes `output.pt`, whole, and of the compared rows `reference.pt` and `sigma.pt`. Returns which
+        reference it was, the compared rows (None: all), and the report; nothing where nothing was judged."""
+        import torch
+
+        if self.kept is None:
+            return {}
+        kept, (reference, *_) = self.kept, self.references[self.kept.name]
+        for name, tensor in (("output", kept.output), ("reference", reference.value), ("sigma", kept.sigma)):
+            torch.save(tensor.contiguous(), Path(folder) / f"{name}.pt")
+        return {"reference": kept.name, "rows": reference.rows, "report": kept.report}
 
     def forget(self) -> None:
         self.references.clear()
+        self.contexts.clear()
+        self.kept = None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An output with the name of its reference, by what it was judged, and the report."""
+
+    name: str
+    output: torch.Tensor
+    sigma: torch.Tensor
+    report: dict[str, Any]
+
+
+_OPERANDS = {
+    ("", "first"): "the first operands",
+    ("", "last"): "the last of the sets that calls rotate over",
+    ("first", "live"): "live operands that come later",
+    # Stationary ones as at first, live ones as now.
+    ("other", "live"): "the new live operands with the old stationary ones",
+}
+"""What operands are called, by those that were to be answered and their own: see CaseRun.seeds."""
 
 
 def judge(
@@ -84,6 +143,7 @@ def judge(
     shape: tuple[int, ...] | None = None,
     fp8: bool = False,
     truncates: bool = False,
+    context: Context | None = None,
 ) -> dict[str, Any]:
     """Compares an output with its reference; a plain dict for the record.
 
@@ -99,6 +159,9 @@ def judge(
     noise:        the error of all of `reference.even` together, in sigma, beside its limit; of calls in FP8
     relative_error: |output - reference| / |reference| over everything, for people
     rows:         how many rows were compared, of how many
+    diagnosis:    of a wrong output, the facts that its reason tells (see diagnosis)
+
+    context: what is known beside the reference, for the diagnosis
     """
     import torch
 
@@ -110,12 +173,8 @@ def judge(
     got = sampled.double()
     error = got - reference.value
     # Where sigma is 0 the right value is exact: any error is too much, none is none.
-    sigma = reference.sigma
-    if in_fp8 := fp8 and reference.sigma_fp8 is not None:
-        assert reference.sigma_fp8 is not None
-        sigma = reference.sigma_fp8
-    if truncates:
-        sigma = (sigma.square() + 3 * reference.sigma.square()).sqrt()
+    in_fp8 = fp8 and reference.sigma_fp8 is not None
+    sigma = sigma_of(reference, fp8, truncates)
     z = torch.where(error == 0, 0.0, error / sigma)
     segment = tolerance.segment or z.shape[-1]
     parts = [part.square().mean(-1).sqrt() for part in z.split(segment, -1)]
@@ -138,16 +197,13 @@ def judge(
         "of_rows": output.numel() // output.shape[-1],
     }
     rows_over = ~(row_error <= tolerance.row) | ~(z.abs().amax(-1) <= tolerance.element)
-    if bool(bad.any()):
-        report["reason"] = f"{int(bad.sum())} of {output.numel()} outputs are NaN or infinite"
-    elif bool(rows_over.any()):
-        index = [int(i) for i in torch.nonzero(rows_over)[0]]
-        if reference.rows is not None:
-            index[0] = reference.rows[index[0]]
-        report["reason"] = (
-            f"{int(rows_over.sum())} of {row_error.numel()} rows are off, the first {index}; "
-            f"the worst by {worst_row:.3g} sigma (limit {tolerance.row:g})"
-        )
+    if bool(bad.any()) or bool(rows_over.any()):
+        known = context or Context(Layout.of(wanted, rows=reference.rows))
+        if bool(bad.any()):
+            diagnosis = of_not_finite(output, known)
+        else:
+            diagnosis = of_errors(sampled, reference, sigma, rows_over, tolerance, known)
+        report["reason"], report["diagnosis"] = diagnosis.text, diagnosis.facts
     else:
         if in_fp8:
             even = torch.ones_like(row_error, dtype=torch.bool) if reference.even is None else reference.even
@@ -169,6 +225,16 @@ def judge(
     return report
 
 
+def sigma_of(reference: Reference, fp8: bool, truncates: bool) -> torch.Tensor:
+    """By what an output is judged, for calls that round activations to FP8, and for those that truncate."""
+    sigma = reference.sigma
+    if fp8 and reference.sigma_fp8 is not None:
+        sigma = reference.sigma_fp8
+    if truncates:
+        sigma = (sigma.square() + 3 * reference.sigma.square()).sqrt()
+    return sigma
+
+
 FEW_ROWS = 8
 """Fewer do not tell how much a row's own bias scatters."""
 
@@ -176,9 +242,9 @@ FEW_ROWS = 8
 def _bias(
     error: torch.Tensor, value: torch.Tensor, sigma: torch.Tensor, limit: float
 ) -> tuple[float | None, float]:
-    """The slope of the error on the reference over all elements of even rows, weighted by 1/sigma^2, and
-    its limit: the op's and three standard errors, by the scatter of rows. A row's errors have causes in
-    common, as of its rounded q, so rows are the sample. None where there are too few of them."""
+    """The slope of the error on the reference over all elements of even rows, weighted by 1/sigma^2, and its
+    limit: the op's and three standard errors, by the scatter of rows. A row's errors have causes in common,
+    as of its rounded q, so rows are the sample. None where there are too few of them."""
     import torch
 
     weight = torch.where(sigma > 0, value / sigma.square(), 0.0)

@@ -1,0 +1,66 @@
+"""`python -m harness check`: one implementation on one case, right or wrong, and where and how."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from harness.cli.interrupt import interruptible
+from harness.cli.options import gathered, seconds_option, target_device
+
+if TYPE_CHECKING:
+    from harness.run.check import CheckRequest
+
+
+def _request() -> type[CheckRequest]:
+    from harness.run.check import CheckRequest
+
+    return CheckRequest
+
+
+@click.command()
+@gathered(_request)
+@click.option("--op", required=True, help="The op.")
+@click.option("--impl", required=True, metavar="NAME", help="The implementation to check.")
+@click.option("--case", required=True, metavar='"NAME=V ..."', help="The case, one.")
+@click.option("--boundary", help="What the call covers: core (default), with_quant, with_routing.")
+@target_device
+@click.option(
+    "--cache",
+    type=click.Choice(["serving", "cold", "warm"]),
+    help="Over which sets of operands calls rotate, as of a run (default: serving).",
+)
+@click.option("--launch", type=click.Choice(["graph", "eager"]), help="On GPUs (default: graph).")
+@click.option("--set", multiple=True, metavar="NAME=VALUE", help="Environment of the worker.")
+@click.option("--config", metavar='"NAME=V ..."', help="Configuration of a tunable implementation.")
+@click.option(
+    "--save",
+    metavar="DIR",
+    help="Write output.pt, whole; reference.pt and sigma.pt, of the rows that were compared; and check.json, "
+    "with those rows and the seeds of the operands.",
+)
+@click.option("--seed", type=int, help="Of operands (default: 0).")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads, as of a run.")
+@seconds_option("--prepare-timeout", "900s", "To prepare it.", show_default=True)
+@seconds_option("--call-timeout", "120s", "For one request.", show_default=True)
+def check(request: CheckRequest) -> None:
+    """Check one implementation on one case, untimed: is it right, and where and how is it wrong?"""
+    from harness.run.check import check as checked
+
+    def say(stage: str) -> None:
+        click.echo(stage, err=True)
+
+    with interruptible(""):
+        found = checked(request, say)
+    click.echo(f"{found.case.key}: {found.name} is {_word(found.status)}")
+    if found.reason:
+        click.echo(found.reason)
+    if found.saved:
+        click.echo(f"saved: {', '.join(map(str, found.saved))}")
+    sys.exit(found.exit_code)
+
+
+def _word(status: str) -> str:
+    return "right" if status in ("ok", "checked") else status

@@ -1,0 +1,351 @@
+"""Implementations that cheat, of every op: a right kernel of plain torch whose calls take a short cut.
+Brought into real runs by KERNEL_BENCH_PLUGINS, each in a worker of its own; the check has to refuse them.
+
+A cheat is told how it may know that it is timed, or that an answer stands already; what it does then is
+nothing, or a copy of that answer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import kernels
+from kernels.op import Implementation, Prepared
+from kernels.platform import Platform
+from kernels.support import Support
+
+if TYPE_CHECKING:
+    import torch
+    from _typeshed import DataclassInstance
+
+HONEST = {
+    "block_scale_gemm": "torch.bf16",
+    "fused_moe": "torch.bf16",
+    "mha_prefill": "torch.naive",
+    "mla_decode": "torch.naive",
+}
+
+
+class Cheat(Prepared):
+    """A right kernel, `inner`, and what it makes of being called."""
+
+    def __init__(self, inner: Prepared, out: torch.Tensor) -> None:
+        super().__init__(inner.operands, out)
+        self.inner = inner
+        self.answer: torch.Tensor | None = None
+        self.calls = 0
+        self.start()
+
+    def start(self) -> None:
+        """What it does before it is called."""
+
+    def call(self) -> None:
+        raise NotImplementedError
+
+    def inputs(self) -> Mapping[str, torch.Tensor]:
+        return self.inner.inputs()
+
+    def load(self, live: Mapping[str, torch.Tensor]) -> None:
+        self.inner.load(live)
+
+    def compute(self) -> None:
+        self.inner.call()
+
+    def remember(self) -> None:
+        self.compute()
+        self.answer = self.out.clone()
+
+    def copy_answer(self) -> None:
+        assert self.answer is not None
+        self.out.copy_(self.answer)
+
+    def seen(self) -> list[torch.Tensor]:
+        return [tensor.clone() for tensor in self.operands.live_tensors().values()]
+
+
+class InResult(Cheat):
+    """Computes when the answer is read."""
+
+    def call(self) -> None:
+        self.calls += 1
+
+    def result(self) -> torch.Tensor:
+        self.compute()
+        return self.out
+
+
+class InThread(Cheat):
+    """Computes on a thread, and waits for it when the answer is read."""
+
+    thread: threading.Thread | None = None
+
+    def call(self) -> None:
+        if self.thread is not None:
+            self.thread.join()
+        self.thread = threading.Thread(target=self.compute)
+        self.thread.start()
+
+    def result(self) -> torch.Tensor:
+        if self.thread is not None:
+            self.thread.join()
+        return self.out
+
+
+class InLoad(Cheat):
+    """Computes when it is prepared and when operands are loaded."""
+
+    def start(self) -> None:
+        self.remember()
+
+    def load(self, live: Mapping[str, torch.Tensor]) -> None:
+        super().load(live)
+        self.remember()
+
+    def call(self) -> None:
+        self.copy_answer()
+
+
+class InPrepare(Cheat):
+    """Computes when it is prepared."""
+
+    def start(self) -> None:
+        self.remember()
+
+    def call(self) -> None:
+        self.copy_answer()
+
+
+class HidesOutput(Cheat):
+    """Writes an output of its own where nobody fills it, once for each set of inputs."""
+
+    def start(self) -> None:
+        self.kept: list[torch.Tensor] = []
+
+    def call(self) -> None:
+        now = list(self.operands.live_tensors().values())
+        if not self.kept or any(not _same(a, b) for a, b in zip(now, self.kept, strict=True)):
+            self.kept = self.seen()
+            self.remember()
+
+    def result(self) -> torch.Tensor:
+        assert self.answer is not None
+        return self.answer
+
+
+class IdleByVersion(Cheat):
+    """Does nothing while nobody wrote to the output, by the tensor's version."""
+
+    version = -1
+
+    def call(self) -> None:
+        if self.out._version != self.version:
+            self.compute()
+            self.version = self.out._version
+
+
+class IdleByInputs(Cheat):
+    """Does nothing while the inputs are what they were."""
+
+    def start(self) -> None:
+        self.kept: list[torch.Tensor] = []
+
+    def call(self) -> None:
+        now = list(self.operands.live_tensors().values())
+        if not self.kept or any(not _same(a, b) for a, b in zip(now, self.kept, strict=True)):
+            self.kept = self.seen()
+            self.compute()
+
+
+class IdleUnlessPoisoned(Cheat):
+    """Computes only over NaN."""
+
+    def call(self) -> None:
+        if bool(self.out.isnan().any()):
+            self.compute()
+
+
+class IdleInTurns(Cheat):
+    """Does nothing where a timer calls."""
+
+    def call(self) -> None:
+        names = {frame.function for frame in inspect.stack(0)}
+        if not names & {"turn", "_turn"}:
+            self.compute()
+
+
+class IdleAfterChecks(Cheat):
+    """Computes in its first calls only."""
+
+    def call(self) -> None:
+        self.calls += 1
+        if self.calls <= 3:
+            self.compute()
+
+
+class SkipsHalf(Cheat):
+    """Leaves the last answer in every second call."""
+
+    def call(self) -> None:
+        self.calls += 1
+        if self.calls <= 3 or self.calls % 2:
+            self.compute()
+
+
+class SkipsOneInTwenty(Cheat):
+    """Leaves the last answer in one of twenty calls."""
+
+    def call(self) -> None:
+        if self.calls < 3 or random.random() > 0.05:
+            self.compute()
+        self.calls += 1
+
+
+class CopiesByInputs(Cheat):
+    """Copies its last answer while the first of the inputs is what it was."""
+
+    def start(self) -> None:
+        self.kept: torch.Tensor | None = None
+
+    def call(self) -> None:
+        first = next(iter(self.operands.live_tensors().values()))
+        if self.kept is None or not _same(first, self.kept):
+            self.kept = first.clone()
+            self.remember()
+        self.copy_answer()
+
+
+class CopiesByPointer(Cheat):
+    """Copies its last answer for inputs in the same place, whichever set of them that is."""
+
+    answers: ClassVar[dict[int, torch.Tensor]] = {}
+
+    def call(self) -> None:
+        first = next(iter(self.operands.live_tensors().values())).data_ptr()
+        if first not in self.answers:
+            self.compute()
+            self.answers[first] = self.out.clone()
+        self.out.copy_(self.answers[first])
+
+
+class FirstSet(Cheat):
+    """Computes on the operands that it was first prepared on, which a cache holds."""
+
+    first: ClassVar[dict[str, Prepared]] = {}
+
+    def start(self) -> None:
+        self.first.setdefault(repr(self.operands.sizes), self.inner)
+
+    def call(self) -> None:
+        first = self.first[repr(self.operands.sizes)]
+        first.call()
+        if first.out.data_ptr() != self.out.data_ptr():
+            self.out.copy_(first.out)
+
+
+class WritesInputs(Cheat):
+    """Zeros the inputs after some calls, so that later ones multiply nothing."""
+
+    total = 0
+
+    def call(self) -> None:
+        self.compute()
+        WritesInputs.total += 1
+        if WritesInputs.total > 8:
+            next(iter(self.operands.live_tensors().values())).zero_()
+
+
+class SlowClock(Cheat):
+    """Lets the clock of its process run at a third of its speed."""
+
+    def start(self) -> None:
+        if not hasattr(time, "true_clock"):
+            clock = time.perf_counter
+            began = clock()
+            time.true_clock = clock  # type: ignore[attr-defined]
+            time.perf_counter = lambda: began + (clock() - began) / 3
+
+    def call(self) -> None:
+        self.compute()
+
+
+class WritesBeside(Cheat):
+    """Writes a row too many behind its output."""
+
+    def call(self) -> None:
+        self.compute()
+        self.out.as_strided((1,), (1,), self.out.storage_offset() + self.out.numel()).fill_(1.0)
+
+
+CHEATS: dict[str, type[Cheat]] = {
+    "in_result": InResult,
+    "in_thread": InThread,
+    "in_load": InLoad,
+    "in_prepare": InPrepare,
+    "hides_output": HidesOutput,
+    "idle_by_version": IdleByVersion,
+    "idle_by_inputs": IdleByInputs,
+    "idle_unless_poisoned": IdleUnlessPoisoned,
+    "idle_in_turns": IdleInTurns,
+    "idle_after_checks": IdleAfterChecks,
+    "skips_half": SkipsHalf,
+    "skips_one_in_twenty": SkipsOneInTwenty,
+    "copies_by_inputs": CopiesByInputs,
+    "copies_by_pointer": CopiesByPointer,
+    "first_set": FirstSet,
+    "writes_inputs": WritesInputs,
+    "slow_clock": SlowClock,
+    "writes_beside": WritesBeside,
+}
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    import torch
+
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+class _Cheating(Implementation):
+    requires = "what its right kernel does"
+    honest: Implementation
+    cheat: type[Cheat]
+
+    def __init__(self) -> None:
+        known = kernels.own_implementations(self.op)
+        self.honest = next(i for i in known if i.name == HONEST[self.op])
+        self.boundaries = self.honest.boundaries  # type: ignore[misc]
+
+    def available(self, platform: Platform) -> Support:
+        return self.honest.available(platform)
+
+    def fits(self, sizes: DataclassInstance) -> Support:
+        return self.honest.fits(sizes)
+
+    def layout(self, sizes: DataclassInstance) -> int:
+        return self.honest.layout(sizes)
+
+    def workspace(self, sizes: DataclassInstance) -> int:
+        return self.honest.workspace(sizes)
+
+    def prepare(self, operands: Any, out: torch.Tensor | None) -> Prepared:
+        assert out is not None
+        return self.cheat(self.honest.prepare(operands, out), out)
+
+    def prepare_turn(self, first: Prepared | None, operands: Any, out: torch.Tensor | None) -> Prepared:
+        return self.prepare(operands, out)
+
+
+for _op in HONEST:
+    for _name, _cheat in CHEATS.items():
+        _facts = {
+            "name": f"cheat.{_name}",
+            "op": _op,
+            "runtime": _name,
+            "cheat": _cheat,
+            "__module__": __name__,
+        }
+        globals()[f"{_op}_{_name}"] = type(f"{_op}_{_name}", (_Cheating,), _facts)

@@ -1,0 +1,43 @@
+"""The command that checks a wrong row alone and saves its output beside the reference."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+
+from harness.report.case_notes import Notes
+from harness.results.schema import Cell, Run
+from shapes.case import text_of
+
+FOLDER = "wrong"
+
+
+def reproductions(cells: Iterable[Cell], run: Run) -> Notes:
+    """A command for each wrong row, but for those of another source tree, which `check` does not run."""
+    wrong = (cell for cell in cells if cell.status == "wrong" and cell.arm not in run.trees)
+    return [("reproduce", command(cell, run)) for cell in wrong]
+
+
+def command(cell: Cell, run: Run) -> str:
+    """What a run does by default is left out."""
+    variables = run.arms.get(cell.arm, {})
+    text = cell.case.removeprefix(f"{cell.op} ").removesuffix(f" {cell.boundary}")
+    words = [f"--op {cell.op} --impl {shlex.quote(cell.impl)} --case {_quoted(text)}"]
+    words += [f"--boundary {cell.boundary}"] * (cell.boundary != "core")
+    words += [f"--cache {cell.cache}"] * (cell.cache != "serving")
+    words += ["--device cpu"] * (cell.platform == "cpu")
+    words += ["--launch eager"] * (cell.launch == "eager" and cell.platform != "cpu")
+    words += [
+        f"--set {shlex.quote(f'{name}={value}')}" for name, value in variables.items() if value is not None
+    ]
+    words += [f"--config {_quoted(text_of(cell.config))}"] if cell.config else []
+    words += [f"--seed {run.seed}"] * bool(run.seed)
+    words += [f"--threads {run.threads}"] * ("--threads" in run.command)
+    unset = [f"-u {name}" for name, value in variables.items() if value is None]
+    before = f"env {' '.join(unset)} " if unset else ""
+    return f"{before}python -m harness check {' '.join(words)} --save {FOLDER}"
+
+
+def _quoted(text: str) -> str:
+    """In double quotes, as documents have it, where the shell leaves what is in them alone."""
+    return shlex.quote(text) if set(text) & set('"$`\\!') else f'"{text}"'

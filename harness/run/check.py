@@ -1,0 +1,205 @@
+"""A check of one implementation on one case, untimed: through the stages of a run, with a worker and a judge
+of its own; and the tensors that were compared."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import kernels
+from harness.catalogue.devices import last_level
+from harness.errors import FAILED, NOTHING_RAN, OK, UsageError
+from harness.machine.device import choose_device
+from harness.plan import select
+from harness.plan.arms import parse_arm
+from harness.plan.contender import Contender, contender_name
+from harness.plan.memory import Memory
+from harness.plan.rotation import Rotation, rotation
+from harness.run.case import REFERENCE_S, TURN_S, CaseRun, TimingRules
+from harness.run.device import OwnDevice, own_device
+from harness.workers.environment import worker_threads
+from harness.workers.judge import start_judge
+from harness.workers.process import WorkerFailure
+from harness.workers.station import Deadlines, Station, attempt
+from kernels.op import Implementation
+from kernels.tuning import Tunable
+from shapes.case import Case, parse
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """The command line of `check`, unread.
+
+    save: a folder for the tensors
+    """
+
+    op: str
+    impl: str
+    case: str
+    boundary: str | None = None
+    device: str | None = None
+    cache: str | None = None
+    launch: str | None = None
+    set: Sequence[str] = ()
+    config: str | None = None
+    save: str | None = None
+    seed: int | None = None
+    threads: int | None = None
+    prepare_timeout: float = 900.0
+    call_timeout: float = 120.0
+
+
+@dataclass(frozen=True)
+class Checked:
+    """status, reason: as of a cell, `ok` or `checked` where it is right; saved: files that were written"""
+
+    name: str
+    case: Case
+    status: str
+    reason: str
+    check: dict[str, Any]
+    saved: Sequence[Path] = ()
+
+    @property
+    def exit_code(self) -> int:
+        if self.status in ("ok", "checked"):
+            return OK
+        return NOTHING_RAN if self.status == "unsupported" else FAILED
+
+
+def check(request: CheckRequest, say: Callable[[str], None]) -> Checked:
+    """Raises UsageError for what cannot be understood, NothingRan for a device that another run has."""
+    platform, op = choose_device(request.device), select.choose_op(request.op)
+    boundary = request.boundary or op.boundaries[0]
+    cases = select.choose_cases(op, None, [request.case], boundary, platform.arch)
+    if len(cases) > 1:
+        raise UsageError(f"{request.case!r} names {len(cases)} cases; a check is of one")
+    case, implementation = cases[0], _implementation(request)
+    modes = select.launches(platform, request.launch)
+    arm, config = parse_arm(request.set), _config(implementation, request.config)
+    support = implementation.supports(case, platform)
+    interpreted = support.ok and implementation.interpreted(platform)
+    launch = modes[0] if implementation.captures and not interpreted else "eager"
+    name = contender_name(implementation.name, arm.name, launch, platform.kind, config)
+    contender = Contender(name, implementation, arm, launch, interpreted, config)
+    if not support.ok:
+        return Checked(name, case, "unsupported", support.reason, {})
+    folder = _folder(request.save)
+    with own_device(platform) as device:
+        saved = _run(request, case, contender, device, folder, say)
+    status = contender.status or ("checked" if interpreted else "ok")
+    return Checked(name, case, status, contender.reason, contender.check, saved)
+
+
+def _folder(save: str | None) -> Path | None:
+    if save is None:
+        return None
+    try:
+        Path(save).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {save}: {error.strerror}") from None
+    return Path(save)
+
+
+def _implementation(request: CheckRequest) -> Implementation:
+    known = {i.name: i for i in kernels.implementations(request.op)}
+    if request.impl not in known:
+        raise UsageError(
+            f"no implementation of {request.op} is called {request.impl!r}; there are: {', '.join(known)}"
+        )
+    return known[request.impl]
+
+
+def _config(implementation: Implementation, text: str | None) -> dict[str, Any] | None:
+    """`block_m=16 stages=2`, as names of rows have it."""
+    if text is None:
+        return None
+    if not isinstance(implementation, Tunable):
+        raise UsageError(f"{implementation.name} takes no --config: it is not tunable")
+    try:
+        (words,) = parse(text)
+    except ValueError:
+        raise UsageError(f"cannot read --config {text!r}; write 'NAME=VALUE ...'") from None
+    truths = {"True": True, "False": False, "None": None}
+    return {
+        name: truths[value] if value in truths else int(value) if value.lstrip("-").isdecimal() else value
+        for name, value in words.items()
+    }
+
+
+def _run(
+    request: CheckRequest,
+    case: Case,
+    contender: Contender,
+    device: OwnDevice,
+    folder: Path | None,
+    say: Callable[[str], None],
+) -> list[Path]:
+    """Writes down against the contender what is wrong with it."""
+    platform, threads = device.platform, worker_threads(request.threads)
+    with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
+        deadlines = Deadlines(request.prepare_timeout, request.call_timeout)
+        station = Station([contender], platform, threads, deadlines, Path(scratch) / "worker.log")
+        run = CaseRun(
+            case=case,
+            stations=[station],
+            start_judge=lambda: start_judge(
+                platform, threads, deadlines.prepare, Path(scratch) / "judge.log"
+            ),
+            monitor=device.monitor,
+            scratch=Path(scratch),
+            say=say,
+            rules=TimingRules(request.seed or 0),
+        )
+        sets = _rotation(request, case, contender, device)
+        try:
+            run.begin(sets)
+            if contender.alive and not contender.interpreted:
+                # A turn whose time nobody reads: some are wrong from their third call on.
+                attempt([contender], station.fresh, sets)
+                attempt([contender], station.ask, contender, "turn", at_least=TURN_S)
+            run.end(sets)
+            return _save(run, contender, folder) if folder else []
+        except WorkerFailure as failure:
+            contender.fail("error", f"the reference could not be computed or compared: {failure.reason}")
+            return []
+        finally:
+            run.close()
+
+
+def _rotation(request: CheckRequest, case: Case, contender: Contender, device: OwnDevice) -> Rotation:
+    """As a run's: an output on a further set of operands may be the one that is wrong."""
+    op, platform = kernels.OPS[case.op], device.platform
+    sizes, cache = op.sizes(case.sizes), request.cache or "serving"
+    memory = Memory(op, sizes, platform, contender.impl.name, cache)
+    return rotation(
+        op, sizes, cache, last_level(platform), fits=lambda copies: memory.fits([contender], copies)
+    )
+
+
+def _save(run: CaseRun, contender: Contender, folder: Path) -> list[Path]:
+    """The first wrong output, or the last one where all were right, what it was judged by, and of which
+    operands it is the answer."""
+    kept = run.judge.ask("save", REFERENCE_S, folder=str(folder.resolve()))
+    if not kept:
+        return []
+    case, operands = run.case, kept["reference"].partition(" ")
+    facts = {
+        "op": case.op,
+        "sizes": dict(case.sizes),
+        "boundary": operands[2],
+        "implementation": contender.name,
+        "version": contender.impl.version,
+        "status": contender.status or "ok",
+        "reason": contender.reason,
+        "operands": operands[0],
+        "seeds": run.seeds[operands[0]],
+        "rows": kept["rows"],
+        "report": kept["report"],
+    }
+    (folder / "check.json").write_text(json.dumps(facts, indent=1) + "\n")
+    return [folder / f"{name}" for name in ("output.pt", "reference.pt", "sigma.pt", "check.json")]

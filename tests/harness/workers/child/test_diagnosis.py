@@ -1,0 +1,470 @@
+"""What the judge says of a wrong output: of each kind of error one is planted in each op's right output, and
+the sentence has to name its place and its kind."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+import kernels
+from harness.workers.child.diagnosis import LONGEST, Context, Layout
+from harness.workers.child.diagnosis.place import in_words, runs
+from harness.workers.child.judge import Judge, judge
+from kernels.op import Reference, RowGroups, Tolerance
+from kernels.operands import Seeds
+
+CASES: dict[str, dict[str, Any]] = {
+    "block_scale_gemm": {"m": 64, "n": 512, "k": 512},
+    "fused_moe": {"tokens": 48, "experts": 16, "topk": 2, "hidden": 512, "inter": 256},
+    "mla_decode": {"batch": 12, "ctx": "20..200", "heads": 16},
+    "mha_prefill": {"batch": 3, "new": "40..100", "heads": 4},
+}
+ROW = {"block_scale_gemm": "row", "fused_moe": "token", "mla_decode": "sequence", "mha_prefill": "token"}
+"""What an index of the first dimension counts."""
+
+
+@dataclass
+class Problem:
+    """A case with its right output, and what its judge knows."""
+
+    op: Any
+    sizes: Any
+    operands: Any
+    reference: Reference
+    context: Context
+
+    @property
+    def right(self) -> torch.Tensor:
+        return self.reference.value.bfloat16()
+
+    def report(self, out: torch.Tensor) -> dict[str, Any]:
+        found = judge(
+            out, self.reference, self.op.tolerance(self.sizes), tuple(out.shape), context=self.context
+        )
+        assert len(found["reason"]) <= LONGEST
+        return found
+
+    def said(self, out: torch.Tensor) -> tuple[str, str]:
+        """The kind, and the sentence up to the worst element."""
+        found = self.report(out)
+        assert not found["ok"]
+        return found["diagnosis"]["kind"], found["reason"].partition("; worst")[0]
+
+
+@functools.cache
+def problem(name: str) -> Problem:
+    op = kernels.OPS[name]
+    sizes = op.sizes(CASES[name])
+    operands, others = (op.make(sizes, Seeds(0, live), "cpu") for live in (0, 1))
+    reference = op.reference(operands)
+    layout = Layout.of(reference.value.shape, op.axes, None, op.row_groups(operands))
+    context = Context(layout, op.sums, {"the first operands": op.reference(others)})
+    return Problem(op, sizes, operands, reference, context)
+
+
+each_op = pytest.mark.parametrize("name", CASES)
+
+
+def changed(of: Problem, change: Callable[[torch.Tensor], object]) -> torch.Tensor:
+    out = of.right.clone()
+    change(out)
+    return out
+
+
+def rows(name: str, numbers: str) -> str:
+    """Some rows as the op's sentences have them; of prefill all are of the first sequence."""
+    plural = "s" if ".." in numbers else ""
+    return f"{ROW[name]}{plural} {numbers}" + " of sequence 0" * (name == "mha_prefill")
+
+
+@each_op
+def test_a_right_output_has_no_diagnosis(name):
+    report = problem(name).report(problem(name).right)
+    assert report["ok"]
+    assert "diagnosis" not in report
+
+
+# Where
+
+
+@each_op
+@pytest.mark.parametrize(
+    ("first", "last", "text"),
+    [(3, 3, "3"), (4, 7, "4..7")],
+)
+def test_rows_are_named(name, first, last, text):
+    of = problem(name)
+    kind, said = of.said(changed(of, lambda out: out[first : last + 1].mul_(2)))
+    assert kind == "factor"
+    assert f"rows are off, in {rows(name, text)}: doubled: 2 times the reference" in said
+
+
+@each_op
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        (slice(64, 128), "columns 64..127 (tile 1 of 64)"),
+        (slice(64, 96), "columns 64..95 (tile 2 of 32)"),
+        (slice(5, 21), "columns 5..20"),
+        (slice(33, 34), "column 33"),
+        (slice(3, None, 16), "every 16th column from 3"),
+    ],
+)
+def test_columns_and_tiles_are_named(name, columns, text):
+    of = problem(name)
+    out = changed(of, lambda out: out[4:7, ..., columns].zero_())
+    _, said = of.said(out)
+    assert f"{rows(name, '4..6')}, {text}: all zero" in said, said
+
+
+@pytest.mark.parametrize("name", ["mla_decode", "mha_prefill"])
+def test_heads_are_named(name):
+    of = problem(name)
+    _, said = of.said(changed(of, lambda out: out[:, 2].zero_()))
+    assert said.endswith("rows are off, in head 2: all zero")
+    _, said = of.said(changed(of, lambda out: out[3, 1:3, 64:128].zero_()))
+    assert said.endswith(f"in {rows(name, '3')}, heads 1..2, columns 64..127 (tile 1 of 64): all zero")
+
+
+def test_tokens_of_prefill_are_named_by_their_sequence():
+    of = problem("mha_prefill")
+    first, second, last = of.operands.sequences
+    _, said = of.said(changed(of, lambda out: out[second.queries].zero_()))
+    assert ", in sequence 1: all zero" in said
+    begin = second.queries.start
+    _, said = of.said(changed(of, lambda out: out[begin + 16 : begin + 32].zero_()))
+    assert ", in tokens 16..31 (tile 1 of 16) of sequence 1: all zero" in said
+    ends = [s.queries.stop - 1 for s in (first, second, last)]
+    _, said = of.said(changed(of, lambda out: out.index_fill_(0, torch.tensor(ends), 0)))
+    assert ", in the last token of each sequence: all zero" in said
+    begins = [s.queries.start for s in (first, second, last)]
+    _, said = of.said(changed(of, lambda out: out.index_fill_(0, torch.tensor(begins), 0)))
+    assert ", in token 0 of each sequence: all zero" in said
+
+
+def test_tokens_of_an_expert_are_named_by_it():
+    of = problem("fused_moe")
+    ids = of.context.layout.groups.of
+    expert = int(ids.flatten().bincount().argmax())
+    tokens = (ids == expert).any(1)
+    _, said = of.said(changed(of, lambda out: out.mul_(torch.where(tokens, 1.5, 1.0).bfloat16()[:, None])))
+    count = int(tokens.sum())
+    assert f", in the {count} tokens of expert {expert}: 1.5 times the reference" in said
+
+
+def test_an_expert_all_of_whose_tokens_are_right_is_not_blamed():
+    of = problem("fused_moe")
+    _, said = of.said(changed(of, lambda out: out[3:5].mul_(1.5)))
+    assert "expert" not in said
+
+
+def test_places_of_sampled_rows_are_their_numbers():
+    of = problem("mla_decode")
+    numbers = [0, 5, 9]
+    full = of.reference
+    sampled = replace(full, value=full.value[numbers], sigma=full.sigma[numbers], rows=numbers)
+    layout = replace(of.context.layout, rows=numbers)
+    out = changed(of, lambda out: out[9, 4].zero_())
+    report = judge(out, sampled, of.op.tolerance(of.sizes), tuple(out.shape), context=Context(layout))
+    assert report["reason"].startswith("1 of 48 sampled rows are off, in sequence 9, head 4: all zero")
+    assert report["diagnosis"]["worst"]["at"][:2] == [9, 4]
+
+
+def test_only_parts_of_a_box_are_said_to_be_parts():
+    of = problem("mla_decode")
+
+    def diagonal(out: torch.Tensor) -> None:
+        for i in range(8):
+            out[i, i].zero_()
+
+    _, said = of.said(changed(of, diagonal))
+    assert ", in parts of sequences 0..7, heads 0..7: all zero" in said
+
+
+def test_the_worst_element_has_its_place_and_both_values():
+    of = problem("block_scale_gemm")
+    out = changed(of, lambda out: out[7, 300].add_(60 * of.reference.sigma[7, 300].bfloat16()))
+    report = of.report(out)
+    worst = report["diagnosis"]["worst"]
+    assert worst["at"] == [7, 300]
+    assert worst["output"] == float(out[7, 300])
+    assert worst["reference"] == float(of.reference.value[7, 300])
+    assert worst["sigmas"] == pytest.approx(60, abs=3)
+    assert f"; worst [7, 300]: {worst['output']:.4g}, not {worst['reference']:.4g}, " in report["reason"]
+
+
+# How
+
+
+@each_op
+def test_what_was_never_written_is_named(name):
+    of = problem(name)
+    kind, said = of.said(changed(of, lambda out: out[4, ..., 64:128].fill_(torch.nan)))
+    assert kind == "NaN"
+    assert said.endswith(f"are NaN (never written, or computed from NaN), in {rows(name, '4')}, "
+                         "columns 64..127 (tile 1 of 64)")  # fmt: skip
+    kind, said = of.said(changed(of, lambda out: out[4, ..., 7].fill_(torch.inf)))
+    assert (kind, "infinite" in said, "column 7" in said) == ("infinite", True, True)
+    kind, said = of.said(torch.full_like(of.right, 50.0))
+    assert (kind, "all 50, as if never written" in said) == ("constant", True)
+
+
+@each_op
+@pytest.mark.parametrize(
+    ("factor", "text"),
+    [
+        (2.0, "doubled"),
+        (0.5, "half"),
+        (-1.0, "sign flipped"),
+        (1.75, ": 1.75 times"),
+        (1.03125, ": 1.031 times"),
+    ],
+)
+def test_a_factor_is_named(name, factor, text):
+    of = problem(name)
+    kind, said = of.said(changed(of, lambda out: out.mul_(factor)))
+    assert kind == "factor"
+    assert text in said
+    assert of.report(of.right * factor)["diagnosis"]["factor"] == pytest.approx(factor, rel=2e-3)
+
+
+@each_op
+def test_factors_of_rows_are_told_from_one(name):
+    of = problem(name)
+    scale = torch.linspace(0.5, 1.5, len(of.right)).view(-1, *[1] * (of.right.ndim - 1)).bfloat16()
+    kind, said = of.said(of.right * scale)
+    assert kind == "factors"
+    assert "a factor of its own for each row, 0.5 to 1.5 times" in said
+
+
+@each_op
+def test_factors_of_blocks_of_columns_are_told_from_one(name):
+    of = problem(name)
+    blocks = of.right.shape[-1] // 128
+    if blocks == 1:
+        pytest.skip("one block")
+    scale = torch.tensor([2.0, 0.5, 4.0, 0.25])[:blocks].repeat_interleave(128).bfloat16()
+    kind, said = of.said(of.right * scale)
+    assert kind == "factors"
+    assert "a factor of its own for each 128 columns, 0.25 to 4 times" in said
+
+
+@each_op
+def test_an_offset_is_named(name):
+    of = problem(name)
+    offset = 4 * float(of.reference.value.abs().mean())
+    kind, said = of.said((of.reference.value + offset).bfloat16())
+    assert kind == "offset"
+    assert "more than the reference" in said
+
+
+@each_op
+def test_rows_in_each_others_place_are_named(name):
+    of = problem(name)
+    row = ROW[name]
+    kind, said = of.said(of.right.roll(-1, 0))
+    assert (kind, f"{row} i holds the answer of {row} i+1" in said) == ("moved", True), said
+    order = list(range(len(of.right)))
+    order[3], order[8] = 8, 3
+    kind, said = of.said(of.right[order])
+    assert (kind, f"{row}s 3 and 8 are swapped" in said) == ("swapped", True), said
+    kind, said = of.said(changed(of, lambda out: out[5].copy_(of.right[2])))
+    assert (kind, f"{row} 5 holds the answer of {row} 2" in said) == ("moved", True), said
+    kind, said = of.said(of.right[:1].expand_as(of.right).clone())
+    assert (kind, f"they hold the answer of {row} 0" in said) == ("moved", True), said
+
+
+@pytest.mark.parametrize("name", ["mla_decode", "mha_prefill"])
+def test_heads_in_each_others_place_are_named(name):
+    of = problem(name)
+    order = list(range(of.right.shape[1]))
+    order[1], order[3] = 3, 1
+    kind, said = of.said(of.right[:, order])
+    assert (kind, "in heads 1 and 3: heads 1 and 3 are swapped" in said) == ("swapped", True)
+
+
+def swapped(first: int, second: int, width: int, columns: int) -> list[int]:
+    order = list(range(columns))
+    a, b = slice(first, first + width), slice(second, second + width)
+    order[a], order[b] = order[b], order[a]
+    return order
+
+
+@each_op
+def test_columns_in_each_others_place_are_named(name):
+    of = problem(name)
+    size = of.right.shape[-1]
+    kind, said = of.said(of.right.roll(-8, -1))
+    assert (kind, "column c holds the answer of column c+8" in said) == ("shifted columns", True)
+    kind, said = of.said(of.right.roll(1, -1))
+    assert (kind, "column c holds the answer of column c-1" in said) == ("shifted columns", True)
+    kind, said = of.said(of.right[..., torch.arange(size) ^ 1])
+    assert (kind, "neighbouring columns are swapped" in said) == ("swapped columns", True)
+    kind, said = of.said(of.right[..., swapped(64, 96, 32, size)])
+    assert (kind, "neighbouring blocks of 32 columns are swapped" in said) == ("swapped columns", True)
+    kind, said = of.said(of.right[..., swapped(32, 64, 32, size)])
+    assert (kind, "columns 32..63 and 64..95 are swapped" in said) == ("swapped columns", True), said
+    halves = torch.arange(size).view(2, -1).T.flatten()
+    kind, said = of.said(of.right[..., halves])
+    assert (kind, "two halves of the columns are interleaved" in said) == ("interleaved columns", True)
+    out = changed(of, lambda out: out[..., 32:64].copy_(of.right[..., 64:96]))
+    kind, said = of.said(out)
+    assert (kind, "they hold the answer of columns 64..95" in said) == ("shifted columns", True), said
+
+
+@each_op
+def test_an_answer_to_other_operands_is_named(name):
+    of = problem(name)
+    (other,) = of.context.others.values()
+    kind, said = of.said(other.value.bfloat16())
+    assert kind == "stale"
+    assert said.endswith("it is the answer to the first operands")
+    kind, said = of.said(changed(of, lambda out: out[2].copy_(other.value[2])))
+    assert (kind, rows(name, "2") in said) == ("stale", True)
+
+
+def test_the_judge_knows_the_references_it_made():
+    asked = Judge()
+    asked.hello("cpu", "cpu", torch.get_num_threads())
+    for name, seeds in (("first", {}), ("live", {"live": 1}), ("other", {"stationary": 1, "live": 1})):
+        asked.reference(f"{name} core", "fused_moe", CASES["fused_moe"], "core", seeds)
+
+    def reason(of: str, answer: str) -> str:
+        out = asked.references[f"{answer} core"][0].value.bfloat16()
+        data = out.view(torch.uint8).numpy().tobytes()
+        report = asked.judge(f"{of} core", data, tuple(out.shape), "bfloat16")
+        return report["reason"].partition("; worst")[0].rpartition(": ")[2]
+
+    assert reason("first", "first") == ""
+    assert reason("live", "first") == "it is the answer to the first operands"
+    assert reason("other", "first") == "it is the answer to the first operands"
+    assert reason("other", "live") == "it is the answer to the new live operands with the old stationary ones"
+
+
+def test_a_lost_part_of_a_sum_is_named():
+    of = problem("block_scale_gemm")
+    operands = of.operands
+    lost = operands.replaced(a_scale=operands.a_scale.clone())
+    lost.a_scale[:, 1] = 0
+    kind, said = of.said(of.op.reference(lost).value.bfloat16())
+    assert kind == "part of a sum"
+    assert "of each sum is missing" in said
+    twice = operands.replaced(a_scale=operands.a_scale.clone())
+    twice.a_scale[:, 1] *= 2
+    kind, said = of.said(of.op.reference(twice).value.bfloat16())
+    assert (kind, "of each sum was added twice" in said) == ("part of a sum", True)
+
+
+def test_a_lost_expert_is_a_lost_part_of_a_sum_of_its_tokens():
+    of = problem("fused_moe")
+    operands = of.operands
+    expert = int(operands.topk_ids.flatten().bincount().argmax())
+    lost = operands.replaced(topk_ids=torch.where(operands.topk_ids == expert, -1, operands.topk_ids))
+    kind, said = of.said(of.op.reference(lost).value.bfloat16())
+    assert f"tokens of expert {expert}: " in said
+    assert kind in ("part of a sum", "irregular", "noise"), "shares of tokens differ"
+
+
+@each_op
+@pytest.mark.parametrize(("format", "bits"), [(torch.float8_e4m3fn, 3), (torch.float8_e5m2, 2)])
+def test_coarse_rounding_is_named(name, format, bits):
+    of = problem(name)
+    # Each row within what fp8 holds, as by a scale of its own that is a power of two.
+    exponent = torch.frexp(of.reference.value.abs().amax(-1, keepdim=True)).exponent - 8
+    near = torch.ldexp(of.reference.value, -exponent).float()
+    out = torch.ldexp(near.to(format).double(), exponent).bfloat16()
+    kind, said = of.said(out)
+    assert (kind, f"rounding the output to {bits} bits of mantissa" in said) == ("rounding", True), said
+
+
+@each_op
+@pytest.mark.parametrize("sigmas", [2.5, 5, 50, 5000])
+@pytest.mark.parametrize("where", ["everywhere", "row", "tile"])
+@pytest.mark.parametrize("seed", range(2))
+def test_noise_has_no_kind(name, sigmas, where, seed):
+    of = problem(name)
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(of.right.shape, generator=generator, dtype=torch.float64)
+    part = {"everywhere": ..., "row": (4,), "tile": (slice(4, 8), ..., slice(64, 128))}[where]
+    out = of.reference.value.double().clone()
+    out[part] += (sigmas * of.reference.sigma * noise)[part]
+    report = of.report(out.bfloat16())
+    if report["ok"]:
+        pytest.skip("within the limits")
+    assert report["diagnosis"]["kind"] in ("noise", "irregular", "element"), report["reason"]
+    if where == "tile" and sigmas >= 20:
+        assert "columns 64..127 (tile 1 of 64)" in report["reason"]
+    if where != "tile" and sigmas >= 5:
+        assert "column" not in report["reason"]
+
+
+@each_op
+def test_one_element_has_no_kind(name):
+    of = problem(name)
+    at = (3,) * (of.right.ndim - 1) + (37,)
+    out = changed(of, lambda out: out[at].add_(40 * of.reference.sigma[at].bfloat16()))
+    kind, said = of.said(out)
+    assert kind in ("element", "irregular")
+    assert ", column 37: " in said
+
+
+# Without an op's words, and numbers as words
+
+
+def test_an_op_that_names_no_axes_has_rows_and_columns():
+    value = torch.linspace(1, 2, 3 * 4 * 32, dtype=torch.float64).view(3, 4, 32)
+    out = value.clone()
+    out[1, 2].zero_()
+    report = judge(out, Reference(value, value * 2.0**-9), Tolerance(row=2.0, element=10.0))
+    assert report["reason"].startswith("1 of 12 rows are off, in row 1, index 1 2: all zero")
+
+
+def test_exact_zeros_have_no_sigma_to_be_in():
+    value = torch.zeros(2, 32, dtype=torch.float64)
+    out = value.clone()
+    out[1] = 3.0
+    report = judge(out, Reference(value, value), Tolerance(row=2.0, element=10.0))
+    assert report["diagnosis"]["worst"]["sigmas"] is None
+    assert (
+        report["reason"]
+        == "1 of 2 rows are off, in row 1: all 3, as if never written; worst [1, 0]: 3, not 0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("indices", "size", "text"),
+    [
+        ([7], 16, "head 7"),
+        ([8, 9, 10], 16, "heads 8..10"),
+        ([3, 7], 16, "heads 3 and 7"),
+        ([1, 2, 5, 9, 10], 16, "heads 1..2, 5 and 9..10"),
+        ([0, 2, 4, 6], 8, "every 2nd head from 0"),
+        ([*range(128, 256)], 512, "heads 128..255 (tile 1 of 128)"),
+        ([*range(64, 192)], 512, "heads 64..191 (tiles 1..2 of 64)"),
+        ([*range(256, 300)], 300, "heads 256..299, to the end"),
+        ([*range(16, 32), *range(48, 64), *range(80, 96)], 96, "heads 16..31 of every 32"),
+        ([0, 3, 4, 9, 11, 17, 30], 40, "7 of heads 0..30"),
+    ],
+)
+def test_numbers_as_ranges(indices, size, text):
+    assert in_words("head", indices, range(size)) == text
+
+
+def test_runs_of_numbers():
+    assert runs([0, 1, 2, 5, 7, 8]) == [(0, 2), (5, 5), (7, 8)]
+    assert runs([]) == []
+
+
+def test_groups_of_one_row_are_not_named():
+    groups = RowGroups("expert", torch.tensor([[0, 1], [2, 3], [4, 5], [6, 7]]))
+    value = torch.linspace(1, 2, 4 * 32, dtype=torch.float64).view(4, 32)
+    out = value.clone()
+    out[1] *= 3
+    context = Context(Layout.of(value.shape, ("token", "column"), None, groups))
+    report = judge(out, Reference(value, value * 2.0**-9), Tolerance(row=2.0, element=10.0), context=context)
+    assert ", in token 1: 3 times the reference" in report["reason"]

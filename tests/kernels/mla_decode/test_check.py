@@ -242,7 +242,9 @@ def implementation(name: str) -> Implementation:
 def test_what_is_right_passes(drawn):
     problem = twisted(drawn)
     outputs = {name: run(name, problem) for name in ("torch.naive", "torch.sdpa")}
-    outputs |= {name: problem.output(sequence) for name, sequence, _ in catalogue.RIGHT_BF16}
+    outputs |= {
+        name: problem.output(sequence) for name, sequence, _ in catalogue.RIGHT_BF16[drawn.seed % 5 :: 5]
+    }
     reports = {name: problem.judge(out) for name, out in outputs.items()}
     assert not {name: report["reason"] for name, report in reports.items() if not report["ok"]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
 
@@ -10,6 +11,8 @@ from harness.results.schema import Cell, Run
 from shapes.case import text_of
 
 FOLDER = "wrong"
+AT = re.compile(r"at ((?:\S+=\S+ ?)+): ")
+"""Begins the reason where another case showed it: see CaseRun.ragged."""
 
 
 def reproductions(cells: Iterable[Cell], run: Run) -> Notes:
@@ -22,6 +25,8 @@ def command(cell: Cell, run: Run) -> str:
     """What a run does by default is left out."""
     variables = run.arms.get(cell.arm, {})
     text = cell.case.removeprefix(f"{cell.op} ").removesuffix(f" {cell.boundary}")
+    if elsewhere := AT.match(cell.reason):
+        text = elsewhere[1]
     words = [f"--op {cell.op} --impl {shlex.quote(cell.impl)} --case {_quoted(text)}"]
     words += [f"--boundary {cell.boundary}"] * (cell.boundary != "core")
     words += [f"--cache {cell.cache}"] * (cell.cache != "serving")

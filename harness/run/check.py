@@ -187,19 +187,12 @@ def _save(run: CaseRun, contender: Contender, folder: Path) -> list[Path]:
     kept = run.judge.ask("save", REFERENCE_S, folder=str(folder.resolve()))
     if not kept:
         return []
-    case, operands = run.case, kept["reference"].partition(" ")
     facts = {
-        "op": case.op,
-        "sizes": dict(case.sizes),
-        "boundary": operands[2],
         "implementation": contender.name,
         "version": contender.impl.version,
         "status": contender.status or "ok",
         "reason": contender.reason,
-        "operands": operands[0],
-        "seeds": run.seeds[operands[0]],
-        "rows": kept["rows"],
-        "report": kept["report"],
+        **kept,
     }
     (folder / "check.json").write_text(json.dumps(facts, indent=1) + "\n")
-    return [folder / f"{name}" for name in ("output.pt", "reference.pt", "sigma.pt", "check.json")]
+    return [folder / name for name in ("output.pt", "reference.pt", "sigma.pt", "check.json")]

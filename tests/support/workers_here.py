@@ -68,6 +68,7 @@ def use_workers_here(patch: pytest.MonkeyPatch, turn_s: float = 0.002) -> None:
     patch.setattr("harness.workers.station.Worker", WorkerHere)
     patch.setattr("harness.workers.judge.Worker", WorkerHere)
     patch.setattr("harness.run.measurer.last_level", lambda *_: 1 << 18)
+    patch.setattr("harness.run.check.last_level", lambda *_: 1 << 18)
     patch.setattr(case, "TURN_S", turn_s)
 
 
@@ -84,10 +85,13 @@ def captured_here() -> Iterator[tuple[pytest.MonkeyPatch, io.StringIO, io.String
         yield patch, out, err
 
 
-def run_here(*arguments: object, plugin: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """`python -m harness run ...` in this process, its workers too, beside the implementations of a file."""
+def run_here(
+    *arguments: object, plugin: Path | None = None, command: str = "run"
+) -> subprocess.CompletedProcess[str]:
+    """`python -m harness run ...`, or another command, in this process, its workers too, beside the
+    implementations of a file."""
     with captured_here() as (patch, out, err):
-        patch.setattr(sys, "argv", ["harness", "run", *map(str, arguments)])
+        patch.setattr(sys, "argv", ["harness", command, *map(str, arguments)])
         if plugin is not None:
             patch.setenv(kernels.PLUGINS, str(plugin))
         # As workers do, which are this process.

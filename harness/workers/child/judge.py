@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import kernels
+from harness.errors import one_line
 from harness.plan.memory import MAX_FLOPS
 from harness.workers.child.device import ready_device
 from harness.workers.child.diagnosis import Context, Layout, of_errors, of_not_finite
@@ -28,6 +29,7 @@ class Judge:
     def __init__(self) -> None:
         self.references: dict[str, tuple[Reference, Tolerance, tuple[int, ...]]] = {}
         self.contexts: dict[str, Context] = {}
+        self.operands: dict[str, dict[str, Any]] = {}
         self.kept: Judged | None = None
 
     def hello(self, kind: str, device: str, threads: int) -> dict[str, Any]:
@@ -64,6 +66,7 @@ class Judge:
         self.references[name] = (reference, of.tolerance(parsed), shape)
         layout = Layout.of(shape, of.axes, reference.rows, of.row_groups(operands))
         self.contexts[name] = Context(layout, of.sums)
+        self.operands[name] = {"op": op, "sizes": dict(sizes), "boundary": boundary, "seeds": dict(seeds)}
         return operands.digest()
 
     def judge(
@@ -93,14 +96,13 @@ class Judge:
         for key, (reference, *_) in self.references.items():
             other, _, its = key.partition(" ")
             if its == boundary and other != operands:
-                called = _OPERANDS.get((operands, other)) or _OPERANDS.get(("", other))
                 judged = replace(reference, sigma=sigma_of(reference, fp8, truncates))
-                others[called or f"the {other} operands"] = judged
+                others[_OPERANDS.get(other, f"the {other} operands")] = judged
         return others
 
     def save(self, folder: str) -> dict[str, Any]:
-        """Writes `output.pt`, whole, and of the compared rows `reference.pt` and `sigma.pt`. Returns which
-        reference it was, the compared rows (None: all), and the report; nothing where nothing was judged."""
+        """Writes `output.pt`, whole, and of the compared rows `reference.pt` and `sigma.pt`. Returns of what
+        operands, the compared rows (None: all), and the report; nothing where nothing was judged."""
         import torch
 
         if self.kept is None:
@@ -108,11 +110,12 @@ class Judge:
         kept, (reference, *_) = self.kept, self.references[self.kept.name]
         for name, tensor in (("output", kept.output), ("reference", reference.value), ("sigma", kept.sigma)):
             torch.save(tensor.contiguous(), Path(folder) / f"{name}.pt")
-        return {"reference": kept.name, "rows": reference.rows, "report": kept.report}
+        return self.operands[kept.name] | {"rows": reference.rows, "report": kept.report}
 
     def forget(self) -> None:
         self.references.clear()
         self.contexts.clear()
+        self.operands.clear()
         self.kept = None
 
 
@@ -127,13 +130,13 @@ class Judged:
 
 
 _OPERANDS = {
-    ("", "first"): "the first operands",
-    ("", "last"): "the last of the sets that calls rotate over",
-    ("first", "live"): "live operands that come later",
-    # Stationary ones as at first, live ones as now.
-    ("other", "live"): "the new live operands with the old stationary ones",
+    "first": "the first operands",
+    "last": "the last of the sets that calls rotate over",
+    "live": "the other live operands",
+    "other": "the other stationary operands",
+    "lengths": "the operands of the same lengths",
 }
-"""What operands are called, by those that were to be answered and their own: see CaseRun.seeds."""
+"""What they are called: see CaseRun.seeds."""
 
 
 def judge(
@@ -199,11 +202,15 @@ def judge(
     rows_over = ~(row_error <= tolerance.row) | ~(z.abs().amax(-1) <= tolerance.element)
     if bool(bad.any()) or bool(rows_over.any()):
         known = context or Context(Layout.of(wanted, rows=reference.rows))
-        if bool(bad.any()):
-            diagnosis = of_not_finite(output, known)
-        else:
-            diagnosis = of_errors(sampled, reference, sigma, rows_over, tolerance, known)
-        report["reason"], report["diagnosis"] = diagnosis.text, diagnosis.facts
+        try:
+            if bool(bad.any()):
+                diagnosis = of_not_finite(output, known)
+            else:
+                diagnosis = of_errors(sampled, reference, sigma, z, rows_over, tolerance, known)
+            report["reason"], report["diagnosis"] = diagnosis.text, diagnosis.facts
+        except Exception as failure:  # the verdict stands without words for it
+            off = f"{int(rows_over.sum())} of {row_error.numel()} rows are off"
+            report["reason"] = f"{off}; no diagnosis: {one_line(failure)}"
     else:
         if in_fp8:
             even = torch.ones_like(row_error, dtype=torch.bool) if reference.even is None else reference.even

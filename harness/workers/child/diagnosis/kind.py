@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.workers.child.diagnosis.place import Layout, runs
+from harness.workers.child.diagnosis.region import Layout, runs
 
 if TYPE_CHECKING:
     import torch
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 256
 """Wrong rows that are looked at, spread evenly."""
-MATCHED_ROWS = 32
-"""Of those, for which every row of the reference is tried."""
+MATCHED_ROWS, MATCHED_COLUMNS = 32, 512
+"""Of those, for which every row of the reference is tried, by so many columns."""
 TILE = 128
 EXPLAINED = 0.02
 """A kind that leaves so little of the squared error is called about right."""
@@ -44,7 +44,7 @@ class Kind:
 class Errors:
     """What is wrong, to be explained.
 
-    got, value, sigma: fp64 [rows, columns], of all rows that were compared
+    got, value, sigma: [rows, columns], of all rows that were compared, which may be many
     wrong:   int64 [n], numbers of those rows that are looked at, all of which are wrong
     columns: int64 [m], which of their columns are
     outer:   the shape of those rows: their dimensions without the columns
@@ -67,7 +67,7 @@ class Errors:
         self.scale = self._of(self.sigma)
 
     def _of(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor[self.wrong][:, self.columns]
+        return tensor[self.wrong][:, self.columns].double()
 
     def units(self, error: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
         """In sigmas, of an exact value at most 1e6."""
@@ -92,7 +92,8 @@ class Errors:
 
 
 def kind_of(errors: Errors, others: Mapping[str, Answer]) -> Kind:
-    """others: the right answers to other operands, by their names; NaN in rows that are not known"""
+    """others: the right answers to other operands for the wrong rows, by their names; NaN in rows that are
+    not known"""
     for found in (_zeros, _constant, _factor, lambda e: _stale(e, others), _offset, _rows, _columns):
         if kind := found(errors):
             return kind
@@ -155,7 +156,7 @@ def _stale(errors: Errors, others: Mapping[str, Answer]) -> Kind | None:
     import torch
 
     for name, given in others.items():
-        answer, sigma = (t[errors.wrong][:, errors.columns] for t in given)
+        answer, sigma = (t[:, errors.columns] for t in given)
         known = torch.isfinite(answer).all(1)
         if int(known.sum()) * 2 < len(known) or torch.equal(answer[known], errors.right[known]):
             continue
@@ -187,25 +188,39 @@ def _offset(errors: Errors) -> Kind | None:
 
 def _rows(errors: Errors) -> Kind | None:
     """Each of some wrong rows is sought among all right ones."""
+    import torch
 
     if len(errors.columns) < FEWEST:
         return None
     chosen = spread(len(errors.wrong), MATCHED_ROWS)
     out, number = errors.out[chosen], errors.wrong[chosen]
-    candidates = errors.value[:, errors.columns]
+    few = spread(len(errors.columns), MATCHED_COLUMNS)
+    candidates = errors.value[:, errors.columns[few]].float()
     # In units of each column's size, so that a few large ones do not decide alone.
-    size = candidates.square().mean(0).sqrt().clamp(min=1e-300)
-    near = (out / size).float() @ (candidates / size).float().T
-    near = (candidates / size).float().square().sum(1) - 2 * near
+    size = candidates.square().mean(0).sqrt().clamp(min=1e-30)
+    candidates /= size
+    sought = out[:, few].float() / size
+    near = candidates.square().sum(1) - 2 * sought @ candidates.T
     match = near.argmin(1)
-    scale = errors.sigma[match][:, errors.columns]
-    left = errors.units(out - candidates[match], scale).square().mean(1).sqrt()
-    found = (left <= 1.5 * errors.tolerance.row) & (match != number)
+
+    def fits(match: torch.Tensor) -> torch.Tensor:
+        value, scale = (t[match][:, errors.columns].double() for t in (errors.value, errors.sigma))
+        left = errors.units(out - value, scale).square().mean(1).sqrt()
+        return (left <= 1.5 * errors.tolerance.row) & (match != number)
+
+    # Rows may be equal, as all heads of one token are: the one that differs in one dimension only, then.
+    here, there = (list(torch.unravel_index(rows, errors.outer)) for rows in (number, match))
+    found = fits(match)
+    for axis in range(len(here)):
+        near_by = [*here[:axis], there[axis], *here[axis + 1 :]]
+        alike = torch.zeros_like(match)
+        for k, index in enumerate(near_by):
+            alike += index * math.prod(errors.outer[k + 1 :])
+        better = fits(alike)
+        match, found = torch.where(better, alike, match), found | better
     if float(found.double().mean()) < 0.9:
         return None
-    here = _places(number[found], errors.outer)
-    there = _places(match[found], errors.outer)
-    return _moved(here, there, errors.layout)
+    return _moved(_places(number[found], errors.outer), _places(match[found], errors.outer), errors.layout)
 
 
 def _places(numbers: torch.Tensor, outer: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -265,7 +280,7 @@ def _columns(errors: Errors) -> Kind | None:
         return None
     chosen = spread(len(errors.wrong), MATCHED_ROWS)
     numbers = errors.wrong[chosen]
-    out, value, sigma = (t[numbers] for t in (errors.got, errors.value, errors.sigma))
+    out, value, sigma = (t[numbers].double() for t in (errors.got, errors.value, errors.sigma))
     columns = errors.columns.tolist()
 
     def holds(here: list[int], there: list[int]) -> bool:
@@ -414,7 +429,7 @@ def _part_of_sum(errors: Errors) -> Kind | None:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %"
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
 
 
 def _rounding(errors: Errors) -> Kind | None:

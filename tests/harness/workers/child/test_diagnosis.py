@@ -13,7 +13,7 @@ import torch
 
 import kernels
 from harness.workers.child.diagnosis import LONGEST, Context, Layout
-from harness.workers.child.diagnosis.place import in_words, runs
+from harness.workers.child.diagnosis.region import in_words, runs
 from harness.workers.child.judge import Judge, judge
 from kernels.op import Reference, RowGroups, Tolerance
 from kernels.operands import Seeds
@@ -279,6 +279,17 @@ def test_rows_in_each_others_place_are_named(name):
     assert (kind, f"they hold the answer of {row} 0" in said) == ("moved", True), said
 
 
+def test_of_equal_rows_the_nearest_is_named():
+    """All heads give the same where a sequence has one token."""
+    value = torch.randn(4, 1, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    value = value.expand(4, 8, 64).contiguous()
+    context = Context(Layout.of(value.shape, ("sequence", "head", "column")))
+    limits, reference = Tolerance(row=2.0, element=10.0), Reference(value, value.abs() * 2.0**-9 + 1e-9)
+    report = judge(value.flip(0).clone(), reference, limits, context=context)
+    assert ": sequences 0 and 3, 1 and 2 are swapped" in report["reason"]
+    assert report["diagnosis"]["from"] == [[0, 3], [1, 2], [2, 1], [3, 0]]
+
+
 @pytest.mark.parametrize("name", ["mla_decode", "mha_prefill"])
 def test_heads_in_each_others_place_are_named(name):
     of = problem(name)
@@ -343,7 +354,7 @@ def test_the_judge_knows_the_references_it_made():
     assert reason("first", "first") == ""
     assert reason("live", "first") == "it is the answer to the first operands"
     assert reason("other", "first") == "it is the answer to the first operands"
-    assert reason("other", "live") == "it is the answer to the new live operands with the old stationary ones"
+    assert reason("other", "live") == "it is the answer to the other live operands"
 
 
 def test_a_lost_part_of_a_sum_is_named():
@@ -411,6 +422,18 @@ def test_one_element_has_no_kind(name):
     kind, said = of.said(out)
     assert kind in ("element", "irregular")
     assert ", column 37: " in said
+
+
+def test_a_verdict_stands_without_a_diagnosis(monkeypatch):
+    def fails(*_: object) -> None:
+        raise RuntimeError("no words")
+
+    monkeypatch.setattr("harness.workers.child.judge.of_errors", fails)
+    of = problem("mla_decode")
+    report = of.report(changed(of, lambda out: out[3].zero_()))
+    assert not report["ok"]
+    assert report["reason"] == "16 of 192 rows are off; no diagnosis: RuntimeError: no words"
+    assert "diagnosis" not in report
 
 
 # Without an op's words, and numbers as words

@@ -59,14 +59,16 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Place:
+class Region:
     """text: empty where all that was compared is wrong; facts: for the record, ranges with both ends"""
 
     text: str
     facts: list[dict[str, Any]] = field(default_factory=list)
 
 
-def place_of(rows: torch.Tensor, columns: torch.Tensor, layout: Layout, share: float | None = None) -> Place:
+def region_of(
+    rows: torch.Tensor, columns: torch.Tensor, layout: Layout, share: float | None = None
+) -> Region:
     """rows:    bool, of the output's shape without its columns: which of those compared are wrong
     columns: bool [columns], which are wrong in any of them
     share:   how much of the box that these span is wrong; None: what the rows say
@@ -92,7 +94,7 @@ def place_of(rows: torch.Tensor, columns: torch.Tensor, layout: Layout, share: f
     text = ", ".join(words)
     if share < FULL:
         text = f"parts of {text}" if text else "parts of all"
-    return Place(text, facts)
+    return Region(text, facts)
 
 
 def runs(indices: Sequence[int]) -> list[Range]:

@@ -14,7 +14,7 @@ from harness.prove.planted import Planted
 from kernels.operands import Seeds
 from shapes.case import parse
 
-CATALOGUES = ("mla_decode",)
+CATALOGUES = ("mha_prefill", "mla_decode")
 
 
 @dataclass(frozen=True)

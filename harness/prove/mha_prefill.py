@@ -47,7 +47,7 @@ SIZES = {
     "small e4m3fnuz": "batch=3 new=40..90 prefix=0..60 heads=4 dtype=fp8 fp8=e4m3fnuz",
     "production": "batch=2 new=610..650 heads=4",
     "production cached": "batch=2 new=64..100 prefix=1500..2048 heads=4",
-    "production 128 heads": "batch=2 new=20..40 heads=128",
+    "production 64 heads": "batch=2 new=70..80 heads=64",
     "production fp8": "batch=2 new=130..200 prefix=500..700 heads=4 dtype=fp8",
 }
 BLOCK = 64

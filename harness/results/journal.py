@@ -33,7 +33,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.cells = folder / "cells.jsonl"
-        self.written: bytes | None = None
+        self.written, self.length = b"", -1
         self.lines = files.JsonLines(self.cells, _record, archive.read_bytes, _finished_cases)
 
     @staticmethod
@@ -53,14 +53,13 @@ class Journal:
     def append(self, records: Iterable[Record]) -> None:
         """Adds a finished case, on the disk when this returns. What an earlier kill left of an unfinished
         one, whole lines of it too, is cut off first. Raises JournalFull, and JournalChanged where what this
-        process wrote is not there as it was: a kernel that is measured may have written to it."""
-        if self.written not in (None, self._digest()):
+        process wrote was rewritten: a kernel that is measured may have reached it."""
+        data = self.cells.read_bytes()
+        if 0 <= self.length <= len(data) and hashlib.sha256(data[: self.length]).digest() != self.written:
             raise JournalChanged(f"{self.cells} was changed by another process while it was being written")
         self.lines.append(*(record.model_dump_json() for record in records))
-        self.written = self._digest()
-
-    def _digest(self) -> bytes:
-        return hashlib.sha256(self.cells.read_bytes()).digest()
+        data = self.cells.read_bytes()
+        self.written, self.length = hashlib.sha256(data).digest(), len(data)
 
     def remove(self) -> None:
         """Of a run that nothing was measured of: its folder too, if nothing else is in it."""

@@ -120,4 +120,4 @@ class MhaPrefill(Op):
         counted as a key, or a scale 5 percent off, does not reach it (its test_fp8.py). Over all even rows
         right calls err by 0.8 at most and are 0.4 percent off, e5m2 in place of e4m3 by 1.5, and truncated
         weights make the output 3 percent low (harness/prove/mha_prefill.py)."""
-        return Tolerance(row=2.5, element=10.0, noise=1.1)
+        return Tolerance(row=2.5, element=10.0, bias=0.01, noise=1.1)

@@ -103,4 +103,4 @@ class MlaDecode(Op):
         times too small 9 times, a scale of the cache twice too large 60 times. Over all even rows right calls
         err by 0.56 at most and are 0.6 percent off, e5m2 in place of e4m3 by 0.63 or more, and truncated
         weights make the output 3 percent low (harness/prove/mla_decode.py)."""
-        return Tolerance(row=2.0, element=10.0, noise=0.62)
+        return Tolerance(row=2.0, element=10.0, bias=0.0115, noise=0.62)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -31,21 +31,13 @@ def problems(op: str, text: str, seed: int) -> list[tuple[Any, Any, Any]]:
     return made
 
 
-def reports(of: Op, planted: Planted, text: str, seed: int) -> list[dict[str, Any]]:
-    """The judge's word on its outputs."""
+def reports(of: Op, planted: Planted, text: str, seed: int) -> Iterator[dict[str, Any]]:
+    """The judge's word on its outputs, one after the other."""
     sizes = of.sizes(parse(text)[0])
     shape, tolerance = tuple(of.empty_output(sizes, "meta").shape), of.tolerance(sizes)
-    return [
-        judge(
-            planted.compute(operands, right),
-            reference,
-            tolerance,
-            shape,
-            planted.activations == "fp8",
-            planted.truncates,
-        )
-        for operands, reference, right in problems(of.name, text, seed)
-    ]
+    for operands, reference, right in problems(of.name, text, seed):
+        output = planted.compute(operands, right)
+        yield judge(output, reference, tolerance, shape, planted.activations == "fp8", planted.truncates)
 
 
 def fitting(of: Op, catalogue: Sequence[Planted], text: str, right: bool) -> list[Planted]:

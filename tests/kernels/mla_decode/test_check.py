@@ -53,7 +53,7 @@ def make(text: str, seed: int = 0, max_flops: float = math.inf) -> Problem:
 
 # The catalogue
 
-QUICK = [name for name in SIZES if name.startswith("small")]
+QUICK = ("small fp8", "small page 1")
 SLOW = [(name, seed) for name in SIZES for seed in (0, 1, 2) if seed or name not in QUICK]
 
 
@@ -159,7 +159,7 @@ def test_a_sample_is_judged_exactly_and_the_rest_for_being_finite():
         return sample.judge(out)
 
     wrong = with_row(seen, right[seen, 2])
-    assert not wrong["ok"] and f"[{seen}, 3]" in wrong["reason"]
+    assert not wrong["ok"] and f"[{seen}, 3," in wrong["reason"]
     assert not with_row(unseen, math.nan)["ok"]
     assert with_row(unseen, 0.0)["ok"]  # what a sample cannot see
 
@@ -242,7 +242,9 @@ def implementation(name: str) -> Implementation:
 def test_what_is_right_passes(drawn):
     problem = twisted(drawn)
     outputs = {name: run(name, problem) for name in ("torch.naive", "torch.sdpa")}
-    outputs |= {name: problem.output(sequence) for name, sequence, _ in catalogue.RIGHT_BF16}
+    outputs |= {
+        name: problem.output(sequence) for name, sequence, _ in catalogue.RIGHT_BF16[drawn.seed % 5 :: 5]
+    }
     reports = {name: problem.judge(out) for name, out in outputs.items()}
     assert not {name: report["reason"] for name, report in reports.items() if not report["ok"]}
 

@@ -197,12 +197,14 @@ class SkipsHalf(Cheat):
 
 
 class SkipsOneInTwenty(Cheat):
-    """Leaves the last answer in one of twenty calls."""
+    """Leaves the last answer in one of twenty calls, once it has been checked."""
+
+    total = 0
 
     def call(self) -> None:
-        if self.calls < 3 or random.random() > 0.05:
+        SkipsOneInTwenty.total += 1
+        if SkipsOneInTwenty.total < 8 or random.random() > 0.05:
             self.compute()
-        self.calls += 1
 
 
 class CopiesByInputs(Cheat):

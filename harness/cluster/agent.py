@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import kernels
 from harness.cluster.orders import CaseOrder, CommandDone, CommandOrder, Opened, Opening, Order, Result
 from harness.errors import NothingRan
 from harness.machine.cpu_threads import ALLOWED
@@ -82,6 +83,7 @@ class Agent:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-"))
             judge = None
             if order.run.race is not None:
+                kernels.import_plugins()  # their configurations are looked at here
                 plan, judge, _ = stack.enter_context(racing(plan, device, self.progress.note))
             measurer = CaseMeasurer(plan, device, self.progress, judge, self.memory_share)
             records = measurer.measure(case, order.budget_s, order.max_s, Path(folder))

@@ -37,8 +37,9 @@ UNSEEN_TIMES, UNSEEN_S = 8.0, 2e-3
 CLOCK_TIMES, CLOCK_S = (5.0, 1.6), 0.02
 # The same held against a call on the same activations right after it, under the same conditions.
 AGAIN_TIMES, AGAIN_S = 2.0, 5e-5
+ASKED = 3  # times, before somebody is blamed for it
 # Of reading an answer, which is a view or a copy of it: so much, and such a share of the call.
-RESULT_S, RESULT_SHARE = 0.02, 0.5
+RESULT_S, RESULT_SHARE = 0.1, 0.5
 COMPARING_S = 30.0
 RAGGED = "ragged"
 FEW = 0.05
@@ -430,7 +431,7 @@ class CaseRun:
                 contender.fail("error", rounds.dropped[contender.name])
             if rounds.stopped == "disturbed":
                 contender.fail("error", _too_disturbed(rounds))
-            if (errors := sorted(clocks[contender.name])) and errors[len(errors) // 4] > 1:
+            if min(clocks[contender.name], default=0.0) > 1:
                 contender.fail("wrong", "its worker's clock runs slower than the harness's")
             contender.beaten = rounds.beaten.get(contender.name, "")
 
@@ -520,19 +521,16 @@ class CaseRun:
             attempt(station.living, station.load, self.seeds[name], which)
 
     def _check_unseen(self, station: Station, contender: Contender) -> None:
-        seen = attempt([contender], station.ask, contender, "unseen")
-        if seen is None:
-            return
-        if not seen["changed"]:
-            contender.fail("wrong", "its output did not change with its activations")
-            return
-        for known, times, more_s in (("timed_s", UNSEEN_TIMES, UNSEEN_S), ("again_s", AGAIN_TIMES, AGAIN_S)):
-            if seen["seconds"] > times * seen[known] + more_s:
-                contender.fail(
-                    "wrong",
-                    f"on activations that it had not seen a call took {seen['seconds'] * 1e3:.3g} ms, on "
-                    f"those that it had {seen[known] * 1e3:.3g} ms: it keeps answers",
-                )
+        """Whoever answers what it has seen quicker than what it has not, each time that it is asked."""
+        reason = ""
+        for _ in range(ASKED):
+            seen = attempt([contender], station.ask, contender, "unseen")
+            if seen is None:
+                return
+            reason = _keeps_answers(seen)
+            if not reason:
+                return
+        contender.fail("wrong", reason)
 
     def _check_interpreted(self, interpreted: Sequence[tuple[Station, Contender]]) -> None:
         """On two sets of operands that share nothing. No time stands on it, and the interpreter is slow: so
@@ -542,6 +540,19 @@ class CaseRun:
             station.stop()
         for name, stage in (("first", ""), ("other", "with other operands: ")):
             self._judge_all(stations, self._outputs(stations, name, stage), name, stage)
+
+
+def _keeps_answers(seen: Mapping[str, Any]) -> str:
+    """What speaks against calls on activations that were never seen (see bench.Bench.unseen)."""
+    if not seen["changed"]:
+        return "its output did not change with its activations"
+    for known, times, more_s in (("timed_s", UNSEEN_TIMES, UNSEEN_S), ("again_s", AGAIN_TIMES, AGAIN_S)):
+        if seen["seconds"] > times * seen[known] + more_s:
+            return (
+                f"on activations that it had not seen a call took {seen['seconds'] * 1e3:.3g} ms, on those "
+                f"that it had {seen[known] * 1e3:.3g} ms: it keeps answers"
+            )
+    return ""
 
 
 def _clock_error(took_s: float, answer: Mapping[str, Any], kind: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import statistics
 import threading
 import time
 from collections import defaultdict
@@ -29,13 +30,11 @@ from shapes.case import Case
 TURN_S = 0.05
 SLOW = 4.0  # times the fastest: no choice for production, whatever its third figure
 REFERENCE_S = 900.0
-# A call on activations that were never seen may take so many times as long as one that was timed, and so much
-# longer: 0.3 to 2.2 times was seen of honest ones, 30 and more of those that keep answers.
-UNSEEN_TIMES, UNSEEN_S = 8.0, 2e-3
 # A turn may take so many times as long as its worker says that its calls took, on a GPU and on a CPU, and
 # so much longer.
 CLOCK_TIMES, CLOCK_S = (5.0, 1.6), 0.02
-# The same held against a call on the same activations right after it, under the same conditions.
+# A call on activations that were never seen may take so many times as long as others on the same,
+# and so much longer.
 AGAIN_TIMES, AGAIN_S = 2.0, 5e-5
 ASKED = 3  # times, before somebody is blamed for it
 # Of reading an answer, which is a view or a copy of it: so much, and such a share of the call.
@@ -546,13 +545,16 @@ def _keeps_answers(seen: Mapping[str, Any]) -> str:
     """What speaks against calls on activations that were never seen (see bench.Bench.unseen)."""
     if not seen["changed"]:
         return "its output did not change with its activations"
-    for known, times, more_s in (("timed_s", UNSEEN_TIMES, UNSEEN_S), ("again_s", AGAIN_TIMES, AGAIN_S)):
-        if seen["seconds"] > times * seen[known] + more_s:
-            return (
-                f"on activations that it had not seen a call took {seen['seconds'] * 1e3:.3g} ms, on those "
-                f"that it had {seen[known] * 1e3:.3g} ms: it keeps answers"
-            )
-    return ""
+    unseen, again = seen["unseen"], seen["again"]
+    # Of a few calls on a busy machine the fastest is luck, and so is which of them it is: medians count too.
+    for typical in (min, statistics.median):
+        if typical(unseen) <= AGAIN_TIMES * typical(again) + AGAIN_S:
+            return ""
+    new_s, known_s = statistics.median(unseen), statistics.median(again)
+    return (
+        f"on activations that it had not seen a call took {new_s * 1e3:.3g} ms, on those that it had "
+        f"{known_s * 1e3:.3g} ms: it keeps answers"
+    )
 
 
 def _clock_error(took_s: float, answer: Mapping[str, Any], kind: str) -> float:

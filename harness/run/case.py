@@ -134,13 +134,15 @@ class CaseRun:
 
     def __post_init__(self) -> None:
         seed = self.rules.seed
+        # Other commits' kernels may make neither adversarial operands nor others of the same lengths.
+        here = not any(station.contenders[0].arm.tree for station in self.stations)
         self.seeds = {
-            "first": asdict(Seeds(seed, seed)),
-            "live": asdict(Seeds(seed, seed + 1)),
-            "other": asdict(Seeds(seed + 1, seed + 1, adversarial=True)),
+            "first": seeds_of(Seeds(seed, seed)),
+            "live": seeds_of(Seeds(seed, seed + 1)),
+            "other": seeds_of(Seeds(seed + 1, seed + 1, adversarial=here)),
         }
-        if kernels.OPS[self.case.op].lengths:
-            self.seeds["lengths"] = asdict(Seeds(seed + 2, seed + 2, lengths=seed))
+        if here and kernels.OPS[self.case.op].lengths:
+            self.seeds["lengths"] = seeds_of(Seeds(seed + 2, seed + 2, lengths=seed))
 
     @property
     def living(self) -> list[tuple[Station, Contender]]:
@@ -179,7 +181,7 @@ class CaseRun:
         """Computes the references and checks once whoever is timed; who is wrong is out."""
         seed = self.rules.seed
         if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
-            self.seeds["last"] = asdict(Seeds(seed, seed, turn=rotation.copies - 1))
+            self.seeds["last"] = seeds_of(Seeds(seed, seed, turn=rotation.copies - 1))
         timed = [station for station in self.stations if any(not c.interpreted for c in station.living)]
         self.judge = self.start_judge()
         for case in self.ragged:
@@ -539,6 +541,12 @@ class CaseRun:
             station.stop()
         for name, stage in (("first", ""), ("other", "with other operands: ")):
             self._judge_all(stations, self._outputs(stations, name, stage), name, stage)
+
+
+def seeds_of(seeds: Seeds) -> dict[str, Any]:
+    """As plain values, those that are not the rule."""
+    rule = asdict(Seeds())
+    return {name: value for name, value in asdict(seeds).items() if value != rule[name]}
 
 
 def _keeps_answers(seen: Mapping[str, Any]) -> str:

@@ -34,13 +34,16 @@ def within(seconds: float, condition: Callable[[], object]) -> bool:
     return True
 
 
-def workers(serving: str = "") -> dict[int, int]:
-    """Process -> parent of all workers of this session's runs, known by their TMPDIR."""
+def workers(serving: str = "", plugin: str = "") -> dict[int, int]:
+    """Process -> parent of all workers of this session's runs, known by their TMPDIR; those that may import a
+    plugin, if one is named."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes().split(b"\0")
             if b"harness.workers.child.main" not in command or serving.encode() not in b" ".join(command):
+                continue
+            if plugin.encode() not in (process / "environ").read_bytes():
                 continue
             if f"TMPDIR={os.environ['TMPDIR']}".encode() in (process / "environ").read_bytes().split(b"\0"):
                 parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
@@ -179,7 +182,8 @@ def test_a_worker_killed_in_a_turn_and_retried(cli, start, waiting):
         **plugin,
     )
     assert within(120, (waiting / "waits").exists)
-    (victim,) = [worker for worker, parent in workers("child.bench:Bench").items() if parent == run.pid]
+    importing = f"KERNEL_BENCH_PLUGINS={waiting / 'plugin.py'}"
+    (victim,) = [w for w, parent in workers("child.bench:Bench", importing).items() if parent == run.pid]
     os.kill(victim, signal.SIGKILL)
     stderr = run.communicate(timeout=120)[1]
     assert run.returncode == 1, stderr

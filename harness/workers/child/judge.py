@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,12 @@ class Judge:
         self.references[name] = (reference, of.tolerance(parsed), shape)
         layout = Layout.of(shape, of.axes, reference.rows, of.row_groups(operands))
         self.contexts[name] = Context(layout, of.sums)
-        self.operands[name] = {"op": op, "sizes": dict(sizes), "boundary": boundary, "seeds": dict(seeds)}
+        self.operands[name] = {
+            "op": op,
+            "sizes": dict(sizes),
+            "boundary": boundary,
+            "seeds": asdict(Seeds(**seeds)),
+        }
         return operands.digest()
 
     def judge(

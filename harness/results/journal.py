@@ -33,7 +33,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.cells = folder / "cells.jsonl"
-        self.written, self.length = b"", -1
+        self.written, self.length, self.seen = hashlib.sha256(), 0, (0, 0, 0)
         self.lines = files.JsonLines(self.cells, _record, archive.read_bytes, _finished_cases)
 
     @staticmethod
@@ -54,12 +54,21 @@ class Journal:
         """Adds a finished case, on the disk when this returns. What an earlier kill left of an unfinished
         one, whole lines of it too, is cut off first. Raises JournalFull, and JournalChanged where what this
         process wrote was rewritten: a kernel that is measured may have reached it."""
-        data = self.cells.read_bytes()
-        if 0 <= self.length <= len(data) and hashlib.sha256(data[: self.length]).digest() != self.written:
-            raise JournalChanged(f"{self.cells} was changed by another process while it was being written")
+        if self.length and self._status() != self.seen:
+            data = self.cells.read_bytes()
+            if len(data) < self.length or hashlib.sha256(data[: self.length]).digest() != self.written.digest():
+                raise JournalChanged(f"{self.cells} was changed by another process while it was being written")
         self.lines.append(*(record.model_dump_json() for record in records))
-        data = self.cells.read_bytes()
-        self.written, self.length = hashlib.sha256(data).digest(), len(data)
+        with self.cells.open("rb") as file:
+            file.seek(self.length)
+            self.written.update(file.read())
+            self.length = file.tell()
+        self.seen = self._status()
+
+    def _status(self) -> tuple[int, int, int]:
+        """Another after each write to the file: its contents need not be read to know them untouched."""
+        status = self.cells.stat()
+        return status.st_ino, status.st_size, status.st_ctime_ns
 
     def remove(self) -> None:
         """Of a run that nothing was measured of: its folder too, if nothing else is in it."""

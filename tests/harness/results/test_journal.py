@@ -128,6 +128,7 @@ def test_cut_off_anywhere_in_the_last_case(tmp_path):
     around_line_ends = [end + by for end in line_ends for by in (-1, 0, 1) if end + by < len(whole)]
     for end in sorted({*range(len(two), len(whole), 9), *around_line_ends}):
         journal.cells.write_bytes(whole[:end])
+        journal = Journal(journal.folder)
         assert journal.finished() == before, f"cut at {end}"
         journal.append(last)
         assert journal.finished() == before | {"case c": last}, f"cut at {end}"
@@ -141,6 +142,7 @@ def test_a_write_cut_off_before_another_case_is_not_taken_for_its(tmp_path):
     journal.append(finished_case("case b"))
     second_line = journal.cells.read_bytes().index(b"\n", len(whole)) + 1
     journal.cells.write_bytes(journal.cells.read_bytes()[:second_line])
+    journal = Journal(journal.folder)
     journal.append(finished_case("case c"))
     journal.append(finished_case("case b", time_us=7))
     assert journal.finished() == {
@@ -515,10 +517,18 @@ def test_no_room_for_a_run(small_disk):
     assert not (small_disk / "run" / "run.json").exists()
 
 
-def test_a_journal_that_somebody_else_rewrote_takes_no_more(tmp_path):
+@pytest.mark.parametrize("changed", [lambda text: text.replace("case a", "case b"), lambda text: text[:-20]])
+def test_a_journal_that_somebody_else_rewrote_takes_no_more(tmp_path, changed):
     """A kernel that is measured runs as the same user, and may reach it."""
-    journal = filled(tmp_path / "run", "case a")
-    whole = journal.cells.read_text()
-    journal.cells.write_text(whole.replace("case a", "case b"))
+    journal = filled(tmp_path / "run", "case a", "case c")
+    journal.cells.write_text(changed(journal.cells.read_text()))
     with pytest.raises(JournalChanged, match="was changed by another process"):
-        journal.append(finished_case("case c"))
+        journal.append(finished_case("case d"))
+
+
+def test_a_journal_that_was_only_touched_goes_on(tmp_path):
+    journal = filled(tmp_path / "run", "case a")
+    journal.cells.chmod(0o600)
+    journal.append(finished_case("case b"))
+    journal.append(finished_case("case c"))
+    assert list(journal.finished()) == ["case a", "case b", "case c"]

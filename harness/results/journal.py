@@ -56,8 +56,13 @@ class Journal:
         process wrote was rewritten: a kernel that is measured may have reached it."""
         if self.length and self._status() != self.seen:
             data = self.cells.read_bytes()
-            if len(data) < self.length or hashlib.sha256(data[: self.length]).digest() != self.written.digest():
-                raise JournalChanged(f"{self.cells} was changed by another process while it was being written")
+            if (
+                len(data) < self.length
+                or hashlib.sha256(data[: self.length]).digest() != self.written.digest()
+            ):
+                raise JournalChanged(
+                    f"{self.cells} was changed by another process while it was being written"
+                )
         self.lines.append(*(record.model_dump_json() for record in records))
         with self.cells.open("rb") as file:
             file.seek(self.length)

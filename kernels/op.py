@@ -318,9 +318,12 @@ class Op(ABC):
         return None
 
     @abstractmethod
-    def reference(self, operands: Operands, max_flops: float = float("inf")) -> Reference:
+    def reference(
+        self, operands: Operands, max_flops: float = float("inf"), offset: float = 0.0
+    ) -> Reference:
         """Computes the op from the same operands in fp64, or fp32 where that errs far below a sigma,
-        streamed; samples rows above `max_flops`."""
+        streamed; samples rows above `max_flops`. offset: in [0, 1), of the sample (see sampling.py): a
+        kernel that does not know it cannot tell which rows are compared."""
 
     @abstractmethod
     def tolerance(self, sizes: DataclassInstance) -> Tolerance: ...

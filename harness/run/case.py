@@ -101,7 +101,7 @@ class TimingRules:
 class CaseRun:
     """Drives the judge and the stations through one case.
 
-    start_judge: gives it, ready; started beside the stations, which start when they are first asked
+    start_judge: gives it, ready; it starts when it is first asked, as stations do
     ragged:  small cases on which whoever is timed is checked before
     say:     is told each stage, in words; show_rounds: before each block, how many rounds were made, and the
              seconds spent and to spend
@@ -125,7 +125,6 @@ class CaseRun:
     seeds: dict[str, dict[str, int]] = field(init=False)
     digests: dict[str, int] = field(init=False, default_factory=dict)
     turns_s: dict[str, float] = field(init=False, default_factory=lambda: defaultdict(float))
-    judge: Worker = field(init=False)
     judging: threading.Lock = field(init=False, default_factory=threading.Lock)
     # For the judge and all stations but one, while nothing is timed. A worker dies with the thread that
     # started it (PR_SET_PDEATHSIG), so they last as long as this.
@@ -143,6 +142,10 @@ class CaseRun:
         }
         if here and kernels.OPS[self.case.op].lengths:
             self.seeds["lengths"] = seeds_of(Seeds(seed + 2, seed + 2, lengths=seed))
+
+    @functools.cached_property
+    def judge(self) -> Worker:
+        return self.start_judge()
 
     @property
     def living(self) -> list[tuple[Station, Contender]]:
@@ -183,7 +186,6 @@ class CaseRun:
         if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
             self.seeds["last"] = seeds_of(Seeds(seed, seed, turn=rotation.copies - 1))
         timed = [station for station in self.stations if any(not c.interpreted for c in station.living)]
-        self.judge = self.start_judge()
         for case in self.ragged:
             with self._phase("checking at ragged sizes"):
                 self._check_ragged(timed, case)
@@ -214,7 +216,7 @@ class CaseRun:
         """Ends all of its processes."""
         for station in self.stations:
             station.stop()
-        if hasattr(self, "judge"):
+        if "judge" in vars(self):
             self.judge.kill()
         self.pool.shutdown()
 

@@ -91,8 +91,10 @@ class BlockScaleGemm(Op):
             return super().step(operands, into)
         return quantiser(operands.a, into["a_q"], into["a_scale"], operands.scales)
 
-    def reference(self, operands: BlockScaleGemmOperands, max_flops: float = float("inf")) -> Reference:
-        return reference(operands, max_flops)
+    def reference(
+        self, operands: BlockScaleGemmOperands, max_flops: float = float("inf"), offset: float = 0.0
+    ) -> Reference:
+        return reference(operands, max_flops, offset)
 
     def tolerance(self, sizes: BlockScaleGemmSizes) -> Tolerance:
         """By segments of 128 columns, which is what one block of weights can spoil, or a little fewer so that

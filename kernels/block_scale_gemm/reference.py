@@ -15,6 +15,7 @@ from kernels.formats import (
     rounding_deviation,
 )
 from kernels.op import Reference
+from kernels.sampling import affordable, spread
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +29,9 @@ REFERENCE_COLUMNS = 8 * BLOCK
 """Of the output at a time: dequantised weights of 30 to 75 MB."""
 
 
-def reference(operands: BlockScaleGemmOperands, max_flops: float = float("inf")) -> Reference:
+def reference(
+    operands: BlockScaleGemmOperands, max_flops: float = float("inf"), offset: float = 0.0
+) -> Reference:
     """fp32 products of the operands as they are, `with_quant` of the bf16 activations; rows and columns
     brought near 1 by powers of two first, so that no square overflows. Sums of fp32 err by about
     sqrt(K) 2^-24 of the products' size: a hundredth of a sigma at K = 18432.
@@ -45,7 +48,7 @@ def reference(operands: BlockScaleGemmOperands, max_flops: float = float("inf"))
     """
     import torch
 
-    rows = _sampled_rows(operands, max_flops)
+    rows = _sampled_rows(operands, max_flops, offset)
     core = operands.a is None
 
     def sampled(tensor: torch.Tensor) -> torch.Tensor:
@@ -101,14 +104,11 @@ def _near_one(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     ), exponent
 
 
-def _sampled_rows(operands: BlockScaleGemmOperands, max_flops: float) -> list[int] | None:
+def _sampled_rows(operands: BlockScaleGemmOperands, max_flops: float, offset: float) -> list[int] | None:
     n, k = operands.b_q.shape
     products = 2 if operands.a is None else 3
     count, row_flops = operands.m, 2 * products * n * k
     if count * row_flops <= max_flops or math.isinf(max_flops):
         return None
-    fitting = int(max_flops / row_flops)
-    # A stride near the golden section that has no divisor in common with the count spreads them evenly.
-    stride = next(s for s in range(int(0.618 * count), 2 * count) if math.gcd(s, count) == 1)
-    order = dict.fromkeys([0, count - 1, *(i * stride % count for i in range(min(count, max(fitting, 2))))])
-    return sorted(list(order)[: max(2, fitting)])
+    order = [0, count - 1, *spread(count, offset)]
+    return affordable(order, lambda row: row_flops, max_flops)

@@ -132,8 +132,10 @@ class FusedMoe(Op):
         ids = routing(operands)[0].cpu()
         return RowGroups("expert", torch.where(ids < operands.sizes.routed.local, ids, -1))
 
-    def reference(self, operands: FusedMoeOperands, max_flops: float = float("inf")) -> Reference:
-        return reference(operands, max_flops)
+    def reference(
+        self, operands: FusedMoeOperands, max_flops: float = float("inf"), offset: float = 0.0
+    ) -> Reference:
+        return reference(operands, max_flops, offset)
 
     def tolerance(self, sizes: FusedMoeSizes) -> Tolerance:
         """A segment is as wide as a weight block, so that one block is not diluted by the others. The

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kernels.formats import dequantise_activations, fp8_format, rounding_deviation
 from kernels.fp8_to_fp32 import fp8_to_fp32
 from kernels.op import Reference
+from kernels.sampling import affordable, spread
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +50,7 @@ def routing(operands: FusedMoeOperands) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, weights
 
 
-def reference(operands: FusedMoeOperands, max_flops: float) -> Reference:
+def reference(operands: FusedMoeOperands, max_flops: float, offset: float = 0.0) -> Reference:
     """The products are fp32's, of exact operands: they err by some 2^-24 sqrt(K) of the root of the summed
     squares of their terms, 5e-6 at K = 7168, where a sigma has at least 2^-9 of it. Sums over experts are
     fp64's.
@@ -71,7 +72,7 @@ def reference(operands: FusedMoeOperands, max_flops: float) -> Reference:
 
     sizes: FusedMoeSizes = operands.sizes
     ids, weights = routing(operands)
-    rows = _sampled_rows(ids, sizes, max_flops)
+    rows = _sampled_rows(ids, sizes, max_flops, offset)
     if rows is not None:
         ids, weights = ids[rows], weights[rows]
     x = _x(operands, rows)
@@ -161,23 +162,20 @@ def _x(operands: FusedMoeOperands, rows: list[int] | None) -> torch.Tensor:
     return operands.x[index].float()
 
 
-def _sampled_rows(ids: torch.Tensor, sizes: FusedMoeSizes, max_flops: float) -> list[int] | None:
+def _sampled_rows(
+    ids: torch.Tensor, sizes: FusedMoeSizes, max_flops: float, offset: float
+) -> list[int] | None:
     per_pair = 6 * sizes.hidden * sizes.inter
     tokens = len(ids)
     local = (ids >= 0).sum(-1).tolist()
     hit = len(ids.unique())
     if per_pair * (sum(local) + EXPERT_PAIRS * hit) <= max_flops:
         return None
-    # At even distance in an order that begins with the ends: multiples of the golden section.
-    order = dict.fromkeys([0, tokens - 1, *(int(i * 0.6180339887 % 1 * tokens) for i in range(4 * tokens))])
-    rows: list[int] = []
     seen: set[int] = set()
-    flops = 0.0
-    for row, experts in ((row, ids[row].tolist()) for row in order):
-        new = {expert for expert in experts if expert >= 0} - seen
-        flops += per_pair * (local[row] + EXPERT_PAIRS * len(new))
-        if rows and flops > max_flops:
-            break
-        rows.append(row)
-        seen |= new
-    return sorted(rows)
+
+    def flops(row: int) -> float:
+        new = {expert for expert in ids[row].tolist() if expert >= 0} - seen
+        seen.update(new)
+        return per_pair * (local[row] + EXPERT_PAIRS * len(new))
+
+    return affordable([0, tokens - 1, *spread(tokens, offset)], flops, max_flops)

@@ -105,8 +105,10 @@ class MhaPrefill(Op):
         lengths = torch.tensor([s.new for s in operands.sequences])
         return RowGroups("sequence", torch.arange(len(lengths)).repeat_interleave(lengths)[:, None])
 
-    def reference(self, operands: MhaPrefillOperands, max_flops: float = float("inf")) -> Reference:
-        return reference(operands, max_flops)
+    def reference(
+        self, operands: MhaPrefillOperands, max_flops: float = float("inf"), offset: float = 0.0
+    ) -> Reference:
+        return reference(operands, max_flops, offset)
 
     def tolerance(self, sizes: MhaPrefillSizes) -> Tolerance:
         """The worst rows of random cases, in sigma: 1.3 for a kernel with exactly the two roundings of

@@ -9,6 +9,7 @@ from kernels.formats import Fp8Format, fp8_format
 from kernels.mha_prefill.operands import MhaPrefillOperands, Sequence
 from kernels.mha_prefill.sizes import VALUE, WIDTH
 from kernels.op import Reference
+from kernels.sampling import affordable, spread
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +24,9 @@ EVEN = 0.1  # the largest weight of rows that are judged together
 TILES = (64, 128, 256)  # query rows that kernels take per program
 
 
-def reference(operands: MhaPrefillOperands, max_flops: float = float("inf")) -> Reference:
+def reference(
+    operands: MhaPrefillOperands, max_flops: float = float("inf"), offset: float = 0.0
+) -> Reference:
     """fp32: its products err by some 1e-6 of a score, a thousandth of a sigma. Above `max_flops` it takes the
     first and the last row of every sequence, rows at the edges of tiles, and others at even distance, as many
     as fit.
@@ -46,7 +49,7 @@ def reference(operands: MhaPrefillOperands, max_flops: float = float("inf")) -> 
     import torch
 
     q, k, v = operands.q, operands.k, operands.v
-    rows = sampled_rows(operands.sequences, q.shape[1], max_flops)
+    rows = sampled_rows(operands.sequences, q.shape[1], max_flops, offset)
     every = torch.arange(len(q)) if rows is None else torch.tensor(rows)
     fmt = None if operands.q_descale is None else fp8_format(str(q.dtype).removeprefix("torch.float8_"))
     value = torch.empty(len(every), q.shape[1], VALUE, device=q.device)
@@ -55,6 +58,8 @@ def reference(operands: MhaPrefillOperands, max_flops: float = float("inf")) -> 
     even = torch.empty(value.shape[:2], dtype=torch.bool, device=q.device) if fmt else None
     for sequence in operands.sequences:
         place = torch.nonzero((every >= sequence.queries.start) & (every < sequence.queries.stop)).flatten()
+        if not len(place):
+            continue
         for first in range(0, q.shape[1], HEADS):
             heads = slice(first, first + HEADS)
             keys = k[sequence.keys, heads].float().permute(1, 2, 0)
@@ -122,7 +127,9 @@ def _attend(
     return value, (in_bf16 + rounding).sqrt(), (in_fp8 + together + rounding).sqrt(), even
 
 
-def sampled_rows(sequences: list[Sequence], heads: int, max_flops: float) -> list[int] | None:
+def sampled_rows(
+    sequences: list[Sequence], heads: int, max_flops: float, offset: float = 0.0
+) -> list[int] | None:
     """Rows of the output to compute, ascending, within the reference's own cost; None for all."""
     per_pair = OVERHEAD * 2 * heads * (WIDTH + 3 * VALUE)
     keys = [n for s in sequences for n in range(s.prefix + 1, s.length + 1)]
@@ -130,23 +137,11 @@ def sampled_rows(sequences: list[Sequence], heads: int, max_flops: float) -> lis
         return None
     ends = [row for s in sequences for row in (s.queries.start, s.queries.stop - 1)]
     edges = [s.queries.start + row for s in sequences for row in _edges(s.new)]
-    rows: list[int] = []
-    flops = 0.0
-    for row in dict.fromkeys([*ends, *edges, *_evenly(len(keys))]):
-        flops += keys[row] * per_pair
-        if rows and flops > max_flops:
-            break
-        rows.append(row)
-    return sorted(rows)
+    order = [*ends, *edges, *spread(len(keys), offset)]
+    return affordable(order, lambda row: keys[row] * per_pair, max_flops)
 
 
 def _edges(new: int) -> list[int]:
     """Rows of a sequence on both sides of where its second and its last tile begin."""
     begins = [start for tile in TILES for start in (tile, (new - 1) // tile * tile)]
     return [row for start in begins for row in (start - 1, start) if 0 <= row < new]
-
-
-def _evenly(count: int) -> list[int]:
-    """All of 0 .. count - 1, in steps of the golden section: any beginning of it is spread evenly."""
-    step = next(n for n in range(max(1, int(count * 0.618)), 2 * count + 1) if math.gcd(n, count) == 1)
-    return [i * step % count for i in range(count)]

@@ -88,8 +88,10 @@ class MlaDecode(Op):
             sizes=sizes,
         )
 
-    def reference(self, operands: MlaDecodeOperands, max_flops: float = float("inf")) -> Reference:
-        return reference(operands, max_flops)
+    def reference(
+        self, operands: MlaDecodeOperands, max_flops: float = float("inf"), offset: float = 0.0
+    ) -> Reference:
+        return reference(operands, max_flops, offset)
 
     def tolerance(self, sizes: MlaDecodeSizes) -> Tolerance:
         """A kernel with exactly the two roundings of `reference` has a row error of 1 sigma or less. The

@@ -8,6 +8,7 @@ from kernels.formats import Fp8Format, fp8_format, rounding_deviation
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, WIDTH
 from kernels.op import Reference
+from kernels.sampling import affordable, spread
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +19,7 @@ EVEN = 0.1
 no error."""
 
 
-def reference(operands: MlaDecodeOperands, max_flops: float = float("inf")) -> Reference:
+def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offset: float = 0.0) -> Reference:
     """fp64, one sequence at a time. Above `max_flops` it takes the shortest, the longest, the first
     and the last sequence and then others at even distance, as many as fit.
 
@@ -34,7 +35,7 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf")) -> R
     """
     import torch
 
-    rows = _sampled_rows(operands, max_flops)
+    rows = _sampled_rows(operands, max_flops, offset)
     sequences = range(len(operands.host_lengths)) if rows is None else rows
     heads = operands.q.shape[1]
     shape = (len(sequences), heads, LATENT)
@@ -66,7 +67,7 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf")) -> R
     return Reference(value, sigma, rows, sigma_fp8, even)
 
 
-def _sampled_rows(operands: MlaDecodeOperands, max_flops: float) -> list[int] | None:
+def _sampled_rows(operands: MlaDecodeOperands, max_flops: float, offset: float) -> list[int] | None:
     lengths = operands.host_lengths
     # On an FP8 cache the covariances of `fp8_variance` are by far the most.
     covariance = WIDTH * LATENT if operands.kv.element_size() == 1 else 0
@@ -75,15 +76,8 @@ def _sampled_rows(operands: MlaDecodeOperands, max_flops: float) -> list[int] | 
         return None
     count = len(lengths)
     first = [lengths.index(min(lengths)), lengths.index(max(lengths)), 0, count - 1]
-    order = dict.fromkeys(first + [i * 37 % count for i in range(count)])
-    rows: list[int] = []
-    flops = 0.0
-    for row in order:
-        flops += lengths[row] * per_token
-        if rows and flops > max_flops:
-            break
-        rows.append(row)
-    return sorted(rows)
+    order = [*first, *spread(count, offset)]
+    return affordable(order, lambda row: lengths[row] * per_token, max_flops)
 
 
 def format_of(tensor: torch.Tensor) -> Fp8Format:

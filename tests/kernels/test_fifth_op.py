@@ -79,7 +79,7 @@ class RmsNorm(Op):
     def empty_output(self, sizes, device):
         return torch.empty(sizes.tokens, sizes.hidden, dtype=torch.bfloat16, device=device)
 
-    def reference(self, operands, max_flops=float("inf")):
+    def reference(self, operands, max_flops=float("inf"), offset=0.0):
         x = operands.x.double()
         value = x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * operands.weight.double()
         return Reference(value, value.abs() * 2.0**-9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -54,8 +55,10 @@ class Judge:
         of = kernels.OPS[op]
         parsed = of.sizes(sizes)
         operands = of.make(parsed, Seeds(**seeds), self.device, boundary)
-        most = min(MAX_FLOPS[self.kind], of.work(parsed, boundary).flops)
-        reference = of.reference(operands, MAX_FLOPS[self.kind] if share == 1 else share * most)
+        most = MAX_FLOPS[self.kind]
+        if share < 1:
+            most = share * min(most, of.work(parsed, boundary).flops)
+        reference = of.reference(operands, most, random.SystemRandom().random())
         on_host = {
             f.name: value.cpu()
             for f in fields(reference)

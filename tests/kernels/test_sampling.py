@@ -1,0 +1,53 @@
+"""Rows of a sampled reference."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+import kernels
+from kernels.operands import Seeds
+from kernels.sampling import affordable, spread
+from shapes.case import parse
+
+CASES = {
+    "block_scale_gemm": "m=40 n=256 k=256",
+    "fused_moe": "tokens=40 experts=16 topk=4 hidden=256 inter=128",
+    "mha_prefill": "batch=3 new=30..50 prefix=0..20 heads=2",
+    "mla_decode": "batch=37 ctx=1..60 heads=4 page=16",
+}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 37, 1000])
+@pytest.mark.parametrize("offset", [0.0, 0.3, 0.999])
+def test_any_beginning_is_spread_evenly(count, offset):
+    order = spread(count, offset)
+    assert sorted(order) == list(range(count))
+    for taken in range(1, count, 7):
+        ends = sorted(order[:taken])
+        gaps = [b - a for a, b in itertools.pairwise([*ends, ends[0] + count])]
+        assert max(gaps) <= 3 * count / taken
+
+
+def test_what_is_affordable_is_asked_for_in_order_and_one_row_always_is():
+    assert affordable([5, 3, 5, 9, 1], float, 17.0) == [3, 5, 9]
+    assert affordable([5, 3], float, 0.0) == [5]
+
+
+@pytest.mark.parametrize(("op", "text"), CASES.items())
+def test_samples_of_any_size_agree_with_the_whole_and_follow_the_offset(op, text):
+    of = kernels.OPS[op]
+    operands = of.operands(of.sizes(parse(text)[0]), Seeds(), "cpu")
+    whole = of.reference(operands)
+    assert whole.rows is None
+    chosen: dict[float, set[tuple[int, ...]]] = {}
+    for share, offset in itertools.product((0.0, 0.3, 1.5, 8.0), (0.0, 0.5)):
+        sample = of.reference(operands, share * of.work(operands.sizes, "core").flops, offset)
+        if sample.rows is None:
+            continue
+        chosen.setdefault(share, set()).add(tuple(sample.rows))
+        off = (sample.value - whole.value[sample.rows]).abs()
+        assert bool((off <= 0.05 * whole.sigma[sample.rows]).all())
+    assert {len(rows) for rows in chosen[0.0]} == {1}
+    assert max(len(samples) for samples in chosen.values()) == 2

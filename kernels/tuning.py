@@ -42,12 +42,14 @@ class Target:
     arch:   sm_90, gfx942 ...
     units:  compute units (streaming multiprocessors)
     device: the vendor's name; empty for any of the architecture
+    shared: bytes that the threads of a program share at most; of a device that is here its driver knows
     """
 
     kind: str
     arch: str
     units: int
     device: str = ""
+    shared: float = math.inf
 
     def pick(self, choices: Mapping[str, Of]) -> Of:
         """Of choices by architecture or kind: the architecture's own, if there is one."""

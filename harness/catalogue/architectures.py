@@ -55,7 +55,7 @@ class Architecture:
     @property
     def target(self) -> Target:
         """What implementations choose their tiles by."""
-        return Target(self.kind, self.arch, self.units)
+        return Target(self.kind, self.arch, self.units, shared=self.shared_per_program)
 
     def resident(self, registers: int, shared: int, columns: int, waves: int) -> tuple[int, str]:
         """Programs that a compute unit holds at once, and what keeps it from more.

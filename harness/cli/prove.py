@@ -1,22 +1,32 @@
-"""`python -m harness prove`: right and wrong kernels put to the check."""
+"""`python -m harness prove`: right kernels, wrong ones and cheats put to the check."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 import click
 
-from harness.cli.options import json_option
+from harness.cli.options import json_option, target_device
+
+if TYPE_CHECKING:
+    from harness.prove.execute import CheatRow, Proof
 
 
 @click.command()
 @click.option("--op", required=True, help="The op whose catalogue is judged.")
 @click.option("--size", default="", help="The only size of the catalogue that is judged.")
 @click.option("--seeds", default=1, show_default=True, help="So many seeds of operands.")
+@click.option("--cheats", is_flag=True, help="Cheats instead, in real runs on the device.")
+@target_device
 @json_option("Write JSON there instead of a table.")
-def prove(op: str, size: str, seeds: int, json_to: str | None) -> None:
+def prove(op: str, size: str, seeds: int, cheats: bool, device: str | None, json_to: str | None) -> None:
     """Does the check catch planted bugs, and accept right kernels of other arithmetic?
 
-    Each kernel of the op's catalogue (harness/prove) computes in plain torch, on ordinary and on adversarial
-    operands, and is judged as a run judges. Exit code 1 where a bug is missed or a right kernel is refused.
+    Each kernel of the op's catalogue (harness/prove) computes in plain torch on the CPU, on ordinary and on
+    adversarial operands, and is judged as a run judges. Cheats are right kernels whose calls take a short
+    cut: --cheats measures them beside the right one. Exit code 1 where a bug or a cheat is missed or a right
+    kernel is refused.
     """
     import json
     import sys
@@ -24,25 +34,34 @@ def prove(op: str, size: str, seeds: int, json_to: str | None) -> None:
     from harness.errors import FAILED
     from harness.files import write
     from harness.plan.select import choose_op
-    from harness.prove.execute import Proof, prove
+    from harness.prove.execute import cheat, prove
     from harness.report.terminal import show
 
-    proofs: list[Proof] = []
-    prove(choose_op(op).name, range(seeds), proofs.append, size=size)
-    if json_to:
+    name = choose_op(op).name
+    rows: list[dict[str, Any]]
+    if cheats:
+        cheated: list[CheatRow] = []
+        cheat(name, cheated.append, device, size)
+        rows = [{"name": r.name, "size": r.size, "status": r.status, "reason": r.reason} for r in cheated]
+        text, fine = _cheats(cheated), all(r.as_it_should for r in cheated)
+    else:
+        proofs: list[Proof] = []
+        prove(name, range(seeds), proofs.append, size=size)
         rows = [
             {"name": p.planted.name, "right": p.planted.right, "size": p.size, "seed": p.seed, "over": p.over,
              "found": p.found, "fine": p.planted.fine, "source": p.planted.source}
             for p in proofs
         ]  # fmt: skip
+        text, fine = _catalogue(proofs), all(p.as_it_should for p in proofs)
+    if json_to:
         write(json_to, json.dumps(rows, indent=1) + "\n")
     else:
-        show(_table(proofs), sys.stdout)
-    if not all(p.as_it_should for p in proofs):
+        show(text, sys.stdout)
+    if not fine:
         sys.exit(FAILED)
 
 
-def _table(proofs: list) -> str:  # type: ignore[type-arg]
+def _catalogue(proofs: Sequence[Proof]) -> str:
     from tabulate import tabulate
 
     rows = []
@@ -62,4 +81,21 @@ def _table(proofs: list) -> str:  # type: ignore[type-arg]
         if not p.as_it_should:
             what = "refused though right" if p.planted.right else "missed"
             lines.append(f"{what}: {p.planted.name} ({p.size}, seed {p.seed}): {p.over:.3g} of the limit")
+    return "\n".join(lines)
+
+
+def _cheats(rows: Sequence[CheatRow]) -> str:
+    from tabulate import tabulate
+
+    table = []
+    for size in dict.fromkeys(r.size for r in rows):
+        here = [r for r in rows if r.size == size]
+        cheats = [r for r in here if r.cheats]
+        right = [r for r in here if not r.cheats]
+        table.append(
+            [size, f"{sum(r.as_it_should for r in cheats)} of {len(cheats)}",
+             f"{sum(r.as_it_should for r in right)} of {len(right)}"]
+        )  # fmt: skip
+    lines = [tabulate(table, ["size", "cheats, caught", "right, accepted"])]
+    lines += [f"{r.name} ({r.size}) is {r.status}: {r.reason}" for r in rows if not r.as_it_should]
     return "\n".join(lines)

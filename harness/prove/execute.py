@@ -69,8 +69,12 @@ class CheatRow:
     reason: str
 
     @property
+    def cheats(self) -> bool:
+        return self.name.startswith("cheat.")
+
+    @property
     def as_it_should(self) -> bool:
-        return self.status == ("wrong" if self.name.startswith("cheat.") else "ok")
+        return self.status == ("wrong" if self.cheats else "ok")
 
 
 def catalogue(op: str) -> Any:

@@ -20,6 +20,7 @@ from kernels import tuning
 from kernels.op import Support
 from kernels.triton_runtime import CPU
 from kernels.tuning import Choice, StoredError, Target, Tunable, distance
+from shapes.case import parse
 
 H200 = Target("cuda", "sm_90", 132, "NVIDIA H200")
 
@@ -214,6 +215,24 @@ def test_every_configuration_can_be_stored_and_found(op: str, folder: Path):
             tuning.stored.cache_clear()
             found = implementation.choose(target, sizes)
             assert found.config == config and found.origin.endswith("for this case")
+
+
+CANNOT_LAUNCH = {
+    "block_scale_gemm": ("m=256 n=256 k=1024", {"rows": 256, "columns": 128, "stages": 3}),
+    "mla_decode": ("batch=2 ctx=40..150 page=16", {"heads": 16, "tokens": 64, "stages": 2}),
+    "fused_moe": ("tokens=16 experts=16 topk=4 hidden=256 inter=128", {"fuse": True, "stages": 3}),
+}
+"""On gfx942, which has 64 KB where gfx950 has 160: what the compiler said of them."""
+
+
+@pytest.mark.parametrize("path", sorted(tuning.TUNED.glob("*/*.json")), ids=lambda p: "-".join(p.parts[-2:]))
+def test_what_was_chosen_is_offered(path):
+    file = json.loads(path.read_text())
+    implementation = next(i for op in kernels.OPS for i in implementations(op) if i.name == path.stem)
+    op, target = kernels.OPS[implementation.op], architectures()[file["arch"]].target
+    for choice in file["choices"][::5]:
+        sizes = op.sizes({**op.defaults(target.arch), **parse(choice["case"])[0]})
+        assert choice["config"] in map(asdict, implementation.configurations(target, sizes))
 
 
 def test_what_is_tuned_spans_what_is_shipped():

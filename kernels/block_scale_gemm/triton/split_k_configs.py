@@ -68,7 +68,6 @@ CUDA = (
     (64, 128, 4, False), (128, 64, 4, False), (128, 128, 8, False), (128, 128, 4, True), (256, 128, 8, True),
 )  # fmt: skip
 LAST_SUMS = 64 * 128  # values of the largest tile whose parts, 32 KB each, one program might add up in time
-SHARED = 227 << 10  # bytes of a program, sm_90 and sm_100
 
 # (rows, columns, warps). AMD: few rows go to programs of one wave, many on a unit, as in AITER's tuned tables
 # (aiter/ops/triton/configs/gemm/*-GEMM-A8W8_BLOCKSCALE-*.json).
@@ -83,6 +82,10 @@ def configurations(target: Target, sizes: BlockScaleGemmSizes) -> Iterator[Split
     """Tiles of half to twice the rows that there are, or of any above 64."""
     seen = set()
     for config in (_rocm if target.kind == "rocm" else _cuda)(sizes):
+        # AMD's pipelines hold a stage in registers.
+        held = max(1, config.stages - 1) if target.kind == "rocm" else config.stages
+        if (config.rows + config.columns) * BLOCK * held > target.shared:
+            continue
         if not min(64, max(16, sizes.m) / 2) <= config.rows < 2 * max(16, sizes.m):
             continue
         splits = config.splits(target, sizes)
@@ -105,8 +108,6 @@ def _cuda(sizes: BlockScaleGemmSizes) -> Iterator[SplitKConfig]:
     for rows, columns, warps, halves in CUDA:
         large = rows * columns >= 64 * 128
         for stages in (2, 3, 4) if large else (3, 4, 6):
-            if (rows + columns) * BLOCK * stages > SHARED:
-                continue
             for tma in (True,) if large and aligned else (True, False) if aligned else (False,):
                 if halves and not tma:
                     continue

@@ -101,7 +101,10 @@ def configurations(target: Target, sizes: FusedMoeSizes) -> Iterator[GroupedConf
         for warps in (4, 8) if config.sort else (4,):
             if target.kind == "rocm":
                 for stages, instruction in itertools.product((2, 3) if small else (1, 2), (16, 32)):
-                    if config.rows >= 2 * instruction or instruction == 16:
+                    # A stage is in registers; the up product holds more than the down product.
+                    up = (config.rows + (2 * BLOCK if config.fuse else config.columns)) * BLOCK
+                    fits = up * (stages - 1) <= target.shared
+                    if fits and (config.rows >= 2 * instruction or instruction == 16):
                         on = replace(config, chiplets=CHIPLETS, instruction=instruction)
                         yield replace(on, warps=warps, stages=stages)
             else:

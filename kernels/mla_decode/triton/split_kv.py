@@ -47,7 +47,7 @@ class SplitKv(SuiteTriton):
     }
 
     def configurations(self, target: Target, sizes: MlaDecodeSizes) -> Iterator[SplitKvConfig]:
-        return tiles(target, sizes.heads)
+        return tiles(target, sizes)
 
     def heuristic(self, target: Target, sizes: MlaDecodeSizes) -> SplitKvConfig:
         return heuristic(target, sizes)

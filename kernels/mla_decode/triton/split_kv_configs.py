@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kernels.mla_decode.sizes import MlaDecodeSizes
+from kernels.mla_decode.sizes import KV_BYTES, WIDTH, MlaDecodeSizes
 from kernels.tuning import Target
 
 PER_UNIT = (1, 2, 4, 8)
@@ -83,9 +83,10 @@ _CPU = ((16, 32, (4,), (2,)), (16, 128, (4,), (2,)), (64, 128, (4,), (2,)))
 _TILES = {"cuda": _CUDA, "rocm": _ROCM, "cpu": _CPU}
 
 
-def tiles(target: Target, heads: int) -> Iterator[SplitKvConfig]:
+def tiles(target: Target, sizes: MlaDecodeSizes) -> Iterator[SplitKvConfig]:
     """All blocks of heads that neither are padded to twice the heads nor so small that more than four of them
     read the same tokens; of very many heads, the larger ones."""
+    heads = sizes.heads
     blocks = [block for block in (16, 32, 64) if heads <= 4 * block and block < 2 * max(16, heads)] or [
         32,
         64,
@@ -94,6 +95,9 @@ def tiles(target: Target, heads: int) -> Iterator[SplitKvConfig]:
     for block, tokens, warps, stages in _TILES[target.kind]:
         if block in (blocks or (32, 64)):
             for w, s, per_unit in itertools.product(warps, stages, PER_UNIT):
+                # AMD's pipelines hold a stage in registers.
+                if target.kind == "rocm" and tokens * WIDTH * KV_BYTES[sizes.kv] * (s - 1) > target.shared:
+                    continue
                 config = SplitKvConfig(
                     block, tokens, per_unit=per_unit, warps=w, stages=s, instruction=instruction
                 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import kernels
 from harness.catalogue import flags, recipes
+from harness.catalogue.evidence import evidence
 from harness.catalogue.published import figures
 from harness.errors import UsageError
 from harness.report.catalogue_text import flags_text, recipes_text
@@ -166,6 +167,7 @@ def _implementations(ops: Sequence[str], platform: Platform, suite_name: str | N
                     "runs": support.ok,
                     "why not": support.reason or how,
                     "requires": impl.requires,
+                    "evidence": evidence().get(impl.name, {}),
                 }
             )
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,13 +15,15 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--op", required=True, help="The op whose catalogue is judged.")
+@click.option("--op", help="Only this op.")
 @click.option("--size", default="", help="The only size of the catalogue that is judged.")
 @click.option("--seeds", default=1, show_default=True, help="So many seeds of operands.")
 @click.option("--cheats", is_flag=True, help="Cheats instead, in real runs on the device.")
 @target_device
 @json_option("Write JSON there instead of a table.")
-def prove(op: str, size: str, seeds: int, cheats: bool, device: str | None, json_to: str | None) -> None:
+def prove(
+    op: str | None, size: str, seeds: int, cheats: bool, device: str | None, json_to: str | None
+) -> None:
     """Does the check catch planted bugs, and accept right kernels of other arithmetic?
 
     Each kernel of the op's catalogue (harness/prove) computes in plain torch on the CPU, on ordinary and on
@@ -34,22 +37,27 @@ def prove(op: str, size: str, seeds: int, cheats: bool, device: str | None, json
     from harness.errors import FAILED
     from harness.files import write
     from harness.plan.select import choose_op
-    from harness.prove.execute import cheat, prove
+    from harness.prove.execute import CATALOGUES, CHEATED, cheat, prove
     from harness.report.terminal import show
 
-    name = choose_op(op).name
+    ops = [choose_op(op).name] if op else [*(CHEATED if cheats else CATALOGUES)]
     rows: list[dict[str, Any]]
     if cheats:
         cheated: list[CheatRow] = []
-        cheat(name, cheated.append, device, size)
-        rows = [{"name": r.name, "size": r.size, "status": r.status, "reason": r.reason} for r in cheated]
+        for each in ops:
+            cheat(each, cheated.append, device, size)
+        rows = [
+            {"op": r.op, "name": r.name, "size": r.size, "status": r.status, "reason": r.reason}
+            for r in cheated
+        ]
         text, fine = _cheats(cheated), all(r.as_it_should for r in cheated)
     else:
         proofs: list[Proof] = []
-        prove(name, range(seeds), proofs.append, size=size)
+        for each in ops:
+            prove(each, range(seeds), proofs.append, size=size)
         rows = [
-            {"name": p.planted.name, "right": p.planted.right, "size": p.size, "seed": p.seed, "over": p.over,
-             "found": p.found, "fine": p.planted.fine, "source": p.planted.source}
+            {"op": p.op, "name": p.planted.name, "right": p.planted.right, "size": p.size, "seed": p.seed,
+             "over": p.over, "found": p.found, "fine": p.planted.fine, "source": p.planted.source}
             for p in proofs
         ]  # fmt: skip
         text, fine = _catalogue(proofs), all(p.as_it_should for p in proofs)
@@ -65,22 +73,23 @@ def _catalogue(proofs: Sequence[Proof]) -> str:
     from tabulate import tabulate
 
     rows = []
-    for size in dict.fromkeys(p.size for p in proofs):
-        here = [p for p in proofs if p.size == size]
+    for (op, size), group in groupby(proofs, lambda p: (p.op, p.size)):
+        here = list(group)
         right = [p for p in here if p.planted.right]
         bugs = [p for p in here if not p.planted.right and not p.planted.fine]
         fine = [p for p in here if p.planted.fine]
         worst = max((p.over for p in right), default=0.0)
         rows.append(
-            [size, f"{sum(not p.found for p in right)} of {len(right)}", f"{worst:.2f}",
+            [op, size, f"{sum(not p.found for p in right)} of {len(right)}", f"{worst:.2f}",
              f"{sum(p.found for p in bugs)} of {len(bugs)}", len(fine)]
         )  # fmt: skip
-    heads = ["size", "right, accepted", "worst over limit", "bugs, caught", "within rounding"]
+    heads = ["op", "size", "right, accepted", "worst over limit", "bugs, caught", "within rounding"]
     lines = [tabulate(rows, heads)]
     for p in proofs:
         if not p.as_it_should:
             what = "refused though right" if p.planted.right else "missed"
-            lines.append(f"{what}: {p.planted.name} ({p.size}, seed {p.seed}): {p.over:.3g} of the limit")
+            where = f"{p.op}, {p.size}, seed {p.seed}"
+            lines.append(f"{what}: {p.planted.name} ({where}): {p.over:.3g} of the limit")
     return "\n".join(lines)
 
 
@@ -88,14 +97,14 @@ def _cheats(rows: Sequence[CheatRow]) -> str:
     from tabulate import tabulate
 
     table = []
-    for size in dict.fromkeys(r.size for r in rows):
-        here = [r for r in rows if r.size == size]
+    for (op, size), group in groupby(rows, lambda r: (r.op, r.size)):
+        here = list(group)
         cheats = [r for r in here if r.cheats]
         right = [r for r in here if not r.cheats]
         table.append(
-            [size, f"{sum(r.as_it_should for r in cheats)} of {len(cheats)}",
+            [op, size, f"{sum(r.as_it_should for r in cheats)} of {len(cheats)}",
              f"{sum(r.as_it_should for r in right)} of {len(right)}"]
         )  # fmt: skip
-    lines = [tabulate(table, ["size", "cheats, caught", "right, accepted"])]
-    lines += [f"{r.name} ({r.size}) is {r.status}: {r.reason}" for r in rows if not r.as_it_should]
+    lines = [tabulate(table, ["op", "size", "cheats, caught", "right, accepted"])]
+    lines += [f"{r.op} {r.name} ({r.size}) is {r.status}: {r.reason}" for r in rows if not r.as_it_should]
     return "\n".join(lines)

@@ -33,6 +33,7 @@ class Proof:
     found: whether the judge refused it on one of them
     """
 
+    op: str
     planted: Planted
     size: str
     seed: int
@@ -63,6 +64,7 @@ class CheatRow:
     status, reason: as of a cell
     """
 
+    op: str
     name: str
     size: str
     status: str
@@ -116,7 +118,8 @@ def _at(
             right = reference.value.to(of.empty_output(sizes, "meta").dtype)
             for i, each in enumerate(fitting):
                 if each.boundary == boundary:
-                    proof = _judged(each, operands, reference, of.tolerance(sizes), right, size, seed)
+                    over, found = _judged(each, operands, reference, of.tolerance(sizes), right)
+                    proof = Proof(op, each, size, seed, over, found)
                     before = proofs.get(i, proof)
                     over, found = max(before.over, proof.over), before.found or proof.found
                     proofs[i] = replace(proof, over=over, found=found)
@@ -125,8 +128,9 @@ def _at(
 
 
 def _judged(
-    planted: Planted, operands: Any, reference: Any, tolerance: Any, right: Any, size: str, seed: int
-) -> Proof:
+    planted: Planted, operands: Any, reference: Any, tolerance: Any, right: Any
+) -> tuple[float, bool]:
+    """`over` and `found` of a proof."""
     from harness.workers.child.judge import judge
 
     output = planted.compute(operands, right.clone())
@@ -137,7 +141,7 @@ def _judged(
         over = max(
             report["row_error"] / report["row_limit"], report["element_error"] / report["element_limit"]
         )
-    return Proof(planted, size, seed, over, not report["ok"])
+    return over, not report["ok"]
 
 
 def cheat(
@@ -169,4 +173,4 @@ def cheat(
         if not done.stdout:
             raise HarnessError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
         for cell in json.loads(done.stdout)["cells"]:
-            on_row(CheatRow(cell["impl"], name, cell["status"], cell["reason"]))
+            on_row(CheatRow(op, cell["impl"], name, cell["status"], cell["reason"]))

@@ -7,7 +7,7 @@ imported inside functions, so that `list` works on a machine that has none of th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -94,6 +94,29 @@ class Reference:
     rows: list[int] | None = None
     sigma_fp8: torch.Tensor | None = None
     even: torch.Tensor | None = None
+
+
+GOLDEN = 0.5 * (5**0.5 - 1)
+
+
+def spread(count: int, offset: float = 0.0) -> list[int]:
+    """All of 0 .. count - 1 in steps of the golden section: any beginning of it is spread evenly. offset: the
+    share of the count at which it begins."""
+    steps = (int((offset + i * GOLDEN) % 1 * count) for i in range(2 * count))
+    return list(dict.fromkeys([*steps, *range(count)]))
+
+
+def affordable(order: Iterable[int], flops: Callable[[int], float], max_flops: float) -> list[int]:
+    """The first rows of an order that together take no more than `max_flops`, one at least; ascending.
+    flops: of a row, asked for once, in this order"""
+    rows: list[int] = []
+    spent = 0.0
+    for row in dict.fromkeys(order):
+        spent += flops(row)
+        if rows and spent > max_flops:
+            break
+        rows.append(row)
+    return sorted(rows)
 
 
 @dataclass(frozen=True)
@@ -322,7 +345,7 @@ class Op(ABC):
         self, operands: Operands, max_flops: float = float("inf"), offset: float = 0.0
     ) -> Reference:
         """Computes the op from the same operands in fp64, or fp32 where that errs far below a sigma,
-        streamed; samples rows above `max_flops`. offset: in [0, 1), of the sample (see sampling.py): a
+        streamed; samples rows above `max_flops`. offset: in [0, 1), of the sample (see `spread`): a
         kernel that does not know it cannot tell which rows are compared."""
 
     @abstractmethod

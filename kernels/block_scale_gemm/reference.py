@@ -14,8 +14,7 @@ from kernels.formats import (
     fp8_format,
     rounding_deviation,
 )
-from kernels.op import Reference
-from kernels.sampling import affordable, spread
+from kernels.op import Reference, affordable, spread
 
 if TYPE_CHECKING:
     import torch

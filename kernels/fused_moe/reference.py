@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from kernels.formats import dequantise_activations, fp8_format, rounding_deviation
 from kernels.fp8_to_fp32 import fp8_to_fp32
-from kernels.op import Reference
-from kernels.sampling import affordable, spread
+from kernels.op import Reference, affordable, spread
 
 if TYPE_CHECKING:
     import torch

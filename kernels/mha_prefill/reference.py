@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from kernels.formats import Fp8Format, fp8_format
 from kernels.mha_prefill.operands import MhaPrefillOperands, Sequence
 from kernels.mha_prefill.sizes import VALUE, WIDTH
-from kernels.op import Reference
-from kernels.sampling import affordable, spread
+from kernels.op import Reference, affordable, spread
 
 if TYPE_CHECKING:
     import torch

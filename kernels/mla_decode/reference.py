@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from kernels.formats import Fp8Format, fp8_format, rounding_deviation
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, WIDTH
-from kernels.op import Reference
-from kernels.sampling import affordable, spread
+from kernels.op import Reference, affordable, spread
 
 if TYPE_CHECKING:
     import torch

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 import kernels
+from kernels.op import affordable, spread
 from kernels.operands import Seeds
-from kernels.sampling import affordable, spread
 from shapes.case import parse
 
 CASES = {

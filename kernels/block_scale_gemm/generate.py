@@ -138,7 +138,7 @@ def _spoil_weights(
     """In place:
 
     - Scales lie on five levels, so that a table read three blocks further is another one.
-    - Of each block of N column 3 has largest codes alone, column 5 subnormal ones alone, column 7 zeros.
+    - Of each block of N column 5 has subnormal codes alone, column 7 zeros, one column in 16 largest codes.
     - The fourth block of N has a block of zeros, of the least scale, where K has four blocks.
     """
     import torch
@@ -152,12 +152,12 @@ def _spoil_weights(
         return torch.randint(low, high, shape, generator=generator, device=b_q.device, dtype=torch.uint8)
 
     largest = torch.tensor([fmt.max], device=b_q.device).to(fmt.dtype).view(torch.uint8)
-    extreme, subnormal = codes[3::BLOCK], codes[5::BLOCK]
+    extreme, subnormal = codes[3::16], codes[5::BLOCK]
     extreme.copy_(largest | drawn(extreme, 0, 2) << 7)
     subnormal.copy_(drawn(subnormal, 1, 8) | drawn(subnormal, 0, 2) << 7)
     codes[7::BLOCK] = 0
     block_n, block_k = (torch.arange(size, device=b_q.device) for size in b_scale.shape)
-    level = 1.1 * ((2 * block_n[:, None] + 3 * block_k) % 5 - 2)
+    level = 0.55 * ((2 * block_n[:, None] + 3 * block_k) % 5 - 2)
     level += torch.empty(level.shape, device=b_q.device).uniform_(-0.05, 0.05, generator=generator)
     b_scale.copy_(block_scale(level.exp2() * TYPICAL_SCALE * fmt.max, fmt, scales))
     if n > 3 * BLOCK and k > 3 * BLOCK:
@@ -175,8 +175,8 @@ def _spoil_activations(a: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
     """In place, by row modulo 8, each row of the magnitude that it has:
 
     0, 4: the landmarks are 2^5 times the rest, so that one lost shows behind rounding to FP8; the first and
-          the last value are twice the largest, so that a mask is seen. 4 is 2^10 times smaller, which no
-          scale in fp16 holds, nor one above a floor of 1 (DeepGEMM's of 1e-4 leaves it whole).
+          the last value are twice the largest, so that a mask is seen. 0 is 2^24 times larger, 4 2^10
+          times smaller: fp16 holds scales of neither; a floor of 1 loses 4, DeepGEMM's of 1e-4 does not.
     1:    2^17 times larger: sums overflow fp16.
     2:    a block's largest value stands first and last in turn, is the format's largest times a power of
           two, and eight times the next; a quarter of the others lie halfway between two codes.
@@ -197,6 +197,7 @@ def _spoil_activations(a: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
     a[0::4] = torch.where(heard, a[0::4] * 2.0**5, a[0::4])
     loud = 2 * a[0::4].abs().amax(1)
     a[0::4, 0], a[0::4, -1] = loud, -loud
+    a[0::8] *= 2.0**24
     a[4::8] *= 2.0**-10
     a[1::8] *= 2.0**17
     if len(rows := a[2::8]):

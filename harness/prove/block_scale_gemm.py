@@ -497,7 +497,7 @@ def right() -> list[Planted]:
             every(f, output=truncated),
             right=True,
             truncates=True,
-            source="as a build of CK with CK_TILE_FLOAT_TO_BFLOAT16_DEFAULT=2, or of OPUS for gfx942 (assumed)",
+            source="as a build of CK with CK_TILE_FLOAT_TO_BFLOAT16_DEFAULT=2, or OPUS for gfx942 (assumed)",
         )
         for name, f, _ in (RIGHT[8], RIGHT[10])
     ]
@@ -1099,9 +1099,9 @@ WRONG_QUANTISERS: tuple[tuple[str, Quantiser, Fits], ...] = (
     ("the inverse of scales stored", partial(quantised, stored=lambda s: 1 / s), anything),
     ("scales not stored", partial(quantised, stored=torch.ones_like), anything),
     ("stored scales twice as large", partial(quantised, stored=lambda s: 2 * s), anything),
-    ("stored scales 2 percent too large", partial(quantised, stored=lambda s: 1.02 * s), lambda s: s.m > 8),
-    ("stored scales 5 percent too large", partial(quantised, stored=lambda s: 1.05 * s), anything),
-    ("stored scales 5 percent too small", partial(quantised, stored=lambda s: 0.95 * s), anything),
+    ("stored scales 2 percent too large", partial(quantised, stored=lambda s: 1.02 * s), lambda s: s.m > 32),
+    ("stored scales 5 percent too large", partial(quantised, stored=lambda s: 1.05 * s), lambda s: s.m > 8),
+    ("stored scales 5 percent too small", partial(quantised, stored=lambda s: 0.95 * s), lambda s: s.m > 8),
     (
         "stored scales rounded up to powers of two",
         partial(quantised, stored=lambda s: s.log2().ceil().exp2()),
@@ -1182,8 +1182,23 @@ def bugs() -> list[Planted]:
         )
         for name, q, f in WRONG_QUANTISERS
     ]
+    found += [
+        fp8(
+            f"quantiser, few rows: stored scales {round(100 * abs(factor - 1))} percent too {how}",
+            every(by(), partial(quantised, stored=partial(torch.mul, other=factor))),
+            fits=partial(no_more_rows, most),
+            fine=FEW_ROWS,
+        )
+        for factor, how, most in ((1.02, "large", 32), (1.05, "large", 8), (0.95, "small", 8))
+    ]
     return [replace(p, fine=FINE[p.name]) if p.name in FINE else p for p in found]
 
+
+def no_more_rows(most: int, sizes: Any) -> bool:
+    return sizes.m <= most
+
+
+FEW_ROWS = "few rows do not tell a factor on all of the output from the error that a row's codes share"
 
 ROWS = {
     "the first value of a block overlooked": 2,

@@ -39,10 +39,13 @@ ZERO_ROW = 61  # one row in so many
 def generate(
     sizes: BlockScaleGemmSizes, seeds: Seeds, device: str, boundary: str = "core"
 ) -> BlockScaleGemmOperands:
-    """A pure function of its arguments."""
+    """A pure function of its arguments. Adversarial operands: see `_spoil_weights`, `_spoil_activations`."""
     fmt, scales = fp8_format(sizes.fp8), known_scales(sizes.scales)
     b_q, b_scale = weights(sizes.n, sizes.k, fmt, scales, seeds.stationary, device)
     a = activations(sizes.m, sizes.k, 1_000_003 * seeds.stationary + seeds.live, device)
+    if seeds.adversarial:
+        _spoil_weights(b_q, b_scale, fmt, scales, seeds.stationary)
+        _spoil_activations(a, fmt, 1_000_003 * seeds.stationary + seeds.live)
     wide = BlockScaleGemmOperands(b_q, b_scale, scales, sizes, a=a, boundary="with_quant")
     if boundary == "with_quant":
         return wide
@@ -127,6 +130,96 @@ def _magnitudes(m: int, blocks: int, generator: torch.Generator) -> torch.Tensor
     octaves += torch.where(kind == 5, 3.0 * (5 * block % 7 - 3), 0.0)
     zero = ((kind == 7) & (chance < 0.3)) | (row % ZERO_ROW == ZERO_ROW - 3)
     return octaves.exp2_().masked_fill_(zero, 0.0)
+
+
+def _spoil_weights(
+    b_q: torch.Tensor, b_scale: torch.Tensor, fmt: Fp8Format, scales: Scales, seed: int
+) -> None:
+    """In place:
+
+    - Scales lie on five levels, so that a table read three blocks further is another one.
+    - Of each block of N column 5 has subnormal codes alone, column 7 zeros, one column in 16 largest codes.
+    - The fourth block of N has a block of zeros, of the least scale, where K has four blocks.
+    """
+    import torch
+
+    generator = torch.Generator(b_q.device).manual_seed(seed + 1)
+    codes = b_q.view(torch.uint8)
+    n, k = codes.shape
+
+    def drawn(rows: torch.Tensor, low: int, high: int) -> torch.Tensor:
+        shape = rows.shape
+        return torch.randint(low, high, shape, generator=generator, device=b_q.device, dtype=torch.uint8)
+
+    largest = torch.tensor([fmt.max], device=b_q.device).to(fmt.dtype).view(torch.uint8)
+    extreme, subnormal = codes[3::16], codes[5::BLOCK]
+    extreme.copy_(largest | drawn(extreme, 0, 2) << 7)
+    subnormal.copy_(drawn(subnormal, 1, 8) | drawn(subnormal, 0, 2) << 7)
+    codes[7::BLOCK] = 0
+    block_n, block_k = (torch.arange(size, device=b_q.device) for size in b_scale.shape)
+    level = 0.55 * ((2 * block_n[:, None] + 3 * block_k) % 5 - 2)
+    level += torch.empty(level.shape, device=b_q.device).uniform_(-0.05, 0.05, generator=generator)
+    b_scale.copy_(block_scale(level.exp2() * TYPICAL_SCALE * fmt.max, fmt, scales))
+    if n > 3 * BLOCK and k > 3 * BLOCK:
+        codes[3 * BLOCK : 4 * BLOCK, 3 * BLOCK : 4 * BLOCK] = 0
+        b_scale[3, 3] = 2.0**-126
+
+
+def _landmarks(blocks: int) -> list[int]:
+    """Blocks of K at the edges of the whole and of halves, where splits begin and end."""
+    edges = (0, blocks - 1, blocks // 2 - 1, blocks // 2, blocks // 4)
+    return sorted({block for block in edges if block >= 0})
+
+
+def _spoil_activations(a: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
+    """In place, by row modulo 8, each row of the magnitude that it has:
+
+    0, 4: the landmarks are 2^5 times the rest, so that one lost shows behind rounding to FP8; the first and
+          the last value are twice the largest, so that a mask is seen. 0 is 2^24 times larger, 4 2^12
+          times smaller: fp16 holds scales of neither; a floor of 1 loses 4, DeepGEMM's of 1e-4 does not.
+    1:    2^17 times larger: sums overflow fp16.
+    2:    a block's largest value stands first and last in turn, is the format's largest times a power of
+          two, and eight times the next; a quarter of the others lie halfway between two codes.
+    3:    values of each block span 20 octaves: most are subnormal once quantised.
+    5:    every third block is zero, with -0 among the zeros; the next one is 2^6 times larger.
+    6:    signs of a block are those of the block before, turned: neighbouring sums nearly cancel where
+          weights do not differ.
+    7:    zero altogether.
+    """
+    import torch
+
+    k = a.shape[1]
+    generator = torch.Generator(a.device).manual_seed(seed + 1)
+    blocks = -(-k // BLOCK)
+    channel = torch.arange(k, device=a.device)
+    block, place = channel // BLOCK, channel % BLOCK
+    heard = torch.isin(block, torch.tensor(_landmarks(blocks), device=a.device))
+    a[0::4] = torch.where(heard, a[0::4] * 2.0**5, a[0::4])
+    loud = 2 * a[0::4].abs().amax(1)
+    a[0::4, 0], a[0::4, -1] = loud, -loud
+    a[0::8] *= 2.0**24
+    a[4::8] *= 2.0**-12
+    a[1::8] *= 2.0**17
+    if len(rows := a[2::8]):
+        width = (k - block * BLOCK).clamp(max=BLOCK)
+        edge = place == torch.where(block % 2 == 0, 0, width - 1)
+        unit = torch.frexp(rows.float().abs().amax(1, keepdim=True)).exponent - 2
+        draw = torch.empty(rows.shape, device=a.device)
+        size = fmt.max / 8 * draw.uniform_(0.1, 1.0, generator=generator)
+        ties = 17.0 * 2.0 ** (draw.uniform_(0, 1, generator=generator) < 0.5).float() * fmt.max / 448
+        tied = draw.uniform_(0, 1, generator=generator) < 0.25
+        if fmt.max != 448.0:
+            ties = 17.0 * torch.ones_like(ties)
+        size = torch.where(edge, fmt.max, torch.where(tied, ties, size))
+        rows.copy_(torch.ldexp(size.copysign(rows.float()), unit - 6))
+    steep = torch.exp2(-20.0 * ((37 * place) % BLOCK) / BLOCK).to(a.dtype)
+    a[3::8] *= steep
+    a[5::8] = torch.where(block % 3 == 1, a[5::8] * 2.0**6, a[5::8])
+    a[5::8] = torch.where(block % 3 == 0, a[5::8] * 0.0, a[5::8])
+    if (pairs := k // (2 * BLOCK)) and len(rows := a[6::8]):
+        paired = rows[:, : 2 * BLOCK * pairs].unflatten(1, (pairs, 2, BLOCK))
+        paired[:, :, 1] = -paired[:, :, 0]
+    a[7::8] = 0.0
 
 
 def quantise(

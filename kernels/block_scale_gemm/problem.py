@@ -108,9 +108,10 @@ class BlockScaleGemm(Op):
         144 (k = 18432) 1.9 times, sums in bf16 over 2048 products 6 times.
 
         Where activations may be rounded to FP8, sigma is about 10 times as large: wrong scales of a tile
-        reach 6 times the limit, those of one block of 56 do not reach it. `core` judges them.
+        reach 6 times the limit, those of one block of 56 do not reach it. `core` judges them. Over the whole
+        output right calls err by 0.55 to 0.73 sigma, calls in e5m2 by 1.12 to 1.58 (harness/prove).
         """
         columns = BLOCK
         if sizes.n < BLOCK or 0 < sizes.n % BLOCK < 32:
             columns = math.ceil(sizes.n / sizes.n_blocks)
-        return Tolerance(row=max(2.0, 8.0 / columns**0.5), element=10.0, segment=columns)
+        return Tolerance(row=max(2.0, 8.0 / columns**0.5), element=10.0, segment=columns, noise=0.95)

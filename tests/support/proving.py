@@ -19,13 +19,13 @@ from shapes.case import parse
 
 
 @functools.lru_cache(maxsize=2)
-def problems(op: str, text: str, seed: int) -> list[tuple[Any, Any, Any]]:
+def problems(op: str, text: str, seed: int, boundary: str = "core") -> list[tuple[Any, Any, Any]]:
     """Ordinary operands and adversarial ones, each with its reference and a right output."""
     of = kernels.OPS[op]
     sizes = of.sizes(parse(text)[0])
     made = []
     for seeds in (Seeds(seed, seed), Seeds(seed + 1, seed + 1, adversarial=True)):
-        operands = of.operands(sizes, seeds, "cpu")
+        operands = of.operands(sizes, seeds, "cpu", boundary)
         reference = of.reference(operands)
         made.append((operands, reference, reference.value.bfloat16()))
     return made
@@ -35,7 +35,7 @@ def reports(of: Op, planted: Planted, text: str, seed: int) -> Iterator[dict[str
     """The judge's word on its outputs, one after the other."""
     sizes = of.sizes(parse(text)[0])
     shape, tolerance = tuple(of.empty_output(sizes, "meta").shape), of.tolerance(sizes)
-    for operands, reference, right in problems(of.name, text, seed):
+    for operands, reference, right in problems(of.name, text, seed, planted.boundary):
         output = planted.compute(operands, right)
         yield judge(output, reference, tolerance, shape, planted.activations == "fp8", planted.truncates)
 

@@ -1,4 +1,4 @@
-"""Block-scale GEMM's checker catches planted bugs at small and at full size, and passes what is right."""
+"""The checker of block-scale GEMM catches planted bugs at small and full size, and passes what is right."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import kernels
+from harness.prove import block_scale_gemm as catalogue
+from harness.prove.block_scale_gemm import PLANTED, SIZES
 from harness.workers.child.judge import judge
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
@@ -22,16 +24,8 @@ from kernels.op import Implementation, Reference
 from kernels.operands import Seeds
 from kernels.platform import detect
 from shapes.case import parse
-from tests.support import planted_bugs_block_scale_gemm as planted
 from tests.support.judging import given_to
-from tests.support.planted_bugs_block_scale_gemm import (
-    ACTIVATION_BUGS,
-    QUANTISING_BUGS,
-    RIGHT,
-    WEIGHT_BUGS,
-    Tile,
-    Variant,
-)
+from tests.support.proving import check_bugs, check_right
 
 OP = kernels.OPS["block_scale_gemm"]
 
@@ -50,20 +44,6 @@ class Problem:
         fp8 = self.fp8 if fp8 is None else fp8
         return judge(out, self.reference, OP.tolerance(self.sizes), shape, fp8)
 
-    def with_tile(self, out: torch.Tensor, variant: Variant, row: int, n_block: int) -> torch.Tensor:
-        """`out` but for one row of one block of N, which a variant computes."""
-        tile = self.tile(row, n_block)
-        out = out.clone()
-        out[row, tile.columns] = variant(tile).bfloat16()
-        return out
-
-    def tile(self, row: int, n_block: int) -> Tile:
-        return Tile(self.operands, *self._read, row, n_block)
-
-    @functools.cached_property
-    def _read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return planted.read(self.operands, self.fp8)
-
     @property
     def right(self) -> torch.Tensor:
         return self.reference.value.bfloat16()
@@ -75,96 +55,76 @@ def make(text: str, boundary: str = "core", seed: int = 0, fp8: bool = False) ->
     return Problem(sizes, operands, OP.reference(operands), fp8)
 
 
-# Bugs that show in one output
+# The catalogue
 
-SIZES = {
-    "small": "m=9 n=300 k=640",
-    "small fnuz": "m=9 n=300 k=600 fp8=e4m3fnuz",
-    "small ue8m0": "m=9 n=300 k=640 scales=ue8m0",
-    "qkv_a, 1 token": "m=1 n=2112 k=7168",
-    "qkv_a": "m=64 n=2112 k=7168",
-    "o_proj": "m=5 n=7168 k=2048",
-}
-CLASSES = {"core": ("core", False), "W8A16": ("with_quant", False), "FP8": ("with_quant", True)}
-# Times the limit at least, so that a bug is caught whatever the seed; see TOO_FINE_FOR_FP8.
-CLEAR = {"core": 3.0, "W8A16": 3.0, "FP8": 1.2}
+QUICK = ("small", "small fnuz")
+SLOW = [
+    ("small ue8m0", 0), ("qkv_a, 1 token", 0), ("qkv_a", 0), ("o_proj", 0),
+    ("small", 1), ("small fnuz", 1), ("small ue8m0", 1),
+]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def margins() -> Iterator[dict[tuple[str, str], dict[str, float]]]:
-    """(class, bug) -> size -> its error over the limit, printed at the end (pytest -s)."""
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    yield found
-    print("\n" + "error / limit".ljust(46) + "".join(name.rjust(16) for name in SIZES))
-    for (kind, bug), row in found.items():
-        cells = (f"{row[name]:.3g}" if name in row else "-" for name in SIZES)
-        print(f"{kind:8}{bug:38}" + "".join(cell.rjust(16) for cell in cells))
+@pytest.mark.parametrize("size", QUICK)
+def test_right_kernels_are_accepted(size):
+    check_right(OP, PLANTED, SIZES[size], seed=0)
 
 
-def bugs_of(kind: str, sizes: BlockScaleGemmSizes) -> list[Variant]:
-    chosen = list(WEIGHT_BUGS)
-    if kind != "W8A16":
-        chosen += ACTIVATION_BUGS
-    if kind == "FP8":
-        chosen = [bug for bug in [*chosen, *QUANTISING_BUGS] if bug not in planted.TOO_FINE_FOR_FP8]
-    absent = {
-        planted.row_given_to_another: sizes.m == 1,
-        planted.activation_scale_of_next_row: sizes.m == 1,
-        planted.rest_of_k_from_next_row: sizes.k % BLOCK == 0,
-        # Rounding at each product adds up: over 640 of them to about the limit itself.
-        planted.bf16_accumulator: sizes.k < 2048,
-        planted.scales_too_small: sizes.scales == "ue8m0",
-    }
-    return [bug for bug in chosen if not absent.get(bug, False)]
+@pytest.mark.parametrize("size", QUICK)
+def test_bugs_are_caught(size):
+    check_bugs(OP, PLANTED, SIZES[size], seed=0)
 
 
-@pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize(
-    "size", [pytest.param(s, marks=pytest.mark.slow) if s == "o_proj" else s for s in SIZES]
-)
-def test_bug_in_one_row_of_one_block_is_caught(size, kind, margins):
-    boundary, fp8 = CLASSES[kind]
-    problem = make(SIZES[size], boundary, fp8=fp8)
-    right, tolerance = problem.right, OP.tolerance(problem.sizes)
-    assert problem.judge(right)["ok"]
-    row = 4 if problem.sizes.m > 4 else 0  # a flat one
-    passed = {}
-    for bug in bugs_of(kind, problem.sizes):
-        reports = [
-            problem.judge(problem.with_tile(right, bug, row, block))
-            for block in (1, problem.sizes.n_blocks - 1)
-        ]
-        over = min(
-            math.inf
-            if r["row_error"] is None
-            else max(r["row_error"] / tolerance.row, r["element_error"] / tolerance.element)
-            for r in reports
-        )
-        margins.setdefault((kind, bug.__name__), {})[size] = over
-        if over < CLEAR[kind] or any(r["ok"] or not r["reason"] for r in reports):
-            passed[bug.__name__] = over
-    assert not passed
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "seed"), SLOW)
+def test_the_catalogue_at_production_size_and_with_other_seeds(size, seed):
+    check_right(OP, PLANTED, SIZES[size], seed)
+    check_bugs(OP, PLANTED, SIZES[size], seed)
+
+
+def test_the_catalogue_is_as_large_as_it_says():
+    names = [p.name for p in PLANTED]
+    assert len(set(names)) == len(names)
+    right = [p for p in PLANTED if p.right]
+    assert len(right) >= 30 and all(p.source for p in right)
+    assert sum(not p.right and not p.fine for p in PLANTED) >= 110
+
+
+def test_adversarial_operands_are_what_they_say():
+    sizes = OP.sizes(parse("m=16 n=600 k=640")[0])
+    o = OP.operands(sizes, Seeds(1, 1, adversarial=True), "cpu", "with_quant")
+    a, b = o.a.float(), o.b_q.float()
+    assert a[7].abs().max() == 0 and a[1].abs().max() > 65504 and 1e-7 < a[4].abs().max() < 1e-4
+    assert bool(torch.signbit(a[5, :BLOCK]).any()) and a[5, :BLOCK].abs().max() == 0
+    assert torch.equal(a[6, :BLOCK], -a[6, BLOCK : 2 * BLOCK])
+    assert a[2, :BLOCK].abs().argmax() == 0 and a[2, BLOCK : 2 * BLOCK].abs().argmax() == BLOCK - 1
+    assert set(b[3].abs().tolist()) == {448.0} and b[5].abs().max() < 2**-6 and b[7].abs().max() == 0
+    assert b[3 * BLOCK : 4 * BLOCK, 3 * BLOCK : 4 * BLOCK].abs().max() == 0
+    same = OP.operands(sizes, Seeds(1, 1, adversarial=True), "cpu", "with_quant")
+    assert same.digest() == o.digest() != OP.operands(sizes, Seeds(1, 1), "cpu", "with_quant").digest()
 
 
 @pytest.mark.parametrize("text", ["m=1 n=2112 k=7168", "m=2 n=576 k=18432"])
 def test_any_block_of_k_that_is_lost_is_missed(text):
     problem = make(text)
     right = problem.right
-    tile = problem.tile(0, problem.sizes.n_blocks - 1)
-    contributions = tile.scaled()
+    columns = torch.arange((problem.sizes.n_blocks - 1) * BLOCK, problem.sizes.n)
+    terms = catalogue.Part(problem.operands, *catalogue.read(problem.operands), FIRST, columns).terms()
     errors = []
     for block in range(problem.sizes.k_blocks):
         out = right.clone()
-        out[0, tile.columns] = (contributions.sum(-1) - contributions[:, block]).bfloat16()
+        out[0, columns] = catalogue.summed(catalogue.without(terms, block))[0].bfloat16()
         report = problem.judge(out)
         errors.append(report["row_error"] / report["row_limit"])
         assert not report["ok"], f"block {block}"
     print(f"{text}: {min(errors):.3g} times the limit at least")
 
 
+FIRST = torch.tensor([0])
+
+
 def test_activations_rounded_to_fp8_are_no_w8a16():
     problem = make("m=5 n=256 k=512", "with_quant", fp8=True)
-    out = problem.with_tile(problem.right, planted.by_blocks, 2, 1)
+    out = catalogue.one(catalogue.by(), catalogue.suites_own, row=2)(problem.operands, problem.right)
     assert problem.judge(out)["ok"]
     report = problem.judge(out, fp8=False)
     assert report["row_error"] > 3 * report["row_limit"]
@@ -279,15 +239,11 @@ def test_what_is_right_passes(drawn, worst):
         given = given_to(OP, implementation(name), problem.operands)
         own = Problem(problem.sizes, given, OP.reference(given))
         wrong[name] = judged(own, f"{name} {drawn.boundary}", run(name, problem), False, worst)
-    rows = random.Random(drawn.seed).sample(range(problem.sizes.m), min(3, problem.sizes.m))
-    for fp8 in (False, True)[: 1 + (drawn.boundary == "with_quant")]:
-        problem = Problem(problem.sizes, problem.operands, problem.reference, fp8)
-        for name, variant in RIGHT.items():
-            out = problem.right
-            for row in rows:
-                for block in range(problem.sizes.n_blocks):
-                    out = problem.with_tile(out, variant, row, block)
-            wrong[f"{name}, {fp8}"] = judged(problem, f"{name}{' fp8' * fp8}", out, fp8, worst)
+    for planted in PLANTED:
+        if planted.right and not planted.truncates and planted.boundary == drawn.boundary:
+            out = planted.compute(problem.operands, problem.right)
+            fp8 = planted.activations == "fp8"
+            wrong[planted.name] = judged(problem, planted.name, out, fp8, worst)
     assert not {name: reason for name, reason in wrong.items() if reason}
 
 

@@ -501,6 +501,15 @@ def right() -> list[Planted]:
         )
         for name, f, _ in (RIGHT[8], RIGHT[10])
     ]
+    found.append(
+        Planted(
+            "right in W8A16: subnormal weights as normal ones",
+            every(with_b(without_subnormals)),
+            right=True,
+            boundary="with_quant",
+            source="vllm.amx: csrc/cpu/sgl-kernels/vec.h, vLLM 0.33 (its outputs seen here)",
+        )
+    )
     found += [
         Planted(f"right in W8A16: {name}", every(f), right=True, boundary="with_quant", source=src)
         for name, f, src in RIGHT_W8A16
@@ -787,6 +796,13 @@ def other_format(p: Part) -> torch.dtype:
 
 def recoded(codes: torch.Tensor, written: torch.dtype, read: torch.dtype) -> torch.Tensor:
     return codes.to(written).view(read).float()
+
+
+def without_subnormals(p: Part, x: torch.Tensor) -> torch.Tensor:
+    """Codes below the smallest normal number, zeros too, as if their exponent were that of normal ones."""
+    unit = p.fmt.smallest_subnormal
+    step = p.fmt.smallest_normal / 2 * (1 + x.abs() / (8 * unit))
+    return torch.where(x.abs() < p.fmt.smallest_normal, step.copysign(x), x)
 
 
 def unsigned_subnormals(p: Part, x: torch.Tensor) -> torch.Tensor:
@@ -1218,6 +1234,7 @@ RANGE = "FP8 keeps its relative precision over 15 octaves: nothing is lost but w
 ONE_ROW = "in one row this is no more than what rounding to FP8 explains; of the whole output it is caught"
 AS_BF16 = "eight roundings to bf16 within a block err no more than operands rounded to bf16 may"
 FINE: dict[str, str] = {
+    "b subnormal codes as zeros": "2^-15 of the largest code at most; vLLM's CPU kernels misread them",
     "sums of codes in bf16": AS_BF16,
     "everywhere: sums of codes in bf16": AS_BF16,
     "in FP8: b's scales in FP8": "a block's error of up to 2^-4 is that of rounding its activations to FP8",

@@ -138,7 +138,9 @@ def _spoil_weights(
     """In place:
 
     - Scales lie on five levels, so that a table read three blocks further is another one.
-    - Of each block of N column 5 has subnormal codes alone, column 7 zeros, one column in 16 largest codes.
+    - One column in 16 has codes of the largest magnitude alone. None has zeros or subnormal codes alone: what
+      vLLM 0.33's CPU kernels make of these is 2^-7 at most, whatever they stand for (csrc/cpu/sgl-kernels/
+      vec.h), which no column of other codes shows.
     - The fourth block of N has a block of zeros, of the least scale, where K has four blocks.
     """
     import torch
@@ -147,15 +149,10 @@ def _spoil_weights(
     codes = b_q.view(torch.uint8)
     n, k = codes.shape
 
-    def drawn(rows: torch.Tensor, low: int, high: int) -> torch.Tensor:
-        shape = rows.shape
-        return torch.randint(low, high, shape, generator=generator, device=b_q.device, dtype=torch.uint8)
-
     largest = torch.tensor([fmt.max], device=b_q.device).to(fmt.dtype).view(torch.uint8)
-    extreme, subnormal = codes[3::16], codes[5::BLOCK]
-    extreme.copy_(largest | drawn(extreme, 0, 2) << 7)
-    subnormal.copy_(drawn(subnormal, 1, 8) | drawn(subnormal, 0, 2) << 7)
-    codes[7::BLOCK] = 0
+    extreme = codes[3::16]
+    signs = torch.randint(0, 2, extreme.shape, generator=generator, device=b_q.device, dtype=torch.uint8)
+    extreme.copy_(largest | signs << 7)
     block_n, block_k = (torch.arange(size, device=b_q.device) for size in b_scale.shape)
     level = 0.55 * ((2 * block_n[:, None] + 3 * block_k) % 5 - 2)
     level += torch.empty(level.shape, device=b_q.device).uniform_(-0.05, 0.05, generator=generator)

@@ -93,7 +93,7 @@ PLAIN = Way()
 
 
 @dataclass(frozen=True)
-class Part:
+class OutputTile:
     """Some rows of the output over some columns; a, a_scale: what products read of all rows, fp32."""
 
     o: BlockScaleGemmOperands
@@ -190,7 +190,7 @@ def summed(terms: list[torch.Tensor], way: Way = PLAIN) -> torch.Tensor:
 
 
 Quantiser = Callable[[BlockScaleGemmOperands], Quantised]
-Variant = Callable[[Part], torch.Tensor]
+Variant = Callable[[OutputTile], torch.Tensor]
 
 
 def read(o: BlockScaleGemmOperands, quantiser: Quantiser | None = None) -> Quantised:
@@ -202,7 +202,7 @@ def read(o: BlockScaleGemmOperands, quantiser: Quantiser | None = None) -> Quant
 def every(variant: Variant, quantiser: Quantiser | None = None, output: Round = bf16) -> Compute:
     def compute(o: BlockScaleGemmOperands, right: torch.Tensor) -> torch.Tensor:
         m, n = right.shape
-        part = Part(o, *read(o, quantiser), torch.arange(m), torch.arange(n))
+        part = OutputTile(o, *read(o, quantiser), torch.arange(m), torch.arange(n))
         return output(variant(part)).to(right.dtype)
 
     return compute
@@ -223,7 +223,7 @@ def one(
         n = len(o.b_q)
         block = (n - 1) // BLOCK if last else min(1, (n - 1) // BLOCK)
         columns = torch.arange(block * BLOCK, min(n, (block + 1) * BLOCK))
-        part = Part(o, *read(o, quantiser), torch.tensor([at]), columns)
+        part = OutputTile(o, *read(o, quantiser), torch.tensor([at]), columns)
         out[at, columns] = variant(part)[0].to(out.dtype)
         return out
 
@@ -237,12 +237,12 @@ def by(**way: Any) -> Variant:
     return lambda part: part.multiply(Way(**way))
 
 
-def atomically(part: Part, parts: int) -> torch.Tensor:
+def atomically(part: OutputTile, parts: int) -> torch.Tensor:
     """Each part's sum is bf16, and is added to an output in bf16."""
     return part.multiply(Way(parts=parts, partial=bf16, summed=bf16))
 
 
-def whole_k(part: Part) -> torch.Tensor:
+def whole_k(part: OutputTile) -> torch.Tensor:
     """One product of operands that were dequantised."""
     a, a_scale = part.mine
     k = a.shape[1]
@@ -530,7 +530,7 @@ def right() -> list[Planted]:
 
 # Wrong scales
 
-Change = Callable[[Part], torch.Tensor]
+Change = Callable[[OutputTile], torch.Tensor]
 
 
 def with_b_scale(change: Change) -> Variant:
@@ -546,17 +546,17 @@ def put(x: torch.Tensor, at: Any, value: Any) -> torch.Tensor:
     return x
 
 
-def b_table(p: Part, n: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+def b_table(p: OutputTile, n: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """Of b's scales those at these blocks of N and K, [columns, blocks]; past the ends from the start."""
     table = p.o.b_scale
     return table[(n % table.shape[0])[:, None], (k % table.shape[1])[None]]
 
 
-def ks(p: Part) -> torch.Tensor:
+def ks(p: OutputTile) -> torch.Tensor:
     return torch.arange(p.blocks)
 
 
-def flat_b(p: Part, index: torch.Tensor) -> torch.Tensor:
+def flat_b(p: OutputTile, index: torch.Tensor) -> torch.Tensor:
     flat = p.o.b_scale.flatten()
     return flat[index % len(flat)]
 
@@ -657,11 +657,11 @@ def one_k(scale: torch.Tensor, at: int, source: int) -> torch.Tensor:
     return put(scale, (slice(None), at), scale[:, source].clone())
 
 
-def a_table(p: Part, rows: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+def a_table(p: OutputTile, rows: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return p.a_scale[(rows % p.o.m)[:, None], (k % p.blocks)[None]]
 
 
-def flat_a(p: Part, index: torch.Tensor) -> torch.Tensor:
+def flat_a(p: OutputTile, index: torch.Tensor) -> torch.Tensor:
     flat = p.a_scale.flatten()
     return flat[index % len(flat)]
 
@@ -706,12 +706,12 @@ WRONG_A_SCALES: tuple[tuple[str, Change, Fits], ...] = (
 )
 
 
-def padded_scales(p: Part) -> torch.Tensor:
+def padded_scales(p: OutputTile) -> torch.Tensor:
     missing = -p.o.m % 4
     return torch.nn.functional.pad(p.a_scale.t(), (0, missing)).flatten()
 
 
-def other_atin_a_block(p: Part) -> torch.Tensor:
+def other_atin_a_block(p: OutputTile) -> torch.Tensor:
     scale = p.mine[1]
     return put(scale, (slice(None), p.middle), p.a_scale[p.rows - 1, p.middle])
 
@@ -778,19 +778,19 @@ def put_term(terms: list[torch.Tensor], at: int, value: torch.Tensor) -> list[to
 # Wrong codes
 
 
-def with_b(change: Callable[[Part, torch.Tensor], torch.Tensor]) -> Variant:
+def with_b(change: Callable[[OutputTile, torch.Tensor], torch.Tensor]) -> Variant:
     return lambda p: p.multiply(b=change(p, p.b.clone()))
 
 
-def with_a(change: Callable[[Part, torch.Tensor], torch.Tensor]) -> Variant:
+def with_a(change: Callable[[OutputTile, torch.Tensor], torch.Tensor]) -> Variant:
     return lambda p: p.multiply(a=change(p, p.mine[0]))
 
 
-def span(p: Part, k: int) -> slice:
+def span(p: OutputTile, k: int) -> slice:
     return slice(k * BLOCK, (k + 1) * BLOCK)
 
 
-def other_format(p: Part) -> torch.dtype:
+def other_format(p: OutputTile) -> torch.dtype:
     return torch.float8_e4m3fnuz if p.o.b_q.dtype == torch.float8_e4m3fn else torch.float8_e4m3fn
 
 
@@ -798,14 +798,14 @@ def recoded(codes: torch.Tensor, written: torch.dtype, read: torch.dtype) -> tor
     return codes.to(written).view(read).float()
 
 
-def without_subnormals(p: Part, x: torch.Tensor) -> torch.Tensor:
+def without_subnormals(p: OutputTile, x: torch.Tensor) -> torch.Tensor:
     """Codes below the smallest normal number, zeros too, as if their exponent were that of normal ones."""
     unit = p.fmt.smallest_subnormal
     step = p.fmt.smallest_normal / 2 * (1 + x.abs() / (8 * unit))
     return torch.where(x.abs() < p.fmt.smallest_normal, step.copysign(x), x)
 
 
-def unsigned_subnormals(p: Part, x: torch.Tensor) -> torch.Tensor:
+def unsigned_subnormals(p: OutputTile, x: torch.Tensor) -> torch.Tensor:
     """Codes below the smallest normal number as zeros."""
     return torch.where(x.abs() < p.fmt.smallest_normal, 0.0, x)
 
@@ -816,7 +816,7 @@ def reversed_within(x: torch.Tensor, group: int) -> torch.Tensor:
     return x
 
 
-def half_of_last(p: Part, x: torch.Tensor) -> torch.Tensor:
+def half_of_last(p: OutputTile, x: torch.Tensor) -> torch.Tensor:
     width = x.shape[1] - (p.blocks - 1) * BLOCK
     return put(x, (slice(None), slice(-max(1, width // 2), None)), 0.0)
 
@@ -825,14 +825,14 @@ def has_rest(sizes: Any) -> bool:
     return sizes.k % BLOCK != 0
 
 
-def rest_from_next_row(p: Part) -> torch.Tensor:
+def rest_from_next_row(p: OutputTile) -> torch.Tensor:
     """Loads past the end of K are not masked: they read the row below."""
     rest = -p.a.shape[1] % BLOCK
     below = p.a[(p.rows + 1) % p.o.m, :rest] @ p.codes(p.columns + 1)[:, :rest].T
     return p.multiply() + below * p.mine[1][:, -1:] * p.b_scale[None, :, -1]
 
 
-def by_products(p: Part, rounding: Round, group: int) -> torch.Tensor:
+def by_products(p: OutputTile, rounding: Round, group: int) -> torch.Tensor:
     """Sums of `group` products are rounded, and the running sum over all of K after each."""
     a, a_scale = p.mine
     total = torch.zeros(len(a), len(p.columns))
@@ -843,18 +843,18 @@ def by_products(p: Part, rounding: Round, group: int) -> torch.Tensor:
     return total
 
 
-def fp16_codes(p: Part) -> torch.Tensor:
+def fp16_codes(p: OutputTile) -> torch.Tensor:
     """Sums of codes in fp16, which 65504 ends."""
     return p.multiply(Way(step=16, inner=fp16))
 
 
-def unscaled_until_the_end(p: Part) -> torch.Tensor:
+def unscaled_until_the_end(p: OutputTile) -> torch.Tensor:
     """Codes summed over all of K; the first block's scales for the sum."""
     a, a_scale = p.mine
     return a @ p.b.T * a_scale[:, :1] * p.b_scale[None, :, 0]
 
 
-def promoted_every_two(p: Part) -> torch.Tensor:
+def promoted_every_two(p: OutputTile) -> torch.Tensor:
     """Scales come in after two blocks of K: those of the second."""
     return p.multiply(
         a_scale=p.mine[1][:, (ks(p) | 1).clamp(max=p.blocks - 1)],
@@ -862,7 +862,7 @@ def promoted_every_two(p: Part) -> torch.Tensor:
     )
 
 
-def fp16_operands(p: Part) -> torch.Tensor:
+def fp16_operands(p: OutputTile) -> torch.Tensor:
     return p.multiply(Way(wide=(fp16, fp16)))
 
 
@@ -870,7 +870,7 @@ def to_fp8(dtype: torch.dtype) -> Round:
     return lambda x: x.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max).to(dtype).float()
 
 
-WRONG_B: tuple[tuple[str, Callable[[Part, torch.Tensor], torch.Tensor], Fits], ...] = (
+WRONG_B: tuple[tuple[str, Callable[[OutputTile, torch.Tensor], torch.Tensor], Fits], ...] = (
     ("read in the other format", lambda p, b: recoded(b, p.o.b_q.dtype, other_format(p)), anything),
     ("read as e5m2", lambda p, b: recoded(b, p.o.b_q.dtype, torch.float8_e5m2), anything),
     ("subnormal codes as zeros", unsigned_subnormals, anything),
@@ -905,7 +905,7 @@ WRONG_B: tuple[tuple[str, Callable[[Part, torch.Tensor], torch.Tensor], Fits], .
 )
 
 
-def stale(p: Part, x: torch.Tensor, k: int) -> torch.Tensor:
+def stale(p: OutputTile, x: torch.Tensor, k: int) -> torch.Tensor:
     return put(x, (slice(None), span(p, k)), x[:, span(p, k - 1)].clone())
 
 
@@ -917,7 +917,7 @@ def shuffled(b: torch.Tensor) -> torch.Tensor:
     return b
 
 
-WRONG_A: tuple[tuple[str, Callable[[Part, torch.Tensor], torch.Tensor], Fits], ...] = (
+WRONG_A: tuple[tuple[str, Callable[[OutputTile, torch.Tensor], torch.Tensor], Fits], ...] = (
     ("read in the other format", lambda p, a: recoded(a, p.o.b_q.dtype, other_format(p)), anything),
     ("of the next row", lambda p, a: p.a[(p.rows + 1) % p.o.m], several_rows),
     ("of the row before", lambda p, a: p.a[p.rows - 1], several_rows),
@@ -937,7 +937,7 @@ WRONG_A: tuple[tuple[str, Callable[[Part, torch.Tensor], torch.Tensor], Fits], .
 )
 
 
-def torn_row(p: Part, a: torch.Tensor) -> torch.Tensor:
+def torn_row(p: OutputTile, a: torch.Tensor) -> torch.Tensor:
     return put(a, (slice(None), span(p, p.middle)), p.a[p.rows - 1, span(p, p.middle)])
 
 

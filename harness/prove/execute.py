@@ -21,7 +21,7 @@ from harness.prove.planted import Planted
 from kernels.operands import Seeds
 from shapes.case import parse
 
-CATALOGUES = ("block_scale_gemm", "mha_prefill", "mla_decode")
+CATALOGUES = ("block_scale_gemm", "fused_moe", "mha_prefill", "mla_decode")
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ HOT = 8
 
 def generate(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str = "core") -> FusedMoeOperands:
     """A pure function of its arguments; of the first of the sets that calls rotate over."""
-    first = Seeds(seeds.stationary, seeds.live)
+    first = Seeds(seeds.stationary, seeds.live, adversarial=seeds.adversarial)
     return FusedMoeOperands(
         **weights(sizes, first, device),
         **activations(sizes, first, device, boundary),
@@ -114,6 +114,10 @@ def activations(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) 
     x.view(tokens, blocks, BLOCK).mul_(factor.unsqueeze(-1).bfloat16())
     loud = torch.randint(sizes.hidden, (len(x[3::4]), 4), generator=generator, device=device)
     x[3::4] = x[3::4].scatter(1, loud, x[3::4].gather(1, loud) * 24)
+    if seeds.adversarial:
+        # SiLU saturated, and h beyond what fp16 and FP8 hold; and nearly linear, and h below.
+        x[1::3] *= 2.0**7
+        x[2::3] *= 2.0**-7
     if boundary != "core":
         return {"x": x}
     x_q, x_scale = quantise_activations(x, fp8_format(sizes.fp8), known_scales(sizes.scales))

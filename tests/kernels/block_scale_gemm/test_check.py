@@ -14,7 +14,7 @@ import torch
 
 import kernels
 from harness.prove import block_scale_gemm as catalogue
-from harness.prove.block_scale_gemm import PLANTED, SIZES
+from harness.prove.block_scale_gemm import PLANTED
 from harness.workers.child.judge import judge
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
@@ -25,7 +25,6 @@ from kernels.operands import Seeds
 from kernels.platform import detect
 from shapes.case import parse
 from tests.support.judging import given_to
-from tests.support.proving import check_bugs, check_right
 
 OP = kernels.OPS["block_scale_gemm"]
 
@@ -55,40 +54,6 @@ def make(text: str, boundary: str = "core", seed: int = 0, fp8: bool = False) ->
     return Problem(sizes, operands, OP.reference(operands), fp8)
 
 
-# The catalogue
-
-QUICK = ("small", "small fnuz")
-SLOW = [
-    ("small ue8m0", 0), ("qkv_a, 1 token", 0), ("qkv_a", 0), ("o_proj", 0),
-    ("small", 1), ("small fnuz", 1), ("small ue8m0", 1),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("size", QUICK)
-def test_right_kernels_are_accepted(size):
-    check_right(OP, PLANTED, SIZES[size], seed=0)
-
-
-@pytest.mark.parametrize("size", QUICK)
-def test_bugs_are_caught(size):
-    check_bugs(OP, PLANTED, SIZES[size], seed=0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("size", "seed"), SLOW)
-def test_the_catalogue_at_production_size_and_with_other_seeds(size, seed):
-    check_right(OP, PLANTED, SIZES[size], seed)
-    check_bugs(OP, PLANTED, SIZES[size], seed)
-
-
-def test_the_catalogue_is_as_large_as_it_says():
-    names = [p.name for p in PLANTED]
-    assert len(set(names)) == len(names)
-    right = [p for p in PLANTED if p.right]
-    assert len(right) >= 30 and all(p.source for p in right)
-    assert sum(not p.right and not p.fine for p in PLANTED) >= 110
-
-
 def test_adversarial_operands_are_what_they_say():
     sizes = OP.sizes(parse("m=16 n=600 k=640")[0])
     o = OP.operands(sizes, Seeds(1, 1, adversarial=True), "cpu", "with_quant")
@@ -108,7 +73,7 @@ def test_any_block_of_k_that_is_lost_is_missed(text):
     problem = make(text)
     right = problem.right
     columns = torch.arange((problem.sizes.n_blocks - 1) * BLOCK, problem.sizes.n)
-    terms = catalogue.Part(problem.operands, *catalogue.read(problem.operands), FIRST, columns).terms()
+    terms = catalogue.OutputTile(problem.operands, *catalogue.read(problem.operands), FIRST, columns).terms()
     errors = []
     for block in range(problem.sizes.k_blocks):
         out = right.clone()

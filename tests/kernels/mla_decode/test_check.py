@@ -16,7 +16,7 @@ import torch
 import kernels
 from harness.prove import mla_decode as catalogue
 from harness.prove.arithmetic import Arithmetic, bf16, exact
-from harness.prove.mla_decode import PLANTED, SIZES
+from harness.prove.mla_decode import SIZES
 from harness.workers.child.judge import judge
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
@@ -24,7 +24,7 @@ from kernels.op import Implementation, Reference
 from kernels.operands import Seeds
 from kernels.platform import detect
 from shapes.case import parse
-from tests.support.proving import check_bugs, check_right, same_digits
+from tests.support.same_digits import same_digits
 
 OP = kernels.OPS["mla_decode"]
 
@@ -49,37 +49,6 @@ def make(text: str, seed: int = 0, max_flops: float = math.inf) -> Problem:
     sizes = OP.sizes(parse(text)[0])
     operands = OP.operands(sizes, Seeds(seed, seed), "cpu")
     return Problem(sizes, operands, OP.reference(operands, max_flops))
-
-
-# The catalogue
-
-QUICK = ("small fp8", "small page 1")
-SLOW = [(name, int(name in QUICK)) for name in SIZES]
-
-
-@pytest.mark.parametrize("size", QUICK)
-def test_right_kernels_are_accepted(size):
-    check_right(OP, PLANTED, SIZES[size], seed=0)
-
-
-@pytest.mark.parametrize("size", QUICK)
-def test_bugs_are_caught(size):
-    check_bugs(OP, PLANTED, SIZES[size], seed=0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("size", "seed"), SLOW)
-def test_the_catalogue_at_production_size_and_with_other_seeds(size, seed):
-    check_right(OP, PLANTED, SIZES[size], seed)
-    check_bugs(OP, PLANTED, SIZES[size], seed)
-
-
-def test_the_catalogue_is_as_large_as_it_says():
-    names = [p.name for p in PLANTED]
-    assert len(set(names)) == len(names)
-    right = [p for p in PLANTED if p.right]
-    assert len(right) >= 30 and all(p.source for p in right)
-    assert sum(not p.right and not p.fine for p in PLANTED) >= 110
 
 
 @pytest.mark.parametrize(

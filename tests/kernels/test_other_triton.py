@@ -47,7 +47,7 @@ def version() -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("op", "target"), zip(kernels.OPS, reversed(architectures()), strict=True))
+@pytest.mark.parametrize(("op", "target"), list(zip(kernels.OPS, reversed(architectures()), strict=True)))
 def test_what_is_shipped_may_be(op, target, cli, version: str, tmp_path: Path):
     """Each op for another architecture than by this environment's own (harness/compile/test_compile.py)."""
     report = tmp_path / "compiles.json"

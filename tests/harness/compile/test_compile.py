@@ -273,7 +273,7 @@ def known() -> dict[Path, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("op", "target"), zip(kernels.OPS, architectures(), strict=True))
+@pytest.mark.parametrize(("op", "target"), list(zip(kernels.OPS, architectures(), strict=True)))
 def test_what_is_shipped_may_be(op, target, cli, tmp_path: Path):
     """Each op for one architecture, each architecture once: all for all, which takes a quarter of an hour, is
     for whoever changes a kernel."""

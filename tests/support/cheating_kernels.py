@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
+
 from kernels.mla_decode.providers.torch_eager import NaiveMlaDecode
 
 CHECKED = 2  # calls before anything is timed: one in prepare, one for the check
@@ -68,6 +70,22 @@ class AnswerByPointer(_Cheating):
             prepared.compute()
             self.answers[key] = prepared.out.clone()
         prepared.out.copy_(self.answers[key])
+
+
+class KeepsItsAnswer(_Cheating):
+    """Computes once for equal inputs, into memory of its own."""
+
+    name = "cheating.keeps_its_answer"
+
+    def cheat(self, prepared):
+        if prepared.calls == 1:
+            prepared.seen = prepared.operands.q.new_empty(0), prepared.operands.kv
+        q, kv = prepared.operands.q, prepared.operands.kv.nan_to_num()
+        if not (torch.equal(q, prepared.seen[0]) and torch.equal(kv, prepared.seen[1])):
+            prepared.seen = q.clone(), kv
+            prepared.compute()
+            answer = prepared.out.clone()
+            prepared.result = lambda: answer
 
 
 class StopsComputing(_Cheating):

@@ -9,14 +9,14 @@ import math
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import kernels
 from harness.workers.child import heap
 from harness.workers.child.device import ready_device
 from harness.workers.child.fingerprint import fingerprint
-from harness.workers.child.outputs import OwnedOutput, Repeats, bits
+from harness.workers.child.outputs import OwnedOutput, Repeats, bits, wrong_number
 from harness.workers.child.profile import profile
 from harness.workers.child.source_hash import source_of
 from harness.workers.child.timers import timer_for
@@ -43,22 +43,34 @@ class _Ready:
     """A contender: prepared once on each set of operands, with the program that turns run.
 
     outs: of each set what the harness gave it to write to; None of a library that allocates
+    elsewhere: by set, the last answer that was read and lay in other memory
     """
 
     prepared: list[Prepared]
     outs: list[OwnedOutput | None]
     timer: Timer
     program: Program
+    elsewhere: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def spoil(self) -> None:
+    def spoil(self, wild: random.Random) -> None:
+        """All that answers were read from: a call that computes nothing leaves a wrong one."""
+        import torch
+
         for out in self.outs:
             if out is not None:
                 out.spoil()
+        with torch.inference_mode():  # libraries return tensors made so, which nobody else may write to
+            for answer in self.elsewhere.values():
+                answer.data.fill_(wrong_number(wild))
+        self.elsewhere.clear()
 
     def result(self, which: int) -> torch.Tensor:
         """The output of the last call on a set: the harness's own, wherever the kernel says that it is."""
         result, out = self.prepared[which].result(), self.outs[which]
-        return out.tensor if out is not None and out.holds(result) else result
+        if out is not None and out.holds(result):
+            return out.tensor
+        self.elsewhere[which] = result
+        return result
 
 
 class Bench:
@@ -194,7 +206,7 @@ class Bench:
         """A timed turn. Outputs are spoiled before it, and those that it left are compared after it with what
         the first turn left."""
         ready = self.ready[contender]
-        ready.spoil()
+        ready.spoil(self.wild)
         ready.timer.synchronize()
         taken = ready.program.taken
         turn = ready.timer.turn(ready.program, at_least)
@@ -285,7 +297,7 @@ class Bench:
         }
 
     def _repeat(self, ready: _Ready, repeats: Repeats, which: int) -> None:
-        ready.spoil()
+        ready.spoil(self.wild)
         ready.timer.synchronize()
         ready.program.reproduce(which)
         ready.timer.synchronize()

@@ -23,6 +23,11 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().view(integers[tensor.element_size()])
 
 
+def wrong_number(wild: random.Random) -> float:
+    """A finite one as an answer may hold."""
+    return wild.choice((-1.0, 1.0)) * 2.0 ** wild.uniform(0.0, 6.0)
+
+
 class OwnedOutput:
     """The output of the calls on one set of operands, between guards. Kernels get `tensor`; the harness
     writes through an alias of the same memory, whose version no kernel can read.
@@ -53,8 +58,8 @@ class OwnedOutput:
         self.alias.fill_(float("nan"))
 
     def spoil(self) -> None:
-        """A finite number as an answer may hold, another one each time."""
-        self.alias.fill_(self.wild.choice((-1.0, 1.0)) * 2.0 ** self.wild.uniform(0.0, 6.0))
+        """Another number each time."""
+        self.alias.fill_(wrong_number(self.wild))
 
     def spoiler(self, places: int = 61) -> Any:
         """A function that spoils one element, another one each time, in well under a microsecond; None where

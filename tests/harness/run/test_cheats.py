@@ -15,6 +15,7 @@ from tests.support.workers_here import run_here
 CHEATS = {
     "cached_answer": "with other live operands: ",
     "answer_by_pointer": "with other live operands: ",
+    "keeps_its_answer": "after timing: ",
     "stops_computing": "after timing: ",
     "stale_copy": "with other live operands: ",
     "wrong_when_timed": "after timing: 32 of 32 rows are off",

@@ -29,8 +29,10 @@ def run_folders(path_or_glob: str | Path) -> list[Path]:
     for match in map(Path, matches):
         folder = match if archive.is_folder(match) else match.parent
         is_run = archive.is_file(folder / "run.json")
-        below = [folder] if is_run else [file.parent for file in archive.below(folder, "run.json")]
-        folders |= dict.fromkeys(below)
+        if is_run:
+            folders[folder] = None
+        elif folder == match:  # what lies beside a file that is no run is not asked for
+            folders |= dict.fromkeys(file.parent for file in archive.below(folder, "run.json"))
     if not folders:
         raise UsageError(f"no run at {text!r}; a run is a folder with run.json and cells.jsonl")
     return list(folders)

@@ -532,3 +532,14 @@ def test_a_journal_that_was_only_touched_goes_on(tmp_path):
     journal.append(finished_case("case b"))
     journal.append(finished_case("case c"))
     assert list(journal.finished()) == ["case a", "case b", "case c"]
+
+
+def test_a_file_that_is_no_run_does_not_bring_its_neighbours(tmp_path):
+    filled(tmp_path / "run", "case a")
+    (tmp_path / "run.log").touch()
+    with pytest.raises(UsageError, match="no run at"):
+        read.run_folders(tmp_path / "*.log")
+    assert read.run_folders(tmp_path / "run*") == [tmp_path / "run"]
+    assert (
+        read.run_folders(tmp_path / "run" / "cells.jsonl") == read.run_folders(tmp_path) == [tmp_path / "run"]
+    )

@@ -83,8 +83,8 @@ def configurations(target: Target, sizes: BlockScaleGemmSizes) -> Iterator[Split
     seen = set()
     for config in (_rocm if target.kind == "rocm" else _cuda)(sizes):
         # AMD's pipelines hold a stage in registers.
-        held = max(1, config.stages - 1) if target.kind == "rocm" else config.stages
-        if (config.rows + config.columns) * BLOCK * held > target.shared:
+        shared_stages = max(1, config.stages - 1) if target.kind == "rocm" else config.stages
+        if (config.rows + config.columns) * BLOCK * shared_stages > target.shared:
             continue
         if not min(64, max(16, sizes.m) / 2) <= config.rows < 2 * max(16, sizes.m):
             continue

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from harness.workers.child.judge import judge
+from harness.plan.memory import MAX_FLOPS
+from harness.workers.child.judge import Judge, judge
 from kernels.op import Reference, Tolerance
+from shapes.case import parse
 
 
 def simple(rows: int = 3, columns: int = 512) -> Reference:
@@ -86,3 +88,15 @@ def test_who_rounds_to_fp8_itself_is_held_to_the_wider_sigma():
         assert judge(out, coarse, limits)["ok"] is narrow
         assert judge(out, coarse, limits, fp8=True)["ok"] is wide
     assert not judge(off(0, 10.0), simple(), LIMITS, fp8=True)["ok"]  # where the op has one sigma only
+
+
+def test_each_sample_is_another(monkeypatch):
+    """A worker that could tell which rows are compared might compute those alone."""
+    monkeypatch.setitem(MAX_FLOPS, "cpu", 1e6)
+    asked = Judge()
+    asked.hello("cpu", "cpu", 1)
+    samples = set()
+    for name in map(str, range(8)):
+        asked.reference(name, "block_scale_gemm", parse("m=500 n=128 k=128")[0], "core", {})
+        samples.add(tuple(asked.references[name][0].rows))
+    assert len(samples) > 1

@@ -25,25 +25,25 @@ STATUS = {"checked": "interpreted", "ok": "measured"}
 def gathered() -> dict[str, dict[str, dict[str, int]]]:
     """By implementation, architecture and kind: see harness/catalogue/evidence.py."""
     own = {i.name: i.op for op in kernels.OPS for i in implementations(op)}
-    found: dict[str, dict[str, dict[str, int]]] = {name: {} for name in own}
+    known: dict[str, dict[str, dict[str, int]]] = {name: {} for name in own}
     frame = results.load(ROOT / "results" / "*" / "*")
     for (name, kind, arch, status), rows in frame.groupby(["impl", "platform", "arch", "status"]):
         if name in own and status in STATUS:
             cases = rows.assign(sizes=rows["case"] + rows["boundary"]).sizes.nunique()
-            at = found[name].setdefault("cpu" if kind == "cpu" else arch, {})
+            at = known[name].setdefault("cpu" if kind == "cpu" else arch, {})
             at[STATUS[status]] = at.get(STATUS[status], 0) + int(cases)
     for path in sorted(TUNED.glob("*/compiled/*.jsonl.gz")):
         with gzip.open(path, "rt") as lines:
             fitting = sum(not json.loads(line)["refused"] for line in lines)
         name = path.name.removesuffix(".jsonl.gz")
-        found[name].setdefault(path.parts[-3], {})["compiled"] = fitting
+        known[name].setdefault(path.parts[-3], {})["compiled"] = fitting
     emulated = read()["emulated"]["cases"]
     for arch, by_op in emulated.items():
         for name, op in own.items():
-            found[name].setdefault(arch, {})["emulated"] = by_op[op]
+            known[name].setdefault(arch, {})["emulated"] = by_op[op]
     return {
         name: {arch: {k: at[arch][k] for k in KINDS if k in at[arch]} for arch in sorted(at)}
-        for name, at in sorted(found.items())
+        for name, at in sorted(known.items())
     }
 
 

@@ -11,7 +11,8 @@ import click
 from harness.cli.options import json_option, target_device
 
 if TYPE_CHECKING:
-    from harness.prove.execute import CheatRow, Proof
+    from harness.prove.cheat_runs import CheatRow
+    from harness.prove.execute import Proof
 
 
 @click.command()
@@ -37,7 +38,8 @@ def prove(
     from harness.errors import FAILED
     from harness.files import write
     from harness.plan.select import choose_op
-    from harness.prove.execute import CATALOGUES, CHEATED, cheat, prove
+    from harness.prove.cheat_runs import CHEATED, cheat
+    from harness.prove.execute import CATALOGUES, prove
     from harness.report.terminal import show
 
     ops = [choose_op(op).name] if op else [*(CHEATED if cheats else CATALOGUES)]
@@ -57,7 +59,7 @@ def prove(
             prove(each, range(seeds), proofs.append, size=size)
         rows = [
             {"op": p.op, "name": p.planted.name, "right": p.planted.right, "size": p.size, "seed": p.seed,
-             "over": p.over, "found": p.found, "fine": p.planted.fine, "source": p.planted.source}
+             "over": p.over, "refused": p.refused, "fine": p.planted.fine, "source": p.planted.source}
             for p in proofs
         ]  # fmt: skip
         text, fine = _catalogue(proofs), all(p.as_it_should for p in proofs)
@@ -80,8 +82,8 @@ def _catalogue(proofs: Sequence[Proof]) -> str:
         fine = [p for p in here if p.planted.fine]
         worst = max((p.over for p in right), default=0.0)
         rows.append(
-            [op, size, f"{sum(not p.found for p in right)} of {len(right)}", f"{worst:.2f}",
-             f"{sum(p.found for p in bugs)} of {len(bugs)}", len(fine)]
+            [op, size, f"{sum(not p.refused for p in right)} of {len(right)}", f"{worst:.2f}",
+             f"{sum(p.refused for p in bugs)} of {len(bugs)}", len(fine)]
         )  # fmt: skip
     heads = ["op", "size", "right, accepted", "worst over limit", "bugs, caught", "within rounding"]
     lines = [tabulate(rows, heads)]

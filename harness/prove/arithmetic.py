@@ -72,8 +72,8 @@ def exp2_cubic(x: torch.Tensor) -> torch.Tensor:
     x = x.clamp(min=-127.0)
     whole = x.floor()
     rest = x - whole
-    found = 0.07711909 * rest + 0.22756439
-    return torch.ldexp((found * rest + 0.69514614) * rest + 1.0, whole.int())
+    cubic = 0.07711909 * rest + 0.22756439
+    return torch.ldexp((cubic * rest + 0.69514614) * rest + 1.0, whole.int())
 
 
 def exp2_fast(x: torch.Tensor) -> torch.Tensor:
@@ -162,12 +162,12 @@ def attend(
 
 
 def combine(
-    found: list[tuple[torch.Tensor, torch.Tensor]], partial_results: Round = exact, log_sums: Round = exact
+    partials: list[tuple[torch.Tensor, torch.Tensor]], partial_results: Round = exact, log_sums: Round = exact
 ) -> torch.Tensor:
     """Results of parts, weighted by their sums of exponentials."""
-    logs = log_sums(torch.stack([log for log, _ in found]))
+    logs = log_sums(torch.stack([log for log, _ in partials]))
     share = (logs - logs.amax(0)).exp2()
-    return (share / share.sum(0) * partial_results(torch.stack([result for _, result in found]))).sum(0)
+    return (share / share.sum(0) * partial_results(torch.stack([result for _, result in partials]))).sum(0)
 
 
 def split(

@@ -137,18 +137,9 @@ class OutputTile:
         """[columns, blocks], a copy."""
         return self.o.b_scale[self.n_blocks]
 
-    def multiply(
-        self,
-        way: Way = PLAIN,
-        *,
-        a: torch.Tensor | None = None,
-        a_scale: torch.Tensor | None = None,
-        b: torch.Tensor | None = None,
-        b_scale: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Right, unless it is given other operands."""
-        terms = self.terms(way, a=a, a_scale=a_scale, b=b, b_scale=b_scale)
-        return summed(terms, way)
+    def multiply(self, way: Way = PLAIN, **other: torch.Tensor | None) -> torch.Tensor:
+        """Right, unless it is given other operands (see `terms`)."""
+        return summed(self.terms(way, **other), way)
 
     def terms(
         self,
@@ -164,17 +155,17 @@ class OutputTile:
         a_scale = self.a_scale[self.rows] if a_scale is None else a_scale
         b = self.b if b is None else b
         b_scale = self.b_scale if b_scale is None else b_scale
-        found = []
+        products = []
         for k, (x, w) in enumerate(zip(a.split(BLOCK, 1), b.split(BLOCK, 1), strict=True)):
             of_a, of_b = a_scale[:, k, None], b_scale[None, :, k]
             if way.wide:
-                found.append(way.wide[0](x * of_a) @ way.wide[1](w * of_b.T).T)
+                products.append(way.wide[0](x * of_a) @ way.wide[1](w * of_b.T).T)
                 continue
             dot = torch.zeros(len(x), len(w))
             for some, others in zip(x.split(way.step, 1), w.split(way.step, 1), strict=True):
                 dot = way.inner(dot + some @ others.T)
-            found.append(dot * of_a * of_b if way.one_by_one else dot * (of_a * of_b))
-        return found
+            products.append(dot * of_a * of_b if way.one_by_one else dot * (of_a * of_b))
+        return products
 
 
 def summed(terms: list[torch.Tensor], way: Way = PLAIN) -> torch.Tensor:
@@ -213,7 +204,7 @@ def victim(o: BlockScaleGemmOperands) -> int:
     return 4 if o.m > 4 else 0
 
 
-def one(
+def in_one_place(
     variant: Variant, quantiser: Quantiser | None = None, last: bool = False, row: int | None = None
 ) -> Compute:
     """An output that is wrong in one row of one block of N, the second or the last."""
@@ -490,8 +481,8 @@ RIGHT_QUANTISERS: tuple[tuple[str, Quantiser, Variant, str], ...] = (
 
 
 def right() -> list[Planted]:
-    found = [Planted(f"right: {name}", every(f), right=True, source=src) for name, f, src in RIGHT]
-    found += [
+    planted = [Planted(f"right: {name}", every(f), right=True, source=src) for name, f, src in RIGHT]
+    planted += [
         Planted(
             f"right: output truncated, {name}",
             every(f, output=truncated),
@@ -501,7 +492,7 @@ def right() -> list[Planted]:
         )
         for name, f, _ in (RIGHT[8], RIGHT[10])
     ]
-    found.append(
+    planted.append(
         Planted(
             "right in W8A16: subnormal weights as normal ones",
             every(with_b(without_subnormals)),
@@ -510,11 +501,11 @@ def right() -> list[Planted]:
             source="vllm.amx: csrc/cpu/sgl-kernels/vec.h, vLLM 0.33 (its outputs seen here)",
         )
     )
-    found += [
+    planted += [
         Planted(f"right in W8A16: {name}", every(f), right=True, boundary="with_quant", source=src)
         for name, f, src in RIGHT_W8A16
     ]
-    found += [
+    planted += [
         Planted(
             f"right in FP8: {name}",
             every(f, quantiser),
@@ -525,7 +516,7 @@ def right() -> list[Planted]:
         )
         for name, quantiser, f, src in RIGHT_QUANTISERS
     ]
-    return found
+    return planted
 
 
 # Wrong scales
@@ -1158,47 +1149,56 @@ WITHIN_FP8 = "the rounding to FP8 of all other blocks exceeds what this one give
 
 
 def bugs() -> list[Planted]:
-    found = [Planted(f"b's scales {name}", one(with_b_scale(c)), fits=f) for name, c, f in WRONG_B_SCALES]
-    found += [
-        Planted(f"b's scales {name}, in the last block of N", one(with_b_scale(c), last=True), fits=f)
+    planted = [
+        Planted(f"b's scales {name}", in_one_place(with_b_scale(c)), fits=f) for name, c, f in WRONG_B_SCALES
+    ]
+    planted += [
+        Planted(
+            f"b's scales {name}, in the last block of N", in_one_place(with_b_scale(c), last=True), fits=f
+        )
         for name, c, f in WRONG_B_SCALES[:6]
     ]
-    found += [Planted(f"a's scales {name}", one(with_a_scale(c)), fits=f) for name, c, f in WRONG_A_SCALES]
-    found += [Planted(name, one(with_terms(c)), fits=several_k) for name, c in WRONG_TERMS]
-    found += [Planted(f"b {name}", one(with_b(c)), fits=f) for name, c, f in WRONG_B]
-    found += [Planted(f"a {name}", one(with_a(c)), fits=f) for name, c, f in WRONG_A]
-    found += [Planted(name, one(v), fits=f) for name, v, f in WRONG_ARITHMETIC]
-    found += [Planted(f"everywhere: {name}", every(v), fits=f) for name, v, f in WRONG_ARITHMETIC]
-    found += [Planted(name, c, fits=f) for name, c, f in WRONG_PLACES]
-    found += [
-        Planted(f"in W8A16: b's scales {name}", one(with_b_scale(c)), fits=f, boundary="with_quant")
+    planted += [
+        Planted(f"a's scales {name}", in_one_place(with_a_scale(c)), fits=f) for name, c, f in WRONG_A_SCALES
+    ]
+    planted += [Planted(name, in_one_place(with_terms(c)), fits=several_k) for name, c in WRONG_TERMS]
+    planted += [Planted(f"b {name}", in_one_place(with_b(c)), fits=f) for name, c, f in WRONG_B]
+    planted += [Planted(f"a {name}", in_one_place(with_a(c)), fits=f) for name, c, f in WRONG_A]
+    planted += [Planted(name, in_one_place(v), fits=f) for name, v, f in WRONG_ARITHMETIC]
+    planted += [Planted(f"everywhere: {name}", every(v), fits=f) for name, v, f in WRONG_ARITHMETIC]
+    planted += [Planted(name, c, fits=f) for name, c, f in WRONG_PLACES]
+    planted += [
+        Planted(f"in W8A16: b's scales {name}", in_one_place(with_b_scale(c)), fits=f, boundary="with_quant")
         for name, c, f in WRONG_B_SCALES
     ]
-    found += [
-        Planted(f"in W8A16: {name}", one(with_terms(c)), fits=several_k, boundary="with_quant")
+    planted += [
+        Planted(f"in W8A16: {name}", in_one_place(with_terms(c)), fits=several_k, boundary="with_quant")
         for name, c in WRONG_TERMS
     ]
-    found.append(
-        Planted("in W8A16: activations in FP8, untold", one(by(), suites_own), boundary="with_quant"),
+    planted.append(
+        Planted(
+            "in W8A16: activations in FP8, untold", in_one_place(by(), suites_own), boundary="with_quant"
+        ),
     )
     fp8 = partial(Planted, boundary="with_quant", activations="fp8")
-    found += [
-        fp8(f"in FP8: b's scales {name}", one(with_b_scale(c), suites_own), fits=f)
+    planted += [
+        fp8(f"in FP8: b's scales {name}", in_one_place(with_b_scale(c), suites_own), fits=f)
         for name, c, f in WRONG_B_SCALES
     ]
-    found += [
-        fp8(f"in FP8: {name}", one(with_terms(c), suites_own), fits=several_k) for name, c in WRONG_TERMS
+    planted += [
+        fp8(f"in FP8: {name}", in_one_place(with_terms(c), suites_own), fits=several_k)
+        for name, c in WRONG_TERMS
     ]
-    found += [fp8(f"quantiser: {name}", every(by(), q), fits=f) for name, q, f in WRONG_QUANTISERS]
-    found += [
+    planted += [fp8(f"quantiser: {name}", every(by(), q), fits=f) for name, q, f in WRONG_QUANTISERS]
+    planted += [
         fp8(
             f"quantiser, in one row: {name}",
-            one(by(), q, row=ROWS.get(name)),
+            in_one_place(by(), q, row=ROWS.get(name)),
             fits=f if name not in ROWS else partial(more_rows, f, ROWS[name]),
         )
         for name, q, f in WRONG_QUANTISERS
     ]
-    found += [
+    planted += [
         fp8(
             f"quantiser, few rows: stored scales {round(100 * abs(factor - 1))} percent too {how}",
             every(by(), partial(quantised, stored=partial(torch.mul, other=factor))),
@@ -1207,7 +1207,7 @@ def bugs() -> list[Planted]:
         )
         for factor, how, most in ((1.02, "large", 32), (1.05, "large", 8), (0.95, "small", 8))
     ]
-    return [replace(p, fine=FINE[p.name]) if p.name in FINE else p for p in found]
+    return [replace(p, fine=FINE[p.name]) if p.name in FINE else p for p in planted]
 
 
 def no_more_rows(most: int, sizes: Any) -> bool:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import kernels
-from harness.errors import HarnessError, UsageError
-from harness.paths import ROOT
+from harness.errors import UsageError
 from harness.prove.planted import Planted
 from kernels.operands import Seeds
 from shapes.case import parse
@@ -30,7 +23,7 @@ class Proof:
 
     over:  its error over the limit, the larger of those on ordinary and on adversarial operands; infinite
            where an output is not finite
-    found: whether the judge refused it on one of them
+    refused: whether the judge refused it on one of them
     """
 
     op: str
@@ -38,45 +31,11 @@ class Proof:
     size: str
     seed: int
     over: float
-    found: bool
+    refused: bool
 
     @property
     def as_it_should(self) -> bool:
-        return self.found != self.planted.right or bool(self.planted.fine)
-
-
-CHEATED = {
-    "block_scale_gemm": {"small": "m=16 n=512 k=512", "middle": "m=64 n=2112 k=7168"},
-    "fused_moe": {
-        "small": "tokens=16 experts=16 topk=4 hidden=256 inter=128",
-        "middle": "tokens=32 experts=16 topk=4 hidden=1024 inter=512",
-    },
-    "mha_prefill": {"small": "batch=2 new=60..100 heads=4", "middle": "batch=2 new=300..500 heads=8"},
-    "mla_decode": {"small": "batch=2 ctx=40..150 page=16", "middle": "batch=8 ctx=500..1500 page=64"},
-}
-"""The cases of each op on which cheats run."""
-
-
-@dataclass(frozen=True)
-class CheatRow:
-    """A row of a real run, of a cheat or of the right kernel that all cheats are made of.
-
-    status, reason: as of a cell
-    """
-
-    op: str
-    name: str
-    size: str
-    status: str
-    reason: str
-
-    @property
-    def cheats(self) -> bool:
-        return self.name.startswith("cheat.")
-
-    @property
-    def as_it_should(self) -> bool:
-        return self.status == ("wrong" if self.cheats else "ok")
+        return self.refused != self.planted.right or bool(self.planted.fine)
 
 
 def catalogue(op: str) -> Any:
@@ -118,11 +77,11 @@ def _at(
             right = reference.value.to(of.empty_output(sizes, "meta").dtype)
             for i, each in enumerate(fitting):
                 if each.boundary == boundary:
-                    over, found = _judged(each, operands, reference, of.tolerance(sizes), right)
-                    proof = Proof(op, each, size, seed, over, found)
+                    over, refused = _judged(each, operands, reference, of.tolerance(sizes), right)
+                    proof = Proof(op, each, size, seed, over, refused)
                     before = proofs.get(i, proof)
-                    over, found = max(before.over, proof.over), before.found or proof.found
-                    proofs[i] = replace(proof, over=over, found=found)
+                    over, refused = max(before.over, proof.over), before.refused or proof.refused
+                    proofs[i] = replace(proof, over=over, refused=refused)
     for proof in proofs.values():
         on_proof(proof)
 
@@ -130,7 +89,7 @@ def _at(
 def _judged(
     planted: Planted, operands: Any, reference: Any, tolerance: Any, right: Any
 ) -> tuple[float, bool]:
-    """`over` and `found` of a proof."""
+    """`over` and `refused` of a proof."""
     from harness.workers.child.judge import judge
 
     output = planted.compute(operands, right.clone())
@@ -142,35 +101,3 @@ def _judged(
             report["row_error"] / report["row_limit"], report["element_error"] / report["element_limit"]
         )
     return over, not report["ok"]
-
-
-def cheat(
-    op: str,
-    on_row: Callable[[CheatRow], None],
-    device: str | None = None,
-    size: str = "",
-    budget: str = "20s",
-) -> None:
-    """Runs the cheats of harness/prove/cheats.py beside the right kernel, as a user would run a plug-in;
-    gives their rows. size: the only one. Raises HarnessError where a run gives none."""
-    from harness.prove.cheats import HONEST
-
-    for name, case in CHEATED[op].items():
-        if size and name != size:
-            continue
-        with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as folder:
-            command = ["--op", op, "--case", case, "--impl", f"cheat.*,{HONEST[op]}", "--budget", budget]
-            command += ["--device", device] if device else []
-            command += ["--out", f"{folder}/run", "--json", "-", "--quiet"]
-            done = subprocess.run(
-                [sys.executable, "-m", "harness", "run", *command],
-                env={**os.environ, kernels.PLUGINS: str(Path(__file__).with_name("cheats.py"))},
-                cwd=ROOT,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-        if not done.stdout:
-            raise HarnessError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
-        for cell in json.loads(done.stdout)["cells"]:
-            on_row(CheatRow(op, cell["impl"], name, cell["status"], cell["reason"]))

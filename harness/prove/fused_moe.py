@@ -157,11 +157,11 @@ def every(plan: Plan, output: Round = bf16) -> Compute:
 FP8 = Plan(requant=True)
 BF16 = Plan(bf16, bf16, bf16, bf16, bf16, bf16)
 HOPPER = partial(by_blocks, sums=fourteen_bits)
-VLLM = "vLLM 0.33 vllm/model_executor/layers/fused_moe/fused_moe.py"
+VLLM = "vLLM 0.33 vllm/model_executor/layers/fused_moe/fused_moe.py:548-601"
 RIGHT: dict[str, tuple[Plan, str]] = {
     "fp32": (Plan(), "kernels/fused_moe/providers/torch_eager.py"),
     "bf16 everywhere": (BF16, "torch 2.13, bf16 matmul"),
-    "bf16 products": (Plan(x=bf16, weight=bf16, h=bf16), "vLLM 0.33 csrc/cpu/sgl-kernels/moe_fp8.cpp"),
+    "bf16 products": (Plan(x=bf16, weight=bf16, h=bf16), "assumed: vLLM's CPU kernels"),
     "bf16 weights": (Plan(weight=bf16), "assumed"),
     "bf16 between the products": (Plan(both=bf16, h=bf16), "assumed"),
     "bf16 results of experts": (Plan(given=bf16, weighted=bf16), "assumed"),
@@ -176,21 +176,21 @@ RIGHT: dict[str, tuple[Plan, str]] = {
         Plan(product=partial(in_parts, count=2), down=partial(in_parts, count=2)),
         "assumed",
     ),
-    "blocks of K": (Plan(product=by_blocks, down=by_blocks), VLLM),
+    "blocks of K": (Plan(product=by_blocks, down=by_blocks), "assumed"),
 }
 RIGHT_FP8: dict[str, tuple[Plan, str]] = {
     "fp32 elsewhere": (FP8, "kernels/fused_moe/triton/grouped.py"),
-    "bf16 elsewhere": (replace(FP8, both=bf16, h=bf16, given=bf16, weighted=bf16), VLLM),
+    "bf16 elsewhere": (replace(FP8, both=bf16, h=bf16, given=bf16, weighted=bf16), "assumed"),
     "dequantised to bf16": (replace(BF16, requant=True), "assumed"),
     "Hopper's 14 bits": (
         replace(FP8, product=HOPPER, down=HOPPER, both=bf16, given=bf16),
-        "deepseek-ai/DeepGEMM 2.1 deep_gemm/include/deep_gemm/impls/sm90_fp8_gemm_1d2d.cuh",
+        "assumed: DeepGEMM on Hopper",
     ),
-    "blocks of K": (replace(FP8, product=by_blocks, down=by_blocks, both=bf16), VLLM),
+    "blocks of K": (replace(FP8, product=by_blocks, down=by_blocks, both=bf16, weighted=bf16), VLLM),
     "the sum in bf16 after each expert": (replace(FP8, total=bf16), "assumed"),
     "the sum truncated after each expert": (
         replace(FP8, total=truncated),
-        "checker-review: bf16 atomics of AITER",
+        "assumed: AITER's atomics in bf16",
     ),
     "last expert first": (replace(FP8, backwards=True, given=bf16), "assumed"),
     "up product split in 4": (replace(FP8, product=partial(in_parts, count=4)), "assumed"),
@@ -199,7 +199,7 @@ RIGHT_FP8: dict[str, tuple[Plan, str]] = {
 
 
 def right() -> list[Planted]:
-    found = []
+    planted = []
     for boundary in ("core", "with_quant", "with_routing"):
         words = "" if boundary == "core" else f" {boundary}"
         plans = [(name, *rest, "bf16") for name, rest in RIGHT.items()]
@@ -209,7 +209,7 @@ def right() -> list[Planted]:
                 p for p in plans if p[0] in ("fp32", "bf16 everywhere", "fp32 elsewhere", "bf16 elsewhere")
             ]
         for name, plan, source, kind in plans:
-            found.append(
+            planted.append(
                 Planted(
                     f"right{words} in {kind}: {name}",
                     every(plan),
@@ -219,7 +219,7 @@ def right() -> list[Planted]:
                     source=source,
                 )
             )
-    return found
+    return planted
 
 
 # Wrong in an expert: (operands, plan) -> another plan
@@ -414,12 +414,12 @@ def rounded(**steps: Round) -> Change:
 
 EXPERT_BUGS: dict[str, Change] = {
     **{
-        f"{name}'s scale of the next block of {'NK'[dim]}, {'all' if every_one else 'one'}": scale_moved(
-            name, dim, every_one
+        f"{name}'s scale of the next block of {'NK'[dim]}, {'all' if all_blocks else 'one'}": scale_moved(
+            name, dim, all_blocks
         )
         for name in ("w13", "w2")
         for dim in (0, 1)
-        for every_one in (False, True)
+        for all_blocks in (False, True)
     },
     "w13's scales transposed": scales_changed(turned),
     "w2's scales transposed": scales_changed(change2=turned),
@@ -720,13 +720,13 @@ FINE = {
 
 
 def bugs() -> list[Planted]:
-    found = []
+    planted = []
     for name, change in EXPERT_BUGS.items():
         # Of an expert's few tokens, FP8 hides an error in one block of many.
         few_blocks = of_few_blocks if name.endswith((", one", "in one block")) else anything
         for where, make in (("in one expert", in_one_expert), ("in all", in_all_experts)):
-            found.append(Planted(f"{where}: {name}", make(change, Plan())))
-            found.append(
+            planted.append(Planted(f"{where}: {name}", make(change, Plan())))
+            planted.append(
                 Planted(
                     f"{where}, in FP8: {name}",
                     make(change, FP8),
@@ -736,15 +736,15 @@ def bugs() -> list[Planted]:
                 )
             )
     for name, wrong in PICK_BUGS.items():
-        for where, one in (("for one token", True), ("for all", False)):
+        for where, for_one in (("for one token", True), ("for all", False)):
             fits = picks_fit(name)
-            found.append(
+            planted.append(
                 Planted(
-                    f"{where}: {name}", with_picks(wrong, Plan(), one), boundary="with_routing", fits=fits
+                    f"{where}: {name}", with_picks(wrong, Plan(), for_one), boundary="with_routing", fits=fits
                 )
             )
-    found += [Planted(f"output: {name}", compute) for name, compute in OUTPUT_BUGS.items()]
-    return [replace(p, fine=FINE.get(p.name, "")) for p in found]
+    planted += [Planted(f"output: {name}", compute) for name, compute in OUTPUT_BUGS.items()]
+    return [replace(p, fine=FINE.get(p.name, "")) for p in planted]
 
 
 PLANTED: list[Planted] = [*right(), *bugs()]

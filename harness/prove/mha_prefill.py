@@ -96,14 +96,14 @@ def flash(
     """ends: where parts of the keys end that are attended to by themselves and then combined."""
     scores, v = scored(o, s, **changed)
     bounds = sorted({e for e in (ends(s) if ends else []) if 0 < e < s.length} | {s.length})
-    found = []
+    partials = []
     for a, b in zip([0, *bounds[:-1]], bounds, strict=True):
         log, result = attend(scores[..., a:b], v[:, a:b], how)
         # A query that sees none of these keys.
-        found.append(
+        partials.append(
             (log.nan_to_num(nan=-math.inf), result.nan_to_num(nan=0.0)) if len(bounds) > 1 else (log, result)
         )
-    return combine(found, partial_results).transpose(0, 1)
+    return combine(partials, partial_results).transpose(0, 1)
 
 
 def plain(o: MhaPrefillOperands, s: Sequence, **changed: Any) -> torch.Tensor:
@@ -138,7 +138,7 @@ def victim(o: MhaPrefillOperands) -> Sequence:
     return max(o.sequences[1:], key=lambda s: (s.prefix > 0, s.new))
 
 
-def one(of: Attend) -> Compute:
+def in_one_place(of: Attend) -> Compute:
     """An output that is wrong in one sequence."""
 
     def compute(o: MhaPrefillOperands, right: torch.Tensor) -> torch.Tensor:
@@ -399,16 +399,16 @@ def widened(o: MhaPrefillOperands, s: Sequence) -> torch.Tensor:
 
 
 def right() -> list[Planted]:
-    found = [Planted(f"right: {name}", every(f), right=True, source=src) for name, f, src in RIGHT_BF16]
-    found += [
+    planted = [Planted(f"right: {name}", every(f), right=True, source=src) for name, f, src in RIGHT_BF16]
+    planted += [
         Planted(f"right: {name}", every(f, truncated), right=True, truncates=True, source=src)
         for name, f, src in RIGHT_TRUNCATED
     ]
-    found += [
+    planted += [
         Planted(f"right in FP8: {name}", every(f), True, activations="fp8", fits=has_fp8, source=src)
         for name, f, src in RIGHT_FP8
     ]
-    found += [
+    planted += [
         Planted(
             "right: FP8 operands made bf16",
             every(widened),
@@ -426,7 +426,7 @@ def right() -> list[Planted]:
             source=f"aiter.fp8: module_mha_varlen_fwd in aiter/jit/optCompilerConfig.json, {AITER}",
         ),
     ]
-    return found
+    return planted
 
 
 # Wrong keys: which are taken (int64 [n]), and which of them each query sees ([new, n]; None: by their index)
@@ -707,22 +707,22 @@ def merged(change: Callable[[list[tuple[torch.Tensor, torch.Tensor]]], torch.Ten
     def wrong(o: MhaPrefillOperands, s: Sequence) -> torch.Tensor:
         scores, v = scored(o, s)
         middle = s.prefix or s.length // 2
-        found = []
+        partials = []
         for a, b in ((0, middle), (middle, s.length)):
             log, result = attend(scores[..., a:b], v[:, a:b])
-            found.append((log.nan_to_num(nan=-math.inf), result.nan_to_num(nan=0.0)))
-        return change(found).transpose(0, 1)
+            partials.append((log.nan_to_num(nan=-math.inf), result.nan_to_num(nan=0.0)))
+        return change(partials).transpose(0, 1)
 
     return wrong
 
 
-Found = list[tuple[torch.Tensor, torch.Tensor]]
+Partials = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def logs_by(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Found], torch.Tensor]:
-    def combined(found: Found) -> torch.Tensor:
-        logs = change(torch.stack([log for log, _ in found]))
-        return combine([(log, result) for log, (_, result) in zip(logs, found, strict=True)])
+def logs_by(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Partials], torch.Tensor]:
+    def combined(partials: Partials) -> torch.Tensor:
+        logs = change(torch.stack([log for log, _ in partials]))
+        return combine([(log, result) for log, (_, result) in zip(logs, partials, strict=True)])
 
     return combined
 
@@ -950,36 +950,44 @@ WRONG_FP8: tuple[tuple[str, Compute, Callable[[Any], bool]], ...] = (
     ("weights saturated", every(lambda o, s: in_fp8(o, s, A(headroom=11.0))), anything),
     ("a maximum kept for 2^20", every(lambda o, s: in_fp8(o, s, A(lazy=20.0, block=16))), long),
     ("the sum of weights half of theirs", every(lambda o, s: in_fp8(o, s) * 2), anything),
-    ("no maximum", one(lambda o, s: in_fp8(o, s, A(has_maximum=False))), anything),
-    ("a maximum that starts at 0", one(lambda o, s: in_fp8(o, s, A(first_peak=0.0))), anything),
-    ("a result that is not rescaled", one(lambda o, s: in_fp8(o, s, A(of_result=False, block=32))), anything),
-    ("values of the next block", one(lambda o, s: in_fp8(o, s, A(delayed=True, block=32))), anything),
-    ("scores in FP8", one(lambda o, s: in_fp8(o, s, A(scores=partial(fp8, o.q.dtype)))), anything),
-    ("q's descale missing", one(descales(lambda o: {"q_descale": ones()})), anything),
-    ("k's descale missing", one(descales(lambda o: {"k_descale": ones()})), anything),
-    ("v's descale missing", one(descales(lambda o: {"v_descale": ones()})), anything),
-    ("q's descale twice", one(descales(lambda o: {"q_descale": o.q_descale**2})), anything),
-    ("v's descale twice", one(descales(lambda o: {"v_descale": o.v_descale**2})), anything),
+    ("no maximum", in_one_place(lambda o, s: in_fp8(o, s, A(has_maximum=False))), anything),
+    ("a maximum that starts at 0", in_one_place(lambda o, s: in_fp8(o, s, A(first_peak=0.0))), anything),
+    (
+        "a result that is not rescaled",
+        in_one_place(lambda o, s: in_fp8(o, s, A(of_result=False, block=32))),
+        anything,
+    ),
+    (
+        "values of the next block",
+        in_one_place(lambda o, s: in_fp8(o, s, A(delayed=True, block=32))),
+        anything,
+    ),
+    ("scores in FP8", in_one_place(lambda o, s: in_fp8(o, s, A(scores=partial(fp8, o.q.dtype)))), anything),
+    ("q's descale missing", in_one_place(descales(lambda o: {"q_descale": ones()})), anything),
+    ("k's descale missing", in_one_place(descales(lambda o: {"k_descale": ones()})), anything),
+    ("v's descale missing", in_one_place(descales(lambda o: {"v_descale": ones()})), anything),
+    ("q's descale twice", in_one_place(descales(lambda o: {"q_descale": o.q_descale**2})), anything),
+    ("v's descale twice", in_one_place(descales(lambda o: {"v_descale": o.v_descale**2})), anything),
     (
         "descales of q and v swapped",
-        one(descales(lambda o: {"q_descale": o.v_descale, "v_descale": o.q_descale})),
+        in_one_place(descales(lambda o: {"q_descale": o.v_descale, "v_descale": o.q_descale})),
         anything,
     ),
     (
         "descales of k and v swapped",
-        one(descales(lambda o: {"k_descale": o.v_descale, "v_descale": o.k_descale})),
+        in_one_place(descales(lambda o: {"k_descale": o.v_descale, "v_descale": o.k_descale})),
         anything,
     ),
-    ("k's descale for q", one(descales(lambda o: {"q_descale": o.k_descale})), anything),
-    ("v's descale inverted", one(descales(lambda o: {"v_descale": 1 / o.v_descale})), anything),
-    ("the scale of the 128", one(described(q=(192 / 128) ** 0.5)), anything),
-    ("the scale 10 percent high", one(described(q=1.1)), anything),
-    ("q read in the other format", one(partial(read_as, "q")), anything),
-    ("k read in the other format", one(partial(read_as, "k")), anything),
-    ("v read in the other format", one(partial(read_as, "v")), anything),
+    ("k's descale for q", in_one_place(descales(lambda o: {"q_descale": o.k_descale})), anything),
+    ("v's descale inverted", in_one_place(descales(lambda o: {"v_descale": 1 / o.v_descale})), anything),
+    ("the scale of the 128", in_one_place(described(q=(192 / 128) ** 0.5)), anything),
+    ("the scale 10 percent high", in_one_place(described(q=1.1)), anything),
+    ("q read in the other format", in_one_place(partial(read_as, "q")), anything),
+    ("k read in the other format", in_one_place(partial(read_as, "k")), anything),
+    ("v read in the other format", in_one_place(partial(read_as, "v")), anything),
     (
         "the rope part forgotten",
-        one(
+        in_one_place(
             lambda o, s: in_fp8(
                 o, s, q=part(o.q[s.queries].float().transpose(0, 1).clone(), NOPE, WIDTH, 0.0)
             )
@@ -994,21 +1002,26 @@ def fp8_and(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def bugs() -> list[Planted]:
-    found = [Planted(name, one(with_keys(keys, plain)), fits=fits) for name, keys, fits in ALL_KEYS]
-    found += [
+    planted = [
+        Planted(name, in_one_place(with_keys(keys, plain)), fits=fits) for name, keys, fits in ALL_KEYS
+    ]
+    planted += [
         Planted(
             f"{name}, in FP8",
-            one(with_keys(keys, in_fp8)),
+            in_one_place(with_keys(keys, in_fp8)),
             activations="fp8",
             fits=fp8_and(fits),
         )
         for name, keys, fits in ALL_KEYS
         if name in IN_FP8_TOO
     ]
-    found += [Planted(name, one(partial(flash, how=how)), fits=fits) for name, how, fits in WRONG_ARITHMETIC]
-    found += [Planted(name, one(of), fits=fits) for name, of, fits in WRONG_ATTEND]
-    found += [Planted(name, compute) for name, compute in WRONG_PLACES]
-    found += [
+    planted += [
+        Planted(name, in_one_place(partial(flash, how=how)), fits=fits)
+        for name, how, fits in WRONG_ARITHMETIC
+    ]
+    planted += [Planted(name, in_one_place(of), fits=fits) for name, of, fits in WRONG_ATTEND]
+    planted += [Planted(name, compute) for name, compute in WRONG_PLACES]
+    planted += [
         Planted(
             f"{name}, in FP8",
             compute,
@@ -1017,7 +1030,7 @@ def bugs() -> list[Planted]:
         )
         for name, compute, fits in WRONG_FP8
     ]
-    return found
+    return planted
 
 
 PLANTED: tuple[Planted, ...] = (*right(), *bugs())

@@ -38,8 +38,6 @@ from harness.prove.planted import Compute, Planted
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH
 
-LOG2 = 1 / math.log2(math.e)
-
 Sequence = Callable[[MlaDecodeOperands, int], torch.Tensor]
 """(operands, a sequence) -> its output, fp32 [heads, 512]."""
 
@@ -136,7 +134,7 @@ def victim(o: MlaDecodeOperands) -> int:
     return max(range(1, len(o.host_lengths)), key=o.host_lengths.__getitem__)
 
 
-def one(sequence: Sequence) -> Compute:
+def in_one_place(sequence: Sequence) -> Compute:
     """An output that is wrong in one sequence."""
 
     def compute(o: MlaDecodeOperands, right: torch.Tensor) -> torch.Tensor:
@@ -426,16 +424,16 @@ RIGHT_FP8: tuple[tuple[str, Sequence, str], ...] = (
 
 
 def right() -> list[Planted]:
-    found = [Planted(f"right: {name}", every(f), right=True, source=src) for name, f, src in RIGHT_BF16]
-    found += [
+    planted = [Planted(f"right: {name}", every(f), right=True, source=src) for name, f, src in RIGHT_BF16]
+    planted += [
         Planted(f"right: {name}", every(f, truncated), right=True, truncates=True, source=src)
         for name, f, src in RIGHT_TRUNCATED
     ]
-    found += [
+    planted += [
         Planted(f"right in FP8: {name}", every(f), True, activations="fp8", fits=has_fp8, source=src)
         for name, f, src in RIGHT_FP8
     ]
-    found.append(
+    planted.append(
         Planted(
             "right in FP8: the reduction's output truncated",
             every(partial(in_fp8, parts=5), truncated),
@@ -446,7 +444,7 @@ def right() -> list[Planted]:
             source=f"aiter.asm_persistent on gfx942: csrc/kernels/mla/reduce.cu, {AITER}",
         )
     )
-    return found
+    return planted
 
 
 def has_fp8(sizes: Any) -> bool:
@@ -753,53 +751,53 @@ def with_partials(
     return sequence
 
 
-Found = list[tuple[torch.Tensor, torch.Tensor]]
+Partials = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def logs_by(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Found], torch.Tensor]:
+def logs_by(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Partials], torch.Tensor]:
     """Log-sums [parts, heads, 1] changed before they are combined."""
 
-    def combined(found: Found) -> torch.Tensor:
-        logs = change(torch.stack([log for log, _ in found]))
-        return combine([(log, result) for log, (_, result) in zip(logs, found, strict=True)])
+    def combined(partials: Partials) -> torch.Tensor:
+        logs = change(torch.stack([log for log, _ in partials]))
+        return combine([(log, result) for log, (_, result) in zip(logs, partials, strict=True)])
 
     return combined
 
 
-def results_by(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Found], torch.Tensor]:
-    def combined(found: Found) -> torch.Tensor:
-        results = change(torch.stack([result for _, result in found]))
-        return combine([(log, result) for (log, _), result in zip(found, results, strict=True)])
+def results_by(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Partials], torch.Tensor]:
+    def combined(partials: Partials) -> torch.Tensor:
+        results = change(torch.stack([result for _, result in partials]))
+        return combine([(log, result) for (log, _), result in zip(partials, results, strict=True)])
 
     return combined
 
 
-def summed_without_rescaling(found: Found) -> torch.Tensor:
-    logs = torch.stack([log for log, _ in found])
-    return (logs.exp2() * torch.stack([r for _, r in found])).sum(0) / logs.exp2().sum(0).clamp(max=3e38)
+def summed_without_rescaling(partials: Partials) -> torch.Tensor:
+    logs = torch.stack([log for log, _ in partials])
+    return (logs.exp2() * torch.stack([r for _, r in partials])).sum(0) / logs.exp2().sum(0).clamp(max=3e38)
 
 
-def not_normalised(found: Found) -> torch.Tensor:
-    logs = torch.stack([log for log, _ in found])
-    return ((logs - logs.amax(0)).exp2() * torch.stack([r for _, r in found])).sum(0)
+def not_normalised(partials: Partials) -> torch.Tensor:
+    logs = torch.stack([log for log, _ in partials])
+    return ((logs - logs.amax(0)).exp2() * torch.stack([r for _, r in partials])).sum(0)
 
 
-def an_empty_part(found: Found) -> torch.Tensor:
+def an_empty_part(partials: Partials) -> torch.Tensor:
     """One that nothing was assigned to counts with a log-sum of 0."""
-    log, result = found[0]
-    return combine([*found, (torch.zeros_like(log), torch.zeros_like(result))])
+    log, result = partials[0]
+    return combine([*partials, (torch.zeros_like(log), torch.zeros_like(result))])
 
 
-def mixed(found: Found) -> torch.Tensor:
+def mixed(partials: Partials) -> torch.Tensor:
     """The weights of parts are those of the head before."""
-    return logs_by(lambda logs: logs.roll(1, 1))(found)
+    return logs_by(lambda logs: logs.roll(1, 1))(partials)
 
 
-WRONG_COMBINES: tuple[tuple[str, Callable[[Found], torch.Tensor]], ...] = (
-    ("partial results averaged", lambda found: torch.stack([r for _, r in found]).mean(0)),
-    ("partial results summed", lambda found: torch.stack([r for _, r in found]).sum(0)),
-    ("only the first partial result", lambda found: found[0][1]),
-    ("only the last partial result", lambda found: found[-1][1]),
+WRONG_COMBINES: tuple[tuple[str, Callable[[Partials], torch.Tensor]], ...] = (
+    ("partial results averaged", lambda partials: torch.stack([r for _, r in partials]).mean(0)),
+    ("partial results summed", lambda partials: torch.stack([r for _, r in partials]).sum(0)),
+    ("only the first partial result", lambda partials: partials[0][1]),
+    ("only the last partial result", lambda partials: partials[-1][1]),
     ("shares not normalised", not_normalised),
     ("shares without the maximum", summed_without_rescaling),
     ("a log-sum of 0 for an empty part", an_empty_part),
@@ -822,11 +820,11 @@ def part_maxima_only(o: MlaDecodeOperands, i: int) -> torch.Tensor:
     """Parts are weighed by their highest scores, not by their sums."""
     kv = rows(o, o.token_slots(i))
     scores, bounds = scores_of(o, o.q[i].float(), kv), evenly(len(kv), 4)
-    found = []
+    partials = []
     for a, b in zip([0, *bounds[:-1]], bounds, strict=True):
         _, result = attend(scores[:, a:b], kv[a:b, :LATENT])
-        found.append((scores[:, a:b].amax(-1, keepdim=True) / LOG2, result))
-    return combine(found)
+        partials.append((scores[:, a:b].amax(-1, keepdim=True) / LOG2, result))
+    return combine(partials)
 
 
 # Wrong arithmetic
@@ -1086,27 +1084,39 @@ WRONG_FP8: tuple[tuple[str, Compute], ...] = (
     ("q in e5m2", every(query_in(torch.float8_e5m2))),
     ("weights saturated", every(saturated)),
     ("the sum of weights half of theirs", every(sum_and_product_disagree)),
-    ("q's scale missing", one(partial(scales_of, scores=2.0))),
-    ("q's scale 5 times too large", one(partial(scales_of, scores=0.2))),
-    ("the softmax scale 10 percent high", one(partial(scales_of, scores=1.1))),
-    ("the scale of 128 alone", one(partial(scales_of, scores=(192 / 128) ** 0.5))),
-    ("q read in the other format", one(query_read_as)),
-    ("the cache's scale missing", one(lambda o, i: in_fp8(o.replaced(kv_scale=1.0), i))),
-    ("the cache's scale missing in scores", one(lambda o, i: scales_of(o, i, scores=1 / o.kv_scale))),
-    ("the cache's scale missing in values", one(lambda o, i: scales_of(o, i, values=1 / o.kv_scale))),
-    ("the cache's scale twice in values", one(lambda o, i: scales_of(o, i, values=o.kv_scale))),
-    ("the cache's scale inverted in scores", one(lambda o, i: scales_of(o, i, scores=o.kv_scale**-2))),
+    ("q's scale missing", in_one_place(partial(scales_of, scores=2.0))),
+    ("q's scale 5 times too large", in_one_place(partial(scales_of, scores=0.2))),
+    ("the softmax scale 10 percent high", in_one_place(partial(scales_of, scores=1.1))),
+    ("the scale of 128 alone", in_one_place(partial(scales_of, scores=(192 / 128) ** 0.5))),
+    ("q read in the other format", in_one_place(query_read_as)),
+    ("the cache's scale missing", in_one_place(lambda o, i: in_fp8(o.replaced(kv_scale=1.0), i))),
+    (
+        "the cache's scale missing in scores",
+        in_one_place(lambda o, i: scales_of(o, i, scores=1 / o.kv_scale)),
+    ),
+    (
+        "the cache's scale missing in values",
+        in_one_place(lambda o, i: scales_of(o, i, values=1 / o.kv_scale)),
+    ),
+    ("the cache's scale twice in values", in_one_place(lambda o, i: scales_of(o, i, values=o.kv_scale))),
+    (
+        "the cache's scale inverted in scores",
+        in_one_place(lambda o, i: scales_of(o, i, scores=o.kv_scale**-2)),
+    ),
     (
         "the rope part forgotten",
-        one(lambda o, i: in_fp8(o, i, q=columns(o.q[i].float().clone(), LATENT, WIDTH, 0.0))),
+        in_one_place(lambda o, i: in_fp8(o, i, q=columns(o.q[i].float().clone(), LATENT, WIDTH, 0.0))),
     ),
-    ("no maximum", one(lambda o, i: in_fp8(o, i, A(has_maximum=False)))),
-    ("a maximum that starts at 0", one(lambda o, i: in_fp8(o, i, A(first_peak=0.0)))),
-    ("a result that is not rescaled", one(lambda o, i: in_fp8(o, i, A(of_result=False)))),
-    ("values of the next block", one(lambda o, i: in_fp8(o, i, A(delayed=True)))),
-    ("scores in FP8", one(lambda o, i: in_fp8(o, i, A(scores=fp8_of(o, fp8))))),
-    ("a maximum kept for 2^20", one(lambda o, i: in_fp8(o, i, A(block=16, lazy=20.0)))),
-    ("accumulated in fp16 of 8 bits", one(lambda o, i: in_fp8(o, i, A(accumulator=partial(kept, 5))))),
+    ("no maximum", in_one_place(lambda o, i: in_fp8(o, i, A(has_maximum=False)))),
+    ("a maximum that starts at 0", in_one_place(lambda o, i: in_fp8(o, i, A(first_peak=0.0)))),
+    ("a result that is not rescaled", in_one_place(lambda o, i: in_fp8(o, i, A(of_result=False)))),
+    ("values of the next block", in_one_place(lambda o, i: in_fp8(o, i, A(delayed=True)))),
+    ("scores in FP8", in_one_place(lambda o, i: in_fp8(o, i, A(scores=fp8_of(o, fp8))))),
+    ("a maximum kept for 2^20", in_one_place(lambda o, i: in_fp8(o, i, A(block=16, lazy=20.0)))),
+    (
+        "accumulated in fp16 of 8 bits",
+        in_one_place(lambda o, i: in_fp8(o, i, A(accumulator=partial(kept, 5)))),
+    ),
 )
 
 
@@ -1119,33 +1129,37 @@ def fp8_and(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def bugs() -> list[Planted]:
-    found = [Planted(name, one(with_slots(s, plain)), fits=f) for name, s, f in WRONG_SLOTS]
-    found += [
+    planted = [Planted(name, in_one_place(with_slots(s, plain)), fits=f) for name, s, f in WRONG_SLOTS]
+    planted += [
         Planted(
             f"{name}, in FP8",
-            one(with_slots(s, in_fp8)),
+            in_one_place(with_slots(s, in_fp8)),
             activations="fp8",
             fits=fp8_and(f),
         )
         for name, s, f in WRONG_SLOTS
         if name in IN_FP8_TOO
     ]
-    found += [Planted(name, one(in_parts(change))) for name, change in WRONG_PARTS]
-    found += [
-        Planted(f"{name}, in FP8", one(in_parts(change, fp8_call=True)), activations="fp8", fits=has_fp8)
+    planted += [Planted(name, in_one_place(in_parts(change))) for name, change in WRONG_PARTS]
+    planted += [
+        Planted(
+            f"{name}, in FP8", in_one_place(in_parts(change, fp8_call=True)), activations="fp8", fits=has_fp8
+        )
         for name, change in WRONG_PARTS
         if name in IN_FP8_TOO
     ]
-    found += [Planted(name, one(with_partials(change))) for name, change in WRONG_COMBINES]
-    found += [
-        Planted(name, one(partial(decode, how=how)), fits=long if name in OF_MANY_STEPS else anything)
+    planted += [Planted(name, in_one_place(with_partials(change))) for name, change in WRONG_COMBINES]
+    planted += [
+        Planted(
+            name, in_one_place(partial(decode, how=how)), fits=long if name in OF_MANY_STEPS else anything
+        )
         for name, how in WRONG_ARITHMETIC
     ]
-    found += [Planted(name, one(sequence)) for name, sequence in WRONG_SEQUENCES]
-    found += [Planted(name, one(s), fits=has_bf16) for name, s in ONLY_BF16]
-    found += [Planted(name, one(s), fits=has_fp8) for name, s in ONLY_FP8_CACHE]
-    found += [Planted(name, compute) for name, compute in WRONG_PLACES]
-    found += [
+    planted += [Planted(name, in_one_place(sequence)) for name, sequence in WRONG_SEQUENCES]
+    planted += [Planted(name, in_one_place(s), fits=has_bf16) for name, s in ONLY_BF16]
+    planted += [Planted(name, in_one_place(s), fits=has_fp8) for name, s in ONLY_FP8_CACHE]
+    planted += [Planted(name, compute) for name, compute in WRONG_PLACES]
+    planted += [
         Planted(
             f"{name}, in FP8",
             compute,
@@ -1154,7 +1168,7 @@ def bugs() -> list[Planted]:
         )
         for name, compute in WRONG_FP8
     ]
-    return found
+    return planted
 
 
 OF_MANY_STEPS = {"a result in bf16 after every block", "a sum in bf16", "a maximum kept for 2^20"}

@@ -89,7 +89,7 @@ FIRST = torch.tensor([0])
 
 def test_activations_rounded_to_fp8_are_no_w8a16():
     problem = make("m=5 n=256 k=512", "with_quant", fp8=True)
-    out = catalogue.one(catalogue.by(), catalogue.suites_own, row=2)(problem.operands, problem.right)
+    out = catalogue.in_one_place(catalogue.by(), catalogue.suites_own, row=2)(problem.operands, problem.right)
     assert problem.judge(out)["ok"]
     report = problem.judge(out, fp8=False)
     assert report["row_error"] > 3 * report["row_limit"]

@@ -74,6 +74,8 @@ def campaign(
         raise UsageError("--plan joins no cluster: say what it has, as --devices H200=8")
     if resume and (out or file):
         raise UsageError("--resume goes on with the campaign's own steps; leave out FILE and --out")
+    if resume and plan:
+        raise UsageError("--plan is of a campaign from its start; --resume prints what is left, then measures")
     budget_s = parse_seconds(budget, "--budget")
     here = choose_device(None if cluster else device)
     commands = StepCommands()

@@ -182,9 +182,11 @@ class IdleAfterChecks(Cheat):
 class SkipsHalf(Cheat):
     """Leaves the last answer in every second call."""
 
+    total = 0
+
     def call(self) -> None:
-        self.calls += 1
-        if self.calls <= 3 or self.calls % 2:
+        SkipsHalf.total += 1
+        if SkipsHalf.total <= 8 or SkipsHalf.total % 2:
             self.compute()
 
 

@@ -277,8 +277,10 @@ class Bench:
         repeats = self.repeats.setdefault(contender, Repeats())
         count, end = len(self.sets), time.perf_counter() + seconds
         which = 0
+        # Two more where turns gave enough: the last call of a turn may always be one that computes.
+        enough = max(REPEATS, repeats.calls + 2)
         while len(repeats.first) < (1 if self._copies else count) or (
-            repeats.calls < REPEATS and time.perf_counter() < end
+            repeats.calls < enough and time.perf_counter() < end
         ):
             self._repeat(ready, repeats, which % count)
             which += 1

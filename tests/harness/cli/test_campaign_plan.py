@@ -236,6 +236,7 @@ def test_what_does_not_fit_is_said(here, tmp_path):
     [
         (["--plan", "--devices", "H2000=8"], "unknown device 'H2000'; devices: .*H200.*, cpu"),
         (["--plan", "slurm", "--devices", "H2000=8"], "unknown device 'H2000'; devices: "),
+        (["--plan", "--resume", "there"], "--plan is of a campaign from its start"),
         (["--plan", "--devices", "H200"], "cannot read --devices 'H200'; write for example H200=8"),
         (["--plan", "--devices", "H200=0"], "cannot read --devices 'H200=0'"),
         (["--plan", "--devices", "H200=-1"], "cannot read --devices 'H200=-1'"),

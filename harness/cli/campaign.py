@@ -75,7 +75,7 @@ def campaign(
     if resume and (out or file):
         raise UsageError("--resume goes on with the campaign's own steps; leave out FILE and --out")
     if resume and plan:
-        raise UsageError("--plan is of a campaign from its start; --resume prints what is left, then measures")
+        raise UsageError("--plan is of a campaign from its start; --resume prints what is left and measures")
     budget_s = parse_seconds(budget, "--budget")
     here = choose_device(None if cluster else device)
     commands = StepCommands()

@@ -9,7 +9,7 @@ import pytest
 import kernels
 from harness.plan.arms import Arm
 from harness.plan.contender import Contender
-from harness.run.case import CaseRun
+from harness.run.case import CaseRun, _clock_error
 from harness.workers.process import WorkerFailure
 from shapes.case import Case
 
@@ -40,3 +40,13 @@ def test_a_profiler_that_does_not_work_costs_no_time(how, status):
     run._profile(Station(WorkerFailure(how, "CUPTI is not permitted")), contender)
     assert contender.status == status
     assert said == [f"{impl.name} could not be profiled: CUPTI is not permitted"]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize(("calls", "call_s"), [(1, 0.5), (40, 0.0015), (5000, 1e-5)])
+def test_a_clock_that_runs_at_a_third_of_its_speed_is_no_clock(kind, calls, call_s):
+    """One untimed call comes before those that a worker tells of."""
+    took_s = (calls + 1) * call_s + 0.002
+    assert _clock_error(took_s, {"seconds": call_s, "calls": calls}, kind) < 1
+    slow = 3 if kind == "cpu" else 10
+    assert _clock_error(slow * took_s, {"seconds": call_s, "calls": calls}, kind) > 1

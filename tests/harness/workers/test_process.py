@@ -1,0 +1,117 @@
+"""A worker of its own process: it rests when told to, dies with its parent, answers plain values."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.paths import ROOT
+from harness.workers.process import Worker, WorkerFailure
+
+SERVED = '''
+import multiprocessing, os, pickle, threading
+
+class Served:
+    def work(self):
+        """Threads and a process that go on after the answer."""
+        multiprocessing.get_context("fork").Process(target=forever, daemon=True).start()
+        threading.Thread(target=forever, daemon=True).start()
+        return os.getpid()
+
+    def gadget(self):
+        return Gadget()
+
+def forever():
+    while True:
+        pass
+
+class Gadget:
+    def __reduce__(self):
+        return os.system, ("touch reached",)
+'''
+
+
+@pytest.fixture
+def served(tmp_path) -> tuple[str, dict[str, str]]:
+    """What a worker serves, and the environment that finds it."""
+    (tmp_path / "served.py").write_text(SERVED)
+    return "served:Served", {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+
+
+def cpu_ticks(group: int) -> int:
+    """Of all living processes of a group so far."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks
+
+
+def until(comes: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not comes():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_what_a_paused_worker_left_running_takes_no_cpu(served, tmp_path):
+    worker = Worker(*served, tmp_path / "log")
+    try:
+        group = worker.ask("work", 30)
+        before = cpu_ticks(group)
+        until(lambda: cpu_ticks(group) > before + 5)
+        worker.pause()
+        time.sleep(0.1)  # a signal arrives
+        before = cpu_ticks(group)
+        time.sleep(0.5)
+        assert cpu_ticks(group) == before
+        assert worker.ask("work", 30) == group
+    finally:
+        worker.kill()
+    until(lambda: cpu_ticks(group) == 0)
+
+
+def test_a_killed_parent_takes_a_paused_worker_with_it(served, tmp_path):
+    serves, environment = served
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import pathlib, sys, time\n"
+            "from harness.workers.process import Worker\n"
+            f"worker = Worker({serves!r}, {environment!r}, pathlib.Path({str(tmp_path / 'log')!r}))\n"
+            "worker.pause()\n"
+            "print(worker.process.pid, flush=True)\n"
+            "time.sleep(600)",
+        ],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_an_answer_that_would_run_code_here_is_an_error(served, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    worker = Worker(*served, tmp_path / "log")
+    with pytest.raises(WorkerFailure, match="its answer to gadget is no plain value") as failure:
+        worker.ask("gadget", 30)
+    assert failure.value.status == "error"
+    assert not (tmp_path / "reached").exists()
+    assert not worker.alive

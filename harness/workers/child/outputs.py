@@ -63,8 +63,8 @@ class OwnedOutput:
         self.alias.fill_(wrong_number(self.wild))
 
     def spoiler(self, places: int = 61) -> Callable[[], None]:
-        """A function that spoils one element, another one each time, in well under a microsecond, of an output
-        in the host's memory. It never stands in the way: the call writes the whole output."""
+        """A function that spoils one element of an output in the host's memory, another one each time, within
+        a microsecond. It never stands in the way: the call writes the whole output."""
         size = self.alias.element_size()
         base, count = self.alias.data_ptr(), self.alias.numel()
         drawn = [

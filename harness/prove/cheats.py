@@ -34,9 +34,10 @@ HONEST = {
 class Cheat(Prepared):
     """A right kernel, `inner`, and what it makes of being called."""
 
-    def __init__(self, inner: Prepared, out: torch.Tensor) -> None:
-        super().__init__(inner.operands, out)
-        self.inner = inner
+    def __init__(self, honest: Implementation, operands: Any, out: torch.Tensor) -> None:
+        super().__init__(operands, out)
+        self.honest = honest
+        self.inner = honest.prepare(operands, out)
         self.answer: torch.Tensor | None = None
         self.calls = 0
         self.start()
@@ -105,6 +106,27 @@ class InLoad(Cheat):
 
     def call(self) -> None:
         self.copy_answer()
+
+
+class ConvertsInLoad(Cheat):
+    """Makes copies of all live operands but the first when they are loaded, and computes on these."""
+
+    def start(self) -> None:
+        live = self.operands.live_tensors()
+        self.copies = {name: tensor.clone() for name, tensor in [*live.items()][1:]}
+        self.inner = self.honest.prepare(self.operands.replaced(**self.copies), self.out)
+
+    def inputs(self) -> Mapping[str, torch.Tensor]:
+        return self.operands.live_tensors()
+
+    def load(self, live: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in self.inputs().items():
+            tensor.copy_(live[name])
+        for name, copy in self.copies.items():
+            copy.copy_(live[name])
+
+    def call(self) -> None:
+        self.compute()
 
 
 class InPrepare(Cheat):
@@ -281,6 +303,7 @@ CHEATS: dict[str, type[Cheat]] = {
     "in_result": InResult,
     "in_thread": InThread,
     "in_load": InLoad,
+    "converts_in_load": ConvertsInLoad,
     "in_prepare": InPrepare,
     "hides_output": HidesOutput,
     "idle_by_version": IdleByVersion,
@@ -329,7 +352,7 @@ class _Cheating(Implementation):
 
     def prepare(self, operands: Any, out: torch.Tensor | None) -> Prepared:
         assert out is not None
-        return self.cheat(self.honest.prepare(operands, out), out)
+        return self.cheat(self.honest, operands, out)
 
     def prepare_turn(self, first: Prepared | None, operands: Any, out: torch.Tensor | None) -> Prepared:
         return self.prepare(operands, out)

@@ -553,8 +553,9 @@ def seeds_of(seeds: Seeds) -> dict[str, Any]:
 
 def _keeps_answers(seen: Mapping[str, Any]) -> str:
     """What speaks against calls on activations that were never seen (see bench.Bench.unseen)."""
-    if not seen["changed"]:
-        return "its output did not change with its activations"
+    if seen["kept"]:
+        kept = " and ".join(seen["kept"])
+        return f"its output did not change with {kept}, written in place: its calls do not read what is there"
     unseen, again = seen["unseen"], seen["again"]
     # Of a few calls on a busy machine the fastest is luck, and so is which of them it is: medians count too.
     for typical in (min, statistics.median):

@@ -125,6 +125,26 @@ class StaleCopy(_Cheating):
         prepared.compute()
 
 
+class ConvertsWhenLoaded(_Cheating):
+    """Keeps a copy of the cache that is made when it is loaded, and says that it reads the cache itself."""
+
+    name = "cheating.converts_when_loaded"
+
+    def prepare(self, operands, out):
+        prepared = super().prepare(operands.copy(["kv"]), out)
+
+        def load(live) -> None:
+            operands.q.copy_(live["q"])
+            operands.kv.copy_(live["kv"])
+            prepared.operands.kv.copy_(live["kv"])
+
+        prepared.load, prepared.inputs = load, operands.live_tensors
+        return prepared
+
+    def cheat(self, prepared):
+        prepared.compute()
+
+
 class StalePageTable(_Cheating):
     """Remembers the page table that it was first prepared with."""
 

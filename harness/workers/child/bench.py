@@ -16,7 +16,7 @@ import kernels
 from harness.workers.child import heap
 from harness.workers.child.device import ready_device
 from harness.workers.child.fingerprint import fingerprint
-from harness.workers.child.outputs import OwnedOutput, Repeats, bits, wrong_number
+from harness.workers.child.outputs import OwnedOutput, Repeats, bits, negate, wrong_number
 from harness.workers.child.profile import profile
 from harness.workers.child.source_hash import source_of
 from harness.workers.child.timers import timer_for
@@ -42,6 +42,7 @@ AS_LONG = 1.1
 class _Ready:
     """A contender: prepared once on each set of operands, with the program that turns run.
 
+    plugin: whether it is none of the suite's
     outs: of each set what the harness gave it to write to; None of a library that allocates
     elsewhere: by set, the last answer that was read and lay in other memory
     """
@@ -50,6 +51,7 @@ class _Ready:
     outs: list[OwnedOutput | None]
     timer: Timer
     program: Program
+    plugin: bool
     elsewhere: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def spoil(self, wild: random.Random) -> None:
@@ -198,7 +200,7 @@ class Bench:
             program.device_s = self.settled_s.get(contender, self.first_s[contender])
         if self.kind == "cpu" and all(outs):
             program.before = [out.spoiler() for out in outs if out is not None]
-        self.ready[contender] = _Ready(prepared, outs, timer, program)
+        self.ready[contender] = _Ready(prepared, outs, timer, program, bool(implementation.plugin))
         return {
             "seconds": time.perf_counter() - started,
             "synchronises": program.synchronises,
@@ -331,16 +333,26 @@ class Bench:
     def unseen(self, contender: str) -> dict[str, Any]:
         """Calls on activations that were never seen, changed in place where the call reads them, among others
         on the same, written anew: seconds of each as `unseen` and `again`, on a CPU at most what its threads
-        computed; and whether the output changed with them. Nobody's answers are judged after this before
-        operands are made anew. (Timed calls are no measure: on a busy machine a call alone waits more.)"""
+        computed; and as `kept` the operands with which the output did not change. Of a plug-in every live one
+        is changed: what it makes of them belongs into its calls. Nobody's answers are judged after this
+        before operands are made anew. (Timed calls are no measure: on a busy machine a call alone waits
+        more.)"""
         import torch
 
         ready = self.ready[contender]
         prepared, operands = ready.prepared[0], self.sets[0]
+        own = prepared.inputs()
+
+        def places_of(name: str) -> list[torch.Tensor]:
+            canonical = getattr(operands, name)
+            if name not in own or own[name].data_ptr() == canonical.data_ptr():
+                return [canonical]
+            if ready.plugin and own[name].dtype != canonical.dtype:
+                raise TypeError(f"inputs() gives {name} as {own[name].dtype}, but it is {canonical.dtype}")
+            return [canonical, own[name]]
+
         name = activation_of(operands)
-        places = [getattr(operands, name)]
-        if name in (own := prepared.inputs()) and own[name].data_ptr() != places[0].data_ptr():
-            places.append(own[name])
+        places = places_of(name)
 
         def call(columns: int) -> float:
             # By way of one more column and back: the same work, and the same threads awake, before either.
@@ -363,8 +375,19 @@ class Bench:
             for new in self.wild.sample((0, 1), 2):
                 seconds[new].append(call(new))
         again, unseen = seconds
-        changed = not torch.equal(bits(ready.result(0)), before)
-        return {"unseen": unseen, "again": again, "changed": changed}
+        kept = [name] if torch.equal(bits(ready.result(0)), before) else []
+        for other in operands.live_tensors() if ready.plugin else ():
+            if other == name or not all(map(negatable, places_of(other))):
+                continue
+            before = bits(ready.result(0)).clone()
+            for place in places_of(other):
+                negate(place)
+            ready.timer.synchronize()
+            ready.program.reproduce(0)
+            ready.timer.synchronize()
+            if torch.equal(bits(ready.result(0)), before) and bool(ready.result(0).any()):
+                kept.append(other)
+        return {"unseen": unseen, "again": again, "kept": kept}
 
     def profile(self, contender: str) -> dict[str, Any]:
         """What ran in a call and for how long (see profile.py), of a graph in the eager calls;
@@ -391,6 +414,11 @@ def packed(output: torch.Tensor) -> dict[str, Any]:
     whole = output.detach().cpu().contiguous()
     data = bits(whole).flatten().numpy().tobytes()
     return {"output": data, "shape": tuple(whole.shape), "dtype": str(whole.dtype).removeprefix("torch.")}
+
+
+def negatable(tensor: torch.Tensor) -> bool:
+    """Whether its numbers have a sign."""
+    return tensor.is_floating_point() and "e8m0" not in str(tensor.dtype)
 
 
 def activation_of(operands: Operands) -> str:

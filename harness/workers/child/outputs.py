@@ -17,11 +17,21 @@ GUARD = 1 << 16
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as integers, so that NaN equals NaN and -0 is not 0."""
+    """A tensor as integers, so that NaN equals NaN and -0 is not 0; its own memory where it has no gaps."""
+    return _as_integers(tensor.contiguous())
+
+
+def negate(tensor: torch.Tensor) -> None:
+    """In place; FP8 has no operation for it. NaN stays NaN."""
+    sign_bit = 0x80 if tensor.element_size() == 1 else -(1 << (8 * tensor.element_size() - 1))
+    _as_integers(tensor).bitwise_xor_(sign_bit)
+
+
+def _as_integers(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.detach().contiguous().view(integers[tensor.element_size()])
+    return tensor.detach().view(integers[tensor.element_size()])
 
 
 def wrong_number(wild: random.Random) -> float:

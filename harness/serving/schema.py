@@ -93,6 +93,8 @@ class OfferedLoad(StrictRecord):
     input_len, output_len: tokens of a request, as asked for (of a range: its mean)
     concurrency:           most requests in flight that the client allows
     request_rate:          requests per second; None: not said; 0: all at once (the clients' `inf`)
+    burstiness:            shape of the gamma distribution of the times between requests; 1: Poisson
+    ramp_up:               how the rate grows at the start; empty: it does not, or that is not said
     warmup_s, cooldown_s:  time at either end that the client leaves out of its numbers
     """
 
@@ -102,6 +104,8 @@ class OfferedLoad(StrictRecord):
     range_ratio: float | None = None
     concurrency: float | None = None
     request_rate: float | None = None
+    burstiness: float | None = None
+    ramp_up: str = ""
     num_prompts: int | None = None
     warmup_s: float | None = None
     cooldown_s: float | None = None

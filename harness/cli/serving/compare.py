@@ -17,8 +17,14 @@ from harness.cli.options import json_option
     metavar="NAME[:WHICH]",
     help="`throughput:output`, `tpot:median`, ...; else the throughput, or the first that both have.",
 )
+@click.option(
+    "--assume",
+    multiple=True,
+    type=click.Choice(["hardware", "engine", "model", "all"]),
+    help="Take it to be alike where a result does not say it.",
+)
 @json_option("Write JSON there instead of text.")
-def compare(a: str, b: str, metric: str | None, json_to: str | None) -> None:
+def compare(a: str, b: str, metric: str | None, assume: tuple[str, ...], json_to: str | None) -> None:
     """Set one result beside another, if they are alike. A and B: FILE, FILE:ROW, or the id of a published run
     or claim. What can be normalised is (over all GPUs, output tokens alone), and said; else it is refused
     with every reason. Exit code 0 where they compare, 1 where not, 2 where a name is not understood."""
@@ -31,7 +37,7 @@ def compare(a: str, b: str, metric: str | None, json_to: str | None) -> None:
     left, right = find(a), find(b)
     wanted = metric or default_metric(left, right)
     quantities = quantity_of(left, a, wanted), quantity_of(right, b, wanted)
-    comparison = compare_quantities(*quantities)
+    comparison = compare_quantities(*quantities, assume)
     if json_to:
         write(json_to, as_json(comparison))
     else:

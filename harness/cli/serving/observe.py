@@ -12,12 +12,26 @@ import click
 @click.argument("row", metavar="ROW")
 @click.option("--before", multiple=True, required=True, metavar="FILE", help="Any client's results.")
 @click.option("--after", multiple=True, required=True, metavar="FILE", help="As many; paired in order.")
+@click.option(
+    "--assume",
+    multiple=True,
+    metavar="NAME",
+    help="Take it that a run is as the row says where its file does not tell: hardware, version, ..., all.",
+)
 @click.option("--explain", default="", metavar="TEXT", help="What is known of the difference, if anything.")
-def observe(ledger: str, row: str, before: tuple[str, ...], after: tuple[str, ...], explain: str) -> None:
+def observe(
+    ledger: str,
+    row: str,
+    before: tuple[str, ...],
+    after: tuple[str, ...],
+    assume: tuple[str, ...],
+    explain: str,
+) -> None:
     """Adds to a row of a ledger what serving runs showed before and after its change: TPOT, TTFT and output
-    throughput, as far as predicted, with a 90 % t-interval over the pairs."""
+    throughput, as far as predicted, with a 90 % t-interval over the pairs. Runs of another machine, engine,
+    model or load than the row's are refused."""
     from harness.cli.serving.ledger import print_ledgers
     from harness.serving.ledger.observe import observe as record
 
-    record(Path(ledger), row, before, after, explanation=explain)
+    record(Path(ledger), row, before, after, assumed=assume, explanation=explain)
     print_ledgers([ledger])

@@ -201,7 +201,7 @@ def compared_unlike(audited: Audited, corpus: Corpus) -> Iterator[Finding]:
         divides = claim.metric is not None and claim.metric.unit in ("1", "%")
         if len(sides) != 2 or len(claim.refers_to) != 2 or not (claim.baseline or divides):
             continue
-        compared = compare(*sides)
+        compared = compare(sides[0], sides[1])
         if compared.verdict == "refused":
             reasons = "; ".join(
                 f"{reason.aspect} {reason.a} against {reason.b}" for reason in compared.reasons

@@ -167,6 +167,13 @@ def request_rate(row: Fields) -> float | None:
     return None if row.values.get("request_rate") == "trace" else row.number("request_rate", infinite=0.0)
 
 
+def ramp_up(row: Fields) -> str:
+    """How the request rate grows, as `ramp_up_strategy` and its ends have it; empty where it does not."""
+    strategy = row.text("ramp_up_strategy")
+    begin, end = (row.number(f"ramp_up_{name}_rps") for name in ("start", "end"))
+    return f"{strategy} from {begin:g} to {end:g} requests a second" if begin and end else strategy
+
+
 def engine(row: Fields) -> str:
     """The engine that the client's `backend` names; empty where that is a protocol (openai, openai-chat)."""
     return ENGINES.get(str(row.values.get("backend") or row.values.get("endpoint_type")).split("-")[0], "")

@@ -6,7 +6,7 @@ the kind of tokens), or a reason to refuse. What is not known is not alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,9 +41,11 @@ class QuantityComparison:
         return self.a.value / self.b.value if self.verdict != "refused" and self.b.value else None
 
 
-def compare(a: Quantity, b: Quantity) -> QuantityComparison:
-    """Compares a quantity with another, on the metric that each holds."""
-    reasons = [*_metric_reasons(a.metric, b.metric), *_condition_reasons(a, b)]
+def compare(a: Quantity, b: Quantity, assumed: Collection[str] = ()) -> QuantityComparison:
+    """Compares a quantity with another, on the metric that each holds. assumed: which of IDENTITY are taken
+    to be alike where they are not known; `all`: each."""
+    reasons = [*_metric_reasons(a.metric, b.metric), *_identity_reasons(a, b, assumed)]
+    reasons += _condition_reasons(a, b)
     (side_a, side_b), unmended = normalised(a, b)
     reasons += unmended
     steps = side_a.steps or side_b.steps
@@ -79,6 +81,9 @@ CONDITIONS = {
     "accounting window": "one leaves its ramp-up and its tail out, the other counts them",
 }
 UNKNOWN = "unknown"
+IDENTITY = ("hardware", "engine", "model")
+"""What a result is of. Many clients' files do not say it; the hardware may differ, and so may the engine."""
+
 MAY_BE_UNKNOWN = ("model", "dataset", "prefix caching", "precision", "accounting window")
 """What most clients' files do not say: open on either side it is named as uncertain, and does not refuse."""
 
@@ -120,10 +125,23 @@ def _load(quantity: Quantity) -> str:
     if quantity.mode == "offline":
         return UNKNOWN if load.num_prompts is None else f"{load.num_prompts} prompts at once"
     rate = f"{load.request_rate:g} requests a second" if load.request_rate else ""
+    if rate and load.burstiness not in (None, 1):
+        rate += f" of burstiness {load.burstiness:g}"
+    if load.ramp_up:
+        rate = f"{load.ramp_up} at the start"
     flight = f"{load.concurrency:g} in flight" if load.concurrency else ""
     if not rate and not flight and load.request_rate == 0:
         return "all requests at once"
     return ", ".join(filter(None, (flight, rate))) or UNKNOWN
+
+
+def _identity_reasons(a: Quantity, b: Quantity, assumed: Collection[str]) -> Iterator[Reason]:
+    for what in IDENTITY:
+        of_a, of_b = getattr(a, what), getattr(b, what)
+        if not (of_a and of_b) and not {what, "all"} & {*assumed}:
+            yield Reason(
+                what, of_a or UNKNOWN, of_b or UNKNOWN, f"what is not known is not alike, or --assume {what}"
+            )
 
 
 def _condition_reasons(a: Quantity, b: Quantity) -> Iterator[Reason]:

@@ -19,19 +19,25 @@ from pydantic import Field, TypeAdapter
 from harness.errors import UsageError
 from harness.files import JournalFull, JsonLines
 from harness.serving.ledger.prediction import KernelChange, Prediction, QuantityName
-from harness.serving.schema import OfferedLoad, StrictRecord
+from harness.serving.schema import OfferedLoad, Parallelism, StrictRecord
 
 START = "0" * 64
 
 
 class Setting(StrictRecord):
-    """Where a change was made: the machine, the engine, the load."""
+    """Where a change was made: the machine, the engine, the load.
+
+    precision: of the weights' products, as `fp8 block-scale`; kv_cache: the dtype of the cache
+    """
 
     hardware: str = ""
     gpus: int | None = None
     engine: str = ""
     version: str = ""
     model: str = ""
+    precision: str = ""
+    kv_cache: str = ""
+    parallelism: Parallelism = Parallelism()
     workload: OfferedLoad = OfferedLoad()
     client: str = ""
     note: str = ""
@@ -45,6 +51,7 @@ class Observation(StrictRecord):
     pairs:     runs before and after that were paired
     resolution: part of `before` below which a change is not told from none; None: the ledger's own
     runs:      files or folders of the runs, by which it can be made again
+    assumed:   of what tells whether the runs are of the row's setting, what the user took for granted
     """
 
     quantity: QuantityName
@@ -58,6 +65,7 @@ class Observation(StrictRecord):
     resolution: float | None = None
     source: str = ""
     runs: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
 
 
 class Line(StrictRecord):

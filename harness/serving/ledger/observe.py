@@ -11,6 +11,7 @@ from harness.errors import UsageError
 from harness.serving.clients.load import load
 from harness.serving.compare.alike import compare
 from harness.serving.compare.quantity import quantity_of_run
+from harness.serving.ledger.identity import assumptions, require_alike
 from harness.serving.ledger.ledger import ExplanationEntry, Observation, ObservationEntry, append, read, rows
 from harness.serving.schema import ServingRun
 from harness.statistics.intervals import mean_half_width
@@ -27,11 +28,18 @@ READ = {
 
 
 def observe(
-    ledger: Path, row_id: str, before: Sequence[str], after: Sequence[str], *, explanation: str = ""
+    ledger: Path,
+    row_id: str,
+    before: Sequence[str],
+    after: Sequence[str],
+    *,
+    assumed: Sequence[str] = (),
+    explanation: str = "",
 ) -> None:
     """Appends an observation for each quantity that was predicted of the row and that the runs have.
 
-    before, after: any client's files, paired in order. Raises UsageError where they cannot be.
+    before, after: any client's files, paired in order; assumed: see `identity.differences`. Raises UsageError
+    where they cannot be paired, or are no runs of the row's setting.
     """
     known = {row.id: row for row in rows(read(ledger), str(ledger))}
     if row_id not in known:
@@ -39,12 +47,16 @@ def observe(
     runs_before, runs_after = _runs(before), _runs(after)
     if len(runs_before) != len(runs_after):
         raise UsageError(f"{len(runs_before)} runs before and {len(runs_after)} after: pairs are wanted")
+    setting = known[row_id].setting
+    require_alike(setting, [*runs_before, *runs_after], assumed)
+    taken = assumptions(setting, [*runs_before, *runs_after], assumed)
     pairs = list(zip(runs_before, runs_after, strict=True))
     quantities = dict.fromkeys(entry.prediction.quantity for entry in known[row_id].predictions)
     observations = [o for quantity in quantities if quantity in READ and (o := observation(quantity, pairs))]
     if not observations:
         raise UsageError(f"none of {', '.join(quantities)} is in all of these runs")
     for observed in observations:
+        observed = observed.model_copy(update={"assumed": taken})
         append(ledger, ObservationEntry(row=row_id, observation=observed))
     if explanation:
         append(ledger, ExplanationEntry(row=row_id, text=explanation))
@@ -63,7 +75,7 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
         a, b = (run.metric(name, statistic, tokens) for run in pair)
         if a is None or b is None:
             return None
-        compared = compare(quantity_of_run(pair[0], a), quantity_of_run(pair[1], b))
+        compared = compare(quantity_of_run(pair[0], a), quantity_of_run(pair[1], b), ("all",))
         if compared.verdict != "alike":
             why = "; ".join(reason.text for reason in compared.reasons) or "they need normalising"
             raise UsageError(f"{pair[0].id} and {pair[1].id} are not alike in {quantity}: {why}")

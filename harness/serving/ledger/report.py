@@ -66,6 +66,9 @@ def _explanations(rows: Sequence[LedgerRow]) -> dict[str, list[str]]:
     for row in rows:
         for explanation in row.explanations:
             texts.setdefault(explanation.text, []).append(row.id)
+        for entry in row.observations:
+            if assumed := ", ".join(entry.observation.assumed):
+                texts.setdefault(f"taken as alike without being said: {assumed}", []).append(row.id)
     return texts
 
 

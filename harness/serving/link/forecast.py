@@ -13,7 +13,7 @@ from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.inverse import Need, needs
 from harness.serving.link.model import Link
 from harness.serving.link.predictions import Outlook, outlook, predict
-from harness.serving.schema import OfferedLoad
+from harness.serving.schema import OfferedLoad, Parallelism
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ def record(
     for name in rows:
         if name in known:
             raise UsageError(f"{ledger} has a row {name!r} already; take another --row")
+    parallel = link.structure.parallel
     for name, each in rows.items():
         load = each.load
         setting = Setting(
@@ -52,8 +53,17 @@ def record(
             gpus=link.gpus,
             engine=link.engine,
             model="DeepSeek-R1",
-            workload=OfferedLoad(input_len=load.isl, output_len=load.osl, concurrency=load.concurrency),
-            note=link.structure.parallel.text,
+            precision="fp8 block-scale",
+            kv_cache=link.kv,
+            parallelism=Parallelism(tp=parallel.tp, ep=parallel.ep, dp=parallel.dp),
+            workload=OfferedLoad(
+                input_len=load.mean_isl,
+                output_len=load.mean_osl,
+                range_ratio=load.range_ratio,
+                concurrency=load.concurrency,
+                request_rate=0.0,
+            ),
+            note=parallel.text,
         )
         append(ledger, ChangeEntry(row=name, changes=tuple(changes), setting=setting))
         for prediction in each.predictions:

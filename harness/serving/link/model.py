@@ -33,6 +33,7 @@ class Link:
     """A model to predict with.
 
     calibration: points that set its constants; none: they are assumed
+    kv:          dtype of its cache, bfloat16 or fp8
     like:        the model whose constants it takes where it has no points of its own
     exposure:    shares of op classes on the critical path, from a trace
     notes:       what was taken for granted, one line each
@@ -46,6 +47,7 @@ class Link:
     calibrated_with: tuple[str, ...] = ()
     like: Link | None = None
     eager: bool = False
+    kv: str = "bfloat16"
     exposure: Mapping[tuple[str, str], float] | None = None
     memory_gb: float | None = None
     notes: tuple[str, ...] = ()
@@ -196,6 +198,7 @@ def link(
         tuple(series_.source for series_ in series),
         like,
         eager,
+        kv,
         exposure,
         MEMORY_GB.get(hardware),
         tuple(notes),

@@ -52,6 +52,8 @@ def _run(row: Fields) -> ServingRun:
         workload=OfferedLoad(
             concurrency=row.number("max_concurrency"),
             request_rate=common.request_rate(row),
+            burstiness=row.number("burstiness"),
+            ramp_up=common.ramp_up(row),
             num_prompts=requested,
         ),
         totals=Totals(

@@ -88,6 +88,8 @@ def _run(row: Fields) -> ServingRun:
     workload = OfferedLoad(
         concurrency=row.number("max_concurrency"),
         request_rate=common.request_rate(row),
+        burstiness=row.number("burstiness"),
+        ramp_up=common.ramp_up(row),
         num_prompts=row.count("num_prompts"),
     )
     date, label, model = row.text("date"), row.text("label"), row.text("model_id")

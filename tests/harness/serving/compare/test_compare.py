@@ -101,7 +101,28 @@ def test_unknown_on_both_sides_is_not_alike():
     assert aspects(compare(figure(**open_), figure("b", **open_))) == ["output length"]
 
 
-@pytest.mark.parametrize("what", [{"precision": "", "flags": ()}, {"model": ""}, {"client": ""}])
+@pytest.mark.parametrize("what", ["hardware", "engine", "model"])
+def test_what_a_result_is_of_has_to_be_known_or_assumed(what):
+    unsaid = figure(**{what: ""})
+    assert what in aspects(compare(unsaid, figure("b")))
+    assert what in aspects(compare(unsaid, figure("b", **{what: ""})))
+    assert compare(unsaid, figure("b"), [what]).verdict == "alike"
+    assert compare(unsaid, figure("b"), ["all"]).verdict == "alike"
+
+
+@pytest.mark.parametrize(
+    "arrivals",
+    [{"ramp_up": "linear from 1 to 9 requests a second"}, {"request_rate": 4}],
+    ids=["ramp-up", "rate"],
+)
+def test_requests_that_come_otherwise_are_another_load(arrivals):
+    assert aspects(compare(figure(), figure("b", workload=workload(**arrivals)))) == ["load"]
+    steady = workload(request_rate=4, burstiness=1)
+    bursts = workload(request_rate=4, burstiness=0.25)
+    assert aspects(compare(figure(workload=steady), figure("b", workload=bursts))) == ["load"]
+
+
+@pytest.mark.parametrize("what", [{"precision": "", "flags": ()}, {"client": ""}])
 def test_what_files_rarely_say_is_uncertain(what):
     found = compare(figure(**what), figure("b", **what))
     assert found.verdict == "alike" and len(found.uncertain) >= 1
@@ -265,6 +286,8 @@ def test_files_and_rows(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text("\n".join(json.dumps({**row, "output_throughput": v}) for v in (320.0, 160.0)))
     result = run(f"{path}:1", f"{path}:2")
+    assert result.exit_code == 1 and "hardware: unknown against unknown" in result.stdout
+    result = run(f"{path}:1", f"{path}:2", "--assume", "hardware", "--assume", "model")
     assert result.exit_code == 0 and "A / B = 2" in result.stdout
     with pytest.raises(UsageError, match="name one"):
         find(str(path))

@@ -11,13 +11,11 @@ from harness.errors import UsageError
 from harness.serving.ledger.ledger import read, rows
 from harness.serving.ledger.observe import observe, t_interval
 from harness.serving.ledger.residuals import residuals
-from tests.support.paths import SERVING_DATA
-
-EXAMPLE = SERVING_DATA / "vllm_serve_pd_ratio.json"
+from tests.support.serving_files import VLLM_ROW
 
 
 def link(*words):
-    serving(["link", "--concurrency", "64", *map(str, words)], standalone_mode=False)
+    serving(["link", "--concurrency", "16", *map(str, words)], standalone_mode=False)
 
 
 @pytest.fixture
@@ -30,32 +28,31 @@ def ledger(tmp_path):
 
 def result(tmp_path, name, **changed):
     path = tmp_path / f"{name}.json"
-    path.write_text(json.dumps(json.loads(EXAMPLE.read_text()) | changed))
+    path.write_text(json.dumps(VLLM_ROW | changed))
     return str(path)
 
 
 def test_predicted_then_observed(tmp_path, ledger, capsys):
-    before = [result(tmp_path, f"a{i}", mean_tpot_ms=32.0 + i / 10) for i in range(4)]
-    after = [result(tmp_path, f"b{i}", mean_tpot_ms=26.9 + i / 9) for i in range(4)]
+    before = [result(tmp_path, f"a{i}", mean_tpot_ms=17.3 + i / 10) for i in range(4)]
+    after = [result(tmp_path, f"b{i}", mean_tpot_ms=14.7 + i / 9) for i in range(4)]
     files = [f"--{side}={name}" for side, names in (("before", before), ("after", after)) for name in names]
-    serving(["observe", str(ledger), "moe", *files], standalone_mode=False)
+    serving(["observe", str(ledger), "moe", "--assume=all", *files], standalone_mode=False)
     [row] = rows(read(ledger))
     found = {one.quantity: one for one in residuals(row)}
     assert set(found) == {"tpot", "ttft", "output_throughput"}
     tpot = found["tpot"]
-    assert tpot.blind and tpot.verdict == "explained" and tpot.observed == pytest.approx(-5.083, abs=0.001)
-    assert tpot.observed_low < -5.083 < tpot.observed_high < -5.0
+    assert tpot.blind and tpot.verdict == "explained" and tpot.observed == pytest.approx(-2.583, abs=0.001)
+    assert tpot.observed_low < -2.583 < tpot.observed_high < -2.5
     assert found["ttft"].verdict in ("missed", "not resolved")
-    assert "tpot" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "tpot" in printed and "taken as alike without being said: hardware, GPUs, precision" in printed
 
 
 def test_unlike_runs_are_refused_and_nothing_is_written(tmp_path, ledger):
     text = ledger.read_text()
-    before, after = result(tmp_path, "a"), result(tmp_path, "b", max_concurrency=64)
-    with pytest.raises(UsageError, match="not alike"):
-        observe(ledger, "moe", [before], [after])
+    before = result(tmp_path, "a")
     with pytest.raises(UsageError, match="1 runs before and 2 after"):
-        observe(ledger, "moe", [before], [before, before])
+        observe(ledger, "moe", [before], [before, before], assumed=["all"])
     with pytest.raises(UsageError, match="no row 'mla'; rows: moe"):
         observe(ledger, "mla", [before], [before])
     assert ledger.read_text() == text

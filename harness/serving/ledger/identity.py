@@ -1,0 +1,218 @@
+"""Whether a serving run is of the setting that a ledger's row speaks of: the same machine, engine, model and
+load. What is not known is not alike, unless the user takes it to be."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from harness.catalogue.devices import known_devices
+from harness.errors import UsageError
+from harness.serving.compare.quantity import LENGTH_TOLERANCE, SNAPSHOT, quantity_of_run
+from harness.serving.ledger.ledger import Setting
+from harness.serving.schema import Metric, OfferedLoad, Parallelism, ServingRun
+
+UNKNOWN = ""
+NEEDED = ("hardware", "engine", "model", "input length", "output length", "concurrency")
+"""What a row has to say, or else no run is known to be of it."""
+
+ENGINES = {"tensorrtllm": "trtllm", "trt": "trtllm", "sgl": "sglang"}
+"""Other spellings of engines, without their dashes and blanks."""
+
+
+CACHES = {"auto": "bfloat16", "bf16": "bfloat16", "fp8_e4m3": "fp8"}
+"""Spellings of a cache's dtype; `auto` is DeepSeek's own."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """name: of FIELDS; row, run: what each says, UNKNOWN where it does not"""
+
+    name: str
+    row: str
+    run: str
+
+    def __str__(self) -> str:
+        if self.row == UNKNOWN:
+            return f"the row does not say its {self.name} (the run: {self.run or 'neither'})"
+        if self.run == UNKNOWN:
+            return f"the run does not say its {self.name} (the row: {self.row})"
+        return f"{self.name} {self.run}, not {self.row}"
+
+
+def differences(setting: Setting, run: ServingRun, assumed: Collection[str] = ()) -> list[Difference]:
+    """What keeps a run from being of the setting. assumed: names of FIELDS of which what is not known is
+    taken to be alike; `all`: of each. What is known to differ always counts."""
+    row, seen = _of_setting(setting), _of_run(run)
+    return [
+        Difference(name, row[name], seen[name])
+        for name, agree in FIELDS.items()
+        if (row[name] != UNKNOWN or name in NEEDED)
+        and not (UNKNOWN in (row[name], seen[name]) and ("all" in assumed or name in assumed))
+        and (UNKNOWN in (row[name], seen[name]) or not agree(row[name], seen[name]))
+    ]
+
+
+def require_alike(setting: Setting, runs: Collection[ServingRun], assumed: Collection[str] = ()) -> None:
+    """Raises UsageError, with all that differs, where a run is not of the setting, and for names in
+    `assumed` that are no field's."""
+    for name in assumed:
+        if name not in (*FIELDS, "all"):
+            raise UsageError(f"--assume {name!r} names nothing; there are: all, {', '.join(FIELDS)}")
+    for run in runs:
+        unlike = differences(setting, run, assumed)
+        if unlike:
+            hint = "; what is not known may be taken as alike by --assume NAME"
+            open_ends = any(UNKNOWN in (each.row, each.run) for each in unlike)
+            raise UsageError(
+                f"{run.id} is no run of this row: {'; '.join(map(str, unlike))}{hint if open_ends else ''}"
+            )
+
+
+def assumptions(setting: Setting, runs: Collection[ServingRun], assumed: Collection[str]) -> tuple[str, ...]:
+    """Of what was taken to be alike, what a run or the row does not say."""
+    needed = [each.name for run in runs for each in differences(setting, run)]
+    return tuple(name for name in FIELDS if name in needed and ("all" in assumed or name in assumed))
+
+
+def _of_setting(setting: Setting) -> dict[str, str]:
+    return _identity(
+        hardware=setting.hardware,
+        gpus=setting.gpus,
+        engine=setting.engine,
+        version=setting.version,
+        model=setting.model,
+        precision=setting.precision,
+        cache=setting.kv_cache,
+        parallelism=setting.parallelism,
+        workload=setting.workload,
+        input_len=setting.workload.input_len,
+        output_len=setting.workload.output_len,
+        failed="none",
+        window="the whole run",
+    )
+
+
+def _of_run(run: ServingRun) -> dict[str, str]:
+    quantity = quantity_of_run(run, Metric(name="", value=0, unit=""))
+    failed = run.totals.failed
+    if failed is None and run.totals.completed is not None and run.workload.num_prompts is not None:
+        failed = max(run.workload.num_prompts - run.totals.completed, 0)
+    load = run.workload
+    window = f"without the first {load.warmup_s or 0:g} s and the last {load.cooldown_s or 0:g} s"
+    precision, _, cache = quantity.weights.partition(", ")
+    return _identity(
+        hardware=run.hardware,
+        gpus=quantity.all_gpus,
+        engine=run.engine,
+        version=run.version,
+        model=quantity.model,
+        precision=precision,
+        cache=cache.removesuffix(" cache") or ("auto" if run.flags else UNKNOWN),
+        parallelism=run.parallelism,
+        workload=load,
+        input_len=quantity.input_len,
+        output_len=quantity.output_len,
+        failed=f"{failed} of {(run.totals.completed or 0) + failed}" if failed else "none",
+        window=window if quantity.trimmed else "the whole run",
+    )
+
+
+def _identity(
+    *,
+    hardware: str,
+    gpus: int | None,
+    engine: str,
+    version: str,
+    model: str,
+    precision: str,
+    cache: str,
+    parallelism: Parallelism,
+    workload: OfferedLoad,
+    input_len: float | None,
+    output_len: float | None,
+    failed: str,
+    window: str,
+) -> dict[str, str]:
+    """By the names of FIELDS, in one spelling each."""
+    rate = workload.request_rate
+    all_at_once = rate == 0
+    burstiness = "none" if all_at_once else _number(workload.burstiness)
+    return {
+        "hardware": _hardware(hardware),
+        "GPUs": _number(gpus),
+        "engine": _engine(engine),
+        "version": version.removeprefix("v").split("+")[0],
+        "model": SNAPSHOT.sub("", model.rstrip("/").rsplit("/")[-1].lower()),
+        "precision": precision.lower(),
+        "KV cache": CACHES.get(cache.lower(), cache.lower()),
+        "tensor parallelism": _number(parallelism.tp),
+        "expert parallelism": _number(parallelism.ep),
+        "data parallelism": _number(parallelism.dp),
+        "input length": _number(input_len),
+        "output length": _number(output_len),
+        "range of lengths": _number(workload.range_ratio),
+        "concurrency": _number(workload.concurrency),
+        "request rate": "all at once" if all_at_once else _number(rate),
+        "burstiness": burstiness,
+        "ramp-up": workload.ramp_up or "none",
+        "failed requests": failed,
+        "accounting window": window,
+    }
+
+
+def _number(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.6g}"
+
+
+def _hardware(text: str) -> str:
+    """As data sheets call it, where the text has that as a word."""
+    names = [d["name"] for d in known_devices() if re.search(rf"\b{d['name']}\b", text, re.IGNORECASE)]
+    return max(names, key=len, default=text).lower()
+
+
+def _engine(text: str) -> str:
+    plain = re.sub(r"[-_ ]", "", text.lower())
+    return ENGINES.get(plain, plain)
+
+
+def _same(row: str, run: str) -> bool:
+    return row == run
+
+
+def _lengths(row: str, run: str) -> bool:
+    """Within what stop tokens and templates add."""
+    a, b = float(row), float(run)
+    return math.isclose(a, b, rel_tol=LENGTH_TOLERANCE)
+
+
+def _precisions(row: str, run: str) -> bool:
+    """A mere `fp8` may be any of its scales."""
+    return row == run or (row[:3] == run[:3] and "fp8" in (row, run))
+
+
+Agree = Callable[[str, str], bool]
+FIELDS: dict[str, Agree] = {
+    "hardware": _same,
+    "GPUs": _same,
+    "engine": _same,
+    "version": _same,
+    "model": _same,
+    "precision": _precisions,
+    "KV cache": _same,
+    "tensor parallelism": _same,
+    "expert parallelism": _same,
+    "data parallelism": _same,
+    "input length": _lengths,
+    "output length": _lengths,
+    "range of lengths": _same,
+    "concurrency": _same,
+    "request rate": _same,
+    "burstiness": _same,
+    "ramp-up": _same,
+    "failed requests": _same,
+    "accounting window": _same,
+}
+"""What says whether two runs are of one setting, and when two values agree."""

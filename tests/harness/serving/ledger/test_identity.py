@@ -1,0 +1,214 @@
+"""A prediction is held against runs of its own setting alone: each field wrong once, and each one unsaid."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli.serving import serving
+from harness.errors import UsageError
+from harness.serving.clients.load import load
+from harness.serving.ledger.identity import FIELDS, NEEDED, differences
+from harness.serving.ledger.ledger import Setting, read, rows
+from harness.serving.ledger.observe import observe
+from harness.serving.schema import OfferedLoad, Parallelism, ServingRun, Totals
+from tests.support.serving_files import SGLANG_ROW, VLLM_ROW
+
+LOAD = OfferedLoad(
+    input_len=922, output_len=922, range_ratio=0.8, concurrency=16, request_rate=0.0, num_prompts=160
+)
+SETTING = Setting(
+    hardware="h200",
+    gpus=8,
+    engine="sglang",
+    version="0.5.9",
+    model="DeepSeek-R1",
+    precision="fp8 block-scale",
+    kv_cache="bfloat16",
+    parallelism=Parallelism(tp=8, ep=1, dp=1),
+    workload=LOAD,
+)
+RUN = ServingRun(
+    id="a.json",
+    client="sglang.bench_serving",
+    source="a.json",
+    hardware="NVIDIA H200",
+    gpus=8,
+    engine="SGLang",
+    version="v0.5.9",
+    model="/models/DeepSeek-R1-0528",
+    flags=("--kv-cache-dtype auto",),
+    parallelism=Parallelism(tp=8, ep=1, dp=1),
+    mode="online",
+    workload=LOAD,
+    totals=Totals(duration_s=60, completed=160, failed=0, input_tokens=147_600, output_tokens=147_500),
+)
+
+
+def test_another_spelling_is_alike():
+    assert differences(SETTING, RUN) == []
+
+
+def offered(**changes: Any) -> dict[str, Any]:
+    return {"workload": LOAD.model_copy(update=changes)}
+
+
+def counted(**changes: Any) -> dict[str, Any]:
+    return {"totals": RUN.totals.model_copy(update=changes)}
+
+
+def over(**changes: Any) -> dict[str, Any]:
+    return {"parallelism": RUN.parallelism.model_copy(update=changes)}
+
+
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    ("hardware", {"hardware": "H20"}),
+    ("hardware", {"hardware": "GH200"}),
+    ("hardware", {"hardware": "NVIDIA H2000"}),
+    ("hardware", {"hardware": "H"}),
+    ("hardware", {"hardware": "AMD Instinct MI300X"}),
+    ("GPUs", {"gpus": 16}),
+    ("engine", {"engine": "vllm"}),
+    ("engine", {"engine": "TensorRT-LLM"}),
+    ("version", {"version": "0.5.23"}),
+    ("version", {"version": "0.5.90"}),
+    ("model", {"model": "DeepSeek-V3.2"}),
+    ("model", {"model": "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"}),
+    ("precision", {"precision": "nvfp4"}),
+    ("precision", {"precision": "bfloat16"}),
+    ("KV cache", {"flags": ("--kv-cache-dtype fp8_e4m3",)}),
+    ("tensor parallelism", over(tp=4)),
+    ("expert parallelism", over(ep=8)),
+    ("data parallelism", over(dp=8)),
+    ("input length", counted(input_tokens=160 * 64)),
+    ("input length", counted(input_tokens=160 * 1024)),
+    ("output length", counted(output_tokens=160 * 32)),
+    ("output length", counted(output_tokens=160 * 970)),
+    ("range of lengths", offered(range_ratio=1.0)),
+    ("concurrency", offered(concurrency=32)),
+    ("concurrency", offered(concurrency=4)),
+    ("request rate", offered(request_rate=4.0)),
+    ("ramp-up", offered(ramp_up="linear from 1 to 9 requests a second")),
+    ("failed requests", counted(failed=3, completed=157)),
+    ("failed requests", counted(failed=None, completed=150, input_tokens=138_375, output_tokens=138_375)),
+    ("accounting window", offered(warmup_s=30.0)),
+]
+
+
+@pytest.mark.parametrize(("field", "changes"), WRONG)
+def test_one_field_that_differs_refuses_whatever_is_assumed(field, changes):
+    found = differences(SETTING, RUN.model_copy(update=changes), ["all"])
+    assert [each.name for each in found] == [field]
+
+
+UNSAID: list[tuple[str, dict[str, Any]]] = [
+    ("hardware", {"hardware": ""}),
+    ("GPUs", {"gpus": None}),
+    ("engine", {"engine": ""}),
+    ("version", {"version": ""}),
+    ("model", {"model": ""}),
+    ("tensor parallelism", over(tp=None)),
+    ("expert parallelism", over(ep=None)),
+    ("data parallelism", over(dp=None)),
+    ("range of lengths", offered(range_ratio=None)),
+    ("concurrency", offered(concurrency=None)),
+    ("request rate", offered(request_rate=None)),
+]
+
+
+@pytest.mark.parametrize(("field", "changes"), UNSAID)
+def test_one_field_that_is_not_said_refuses_unless_it_is_assumed(field, changes):
+    run = RUN.model_copy(update=changes)
+    assert field in [each.name for each in differences(SETTING, run)]
+    assert field not in [each.name for each in differences(SETTING, run, [field])]
+    assert differences(SETTING, run, ["all"]) == []
+
+
+@pytest.mark.parametrize("field", NEEDED)
+def test_a_row_that_says_nothing_is_explained_by_nothing(field):
+    assert field in [each.name for each in differences(Setting(), RUN)]
+
+
+def test_bursts_are_another_load():
+    rate = {"request_rate": 2.0}
+    setting = SETTING.model_copy(update={"workload": LOAD.model_copy(update={**rate, "burstiness": 1.0})})
+    for burstiness, fine in ((1.0, True), (0.5, False)):
+        run = RUN.model_copy(update=offered(**rate, burstiness=burstiness))
+        assert (differences(setting, run) == []) is fine
+
+
+# Through the clients' files
+
+IN_FILES = [
+    (VLLM_ROW, {"model_id": "deepseek-ai/DeepSeek-V2-Lite"}, "model"),
+    (VLLM_ROW, {"max_concurrency": 64}, "concurrency"),
+    (VLLM_ROW, {"request_rate": 4.0}, "request rate"),
+    (VLLM_ROW, {"backend": "vllm", "endpoint_type": "vllm"}, "engine"),
+    (VLLM_ROW, {"total_input_tokens": 160 * 64}, "input length"),
+    (VLLM_ROW, {"total_output_tokens": 160 * 32}, "output length"),
+    (VLLM_ROW, {"completed": 150, "failed": 10}, "failed requests"),
+    (
+        VLLM_ROW,
+        {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1, "ramp_up_end_rps": 9},
+        "ramp-up linear from 1 to 9 requests a second",
+    ),
+    (SGLANG_ROW, {"max_concurrency": 64}, "concurrency"),
+    (SGLANG_ROW, {"request_rate": 4.0}, "request rate"),
+    (SGLANG_ROW, {"backend": "vllm"}, "engine"),
+    (SGLANG_ROW, {"random_range_ratio": 0.0}, "range of lengths"),
+    (SGLANG_ROW, {"total_input_tokens": 160 * 64}, "input length"),
+    (SGLANG_ROW, {"total_output_tokens": 160 * 32}, "output length"),
+    (SGLANG_ROW, {"completed": 150}, "failed requests"),
+]
+
+
+@pytest.fixture(scope="module")
+def predicted(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("predicted") / "ledger.jsonl"
+    words = ["--concurrency", "16", "--what-if", "fused_moe=1.3x", "--ledger", str(path), "--row", "moe"]
+    with pytest.raises(SystemExit, match="0"):
+        serving(["link", *words], standalone_mode=False)
+    return path
+
+
+@pytest.fixture
+def ledger(tmp_path, predicted) -> Path:
+    return Path(shutil.copy(predicted, tmp_path))
+
+
+def written(path: Path, row: dict[str, Any], **changes: Any) -> str:
+    path.write_text(json.dumps(row | changes))
+    assert load(str(path)), "not read"
+    return str(path)
+
+
+@pytest.mark.parametrize("row", [VLLM_ROW, SGLANG_ROW], ids=["vllm", "sglang"])
+def test_what_was_assumed_is_written_down(tmp_path, ledger, row):
+    before, after = written(tmp_path / "a.json", row), written(tmp_path / "b.json", row, mean_tpot_ms=9.0)
+    with pytest.raises(UsageError, match=r"no run of this row: the run does not say its hardware .*--assume"):
+        observe(ledger, "moe", [before], [after])
+    observe(ledger, "moe", [before], [after], assumed=["all"])
+    [seen] = rows(read(ledger))
+    assumed = seen.observations[0].observation.assumed
+    assert {"hardware", "GPUs", "tensor parallelism"} <= set(assumed)
+    assert not {"concurrency", "input length", "output length"} & set(assumed)
+
+
+@pytest.mark.parametrize(("row", "changes", "field"), IN_FILES)
+def test_a_file_of_another_setting_is_refused(tmp_path, ledger, row, changes, field):
+    text = ledger.read_text()
+    here, there = written(tmp_path / "a.json", row), written(tmp_path / "b.json", row, **changes)
+    for pair in (([here], [there]), ([there], [there])):
+        with pytest.raises(UsageError, match=f"is no run of this row: .*{field}"):
+            observe(ledger, "moe", *pair, assumed=["all"])
+    assert ledger.read_text() == text
+
+
+def test_a_name_of_no_field_is_refused(tmp_path, ledger):
+    same = written(tmp_path / "a.json", VLLM_ROW)
+    with pytest.raises(UsageError, match=f"'weather' names nothing; there are: all, {', '.join(FIELDS)}"):
+        observe(ledger, "moe", [same], [same], assumed=["weather"])

@@ -40,6 +40,7 @@ from harness.serving.ledger.ledger import (
     append,
     read,
     rows,
+    seal,
 )
 from harness.serving.ledger.prediction import KernelChange
 from harness.serving.ledger.residuals import residuals
@@ -191,6 +192,7 @@ class Conduct:
         pattern = pattern_of(self.experiment, base)
         if not row.observations:
             digests = tuple(line.digest for line in row.predictions)
+            self.say(f"its ledger before the runs, for a commit or a witness: {seal(self.folder / LEDGER)}")
 
             def make() -> Paired:
                 paired = live.pairs(swap, pattern, digests)

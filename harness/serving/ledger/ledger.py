@@ -2,26 +2,30 @@
 other.
 
 A ledger is a file of lines that is only ever added to. Every line holds its time and the hash of the line
-before it, so that a prediction cannot be changed, or slipped in, after the observation it is held against.
+before it, so that a line which is changed, left out or moved shows. The hashes have no key: whoever makes all
+of them anew, or cuts the end off, shows only to somebody who holds a seal of the ledger as it was.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, model_validator
 
-from harness.errors import UsageError
-from harness.files import JournalFull, JsonLines
+from harness.errors import HarnessError, UsageError
+from harness.files import JournalFull, JsonLines, whole_lines
 from harness.serving.ledger.prediction import KernelChange, Prediction, QuantityName
 from harness.serving.schema import OfferedLoad, Parallelism, StrictRecord
 
 START = "0" * 64
+CLOCKS_APART = timedelta(days=1)
+"""A line may be dated so far ahead of this machine's clock."""
 
 
 class Setting(StrictRecord):
@@ -66,6 +70,13 @@ class Observation(StrictRecord):
     source: str = ""
     runs: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def is_a_difference(self) -> Observation:
+        slack = 1e-3 * max(abs(self.before), abs(self.change))
+        if abs(self.change - (self.after - self.before)) > slack:
+            raise ValueError(f"change {self.change:g} is not {self.after:g} - {self.before:g}")
+        return self
 
 
 class Line(StrictRecord):
@@ -145,17 +156,53 @@ def append(path: Path, entry: Entry) -> Entry:
 
 
 def read(path: Path) -> list[Entry]:
-    """The lines of a ledger. Raises UsageError where one is broken, altered, or out of its order; a last
-    line that a kill broke off is left out."""
+    """The lines of a ledger. Raises UsageError where one is broken, altered, out of its order, of the future,
+    or the last has lost its newline; a last line that a kill broke off is left out."""
     entries: list[Entry] = []
+    latest = (datetime.now(timezone.utc) + CLOCKS_APART).isoformat()
     for number, (entry, hashed) in enumerate(_lines(path).records(), 1):
         expected = entries[-1].digest if entries else START
         if entry.previous != expected or entry.digest != hashed:
             raise UsageError(f"{path}, line {number}: altered, or a line before it was taken out")
         if entries and entry.at < entries[-1].at:
             raise UsageError(f"{path}, line {number}: dated {entry.at}, before the line above it")
+        if entry.at > latest:
+            raise UsageError(f"{path}, line {number}: dated {entry.at}, which is yet to come")
         entries.append(entry)
+    _require_newline(path, len(entries))
     return entries
+
+
+def _require_newline(path: Path, lines: int) -> None:
+    """A whole line without its end would be written over as one that a kill broke off."""
+    data = path.read_bytes()
+    try:
+        ENTRY.validate_json(data[whole_lines(data) :])
+    except ValueError:
+        return
+    raise UsageError(f"{path}, line {lines + 1}: it has lost its newline; add one, or take the line out")
+
+
+def seal(path: Path) -> str:
+    """`LINES:DIGEST` of a ledger as it is: what a commit or somebody else can hold. Raises UsageError."""
+    entries = read(path)
+    if not entries:
+        raise UsageError(f"{path} has no line to seal")
+    return f"{len(entries)}:{entries[-1].digest}"
+
+
+def require_sealed(path: Path, sealed: str) -> int:
+    """How many lines were added since a seal. Raises HarnessError where the ledger does not begin with what
+    was sealed, UsageError for what is no seal."""
+    match = re.fullmatch(r"([1-9]\d*):([0-9a-f]{64})", sealed.strip())
+    if not match:
+        raise UsageError(f"cannot read the seal {sealed!r}; it is LINES:DIGEST, as --seal prints it")
+    lines, entries = int(match[1]), read(path)
+    if len(entries) < lines:
+        raise HarnessError(f"{path} has {len(entries)} lines, {lines} were sealed: its end was cut off")
+    if entries[lines - 1].digest != match[2]:
+        raise HarnessError(f"{path}: its first {lines} lines are not those that were sealed")
+    return len(entries) - lines
 
 
 def _lines(path: Path) -> JsonLines[tuple[Entry, str]]:

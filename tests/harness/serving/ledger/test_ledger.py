@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+from click.testing import CliRunner
 
+from harness.cli.serving import serving
 from harness.cli.serving.ledger import print_ledgers
-from harness.errors import UsageError
+from harness.errors import HarnessError, UsageError
 from harness.serving.ledger.bounds import least_share, most_worth, saved_per_call_us
 from harness.serving.ledger.ledger import (
+    START,
     ChangeEntry,
     ExplanationEntry,
     Observation,
@@ -17,8 +20,11 @@ from harness.serving.ledger.ledger import (
     PredictionEntry,
     Setting,
     append,
+    digest,
     read,
+    require_sealed,
     rows,
+    seal,
 )
 from harness.serving.ledger.prediction import KernelChange, Prediction
 from harness.serving.ledger.published import published_rows
@@ -93,6 +99,81 @@ def test_a_line_may_not_be_dated_back(tmp_path):
     append(path, ExplanationEntry(row="a", text="late", at="2001-01-01T00:00:00+00:00"))
     with pytest.raises(UsageError, match="dated 2001"):
         read(path)
+
+
+def test_a_line_may_not_be_of_the_future(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger(path)
+    append(path, ExplanationEntry(row="a", text="early", at="2999-01-01T00:00:00+00:00"))
+    with pytest.raises(UsageError, match=r"line 4: dated 2999-.*, which is yet to come"):
+        read(path)
+
+
+def test_a_line_without_its_newline_is_not_written_over(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    for what in (read, lambda path: append(path, ExplanationEntry(row="a", text="..."))):
+        with pytest.raises(UsageError, match="line 3: it has lost its newline"):
+            what(path)
+
+
+def test_a_change_is_after_less_before():
+    with pytest.raises(ValueError, match="change -3 is not 8 - 10"):
+        Observation(quantity="tpot", unit="ms", before=10.0, after=8.0, change=-3.0)
+
+
+def forged(lines: list[dict]) -> str:
+    """A chain whose hashes were made anew."""
+    previous = START
+    for line in lines:
+        line["previous"] = previous
+        previous = line["digest"] = digest(line)
+    return "".join(f"{json.dumps(line)}\n" for line in lines)
+
+
+def test_a_seal_shows_what_a_chain_without_a_key_cannot(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger(path)
+    text = path.read_text()
+    sealed = seal(path)
+    assert require_sealed(path, sealed) == 0
+    append(path, ExplanationEntry(row="a", text="..."))
+    assert require_sealed(path, sealed) == 1
+
+    lines = [json.loads(line) for line in text.splitlines()]
+    lines[1]["prediction"]["change"] = -5.0
+    path.write_text(forged(lines))
+    assert read(path)[1].prediction.change == -5.0  # nothing is wrong with the chain
+    with pytest.raises(HarnessError, match="its first 3 lines are not those that were sealed"):
+        require_sealed(path, sealed)
+
+    for cut, left in ((text[: text.rindex('{"row"')], 2), ("", 0)):
+        path.write_text(cut)
+        assert len(read(path)) == left
+        with pytest.raises(HarnessError, match=f"has {left} lines, 3 were sealed: its end was cut off"):
+            require_sealed(path, sealed)
+    with pytest.raises(UsageError, match="no line to seal"):
+        seal(path)
+    for bad in ("", "3", "0:" + "a" * 64, "3:abc"):
+        with pytest.raises(UsageError, match="it is LINES:DIGEST"):
+            require_sealed(path, bad)
+
+
+def test_sealing_by_command(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger(path)
+
+    def run(*words: str):
+        return CliRunner().invoke(serving, ["ledger", *words])
+
+    done = run(str(path), "--seal")
+    assert done.exit_code == 0 and done.stdout == f"{seal(path)}  {path}\n"
+    done = run(str(path), "--sealed", seal(path))
+    assert done.exit_code == 0 and done.stdout == f"{path}: as it was sealed, and 0 lines since\n"
+    assert isinstance(run("--seal").exception, UsageError)
+    other = run(str(path), "--sealed", "3:" + "0" * 64).exception
+    assert isinstance(other, HarnessError) and not isinstance(other, UsageError)
 
 
 def test_a_line_that_a_kill_broke_off_is_left_out_and_written_over(tmp_path):

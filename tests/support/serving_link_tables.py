@@ -16,8 +16,11 @@ US = {
 }
 
 
-def written(folder: Path, us=US, device="Test X1", scale=1.0) -> Path:
-    """Folder with tables in AIConfigurator's columns; times in us come out in ms, times scale."""
+def written(folder: Path, us=US, device="NVIDIA X1", scale=1.0, framework="SGLang", moe=()) -> Path:
+    """Folder with tables in AIConfigurator's columns; times in us come out in ms, times scale.
+
+    moe: kernels of the MoE, the column `kernel_source`, each next slower by half
+    """
     folder.mkdir(parents=True, exist_ok=True)
     rows = {name: [] for name in FILES}
     for kind in ("fp8_block", "bfloat16"):
@@ -53,15 +56,21 @@ def written(folder: Path, us=US, device="Test X1", scale=1.0) -> Path:
             )
     for size in (128, 536870912):
         rows["custom_allreduce_perf"].append(
-            {"num_gpus": 8, "message_size": size, "backend": "sglang_graph", "us": us["reduce"]}
+            {"num_gpus": 8, "message_size": size, "us": us["reduce"]}
+            | ({"backend": "sglang_graph"} if framework == "SGLang" else {})
         )
     for name, many in rows.items():
         with (folder / f"{name}.csv").open("w", newline="") as file:
-            out = csv.DictWriter(file, [*COMMON[:-1], *FILES[name], "latency"])
+            kernels = moe if name == "moe_perf" else ()
+            own = [key for key in many[0] if key != "us"] + (["kernel_source"] if kernels else [])
+            out = csv.DictWriter(file, [*COMMON[:-1], *own, "latency"])
             out.writeheader()
+            shared = {"framework": framework, "version": "9", "device": device}
             for row in many:
                 latency = row.pop("us") / 1e3 * scale
-                out.writerow(
-                    {"framework": "SGLang", "version": "9", "device": device, "latency": latency} | row
-                )
+                for nth, kernel in enumerate(kernels):
+                    slower = latency * 1.5**nth
+                    out.writerow(shared | {"latency": slower, "kernel_source": kernel} | row)
+                if not kernels:
+                    out.writerow(shared | {"latency": latency} | row)
     return folder

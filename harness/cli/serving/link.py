@@ -32,8 +32,9 @@ BEFORE_AFTER = re.compile(r"(.+?)\.\.(.+)")
 class LinkOptions:
     """The command's options as given."""
 
-    hardware: str
-    engine: str
+    hardware: str | None
+    engine: str | None
+    any_kernel: bool
     tp: int
     ep: int
     dp_attention: bool
@@ -58,8 +59,13 @@ class LinkOptions:
 
 
 @click.command("link")
-@click.option("--hardware", default="h200", show_default=True, help="The machine, as its tables are named.")
-@click.option("--engine", default="sglang", show_default=True)
+@click.option("--hardware", help="The machine.  [default: that of --tables, or h200]")
+@click.option("--engine", help="[default: that of --tables, or sglang]")
+@click.option(
+    "--any-kernel",
+    is_flag=True,
+    help="Also from tables of another kernel than the engine runs, with wide intervals.",
+)
 @click.option("--tp", default=8, show_default=True, help="Tensor parallelism.")
 @click.option("--ep", default=1, show_default=True, help="Expert parallelism, 1 or as --tp.")
 @click.option("--dp-attention", is_flag=True, help="Refused so far, with the reason.")
@@ -113,13 +119,15 @@ def answer(options: LinkOptions) -> int:
     from harness.serving.link.forecast import forecast, record
     from harness.serving.link.report import as_json, as_text, bounds_json, bounds_text
     from harness.serving.link.tables import bundled
+    from harness.serving.names import engine_name, hardware_name
 
     changes = [parse_change(text) for text in options.what_if]
     if options.ledger and not (changes and options.row):
         raise UsageError("--ledger needs a --row to be called by, and a --what-if: differences are predicted")
     target = _milliseconds(options.target_tpot) if options.target_tpot else None
     bounds = _bounds(options.observed, changes)
-    if bounds and (options.hardware, options.engine) not in bundled() and options.tables is None:
+    asked = hardware_name(options.hardware or "h200"), engine_name(options.engine or "sglang")
+    if bounds and asked not in bundled() and options.tables is None:
         if options.json_to:
             write(options.json_to, bounds_json(bounds))
         else:
@@ -160,16 +168,20 @@ def _model(options: LinkOptions) -> Link:
     from harness.serving.link.measured_times import read_measured_times
     from harness.serving.link.model import link as link_model
     from harness.serving.link.tables import read_tables
+    from harness.serving.names import hardware_name
 
+    tables = read_tables(Path(options.tables)) if options.tables else None
+    hardware = hardware_name(options.hardware or (tables.device if tables else "h200"))
     return link_model(
-        options.hardware,
+        hardware,
         options.engine,
         parallel=_parallel(options.tp, options.ep, options.dp_attention),
         kv=KV[options.kv_dtype],
         eager=options.launch == "eager",
-        tables=read_tables(Path(options.tables)) if options.tables else None,
-        exposure=_exposure(options.trace) if options.trace else None,
+        tables=tables,
+        exposure=_exposure(options.trace, hardware) if options.trace else None,
         measured_times=read_measured_times(options.runs) if options.runs else None,
+        any_kernel=options.any_kernel,
     )
 
 
@@ -209,14 +221,24 @@ def _milliseconds(text: str) -> float:
     return float(match[1]) * {"s": 1e3, "us": 1e-3}.get(match[2] or "ms", 1.0)
 
 
-def _exposure(file: str) -> dict[tuple[str, str], float]:
-    """Of a trace, by phase and op class: the share that is on the critical path."""
+def _exposure(file: str, hardware: str) -> dict[tuple[str, str], float]:
+    """Of a trace, by phase and op class: the share that is on the critical path. Raises UsageError for a
+    trace of another machine or model, or without decode steps."""
+    from harness.serving.names import hardware_name
     from harness.serving.trace import decompose
 
     trace = decompose(file)
+    for model in {device.model for device in trace.devices if device.model}:
+        if hardware_name(model) != hardware:
+            raise UsageError(f"{file} is a trace of {model}, not {hardware}: what hides there may not here")
     phases = {name: trace.exposure(name) for name in ("decode", "prefill")}
     if not phases["decode"]:
         raise UsageError(f"no decode step was found in {file}: its exposure cannot be used")
+    lacks = [op for op in ("mla_decode", "fused_moe") if op not in phases["decode"]]
+    if lacks:
+        raise UsageError(
+            f"{file} is no trace of DeepSeek-R1: its decode steps have no {' and no '.join(lacks)}"
+        )
     return {
         (name, op): share
         for name, shares in phases.items()

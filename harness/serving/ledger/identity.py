@@ -4,23 +4,18 @@ load. What is not known is not alike, unless the user takes it to be."""
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from harness.catalogue.devices import known_devices
 from harness.errors import UsageError
 from harness.serving.compare.quantity import LENGTH_TOLERANCE, SNAPSHOT, quantity_of_run
 from harness.serving.ledger.ledger import Setting
+from harness.serving.names import engine_name, hardware_name
 from harness.serving.schema import Metric, OfferedLoad, Parallelism, ServingRun
 
 UNKNOWN = ""
 NEEDED = ("hardware", "engine", "model", "input length", "output length", "concurrency")
 """What a row has to say, or else no run is known to be of it."""
-
-ENGINES = {"tensorrtllm": "trtllm", "trt": "trtllm", "sgl": "sglang"}
-"""Other spellings of engines, without their dashes and blanks."""
-
 
 CACHES = {"auto": "bfloat16", "bf16": "bfloat16", "fp8_e4m3": "fp8"}
 """Spellings of a cache's dtype; `auto` is DeepSeek's own."""
@@ -141,9 +136,9 @@ def _identity(
     all_at_once = rate == 0
     burstiness = "none" if all_at_once else _number(workload.burstiness)
     return {
-        "hardware": _hardware(hardware),
+        "hardware": hardware_name(hardware),
         "GPUs": _number(gpus),
-        "engine": _engine(engine),
+        "engine": engine_name(engine),
         "version": version.removeprefix("v").split("+")[0],
         "model": SNAPSHOT.sub("", model.rstrip("/").rsplit("/")[-1].lower()),
         "precision": precision.lower(),
@@ -165,17 +160,6 @@ def _identity(
 
 def _number(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.6g}"
-
-
-def _hardware(text: str) -> str:
-    """As data sheets call it, where the text has that as a word."""
-    names = [d["name"] for d in known_devices() if re.search(rf"\b{d['name']}\b", text, re.IGNORECASE)]
-    return max(names, key=len, default=text).lower()
-
-
-def _engine(text: str) -> str:
-    plain = re.sub(r"[-_ ]", "", text.lower())
-    return ENGINES.get(plain, plain)
 
 
 def _same(row: str, run: str) -> bool:

@@ -15,11 +15,13 @@ from harness.serving.link import calibration as calibrating
 from harness.serving.link.calibration import Fit, MeasuredPoint, measured
 from harness.serving.link.changes import applied
 from harness.serving.link.closed_loop import ClosedLoop, ServingTimes
+from harness.serving.link.kernel_identity import OFF_BY, WIDER, OtherKernel, of_engine
 from harness.serving.link.measured_times import MeasuredTimes
 from harness.serving.link.step_times import Draws, StepTimes, steps
 from harness.serving.link.structure import Structure, structure
 from harness.serving.link.tables import Tables, bundled, read_tables
 from harness.serving.link.uncertainty import DRAWS, World
+from harness.serving.names import engine_name, hardware_name
 from shapes.attention import Parallel
 
 SKEWED = "power_law_1.2"
@@ -36,6 +38,7 @@ class Link:
     kv:          dtype of its cache, bfloat16 or fp8
     like:        the model whose constants it takes where it has no points of its own
     exposure:    shares of op classes on the critical path, from a trace
+    other_kernels: ops whose times are of another kernel than the engine runs; intervals are wider by that
     notes:       what was taken for granted, one line each
     """
 
@@ -50,6 +53,7 @@ class Link:
     kv: str = "bfloat16"
     exposure: Mapping[tuple[str, str], float] | None = None
     memory_gb: float | None = None
+    other_kernels: tuple[OtherKernel, ...] = ()
     notes: tuple[str, ...] = ()
     kept: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -80,6 +84,10 @@ class Link:
 
     def fit(self, world: World) -> Fit:
         """The constants in each draw, without the scatter of single points."""
+        fitted = self._fit(world)
+        return replace(fitted, scatter=math.hypot(fitted.scatter, WIDER)) if self.other_kernels else fitted
+
+    def _fit(self, world: World) -> Fit:
         if not self.calibration and self.like:
             fitted = self.like.fitted(world)
             return replace(fitted, scatter=math.hypot(fitted.scatter, CARRIED_OVER))
@@ -135,8 +143,8 @@ def _tables(hardware: str, engine: str, measured_times: MeasuredTimes | None) ->
 
 
 def link(
-    hardware: str = "h200",
-    engine: str = "sglang",
+    hardware: str | None = None,
+    engine: str | None = None,
     *,
     parallel: Parallel | None = None,
     kv: str = "bfloat16",
@@ -144,20 +152,39 @@ def link(
     tables: Tables | None = None,
     exposure: Mapping[tuple[str, str], float] | None = None,
     measured_times: MeasuredTimes | None = None,
+    any_kernel: bool = False,
 ) -> Link:
-    """The model of a machine and engine. Raises UsageError, one line, where it has no data for them."""
+    """The model of a machine and engine; by default those of the tables, or H200 and SGLang.
+
+    any_kernel: also where the tables time another kernel than the engine runs, with wider intervals. Raises
+    UsageError, one line, where it has no data for them, or those of others.
+    """
     parallel = parallel or Parallel(tp=8)
     notes = []
+    hardware = hardware_name(hardware or (tables.device if tables else "h200"))
+    engine = engine_name(engine or (tables.engine if tables else "sglang"))
     tables = tables or _tables(hardware, engine, measured_times)
     for where, device in [
         (tables.where, tables.device),
         *([(measured_times.where, measured_times.device)] if measured_times else []),
     ]:
-        if hardware.lower() not in device.lower():
+        if hardware_name(device) != hardware:
             raise UsageError(
                 f"times in {where} are of {device}, not {hardware}: kernels of one machine are not linked to "
-                f"serving of another; give --hardware {device.split()[-1].lower()} and tables of that machine"
+                f"serving of another; give --hardware {hardware_name(device)} and tables of that machine"
             )
+    if engine_name(tables.engine) != engine:
+        raise UsageError(
+            f"times in {tables.where} are of kernels as {tables.engine} calls them, not {engine}: give "
+            f"--engine {engine_name(tables.engine)}, or tables of {engine}"
+        )
+    tables, others = of_engine(tables, engine, hardware)
+    if others and not any_kernel:
+        raise UsageError(
+            f"{tables.where}: {'; '.join(map(str, others))}: predictions from another kernel's times were "
+            f"off by {OFF_BY:.0%}; give tables or --runs of the engine's, or --any-kernel for wide intervals"
+        )
+    notes += [f"{other}: intervals are wider by the {OFF_BY:.0%} that was once off" for other in others]
     built = structure(tables, parallel, kv=kv, measured_times=measured_times)
     skewed = None
     if SKEWED in tables.distributions():
@@ -178,7 +205,14 @@ def link(
     elif (parallel, kv) != CALIBRATED:
         points, like = (
             (),
-            link(hardware, engine, tables=tables, exposure=exposure, measured_times=measured_times),
+            link(
+                hardware,
+                engine,
+                tables=tables,
+                exposure=exposure,
+                measured_times=measured_times,
+                any_kernel=any_kernel,
+            ),
         )
         notes.append(
             f"calibrated at {CALIBRATED[0].text} with a {CALIBRATED[1]} cache; carried over to "
@@ -201,5 +235,6 @@ def link(
         kv,
         exposure,
         MEMORY_GB.get(hardware),
+        tuple(others),
         tuple(notes),
     )

@@ -18,6 +18,7 @@ from typing import Any
 from harness.errors import UsageError
 from harness.paths import PUBLISHED
 from harness.serving.link.interpolation import Surface, TimeEstimate
+from harness.serving.names import engine_name
 
 TABLES = PUBLISHED / "kernel-tables"
 FILES: Mapping[str, tuple[str, ...]] = {
@@ -27,9 +28,10 @@ FILES: Mapping[str, tuple[str, ...]] = {
     "generation_mla_perf": ("kv_cache_dtype", "num_heads", "batch_size", "isl", "step"),
     "context_mla_perf": ("num_heads", "batch_size", "isl"),
     "mla_bmm_perf": ("op_name", "bmm_dtype", "num_tokens", "num_heads"),
-    "custom_allreduce_perf": ("num_gpus", "message_size", "backend"),
+    "custom_allreduce_perf": ("num_gpus", "message_size"),
 }  # fmt: skip
 COMMON = ("framework", "version", "device", "latency")
+OPTIONAL = ("kernel_source", "backend")
 SUFFIXES = (".csv", ".txt", ".parquet")
 PLAUSIBLE = (3.0, 20_000.0)  # TFLOPS of a large product: outside, the unit is another
 
@@ -78,12 +80,15 @@ class Tables:
         return self._surface("mla_bmm_perf", which, where, ("num_heads", "num_tokens")).at(heads, tokens)
 
     def all_reduce(self, elements: float, gpus: int) -> TimeEstimate:
-        """Of bf16 elements, in a graph: device time, without the host's launch.
+        """Of bf16 elements, in a graph where the table tells (TensorRT-LLM's does not): device time, without
+        the host's launch.
 
         The table's `message_size` counts elements: were it bytes, its largest would run at half of what
         NVLink gives.
         """
-        where = {"num_gpus": gpus, "backend": f"{self.engine.lower()}_graph"}
+        backends = {row["backend"] for row in self.rows.get("custom_allreduce_perf", [])}
+        in_graphs = next((backend for backend in sorted(backends) if backend.endswith("_graph")), None)
+        where = {"num_gpus": gpus} | ({} if in_graphs is None else {"backend": in_graphs})
         name = f"all-reduce over {gpus} GPUs"
         return self._surface("custom_allreduce_perf", name, where, ("num_gpus", "message_size")).at(
             gpus, elements
@@ -140,8 +145,11 @@ def read_tables(folder: Path) -> Tables:
         raise UsageError(
             f"no tables in {folder}; wanted: one or more of {', '.join(FILES)} as .csv or .parquet"
         )
+    spelt = {engine_name(row["framework"]): row["framework"] for of_file in rows.values() for row in of_file}
     labels = {
-        (row["device"], row["framework"], row["version"]) for of_file in rows.values() for row in of_file
+        (row["device"], spelt[engine_name(row["framework"])], row["version"])
+        for of_file in rows.values()
+        for row in of_file
     }
     if len(labels) > 1:
         several = "; ".join(" ".join(label) for label in sorted(labels))
@@ -183,6 +191,8 @@ def _row(path: Path, line: int, raw: Mapping[str, Any], columns: tuple[str, ...]
         )
     for name in COMMON[:-1]:
         row[name] = str(raw[name])
+    for name in OPTIONAL:
+        row[name] = str(raw.get(name) or "")
     row["us"] = row.pop("latency") * 1e3
     if "step" in row:
         row["context"] = row["isl"] + row["step"]

@@ -126,7 +126,7 @@ def test_times_with_quantisation_come_before_those_without():
 def test_own_times_replace_the_tables_where_they_are_near(tmp_path):
     tables = read_tables(written(tmp_path))
     surface = Surface([((1.0, 8.0, 150.0), 200.0)])
-    own = MeasuredTimes("Test X1", "runs", {("mla_decode", (16, "bf16")): surface})
+    own = MeasuredTimes("NVIDIA X1", "runs", {("mla_decode", (16, "bf16")): surface})
     load = ClosedLoop(isl=100, osl=100, concurrency=8, range_ratio=0.999)
     plain, measured = (link("x1", tables=tables, measured_times=one) for one in (None, own))
     term = next(t for t in measured.structure.decode if t.op == "mla_decode")
@@ -153,7 +153,7 @@ def test_what_own_runs_lack_is_named():
 def test_own_times_without_the_shared_expert_get_its_share(tmp_path):
     tables = read_tables(written(tmp_path))
     sizes = (256, 8, 7168, 256, 1, 0)
-    own = MeasuredTimes("Test X1", "runs", {("fused_moe", sizes): Surface([((1.0, 8.0), 300.0)])})
+    own = MeasuredTimes("NVIDIA X1", "runs", {("fused_moe", sizes): Surface([((1.0, 8.0), 300.0)])})
     term = next(
         t for t in link("x1", tables=tables, measured_times=own).structure.decode if t.op == "fused_moe"
     )
@@ -161,14 +161,38 @@ def test_own_times_without_the_shared_expert_get_its_share(tmp_path):
     assert term.time(StepLoad(8, 8, 1)).us == pytest.approx(300.0 * factor)
 
 
-def test_a_trace_says_what_is_on_the_critical_path(monkeypatch):
-    class Trace:
-        def exposure(self, phase):
-            return {"all_reduce": 0.5} if phase == "decode" else {}
+DEEPSEEK = {"mla_decode": 1.0, "fused_moe": 1.0}
 
+
+def traced_as(monkeypatch, decode, device="NVIDIA H200"):
+    """A trace of one device, of these exposures in decode."""
+    trace = types.SimpleNamespace(
+        devices=(types.SimpleNamespace(model=device),),
+        exposure=lambda phase: decode if phase == "decode" else {},
+    )
     reader = types.ModuleType("harness.serving.trace")
-    reader.decompose = lambda path: Trace()
+    reader.decompose = lambda path: trace
     monkeypatch.setitem(sys.modules, "harness.serving.trace", reader)
+
+
+@pytest.mark.parametrize(
+    ("decode", "device", "said"),
+    [
+        (DEEPSEEK, "AMD Instinct MI300X", "is a trace of AMD Instinct MI300X, not h200"),
+        (DEEPSEEK, "NVIDIA GH200 480GB", "is a trace of NVIDIA GH200 480GB, not h200"),
+        ({"mha_prefill": 1.0, "fused_moe": 1.0}, "NVIDIA H200", "no trace of DeepSeek-R1: .* no mla_decode"),
+        ({"mla_decode": 1.0}, "NVIDIA H200", "no trace of DeepSeek-R1: .* no fused_moe"),
+        ({}, "NVIDIA H200", "no decode step was found"),
+    ],
+)
+def test_a_trace_of_something_else_is_refused(monkeypatch, decode, device, said):
+    traced_as(monkeypatch, decode, device)
+    with pytest.raises(UsageError, match=said):
+        raise run("--trace", "some.json").exception
+
+
+def test_a_trace_says_what_is_on_the_critical_path(monkeypatch):
+    traced_as(monkeypatch, DEEPSEEK | {"all_reduce": 0.5})
     plain, traced = document("--concurrency", "32"), document("--concurrency", "32", "--trace", "some.json")
     taken = [
         next(s for s in found["workloads"][0]["shares"] if s["name"] == "all_reduce")["decode_ms"]

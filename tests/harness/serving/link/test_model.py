@@ -333,7 +333,7 @@ def test_a_machine_without_tables_is_refused():
 
 
 def test_tables_of_another_machine_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="are of Test X1, not h200"):
+    with pytest.raises(UsageError, match="are of NVIDIA X1, not h200"):
         link("h200", tables=read_tables(written(tmp_path)))
 
 

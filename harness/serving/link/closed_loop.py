@@ -90,14 +90,22 @@ class ServingTimes:
 
 
 def closed_loop(
-    load: ClosedLoop, decode: StepTime, prefill: StepTime, host_ms: Array, most: float = math.inf
+    load: ClosedLoop,
+    decode: StepTime,
+    prefill: StepTime,
+    host_ms: Array,
+    most: float = math.inf,
+    cold_ms: Array | float = 0.0,
+    cold_prefill: Array | float = 1.0,
 ) -> ServingTimes:
-    """The steady state.
+    """The steady state, and the mean over a run that begins with a cold first wave.
 
     decode:  batch to ms of a step
     prefill: prompts (of mean length, in one step) to ms
     host_ms: of a request outside the engine's steps: client, tokenisation, first answer
     most:    requests that KV memory holds
+    cold_ms: what the first wave's requests wait beside their prefills: connections, batches of new sizes
+    cold_prefill: how many times as long its prefills take
 
     Raises HarnessError where the iteration does not settle.
     """
@@ -139,7 +147,7 @@ def closed_loop(
     return ServingTimes(
         tpot=tpot,
         ttft=steady,
-        ttft_mean=_with_first_wave(load, steady, prefill, host_ms, most),
+        ttft_mean=_with_first_wave(load, steady, prefill, host_ms + cold_ms, cold_prefill, most),
         output=c * load.mean_osl / life * 1e3,
         batch=batch,
         decode=step,
@@ -181,10 +189,15 @@ def _wave(count: float, load: ClosedLoop, prefill: StepTime, like: Array) -> tup
 
 
 def _with_first_wave(
-    load: ClosedLoop, steady: Array, prefill: StepTime, host_ms: Array, most: float
+    load: ClosedLoop,
+    steady: Array,
+    prefill: StepTime,
+    host_ms: Array,
+    cold_prefill: Array | float,
+    most: float,
 ) -> Array:
     if not load.waves:
         return steady
     count = min(load.concurrency, most)
-    first = host_ms + _wave(count, load, prefill, host_ms)[0]
+    first = host_ms + cold_prefill * _wave(count, load, prefill, host_ms)[0]
     return (first + (load.waves - 1) * steady) / load.waves

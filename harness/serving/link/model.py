@@ -17,6 +17,7 @@ from harness.serving.link.changes import applied
 from harness.serving.link.closed_loop import ClosedLoop, ServingTimes
 from harness.serving.link.kernel_identity import OFF_BY, WIDER, OtherKernel, of_engine
 from harness.serving.link.measured_times import MeasuredTimes
+from harness.serving.link.own_points import described, own_points
 from harness.serving.link.step_times import Draws, StepTimes, steps
 from harness.serving.link.structure import Structure, structure
 from harness.serving.link.tables import Tables, bundled, read_tables
@@ -99,11 +100,10 @@ class Link:
 
     def draws(self, load: ClosedLoop, world: World, fitted: Fit) -> Draws:
         """With the constants as they may be at a point that was not calibrated on."""
-        points = len(fitted.residuals)
-        new = (1 + 1 / points) ** 0.5 if points else 1.0
-        kappa = fitted.kappa * np.exp(new * fitted.scatter * world.student("kappa", points - 1))
-        host = np.maximum(fitted.host_ms + new * fitted.late_ms * world.student("host", points - 1), 0.0)
-        return replace(world.draws(self.steps(load)), kappa=kappa, host_ms=host)
+        kappa = fitted.kappa * np.exp(fitted.scatter * world.student("kappa", fitted.freedom))
+        host = np.maximum(fitted.host_ms + fitted.late_ms * world.student("host", fitted.freedom), 0.0)
+        cold = np.maximum(fitted.cold_ms + fitted.cold_deviation * world.student("cold", fitted.freedom), 0.0)
+        return replace(world.draws(self.steps(load)), kappa=kappa, host_ms=host, cold_ms=cold)
 
     def serving(
         self, load: ClosedLoop, changes: Sequence[KernelChange] = (), world: World | None = None
@@ -153,9 +153,14 @@ def link(
     exposure: Mapping[tuple[str, str], float] | None = None,
     measured_times: MeasuredTimes | None = None,
     any_kernel: bool = False,
+    own: Sequence[str] = (),
+    range_ratio: float = 0.8,
+    prefill_tokens: int = 8192,
 ) -> Link:
     """The model of a machine and engine; by default those of the tables, or H200 and SGLang.
 
+    own: files of serving results to calibrate on, in place of what is known here; range_ratio and
+    prefill_tokens: of them, where they do not say
     any_kernel: also where the tables time another kernel than the engine runs, with wider intervals. Raises
     UsageError, one line, where it has no data for them, or those of others.
     """
@@ -194,10 +199,23 @@ def link(
     if measured_times:
         ops = ", ".join(measured_times.ops())
         notes.append(f"measured in {measured_times.where}: {ops}, where near the step's sizes")
-    series = [s for s in measured(hardware, engine) if s.use == "calibration"]
+    series = [s for s in measured(hardware, engine) if s.use == "calibration" and not own]
     points = tuple(point for series_ in series for point in series_.points)
     like = None
-    if not points:
+    if own:
+        points = tuple(
+            own_points(
+                own,
+                hardware=hardware,
+                engine=engine,
+                parallel=parallel,
+                kv=kv,
+                range_ratio=range_ratio,
+                prefill_tokens=prefill_tokens,
+            )
+        )
+        notes += described(points)
+    elif not points:
         notes.append(
             f"no serving of {hardware} with {engine} was measured to calibrate on: kappa is assumed "
             f"{calibrating.ASSUMED_KAPPA:g}, +- {calibrating.ASSUMED_DEVIATION:.0%}"
@@ -229,7 +247,7 @@ def link(
         built,
         skewed,
         points,
-        tuple(series_.source for series_ in series),
+        tuple(own) or tuple(series_.source for series_ in series),
         like,
         eager,
         kv,

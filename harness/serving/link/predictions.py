@@ -37,6 +37,9 @@ class Value:
     def of(cls, draws: Array) -> Value:
         return cls(float(draws[0]), *interval(draws))
 
+    def covers(self, measured: float) -> bool:
+        return self.low <= measured <= self.high
+
 
 @dataclass(frozen=True)
 class Share:

@@ -103,9 +103,9 @@ def _row_json(row: ValidationRow) -> dict[str, object]:
         "concurrency": row.point.load.concurrency,
         "measured": {k: v for k, v in asdict(row.point).items() if k != "load"},
         "tpot_ms": asdict(row.tpot),
-        "ttft_ms": row.ttft_ms,
-        "ttft_mean_ms": row.ttft_mean_ms,
-        "output_tok_s_gpu": row.output_tok_s_gpu,
+        "ttft_ms": asdict(row.ttft),
+        "ttft_mean_ms": asdict(row.ttft_mean),
+        "output_tok_s_gpu": asdict(row.output_tok_s_gpu),
         "error": row.error,
         "covered": row.covered,
     }
@@ -219,8 +219,9 @@ def remarks(model: Link, forecast: Forecast) -> str:
         lines.append(f"the cache holds {look.capacity:.0f} requests of this length; the others wait")
     if look.load.waves:
         lines.append(
-            "TTFT is of the steady state; a client's mean also holds its cold first wave, about a second "
-            "more in InferenceX's runs, which is not modelled"
+            "TTFT is of the steady state, as a client's median; its mean also holds the first wave, all of "
+            f"whose prompts come at once, {model.fitted(model.world()).cold_ms[0]:.0f} ms later than their "
+            f"prefills ({'calibrated' if model.calibrated_with else 'assumed'})"
         )
     lines.append(f"tables: {model.structure.where}; intervals: {model.world().count} draws, fixed seed")
     return "\n".join(f"- {line}" for line in lines)
@@ -233,21 +234,22 @@ def series_text(summary: ValidationSummary, rows: Sequence[ValidationRow]) -> st
             f"{row.point.tpot_ms:.2f}",
             _value(row.tpot),
             f"{row.error:+.1%}" + ("" if row.covered else " outside"),
-            f"{row.point.ttft_median_ms or row.point.ttft_ms:.0f}"
-            + ("" if row.point.ttft_median_ms else " (mean)"),
-            f"{row.ttft_ms if row.point.ttft_median_ms else row.ttft_mean_ms:.0f}",
+            "" if row.point.ttft_median_ms is None else f"{row.point.ttft_median_ms:.0f}",
+            "" if row.point.ttft_median_ms is None else f"{row.ttft.value:.0f}",
+            f"{row.point.ttft_ms:.0f}",
+            f"{row.ttft_mean.value:.0f}",
             f"{row.point.output_tok_s_gpu:.1f}",
-            f"{row.output_tok_s_gpu:.1f}",
+            f"{row.output_tok_s_gpu.value:.1f}",
         ]
         for row in rows
     ]
-    names = ["concurrency", "TPOT ms", "predicted (90 %)", "error", "TTFT ms", "predicted", "tok/s a GPU",
-             "predicted"]  # fmt: skip
+    names = ["concurrency", "TPOT ms", "predicted (90 %)", "error", "median TTFT", "predicted", "mean TTFT",
+             "predicted", "tok/s a GPU", "predicted"]  # fmt: skip
     how = "each predicted from the others" if summary.use == CALIBRATION else "nothing was fitted to it"
-    return (
-        f"{summary.series}: {summary.use}, {how}\n{summary.source}\n{_table(lines, names)}\n"
-        f"mean error {summary.mean:.1%}, largest {summary.largest:.1%}, bias {summary.bias:+.1%}; "
-        f"{summary.covered} of {summary.points} in their 90 % intervals"
+    return f"{summary.series}: {summary.use}, {how}\n{summary.source}\n{_table(lines, names)}\n" + "\n".join(
+        f"{name}: mean error {errors.mean:.1%}, largest {errors.largest:.1%}, bias {errors.bias:+.1%}; "
+        f"{errors.covered} of {summary.points} in their 90 % intervals"
+        for name, errors in summary.errors.items()
     )
 
 

@@ -53,6 +53,8 @@ class Draws:
     gap_us: Array
     launch_us: Array
     host_ms: Array
+    cold_ms: Array
+    cold_prefill: Array
     scheduling: Array
 
 
@@ -80,7 +82,8 @@ class StepTimes:
 
     def serving(self, draws: Draws) -> ServingTimes:
         decode, prefill = self._decoding(draws), self._prefilling(draws)
-        return closed_loop(self.load, decode, prefill, draws.host_ms, self.capacity)
+        cold = draws.cold_ms, draws.cold_prefill
+        return closed_loop(self.load, decode, prefill, draws.host_ms, self.capacity, *cold)
 
     def _decoding(self, draws: Draws) -> StepTime:
         us = totals(self.decode, draws.decode, draws.routing) + draws.decode_us[:, None]

@@ -28,13 +28,16 @@ GLUE = 0.35
 GAP = 0.6
 LAUNCH = 0.5
 SCHEDULING = 0.15  # of a prefill's stall: batches of prompts, what the host adds
+# How many times as long the prefills of a cold first wave take: the slope of InferenceX's five points of
+# SGLang 0.5.9 on H200 at 1024 in and out, whose first wave is 1.1 to 2.5 s late; 8192 in: 2.0 to 2.7.
+COLD_PREFILL, COLD_PREFILL_SPREAD = 1.6, 0.3
 UNABSORBED = 0.2  # of scaling prefill attention from absorbed to plain
 ROUTING = 0.5  # of the way from experts chosen alike to a power law of 1.2
 EXPOSED = 0.05  # mean share of communication that something else hides
 IN_SERVER = 0.1  # of a kernel's saving: in the server against alone (replays of a step came within 12 %)
 
-ASSUMED = ("kappa", "routing", "exposure", "glue", "host", "scheduling", "prefill attention", "kernel change",
-           "kernel in the server")  # fmt: skip
+ASSUMED = ("kappa", "routing", "exposure", "glue", "host", "cold", "scheduling", "prefill attention",
+           "kernel change", "kernel in the server")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ class World:
             gap_us=STEP_GAP_US * np.exp(GAP * self.normal("host", "gap")),
             launch_us=LAUNCH_US * np.exp(LAUNCH * self.normal("host", "launch")),
             host_ms=ones,
+            cold_ms=0 * ones,
+            cold_prefill=COLD_PREFILL * np.exp(COLD_PREFILL_SPREAD * self.normal("cold", "prefill")),
             scheduling=np.exp(SCHEDULING * self.normal("scheduling")),
         )
 

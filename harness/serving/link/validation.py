@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.serving.link.calibration import MeasuredPoint, Series, measured
@@ -24,9 +24,9 @@ class ValidationRow:
     use: str
     point: MeasuredPoint
     tpot: Value
-    ttft_ms: float
-    ttft_mean_ms: float
-    output_tok_s_gpu: float
+    ttft: Value
+    ttft_mean: Value
+    output_tok_s_gpu: Value
 
     @property
     def error(self) -> float:
@@ -34,22 +34,39 @@ class ValidationRow:
 
     @property
     def covered(self) -> bool:
-        return self.tpot.low <= self.point.tpot_ms <= self.tpot.high
+        return self.tpot.covers(self.point.tpot_ms)
+
+    def against(self) -> Iterator[tuple[str, Value, float]]:
+        """What is predicted and measured, by name: TTFT is the client's mean, first wave included."""
+        yield "TPOT", self.tpot, self.point.tpot_ms
+        yield "mean TTFT", self.ttft_mean, self.point.ttft_ms
+        yield "throughput", self.output_tok_s_gpu, self.point.output_tok_s_gpu
+
+
+@dataclass(frozen=True)
+class ValidationErrors:
+    """Of one quantity over a series: mean and largest absolute error, bias, and how many points lie in their
+    interval."""
+
+    mean: float
+    largest: float
+    bias: float
+    covered: int
 
 
 @dataclass(frozen=True)
 class ValidationSummary:
-    """Of one series: mean and largest absolute error of TPOT, bias, and how many points lie in their
-    interval."""
+    """Of one series, the errors by quantity (see ValidationRow.against)."""
 
     series: str
     use: str
     source: str
     points: int
-    mean: float
-    largest: float
-    bias: float
-    covered: int
+    errors: Mapping[str, ValidationErrors]
+
+    @property
+    def tpot(self) -> ValidationErrors:
+        return self.errors["TPOT"]
 
 
 def rows(link: Link, series: Series) -> Iterator[ValidationRow]:
@@ -62,9 +79,9 @@ def rows(link: Link, series: Series) -> Iterator[ValidationRow]:
             series.use,
             point,
             Value.of(times.tpot),
-            float(times.ttft[0]),
-            float(times.ttft_mean[0]),
-            float(times.output[0]) / link.gpus,
+            Value.of(times.ttft),
+            Value.of(times.ttft_mean),
+            Value.of(times.output / link.gpus),
         )
 
 
@@ -72,16 +89,18 @@ def validated(link: Link) -> list[tuple[ValidationSummary, list[ValidationRow]]]
     validations = []
     for series in measured(link.hardware, link.engine):
         points = list(rows(link, series))
-        errors = [row.error for row in points]
-        summary = ValidationSummary(
-            series.name,
-            series.use,
-            series.source,
-            len(points),
-            sum(map(abs, errors)) / len(errors),
-            max(map(abs, errors)),
-            sum(errors) / len(errors),
-            sum(row.covered for row in points),
-        )
+        by_name: dict[str, list[tuple[float, bool]]] = {}
+        for row in points:
+            for name, value, measured_value in row.against():
+                error = value.value / measured_value - 1
+                by_name.setdefault(name, []).append((error, value.covers(measured_value)))
+        errors = {name: _errors(of) for name, of in by_name.items()}
+        summary = ValidationSummary(series.name, series.use, series.source, len(points), errors)
         validations.append((summary, points))
     return validations
+
+
+def _errors(of: Sequence[tuple[float, bool]]) -> ValidationErrors:
+    sizes = [abs(error) for error, _ in of]
+    mean, bias = sum(sizes) / len(of), sum(error for error, _ in of) / len(of)
+    return ValidationErrors(mean, max(sizes), bias, sum(covered for _, covered in of))

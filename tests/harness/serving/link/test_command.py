@@ -61,7 +61,7 @@ def test_json_holds_every_number_with_its_interval():
 def test_validation_is_computed_and_passes():
     done = run("--validate")
     assert done.exit_code == 0, done.output
-    assert done.output.count("mean error") == 5
+    assert done.output.count("TPOT: mean error") == 5
     assert "each predicted from the others" in done.output
     assert "outside" in done.output  # dstack's engine of a year before
 

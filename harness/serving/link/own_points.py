@@ -1,0 +1,104 @@
+"""Points to calibrate on from anybody's results: what any client wrote of runs on this system."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from harness.errors import UsageError
+from harness.serving.clients.load import load
+from harness.serving.compare.quantity import option, quantity_of_run
+from harness.serving.ledger.identity import differences
+from harness.serving.ledger.ledger import Setting
+from harness.serving.link.calibration import MeasuredPoint
+from harness.serving.link.closed_loop import ClosedLoop
+from harness.serving.schema import Metric, Parallelism, ServingRun
+from shapes.attention import Parallel
+
+SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
+"""Models of DeepSeek-R1's layers and sizes; not the distilled ones, nor V3.2's sparse attention."""
+
+
+def own_points(
+    files: Sequence[str],
+    *,
+    hardware: str,
+    engine: str,
+    parallel: Parallel,
+    kv: str,
+    range_ratio: float,
+    prefill_tokens: int,
+) -> list[MeasuredPoint]:
+    """Those of all runs in the files. What a file does not say of the system is taken to be as given.
+
+    range_ratio, prefill_tokens: where a run does not say them. Raises UsageError for a run of another system,
+    with failed requests, or without closed loop, lengths, TPOT, TTFT or throughput.
+    """
+    runs = [run for name in files for run in load(name)]
+    gpus = parallel.tp * parallel.dp
+    for run in runs:
+        setting = Setting(
+            hardware=hardware,
+            gpus=gpus,
+            engine=engine,
+            model=run.model if SAME_LAYERS.fullmatch(_name(run)) else "DeepSeek-R1",
+            precision="fp8 block-scale",
+            kv_cache=kv,
+            parallelism=Parallelism(tp=parallel.tp, ep=parallel.ep, dp=parallel.dp),
+            workload=run.workload.model_copy(update={"request_rate": 0.0, "ramp_up": ""}),
+        )
+        # The load is the run's own, and lengths are as served.
+        unlike = [d for d in differences(setting, run, ["all"]) if not d.name.endswith("length")]
+        if unlike:
+            raise UsageError(f"{run.id} does not calibrate this: {'; '.join(map(str, unlike))}")
+    points = [_point(run, gpus, range_ratio, prefill_tokens) for run in runs]
+    if not points:
+        raise UsageError(f"no run in {', '.join(files)} to calibrate on")
+    return points
+
+
+def _name(run: ServingRun) -> str:
+    return run.model.rstrip("/").rsplit("/")[-1].lower()
+
+
+def _point(run: ServingRun, gpus: int, range_ratio: float, prefill_tokens: int) -> MeasuredPoint:
+    quantity = quantity_of_run(run, Metric(name="", value=0, unit=""))
+    wanted = {
+        "input length": quantity.input_len,
+        "output length": quantity.output_len,
+        "concurrency": run.workload.concurrency,
+        "mean TPOT": run.value("tpot", "mean"),
+        "mean TTFT": run.value("ttft", "mean"),
+        "output throughput": run.value("throughput", "total", "output"),
+    }
+    if lacks := [name for name, value in wanted.items() if not value]:
+        raise UsageError(f"{run.id} does not say its {', '.join(lacks)}: it cannot calibrate")
+    isl, osl, concurrency, tpot, ttft, output = (float(value or 0) for value in wanted.values())
+    ratio = run.workload.range_ratio
+    ratio = range_ratio if ratio is None or not 0 < ratio <= 1 else ratio
+    chunk = option(run.flags, "--chunked-prefill-size")
+    prompts = run.workload.num_prompts or 10 * concurrency
+    to_longest = 2 / (1 + ratio)
+    return MeasuredPoint(
+        ClosedLoop(
+            round(isl * to_longest),
+            round(osl * to_longest),
+            concurrency=round(concurrency),
+            range_ratio=ratio,
+            prefill_tokens=int(chunk) if chunk.isdigit() else prefill_tokens,
+            waves=max(1, round(prompts / concurrency)),
+        ),
+        tpot_ms=tpot,
+        ttft_ms=ttft,
+        output_tok_s_gpu=output / gpus,
+        ttft_median_ms=run.value("ttft", "median"),
+    )
+
+
+def described(points: Sequence[MeasuredPoint]) -> Iterator[str]:
+    """A line for each pair of lengths: how many points, at which concurrencies."""
+    by_length: dict[tuple[int, int], list[int]] = {}
+    for point in points:
+        by_length.setdefault((point.load.isl, point.load.osl), []).append(point.load.concurrency)
+    for (isl, osl), counts in by_length.items():
+        yield f"calibrated on {len(counts)} own points: {isl} in, {osl} out, {sorted(counts)} in flight"

@@ -1,0 +1,146 @@
+"""Calibration on a user's own results: few points are enough, and intervals are honest about how few."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.cli.serving import serving
+from harness.errors import UsageError
+from harness.serving.link.calibration import (
+    ASSUMED_DEVIATION,
+    ASSUMED_KAPPA,
+    PRIOR_SCATTER,
+    MeasuredPoint,
+    measured,
+)
+from harness.serving.link.closed_loop import ClosedLoop
+from harness.serving.link.model import Link, link
+from harness.serving.link.predictions import Value
+from harness.serving.link.tables import read_tables
+from harness.serving.link.uncertainty import World
+from tests.support.serving_files import SGLANG_ROW, VLLM_ROW
+from tests.support.serving_link_tables import written
+
+SERIES = {series.name: series for series in measured("h200", "sglang")}
+HELD_OUT = [p for s in ("inferencex-0.5.9-1k8k", "inferencex-0.5.9-8k1k") for p in SERIES[s].points]
+
+
+def row(point: MeasuredPoint) -> dict[str, object]:
+    """The point as SGLang's client writes it."""
+    load = point.load
+    count = load.concurrency * load.waves
+    return SGLANG_ROW | {
+        "max_concurrency": load.concurrency, "num_prompts": count, "completed": count,
+        "random_input_len": load.isl, "random_output_len": load.osl,
+        "total_input_tokens": round(count * load.mean_isl),
+        "total_output_tokens": round(count * load.mean_osl),
+        "output_throughput": 8 * point.output_tok_s_gpu, "mean_tpot_ms": point.tpot_ms,
+        "mean_ttft_ms": point.ttft_ms, "median_ttft_ms": point.ttft_median_ms,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> list[str]:
+    folder = tmp_path_factory.mktemp("own")
+    paths = []
+    for number, point in enumerate(SERIES["inferencex-0.5.9-1k1k"].points):
+        path = folder / f"{number}.jsonl"
+        path.write_text(json.dumps(row(point)))
+        paths.append(str(path))
+    return paths
+
+
+def test_a_file_calibrates_as_what_is_known_does(files):
+    own = link(own=files, prefill_tokens=32768)
+    assert own.calibration == link().calibration
+    assert "calibrated on 5 own points: 1024 in, 1024 out, [4, 8, 16, 32, 64] in flight" in own.notes
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_other_lengths_from_few_points(files, count):
+    """Of SGLang on H200: calibrated at 1024 in and out, predicted at 8192 in or out."""
+    errors: dict[str, list[float]] = {"tpot": [], "ttft": []}
+    covered: dict[str, list[bool]] = {"tpot": [], "ttft": []}
+    for some in itertools.islice(itertools.combinations(files, count), 5):
+        model = link(own=some, prefill_tokens=32768)
+        for point in HELD_OUT:
+            times, _ = model.serving(point.load)
+            for name, draws, value in (
+                ("tpot", times.tpot, point.tpot_ms),
+                ("ttft", times.ttft_mean, point.ttft_ms),
+            ):
+                predicted = Value.of(draws)
+                errors[name].append(abs(predicted.value / value - 1))
+                covered[name].append(predicted.covers(value))
+    assert np.mean(errors["tpot"]) <= 0.06 and np.mean(errors["ttft"]) <= 0.2
+    assert np.mean(covered["tpot"]) >= 0.85 and np.mean(covered["ttft"]) >= 0.85
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Link:
+    return link(tables=read_tables(written(tmp_path_factory.mktemp("tables"))))
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 5])
+def test_intervals_hold_what_they_say(tiny, count):
+    """Systems drawn from the prior, with points that scatter as points do: 90 % of new ones are inside."""
+    rng = np.random.default_rng(count)
+    load = ClosedLoop(1024, 1024, 16, waves=10)
+    steps, world = tiny.steps(load), World(count=200)
+    plain = replace(world.draws(steps), host_ms=np.full(200, 60.0), cold_ms=np.full(200, 900.0))
+    inside, widths = [], []
+    for _ in range(40):
+        kappa = ASSUMED_KAPPA * np.exp(ASSUMED_DEVIATION * rng.standard_normal())
+        truth = steps.serving(replace(plain, kappa=np.full(200, kappa)))
+        tpots = float(truth.tpot[0]) * np.exp(PRIOR_SCATTER * rng.standard_normal(count + 1))
+        points = tuple(
+            MeasuredPoint(load, tpot, float(truth.ttft_mean[0]), 1.0, float(truth.ttft[0]))
+            for tpot in tpots[1:]
+        )
+        model = replace(tiny, calibration=points, kept={})
+        predicted = Value.of(model.serving(load, world=world)[0].tpot)
+        inside.append(predicted.covers(float(tpots[0])))
+        widths.append(predicted.high / predicted.low)
+    assert np.mean(inside) >= 0.8  # of 40, three deviations below 0.9 would be 0.76
+    assert np.mean(widths) < {0: 2.2, 1: 1.4, 3: 1.32, 5: 1.3}[count]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"backend": "vllm", "endpoint_type": "vllm"}, "engine vllm, not sglang"),
+        ({"model_id": "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"}, "model deepseek-r1-distill-qwen-7b"),
+        ({"tensor_parallel_size": "4"}, "tensor parallelism 4, not 8"),
+        ({"request_rate": 4.0}, "request rate 4, not all at once"),
+        ({"failed": 10, "completed": 150}, "failed requests 10 of 160"),
+        ({"ramp_up_strategy": "linear", "ramp_up_start_rps": 1, "ramp_up_end_rps": 9}, "ramp-up linear"),
+        ({"max_concurrency": None}, "does not say its concurrency"),
+        ({"mean_tpot_ms": None}, "does not say its mean TPOT"),
+    ],
+)
+def test_a_run_that_does_not_calibrate_is_refused(tmp_path, changes, says):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(VLLM_ROW | changes))
+    with pytest.raises(UsageError, match=says):
+        link(own=[str(path)])
+
+
+def test_the_same_layers_by_another_name(tmp_path):
+    path = tmp_path / "run.json"
+    for name in ("deepseek-ai/DeepSeek-V3-0324", "deepseek-ai/DeepSeek-V3.1", "/models/DeepSeek-R1-0528"):
+        path.write_text(json.dumps(VLLM_ROW | {"model_id": name}))
+        assert len(link(own=[str(path)]).calibration) == 1
+
+
+def test_by_command(files, capsys):
+    words = [word for path in files for word in ("--calibrate", path)]
+    with pytest.raises(SystemExit, match="0"):
+        serving(["link", "--concurrency", "16", *words], standalone_mode=False)
+    printed = capsys.readouterr().out
+    assert "calibrated on 5 own points" in printed and Path(files[0]).name in printed

@@ -28,6 +28,7 @@ ASKED = (1 / 20, 1.5)  # E2E over what follows from a length that was asked for:
 CORE = ("mean", "median", "std", "p99")
 PER_REQUEST = ("ttft", "tpot", "e2e")
 UNIT = 100  # a factor that no distribution of latencies has between its mean and its median
+TAILS = 4  # times p99: the longest hundredth of requests
 BUNDLED = 1.5  # ITL / TPOT from which on chunks hold several tokens
 BUNDLE = 64  # tokens a chunk, at most
 
@@ -50,9 +51,20 @@ def quantile(statistic: str) -> float | None:
     return float(match[1]) / 100 if match and float(match[1]) <= 100 else None
 
 
+def distributions(run: ServingRun) -> dict[str, dict[str, float]]:
+    """Of each metric that has several, its statistics, in its unit, as the client reported them."""
+    values: dict[tuple[str, str, str], dict[str, float]] = {}
+    for metric in run.metrics:
+        if not metric.derived and metric.statistic != "total":
+            key = (metric.name, metric.tokens, metric.scope)
+            values.setdefault(key, {}).setdefault(metric.statistic, metric.value)
+    names = {key: " ".join(word for word in key[1::-1] if word != "none") for key in values}
+    return {names[key]: known for key, known in values.items() if len(known) > 1}
+
+
 def order(run: ServingRun) -> Iterator[Finding]:
     """Quantiles rise; the mean lies between min and max; p50 is the median."""
-    for name, known in statistics(run).items():
+    for name, known in distributions(run).items():
         ranked = sorted((q, s) for s in known if (q := quantile(s)) is not None)
         pairs = [(low, high) for (_, low), (_, high) in pairwise(ranked)]
         pairs += [p for p in (("min", "mean"), ("mean", "max")) if known.keys() >= set(p)]
@@ -63,7 +75,7 @@ def order(run: ServingRun) -> Iterator[Finding]:
                 yield Finding(
                     rule="percentile_order",
                     severity="wrong",
-                    message=f"{name}: {low} {known[low]:g} ms and {high} {known[high]:g} ms are "
+                    message=f"{name}: {low} {known[low]:g} and {high} {known[high]:g} are "
                     + ("not the same" if same else "the wrong way round"),
                     numbers={low: known[low], high: known[high]},
                 )
@@ -85,6 +97,15 @@ def moments(run: ServingRun) -> Iterator[Finding]:
         median = known.get("median")
         if median and mean and not 1 / UNIT < median / mean < UNIT:
             yield _unlikely(run, name, "median", median, "mean", mean)
+        p99 = known.get("p99")
+        if name in PER_REQUEST and p99 is not None and mean > p99 + rounding(mean, p99):
+            yield Finding(
+                rule="moments",
+                severity="suspect",
+                message=f"{name}: mean {mean:g} ms is above the p99 of {p99:g}: one request in a hundred "
+                "cannot weigh so much",
+                numbers={"mean": mean, "p99": p99},
+            )
         if std is None:
             continue
         for statistic, value in known.items():
@@ -105,13 +126,19 @@ def moments(run: ServingRun) -> Iterator[Finding]:
             yield _too_wide(
                 name, std, f"with mean {mean:g} ms of {count} requests", {"std": std, "mean": mean}
             )
-        elif (p99 := known.get("p99")) is not None and std > p99 + rounding(p99) and name in PER_REQUEST:
+        elif p99 is not None and std > _widest(mean, p99) + rounding(std, p99) and name in PER_REQUEST:
             yield _too_wide(name, std, f"beside a p99 of {p99:g} ms", {"std": std, "p99": p99})
         if name == "itl" and longest and std > math.sqrt(2 * mean * longest):
             yield _too_wide(
                 name, std, f"with mean {mean:g} ms, in requests of {longest:g} ms (p99)",
                 {"std": std, "mean": mean, "p99_e2e": longest},
             )  # fmt: skip
+
+
+def _widest(mean: float, p99: float) -> float:
+    """The largest deviation of times from 0 to p99 with that mean (Bhatia and Davis), one in a hundred of
+    which are up to TAILS times as long."""
+    return math.sqrt(max(p99 - mean, 0.0) * mean + 0.01 * max(TAILS * p99 - mean, 0.0) ** 2)
 
 
 def _too_wide(name: str, std: float, beside: str, numbers: dict[str, float]) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from harness.serving.integrity.common import (
@@ -17,6 +18,7 @@ from harness.serving.integrity.common import (
 from harness.serving.schema import Finding, ServingRun
 
 LOOSE = 0.25  # of what follows from means of unequal lengths
+A_TOKEN = 1.2  # mean ITL over mean TPOT, at most, where a piece of a stream is a token
 AT_ONCE = 0.9  # requests in flight, at least, where all are sent at once
 
 
@@ -88,12 +90,44 @@ def littles_law(run: ServingRun) -> Iterator[Finding]:
                 numbers,
                 "suspect",
             )
+    yield from _peaks(run, rate, time)
     if value is not None and limit and value > limit * (1 + MARGIN):
         yield broken(
             run,
             "concurrency_limit",
             f"concurrency is {value:g}, above the client's limit of {limit:g}",
             {"concurrency": value, "limit": limit},
+        )
+
+
+def _peaks(run: ServingRun, rate: float | None, time: tuple[float, bool, str] | None) -> Iterator[Finding]:
+    """The largest of single seconds is no less than the mean."""
+    most = run.value("max_concurrent_requests")
+    if most is not None and rate and time:
+        milliseconds, exact, source = time
+        follows = rate * milliseconds / 1e3
+        if most < follows * (1 - (MARGIN if exact else LOOSE)):
+            yield broken(
+                run,
+                "peak",
+                f"max_concurrent_requests is {most:g}, but {rate:.6g} req/s ({_source(run)}) x "
+                f"{milliseconds:.6g} ms ({source}) are {follows:.5g} in flight on average",
+                {"peak": most, "follows": follows},
+                "wrong" if exact else "suspect",
+            )
+    peak, mean = run.value("max_output_tokens_per_s"), run.value("throughput", "total", "output", "instance")
+    itl, tpot = stated(run, "itl", "mean"), stated(run, "tpot", "mean")
+    duration = run.totals.duration_s
+    # It counts pieces of streams in a second, which are tokens where the time between them is a token's.
+    if not (peak and mean and itl and tpot and duration) or itl > tpot * A_TOKEN:
+        return
+    if peak < (1 - LOOSE) * mean * duration / (math.ceil(duration) + 1):
+        yield broken(
+            run,
+            "peak",
+            f"max_output_tokens_per_s is {peak:g}, below the mean of {mean:g} tok/s",
+            {"peak": peak, "mean": mean},
+            "suspect",
         )
 
 

@@ -11,13 +11,14 @@ FASTEST_STEP_MS = 0.1  # a decode step, or a first token, over a network stack i
 LONGEST_MS = 86_400_000.0  # a day
 PER_GPU = 1e6  # tok/s, of any kind, prefix cache or not
 ALL = 1e8  # tok/s, of any cluster
+WAITS = ("client_queue_time",)  # may be as short as nothing
 EXPECTED = ("duration", "completed", "output_tokens")
 
 
 def latencies(run: ServingRun) -> Iterator[Finding]:
     """Too short or too long to be what they are called, in ms."""
     for metric in run.metrics:
-        if metric.unit != "ms" or metric.statistic == "std":
+        if metric.unit != "ms" or metric.statistic == "std" or metric.name in WAITS:
             continue
         least = FASTEST_STEP_MS if metric.statistic in ("mean", "p99", "max") else 0.0
         if 0 < metric.value < least or metric.value > LONGEST_MS:

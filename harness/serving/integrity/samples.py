@@ -10,6 +10,9 @@ from harness.serving.integrity.common import MARGIN, apart, broken, stated
 from harness.serving.integrity.latencies import quantile
 from harness.serving.schema import Finding, ServingRun
 
+TAIL, TAIL_MS = 0.05, 20.0
+"""After the last token: a share of the request, and ms."""
+
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 
 
@@ -68,6 +71,7 @@ def means(run: ServingRun) -> Iterator[Finding]:
     named = {
         "ttft": np.array(samples.ttfts_ms),
         "e2e": np.array(samples.e2es_ms),
+        "batch_latency": np.array(samples.e2es_ms),
         "itl": np.concatenate(
             [np.array(values_, dtype=float) for values_ in samples.itls_ms] or [np.array([])]
         ),
@@ -87,6 +91,26 @@ def means(run: ServingRun) -> Iterator[Finding]:
                 )
 
 
+def parts(run: ServingRun) -> Iterator[Finding]:
+    """A request takes what its first token takes and all others after it, and little more."""
+    samples = run.samples
+    if not len(samples.e2es_ms) == len(samples.ttfts_ms) == len(samples.itls_ms) > 0:
+        return
+    ends = np.array(samples.e2es_ms)
+    follows = np.array(samples.ttfts_ms) + np.array([sum(gaps) for gaps in samples.itls_ms])
+    off = np.abs(ends - follows) > TAIL * ends + TAIL_MS
+    if off.any():
+        first = int(np.argmax(off))
+        yield broken(
+            run,
+            "samples",
+            f"{off.sum()} of {len(ends)} requests do not take what their tokens take: request {first} "
+            f"{ends[first]:g} ms, its first token and those after it {follows[first]:g} ms",
+            {"e2e": float(ends[first]), "follows": float(follows[first])},
+            "suspect",
+        )
+
+
 def _of_samples(values: np.ndarray, statistic: str) -> tuple[float, float, float]:
     """The statistic, between the least and largest that a definition of it gives: there are several of a
     quantile, which differ by which of two neighbours they take."""
@@ -103,7 +127,9 @@ def _of_completed(run: ServingRun) -> bool:
     lengths = samples.output_lens
     columns = (samples.input_lens, lengths, samples.ttfts_ms, samples.e2es_ms, samples.itls_ms)
     counts = {len(column) for column in columns if column}
+    if run.totals.completed is None and run.mode == "offline":
+        return len(counts) == 1
     return counts == {run.totals.completed} and not (lengths and min(lengths) <= 0)
 
 
-RULES = (lists, sums, means)
+RULES = (lists, sums, means, parts)

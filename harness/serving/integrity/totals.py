@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from harness.serving.clients.fields import LARGEST
-from harness.serving.integrity.common import EXACT, MARGIN, apart, broken, hint, whole
+from harness.serving.integrity.common import EXACT, MARGIN, apart, broken, hint, rounding, whole
 from harness.serving.schema import Finding, ServingRun
 
 RETOKENISED = (0.8, 1.25)  # of the server's count; dstack's 54 rows lie between 0.957 and 1
@@ -96,6 +96,8 @@ def _counted(run: ServingRun, unit: str) -> list[tuple[str, int | None]]:
     """Tokens of each kind over the run; none for a rate of requests."""
     into, out = run.totals.input_tokens, run.totals.output_tokens
     both = into + out if into is not None and out is not None else None
+    if both is None and (counted := run.metric("tokens", "total", "total")) is not None:
+        both = round(counted.value)  # by clients that count them together alone
     return [("output", out), ("input", into), ("total", both)] if unit == "tok/s" else []
 
 
@@ -186,6 +188,18 @@ def zeros(run: ServingRun) -> Iterator[Finding]:
             )
 
 
+def goodput(run: ServingRun) -> Iterator[Finding]:
+    """Requests that met their goals are some of all."""
+    good, every = run.value("goodput"), run.value("request_throughput")
+    if good is not None and every is not None and good > every * (1 + EXACT) + rounding(good, every):
+        yield broken(
+            run,
+            "goodput",
+            f"goodput {good:g} req/s is above the request throughput of {every:g}",
+            {"goodput": good, "request_throughput": every},
+        )
+
+
 def retokenised(run: ServingRun) -> Iterator[Finding]:
     """The text, tokenised again, beside the server's own count."""
     again, count = run.extra.get("total_output_tokens_retokenized"), run.totals.output_tokens
@@ -205,4 +219,4 @@ def _over(value: float, expected: float) -> float:
     return value / expected if expected else 0.0
 
 
-RULES = (rates, sum_of_kinds, lengths, completion, zeros, retokenised)
+RULES = (rates, sum_of_kinds, lengths, completion, zeros, goodput, retokenised)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from harness.serving.clients import common
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, keys_of, objects
-from harness.serving.schema import Metric, OfferedLoad, ServingRun
+from harness.serving.schema import Metric, OfferedLoad, RequestSamples, ServingRun
 
 NAME = "vllm.latency"
 KEYS = {"avg_latency", "latencies", "percentiles"}
@@ -43,6 +43,7 @@ def _run(row: Fields) -> ServingRun:
         engine="vllm",
         mode="offline",
         workload=OfferedLoad(request_rate=0.0),
+        samples=RequestSamples(e2es_ms=tuple(passes)),
         metrics=tuple(_metric(statistic, value) for statistic, value in seconds.items() if value is not None),
         extra={**row.rest(), "latencies_ms": list(passes)},
         notes=("batch size and lengths are not in the file",),

@@ -8,6 +8,8 @@ Read in vllm/benchmarks/serve.py of 0.32.0 and benchmarks/benchmark_serving.py o
   rtfx; lists with --save-detailed only, but for latencies and queue_times, which 0.32 always writes.
 - e2el and every percentile but p99 only where --percentile-metrics and --metric-percentiles ask for them.
 - --append-result: objects one a line.
+- InferenceX's copy of it writes latencies in seconds, under keys without `_ms`.
+- 0.8.x counts a request that returned nothing as completed, with a TTFT of 0 in its mean.
 - --metadata KEY=VALUE: more keys at the top, their values texts. Those of vLLM's own arguments for
   parallelism are taken as such; all others stay in `extra` as they are.
 - max_concurrent_requests counts all that touched one second, more than were ever in flight at once, and
@@ -17,10 +19,14 @@ Read in vllm/benchmarks/serve.py of 0.32.0 and benchmarks/benchmark_serving.py o
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from harness.serving.clients import common
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, keys_of, objects
 from harness.serving.schema import (
+    Finding,
     Metric,
     OfferedLoad,
     Parallelism,
@@ -75,8 +81,9 @@ def _run(row: Fields) -> ServingRun:
         *common.goodput(row),
         *common.peaks(row),
         *common.single(row, "spec_decode_acceptance_length", "accept_length", "1", statistic="mean"),
-        *common.of_keys(row, LATENCIES),
+        *(common.of_keys(row, LATENCIES) or common.of_keys(row, LATENCIES, suffix="", scale=1e3)),
     ]
+    _zeros_in_mean(row, samples, metrics)
     metrics += _means(row, samples, failed, {metric.name for metric in metrics if metric.statistic == "mean"})
     totals = Totals(
         duration_s=row.number("duration"),
@@ -114,6 +121,22 @@ def _run(row: Fields) -> ServingRun:
         findings=tuple(row.findings),
     )
     return common.measured(run, row, WANTED)
+
+
+def _zeros_in_mean(row: Fields, samples: RequestSamples, metrics: Sequence[Metric]) -> None:
+    """A finding where the client's mean TTFT is that of all requests, those that returned nothing as 0."""
+    every, answered = row.values.get("ttfts"), samples.ttfts_ms
+    mean = next((m.value for m in metrics if (m.name, m.statistic) == ("ttft", "mean")), None)
+    if not isinstance(every, list) or not mean or not 0 < len(answered) < len(every):
+        return
+    of_answered, of_every = sum(answered) / len(answered), sum(answered) / len(every)
+    if math.isclose(mean, of_every, rel_tol=0.01) and not math.isclose(mean, of_answered, rel_tol=0.01):
+        message = (
+            f"mean ttft {mean:g} ms counts {len(every) - len(answered)} of {len(every)} requests that "
+            f"returned nothing as 0: of those that answered it is {of_answered:g} ms"
+        )
+        numbers = {"mean": mean, "of_answered": of_answered}
+        row.findings.append(Finding(rule="samples", severity="wrong", message=message, numbers=numbers))
 
 
 def _means(

@@ -35,7 +35,7 @@ def _run(row: Fields) -> ServingRun:
         engine="vllm",
         mode="offline",
         workload=OfferedLoad(num_prompts=row.count("num_requests"), request_rate=0.0),
-        totals=Totals(duration_s=row.number("elapsed_time")),
+        totals=Totals(duration_s=row.number("elapsed_time"), completed=row.count("num_requests")),
         metrics=(
             *common.throughputs(row, {"tokens_per_second": "total"}),
             *common.single(row, "requests_per_second", "request_throughput", "req/s"),

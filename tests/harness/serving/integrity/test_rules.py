@@ -189,8 +189,60 @@ def test_samples(samples, says):
     run = good_run()
     run = run.model_copy(update={"samples": run.samples.model_copy(update=samples)})
     found = [one for one in examined(run).findings if one.rule == "samples"]
-    assert {one.severity for one in found} == {"wrong"}
-    assert any(says in one.message for one in found), [one.message for one in found]
+    assert any(says in one.message and one.severity == "wrong" for one in found), found
+
+
+def plus(run: ServingRun, **values: float) -> ServingRun:
+    """With further metrics: `name_statistic`."""
+    more = []
+    for key, value in values.items():
+        name, _, statistic = key.rpartition("_")
+        unit = {"goodput": "req/s", "max_output_tokens_per_s": "tok/s"}.get(name, "1")
+        more.append(_metric(name, value, unit, statistic=statistic))
+    return run.model_copy(update={"metrics": (*run.metrics, *more)})
+
+
+@pytest.mark.parametrize(
+    ("changed", "rule", "severity", "says"),
+    [
+        (lambda run: plus(run, goodput_total=99.0), "goodput", "wrong", "above the request throughput"),
+        (lambda run: plus(run, max_concurrent_requests_max=5.0), "peak", "wrong", "7.9 in flight on average"),
+        (lambda run: plus(run, max_output_tokens_per_s_max=9.0), "peak", "suspect", "below the mean of"),
+        (
+            lambda run: plus(run, tokens_per_user_mean=9.0, tokens_per_user_max=8.0),
+            "percentile_order",
+            "wrong",
+            "mean 9 and max 8 are the wrong way round",
+        ),
+        (lambda run: with_metric(run, "tpot", "mean", 2.0), "moments", "suspect", "is above the p99 of"),
+        (
+            lambda run: run.model_copy(
+                update={
+                    "samples": run.samples.model_copy(update={"ttfts_ms": (9e3, *run.samples.ttfts_ms[1:])})
+                }
+            ),
+            "samples",
+            "suspect",
+            "1 of 100 requests do not take what their tokens take: request 0",
+        ),
+    ],
+    ids=["goodput", "in flight", "tokens a second", "mean above max", "mean above p99", "parts of a request"],
+)
+def test_what_a_files_own_numbers_reveal(changed, rule, severity, says):
+    found = [one for one in examined(changed(good_run())).findings if one.rule == rule]
+    assert any(says in one.message and one.severity == severity for one in found), found
+    sound = plus(
+        good_run(), goodput_total=0.5, max_concurrent_requests_max=9.0, max_output_tokens_per_s_max=90.0
+    )
+    assert not [one for one in examined(sound).findings if one.severity != "note"]
+
+
+def test_a_median_in_the_place_of_the_deviation():
+    run = without_samples(good_run())
+    known = {s: run.value("tpot", s) for s in ("median", "std")}
+    run = with_metric(run, "tpot", "std", known["median"] / known["std"])
+    run = with_metric(run, "tpot", "median", known["std"] / known["median"])
+    assert any("tpot: std" in one.message for one in examined(run).findings if one.rule == "moments")
 
 
 def test_fewer_samples_than_requests():

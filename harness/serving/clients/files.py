@@ -18,6 +18,7 @@ from harness.errors import UsageError
 
 LARGEST_FILE = 512 * 2**20  # bytes; traces are read by harness/serving/trace, in bounded memory
 DEEPEST = 64  # levels of a JSON value; clients write three
+DELIMITERS = ",;\t"  # of cells; spreadsheets of some languages write the second
 HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -62,7 +63,7 @@ def read(path: Path) -> Document:
                 raise
             return Document(path, "text", text, not_json=str(error))  # a log's lines may start with [
     name = path.name.lower().removesuffix(".gz")
-    if name.endswith(".csv"):
+    if name.endswith((".csv", ".tsv")):
         return _csv(path, text)
     if name.endswith((".json", ".jsonl")):
         raise UnreadableError(f"cannot read {path}: it is not JSON (it starts with {start!r})")
@@ -150,8 +151,10 @@ def _deeper(value: Any, levels: int) -> bool:
 
 
 def _csv(path: Path, text: str) -> Document:
+    first = text.lstrip("\n").split("\n", 1)[0]
+    delimiter = max(DELIMITERS, key=first.count)
     try:
-        reader = csv.reader(io.StringIO(text), strict=True)
+        reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
         rows = [(reader.line_num, row) for row in reader]
     except csv.Error as error:
         raise UnreadableError(f"cannot read {path}: broken CSV: {error}") from None

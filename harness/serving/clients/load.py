@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from harness.errors import mistake
 from harness.serving.clients import FORMATS
 from harness.serving.clients.fields import plain
-from harness.serving.clients.files import Document, UnreadableError, read
+from harness.serving.clients.files import Document, UnreadableError, keys_of, read
 from harness.serving.integrity import examined
 from harness.serving.schema import ServingRun
 
@@ -41,12 +41,24 @@ def _parts(document: Document) -> list[tuple[Document, ModuleType]]:
         raise UnreadableError(document.not_json)
     if known is None:
         names = ", ".join(format_.NAME for format_ in FORMATS)
-        raise UnreadableError(f"cannot read {document.path}: of no known client; known: {names}")
+        raise UnreadableError(
+            f"cannot read {document.path}: of no known client{_nearest(document)}; known: {names}"
+        )
     return [(document, known)]
 
 
 def _format(document: Document) -> ModuleType | None:
     return next((format_ for format_ in FORMATS if format_.recognises(document)), None)
+
+
+def _nearest(document: Document) -> str:
+    """The client most of whose own keys the file has, in words; empty where it has none of any."""
+    keys = frozenset[str]().union(*keys_of(document)) | {*document.header}
+    shared = {f.NAME: sorted({*getattr(f, "KEYS", ())} & keys) for f in FORMATS}
+    name = max(shared, key=lambda each: len(shared[each]))
+    if not shared[name]:
+        return ""
+    return f", nearest to {name}, of whose keys it has {', '.join(shared[name][:4])} alone"
 
 
 def _runs(document: Document, known: ModuleType) -> list[ServingRun]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
 
 import pytest
 
+from harness.errors import UsageError
 from harness.serving import load
 from tests.support.serving_files import DATA, VLLM_ROW
 
@@ -70,3 +72,25 @@ def test_requests_that_returned_nothing_are_zeros_in_the_mean(tmp_path):
         "mean ttft 1400 ms counts 2 of 5 requests that returned nothing as 0: of those that answered it is "
         f"{1e3 * (2.0 + 2.4 + 2.6) / 3:g} ms"
     ]
+
+
+def test_the_nearest_client_is_named(tmp_path):
+    path = tmp_path / "half.json"
+    path.write_text(json.dumps({"model_id": "x", "tokenizer_id": "x", "speed": 3.0}))
+    with pytest.raises(
+        UsageError, match=r"nearest to vllm.serve, of whose keys it has model_id, tokenizer_id"
+    ):
+        load(path)
+    path.write_text(json.dumps({"speed": 3.0}))
+    with pytest.raises(UsageError, match=r"of no known client; known: "):
+        load(path)
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_a_table_of_a_spreadsheet(tmp_path, delimiter):
+    lines = list(csv.reader((DATA / "dstack_online.csv").read_text().splitlines()))
+    path = tmp_path / "online.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file, delimiter=delimiter).writerows(lines)
+    plain = [run.metrics for run in load(DATA / "dstack_online.csv")]
+    assert [run.metrics for run in load(path)] == plain != []

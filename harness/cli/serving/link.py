@@ -35,6 +35,7 @@ class LinkOptions:
     hardware: str | None
     engine: str | None
     any_kernel: bool
+    assumed: bool
     tp: int
     ep: int
     dp_attention: bool
@@ -66,6 +67,9 @@ class LinkOptions:
     "--any-kernel",
     is_flag=True,
     help="Also from tables of another kernel than the engine runs, with wide intervals.",
+)
+@click.option(
+    "--assumed", is_flag=True, help="Take times that nobody measured from data sheets, with wide intervals."
 )
 @click.option("--tp", default=8, show_default=True, help="Tensor parallelism.")
 @click.option("--ep", default=1, show_default=True, help="Expert parallelism, 1 or as --tp.")
@@ -189,6 +193,7 @@ def _model(options: LinkOptions) -> Link:
         exposure=_exposure(options.trace, hardware) if options.trace else None,
         measured_times=read_measured_times(options.runs) if options.runs else None,
         any_kernel=options.any_kernel,
+        assumed=options.assumed,
         own=options.calibrate,
         range_ratio=options.range_ratio,
         prefill_tokens=options.prefill_tokens,

@@ -12,6 +12,7 @@ import numpy as np
 from harness.errors import UsageError
 from harness.serving.ledger.prediction import KernelChange
 from harness.serving.link import calibration as calibrating
+from harness.serving.link.assumed_times import BASE, SOURCE, AssumedTables
 from harness.serving.link.calibration import Fit, MeasuredPoint, measured
 from harness.serving.link.changes import applied
 from harness.serving.link.closed_loop import ClosedLoop, ServingTimes
@@ -128,17 +129,21 @@ class Link:
         return replace(self, calibration=tuple(p for p in self.calibration if p != point))
 
 
-def _tables(hardware: str, engine: str, measured_times: MeasuredTimes | None) -> Tables:
-    """The tables of this project; empty ones beside own runs, so that what they lack is named."""
+def _tables(hardware: str, engine: str, measured_times: MeasuredTimes | None, assumed: bool) -> Tables:
+    """The tables of this project; empty ones beside own runs or where times are assumed, so that what they
+    lack is named."""
     if folder := bundled().get((hardware, engine)):
         return read_tables(folder)
     if measured_times:
         return Tables(measured_times.device, engine, "", f"{measured_times.where}, without tables", {})
+    if assumed:
+        return Tables(hardware, engine, "", "no tables", {})
     known = ", ".join(" ".join(key) for key in bundled()) or "none"
     raise UsageError(
         f"no per-op times of {hardware} with {engine} here (there are: {known}); give --tables DIR, in "
         "AIConfigurator's files and columns and timed on that machine, and runs of this suite there (--runs) "
-        "for what it measures: block_scale_gemm, fused_moe, mla_decode, mha_prefill"
+        "for what it measures: block_scale_gemm, fused_moe, mla_decode, mha_prefill; --assumed takes all "
+        "from data sheets, with wide intervals"
     )
 
 
@@ -153,12 +158,14 @@ def link(
     exposure: Mapping[tuple[str, str], float] | None = None,
     measured_times: MeasuredTimes | None = None,
     any_kernel: bool = False,
+    assumed: bool = False,
     own: Sequence[str] = (),
     range_ratio: float = 0.8,
     prefill_tokens: int = 8192,
 ) -> Link:
     """The model of a machine and engine; by default those of the tables, or H200 and SGLang.
 
+    assumed: whether times that neither tables nor runs have are taken from data sheets
     own: files of serving results to calibrate on, in place of what is known here; range_ratio and
     prefill_tokens: of them, where they do not say
     any_kernel: also where the tables time another kernel than the engine runs, with wider intervals. Raises
@@ -168,7 +175,7 @@ def link(
     notes = []
     hardware = hardware_name(hardware or (tables.device if tables else "h200"))
     engine = engine_name(engine or (tables.engine if tables else "sglang"))
-    tables = tables or _tables(hardware, engine, measured_times)
+    tables = tables or _tables(hardware, engine, measured_times, assumed)
     for where, device in [
         (tables.where, tables.device),
         *([(measured_times.where, measured_times.device)] if measured_times else []),
@@ -190,7 +197,13 @@ def link(
             f"off by {OFF_BY:.0%}; give tables or --runs of the engine's, or --any-kernel for wide intervals"
         )
     notes += [f"{other}: intervals are wider by the {OFF_BY:.0%} that was once off" for other in others]
-    built = structure(tables, parallel, kv=kv, measured_times=measured_times)
+    fallback = AssumedTables.of(hardware, read_tables(bundled()[BASE, "sglang"])) if assumed else None
+    built = structure(tables, parallel, kv=kv, measured_times=measured_times, assumed=fallback)
+    lacking = dict.fromkeys(t.op for t in (*built.decode, *built.prefill) if t.source == SOURCE)
+    if lacking:
+        notes.append(
+            f"assumed: times of {', '.join(lacking)}, from the H200's tables by both machines' data sheets"
+        )
     skewed = None
     if SKEWED in tables.distributions():
         skewed = structure(tables, parallel, kv=kv, routing=SKEWED, measured_times=measured_times)
@@ -230,6 +243,7 @@ def link(
                 exposure=exposure,
                 measured_times=measured_times,
                 any_kernel=any_kernel,
+                assumed=assumed,
             ),
         )
         notes.append(

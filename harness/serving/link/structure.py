@@ -7,11 +7,12 @@ parallelism. SGLang computes the shared expert as one expert more of the fused M
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from harness.errors import UsageError
 from harness.serving.ledger.prediction import Origin
+from harness.serving.link.assumed_times import SOURCE
 from harness.serving.link.experts import ROUTING, routed, shared_expert_factor
 from harness.serving.link.interpolation import TimeEstimate
 from harness.serving.link.measured_times import NEAR, MeasuredTimes
@@ -90,9 +91,12 @@ def structure(
     kv: str = "bfloat16",
     routing: str = ROUTING,
     measured_times: MeasuredTimes | None = None,
+    assumed: Tables | None = None,
 ) -> Structure:
     """The structure of DeepSeek-R1 over tables; raises MissingTable (a UsageError) for all that they lack and
     UsageError for a parallelism that is not modelled.
+
+    assumed: times that are assumed where the tables have none
 
     kv:      bfloat16 or fp8, the cache's type in the tables' words
     routing: see `harness.serving.link.experts.routed`
@@ -176,6 +180,9 @@ def structure(
     decode.append(_measured_first(decode_term, measured_times, (heads, cache), sequences))
     prefill_term = Term("mha_prefill", "", layers, "regression", "prefill attention", prefill_attention)
     prefill.append(_measured_first(prefill_term, measured_times, (heads, 0), sequences))
+    if assumed is not None:
+        other = structure(assumed, parallel, kv=kv, routing=routing)
+        decode, prefill = _filled(decode, other.decode), _filled(prefill, other.prefill)
     _nothing_missing(tables, [*decode, *prefill])
     weights, cache_bytes = _weights_gb(config, parallel), _kv_bytes(config, kv)
     where = f"{tables.device}, {tables.engine} {tables.version} ({tables.where})"
@@ -205,19 +212,33 @@ def _measured_first(
     return replace(term, origin="measured", source="own runs", time=time)
 
 
+def _is_missing(term: Term) -> bool:
+    try:
+        term.time(StepLoad(8, 8, 1024))
+    except MissingTable:
+        return True
+    return False
+
+
+def _filled(terms: Sequence[Term], assumed: Sequence[Term]) -> list[Term]:
+    """Terms without a time take that of their namesakes; what is assumed of one machine errs together."""
+    by_name = {term.name: term for term in assumed}
+    return [
+        replace(term, origin="assumed", source=SOURCE, time=by_name[term.name].time)
+        if _is_missing(term)
+        else term
+        for term in terms
+    ]
+
+
 def _nothing_missing(tables: Tables, terms: list[Term]) -> None:
     """All that is missing is said at once, before anything is computed."""
-    missing: dict[str, None] = {}
-    for term in terms:
-        try:
-            term.time(StepLoad(8, 8, 1024))
-        except MissingTable:
-            missing[term.name] = None
+    missing = dict.fromkeys(term.name for term in terms if _is_missing(term))
     if missing:
         raise MissingTable(
             f"no times of {', '.join(missing)} in {tables.where}; give --tables DIR that has them, or runs "
             f"of this suite on {tables.device} (--runs), which hold block_scale_gemm, fused_moe, mla_decode "
-            "and mha_prefill"
+            "and mha_prefill; --assumed takes what is missing from data sheets"
         )
 
 

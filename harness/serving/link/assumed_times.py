@@ -1,0 +1,98 @@
+"""Times where nobody measured: those of the H200's tables, scaled by what data sheets say of both machines.
+
+A kernel that moves bytes takes as much longer as memory is slower, one that computes as products are. Both
+machines add LAUNCH_US to that, so that small kernels scale little. How well another machine's kernels reach
+its data sheet is another matter: ON_AMD and DEVIATION are from AITER's own times for MI300X and MI350X
+(results/published/aiter-tuned.json), of which 28 of 31 lie in the 90 % interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from harness.catalogue.devices import known_devices
+from harness.errors import UsageError
+from harness.serving.link.interpolation import TimeEstimate
+from harness.serving.link.tables import Tables
+from harness.serving.names import hardware_name
+
+BASE = "h200"
+SOURCE = "data sheets"
+"""What the uncertainty of such times is called."""
+LAUNCH_US = 3.0
+ON_AMD = 1.4  # of FP8 block-scale products: the median of AITER's 25 times over those that data sheets give
+# Of the logarithm of a time; that of an all-reduce, whose links no data sheet here has, is wider.
+DEVIATION, OF_LINKS = 0.4, 0.5
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """tflops: of dense products by dtype; tbps: of memory; block_scale: factor of FP8 block-scale products"""
+
+    tflops: Mapping[str, float]
+    tbps: float
+    block_scale: float
+
+    def us(self, flops: float, moved: float, dtype: str) -> float:
+        return LAUNCH_US + max(flops / self.tflops[dtype], moved / self.tbps) / 1e6
+
+
+def peaks_of(hardware: str) -> Peaks:
+    """Raises UsageError for a machine without a data sheet."""
+    for entry in known_devices():
+        if hardware_name(entry["name"]) == hardware:
+            amd = entry["arch"].startswith("gfx")
+            return Peaks(entry["tflops"], entry["tbps"], ON_AMD if amd else 1.0)
+    raise UsageError(f"there is no data sheet of {hardware} to assume times by")
+
+
+@dataclass(frozen=True)
+class AssumedTables(Tables):
+    """The H200's tables as if they were of another machine, whose peaks are `here`."""
+
+    base: Tables
+    here: Peaks
+    there: Peaks
+
+    @classmethod
+    def of(cls, hardware: str, base: Tables) -> AssumedTables:
+        where = f"assumed from {base.where} by data sheets"
+        return cls(hardware, base.engine, base.version, where, {}, base, peaks_of(hardware), peaks_of(BASE))
+
+    def _scaled(self, estimate: TimeEstimate, flops: float, moved: float, dtype: str) -> TimeEstimate:
+        ratio = self.here.us(flops, moved, dtype) / self.there.us(flops, moved, dtype)
+        return TimeEstimate(estimate.us * ratio, DEVIATION, estimate.distance)
+
+    def gemm(self, kind: str, m: float, n: int, k: int) -> TimeEstimate:
+        size, dtype = (1, "fp8") if kind == "fp8_block" else (2, "bf16")
+        moved = size * (n * k + m * k) + 2 * m * n
+        scaled = self._scaled(self.base.gemm(kind, m, n, k), 2 * m * n * k, moved, dtype)
+        return scaled.times(self.here.block_scale) if kind == "fp8_block" else scaled
+
+    def moe(self, tokens: float, tp: int, ep: int, distribution: str) -> TimeEstimate:
+        expert = 3 * 7168 * 2048 / tp
+        touched = min(256.0, 8 * tokens) / ep
+        flops, moved = 2 * tokens * 8 / ep * expert, touched * expert + 4 * tokens * 7168
+        return self._scaled(self.base.moe(tokens, tp, ep, distribution), flops, moved, "fp8")
+
+    def mla_decode(self, batch: float, context: float, heads: int, kv: str) -> TimeEstimate:
+        tokens = batch * context
+        flops, moved = 2 * tokens * heads * (576 + 512), tokens * 576 * (2 if kv == "bfloat16" else 1)
+        return self._scaled(self.base.mla_decode(batch, context, heads, kv), flops, moved, "bf16")
+
+    def absorbed_prefill(self, batch: float, length: float, heads: int) -> TimeEstimate:
+        flops, moved = batch * length**2 * heads * (576 + 512), 4 * batch * length * heads * 576
+        return self._scaled(self.base.absorbed_prefill(batch, length, heads), flops, moved, "bf16")
+
+    def absorbed_bmm(self, which: str, tokens: float, heads: int) -> TimeEstimate:
+        flops, moved = 2 * tokens * heads * 128 * 512, 2 * heads * (128 * 512 + tokens * (128 + 512))
+        return self._scaled(self.base.absorbed_bmm(which, tokens, heads), flops, moved, "bf16")
+
+    def all_reduce(self, elements: float, gpus: int) -> TimeEstimate:
+        """As on the H200: eight MI300X or MI350X in a mesh give each GPU 448 GB/s, NVLink 450."""
+        estimate = self.base.all_reduce(elements, gpus)
+        return TimeEstimate(estimate.us, OF_LINKS, estimate.distance)
+
+    def distributions(self) -> list[str]:
+        return self.base.distributions()

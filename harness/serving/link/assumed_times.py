@@ -27,7 +27,7 @@ DEVIATION, OF_LINKS = 0.4, 0.5
 
 
 @dataclass(frozen=True)
-class Peaks:
+class DatasheetPeaks:
     """tflops: of dense products by dtype; tbps: of memory; block_scale: factor of FP8 block-scale products"""
 
     tflops: Mapping[str, float]
@@ -38,12 +38,12 @@ class Peaks:
         return LAUNCH_US + max(flops / self.tflops[dtype], moved / self.tbps) / 1e6
 
 
-def peaks_of(hardware: str) -> Peaks:
+def peaks_of(hardware: str) -> DatasheetPeaks:
     """Raises UsageError for a machine without a data sheet."""
     for entry in known_devices():
         if hardware_name(entry["name"]) == hardware:
             amd = entry["arch"].startswith("gfx")
-            return Peaks(entry["tflops"], entry["tbps"], ON_AMD if amd else 1.0)
+            return DatasheetPeaks(entry["tflops"], entry["tbps"], ON_AMD if amd else 1.0)
     raise UsageError(f"there is no data sheet of {hardware} to assume times by")
 
 
@@ -52,8 +52,8 @@ class AssumedTables(Tables):
     """The H200's tables as if they were of another machine, whose peaks are `here`."""
 
     base: Tables
-    here: Peaks
-    there: Peaks
+    here: DatasheetPeaks
+    there: DatasheetPeaks
 
     @classmethod
     def of(cls, hardware: str, base: Tables) -> AssumedTables:

@@ -12,8 +12,8 @@ import numpy as np
 from harness.errors import UsageError
 from harness.serving.ledger.prediction import KernelChange
 from harness.serving.link import calibration as calibrating
-from harness.serving.link.assumed_times import BASE, SOURCE, AssumedTables
-from harness.serving.link.calibration import Fit, MeasuredPoint, measured
+from harness.serving.link.assumed_times import BASE, DEVIATION, SOURCE, AssumedTables
+from harness.serving.link.calibration import LEAST_STEP_MS, PRIOR_SCATTER, Fit, MeasuredPoint, measured
 from harness.serving.link.changes import applied
 from harness.serving.link.closed_loop import ClosedLoop, ServingTimes
 from harness.serving.link.kernel_identity import OFF_BY, WIDER, OtherKernel, of_engine
@@ -97,14 +97,21 @@ class Link:
             return calibrating.assumed(np.ones(world.count))
         # The servers that were measured replayed graphs.
         prepared = [self.steps(point.load, eager=False) for point in self.calibration]
-        return calibrating.fit(self.calibration, prepared, world.draws)
+        assumed = any(t.source == SOURCE for t in (*self.structure.decode, *self.structure.prefill))
+        scatter = DEVIATION if assumed else PRIOR_SCATTER
+        return calibrating.fit(self.calibration, prepared, world.draws, scatter)
 
     def draws(self, load: ClosedLoop, world: World, fitted: Fit) -> Draws:
         """With the constants as they may be at a point that was not calibrated on."""
-        kappa = fitted.kappa * np.exp(fitted.scatter * world.student("kappa", fitted.freedom))
+        constants = fitted.spread @ np.stack([world.normal("kappa", "constant"), world.normal("step")])
+        scatter = fitted.scatter * world.student("kappa", fitted.freedom)
+        kappa = fitted.kappa * np.exp(constants[0] + scatter)
+        step = np.maximum(fitted.step_ms + constants[1], LEAST_STEP_MS)
         host = np.maximum(fitted.host_ms + fitted.late_ms * world.student("host", fitted.freedom), 0.0)
         cold = np.maximum(fitted.cold_ms + fitted.cold_deviation * world.student("cold", fitted.freedom), 0.0)
-        return replace(world.draws(self.steps(load)), kappa=kappa, host_ms=host, cold_ms=cold)
+        drawn = world.draws(self.steps(load))
+        gap = drawn.gap_us + 1e3 * step
+        return replace(drawn, kappa=kappa, gap_us=gap, host_ms=host, cold_ms=cold)
 
     def serving(
         self, load: ClosedLoop, changes: Sequence[KernelChange] = (), world: World | None = None

@@ -36,7 +36,7 @@ ROUTING = 0.5  # of the way from experts chosen alike to a power law of 1.2
 EXPOSED = 0.05  # mean share of communication that something else hides
 IN_SERVER = 0.1  # of a kernel's saving: in the server against alone (replays of a step came within 12 %)
 
-ASSUMED = ("kappa", "routing", "exposure", "glue", "host", "cold", "scheduling", "prefill attention",
+ASSUMED = ("kappa", "routing", "exposure", "glue", "host", "step", "cold", "scheduling", "prefill attention",
            "kernel change", "kernel in the server")  # fmt: skip
 
 

@@ -117,15 +117,16 @@ def test_constants_are_found_again(h200):
     for point in h200.calibration:
         steps = h200.steps(point.load)
         drawn = replace(world.draws(steps), kappa=np.array([0.7]), host_ms=np.array([50.0]))
-        drawn = replace(drawn, cold_ms=np.array([700.0]))
+        drawn = replace(drawn, cold_ms=np.array([700.0]), gap_us=drawn.gap_us + 1500.0)
         found = steps.serving(drawn)
         ttft = float(found.ttft[0])
         tpot, mean = float(found.tpot[0]), float(found.ttft_mean[0])
         points.append(replace(point, tpot_ms=tpot, ttft_median_ms=ttft, ttft_ms=mean))
     fitted = replace(h200, calibration=tuple(points), kept={}).fit(world)
-    # But for what the priors pull: 0.97, 60 and 900 ms.
-    assert float(fitted.kappa[0]) == pytest.approx(0.7, rel=5e-3)
-    assert float(fitted.host_ms[0]) == pytest.approx(50.0, rel=2e-2)
+    # But for what the priors pull: 0.97, 0 ms more a step, 60 and 900 ms.
+    assert float(fitted.kappa[0]) == pytest.approx(0.7, rel=0.06)
+    assert float(fitted.step_ms[0]) == pytest.approx(1.5, abs=1.0)
+    assert float(fitted.host_ms[0]) == pytest.approx(50.0, rel=5e-2)
     assert float(fitted.cold_ms[0]) == pytest.approx((5 * 700 + 900) / 6, rel=1e-2)
     assert fitted.scatter < PRIOR_SCATTER
 
@@ -196,7 +197,9 @@ def test_a_predicted_difference_is_the_difference_of_predictions(h200, text):
     other = replace(h200, structure=changed(h200.structure), skewed=None, kept={})
     fitted = h200.fitted(World(count=1))
     steps = other.steps(LOAD)
-    drawn = replace(World(count=1).draws(steps), kappa=fitted.kappa, host_ms=fitted.host_ms)
+    drawn = World(count=1).draws(steps)
+    gap = drawn.gap_us + 1e3 * fitted.step_ms
+    drawn = replace(drawn, kappa=fitted.kappa, host_ms=fitted.host_ms, gap_us=gap)
     written_in = steps.serving(drawn)
     for one in predict(h200, LOAD, [change]):
         after = {

@@ -108,7 +108,7 @@ def test_intervals_hold_what_they_say(tiny, count):
         inside.append(predicted.covers(float(tpots[0])))
         widths.append(predicted.high / predicted.low)
     assert np.mean(inside) >= 0.8  # of 40, three deviations below 0.9 would be 0.76
-    assert np.mean(widths) < {0: 2.2, 1: 1.4, 3: 1.32, 5: 1.3}[count]
+    assert np.mean(widths) < {0: 2.2, 1: 1.5, 3: 1.45, 5: 1.4}[count]
 
 
 @pytest.mark.parametrize(

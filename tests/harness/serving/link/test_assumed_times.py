@@ -1,0 +1,78 @@
+"""Times from data sheets: against AITER's own, and against serving that nobody fitted anything to."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from harness.errors import UsageError
+from harness.paths import PUBLISHED
+from harness.serving.link.assumed_times import DEVIATION, AssumedTables
+from harness.serving.link.closed_loop import ClosedLoop
+from harness.serving.link.interpolation import Surface
+from harness.serving.link.measured_times import MeasuredTimes
+from harness.serving.link.model import link
+from harness.serving.link.predictions import outlook
+from harness.serving.link.tables import bundled, read_tables
+from harness.serving.link.validation import validated
+
+BASE = read_tables(bundled()["h200", "sglang"])
+LOAD = ClosedLoop(1024, 1024, 16)
+
+
+def test_aiters_own_times_lie_where_they_should():
+    inside = []
+    for figure in json.loads((PUBLISHED / "aiter-tuned.json").read_text())["figures"]:
+        tables, sizes = AssumedTables.of(figure["device"].lower(), BASE), figure["sizes"]
+        if figure["op"] == "block_scale_gemm":
+            assumed = tables.gemm("fp8_block", sizes["m"], sizes["n"], sizes["k"]).us
+        elif figure["op"] == "fused_moe" and sizes["experts"] == 256:
+            assumed = tables.moe(sizes["tokens"], 2048 // sizes["inter"], 1, "balanced").us
+        else:
+            continue
+        inside.append(abs(math.log(figure["time_us"] / assumed)) <= 1.645 * DEVIATION)
+    assert len(inside) == 31 and sum(inside) >= 0.85 * len(inside)
+
+
+def test_the_machine_itself_is_as_its_tables():
+    same = AssumedTables.of("h200", BASE)
+    assert same.moe(8, 8, 1, "balanced").us == pytest.approx(BASE.moe(8, 8, 1, "balanced").us)
+    assert same.gemm("bfloat16", 64, 256, 7168).us == pytest.approx(BASE.gemm("bfloat16", 64, 256, 7168).us)
+
+
+@pytest.mark.parametrize("hardware", ["MI325X", "MI355X"])
+def test_public_points_of_amd_lie_in_their_intervals(hardware):
+    """InferenceX, 28 points of TPOT with SGLang 0.5.9, to which nothing was fitted."""
+    summaries = [summary for summary, _ in validated(link(hardware, "sglang", assumed=True, kv="fp8"))]
+    assert len(summaries) == 3 and {summary.use for summary in summaries} == {"times assumed"}
+    points = sum(summary.points for summary in summaries)
+    assert sum(summary.tpot.covered for summary in summaries) >= 0.8 * points
+
+
+def test_what_is_assumed_is_said_and_gives_way_to_what_is_measured():
+    with pytest.raises(UsageError, match="--assumed"):
+        link("mi300x")
+    assumed = link("mi300x", assumed=True)
+    assert any("assumed: times of block_scale_gemm, absorbed_bmm, " in note for note in assumed.notes)
+    assert {term.origin for term in assumed.structure.decode} == {"assumed"}
+
+    own = MeasuredTimes("AMD Instinct MI300X", "runs", {("mla_decode", (16, "bf16")): attention(40.0)})
+    measured = link("mi300x", assumed=True, measured_times=own)
+    origins = {term.op: term.origin for term in measured.structure.decode}
+    assert origins["mla_decode"] == "measured" and origins["absorbed_bmm"] == "assumed"
+    slower = MeasuredTimes("AMD Instinct MI300X", "runs", {("mla_decode", (16, "bf16")): attention(80.0)})
+    faster, slow = (
+        outlook(m, LOAD).tpot.value for m in (measured, link("mi300x", assumed=True, measured_times=slower))
+    )
+    assert slow > faster
+
+
+def attention(us: float) -> Surface:
+    return Surface([((1.0, b, c), us) for b in (1.0, 64.0) for c in (512.0, 4096.0)])
+
+
+def test_a_machine_without_a_data_sheet_is_refused():
+    with pytest.raises(UsageError, match="no data sheet of abacus"):
+        link("abacus", assumed=True)

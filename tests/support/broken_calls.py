@@ -247,6 +247,11 @@ HARMLESS = {
         r"flashinfer.* get_trtllm_gen_multi_ctas_kv_counter_bytes\(": ROOM,
         r"flashinfer.*\(qk_nope_head_dim\)": "the library reads it nowhere",
         r"flashinfer.* autotune\(": "whichever kernel is chosen is right",
+        # FlashMLA's flash_mla_interface.py as it ships now.
+        r"flashmla sm_90 (sgl_)?flash_mla: .* get_mla_metadata\(": "it is filled by the first decode call",
+        # FlashMLA's csrc/flash_api.cpp and get_mla_metadata.cu.
+        r" get_mla_(decoding_)?metadata(_dense_fp8)?\([12]\): one more": "over how many SMs work is divided",
+        r"mla_with_kvcache(_fp8)?\(tile_scheduler_metadata\): another order": "any SM can take a row",
         r" get_mla_metadata_info_v1\((batch_size|is_sparse|fast_mode|intra_batch_mode|num_kv_splits)\)": ROOM,
         r" get_mla_metadata_v1\((seqlens_qo_indptr|is_causal|kv_last_page_lens|page_size)\)": ONE,
         r"aiter.*@sglang .*\((fast_mode|max_split_per_batch|num_kv_splits)\)": SPLITS,

@@ -52,13 +52,13 @@ def _format(document: Document) -> ModuleType | None:
 
 
 def _nearest(document: Document) -> str:
-    """The client most of whose own keys the file has, in words; empty where it has none of any."""
+    """The client most of whose own keys the file has, with two of them; empty where it has none of any."""
     keys = frozenset[str]().union(*keys_of(document)) | {*document.header}
     shared = {f.NAME: sorted({*getattr(f, "KEYS", ())} & keys) for f in FORMATS}
     name = max(shared, key=lambda each: len(shared[each]))
     if not shared[name]:
         return ""
-    return f", nearest to {name}, of whose keys it has {', '.join(shared[name][:4])} alone"
+    return f", nearest to {name} ({', '.join(shared[name][:2])})"
 
 
 def _runs(document: Document, known: ModuleType) -> list[ServingRun]:

@@ -26,8 +26,7 @@ from harness.serving.link.step_times import Draws, StepTimes
 
 MEASURED = PUBLISHED / "serving-link"
 ROUNDS = 30
-SETTLED = 1e-7
-NUDGE = 0.01  # of log kappa, and of ms of a step, for derivatives
+SETTLED = 1e-4  # of log kappa, and ms of a step
 # Where nobody measured: kernels in a server take about as long as alone, or some less (warm caches, fusion),
 # or more (skew between ranks). 90 % from 0.7 to 1.35.
 ASSUMED_KAPPA, ASSUMED_DEVIATION = 0.97, 0.2
@@ -129,10 +128,9 @@ def fit(
             now = replace(drawn, kappa=kappa, host_ms=host, cold_ms=cold, gap_us=drawn.gap_us + 1e3 * step)
             fitted = steps.serving(now)
             ratios.append(np.log(point.tpot_ms / fitted.tpot))
-            more_kappa = steps.serving(replace(now, kappa=kappa * math.exp(NUDGE)))
-            more_step = steps.serving(replace(now, gap_us=now.gap_us + 1e3 * NUDGE))
-            by_kappa.append(np.log(more_kappa.tpot / fitted.tpot) / NUDGE)
-            by_step.append(np.log(more_step.tpot / fitted.tpot) / NUDGE)
+            # All of TPOT but the gap is kappa's; what others' prefills and the batch add is left out.
+            by_kappa.append(1 - now.gap_us / 1e3 / fitted.tpot)
+            by_step.append(1 / fitted.tpot)
             if point.ttft_median_ms is not None:
                 late.append(point.ttft_median_ms - fitted.ttft)
             if point.load.waves > 1:
@@ -142,12 +140,13 @@ def fit(
         residuals = tuple(float(ratio[0]) for ratio in ratios)
         scatter = _pooled(residuals, prior_scatter, constants=2)
         moves, spread = _gauss_newton(ratios, by_kappa, by_step, scatter, np.log(kappa / ASSUMED_KAPPA), step)
-        kappa, step = kappa * np.exp(moves[0]), np.maximum(step + moves[1], LEAST_STEP_MS)
+        kappa, before = kappa * np.exp(moves[0]), step
+        step = np.maximum(step + moves[1], LEAST_STEP_MS)
         host_step = _pulled(host - ASSUMED_HOST_MS, late, PRIOR_LATE_MS, ASSUMED_HOST_DEVIATION)
         host = np.maximum(host + host_step, 0.0)
         cold_step = _pulled(cold - ASSUMED_COLD_MS, first, ASSUMED_COLD_DEVIATION, ASSUMED_COLD_DEVIATION)
         cold = np.maximum(cold + cold_step, 0.0)
-        if np.max(np.abs(moves[0])) < SETTLED:
+        if max(np.max(np.abs(moves[0])), np.max(np.abs(step - before))) < SETTLED:
             break
     return Fit(
         kappa,

@@ -20,7 +20,7 @@ from harness.serving.op_classes import COMMUNICATION
 
 SEED = 20_260_325
 DRAWS = 400
-DRAWS_ALONE = 120  # of one source, all others held
+DRAWS_ALONE = 100  # of one source, all others held
 CONFIDENCE = 0.9
 
 # Deviations of logarithms where nothing is measured.

@@ -213,7 +213,9 @@ def link(
         )
     skewed = None
     if SKEWED in tables.distributions():
-        skewed = structure(tables, parallel, kv=kv, routing=SKEWED, measured_times=measured_times)
+        skewed = structure(
+            tables, parallel, kv=kv, routing=SKEWED, measured_times=measured_times, assumed=fallback
+        )
     else:
         notes.append(f"no MoE times of skewed routing ({SKEWED}): what routing does is left out of intervals")
     if measured_times:

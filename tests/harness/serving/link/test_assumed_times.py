@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from harness.errors import UsageError
 from harness.paths import PUBLISHED
-from harness.serving.link.assumed_times import DEVIATION, AssumedTables
+from harness.serving.link.assumed_times import DEVIATION, SOURCE, AssumedTables
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.interpolation import Surface
 from harness.serving.link.measured_times import MeasuredTimes
@@ -71,6 +72,22 @@ def test_what_is_assumed_is_said_and_gives_way_to_what_is_measured():
 
 def attention(us: float) -> Surface:
     return Surface([((1.0, b, c), us) for b in (1.0, 64.0) for c in (512.0, 4096.0)])
+
+
+@pytest.mark.parametrize(
+    "lacks", [["mla_bmm_perf"], ["custom_allreduce_perf", "mla_bmm_perf"], ["gemm_perf"]]
+)
+def test_what_tables_lack_is_filled_beside_skewed_routing(lacks):
+    rows = {name: many for name, many in BASE.rows.items() if name not in lacks}
+    part = replace(BASE, where=f"without {lacks}", rows=rows)
+    with pytest.raises(UsageError, match="--assumed takes what is missing"):
+        link(tables=part)
+    filled = link(tables=part, assumed=True)
+    assert filled.skewed is not None
+    whole = {term.name: term for term in link().structure.decode}
+    assert {term.name for term in filled.structure.decode} == whole.keys()
+    assumed = {term.op for term in filled.structure.decode if term.source == SOURCE}
+    assert assumed and "fused_moe" not in assumed and "mla_decode" not in assumed
 
 
 def test_a_machine_without_a_data_sheet_is_refused():

@@ -3,8 +3,8 @@
 A kernel that moves bytes takes as much longer as memory is slower, one that computes as products are. Both
 machines add LAUNCH_US to that, so that small kernels scale little. How well another machine's kernels reach
 its data sheet is another matter: ON_AMD and DEVIATION are from AITER's own times for MI300X and MI350X
-(results/published/aiter-tuned.json), of which 28 of 31 lie in the 90 % interval: 25 of them set ON_AMD. MLA is
-not among them.
+(results/published/aiter-tuned.json), of which 28 of 31 lie in the 90 % interval. 25 of these 31 set ON_AMD;
+none is of MLA.
 """
 
 from __future__ import annotations

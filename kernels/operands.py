@@ -62,6 +62,11 @@ class Operands(ABC):
     def live_tensors(self) -> dict[str, torch.Tensor]:
         return {name: tensor for name, tensor in self.tensors().items() if name in self.live}
 
+    @property
+    def without_effect(self) -> frozenset[str]:
+        """Live tensors on which the output does not depend at these sizes."""
+        return frozenset()
+
     def replaced(self: Own, **values: object) -> Own:
         return replace(self, **values)
 

@@ -71,6 +71,11 @@ class MhaPrefillOperands(Operands):
         return max(s.new for s in self.sequences), max(s.length for s in self.sequences)
 
     @property
+    def without_effect(self) -> frozenset[str]:
+        """The weight of a single key is 1, whatever its score."""
+        return frozenset({"q", "k"}) if self.longest[1] == 1 else frozenset()
+
+    @property
     def score_scale(self) -> float:
         """Turns the product of a stored q and a stored k into a score."""
         return self.scale * _number(self.q_descale) * _number(self.k_descale)

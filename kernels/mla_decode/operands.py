@@ -42,6 +42,11 @@ class MlaDecodeOperands(Operands):
     streamed: ClassVar = ("kv",)
 
     @property
+    def without_effect(self) -> frozenset[str]:
+        """The weight of a single token is 1, whatever its score."""
+        return frozenset({"q"}) if max(self.host_lengths) == 1 else frozenset()
+
+    @property
     def page(self) -> int:
         return self.kv.shape[1]
 

@@ -127,3 +127,45 @@ def test_fresh_buffers_are_preceded_by_giving_back(monkeypatch):
     subject.open("mla_decode", SMALL, "core", asdict(Seeds(0, 0)))
     subject.fresh("serving", 2)
     assert given == [1]
+
+
+SIZES = [
+    ("mla_decode", {"batch": 2, "ctx": 1, "heads": 16, "page": 1}, "torch.naive", ["q"]),
+    ("mla_decode", {"batch": 2, "ctx": "1..3", "heads": 16, "page": 1}, "torch.naive", []),
+    ("mha_prefill", {"batch": 2, "new": 1, "heads": 2}, "torch.naive", ["q", "k"]),
+    ("mha_prefill", {"batch": 2, "new": 1, "prefix": 1, "heads": 2}, "torch.naive", []),
+    ("block_scale_gemm", {"m": 1, "n": 128, "k": 128}, "torch.bf16", []),
+    ("fused_moe", {"tokens": 1, "experts": 16, "topk": 4, "hidden": 256, "inter": 128}, "torch.bf16", []),
+]
+
+
+@pytest.mark.parametrize(("op", "sizes", "impl", "without"), SIZES, ids=lambda value: str(value))
+def test_a_right_kernel_answers_to_all_that_has_an_effect(op, sizes, impl, without):
+    """With one key in each sequence a right output is the values, whatever the queries are."""
+    subject = Bench()
+    subject.hello("cpu", "cpu", torch.get_num_threads())
+    subject.open(op, sizes, "core", asdict(Seeds(0, 0)))
+    assert sorted(subject.sets[0].without_effect) == sorted(without)
+    subject.prepare("right", impl, "eager")
+    subject.ready["right"].plugin = True  # of which every live operand is changed
+    seen = subject.unseen("right")
+    assert seen["kept"] == [] and seen["unseen"]
+
+
+def test_what_has_no_effect_is_told_by_changing_it():
+    """So that `without_effect` names no more than that: an operand it names is one that nobody asks for."""
+    for op, sizes, impl, without in SIZES:
+        subject = Bench()
+        subject.hello("cpu", "cpu", torch.get_num_threads())
+        subject.open(op, sizes, "core", asdict(Seeds(0, 0)))
+        subject.prepare("right", impl, "eager")
+        operands, prepared = subject.sets[0], subject.ready["right"].prepared[0]
+        idle = []
+        for name in [name for name, t in operands.live_tensors().items() if bench.negatable(t)]:
+            prepared.call()
+            before = prepared.result().clone()
+            bench.negate(getattr(operands, name))
+            prepared.call()
+            if torch.equal(bench.bits(prepared.result()), bench.bits(before)):
+                idle.append(name)
+        assert sorted(idle) == sorted(without), op

@@ -80,8 +80,13 @@ def known_devices() -> list[JsonObject]:
 
 
 def known_type(text: str) -> str:
-    """The device of a data sheet that a longer name means (`AMD-Instinct-MI300X-OAM`), or that name."""
-    names = [entry["name"] for entry in known_devices() if entry["name"].lower() in text.lower()]
+    """The device of a data sheet that a longer name means (`AMD-Instinct-MI300X-OAM`), or that name. A part
+    of a word is no name: H2000 is no H200."""
+
+    def stands_in(name: str) -> bool:
+        return bool(re.search(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])", text, re.IGNORECASE))
+
+    names = [entry["name"] for entry in known_devices() if stands_in(entry["name"])]
     return max(names, key=len, default=text)
 
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 
-from harness.catalogue.devices import known_devices
+from harness.catalogue.devices import known_type
 
 ENGINES = {"tensorrtllm": "trtllm", "trt": "trtllm", "sgl": "sglang"}
 """Other spellings of engines, without their dashes and blanks."""
-
 
 MAKERS = re.compile(r"\b(nvidia|amd|instinct|intel)\b", re.IGNORECASE)
 
 
 def hardware_name(text: str) -> str:
-    """In small letters as its data sheet calls it, where the text has that as a word (`NVIDIA H200`), else
-    the text without its maker. A part of a word is no name: GH200, H2000 and H20 are no H200."""
-    names = [d["name"] for d in known_devices() if re.search(rf"\b{d['name']}\b", text, re.IGNORECASE)]
-    return max(names, key=len, default=" ".join(MAKERS.sub("", text).split())).lower()
+    """In small letters as its data sheet calls it, or without its maker where there is none."""
+    return " ".join(MAKERS.sub("", known_type(text)).split()).lower()
 
 
 def engine_name(text: str) -> str:

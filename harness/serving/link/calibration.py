@@ -2,10 +2,10 @@
 
 kappa is the ratio of the kernels' time in a server to their time alone; step_ms is what a step of the engine
 takes beside them and the gaps that are assumed; host_ms is what a request takes outside the engine's steps
-(client, HTTP, tokenisation); cold_ms is what the first wave of requests takes
-beside that. Each is one number for all points of a system. Few points say little, so each constant begins at
-what is assumed of systems that nobody measured, and moves to what the points say by their number (partial
-pooling: a normal prior of the system's constant, and a prior of the points' scatter worth PRIOR_POINTS).
+(client, HTTP, tokenisation); cold_ms is what the first wave of requests takes beside that. Each is one number
+for all points of a system. Few points say little, so each constant begins at what is assumed of systems that
+nobody measured, and moves to what the points say by their number (partial pooling: a normal prior of the
+system's constant, and a prior of the points' scatter worth PRIOR_POINTS).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,9 +74,13 @@ def of_engine(tables: Tables, engine: str, hardware: str) -> tuple[Tables, list[
     others, rows = [], dict(tables.rows)
     for file, (op, dtype) in TIMED.items():
         run = run_by_default(engine, op, hardware)
-        ours = [row for row in rows.get(file, ()) if not dtype or row[dtype] == "fp8_block"]
+
+        def is_of_op(row: Mapping[str, Any], dtype: str = dtype) -> bool:
+            return not dtype or row[dtype] == "fp8_block"
+
         # A name that tells nothing may be of any kernel.
-        by_source = {source: words(source) for source in _sources(ours)}
+        sources = dict.fromkeys(row["kernel_source"] for row in rows.get(file, ()) if is_of_op(row))
+        by_source = {source: words(source) for source in sources}
         wanted = frozenset[str]().union(*map(words, run))
         if not wanted or not all(by_source.values()):
             continue
@@ -85,9 +89,5 @@ def of_engine(tables: Tables, engine: str, hardware: str) -> tuple[Tables, list[
             others.append(OtherKernel(op, tuple(by_source), run))
         elif len(fitting) < len(by_source):
             unfit = by_source.keys() - fitting
-            rows[file] = [row for row in rows[file] if row not in ours or row["kernel_source"] not in unfit]
+            rows[file] = [row for row in rows[file] if not is_of_op(row) or row["kernel_source"] not in unfit]
     return replace(tables, rows=rows), others
-
-
-def _sources(rows: list[dict[str, Any]]) -> Iterator[str]:
-    yield from dict.fromkeys(row["kernel_source"] for row in rows)

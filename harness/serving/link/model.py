@@ -225,18 +225,19 @@ def link(
     points = tuple(point for series_ in series for point in series_.points)
     like = None
     if own:
-        points = tuple(
-            own_points(
-                own,
-                hardware=hardware,
-                engine=engine,
-                parallel=parallel,
-                kv=kv,
-                range_ratio=range_ratio,
-                prefill_tokens=prefill_tokens,
-            )
+        measured_points, unsaid = own_points(
+            own,
+            hardware=hardware,
+            engine=engine,
+            parallel=parallel,
+            kv=kv,
+            range_ratio=range_ratio,
+            prefill_tokens=prefill_tokens,
         )
+        points = tuple(measured_points)
         notes += described(points)
+        if unsaid:
+            notes.append(f"the points do not say their {', '.join(unsaid)}: taken to be as given here")
     elif not points:
         notes.append(
             f"no serving of {hardware} with {engine} was measured to calibrate on: kappa is assumed "

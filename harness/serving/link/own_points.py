@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from harness.errors import UsageError
 from harness.serving.clients.load import load
 from harness.serving.compare.quantity import option, quantity_of_run
-from harness.serving.ledger.identity import differences
+from harness.serving.ledger.identity import UNKNOWN, differences
 from harness.serving.ledger.ledger import Setting
 from harness.serving.link.calibration import MeasuredPoint
 from harness.serving.link.closed_loop import ClosedLoop
@@ -28,14 +28,16 @@ def own_points(
     kv: str,
     range_ratio: float,
     prefill_tokens: int,
-) -> list[MeasuredPoint]:
-    """Those of all runs in the files. What a file does not say of the system is taken to be as given.
+) -> tuple[list[MeasuredPoint], list[str]]:
+    """Those of all runs in the files; and names of what some of them do not say of the system, which is taken
+    to be as given.
 
     range_ratio, prefill_tokens: where a run does not say them. Raises UsageError for a run of another system,
     with failed requests, or without closed loop, lengths, TPOT, TTFT or throughput.
     """
     runs = [run for name in files for run in load(name)]
     gpus = parallel.tp * parallel.dp
+    unsaid: dict[str, None] = {}
     for run in runs:
         setting = Setting(
             hardware=hardware,
@@ -49,12 +51,13 @@ def own_points(
         )
         # The load is the run's own, and lengths are as served.
         unlike = [d for d in differences(setting, run, ["all"]) if not d.name.endswith("length")]
+        unsaid |= dict.fromkeys(d.name for d in differences(setting, run) if d.run == UNKNOWN)
         if unlike:
             raise UsageError(f"{run.id} does not calibrate this: {'; '.join(map(str, unlike))}")
     points = [_point(run, gpus, range_ratio, prefill_tokens) for run in runs]
     if not points:
         raise UsageError(f"no run in {', '.join(files)} to calibrate on")
-    return points
+    return points, [*unsaid]
 
 
 def _name(run: ServingRun) -> str:

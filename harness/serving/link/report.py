@@ -218,10 +218,12 @@ def remarks(model: Link, forecast: Forecast) -> str:
     if look.batch > 0.999 * look.capacity:
         lines.append(f"the cache holds {look.capacity:.0f} requests of this length; the others wait")
     if look.load.waves:
+        points = (model.like or model).calibration
+        is_known = any(point.load.waves > 1 for point in points)
         lines.append(
             "TTFT is of the steady state, as a client's median; its mean also holds the first wave, all of "
             f"whose prompts come at once, {model.fitted(model.world()).cold_ms[0]:.0f} ms later than their "
-            f"prefills ({'calibrated' if model.calibrated_with else 'assumed'})"
+            f"prefills ({'calibrated' if is_known else 'assumed'})"
         )
     lines.append(f"tables: {model.structure.where}; intervals: {model.world().count} draws, fixed seed")
     return "\n".join(f"- {line}" for line in lines)

@@ -97,7 +97,6 @@ def structure(
     UsageError for a parallelism that is not modelled.
 
     assumed: times that are assumed where the tables have none
-
     kv:      bfloat16 or fp8, the cache's type in the tables' words
     routing: see `harness.serving.link.experts.routed`
     measured_times: come first where they are near

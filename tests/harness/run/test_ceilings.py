@@ -204,6 +204,8 @@ def test_the_last_level_is_the_larger_of_what_system_and_datasheet_say():
         ("NVIDIA H200", "H200"),
         ("NVIDIA B300 SXM6 AC", "B300"),
         ("NVIDIA GB300", "GB300"),
+        ("AMD_Instinct_MI300X_OAM", "MI300X"),
+        ("NVIDIA H2000", "NVIDIA H2000"),
     ],
 )
 def test_a_type_is_the_longest_name_that_fits(name, type):

@@ -152,6 +152,18 @@ def test_a_right_kernel_answers_to_all_that_has_an_effect(op, sizes, impl, witho
     assert seen["kept"] == [] and seen["unseen"]
 
 
+def test_an_output_of_zeros_need_not_change():
+    """As of a token none of whose experts is on this rank."""
+    subject = Bench()
+    subject.hello("cpu", "cpu", torch.get_num_threads())
+    subject.open("block_scale_gemm", {"m": 4, "n": 128, "k": 128}, "core", asdict(Seeds(0, 0)))
+    subject.sets[0].b_scale.zero_()
+    subject.prepare("right", "torch.bf16", "eager")
+    subject.ready["right"].plugin = True
+    assert not subject.output("right")["output"].strip(b"\x00\x80")
+    assert subject.unseen("right")["kept"] == []
+
+
 def test_what_has_no_effect_is_told_by_changing_it():
     """So that `without_effect` names no more than that: an operand it names is one that nobody asks for."""
     for op, sizes, impl, without in SIZES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,11 +13,11 @@ from harness.errors import UsageError
 from harness.paths import PUBLISHED
 from harness.serving.link.assumed_times import DEVIATION, SOURCE, AssumedTables
 from harness.serving.link.closed_loop import ClosedLoop
-from harness.serving.link.interpolation import Surface
+from harness.serving.link.interpolation import Surface, TimeEstimate
 from harness.serving.link.measured_times import MeasuredTimes
 from harness.serving.link.model import link
 from harness.serving.link.predictions import outlook
-from harness.serving.link.tables import bundled, read_tables
+from harness.serving.link.tables import Tables, bundled, read_tables
 from harness.serving.link.validation import validated
 
 BASE = read_tables(bundled()["h200", "sglang"])
@@ -41,6 +42,22 @@ def test_the_machine_itself_is_as_its_tables():
     same = AssumedTables.of("h200", BASE)
     assert same.moe(8, 8, 1, "balanced").us == pytest.approx(BASE.moe(8, 8, 1, "balanced").us)
     assert same.gemm("bfloat16", 64, 256, 7168).us == pytest.approx(BASE.gemm("bfloat16", 64, 256, 7168).us)
+
+
+def test_what_bounds_a_kernel_scales_it():
+    """H200: 989.5 and 1979 TFLOPS, 4.8 TB/s; MI355X: 2516.6 and 5033.2, 8.0."""
+    tables = AssumedTables.of("mi355x", BASE)
+
+    def factor(of_tables: Callable[[Tables], TimeEstimate]) -> float:
+        return of_tables(tables).us / of_tables(BASE).us
+
+    # 3 us of launching; the cache is 302 MB, 8 experts of 256 are 44 MB.
+    computes = factor(lambda t: t.gemm("bfloat16", 65536, 7168, 2048))
+    assert computes == pytest.approx(989.5 / 2516.6, rel=0.01)
+    moves = factor(lambda t: t.mla_decode(64, 4096, 16, "bfloat16"))
+    assert moves == pytest.approx((3 + 302 / 8.0) / (3 + 302 / 4.8), rel=0.01)
+    few = factor(lambda t: t.moe(1, 8, 1, "balanced"))
+    assert few == pytest.approx((3 + 44 / 8.0) / (3 + 44 / 4.8), rel=0.01)
 
 
 @pytest.mark.parametrize("hardware", ["MI325X", "MI355X"])

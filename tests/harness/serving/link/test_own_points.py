@@ -145,3 +145,24 @@ def test_by_command(files, capsys):
         serving(["link", "--concurrency", "16", *words], standalone_mode=False)
     printed = capsys.readouterr().out
     assert "calibrated on 5 own points" in printed and Path(files[0]).name in printed
+
+
+def test_one_point_does_not_move_a_constant_all_the_way(tiny):
+    load = ClosedLoop(1024, 1024, 16, waves=10)
+    steps, world = tiny.steps(load), World(count=1)
+    drawn = replace(world.draws(steps), kappa=np.array([0.6]), host_ms=np.array([60.0]))
+    truth = steps.serving(replace(drawn, cold_ms=np.array([900.0])))
+    point = MeasuredPoint(load, float(truth.tpot[0]), float(truth.ttft_mean[0]), 1.0, float(truth.ttft[0]))
+    one, five = (
+        float(replace(tiny, calibration=(point,) * count, kept={}).fit(world).kappa[0]) for count in (1, 5)
+    )
+    assert 0.61 < one < 0.75 and 0.6 < five < one
+
+
+def test_how_often_prompts_came_is_the_runs_own(tmp_path):
+    path = tmp_path / "run.json"
+    row = VLLM_ROW | {"num_prompts": 64, "completed": 64, "max_concurrency": 16}
+    lengths = {"total_input_tokens": 64 * 922, "total_output_tokens": 64 * 922}
+    path.write_text(json.dumps(row | lengths))
+    [point] = link(own=[str(path)]).calibration
+    assert (point.load.waves, point.load.isl, point.load.concurrency) == (4, 1024, 16)

@@ -181,3 +181,34 @@ def test_what_has_no_effect_is_told_by_changing_it():
             if torch.equal(bench.bits(prepared.result()), bench.bits(before)):
                 idle.append(name)
         assert sorted(idle) == sorted(without), op
+
+
+class EverySecond(NaiveMlaDecode):
+    """Leaves every second call's output as it is."""
+
+    name, op = "every.second", "mla_decode"
+
+    def prepare(self, operands, out):
+        prepared, calls = super().prepare(operands, out), 0
+        compute = prepared.call
+
+        def call() -> None:
+            nonlocal calls
+            calls += 1
+            if calls % 2:
+                compute()
+
+        prepared.call = call
+        return prepared
+
+
+def test_two_calls_in_a_row_are_compared_however_many_turns_gave():
+    """Turns of an odd number of calls end with one that computes, each time."""
+    subject = Bench(EverySecond())
+    subject.hello("cpu", "cpu", torch.get_num_threads())
+    subject.open("mla_decode", SMALL, "core", asdict(Seeds(0, 0)))
+    subject.prepare("skips", EverySecond.name, "eager", call=False)
+    subject.turn("skips", 0.0)
+    subject.repeats["skips"].calls = bench.REPEATS
+    assert subject.repeats["skips"].differed == 0
+    assert subject.compared("skips", 30.0)["differed"] >= 1

@@ -29,12 +29,9 @@ class Difference:
     row: str
     run: str
 
-    def __str__(self) -> str:
-        if self.row == UNKNOWN:
-            return f"the row does not say its {self.name} (the run: {self.run or 'neither'})"
-        if self.run == UNKNOWN:
-            return f"the run does not say its {self.name} (the row: {self.row})"
-        return f"{self.name} {self.run}, not {self.row}"
+    @property
+    def is_known(self) -> bool:
+        return UNKNOWN not in (self.row, self.run)
 
 
 def differences(setting: Setting, run: ServingRun, assumed: Collection[str] = ()) -> list[Difference]:
@@ -59,11 +56,20 @@ def require_alike(setting: Setting, runs: Collection[ServingRun], assumed: Colle
     for run in runs:
         unlike = differences(setting, run, assumed)
         if unlike:
-            hint = "; what is not known may be taken as alike by --assume NAME"
-            open_ends = any(UNKNOWN in (each.row, each.run) for each in unlike)
-            raise UsageError(
-                f"{run.id} is no run of this row: {'; '.join(map(str, unlike))}{hint if open_ends else ''}"
-            )
+            hint = "" if all(each.is_known for each in unlike) else "; --assume NAME takes it to be alike"
+            raise UsageError(f"{run.id} is no run of this row: {text(unlike)}{hint}")
+
+
+def text(unlike: Collection[Difference]) -> str:
+    """What differs first, then what either does not say, with what the other says."""
+    parts = [f"{each.name} {each.run}, not {each.row}" for each in unlike if each.is_known]
+    for who in ("row", "run"):
+        unsaid = [each for each in unlike if getattr(each, who) == UNKNOWN]
+        names = [f"{each.name} ({each.row or each.run or 'nor does the run'})" for each in unsaid]
+        if names:
+            parts.append(f"the {who} does not say its {', '.join(names)}")
+            unlike = [each for each in unlike if each not in unsaid]
+    return "; ".join(parts)
 
 
 def assumptions(setting: Setting, runs: Collection[ServingRun], assumed: Collection[str]) -> tuple[str, ...]:

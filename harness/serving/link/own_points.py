@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from harness.errors import UsageError
 from harness.serving.clients.load import load
 from harness.serving.compare.quantity import option, quantity_of_run
-from harness.serving.ledger.identity import UNKNOWN, differences
+from harness.serving.ledger.identity import UNKNOWN, differences, text
 from harness.serving.ledger.ledger import Setting
 from harness.serving.link.calibration import MeasuredPoint
 from harness.serving.link.closed_loop import ClosedLoop
@@ -53,7 +53,7 @@ def own_points(
         unlike = [d for d in differences(setting, run, ["all"]) if not d.name.endswith("length")]
         unsaid |= dict.fromkeys(d.name for d in differences(setting, run) if d.run == UNKNOWN)
         if unlike:
-            raise UsageError(f"{run.id} does not calibrate this: {'; '.join(map(str, unlike))}")
+            raise UsageError(f"{run.id} does not calibrate this: {text(unlike)}")
     points = [_point(run, gpus, range_ratio, prefill_tokens) for run in runs]
     if not points:
         raise UsageError(f"no run in {', '.join(files)} to calibrate on")

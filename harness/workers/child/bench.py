@@ -200,7 +200,9 @@ class Bench:
             program.device_s = self.settled_s.get(contender, self.first_s[contender])
         if self.kind == "cpu" and all(outs):
             program.before = [out.spoiler() for out in outs if out is not None]
-        self.ready[contender] = _Ready(prepared, outs, timer, program, bool(implementation.plugin))
+        # A commit before plug-ins were marked has the suite's own implementations alone.
+        plugin = bool(getattr(implementation, "plugin", ""))
+        self.ready[contender] = _Ready(prepared, outs, timer, program, plugin)
         return {
             "seconds": time.perf_counter() - started,
             "synchronises": program.synchronises,

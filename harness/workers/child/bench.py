@@ -430,4 +430,5 @@ def negatable(tensor: torch.Tensor) -> bool:
 
 def activation_of(operands: Operands) -> str:
     """The live operand that every call reads whole: the first one that the output depends on."""
-    return next(name for name in operands.live_tensors() if name not in operands.without_effect)
+    without_effect = getattr(operands, "without_effect", ())  # older commits lack it
+    return next(name for name in operands.live_tensors() if name not in without_effect)

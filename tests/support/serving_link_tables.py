@@ -16,10 +16,14 @@ US = {
 }
 
 
-def written(folder: Path, us=US, device="NVIDIA X1", scale=1.0, framework="SGLang", moe=()) -> Path:
+def written(
+    folder: Path, us=US, device="NVIDIA X1", scale=1.0, framework="SGLang", version="9", moe=(), gpus=8
+) -> Path:
     """Folder with tables in AIConfigurator's columns; times in us come out in ms, times scale.
 
-    moe: kernels of the MoE, the column `kernel_source`, each next slower by half
+    moe:  kernels of the MoE, the column `kernel_source`, each next slower by half
+    gpus: of the all-reduce
+    Where `us` has "decode module" and "prefill module", tables of these stand in place of attention's own.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = {name: [] for name in FILES}
@@ -43,7 +47,15 @@ def written(folder: Path, us=US, device="NVIDIA X1", scale=1.0, framework="SGLan
             )  # fmt: skip
     for isl in (1, 32768):
         rows["context_mla_perf"].append({"num_heads": 16, "batch_size": 1, "isl": isl, "us": us["prefill"]})
-    for op in ("mla_gen_pre", "mla_gen_post"):
+    if "decode module" in us:
+        layer = {"gemm_type": "fp8_block", "mla_dtype": "bfloat16"}
+        for phase, single in (("generation", "decode"), ("context", "prefill")):
+            many = rows.pop(f"{phase}_mla_perf")
+            rows[f"mla_{phase}_module_perf"] = [
+                {"kv_cache_dtype": "bfloat16", "step": 0} | row | layer | {"us": us[f"{single} module"]}
+                for row in many
+            ]
+    for op in ("mla_gen_pre", "mla_gen_post") if "bmm" in us else ():
         for tokens in (1, 20480):
             rows["mla_bmm_perf"].append(
                 {
@@ -56,16 +68,16 @@ def written(folder: Path, us=US, device="NVIDIA X1", scale=1.0, framework="SGLan
             )
     for size in (128, 536870912):
         rows["custom_allreduce_perf"].append(
-            {"num_gpus": 8, "message_size": size, "us": us["reduce"]}
+            {"num_gpus": gpus, "message_size": size, "us": us["reduce"]}
             | ({"backend": "sglang_graph"} if framework == "SGLang" else {})
         )
-    for name, many in rows.items():
+    for name, many in ((name, many) for name, many in rows.items() if many):
         with (folder / f"{name}.csv").open("w", newline="") as file:
             kernels = moe if name == "moe_perf" else ()
             own = [key for key in many[0] if key != "us"] + (["kernel_source"] if kernels else [])
             out = csv.DictWriter(file, [*COMMON[:-1], *own, "latency"])
             out.writeheader()
-            shared = {"framework": framework, "version": "9", "device": device}
+            shared = {"framework": framework, "version": version, "device": device}
             for row in many:
                 latency = row.pop("us") / 1e3 * scale
                 for nth, kernel in enumerate(kernels):

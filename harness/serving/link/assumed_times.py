@@ -57,9 +57,9 @@ class AssumedTables(Tables):
     there: DatasheetPeaks
 
     @classmethod
-    def of(cls, hardware: str, base: Tables) -> AssumedTables:
+    def of(cls, hardware: str, engine: str, base: Tables) -> AssumedTables:
         where = f"assumed from {base.where} by data sheets"
-        return cls(hardware, base.engine, base.version, where, {}, base, peaks_of(hardware), peaks_of(BASE))
+        return cls(hardware, engine, base.version, where, {}, base, peaks_of(hardware), peaks_of(BASE))
 
     def _scaled(self, estimate: TimeEstimate, flops: float, moved: float, dtype: str) -> TimeEstimate:
         ratio = self.here.us(flops, moved, dtype) / self.there.us(flops, moved, dtype)
@@ -82,9 +82,16 @@ class AssumedTables(Tables):
         flops, moved = 2 * tokens * heads * (576 + 512), tokens * 576 * (2 if kv == "bfloat16" else 1)
         return self._scaled(self.base.mla_decode(batch, context, heads, kv), flops, moved, "bf16")
 
-    def absorbed_prefill(self, batch: float, length: float, heads: int) -> TimeEstimate:
+    def mla_prefill(self, batch: float, length: float, heads: int, kv: str) -> TimeEstimate:
         flops, moved = batch * length**2 * heads * (576 + 512), 4 * batch * length * heads * 576
-        return self._scaled(self.base.absorbed_prefill(batch, length, heads), flops, moved, "bf16")
+        return self._scaled(self.base.mla_prefill(batch, length, heads, kv), flops, moved, "bf16")
+
+    @property
+    def prefill_is_absorbed(self) -> bool:
+        return self.base.prefill_is_absorbed
+
+    def held(self, phase: str) -> Mapping[str, str]:
+        return self.base.held(phase)
 
     def absorbed_bmm(self, which: str, tokens: float, heads: int) -> TimeEstimate:
         flops, moved = 2 * tokens * heads * 128 * 512, 2 * heads * (128 * 512 + tokens * (128 + 512))

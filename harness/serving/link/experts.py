@@ -9,6 +9,7 @@ from harness.serving.link.tables import Tables
 from shapes.models import ModelConfig
 
 ROUTING = "independent"  # tokens choose their experts alike and each for itself; or a table's distribution
+BALANCED = "balanced"
 SLOWEST_OF_8 = 1.42  # deviations by which the largest of 8 normal variables exceeds their mean
 BLOCK_ROWS = 64  # rows of a tile of the grouped products
 
@@ -24,17 +25,19 @@ def routed(
     """
     if routing != ROUTING:
         return tables.moe(tokens, tp, ep, routing)
+    if BALANCED not in (timed := tables.distributions()) and timed:
+        return tables.moe(tokens, tp, ep, timed[0])
     topk = config.num_experts_per_tok
     all_hit = config.n_routed_experts / topk  # tokens that hit every expert if they share none
     share = experts_hit(config, tokens) / config.n_routed_experts
     if ep > 1:
         local = config.n_routed_experts / ep
         share = min(share + SLOWEST_OF_8 * math.sqrt(share * (1 - share) / local), 1.0)
-    estimate = tables.moe(share * all_hit, tp, ep, "balanced")
+    estimate = tables.moe(share * all_hit, tp, ep, BALANCED)
     if tokens <= all_hit:
         return estimate
-    full = tables.moe(all_hit, tp, ep, "balanced")
-    return tables.moe(tokens, tp, ep, "balanced").times(estimate.us / full.us)
+    full = tables.moe(all_hit, tp, ep, BALANCED)
+    return tables.moe(tokens, tp, ep, BALANCED).times(estimate.us / full.us)
 
 
 def experts_hit(config: ModelConfig, tokens: float) -> float:

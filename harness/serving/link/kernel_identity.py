@@ -33,6 +33,7 @@ TIMED: Mapping[str, tuple[str, str]] = {
     "gemm_perf": ("block_scale_gemm", "gemm_dtype"),
     "moe_perf": ("fused_moe", "moe_dtype"),
     "generation_mla_perf": ("mla_decode", ""),
+    "mla_generation_module_perf": ("mla_decode", ""),
 }
 """By file, the op that it times, and the column that says fp8_block where its rows are of other dtypes too.
 Prefill's tables time the absorbed form, which no engine runs (see tables.py)."""

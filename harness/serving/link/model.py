@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.catalogue.devices import known_devices
 from harness.errors import UsageError
 from harness.serving.ledger.prediction import KernelChange
 from harness.serving.link import calibration as calibrating
@@ -16,10 +17,11 @@ from harness.serving.link.assumed_times import BASE, DEVIATION, SOURCE, AssumedT
 from harness.serving.link.calibration import LEAST_STEP_MS, PRIOR_SCATTER, Fit, MeasuredPoint, measured
 from harness.serving.link.changes import applied
 from harness.serving.link.closed_loop import ClosedLoop, ServingTimes
+from harness.serving.link.experts import BALANCED
 from harness.serving.link.kernel_identity import OFF_BY, WIDER, OtherKernel, of_engine
 from harness.serving.link.measured_times import MeasuredTimes
 from harness.serving.link.own_points import described, own_points
-from harness.serving.link.step_times import Draws, StepTimes, steps
+from harness.serving.link.step_times import MEMORY_SHARE, Draws, StepTimes, steps
 from harness.serving.link.structure import Structure, structure
 from harness.serving.link.tables import Tables, bundled, read_tables
 from harness.serving.link.uncertainty import DRAWS, World
@@ -29,7 +31,6 @@ from shapes.attention import Parallel
 SKEWED = "power_law_1.2"
 CALIBRATED = (Parallel(tp=8), "bfloat16")  # what was measured: parallelism, cache
 CARRIED_OVER = 0.1  # deviation of kappa from one parallelism or cache to another
-MEMORY_GB = {"h200": 150.0}  # what the driver gives, 1e9 bytes
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Link:
         if times.capacity < 1:
             raise UsageError(
                 f"no request of {load.mean_context:.0f} tokens fits: weights take "
-                f"{self.structure.weights_gb:.1f} GB of each {self.hardware}'s {memory:g}"
+                f"{self.structure.weights_gb:.1f} GB of each {self.hardware}'s {memory:.1f}"
             )
         return times
 
@@ -136,6 +137,23 @@ class Link:
         return replace(self, calibration=tuple(p for p in self.calibration if p != point))
 
 
+def _memory_gb(hardware: str) -> float | None:
+    """Of a GPU, 1e9 bytes; None where there is no data sheet of it."""
+    entry = next((d for d in known_devices() if hardware_name(d["name"]) == hardware), {})
+    return entry["memory_gib"] * 2**30 / 1e9 if "memory_gib" in entry else None
+
+
+def _of_attention(tables: Tables, measured_times: MeasuredTimes | None) -> list[str]:
+    """What times of attention hold of which there is no time of its own."""
+    held = tables.held("decode")
+    if not held or (measured_times and "mla_decode" in measured_times.ops()):
+        return []
+    bmms = [] if tables.rows.get("mla_bmm_perf") else [part for part in held if part in ("w_uk", "w_uv")]
+    whole = f"{tables.where} times attention with {', '.join(held)}"
+    stay = f", but {' and '.join(bmms)} have none and count as mla_decode" if bmms else ""
+    return [f"{whole}: their own times are taken off{stay}"]
+
+
 def _tables(hardware: str, engine: str, measured_times: MeasuredTimes | None, assumed: bool) -> Tables:
     """The tables of this project; empty ones beside own runs or where times are assumed, so that what they
     lack is named."""
@@ -179,7 +197,7 @@ def link(
     UsageError, one line, where it has no data for them, or those of others.
     """
     parallel = parallel or Parallel(tp=8)
-    notes = []
+    notes: list[str] = []
     hardware = hardware_name(hardware or (tables.device if tables else "h200"))
     engine = engine_name(engine or (tables.engine if tables else "sglang"))
     tables = tables or _tables(hardware, engine, measured_times, assumed)
@@ -197,6 +215,7 @@ def link(
             f"times in {tables.where} are of kernels as {tables.engine} calls them, not {engine}: give "
             f"--engine {engine_name(tables.engine)}, or tables of {engine}"
         )
+    notes += tables.notes
     tables, others = of_engine(tables, engine, hardware)
     if others and not any_kernel:
         raise UsageError(
@@ -204,13 +223,18 @@ def link(
             f"off by {OFF_BY:.0%}; give tables or --runs of the engine's, or --any-kernel for wide intervals"
         )
     notes += [f"{other}: intervals are wider by the {OFF_BY:.0%} that was once off" for other in others]
-    fallback = AssumedTables.of(hardware, read_tables(bundled()[BASE, "sglang"])) if assumed else None
+    fallback = AssumedTables.of(hardware, engine, read_tables(bundled()[BASE, "sglang"])) if assumed else None
     built = structure(tables, parallel, kv=kv, measured_times=measured_times, assumed=fallback)
     lacking = dict.fromkeys(t.op for t in (*built.decode, *built.prefill) if t.source == SOURCE)
     if lacking:
         notes.append(
             f"assumed: times of {', '.join(lacking)}, from the H200's tables by both machines' data sheets"
         )
+    notes += _of_attention(tables, measured_times)
+    if (timed := tables.timed_gpus(parallel.tp)) != parallel.tp:
+        notes.append(f"no all-reduce over {parallel.tp} GPUs was timed: it is taken from that over {timed}")
+    if (timed_routing := tables.distributions()) and BALANCED not in timed_routing:
+        notes.append(f"no MoE times of {BALANCED} routing: those of {timed_routing[0]} stand for them")
     skewed = None
     if SKEWED in tables.distributions():
         skewed = structure(
@@ -221,6 +245,14 @@ def link(
     if measured_times:
         ops = ", ".join(measured_times.ops())
         notes.append(f"measured in {measured_times.where}: {ops}, where near the step's sizes")
+    memory_gb = _memory_gb(hardware)
+    if memory_gb and built.weights_gb > memory_gb * MEMORY_SHARE:
+        notes.insert(
+            0,
+            f"this does not fit: weights take {built.weights_gb:.1f} GB of each {hardware}'s "
+            f"{memory_gb:.1f}; predicted as if they and the cache did",
+        )
+        memory_gb = None
     series = [s for s in measured(hardware, engine) if s.use == "calibration" and not own]
     points = tuple(point for series_ in series for point in series_.points)
     like = None
@@ -276,7 +308,7 @@ def link(
         eager,
         kv,
         exposure,
-        MEMORY_GB.get(hardware),
+        memory_gb,
         tuple(others),
         tuple(notes),
     )

@@ -17,6 +17,7 @@ from harness.serving.link.experts import ROUTING, routed, shared_expert_factor
 from harness.serving.link.interpolation import TimeEstimate
 from harness.serving.link.measured_times import NEAR, MeasuredTimes
 from harness.serving.link.tables import MissingTable, Tables
+from harness.serving.names import engine_name
 from shapes.attention import Parallel
 from shapes.linears import BATCHED, BF16, FP8, linears
 from shapes.models import ModelConfig, model
@@ -28,6 +29,7 @@ GLUE_CALLS = 7  # a layer
 GLUE_US = 2.0  # each, in a graph, at few tokens
 GLUE_BYTES = 200e3  # a token and layer: 2 residual norms (115 KB), the rest q, k, v and latents
 GLUE_GBPS = 4000.0  # of HBM3e's 4800
+ATTENTION_GLUE = 4, 85e3  # calls and bytes of these that are attention's, and in the time of its module
 LAUNCHES = 1717  # a step
 LAUNCH_US = 20.0  # of the host, each, where no graph is replayed
 STEP_GAP_US = 300.0  # sampling, the next batch, the graph's launch
@@ -117,14 +119,18 @@ def structure(
         raise UsageError(str(error)) from None
     decode: list[Term] = []
     prefill: list[Term] = []
-    fused_shared = parallel.ep == 1
+    own_attention = measured_times is not None and "mla_decode" in measured_times.ops()
+    held_bmms = () if own_attention else tables.held("decode")
+    # TensorRT-LLM and vLLM compute the shared expert as linears of its own.
+    fused_shared = parallel.ep == 1 and engine_name(tables.engine) not in ("trtllm", "vllm")
     for linear in products:
         if fused_shared and linear.name.startswith("shared"):
             continue
         part = linear.name.replace(" ", "_")
         if linear.kind == BATCHED:
-            which = "mla_gen_pre" if part == "w_uk" else "mla_gen_post"
-            decode.append(_bmm(tables, which, part, linear.decode_calls, linear.batch))
+            bmm = _bmm(tables, part, linear.decode_calls, linear.batch)
+            if not (part in held_bmms and _is_missing(bmm)):
+                decode.append(bmm)
             continue
         kind = {FP8: "fp8_block", BF16: "bfloat16"}[linear.kind]
         op = {FP8: "block_scale_gemm", BF16: "bf16_gemm"}[linear.kind]
@@ -146,11 +152,27 @@ def structure(
     def reduced(load: StepLoad) -> TimeEstimate:
         return tables.all_reduce(load.tokens * config.hidden_size, parallel.tp)
 
+    shapes = {linear.name.replace(" ", "_"): linear for linear in products}
+
+    def beside(phase: str, load: StepLoad) -> float:
+        """us of what attention's times hold beside it, where that has a time of its own."""
+        us = 0.0
+        for part, kind in tables.held(phase).items():
+            if part == "glue":
+                us += glue_us(load.tokens, *ATTENTION_GLUE)
+            elif kind:
+                us += tables.gemm(kind, load.tokens, shapes[part].n, shapes[part].k).us
+            elif not _is_missing(bmm := _bmm(tables, part, 1, heads)):
+                us += bmm.time(load).us
+        return us
+
     def attention(load: StepLoad) -> TimeEstimate:
-        return tables.mla_decode(load.batch, load.context, heads, kv)
+        estimate = tables.mla_decode(load.batch, load.context, heads, kv)
+        return without(estimate, beside("decode", load))
 
     def prefill_attention(load: StepLoad) -> TimeEstimate:
-        return unabsorbed(tables, config, load.batch, load.context, heads)
+        tokens = replace(load, tokens=load.batch * load.context)
+        return without(plain_prefill(tables, config, load, heads, kv), beside("prefill", tokens))
 
     inter = config.moe_intermediate_size // tp
     experts = (config.n_routed_experts, config.num_experts_per_tok, config.hidden_size, inter, ep)
@@ -177,7 +199,8 @@ def structure(
 
     decode_term = Term("mla_decode", "", layers, "table", "attention table", attention)
     decode.append(_measured_first(decode_term, measured_times, (heads, cache), sequences))
-    prefill_term = Term("mha_prefill", "", layers, "regression", "prefill attention", prefill_attention)
+    scaled: Origin = "regression" if tables.prefill_is_absorbed else "table"
+    prefill_term = Term("mha_prefill", "", layers, scaled, "prefill attention", prefill_attention)
     prefill.append(_measured_first(prefill_term, measured_times, (heads, 0), sequences))
     if assumed is not None:
         other = structure(assumed, parallel, kv=kv, routing=routing)
@@ -232,35 +255,55 @@ def _filled(terms: Sequence[Term], assumed: Sequence[Term]) -> list[Term]:
 
 def _nothing_missing(tables: Tables, terms: list[Term]) -> None:
     """All that is missing is said at once, before anything is computed."""
-    missing = dict.fromkeys(term.name for term in terms if _is_missing(term))
+    missing = [term for term in terms if _is_missing(term)]
     if missing:
+        of_part = {term.op for term in terms if term not in missing}
+        names = dict.fromkeys(term.name if term.op in of_part else term.op for term in missing)
         raise MissingTable(
-            f"no times of {', '.join(missing)} in {tables.where}; give --tables DIR that has them, or runs "
+            f"no times of {', '.join(names)} in {tables.where}; give --tables DIR that has them, or runs "
             f"of this suite on {tables.device} (--runs), which hold block_scale_gemm, fused_moe, mla_decode "
             "and mha_prefill; --assumed takes what is missing from data sheets"
         )
 
 
-def unabsorbed(tables: Tables, config: ModelConfig, batch: float, length: float, heads: int) -> TimeEstimate:
-    """Prefill attention as engines run it (192 wide, values 128), from the table's absorbed one (576, 512):
-    what is above the time of one token goes down with the work."""
-    least = tables.absorbed_prefill(1, 1, heads).us
-    timed = tables.absorbed_prefill(batch, length, heads)
+def plain_prefill(
+    tables: Tables, config: ModelConfig, load: StepLoad, heads: int, kv: str = "bfloat16"
+) -> TimeEstimate:
+    """Prefill attention as engines run it (192 wide, values 128). From an absorbed time (576, 512): what is
+    above the time of one token goes down with the work."""
+    timed = tables.mla_prefill(load.batch, load.context, heads, kv)
+    if not tables.prefill_is_absorbed:
+        return timed
+    least = tables.mla_prefill(1, 1, heads, kv).us
     rope, latent = config.qk_rope_head_dim, config.kv_lora_rank
     work = (config.qk_nope_head_dim + rope + config.v_head_dim) / (latent + rope + latent)
     return TimeEstimate(least + max(timed.us - least, 0.0) * work, timed.noise, timed.distance)
 
 
+def without(estimate: TimeEstimate, us: float) -> TimeEstimate:
+    """What is left of a time that holds `us` of something else; a tenth of it is, whatever the tables say.
+    Its uncertainty in us stays."""
+    left = max(estimate.us - us, 0.1 * estimate.us)
+    more = estimate.us / left
+    return TimeEstimate(left, estimate.noise * more, estimate.distance * more)
+
+
 def glue(load: StepLoad) -> TimeEstimate:
     """Of one layer."""
-    return TimeEstimate(GLUE_CALLS * GLUE_US + load.tokens * GLUE_BYTES / GLUE_GBPS / 1e3)
+    return TimeEstimate(glue_us(load.tokens, GLUE_CALLS, GLUE_BYTES))
+
+
+def glue_us(tokens: float, calls: int, moved: float) -> float:
+    return calls * GLUE_US + tokens * moved / GLUE_GBPS / 1e3
 
 
 def _gemm(tables: Tables, kind: str, n: int, k: int, last: bool) -> Callable[[StepLoad], TimeEstimate]:
     return lambda load: tables.gemm(kind, load.batch if last else load.tokens, n, k)
 
 
-def _bmm(tables: Tables, which: str, part: str, calls: int, heads: int) -> Term:
+def _bmm(tables: Tables, part: str, calls: int, heads: int) -> Term:
+    which = "mla_gen_pre" if part == "w_uk" else "mla_gen_post"
+
     def time(load: StepLoad) -> TimeEstimate:
         return tables.absorbed_bmm(which, load.tokens, heads)
 

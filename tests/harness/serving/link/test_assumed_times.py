@@ -27,7 +27,7 @@ LOAD = ClosedLoop(1024, 1024, 16)
 def test_aiters_own_times_lie_where_they_should():
     inside = []
     for figure in json.loads((PUBLISHED / "aiter-tuned.json").read_text())["figures"]:
-        tables, sizes = AssumedTables.of(figure["device"].lower(), BASE), figure["sizes"]
+        tables, sizes = AssumedTables.of(figure["device"].lower(), "sglang", BASE), figure["sizes"]
         if figure["op"] == "block_scale_gemm":
             assumed = tables.gemm("fp8_block", sizes["m"], sizes["n"], sizes["k"]).us
         elif figure["op"] == "fused_moe" and sizes["experts"] == 256:
@@ -39,14 +39,14 @@ def test_aiters_own_times_lie_where_they_should():
 
 
 def test_the_machine_itself_is_as_its_tables():
-    same = AssumedTables.of("h200", BASE)
+    same = AssumedTables.of("h200", "sglang", BASE)
     assert same.moe(8, 8, 1, "balanced").us == pytest.approx(BASE.moe(8, 8, 1, "balanced").us)
     assert same.gemm("bfloat16", 64, 256, 7168).us == pytest.approx(BASE.gemm("bfloat16", 64, 256, 7168).us)
 
 
 def test_what_bounds_a_kernel_scales_it():
     """H200: 989.5 and 1979 TFLOPS, 4.8 TB/s; MI355X: 2516.6 and 5033.2, 8.0."""
-    tables = AssumedTables.of("mi355x", BASE)
+    tables = AssumedTables.of("mi355x", "sglang", BASE)
 
     def factor(of_tables: Callable[[Tables], TimeEstimate]) -> float:
         return of_tables(tables).us / of_tables(BASE).us

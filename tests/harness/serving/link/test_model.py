@@ -302,7 +302,7 @@ def test_without_a_graph_the_host_sets_the_pace():
 def test_the_cache_holds_no_more_than_memory_has(h200):
     load = ClosedLoop(isl=8192, osl=8192, concurrency=256)
     look = outlook(h200, load)
-    room = 150.0 * 0.82 - h200.structure.weights_gb
+    room = 140 * 2**30 / 1e9 * 0.82 - h200.structure.weights_gb
     assert look.capacity == pytest.approx(room * 1e9 / 70272 / load.mean_context)
     assert look.batch == pytest.approx(look.capacity, rel=1e-3)
     with pytest.raises(UsageError, match="no request of"):

@@ -18,8 +18,8 @@ from harness.serving.link.structure import (
     GLUE_GBPS,
     GLUE_US,
     StepLoad,
+    plain_prefill,
     structure,
-    unabsorbed,
 )
 from harness.serving.link.tables import TABLES, MissingTable, Tables, read_tables
 from shapes.attention import Parallel
@@ -149,8 +149,14 @@ def test_the_shared_expert_is_one_tile_at_few_tokens_and_a_ninth_of_the_work_at_
 
 def test_prefill_attention_is_scaled_from_absorbed_to_plain():
     tables = read_tables(H200)
-    timed, least = (tables.absorbed_prefill(1, n, 16).us for n in (8192, 1))
-    assert unabsorbed(tables, R1, 1, 8192, 16).us == pytest.approx(least + (timed - least) * 320 / 1088)
+    timed, least = (tables.mla_prefill(1, n, 16, "bfloat16").us for n in (8192, 1))
+    plain = plain_prefill(tables, R1, StepLoad(8192, 1, 8192), 16).us
+    assert plain == pytest.approx(least + (timed - least) * 320 / 1088)
+
+
+def test_prefill_attention_of_other_engines_was_timed_plain(tmp_path):
+    tables = read_tables(written(tmp_path, framework="TRTLLM"))
+    assert plain_prefill(tables, R1, StepLoad(8192, 1, 8192), 16).us == pytest.approx(US["prefill"])
 
 
 def test_expert_parallelism_has_shared_linears_and_its_slowest_rank():
@@ -200,9 +206,9 @@ def test_tables_in_another_unit_are_refused(tmp_path, scale):
 
 
 @pytest.mark.parametrize("dropped, named", [
-    ("moe_perf", "fused_moe"), ("custom_allreduce_perf", "all_reduce"), ("mla_bmm_perf", "absorbed_bmm:w_uk"),
+    ("moe_perf", "fused_moe"), ("custom_allreduce_perf", "all_reduce"), ("mla_bmm_perf", "absorbed_bmm in"),
     ("generation_mla_perf", "mla_decode"), ("context_mla_perf", "mha_prefill"),
-    ("gemm_perf", "bf16_gemm:router"),
+    ("gemm_perf", "block_scale_gemm, bf16_gemm in"),
 ])  # fmt: skip
 def test_what_is_missing_is_named(tmp_path, dropped, named):
     folder = written(tmp_path / dropped)

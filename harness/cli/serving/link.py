@@ -45,6 +45,7 @@ class LinkOptions:
     range_ratio: float
     prefill_tokens: int
     waves: int
+    recv_interval: int
     tables: str | None
     runs: tuple[str, ...]
     calibrate: tuple[str, ...]
@@ -88,6 +89,12 @@ class LinkOptions:
 )
 @click.option(
     "--waves", default=10, show_default=True, help="Prompts for each place; the first come all at once."
+)
+@click.option(
+    "--recv-interval",
+    default=1,
+    show_default=True,
+    help="Decode steps between looks for requests: SGLang's --scheduler-recv-interval.",
 )
 @click.option("--tables", metavar="DIR", help="Per-op times in AIConfigurator's files and columns.")
 @click.option("--runs", multiple=True, metavar="RUN", help="Runs of this suite: their times come first.")
@@ -215,6 +222,7 @@ def _loads(options: LinkOptions) -> list[ClosedLoop]:
             range_ratio=options.range_ratio,
             prefill_tokens=options.prefill_tokens,
             waves=options.waves,
+            recv_interval=options.recv_interval,
         )
         for count in counts
     ]

@@ -1,7 +1,8 @@
-"""Calibration: measured serving, which sets the model's four constants and says how far to trust it.
+"""Calibration: measured serving, which sets the model's five constants and says how far to trust it.
 
-kappa is the ratio of the kernels' time in a server to their time alone; step_ms is what a step of the engine
-takes beside them and the gaps that are assumed; host_ms is what a request takes outside the engine's steps
+kappa is the ratio of the kernels' time in a server to their time alone, and slope how it grows with the batch
+that decodes; step_ms is what a step of the engine takes beside them and what is assumed of
+gaps and glue; host_ms is what a request takes outside the engine's steps
 (client, HTTP, tokenisation); cold_ms is what the first wave of requests takes beside that. Each is one number
 for all points of a system. Few points say little, so each constant begins at what is assumed of systems that
 nobody measured, and moves to what the points say by their number (partial pooling: a normal prior of the
@@ -22,7 +23,7 @@ from harness.errors import UsageError
 from harness.files import JsonObject
 from harness.paths import PUBLISHED
 from harness.serving.link.closed_loop import Array, ClosedLoop
-from harness.serving.link.step_times import Draws, StepTimes
+from harness.serving.link.step_times import BATCH, Draws, StepTimes
 
 MEASURED = PUBLISHED / "serving-link"
 ROUNDS = 30
@@ -30,13 +31,17 @@ SETTLED = 1e-4  # of log kappa, and ms of a step
 # Where nobody measured: kernels in a server take about as long as alone, or some less (warm caches, fusion),
 # or more (skew between ranks). 90 % from 0.7 to 1.35.
 ASSUMED_KAPPA, ASSUMED_DEVIATION = 0.97, 0.2
-STEP_DEVIATION_MS, LEAST_STEP_MS = 1.0, -0.2  # beyond the gaps that are assumed of every step
+# Of the logarithm of kappa for each factor e of the batch: tables of B200 bend by 0.1, of H200 by 0.01.
+SLOPE_DEVIATION = 0.05
+STEP_DEVIATION_MS, LEAST_STEP_MS = 1.0, -1.0  # beyond the gaps and the glue that are assumed of every step
 ASSUMED_HOST_MS, ASSUMED_HOST_DEVIATION = 60.0, 30.0
 # By how much the first wave of InferenceX's runs of SGLang on H200 was later than its prefills, however few:
 # about 0.9 s with 0.5.9, 1.5 s with 0.5.7.
 ASSUMED_COLD_MS, ASSUMED_COLD_DEVIATION = 900.0, 500.0
 # Of single points about their system's kappa, as SGLang's 15 points on H200 scatter; worth so many points.
 PRIOR_SCATTER, PRIOR_LATE_MS, PRIOR_POINTS = 0.055, 15.0, 4
+LATE, COLD_LATE = 0.1, 0.1  # the shares of a median and of a mean TTFT by which points scatter
+PRIORS = (ASSUMED_DEVIATION, SLOPE_DEVIATION, STEP_DEVIATION_MS)  # of log kappa, slope and step
 
 
 @dataclass(frozen=True)
@@ -64,15 +69,16 @@ class Series:
 
 @dataclass(frozen=True)
 class Fit:
-    """kappa, step_ms, host_ms, cold_ms: one value for each draw
+    """kappa, slope, step_ms, host_ms, cold_ms: one value for each draw
     residuals: logarithm of measured over fitted TPOT, of the central draw
     scatter:   deviation of a point about what the constants give
-    spread:    a root of the covariance of log kappa and step_ms
+    spread:    a root of the covariance of log kappa, slope and step_ms
     late_ms:   the same of its median TTFT, cold_deviation: of its first wave's
     freedom:   degrees of freedom that the deviations rest on
     """
 
     kappa: Array
+    slope: Array
     step_ms: Array
     host_ms: Array
     cold_ms: Array
@@ -101,7 +107,8 @@ def _series(entry: JsonObject) -> Series:
     points = []
     for point in entry["points"]:
         values = dict(point)
-        load = ClosedLoop(concurrency=values.pop("concurrency"), **shared)
+        own = {name: values.pop(name) for name in ("concurrency", "recv_interval") if name in values}
+        load = ClosedLoop(**shared, **own)
         points.append(MeasuredPoint(load, **values))
     return Series(
         entry["name"], entry["engine"], entry["version"], entry["use"], entry["source"], tuple(points)
@@ -119,18 +126,26 @@ def fit(
     draw: the draws for a workload's steps, with any kappa and host_ms
     """
     draws = [draw(steps) for steps in prepared]
-    kappa = np.full_like(draws[0].kappa, ASSUMED_KAPPA)
-    host, cold = np.full_like(kappa, ASSUMED_HOST_MS), np.full_like(kappa, ASSUMED_COLD_MS)
-    step = np.zeros_like(kappa)
+    host = np.full_like(draws[0].kappa, ASSUMED_HOST_MS)
+    cold = np.full_like(host, ASSUMED_COLD_MS)
+    # A miss counts by its share: small times are missed by less.
+    late_scatter = [LATE * p.ttft_median_ms for p in points if p.ttft_median_ms is not None]
+    first_scatter = [COLD_LATE * p.load.waves * p.ttft_ms for p in points if p.load.waves > 1]
+    moved = np.zeros((len(PRIORS), len(host)))  # log of kappa, slope and step from their priors' means
     for _ in range(ROUNDS):
-        ratios, by_kappa, by_step, late, first = [], [], [], [], []
+        kappa, (slope, step) = ASSUMED_KAPPA * np.exp(moved[0]), moved[1:]
+        ratios, by_constant, late, first = [], [], [], []
         for point, steps, drawn in zip(points, prepared, draws, strict=True):
-            now = replace(drawn, kappa=kappa, host_ms=host, cold_ms=cold, gap_us=drawn.gap_us + 1e3 * step)
-            fitted = steps.serving(now)
+            gap = drawn.gap_us + 1e3 * step
+            fitted = steps.serving(
+                replace(drawn, kappa=kappa, slope=slope, host_ms=host, cold_ms=cold, gap_us=gap)
+            )
             ratios.append(np.log(point.tpot_ms / fitted.tpot))
-            # All of TPOT but the gap is kappa's; what others' prefills and the batch add is left out.
-            by_kappa.append(1 - now.gap_us / 1e3 / fitted.tpot)
-            by_step.append(1 / fitted.tpot)
+            # All of TPOT but the gap is kappa's, and slope's where it decodes; what others' prefills and the
+            # batch add is left out.
+            kernels, decoding = (fitted.tpot - gap / 1e3, fitted.decode - gap / 1e3)
+            grown = np.log(fitted.batch / BATCH)
+            by_constant.append(np.stack([kernels, grown * decoding, np.ones_like(gap)]) / fitted.tpot)
             if point.ttft_median_ms is not None:
                 late.append(point.ttft_median_ms - fitted.ttft)
             if point.load.waves > 1:
@@ -138,19 +153,21 @@ def fit(
                 missed = 0.0 if point.ttft_median_ms is None else point.ttft_median_ms - fitted.ttft
                 first.append(point.load.waves * (point.ttft_ms - fitted.ttft_mean - missed))
         residuals = tuple(float(ratio[0]) for ratio in ratios)
-        scatter = _pooled(residuals, prior_scatter, constants=2)
-        moves, spread = _gauss_newton(ratios, by_kappa, by_step, scatter, np.log(kappa / ASSUMED_KAPPA), step)
-        kappa, before = kappa * np.exp(moves[0]), step
-        step = np.maximum(step + moves[1], LEAST_STEP_MS)
-        host_step = _pulled(host - ASSUMED_HOST_MS, late, PRIOR_LATE_MS, ASSUMED_HOST_DEVIATION)
+        scatter = _pooled(residuals, prior_scatter, constants=len(PRIORS))
+        before = moved
+        steps_taken, spread = _gauss_newton(np.stack(ratios), np.stack(by_constant), scatter, moved)
+        moved = moved + steps_taken
+        moved[2] = np.maximum(moved[2], LEAST_STEP_MS)
+        host_step = _pulled(host - ASSUMED_HOST_MS, late, late_scatter, ASSUMED_HOST_DEVIATION)
         host = np.maximum(host + host_step, 0.0)
-        cold_step = _pulled(cold - ASSUMED_COLD_MS, first, ASSUMED_COLD_DEVIATION, ASSUMED_COLD_DEVIATION)
+        cold_step = _pulled(cold - ASSUMED_COLD_MS, first, first_scatter, ASSUMED_COLD_DEVIATION)
         cold = np.maximum(cold + cold_step, 0.0)
-        if max(np.max(np.abs(moves[0])), np.max(np.abs(step - before))) < SETTLED:
+        if np.max(np.abs(moved - before)) < SETTLED:
             break
     return Fit(
-        kappa,
-        step,
+        ASSUMED_KAPPA * np.exp(moved[0]),
+        moved[1],
+        moved[2],
         host,
         cold,
         residuals,
@@ -158,45 +175,32 @@ def fit(
         spread,
         _of_new(_pooled([float(each[0]) for each in late], PRIOR_LATE_MS), len(late), ASSUMED_HOST_DEVIATION),
         _of_new(ASSUMED_COLD_DEVIATION, len(first), ASSUMED_COLD_DEVIATION),
-        PRIOR_POINTS + max(len(points) - 2, 0),
+        PRIOR_POINTS + max(len(points) - len(PRIORS), 0),
     )
 
 
-def _gauss_newton(
-    ratios: Sequence[Array],
-    by_kappa: Sequence[Array],
-    by_step: Sequence[Array],
-    scatter: float,
-    log_kappa: Array,
-    step: Array,
-) -> tuple[tuple[Array, Array], Array]:
-    """How far log kappa and the step's ms are to move, in each draw, and a root of the covariance that points
-    and priors leave them, of the central one.
+def _gauss_newton(ratios: Array, by_constant: Array, scatter: float, moved: Array) -> tuple[Array, Array]:
+    """How far the constants are to move [constants, draws], and a root of the covariance that points and
+    priors leave them, of the central draw.
 
-    ratios: log of measured over fitted; by_kappa, by_step: derivatives of the log of the fitted
-    log_kappa, step: how far they have moved from their priors' means
+    ratios:      [points, draws], log of measured over fitted
+    by_constant: [points, constants, draws], derivatives of the log of the fitted
+    moved:       [constants, draws], how far they are from their priors' means
     """
-
-    def total(*factors: Sequence[Array]) -> Array:
-        return np.sum([math.prod(each) for each in zip(*factors, strict=True)], axis=0) / scatter**2
-
-    kk = total(by_kappa, by_kappa) + ASSUMED_DEVIATION**-2
-    ks, ss = total(by_kappa, by_step), total(by_step, by_step) + STEP_DEVIATION_MS**-2
-    k = total(by_kappa, ratios) - log_kappa / ASSUMED_DEVIATION**2
-    s = total(by_step, ratios) - step / STEP_DEVIATION_MS**2
-    determinant = kk * ss - ks**2
-    moves = (ss * k - ks * s) / determinant, (kk * s - ks * k) / determinant
-    information = np.array([[kk[0], ks[0]], [ks[0], ss[0]]])
-    return moves, np.linalg.cholesky(np.linalg.inv(information))
+    precision = np.diag(np.array(PRIORS) ** -2)
+    information = np.einsum("pcd,ped->dce", by_constant, by_constant) / scatter**2 + precision
+    pull = np.einsum("pcd,pd->dc", by_constant, ratios) / scatter**2 - moved.T @ precision
+    moves = np.linalg.solve(information, pull[..., None])[..., 0].T
+    return moves, np.linalg.cholesky(np.linalg.inv(information[0]))
 
 
-def _pulled(moved: Array, misses: Sequence[Array], scatter: float, prior: float) -> Array:
+def _pulled(moved: Array, misses: Sequence[Array], scatters: Sequence[float], prior: float) -> Array:
     """By how much a constant is to move where it has moved from its prior's mean already: to the mean of the
     points and of the prior, each by its precision."""
     if not misses:
         return -moved
-    points = len(misses) / scatter**2
-    return (points * np.mean(misses, axis=0) - moved / prior**2) / (points + 1 / prior**2)
+    weights = np.array(scatters) ** -2
+    return (weights @ np.stack(misses) - moved / prior**2) / (weights.sum() + 1 / prior**2)
 
 
 def _pooled(residuals: Sequence[float], prior: float, constants: int = 1) -> float:
@@ -217,11 +221,12 @@ def assumed(like: Array) -> Fit:
     return Fit(
         ASSUMED_KAPPA * ones,
         0 * ones,
+        0 * ones,
         ASSUMED_HOST_MS * ones,
         ASSUMED_COLD_MS * ones,
         (),
         ASSUMED_DEVIATION,
-        np.zeros((2, 2)),
+        np.zeros((len(PRIORS), len(PRIORS))),
         ASSUMED_HOST_DEVIATION,
         ASSUMED_COLD_DEVIATION,
         0,

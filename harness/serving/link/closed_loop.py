@@ -31,6 +31,7 @@ class ClosedLoop:
                     then requests stay in step with each other
     prefill_tokens: of one step (SGLang's --chunked-prefill-size)
     waves:          prompts for each place, of which the first come all at once; 0: without end
+    recv_interval:  decode steps between two looks for new requests (SGLang's --scheduler-recv-interval)
     """
 
     isl: int
@@ -39,9 +40,11 @@ class ClosedLoop:
     range_ratio: float = 0.8
     prefill_tokens: int = 8192
     waves: int = 0
+    recv_interval: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("isl", 1), ("osl", 2), ("concurrency", 1), ("prefill_tokens", 1), ("waves", 0)):
+        least_of = {"isl": 1, "osl": 2, "concurrency": 1, "prefill_tokens": 1, "waves": 0, "recv_interval": 1}
+        for name, least in least_of.items():
             if getattr(self, name) < least:
                 raise UsageError(f"{name}={getattr(self, name)} must be at least {least}")
         if not 0 < self.range_ratio <= 1:
@@ -121,10 +124,10 @@ def closed_loop(
         each = whole / together
         stall = batch / n * others * each
         tpot = step + stall
-        # A prompt comes while a step runs, and waits for its end.
+        # A prompt comes while a step runs, and waits for its end; after a prefill the engine looks at once.
         rate = batch / (n * tpot)
         busy = np.minimum(rate * each, 1.0)
-        wait = busy * whole / 2 + (1 - busy) * step / 2
+        wait = busy * whole / 2 + (1 - busy) * step * load.recv_interval / 2
         ttft = host_ms + wait + whole
         life = ttft + n * tpot
         new_batch = np.minimum(c * n * tpot / life, most)

@@ -104,15 +104,17 @@ class Link:
 
     def draws(self, load: ClosedLoop, world: World, fitted: Fit) -> Draws:
         """With the constants as they may be at a point that was not calibrated on."""
-        constants = fitted.spread @ np.stack([world.normal("kappa", "constant"), world.normal("step")])
+        drawn_from = (("kappa", "constant"), ("kappa", "slope"), ("step",))
+        constants = fitted.spread @ np.stack([world.normal(*name) for name in drawn_from])
         scatter = fitted.scatter * world.student("kappa", fitted.freedom)
         kappa = fitted.kappa * np.exp(constants[0] + scatter)
-        step = np.maximum(fitted.step_ms + constants[1], LEAST_STEP_MS)
+        slope = fitted.slope + constants[1]
+        step = np.maximum(fitted.step_ms + constants[2], LEAST_STEP_MS)
         host = np.maximum(fitted.host_ms + fitted.late_ms * world.student("host", fitted.freedom), 0.0)
         cold = np.maximum(fitted.cold_ms + fitted.cold_deviation * world.student("cold", fitted.freedom), 0.0)
         drawn = world.draws(self.steps(load))
         gap = drawn.gap_us + 1e3 * step
-        return replace(drawn, kappa=kappa, gap_us=gap, host_ms=host, cold_ms=cold)
+        return replace(drawn, kappa=kappa, slope=slope, gap_us=gap, host_ms=host, cold_ms=cold)
 
     def serving(
         self, load: ClosedLoop, changes: Sequence[KernelChange] = (), world: World | None = None

@@ -80,6 +80,7 @@ def _point(run: ServingRun, gpus: int, range_ratio: float, prefill_tokens: int) 
     ratio = run.workload.range_ratio
     ratio = range_ratio if ratio is None or not 0 < ratio <= 1 else ratio
     chunk = option(run.flags, "--chunked-prefill-size")
+    interval = option(run.flags, "--scheduler-recv-interval")
     prompts = run.workload.num_prompts or 10 * concurrency
     to_longest = 2 / (1 + ratio)
     return MeasuredPoint(
@@ -90,6 +91,7 @@ def _point(run: ServingRun, gpus: int, range_ratio: float, prefill_tokens: int) 
             range_ratio=ratio,
             prefill_tokens=int(chunk) if chunk.isdigit() else prefill_tokens,
             waves=max(1, round(prompts / concurrency)),
+            recv_interval=int(interval) if interval.isdigit() and int(interval) else 1,
         ),
         tpot_ms=tpot,
         ttft_ms=ttft,

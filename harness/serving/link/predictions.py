@@ -12,7 +12,7 @@ from harness.serving.ledger.prediction import KernelChange, Origin, Part, Predic
 from harness.serving.link.changes import applied, phases, slower_before
 from harness.serving.link.closed_loop import Array, ClosedLoop, ServingTimes
 from harness.serving.link.model import Link
-from harness.serving.link.step_times import Draws, StepTimes, term_us
+from harness.serving.link.step_times import Draws, StepTimes, kappa_at, term_us
 from harness.serving.link.uncertainty import DRAWS_ALONE, interval, sources
 
 QUANTITIES: tuple[tuple[QuantityName, Literal["ms", "tok/s"]], ...] = (
@@ -236,7 +236,8 @@ def _shares(steps: StepTimes, draws: Draws, times: ServingTimes) -> list[Share]:
         (steps.decode, draws.decode, times.batch, times.decode, 0),
         (steps.prefill, draws.prefill, np.ones_like(times.batch), times.stall, 1),
     ):
-        taken = (factors.T * term_us(phase, draws.routing, at) * draws.kappa / 1e3).T
+        kappa = draws.kappa if kind else kappa_at(draws, at[:, None])[:, 0]
+        taken = (factors.T * term_us(phase, draws.routing, at) * kappa / 1e3).T
         if kind:
             taken = taken * (whole / np.maximum(steps.prefill_ms(draws, at), SMALL))[:, None]
         rest = whole - taken.sum(axis=1)

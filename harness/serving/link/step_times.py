@@ -11,6 +11,7 @@ import numpy as np
 from harness.serving.link.closed_loop import Array, ClosedLoop, ServingTimes, StepTime, closed_loop
 from harness.serving.link.structure import LAUNCHES, StepLoad, Structure, Term
 
+BATCH = 16.0  # at which kappa is what it says
 MEMORY_SHARE = 0.82  # of the GPU's, for weights and cache (SGLang's --mem-fraction-static)
 
 
@@ -38,6 +39,7 @@ class Draws:
     """What is uncertain, an array each over draws; one draw is the central case.
 
     kappa:           of all kernels: time in a server over time alone
+    slope:           growth of log kappa in decode steps with the log of the batch, from BATCH on
     decode, prefill: [draws, terms] factors of each term's time, exposure included
     decode_us, prefill_us: added to a step, on the critical path
     routing:         0: experts alike, 1: the skew of `Phase.skewed`
@@ -45,6 +47,7 @@ class Draws:
     """
 
     kappa: Array
+    slope: Array
     decode: Array
     prefill: Array
     decode_us: Array
@@ -87,7 +90,7 @@ class StepTimes:
 
     def _decoding(self, draws: Draws) -> StepTime:
         us = totals(self.decode, draws.decode, draws.routing) + draws.decode_us[:, None]
-        ms = draws.kappa[:, None] * us / 1e3
+        ms = kappa_at(draws, self.decode.grid) * us / 1e3
         ms = (np.maximum(ms, _launching(draws)) if self.eager else ms) + draws.gap_us[:, None] / 1e3
         return lambda batch: along(self.decode.grid, ms, batch)
 
@@ -125,6 +128,11 @@ def steps(
     decode = _phase(structure.decode, other.decode, _grid(load.concurrency), decoding, {"": 1})
     prefill = _phase(structure.prefill, other.prefill, _grid(load.most_together), prefilling, often)
     return StepTimes(structure, load, decode, prefill, eager, capacity)
+
+
+def kappa_at(draws: Draws, batch: Array) -> Array:
+    """Of decode steps of these batches, [draws, batches] or for one batch of each draw [draws, 1]."""
+    return draws.kappa[:, None] * (np.atleast_2d(batch) / BATCH) ** draws.slope[:, None]
 
 
 def totals(phase: PhaseTimes, factors: Array, routing: Array) -> Array:

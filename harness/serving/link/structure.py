@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from harness.errors import UsageError
 from harness.serving.ledger.prediction import Origin
-from harness.serving.link.assumed_times import SOURCE
+from harness.serving.link.assumed_times import DEVIATION, SOURCE
 from harness.serving.link.experts import ROUTING, routed, shared_expert_factor
 from harness.serving.link.interpolation import TimeEstimate
 from harness.serving.link.measured_times import NEAR, MeasuredTimes
@@ -30,6 +30,7 @@ GLUE_US = 2.0  # each, in a graph, at few tokens
 GLUE_BYTES = 200e3  # a token and layer: 2 residual norms (115 KB), the rest q, k, v and latents
 GLUE_GBPS = 4000.0  # of HBM3e's 4800
 ATTENTION_GLUE = 4, 85e3  # calls and bytes of these that are attention's, and in the time of its module
+BETWEEN = "host:between_kernels"
 LAUNCHES = 1717  # a step
 LAUNCH_US = 20.0  # of the host, each, where no graph is replayed
 STEP_GAP_US = 300.0  # sampling, the next batch, the graph's launch
@@ -192,6 +193,9 @@ def structure(
         if parallel.tp > 1:
             terms.append(Term("all_reduce", "", 2 * layers, "table", "all-reduce table", reduced))
         terms.append(Term("elementwise", "glue", layers, "assumed", "glue", glue))
+        if tables.between_us:
+            between = TimeEstimate(tables.between_us, DEVIATION)
+            terms.append(Term("host", "between_kernels", 1, "assumed", SOURCE, lambda load, us=between: us))
     cache = {"bfloat16": "bf16"}.get(kv, kv)
 
     def sequences(load: StepLoad) -> tuple[float, float]:
@@ -245,12 +249,13 @@ def _is_missing(term: Term) -> bool:
 def _filled(terms: Sequence[Term], assumed: Sequence[Term]) -> list[Term]:
     """Terms without a time take that of their namesakes; what is assumed of one machine errs together."""
     by_name = {term.name: term for term in assumed}
-    return [
+    own = [
         replace(term, origin="assumed", source=SOURCE, time=by_name[term.name].time)
         if _is_missing(term)
         else term
         for term in terms
     ]
+    return [*own, *(term for name, term in by_name.items() if name == BETWEEN)]
 
 
 def _nothing_missing(tables: Tables, terms: list[Term]) -> None:

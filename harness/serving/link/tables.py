@@ -165,6 +165,11 @@ class Tables:
             gpus, elements
         )
 
+    @property
+    def between_us(self) -> float:
+        """What a step takes beside its kernels and the glue that is assumed of all machines."""
+        return 0.0
+
     def timed_gpus(self, gpus: int) -> int:
         """The GPUs whose all-reduce stands for that of so many: the most that were timed of a switch."""
         timed = {int(row["num_gpus"]) for row in self.rows.get("custom_allreduce_perf", ())}

@@ -27,7 +27,7 @@ CONFIDENCE = 0.9
 GLUE = 0.35
 GAP = 0.6
 LAUNCH = 0.5
-SCHEDULING = 0.15  # of a prefill's stall: batches of prompts, what the host adds
+SCHEDULING = 0.3  # of a prefill's stall: batches of prompts, what the host adds
 # How many times as long the prefills of a cold first wave take: the slope of InferenceX's five points of
 # SGLang 0.5.9 on H200 at 1024 in and out, whose first wave is 1.1 to 2.5 s late; 8192 in: 2.0 to 2.7.
 COLD_PREFILL, COLD_PREFILL_SPREAD = 1.6, 0.3
@@ -72,6 +72,7 @@ class World:
         ones = np.ones(self.count)
         return Draws(
             kappa=ones,
+            slope=0 * ones,
             decode=self._factors("decode", steps.decode),
             prefill=self._factors("prefill", steps.prefill),
             decode_us=0 * ones,

@@ -23,22 +23,26 @@ SOURCE = "data sheets"
 """What the uncertainty of such times is called."""
 LAUNCH_US = 3.0
 ON_AMD = 1.4  # of FP8 block-scale products: the median of AITER's 25 times over those that data sheets give
-# What a step of SGLang takes beside its kernels: of 4 requests on 8 MI325X 14 ms more than assumed of kernels,
-# whatever the lengths (results/published/serving-link/mi325x-sglang.json); on MI355X and B200 nothing.
-BETWEEN_US = {"gfx942": 14e3}
+# What a step of SGLang takes beside its kernels: 14 ms on MI325X, and 20 us for each of its tokens, by the
+# TPOT of 4 requests and the TTFT of 8192 tokens in results/published/serving-link/mi325x-sglang.json. MI300X
+# and MI355X set nothing.
+TOKEN_US = 20.0
+BETWEEN_US = {"gfx942": (14e3, TOKEN_US), "gfx950": (0.0, TOKEN_US)}
 # Of the logarithm of a time; that of an all-reduce, whose links no data sheet here has, is wider.
 DEVIATION, OF_LINKS, OF_ATTENTION = 0.4, 0.5, 0.6
+# Of points about what constants fitted to some of them give, where all times are assumed.
+ASSUMED_SCATTER = 0.15
 
 
 @dataclass(frozen=True)
 class DatasheetPeaks:
     """tflops: of dense products by dtype; tbps: of memory; block_scale: factor of FP8 block-scale products;
-    between_us: of a step, beside its kernels"""
+    between_us: of a step beside its kernels, and of each of its tokens"""
 
     tflops: Mapping[str, float]
     tbps: float
     block_scale: float
-    between_us: float = 0.0
+    between_us: tuple[float, float] = (0.0, 0.0)
 
     def us(self, flops: float, moved: float, dtype: str) -> float:
         return LAUNCH_US + max(flops / self.tflops[dtype], moved / self.tbps) / 1e6
@@ -49,7 +53,7 @@ def peaks_of(hardware: str) -> DatasheetPeaks:
     for entry in known_devices():
         if hardware_name(entry["name"]) == hardware:
             amd = entry["arch"].startswith("gfx")
-            factor, between = ON_AMD if amd else 1.0, BETWEEN_US.get(entry["arch"], 0.0)
+            factor, between = ON_AMD if amd else 1.0, BETWEEN_US.get(entry["arch"], (0.0, 0.0))
             return DatasheetPeaks(entry["tflops"], entry["tbps"], factor, between)
     raise UsageError(f"there is no data sheet of {hardware} to assume times by")
 
@@ -84,8 +88,8 @@ class AssumedTables(Tables):
         return self._scaled(self.base.moe(tokens, tp, ep, distribution), flops, moved, "fp8")
 
     def mla_decode(self, batch: float, context: float, heads: int, kv: str) -> TimeEstimate:
-        """From the H200's times with a bf16 cache, whatever the cache here: its times with FP8 are 7.5 to 15.8
-        times what data sheets give, those with bf16 1.2 to 5.3, and nobody else runs that kernel."""
+        """From the H200's times with a bf16 cache, whatever the cache here: its times with FP8 are 7.5 to
+        15.8 times what data sheets give, those with bf16 1.2 to 5.3, and nobody else runs that kernel."""
         tokens = batch * context
         flops, moved = 2 * tokens * heads * (576 + 512), tokens * 576 * (2 if kv == "bfloat16" else 1)
         there = self.there.us(flops, tokens * 576 * 2, "bf16")
@@ -114,7 +118,7 @@ class AssumedTables(Tables):
         return TimeEstimate(estimate.us, OF_LINKS, estimate.distance)
 
     @property
-    def between_us(self) -> float:
+    def between_us(self) -> tuple[float, float]:
         return self.here.between_us
 
     def distributions(self) -> list[str]:

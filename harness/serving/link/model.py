@@ -13,7 +13,7 @@ from harness.catalogue.devices import known_devices
 from harness.errors import UsageError
 from harness.serving.ledger.prediction import KernelChange
 from harness.serving.link import calibration as calibrating
-from harness.serving.link.assumed_times import BASE, DEVIATION, SOURCE, AssumedTables
+from harness.serving.link.assumed_times import ASSUMED_SCATTER, BASE, SOURCE, AssumedTables
 from harness.serving.link.calibration import LEAST_STEP_MS, PRIOR_SCATTER, Fit, MeasuredPoint, measured
 from harness.serving.link.changes import applied
 from harness.serving.link.closed_loop import ClosedLoop, ServingTimes
@@ -98,8 +98,7 @@ class Link:
             return calibrating.assumed(np.ones(world.count))
         # The servers that were measured replayed graphs.
         prepared = [self.steps(point.load, eager=False) for point in self.calibration]
-        assumed = any(t.source == SOURCE for t in (*self.structure.decode, *self.structure.prefill))
-        scatter = DEVIATION if assumed else PRIOR_SCATTER
+        scatter = math.hypot(PRIOR_SCATTER, ASSUMED_SCATTER * self.structure.assumed_share)
         return calibrating.fit(self.calibration, prepared, world.draws, scatter)
 
     def draws(self, load: ClosedLoop, world: World, fitted: Fit) -> Draws:

@@ -86,6 +86,13 @@ class Structure:
     kv_bytes: int
     where: str
 
+    @property
+    def assumed_share(self) -> float:
+        """Of a decode step's time, what data sheets give."""
+        load = StepLoad(16, 16, 2048)
+        us = [(term.source == SOURCE, term.calls * term.time(load).us) for term in self.decode]
+        return sum(each for assumed, each in us if assumed) / sum(each for _, each in us)
+
 
 def structure(
     tables: Tables,
@@ -184,6 +191,10 @@ def structure(
     def with_the_shared_one(load: StepLoad) -> float:
         return shared_expert_factor(config, load.tokens) if alone and fused_shared else 1.0
 
+    def between(load: StepLoad) -> TimeEstimate:
+        step, token = tables.between_us
+        return TimeEstimate(step + token * load.tokens, DEVIATION)
+
     def rows(load: StepLoad) -> tuple[float]:
         return (load.tokens,)
 
@@ -193,9 +204,8 @@ def structure(
         if parallel.tp > 1:
             terms.append(Term("all_reduce", "", 2 * layers, "table", "all-reduce table", reduced))
         terms.append(Term("elementwise", "glue", layers, "assumed", "glue", glue))
-        if tables.between_us:
-            between = TimeEstimate(tables.between_us, DEVIATION)
-            terms.append(Term("host", "between_kernels", 1, "assumed", SOURCE, lambda load, us=between: us))
+        if any(tables.between_us):
+            terms.append(Term("host", "between_kernels", 1, "assumed", SOURCE, between))
     cache = {"bfloat16": "bf16"}.get(kv, kv)
 
     def sequences(load: StepLoad) -> tuple[float, float]:

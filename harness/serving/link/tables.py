@@ -166,9 +166,10 @@ class Tables:
         )
 
     @property
-    def between_us(self) -> float:
-        """What a step takes beside its kernels and the glue that is assumed of all machines."""
-        return 0.0
+    def between_us(self) -> tuple[float, float]:
+        """What a step takes beside its kernels and the glue that is assumed of all machines, and each of its
+        tokens."""
+        return 0.0, 0.0
 
     def timed_gpus(self, gpus: int) -> int:
         """The GPUs whose all-reduce stands for that of so many: the most that were timed of a switch."""

@@ -186,6 +186,8 @@ class CaseRun:
         if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
             self.seeds["last"] = seeds_of(Seeds(seed, seed, turn=rotation.copies - 1))
         timed = [station for station in self.stations if any(not c.interpreted for c in station.living)]
+        with self._phase("starting"):
+            self._side_by_side(timed, lambda station: attempt(station.living, station.ready))
         for case in self.ragged:
             with self._phase("checking at ragged sizes"):
                 self._check_ragged(timed, case)
@@ -446,8 +448,8 @@ class CaseRun:
             if timed and attempt(timed, station.digest) not in (None, self.digests["first"]):
                 self._find_writer(station, timed)
             for contender in timed:
-                # Half as long as its turns at most, so that checking takes no longer than measuring.
-                spent = min(self.turns_s[contender.name] / 2, COMPARING_S)
+                # A quarter of its turns at most, so that all checking takes no longer than measuring.
+                spent = min(self.turns_s[contender.name] / 4, COMPARING_S)
                 seen = attempt([contender], station.ask, contender, "compared", seconds=spent)
                 if seen is None:
                     continue

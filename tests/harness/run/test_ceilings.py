@@ -169,7 +169,7 @@ def test_a_device_is_found_by_words_of_its_name(platform, names):
     assert [entry["name"] for entry in datasheets(platform)] == names
 
 
-ENTRY = ("name", "arch", "tflops", "tbps", "source")
+ENTRY = ("name", "arch", "tflops", "tbps", "memory_gib", "source")
 
 
 def test_every_entry_is_whole():

@@ -35,6 +35,7 @@ class Program:
     taken:        steps of the rotation so far
     before:       what is done before each step, by set of operands: half a microsecond of a CPU's calls, so
                   that a call which does nothing is seen; empty where the device computes
+    after_untimed: what is done between a turn's untimed step and its timed ones, where its timer lets it
     """
 
     steps: Sequence[Call]
@@ -46,6 +47,7 @@ class Program:
     rotation: Iterator[Call] = field(init=False, repr=False)
     taken: int = 0
     before: Sequence[Call] = ()
+    after_untimed: Call | None = None
 
     def __post_init__(self) -> None:
         self.rotation = itertools.cycle(self.steps)

@@ -29,6 +29,8 @@ class CpuTimer(Timer):
     def _turn(self, program: Program, at_least: float) -> Turn:
         if not LONG_S <= program.device_s < math.inf:
             program.step()
+            if program.after_untimed:
+                program.after_untimed()
         touching = True
         while touching:
             reaching, faults = not program.reached(len(program.steps) - 1), _page_faults()

@@ -190,7 +190,10 @@ class CaseRun:
             self._side_by_side(timed, lambda station: attempt(station.living, station.ready))
         for case in self.ragged:
             with self._phase("checking at ragged sizes"):
-                self._check_ragged(timed, case)
+                compiling_s = self._check_ragged(timed, case)
+            # A compiler's time, as it is in the case itself.
+            self.phases["checking at ragged sizes"] -= compiling_s
+            self.phases["preparing ragged sizes"] += compiling_s
         with self._phase("preparing and references"):
             references = self.pool.submit(self._references)
             taken = self._outputs(timed, "first")
@@ -274,12 +277,14 @@ class CaseRun:
             if boundary == case.boundary:
                 self.digests[name] = digest
 
-    def _check_ragged(self, stations: Sequence[Station], case: Case) -> None:
+    def _check_ragged(self, stations: Sequence[Station], case: Case) -> float:
         """A small case of uneven sizes, once in a run: what is right at the sizes of production may be wrong
-        there. Whose sizes it does not fit is not asked."""
+        there. Whose sizes it does not fit is not asked. Returns how many seconds of it were preparing, of the
+        station that took longest."""
         self._reference(case, RAGGED, self.seeds["first"])
 
-        def check(station: Station) -> None:
+        def check(station: Station) -> float:
+            preparing_s = 0.0
             able = [
                 c for c in station.living if not c.interpreted and c.impl.supports(case, station.platform).ok
             ]
@@ -287,14 +292,18 @@ class CaseRun:
             self._compare_operands(station, digest, RAGGED)
             for contender in able:
                 stage = f"at {case.text}: "
+                started = time.perf_counter()
+                attempt([contender], station.prepare, contender)
+                preparing_s += time.perf_counter() - started
                 output = self._output(station, contender, digest, stage=stage)
                 if output is not None:
                     with self.judging:
                         self._judge(contender, RAGGED, output, stage)
                 elif contender.status != "wrong":  # it does not run at these sizes, which smoke tells
                     contender.status, contender.reason = None, ""
+            return preparing_s
 
-        self._side_by_side(stations, check)
+        return max(self._side_by_side(stations, check), default=0.0)
 
     def _judged_at(self, contender: Contender) -> str:
         return contender.impl.native(self.case.boundary) or self.case.boundary

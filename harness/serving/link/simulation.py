@@ -89,10 +89,9 @@ def simulate(
         whole = running[0][0] - steps
         if coming and len(running) < most:
             until = max(coming[0][0] - now, 0.0) / step
-            # the look that sees it, at the end of a step
-            interval = load.recv_interval
-            due = max(looked + interval * math.ceil(max((until + steps - looked) / interval, 1e-9)) - steps, 1)
-            whole = min(whole, due)
+            # The first look that sees it, at the end of a step.
+            looks = max(math.ceil((until + steps - looked) / load.recv_interval), 1)
+            whole = min(whole, max(looked + looks * load.recv_interval - steps, 1))
         now += whole * step
         steps += whole
         while running and running[0][0] <= steps:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from harness.serving.link.model import Link
     from shapes.attention import Parallel
 
+Number = TypeVar("Number", int, float)
 KV = {"bf16": "bfloat16", "fp8": "fp8"}
 ALLOWED = 0.08  # mean error of TPOT that a calibrated model may have, in leave-one-out
 TIME = re.compile(r"([0-9]*\.?[0-9]+)(ms|s|us)?")
@@ -46,6 +47,10 @@ class LinkOptions:
     prefill_tokens: int
     waves: int
     recv_interval: int
+    request_rate: str
+    burstiness: float
+    ramp_from: float
+    requests: int
     tables: str | None
     runs: tuple[str, ...]
     calibrate: tuple[str, ...]
@@ -96,6 +101,17 @@ class LinkOptions:
     show_default=True,
     help="Decode steps between looks for requests: SGLang's --scheduler-recv-interval.",
 )
+@click.option(
+    "--request-rate",
+    default="",
+    metavar="R,R...",
+    help="Requests a second, in place of a fixed number in flight; then --concurrency is the most at once.",
+)
+@click.option(
+    "--burstiness", default=1.0, show_default=True, help="Of their gaps: 1 Poisson's, more is evener."
+)
+@click.option("--ramp-from", default=0.0, metavar="R", help="The rate that they begin at.")
+@click.option("--requests", default=1000, show_default=True, help="That come at a rate.")
 @click.option("--tables", metavar="DIR", help="Per-op times in AIConfigurator's files and columns.")
 @click.option("--runs", multiple=True, metavar="RUN", help="Runs of this suite: their times come first.")
 @click.option(
@@ -154,6 +170,8 @@ def answer(options: LinkOptions) -> int:
     model = _model(options)
     if options.validate:
         return validate(model, options.json_to)
+    if options.request_rate:
+        return open_loop(model, options)
     forecasts = [forecast(model, load, changes, target) for load in _loads(options)]
     if options.ledger:
         record(Path(options.ledger), options.row, model, changes, forecasts)
@@ -161,6 +179,37 @@ def answer(options: LinkOptions) -> int:
         write(options.json_to, as_json(model, forecasts, bounds, options.what_if, target))
     else:
         print(as_text(model, forecasts, bounds, options.what_if, target))
+    return OK
+
+
+def open_loop(model: Link, options: LinkOptions) -> int:
+    """Prints what is predicted of requests that come at a rate."""
+    from harness.serving.link.predictions import open_outlook
+    from harness.serving.link.report import open_json, open_text
+    from harness.serving.link.simulation import OpenLoop
+
+    if options.what_if or options.target_tpot or options.ledger:
+        raise UsageError("--what-if, --target-tpot and --ledger are of a fixed number in flight: leave out "
+                         "--request-rate")  # fmt: skip
+    most = _numbers(options.concurrency, "--concurrency", int)[-1]
+    looks = [
+        open_outlook(
+            model,
+            OpenLoop(
+                **_lengths(options),
+                concurrency=most,
+                rate=rate,
+                burstiness=options.burstiness,
+                ramp_from=options.ramp_from,
+                requests=options.requests,
+            ),
+        )
+        for rate in _numbers(options.request_rate, "--request-rate", float)
+    ]
+    if options.json_to:
+        write(options.json_to, open_json(looks))
+    else:
+        print(open_text(model, looks))
     return OK
 
 
@@ -210,22 +259,22 @@ def _model(options: LinkOptions) -> Link:
 def _loads(options: LinkOptions) -> list[ClosedLoop]:
     from harness.serving.link.closed_loop import ClosedLoop
 
-    try:
-        counts = [int(word) for word in options.concurrency.split(",")]
-    except ValueError:
-        raise UsageError(f"cannot read --concurrency {options.concurrency!r}; write 16 or 4,8,16") from None
     return [
-        ClosedLoop(
-            options.isl,
-            options.osl,
-            count,
-            range_ratio=options.range_ratio,
-            prefill_tokens=options.prefill_tokens,
-            waves=options.waves,
-            recv_interval=options.recv_interval,
-        )
-        for count in counts
+        ClosedLoop(**_lengths(options), concurrency=count, waves=options.waves)
+        for count in _numbers(options.concurrency, "--concurrency", int)
     ]
+
+
+def _lengths(options: LinkOptions) -> dict[str, Any]:
+    names = ("isl", "osl", "range_ratio", "prefill_tokens", "recv_interval")
+    return {name: getattr(options, name) for name in names}
+
+
+def _numbers(text: str, option: str, kind: Callable[[str], Number]) -> list[Number]:
+    try:
+        return [kind(word) for word in text.split(",")]
+    except ValueError:
+        raise UsageError(f"cannot read {option} {text!r}; write 16 or 4,8,16") from None
 
 
 def _parallel(tp: int, ep: int, dp_attention: bool) -> Parallel:

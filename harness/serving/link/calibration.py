@@ -46,13 +46,14 @@ PRIORS = (ASSUMED_DEVIATION, SLOPE_DEVIATION, STEP_DEVIATION_MS)  # of log kappa
 
 @dataclass(frozen=True)
 class MeasuredPoint:
-    """One run of a client. ttft_median_ms: None where the source has it not."""
+    """One run of a client. ttft_median_ms, ttft_p99_ms: None where the source has them not."""
 
     load: ClosedLoop
     tpot_ms: float
     ttft_ms: float
     output_tok_s_gpu: float
     ttft_median_ms: float | None = None
+    ttft_p99_ms: float | None = None
 
 
 @dataclass(frozen=True)

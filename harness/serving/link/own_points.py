@@ -97,6 +97,7 @@ def _point(run: ServingRun, gpus: int, range_ratio: float, prefill_tokens: int) 
         ttft_ms=ttft,
         output_tok_s_gpu=output / gpus,
         ttft_median_ms=run.value("ttft", "median"),
+        ttft_p99_ms=run.value("ttft", "p99"),
     )
 
 

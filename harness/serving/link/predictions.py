@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +12,7 @@ from harness.serving.ledger.prediction import KernelChange, Origin, Part, Predic
 from harness.serving.link.changes import applied, phases, slower_before
 from harness.serving.link.closed_loop import Array, ClosedLoop, ServingTimes
 from harness.serving.link.model import Link
+from harness.serving.link.simulation import OpenLoop, SimulatedRun
 from harness.serving.link.step_times import Draws, StepTimes, kappa_at, term_us
 from harness.serving.link.uncertainty import DRAWS_ALONE, interval, sources
 
@@ -23,6 +24,7 @@ QUANTITIES: tuple[tuple[QuantityName, Literal["ms", "tok/s"]], ...] = (
     ("prefill", "ms"),  # of one prompt
 )
 SMALL = 1e-9
+SIMULATED, SIMULATED_OPEN = 12, 24  # draws of which requests are simulated
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,9 @@ class Value:
     @classmethod
     def of(cls, draws: Array) -> Value:
         return cls(float(draws[0]), *interval(draws))
+
+    def over(self, count: float) -> Value:
+        return Value(self.value / count, self.low / count, self.high / count)
 
     def covers(self, measured: float) -> bool:
         return self.low <= measured <= self.high
@@ -64,6 +69,7 @@ class Outlook:
     tpot: Value
     ttft: Value
     ttft_mean: Value
+    ttft_p99: Value
     output: Value
     batch: float
     capacity: float
@@ -83,6 +89,7 @@ def outlook(link: Link, load: ClosedLoop) -> Outlook:
         Value.of(times.tpot),
         Value.of(times.ttft),
         Value.of(times.ttft_mean),
+        _p99(steps, draws),
         Value.of(times.output),
         float(times.batch[0]),
         steps.capacity,
@@ -90,6 +97,47 @@ def outlook(link: Link, load: ClosedLoop) -> Outlook:
         float(times.stall[0]),
         float(times.prefill[0]),
         tuple(_shares(steps, draws, times)),
+    )
+
+
+def _p99(steps: StepTimes, draws: Draws) -> Value:
+    """Of TTFT over a whole run."""
+    runs = steps.simulated(draws.some(SIMULATED))
+    return Value.of(np.array([np.percentile(run.ttft, 99) for run in runs]))
+
+
+@dataclass(frozen=True)
+class OpenOutlook:
+    """What is expected of requests that come at a rate; output: tokens/s of the instance; falls_behind:
+    whether more come than are served."""
+
+    load: OpenLoop
+    tpot: Value
+    ttft_median: Value
+    ttft_mean: Value
+    ttft_p99: Value
+    output: Value
+    batch: float
+    falls_behind: bool
+
+
+def open_outlook(link: Link, load: OpenLoop) -> OpenOutlook:
+    world = link.world()
+    draws = link.draws(load, world, link.fitted(world)).some(SIMULATED_OPEN)
+    runs = link.steps(load).simulated(draws)
+
+    def value(of: Callable[[SimulatedRun], float]) -> Value:
+        return Value.of(np.array([of(run) for run in runs]))
+
+    return OpenOutlook(
+        load,
+        value(lambda run: float(run.tpot.mean())),
+        value(lambda run: float(np.median(run.ttft))),
+        value(lambda run: float(run.ttft.mean())),
+        value(lambda run: float(np.percentile(run.ttft, 99))),
+        value(lambda run: run.tokens / run.duration * 1e3),
+        runs[0].batch,
+        runs[0].falls_behind,
     )
 
 

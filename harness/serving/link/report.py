@@ -13,7 +13,7 @@ from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.forecast import Forecast
 from harness.serving.link.inverse import Need
 from harness.serving.link.model import Link
-from harness.serving.link.predictions import Outlook, Value
+from harness.serving.link.predictions import OpenOutlook, Outlook, Value
 from harness.serving.link.uncertainty import interval
 from harness.serving.link.validation import CALIBRATION, ValidationRow, ValidationSummary
 
@@ -78,6 +78,10 @@ def _forecast_json(forecast: Forecast) -> dict[str, object]:
     }
 
 
+def open_json(looks: Sequence[OpenOutlook]) -> str:
+    return json.dumps({"workloads": [asdict(look) for look in looks]}, indent=1) + "\n"
+
+
 def bounds_json(bounds: Sequence[ChangeBound]) -> str:
     return json.dumps({"bounds": [asdict(bound) for bound in bounds]}, indent=1) + "\n"
 
@@ -105,6 +109,7 @@ def _row_json(row: ValidationRow) -> dict[str, object]:
         "tpot_ms": asdict(row.tpot),
         "ttft_ms": asdict(row.ttft),
         "ttft_mean_ms": asdict(row.ttft_mean),
+        "ttft_p99_ms": asdict(row.ttft_p99),
         "output_tok_s_gpu": asdict(row.output_tok_s_gpu),
         "error": row.error,
         "covered": row.covered,
@@ -137,6 +142,7 @@ def outlooks(model: Link, forecasts: Sequence[Forecast]) -> str:
             _value(look.tpot),
             _value(look.ttft, ".0f"),
             f"{look.ttft_mean.value:.0f}" if look.load.waves else "",
+            f"{look.ttft_p99.value:.0f}",
             _value(look.output, ".0f"),
             f"{look.output.value / model.gpus:.1f}",
             f"{look.batch:.1f}" + (" (memory)" if look.batch > 0.999 * look.capacity else ""),
@@ -146,9 +152,37 @@ def outlooks(model: Link, forecasts: Sequence[Forecast]) -> str:
         ]
         for look in (forecast.outlook for forecast in forecasts)
     ]
-    names = ["concurrency", "TPOT ms (90 %)", "TTFT ms (90 %)", "first wave too", "output tok/s (90 %)",
-             "a GPU", "batch", "decode step", "stall", "prefill"]  # fmt: skip
+    names = ["concurrency", "TPOT ms (90 %)", "TTFT ms (90 %)", "first wave too", "p99",
+             "output tok/s (90 %)", "a GPU", "batch", "decode step", "stall", "prefill"]  # fmt: skip
     return _table(rows, names)
+
+
+def open_text(model: Link, looks: Sequence[OpenOutlook]) -> str:
+    rows = [
+        [
+            f"{look.load.rate:g}",
+            _value(look.tpot),
+            _value(look.ttft_median, ".0f"),
+            _value(look.ttft_mean, ".0f"),
+            _value(look.ttft_p99, ".0f"),
+            _value(look.output, ".0f"),
+            f"{look.output.value / model.gpus:.1f}",
+            f"{look.batch:.1f}" + (" (falls behind)" if look.falls_behind else ""),
+        ]
+        for look in looks
+    ]
+    names = ["requests/s", "TPOT ms (90 %)", "median TTFT ms (90 %)", "mean", "p99", "output tok/s (90 %)",
+             "a GPU", "batch"]  # fmt: skip
+    load = looks[0].load
+    lines = [
+        *model.notes,
+        f"{load.requests} requests, one by one; gaps between them by a gamma law of shape "
+        f"{load.burstiness:g}; at most {load.concurrency} at once",
+    ]
+    if any(look.falls_behind for look in looks):
+        lines.append("where it falls behind, TTFT grows with the run: more come than are served")
+    remarks = "\n".join(f"- {line}" for line in lines)
+    return f"{heading(model, load)}\n\n{_table(rows, names)}\n\n{remarks}"
 
 
 def shares(look: Outlook) -> str:
@@ -240,17 +274,19 @@ def series_text(summary: ValidationSummary, rows: Sequence[ValidationRow]) -> st
             "" if row.point.ttft_median_ms is None else f"{row.ttft.value:.0f}",
             f"{row.point.ttft_ms:.0f}",
             f"{row.ttft_mean.value:.0f}",
+            "" if row.point.ttft_p99_ms is None else f"{row.point.ttft_p99_ms:.0f}",
+            "" if row.point.ttft_p99_ms is None else f"{row.ttft_p99.value:.0f}",
             f"{row.point.output_tok_s_gpu:.1f}",
             f"{row.output_tok_s_gpu.value:.1f}",
         ]
         for row in rows
     ]
     names = ["concurrency", "TPOT ms", "predicted (90 %)", "error", "median TTFT", "predicted", "mean TTFT",
-             "predicted", "tok/s a GPU", "predicted"]  # fmt: skip
+             "predicted", "p99 TTFT", "predicted", "tok/s a GPU", "predicted"]  # fmt: skip
     how = "each predicted from the others" if summary.use == CALIBRATION else "nothing was fitted to it"
     return f"{summary.series}: {summary.use}, {how}\n{summary.source}\n{_table(lines, names)}\n" + "\n".join(
         f"{name}: mean error {errors.mean:.1%}, largest {errors.largest:.1%}, bias {errors.bias:+.1%}; "
-        f"{errors.covered} of {summary.points} in their 90 % intervals"
+        f"{errors.covered} of {errors.points} in their 90 % intervals"
         for name, errors in summary.errors.items()
     )
 

@@ -1,7 +1,7 @@
-"""Requests one by one through an engine: what a client sees of a finite run.
+"""Requests one by one through an engine: what a client sees of a finite run, its tail and its bursts.
 
-The closed form of closed_loop.py is of a steady state. A run of a few waves has none: requests that came at
-once end nearly together, so that prompts come in bursts and wait for each other.
+The closed form of closed_loop.py is of a steady state. It has no percentiles, and no requests that come at a
+rate of their own, whoever is served.
 """
 
 from __future__ import annotations
@@ -9,33 +9,65 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from harness.errors import UsageError
 from harness.serving.link.closed_loop import Array, ClosedLoop
 
 SEED = 20261125
 WAVES = 10  # where a run has no end
-StepMs = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class OpenLoop(ClosedLoop):
+    """Requests that come at a rate; `concurrency` is the most that the engine takes at once.
+
+    rate:       requests/s; burstiness: shape of the gamma law of the gaps between them, 1: Poisson's, more is
+                evener (vLLM's --burstiness); ramp_from: the rate of the first, if they begin at another one
+    requests:   of the run
+    """
+
+    rate: float = 1.0
+    burstiness: float = 1.0
+    ramp_from: float = 0.0
+    requests: int = 1000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("rate", "burstiness"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"{name}={getattr(self, name):g} must be above 0")
+        if self.requests < 1 or self.ramp_from < 0:
+            raise UsageError("requests must be at least 1, and the rate that they begin at no less than 0")
 
 
 @dataclass(frozen=True)
 class SimulatedRun:
     """ttft, tpot: of each request in the order of their coming, ms; duration: ms from the first coming to the
-    last end; tokens: that came out"""
+    last end; tokens: that came out; batch: requests that decoded together, on average"""
 
     ttft: Array
     tpot: Array
     duration: float
     tokens: int
+    batch: float
+
+    @property
+    def falls_behind(self) -> bool:
+        """Whether requests waited the longer the later they came."""
+        quarter = max(len(self.ttft) // 4, 1)
+        late, early = np.median(self.ttft[-quarter:]), np.median(self.ttft[quarter : 2 * quarter])
+        return bool(late > 2 * early)
 
 
 def simulate(
     load: ClosedLoop,
-    decode: StepMs,
-    prefill: StepMs,
+    decode: Sequence[float],
+    prompts: Array,
+    prefill: Array,
     host_ms: float,
     most: float = math.inf,
     cold_ms: float = 0.0,
@@ -43,22 +75,25 @@ def simulate(
 ) -> SimulatedRun:
     """A run of an engine whose step either prefills or decodes, and prefills first, as closed_loop.py has it.
 
-    decode:  requests that decode to ms of a step; prefill: prompts of mean length in one step to ms
+    decode:  ms of a step of 1, 2, 3 ... requests; prefill: of one of so many prompts of mean length, at
+             `prompts`, their logarithms
     The rest is as in `closed_loop`.
     """
     rng = np.random.default_rng(SEED)
-    count = load.concurrency * (load.waves or WAVES)
+    comes = isinstance(load, OpenLoop)
+    count = load.requests if isinstance(load, OpenLoop) else load.concurrency * (load.waves or WAVES)
     inputs = _lengths(rng, load.isl, load.range_ratio, count)
     outputs = np.maximum(_lengths(rng, load.osl, load.range_ratio, count), 2)
-    sent, first = np.zeros(count), np.zeros(count)
-    end = np.zeros(count)
-    coming: list[tuple[float, int]] = []  # when the engine has it, which
-    next_one = min(load.concurrency, count)
-    for i in range(next_one):
-        heapq.heappush(coming, (host_ms + cold_ms, i))
+    sent = _sent(rng, load) if isinstance(load, OpenLoop) else np.zeros(count)
+    first, end = np.zeros(count), np.zeros(count)
+    next_one = count if comes else min(load.concurrency, count)
+    cold_wave = 0 if comes else load.concurrency
+    most = min(most, load.concurrency)
+    coming = [(float(sent[i]) + host_ms + (cold_ms if i < cold_wave else 0.0), i) for i in range(next_one)]
+    heapq.heapify(coming)  # when the engine has it, which
     waiting: deque[int] = deque()
     running: list[tuple[int, int]] = []  # the step that is its last, which
-    now, steps, looked = 0.0, 0, 0
+    now, steps, looked, decoded = 0.0, 0, 0, 0
 
     def look() -> None:
         nonlocal looked
@@ -72,20 +107,22 @@ def simulate(
         if not running or steps - looked >= load.recv_interval:
             look()
         if waiting and len(running) < most:
-            batch, tokens = [], 0
+            batch: list[int] = []
+            tokens = 0
             while waiting and len(running) + len(batch) < most:
                 if batch and tokens + inputs[waiting[0]] > load.prefill_tokens:
                     break
                 tokens += int(inputs[waiting[0]])
                 batch.append(waiting.popleft())
-            cold = cold_prefill if batch[0] < load.concurrency else 1.0
-            now += cold * prefill(tokens / load.mean_isl)
+            cold = cold_prefill if batch[0] < cold_wave else 1.0
+            together = tokens / load.mean_isl
+            now += cold * min(together, 1.0) * float(np.interp(math.log(together), prompts, prefill))
             for i in batch:
                 first[i] = now - sent[i]
                 heapq.heappush(running, (steps + int(outputs[i]) - 1, i))
             look()
             continue
-        step = decode(len(running))
+        step = decode[len(running) - 1]
         whole = running[0][0] - steps
         if coming and len(running) < most:
             until = max(coming[0][0] - now, 0.0) / step
@@ -94,6 +131,7 @@ def simulate(
             whole = min(whole, max(looked + looks * load.recv_interval - steps, 1))
         now += whole * step
         steps += whole
+        decoded += whole * len(running)
         while running and running[0][0] <= steps:
             _, i = heapq.heappop(running)
             end[i] = now
@@ -102,7 +140,14 @@ def simulate(
                 heapq.heappush(coming, (now + host_ms, next_one))
                 next_one += 1
     tpot = (end - sent - first) / (outputs - 1)
-    return SimulatedRun(first, tpot, float(end.max()), int(outputs.sum()))
+    return SimulatedRun(first, tpot, float(end.max()), int(outputs.sum()), decoded / max(steps, 1))
+
+
+def _sent(rng: np.random.Generator, load: OpenLoop) -> Array:
+    """ms; the rate grows from ramp_from, where there is one, to its own by the last request."""
+    rates = np.linspace(load.ramp_from or load.rate, load.rate, load.requests)
+    gaps = rng.gamma(load.burstiness, 1 / load.burstiness, load.requests) / rates
+    return 1e3 * (np.cumsum(gaps) - gaps[0])
 
 
 def _lengths(rng: np.random.Generator, most: int, ratio: float, count: int) -> Array:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from harness.serving.link.closed_loop import Array, ClosedLoop, ServingTimes, StepTime, closed_loop
+from harness.serving.link.simulation import SimulatedRun, simulate
 from harness.serving.link.structure import LAUNCHES, StepLoad, Structure, Term
 
 BATCH = 16.0  # at which kappa is what it says
@@ -60,6 +61,11 @@ class Draws:
     cold_prefill: Array
     scheduling: Array
 
+    def some(self, count: int) -> Draws:
+        """So many of them, the central one first."""
+        rows = np.linspace(0, len(self.kappa) - 1, count).round().astype(int)
+        return Draws(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
 
 @dataclass(frozen=True)
 class StepTimes:
@@ -87,6 +93,27 @@ class StepTimes:
         decode, prefill = self._decoding(draws), self._prefilling(draws)
         cold = draws.cold_ms, draws.cold_prefill
         return closed_loop(self.load, decode, prefill, draws.host_ms, self.capacity, *cold)
+
+    def simulated(self, draws: Draws) -> list[SimulatedRun]:
+        """The requests one by one, in each draw."""
+        batches = np.arange(1, math.ceil(self.decode.grid[-1]) + 1, dtype=float)
+        decode, prefill, like = self._decoding(draws), self._prefilling(draws), np.ones_like(draws.kappa)
+        # [draws, batches] and [draws, prompts]
+        steps = np.stack([decode(batch * like) for batch in batches], axis=1)
+        whole = np.stack([prefill(prompts * like) for prompts in self.prefill.grid], axis=1)
+        return [
+            simulate(
+                self.load,
+                steps[i].tolist(),
+                np.log(self.prefill.grid),
+                whole[i],
+                float(draws.host_ms[i]),
+                self.capacity,
+                float(draws.cold_ms[i]),
+                float(draws.cold_prefill[i]),
+            )
+            for i in range(len(like))
+        ]
 
     def _decoding(self, draws: Draws) -> StepTime:
         us = totals(self.decode, draws.decode, draws.routing) + draws.decode_us[:, None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from harness.serving.link.calibration import MeasuredPoint, Series, measured
 from harness.serving.link.model import Link
-from harness.serving.link.predictions import Value
+from harness.serving.link.predictions import Value, outlook
 
 HELD = "held out"
 CALIBRATION = "calibration"
@@ -26,6 +26,7 @@ class ValidationRow:
     tpot: Value
     ttft: Value
     ttft_mean: Value
+    ttft_p99: Value
     output_tok_s_gpu: Value
 
     @property
@@ -40,14 +41,17 @@ class ValidationRow:
         """What is predicted and measured, by name: TTFT is the client's mean, first wave included."""
         yield "TPOT", self.tpot, self.point.tpot_ms
         yield "mean TTFT", self.ttft_mean, self.point.ttft_ms
+        if self.point.ttft_p99_ms is not None:
+            yield "p99 TTFT", self.ttft_p99, self.point.ttft_p99_ms
         yield "throughput", self.output_tok_s_gpu, self.point.output_tok_s_gpu
 
 
 @dataclass(frozen=True)
 class ValidationErrors:
-    """Of one quantity over a series: mean and largest absolute error, bias, and how many points lie in their
-    interval."""
+    """Of one quantity over a series: how many points have it, mean and largest absolute error, bias, and how
+    many lie in their interval."""
 
+    points: int
     mean: float
     largest: float
     bias: float
@@ -73,15 +77,16 @@ def rows(link: Link, series: Series) -> Iterator[ValidationRow]:
     """Each point of a series; one that calibrates is predicted from the others."""
     for point in series.points:
         model = link.without(point) if point in link.calibration else link
-        times, _ = model.serving(point.load)
+        look = outlook(model, point.load)
         yield ValidationRow(
             series.name,
             series.use,
             point,
-            Value.of(times.tpot),
-            Value.of(times.ttft),
-            Value.of(times.ttft_mean),
-            Value.of(times.output / link.gpus),
+            look.tpot,
+            look.ttft,
+            look.ttft_mean,
+            look.ttft_p99,
+            look.output.over(link.gpus),
         )
 
 
@@ -103,4 +108,4 @@ def validated(link: Link) -> list[tuple[ValidationSummary, list[ValidationRow]]]
 def _errors(of: Sequence[tuple[float, bool]]) -> ValidationErrors:
     sizes = [abs(error) for error, _ in of]
     mean, bias = sum(sizes) / len(of), sum(error for error, _ in of) / len(of)
-    return ValidationErrors(mean, max(sizes), bias, sum(covered for _, covered in of))
+    return ValidationErrors(len(of), mean, max(sizes), bias, sum(covered for _, covered in of))

@@ -104,7 +104,9 @@ def simulate(
     while coming or waiting or running:
         if not running and not waiting:
             now = max(now, coming[0][0])
-        if not running or steps - looked >= load.recv_interval:
+        # Looks go on at their interval while nobody comes.
+        looked += (steps - looked) // load.recv_interval * load.recv_interval
+        if not running or looked == steps:
             look()
         if waiting and len(running) < most:
             batch: list[int] = []

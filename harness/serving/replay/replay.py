@@ -289,7 +289,8 @@ def _whole(
 
 
 def require_known(arms: Mapping[str, Mapping[str, str]], step: ReplayStep) -> None:
-    """Raises UsageError where an arm names an op, a place or an implementation that there is not."""
+    """Raises UsageError where an arm names an op, a place or an implementation that there is not, or is the
+    base, the first, by another name."""
     names = {(p.op, p.name) for p in places(step) if p.op}
     for chosen in arms.values():
         for key, implementation in chosen.items():
@@ -304,3 +305,10 @@ def require_known(arms: Mapping[str, Mapping[str, str]], step: ReplayStep) -> No
                 raise UsageError(
                     f"unknown implementation {implementation!r} of {op}; see: list impls --op {op}"
                 )
+    base, *others = arms.values()
+    for name, chosen in zip([*arms][1:], others, strict=True):
+        if all(base.get(key, base.get(key.partition(":")[0])) == chosen[key] for key in chosen):
+            raise UsageError(
+                f"{name} is what the base runs, which is held against itself in any case; the base: "
+                + ", ".join(f"{op}={implementation}" for op, implementation in base.items())
+            )

@@ -38,13 +38,15 @@ def table(replay: Replay) -> str:
         for name, arm in replay.arms.items()
     ]  # fmt: skip
     columns = ["arm", "step ms", "change", "own calls", "cold", "warm", "whole model", ""]
-    lines = [head, tabulate(rows, columns, disable_numparse=True)]
+    chosen = ", ".join(f"{op}={implementation}" for op, implementation in base.chosen.items())
+    lines = [head, f"base: {chosen}", tabulate(rows, columns, disable_numparse=True)]
     if replay.twin:
         lines.append(f"the base against itself: {_timed(replay.twin, '+')} ms")
     total = sum(base.classes.values()) or 1.0
     shares = sorted(base.classes.items(), key=lambda item: -item[1])
     lines.append(
-        "base, each call waited for: " + ", ".join(f"{k} {v:.3g} ms ({v / total:.0%})" for k, v in shares)
+        f"base, each call waited for, so that nothing overlaps, {total:.3g} ms: "
+        + ", ".join(f"{k} {v:.3g} ms ({v / total:.0%})" for k, v in shares)
     )
     lines.append(f"left out: {', '.join(replay.left_out)}")
     lines += [f"note: {text}" for text in replay.notes]

@@ -376,3 +376,11 @@ def test_the_command_measures_what_it_prints(rank_here, tmp_path, monkeypatch, c
 def test_no_such_device():
     with pytest.raises(UsageError):
         show(ReplayRequest(device="cuda:9"))
+
+
+@pytest.mark.parametrize("swap", ["mla_decode=torch.sdpa", "block_scale_gemm:o_proj=torch.bf16"])
+def test_a_swap_of_the_base_for_itself_is_refused(swap):
+    with pytest.raises(UsageError, match=r"is what the base runs.*fused_moe=torch.bf16"):
+        require_known(read_arms(detect("cpu"), [], [swap]), step())
+    other = ["mla_decode=torch.naive,block_scale_gemm=torch.compile"]
+    require_known(read_arms(detect("cpu"), other, [swap]), step())

@@ -3,7 +3,7 @@
 import csv
 from pathlib import Path
 
-from harness.serving.link.tables import COMMON, FILES
+from harness.serving.link.times.tables import COMMON, FILES
 
 US = {
     "fp8_block": 10.0,

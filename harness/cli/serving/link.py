@@ -152,7 +152,7 @@ def answer(options: LinkOptions) -> int:
     from harness.serving.link.changes import parse_change
     from harness.serving.link.forecast import forecast, record
     from harness.serving.link.report import as_json, as_text, bounds_json, bounds_text
-    from harness.serving.link.tables import bundled
+    from harness.serving.link.times.tables import bundled
     from harness.serving.names import engine_name, hardware_name
 
     changes = [parse_change(text) for text in options.what_if]
@@ -232,9 +232,9 @@ def validate(model: Link, json_to: str | None) -> int:
 
 
 def _model(options: LinkOptions) -> Link:
-    from harness.serving.link.measured_times import read_measured_times
     from harness.serving.link.model import link as link_model
-    from harness.serving.link.tables import read_tables
+    from harness.serving.link.times.measured_times import read_measured_times
+    from harness.serving.link.times.tables import read_tables
     from harness.serving.names import hardware_name
 
     tables = read_tables(Path(options.tables)) if options.tables else None

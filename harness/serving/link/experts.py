@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from harness.serving.link.interpolation import TimeEstimate
-from harness.serving.link.tables import Tables
+from harness.serving.link.times.interpolation import TimeEstimate
+from harness.serving.link.times.tables import Tables
 from shapes.models import ModelConfig
 
 ROUTING = "independent"  # tokens choose their experts alike and each for itself; or a table's distribution

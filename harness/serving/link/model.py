@@ -13,17 +13,17 @@ from harness.catalogue.devices import known_devices
 from harness.errors import UsageError
 from harness.serving.ledger.prediction import KernelChange
 from harness.serving.link import calibration as calibrating
-from harness.serving.link.assumed_times import ASSUMED_SCATTER, BASE, SOURCE, AssumedTables
 from harness.serving.link.calibration import LEAST_STEP_MS, PRIOR_SCATTER, Fit, MeasuredPoint, measured
 from harness.serving.link.changes import applied
 from harness.serving.link.closed_loop import ClosedLoop, ServingTimes
 from harness.serving.link.experts import BALANCED
-from harness.serving.link.kernel_identity import OFF_BY, WIDER, OtherKernel, of_engine
-from harness.serving.link.measured_times import MeasuredTimes
 from harness.serving.link.own_points import described, own_points
 from harness.serving.link.step_times import MEMORY_SHARE, Draws, StepTimes, steps
 from harness.serving.link.structure import Structure, structure
-from harness.serving.link.tables import Tables, bundled, read_tables
+from harness.serving.link.times.assumed_times import ASSUMED_SCATTER, BASE, SOURCE, AssumedTables
+from harness.serving.link.times.kernel_identity import OFF_BY, WIDER, OtherKernel, of_engine
+from harness.serving.link.times.measured_times import MeasuredTimes
+from harness.serving.link.times.tables import Tables, bundled, read_tables
 from harness.serving.link.uncertainty import DRAWS, World
 from harness.serving.names import engine_name, hardware_name
 from shapes.attention import Parallel

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from harness.errors import UsageError
 from harness.serving.ledger.prediction import Origin
-from harness.serving.link.assumed_times import DEVIATION, SOURCE
 from harness.serving.link.experts import ROUTING, routed, shared_expert_factor
-from harness.serving.link.interpolation import TimeEstimate
-from harness.serving.link.measured_times import NEAR, MeasuredTimes
-from harness.serving.link.tables import MissingTable, Tables
+from harness.serving.link.times.assumed_times import DEVIATION, SOURCE
+from harness.serving.link.times.interpolation import TimeEstimate
+from harness.serving.link.times.measured_times import NEAR, MeasuredTimes
+from harness.serving.link.times.tables import MissingTable, Tables
 from harness.serving.names import engine_name
 from shapes.attention import Parallel
 from shapes.linears import BATCHED, BF16, FP8, linears

@@ -11,13 +11,13 @@ import pytest
 
 from harness.errors import UsageError
 from harness.paths import PUBLISHED
-from harness.serving.link.assumed_times import DEVIATION, SOURCE, AssumedTables
 from harness.serving.link.closed_loop import ClosedLoop
-from harness.serving.link.interpolation import Surface, TimeEstimate
-from harness.serving.link.measured_times import MeasuredTimes
 from harness.serving.link.model import link
 from harness.serving.link.predictions import outlook
-from harness.serving.link.tables import Tables, bundled, read_tables
+from harness.serving.link.times.assumed_times import DEVIATION, SOURCE, AssumedTables
+from harness.serving.link.times.interpolation import Surface, TimeEstimate
+from harness.serving.link.times.measured_times import MeasuredTimes
+from harness.serving.link.times.tables import Tables, bundled, read_tables
 from harness.serving.link.validation import validated
 
 BASE = read_tables(bundled()["h200", "sglang"])

@@ -12,11 +12,11 @@ from harness.cli.serving import serving
 from harness.errors import HarnessError, UsageError
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.experts import shared_expert_factor
-from harness.serving.link.interpolation import Surface
-from harness.serving.link.measured_times import MeasuredTimes, _take, read_measured_times
 from harness.serving.link.model import link
 from harness.serving.link.structure import StepLoad
-from harness.serving.link.tables import read_tables
+from harness.serving.link.times.interpolation import Surface
+from harness.serving.link.times.measured_times import MeasuredTimes, _take, read_measured_times
+from harness.serving.link.times.tables import read_tables
 from harness.serving.link.uncertainty import World
 from shapes.models import model
 from tests.support.serving_link_tables import written

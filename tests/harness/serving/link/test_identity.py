@@ -8,10 +8,10 @@ import pytest
 
 from harness.errors import UsageError
 from harness.serving.link.closed_loop import ClosedLoop
-from harness.serving.link.kernel_identity import run_by_default, words
 from harness.serving.link.model import link
 from harness.serving.link.predictions import outlook
-from harness.serving.link.tables import bundled, read_tables
+from harness.serving.link.times.kernel_identity import run_by_default, words
+from harness.serving.link.times.tables import bundled, read_tables
 from harness.serving.names import engine_name, hardware_name
 from tests.support.serving_link_tables import written
 

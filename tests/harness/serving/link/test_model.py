@@ -20,7 +20,7 @@ from harness.serving.link.inverse import INFINITE, needs, tpot
 from harness.serving.link.model import link
 from harness.serving.link.predictions import outlook, predict
 from harness.serving.link.structure import STEP_GAP_US
-from harness.serving.link.tables import read_tables
+from harness.serving.link.times.tables import read_tables
 from harness.serving.link.uncertainty import World, interval, sources
 from harness.serving.link.validation import CALIBRATION, HELD, validated
 from shapes.attention import Parallel

@@ -22,7 +22,7 @@ from harness.serving.link.calibration import (
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.model import Link, link
 from harness.serving.link.predictions import Value
-from harness.serving.link.tables import read_tables
+from harness.serving.link.times.tables import read_tables
 from harness.serving.link.uncertainty import World
 from tests.support.serving_files import SGLANG_ROW, VLLM_ROW
 from tests.support.serving_link_tables import written

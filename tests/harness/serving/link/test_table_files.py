@@ -11,7 +11,7 @@ from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.model import link
 from harness.serving.link.predictions import outlook
 from harness.serving.link.structure import ATTENTION_GLUE, StepLoad, glue_us, structure
-from harness.serving.link.tables import FILES, MissingTable, read_tables
+from harness.serving.link.times.tables import FILES, MissingTable, read_tables
 from shapes.attention import Parallel
 from tests.support.serving_link_tables import US, written
 

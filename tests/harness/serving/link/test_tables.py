@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from harness.errors import UsageError
 from harness.serving.link.experts import experts_hit, routed, shared_expert_factor
-from harness.serving.link.interpolation import Curve, Surface, isotonic
 from harness.serving.link.structure import (
     GLUE_BYTES,
     GLUE_CALLS,
@@ -21,7 +20,8 @@ from harness.serving.link.structure import (
     plain_prefill,
     structure,
 )
-from harness.serving.link.tables import TABLES, MissingTable, Tables, read_tables
+from harness.serving.link.times.interpolation import Curve, Surface, isotonic
+from harness.serving.link.times.tables import TABLES, MissingTable, Tables, read_tables
 from shapes.attention import Parallel
 from shapes.models import model
 from tests.support.serving_link_tables import US, written

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.catalogue.devices import known_devices
-from harness.serving.link.tables import Tables
+from harness.serving.link.times.tables import Tables
 from harness.serving.names import hardware_name
 from kernels.engines import engines, entries
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.errors import UsageError
-from harness.serving.link.interpolation import Surface, TimeEstimate
+from harness.serving.link.times.interpolation import Surface, TimeEstimate
 from kernels import OPS
 from shapes.lengths import parse_span
 

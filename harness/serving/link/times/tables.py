@@ -20,8 +20,8 @@ from typing import Any
 from harness.catalogue.devices import known_devices
 from harness.errors import UsageError
 from harness.paths import PUBLISHED
-from harness.serving.link.interpolation import BEYOND, Surface, TimeEstimate
-from harness.serving.link.table_files import Row, number, read_rows, table_files
+from harness.serving.link.times.interpolation import BEYOND, Surface, TimeEstimate
+from harness.serving.link.times.table_files import Row, number, read_rows, table_files
 from harness.serving.names import engine_name, hardware_name
 
 TABLES = PUBLISHED / "kernel-tables"

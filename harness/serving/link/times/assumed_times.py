@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from harness.catalogue.devices import known_devices
 from harness.errors import UsageError
-from harness.serving.link.interpolation import TimeEstimate
-from harness.serving.link.tables import Tables
+from harness.serving.link.times.interpolation import TimeEstimate
+from harness.serving.link.times.tables import Tables
 from harness.serving.names import hardware_name
 
 BASE = "h200"

@@ -221,6 +221,8 @@ HARMLESS = {
         r"deepseek\((q|kv)_seq_lens_cpu\): other index type": "it takes both",
         r"flashinfer.cute_dsl .*deepseek\(cum_seq_lens_\w+\): other index type": "it is converted",
         r"deepseek\(return_lse\)": "out is given, and the LSE another tensor (prefill.py:7500)",
+        # FlashInfer fb28d72 include/flashinfer/trtllm/fmha/fmhaKernels.cuh:488.
+        r"deepseek\(enable_pdl\)": "it sets a launch attribute and nothing else",
         # AITER v0.1.20.post1 ops/mha.py:435: seqstart_q.to(torch.int32).
         r"aiter.opus .*: other index type": "it is converted",
         # FA3 0251105 and vLLM's fork 617264c, hopper/flash_api.cpp: params.q_descale_batch_stride.
@@ -247,9 +249,10 @@ HARMLESS = {
         r"flashinfer.* get_trtllm_gen_multi_ctas_kv_counter_bytes\(": ROOM,
         r"flashinfer.*\(qk_nope_head_dim\)": "the library reads it nowhere",
         r"flashinfer.* autotune\(": "whichever kernel is chosen is right",
-        # FlashMLA's flash_mla_interface.py as it ships now.
+        # FlashMLA 9241ae3: flash_mla_interface.py, get_mla_metadata takes anything and gives an empty schedule.
         r"flashmla sm_90 (sgl_)?flash_mla: .* get_mla_metadata\(": "it is filled by the first decode call",
-        # FlashMLA's csrc/flash_api.cpp and get_mla_metadata.cu.
+        # FlashMLA 9241ae3: csrc/sm90/decode/dense/splitkv_mla.cuh:1020, a block takes the row of its number,
+        # which says where it begins and ends.
         r" get_mla_(decoding_)?metadata(_dense_fp8)?\([12]\): one more": "over how many SMs work is divided",
         r"mla_with_kvcache(_fp8)?\(tile_scheduler_metadata\): another order": "any SM can take a row",
         r" get_mla_metadata_info_v1\((batch_size|is_sparse|fast_mode|intra_batch_mode|num_kv_splits)\)": ROOM,
@@ -284,7 +287,6 @@ UNNOTICED = (
     r"aiter.fp8_ps .* get_ps_metadata_info_v1\(",
     r"fp8_ps .* get_ps_metadata_v1\((context_lens|gqa_ratio|qlen_gran\w+|block_size|is_causal)\)",
     r"aiter.fp8_ps .*\((reduce_\w+|work_metadata_ptrs|work_indptr)\)",
-    r"deepseek\(enable_pdl\)",
     r"fmoe_fp8_blockscale_g1u1\(topk\)",
     r"sm100_cutlass_mla_get_workspace_size\(",
     r"sm100_cutlass_mla_decode\(9\): one more",

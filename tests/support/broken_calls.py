@@ -249,7 +249,7 @@ HARMLESS = {
         r"flashinfer.* get_trtllm_gen_multi_ctas_kv_counter_bytes\(": ROOM,
         r"flashinfer.*\(qk_nope_head_dim\)": "the library reads it nowhere",
         r"flashinfer.* autotune\(": "whichever kernel is chosen is right",
-        # FlashMLA 9241ae3: flash_mla_interface.py, get_mla_metadata takes anything and gives an empty schedule.
+        # FlashMLA 9241ae3, flash_mla_interface.py: get_mla_metadata gives an empty schedule.
         r"flashmla sm_90 (sgl_)?flash_mla: .* get_mla_metadata\(": "it is filled by the first decode call",
         # FlashMLA 9241ae3: csrc/sm90/decode/dense/splitkv_mla.cuh:1020, a block takes the row of its number,
         # which says where it begins and ends.

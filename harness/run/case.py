@@ -39,7 +39,8 @@ AGAIN_TIMES, AGAIN_S = 2.0, 5e-5
 ASKED = 3  # times, before somebody is blamed for it
 # Of reading an answer, which is a view or a copy of it: so much, and such a share of the call.
 RESULT_S, RESULT_SHARE = 0.1, 0.5
-COMPARING_S = 30.0
+# Of comparing outputs: a quarter of the time of the turns, or half of it where that is little.
+FEW_COMPARING_S, COMPARING_S = 1.0, 30.0
 RAGGED = "ragged"
 FEW = 0.05
 """Of the work that a reference may take, where a sample of the rows tells enough."""
@@ -457,8 +458,9 @@ class CaseRun:
             if timed and attempt(timed, station.digest) not in (None, self.digests["first"]):
                 self._find_writer(station, timed)
             for contender in timed:
-                # A quarter of its turns at most, so that all checking takes no longer than measuring.
-                spent = min(self.turns_s[contender.name] / 4, COMPARING_S)
+                # So that all checking takes no longer than measuring.
+                turns_s = self.turns_s[contender.name]
+                spent = min(max(turns_s / 4, min(turns_s / 2, FEW_COMPARING_S)), COMPARING_S)
                 seen = attempt([contender], station.ask, contender, "compared", seconds=spent)
                 if seen is None:
                     continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from harness.serving.clients import aiperf, dstack, guidellm, inferencex
+from harness.serving.clients import aiperf, dstack, guidellm, inference_perf, inferencex
 from harness.serving.clients.console import blocks
 from harness.serving.clients.sglang import offline_throughput, one_batch, one_batch_server, serving
 from harness.serving.clients.trtllm import bench, serve
@@ -19,6 +19,7 @@ from harness.serving.clients.vllm import serve as vllm_serve
 FORMATS: tuple[ModuleType, ...] = (
     aiperf,
     guidellm,
+    inference_perf,
     inferencex,
     bench,
     serve,

@@ -9,6 +9,7 @@ from harness.serving.schema import Finding, Metric, ServingRun, Severity
 
 EXACT = 1e-3  # relative: what clients compute in one program from the same numbers
 MARGIN = 0.01  # relative: what two clocks of one run may differ by
+WAITS = ("client_queue_time", "schedule_delay")  # of the client's: as short as nothing, or by turns long
 LIKE = 0.02  # relative: near enough to a round factor to name it
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from harness.serving.integrity.common import WAITS
 from harness.serving.schema import Finding, ServingRun
 
 # Bounds, not estimates: beyond any measurement known to this project by more than ten times.
@@ -11,7 +12,6 @@ FASTEST_STEP_MS = 0.1  # a decode step, or a first token, over a network stack i
 LONGEST_MS = 86_400_000.0  # a day
 PER_GPU = 1e6  # tok/s, of any kind, prefix cache or not
 ALL = 1e8  # tok/s, of any cluster
-WAITS = ("client_queue_time",)  # may be as short as nothing
 EXPECTED = ("duration", "completed", "output_tokens")
 
 

@@ -11,6 +11,7 @@ from harness.serving.schema import Finding, ServingRun
 
 RETOKENISED = (0.8, 1.25)  # of the server's count; dstack's 54 rows lie between 0.957 and 1
 CLOCK = 0.02  # AIPerf divides by its whole time, and states the time between its requests
+SENT = 0.9  # of the rate asked for, at least, and of what chance leaves of so many random gaps
 LENGTH = 1.5  # a factor: templates, special tokens and ranges of lengths stay within
 
 
@@ -172,6 +173,21 @@ def completion(run: ServingRun) -> Iterator[Finding]:
         )
 
 
+def sent(run: ServingRun) -> Iterator[Finding]:
+    """A client that says at which rate it sent kept to the one it was asked for."""
+    asked, rate, count = run.workload.request_rate, run.value("sent_rate"), run.workload.num_prompts
+    if not asked or rate is None or not count:
+        return
+    if rate < asked * min(SENT, 1 - 3 / count**0.5):
+        yield Finding(
+            rule="rate_not_sent",
+            severity="suspect",
+            message=f"{rate:g} requests a second were sent, {asked:g} asked for: the client did not keep up, "
+            "and the numbers are those of the lower rate",
+            numbers={"sent": rate, "asked": asked},
+        )
+
+
 def zeros(run: ServingRun) -> Iterator[Finding]:
     """A time or count of nothing."""
     totals = run.totals
@@ -219,4 +235,4 @@ def _over(value: float, expected: float) -> float:
     return value / expected if expected else 0.0
 
 
-RULES = (rates, sum_of_kinds, lengths, completion, zeros, goodput, retokenised)
+RULES = (rates, sum_of_kinds, lengths, completion, sent, zeros, goodput, retokenised)

@@ -12,7 +12,8 @@ from harness.serving.clients.files import UnreadableError
 from tests.support.serving_files import DATA, leaves, place, shapes
 
 FILES = ("aiperf_0.13.0.json", "genai_perf.json", "guidellm_0.3.1.json", "guidellm_0.7.3.json",
-         "inferencex_agg.json", "inferencex_api.json", "inferencex_device.json", "trtllm_bench.json",
+         "inference_perf_0.7.0.json", "inference_perf_2025.json", "inferencex_agg.json",
+         "inferencex_api.json", "inferencex_device.json", "trtllm_bench.json",
          "trtllm_serve.json")  # fmt: skip
 WRONG = ("12", "a word", None, True, [], {}, [1, "x"], -1.0, 1e300, float("nan"), float("-inf"), {"avg": 3})
 

@@ -11,10 +11,10 @@ import pytest
 import kernels
 from harness.serving.audit.setups import named_ops
 from harness.serving.experiment.spec import FILES, read_experiment
-from harness.serving.link import measured_times
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.inverse import needs
 from harness.serving.link.model import link
+from harness.serving.link.times import measured_times
 from harness.serving.replay.replay import BASE
 from harness.serving.replay.request import read_arms
 from harness.serving.replay.step import called_ops

@@ -19,6 +19,7 @@ from harness.errors import UsageError
 LARGEST_FILE = 512 * 2**20  # bytes; traces are read by harness/serving/trace, in bounded memory
 DEEPEST = 64  # levels of a JSON value; clients write three
 DELIMITERS = ",;\t"  # of cells; spreadsheets of some languages write the second
+DEEPEST_HEADER = 3  # lines of a CSV's column names
 HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -31,7 +32,7 @@ class Document:
     """A file as read.
 
     content: of `json` one value, of `jsonl` a list of (line number, object), of `csv` a list of
-             (line number, row by column name) with `header` as it stands there, of `text` nothing
+             (line number, row by column name) with `header` as its first lines have it, of `text` nothing
     not_json: why a text that starts as JSON does is none
     """
 
@@ -158,12 +159,11 @@ def _csv(path: Path, text: str) -> Document:
         rows = [(reader.line_num, row) for row in reader]
     except csv.Error as error:
         raise UnreadableError(f"cannot read {path}: broken CSV: {error}") from None
-    header = tuple(name.strip() for name in rows[0][1])
-    named = [n for n in header if n]
-    if len(set(named)) < len(named):
+    header, lines = _header([row for _, row in rows[:DEEPEST_HEADER]])
+    if not header:
         raise UnreadableError(f"cannot read {path}: a column name stands twice in its first line")
     body = []
-    for number, row in rows[1:]:
+    for number, row in rows[lines:]:
         if not any(cell.strip() for cell in row):
             continue
         if len(row) != len(header):
@@ -173,6 +173,28 @@ def _csv(path: Path, text: str) -> Document:
             )
         body.append((number, {n: c.strip() for n, c in zip(header, row, strict=True) if n or c.strip()}))
     return Document(path, "csv", text, body, header)
+
+
+def _header(rows: list[list[str]]) -> tuple[tuple[str, ...], int]:
+    """The columns' names, each there once, and over how many lines they stand; no names where they do not get
+    their own. guidellm writes group, name and statistic in three, here joined by ` / `."""
+    for lines in range(1, len(rows) + 1):
+        top = rows[:lines]
+        if len({len(row) for row in top}) > 1 or (lines > 1 and any(map(_is_number, top[-1]))):
+            break
+        names = tuple(" / ".join(filter(None, map(str.strip, column))) for column in zip(*top, strict=True))
+        named = [name for name in names if name]
+        if len(set(named)) == len(named):
+            return names, lines
+    return (), 0
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def objects(document: Document) -> Iterator[tuple[str, Mapping[str, Any]]]:

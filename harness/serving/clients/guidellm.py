@@ -1,8 +1,10 @@
-"""guidellm's `benchmarks.json`: one report with a benchmark for each rate or concurrency, each one run.
+"""guidellm's `benchmarks.json` and, as 0.8.1 writes it, `benchmarks.csv`: one report with a benchmark for
+each rate or concurrency, each one run.
 
-Read in vllm-project/guidellm, src/guidellm/benchmark/schemas and schemas/request_stats.py of 0.7.3, and
-benchmark/benchmark.py of 0.3.1, and in files made by both. Each metric is a distribution for each status
-(successful, incomplete, errored, total); read here: of successful requests. What the words mean there:
+Read in vllm-project/guidellm, src/guidellm/benchmark/schemas and schemas/request_stats.py of 0.7.3,
+benchmark/outputs/csv.py of 0.8.1, and benchmark/benchmark.py of 0.3.1, and in files made by all three. Each
+metric is a distribution for each status (successful, incomplete, errored, total); read here: of successful
+requests. What the words mean there:
 
 - `request_latency` is in seconds, the others in ms;
 - `inter_token_latency_ms` is (last - first token) / (tokens - 1) of each request, what others call TPOT, its
@@ -11,10 +13,13 @@ benchmark/benchmark.py of 0.3.1, and in files made by both. Each metric is a dis
   request's start) / tokens, so with the time to the first. Kept as `time_per_output_token`;
 - `*_per_second` are statistics of a rate over time, not tokens / time (off by a quarter in a short run). Kept
   under their own names; `throughput` is derived from tokens and duration.
+
+The CSV has the same numbers under group, name and statistic, without sums: those are mean x count.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +31,8 @@ from harness.serving.schema import Metric, OfferedLoad, RequestSamples, Scope, S
 NAME = "guidellm"
 OWN = {"requests_per_second", "request_concurrency", "time_per_output_token_ms", "inter_token_latency_ms"}
 STATUS = "successful"
+STATUSES = (STATUS, "incomplete", "errored")
+LIMITED = ("concurrent", "throughput")  # strategies whose number is of requests in flight, and not a rate
 LATENCIES = {
     "time_to_first_token_ms": ("ttft", 1.0),
     "inter_token_latency_ms": ("tpot", 1.0),
@@ -48,11 +55,35 @@ PERCENTILES = {
 }  # fmt: skip
 
 
+OF_CSV = {
+    "Time to First Token / Successful ms": "time_to_first_token_ms",
+    "Inter Token Latency / Successful ms": "inter_token_latency_ms",
+    "Request Latency / Successful Sec": "request_latency",
+    "Time per Output Token / Successful ms": "time_per_output_token_ms",
+    "Server Throughput / Successful Requests/Sec": "requests_per_second",
+    "Server Throughput / Successful Concurrency": "request_concurrency",
+    "Token Throughput / Successful Output Tokens/Sec": "output_tokens_per_second",
+    "Token Throughput / Successful Input Tokens/Sec": "prompt_tokens_per_second",
+    "Token Throughput / Successful Total Tokens/Sec": "tokens_per_second",
+    "Token Metrics / Successful Input Tokens": "prompt_token_count",
+    "Token Metrics / Successful Output Tokens": "output_token_count",
+}
+CSV_STATISTICS = {"Mean": "mean", "Median": "median", "Std Dev": "std_dev"}
+IN_ORDER = ("min", "p001", "p01", "p05", "p10", "p25", "p75", "p90", "p95", "p99", "max")  # of `Percentiles`
+CSV_TIMES = {"Duration": "duration", "Warmup": "warmup_duration", "Cooldown": "cooldown_duration"}
+
+
 def recognises(document: Document) -> bool:
+    if document.kind == "csv":
+        return {"Benchmark / Strategy", "Request Counts / Successful"} <= set(document.header)
     return document.kind == "json" and any(_is_one(row) for row in _benchmarks(document.content))
 
 
 def runs(document: Document) -> list[ServingRun]:
+    if document.kind == "csv":
+        return [
+            _of_csv(Fields(f"{document.path}:{line}", row, as_text=True)) for line, row in document.content
+        ]
     rows = _benchmarks(document.content)
     bad = next((i for i, row in enumerate(rows) if not isinstance(row, Mapping)), None)
     if bad is not None:
@@ -105,6 +136,57 @@ def _run(row: Fields, version: Any) -> ServingRun:
         notes=tuple(_notes(errored, incomplete)),
         findings=tuple(row.findings),
     )
+
+
+def _of_csv(row: Fields) -> ServingRun:
+    """The run of a CSV's row, by way of the objects that the JSON has for it."""
+    totals = {status: row.number(f"Request Counts / {status.capitalize()}") for status in STATUSES}
+    strategy, _, asked = row.text("Benchmark / Strategy").partition("@")
+    level = Fields(row.where, {"Benchmark / Strategy": asked}, as_text=True, findings=row.findings)
+    backend = _parsed(row, "Run Info / Backend", dict) or {}
+    content: dict[str, Any] = {own: row.number(f"Timings / {name} / Sec") for name, own in CSV_TIMES.items()}
+    content["config"] = {
+        "strategy": {
+            "type_": strategy,
+            "streams" if strategy in LIMITED else "rate": None
+            if asked == "unlimited"
+            else level.number("Benchmark / Strategy"),
+        },
+        "backend": {"model": backend.get("model")},
+    }
+    content["metrics"] = {"request_totals": totals} | {
+        key: {STATUS: _csv_distribution(row, group, totals[STATUS])} for group, key in OF_CSV.items()
+    }
+    run = _run(Fields(row.where, content, findings=row.findings), None)
+    return run.model_copy(update={"extra": row.rest()})
+
+
+def _csv_distribution(row: Fields, group: str, count: float | None) -> dict[str, Any]:
+    statistics: dict[str, Any] = {
+        own: row.number(f"{group} / {name}") for name, own in CSV_STATISTICS.items()
+    }
+    percentiles = _parsed(row, f"{group} / Percentiles", list) or []
+    if percentiles and len(percentiles) != len(IN_ORDER):
+        row.leave_out(f"{group} / Percentiles", f"has {len(percentiles)} entries, not {len(IN_ORDER)}")
+        percentiles = []
+    statistics["percentiles"] = dict(zip(IN_ORDER, percentiles, strict=False))
+    statistics |= {name: statistics["percentiles"].pop(name, None) for name in ("min", "max")}
+    if count and statistics["mean"] is not None:
+        statistics["total_sum"] = round(count * statistics["mean"])
+    return statistics
+
+
+def _parsed(row: Fields, key: str, kind: type) -> Any:
+    """The JSON in a cell; None where it is empty, or no such value (then with a finding)."""
+    raw = row.text(key)
+    try:
+        value = json.loads(raw) if raw else None
+    except (ValueError, RecursionError):
+        value = raw
+    if value is None or isinstance(value, kind):
+        return value
+    row.leave_out(key, f"is no {kind.__name__} in JSON")
+    return None
 
 
 def _distribution(

@@ -1,10 +1,11 @@
-"""guidellm: what its words mean, in two versions of its report."""
+"""guidellm: what its words mean, in three versions of its report."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support.serving_files import changed, noted, of, rules, shapes
+from harness.serving.clients.files import UnreadableError
+from tests.support.serving_files import DATA, changed, noted, of, rules, shapes, written
 
 
 def test_every_value_of_0_7():
@@ -133,3 +134,74 @@ def test_samples_that_are_none(tmp_path):
     (run,) = changed(tmp_path, "guidellm_0.7.3.json", change)
     assert run.samples.output_lens == ()
     assert rules(run) == ["unreadable"]
+
+
+CSV = "guidellm_0.8.1.csv"
+
+
+def test_every_value_of_the_csv():
+    """Beside the JSON of the same runs."""
+    first, second = of(CSV)
+    assert (first.client, first.model, first.workload.concurrency) == ("guidellm", "mock", 2)
+    assert second.workload.concurrency == 4
+    assert first.totals.model_dump() == {
+        "duration_s": pytest.approx(0.9031984806060791), "completed": 8, "failed": 0, "input_tokens": 177,
+        "output_tokens": 256,
+    }  # fmt: skip
+    assert first.workload.warmup_s == first.workload.cooldown_s == 0
+    values = shapes(second)
+    assert values["throughput", "total", "output"][0] == pytest.approx(256 / 0.40480613708496094)
+    assert values["ttft", "p99", "none"][0] == pytest.approx(47.591447830200195)
+    assert values["tpot", "mean", "none"][0] == pytest.approx(5.164139693783175)
+    assert values["tpot", "min", "none"][0] == pytest.approx(5.037569230602633)
+    assert values["e2e", "std", "none"][0] == pytest.approx(8.462853081339077)
+    assert values["e2e", "p0.1", "none"][0] == pytest.approx(185.699462890625)
+    assert values["output_tokens_per_second", "median", "output"][0] == pytest.approx(659.1708313688512)
+    assert values["concurrency", "max", "none"][0] == pytest.approx(4.0)
+    assert values["input_len", "p25", "input"][0] == pytest.approx(23.0)
+    assert ("ttft", "p99.9", "none") not in values  # the file leaves it out
+    assert first.findings == second.findings == ()
+
+
+CELLS = {
+    "a percentile too few": ("[", "[1.0, ", "entries, not 11"),
+    "percentiles that are none": ("[", "(", "is no list in JSON"),
+}
+
+
+@pytest.mark.parametrize("case", CELLS)
+def test_cells_of_the_csv_that_are_wrong(tmp_path, case):
+    old, new, why = CELLS[case]
+    text = (DATA / CSV).read_text().replace(old, new)
+    for run in written(tmp_path, text, CSV):
+        assert run.value("ttft", "p99") is None
+        assert run.value("ttft", "mean") is not None
+        assert any(why in finding.message for finding in run.findings)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "concurrency", "rate"),
+    [
+        ("synchronous", 1, None),
+        ("throughput@512", 512, 0),
+        ("throughput@unlimited", None, 0),
+        ("constant@4.50", None, 4.5),
+        ("poisson@fast", None, None),
+    ],
+)
+def test_strategies_of_the_csv(tmp_path, strategy, concurrency, rate):
+    text = (DATA / CSV).read_text().replace("concurrent@2", strategy)
+    run = written(tmp_path, text, CSV)[0]
+    assert (run.workload.concurrency, run.workload.request_rate) == (concurrency, rate)
+
+
+def test_a_name_that_stands_twice_in_all_lines_of_a_header(tmp_path):
+    lines = (DATA / CSV).read_text().split("\n")
+    lines[1] = lines[1].replace("Warmup", "Duration")
+    with pytest.raises(UnreadableError, match="a column name stands twice"):
+        written(tmp_path, "\n".join(lines), CSV)
+
+
+def test_numbers_are_no_second_line_of_a_header(tmp_path):
+    with pytest.raises(UnreadableError, match="a column name stands twice"):
+        written(tmp_path, "rate,rate\n1,2\n3,4\n", "a.csv")

@@ -96,9 +96,8 @@ def moments(run: ServingRun) -> Iterator[Finding]:
         if mean is None:
             continue
         median = known.get("median")
-        tpot = every.get("tpot", {}).get("mean") or 0.0
-        # Tokens of one piece of a stream have no time between them: the mean alone says what a token takes.
-        pieces = name == "itl" and tpot / UNIT < mean < tpot * UNIT and (median or 0.0) < mean
+        # Tokens of one piece of a stream have no time between them, and with the median the lower quartile.
+        pieces = name == "itl" and known.get("p25", mean) * UNIT < mean
         if median and mean and name not in WAITS and not pieces and not 1 / UNIT < median / mean < UNIT:
             yield _unlikely(run, name, "median", median, "mean", mean)
         p99 = known.get("p99")

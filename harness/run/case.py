@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import statistics
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 import kernels
 from harness.machine.monitor.base import Monitor
+from harness.machine.monitor.procfs import waiting_seconds
 from harness.plan.contender import Contender
 from harness.plan.rotation import Rotation
 from harness.statistics.paired import MARGIN
@@ -404,15 +406,17 @@ class CaseRun:
         def turn(station: Station, contender: Contender) -> float:
             nonlocal spent_s
             if contender.alive:
-                began = time.perf_counter()
+                waited_s, began = _waited_s(station), time.perf_counter()
                 answer = attempt([contender], station.ask, contender, "turn", at_least=TURN_S)
                 took_s = time.perf_counter() - began
+                waited_s = max(_waited_s(station) - waited_s, 0.0)  # of threads that have ended it is gone
                 spent_s += took_s
                 self.turns_s[contender.name] += took_s
                 station.pause()
                 self.monitor.sample(f"{self.case.key} {contender.name}")
                 if answer is not None:
-                    clocks[contender.name].append(_clock_error(took_s, answer, station.platform.kind))
+                    error = _clock_error(took_s - waited_s, answer, station.platform.kind)
+                    clocks[contender.name].append(error)
                     if answer["host_seconds"] is not None:
                         contender.host_s.append(answer["host_seconds"])
                     return answer["seconds"]
@@ -581,10 +585,17 @@ def _keeps_answers(seen: Mapping[str, Any]) -> str:
     )
 
 
+def _waited_s(station: Station) -> float:
+    """For how long the station's worker and this process were ready to run so far, and did not."""
+    workers = () if station.worker is None else (station.worker.pid,)
+    return sum(map(waiting_seconds, {os.getpid(), *workers}))
+
+
 def _clock_error(took_s: float, answer: Mapping[str, Any], kind: str) -> float:
-    """The seconds of a turn over the most that its worker's word on its calls can explain: those calls, an
-    untimed one, on a GPU the sleeps that hide launches, and what stands around them. Above 1 no clock of the
-    machine's gave that word, unless the turn was disturbed or touched memory for the first time."""
+    """The seconds of a turn, less those in which others had its CPUs, over the most that its worker's word on
+    its calls can explain: those calls, an untimed one, on a GPU the sleeps that hide launches, and what
+    stands around them. Above 1 no clock of the machine's gave that word, unless the turn was disturbed
+    otherwise or touched memory for the first time."""
     calls_s = answer["seconds"] * (answer["calls"] + 1)
     return took_s / (CLOCK_TIMES[kind == "cpu"] * calls_s + CLOCK_S)
 

@@ -88,6 +88,10 @@ class Worker:
         self._answer(deadline=120, doing="starting")
 
     @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
     def alive(self) -> bool:
         return self.process.poll() is None and not self.connection.closed
 

@@ -32,6 +32,9 @@ class Answers(Protocol):
     """What a station asks: a `Worker`, or its like in this process."""
 
     @property
+    def pid(self) -> int: ...
+
+    @property
     def alive(self) -> bool: ...
 
     def ask(self, request: str, deadline: float, **arguments: Any) -> Any: ...

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import os
 import subprocess
 import sys
 import threading
@@ -41,7 +42,7 @@ class WorkerHere:
         module, name = serves.split(":")
         self.served = getattr(importlib.import_module(module), name)()
         self.facts: dict[str, Any] = {}
-        self.alive = True
+        self.alive, self.pid = True, os.getpid()
 
     def ask(self, request: str, deadline: float, **arguments: Any) -> Any:
         try:

@@ -28,7 +28,8 @@ TASKS = "/proc/self/task"
 def main() -> None:
     # What lies beside this program is none of the packages that vLLM imports, whatever its name.
     sys.path[:] = [folder for folder in sys.path if folder != os.path.dirname(__file__)]  # noqa: PTH120
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy and scipy start such threads when they are imported
+    # Threads that numpy and scipy, and pyarrow's jemalloc, start when they are imported.
+    os.environ |= {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
     orders = socket.socket(fileno=os.dup(0))
     from vllm.benchmarks import serve  # noqa: F401 - for every run
 

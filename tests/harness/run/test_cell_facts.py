@@ -134,6 +134,7 @@ class Told:
         self.living = self.contenders = [contender]
         self.host_seconds = host_seconds
         self.platform = GPU
+        self.worker = None
 
     def pause(self) -> None:
         pass

@@ -3,10 +3,13 @@ its environment."""
 
 from __future__ import annotations
 
+import itertools
+import time
 from types import SimpleNamespace
 
 import pytest
 
+import harness.run.case as case_module
 import kernels
 from harness.machine.monitor.base import Blind
 from harness.paths import ROOT
@@ -130,9 +133,9 @@ def test_files_of_the_checkout_are_recorded_by_their_place_in_it(monkeypatch):
 class Told:
     """A station whose worker answers every turn alike."""
 
-    def __init__(self, contender: Contender, host_seconds: float | None) -> None:
+    def __init__(self, contender: Contender, host_seconds: float | None, took_s: float = 0.0) -> None:
         self.living = self.contenders = [contender]
-        self.host_seconds = host_seconds
+        self.host_seconds, self.took_s = host_seconds, took_s
         self.platform = GPU
         self.worker = None
 
@@ -146,6 +149,7 @@ class Told:
         pass
 
     def ask(self, contender: Contender, request: str, **arguments: float):
+        time.sleep(self.took_s)
         return {"seconds": 0.01, "calls": 5, "host_seconds": self.host_seconds}
 
 
@@ -163,3 +167,19 @@ def test_every_turn_tells_its_host_time(tmp_path, host_seconds):
     assert measured.rounds.rounds
     told = [host_seconds] * len(measured.rounds.rounds)
     assert contender.host_s == (told if host_seconds else [])
+
+
+@pytest.mark.parametrize(("waits", "status"), [(False, "wrong"), (True, None)])
+def test_a_clock_is_held_to_the_time_that_its_worker_had(tmp_path, monkeypatch, waits, status):
+    """Turns of 0.06 s by the worker's word took 0.5 s: a slow clock, unless others had the CPU meanwhile."""
+    waited = itertools.count(0.0, 0.48) if waits else itertools.repeat(0.0)
+    monkeypatch.setattr(case_module, "_waited_s", lambda station: next(waited))
+    case = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 5})
+    (impl,) = [i for i in kernels.implementations(case.op) if i.name == "torch.naive"]
+    contender = Contender(impl.name, impl, Arm(), "graph")
+    run = CaseRun(
+        case=case, stations=[Told(contender, None, 0.5)], start_judge=None, monitor=Blind("a test"),
+        scratch=tmp_path, say=print,
+    )  # fmt: skip
+    run._measure(Measured(case, [contender], Rotation("warm", 1, 0, 0, False)), 1.0, 1.0, impl.name)
+    assert contender.status == status

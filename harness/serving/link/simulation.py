@@ -86,10 +86,12 @@ def simulate(
     outputs = np.maximum(_lengths(rng, load.osl, load.range_ratio, count), 2)
     sent = _sent(rng, load) if isinstance(load, OpenLoop) else np.zeros(count)
     first, end = np.zeros(count), np.zeros(count)
-    next_one = count if comes else min(load.concurrency, count)
+    next_request = count if comes else min(load.concurrency, count)
     cold_wave = 0 if comes else load.concurrency
     most = min(most, load.concurrency)
-    coming = [(float(sent[i]) + host_ms + (cold_ms if i < cold_wave else 0.0), i) for i in range(next_one)]
+    coming = [
+        (float(sent[i]) + host_ms + (cold_ms if i < cold_wave else 0.0), i) for i in range(next_request)
+    ]
     heapq.heapify(coming)  # when the engine has it, which
     waiting: deque[int] = deque()
     running: list[tuple[int, int]] = []  # the step that is its last, which
@@ -137,10 +139,10 @@ def simulate(
         while running and running[0][0] <= steps:
             _, i = heapq.heappop(running)
             end[i] = now
-            if next_one < count:
-                sent[next_one] = now
-                heapq.heappush(coming, (now + host_ms, next_one))
-                next_one += 1
+            if next_request < count:
+                sent[next_request] = now
+                heapq.heappush(coming, (now + host_ms, next_request))
+                next_request += 1
     tpot = (end - sent - first) / (outputs - 1)
     return SimulatedRun(first, tpot, float(end.max()), int(outputs.sum()), decoded / max(steps, 1))
 

@@ -93,6 +93,14 @@ def test_a_client_that_did_not_keep_up(tmp_path, count, sent, rule):
     assert ("rate_not_sent" in rules(run)) == rule
 
 
+def test_a_few_requests_that_left_late_are_no_other_unit(tmp_path):
+    def change(content):
+        content["load_summary"]["schedule_delay"] |= {"mean": 4.0, "max": 30.0}
+
+    (run,) = changed(tmp_path, MADE, change)
+    assert rules(run) == ["failed"]
+
+
 def test_all_stages_together_have_no_rate(tmp_path):
     def change(content):
         for key in ("requested_rate", "achieved_rate", "send_duration"):

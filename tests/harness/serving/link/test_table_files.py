@@ -5,6 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet
+from pyarrow.csv import read_csv
 
 from harness.errors import UsageError
 from harness.serving.link.closed_loop import ClosedLoop
@@ -197,11 +199,9 @@ def test_a_neighbours_all_reduce_and_chip(tmp_path):
 
 
 def test_parquet_is_as_csv(tmp_path):
-    csv_files = pytest.importorskip("pyarrow.csv")
-    parquet = pytest.importorskip("pyarrow.parquet")
     written(tmp_path / "csv")
     (tmp_path / "parquet").mkdir()
     for stem in FILES:
         if (path := tmp_path / "csv" / f"{stem}.csv").exists():
-            parquet.write_table(csv_files.read_csv(path), tmp_path / "parquet" / f"{stem}.parquet")
+            parquet.write_table(read_csv(path), tmp_path / "parquet" / f"{stem}.parquet")
     assert read_tables(tmp_path / "parquet").rows == read_tables(tmp_path / "csv").rows

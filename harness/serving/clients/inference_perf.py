@@ -96,7 +96,7 @@ def runs(document: Document) -> list[ServingRun]:
         notes=tuple(_notes(stated, counted, by_server)),
         findings=tuple(row.findings),
     )
-    return [measured(run, row, ("latency", "throughput"))]
+    return [measured(run, successes, ("latency", "throughput"))]
 
 
 def _distribution(

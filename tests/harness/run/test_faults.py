@@ -21,7 +21,6 @@ from tests.support.paths import SUPPORT
 
 FAULTY = SUPPORT / "faulty_kernels.py"
 TORCH = "torch.sdpa,torch.naive"
-BLOCKS = set(range(5))
 
 
 def within(seconds: float, condition: Callable[[], object]) -> bool:
@@ -129,7 +128,9 @@ def test_a_fault_costs_nobody_else(faulty, name):
     cell = faulty[1][name]
     assert (cell.status, undisturbed(cell.reason)) == ("ok", "")
     assert cell.time_us > 0
-    assert set(cell.samples.block) >= BLOCKS
+    blocks = set(cell.samples.block)  # how many fit into the budget is the machine's affair
+    assert blocks == set(range(len(blocks)))
+    assert len(blocks) > 1
 
 
 # A worker killed from outside, and crashed cells measured again

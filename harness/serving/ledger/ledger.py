@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter, model_validator
 
 from harness.errors import HarnessError, UsageError
 from harness.files import JournalFull, JsonLines, whole_lines
-from harness.serving.ledger.prediction import KernelChange, Prediction, QuantityName
+from harness.serving.ledger.prediction import KernelChange, Prediction, QuantityName, Unit
 from harness.serving.schema import OfferedLoad, Parallelism, StrictRecord
 
 START = "0" * 64
@@ -59,7 +59,7 @@ class Observation(StrictRecord):
     """
 
     quantity: QuantityName
-    unit: Literal["ms", "tok/s", "1"]
+    unit: Unit
     before: float
     after: float
     change: float
@@ -119,7 +119,11 @@ ENTRY: TypeAdapter[Entry] = TypeAdapter(Entry)
 
 
 class LedgerRow(StrictRecord):
-    """All that a ledger says of one change. ledger: the file, or the publication that it is from."""
+    """All that a ledger says of one change.
+
+    ledger:    the file, or the publication that it is from
+    published: whether others observed it; lacks: what they do not say
+    """
 
     id: str
     changes: tuple[KernelChange, ...] = ()
@@ -128,6 +132,8 @@ class LedgerRow(StrictRecord):
     observations: tuple[ObservationEntry, ...] = ()
     explanations: tuple[ExplanationEntry, ...] = ()
     ledger: str = ""
+    published: bool = False
+    lacks: tuple[str, ...] = ()
 
 
 def digest(line: Mapping[str, Any]) -> str:

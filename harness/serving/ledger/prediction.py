@@ -10,7 +10,11 @@ from harness.serving.schema import StrictRecord
 
 Origin = Literal["measured", "trace", "table", "regression", "calibration", "assumed"]
 Method = Literal["link", "isolated-warm", "isolated-cold", "serving-mode", "replay", "bound"]
-QuantityName = Literal["tpot", "itl", "ttft", "e2e", "output_throughput", "decode_step", "prefill"]
+QuantityName = Literal[
+    "tpot", "itl", "ttft", "e2e", "output_throughput", "decode_step", "prefill", "duration"
+]
+Unit = Literal["ms", "s", "tok/s", "1"]
+"""`s` of a client's whole run (`duration`); `1` of a quantity whose value before is taken as 1."""
 
 
 class KernelChange(StrictRecord):
@@ -62,7 +66,7 @@ class Prediction(StrictRecord):
     """
 
     quantity: QuantityName
-    unit: Literal["ms", "tok/s", "1"]
+    unit: Unit
     method: Method
     of: str = ""
     change: float | None = None

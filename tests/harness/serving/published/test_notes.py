@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from harness.paths import PUBLISHED
-from harness.serving.ledger.published import published_rows
+from harness.serving.ledger.published import NOTED, published_rows
 from harness.serving.published.documents import PublishedDocument, documents
 from harness.serving.schema import Metric
 from tests.support.serving_files import leaves
@@ -45,7 +45,7 @@ def test_what_was_noted_of_a_run_is_what_its_document_holds():
 
 def test_every_published_point_was_noted():
     noted = {entry["id"]: set(numbers(entry)) for entry in json.loads((NOTES / "ab_points.json").read_text())}
-    for row in published_rows():
+    for row in published_rows([NOTED]):
         (observed,) = row.observations
         entry = noted[next(name for name in noted if row.id.startswith(name))]
         for value in (observed.observation.before, observed.observation.after):

@@ -19,7 +19,9 @@ residual: observed less predicted change, and as a part of the observed one. In 
 predicted change, and by what part of the observed one it was off. explained: the 90 % intervals meet, or,
 where neither has one, the residual is within 15 %. not resolved: the observation does not tell the change
 from none, or it is under 3 % of the value before. blind: the prediction was written down before the
-observation. A bound says what one change alone can give at most."""
+observation. A bound says what one change alone can give at most. Where a quantity has no unit, only a ratio
+was published, and the value before is taken as 1. lacks: what a publication, or the part of it that was read,
+does not say, and what the link would need besides. In the interval: explained by the link."""
 
 
 def as_json(rows: Sequence[LedgerRow]) -> str:
@@ -35,7 +37,7 @@ def as_text(rows: Sequence[LedgerRow]) -> str:
     ledgers = dict.fromkeys(row.ledger for row in rows)
     blocks = [_block(ledger, [row for row in rows if row.ledger == ledger]) for ledger in ledgers]
     all_residuals = [residual for row in rows for residual in residuals(row)]
-    return "\n".join([*blocks, summary(all_residuals), EXPLAINED])
+    return "\n".join([*blocks, summary(all_residuals), *published_summary(rows), EXPLAINED])
 
 
 def _block(ledger: str, rows: Sequence[LedgerRow]) -> str:
@@ -60,12 +62,32 @@ def summary(all_residuals: Sequence[Residual]) -> str:
     return "\n".join(lines) or "no prediction has an observation yet"
 
 
+def published_summary(rows: Sequence[LedgerRow]) -> Iterator[str]:
+    """How many published points there are, and what became of their predictions; nothing without any."""
+    points = [row for row in rows if row.published]
+    if not points:
+        return
+    of_link = [h for row in points for h in residuals(row) if h.method == "link"]
+    bounds = [h for row in points for h in residuals(row) if h.method == "bound"]
+    verdicts = Counter(h.verdict for h in [*of_link, *bounds])
+    alone = sum(1 for row in points if not row.predictions)
+    yield (
+        f"published: {len(points)} points of {len({row.ledger for row in points})} publications\n"
+        f"  predicted by the link: {len(of_link)}; {verdicts['explained']} in the interval, "
+        f"{verdicts['missed']} missed, {verdicts['not resolved']} not resolved\n"
+        f"  bounds: {verdicts['bound holds']} hold, {verdicts['bound broken']} broken\n"
+        f"  neither: {alone}; what they lack stands below them"
+    )
+
+
 def _explanations(rows: Sequence[LedgerRow]) -> dict[str, list[str]]:
     """Each text once, with the rows that it is about."""
     texts: dict[str, list[str]] = {}
     for row in rows:
         for explanation in row.explanations:
             texts.setdefault(explanation.text, []).append(row.id)
+        if row.lacks:
+            texts.setdefault(f"lacks {'; '.join(row.lacks)}", []).append(row.id)
         for entry in row.observations:
             if assumed := ", ".join(entry.observation.assumed):
                 texts.setdefault(f"taken as alike without being said: {assumed}", []).append(row.id)
@@ -84,12 +106,12 @@ def _lines(row: LedgerRow) -> Iterator[list[str]]:
         observed = line.observation
         of_quantity = [h for h in judgements if h.quantity == observed.quantity]
         change = _value(observed.change, observed.low, observed.high, observed.unit)
-        numbers = f"{observed.before:g} -> {observed.after:g} {observed.unit}, {change}"
+        numbers = f"{observed.before:g} -> {observed.after:g}{_unit(observed.unit)}, {change}"
         if not of_quantity:
             yield [*head, observed.quantity, numbers, "none", "", "", "", "no prediction"]
         for number, h in enumerate(of_quantity):
             cells = [observed.quantity, numbers] if number == 0 else ["", ""]
-            residual = "" if h.residual is None else f"{h.residual:+.3g} {h.unit}"
+            residual = "" if h.residual is None else f"{h.residual:+.3g}{_unit(h.unit)}"
             part = "" if h.relative is None else f"{h.relative:+.0%}"
             verdict = h.verdict + (", blind" if h.blind else "")
             yield [
@@ -115,7 +137,11 @@ def _change(change: KernelChange) -> str:
 
 def _value(value: float | None, low: float | None, high: float | None, unit: str) -> str:
     interval = "" if low is None and high is None else f"({_signed(low)}..{_signed(high)})"
-    return " ".join(filter(None, ["" if value is None else f"{value:+.3g} {unit}", interval]))
+    return " ".join(filter(None, ["" if value is None else f"{value:+.3g}{_unit(unit)}", interval]))
+
+
+def _unit(unit: str) -> str:
+    return "" if unit == "1" else f" {unit}"
 
 
 def _signed(value: float | None) -> str:

@@ -14,6 +14,9 @@ BESIDE = $(IN_VENV) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 ALONE = $(IN_VENV) pytest
 SOURCES = $(wildcard kernels harness shapes tools tests)
 
+# What Python compiles is kept: tests start hundreds of processes, and each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help pictures run test test-all lint format set-up set-up-test other-triton clean
 
@@ -55,5 +58,5 @@ other-triton: set-up-test
 	@$(VENV)/bin/python tools/other_triton.py
 
 clean: ## remove .venv and caches; recorded runs stay
-	rm -rf $(VENV) .other-triton build .pytest_cache .ruff_cache .mypy_cache .mypy_cache .hypothesis .benchmarks *.egg-info
+	rm -rf $(VENV) .other-triton build .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks *.egg-info
 	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +

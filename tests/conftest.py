@@ -54,7 +54,9 @@ def place_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
             import torch
 
             # Threads that wait spin: with more of them than cores, each waits for those that do not run.
-            torch.set_num_threads(max(1, default_threads() // int(beside)))
+            threads = max(1, default_threads() // int(beside))
+            torch.set_num_threads(threads)
+            patch.setenv("OMP_NUM_THREADS", str(threads))
         yield
 
 

@@ -109,10 +109,7 @@ def fp8_variance(
     v = kv[:, : out.shape[1]]
     deviation = rounding_deviation(q, fmt).mul_(2).square_()
     of_q = torch.stack(
-        [
-            d @ ((kv.T * weights) @ (v - mean)).square_()
-            for d, weights, mean in zip(deviation, p, out, strict=True)
-        ]
+        [through_scores(d, kv, w[:, None] * (v - mean)) for d, w, mean in zip(deviation, p, out, strict=True)]
     )
     step = p.amax(-1, keepdim=True) * fmt.smallest_subnormal
     error = torch.maximum(p * (2**-4 / 3**0.5), step / 12**0.5).square_()
@@ -128,3 +125,15 @@ def fp8_variance(
         of_q + torch.maximum(about_zero, about_mean),
         torch.maximum(shift.square_(), shift_about_mean.square_()),
     )
+
+
+def through_scores(deviation: torch.Tensor, kv: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
+    """sum_i deviation_i (sum_t kv_ti moved_tj)^2 of a head, [512]; the sums over tokens or those over kv's
+    columns first, whichever is less work.
+
+    deviation: [576]; kv: [tokens, 576]; moved: [tokens, 512], fp32
+    """
+    tokens, width = kv.shape
+    if tokens * (width + moved.shape[1]) > width * moved.shape[1]:
+        return deviation @ (kv.T @ moved).square_()
+    return (moved * ((kv * deviation @ kv.T) @ moved)).sum(0).clamp_(min=0)

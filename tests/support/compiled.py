@@ -11,7 +11,7 @@ from harness.compile.limits import violations
 from harness.compile.resources import Resources
 from shapes.case import Case, parse
 
-TARGETS = ["gfx942", "sm_90", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("gfx950", "sm_100"))]
+TARGETS = ["gfx942", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("gfx950", "sm_90", "sm_100"))]
 
 
 def resident(arch: str, figures: Resources) -> int:

@@ -54,6 +54,7 @@ class LinkOptions:
     tables: str | None
     runs: tuple[str, ...]
     calibrate: tuple[str, ...]
+    store_calibration: str | None
     trace: str | None
     kv_dtype: str
     launch: str
@@ -120,6 +121,9 @@ class LinkOptions:
     metavar="FILE",
     help="Serving results of this system, of any client: a few points are enough.",
 )
+@click.option(
+    "--store-calibration", metavar="FILE", help="Keep what --calibrate read, as a file for --calibrate."
+)
 @click.option("--trace", metavar="FILE", help="A profiler's trace, for what is on the critical path.")
 @click.option("--kv-dtype", type=click.Choice(["bf16", "fp8"]), default="bf16", show_default=True)
 @click.option(
@@ -156,6 +160,8 @@ def answer(options: LinkOptions) -> int:
     from harness.serving.names import engine_name, hardware_name
 
     changes = [parse_change(text) for text in options.what_if]
+    if options.store_calibration and not options.calibrate:
+        raise UsageError("--store-calibration keeps what --calibrate FILE reads: give that too")
     if options.ledger and not (changes and options.row):
         raise UsageError("--ledger needs a --row to be called by, and a --what-if: differences are predicted")
     target = _milliseconds(options.target_tpot) if options.target_tpot else None
@@ -168,6 +174,8 @@ def answer(options: LinkOptions) -> int:
             print(bounds_text(bounds))
         return OK
     model = _model(options)
+    if options.store_calibration:
+        store(model, options.store_calibration)
     if options.validate:
         return validate(model, options.json_to)
     if options.request_rate:
@@ -180,6 +188,26 @@ def answer(options: LinkOptions) -> int:
     else:
         print(as_text(model, forecasts, bounds, options.what_if, target))
     return OK
+
+
+def store(model: Link, file: str) -> None:
+    """Keeps the model's own points for a later --calibrate. Raises UsageError for points of several versions."""
+    from harness.serving.link import stored_calibration
+
+    parallel, versions = model.structure.parallel, model.calibrated_versions
+    if len(versions) > 1:
+        known = " and ".join(version or "one that is not said" for version in versions)
+        raise UsageError(f"the points are of {model.engine} {known}: a calibration is of one version")
+    of = stored_calibration.System(
+        hardware=model.hardware,
+        engine=model.engine,
+        version=versions[0],
+        tp=parallel.tp,
+        ep=parallel.ep,
+        dp=parallel.dp,
+        kv=model.kv,
+    )
+    stored_calibration.store(Path(file), of, model.calibrated_with, model.calibration)
 
 
 def open_loop(model: Link, options: LinkOptions) -> int:

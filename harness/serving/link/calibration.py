@@ -175,7 +175,11 @@ def fit(
         scatter,
         spread,
         _of_new(_pooled([float(each[0]) for each in late], PRIOR_LATE_MS), len(late), ASSUMED_HOST_DEVIATION),
-        _of_new(ASSUMED_COLD_DEVIATION, len(first), ASSUMED_COLD_DEVIATION),
+        _of_new(
+            _pooled([float(each[0]) for each in first], ASSUMED_COLD_DEVIATION),
+            len(first),
+            ASSUMED_COLD_DEVIATION,
+        ),
         PRIOR_POINTS + max(len(points) - len(PRIORS), 0),
     )
 

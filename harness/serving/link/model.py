@@ -39,6 +39,7 @@ class Link:
 
     calibration: points that set its constants; none: they are assumed
     kv:          dtype of its cache, bfloat16 or fp8
+    calibrated_with: where they are from; calibrated_versions: of the engine that they are of
     like:        the model whose constants it takes where it has no points of its own
     exposure:    shares of op classes on the critical path, from a trace
     other_kernels: ops whose times are of another kernel than the engine runs; intervals are wider by that
@@ -51,6 +52,7 @@ class Link:
     skewed: Structure | None
     calibration: tuple[MeasuredPoint, ...] = ()
     calibrated_with: tuple[str, ...] = ()
+    calibrated_versions: tuple[str, ...] = ()
     like: Link | None = None
     eager: bool = False
     kv: str = "bfloat16"
@@ -83,7 +85,7 @@ class Link:
         return times
 
     def world(self, count: int = DRAWS, active: Sequence[str] | None = None) -> World:
-        return World(count, None if active is None else frozenset(active), self.exposure or {})
+        return World(count, None if active is None else frozenset(active), self.exposure or {}, self.engine)
 
     def fit(self, world: World) -> Fit:
         """The constants in each draw, without the scatter of single points."""
@@ -256,9 +258,10 @@ def link(
         memory_gb = None
     series = [s for s in measured(hardware, engine) if s.use == "calibration" and not own]
     points = tuple(point for series_ in series for point in series_.points)
+    versions = tuple(series_.version for series_ in series)
     like = None
     if own:
-        measured_points, unsaid = own_points(
+        measured_points = own_points(
             own,
             hardware=hardware,
             engine=engine,
@@ -267,9 +270,9 @@ def link(
             range_ratio=range_ratio,
             prefill_tokens=prefill_tokens,
         )
-        points = tuple(measured_points)
+        points, versions = measured_points.points, measured_points.versions
         notes += described(points)
-        if unsaid:
+        if unsaid := measured_points.unsaid:
             notes.append(f"the points do not say their {', '.join(unsaid)}: taken to be as given here")
     elif not points:
         notes.append(
@@ -294,9 +297,9 @@ def link(
             f"{parallel.text}, {kv}, with {CARRIED_OVER:.0%} more of spread (assumed)"
         )
     notes += [
-        f"calibrated with {engine} {series_.version}; the tables are of {tables.version}"
-        for series_ in series
-        if tables.version not in ("", series_.version)
+        f"calibrated with {engine} {version}; the tables are of {tables.version}"
+        for version in filter(None, versions)
+        if tables.version not in ("", version)
     ]
     return Link(
         hardware,
@@ -305,6 +308,7 @@ def link(
         skewed,
         points,
         tuple(own) or tuple(series_.source for series_ in series),
+        versions,
         like,
         eager,
         kv,

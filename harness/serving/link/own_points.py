@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from harness.errors import UsageError
 from harness.serving.clients.load import load
@@ -12,11 +14,22 @@ from harness.serving.ledger.identity import UNKNOWN, differences, text
 from harness.serving.ledger.ledger import Setting
 from harness.serving.link.calibration import MeasuredPoint
 from harness.serving.link.closed_loop import ClosedLoop
+from harness.serving.link.stored_calibration import System, stored
 from harness.serving.schema import Metric, Parallelism, ServingRun
 from shapes.attention import Parallel
 
 SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
 """Models of DeepSeek-R1's layers and sizes; not the distilled ones, nor V3.2's sparse attention."""
+
+
+@dataclass(frozen=True)
+class OwnPoints:
+    """unsaid: names of what some runs do not say of the system, which is taken to be as given; versions: of
+    the engine, empty where a run does not say it"""
+
+    points: tuple[MeasuredPoint, ...]
+    unsaid: tuple[str, ...]
+    versions: tuple[str, ...]
 
 
 def own_points(
@@ -28,14 +41,17 @@ def own_points(
     kv: str,
     range_ratio: float,
     prefill_tokens: int,
-) -> tuple[list[MeasuredPoint], list[str]]:
-    """Those of all runs in the files; and names of what some of them do not say of the system, which is taken
-    to be as given.
+) -> OwnPoints:
+    """Those of all runs and of all stored calibrations in the files.
 
-    range_ratio, prefill_tokens: where a run does not say them. Raises UsageError for a run of another system,
-    with failed requests, or without closed loop, lengths, TPOT, TTFT or throughput.
+    range_ratio, prefill_tokens: where a run does not say them. Raises UsageError for a run or a calibration of
+    another system, for a run with failed requests, or without closed loop, lengths, TPOT, TTFT or throughput.
     """
-    runs = [run for name in files for run in load(name)]
+    asked = System(hardware=hardware, engine=engine, tp=parallel.tp, ep=parallel.ep, dp=parallel.dp, kv=kv)
+    kept = {name: stored(Path(name), asked) for name in files}
+    points = [point for of_file in kept.values() if of_file for point in of_file.points]
+    versions = dict.fromkeys(of_file.calibration_of.version for of_file in kept.values() if of_file)
+    runs = [run for name in files if not kept[name] for run in load(name)]
     gpus = parallel.tp * parallel.dp
     unsaid: dict[str, None] = {}
     for run in runs:
@@ -54,10 +70,12 @@ def own_points(
         unsaid |= dict.fromkeys(d.name for d in differences(setting, run) if d.run == UNKNOWN)
         if unlike:
             raise UsageError(f"{run.id} does not calibrate this: {text(unlike)}")
-    points = [_point(run, gpus, range_ratio, prefill_tokens) for run in runs]
+    points += [_point(run, gpus, range_ratio, prefill_tokens) for run in runs]
     if not points:
         raise UsageError(f"no run in {', '.join(files)} to calibrate on")
-    return points, [*unsaid]
+    return OwnPoints(
+        tuple(points), tuple(unsaid), tuple(versions | dict.fromkeys(run.version for run in runs))
+    )
 
 
 def _name(run: ServingRun) -> str:

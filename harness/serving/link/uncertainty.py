@@ -28,9 +28,11 @@ GLUE = 0.35
 GAP = 0.6
 LAUNCH = 0.5
 SCHEDULING = 0.3  # of a prefill's stall: batches of prompts, what the host adds
-# How many times as long the prefills of a cold first wave take: the slope of InferenceX's five points of
-# SGLang 0.5.9 on H200 at 1024 in and out, whose first wave is 1.1 to 2.5 s late; 8192 in: 2.0 to 2.7.
-COLD_PREFILL, COLD_PREFILL_SPREAD = 1.6, 0.3
+# How many times as long the prefills of a cold first wave take, and the deviation of its logarithm. SGLang: the
+# slope of InferenceX's five points of 0.5.9 on H200 at 1024 in and out, whose first wave is 1.1 to 2.5 s late;
+# 8192 in: 2.0 to 2.7. Others: between that and TensorRT-LLM's 0.9 to 1.1 on H200 with 8192 in.
+COLD_PREFILL = {"sglang": (1.6, 0.3)}
+ANY_COLD_PREFILL = (1.2, 0.35)
 UNABSORBED = 0.2  # of scaling prefill attention from absorbed to plain
 ROUTING = 0.5  # of the way from experts chosen alike to a power law of 1.2
 EXPOSED = 0.05  # mean share of communication that something else hides
@@ -46,11 +48,13 @@ class World:
 
     active:   None: all
     exposure: of an op class in a phase, from a trace; then it is not uncertain
+    engine:   whose cold prefills they are
     """
 
     count: int = DRAWS
     active: Collection[str] | None = None
     exposure: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    engine: str = "sglang"
 
     def normal(self, source: str, item: str = "") -> Array:
         """Standard normal; the first draw is the central case."""
@@ -70,6 +74,7 @@ class World:
 
     def draws(self, steps: StepTimes) -> Draws:
         ones = np.ones(self.count)
+        cold, cold_spread = COLD_PREFILL.get(self.engine, ANY_COLD_PREFILL)
         return Draws(
             kappa=ones,
             slope=0 * ones,
@@ -82,7 +87,7 @@ class World:
             launch_us=LAUNCH_US * np.exp(LAUNCH * self.normal("host", "launch")),
             host_ms=ones,
             cold_ms=0 * ones,
-            cold_prefill=COLD_PREFILL * np.exp(COLD_PREFILL_SPREAD * self.normal("cold", "prefill")),
+            cold_prefill=cold * np.exp(cold_spread * self.normal("cold", "prefill")),
             scheduling=np.exp(SCHEDULING * self.normal("scheduling")),
         )
 

@@ -19,6 +19,7 @@ from harness.prove.arithmetic import Arithmetic, bf16, exact
 from harness.prove.mla_decode import SIZES
 from harness.workers.child.judge import judge
 from kernels.mla_decode.operands import MlaDecodeOperands
+from kernels.mla_decode.reference import through_scores
 from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Implementation, Reference
 from kernels.operands import Seeds
@@ -350,3 +351,13 @@ def test_digest_tells_the_order_of_rows():
     rows = changed.kv.view(-1, WIDTH)
     rows[[0, 1]] = rows[[1, 0]].clone()
     assert changed.digest() != operands.digest()
+
+
+@pytest.mark.parametrize("tokens", [1, 40, 400])
+def test_errors_of_q_add_up_in_either_order(tokens):
+    """Over tokens first, or over q's columns, by which is less work."""
+    torch.manual_seed(tokens)
+    deviation, kv = torch.rand(WIDTH), torch.randn(tokens, WIDTH)
+    moved = torch.randn(tokens, LATENT) / tokens
+    wanted = (deviation.double()[:, None] * (kv.double().T @ moved.double()) ** 2).sum(0)
+    torch.testing.assert_close(through_scores(deviation, kv, moved).double(), wanted, rtol=1e-4, atol=0)

@@ -1,0 +1,93 @@
+"""A calibration that was stored is taken again for its own system, and for no other."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from harness.serving.link.calibration import measured
+from harness.serving.link.model import link
+from tests.harness.serving.link.test_own_points import row
+
+POINTS = next(s for s in measured("h200", "sglang") if s.name == "inferencex-0.5.9-1k1k").points
+SHORT = ("link", "--concurrency", "16")
+
+
+@pytest.fixture
+def results(tmp_path) -> list[str]:
+    paths = []
+    for number, point in enumerate(POINTS[:2]):
+        paths.append(str(tmp_path / f"{number}.jsonl"))
+        (tmp_path / f"{number}.jsonl").write_text(json.dumps(row(point)))
+    return paths
+
+
+@pytest.fixture
+def kept(results, tmp_path, here) -> str:
+    file = str(tmp_path / "h200.json")
+    given = [word for path in results for word in ("--calibrate", path)]
+    done = here("serving", *SHORT, *given, "--store-calibration", file)
+    assert (done.returncode, done.stderr) == (0, "")
+    return file
+
+
+def test_it_calibrates_as_the_results_do(results, kept):
+    assert link(own=[kept]).calibration == link(own=results).calibration
+    assert link(own=[kept]).calibrated_versions == link(own=results).calibrated_versions
+    assert len(link(own=[kept, *results[:1]]).calibration) == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--kv-dtype", "fp8"), ("--ep", "8"), ("--hardware", "h100", "--assumed"),
+     ("--engine", "vllm", "--assumed")],
+)  # fmt: skip
+def test_it_is_of_its_own_system_alone(kept, here, options):
+    done = here("serving", *SHORT, "--calibrate", kept, *options)
+    assert done.returncode == 2
+    assert f"{kept} is a calibration of h200 with sglang" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"points": []}, "wants points"),
+        ({"points": [{"tpot_ms": 1}]}, "points.0.load: is missing"),
+        ({"calibration_of": {"hardware": "h200"}}, "calibration_of.engine: is missing"),
+        ({"more": 1}, "more: no such key"),
+    ],
+)
+def test_a_broken_one_is_one_line(kept, here, change, says):
+    with open(kept) as file:
+        document = json.load(file)
+    with open(kept, "w") as file:
+        json.dump(document | change, file)
+    done = here("serving", *SHORT, "--calibrate", kept)
+    assert done.returncode == 2
+    assert says in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_points_that_are_not_positive_times_are_none(kept, here):
+    with open(kept) as file:
+        document = json.load(file)
+    document["points"][0]["tpot_ms"] = float("nan")
+    with open(kept, "w") as file:
+        json.dump(document, file)
+    done = here("serving", *SHORT, "--calibrate", kept)
+    assert done.returncode == 2 and kept in done.stderr
+
+
+def test_points_of_two_versions_are_not_stored(results, tmp_path, here, monkeypatch):
+    other = tmp_path / "other.jsonl"
+    with open(results[0]) as file:
+        other.write_text(json.dumps(json.load(file) | {"server_info": {"version": "0.5.7"}}))
+    given = [word for path in (*results, str(other)) for word in ("--calibrate", path)]
+    done = here("serving", *SHORT, *given, "--store-calibration", str(tmp_path / "kept.json"))
+    assert done.returncode == 2 and "a calibration is of one version" in done.stderr
+    assert not (tmp_path / "kept.json").exists()
+
+
+def test_there_has_to_be_something_to_store(tmp_path, here):
+    done = here("serving", *SHORT, "--store-calibration", str(tmp_path / "kept.json"))
+    assert done.returncode == 2 and "give that too" in done.stderr

@@ -191,7 +191,8 @@ def answer(options: LinkOptions) -> int:
 
 
 def store(model: Link, file: str) -> None:
-    """Keeps the model's own points for a later --calibrate. Raises UsageError for points of several versions."""
+    """Keeps the model's own points for a later --calibrate. Raises UsageError where they are of several
+    versions."""
     from harness.serving.link import stored_calibration
 
     parallel, versions = model.structure.parallel, model.calibrated_versions

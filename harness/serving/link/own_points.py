@@ -44,8 +44,8 @@ def own_points(
 ) -> OwnPoints:
     """Those of all runs and of all stored calibrations in the files.
 
-    range_ratio, prefill_tokens: where a run does not say them. Raises UsageError for a run or a calibration of
-    another system, for a run with failed requests, or without closed loop, lengths, TPOT, TTFT or throughput.
+    range_ratio, prefill_tokens: where a run does not say them. Raises UsageError for another system's, for a
+    run with failed requests, or without closed loop, lengths, TPOT, TTFT or throughput.
     """
     asked = System(hardware=hardware, engine=engine, tp=parallel.tp, ep=parallel.ep, dp=parallel.dp, kv=kv)
     kept = {name: stored(Path(name), asked) for name in files}

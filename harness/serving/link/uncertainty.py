@@ -28,9 +28,9 @@ GLUE = 0.35
 GAP = 0.6
 LAUNCH = 0.5
 SCHEDULING = 0.3  # of a prefill's stall: batches of prompts, what the host adds
-# How many times as long the prefills of a cold first wave take, and the deviation of its logarithm. SGLang: the
-# slope of InferenceX's five points of 0.5.9 on H200 at 1024 in and out, whose first wave is 1.1 to 2.5 s late;
-# 8192 in: 2.0 to 2.7. Others: between that and TensorRT-LLM's 0.9 to 1.1 on H200 with 8192 in.
+# How many times as long the prefills of a cold first wave take, and the deviation of its logarithm. SGLang:
+# the slope of InferenceX's five points of 0.5.9 on H200 at 1024 in and out, whose first wave is 1.1 to 2.5 s
+# late; 8192 in: 2.0 to 2.7. Others: between that and TensorRT-LLM's 0.9 to 1.1 on H200 with 8192 in.
 COLD_PREFILL = {"sglang": (1.6, 0.3)}
 ANY_COLD_PREFILL = (1.2, 0.35)
 UNABSORBED = 0.2  # of scaling prefill attention from absorbed to plain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -59,29 +60,26 @@ def test_it_is_of_its_own_system_alone(kept, here, options):
     ],
 )
 def test_a_broken_one_is_one_line(kept, here, change, says):
-    with open(kept) as file:
-        document = json.load(file)
-    with open(kept, "w") as file:
-        json.dump(document | change, file)
+    document = json.loads(Path(kept).read_text())
+    Path(kept).write_text(json.dumps(document | change))
     done = here("serving", *SHORT, "--calibrate", kept)
     assert done.returncode == 2
     assert says in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_points_that_are_not_positive_times_are_none(kept, here):
-    with open(kept) as file:
-        document = json.load(file)
+    document = json.loads(Path(kept).read_text())
     document["points"][0]["tpot_ms"] = float("nan")
-    with open(kept, "w") as file:
-        json.dump(document, file)
+    Path(kept).write_text(json.dumps(document))
     done = here("serving", *SHORT, "--calibrate", kept)
     assert done.returncode == 2 and kept in done.stderr
 
 
 def test_points_of_two_versions_are_not_stored(results, tmp_path, here, monkeypatch):
     other = tmp_path / "other.jsonl"
-    with open(results[0]) as file:
-        other.write_text(json.dumps(json.load(file) | {"server_info": {"version": "0.5.7"}}))
+    other.write_text(
+        json.dumps(json.loads(Path(results[0]).read_text()) | {"server_info": {"version": "0.5.7"}})
+    )
     given = [word for path in (*results, str(other)) for word in ("--calibrate", path)]
     done = here("serving", *SHORT, *given, "--store-calibration", str(tmp_path / "kept.json"))
     assert done.returncode == 2 and "a calibration is of one version" in done.stderr

@@ -238,6 +238,9 @@ def test_persistent_fp8_prefill(unit):
         assert close(out, case.wanted())
         aiter.mla.mla_prefill_ps_fwd(*arguments, None, one, one, one)
         assert not close(out, case.wanted())
+        work_indptr[0] = work_indptr[1]  # nobody does the first group's works
+        aiter.mla.mla_prefill_ps_fwd(*arguments, SCALE, one, one, one)
+        assert not close(out, case.wanted())
         with pytest.raises(ValueError, match="packed"):
             aiter.mla.mla_prefill_ps_fwd(
                 case.q.transpose(0, 1).contiguous().transpose(0, 1), *arguments[1:], SCALE

@@ -106,6 +106,8 @@ def test_cudnn_notices(cudnn):
         lambda made: made["o"].set_output(False),
         lambda made: made["v"].set_ragged_offset(made["k"].ragged),
         lambda made: made["k"].set_data_type(torch.float16),
+        lambda made: made["k"].ragged.set_stride((0, 1, 1, 1)),
+        lambda made: made["k"].ragged.set_stride((2, 1, 1, 1)),
         lambda made: made["q"].set_stride((4 * 192, 192 * made["q"].dim[2], 192, 1)),
     ):
         try:

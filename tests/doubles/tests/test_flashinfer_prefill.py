@@ -171,6 +171,12 @@ def test_flashinfer_ragged_prefill_by_cudnn_notices():
         ):  # fmt: skip
             with pytest.raises(MISUSE):
                 ragged(flashinfer, o, "cudnn", **cudnn_plan(o) | wrong).run(o.q, o.k, o.v)
+        for unread in (
+            {"num_kv_heads": 3},
+            {"head_dim_qk": 0},
+            {"v_indptr": cudnn_plan(o)["v_indptr"].long()},
+        ):
+            close(ragged(flashinfer, o, "cudnn", **cudnn_plan(o) | unread).run(o.q, o.k, o.v), o.right)
         for wrong in ({"kv_indptr": o.cu_k}, {"v_indptr": o.cu_k}, {"causal": False}, {"sm_scale": None}):
             found = ragged(flashinfer, o, "cudnn", **cudnn_plan(o) | wrong).run(o.q, o.k, o.v)
             assert differs(found, o.right)

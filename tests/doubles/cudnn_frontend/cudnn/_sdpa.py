@@ -68,8 +68,8 @@ def run(node, pack):
     o, stats, amax_s, amax_o = node.outputs
     b, h, s_q, _ = q.dim
     padding, len_q, len_kv = node.lengths
-    rows = flat(len_q, pack)[:b].tolist() if padding else [s_q] * b
-    cols = flat(len_kv, pack)[:b].tolist() if padding else [k.dim[2]] * b
+    rows = column(len_q, pack).tolist() if padding else [s_q] * b
+    cols = column(len_kv, pack).tolist() if padding else [k.dim[2]] * b
     check(max(rows) <= s_q and max(cols) <= k.dim[2], "a sequence is longer than the graph's dim")
     scale = node.attn_scale  # none given: 1
     scale = (
@@ -119,10 +119,17 @@ def flat(t, pack):
     return given.as_strided((size,), (1,))
 
 
+def column(t, pack):
+    """A tensor [n, 1, 1, 1]: cuDNN is told its stride, as of every tensor (cudnn_interface.h:59)."""
+    data, (n, *_), (stride, *_) = flat(t, pack), t.dim, t.stride
+    check((n - 1) * stride < len(data), f"illegal memory access: {t.name} beyond its buffer")
+    return data.as_strided((n,), (stride,))
+
+
 def view(t, pack, i, length):
     """Sequence i of a tensor [b, h, s, d], its first `length` rows: [h, length, d]."""
     data = flat(t, pack)
-    begin = i * t.stride[0] if t.ragged is None else int(flat(t.ragged, pack)[i])
+    begin = i * t.stride[0] if t.ragged is None else int(column(t.ragged, pack)[i])
     _, h, _, d = t.dim
     if h * length * d == 0:
         return data[:0].view(h, length, d)

@@ -82,7 +82,8 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         o_dtype = q_dtype if o_data_type is None else _dtype(o_data_type)
         head_dim_vo = head_dim_qk if head_dim_vo is None else head_dim_vo
         check(len(kv_indptr) == len(qo_indptr), "kv_indptr and qo_indptr must be equally long", ValueError)
-        for name, t in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)):
+        planned = self._backend != "cudnn"  # whose graph takes heads, widths and index types from tensors
+        for name, t in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)) if planned else ():
             # the planners cast pointers to the type of kv_indptr (:3858), cutlass to int*
             check(t.dtype == torch.int32 and t.is_contiguous(), f"{name} is read as contiguous int32")
         dims = (head_dim_qk, head_dim_vo)
@@ -114,7 +115,8 @@ class BatchPrefillWithRaggedKVCacheWrapper:
             check(arch() == "sm_100", "cutlass FMHA: no kernel image for this device")
             check(dims in ((192, 128), (128, 128), (64, 64)), "Unsupported head dimensions")
             check(q_dtype == kv_dtype and q_dtype in (*half, *FLOAT8), "cutlass: q and k have the same dtype")
-        check(num_qo_heads % num_kv_heads == 0, "num_qo_heads must be a multiple of num_kv_heads")
+        grouped = not planned or num_qo_heads % num_kv_heads == 0
+        check(grouped, "num_qo_heads must be a multiple of num_kv_heads")
         self._qo_indptr_buf = qo_indptr.to(self.device)
         self._kv_indptr_buf = kv_indptr.to(self.device)
         rows, keys = qo_indptr.tolist(), kv_indptr.tolist()

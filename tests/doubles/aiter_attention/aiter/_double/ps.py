@@ -112,8 +112,11 @@ def prefill(q, k, v, arrays, works, max_seqlen_q, scale, causal, partial, output
     starts = indices("work_indptr", works[0])
     sure(works[1].dtype == torch.int32 and works[1].is_contiguous(), "work_info_set is read as packed int32")
     infos = works[1].view(-1, 8).tolist()
-    sure(starts[-1] <= len(infos), "work_indptr leads outside work_info_set")
-    for b, loc, low, high, kv_start, kv_end, _, heads in infos[: starts[-1]]:
+    # the grid has a group for each step of work_indptr (asm_mla.cu:1191), which takes the works from its
+    # number on (ops/attention.py:1342, as mla/hk/mi35x_v32_fwd_decode_m16x8_fp8_fp8.cuh:32 does)
+    for work in (w for group in range(len(starts) - 1) for w in range(starts[group], starts[group + 1])):
+        sure(0 <= work < len(infos), "work_indptr leads outside work_info_set")
+        b, loc, low, high, kv_start, kv_end, _, heads = infos[work]
         first, stop = heads & 0xFFFF, heads >> 16
         sure(0 <= b < len(queries) - 1 and 0 <= low <= high <= q.shape[0], "a work is of rows outside q")
         sure(
@@ -131,7 +134,7 @@ def prefill(q, k, v, arrays, works, max_seqlen_q, scale, causal, partial, output
         if causal:
             seen = (pages[b + 1] - 1 - position)[None] >= (queries[b + 1] - 1 - rows)[:, None]
         some = slice(first, stop)
-        keys, values = (t.view(torch.uint8)[at].view(t.dtype)[:, some] for t in (k, v))
+        keys, values = (t.view(torch.uint8)[:, some][at].view(t.dtype) for t in (k, v))
         out, lse = attend(q[low:high, some], keys, values, scale * times_q * times_k, seen)
         if loc == -1:
             output[low:high, some] = (out * times_v).bfloat16()

@@ -14,6 +14,10 @@ from harness.serving.ledger.residuals import Residual, residuals
 NO_METHOD = "none"
 
 
+UNITS = {"1": "of the value before"}
+"""Of quantities of which only a ratio was published."""
+
+
 @dataclass(frozen=True)
 class LedgerLine:
     """row:    its name in this section, unlike all others'
@@ -74,7 +78,7 @@ def _judged(row: str, residual: Residual, observation: Observation) -> LedgerLin
     return LedgerLine(
         row,
         residual.quantity,
-        residual.unit,
+        UNITS.get(residual.unit, residual.unit),
         residual.method,
         _name(residual.method, residual.of),
         residual.verdict,
@@ -92,7 +96,7 @@ def _unpredicted(row: str, observation: Observation) -> LedgerLine:
     return LedgerLine(
         row,
         observation.quantity,
-        observation.unit,
+        UNITS.get(observation.unit, observation.unit),
         NO_METHOD,
         NO_METHOD,
         NOT_PREDICTED,
@@ -104,7 +108,7 @@ def _unobserved(row: str, prediction: Prediction) -> LedgerLine:
     return LedgerLine(
         row,
         prediction.quantity,
-        prediction.unit,
+        UNITS.get(prediction.unit, prediction.unit),
         prediction.method,
         _name(prediction.method, prediction.of),
         NOT_OBSERVED,

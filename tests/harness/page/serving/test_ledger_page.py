@@ -67,7 +67,9 @@ def test_every_row_and_every_miss_is_there():
     assert len(tabled) == len(lines)
     assert {table.columns[2] for table in of_each if table} == {
         "predicted, ms",
+        "predicted, s",
         "predicted, tok/s",
+        "predicted, of the value before",
     }
 
 

@@ -239,7 +239,8 @@ for _ in range(2):
 
 
 @pytest.mark.skipif(transformers_folder() is None, reason="transformers is not installed")
-@pytest.mark.parametrize("installed", [True, pytest.param(False, marks=[without_it, pytest.mark.slow])])
+@pytest.mark.slow
+@pytest.mark.parametrize("installed", [True, pytest.param(False, marks=without_it)])
 def test_transformers_works_with_and_without_it(namesake, installed):
     code = f"""
 import kernels

@@ -295,6 +295,7 @@ def kill_again_and_again(cli, start, out: Path, cases: int, moments: list[float 
     return counts
 
 
+@pytest.mark.slow
 def test_a_run_killed_after_a_case_keeps_it(cli, start, tmp_path):
     counts = kill_again_and_again(cli, start, tmp_path / "run", 2, [None])
     assert counts[0] > 0

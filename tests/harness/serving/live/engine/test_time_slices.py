@@ -176,6 +176,7 @@ def test_both_runs_of_a_pair_share_its_time(model_folder, tmp_path):
     assert plan["slice_s"] == 0.05 and plan["machine"]["host"] and "environment" in plan
 
 
+@pytest.mark.slow
 def test_servers_are_started_anew_after_so_many_pairs(model_folder, tmp_path):
     out = tmp_path / "out"
     done = run(model_folder, out, "--pairs", "2", "--renew", "1", "--prefill-pattern", "any")
@@ -200,6 +201,7 @@ def test_a_client_that_dates_nothing_cannot_take_turns(model_folder, tmp_path):
     assert "cannot take turns; give no slices" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_takes_the_one_beside_it_along(model_folder, tmp_path):
     client = "fake_dated_client.py {url} {result} {output_len} fails"
     out = tmp_path / "out"

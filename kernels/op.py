@@ -182,6 +182,8 @@ class Implementation(ABC):
                     stationary operands among them, for the memory plan
     rebinds:        True if prepare_turn takes over all that was made of the same stationary operands, so that
                     binding it to other live ones costs next to nothing: a serving engine can call it
+    per_size:       True if a compiler writes another program for each size, so that what it is at another
+                    size says nothing of the one that is timed
     """
 
     name: ClassVar[str]
@@ -197,6 +199,7 @@ class Implementation(ABC):
     captures: ClassVar[bool] = True
     shared_layout: ClassVar[str] = ""
     rebinds: ClassVar[bool] = False
+    per_size: ClassVar[bool] = False
 
     @property
     def provider(self) -> str:

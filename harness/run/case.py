@@ -288,9 +288,9 @@ class CaseRun:
 
         def check(station: Station) -> float:
             preparing_s = 0.0
-            able = [
-                c for c in station.living if not c.interpreted and c.impl.supports(case, station.platform).ok
-            ]
+            # What compilers write for each size anew would be another program; a plug-in cannot claim that.
+            same = [c for c in station.living if c.impl.plugin or not c.impl.per_size]
+            able = [c for c in same if not c.interpreted and c.impl.supports(case, station.platform).ok]
             digest = attempt(able, station.open, case, self.seeds["first"]) if able else None
             self._compare_operands(station, digest, RAGGED)
             for contender in able:

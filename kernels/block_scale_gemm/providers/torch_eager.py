@@ -146,6 +146,7 @@ class CompiledGemm(Implementation):
     product where it finds a template that takes it."""
 
     name = "torch.compile"
+    per_size = True
     requires = "torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)"
     boundaries = ("core", "with_quant")
 

@@ -169,6 +169,7 @@ class Bf16Moe(Implementation):
 
 class CompiledMoe(Bf16Moe):
     name = "torch.compile"
+    per_size = True
     rebinds = False  # it would compile anew for each number of tokens
     requires = "torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)"
 

@@ -82,6 +82,7 @@ class NaiveMlaDecode(_TorchMlaDecode):
 
 class CompiledMlaDecode(_TorchMlaDecode):
     name = "torch.compile"
+    per_size = True
     requires = "torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)"
 
     def available(self, platform: Platform) -> Support:

@@ -30,6 +30,7 @@ class Doubled(NaiveMlaDecode):
     op = "mla_decode"
     name = "mine.doubled"
     requires = "a test"
+    per_size = True  # a plug-in that says so is checked at ragged sizes all the same
 
     def prepare(self, operands, out):
         prepared = super().prepare(operands, out)

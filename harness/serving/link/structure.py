@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from harness.errors import UsageError
 from harness.serving.ledger.prediction import Origin
 from harness.serving.link.experts import ROUTING, routed, shared_expert_factor
-from harness.serving.link.times.assumed_times import DEVIATION, SOURCE
+from harness.serving.link.times.assumed_times import DEVIATION, SOURCE, AssumedTables
 from harness.serving.link.times.interpolation import TimeEstimate
 from harness.serving.link.times.measured_times import NEAR, MeasuredTimes
 from harness.serving.link.times.tables import MissingTable, Tables
@@ -274,11 +274,14 @@ def _nothing_missing(tables: Tables, terms: list[Term]) -> None:
     if missing:
         of_part = {term.op for term in terms if term not in missing}
         names = dict.fromkeys(term.name if term.op in of_part else term.op for term in missing)
+        assumed = isinstance(tables, AssumedTables)
         raise MissingTable(
             f"no times of {', '.join(names)} in {tables.where}; give --tables DIR that has them, or runs "
             f"of this suite on {tables.device} (--runs), which hold block_scale_gemm, fused_moe, mla_decode "
-            "and mha_prefill; --assumed takes what is missing from data sheets"
-        )
+            "and mha_prefill; "
+            + ("data sheets scale times of tp8 alone" if assumed else
+               "--assumed takes what is missing from data sheets")
+        )  # fmt: skip
 
 
 def plain_prefill(

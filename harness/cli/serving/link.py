@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Number = TypeVar("Number", int, float)
 KV = {"bf16": "bfloat16", "fp8": "fp8"}
+CONCURRENCY = "4,8,16,32,64"
 ALLOWED = 0.08  # mean error of TPOT that a calibrated model may have, in leave-one-out
 TIME = re.compile(r"([0-9]*\.?[0-9]+)(ms|s|us)?")
 BEFORE_AFTER = re.compile(r"(.+?)\.\.(.+)")
@@ -42,7 +43,7 @@ class LinkOptions:
     dp_attention: bool
     isl: int
     osl: int
-    concurrency: str
+    concurrency: str | None
     range_ratio: float
     prefill_tokens: int
     waves: int
@@ -83,7 +84,11 @@ class LinkOptions:
 @click.option("--dp-attention", is_flag=True, help="Refused so far, with the reason.")
 @click.option("--isl", default=1024, show_default=True, help="Input tokens of a request, at most.")
 @click.option("--osl", default=1024, show_default=True, help="Output tokens of a request, at most.")
-@click.option("--concurrency", default="4,8,16,32,64", show_default=True, metavar="N,N...")
+@click.option(
+    "--concurrency",
+    metavar="N,N...",
+    help="Requests in flight.  [default: 4,8,16,32,64; of a rate: what the cache holds]",
+)
 @click.option(
     "--range-ratio",
     default=0.8,
@@ -160,14 +165,13 @@ def answer(options: LinkOptions) -> int:
     from harness.serving.names import engine_name, hardware_name
 
     changes = [parse_change(text) for text in options.what_if]
-    if options.store_calibration and not options.calibrate:
-        raise UsageError("--store-calibration keeps what --calibrate FILE reads: give that too")
+    _require_effect(options)
     if options.ledger and not (changes and options.row):
         raise UsageError("--ledger needs a --row to be called by, and a --what-if: differences are predicted")
     target = _milliseconds(options.target_tpot) if options.target_tpot else None
     bounds = _bounds(options.observed, changes)
     asked = hardware_name(options.hardware or "h200"), engine_name(options.engine or "sglang")
-    if bounds and asked not in bundled() and options.tables is None:
+    if bounds and asked not in bundled() and not (options.tables or options.assumed or options.runs):
         if options.json_to:
             write(options.json_to, bounds_json(bounds))
         else:
@@ -190,16 +194,37 @@ def answer(options: LinkOptions) -> int:
     return OK
 
 
+def _require_effect(options: LinkOptions) -> None:
+    """Raises UsageError for an option that another one leaves without effect."""
+    if options.store_calibration and not options.calibrate:
+        raise UsageError("--store-calibration keeps what --calibrate FILE reads: give that too")
+    if options.row and not options.ledger:
+        raise UsageError("--row names what --ledger FILE writes down: give that too")
+    rate = {"--burstiness": options.burstiness != 1.0, "--ramp-from": options.ramp_from != 0.0,
+            "--requests": options.requests != 1000}  # fmt: skip
+    if given := [name for name, is_given in rate.items() if is_given and not options.request_rate]:
+        raise UsageError(
+            f"{' and '.join(given)} are of requests that come at a rate: give --request-rate too"
+        )
+    if options.validate:
+        other = {"--what-if": options.what_if, "--target-tpot": options.target_tpot,
+                 "--ledger": options.ledger, "--request-rate": options.request_rate,
+                 "--observed": options.observed}  # fmt: skip
+        if given := [name for name, value in other.items() if value]:
+            raise UsageError(f"--validate predicts what was measured and nothing else: leave out {given[0]}")
+
+
 def store(model: Link, file: str) -> None:
     """Keeps the model's own points for a later --calibrate. Raises UsageError where they are of several
     versions."""
-    from harness.serving.link import stored_calibration
+    from harness.serving.link.stored_calibration import StoredCalibration, System
+    from harness.serving.link.stored_calibration import store as write_calibration
 
     parallel, versions = model.structure.parallel, model.calibrated_versions
     if len(versions) > 1:
         known = " and ".join(version or "one that is not said" for version in versions)
         raise UsageError(f"the points are of {model.engine} {known}: a calibration is of one version")
-    of = stored_calibration.System(
+    system = System(
         hardware=model.hardware,
         engine=model.engine,
         version=versions[0],
@@ -208,7 +233,10 @@ def store(model: Link, file: str) -> None:
         dp=parallel.dp,
         kv=model.kv,
     )
-    stored_calibration.store(Path(file), of, model.calibrated_with, model.calibration)
+    kept = StoredCalibration(
+        calibration_of=system, runs=model.calibrated_with, unsaid=model.unsaid, points=model.calibration
+    )
+    write_calibration(Path(file), kept)
 
 
 def open_loop(model: Link, options: LinkOptions) -> int:
@@ -220,13 +248,15 @@ def open_loop(model: Link, options: LinkOptions) -> int:
     if options.what_if or options.target_tpot or options.ledger:
         raise UsageError("--what-if, --target-tpot and --ledger are of a fixed number in flight: leave out "
                          "--request-rate")  # fmt: skip
-    most = _numbers(options.concurrency, "--concurrency", int)[-1]
+    at_once = _numbers(options.concurrency or f"{options.requests}", "--concurrency", int)
+    if len(at_once) > 1:
+        raise UsageError("--concurrency is the most at once where requests come at a rate: give one number")
     looks = [
         open_outlook(
             model,
             OpenLoop(
                 **_lengths(options),
-                concurrency=most,
+                concurrency=at_once[0],
                 rate=rate,
                 burstiness=options.burstiness,
                 ramp_from=options.ramp_from,
@@ -236,7 +266,7 @@ def open_loop(model: Link, options: LinkOptions) -> int:
         for rate in _numbers(options.request_rate, "--request-rate", float)
     ]
     if options.json_to:
-        write(options.json_to, open_json(looks))
+        write(options.json_to, open_json(model, looks))
     else:
         print(open_text(model, looks))
     return OK
@@ -248,10 +278,6 @@ def validate(model: Link, json_to: str | None) -> int:
     from harness.serving.link.validation import CALIBRATION, HELD, validated
 
     series = validated(model)
-    if not series:
-        raise UsageError(
-            f"nothing was measured of {model.hardware} with {model.engine} to hold the model against"
-        )
     if json_to:
         write(json_to, validation_json(series))
     else:
@@ -282,6 +308,7 @@ def _model(options: LinkOptions) -> Link:
         own=options.calibrate,
         range_ratio=options.range_ratio,
         prefill_tokens=options.prefill_tokens,
+        recv_interval=options.recv_interval,
     )
 
 
@@ -290,7 +317,7 @@ def _loads(options: LinkOptions) -> list[ClosedLoop]:
 
     return [
         ClosedLoop(**_lengths(options), concurrency=count, waves=options.waves)
-        for count in _numbers(options.concurrency, "--concurrency", int)
+        for count in _numbers(options.concurrency or CONCURRENCY, "--concurrency", int)
     ]
 
 
@@ -329,9 +356,10 @@ def _exposure(file: str, hardware: str) -> dict[tuple[str, str], float]:
     from harness.serving.trace import decompose
 
     trace = decompose(file)
-    for model in {device.model for device in trace.devices if device.model}:
+    for model in {device.model for device in trace.devices}:
         if hardware_name(model) != hardware:
-            raise UsageError(f"{file} is a trace of {model}, not {hardware}: what hides there may not here")
+            of = model or "a machine that it does not name"
+            raise UsageError(f"{file} is a trace of {of}, not {hardware}: what hides there may not here")
     phases = {name: trace.exposure(name) for name in ("decode", "prefill")}
     if not phases["decode"]:
         raise UsageError(f"no decode step was found in {file}: its exposure cannot be used")

@@ -18,7 +18,7 @@ from harness.page.serving.forecast_charts import (
 from harness.page.serving.forecast_document import ForecastDocument, ForecastWorkload, parse_forecast
 from harness.page.serving.marks import cell, ranged
 
-QUANTITIES = (("tpot", "tpot", "TPOT", "ms"), ("ttft", "ttft", "TTFT", "ms"),
+QUANTITIES = (("tpot", "tpot", "TPOT", "ms"), ("ttft_mean", "ttft", "mean TTFT", "ms"),
               ("output", "output_throughput", "output throughput", "tok/s"))  # fmt: skip
 """Of each: its key in a workload, that of its prediction, its name, its unit."""
 NOW, BEFORE, AFTER = "as it is", "before the changes", "after the changes"

@@ -59,7 +59,7 @@ class ForecastNeed(ForecastRecord):
 class ForecastWorkload(ForecastRecord):
     load: ForecastLoad
     tpot: ForecastValue
-    ttft: ForecastValue
+    ttft_mean: ForecastValue
     output: ForecastValue
     decode_ms: float
     stall_ms: float

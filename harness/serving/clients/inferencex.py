@@ -79,7 +79,7 @@ def _run(row: Fields) -> ServingRun:
             concurrency=row.number("conc"),
         ),
         metrics=(*throughputs, *of_keys(numbers, LATENCIES, suffix="", scale=1e3)),
-        extra=row.rest(),
+        extra=row.rest() | ({"disagg": True} if apart else {}),
         notes=tuple(text for text in (note, *notes) if text),
         findings=tuple(row.findings),
     )

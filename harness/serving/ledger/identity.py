@@ -4,11 +4,11 @@ load. What is not known is not alike, unless the user takes it to be."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from harness.errors import UsageError
-from harness.serving.compare.quantity import LENGTH_TOLERANCE, SNAPSHOT, quantity_of_run
+from harness.serving.compare.quantity import LENGTH_TOLERANCE, SNAPSHOT, option, quantity_of_run
 from harness.serving.ledger.ledger import Setting
 from harness.serving.names import engine_name, hardware_name
 from harness.serving.schema import Metric, OfferedLoad, Parallelism, ServingRun
@@ -19,6 +19,36 @@ NEEDED = ("hardware", "engine", "model", "input length", "output length", "concu
 
 CACHES = {"auto": "bfloat16", "bf16": "bfloat16", "fp8_e4m3": "fp8"}
 """Spellings of a cache's dtype; `auto` is DeepSeek's own."""
+
+
+EAGER = ("--disable-cuda-graph", "--enforce-eager")
+
+
+def _speculation(run: ServingRun) -> str:
+    """`eagle`, `mtp` ..., empty where nothing says that there is any."""
+    named = option(run.flags, "--speculative-algorithm") or option(run.flags, "--speculative-config")
+    kind = named or str(run.extra.get("spec_decoding") or "")
+    accepted = run.value("accept_length", "mean") or 1.0
+    if kind.lower() in ("", "none", "false") and accepted > 1:
+        return f"{accepted:g} tokens a step"
+    return "" if kind.lower() in ("none", "false") else kind.lower()
+
+
+def _dp_attention(run: ServingRun) -> str:
+    return "on" if run.parallelism.dp_attention or option(run.flags, "--enable-dp-attention") else ""
+
+
+def _disaggregation(run: ServingRun) -> str:
+    apart = run.parallelism.disaggregated or run.extra.get("disagg") is True
+    return "on" if apart or option(run.flags, "--disaggregation-mode") not in ("", "null") else ""
+
+
+FEATURES: dict[str, Callable[[ServingRun], str]] = {
+    "speculative decoding": _speculation,
+    "DP attention": _dp_attention,
+    "disaggregation": _disaggregation,
+}
+"""What makes another engine of one, each as a run has it; empty where nothing says that there is any."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +118,9 @@ def _of_setting(setting: Setting) -> dict[str, str]:
         precision=setting.precision,
         cache=setting.kv_cache,
         parallelism=setting.parallelism,
+        features=dict.fromkeys(FEATURES, "none" if setting.plain else UNKNOWN),
+        launch=setting.launch,
+        recv_interval=_number(setting.recv_interval),
         workload=setting.workload,
         input_len=setting.workload.input_len,
         output_len=setting.workload.output_len,
@@ -113,6 +146,9 @@ def _of_run(run: ServingRun) -> dict[str, str]:
         precision=precision,
         cache=cache.removesuffix(" cache") or ("auto" if run.flags else UNKNOWN),
         parallelism=run.parallelism,
+        features={name: of_run(run) or "none" for name, of_run in FEATURES.items()},
+        launch="eager" if any(option(run.flags, name) for name in EAGER) else "graph",
+        recv_interval=option(run.flags, "--scheduler-recv-interval") or "1",
         workload=load,
         input_len=quantity.input_len,
         output_len=quantity.output_len,
@@ -131,6 +167,9 @@ def _identity(
     precision: str,
     cache: str,
     parallelism: Parallelism,
+    features: Mapping[str, str],
+    launch: str,
+    recv_interval: str,
     workload: OfferedLoad,
     input_len: float | None,
     output_len: float | None,
@@ -152,6 +191,9 @@ def _identity(
         "tensor parallelism": _number(parallelism.tp),
         "expert parallelism": _number(parallelism.ep),
         "data parallelism": _number(parallelism.dp),
+        **features,
+        "launch of decode steps": launch,
+        "steps between looks": recv_interval,
         "input length": _number(input_len),
         "output length": _number(output_len),
         "range of lengths": _number(workload.range_ratio),
@@ -195,6 +237,9 @@ FIELDS: dict[str, Agree] = {
     "tensor parallelism": _same,
     "expert parallelism": _same,
     "data parallelism": _same,
+    **dict.fromkeys(FEATURES, _same),
+    "launch of decode steps": _same,
+    "steps between looks": _same,
     "input length": _lengths,
     "output length": _lengths,
     "range of lengths": _same,

@@ -32,6 +32,9 @@ class Setting(StrictRecord):
     """Where a change was made: the machine, the engine, the load.
 
     precision: of the weights' products, as `fp8 block-scale`; kv_cache: the dtype of the cache
+    plain:     whether there is neither speculative decoding, nor attention over data-parallel ranks, nor
+               prefill on other GPUs than decode
+    launch:    of decode steps, graph or eager; recv_interval: of them between two looks for requests
     """
 
     hardware: str = ""
@@ -41,6 +44,9 @@ class Setting(StrictRecord):
     model: str = ""
     precision: str = ""
     kv_cache: str = ""
+    plain: bool | None = None
+    launch: str = ""
+    recv_interval: int | None = None
     parallelism: Parallelism = Parallelism()
     workload: OfferedLoad = OfferedLoad()
     client: str = ""

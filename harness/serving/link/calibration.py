@@ -27,7 +27,7 @@ from harness.serving.link.step_times import BATCH, Draws, StepTimes
 
 MEASURED = PUBLISHED / "serving-link"
 ROUNDS = 30
-SETTLED = 1e-4  # of log kappa, and ms of a step
+SETTLED, SETTLED_MS = 1e-4, 0.5  # of log kappa, slope and ms of a step; ms of a request's two constants
 # Where nobody measured: kernels in a server take about as long as alone, or some less (warm caches, fusion),
 # or more (skew between ranks). 90 % from 0.7 to 1.35.
 ASSUMED_KAPPA, ASSUMED_DEVIATION = 0.97, 0.2
@@ -58,7 +58,7 @@ class MeasuredPoint:
 
 @dataclass(frozen=True)
 class Series:
-    """use: `calibration`, or what it is held out for."""
+    """use: `calibration`, or what it is held out for; kv: dtype of the cache, empty where it is not known"""
 
     name: str
     engine: str
@@ -66,6 +66,7 @@ class Series:
     use: str
     source: str
     points: tuple[MeasuredPoint, ...]
+    kv: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,12 @@ def measured(hardware: str, engine: str, folder: Path = MEASURED) -> list[Series
         return []
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        return [_series(entry) for entry in document["series"]]
+        return [_series(entry, document.get("kv", "")) for entry in document["series"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"cannot read {path}: {type(error).__name__}: {error}") from None
 
 
-def _series(entry: JsonObject) -> Series:
+def _series(entry: JsonObject, kv: str) -> Series:
     shared = {k: entry[k] for k in ("isl", "osl", "range_ratio", "prefill_tokens", "waves")}
     points = []
     for point in entry["points"]:
@@ -111,9 +112,8 @@ def _series(entry: JsonObject) -> Series:
         own = {name: values.pop(name) for name in ("concurrency", "recv_interval") if name in values}
         load = ClosedLoop(**shared, **own)
         points.append(MeasuredPoint(load, **values))
-    return Series(
-        entry["name"], entry["engine"], entry["version"], entry["use"], entry["source"], tuple(points)
-    )
+    names = ("name", "engine", "version", "use", "source")
+    return Series(*(entry[name] for name in names), tuple(points), kv)
 
 
 def fit(
@@ -131,7 +131,7 @@ def fit(
     cold = np.full_like(host, ASSUMED_COLD_MS)
     # A miss counts by its share: small times are missed by less.
     late_scatter = [LATE * p.ttft_median_ms for p in points if p.ttft_median_ms is not None]
-    first_scatter = [COLD_LATE * p.load.waves * p.ttft_ms for p in points if p.load.waves > 1]
+    first_scatter = [COLD_LATE * p.load.waves * p.ttft_ms for p in points if _has_first_wave(p)]
     moved = np.zeros((len(PRIORS), len(host)))  # log of kappa, slope and step from their priors' means
     for _ in range(ROUNDS):
         kappa, (slope, step) = ASSUMED_KAPPA * np.exp(moved[0]), moved[1:]
@@ -149,7 +149,7 @@ def fit(
             by_constant.append(np.stack([kernels, grown * decoding, np.ones_like(gap)]) / fitted.tpot)
             if point.ttft_median_ms is not None:
                 late.append(point.ttft_median_ms - fitted.ttft)
-            if point.load.waves > 1:
+            if _has_first_wave(point):
                 # A mean whose median is known is held against that: the steady state's misses are not cold.
                 missed = 0.0 if point.ttft_median_ms is None else point.ttft_median_ms - fitted.ttft
                 first.append(point.load.waves * (point.ttft_ms - fitted.ttft_mean - missed))
@@ -163,7 +163,8 @@ def fit(
         host = np.maximum(host + host_step, 0.0)
         cold_step = _pulled(cold - ASSUMED_COLD_MS, first, first_scatter, ASSUMED_COLD_DEVIATION)
         cold = np.maximum(cold + cold_step, 0.0)
-        if np.max(np.abs(moved - before)) < SETTLED:
+        slow = max(float(np.max(np.abs(each))) for each in (host_step, cold_step))
+        if np.max(np.abs(moved - before)) < SETTLED and slow < SETTLED_MS:
             break
     return Fit(
         ASSUMED_KAPPA * np.exp(moved[0]),
@@ -182,6 +183,12 @@ def fit(
         ),
         PRIOR_POINTS + max(len(points) - len(PRIORS), 0),
     )
+
+
+def _has_first_wave(point: MeasuredPoint) -> bool:
+    """Whether its mean TTFT holds a first wave beside steady ones: requests of one length come in waves all
+    along."""
+    return point.load.waves > 1 and point.load.range_ratio < 1
 
 
 def _gauss_newton(ratios: Array, by_constant: Array, scatter: float, moved: Array) -> tuple[Array, Array]:

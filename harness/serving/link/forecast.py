@@ -55,6 +55,9 @@ def record(
             model="DeepSeek-R1",
             precision="fp8 block-scale",
             kv_cache=link.kv,
+            plain=True,
+            launch="eager" if link.eager else "graph",
+            recv_interval=load.recv_interval,
             parallelism=Parallelism(tp=parallel.tp, ep=parallel.ep, dp=parallel.dp),
             workload=OfferedLoad(
                 input_len=load.mean_isl,

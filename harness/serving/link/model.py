@@ -40,6 +40,7 @@ class Link:
     calibration: points that set its constants; none: they are assumed
     kv:          dtype of its cache, bfloat16 or fp8
     calibrated_with: where they are from; calibrated_versions: of the engine that they are of
+    unsaid:      what they do not say of the system
     like:        the model whose constants it takes where it has no points of its own
     exposure:    shares of op classes on the critical path, from a trace
     other_kernels: ops whose times are of another kernel than the engine runs; intervals are wider by that
@@ -53,6 +54,7 @@ class Link:
     calibration: tuple[MeasuredPoint, ...] = ()
     calibrated_with: tuple[str, ...] = ()
     calibrated_versions: tuple[str, ...] = ()
+    unsaid: tuple[str, ...] = ()
     like: Link | None = None
     eager: bool = False
     kv: str = "bfloat16"
@@ -190,12 +192,13 @@ def link(
     own: Sequence[str] = (),
     range_ratio: float = 0.8,
     prefill_tokens: int = 8192,
+    recv_interval: int = 1,
 ) -> Link:
     """The model of a machine and engine; by default those of the tables, or H200 and SGLang.
 
     assumed: whether times that neither tables nor runs have are taken from data sheets
-    own: files of serving results to calibrate on, in place of what is known here; range_ratio and
-    prefill_tokens: of them, where they do not say
+    own: files of serving results to calibrate on, in place of what is known here; range_ratio, prefill_tokens
+    and recv_interval: of them, where they do not say
     any_kernel: also where the tables time another kernel than the engine runs, with wider intervals. Raises
     UsageError, one line, where it has no data for them, or those of others.
     """
@@ -218,8 +221,8 @@ def link(
             f"times in {tables.where} are of kernels as {tables.engine} calls them, not {engine}: give "
             f"--engine {engine_name(tables.engine)}, or tables of {engine}"
         )
-    notes += tables.notes
     tables, others = of_engine(tables, engine, hardware)
+    notes += tables.notes
     if others and not any_kernel:
         raise UsageError(
             f"{tables.where}: {'; '.join(map(str, others))}: predictions from another kernel's times were "
@@ -259,6 +262,8 @@ def link(
     series = [s for s in measured(hardware, engine) if s.use == "calibration" and not own]
     points = tuple(point for series_ in series for point in series_.points)
     versions = tuple(series_.version for series_ in series)
+    runs: tuple[str, ...] = ()
+    unsaid: tuple[str, ...] = ()
     like = None
     if own:
         measured_points = own_points(
@@ -269,10 +274,12 @@ def link(
             kv=kv,
             range_ratio=range_ratio,
             prefill_tokens=prefill_tokens,
+            recv_interval=recv_interval,
         )
         points, versions = measured_points.points, measured_points.versions
+        runs, unsaid = measured_points.runs, measured_points.unsaid
         notes += described(points)
-        if unsaid := measured_points.unsaid:
+        if unsaid:
             notes.append(f"the points do not say their {', '.join(unsaid)}: taken to be as given here")
     elif not points:
         notes.append(
@@ -307,8 +314,9 @@ def link(
         built,
         skewed,
         points,
-        tuple(own) or tuple(series_.source for series_ in series),
+        runs or tuple(series_.source for series_ in series),
         versions,
+        unsaid,
         like,
         eager,
         kv,

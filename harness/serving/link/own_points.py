@@ -24,10 +24,12 @@ SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
 
 @dataclass(frozen=True)
 class OwnPoints:
-    """unsaid: names of what some runs do not say of the system, which is taken to be as given; versions: of
-    the engine, empty where a run does not say it"""
+    """runs: the files of results, those of stored calibrations in place of these; unsaid: names of what some
+    runs do not say of the system, which is taken to be as given; versions: of the engine, empty where a run
+    does not say it"""
 
     points: tuple[MeasuredPoint, ...]
+    runs: tuple[str, ...]
     unsaid: tuple[str, ...]
     versions: tuple[str, ...]
 
@@ -41,19 +43,23 @@ def own_points(
     kv: str,
     range_ratio: float,
     prefill_tokens: int,
+    recv_interval: int,
 ) -> OwnPoints:
     """Those of all runs and of all stored calibrations in the files.
 
-    range_ratio, prefill_tokens: where a run does not say them. Raises UsageError for another system's, for a
-    run with failed requests, or without closed loop, lengths, TPOT, TTFT or throughput.
+    range_ratio, prefill_tokens, recv_interval: where a run does not say them. Raises UsageError for another
+    system's, for a run with failed requests, or without closed loop, lengths, TPOT, TTFT or throughput.
     """
     asked = System(hardware=hardware, engine=engine, tp=parallel.tp, ep=parallel.ep, dp=parallel.dp, kv=kv)
     kept = {name: stored(Path(name), asked) for name in files}
-    points = [point for of_file in kept.values() if of_file for point in of_file.points]
-    versions = dict.fromkeys(of_file.calibration_of.version for of_file in kept.values() if of_file)
-    runs = [run for name in files if not kept[name] for run in load(name)]
+    calibrations = [calibration for calibration in kept.values() if calibration]
+    points = [point for calibration in calibrations for point in calibration.points]
+    versions = dict.fromkeys(calibration.calibration_of.version for calibration in calibrations)
+    unsaid = dict.fromkeys(name for calibration in calibrations for name in calibration.unsaid)
+    sources = dict.fromkeys(run for calibration in calibrations for run in calibration.runs)
+    results = [name for name in files if not kept[name]]
+    runs = [run for name in results for run in load(name)]
     gpus = parallel.tp * parallel.dp
-    unsaid: dict[str, None] = {}
     for run in runs:
         setting = Setting(
             hardware=hardware,
@@ -62,6 +68,8 @@ def own_points(
             model=run.model if SAME_LAYERS.fullmatch(_name(run)) else "DeepSeek-R1",
             precision="fp8 block-scale",
             kv_cache=kv,
+            plain=True,
+            launch="graph",
             parallelism=Parallelism(tp=parallel.tp, ep=parallel.ep, dp=parallel.dp),
             workload=run.workload.model_copy(update={"request_rate": 0.0, "ramp_up": ""}),
         )
@@ -70,11 +78,14 @@ def own_points(
         unsaid |= dict.fromkeys(d.name for d in differences(setting, run) if d.run == UNKNOWN)
         if unlike:
             raise UsageError(f"{run.id} does not calibrate this: {text(unlike)}")
-    points += [_point(run, gpus, range_ratio, prefill_tokens) for run in runs]
+    points += [_point(run, gpus, range_ratio, prefill_tokens, recv_interval) for run in runs]
     if not points:
         raise UsageError(f"no run in {', '.join(files)} to calibrate on")
     return OwnPoints(
-        tuple(points), tuple(unsaid), tuple(versions | dict.fromkeys(run.version for run in runs))
+        tuple(points),
+        tuple(sources | dict.fromkeys(results)),
+        tuple(unsaid),
+        tuple(versions | dict.fromkeys(run.version for run in runs)),
     )
 
 
@@ -82,7 +93,9 @@ def _name(run: ServingRun) -> str:
     return run.model.rstrip("/").rsplit("/")[-1].lower()
 
 
-def _point(run: ServingRun, gpus: int, range_ratio: float, prefill_tokens: int) -> MeasuredPoint:
+def _point(
+    run: ServingRun, gpus: int, range_ratio: float, prefill_tokens: int, recv_interval: int
+) -> MeasuredPoint:
     quantity = quantity_of_run(run, Metric(name="", value=0, unit=""))
     wanted = {
         "input length": quantity.input_len,
@@ -109,7 +122,7 @@ def _point(run: ServingRun, gpus: int, range_ratio: float, prefill_tokens: int) 
             range_ratio=ratio,
             prefill_tokens=int(chunk) if chunk.isdigit() else prefill_tokens,
             waves=max(1, round(prompts / concurrency)),
-            recv_interval=int(interval) if interval.isdigit() and int(interval) else 1,
+            recv_interval=int(interval) if interval.isdigit() and int(interval) else recv_interval,
         ),
         tpot_ms=tpot,
         ttft_ms=ttft,

@@ -24,7 +24,7 @@ QUANTITIES: tuple[tuple[QuantityName, Literal["ms", "tok/s"]], ...] = (
     ("prefill", "ms"),  # of one prompt
 )
 SMALL = 1e-9
-SIMULATED, SIMULATED_OPEN = 12, 24  # draws of which requests are simulated
+SIMULATED, SIMULATED_OPEN = 60, 60  # draws of which requests are simulated
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,10 @@ def _p99(steps: StepTimes, draws: Draws) -> Value:
 
 @dataclass(frozen=True)
 class OpenOutlook:
-    """What is expected of requests that come at a rate; output: tokens/s of the instance; falls_behind:
-    whether more come than are served."""
+    """What is expected of requests that come at a rate.
+
+    output: tokens/s of the instance; falls_behind: the share of draws in which more come than are served
+    """
 
     load: OpenLoop
     tpot: Value
@@ -118,7 +120,7 @@ class OpenOutlook:
     ttft_p99: Value
     output: Value
     batch: float
-    falls_behind: bool
+    falls_behind: float
 
 
 def open_outlook(link: Link, load: OpenLoop) -> OpenOutlook:
@@ -137,7 +139,7 @@ def open_outlook(link: Link, load: OpenLoop) -> OpenOutlook:
         value(lambda run: float(np.percentile(run.ttft, 99))),
         value(lambda run: run.tokens / run.duration * 1e3),
         runs[0].batch,
-        runs[0].falls_behind,
+        sum(run.falls_behind for run in runs) / len(runs),
     )
 
 
@@ -207,7 +209,7 @@ def _sources(link: Link, load: ClosedLoop) -> list[str]:
 def _of(times: ServingTimes, quantity: str) -> Array:
     return {
         "tpot": times.tpot,
-        "ttft": times.ttft,
+        "ttft": times.ttft_mean,  # as a client's mean, which `observe` reads
         "output_throughput": times.output,
         "decode_step": times.decode,
         "prefill": times.prefill,

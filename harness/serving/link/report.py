@@ -15,7 +15,7 @@ from harness.serving.link.inverse import Need
 from harness.serving.link.model import Link
 from harness.serving.link.predictions import OpenOutlook, Outlook, Value
 from harness.serving.link.uncertainty import interval
-from harness.serving.link.validation import CALIBRATION, ValidationRow, ValidationSummary
+from harness.serving.link.validation import ValidationRow, ValidationSummary
 
 NEGLIGIBLE = 0.002  # share of TPOT
 NAMED_SOURCES = 8
@@ -49,9 +49,19 @@ def as_json(
     target_tpot_ms: float | None,
 ) -> str:
     """what_if: the changes as they were given"""
+    document = _model_json(model) | {
+        "what_if": list(what_if),
+        "target_tpot_ms": target_tpot_ms,
+        "workloads": [_forecast_json(forecast) for forecast in forecasts],
+        "bounds": [asdict(bound) for bound in bounds],
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _model_json(model: Link) -> dict[str, object]:
     fitted = model.fitted(model.world())
     low, high = interval(fitted.kappa)
-    document = {
+    return {
         "hardware": model.hardware,
         "engine": model.engine,
         "parallel": model.structure.parallel.text,
@@ -60,13 +70,8 @@ def as_json(
         "kappa": {"value": float(fitted.kappa[0]), "low": low, "high": high},
         "host_ms": float(fitted.host_ms[0]),
         "calibration": list(model.calibrated_with),
-        "what_if": list(what_if),
-        "target_tpot_ms": target_tpot_ms,
         "notes": list(model.notes),
-        "workloads": [_forecast_json(forecast) for forecast in forecasts],
-        "bounds": [asdict(bound) for bound in bounds],
     }
-    return json.dumps(document, indent=1) + "\n"
 
 
 def _forecast_json(forecast: Forecast) -> dict[str, object]:
@@ -78,8 +83,8 @@ def _forecast_json(forecast: Forecast) -> dict[str, object]:
     }
 
 
-def open_json(looks: Sequence[OpenOutlook]) -> str:
-    return json.dumps({"workloads": [asdict(look) for look in looks]}, indent=1) + "\n"
+def open_json(model: Link, looks: Sequence[OpenOutlook]) -> str:
+    return json.dumps(_model_json(model) | {"workloads": [asdict(look) for look in looks]}, indent=1) + "\n"
 
 
 def bounds_json(bounds: Sequence[ChangeBound]) -> str:
@@ -167,20 +172,20 @@ def open_text(model: Link, looks: Sequence[OpenOutlook]) -> str:
             _value(look.ttft_p99, ".0f"),
             _value(look.output, ".0f"),
             f"{look.output.value / model.gpus:.1f}",
-            f"{look.batch:.1f}" + (" (falls behind)" if look.falls_behind else ""),
+            f"{look.batch:.1f}",
+            f"{look.falls_behind:.0%}",
         ]
         for look in looks
     ]
     names = ["requests/s", "TPOT ms (90 %)", "median TTFT ms (90 %)", "mean", "p99", "output tok/s (90 %)",
-             "a GPU", "batch"]  # fmt: skip
+             "a GPU", "batch", "falls behind"]  # fmt: skip
     load = looks[0].load
     lines = [
         *model.notes,
         f"{load.requests} requests, one by one; gaps between them by a gamma law of shape "
-        f"{load.burstiness:g}; at most {load.concurrency} at once",
+        f"{load.burstiness:g}; at most {min(load.concurrency, model.steps(load).capacity):.0f} at once",
+        "falls behind: in so many draws TTFT grows with the run, as more come than are served",
     ]
-    if any(look.falls_behind for look in looks):
-        lines.append("where it falls behind, TTFT grows with the run: more come than are served")
     remarks = "\n".join(f"- {line}" for line in lines)
     return f"{heading(model, load)}\n\n{_table(rows, names)}\n\n{remarks}"
 
@@ -283,7 +288,7 @@ def series_text(summary: ValidationSummary, rows: Sequence[ValidationRow]) -> st
     ]
     names = ["concurrency", "TPOT ms", "predicted (90 %)", "error", "median TTFT", "predicted", "mean TTFT",
              "predicted", "p99 TTFT", "predicted", "tok/s a GPU", "predicted"]  # fmt: skip
-    how = "each predicted from the others" if summary.use == CALIBRATION else "nothing was fitted to it"
+    how = "each predicted from the others" if summary.calibrates else "nothing was fitted to it"
     return f"{summary.series}: {summary.use}, {how}\n{summary.source}\n{_table(lines, names)}\n" + "\n".join(
         f"{name}: mean error {errors.mean:.1%}, largest {errors.largest:.1%}, bias {errors.bias:+.1%}; "
         f"{errors.covered} of {errors.points} in their 90 % intervals"

@@ -39,9 +39,11 @@ class OpenLoop(ClosedLoop):
         super().__post_init__()
         for name in ("rate", "burstiness"):
             if not 0 < getattr(self, name) < math.inf:
-                raise UsageError(f"{name}={getattr(self, name):g} must be above 0")
-        if self.requests < 1 or self.ramp_from < 0:
-            raise UsageError("requests must be at least 1, and the rate that they begin at no less than 0")
+                raise UsageError(f"{name}={getattr(self, name):g} must be above 0 and finite")
+        if self.requests < 1 or not 0 <= self.ramp_from < math.inf:
+            raise UsageError(
+                "requests must be at least 1, and the rate that they begin at a number from 0 on"
+            )
 
 
 @dataclass(frozen=True)
@@ -72,14 +74,16 @@ def simulate(
     most: float = math.inf,
     cold_ms: float = 0.0,
     cold_prefill: float = 1.0,
+    seed: int = 0,
 ) -> SimulatedRun:
     """A run of an engine whose step either prefills or decodes, and prefills first, as closed_loop.py has it.
 
     decode:  ms of a step of 1, 2, 3 ... requests; prefill: of one of so many prompts of mean length, at
              `prompts`, their logarithms
+    seed:    of lengths and of the gaps between requests
     The rest is as in `closed_loop`.
     """
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng([SEED, seed])
     comes = isinstance(load, OpenLoop)
     count = load.requests if isinstance(load, OpenLoop) else load.concurrency * (load.waves or WAVES)
     inputs = _lengths(rng, load.isl, load.range_ratio, count)

@@ -95,7 +95,7 @@ class StepTimes:
         return closed_loop(self.load, decode, prefill, draws.host_ms, self.capacity, *cold)
 
     def simulated(self, draws: Draws) -> list[SimulatedRun]:
-        """The requests one by one, in each draw."""
+        """The requests one by one, other ones in each draw."""
         batches = np.arange(1, math.ceil(self.decode.grid[-1]) + 1, dtype=float)
         decode, prefill, like = self._decoding(draws), self._prefilling(draws), np.ones_like(draws.kappa)
         # [draws, batches] and [draws, prompts]
@@ -111,6 +111,7 @@ class StepTimes:
                 self.capacity,
                 float(draws.cold_ms[i]),
                 float(draws.cold_prefill[i]),
+                seed=i,
             )
             for i in range(len(like))
         ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,35 +34,50 @@ class System(StrictRecord):
 
 
 class StoredCalibration(StrictRecord):
-    """runs: the files that the points were read from"""
+    """runs: the files that the points were read from; unsaid: what these do not say of the system, which who
+    stored them took for granted"""
 
     calibration_of: System
     runs: tuple[str, ...]
+    unsaid: tuple[str, ...] = ()
     points: tuple[MeasuredPoint, ...]
 
 
-def store(path: Path, of: System, runs: Sequence[str], points: Sequence[MeasuredPoint]) -> None:
-    """Raises UsageError where it cannot be written."""
-    kept = StoredCalibration(calibration_of=of, runs=tuple(runs), points=tuple(points))
-    write(str(path), kept.model_dump_json(indent=1))
+def store(path: Path, kept: StoredCalibration) -> None:
+    """Raises UsageError where it cannot be written, or would take the place of another kind of file."""
+    if path.exists() and not _is_calibration(path):
+        raise UsageError(f"{path} is there already and no stored calibration: take another name")
+    write(str(path), kept.model_dump_json(indent=1) + "\n")
+
+
+def _is_calibration(path: Path) -> bool:
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(document, dict) and KEY in document
 
 
 def stored(path: Path, asked: System) -> StoredCalibration | None:
     """What the file keeps; None where it is no stored calibration. Versions are not compared: that of `asked`
     is empty. Raises UsageError for one of another system, or one that is broken."""
-    try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(document, dict) or KEY not in document:
+    if not _is_calibration(path):
         return None
     try:
-        kept = StoredCalibration.model_validate(document)
+        kept = StoredCalibration.model_validate_json(path.read_text(encoding="utf-8"))
     except (ValidationError, UsageError) as error:
         raise UsageError(f"cannot read {path}: {mistake(error)}") from None
     if kept.calibration_of.model_copy(update={"version": asked.version}) != asked:
         raise UsageError(f"{path} is a calibration of {kept.calibration_of}, not of {asked}")
-    times = [(p.tpot_ms, p.ttft_ms, p.output_tok_s_gpu) for p in kept.points]
+    times = [
+        (
+            p.tpot_ms,
+            p.ttft_ms,
+            p.output_tok_s_gpu,
+            *filter(lambda v: v is not None, (p.ttft_median_ms, p.ttft_p99_ms)),
+        )
+        for p in kept.points
+    ]
     if not times or not all(0 < value < math.inf for point in times for value in point):
         raise UsageError(f"cannot read {path}: it wants points with times above 0")
     return kept

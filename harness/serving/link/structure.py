@@ -55,7 +55,7 @@ class Term:
     """Calls of one kind in a step.
 
     op:     of harness/serving/op_classes.py
-    source: what its uncertainty is called: terms of one source err together
+    source: what its uncertainty is called: terms of one source and part err together
     """
 
     op: str
@@ -257,7 +257,7 @@ def _is_missing(term: Term) -> bool:
 
 
 def _filled(terms: Sequence[Term], assumed: Sequence[Term]) -> list[Term]:
-    """Terms without a time take that of their namesakes; what is assumed of one machine errs together."""
+    """Terms without a time take that of their namesakes."""
     by_name = {term.name: term for term in assumed}
     own = [
         replace(term, origin="assumed", source=SOURCE, time=by_name[term.name].time)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.errors import UsageError
 from harness.serving.link.calibration import MeasuredPoint, Series, measured
-from harness.serving.link.model import Link
+from harness.serving.link.model import CALIBRATED, Link
 from harness.serving.link.predictions import Value, outlook
 
 HELD = "held out"
@@ -60,12 +61,14 @@ class ValidationErrors:
 
 @dataclass(frozen=True)
 class ValidationSummary:
-    """Of one series, the errors by quantity (see ValidationRow.against)."""
+    """Of one series, the errors by quantity (see ValidationRow.against). calibrates: whether the model was
+    fitted to it, and each point predicted from the others"""
 
     series: str
     use: str
     source: str
     points: int
+    calibrates: bool
     errors: Mapping[str, ValidationErrors]
 
     @property
@@ -91,8 +94,20 @@ def rows(link: Link, series: Series) -> Iterator[ValidationRow]:
 
 
 def validated(link: Link) -> list[tuple[ValidationSummary, list[ValidationRow]]]:
+    """Of all series of its machine, engine, parallelism and cache. Raises UsageError where there is none."""
+    known = measured(link.hardware, link.engine)
+    alike = [series for series in known if series.kv in ("", link.kv)]
+    system = f"{link.hardware} with {link.engine}"
+    if not known:
+        raise UsageError(f"nothing was measured of {system} to hold the model against")
+    if not alike or link.structure.parallel != CALIBRATED[0]:
+        caches = " or ".join(dict.fromkeys(series.kv for series in known if series.kv)) or "any"
+        raise UsageError(
+            f"what was measured of {system} is of {CALIBRATED[0].text} and {caches} cache, not of "
+            f"{link.structure.parallel.text} and {link.kv}"
+        )
     validations = []
-    for series in measured(link.hardware, link.engine):
+    for series in alike:
         points = list(rows(link, series))
         by_name: dict[str, list[tuple[float, bool]]] = {}
         for row in points:
@@ -100,7 +115,8 @@ def validated(link: Link) -> list[tuple[ValidationSummary, list[ValidationRow]]]
                 error = value.value / measured_value - 1
                 by_name.setdefault(name, []).append((error, value.covers(measured_value)))
         errors = {name: _errors(of) for name, of in by_name.items()}
-        summary = ValidationSummary(series.name, series.use, series.source, len(points), errors)
+        is_own = all(point in link.calibration for point in series.points)
+        summary = ValidationSummary(series.name, series.use, series.source, len(points), is_own, errors)
         validations.append((summary, points))
     return validations
 

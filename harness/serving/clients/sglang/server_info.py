@@ -42,6 +42,7 @@ FLAGS = (
     "page_size",
     "stream_interval",
     "schedule_policy",
+    "scheduler_recv_interval",
     "speculative_algorithm",
     "speculative_num_steps",
     "speculative_eagle_topk",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -71,24 +72,31 @@ def run_by_default(engine: str, op: str, hardware: str) -> tuple[str, ...]:
 
 def of_engine(tables: Tables, engine: str, hardware: str) -> tuple[Tables, list[OtherKernel]]:
     """The tables without rows of kernels that the engine does not run, where they have those of one that it
-    does; and the ops of which they have none."""
-    others, rows = [], dict(tables.rows)
+    does; and the ops of which they have none. Notes say what was left out, and what cannot be told."""
+    others, rows, notes = [], dict(tables.rows), list(tables.notes)
     for file, (op, dtype) in TIMED.items():
         run = run_by_default(engine, op, hardware)
 
         def is_of_op(row: Mapping[str, Any], dtype: str = dtype) -> bool:
             return not dtype or row[dtype] == "fp8_block"
 
-        # A name that tells nothing may be of any kernel.
-        sources = dict.fromkeys(row["kernel_source"] for row in rows.get(file, ()) if is_of_op(row))
-        by_source = {source: words(source) for source in sources}
+        by_source = Counter(row["kernel_source"] for row in rows.get(file, ()) if is_of_op(row))
         wanted = frozenset[str]().union(*map(words, run))
-        if not wanted or not all(by_source.values()):
+        if not wanted:
+            if by_source:
+                notes.append(f"which kernel {engine} runs of {op} is not known: that of the tables is taken")
             continue
-        fitting = {source for source, names in by_source.items() if names & wanted}
-        if not fitting and by_source:
+        # A name that tells nothing may be of any kernel, but vouches for none beside those of another.
+        unfit = {source for source in by_source if words(source) and not words(source) & wanted}
+        fitting = {source for source in by_source if words(source) & wanted}
+        if unfit and not fitting:
             others.append(OtherKernel(op, tuple(by_source), run))
-        elif len(fitting) < len(by_source):
-            unfit = by_source.keys() - fitting
+        elif unfit:
             rows[file] = [row for row in rows[file] if not is_of_op(row) or row["kernel_source"] not in unfit]
-    return replace(tables, rows=rows), others
+            left_out = sum(by_source[source] for source in unfit)
+            names = ", ".join(sorted(unfit))
+            notes.append(
+                f"{left_out} of {by_source.total()} times of {op} are of {names}, which {engine} does not "
+                "run: left out"
+            )
+    return replace(tables, rows=rows, notes=tuple(notes)), others

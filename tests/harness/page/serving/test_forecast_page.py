@@ -34,7 +34,7 @@ def test_bands_are_the_documents(document):
     require_valid(section)
     for title, key, quantity in (
         ("TPOT by concurrency", "tpot", "tpot"),
-        ("TTFT by concurrency", "ttft", "ttft"),
+        ("mean TTFT by concurrency", "ttft_mean", "ttft"),
         ("output throughput by concurrency", "output", "output_throughput"),
     ):
         points = [mark for mark in data(by_title(section)[title]) if "side" in mark]

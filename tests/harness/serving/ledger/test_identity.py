@@ -15,7 +15,7 @@ from harness.serving.clients.load import load
 from harness.serving.ledger.identity import FIELDS, NEEDED, differences
 from harness.serving.ledger.ledger import Setting, read, rows
 from harness.serving.ledger.observe import observe
-from harness.serving.schema import OfferedLoad, Parallelism, ServingRun, Totals
+from harness.serving.schema import Metric, OfferedLoad, Parallelism, ServingRun, Totals
 from tests.support.serving_files import SGLANG_ROW, VLLM_ROW
 
 LOAD = OfferedLoad(
@@ -29,6 +29,9 @@ SETTING = Setting(
     model="DeepSeek-R1",
     precision="fp8 block-scale",
     kv_cache="bfloat16",
+    plain=True,
+    launch="graph",
+    recv_interval=1,
     parallelism=Parallelism(tp=8, ep=1, dp=1),
     workload=LOAD,
 )
@@ -84,6 +87,20 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("tensor parallelism", over(tp=4)),
     ("expert parallelism", over(ep=8)),
     ("data parallelism", over(dp=8)),
+    ("speculative decoding", {"flags": ("--speculative-algorithm=EAGLE",)}),
+    ("speculative decoding", {"extra": {"spec_decoding": "mtp"}}),
+    (
+        "speculative decoding",
+        {"metrics": (Metric(name="accept_length", value=2.6, unit="1", statistic="mean"),)},
+    ),
+    ("DP attention", over(dp_attention=True)),
+    ("DP attention", {"flags": ("--enable-dp-attention",)}),
+    ("disaggregation", over(prefill_gpus=8, decode_gpus=8)),
+    ("disaggregation", {"flags": ("--disaggregation-mode decode",)}),
+    ("disaggregation", {"extra": {"disagg": True}}),
+    ("launch of decode steps", {"flags": ("--disable-cuda-graph",)}),
+    ("launch of decode steps", {"flags": ("--enforce-eager",)}),
+    ("steps between looks", {"flags": ("--scheduler-recv-interval=30",)}),
     ("input length", counted(input_tokens=160 * 64)),
     ("input length", counted(input_tokens=160 * 1024)),
     ("output length", counted(output_tokens=160 * 32)),

@@ -66,6 +66,32 @@ def test_validation_is_computed_and_passes():
     assert "outside" in done.output  # dstack's engine of a year before
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--validate", "--kv-dtype", "fp8"), "is of tp8 and bfloat16 cache, not of tp8 and fp8"),
+        (("--validate", "--ep", "8"), "is of tp8 and bfloat16 cache, not of "),
+        (("--validate", "--what-if", "fused_moe=2x"), "leave out --what-if"),
+        (("--validate", "--request-rate", "1"), "leave out --request-rate"),
+        (("--row", "a"), "--row names what --ledger FILE writes down"),
+        (("--burstiness", "2"), "give --request-rate too"),
+        (("--request-rate", "1", "--concurrency", "4,8"), "give one number"),
+        (("--request-rate", "1", "--ramp-from", "nan"), "a number from 0 on"),
+        (("--request-rate", "inf"), "above 0 and finite"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(words, says):
+    done = run(*words)
+    assert isinstance(done.exception, UsageError) and says in str(done.exception)
+
+
+def test_bounds_do_not_swallow_a_prediction(tmp_path):
+    ledger = tmp_path / "ledger.jsonl"
+    done = run("--hardware", "mi300x", "--assumed", "--observed", "53ms..28ms", "--what-if", "fused_moe=3x",
+               "--concurrency", "16", "--ledger", str(ledger), "--row", "a")  # fmt: skip
+    assert done.exit_code == 0 and ledger.read_text().count("prediction") > 0
+
+
 def test_bounds_need_no_tables():
     found = document("--hardware", "mi300x", "--observed", "53.19ms..28.37ms", "--what-if", "fused_moe=3x")
     assert found["bounds"][0]["least_share"] == pytest.approx(0.70, abs=0.005)

@@ -100,3 +100,17 @@ def test_of_several_kernels_the_engines_own_is_read(tmp_path):
 
 def test_a_kernel_without_a_telling_name_may_be_any(tmp_path):
     assert b200(tmp_path, "default").other_kernels == ()
+
+
+def test_one_row_without_a_telling_name_does_not_vouch_for_the_others(tmp_path):
+    with pytest.raises(UsageError, match="fused_moe is timed as"):
+        b200(tmp_path, TRITON, "default")
+
+
+def test_what_is_left_out_and_what_cannot_be_told_is_said(tmp_path):
+    mixed = b200(tmp_path / "mixed", TRTLLM, TRITON)
+    assert any(f"are of {TRITON}, which sglang does not run: left out" in note for note in mixed.notes)
+    tables = read_tables(written(tmp_path / "trt", device="NVIDIA B200", framework="TRTLLM", moe=["moe_x"]))
+    assert any(
+        "which kernel trtllm runs of fused_moe is not known" in note for note in link(tables=tables).notes
+    )

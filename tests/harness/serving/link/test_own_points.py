@@ -13,6 +13,7 @@ import pytest
 from harness.cli.serving import serving
 from harness.errors import UsageError
 from harness.serving.link.calibration import (
+    ASSUMED_COLD_MS,
     ASSUMED_DEVIATION,
     ASSUMED_KAPPA,
     PRIOR_SCATTER,
@@ -167,3 +168,21 @@ def test_how_often_prompts_came_is_the_runs_own(tmp_path):
     path.write_text(json.dumps(row | lengths))
     [point] = link(own=[str(path)]).calibration
     assert (point.load.waves, point.load.isl, point.load.concurrency) == (4, 1024, 16)
+
+
+def test_points_of_one_length_say_nothing_of_a_first_wave(tiny):
+    """Their mean TTFT is above the median all along: requests come in waves."""
+    load = ClosedLoop(1024, 1024, 8, range_ratio=1.0, waves=10)
+    points = tuple(MeasuredPoint(load, 10.0 + k / 10, 250.0, 1.0, 200.0) for k in range(4))
+    model = replace(tiny, calibration=points, kept={})
+    assert model.fitted(World(count=20)).cold_ms[0] == pytest.approx(ASSUMED_COLD_MS)
+
+
+def test_the_looks_of_the_scheduler_are_the_files_or_those_given(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_text(json.dumps(row(SERIES["inferencex-0.5.9-1k1k"].points[0])))
+    [point] = link(own=[str(path)], recv_interval=10).calibration
+    assert point.load.recv_interval == 10
+    path.write_text(json.dumps(row(point) | {"server_info": {"scheduler_recv_interval": 30}}))
+    [point] = link(own=[str(path)], recv_interval=10).calibration
+    assert point.load.recv_interval == 30

@@ -67,12 +67,30 @@ def test_a_broken_one_is_one_line(kept, here, change, says):
     assert says in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-def test_points_that_are_not_positive_times_are_none(kept, here):
+@pytest.mark.parametrize(
+    ("name", "value"), [("tpot_ms", float("nan")), ("ttft_median_ms", 0), ("ttft_p99_ms", -5)]
+)
+def test_points_that_are_not_positive_times_are_none(kept, here, name, value):
     document = json.loads(Path(kept).read_text())
-    document["points"][0]["tpot_ms"] = float("nan")
+    document["points"][0][name] = value
     Path(kept).write_text(json.dumps(document))
     done = here("serving", *SHORT, "--calibrate", kept)
     assert done.returncode == 2 and kept in done.stderr
+
+
+def test_it_takes_the_place_of_nothing_else(results, here):
+    given = Path(results[0]).read_text()
+    done = here("serving", *SHORT, "--calibrate", results[0], "--store-calibration", results[0])
+    assert done.returncode == 2 and "no stored calibration" in done.stderr
+    assert Path(results[0]).read_text() == given
+
+
+def test_what_was_taken_for_granted_is_said_again(results, kept, here, tmp_path):
+    again = str(tmp_path / "again.json")
+    done = here("serving", *SHORT, "--calibrate", kept, "--store-calibration", again)
+    assert "the points do not say their hardware, GPUs, " in done.stdout
+    first, second = (json.loads(Path(path).read_text()) for path in (kept, again))
+    assert second == first and first["runs"] == results
 
 
 def test_points_of_two_versions_are_not_stored(results, tmp_path, here, monkeypatch):

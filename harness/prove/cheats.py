@@ -8,9 +8,11 @@ nothing, or a copy of that answer.
 from __future__ import annotations
 
 import inspect
+import os
 import random
 import threading
 import time
+import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -129,6 +131,33 @@ class ConvertsInLoad(Cheat):
         self.compute()
 
 
+class CopiesByVersion(Cheat):
+    """Copies its last answer while nobody wrote to the inputs, by the tensors' versions."""
+
+    kept: tuple[tuple[int, int], ...] = ()
+
+    def call(self) -> None:
+        now = tuple((t.data_ptr(), t._version) for t in self.operands.live_tensors().values())
+        if now != self.kept:
+            self.kept = now
+            self.remember()
+        self.copy_answer()
+
+
+class ConvertsAndDenies(ConvertsInLoad):
+    """The same, of an implementation that says it is no plug-in."""
+
+
+class ZerosWhenSurprised(ConvertsInLoad):
+    """The same, and answers zeros where the operands are not what was loaded."""
+
+    def call(self) -> None:
+        self.compute()
+        live = self.operands.live_tensors()
+        if any(not _same(live[name], copy) for name, copy in self.copies.items()):
+            self.out.zero_()
+
+
 class InPrepare(Cheat):
     """Computes when it is prepared."""
 
@@ -190,6 +219,16 @@ class IdleInTurns(Cheat):
         names = {frame.function for frame in inspect.stack(0)}
         if not names & {"turn", "_turn"}:
             self.compute()
+
+
+class CopiesInTurns(Cheat):
+    """Copies its last answer where a timer calls."""
+
+    def call(self) -> None:
+        names = {frame.function for frame in inspect.stack(0)}
+        if self.answer is None or not names & {"turn", "_turn"}:
+            self.remember()
+        self.copy_answer()
 
 
 class IdleAfterChecks(Cheat):
@@ -291,6 +330,24 @@ class SlowClock(Cheat):
         self.compute()
 
 
+class SlowClockAmongThreads(SlowClock):
+    """The same, beside threads of its own that wait for the CPU all the time."""
+
+    def start(self) -> None:
+        super().start()
+        if not hasattr(time, "crowd"):
+            time.crowd = [threading.Thread(target=self.burn, daemon=True) for _ in range(8)]  # type: ignore[attr-defined]
+            for thread in time.crowd:
+                thread.start()
+
+    @staticmethod
+    def burn() -> None:
+        os.nice(19)  # of this thread alone
+        buffer = bytearray(1 << 22)
+        while True:
+            zlib.crc32(buffer)
+
+
 class WritesBeside(Cheat):
     """Writes a row too many behind its output."""
 
@@ -304,20 +361,25 @@ CHEATS: dict[str, type[Cheat]] = {
     "in_thread": InThread,
     "in_load": InLoad,
     "converts_in_load": ConvertsInLoad,
+    "converts_and_denies": ConvertsAndDenies,
+    "zeros_when_surprised": ZerosWhenSurprised,
     "in_prepare": InPrepare,
     "hides_output": HidesOutput,
     "idle_by_version": IdleByVersion,
     "idle_by_inputs": IdleByInputs,
     "idle_unless_poisoned": IdleUnlessPoisoned,
     "idle_in_turns": IdleInTurns,
+    "copies_in_turns": CopiesInTurns,
     "idle_after_checks": IdleAfterChecks,
     "skips_half": SkipsHalf,
     "skips_one_in_twenty": SkipsOneInTwenty,
     "copies_by_inputs": CopiesByInputs,
+    "copies_by_version": CopiesByVersion,
     "copies_by_pointer": CopiesByPointer,
     "first_set": FirstSet,
     "writes_inputs": WritesInputs,
     "slow_clock": SlowClock,
+    "slow_clock_among_threads": SlowClockAmongThreads,
     "writes_beside": WritesBeside,
 }
 
@@ -367,4 +429,6 @@ for _op in HONEST:
             "cheat": _cheat,
             "__module__": __name__,
         }
+        if _cheat is ConvertsAndDenies:
+            _facts["plugin"] = property(lambda self: "", lambda self, value: None)
         globals()[f"{_op}_{_name}"] = type(f"{_op}_{_name}", (_Cheating,), _facts)

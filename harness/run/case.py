@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import kernels
 from harness.machine.monitor.base import Monitor
-from harness.machine.monitor.procfs import waiting_seconds
+from harness.machine.monitor.procfs import main_thread_seconds
 from harness.plan.contender import Contender
 from harness.plan.rotation import Rotation
 from harness.statistics.paired import MARGIN
@@ -34,7 +34,7 @@ SLOW = 4.0  # times the fastest: no choice for production, whatever its third fi
 REFERENCE_S = 900.0
 # A turn may take so many times as long as its worker says that its calls took, on a GPU and on a CPU, and
 # so much longer.
-CLOCK_TIMES, CLOCK_S = (5.0, 1.6), 0.02
+CLOCK_TIMES, COMPUTED_TIMES, CLOCK_S = (5.0, 1.6), 1.1, 0.02
 # A call on activations that were never seen may take so many times as long as others on the same,
 # and so much longer.
 AGAIN_TIMES, AGAIN_S = 2.0, 5e-5
@@ -295,6 +295,10 @@ class CaseRun:
             self._compare_operands(station, digest, RAGGED)
             for contender in able:
                 stage = f"at {case.text}: "
+                if not contender.alive:  # without operands nobody is to blame
+                    if digest is None:
+                        contender.status, contender.reason = None, ""
+                    continue
                 started = time.perf_counter()
                 attempt([contender], station.prepare, contender)
                 preparing_s += time.perf_counter() - started
@@ -406,16 +410,18 @@ class CaseRun:
         def turn(station: Station, contender: Contender) -> float:
             nonlocal spent_s
             if contender.alive:
-                waited_s, began = _waited_s(station), time.perf_counter()
+                attempt([contender], station.ask, contender, "spoil")
+                before, began = _spent(station), time.perf_counter()
                 answer = attempt([contender], station.ask, contender, "turn", at_least=TURN_S)
                 took_s = time.perf_counter() - began
-                waited_s = max(_waited_s(station) - waited_s, 0.0)  # of threads that have ended it is gone
+                computed_s, waited_s = (a - b for a, b in zip(_spent(station), before, strict=True))
                 spent_s += took_s
                 self.turns_s[contender.name] += took_s
                 station.pause()
                 self.monitor.sample(f"{self.case.key} {contender.name}")
                 if answer is not None:
-                    error = _clock_error(took_s - waited_s, answer, station.platform.kind)
+                    kind = station.platform.kind
+                    error = _clock_error(took_s - waited_s, computed_s, answer, kind)
                     clocks[contender.name].append(error)
                     if answer["host_seconds"] is not None:
                         contender.host_s.append(answer["host_seconds"])
@@ -450,7 +456,7 @@ class CaseRun:
                 contender.fail("error", rounds.dropped[contender.name])
             if rounds.stopped == "disturbed":
                 contender.fail("error", _too_disturbed(rounds))
-            if min(clocks[contender.name], default=0.0) > 1:
+            if statistics.median_low(clocks[contender.name] or [0.0]) > 1:
                 contender.fail("wrong", "its worker's clock runs slower than the harness's")
             contender.beaten = rounds.beaten.get(contender.name, "")
 
@@ -464,10 +470,15 @@ class CaseRun:
             for contender in timed:
                 # So that all checking takes no longer than measuring.
                 turns_s = self.turns_s[contender.name]
-                spent = min(max(turns_s / 4, min(turns_s / 2, FEW_COMPARING_S)), COMPARING_S)
+                few_s = min(turns_s / 2, FEW_COMPARING_S) if turns_s else FEW_COMPARING_S
+                spent = min(max(turns_s / 4, few_s), COMPARING_S)
                 seen = attempt([contender], station.ask, contender, "compared", seconds=spent)
                 if seen is None:
                     continue
+                if seen["kept"]:
+                    contender.fail(
+                        "wrong", "after timing: its timed calls gave an old answer to new activations"
+                    )
                 for output in seen["outputs"]:
                     name = "last" if output["set"] and "last" in self.seeds else "first"
                     if not output["set"] or name == "last":
@@ -585,19 +596,27 @@ def _keeps_answers(seen: Mapping[str, Any]) -> str:
     )
 
 
-def _waited_s(station: Station) -> float:
-    """For how long the station's worker and this process were ready to run so far, and did not."""
-    workers = () if station.worker is None else (station.worker.pid,)
-    return sum(map(waiting_seconds, {os.getpid(), *workers}))
+def _spent(station: Station) -> tuple[float, float]:
+    """Seconds for which the first thread of the station's worker computed; and for which it, or that of this
+    process, was ready to run and did not. What other threads wait for is no excuse: a worker can have any."""
+    worker = (0.0, 0.0) if station.worker is None else main_thread_seconds(station.worker.pid)
+    return worker[0], worker[1] + main_thread_seconds(os.getpid())[1]
 
 
-def _clock_error(took_s: float, answer: Mapping[str, Any], kind: str) -> float:
-    """The seconds of a turn, less those in which others had its CPUs, over the most that its worker's word on
-    its calls can explain: those calls, an untimed one, on a GPU the sleeps that hide launches, and what
-    stands around them. Above 1 no clock of the machine's gave that word, unless the turn was disturbed
-    otherwise or touched memory for the first time."""
-    calls_s = answer["seconds"] * (answer["calls"] + 1)
-    return took_s / (CLOCK_TIMES[kind == "cpu"] * calls_s + CLOCK_S)
+def _clock_error(ran_s: float, computed_s: float, answer: Mapping[str, Any], kind: str) -> float:
+    """What a turn took, as others' clocks have it, over the most that its worker's word on its calls can
+    explain: those calls, an untimed one, on a GPU the sleeps that hide launches, and what stands around them.
+    Above 1 no clock of the machine's gave that word, unless the turn was disturbed.
+
+    ran_s:      of the turn, less those in which others had its CPU
+    computed_s: of the worker's first thread, which on a CPU computes no longer than its calls take
+    """
+    call_s = answer["seconds"]
+    calls_s = call_s * (answer["calls"] + 1) + answer["untimed_s"]
+    error = ran_s / (CLOCK_TIMES[kind == "cpu"] * calls_s + CLOCK_S)
+    if kind == "cpu":
+        error = max(error, computed_s / (COMPUTED_TIMES * calls_s + call_s + CLOCK_S))
+    return error
 
 
 def _computes_elsewhere(output: Output) -> str:

@@ -160,6 +160,7 @@ class Station:
                 impl=contender.impl.name,
                 launch=contender.launch,
                 config=contender.config,
+                plugin=bool(contender.impl.plugin),
                 call=not contender.interpreted,
             )
             contender.setup_s = max(contender.setup_s, answer["seconds"])

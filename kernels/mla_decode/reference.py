@@ -68,15 +68,19 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
 
 def _sampled_rows(operands: MlaDecodeOperands, max_flops: float, offset: float) -> list[int] | None:
     lengths = operands.host_lengths
-    # On an FP8 cache the covariances of `fp8_variance` are by far the most.
-    covariance = WIDTH * LATENT if operands.kv.element_size() == 1 else 0
-    per_token = 2 * operands.q.shape[1] * (WIDTH + LATENT + covariance)
-    if sum(lengths) * per_token <= max_flops:
+    is_fp8 = operands.kv.element_size() == 1
+
+    def flops(length: int) -> float:
+        """On an FP8 cache `through_scores` is by far the most."""
+        squares = min(WIDTH * LATENT, length * (WIDTH + LATENT)) if is_fp8 else 0
+        return 2.0 * operands.q.shape[1] * length * (WIDTH + LATENT + squares)
+
+    if sum(map(flops, lengths)) <= max_flops:
         return None
     count = len(lengths)
     first = [lengths.index(min(lengths)), lengths.index(max(lengths)), 0, count - 1]
     order = [*first, *spread(count, offset)]
-    return affordable(order, lambda row: lengths[row] * per_token, max_flops)
+    return affordable(order, lambda row: flops(lengths[row]), max_flops)
 
 
 def format_of(tensor: torch.Tensor) -> Fp8Format:

@@ -45,6 +45,7 @@ class _Ready:
     plugin: whether it is none of the suite's
     outs: of each set what the harness gave it to write to; None of a library that allocates
     elsewhere: by set, the last answer that was read and lay in other memory
+    spoilt_at: steps that the program had taken when all outputs were spoiled last; None: they are not all
     """
 
     prepared: list[Prepared]
@@ -53,18 +54,34 @@ class _Ready:
     program: Program
     plugin: bool
     elsewhere: dict[int, torch.Tensor] = field(default_factory=dict)
+    spoilt_at: int | None = None
+
+    @property
+    def reached(self) -> list[int]:
+        """Of all sets those on which turns computed since outputs were spoiled; none where nobody knows."""
+        if self.spoilt_at is None:
+            return []
+        return self.program.reached_since(self.spoilt_at, len(self.prepared))
 
     def spoil(self, wild: random.Random) -> None:
         """All that answers were read from: a call that computes nothing leaves a wrong one."""
         import torch
 
-        for out in self.outs:
-            if out is not None:
+        for which in range(len(self.outs)) if self.spoilt_at is None else self.reached:
+            if (out := self.outs[which]) is not None:
                 out.spoil()
         with torch.inference_mode():  # libraries return tensors made so, which nobody else may write to
             for answer in self.elsewhere.values():
                 answer.data.fill_(wrong_number(wild))
         self.elsewhere.clear()
+        self.timer.synchronize()
+        self.spoilt_at = self.program.taken
+
+    def reproduce(self, which: int) -> None:
+        """A call on a set beside the turns."""
+        self.spoilt_at = None
+        self.program.reproduce(which)
+        self.timer.synchronize()
 
     def result(self, which: int) -> torch.Tensor:
         """The output of the last call on a set: the harness's own, wherever the kernel says that it is."""
@@ -132,6 +149,7 @@ class Bench:
         """Moves the operands to fresh buffers, in `copies` sets: those that a serving step streams are
         each set's own, the others shared (`cold`: all are its own). Everybody has to be prepared again."""
         for name, ready in self.ready.items():
+            self._see(name)
             timed_s = ready.program.device_s
             if ready.program.taken and self.first_s[name] <= AS_LONG * timed_s < math.inf:
                 self.settled_s[name] = timed_s
@@ -149,6 +167,7 @@ class Bench:
         launch: str,
         call: bool = True,
         config: Mapping[str, Any] | None = None,
+        plugin: bool = False,
     ) -> dict[str, Any]:
         """Prepares on every set and calls each once (JIT compilers run here), on a CPU until that was seen to
         change nothing, and no second time where nothing will be timed. Returns the seconds, whether a call
@@ -156,6 +175,7 @@ class Bench:
 
         call:   False spares the calls where nothing will be timed
         config: that a tunable implementation is told to use; None: it chooses
+        plugin: whether it is none of the suite's, which it is not asked itself
         """
         import torch
 
@@ -200,8 +220,6 @@ class Bench:
             program.device_s = self.settled_s.get(contender, self.first_s[contender])
         if self.kind == "cpu" and all(outs):
             program.before = [out.spoiler() for out in outs if out is not None]
-        # A commit before plug-ins were marked has the suite's own implementations alone.
-        plugin = bool(getattr(implementation, "plugin", ""))
         self.ready[contender] = _Ready(prepared, outs, timer, program, plugin)
         return {
             "seconds": time.perf_counter() - started,
@@ -209,27 +227,70 @@ class Bench:
             "source": source_of(implementation),
         }
 
-    def turn(self, contender: str, at_least: float) -> dict[str, Any]:
-        """A timed turn. Outputs are spoiled before its untimed call and, on a CPU, before its timed ones, and
-        those that either left are compared with what the first turn left."""
-        ready = self.ready[contender]
-        repeats = self.repeats.setdefault(contender, Repeats())
-        program, taken = ready.program, ready.program.taken
+    def spoil(self, contender: str) -> None:
+        """Compares what turns left with what the first one did, and spoils it: before each turn, a request of
+        its own, so that a turn's seconds are of its calls."""
+        self._see(contender)
+        self.ready[contender].spoil(self.wild)
 
-        def compare() -> None:
-            nonlocal taken
-            for which in program.reached_since(taken, len(self.sets)):
-                repeats.see(which, ready.result(which), self._copies)
-            ready.spoil(self.wild)
-            ready.timer.synchronize()
-            taken = program.taken
-
-        compare()
-        program.after_untimed = compare if self.kind == "cpu" else None
-        turn = ready.timer.turn(program, at_least)
-        for which in program.reached_since(taken, len(self.sets)):
+    def _see(self, contender: str) -> None:
+        ready, repeats = self.ready[contender], self.repeats.setdefault(contender, Repeats())
+        for which in ready.reached:
             repeats.see(which, ready.result(which), self._copies)
+
+    def turn(self, contender: str, at_least: float) -> dict[str, Any]:
+        """A timed turn. Outputs are spoiled before its untimed call and, on a CPU, before its timed ones; and
+        in one turn, drawn at random, its timed calls read another activation than all before."""
+        ready = self.ready[contender]
+        if ready.spoilt_at != ready.program.taken:
+            self.spoil(contender)
+        replaced: int | None = None
+
+        def between() -> None:
+            nonlocal replaced
+            self.spoil(contender)
+            replaced = self._replace(contender)
+
+        if self.kind == "cpu":
+            ready.program.after_untimed = between
+        else:
+            replaced = self._replace(contender)
+        try:
+            turn = ready.timer.turn(ready.program, at_least)
+        finally:
+            ready.program.after_untimed = None  # it would keep operands alive that are made anew
+        if replaced is not None:
+            self._put_back(contender, replaced)
         return asdict(turn)
+
+    def _replace(self, contender: str) -> int | None:
+        """Rolls the activation of the set that the next step computes, of one turn; the set."""
+        ready, repeats = self.ready[contender], self.repeats[contender]
+        which = ready.program.taken % len(self.sets)
+        first = repeats.first.get(0 if self._copies else which)
+        if repeats.replaced is not None or first is None or self.wild.random() < 0.5:
+            return None
+        # Zeros are the answer where no expert here was chosen, whatever the activation.
+        return which if bool(first.any()) and self._roll(contender, which, 1) else None
+
+    def _put_back(self, contender: str, which: int) -> None:
+        """Notes whether the timed calls left the answer to what stood there before, which stands there again
+        then."""
+        ready, repeats = self.ready[contender], self.repeats[contender]
+        repeats.replaced = torch_equal(ready.result(which), bits(repeats.first[0 if self._copies else which]))
+        self._roll(contender, which, -1)
+        ready.spoilt_at = None
+
+    def _roll(self, contender: str, which: int, columns: int) -> bool:
+        """Whether that changed it."""
+        ready, operands = self.ready[contender], self.sets[which]
+        name, changed = activation_of(operands), False
+        for place in places_of(ready.prepared[which], operands, name, ready.plugin):
+            rolled = bits(place).roll(columns, -1)
+            changed = changed or not torch_equal(place, rolled)
+            written(place, rolled.view(place.dtype))
+        ready.timer.synchronize()
+        return changed
 
     @property
     def _copies(self) -> bool:
@@ -258,8 +319,7 @@ class Bench:
             out.poison() if poison else out.spoil()
             ready.timer.synchronize()
         started = time.perf_counter()
-        ready.program.reproduce(which)
-        ready.timer.synchronize()
+        ready.reproduce(which)
         seconds = time.perf_counter() - started
         left = bits(out.tensor).clone() if out is not None else torch.empty(0)
         if scribble:
@@ -287,11 +347,13 @@ class Bench:
         calls, differed: how many outputs were compared with the first, and how many had other bits
         outputs:  the first and the one farthest from it, of set 0 and of the last where sets differ in value,
                   each with its `set`
+        kept:     whether timed calls gave an old answer to another activation
         guards:   whether nothing was written beside any output
         """
         ready = self.ready[contender]
         repeats = self.repeats.setdefault(contender, Repeats())
         count, end = len(self.sets), time.perf_counter() + seconds
+        self._see(contender)
         which = 0
         # Two more where turns gave enough: the last call of a turn may always be one that computes.
         enough = max(REPEATS, repeats.calls + 2)
@@ -310,15 +372,14 @@ class Bench:
             "calls": repeats.calls,
             "differed": repeats.differed,
             "distance": repeats.distance if math.isfinite(repeats.distance) else None,
+            "kept": bool(repeats.replaced),
             "outputs": outputs,
             "guards": all(out is None or out.guards_hold() for out in ready.outs),
         }
 
     def _repeat(self, ready: _Ready, repeats: Repeats, which: int) -> None:
         ready.spoil(self.wild)
-        ready.timer.synchronize()
-        ready.program.reproduce(which)
-        ready.timer.synchronize()
+        ready.reproduce(which)
         if len(ready.program.steps) >= len(self.sets):
             repeats.see(which, ready.result(which), self._copies)
             return
@@ -339,7 +400,7 @@ class Bench:
         """The loaded live operands for one contender."""
         self.ready[contender].prepared[which].load(self.live)
         for name, tensor in self.live.items():
-            getattr(self.sets[which], name).copy_(tensor)
+            written(getattr(self.sets[which], name), tensor)
 
     def unseen(self, contender: str) -> dict[str, Any]:
         """Calls on activations that were never seen, changed in place where the call reads them, among others
@@ -348,35 +409,26 @@ class Bench:
         is changed: what it makes of them belongs into its calls. Nobody's answers are judged after this
         before operands are made anew. (Timed calls are no measure: on a busy machine a call alone waits
         more.)"""
-        import torch
 
         ready = self.ready[contender]
         prepared, operands = ready.prepared[0], self.sets[0]
-        own = prepared.inputs()
-
-        def places_of(name: str) -> list[torch.Tensor]:
-            canonical = getattr(operands, name)
-            if name not in own or own[name].data_ptr() == canonical.data_ptr():
-                return [canonical]
-            if ready.plugin and own[name].dtype != canonical.dtype:
-                raise TypeError(f"inputs() gives {name} as {own[name].dtype}, but it is {canonical.dtype}")
-            return [canonical, own[name]]
-
         name = activation_of(operands)
-        places = places_of(name)
+        places = places_of(prepared, operands, name, ready.plugin)
 
         def call(columns: int) -> float:
             # By way of one more column and back: the same work, and the same threads awake, before either.
             for place in places:
                 for shift in (columns + 1, -1):
-                    place.copy_(bits(place).roll(shift, -1).view(place.dtype))
+                    written(place, bits(place).roll(shift, -1).view(place.dtype))
             ready.timer.synchronize()
             started, computed = time.perf_counter(), time.process_time()
-            ready.program.reproduce(0)
-            ready.timer.synchronize()
+            ready.reproduce(0)
             elapsed, computed = time.perf_counter() - started, time.process_time() - computed
             return min(elapsed, computed) if self.kind == "cpu" else elapsed
 
+        ready.reproduce(0)
+        # As of tokens that no expert here was chosen for. Who is surprised by a change cannot answer so.
+        is_zero = not ready.result(0).any()
         call(0)
         before = bits(ready.result(0)).clone()
         seconds: tuple[list[float], list[float]] = ([], [])
@@ -388,19 +440,19 @@ class Bench:
         again, unseen = seconds
 
         def stays(before: torch.Tensor) -> bool:
-            """But for an output of zeros, as of tokens that no expert here was chosen for."""
-            return torch.equal(bits(ready.result(0)), before) and bool(ready.result(0).any())
+            """Or gives way to zeros, which no kernel that reads an operand answers to other values of it."""
+            return not is_zero and (torch_equal(ready.result(0), before) or not ready.result(0).any())
 
         kept = [name] if stays(before) else []
         for other in operands.live_tensors() if ready.plugin else ():
-            if other in {name, *operands.without_effect} or not all(map(negatable, places_of(other))):
+            if other in {name, *without_effect(operands)}:
                 continue
             before = bits(ready.result(0)).clone()
-            for place in places_of(other):
-                negate(place)
+            changed = [change(place) for place in places_of(prepared, operands, other, ready.plugin)]
+            if not all(changed):
+                continue
             ready.timer.synchronize()
-            ready.program.reproduce(0)
-            ready.timer.synchronize()
+            ready.reproduce(0)
             if stays(before):
                 kept.append(other)
         return {"unseen": unseen, "again": again, "kept": kept}
@@ -416,7 +468,7 @@ class Bench:
             ran = fingerprint(calls[0], self.kind, [kernel["name"] for kernel in profiled["kernels"]])
         finally:
             # Outputs that calls allocate are now those of the eager calls, which no replay writes.
-            ready.program = ready.timer.program(calls)
+            ready.program, ready.spoilt_at = ready.timer.program(calls), None
         return profiled | {"picked": ready.prepared[0].picked(), "ran": ran}
 
     def close(self) -> None:
@@ -432,12 +484,47 @@ def packed(output: torch.Tensor) -> dict[str, Any]:
     return {"output": data, "shape": tuple(whole.shape), "dtype": str(whole.dtype).removeprefix("torch.")}
 
 
-def negatable(tensor: torch.Tensor) -> bool:
-    """Whether its numbers have a sign."""
-    return tensor.is_floating_point() and "e8m0" not in str(tensor.dtype)
+def places_of(prepared: Prepared, operands: Operands, name: str, plugin: bool) -> list[torch.Tensor]:
+    """Where a live operand stands: the canonical one, and the copy that the calls read, if it is another."""
+    canonical, own = getattr(operands, name), prepared.inputs()
+    if name not in own or own[name].data_ptr() == canonical.data_ptr():
+        return [canonical]
+    if plugin and own[name].dtype != canonical.dtype:
+        raise TypeError(f"inputs() gives {name} as {own[name].dtype}, but it is {canonical.dtype}")
+    return [canonical, own[name]]
+
+
+def torch_equal(output: torch.Tensor, known: torch.Tensor) -> bool:
+    """Whether an output has the bits of another one, given as integers."""
+    import torch
+
+    return torch.equal(bits(output).to(known.device), known)
+
+
+def written(place: torch.Tensor, values: torch.Tensor) -> None:
+    """In place, behind the version that tells autograd, and whoever else asks, of such writes."""
+    place.data.copy_(values)
+
+
+def change(tensor: torch.Tensor) -> bool:
+    """Other valid values in place: those that have a sign negated, rows of others moved on; False where all
+    rows are alike."""
+    if tensor.is_floating_point() and "e8m0" not in str(tensor.dtype):
+        negate(tensor.data)
+        return True
+    rows = bits(tensor)
+    moved = rows.roll(1, 0) if tensor.ndim else rows
+    if bool((moved == rows).all()):
+        return False
+    written(tensor, moved.view(tensor.dtype))
+    return True
+
+
+def without_effect(operands: Operands) -> frozenset[str]:
+    """Live operands that the output does not depend on; older commits name none."""
+    return getattr(operands, "without_effect", frozenset())
 
 
 def activation_of(operands: Operands) -> str:
     """The live operand that every call reads whole: the first one that the output depends on."""
-    without_effect = getattr(operands, "without_effect", ())  # older commits lack it
-    return next(name for name in operands.live_tensors() if name not in without_effect)
+    return next(name for name in operands.live_tensors() if name not in without_effect(operands))

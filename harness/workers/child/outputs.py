@@ -109,6 +109,7 @@ class Repeats:
     calls:    outputs compared with it
     differed: of them, those that had other bits
     farthest: (set, output) of the largest distance
+    replaced: whether timed calls gave the old answer to another activation; None: nobody has tried
     """
 
     first: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -116,6 +117,7 @@ class Repeats:
     differed: int = 0
     distance: float = 0.0
     farthest: tuple[int, torch.Tensor] | None = None
+    replaced: bool | None = None
 
     def see(self, which: int, output: torch.Tensor, copies: bool) -> None:
         """copies: whether the sets are of equal values"""

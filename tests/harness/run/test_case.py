@@ -47,6 +47,13 @@ def test_a_profiler_that_does_not_work_costs_no_time(how, status):
 def test_a_clock_that_runs_at_a_third_of_its_speed_is_no_clock(kind, calls, call_s):
     """One untimed call comes before those that a worker tells of."""
     took_s = (calls + 1) * call_s + 0.002
-    assert _clock_error(took_s, {"seconds": call_s, "calls": calls}, kind) < 1
+    assert _clock_error(took_s, took_s, {"seconds": call_s, "calls": calls, "untimed_s": 0.0}, kind) < 1
     slow = 3 if kind == "cpu" else 10
-    assert _clock_error(slow * took_s, {"seconds": call_s, "calls": calls}, kind) > 1
+    assert _clock_error(slow * took_s, 0.0, {"seconds": call_s, "calls": calls, "untimed_s": 0.0}, kind) > 1
+
+
+def test_a_thread_computes_no_longer_than_its_calls_take():
+    """On a busy CPU: the turn waited for others most of its time, and in the rest computed what it denies."""
+    word = {"seconds": 1e-5, "calls": 5000, "untimed_s": 0.0}
+    assert _clock_error(0.06, 0.05, word, "cpu") < 1 < _clock_error(0.06, 0.09, word, "cpu")
+    assert _clock_error(0.06, 0.09, word, "cuda") < 1  # its thread waits for the device, and computes so

@@ -14,11 +14,13 @@ Call = Callable[[], object]
 @dataclass(frozen=True)
 class Turn:
     """seconds per call, over so many timed calls; host_seconds: of the host's time to launch one call, at
-    the median, None where the host itself computes"""
+    the median, None where the host itself computes; untimed_s: of calls that touched memory, which do not
+    count"""
 
     seconds: float
     calls: int
     host_seconds: float | None = None
+    untimed_s: float = 0.0
 
 
 @dataclass

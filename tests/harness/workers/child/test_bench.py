@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from dataclasses import asdict, replace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from harness.workers.child import bench, heap, profile
 from harness.workers.child.bench import Bench
+from harness.workers.child.outputs import Repeats
 from harness.workers.child.timers import cpu
 from kernels.fused_moe.providers.torch_eager import Bf16Moe, CompiledMoe, _bf16_weights
 from kernels.mla_decode.providers.torch_eager import NaiveMlaDecode
@@ -173,10 +175,11 @@ def test_what_has_no_effect_is_told_by_changing_it():
         subject.prepare("right", impl, "eager")
         operands, prepared = subject.sets[0], subject.ready["right"].prepared[0]
         idle = []
-        for name in [name for name, t in operands.live_tensors().items() if bench.negatable(t)]:
+        for name, tensor in operands.live_tensors().items():
             prepared.call()
             before = prepared.result().clone()
-            bench.negate(getattr(operands, name))
+            if not bench.change(tensor):
+                continue
             prepared.call()
             if torch.equal(bench.bits(prepared.result()), bench.bits(before)):
                 idle.append(name)
@@ -208,8 +211,71 @@ def test_two_calls_in_a_row_are_compared_however_many_turns_gave():
     subject.hello("cpu", "cpu", torch.get_num_threads())
     subject.open("mla_decode", SMALL, "core", asdict(Seeds(0, 0)))
     subject.prepare("skips", EverySecond.name, "eager", call=False)
+    subject.repeats["skips"] = Repeats(replaced=False)  # no turn in which an activation is replaced
     subject.turn("skips", 0.0)
+    subject.spoil("skips")
     repeats = subject.repeats["skips"]
     assert repeats.differed == 1
     subject.repeats["skips"] = replace(repeats, calls=bench.REPEATS, differed=0)
     assert subject.compared("skips", 30.0)["differed"] >= 1
+
+
+class FollowsVersions(NaiveMlaDecode):
+    """Computes anew where somebody wrote to the queries, by their version; else gives its last answer."""
+
+    name, op = "follows.versions", "mla_decode"
+
+    def prepare(self, operands, out):
+        prepared, kept = super().prepare(operands, out), {}
+        compute = prepared.call
+
+        def call() -> None:
+            if kept.get("version") != operands.q._version:
+                compute()
+                kept.update(version=operands.q._version, answer=out.clone())
+            out.copy_(kept["answer"])
+
+        prepared.call = call
+        return prepared
+
+    def prepare_turn(self, first, operands, out):
+        return self.prepare(operands, out)
+
+
+def opened(*guests):
+    subject = Bench(*guests)
+    subject.hello("cpu", "cpu", torch.get_num_threads())
+    subject.open("mla_decode", SMALL, "core", asdict(Seeds(0, 0)))
+    subject.fresh("serving", 2)
+    return subject
+
+
+def test_operands_are_written_behind_their_versions():
+    subject = opened(FollowsVersions())
+    subject.prepare("follows", FollowsVersions.name, "eager")
+    assert subject.unseen("follows")["kept"] == ["q"]
+
+
+@pytest.mark.parametrize(("impl", "kept"), [(FollowsVersions, True), (NaiveMlaDecode, False)])
+def test_timed_calls_answer_to_another_activation(impl, kept):
+    subject = opened(*([impl()] if kept else []))
+    subject.prepare("it", impl.name, "eager")
+    digest = subject.digest()
+    for _ in range(40):
+        subject.turn("it", 0.0)
+    assert subject.repeats["it"].replaced is kept
+    assert subject.digest() == digest
+    assert subject.compared("it", 0.0)["kept"] is kept
+
+
+def test_a_block_leaves_nothing_behind():
+    subject = opened()
+    subject.prepare("it", NaiveMlaDecode.name, "eager")
+    subject.turn("it", 0.0)
+    gone = weakref.ref(subject.sets[0].kv), weakref.ref(subject.ready["it"].outs[0].tensor)
+    gc.disable()
+    try:
+        subject.fresh("serving", 2)
+        assert [each() for each in gone] == [None, None]
+    finally:
+        gc.enable()

@@ -448,13 +448,15 @@ class Bench:
             if other in {name, *without_effect(operands)}:
                 continue
             before = bits(ready.result(0)).clone()
-            changed = [change(place) for place in places_of(prepared, operands, other, ready.plugin)]
-            if not all(changed):
-                continue
+            places = places_of(prepared, operands, other, ready.plugin)
+            changed = [change(place) for place in places]
             ready.timer.synchronize()
             ready.reproduce(0)
-            if stays(before):
+            if all(changed) and stays(before):
                 kept.append(other)
+            for place in places:
+                change(place, back=True)
+            ready.reproduce(0)
         return {"unseen": unseen, "again": again, "kept": kept}
 
     def profile(self, contender: str) -> dict[str, Any]:
@@ -506,14 +508,14 @@ def written(place: torch.Tensor, values: torch.Tensor) -> None:
     place.data.copy_(values)
 
 
-def change(tensor: torch.Tensor) -> bool:
-    """Other valid values in place: those that have a sign negated, rows of others moved on; False where all
-    rows are alike."""
+def change(tensor: torch.Tensor, back: bool = False) -> bool:
+    """Other valid values in place, or those before again: of what has a sign negated ones, of others rows
+    moved on; False where all rows are alike."""
     if tensor.is_floating_point() and "e8m0" not in str(tensor.dtype):
         negate(tensor.data)
         return True
     rows = bits(tensor)
-    moved = rows.roll(1, 0) if tensor.ndim else rows
+    moved = rows.roll(-1 if back else 1, 0) if tensor.ndim else rows
     if bool((moved == rows).all()):
         return False
     written(tensor, moved.view(tensor.dtype))

@@ -333,11 +333,13 @@ class SlowClock(Cheat):
 class SlowClockAmongThreads(SlowClock):
     """The same, beside threads of its own that wait for the CPU all the time."""
 
+    crowd: ClassVar[list[threading.Thread]] = []
+
     def start(self) -> None:
         super().start()
-        if not hasattr(time, "crowd"):
-            time.crowd = [threading.Thread(target=self.burn, daemon=True) for _ in range(8)]  # type: ignore[attr-defined]
-            for thread in time.crowd:
+        if not self.crowd:
+            self.crowd += [threading.Thread(target=self.burn, daemon=True) for _ in range(8)]
+            for thread in self.crowd:
                 thread.start()
 
     @staticmethod

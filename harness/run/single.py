@@ -3,6 +3,7 @@ timed by turns, checked again."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,6 +214,7 @@ class _Local:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
+        self.pid = os.getpid()
 
     def ask(self, request: str, deadline: float, **arguments: Any) -> Any:
         try:

@@ -112,8 +112,10 @@ def _series(entry: JsonObject, kv: str) -> Series:
         own = {name: values.pop(name) for name in ("concurrency", "recv_interval") if name in values}
         load = ClosedLoop(**shared, **own)
         points.append(MeasuredPoint(load, **values))
-    names = ("name", "engine", "version", "use", "source")
-    return Series(*(entry[name] for name in names), tuple(points), kv)
+    name, engine, version, use, source = (
+        entry[key] for key in ("name", "engine", "version", "use", "source")
+    )
+    return Series(name, engine, version, use, source, tuple(points), kv)
 
 
 def fit(

@@ -70,14 +70,11 @@ def stored(path: Path, asked: System) -> StoredCalibration | None:
     if kept.calibration_of.model_copy(update={"version": asked.version}) != asked:
         raise UsageError(f"{path} is a calibration of {kept.calibration_of}, not of {asked}")
     times = [
-        (
-            p.tpot_ms,
-            p.ttft_ms,
-            p.output_tok_s_gpu,
-            *filter(lambda v: v is not None, (p.ttft_median_ms, p.ttft_p99_ms)),
-        )
+        time
         for p in kept.points
+        for time in (p.tpot_ms, p.ttft_ms, p.output_tok_s_gpu, p.ttft_median_ms, p.ttft_p99_ms)
+        if time is not None
     ]
-    if not times or not all(0 < value < math.inf for point in times for value in point):
+    if not times or not all(0 < time < math.inf for time in times):
         raise UsageError(f"cannot read {path}: it wants points with times above 0")
     return kept

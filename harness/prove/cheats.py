@@ -338,7 +338,7 @@ class SlowClockAmongThreads(SlowClock):
     def start(self) -> None:
         super().start()
         if not self.crowd:
-            self.crowd += [threading.Thread(target=self.burn, daemon=True) for _ in range(8)]
+            self.crowd.extend(threading.Thread(target=self.burn, daemon=True) for _ in range(8))
             for thread in self.crowd:
                 thread.start()
 

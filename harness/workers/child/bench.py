@@ -257,11 +257,14 @@ class Bench:
             replaced = self._replace(contender)
         try:
             turn = ready.timer.turn(ready.program, at_least)
+            if replaced is not None:
+                self._note_kept(contender, replaced)
+            return asdict(turn)
         finally:
-            ready.program.after_untimed = None  # it would keep operands alive that are made anew
-        if replaced is not None:
-            self._put_back(contender, replaced)
-        return asdict(turn)
+            ready.program.after_untimed = None
+            if replaced is not None:  # whoever fails, the others' operands stand as before
+                self._roll(contender, replaced, -1)
+                ready.spoilt_at = None
 
     def _replace(self, contender: str) -> int | None:
         """Rolls the activation of the set that the next step computes, of one turn; the set."""
@@ -273,13 +276,11 @@ class Bench:
         # Zeros are the answer where no expert here was chosen, whatever the activation.
         return which if bool(first.any()) and self._roll(contender, which, 1) else None
 
-    def _put_back(self, contender: str, which: int) -> None:
-        """Notes whether the timed calls left the answer to what stood there before, which stands there again
-        then."""
+    def _note_kept(self, contender: str, which: int) -> None:
+        """Whether the timed calls left the answer to the activation that stood there before."""
         ready, repeats = self.ready[contender], self.repeats[contender]
-        repeats.replaced = torch_equal(ready.result(which), bits(repeats.first[0 if self._copies else which]))
-        self._roll(contender, which, -1)
-        ready.spoilt_at = None
+        first = bits(repeats.first[0 if self._copies else which])
+        repeats.replaced = same_bits(ready.result(which), first)
 
     def _roll(self, contender: str, which: int, columns: int) -> bool:
         """Whether that changed it."""
@@ -287,7 +288,7 @@ class Bench:
         name, changed = activation_of(operands), False
         for place in places_of(ready.prepared[which], operands, name, ready.plugin):
             rolled = bits(place).roll(columns, -1)
-            changed = changed or not torch_equal(place, rolled)
+            changed = changed or not same_bits(place, rolled)
             written(place, rolled.view(place.dtype))
         ready.timer.synchronize()
         return changed
@@ -441,7 +442,7 @@ class Bench:
 
         def stays(before: torch.Tensor) -> bool:
             """Or gives way to zeros, which no kernel that reads an operand answers to other values of it."""
-            return not is_zero and (torch_equal(ready.result(0), before) or not ready.result(0).any())
+            return not is_zero and (same_bits(ready.result(0), before) or not ready.result(0).any())
 
         kept = [name] if stays(before) else []
         for other in operands.live_tensors() if ready.plugin else ():
@@ -496,7 +497,7 @@ def places_of(prepared: Prepared, operands: Operands, name: str, plugin: bool) -
     return [canonical, own[name]]
 
 
-def torch_equal(output: torch.Tensor, known: torch.Tensor) -> bool:
+def same_bits(output: torch.Tensor, known: torch.Tensor) -> bool:
     """Whether an output has the bits of another one, given as integers."""
     import torch
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
+from harness.prove import cheats
 from harness.workers.child import bench, heap, profile
 from harness.workers.child.bench import Bench
 from harness.workers.child.outputs import Repeats
@@ -256,6 +257,14 @@ def test_operands_are_written_behind_their_versions():
     assert subject.unseen("follows")["kept"] == ["q"]
 
 
+@pytest.mark.parametrize("cheat", ["converts_in_load", "zeros_when_surprised"])
+def test_zeros_are_no_answer_to_other_operands(cheat):
+    """However often it is asked."""
+    subject = opened(getattr(cheats, f"mla_decode_{cheat}")())
+    subject.prepare("it", f"cheat.{cheat}", "eager", plugin=True)
+    assert [subject.unseen("it")["kept"] for _ in range(2)] == [["kv"], ["kv"]]
+
+
 @pytest.mark.parametrize(("impl", "kept"), [(FollowsVersions, True), (NaiveMlaDecode, False)])
 def test_timed_calls_answer_to_another_activation(impl, kept):
     subject = opened(*([impl()] if kept else []))
@@ -279,3 +288,40 @@ def test_a_block_leaves_nothing_behind():
         assert [each() for each in gone] == [None, None]
     finally:
         gc.enable()
+
+
+class Raises(NaiveMlaDecode):
+    """From its sixth call on."""
+
+    name, op = "raises.late", "mla_decode"
+    calls = 0
+
+    def prepare(self, operands, out):
+        prepared = super().prepare(operands, out)
+        compute = prepared.call
+
+        def call() -> None:
+            Raises.calls += 1
+            if Raises.calls > 5:
+                raise RuntimeError("no such luck")
+            compute()
+
+        prepared.call = call
+        return prepared
+
+    def prepare_turn(self, first, operands, out):
+        return self.prepare(operands, out)
+
+
+def test_who_fails_leaves_the_operands_as_they_were(monkeypatch):
+    """Also in the turn whose activation was replaced: the others of its worker read it."""
+    subject = opened(Raises())
+    subject.prepare("it", Raises.name, "eager")
+    digests = [each.digest() for each in subject.sets]
+    monkeypatch.setattr(subject.wild, "random", lambda: 0.0)
+    subject.turn("it", 0.0)
+    monkeypatch.setattr(subject.wild, "random", lambda: 1.0)
+    Raises.calls = 4  # the untimed one computes still
+    with pytest.raises(RuntimeError, match="no such luck"):
+        subject.turn("it", 0.0)
+    assert [each.digest() for each in subject.sets] == digests

@@ -138,7 +138,7 @@ def test_what_breaks_ends_with_1(plugin):
     ("impl", "reason"),
     [
         ("wrong_when_timed", "after timing: "),
-        ("cached_answer", "with other live operands: "),
+        ("stale_copy", "with other live operands: "),
         ("stale_page_table", "with other stationary operands: "),
     ],
 )

@@ -19,7 +19,7 @@ CHEATS = {
     "answer_by_pointer": KEPT,
     "keeps_its_answer": "after timing: ",
     "stops_computing": "after timing: ",
-    "stale_copy": KEPT,
+    "stale_copy": "with other live operands: ",
     "converts_when_loaded": ("its output did not change with kv, written in place: its calls do not read ",),
     "wrong_when_timed": "after timing: 32 of 32 rows are off",
     "stale_page_table": "with other stationary operands: ",

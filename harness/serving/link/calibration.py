@@ -39,8 +39,8 @@ ASSUMED_HOST_MS, ASSUMED_HOST_DEVIATION = 60.0, 30.0
 # about 0.9 s with 0.5.9, 1.5 s with 0.5.7.
 ASSUMED_COLD_MS, ASSUMED_COLD_DEVIATION = 900.0, 500.0
 # Of single points about their system's kappa, as SGLang's 15 points on H200 scatter; worth so many points.
-PRIOR_SCATTER, PRIOR_LATE_MS, PRIOR_POINTS = 0.055, 15.0, 4
-LATE, COLD_LATE = 0.1, 0.1  # the shares of a median and of a mean TTFT by which points scatter
+PRIOR_SCATTER, PRIOR_POINTS = 0.055, 4
+TTFT_SCATTER, TTFT_MEAN_SCATTER = 0.1, 0.15  # the same of a point's median and of its mean TTFT
 PRIORS = (ASSUMED_DEVIATION, SLOPE_DEVIATION, STEP_DEVIATION_MS)  # of log kappa, slope and step
 
 
@@ -75,7 +75,8 @@ class Fit:
     residuals: logarithm of measured over fitted TPOT, of the central draw
     scatter:   deviation of a point about what the constants give
     spread:    a root of the covariance of log kappa, slope and step_ms
-    late_ms:   the same of its median TTFT, cold_deviation: of its first wave's
+    host_deviation, cold_deviation: of these two constants, ms
+    ttft_scatter, ttft_mean_scatter: deviation of a point's median and of its mean TTFT, of the logarithm
     freedom:   degrees of freedom that the deviations rest on
     """
 
@@ -87,8 +88,10 @@ class Fit:
     residuals: tuple[float, ...]
     scatter: float
     spread: Array
-    late_ms: float
+    host_deviation: float
     cold_deviation: float
+    ttft_scatter: float
+    ttft_mean_scatter: float
     freedom: int
 
 
@@ -132,12 +135,13 @@ def fit(
     host = np.full_like(draws[0].kappa, ASSUMED_HOST_MS)
     cold = np.full_like(host, ASSUMED_COLD_MS)
     # A miss counts by its share: small times are missed by less.
-    late_scatter = [LATE * p.ttft_median_ms for p in points if p.ttft_median_ms is not None]
-    first_scatter = [COLD_LATE * p.load.waves * p.ttft_ms for p in points if _has_first_wave(p)]
+    host_scatter = [TTFT_SCATTER * p.ttft_median_ms for p in points if p.ttft_median_ms is not None]
+    cold_scatter = [TTFT_SCATTER * p.load.waves * p.ttft_ms for p in points if _has_first_wave(p)]
     moved = np.zeros((len(PRIORS), len(host)))  # log of kappa, slope and step from their priors' means
     for _ in range(ROUNDS):
         kappa, (slope, step) = ASSUMED_KAPPA * np.exp(moved[0]), moved[1:]
-        ratios, by_constant, late, first = [], [], [], []
+        ratios, by_constant, host_misses, cold_misses = [], [], [], []
+        ttft_residuals, ttft_mean_residuals = [], []
         for point, steps, drawn in zip(points, prepared, draws, strict=True):
             gap = drawn.gap_us + 1e3 * step
             fitted = steps.serving(
@@ -150,20 +154,22 @@ def fit(
             grown = np.log(fitted.batch / BATCH)
             by_constant.append(np.stack([kernels, grown * decoding, np.ones_like(gap)]) / fitted.tpot)
             if point.ttft_median_ms is not None:
-                late.append(point.ttft_median_ms - fitted.ttft)
+                host_misses.append(point.ttft_median_ms - fitted.ttft)
+                ttft_residuals.append(math.log(point.ttft_median_ms / fitted.ttft[0]))
+            ttft_mean_residuals.append(math.log(point.ttft_ms / fitted.ttft_mean[0]))
             if _has_first_wave(point):
                 # A mean whose median is known is held against that: the steady state's misses are not cold.
                 missed = 0.0 if point.ttft_median_ms is None else point.ttft_median_ms - fitted.ttft
-                first.append(point.load.waves * (point.ttft_ms - fitted.ttft_mean - missed))
+                cold_misses.append(point.load.waves * (point.ttft_ms - fitted.ttft_mean - missed))
         residuals = tuple(float(ratio[0]) for ratio in ratios)
         scatter = _pooled(residuals, prior_scatter, constants=len(PRIORS))
         before = moved
         steps_taken, spread = _gauss_newton(np.stack(ratios), np.stack(by_constant), scatter, moved)
         moved = moved + steps_taken
         moved[2] = np.maximum(moved[2], LEAST_STEP_MS)
-        host_step = _pulled(host - ASSUMED_HOST_MS, late, late_scatter, ASSUMED_HOST_DEVIATION)
+        host_step = _pulled(host - ASSUMED_HOST_MS, host_misses, host_scatter, ASSUMED_HOST_DEVIATION)
         host = np.maximum(host + host_step, 0.0)
-        cold_step = _pulled(cold - ASSUMED_COLD_MS, first, first_scatter, ASSUMED_COLD_DEVIATION)
+        cold_step = _pulled(cold - ASSUMED_COLD_MS, cold_misses, cold_scatter, ASSUMED_COLD_DEVIATION)
         cold = np.maximum(cold + cold_step, 0.0)
         slow = max(float(np.max(np.abs(each))) for each in (host_step, cold_step))
         if np.max(np.abs(moved - before)) < SETTLED and slow < SETTLED_MS:
@@ -177,12 +183,10 @@ def fit(
         residuals,
         scatter,
         spread,
-        _of_new(_pooled([float(each[0]) for each in late], PRIOR_LATE_MS), len(late), ASSUMED_HOST_DEVIATION),
-        _of_new(
-            _pooled([float(each[0]) for each in first], ASSUMED_COLD_DEVIATION),
-            len(first),
-            ASSUMED_COLD_DEVIATION,
-        ),
+        _deviation(host_scatter, ASSUMED_HOST_DEVIATION),
+        _deviation(cold_scatter, ASSUMED_COLD_DEVIATION),
+        _pooled(ttft_residuals, TTFT_SCATTER),
+        _pooled(ttft_mean_residuals, TTFT_MEAN_SCATTER),
         PRIOR_POINTS + max(len(points) - len(PRIORS), 0),
     )
 
@@ -224,9 +228,9 @@ def _pooled(residuals: Sequence[float], prior: float, constants: int = 1) -> flo
     return math.sqrt(squares / (PRIOR_POINTS + max(len(residuals) - constants, 0)))
 
 
-def _of_new(scatter: float, points: int, prior: float) -> float:
-    """Deviation of a new point about the fitted constant: its own scatter, and the constant's."""
-    return math.hypot(scatter, (points / scatter**2 + 1 / prior**2) ** -0.5)
+def _deviation(scatters: Sequence[float], prior: float) -> float:
+    """Of a constant, by the points and its prior."""
+    return float(sum(scatter**-2 for scatter in scatters) + prior**-2) ** -0.5
 
 
 def assumed(like: Array) -> Fit:
@@ -243,5 +247,7 @@ def assumed(like: Array) -> Fit:
         np.zeros((len(PRIORS), len(PRIORS))),
         ASSUMED_HOST_DEVIATION,
         ASSUMED_COLD_DEVIATION,
+        TTFT_SCATTER,
+        TTFT_MEAN_SCATTER,
         0,
     )

@@ -113,11 +113,22 @@ class Link:
         kappa = fitted.kappa * np.exp(constants[0] + scatter)
         slope = fitted.slope + constants[1]
         step = np.maximum(fitted.step_ms + constants[2], LEAST_STEP_MS)
-        host = np.maximum(fitted.host_ms + fitted.late_ms * world.student("host", fitted.freedom), 0.0)
-        cold = np.maximum(fitted.cold_ms + fitted.cold_deviation * world.student("cold", fitted.freedom), 0.0)
+        host = np.maximum(fitted.host_ms + fitted.host_deviation * world.normal("host", "constant"), 0.0)
+        cold = np.maximum(fitted.cold_ms + fitted.cold_deviation * world.normal("cold", "constant"), 0.0)
         drawn = world.draws(self.steps(load))
         gap = drawn.gap_us + 1e3 * step
-        return replace(drawn, kappa=kappa, slope=slope, gap_us=gap, host_ms=host, cold_ms=cold)
+        ttft = np.exp(fitted.ttft_scatter * world.student("host", fitted.freedom))
+        ttft_mean = np.exp(fitted.ttft_mean_scatter * world.student("cold", fitted.freedom))
+        return replace(
+            drawn,
+            kappa=kappa,
+            slope=slope,
+            gap_us=gap,
+            host_ms=host,
+            cold_ms=cold,
+            ttft=ttft,
+            ttft_mean=ttft_mean,
+        )
 
     def serving(
         self, load: ClosedLoop, changes: Sequence[KernelChange] = (), world: World | None = None

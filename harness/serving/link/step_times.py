@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -45,6 +45,8 @@ class Draws:
     decode_us, prefill_us: added to a step, on the critical path
     routing:         0: experts alike, 1: the skew of `Phase.skewed`
     scheduling:      factor of what a prefill takes beside its kernels' times
+    cold_share:      of cold_ms, what prompts of this load's length meet
+    ttft, ttft_mean: factors of TTFT in the steady state and of its mean over a run
     """
 
     kappa: Array
@@ -60,6 +62,9 @@ class Draws:
     cold_ms: Array
     cold_prefill: Array
     scheduling: Array
+    cold_share: Array
+    ttft: Array
+    ttft_mean: Array
 
     def some(self, count: int) -> Draws:
         """So many of them, the central one first."""
@@ -91,8 +96,9 @@ class StepTimes:
 
     def serving(self, draws: Draws) -> ServingTimes:
         decode, prefill = self._decoding(draws), self._prefilling(draws)
-        cold = draws.cold_ms, draws.cold_prefill
-        return closed_loop(self.load, decode, prefill, draws.host_ms, self.capacity, *cold)
+        cold = draws.cold_ms * draws.cold_share, draws.cold_prefill
+        times = closed_loop(self.load, decode, prefill, draws.host_ms, self.capacity, *cold)
+        return replace(times, ttft=times.ttft * draws.ttft, ttft_mean=times.ttft_mean * draws.ttft_mean)
 
     def simulated(self, draws: Draws) -> list[SimulatedRun]:
         """The requests one by one, other ones in each draw."""
@@ -101,7 +107,12 @@ class StepTimes:
         # [draws, batches] and [draws, prompts]
         steps = np.stack([decode(batch * like) for batch in batches], axis=1)
         whole = np.stack([prefill(prompts * like) for prompts in self.prefill.grid], axis=1)
-        return [
+        cold_ms = draws.cold_ms * draws.cold_share
+        if self.load.waves:
+            # By what a mean is late, all of the run's, its first wave is.
+            mean = self.serving(draws).ttft_mean
+            cold_ms = np.maximum(cold_ms + self.load.waves * (mean - mean / draws.ttft_mean), 0.0)
+        runs = (
             simulate(
                 self.load,
                 steps[i].tolist(),
@@ -109,12 +120,13 @@ class StepTimes:
                 whole[i],
                 float(draws.host_ms[i]),
                 self.capacity,
-                float(draws.cold_ms[i]),
+                float(cold_ms[i]),
                 float(draws.cold_prefill[i]),
                 seed=i,
             )
             for i in range(len(like))
-        ]
+        )
+        return [replace(run, ttft=run.ttft * factor) for run, factor in zip(runs, draws.ttft, strict=True)]
 
     def _decoding(self, draws: Draws) -> StepTime:
         us = totals(self.decode, draws.decode, draws.routing) + draws.decode_us[:, None]

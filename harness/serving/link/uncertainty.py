@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.serving.link.closed_loop import Array
+from harness.serving.link.closed_loop import Array, ClosedLoop
 from harness.serving.link.step_times import Draws, PhaseTimes, StepTimes
 from harness.serving.link.structure import LAUNCH_US, STEP_GAP_US
 from harness.serving.op_classes import COMMUNICATION
@@ -33,6 +33,10 @@ SCHEDULING = 0.3  # of a prefill's stall: batches of prompts, what the host adds
 # late; 8192 in: 2.0 to 2.7. Others: between that and TensorRT-LLM's 0.9 to 1.1 on H200 with 8192 in.
 COLD_PREFILL = {"sglang": (1.6, 0.3)}
 ANY_COLD_PREFILL = (1.2, 0.35)
+# Engines that compile for each new number of tokens (TensorRT-LLM's DeepGEMM on Hopper) and warm up with
+# whole steps: prompts that fill one find their kernels. Set on InferenceX's points of H200, whose first wave
+# takes its prefills' time at 8192 in, and 1 to 4 s more at 1024.
+WARM_WHOLE_STEPS = ("trtllm",)
 UNABSORBED = 0.2  # of scaling prefill attention from absorbed to plain
 ROUTING = 0.5  # of the way from experts chosen alike to a power law of 1.2
 EXPOSED = 0.05  # mean share of communication that something else hides
@@ -89,7 +93,14 @@ class World:
             cold_ms=0 * ones,
             cold_prefill=cold * np.exp(cold_spread * self.normal("cold", "prefill")),
             scheduling=np.exp(SCHEDULING * self.normal("scheduling")),
+            cold_share=ones * self._cold_share(steps.load),
+            ttft=ones,
+            ttft_mean=ones,
         )
+
+    def _cold_share(self, load: ClosedLoop) -> float:
+        filled = min(1 / load.most_together, 1.0)
+        return 1 - filled if self.engine in WARM_WHOLE_STEPS else 1.0
 
     def exposed(self, name: str, op: str) -> Array:
         """The share of an op's time in a phase that is on the critical path."""

@@ -178,6 +178,27 @@ def test_points_of_one_length_say_nothing_of_a_first_wave(tiny):
     assert model.fitted(World(count=20)).cold_ms[0] == pytest.approx(ASSUMED_COLD_MS)
 
 
+def test_a_point_that_nothing_explains_widens_by_its_share():
+    """One of long prompts was queued for seconds: short ones are not seconds late."""
+    model = link()
+    long, short = (ClosedLoop(isl, 1024, 16, waves=10) for isl in (8192, 1024))
+    point = MeasuredPoint(long, 20.4, 700.0, 1.0, 330.0)
+    queued = replace(point, ttft_ms=5000.0, ttft_median_ms=3600.0)
+    alike, unlike = (
+        Value.of(replace(model, calibration=points, kept={}).serving(short)[0].ttft)
+        for points in ((point,) * 5, (*(point,) * 4, queued))
+    )
+    assert unlike.high / unlike.low > 1.5 * alike.high / alike.low
+    assert unlike.high < 1000
+
+
+def test_prompts_that_fill_a_step_of_tensorrt_llm_find_it_warm(tiny):
+    loads = [ClosedLoop(isl, 1024, 16, range_ratio=1.0, prefill_tokens=8192) for isl in (1024, 8192, 16384)]
+    for engine, shares in (("trtllm", [0.875, 0.0, 0.0]), ("sglang", [1.0, 1.0, 1.0])):
+        draws = [World(count=1, engine=engine).draws(tiny.steps(load)) for load in loads]
+        assert [float(drawn.cold_share[0]) for drawn in draws] == shares
+
+
 def test_the_looks_of_the_scheduler_are_the_files_or_those_given(tmp_path):
     path = tmp_path / "run.jsonl"
     path.write_text(json.dumps(row(SERIES["inferencex-0.5.9-1k1k"].points[0])))

@@ -24,6 +24,8 @@ from harness.serving.ledger.prediction import KernelChange, Prediction, Quantity
 from harness.serving.schema import OfferedLoad, Parallelism, StrictRecord
 
 START = "0" * 64
+OPENING = b'{"row":'
+"""What each line begins with, the first that a kill broke off too."""
 CLOCKS_APART = timedelta(days=1)
 """A line may be dated so far ahead of this machine's clock."""
 
@@ -168,8 +170,10 @@ def append(path: Path, entry: Entry) -> Entry:
 
 
 def read(path: Path) -> list[Entry]:
-    """The lines of a ledger. Raises UsageError where one is broken, altered, out of its order, of the future,
-    or the last has lost its newline; a last line that a kill broke off is left out."""
+    """The lines of a ledger. Raises UsageError for a file that is none, and where a line is broken, altered,
+    out of its order, of the future, or the last has lost its newline; a last line that a kill broke off is
+    left out."""
+    _require_ledger(path)
     entries: list[Entry] = []
     latest = (datetime.now(timezone.utc) + CLOCKS_APART).isoformat()
     for number, (entry, hashed) in enumerate(_lines(path).records(), 1):
@@ -183,6 +187,12 @@ def read(path: Path) -> list[Entry]:
         entries.append(entry)
     _require_newline(path, len(entries))
     return entries
+
+
+def _require_ledger(path: Path) -> None:
+    start = _text(path)[: len(OPENING)]
+    if not OPENING.startswith(start):
+        raise UsageError(f"{path} is no ledger: `serving link --ledger` and `serving experiment` write one")
 
 
 def _require_newline(path: Path, lines: int) -> None:
@@ -223,9 +233,11 @@ def _lines(path: Path) -> JsonLines[tuple[Entry, str]]:
 
 
 def _text(path: Path) -> bytes:
-    data = path.read_bytes()
     try:
+        data = path.read_bytes()
         data.decode()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"cannot read {path}: no UTF-8 text") from None
     return data

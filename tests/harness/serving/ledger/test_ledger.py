@@ -186,9 +186,19 @@ def test_a_line_that_a_kill_broke_off_is_left_out_and_written_over(tmp_path):
     assert len(read(path)) == 3 + 9
 
 
+@pytest.mark.parametrize("text", ['{"a": 1}', '{"a": 1}\n', "[\n]\n", "tpot,ttft\n1,2\n", "\n"])
+def test_another_kind_of_file_is_no_empty_ledger_and_nothing_is_added_to_it(tmp_path, text):
+    path = tmp_path / "results.json"
+    path.write_text(text)
+    for what in (read, seal, lambda path: append(path, ExplanationEntry(row="a", text="..."))):
+        with pytest.raises(UsageError, match=r"results\.json is no ledger"):
+            what(path)
+    assert path.read_text() == text
+
+
 def test_text_that_is_none_of_ours(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    path.write_text('{"kind": "observation", "row": 3}\n')
+    path.write_text('{"row": 3, "kind": "observation"}\n')
     with pytest.raises(UsageError, match="line 1"):
         read(path)
     path.write_bytes(b"\xff\xfe\x00")

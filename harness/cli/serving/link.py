@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from harness.cli.options import json_option
 from harness.errors import FAILED, OK, UsageError
@@ -28,12 +29,34 @@ CONCURRENCY = "4,8,16,32,64"
 ALLOWED = 0.08  # mean error of TPOT that a calibrated model may have, in leave-one-out
 TIME = re.compile(r"([0-9]*\.?[0-9]+)(ms|s|us)?")
 BEFORE_AFTER = re.compile(r"(.+?)\.\.(.+)")
+OF_RATE = "is of requests that come at a rate"
+NEEDS = {
+    "store_calibration": ("calibrate", "keeps what --calibrate FILE reads"),
+    "row": ("ledger", "names what --ledger FILE writes down"),
+    "burstiness": ("request_rate", OF_RATE),
+    "ramp_from": ("request_rate", OF_RATE),
+    "requests": ("request_rate", OF_RATE),
+}
+"""Options that do nothing without another one, and why."""
+OF_CLOSED_LOOP = ("waves", "what_if", "target_tpot", "observed", "ledger")
+STANDS_ALONE = {
+    "validate": (
+        "predicts what was measured, as it was measured, and nothing else",
+        ("isl", "osl", "concurrency", "request_rate", *OF_CLOSED_LOOP),
+    ),
+    "request_rate": ("is of no fixed number in flight", OF_CLOSED_LOOP),
+}
+"""Options that leave others without effect, and why."""
+OF_POINTS = ("range_ratio", "prefill_tokens", "recv_interval")
+BOUNDS_ALONE = {"hardware", "engine", "observed", "what_if", "json_to"}
+"""Options that ask for bounds and for nothing of a model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkOptions:
-    """The command's options as given."""
+    """The command's options. given: names of those that the user wrote, as they are here"""
 
+    given: frozenset[str]
     hardware: str | None
     engine: str | None
     any_kernel: bool
@@ -153,7 +176,9 @@ class LinkOptions:
 def link(**options: Any) -> None:
     """TPOT, TTFT and throughput of DeepSeek-R1 from the times of its kernels, and what a change of a kernel
     is worth, with 90 % intervals. Exit code 1 where --validate finds a mean error over 8 %."""
-    sys.exit(answer(LinkOptions(**options)))
+    source_of = click.get_current_context().get_parameter_source
+    given = frozenset(name for name in options if source_of(name) is ParameterSource.COMMANDLINE)
+    sys.exit(answer(LinkOptions(**options, given=given)))
 
 
 def answer(options: LinkOptions) -> int:
@@ -165,13 +190,13 @@ def answer(options: LinkOptions) -> int:
     from harness.serving.names import engine_name, hardware_name
 
     changes = [parse_change(text) for text in options.what_if]
-    _require_effect(options)
+    _require_effect(options.given)
     if options.ledger and not (changes and options.row):
         raise UsageError("--ledger needs a --row to be called by, and a --what-if: differences are predicted")
     target = _milliseconds(options.target_tpot) if options.target_tpot else None
     bounds = _bounds(options.observed, changes)
     asked = hardware_name(options.hardware or "h200"), engine_name(options.engine or "sglang")
-    if bounds and asked not in bundled() and not (options.tables or options.assumed or options.runs):
+    if bounds and asked not in bundled() and options.given <= BOUNDS_ALONE:
         if options.json_to:
             write(options.json_to, bounds_json(bounds))
         else:
@@ -194,24 +219,22 @@ def answer(options: LinkOptions) -> int:
     return OK
 
 
-def _require_effect(options: LinkOptions) -> None:
-    """Raises UsageError for an option that another one leaves without effect."""
-    if options.store_calibration and not options.calibrate:
-        raise UsageError("--store-calibration keeps what --calibrate FILE reads: give that too")
-    if options.row and not options.ledger:
-        raise UsageError("--row names what --ledger FILE writes down: give that too")
-    rate = {"--burstiness": options.burstiness != 1.0, "--ramp-from": options.ramp_from != 0.0,
-            "--requests": options.requests != 1000}  # fmt: skip
-    if given := [name for name, is_given in rate.items() if is_given and not options.request_rate]:
-        raise UsageError(
-            f"{' and '.join(given)} are of requests that come at a rate: give --request-rate too"
-        )
-    if options.validate:
-        other = {"--what-if": options.what_if, "--target-tpot": options.target_tpot,
-                 "--ledger": options.ledger, "--request-rate": options.request_rate,
-                 "--observed": options.observed}  # fmt: skip
-        if given := [name for name, value in other.items() if value]:
-            raise UsageError(f"--validate predicts what was measured and nothing else: leave out {given[0]}")
+def _require_effect(given: Collection[str]) -> None:
+    """Raises UsageError for an option that another one, or none, leaves without effect."""
+    for name, (needed, why) in NEEDS.items():
+        if name in given and needed not in given:
+            raise UsageError(f"{_flag(name)} {why}: give {_flag(needed)} too")
+    for name, (why, others) in STANDS_ALONE.items():
+        if name in given and (dropped := [other for other in others if other in given]):
+            raise UsageError(f"{_flag(name)} {why}: leave out {' and '.join(map(_flag, dropped))}")
+    points_only = [name for name in OF_POINTS if name in given]
+    if "validate" in given and points_only and "calibrate" not in given:
+        raise UsageError(f"with --validate {' and '.join(map(_flag, points_only))} are of what --calibrate "
+                         "FILE reads: give that too, or leave them out")  # fmt: skip
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def store(model: Link, file: str) -> None:
@@ -245,9 +268,6 @@ def open_loop(model: Link, options: LinkOptions) -> int:
     from harness.serving.link.report import open_json, open_text
     from harness.serving.link.simulation import OpenLoop
 
-    if options.what_if or options.target_tpot or options.ledger:
-        raise UsageError("--what-if, --target-tpot and --ledger are of a fixed number in flight: leave out "
-                         "--request-rate")  # fmt: skip
     at_once = _numbers(options.concurrency or f"{options.requests}", "--concurrency", int)
     if len(at_once) > 1:
         raise UsageError("--concurrency is the most at once where requests come at a rate: give one number")

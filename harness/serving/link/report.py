@@ -92,14 +92,17 @@ def bounds_json(bounds: Sequence[ChangeBound]) -> str:
 
 
 def bounds_text(bounds: Sequence[ChangeBound]) -> str:
-    lines = []
-    for bound in bounds:
-        line = (
-            f"{bound.op} alone, {bound.factor:g}x faster, to explain {bound.before_ms:g} to "
-            f"{bound.after_ms:g} ms: it took at least {bound.least_share:.0%} of the time before"
-        )
-        lines.append(line + ("" if bound.possible_alone else ", which cannot be: something else changed too"))
-    return "\n".join(["bounds, without a model:", *lines])
+    return "\n".join(["bounds, without a model:", *map(_bound, bounds)])
+
+
+def _bound(bound: ChangeBound) -> str:
+    what = f"{bound.op} alone, {bound.factor:g}x faster,"
+    seen = f"{bound.before_ms:g} to {bound.after_ms:g} ms"
+    if bound.least_share < 0:
+        became = "slower" if bound.after_ms > bound.before_ms else "faster"
+        return f"{what} cannot explain {seen}, which is {became}: something else changed too"
+    line = f"{what} to explain {seen}: it took at least {bound.least_share:.0%} of the time before"
+    return line + ("" if bound.possible_alone else ", which cannot be: something else changed too")
 
 
 def validation_json(series: Sequence[tuple[ValidationSummary, Sequence[ValidationRow]]]) -> str:

@@ -94,7 +94,8 @@ def rows(link: Link, series: Series) -> Iterator[ValidationRow]:
 
 
 def validated(link: Link) -> list[tuple[ValidationSummary, list[ValidationRow]]]:
-    """Of all series of its machine, engine, parallelism and cache. Raises UsageError where there is none."""
+    """Of all series of its machine, engine, parallelism, cache and launch. Raises UsageError where there is
+    none."""
     known = measured(link.hardware, link.engine)
     alike = [series for series in known if series.kv in ("", link.kv)]
     system = f"{link.hardware} with {link.engine}"
@@ -106,6 +107,8 @@ def validated(link: Link) -> list[tuple[ValidationSummary, list[ValidationRow]]]
             f"what was measured of {system} is of {CALIBRATED[0].text} and {caches} cache, not of "
             f"{link.structure.parallel.text} and {link.kv}"
         )
+    if link.eager:
+        raise UsageError(f"what was measured of {system} is of graphs: leave out --launch eager")
     validations = []
     for series in alike:
         points = list(rows(link, series))

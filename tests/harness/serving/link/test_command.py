@@ -73,6 +73,15 @@ def test_validation_is_computed_and_passes():
         (("--validate", "--ep", "8"), "is of tp8 and bfloat16 cache, not of "),
         (("--validate", "--what-if", "fused_moe=2x"), "leave out --what-if"),
         (("--validate", "--request-rate", "1"), "leave out --request-rate"),
+        (("--validate", "--concurrency", "4", "--isl", "512"), "leave out --isl and --concurrency"),
+        (("--validate", "--range-ratio", "1"), "--range-ratio are of what --calibrate FILE reads"),
+        (("--validate", "--launch", "eager"), "leave out --launch eager"),
+        (("--request-rate", "1", "--waves", "3"), "leave out --waves"),
+        (
+            ("--request-rate", "1", "--what-if", "fused_moe=2x", "--observed", "2ms..1ms"),
+            "leave out --what-if and --observed",
+        ),
+        (("--requests", "1000"), "give --request-rate too"),
         (("--row", "a"), "--row names what --ledger FILE writes down"),
         (("--burstiness", "2"), "give --request-rate too"),
         (("--request-rate", "1", "--concurrency", "4,8"), "give one number"),
@@ -83,6 +92,21 @@ def test_validation_is_computed_and_passes():
 def test_what_would_have_no_effect_is_refused(words, says):
     done = run(*words)
     assert isinstance(done.exception, UsageError) and says in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    "words", [("--concurrency", "16"), ("--target-tpot", "9ms"), ("--ledger", "a.jsonl", "--row", "a")]
+)
+def test_bounds_alone_are_for_who_asks_for_nothing_else(words):
+    done = run("--hardware", "mi300x", "--observed", "53ms..28ms", "--what-if", "fused_moe=3x", *words)
+    assert isinstance(done.exception, UsageError) and "no per-op times of mi300x" in str(done.exception)
+
+
+def test_bounds_of_a_change_the_other_way_round():
+    for observed, factor, became in (("28ms..53ms", "3x", "slower"), ("53ms..28ms", "0.5x", "faster")):
+        done = run("--hardware", "mi300x", "--observed", observed, "--what-if", f"fused_moe={factor}")
+        assert f"ms, which is {became}: something else changed too" in done.output
+        assert "%" not in done.output
 
 
 def test_bounds_do_not_swallow_a_prediction(tmp_path):

@@ -131,4 +131,4 @@ def test_the_command(cli):
     assert done.returncode == 0, done.stderr
     assert "falls behind" in done.stdout and "p99" in done.stdout
     refused = cli("serving", "link", "--request-rate", "1", "--what-if", "mla_decode=2x")
-    assert refused.returncode == 2 and "fixed number in flight" in refused.stderr
+    assert refused.returncode == 2 and "no fixed number in flight" in refused.stderr

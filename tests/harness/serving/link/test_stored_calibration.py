@@ -106,4 +106,4 @@ def test_points_of_two_versions_are_not_stored(results, tmp_path, here, monkeypa
 
 def test_there_has_to_be_something_to_store(tmp_path, here):
     done = here("serving", *SHORT, "--store-calibration", str(tmp_path / "kept.json"))
-    assert done.returncode == 2 and "give that too" in done.stderr
+    assert done.returncode == 2 and "give --calibrate too" in done.stderr

@@ -140,7 +140,7 @@ class LinkOptions:
     "--burstiness", default=1.0, show_default=True, help="Of their gaps: 1 Poisson's, more is evener."
 )
 @click.option("--ramp-from", default=0.0, metavar="R", help="The rate that they begin at.")
-@click.option("--requests", default=1000, show_default=True, help="That come at a rate.")
+@click.option("--requests", default=1000, show_default=True, help="That come at a rate; at most 10000.")
 @click.option("--tables", metavar="DIR", help="Per-op times in AIConfigurator's files and columns.")
 @click.option("--runs", multiple=True, metavar="RUN", help="Runs of this suite: their times come first.")
 @click.option(

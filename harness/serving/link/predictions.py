@@ -12,7 +12,7 @@ from harness.serving.ledger.prediction import KernelChange, Origin, Part, Predic
 from harness.serving.link.changes import applied, phases, slower_before
 from harness.serving.link.closed_loop import Array, ClosedLoop, ServingTimes
 from harness.serving.link.model import Link
-from harness.serving.link.simulation import OpenLoop, SimulatedRun
+from harness.serving.link.simulation import MOST_REQUESTS, OpenLoop, SimulatedRun, requests_of
 from harness.serving.link.step_times import Draws, StepTimes, kappa_at, term_us
 from harness.serving.link.uncertainty import DRAWS_ALONE, interval, sources
 
@@ -24,7 +24,8 @@ QUANTITIES: tuple[tuple[QuantityName, Literal["ms", "tok/s"]], ...] = (
     ("prefill", "ms"),  # of one prompt
 )
 SMALL = 1e-9
-SIMULATED, SIMULATED_OPEN = 60, 60  # draws of which requests are simulated
+SIMULATED, LEAST_SIMULATED = 60, 12  # draws of which requests are simulated; of runs of many requests fewer
+SIMULATED_REQUESTS = 120_000  # in all draws
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,14 @@ class Share:
 class Outlook:
     """What is expected of a workload without any change.
 
-    output: tokens/s of the instance
+    output: tokens/s of the instance; ttft_p99: None where a run has too many requests to simulate
     """
 
     load: ClosedLoop
     tpot: Value
     ttft: Value
     ttft_mean: Value
-    ttft_p99: Value
+    ttft_p99: Value | None
     output: Value
     batch: float
     capacity: float
@@ -100,10 +101,16 @@ def outlook(link: Link, load: ClosedLoop) -> Outlook:
     )
 
 
-def _p99(steps: StepTimes, draws: Draws) -> Value:
+def _p99(steps: StepTimes, draws: Draws) -> Value | None:
     """Of TTFT over a whole run."""
-    runs = steps.simulated(draws.some(SIMULATED))
-    return Value.of(np.array([np.percentile(run.ttft, 99) for run in runs]))
+    if requests_of(steps.load) > MOST_REQUESTS:
+        return None
+    return Value.of(np.array([np.percentile(run.ttft, 99) for run in _simulated(steps, draws)]))
+
+
+def _simulated(steps: StepTimes, draws: Draws) -> list[SimulatedRun]:
+    count = SIMULATED_REQUESTS // requests_of(steps.load)
+    return steps.simulated(draws.some(min(max(count, LEAST_SIMULATED), SIMULATED)))
 
 
 @dataclass(frozen=True)
@@ -125,8 +132,7 @@ class OpenOutlook:
 
 def open_outlook(link: Link, load: OpenLoop) -> OpenOutlook:
     world = link.world()
-    draws = link.draws(load, world, link.fitted(world)).some(SIMULATED_OPEN)
-    runs = link.steps(load).simulated(draws)
+    runs = _simulated(link.steps(load), link.draws(load, world, link.fitted(world)))
 
     def value(of: Callable[[SimulatedRun], float]) -> Value:
         return Value.of(np.array([of(run) for run in runs]))

@@ -14,6 +14,7 @@ from harness.serving.link.forecast import Forecast
 from harness.serving.link.inverse import Need
 from harness.serving.link.model import Link
 from harness.serving.link.predictions import OpenOutlook, Outlook, Value
+from harness.serving.link.simulation import MOST_REQUESTS
 from harness.serving.link.uncertainty import interval
 from harness.serving.link.validation import ValidationRow, ValidationSummary
 
@@ -117,7 +118,7 @@ def _row_json(row: ValidationRow) -> dict[str, object]:
         "tpot_ms": asdict(row.tpot),
         "ttft_ms": asdict(row.ttft),
         "ttft_mean_ms": asdict(row.ttft_mean),
-        "ttft_p99_ms": asdict(row.ttft_p99),
+        "ttft_p99_ms": None if row.ttft_p99 is None else asdict(row.ttft_p99),
         "output_tok_s_gpu": asdict(row.output_tok_s_gpu),
         "error": row.error,
         "covered": row.covered,
@@ -150,7 +151,7 @@ def outlooks(model: Link, forecasts: Sequence[Forecast]) -> str:
             _value(look.tpot),
             _value(look.ttft, ".0f"),
             f"{look.ttft_mean.value:.0f}" if look.load.waves else "",
-            f"{look.ttft_p99.value:.0f}",
+            _central(look.ttft_p99),
             _value(look.output, ".0f"),
             f"{look.output.value / model.gpus:.1f}",
             f"{look.batch:.1f}" + (" (memory)" if look.batch > 0.999 * look.capacity else ""),
@@ -267,6 +268,10 @@ def remarks(model: Link, forecast: Forecast) -> str:
             f"whose prompts come at once, {model.fitted(model.world()).cold_ms[0]:.0f} ms later than their "
             f"prefills ({'calibrated' if is_known else 'assumed'})"
         )
+    if look.ttft_p99 is None:
+        lines.append(
+            f"p99 is of requests one by one, of at most {MOST_REQUESTS} of a run: here it is left out"
+        )
     lines.append(f"tables: {model.structure.where}; intervals: {model.world().count} draws, fixed seed")
     return "\n".join(f"- {line}" for line in lines)
 
@@ -283,7 +288,7 @@ def series_text(summary: ValidationSummary, rows: Sequence[ValidationRow]) -> st
             f"{row.point.ttft_ms:.0f}",
             f"{row.ttft_mean.value:.0f}",
             "" if row.point.ttft_p99_ms is None else f"{row.point.ttft_p99_ms:.0f}",
-            "" if row.point.ttft_p99_ms is None else f"{row.ttft_p99.value:.0f}",
+            _central(row.ttft_p99) if row.point.ttft_p99_ms is not None else "",
             f"{row.point.output_tok_s_gpu:.1f}",
             f"{row.output_tok_s_gpu.value:.1f}",
         ]
@@ -301,6 +306,10 @@ def series_text(summary: ValidationSummary, rows: Sequence[ValidationRow]) -> st
 
 def _value(value: Value, form: str = ".2f") -> str:
     return text.interval(value.value, value.low, value.high, form)
+
+
+def _central(value: Value | None) -> str:
+    return "" if value is None else f"{value.value:.0f}"
 
 
 def _table(rows: Sequence[Sequence[object]], names: Sequence[str]) -> str:

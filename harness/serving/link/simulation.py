@@ -19,6 +19,7 @@ from harness.serving.link.closed_loop import Array, ClosedLoop
 
 SEED = 20261125
 WAVES = 10  # where a run has no end
+MOST_REQUESTS = 10_000  # of a run: more take longer than anybody waits
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,10 @@ class OpenLoop(ClosedLoop):
         for name in ("rate", "burstiness"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UsageError(f"{name}={getattr(self, name):g} must be above 0 and finite")
-        if self.requests < 1 or not 0 <= self.ramp_from < math.inf:
-            raise UsageError(
-                "requests must be at least 1, and the rate that they begin at a number from 0 on"
-            )
+        if not 1 <= self.requests <= MOST_REQUESTS:
+            raise UsageError(f"requests={self.requests} must be from 1 to {MOST_REQUESTS}")
+        if not 0 <= self.ramp_from < math.inf:
+            raise UsageError(f"ramp_from={self.ramp_from:g} must be a number from 0 on")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class SimulatedRun:
         quarter = max(len(self.ttft) // 4, 1)
         late, early = np.median(self.ttft[-quarter:]), np.median(self.ttft[quarter : 2 * quarter])
         return bool(late > 2 * early)
+
+
+def requests_of(load: ClosedLoop) -> int:
+    """Of a whole run."""
+    return load.requests if isinstance(load, OpenLoop) else load.concurrency * (load.waves or WAVES)
 
 
 def simulate(
@@ -85,7 +91,7 @@ def simulate(
     """
     rng = np.random.default_rng([SEED, seed])
     comes = isinstance(load, OpenLoop)
-    count = load.requests if isinstance(load, OpenLoop) else load.concurrency * (load.waves or WAVES)
+    count = requests_of(load)
     inputs = _lengths(rng, load.isl, load.range_ratio, count)
     outputs = np.maximum(_lengths(rng, load.osl, load.range_ratio, count), 2)
     sent = _sent(rng, load) if isinstance(load, OpenLoop) else np.zeros(count)

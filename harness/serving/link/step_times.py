@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from harness.serving.link.closed_loop import Array, ClosedLoop, ServingTimes, StepTime, closed_loop
-from harness.serving.link.simulation import SimulatedRun, simulate
+from harness.serving.link.simulation import SimulatedRun, requests_of, simulate
 from harness.serving.link.structure import LAUNCHES, StepLoad, Structure, Term
 
 BATCH = 16.0  # at which kappa is what it says
@@ -102,7 +102,8 @@ class StepTimes:
 
     def simulated(self, draws: Draws) -> list[SimulatedRun]:
         """The requests one by one, other ones in each draw."""
-        batches = np.arange(1, math.ceil(self.decode.grid[-1]) + 1, dtype=float)
+        most = min(math.ceil(self.decode.grid[-1]), requests_of(self.load))
+        batches = np.arange(1, most + 1, dtype=float)
         decode, prefill, like = self._decoding(draws), self._prefilling(draws), np.ones_like(draws.kappa)
         # [draws, batches] and [draws, prompts]
         steps = np.stack([decode(batch * like) for batch in batches], axis=1)
@@ -165,7 +166,8 @@ def steps(
     # The attention of a prompt in chunks is that of the whole, the rest is called once a chunk.
     often = {"mha_prefill": 1, "": chunks}
     other = skewed or structure
-    decode = _phase(structure.decode, other.decode, _grid(load.concurrency), decoding, {"": 1})
+    most = min(load.concurrency, capacity)
+    decode = _phase(structure.decode, other.decode, _grid(most), decoding, {"": 1})
     prefill = _phase(structure.prefill, other.prefill, _grid(load.most_together), prefilling, often)
     return StepTimes(structure, load, decode, prefill, eager, capacity)
 

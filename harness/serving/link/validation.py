@@ -27,7 +27,7 @@ class ValidationRow:
     tpot: Value
     ttft: Value
     ttft_mean: Value
-    ttft_p99: Value
+    ttft_p99: Value | None
     output_tok_s_gpu: Value
 
     @property
@@ -42,7 +42,7 @@ class ValidationRow:
         """What is predicted and measured, by name: TTFT is the client's mean, first wave included."""
         yield "TPOT", self.tpot, self.point.tpot_ms
         yield "mean TTFT", self.ttft_mean, self.point.ttft_ms
-        if self.point.ttft_p99_ms is not None:
+        if self.point.ttft_p99_ms is not None and self.ttft_p99 is not None:
             yield "p99 TTFT", self.ttft_p99, self.point.ttft_p99_ms
         yield "throughput", self.output_tok_s_gpu, self.point.output_tok_s_gpu
 

@@ -8,14 +8,10 @@ from dataclasses import dataclass, replace
 from harness.page.serving.colours import NOT_OBSERVED, NOT_PREDICTED
 from harness.page.serving.marks import distinct
 from harness.serving.ledger.ledger import LedgerRow, Observation
-from harness.serving.ledger.prediction import Prediction
+from harness.serving.ledger.prediction import Prediction, unit_text
 from harness.serving.ledger.residuals import Residual, residuals
 
 NO_METHOD = "none"
-
-
-UNITS = {"1": "of the value before"}
-"""Of quantities of which only a ratio was published."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,7 @@ def _judged(row: str, residual: Residual, observation: Observation) -> LedgerLin
     return LedgerLine(
         row,
         residual.quantity,
-        UNITS.get(residual.unit, residual.unit),
+        unit_text(residual.unit),
         residual.method,
         _name(residual.method, residual.of),
         residual.verdict,
@@ -96,7 +92,7 @@ def _unpredicted(row: str, observation: Observation) -> LedgerLine:
     return LedgerLine(
         row,
         observation.quantity,
-        UNITS.get(observation.unit, observation.unit),
+        unit_text(observation.unit),
         NO_METHOD,
         NO_METHOD,
         NOT_PREDICTED,
@@ -108,7 +104,7 @@ def _unobserved(row: str, prediction: Prediction) -> LedgerLine:
     return LedgerLine(
         row,
         prediction.quantity,
-        UNITS.get(prediction.unit, prediction.unit),
+        unit_text(prediction.unit),
         prediction.method,
         _name(prediction.method, prediction.of),
         NOT_OBSERVED,

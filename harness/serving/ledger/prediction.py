@@ -17,6 +17,11 @@ Unit = Literal["ms", "s", "tok/s", "1"]
 """`s` of a client's whole run (`duration`); `1` of a quantity whose value before is taken as 1."""
 
 
+def unit_text(unit: str) -> str:
+    """What a reader calls a unit."""
+    return "x before" if unit == "1" else unit
+
+
 class KernelChange(StrictRecord):
     """One op made faster or slower.
 

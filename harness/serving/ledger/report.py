@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from harness.report.text import table
 from harness.serving.ledger.ledger import LedgerRow
 from harness.serving.ledger.methods_table import is_wide, wide_table
-from harness.serving.ledger.prediction import KernelChange
+from harness.serving.ledger.prediction import KernelChange, unit_text
 from harness.serving.ledger.residuals import Residual, residuals
 
 COLUMNS = ["row", "change", "quantity", "observed", "method", "predicted", "residual", "", "verdict"]
@@ -19,9 +19,9 @@ residual: observed less predicted change, and as a part of the observed one. In 
 predicted change, and by what part of the observed one it was off. explained: the 90 % intervals meet, or,
 where neither has one, the residual is within 15 %. not resolved: the observation does not tell the change
 from none, or it is under 3 % of the value before. blind: the prediction was written down before the
-observation. A bound says what one change alone can give at most. Where a quantity has no unit, only a ratio
-was published, and the value before is taken as 1. lacks: what a publication, or the part of it that was read,
-does not say, and what the link would need besides. In the interval: explained by the link."""
+observation. A bound says what one change alone can give at most. x before: times the value before, where only
+a ratio was published. lacks: what a publication, or the part of it that was read, does not say, and what the
+link would need besides. In the interval: explained by the link."""
 
 
 def as_json(rows: Sequence[LedgerRow]) -> str:
@@ -106,12 +106,12 @@ def _lines(row: LedgerRow) -> Iterator[list[str]]:
         observed = line.observation
         of_quantity = [h for h in judgements if h.quantity == observed.quantity]
         change = _value(observed.change, observed.low, observed.high, observed.unit)
-        numbers = f"{observed.before:g} -> {observed.after:g}{_unit(observed.unit)}, {change}"
+        numbers = f"{observed.before:g} -> {observed.after:g} {unit_text(observed.unit)}, {change}"
         if not of_quantity:
             yield [*head, observed.quantity, numbers, "none", "", "", "", "no prediction"]
         for number, h in enumerate(of_quantity):
             cells = [observed.quantity, numbers] if number == 0 else ["", ""]
-            residual = "" if h.residual is None else f"{h.residual:+.3g}{_unit(h.unit)}"
+            residual = "" if h.residual is None else f"{h.residual:+.3g} {unit_text(h.unit)}"
             part = "" if h.relative is None else f"{h.relative:+.0%}"
             verdict = h.verdict + (", blind" if h.blind else "")
             yield [
@@ -137,11 +137,7 @@ def _change(change: KernelChange) -> str:
 
 def _value(value: float | None, low: float | None, high: float | None, unit: str) -> str:
     interval = "" if low is None and high is None else f"({_signed(low)}..{_signed(high)})"
-    return " ".join(filter(None, ["" if value is None else f"{value:+.3g}{_unit(unit)}", interval]))
-
-
-def _unit(unit: str) -> str:
-    return "" if unit == "1" else f" {unit}"
+    return " ".join(filter(None, ["" if value is None else f"{value:+.3g} {unit_text(unit)}", interval]))
 
 
 def _signed(value: float | None) -> str:

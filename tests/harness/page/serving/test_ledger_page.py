@@ -69,7 +69,7 @@ def test_every_row_and_every_miss_is_there():
         "predicted, ms",
         "predicted, s",
         "predicted, tok/s",
-        "predicted, of the value before",
+        "predicted, x before",
     }
 
 

@@ -91,6 +91,8 @@ class OfferedLoad(StrictRecord):
     """What was asked of the engine.
 
     input_len, output_len: tokens of a request, as asked for (of a range: its mean)
+    longest_input_len, longest_output_len: of a range, where the client says no more of it
+    range_ratio:           the shortest of a range over its longest
     concurrency:           most requests in flight that the client allows
     request_rate:          requests per second; None: not said; 0: all at once (the clients' `inf`)
     burstiness:            shape of the gamma distribution of the times between requests; 1: Poisson
@@ -101,6 +103,8 @@ class OfferedLoad(StrictRecord):
     dataset: str = ""
     input_len: float | None = None
     output_len: float | None = None
+    longest_input_len: float | None = None
+    longest_output_len: float | None = None
     range_ratio: float | None = None
     concurrency: float | None = None
     request_rate: float | None = None

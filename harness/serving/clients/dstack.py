@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from harness.serving.clients.common import mean_of_range
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, UnreadableError
 from harness.serving.integrity.common import MARGIN
@@ -82,6 +83,9 @@ def _online(row: Fields) -> ServingRun:
         row.findings.append(Finding(rule="column_shift", severity="suspect", message=message))
     limit, dataset = row.number("max_concurrency"), row.text("dataset_name")
     lengths = (row.number("random_input_len"), row.number("random_output_len"))
+    ratio = row.number("random_range_ratio") if dataset == "random" else None
+    if ratio is not None:
+        lengths = (mean_of_range(lengths[0], ratio), mean_of_range(lengths[1], ratio))
     notes = []
     if dataset == SHARED_PREFIX:
         requested = " / ".join("none" if length is None else f"{length:g}" for length in lengths)
@@ -97,7 +101,7 @@ def _online(row: Fields) -> ServingRun:
                 dataset=dataset,
                 input_len=lengths[0],
                 output_len=lengths[1],
-                range_ratio=row.number("random_range_ratio") if dataset == "random" else None,
+                range_ratio=ratio,
                 concurrency=limit,
                 request_rate=row.number("request_rate", infinite=0.0),
                 num_prompts=ONLINE_PROMPTS,

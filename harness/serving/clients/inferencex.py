@@ -9,6 +9,9 @@ keys lose the suffix and come in **seconds**; all throughputs are per GPU:
   `input_tput_per_gpu` over those that prefill. Forks divide all three by all GPUs. Which it was follows
   from the three numbers; where it does not, the scope is `unknown`.
 
+isl and osl are the longest lengths: the client draws from --random-range-ratio of them on, which no file says
+(its scripts give 0.8). The mean of the output follows from the mean latencies, E2E = TTFT + (n - 1) TPOT.
+
 The API's rows nest the numbers under `metrics`, and write the GPUs of an aggregated engine twice, as
 num_prefill_gpu and as num_decode_gpu. `*_intvty` is 1 / `*_tpot`, statistic by statistic (that of `std`
 means nothing), and stays in `extra`.
@@ -17,7 +20,7 @@ means nothing), and stays in `extra`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.serving.clients.common import of_keys
@@ -59,6 +62,8 @@ def _run(row: Fields) -> ServingRun:
     prefill, decode = row.count("num_prefill_gpu"), row.count("num_decode_gpu")
     gpus, note = _gpus(row, apart, prefill, decode)
     throughputs, notes = _throughputs(numbers, apart, prefill, decode)
+    latencies = of_keys(numbers, LATENCIES, suffix="", scale=1e3)
+    load, of_lengths = _load(row.number("isl"), row.number("osl"), latencies)
     return ServingRun(
         id=row.where,
         client=NAME,
@@ -72,17 +77,30 @@ def _run(row: Fields) -> ServingRun:
         image=row.text("image"),
         parallelism=_parallelism(row, apart, prefill, decode),
         mode="online",
-        workload=OfferedLoad(
-            dataset="random",
-            input_len=row.number("isl"),
-            output_len=row.number("osl"),
-            concurrency=row.number("conc"),
-        ),
-        metrics=(*throughputs, *of_keys(numbers, LATENCIES, suffix="", scale=1e3)),
+        workload=load.model_copy(update={"concurrency": row.number("conc")}),
+        metrics=(*throughputs, *latencies),
         extra=row.rest() | ({"disagg": True} if apart else {}),
-        notes=tuple(text for text in (note, *notes) if text),
+        notes=tuple(text for text in (note, *notes, of_lengths) if text),
         findings=tuple(row.findings),
     )
+
+
+def _load(isl: float | None, osl: float | None, latencies: Sequence[Metric]) -> tuple[OfferedLoad, str]:
+    """With the longest lengths, and their means where the latencies tell that of the output: prompts are
+    drawn alike."""
+    load = OfferedLoad(dataset="random", longest_input_len=isl, longest_output_len=osl)
+    means = {metric.name: metric.value for metric in latencies if metric.statistic == "mean"}
+    e2e, ttft, tpot = (means.get(name) for name in ("e2e", "ttft", "tpot"))
+    if not isl or not osl:
+        return load, ""
+    if e2e is None or ttft is None or not tpot or not 0 < (e2e - ttft) / tpot < osl:
+        return load, "isl and osl are the longest lengths; from which on they are drawn is not said"
+    out = 1 + (e2e - ttft) / tpot
+    note = (
+        f"lengths: the longest are {isl:g} / {osl:g}; means are {out / osl:.3g} of them, by "
+        "1 + (E2E - TTFT) / TPOT output tokens"
+    )
+    return load.model_copy(update={"input_len": round(isl * out / osl), "output_len": round(out)}), note
 
 
 def _flag(row: Fields, key: str) -> bool | None:

@@ -101,8 +101,15 @@ def _row(run: ServingRun) -> list[str]:
 
 
 def _lengths(run: ServingRun) -> str:
-    sizes = (run.workload.input_len, run.workload.output_len)
-    return "" if sizes == (None, None) else "/".join("?" if size is None else f"{size:g}" for size in sizes)
+    load = run.workload
+    sizes = (load.input_len, load.longest_input_len), (load.output_len, load.longest_output_len)
+    return "/".join(_length(*size) for size in sizes) if any(map(any, sizes)) else ""
+
+
+def _length(mean: float | None, longest: float | None) -> str:
+    if mean is None:
+        return "?" if longest is None else f"<={longest:g}"
+    return f"{mean:g}"
 
 
 def _load(run: ServingRun) -> str:

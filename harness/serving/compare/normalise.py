@@ -126,6 +126,15 @@ def _per_gpu(quantity: Quantity, side: Side) -> Side:
     return Side(side.value * factor, side.unit, "gpu", side.tokens, (*side.steps, step))
 
 
+def of_instance(quantity: Quantity) -> float | None:
+    """The number over all GPUs that serve; None where it is not known of how many it is."""
+    metric, gpus = quantity.metric, quantity.all_gpus
+    if per_request(metric) or metric.scope in ("instance", "cluster"):
+        return metric.value
+    side = _per_gpu(quantity, Side(metric.value, metric.unit, metric.scope, metric.tokens))
+    return side.value * gpus if side.scope == "gpu" and gpus else None
+
+
 def gpu_share(quantity: Quantity) -> tuple[float, str] | None:
     """The factor from a quantity's scope to one GPU of all that serve, and how it came; None: not known."""
     gpus, nodes, split = quantity.all_gpus, quantity.nodes, quantity.parallelism

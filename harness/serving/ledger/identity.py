@@ -22,16 +22,17 @@ CACHES = {"auto": "bfloat16", "bf16": "bfloat16", "fp8_e4m3": "fp8"}
 
 
 EAGER = ("--disable-cuda-graph", "--enforce-eager")
+SPECULATION = ("spec_decoding", "spec_method", "mtp")
+"""InferenceX's keys, of its files, its API's rows and its first files."""
 
 
 def _speculation(run: ServingRun) -> str:
     """`eagle`, `mtp` ..., empty where nothing says that there is any."""
     named = option(run.flags, "--speculative-algorithm") or option(run.flags, "--speculative-config")
-    kind = named or str(run.extra.get("spec_decoding") or "")
+    said = [named, *(str(run.extra.get(key) or "") for key in SPECULATION)]
+    kinds = [kind.lower() for kind in said if kind.lower() not in ("", "none", "false", "off")]
     accepted = run.value("accept_length", "mean") or 1.0
-    if kind.lower() in ("", "none", "false") and accepted > 1:
-        return f"{accepted:g} tokens a step"
-    return "" if kind.lower() in ("none", "false") else kind.lower()
+    return kinds[0] if kinds else f"{accepted:g} tokens a step" if accepted > 1 else ""
 
 
 def _dp_attention(run: ServingRun) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from harness.errors import UsageError
 from harness.serving.clients.load import load
 from harness.serving.compare.alike import compare
+from harness.serving.compare.normalise import of_instance
 from harness.serving.compare.quantity import quantity_of_run
 from harness.serving.ledger.identity import assumptions, require_alike
 from harness.serving.ledger.ledger import ExplanationEntry, Observation, ObservationEntry, append, read, rows
@@ -67,19 +68,23 @@ def _runs(files: Sequence[str]) -> list[ServingRun]:
 
 
 def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -> Observation | None:
-    """Of the pairs' differences, a t-interval; None where a run lacks the metric. Raises UsageError where a
-    pair is not alike."""
+    """Of the pairs' differences, of the whole instance, a t-interval; None where a run lacks the metric.
+    Raises UsageError where a pair is not alike, or of an unknown part of the instance."""
     name, statistic, tokens, unit = READ[quantity]
     values = []
     for pair in pairs:
         a, b = (run.metric(name, statistic, tokens) for run in pair)
         if a is None or b is None:
             return None
-        compared = compare(quantity_of_run(pair[0], a), quantity_of_run(pair[1], b), ("all",))
+        sides = quantity_of_run(pair[0], a), quantity_of_run(pair[1], b)
+        compared = compare(*sides, ("all",))
         if compared.verdict != "alike":
             why = "; ".join(reason.text for reason in compared.reasons) or "they need normalising"
             raise UsageError(f"{pair[0].id} and {pair[1].id} are not alike in {quantity}: {why}")
-        values.append((a.value, b.value))
+        of_a, of_b = map(of_instance, sides)
+        if of_a is None or of_b is None:
+            raise UsageError(f"{pair[0].id} and {pair[1].id} do not say of how many GPUs their {quantity} is")
+        values.append((of_a, of_b))
     if not values:
         return None
     before, after = (statistics.fmean(pair[i] for pair in values) for i in (0, 1))

@@ -47,8 +47,8 @@ class ClosedLoop:
         for name, least in least_of.items():
             if getattr(self, name) < least:
                 raise UsageError(f"{name}={getattr(self, name)} must be at least {least}")
-        if not 0 < self.range_ratio <= 1:
-            raise UsageError(f"range_ratio={self.range_ratio} must be above 0 and at most 1")
+        if not 0 <= self.range_ratio <= 1:
+            raise UsageError(f"range_ratio={self.range_ratio} must be from 0 to 1")
 
     @property
     def mean_isl(self) -> float:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import UsageError
 from harness.serving.clients.load import load
+from harness.serving.compare.normalise import of_instance
 from harness.serving.compare.quantity import option, quantity_of_run
 from harness.serving.ledger.identity import UNKNOWN, differences, text
 from harness.serving.ledger.ledger import Setting
@@ -76,13 +77,15 @@ def own_points(
         # The load is the run's own, and lengths are as served.
         unlike = [d for d in differences(setting, run, ["all"]) if not d.name.endswith("length")]
         unsaid |= dict.fromkeys(d.name for d in differences(setting, run) if d.run == UNKNOWN)
+        if _range(run) is None:
+            unsaid["range of lengths"] = None
         if unlike:
             raise UsageError(f"{run.id} does not calibrate this: {text(unlike)}")
     points += [_point(run, gpus, range_ratio, prefill_tokens, recv_interval) for run in runs]
     if not points:
         raise UsageError(f"no run in {', '.join(files)} to calibrate on")
     return OwnPoints(
-        tuple(points),
+        tuple(dict.fromkeys(points)),
         tuple(sources | dict.fromkeys(results)),
         tuple(unsaid),
         tuple(versions | dict.fromkeys(run.version for run in runs)),
@@ -93,31 +96,44 @@ def _name(run: ServingRun) -> str:
     return run.model.rstrip("/").rsplit("/")[-1].lower()
 
 
+def _range(run: ServingRun) -> float | None:
+    """The shortest length over the longest, as the run says it or as its mean tells; None: neither does."""
+    load = run.workload
+    if load.range_ratio is None and load.output_len and load.longest_output_len:
+        return max(round(2 * load.output_len / load.longest_output_len - 1, 2), 0.0)
+    return load.range_ratio
+
+
 def _point(
     run: ServingRun, gpus: int, range_ratio: float, prefill_tokens: int, recv_interval: int
 ) -> MeasuredPoint:
-    quantity = quantity_of_run(run, Metric(name="", value=0, unit=""))
+    ratio = _range(run)
+    ratio = range_ratio if ratio is None else ratio
+    if not 0 <= ratio <= 1:
+        raise UsageError(
+            f"{run.id} has a range of lengths of {ratio:g}, not from 0 to 1: it cannot calibrate"
+        )
+    output = run.metric("throughput", "total", "output") or Metric(name="throughput", value=0, unit="tok/s")
+    quantity = replace(quantity_of_run(run, output), gpus=gpus)
+    load, to_longest = run.workload, 2 / (1 + ratio)
     wanted = {
-        "input length": quantity.input_len,
-        "output length": quantity.output_len,
-        "concurrency": run.workload.concurrency,
+        "input length": (quantity.input_len or 0) * to_longest or load.longest_input_len,
+        "output length": (quantity.output_len or 0) * to_longest or load.longest_output_len,
+        "concurrency": load.concurrency,
         "mean TPOT": run.value("tpot", "mean"),
         "mean TTFT": run.value("ttft", "mean"),
-        "output throughput": run.value("throughput", "total", "output"),
+        "output throughput": of_instance(quantity),
     }
     if lacks := [name for name, value in wanted.items() if not value]:
         raise UsageError(f"{run.id} does not say its {', '.join(lacks)}: it cannot calibrate")
-    isl, osl, concurrency, tpot, ttft, output = (float(value or 0) for value in wanted.values())
-    ratio = run.workload.range_ratio
-    ratio = range_ratio if ratio is None or not 0 < ratio <= 1 else ratio
+    isl, osl, concurrency, tpot, ttft, tokens = (float(value or 0) for value in wanted.values())
     chunk = option(run.flags, "--chunked-prefill-size")
     interval = option(run.flags, "--scheduler-recv-interval")
-    prompts = run.workload.num_prompts or 10 * concurrency
-    to_longest = 2 / (1 + ratio)
+    prompts = load.num_prompts or 10 * concurrency
     return MeasuredPoint(
         ClosedLoop(
-            round(isl * to_longest),
-            round(osl * to_longest),
+            round(isl),
+            round(osl),
             concurrency=round(concurrency),
             range_ratio=ratio,
             prefill_tokens=int(chunk) if chunk.isdigit() else prefill_tokens,
@@ -126,7 +142,7 @@ def _point(
         ),
         tpot_ms=tpot,
         ttft_ms=ttft,
-        output_tok_s_gpu=output / gpus,
+        output_tok_s_gpu=tokens / gpus,
         ttft_median_ms=run.value("ttft", "median"),
         ttft_p99_ms=run.value("ttft", "p99"),
     )

@@ -4,9 +4,9 @@ Before a block, taken only where there is no doubt which block it is of: vLLM's 
 their arguments (`Namespace(...)`) in the same run; a command counts where it is the only one before its block
 and the next block has one of its own. What it says must not contradict the block.
 
-Lengths: vLLM's `bench serve` draws from [L (1 - r), L (1 + r)], so their mean is L; SGLang's from [L r, L]
-with r = 0 unless given; benchmark_serving.py had both meanings in its time, so but for r = 1, where both give
-the mean L, its length is not told.
+Lengths: vLLM's `bench serve` draws from [L (1 - r), L (1 + r)] with r below 1, so their mean is L; SGLang's
+from [L r, L]; both with r = 0 unless given. benchmark_serving.py had both meanings in its time, so but for
+r = 1, which only the second has, its length is not told.
 """
 
 from __future__ import annotations
@@ -52,13 +52,15 @@ class Command:
         kind = "random" if dataset.startswith("random") else dataset
         into, out = (self._length(row, kind, which) for which in ("input", "output"))
         ratio = row.number(f"{kind}_range_ratio")
+        if ratio is None and kind == "random" and self.program != "script":
+            ratio = 0.0
         prefix = row.number(f"{kind}_prefix_len") or 0.0
         into, out, note = self._means(into, out, ratio)
         return OfferedLoad(
             dataset=dataset,
             input_len=into + prefix if into is not None else None,
             output_len=out,
-            range_ratio=ratio,
+            range_ratio=self._range(ratio),
             concurrency=row.number("max_concurrency"),
             request_rate=row.number("request_rate", infinite=0.0),
             num_prompts=row.count("num_prompts") or row.count("num_prompt"),
@@ -71,6 +73,14 @@ class Command:
         if length is None and kind == "random":
             length = row.number(f"random_{which}")
         return length if length is not None else row.number(f"{which}_len")
+
+    def _range(self, ratio: float | None) -> float | None:
+        """The shortest length over the longest; None where that is not told."""
+        if ratio is None or not 0 <= ratio <= 1:
+            return None
+        if self.program == "vllm":
+            return (1 - ratio) / (1 + ratio)
+        return ratio if self.program == "sglang" or ratio == 1 else None
 
     def _means(
         self, into: float | None, out: float | None, ratio: float | None

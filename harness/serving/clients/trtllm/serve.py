@@ -38,6 +38,13 @@ def _run(row: Fields) -> ServingRun:
         *common.single(row, "request_throughput", "request_throughput", "req/s"),
         *common.goodput(row),
         *common.of_keys(row, LATENCIES),
+        *common.of_object(
+            row.inside("avg_decoded_tokens_per_iter"),
+            {"mean": "mean"},
+            "accept_length",
+            "1",
+            scope="instance",
+        ),
         *common.single(row, "user_throughput", "throughput_per_user", "tok/s", "request", "output", "mean"),
     )
     completed, requested = row.count("completed"), row.count("num_prompts")

@@ -11,7 +11,9 @@ TEXT = (DATA / "console_vllm.txt").read_text()
 BLOCK = TEXT[TEXT.index("====") : TEXT.rindex("====") + 4] + "\n"
 OURS = "vllm bench serve --model m --dataset-name random --random-input-len 228 --random-output-len 300 "
 COMMAND = OURS + "--num-prompts 960 --max-concurrency 16\n"
-ASKED = OfferedLoad(dataset="random", input_len=228, output_len=300, concurrency=16, num_prompts=960)
+ASKED = OfferedLoad(
+    dataset="random", input_len=228, output_len=300, range_ratio=1.0, concurrency=16, num_prompts=960
+)
 
 
 def test_one_command_one_block(tmp_path):
@@ -81,19 +83,30 @@ def test_lengths_of_another_dataset_are_not_its(tmp_path):
 def test_lengths_of_the_old_script_with_a_ratio_are_not_told(tmp_path):
     text = COMMAND.replace("vllm bench serve", "python3 benchmark_serving.py --random-range-ratio 0.8")
     (run,) = written(tmp_path, text + BLOCK)
-    assert (run.workload.input_len, run.workload.range_ratio) == (None, 0.8)
+    assert (run.workload.input_len, run.workload.range_ratio) == (None, None)
     assert any("left out" in note for note in run.notes)
 
 
 def test_a_ratio_of_one_means_the_same_in_every_version_of_the_old_script(tmp_path):
     text = COMMAND.replace("vllm bench serve", "python3 benchmark_serving.py --random-range-ratio 1.0")
     (run,) = written(tmp_path, text + BLOCK)
-    assert (run.workload.input_len, run.workload.output_len) == (228, 300)
+    assert (run.workload.input_len, run.workload.output_len, run.workload.range_ratio) == (228, 300, 1.0)
+
+
+@pytest.mark.parametrize(("given", "ratio"), [("0.25", 0.6), ("0.0", 1.0), ("1.5", None)])
+def test_vllms_ratio_is_of_both_sides_of_the_mean(tmp_path, given, ratio):
+    text = COMMAND.replace("serve ", f"serve --random-range-ratio {given} ")
+    (run,) = written(tmp_path, text + BLOCK)
+    assert (run.workload.input_len, run.workload.range_ratio) == (228, ratio)
 
 
 def test_sglangs_ratio(tmp_path):
+    text = COMMAND.replace("vllm bench serve", "python -m sglang.bench_serving")
+    (run,) = written(tmp_path, text + BLOCK)
+    assert (run.workload.input_len, run.workload.range_ratio) == ((1 + 228) / 2, 0.0)
     text = COMMAND.replace("vllm bench serve", "python -m sglang.bench_serving --random-range-ratio 0.5")
     (run,) = written(tmp_path, text + BLOCK)
+    assert run.workload.range_ratio == 0.5
     assert (run.workload.input_len, run.workload.output_len) == ((114 + 228) / 2, (150 + 300) / 2)
 
 
@@ -108,7 +121,7 @@ def test_printed_arguments(tmp_path):
     text = NAMESPACE.replace(", dispatch=<function f at 0x7f>", "")
     for times in (1, 2):
         (run,) = written(tmp_path, COMMAND + text * times + BLOCK)
-        assert run.workload == ASKED.model_copy(update={"request_rate": 0.0, "range_ratio": 0.0})
+        assert run.workload == ASKED.model_copy(update={"request_rate": 0.0})
         assert run.model == "a/b"
         assert "arguments printed" in run.notes[0]
     (run,) = written(tmp_path, text + text.replace("=200", "=201") + BLOCK)

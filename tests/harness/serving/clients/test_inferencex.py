@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.serving.clients.report import as_text
 from tests.support.serving_files import changed, noted, of, rules, shapes
 
 
@@ -16,7 +17,9 @@ def test_every_value_of_an_aggregate():
         "online",
     )
     asked = run.workload
-    assert (asked.input_len, asked.output_len, asked.concurrency) == (1024, 1024, 64)
+    assert (asked.longest_input_len, asked.longest_output_len, asked.concurrency) == (1024, 1024, 64)
+    assert (asked.input_len, asked.output_len) == (922, 922)
+    assert run.notes[-1].startswith("lengths: the longest are 1024 / 1024; means are 0.901 of them")
     assert run.gpus == 8
     assert run.parallelism.model_dump() == {
         "tp": 8, "pp": 1, "dp": None, "ep": 1, "dp_attention": False,
@@ -95,6 +98,13 @@ def test_throughputs_that_do_not_add_up(tmp_path):
 def test_a_half_of_a_disaggregated_row_has_no_known_denominator(tmp_path):
     (run,) = changed(tmp_path, "inferencex_api.json", lambda rows: [{**rows[2], "num_prefill_gpu": None}])
     assert (run.gpus, run.metric("throughput", tokens="output").scope) == (None, "unknown")
+
+
+def test_lengths_that_no_latency_tells(tmp_path):
+    (run,) = changed(tmp_path, "inferencex_agg.json", lambda row: row | {"mean_e2el": None})
+    assert (run.workload.input_len, run.workload.longest_output_len) == (None, 1024)
+    assert "from which on they are drawn is not said" in run.notes[-1]
+    assert "<=1024/<=1024" in as_text([run], 1, 0)
 
 
 def test_device_and_truth_as_text():

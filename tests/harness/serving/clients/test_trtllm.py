@@ -134,13 +134,14 @@ def test_every_value_of_the_serving_client():
     assert values[("throughput_per_user", "mean", "output")][1:] == ("tok/s", "request")
     assert values[("ttft", "mean", "none")] == (pytest.approx(110), "ms", "request")
     assert values[("e2e", "mean", "none")][0] == pytest.approx((170 + 161 + 170) / 3)
-    assert len(values) == 4 + 4 * 4
+    assert len(values) == 5 + 4 * 4
     assert run.samples.output_lens == (4, 3, 4)
     assert run.samples.ttfts_ms == pytest.approx((100, 120, 110))
     assert run.samples.e2es_ms == pytest.approx((170, 161, 170))
     assert run.samples.itls_ms[1] == pytest.approx((20, 21))
     assert "generated_texts" not in run.extra
-    assert run.extra["avg_decoded_tokens_per_iter"]["mean"] == 1.0
+    assert values[("accept_length", "mean", "none")] == (1.0, "1", "instance")
+    assert run.extra["avg_decoded_tokens_per_iter"]["std"] == 0.0
     assert rules(run) == ["failed"]
 
 

@@ -89,6 +89,8 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("data parallelism", over(dp=8)),
     ("speculative decoding", {"flags": ("--speculative-algorithm=EAGLE",)}),
     ("speculative decoding", {"extra": {"spec_decoding": "mtp"}}),
+    ("speculative decoding", {"extra": {"spec_method": "mtp"}}),
+    ("speculative decoding", {"extra": {"spec_decoding": "none", "mtp": "on"}}),
     (
         "speculative decoding",
         {"metrics": (Metric(name="accept_length", value=2.6, unit="1", statistic="mean"),)},

@@ -11,7 +11,7 @@ from harness.errors import UsageError
 from harness.serving.ledger.ledger import read, rows
 from harness.serving.ledger.observe import observe, t_interval
 from harness.serving.ledger.residuals import residuals
-from tests.support.serving_files import VLLM_ROW
+from tests.support.serving_files import DATA, VLLM_ROW
 
 
 def link(*words):
@@ -56,6 +56,22 @@ def test_unlike_runs_are_refused_and_nothing_is_written(tmp_path, ledger):
     with pytest.raises(UsageError, match="no row 'mla'; rows: moe"):
         observe(ledger, "mla", [before], [before])
     assert ledger.read_text() == text
+
+
+def test_throughput_a_gpu_is_observed_of_the_instance(tmp_path, ledger):
+    """InferenceX's files are per GPU; what was predicted is not."""
+    row = json.loads((DATA / "inferencex_agg.json").read_text()) | {"conc": 16}
+    files = []
+    for name, factor in (("a", 1.0), ("b", 1.1)):
+        files.append(str(tmp_path / f"{name}.json"))
+        (tmp_path / f"{name}.json").write_text(json.dumps(row | {"output_tput_per_gpu": 100.0 * factor}))
+    observe(ledger, "moe", files[:1], files[1:], assumed=["all"])
+    [of_output] = [
+        entry.observation
+        for entry in rows(read(ledger))[0].observations
+        if entry.observation.quantity == "output_throughput"
+    ]
+    assert (of_output.before, of_output.after) == pytest.approx((800.0, 880.0))
 
 
 def test_a_row_is_opened_once(ledger):

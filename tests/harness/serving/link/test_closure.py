@@ -156,7 +156,7 @@ def test_what_does_not_settle_is_said_in_one_line():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"isl": 0}, {"osl": 1}, {"concurrency": 0}, {"range_ratio": 0.0}, {"range_ratio": 1.5}, {"waves": -1}],
+    [{"isl": 0}, {"osl": 1}, {"concurrency": 0}, {"range_ratio": -0.1}, {"range_ratio": 1.5}, {"waves": -1}],
 )
 def test_a_workload_of_no_sense_is_refused(wrong):
     with pytest.raises(UsageError, match=next(iter(wrong))):

@@ -25,7 +25,7 @@ from harness.serving.link.model import Link, link
 from harness.serving.link.predictions import Value
 from harness.serving.link.times.tables import read_tables
 from harness.serving.link.uncertainty import World
-from tests.support.serving_files import SGLANG_ROW, VLLM_ROW
+from tests.support.serving_files import DATA, SGLANG_ROW, VLLM_ROW
 from tests.support.serving_link_tables import written
 
 SERIES = {series.name: series for series in measured("h200", "sglang")}
@@ -207,3 +207,31 @@ def test_the_looks_of_the_scheduler_are_the_files_or_those_given(tmp_path):
     path.write_text(json.dumps(row(point) | {"server_info": {"scheduler_recv_interval": 30}}))
     [point] = link(own=[str(path)], recv_interval=10).calibration
     assert point.load.recv_interval == 30
+
+
+def test_points_of_inferencex_are_as_long_as_theirs_and_a_gpus_tokens_are_a_gpus(tmp_path):
+    row = json.loads((DATA / "inferencex_agg.json").read_text())
+    path = tmp_path / "agg.json"
+    for change, ratio in (({}, 0.8), ({"mean_e2el": None}, 0.7)):
+        path.write_text(json.dumps(row | change))
+        model = link(own=[str(path)], range_ratio=0.7)
+        [point] = model.calibration
+        assert (point.load.isl, point.load.osl, point.load.range_ratio) == (1024, 1024, ratio)
+        assert point.output_tok_s_gpu == row["output_tput_per_gpu"]
+        assert ("range of lengths" in model.unsaid) == (ratio == 0.7)
+
+
+@pytest.mark.parametrize(("ratio", "isl"), [(0.0, 1025), (0.5, 1024), (1.0, 1024)])
+def test_the_range_of_lengths_is_the_runs_own(tmp_path, ratio, isl):
+    load = ClosedLoop(1024, 1024, 16, range_ratio=ratio, waves=10)
+    own = row(MeasuredPoint(load, 17.0, 250.0, 100.0, 150.0)) | {"random_range_ratio": ratio}
+    (tmp_path / "run.jsonl").write_text(json.dumps(own))
+    [point] = link(own=[str(tmp_path / "run.jsonl")]).calibration
+    assert (point.load.isl, point.load.range_ratio) == (isl, ratio)
+
+
+def test_a_range_that_is_none_is_refused(tmp_path):
+    own = row(SERIES["inferencex-0.5.9-1k1k"].points[0]) | {"random_range_ratio": 2.0}
+    (tmp_path / "run.jsonl").write_text(json.dumps(own))
+    with pytest.raises(UsageError, match=r"run\.jsonl.* range of lengths of 2, not from 0 to 1"):
+        link(own=[str(tmp_path / "run.jsonl")])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from harness.serving.ledger.prediction import KernelChange
     from harness.serving.link.closed_loop import ClosedLoop
     from harness.serving.link.model import Link
+    from harness.serving.trace.result import Trace
     from shapes.attention import Parallel
 
 Number = TypeVar("Number", int, float)
@@ -310,18 +311,20 @@ def _model(options: LinkOptions) -> Link:
     from harness.serving.link.model import link as link_model
     from harness.serving.link.times.measured_times import read_measured_times
     from harness.serving.link.times.tables import read_tables
-    from harness.serving.names import hardware_name
+    from harness.serving.names import engine_name, hardware_name
 
     tables = read_tables(Path(options.tables)) if options.tables else None
     hardware = hardware_name(options.hardware or (tables.device if tables else "h200"))
-    return link_model(
+    engine = engine_name(options.engine or (tables.engine if tables else "sglang"))
+    trace = _trace(options.trace) if options.trace else None
+    model = link_model(
         hardware,
-        options.engine,
+        engine,
         parallel=_parallel(options.tp, options.ep, options.dp_attention),
         kv=KV[options.kv_dtype],
         eager=options.launch == "eager",
         tables=tables,
-        exposure=_exposure(options.trace, hardware) if options.trace else None,
+        exposure=_exposure(trace, hardware, engine) if trace else None,
         measured_times=read_measured_times(options.runs) if options.runs else None,
         any_kernel=options.any_kernel,
         assumed=options.assumed,
@@ -330,6 +333,10 @@ def _model(options: LinkOptions) -> Link:
         prefill_tokens=options.prefill_tokens,
         recv_interval=options.recv_interval,
     )
+    if trace is None or trace.engine:
+        return model
+    note = f"nothing in {trace.path} tells its engine: taken to be {engine}"
+    return replace(model, notes=(*model.notes, note))
 
 
 def _loads(options: LinkOptions) -> list[ClosedLoop]:
@@ -369,13 +376,20 @@ def _milliseconds(text: str) -> float:
     return float(match[1]) * {"s": 1e3, "us": 1e-3}.get(match[2] or "ms", 1.0)
 
 
-def _exposure(file: str, hardware: str) -> dict[tuple[str, str], float]:
-    """Of a trace, by phase and op class: the share that is on the critical path. Raises UsageError for a
-    trace of another machine or model, or without decode steps."""
-    from harness.serving.names import hardware_name
+def _trace(file: str) -> Trace:
     from harness.serving.trace import decompose
 
-    trace = decompose(file)
+    return decompose(file)
+
+
+def _exposure(trace: Trace, hardware: str, engine: str) -> dict[tuple[str, str], float]:
+    """By phase and op class: the share that is on the critical path. Raises UsageError for a trace of another
+    machine, engine or model, or without decode steps."""
+    from harness.serving.names import hardware_name
+
+    file = trace.path
+    if trace.engine not in ("", engine):
+        raise UsageError(f"{file} is a trace of {trace.engine}, not {engine}: what hides there may not here")
     for model in {device.model for device in trace.devices}:
         if hardware_name(model) != hardware:
             of = model or "a machine that it does not name"

@@ -35,10 +35,11 @@ class KernelRule:
 
 @dataclass(frozen=True)
 class StepRule:
-    """says: the evidence, in words."""
+    """says: the evidence, in words; engine: whose annotation it is, empty where it is of none"""
 
     says: str
     pattern: re.Pattern[str]
+    engine: str
 
 
 UNKNOWN = KernelRule("unknown", "", re.compile(""), None, "", False)
@@ -79,9 +80,17 @@ def rule_of(name: str, op: str = "") -> KernelRule:
 
 
 @cache
+def engine_namespaces() -> dict[str, frozenset[str]]:
+    """Of the operators that an engine adds to torch; SGLang, which may use vLLM's too, first."""
+    return {row["engine"]: frozenset(row["namespaces"]) for row in _data()["engines"]}
+
+
+@cache
 def step_rules() -> tuple[StepRule, ...]:
     """Engines first, torch's own steps last."""
-    return tuple(StepRule(row["says"], re.compile(row["pattern"])) for row in _data()["steps"])
+    return tuple(
+        StepRule(row["says"], re.compile(row["pattern"]), row.get("engine", "")) for row in _data()["steps"]
+    )
 
 
 def step_rule(annotation: str) -> int | None:

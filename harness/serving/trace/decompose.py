@@ -15,6 +15,7 @@ from harness.serving.schema import Finding
 from harness.serving.trace.classify import PHASES, KernelRule, attention_class, rule_of
 from harness.serving.trace.columns import NONE, RecordedTrace, groups
 from harness.serving.trace.critical_path import Timeline, gaps
+from harness.serving.trace.engine import engine_of
 from harness.serving.trace.launches import LaunchedWork, kernels, operators
 from harness.serving.trace.read import read
 from harness.serving.trace.result import ClassTime, Device, KernelTime, ShapeTime, Times, Trace, TraceStep
@@ -100,6 +101,7 @@ class _Sums:
             path=path,
             source=recorded.source,
             on=self.work.on,
+            engine=engine_of(recorded),
             rank=recorded.rank,
             world_size=recorded.world_size,
             partial=recorded.truncated,

@@ -32,7 +32,8 @@ def _head(trace: Trace) -> Iterator[str]:
     profiler = {"torch": "torch.profiler", "rocprof": "rocprofv3"}[trace.source]
     rank = f", rank {trace.rank} of {trace.world_size}" if trace.rank is not None and trace.world_size else ""
     partial = "; BROKEN OFF: sums and shares are of a part only" if trace.partial else ""
-    yield f"{trace.path}: {profiler}{rank}{partial}"
+    engine = f" of {trace.engine}" if trace.engine else ""
+    yield f"{trace.path}: {profiler}{engine}{rank}{partial}"
     if trace.on == "cpu":
         yield "no kernels in it: operators on the CPU, each without those inside it"
     for device in trace.devices:
@@ -162,6 +163,7 @@ def as_json(trace: Trace, phase: Phase | None = None) -> dict[str, Any]:
             "path": trace.path,
             "source": trace.source,
             "on": trace.on,
+            "engine": trace.engine,
             "rank": trace.rank,
             "world_size": trace.world_size,
             "partial": trace.partial,

@@ -155,12 +155,14 @@ class PerStep:
 class Trace:
     """on: where the work ran; `cpu`: operators' own time, there being no kernels in the trace.
 
+    engine:  that ran it, empty where nothing tells
     partial: the file breaks off, and what came before was taken
     """
 
     path: str
     source: Literal["torch", "rocprof"]
     on: Literal["gpu", "cpu"]
+    engine: str
     rank: int | None
     world_size: int | None
     partial: bool

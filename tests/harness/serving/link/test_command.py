@@ -214,9 +214,11 @@ def test_own_times_without_the_shared_expert_get_its_share(tmp_path):
 DEEPSEEK = {"mla_decode": 1.0, "fused_moe": 1.0}
 
 
-def traced_as(monkeypatch, decode, device="NVIDIA H200"):
+def traced_as(monkeypatch, decode, device="NVIDIA H200", engine="sglang"):
     """A trace of one device, of these exposures in decode."""
     trace = types.SimpleNamespace(
+        path="some.json",
+        engine=engine,
         devices=(types.SimpleNamespace(model=device),),
         exposure=lambda phase: decode if phase == "decode" else {},
     )
@@ -239,6 +241,15 @@ def test_a_trace_of_something_else_is_refused(monkeypatch, decode, device, said)
     traced_as(monkeypatch, decode, device)
     with pytest.raises(UsageError, match=said):
         raise run("--trace", "some.json").exception
+
+
+def test_a_trace_of_another_engine_is_refused_and_one_of_none_says_so(monkeypatch):
+    traced_as(monkeypatch, DEEPSEEK, engine="vllm")
+    with pytest.raises(UsageError, match=r"some\.json is a trace of vllm, not sglang"):
+        raise run("--trace", "some.json").exception
+    traced_as(monkeypatch, DEEPSEEK, engine="")
+    notes = document("--concurrency", "4", "--trace", "some.json")["notes"]
+    assert "nothing in some.json tells its engine: taken to be sglang" in notes
 
 
 def test_a_trace_says_what_is_on_the_critical_path(monkeypatch):

@@ -33,6 +33,13 @@ def of(folder: Path, events: list[Event], **head: object) -> Trace:
     return decompose(write(folder, events, **head))
 
 
+def test_annotations_tell_the_engine_where_no_operator_does(tmp_path: Path) -> None:
+    step, work = span("step[DECODE bs=1]", 0, 90), [launch(1, 1), kernel(MM, 5, 10, correlation=1)]
+    assert of(tmp_path, [step, *work]).engine == "sglang"
+    assert of(tmp_path, [step, op("vllm::moe_forward", 1, 5), *work]).engine == "vllm"
+    assert of(tmp_path, work).engine == ""
+
+
 def test_one_stream_is_all_exposed_and_its_gaps_are_idle(tmp_path: Path) -> None:
     trace = of(tmp_path, [kernel(MM, 100, 10), kernel(NORM, 115, 5), kernel(MM, 120, 20)])
     assert {c: (t.calls, t.time_us, t.exposed_us) for c, t in trace.by_class().items()} == {

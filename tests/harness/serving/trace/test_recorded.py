@@ -48,6 +48,18 @@ def test_classes_and_kernels_sum_to_the_devices_and_nothing_is_unknown(name: str
     assert not trace.findings
 
 
+def test_an_engines_own_operators_say_whose_trace_it_is() -> None:
+    """Not its annotations: SGLang's here are in vLLM's words."""
+    assert {name: recorded(name).engine for name in FILES} == {
+        "deepseek_v3_training.json.gz": "",
+        "rocprofv3_training.json.gz": "",
+        "sglang_rocm_prefill.json.gz": "sglang",
+        "vllm_b200_prefill.json.gz": "vllm",
+        "vllm_cpu_deepseek_v3.json.gz": "vllm",
+        "vllm_rocm_decode_graph.json.gz": "vllm",
+    }
+
+
 def test_deepseeks_training_trace() -> None:
     """46 % of the kernels' 244 ms, which run in a span of 129 ms, are communication of expert parallelism;
     nearly all of it is under computation, which is what DualPipe is for."""

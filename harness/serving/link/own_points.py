@@ -27,12 +27,13 @@ SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
 class OwnPoints:
     """runs: the files of results, those of stored calibrations in place of these; unsaid: names of what some
     runs do not say of the system, which is taken to be as given; versions: of the engine, empty where a run
-    does not say it"""
+    does not say it; wrong: of each run whose numbers cannot hold, the first reason"""
 
     points: tuple[MeasuredPoint, ...]
     runs: tuple[str, ...]
     unsaid: tuple[str, ...]
     versions: tuple[str, ...]
+    wrong: tuple[str, ...]
 
 
 def own_points(
@@ -89,7 +90,12 @@ def own_points(
         tuple(sources | dict.fromkeys(results)),
         tuple(unsaid),
         tuple(versions | dict.fromkeys(run.version for run in runs)),
+        tuple(filter(None, map(_wrong, runs))),
     )
+
+
+def _wrong(run: ServingRun) -> str:
+    return next((finding.message for finding in run.findings if finding.severity == "wrong"), "")
 
 
 def _name(run: ServingRun) -> str:

@@ -134,6 +134,14 @@ def test_a_run_that_does_not_calibrate_is_refused(tmp_path, changes, says):
         link(own=[str(path)])
 
 
+def test_numbers_that_cannot_hold_are_said(tmp_path):
+    path = tmp_path / "run.json"
+    for given, notes in ((12.0, 0), (70_000.0, 1)):
+        path.write_text(json.dumps(VLLM_ROW | {"mean_tpot_ms": given}))
+        said = [note for note in link(own=[str(path)]).notes if "of 1 of these runs wrong" in note]
+        assert len(said) == notes and all("longer than the run of 60 s" in note for note in said)
+
+
 def test_the_same_layers_by_another_name(tmp_path):
     path = tmp_path / "run.json"
     for name in ("deepseek-ai/DeepSeek-V3-0324", "deepseek-ai/DeepSeek-V3.1", "/models/DeepSeek-R1-0528"):

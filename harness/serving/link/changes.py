@@ -39,9 +39,11 @@ def parse_change(text: str) -> KernelChange:
     )
     value = float(match["factor"] or match["saved"])
     low, high = (float(match[k]) if match[k] else None for k in ("low", "high"))
-    holds = low is None or high is None or 0 < low <= value <= high
-    if value <= 0 or not holds:
-        raise UsageError(f"cannot read change {text!r}: its interval is to be positive and to hold its value")
+    holds = low is None or high is None or 0 < low <= value <= high < math.inf
+    if not 0 < value < math.inf or not holds:
+        raise UsageError(
+            f"cannot read change {text!r}: its value is to be positive and finite, its interval to hold it"
+        )
     return KernelChange(
         op=match["op"],
         part=match["part"] or "",

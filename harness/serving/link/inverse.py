@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from harness.serving.ledger.prediction import KernelChange
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.model import Link
-from harness.serving.link.uncertainty import World
 from harness.serving.op_classes import OP_CLASSES
 from kernels import OPS
 
@@ -54,7 +53,7 @@ def _need(link: Link, load: ClosedLoop, target_ms: float | None, ops: tuple[str,
 
 def tpot(link: Link, load: ClosedLoop, ops: Sequence[str], factor: float) -> float:
     """TPOT, ms, with all of the ops that much faster; the central case."""
-    world = World(count=1, exposure=link.exposure or {})
+    world = link.world(1)
     changes = [KernelChange(op=op, factor=factor) for op in ops] if factor != 1.0 else []
     return float(link.serving(load, changes, world)[1].tpot[0])
 

@@ -136,6 +136,8 @@ def test_bounds_need_no_tables():
         (["--target-tpot", "soon"], "write 20ms"),
         (["--what-if", "mla_decode"], "cannot read change"),
         (["--what-if", "norm=2x"], "no kernel 'norm'"),
+        (["--what-if", "fused_moe=1e400x"], "positive and finite"),
+        (["--what-if", "fused_moe=saved:5us(1..1e400)"], "its interval to hold it"),
         (["--observed", "5ms..4ms"], "--what-if OP=FACTORx"),
         (["--tables", "nowhere"], "no such folder"),
         (["--runs", "nowhere"], "no run at"),

@@ -28,6 +28,8 @@ def ledger(files: tuple[str, ...], seal: bool, sealed: str | None, json_to: str 
     from harness.serving.ledger.ledger import seal as sealed_as
 
     if seal or sealed:
+        if json_to or (seal and sealed):
+            raise UsageError("--seal, --sealed and --json are three answers: give one of them")
         if not files or (sealed and len(files) > 1):
             raise UsageError("name the ledger" + (", one" if sealed else "s to seal"))
         for name in files:

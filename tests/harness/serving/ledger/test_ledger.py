@@ -172,6 +172,8 @@ def test_sealing_by_command(tmp_path):
     done = run(str(path), "--sealed", seal(path))
     assert done.exit_code == 0 and done.stdout == f"{path}: as it was sealed, and 0 lines since\n"
     assert isinstance(run("--seal").exception, UsageError)
+    for more in (("--json", "-"), ("--sealed", seal(path))):
+        assert "give one of them" in str(run(str(path), "--seal", *more).exception)
     other = run(str(path), "--sealed", "3:" + "0" * 64).exception
     assert isinstance(other, HarnessError) and not isinstance(other, UsageError)
 

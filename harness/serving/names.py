@@ -1,4 +1,4 @@
-"""One spelling for what has several: machines by their data sheets, engines by their usual names."""
+"""One spelling for what has several: machines by their data sheets, engines and models by usual names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from harness.catalogue.devices import known_type
 
 ENGINES = {"tensorrtllm": "trtllm", "trt": "trtllm", "sgl": "sglang"}
 """Other spellings of engines, without their dashes and blanks."""
+
+MODELS = {"dsr1": "deepseek-r1"}
+"""InferenceX's own short names."""
 
 MAKERS = re.compile(r"\b(nvidia|amd|instinct|intel)\b", re.IGNORECASE)
 
@@ -20,3 +23,9 @@ def hardware_name(text: str) -> str:
 def engine_name(text: str) -> str:
     plain = re.sub(r"[-_ ]", "", text.lower())
     return ENGINES.get(plain, plain)
+
+
+def model_name(text: str) -> str:
+    """Without the folder or the organisation before it."""
+    name = text.rstrip("/").rsplit("/")[-1].lower()
+    return MODELS.get(name, name)

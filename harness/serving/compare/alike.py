@@ -13,6 +13,7 @@ from typing import Literal
 from harness.catalogue.flags import catalogue
 from harness.serving.compare.normalise import Reason, Side, normalised, unit_of
 from harness.serving.compare.quantity import LENGTH_TOLERANCE, SNAPSHOT, Quantity, matters
+from harness.serving.names import model_name
 from harness.serving.schema import Metric
 
 ComparisonVerdict = Literal["alike", "normalised", "refused"]
@@ -100,7 +101,7 @@ def conditions(quantity: Quantity) -> dict[str, str]:
     elif quantity.client:
         window = "the whole run"
     return {
-        "model": SNAPSHOT.sub("", _name(quantity)) or UNKNOWN,
+        "model": SNAPSHOT.sub("", model_name(quantity.model)) or UNKNOWN,
         "mode": quantity.mode,
         "input length": _number(quantity.input_len),
         "output length": _number(quantity.output_len),
@@ -110,10 +111,6 @@ def conditions(quantity: Quantity) -> dict[str, str]:
         "precision": quantity.weights or UNKNOWN,
         "accounting window": window,
     }
-
-
-def _name(quantity: Quantity) -> str:
-    return quantity.model.rstrip("/").rsplit("/")[-1].lower()
 
 
 def _number(value: float | None) -> str:
@@ -168,8 +165,9 @@ def _confounders(a: Quantity, b: Quantity) -> Iterator[str]:
         of_a, of_b = getattr(a, what), getattr(b, what)
         if of_a and of_b and of_a.lower() != of_b.lower():
             yield f"{what}: {of_a} against {of_b}"
-    if _name(a) and _name(b) and _name(a) != _name(b):
-        yield f"weights: {_name(a)} against {_name(b)}"
+    models = model_name(a.model), model_name(b.model)
+    if all(models) and models[0] != models[1]:
+        yield f"weights: {models[0]} against {models[1]}"
     if a.parallelism != b.parallelism:
         yield f"parallelism: {_layout(a) or UNKNOWN} against {_layout(b) or UNKNOWN}"
     if a.all_gpus and b.all_gpus and a.all_gpus != b.all_gpus:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from harness.errors import UsageError
 from harness.serving.compare.quantity import LENGTH_TOLERANCE, SNAPSHOT, option, quantity_of_run
 from harness.serving.ledger.ledger import Setting
-from harness.serving.names import engine_name, hardware_name
+from harness.serving.names import engine_name, hardware_name, model_name
 from harness.serving.schema import Metric, OfferedLoad, Parallelism, ServingRun
 
 UNKNOWN = ""
@@ -186,7 +186,7 @@ def _identity(
         "GPUs": _number(gpus),
         "engine": engine_name(engine),
         "version": version.removeprefix("v").split("+")[0],
-        "model": SNAPSHOT.sub("", model.rstrip("/").rsplit("/")[-1].lower()),
+        "model": SNAPSHOT.sub("", model_name(model)),
         "precision": precision.lower(),
         "KV cache": CACHES.get(cache.lower(), cache.lower()),
         "tensor parallelism": _number(parallelism.tp),

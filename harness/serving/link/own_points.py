@@ -16,6 +16,7 @@ from harness.serving.ledger.ledger import Setting
 from harness.serving.link.calibration import MeasuredPoint
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.stored_calibration import System, stored
+from harness.serving.names import model_name
 from harness.serving.schema import Metric, Parallelism, ServingRun
 from shapes.attention import Parallel
 
@@ -67,7 +68,7 @@ def own_points(
             hardware=hardware,
             gpus=gpus,
             engine=engine,
-            model=run.model if SAME_LAYERS.fullmatch(_name(run)) else "DeepSeek-R1",
+            model=run.model if SAME_LAYERS.fullmatch(model_name(run.model)) else "DeepSeek-R1",
             precision="fp8 block-scale",
             kv_cache=kv,
             plain=True,
@@ -96,10 +97,6 @@ def own_points(
 
 def _wrong(run: ServingRun) -> str:
     return next((finding.message for finding in run.findings if finding.severity == "wrong"), "")
-
-
-def _name(run: ServingRun) -> str:
-    return run.model.rstrip("/").rsplit("/")[-1].lower()
 
 
 def _range(run: ServingRun) -> float | None:

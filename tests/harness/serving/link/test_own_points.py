@@ -144,7 +144,12 @@ def test_numbers_that_cannot_hold_are_said(tmp_path):
 
 def test_the_same_layers_by_another_name(tmp_path):
     path = tmp_path / "run.json"
-    for name in ("deepseek-ai/DeepSeek-V3-0324", "deepseek-ai/DeepSeek-V3.1", "/models/DeepSeek-R1-0528"):
+    for name in (
+        "deepseek-ai/DeepSeek-V3-0324",
+        "deepseek-ai/DeepSeek-V3.1",
+        "/models/DeepSeek-R1-0528",
+        "dsr1",
+    ):
         path.write_text(json.dumps(VLLM_ROW | {"model_id": name}))
         assert len(link(own=[str(path)]).calibration) == 1
 

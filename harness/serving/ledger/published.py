@@ -27,7 +27,7 @@ from harness.serving.ledger.ledger import (
     rows,
 )
 from harness.serving.ledger.link_predictions import StoredPrediction, command, stored
-from harness.serving.ledger.prediction import KernelChange, Part, Prediction, QuantityName, Unit
+from harness.serving.ledger.prediction import KernelChange, Prediction, QuantityName, Unit
 from harness.serving.schema import StrictRecord
 
 FOLDER = PUBLISHED / "changes"
@@ -122,9 +122,7 @@ def _lines(change: PublishedChange, point: PublishedPoint, linked: StoredPredict
     if linked is not None:
         yield PredictionEntry(row=row, prediction=linked.prediction)
     for single in change.changes:
-        if single.saved_us is not None and point.unit == "ms" and linked is None:
-            yield PredictionEntry(row=row, prediction=_from_saving(single, point))
-        elif single.factor is not None:
+        if single.factor is not None:
             yield PredictionEntry(row=row, prediction=_alone(single, point))
     yield ObservationEntry(row=row, observation=_observation(change, point))
     for text in ("; ".join(_follows(change, point, linked)), change.explanation):
@@ -140,23 +138,6 @@ def _observation(change: PublishedChange, point: PublishedPoint) -> Observation:
         after=point.after,
         change=point.after - point.before,
         source=change.source,
-    )
-
-
-def _from_saving(change: KernelChange, point: PublishedPoint) -> Prediction:
-    """The kernel's own saving times its calls, all of it on the critical path."""
-    calls = change.calls or 1
-    value = -calls * (change.saved_us or 0.0) / 1e3
-    part = Part(what=f"{change.op} {change.part}".strip(), origin="table", value=value, low=value, high=value)
-    return Prediction(
-        quantity=point.quantity,
-        unit="ms",
-        method="link",
-        change=value,
-        before=point.before,
-        after=point.before + value,
-        parts=(part,),
-        assumptions=(f"{calls} calls a step, all exposed; {change.source}",),
     )
 
 

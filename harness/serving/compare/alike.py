@@ -12,7 +12,7 @@ from typing import Literal
 
 from harness.catalogue.flags import catalogue
 from harness.serving.compare.normalise import Reason, Side, normalised, unit_of
-from harness.serving.compare.quantity import LENGTH_TOLERANCE, SNAPSHOT, Quantity, matters
+from harness.serving.compare.quantity import LENGTH_TOLERANCE, SNAPSHOT, UP_TO, Quantity, matters
 from harness.serving.names import model_name
 from harness.serving.schema import Metric
 
@@ -103,18 +103,14 @@ def conditions(quantity: Quantity) -> dict[str, str]:
     return {
         "model": SNAPSHOT.sub("", model_name(quantity.model)) or UNKNOWN,
         "mode": quantity.mode,
-        "input length": _number(quantity.input_len),
-        "output length": _number(quantity.output_len),
+        "input length": quantity.input_length or UNKNOWN,
+        "output length": quantity.output_length or UNKNOWN,
         "load": _load(quantity),
         "dataset": load.dataset or UNKNOWN,
         "prefix caching": UNKNOWN if cached is None else "on" if cached else "off",
         "precision": quantity.weights or UNKNOWN,
         "accounting window": window,
     }
-
-
-def _number(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:g}"
 
 
 def _load(quantity: Quantity) -> str:
@@ -148,7 +144,7 @@ def _condition_reasons(a: Quantity, b: Quantity) -> Iterator[Reason]:
         if UNKNOWN in (of_a, of_b):
             if aspect not in MAY_BE_UNKNOWN:
                 yield Reason(aspect, of_a, of_b, "what is not known is not alike")
-        elif aspect.endswith("length"):
+        elif aspect.endswith("length") and UP_TO not in of_a + of_b:
             if abs(float(of_a) - float(of_b)) > LENGTH_TOLERANCE * max(float(of_a), float(of_b)):
                 yield Reason(aspect, of_a, of_b, why)
         elif aspect == "precision" and min(of_a, of_b, key=len) == "fp8" and of_a[:3] == of_b[:3]:

@@ -14,6 +14,9 @@ CHECKPOINT_FP8 = re.compile(r"deepseek-(r1|v3)", re.IGNORECASE)
 
 SNAPSHOT = re.compile(r"-\d{4}$")
 """Of a model's name: later weights of the same layers."""
+UP_TO = "up to "
+"""Before a length of which the longest alone is known."""
+
 WHERE = ("--model", "--model-path", "--host", "--port", "--served-model-name", "--trust-remote-code")
 CONVERTS = re.compile(r"tensorrt|trt", re.IGNORECASE)
 """Engines whose weights are what a conversion made of a checkpoint."""
@@ -67,6 +70,14 @@ class Quantity:
     def output_len(self) -> float | None:
         return self._length(self.workload.output_len, self.counted.output_tokens)
 
+    @property
+    def input_length(self) -> str:
+        return _length_text(self.input_len, self.workload.longest_input_len)
+
+    @property
+    def output_length(self) -> str:
+        return _length_text(self.output_len, self.workload.longest_output_len)
+
     def _length(self, requested: float | None, tokens: int | None) -> float | None:
         """Tokens of a request as served, where the totals are of whole requests; else as asked for."""
         if self.trimmed or not tokens or not self.counted.completed:
@@ -97,6 +108,13 @@ def option(flags: tuple[str, ...], name: str) -> str:
         if words[0] == name:
             return words[1].strip() if len(words) > 1 else "1"
     return ""
+
+
+def _length_text(mean: float | None, longest: float | None) -> str:
+    """Empty where neither is known."""
+    if mean is not None:
+        return f"{mean:.6g}"
+    return "" if longest is None else f"{UP_TO}{longest:.6g}"
 
 
 def matters(flag: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from harness.errors import UsageError
-from harness.serving.compare.quantity import LENGTH_TOLERANCE, SNAPSHOT, option, quantity_of_run
+from harness.serving.compare.quantity import LENGTH_TOLERANCE, SNAPSHOT, UP_TO, option, quantity_of_run
 from harness.serving.ledger.ledger import Setting
 from harness.serving.names import engine_name, hardware_name, model_name
 from harness.serving.schema import Metric, OfferedLoad, Parallelism, ServingRun
@@ -123,8 +123,8 @@ def _of_setting(setting: Setting) -> dict[str, str]:
         launch=setting.launch,
         recv_interval=_number(setting.recv_interval),
         workload=setting.workload,
-        input_len=setting.workload.input_len,
-        output_len=setting.workload.output_len,
+        input_len=_number(setting.workload.input_len),
+        output_len=_number(setting.workload.output_len),
         failed="none",
         window="the whole run",
     )
@@ -151,8 +151,8 @@ def _of_run(run: ServingRun) -> dict[str, str]:
         launch="eager" if any(option(run.flags, name) for name in EAGER) else "graph",
         recv_interval=option(run.flags, "--scheduler-recv-interval") or "1",
         workload=load,
-        input_len=quantity.input_len,
-        output_len=quantity.output_len,
+        input_len=quantity.input_length,
+        output_len=quantity.output_length,
         failed=f"{failed} of {(run.totals.completed or 0) + failed}" if failed else "none",
         window=window if quantity.trimmed else "the whole run",
     )
@@ -172,8 +172,8 @@ def _identity(
     launch: str,
     recv_interval: str,
     workload: OfferedLoad,
-    input_len: float | None,
-    output_len: float | None,
+    input_len: str,
+    output_len: str,
     failed: str,
     window: str,
 ) -> dict[str, str]:
@@ -195,8 +195,8 @@ def _identity(
         **features,
         "launch of decode steps": launch,
         "steps between looks": recv_interval,
-        "input length": _number(input_len),
-        "output length": _number(output_len),
+        "input length": input_len,
+        "output length": output_len,
         "range of lengths": _number(workload.range_ratio),
         "concurrency": _number(workload.concurrency),
         "request rate": "all at once" if all_at_once else _number(rate),
@@ -216,9 +216,12 @@ def _same(row: str, run: str) -> bool:
 
 
 def _lengths(row: str, run: str) -> bool:
-    """Within what stop tokens and templates add."""
-    a, b = float(row), float(run)
-    return math.isclose(a, b, rel_tol=LENGTH_TOLERANCE)
+    """Within what stop tokens and templates add; of a run that says its longest alone, a mean that lengths up
+    to it can have."""
+    longest = float(run.removeprefix(UP_TO))
+    if run.startswith(UP_TO):
+        return longest / 2 <= float(row) <= longest
+    return math.isclose(float(row), longest, rel_tol=LENGTH_TOLERANCE)
 
 
 def _precisions(row: str, run: str) -> bool:

@@ -195,6 +195,16 @@ def test_latencies_are_not_divided_by_gpus():
     assert any(line.startswith("GPUs") for line in found.confounders)
 
 
+def test_of_a_range_the_longest_alone_may_be_known():
+    longest = {"input_len": None, "output_len": None, "longest_input_len": 1024, "longest_output_len": 1024}
+    a, b = (figure(name, workload=workload(**longest)) for name in "ab")
+    assert compare(a, b).verdict == "alike"
+    other = figure("c", workload=workload(**longest | {"longest_input_len": 8192}))
+    assert aspects(compare(a, other)) == ["input length"]
+    mean = workload(input_len=1024, output_len=1024)
+    assert aspects(compare(a, figure("d", workload=mean))) == ["input length", "output length"]
+
+
 def test_what_was_served_counts_not_what_was_asked():
     """A shared-prefix client leaves random_input_len at its default."""
     counted = Totals(completed=500, input_tokens=1600000, output_tokens=400000)

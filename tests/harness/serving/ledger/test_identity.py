@@ -107,6 +107,8 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("input length", counted(input_tokens=160 * 1024)),
     ("output length", counted(output_tokens=160 * 32)),
     ("output length", counted(output_tokens=160 * 970)),
+    ("input length", {"totals": Totals()} | offered(input_len=None, longest_input_len=8192)),
+    ("output length", {"totals": Totals()} | offered(output_len=None, longest_output_len=512)),
     ("range of lengths", offered(range_ratio=1.0)),
     ("concurrency", offered(concurrency=32)),
     ("concurrency", offered(concurrency=4)),

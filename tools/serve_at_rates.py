@@ -16,8 +16,6 @@ import json
 import math
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,13 +23,15 @@ from pathlib import Path
 import numpy as np
 
 from harness import files
+from harness.errors import HarnessError
 from harness.files import JsonObject
 from harness.machine.provenance import surroundings
 from harness.serving.link.simulation import OpenLoop, simulate
 from harness.serving.live.checkpoint.directory import default_model
+from harness.serving.live.client.client import Client
 from harness.serving.live.client.load import ClientLoad
 from harness.serving.live.engine.engine import Engine
-from harness.serving.live.engine.launch import OFFLINE, kind_for, launch
+from harness.serving.live.engine.launch import kind_for, launch
 from harness.serving.live.process.launching import free_port
 
 INPUT, OUTPUT, MOST = 256, 48, 8  # tokens in and out, requests in flight at most
@@ -39,10 +39,6 @@ BATCHES, PROMPTS = (1, 2, 4, 8), (1, 2, 4)
 OF_CAPACITY, BURSTINESS = (0.3, 0.6, 0.85, 1.1), (1.0, 0.25)
 REQUESTS, SEEDS, SIMULATED = 200, (1, 2, 3), 200
 STEP_TOKENS = 4608
-BENCH = (
-    "from vllm.benchmarks import serve; from vllm.utils.argparse_utils import FlexibleArgumentParser as P; "
-    "p = P(); serve.add_cli_args(p); serve.main(p.parse_args())"
-)
 QUANTITIES = {
     "TPOT": ("mean_tpot_ms", lambda run: float(run.tpot.mean())),
     "median TTFT": ("median_ttft_ms", lambda run: float(np.median(run.ttft))),
@@ -53,24 +49,26 @@ QUANTITIES = {
 
 
 class Session:
-    """One engine, and the runs of its client that are kept in a folder."""
+    """An engine and its client, with the runs that are kept in a folder."""
 
-    def __init__(self, engine: Engine, model: Path, folder: Path, core: int) -> None:
-        self.engine, self.model, self.folder, self.core = engine, model, folder, core
+    def __init__(self, engine: Engine, client: Client, folder: Path) -> None:
+        self.engine, self.client, self.folder = engine, client, folder
 
     def run(self, name: str, words: Sequence[object]) -> JsonObject:
         """The client's result, made where it is missing."""
         path = self.folder / f"{name}.json"
         if not path.exists():
-            command = [
-                *("taskset", "-c", self.core, sys.executable, "-c", BENCH),
+            arguments = [
                 *("--backend", "vllm", "--base-url", self.engine.url, "--model", "model"),
-                *("--tokenizer", self.model, "--dataset-name", "random", "--ignore-eos", "--temperature", 0),
-                *("--disable-tqdm", "--percentile-metrics", "ttft,tpot,itl,e2el", "--save-result"),
-                *("--result-dir", self.folder, "--result-filename", path.name, *words),
+                *("--tokenizer", self.client.model, "--dataset-name", "random", "--ignore-eos"),
+                *("--temperature", 0, "--disable-tqdm", "--percentile-metrics", "ttft,tpot,itl,e2el"),
+                *("--save-result", "--result-dir", self.folder, "--result-filename", path.name, *words),
             ]
-            environment = os.environ | OFFLINE | {"OMP_NUM_THREADS": "1"}
-            subprocess.run(list(map(str, command)), check=True, capture_output=True, env=environment)
+            with self.client.processes.begin(list(map(str, arguments)), path.with_suffix(".log")) as process:
+                while process.wait(1.0) is None:
+                    self.engine.check()
+                if not path.exists():
+                    raise HarnessError(f"the client left no {path}; {process.last_words()}")
         return json.loads(path.read_text(encoding="utf-8"))
 
     def decode_ms(self, batch: int) -> float:
@@ -143,7 +141,9 @@ def main() -> None:
         )
         with Engine(started, port, Path(work) / "server.log") as engine:
             engine.wait_healthy(600.0)
-            _measure(Session(engine, model, runs.resolve(), client_core), folder)
+            os.sched_setaffinity(0, {client_core})
+            with Client("vllm", "vllm", model, Path(work)) as client:
+                _measure(Session(engine, client, runs.resolve()), folder)
 
 
 def _measure(session: Session, folder: Path) -> None:

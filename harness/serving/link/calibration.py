@@ -136,7 +136,7 @@ def fit(
     cold = np.full_like(host, ASSUMED_COLD_MS)
     # A miss counts by its share: small times are missed by less.
     host_scatter = [TTFT_SCATTER * p.ttft_median_ms for p in points if p.ttft_median_ms is not None]
-    cold_scatter = [TTFT_SCATTER * p.load.waves * p.ttft_ms for p in points if _has_first_wave(p)]
+    cold_scatter = [TTFT_SCATTER * p.load.waves * p.ttft_ms for p in points if has_first_wave(p)]
     moved = np.zeros((len(PRIORS), len(host)))  # log of kappa, slope and step from their priors' means
     for _ in range(ROUNDS):
         kappa, (slope, step) = ASSUMED_KAPPA * np.exp(moved[0]), moved[1:]
@@ -157,7 +157,7 @@ def fit(
                 host_misses.append(point.ttft_median_ms - fitted.ttft)
                 ttft_residuals.append(math.log(point.ttft_median_ms / fitted.ttft[0]))
             ttft_mean_residuals.append(math.log(point.ttft_ms / fitted.ttft_mean[0]))
-            if _has_first_wave(point):
+            if has_first_wave(point):
                 # A mean whose median is known is held against that: the steady state's misses are not cold.
                 missed = 0.0 if point.ttft_median_ms is None else point.ttft_median_ms - fitted.ttft
                 cold_misses.append(point.load.waves * (point.ttft_ms - fitted.ttft_mean - missed))
@@ -191,7 +191,7 @@ def fit(
     )
 
 
-def _has_first_wave(point: MeasuredPoint) -> bool:
+def has_first_wave(point: MeasuredPoint) -> bool:
     """Whether its mean TTFT holds a first wave beside steady ones: requests of one length come in waves all
     along."""
     return point.load.waves > 1 and point.load.range_ratio < 1

@@ -150,7 +150,7 @@ def closed_loop(
     return ServingTimes(
         tpot=tpot,
         ttft=steady,
-        ttft_mean=_with_first_wave(load, steady, prefill, host_ms + cold_ms, cold_prefill, most),
+        ttft_mean=_with_first_wave(load, steady, prefill, host_ms + cold_ms, cold_prefill, most, queued),
         output=c * load.mean_osl / life * 1e3,
         batch=batch,
         decode=step,
@@ -198,9 +198,12 @@ def _with_first_wave(
     host_ms: Array,
     cold_prefill: Array | float,
     most: float,
+    queued: Array,
 ) -> Array:
+    """queued: what a request waits for memory in the steady state; of the first wave it is half, as the first
+    of it find the cache empty."""
     if not load.waves:
         return steady
     count = min(load.concurrency, most)
-    first = host_ms + cold_prefill * _wave(count, load, prefill, host_ms)[0]
+    first = host_ms + cold_prefill * _wave(count, load, prefill, host_ms)[0] + queued / 2
     return (first + (load.waves - 1) * steady) / load.waves

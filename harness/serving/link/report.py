@@ -9,6 +9,7 @@ from dataclasses import asdict
 from harness.report import text
 from harness.serving.ledger.bounds import ChangeBound
 from harness.serving.ledger.prediction import Part, Prediction
+from harness.serving.link.calibration import has_first_wave
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.forecast import Forecast
 from harness.serving.link.inverse import Need
@@ -261,12 +262,14 @@ def remarks(model: Link, forecast: Forecast) -> str:
     if look.batch > 0.999 * look.capacity:
         lines.append(f"the cache holds {look.capacity:.0f} requests of this length; the others wait")
     if look.load.waves:
-        points = (model.like or model).calibration
-        is_known = any(point.load.waves > 1 for point in points)
+        is_known = any(map(has_first_wave, (model.like or model).calibration))
+        world = model.world()
+        draws = model.draws(look.load, world, model.fitted(world))
+        cold_ms = float(draws.cold_ms[0] * draws.cold_share[0])
         lines.append(
             "TTFT is of the steady state, as a client's median; its mean also holds the first wave, all of "
-            f"whose prompts come at once, {model.fitted(model.world()).cold_ms[0]:.0f} ms later than their "
-            f"prefills ({'calibrated' if is_known else 'assumed'})"
+            f"whose prompts come at once, {cold_ms:.0f} ms later than their prefills "
+            f"({'calibrated' if is_known else 'assumed'})"
         )
     if look.ttft_p99 is None:
         lines.append(

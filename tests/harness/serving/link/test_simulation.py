@@ -92,6 +92,16 @@ def test_a_run_of_too_many_requests_has_no_percentiles(h200):
     assert many.ttft.value == pytest.approx(many.load.concurrency * 921.6 / many.output.value * 1e3, rel=0.01)
 
 
+def test_the_mean_holds_what_a_first_wave_waits_for_memory(h200):
+    """390 requests fit: of 1000 that come at once most wait, but less than those after them."""
+    load = ClosedLoop(1024, 1024, 1000, waves=4)
+    world, steps = h200.world(1), h200.steps(load)
+    draws = h200.draws(load, world, h200.fitted(world))
+    (run,), form = steps.simulated(draws), steps.serving(draws)
+    assert run.ttft.mean() == pytest.approx(float(form.ttft_mean[0]), rel=0.03)
+    assert form.ttft_mean[0] < 0.95 * form.ttft[0]
+
+
 # At a rate of their own
 
 

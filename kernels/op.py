@@ -153,6 +153,11 @@ class Prepared(ABC):
         is right for whatever reads them in place; whoever wants another layout gives that."""
         return self.operands.live_tensors()
 
+    def reads(self) -> Mapping[str, torch.Tensor]:
+        """As `inputs`, but asking changes nothing: for who looks and produces nothing. What `load` alone can
+        write is not in it."""
+        return self.inputs()
+
     def result(self) -> torch.Tensor:
         """The output of the last call in the op's canonical layout."""
         assert self.out is not None, f"{type(self).__name__} got no output tensor and kept none"

@@ -82,6 +82,10 @@ class Contract:
         if op.turns:
             operands = operands.turned(1)
             prepared = bind(op, implementation, operands, out, prepared)
+        before = pointers(prepared)
+        prepared.reads()
+        if pointers(prepared) != before:
+            raise Wrong("asking where it reads changes that")
         for live in (0, 1):
             if live:
                 given = op.operands(sizes, Seeds(stationary, live), "cpu", self.boundary).live_tensors()

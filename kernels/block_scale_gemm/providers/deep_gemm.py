@@ -238,6 +238,9 @@ class _Packed(_DeepGemm):
         self.take(self.operands.a_scale)
         return super().inputs()
 
+    def reads(self) -> Mapping[str, torch.Tensor]:
+        return {"a_q": self.operands.a_q}
+
 
 class _Quantising(Prepared):
     """A call of the engine's quantiser, then of the kernel on what that made anew."""

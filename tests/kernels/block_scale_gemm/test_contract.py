@@ -217,6 +217,13 @@ def test_live_scales_that_are_not_packed_in_place_break_the_contract(load, monke
         contract("deepgemm", "sm_100").keep(ROWS)
 
 
+def test_asking_where_packed_scales_are_read_lets_them_be_packed(monkeypatch):
+    """A producer's asking does not: in every call of the next turns DeepGEMM would pack what that wrote."""
+    monkeypatch.setattr(deep_gemm._Packed, "reads", deep_gemm._Packed.inputs)
+    with pytest.raises(Wrong, match="asking"):
+        contract("deepgemm", "sm_100").keep(ROWS)
+
+
 ANY_STRIDES = {
     "transform_sf_into_required_layout(sf): other strides",
     "fp8_gemm_nt(b[0]): other strides",

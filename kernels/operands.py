@@ -64,7 +64,7 @@ class Operands(ABC):
 
     @property
     def without_effect(self) -> frozenset[str]:
-        """Live tensors on which the output does not depend at these sizes."""
+        """Live tensors of which other values need not change the output at these sizes."""
         return frozenset()
 
     def replaced(self: Own, **values: object) -> Own:

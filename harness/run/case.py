@@ -411,6 +411,7 @@ class CaseRun:
             nonlocal spent_s
             if contender.alive:
                 attempt([contender], station.ask, contender, "spoil")
+            if contender.alive:
                 before, began = _spent(station), time.perf_counter()
                 answer = attempt([contender], station.ask, contender, "turn", at_least=TURN_S)
                 took_s = time.perf_counter() - began
@@ -420,15 +421,17 @@ class CaseRun:
                 station.pause()
                 self.monitor.sample(f"{self.case.key} {contender.name}")
                 if answer is not None:
-                    kind = station.platform.kind
-                    error = _clock_error(took_s - waited_s, computed_s, answer, kind)
-                    clocks[contender.name].append(error)
+                    if not answer["replaced"]:  # which takes time of its own
+                        kind = station.platform.kind
+                        error = _clock_error(took_s - waited_s, computed_s, answer, kind)
+                        clocks[contender.name].append(error)
                     if answer["host_seconds"] is not None:
                         contender.host_s.append(answer["host_seconds"])
                     return answer["seconds"]
-                # Whoever shared its worker is prepared again now, not in a turn of his own.
-                for other in (c for s, c in timed if s is station and c.alive):
-                    attempt([other], station.prepare, other)
+            # Whoever shared its worker is prepared again now, not in a turn of his own.
+            for other in (c for s, c in timed if s is station and c.alive):
+                attempt([other], station.prepare, other)
+            station.pause()
             raise RuntimeError(contender.reason)
 
         turns = {c.name: functools.partial(turn, s, c) for s, c in timed}

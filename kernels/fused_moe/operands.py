@@ -47,8 +47,8 @@ class FusedMoeOperands(Operands):
 
     @property
     def without_effect(self) -> frozenset[str]:
-        """Of a single expert the weight is 1, whatever its score."""
-        return frozenset({"logits"} if self.sizes.experts == 1 else ())
+        """Of a single pick the weight is 1 whatever its score, and other scores may choose the same."""
+        return frozenset({"logits"} if self.sizes.topk == 1 else ())
 
     live: ClassVar = ("x", "x_q", "x_scale", "logits", "topk_ids", "topk_weights")
     streamed: ClassVar = ("w13", "w13_scale", "w2", "w2_scale")

@@ -16,7 +16,7 @@ import kernels
 from harness.workers.child import heap
 from harness.workers.child.device import ready_device
 from harness.workers.child.fingerprint import fingerprint
-from harness.workers.child.outputs import OwnedOutput, Repeats, bits, negate, wrong_number
+from harness.workers.child.outputs import OwnedOutput, Repeats, bits, wrong_number
 from harness.workers.child.profile import profile
 from harness.workers.child.source_hash import source_of
 from harness.workers.child.timers import timer_for
@@ -33,6 +33,9 @@ REPEATS = 79
 UNSEEN, UNSEEN_S = 30, 0.7
 """Pairs of a call on activations that were never seen and one on the same: so many at most, and seconds."""
 
+OFTEN, SELDOM = 0.5, 0.2
+"""Of turns those whose timed calls read another activation: until there was one, and after it."""
+
 # Where the first calls after preparing anew take on average no more than this many times as long as those
 # that are timed, they are spared from then on.
 AS_LONG = 1.1
@@ -42,6 +45,8 @@ AS_LONG = 1.1
 class _Ready:
     """A contender: prepared once on each set of operands, with the program that turns run.
 
+    reads: of each set where the calls read live operands. Asked for when those were loaded, so that nobody
+           learns from it that one is to change
     plugin: whether it is none of the suite's
     outs: of each set what the harness gave it to write to; None of a library that allocates
     elsewhere: by set, the last answer that was read and lay in other memory
@@ -49,6 +54,7 @@ class _Ready:
     """
 
     prepared: list[Prepared]
+    reads: list[dict[str, torch.Tensor]]
     outs: list[OwnedOutput | None]
     timer: Timer
     program: Program
@@ -83,6 +89,20 @@ class _Ready:
         self.program.reproduce(which)
         self.timer.synchronize()
 
+    def places(self, which: int, operands: Operands, name: str) -> list[torch.Tensor]:
+        """Where a live operand stands: the canonical one, and the copy that calls read, if it is another."""
+        canonical, own = getattr(operands, name), self.reads[which].get(name)
+        if own is None or own.data_ptr() == canonical.data_ptr():
+            return [canonical]
+        if self.plugin and own.dtype != canonical.dtype:
+            raise TypeError(f"inputs() gives {name} as {own.dtype}, but it is {canonical.dtype}")
+        return [canonical, own]
+
+    def load(self, which: int, live: Mapping[str, torch.Tensor]) -> None:
+        """Puts live operands where the calls on a set read them."""
+        self.prepared[which].load(live)
+        self.reads[which] = reads_of(self.prepared[which])
+
     def result(self, which: int) -> torch.Tensor:
         """The output of the last call on a set: the harness's own, wherever the kernel says that it is."""
         result, out = self.prepared[which].result(), self.outs[which]
@@ -111,7 +131,9 @@ class Bench:
         self.settled_s: dict[str, float] = {}
         self.timers: dict[str, Timer] = {}
         self.repeats: dict[str, Repeats] = {}
+        # The live operands that were loaded last, and the seeds of those that are in use.
         self.live: dict[str, torch.Tensor] = {}
+        self.seeds: Mapping[str, Any] = {}
         self.wild = random.Random()  # of the system's entropy: nobody foresees it
 
     def hello(self, kind: str, device: str, threads: int) -> dict[str, Any]:
@@ -139,6 +161,7 @@ class Bench:
         self.op = kernels.OPS[op]
         self.sizes = self.op.sizes(sizes)
         self.boundary = boundary
+        self.seeds = seeds
         self.sets = [self._make(each) for each in (seeds, beside) if each is not None]
         return self.sets[-1].digest()
 
@@ -148,17 +171,20 @@ class Bench:
     def fresh(self, mode: str, copies: int) -> None:
         """Moves the operands to fresh buffers, in `copies` sets: those that a serving step streams are
         each set's own, the others shared (`cold`: all are its own). Everybody has to be prepared again."""
-        for name, ready in self.ready.items():
+        for name in self.ready:
             self._see(name)
-            timed_s = ready.program.device_s
-            if ready.program.taken and self.first_s[name] <= AS_LONG * timed_s < math.inf:
-                self.settled_s[name] = timed_s
+            self._settle(name, self.ready[name].program)
         self.ready.clear()
         self.checked_only = False
         first = self.sets[0].copy()
         self.sets = [first]  # frees the others before new ones are made
         heap.give_back()
         self.sets += [first.turned(turn, mode == "cold") for turn in range(1, copies)]
+
+    def _settle(self, name: str, program: Program) -> None:
+        """Whether the first calls after preparing it anew may be spared from now on."""
+        if program.taken and self.first_s[name] <= AS_LONG * program.device_s < math.inf:
+            self.settled_s[name] = program.device_s
 
     def prepare(
         self,
@@ -220,7 +246,8 @@ class Bench:
             program.device_s = self.settled_s.get(contender, self.first_s[contender])
         if self.kind == "cpu" and all(outs):
             program.before = [out.spoiler() for out in outs if out is not None]
-        self.ready[contender] = _Ready(prepared, outs, timer, program, plugin)
+        reads = [reads_of(each) for each in prepared]
+        self.ready[contender] = _Ready(prepared, reads, outs, timer, program, plugin)
         return {
             "seconds": time.perf_counter() - started,
             "synchronises": program.synchronises,
@@ -240,7 +267,10 @@ class Bench:
 
     def turn(self, contender: str, at_least: float) -> dict[str, Any]:
         """A timed turn. Outputs are spoiled before its untimed call and, on a CPU, before its timed ones; and
-        in one turn, drawn at random, its timed calls read another activation than all before."""
+        in some turns, drawn at random, its timed calls read another activation than all before.
+
+        replaced: whether they did
+        """
         ready = self.ready[contender]
         if ready.spoilt_at != ready.program.taken:
             self.spoil(contender)
@@ -259,7 +289,7 @@ class Bench:
             turn = ready.timer.turn(ready.program, at_least)
             if replaced is not None:
                 self._note_kept(contender, replaced)
-            return asdict(turn)
+            return asdict(turn) | {"replaced": replaced is not None}
         finally:
             ready.program.after_untimed = None
             if replaced is not None:  # whoever fails, the others' operands stand as before
@@ -267,11 +297,12 @@ class Bench:
                 ready.spoilt_at = None
 
     def _replace(self, contender: str) -> int | None:
-        """Rolls the activation of the set that the next step computes, of one turn; the set."""
+        """Rolls the activation of the set that the next step computes, in some turns; the set."""
         ready, repeats = self.ready[contender], self.repeats[contender]
         which = ready.program.taken % len(self.sets)
         first = repeats.first.get(0 if self._copies else which)
-        if repeats.replaced is not None or first is None or self.wild.random() < 0.5:
+        chance = OFTEN if repeats.kept is None else SELDOM
+        if first is None or self.wild.random() >= chance:
             return None
         # Zeros are the answer where no expert here was chosen, whatever the activation.
         return which if bool(first.any()) and self._roll(contender, which, 1) else None
@@ -280,13 +311,13 @@ class Bench:
         """Whether the timed calls left the answer to the activation that stood there before."""
         ready, repeats = self.ready[contender], self.repeats[contender]
         first = bits(repeats.first[0 if self._copies else which])
-        repeats.replaced = same_bits(ready.result(which), first)
+        repeats.kept = bool(repeats.kept) or same_bits(ready.result(which), first)
 
     def _roll(self, contender: str, which: int, columns: int) -> bool:
         """Whether that changed it."""
         ready, operands = self.ready[contender], self.sets[which]
-        name, changed = activation_of(operands), False
-        for place in places_of(ready.prepared[which], operands, name, ready.plugin):
+        changed = False
+        for place in ready.places(which, operands, activation_of(operands)):
             rolled = bits(place).roll(columns, -1)
             changed = changed or not same_bits(place, rolled)
             written(place, rolled.view(place.dtype))
@@ -373,7 +404,7 @@ class Bench:
             "calls": repeats.calls,
             "differed": repeats.differed,
             "distance": repeats.distance if math.isfinite(repeats.distance) else None,
-            "kept": bool(repeats.replaced),
+            "kept": bool(repeats.kept),
             "outputs": outputs,
             "guards": all(out is None or out.guards_hold() for out in ready.outs),
         }
@@ -392,29 +423,31 @@ class Bench:
 
     def load(self, seeds: Mapping[str, Any], which: int = 0) -> int:
         """New live operands for all on one of the sets, stationary ones kept; returns the digest."""
-        self.live = self._make(seeds).live_tensors()
+        self.seeds, self.live = seeds, self._make(seeds).live_tensors()
+        self._write(which)
         for contender in self.ready:
             self._put(contender, which)
         return self.sets[which].digest()
 
-    def _put(self, contender: str, which: int) -> None:
-        """The loaded live operands for one contender."""
-        self.ready[contender].prepared[which].load(self.live)
+    def _write(self, which: int) -> None:
+        """The loaded live operands, for whoever is prepared after this, too."""
         for name, tensor in self.live.items():
             written(getattr(self.sets[which], name), tensor)
+
+    def _put(self, contender: str, which: int) -> None:
+        """The same for one contender."""
+        self.ready[contender].load(which, self.live)
+        self._write(which)
 
     def unseen(self, contender: str) -> dict[str, Any]:
         """Calls on activations that were never seen, changed in place where the call reads them, among others
         on the same, written anew: seconds of each as `unseen` and `again`, on a CPU at most what its threads
         computed; and as `kept` the operands with which the output did not change. Of a plug-in every live one
-        is changed: what it makes of them belongs into its calls. Nobody's answers are judged after this
-        before operands are made anew. (Timed calls are no measure: on a busy machine a call alone waits
-        more.)"""
-
-        ready = self.ready[contender]
-        prepared, operands = ready.prepared[0], self.sets[0]
+        is changed, to those of other seeds: what it makes of them belongs into its calls. What was loaded
+        stands again after this. (Timed calls are no measure: on a busy machine a call alone waits more.)"""
+        ready, operands = self.ready[contender], self.sets[0]
         name = activation_of(operands)
-        places = places_of(prepared, operands, name, ready.plugin)
+        places = ready.places(0, operands, name)
 
         def call(columns: int) -> float:
             # By way of one more column and back: the same work, and the same threads awake, before either.
@@ -428,7 +461,7 @@ class Bench:
             return min(elapsed, computed) if self.kind == "cpu" else elapsed
 
         ready.reproduce(0)
-        # As of tokens that no expert here was chosen for. Who is surprised by a change cannot answer so.
+        # As where all weights are zeros. Who is surprised by a change cannot answer so.
         is_zero = not ready.result(0).any()
         call(0)
         before = bits(ready.result(0)).clone()
@@ -441,24 +474,28 @@ class Bench:
         again, unseen = seconds
 
         def stays(before: torch.Tensor) -> bool:
-            """Or gives way to zeros, which no kernel that reads an operand answers to other values of it."""
+            """Zeros are no other answer: to valid values no right kernel gives them."""
             return not is_zero and (same_bits(ready.result(0), before) or not ready.result(0).any())
 
         kept = [name] if stays(before) else []
-        for other in operands.live_tensors() if ready.plugin else ():
-            if other in {name, *without_effect(operands)}:
+        for other, values in self._others().items() if ready.plugin else ():
+            places = ready.places(0, operands, other)
+            if other in {name, *without_effect(operands)} or same_bits(values, bits(places[0])):
                 continue
             before = bits(ready.result(0)).clone()
-            places = places_of(prepared, operands, other, ready.plugin)
-            changed = [change(place) for place in places]
+            for place in places:
+                written(place, values)
             ready.timer.synchronize()
             ready.reproduce(0)
-            if all(changed) and stays(before):
+            if stays(before):
                 kept.append(other)
-            for place in places:
-                change(place, back=True)
-            ready.reproduce(0)
+        if self.live:
+            self._put(contender, 0)
         return {"unseen": unseen, "again": again, "kept": kept}
+
+    def _others(self) -> dict[str, torch.Tensor]:
+        """Live operands of other values than those in use, as valid as they."""
+        return self._make({**self.seeds, "live": Seeds(**self.seeds).live + 1}).live_tensors()
 
     def profile(self, contender: str) -> dict[str, Any]:
         """What ran in a call and for how long (see profile.py), of a graph in the eager calls;
@@ -487,14 +524,9 @@ def packed(output: torch.Tensor) -> dict[str, Any]:
     return {"output": data, "shape": tuple(whole.shape), "dtype": str(whole.dtype).removeprefix("torch.")}
 
 
-def places_of(prepared: Prepared, operands: Operands, name: str, plugin: bool) -> list[torch.Tensor]:
-    """Where a live operand stands: the canonical one, and the copy that the calls read, if it is another."""
-    canonical, own = getattr(operands, name), prepared.inputs()
-    if name not in own or own[name].data_ptr() == canonical.data_ptr():
-        return [canonical]
-    if plugin and own[name].dtype != canonical.dtype:
-        raise TypeError(f"inputs() gives {name} as {own[name].dtype}, but it is {canonical.dtype}")
-    return [canonical, own[name]]
+def reads_of(prepared: Prepared) -> dict[str, torch.Tensor]:
+    """Where its calls read live operands; older commits can tell that only as a producer is told."""
+    return dict(getattr(prepared, "reads", prepared.inputs)())
 
 
 def same_bits(output: torch.Tensor, known: torch.Tensor) -> bool:
@@ -507,20 +539,6 @@ def same_bits(output: torch.Tensor, known: torch.Tensor) -> bool:
 def written(place: torch.Tensor, values: torch.Tensor) -> None:
     """In place, behind the version that tells autograd, and whoever else asks, of such writes."""
     place.data.copy_(values)
-
-
-def change(tensor: torch.Tensor, back: bool = False) -> bool:
-    """Other valid values in place, or those before again: of what has a sign negated ones, of others rows
-    moved on; False where all rows are alike."""
-    if tensor.is_floating_point() and "e8m0" not in str(tensor.dtype):
-        negate(tensor.data)
-        return True
-    rows = bits(tensor)
-    moved = rows.roll(-1 if back else 1, 0) if tensor.ndim else rows
-    if bool((moved == rows).all()):
-        return False
-    written(tensor, moved.view(tensor.dtype))
-    return True
 
 
 def without_effect(operands: Operands) -> frozenset[str]:

@@ -18,20 +18,10 @@ GUARD = 1 << 16
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor as integers, so that NaN equals NaN and -0 is not 0; its own memory where it has no gaps."""
-    return _as_integers(tensor.contiguous())
-
-
-def negate(tensor: torch.Tensor) -> None:
-    """In place; FP8 has no operation for it. NaN stays NaN."""
-    sign_bit = 0x80 if tensor.element_size() == 1 else -(1 << (8 * tensor.element_size() - 1))
-    _as_integers(tensor).bitwise_xor_(sign_bit)
-
-
-def _as_integers(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.detach().view(integers[tensor.element_size()])
+    return tensor.detach().contiguous().view(integers[tensor.element_size()])
 
 
 def wrong_number(wild: random.Random) -> float:
@@ -109,7 +99,7 @@ class Repeats:
     calls:    outputs compared with it
     differed: of them, those that had other bits
     farthest: (set, output) of the largest distance
-    replaced: whether timed calls gave the old answer to another activation; None: nobody has tried
+    kept:     whether timed calls gave the old answer to another activation; None: nobody has tried
     """
 
     first: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -117,7 +107,7 @@ class Repeats:
     differed: int = 0
     distance: float = 0.0
     farthest: tuple[int, torch.Tensor] | None = None
-    replaced: bool | None = None
+    kept: bool | None = None
 
     def see(self, which: int, output: torch.Tensor, copies: bool) -> None:
         """copies: whether the sets are of equal values"""

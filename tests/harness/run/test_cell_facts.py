@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -25,6 +26,7 @@ from harness.run.device import OwnDevice
 from harness.run.measurer import CaseMeasurer
 from harness.timing.rounds import Round, Rounds
 from harness.workers.environment import provenance
+from harness.workers.process import WorkerFailure
 from kernels.platform import Platform
 
 GPU = Platform("cuda", "sm_90", "cuda:0", "a GPU")
@@ -133,6 +135,8 @@ def test_files_of_the_checkout_are_recorded_by_their_place_in_it(monkeypatch):
 class Told:
     """A station whose worker answers every turn alike."""
 
+    replaced = False
+
     def __init__(self, contender: Contender, host_seconds: float | None, took_s: float = 0.0) -> None:
         self.living = self.contenders = [contender]
         self.host_seconds, self.took_s = host_seconds, took_s
@@ -152,36 +156,75 @@ class Told:
         if request == "spoil":
             return None
         time.sleep(self.took_s)
-        return {"seconds": 0.01, "calls": 5, "host_seconds": self.host_seconds, "untimed_s": 0.0}
+        told = {"seconds": 0.01, "calls": 5, "host_seconds": self.host_seconds, "untimed_s": 0.0}
+        return told | {"replaced": self.replaced}
+
+
+CASE = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 5})
+
+
+def contending() -> Contender:
+    (impl,) = [i for i in kernels.implementations(CASE.op) if i.name == "torch.naive"]
+    return Contender(impl.name, impl, Arm(), "graph")
+
+
+def measured_by(station: Told, scratch: Path) -> Measured:
+    run = CaseRun(
+        case=CASE, stations=[station], start_judge=None, monitor=Blind("a test"), scratch=scratch, say=print
+    )
+    measured = Measured(CASE, station.contenders, Rotation("warm", 1, 0, 0, False))
+    run._measure(measured, 1.0, 1.0, "torch.naive")
+    return measured
 
 
 @pytest.mark.parametrize("host_seconds", [5e-6, None])
 def test_every_turn_tells_its_host_time(tmp_path, host_seconds):
-    case = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 5})
-    (impl,) = [i for i in kernels.implementations(case.op) if i.name == "torch.naive"]
-    contender = Contender(impl.name, impl, Arm(), "graph")
-    station = Told(contender, host_seconds)
-    run = CaseRun(
-        case=case, stations=[station], start_judge=None, monitor=Blind("a test"), scratch=tmp_path, say=print
-    )
-    measured = Measured(case, [contender], Rotation("warm", 1, 0, 0, False))
-    run._measure(measured, 1.0, 1.0, impl.name)
+    contender = contending()
+    measured = measured_by(Told(contender, host_seconds), tmp_path)
     assert measured.rounds.rounds
     told = [host_seconds] * len(measured.rounds.rounds)
     assert contender.host_s == (told if host_seconds else [])
 
 
-@pytest.mark.parametrize(("waited_s", "status"), [(0.0, "wrong"), (0.48, None)])
-def test_a_clock_is_held_to_the_time_that_its_worker_had(tmp_path, monkeypatch, waited_s, status):
-    """Turns of 0.06 s by the worker's word took 0.5 s: a slow clock, unless others had the CPU meanwhile."""
+@pytest.mark.parametrize(
+    ("waited_s", "replaced", "status"), [(0.0, False, "wrong"), (0.48, False, None), (0.0, True, None)]
+)
+def test_a_clock_is_held_to_the_time_that_its_worker_had(tmp_path, monkeypatch, waited_s, replaced, status):
+    """Turns of 0.06 s by the worker's word took 0.5 s: a slow clock, unless others had the CPU meanwhile, or
+    an activation was replaced."""
     before_and_after = itertools.cycle([(0.0, 0.0), (0.0, waited_s)])
     monkeypatch.setattr(case_module, "_spent", lambda station: next(before_and_after))
-    case = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 5})
-    (impl,) = [i for i in kernels.implementations(case.op) if i.name == "torch.naive"]
-    contender = Contender(impl.name, impl, Arm(), "graph")
-    run = CaseRun(
-        case=case, stations=[Told(contender, None, 0.5)], start_judge=None, monitor=Blind("a test"),
-        scratch=tmp_path, say=print,
-    )  # fmt: skip
-    run._measure(Measured(case, [contender], Rotation("warm", 1, 0, 0, False)), 1.0, 1.0, impl.name)
+    contender = contending()
+    station = Told(contender, None, 0.5)
+    station.replaced = replaced
+    measured_by(station, tmp_path)
     assert contender.status == status
+
+
+class Fails(Told):
+    """Its worker dies as outputs are spoiled."""
+
+    def __init__(self, contender: Contender) -> None:
+        super().__init__(contender, None)
+        self.asked: list[str] = []
+
+    def pause(self) -> None:
+        self.asked.append("pause")
+
+    def prepare(self, contender: Contender) -> None:
+        self.asked.append("prepare")
+
+    def ask(self, contender: Contender, request: str, **arguments: float):
+        self.asked.append(request)
+        raise WorkerFailure("crashed", "it is gone")
+
+
+def test_who_fails_before_a_turn_has_none(tmp_path):
+    """Its worker's replacement, made ready for whoever shared it, waits then as others do."""
+    contender = contending()
+    station = Fails(contender)
+    measured_by(station, tmp_path)
+    assert contender.status == "crashed"
+    assert "turn" not in station.asked
+    after_first = station.asked[station.asked.index("spoil") + 1 :]
+    assert after_first[:2] == ["prepare", "pause"]  # of the twin

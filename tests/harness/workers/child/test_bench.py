@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
+import kernels
 from harness.prove import cheats
 from harness.workers.child import bench, heap, profile
 from harness.workers.child.bench import Bench
@@ -16,9 +17,13 @@ from harness.workers.child.outputs import Repeats
 from harness.workers.child.timers import cpu
 from kernels.fused_moe.providers.torch_eager import Bf16Moe, CompiledMoe, _bf16_weights
 from kernels.mla_decode.providers.torch_eager import NaiveMlaDecode
+from kernels.op import Implementation, Prepared
 from kernels.operands import Seeds
+from kernels.support import Support
 
 LONG_S = 1.0
+ALWAYS, NEVER = 0.0, 1.0
+"""Drawn by a bench that replaces activations in all turns, and in none."""
 SMALL = {"batch": 1, "ctx": 64}
 
 
@@ -132,27 +137,62 @@ def test_fresh_buffers_are_preceded_by_giving_back(monkeypatch):
     assert given == [1]
 
 
+MOE = {"hidden": 256, "inter": 128}
 SIZES = [
     ("mla_decode", {"batch": 2, "ctx": 1, "heads": 16, "page": 1}, "torch.naive", ["q"]),
     ("mla_decode", {"batch": 2, "ctx": "1..3", "heads": 16, "page": 1}, "torch.naive", []),
     ("mha_prefill", {"batch": 2, "new": 1, "heads": 2}, "torch.naive", ["q", "k"]),
     ("mha_prefill", {"batch": 2, "new": 1, "prefix": 1, "heads": 2}, "torch.naive", []),
     ("block_scale_gemm", {"m": 1, "n": 128, "k": 128}, "torch.bf16", []),
-    ("fused_moe", {"tokens": 1, "experts": 16, "topk": 4, "hidden": 256, "inter": 128}, "torch.bf16", []),
+    ("fused_moe", MOE | {"tokens": 1, "experts": 16, "topk": 4}, "torch.bf16", []),
+    ("fused_moe", MOE | {"tokens": 1, "experts": 32, "topk": 2, "ep": 8}, "torch.bf16", []),
+    ("fused_moe", MOE | {"tokens": 2, "experts": 16, "topk": 1, "ep": 16}, "torch.bf16", ["logits"]),
 ]
 
 
 @pytest.mark.parametrize(("op", "sizes", "impl", "without"), SIZES, ids=lambda value: str(value))
 def test_a_right_kernel_answers_to_all_that_has_an_effect(op, sizes, impl, without):
-    """With one key in each sequence a right output is the values, whatever the queries are."""
-    subject = Bench()
+    """With one key in each sequence a right output is the values, whatever the queries are. And a token may
+    come from another rank, where other scores choose none of the experts here."""
+    for boundary in kernels.OPS[op].boundaries:
+        subject = Bench()
+        subject.hello("cpu", "cpu", torch.get_num_threads())
+        subject.open(op, sizes, boundary, asdict(Seeds(0, 0)))
+        assert sorted(subject.sets[0].without_effect) == sorted(without)
+        subject.prepare("right", impl, "eager", plugin=True)
+        digest = subject.load(asdict(Seeds(0, 1)))
+        seen = subject.unseen("right")
+        assert seen["kept"] == [] and seen["unseen"]
+        assert subject.digest() == digest
+
+
+class Exponents(Implementation):
+    """Takes scales as exponents, which its call makes of them, as one of Blackwell does."""
+
+    name, op, requires = "takes.exponents", "block_scale_gemm", "a test"
+
+    def available(self, platform):
+        return Support(True)
+
+    def prepare(self, operands, out):
+        class Call(Prepared):
+            def call(self) -> None:
+                exponents = (operands.a_scale.view(torch.int32) >> 23).to(torch.uint8)
+                scales = (exponents.int() << 23).view(torch.float32)
+                out.copy_((operands.a_q.float() * scales) @ weights)
+
+        weights = (operands.b_q.float() * operands.b_scale).T
+        return Call(operands, out)
+
+
+def test_operands_are_changed_to_valid_ones():
+    """Scales are positive: a kernel need not look at their sign."""
+    subject = Bench(Exponents())
     subject.hello("cpu", "cpu", torch.get_num_threads())
-    subject.open(op, sizes, "core", asdict(Seeds(0, 0)))
-    assert sorted(subject.sets[0].without_effect) == sorted(without)
-    subject.prepare("right", impl, "eager")
-    subject.ready["right"].plugin = True  # of which every live operand is changed
-    seen = subject.unseen("right")
-    assert seen["kept"] == [] and seen["unseen"]
+    sizes = {"m": 4, "n": 128, "k": 128, "scales": "ue8m0"}
+    subject.open("block_scale_gemm", sizes, "core", asdict(Seeds(0, 0)))
+    subject.prepare("right", Exponents.name, "eager", plugin=True)
+    assert subject.unseen("right")["kept"] == []
 
 
 def test_an_output_of_zeros_need_not_change():
@@ -161,8 +201,7 @@ def test_an_output_of_zeros_need_not_change():
     subject.hello("cpu", "cpu", torch.get_num_threads())
     subject.open("block_scale_gemm", {"m": 4, "n": 128, "k": 128}, "core", asdict(Seeds(0, 0)))
     subject.sets[0].b_scale.zero_()
-    subject.prepare("right", "torch.bf16", "eager")
-    subject.ready["right"].plugin = True
+    subject.prepare("right", "torch.bf16", "eager", plugin=True)
     assert not subject.output("right")["output"].strip(b"\x00\x80")
     assert subject.unseen("right")["kept"] == []
 
@@ -170,20 +209,20 @@ def test_an_output_of_zeros_need_not_change():
 def test_what_has_no_effect_is_told_by_changing_it():
     """So that `without_effect` names no more than that: an operand it names is one that nobody asks for."""
     for op, sizes, impl, without in SIZES:
-        subject = Bench()
+        subject, idle = Bench(), []
         subject.hello("cpu", "cpu", torch.get_num_threads())
-        subject.open(op, sizes, "core", asdict(Seeds(0, 0)))
-        subject.prepare("right", impl, "eager")
-        operands, prepared = subject.sets[0], subject.ready["right"].prepared[0]
-        idle = []
-        for name, tensor in operands.live_tensors().items():
-            prepared.call()
-            before = prepared.result().clone()
-            if not bench.change(tensor):
-                continue
-            prepared.call()
-            if torch.equal(bench.bits(prepared.result()), bench.bits(before)):
-                idle.append(name)
+        for boundary in kernels.OPS[op].boundaries:
+            subject.open(op, sizes, boundary, asdict(Seeds(0, 0)))
+            subject.prepare("right", impl, "eager")
+            prepared = subject.ready["right"].prepared[0]
+            live, others = subject.sets[0].live_tensors(), subject._others()
+            for name in [name for name in live if not bench.same_bits(live[name], bench.bits(others[name]))]:
+                prepared.call()
+                before = bench.bits(prepared.result()).clone()
+                live[name].copy_(others[name])
+                prepared.call()
+                if bench.same_bits(prepared.result(), before):
+                    idle.append(name)
         assert sorted(idle) == sorted(without), op
 
 
@@ -206,13 +245,13 @@ class EverySecond(NaiveMlaDecode):
         return prepared
 
 
-def test_two_calls_in_a_row_are_compared_however_many_turns_gave():
+def test_two_calls_in_a_row_are_compared_however_many_turns_gave(monkeypatch):
     """Turns may end with a call that computes, each time; a CPU's untimed call is compared as well."""
     subject = Bench(EverySecond())
     subject.hello("cpu", "cpu", torch.get_num_threads())
     subject.open("mla_decode", SMALL, "core", asdict(Seeds(0, 0)))
     subject.prepare("skips", EverySecond.name, "eager", call=False)
-    subject.repeats["skips"] = Repeats(replaced=False)  # no turn in which an activation is replaced
+    monkeypatch.setattr(subject.wild, "random", lambda: NEVER)
     subject.turn("skips", 0.0)
     subject.spoil("skips")
     repeats = subject.repeats["skips"]
@@ -262,30 +301,89 @@ def test_zeros_are_no_answer_to_other_operands(cheat):
     """However often it is asked."""
     subject = opened(getattr(cheats, f"mla_decode_{cheat}")())
     subject.prepare("it", f"cheat.{cheat}", "eager", plugin=True)
+    subject.load(asdict(Seeds(0, 1)))
     assert [subject.unseen("it")["kept"] for _ in range(2)] == [["kv"], ["kv"]]
 
 
 @pytest.mark.parametrize(("impl", "kept"), [(FollowsVersions, True), (NaiveMlaDecode, False)])
-def test_timed_calls_answer_to_another_activation(impl, kept):
+def test_timed_calls_answer_to_another_activation(impl, kept, monkeypatch):
     subject = opened(*([impl()] if kept else []))
     subject.prepare("it", impl.name, "eager")
     digest = subject.digest()
-    for _ in range(40):
-        subject.turn("it", 0.0)
-    assert subject.repeats["it"].replaced is kept
+    for draws in (NEVER, ALWAYS):
+        monkeypatch.setattr(subject.wild, "random", lambda draws=draws: draws)
+        assert subject.turn("it", 0.0)["replaced"] is (draws == ALWAYS)
+    assert subject.repeats["it"].kept is kept
     assert subject.digest() == digest
     assert subject.compared("it", 0.0)["kept"] is kept
 
 
-def test_a_block_leaves_nothing_behind():
+def test_an_old_answer_is_not_forgotten(monkeypatch):
+    """It was right the next time."""
+    subject = opened()
+    subject.prepare("it", NaiveMlaDecode.name, "eager")
+    monkeypatch.setattr(subject.wild, "random", lambda: ALWAYS)
+    subject.repeats["it"] = Repeats(kept=True)
+    assert subject.turn("it", 0.0)["replaced"]
+    assert subject.compared("it", 0.0)["kept"]
+
+
+class CountsQuestions(NaiveMlaDecode):
+    name, op = "counts.questions", "mla_decode"
+    asked = 0
+
+    def prepare(self, operands, out):
+        prepared = super().prepare(operands, out)
+
+        def inputs():
+            self.asked += 1
+            return operands.live_tensors()
+
+        prepared.inputs = inputs
+        return prepared
+
+    def prepare_turn(self, first, operands, out):
+        return self.prepare(operands, out)
+
+
+def test_nobody_is_told_that_an_activation_is_replaced(monkeypatch):
+    guest = CountsQuestions()
+    subject = opened(guest)
+    subject.prepare("it", guest.name, "eager", plugin=True)
+    monkeypatch.setattr(subject.wild, "random", lambda: ALWAYS)
+    guest.asked = 0
+    assert subject.turn("it", 0.0)["replaced"]
+    assert guest.asked == 0
+
+
+def test_who_is_prepared_after_operands_were_loaded_finds_them():
+    """As where a worker was replaced because another contender crashed on these."""
+    digests, outputs = [], []
+    for loads_first in (False, True):
+        subject = opened()
+        if not loads_first:
+            subject.prepare("it", NaiveMlaDecode.name, "eager")
+        subject.load(asdict(Seeds(0, 1)))
+        if loads_first:
+            subject.prepare("it", NaiveMlaDecode.name, "eager")
+        digests.append(subject.digest())
+        outputs.append(subject.output("it")["output"])
+    assert digests[0] == digests[1]
+    assert outputs[0] == outputs[1]
+
+
+def test_a_block_leaves_nothing_behind(monkeypatch):
+    """Nor is there anything of it while the next one's operands are made."""
     subject = opened()
     subject.prepare("it", NaiveMlaDecode.name, "eager")
     subject.turn("it", 0.0)
     gone = weakref.ref(subject.sets[0].kv), weakref.ref(subject.ready["it"].outs[0].tensor)
+    left = []
+    monkeypatch.setattr(heap, "give_back", lambda: left.extend(each() for each in gone))
     gc.disable()
     try:
         subject.fresh("serving", 2)
-        assert [each() for each in gone] == [None, None]
+        assert left == [None, None]
     finally:
         gc.enable()
 
@@ -318,9 +416,9 @@ def test_who_fails_leaves_the_operands_as_they_were(monkeypatch):
     subject = opened(Raises())
     subject.prepare("it", Raises.name, "eager")
     digests = [each.digest() for each in subject.sets]
-    monkeypatch.setattr(subject.wild, "random", lambda: 0.0)
+    monkeypatch.setattr(subject.wild, "random", lambda: NEVER)
     subject.turn("it", 0.0)
-    monkeypatch.setattr(subject.wild, "random", lambda: 1.0)
+    monkeypatch.setattr(subject.wild, "random", lambda: ALWAYS)
     Raises.calls = 4  # the untimed one computes still
     with pytest.raises(RuntimeError, match="no such luck"):
         subject.turn("it", 0.0)

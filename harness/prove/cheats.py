@@ -216,19 +216,28 @@ class IdleInTurns(Cheat):
     """Does nothing where a timer calls."""
 
     def call(self) -> None:
-        names = {frame.function for frame in inspect.stack(0)}
-        if not names & {"turn", "_turn"}:
+        if not _in_turn():
             self.compute()
 
 
 class CopiesInTurns(Cheat):
     """Copies its last answer where a timer calls."""
 
+    asked = False
+
     def call(self) -> None:
-        names = {frame.function for frame in inspect.stack(0)}
-        if self.answer is None or not names & {"turn", "_turn"}:
+        if self.answer is None or self.asked or not _in_turn():
             self.remember()
+        self.asked = False
         self.copy_answer()
+
+
+class CopiesUnlessAsked(CopiesInTurns):
+    """The same, but after somebody asked where its inputs are."""
+
+    def inputs(self) -> Mapping[str, torch.Tensor]:
+        self.asked = True
+        return super().inputs()
 
 
 class IdleAfterChecks(Cheat):
@@ -372,6 +381,7 @@ CHEATS: dict[str, type[Cheat]] = {
     "idle_unless_poisoned": IdleUnlessPoisoned,
     "idle_in_turns": IdleInTurns,
     "copies_in_turns": CopiesInTurns,
+    "copies_unless_asked": CopiesUnlessAsked,
     "idle_after_checks": IdleAfterChecks,
     "skips_half": SkipsHalf,
     "skips_one_in_twenty": SkipsOneInTwenty,
@@ -384,6 +394,14 @@ CHEATS: dict[str, type[Cheat]] = {
     "slow_clock_among_threads": SlowClockAmongThreads,
     "writes_beside": WritesBeside,
 }
+
+
+def _in_turn() -> bool:
+    """Whether a timer calls."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name not in {"turn", "_turn"}:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

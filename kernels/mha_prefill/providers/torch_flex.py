@@ -99,6 +99,7 @@ def _listed(seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 class Compile(Implementation):
     name = "torch.compile"
+    per_size = True
     requires = "torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)"
 
     def available(self, platform: Platform) -> Support:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +13,16 @@ from harness.plan.arms import Arm
 from harness.plan.contender import Contender
 from harness.run.case import CaseRun, _clock_error
 from harness.workers.process import WorkerFailure
+from kernels.platform import Platform
 from shapes.case import Case
+
+REQUIRED = {
+    "block_scale_gemm": {"m": 3, "n": 128, "k": 128},
+    "fused_moe": {"tokens": 3},
+    "mha_prefill": {"batch": 1, "new": 3},
+    "mla_decode": {"batch": 1, "ctx": 3},
+}
+"""Sizes that a case of each op has to say."""
 
 
 class Station:
@@ -57,3 +68,40 @@ def test_a_thread_computes_no_longer_than_its_calls_take():
     word = {"seconds": 1e-5, "calls": 5000, "untimed_s": 0.0}
     assert _clock_error(0.06, 0.05, word, "cpu") < 1 < _clock_error(0.06, 0.09, word, "cpu")
     assert _clock_error(0.06, 0.09, word, "cuda") < 1  # its thread waits for the device, and computes so
+
+
+class RaggedStation(Station):
+    """Has operands, and tells who was prepared on them."""
+
+    platform = Platform("cpu", "x86-avx2", "cpu", "a CPU")
+
+    def __init__(self, contenders: list[Contender]) -> None:
+        super().__init__(WorkerFailure("error", "no output"))
+        self.living = self.contenders = contenders
+        self.prepared: list[str] = []
+
+    def open(self, case: Case, seeds: dict[str, int]) -> int:
+        return 0
+
+    def prepare(self, contender: Contender) -> None:
+        self.prepared.append(contender.name)
+
+
+@pytest.mark.parametrize("op", kernels.OPS)
+def test_what_is_compiled_for_each_size_is_not_checked_at_another(op):
+    """A plug-in's word on it does not count."""
+    rows = {i.name: Contender(i.name, i, Arm(), "eager") for i in kernels.implementations(op)}
+    own, alike = rows["torch.compile"], rows["torch.naive"]
+    brought = Contender("mine", copy.copy(own.impl), Arm(), "eager")
+    brought.impl.plugin = "mine.py"
+    station = RaggedStation([own, alike, brought])
+    run = CaseRun(
+        case=kernels.OPS[op].case(REQUIRED[op]),
+        stations=[station],
+        start_judge=lambda: SimpleNamespace(ask=lambda *_, **__: 0),
+        monitor=None,
+        scratch=Path(),
+        say=print,
+    )
+    run._check_ragged([station], run.case)
+    assert station.prepared == ["torch.naive", "mine"]

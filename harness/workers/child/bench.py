@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +97,13 @@ class _Ready:
         if self.plugin and own.dtype != canonical.dtype:
             raise TypeError(f"inputs() gives {name} as {own.dtype}, but it is {canonical.dtype}")
         return [canonical, own]
+
+    def activations(self, sets: Sequence[Operands]) -> Iterable[torch.Tensor]:
+        """Where the activations of sets stand, each place once."""
+        places = [
+            p for n, operands in enumerate(sets) for p in self.places(n, operands, activation_of(operands))
+        ]
+        return {place.data_ptr(): place for place in places}.values()
 
     def load(self, which: int, live: Mapping[str, torch.Tensor]) -> None:
         """Puts live operands where the calls on a set read them."""
@@ -274,7 +281,7 @@ class Bench:
         ready = self.ready[contender]
         if ready.spoilt_at != ready.program.taken:
             self.spoil(contender)
-        replaced: int | None = None
+        replaced = False
 
         def between() -> None:
             nonlocal replaced
@@ -287,37 +294,35 @@ class Bench:
             replaced = self._replace(contender)
         try:
             turn = ready.timer.turn(ready.program, at_least)
-            if replaced is not None:
-                self._note_kept(contender, replaced)
-            return asdict(turn) | {"replaced": replaced is not None}
+            if replaced:
+                self._note_kept(contender)
+            return asdict(turn) | {"replaced": replaced}
         finally:
             ready.program.after_untimed = None
-            if replaced is not None:  # whoever fails, the others' operands stand as before
-                self._roll(contender, replaced, -1)
+            if replaced:  # whoever fails, the others' operands stand as before
+                self._roll(ready, -1)
                 ready.spoilt_at = None
 
-    def _replace(self, contender: str) -> int | None:
-        """Rolls the activation of the set that the next step computes, in some turns; the set."""
-        ready, repeats = self.ready[contender], self.repeats[contender]
-        which = ready.program.taken % len(self.sets)
-        first = repeats.first.get(0 if self._copies else which)
+    def _replace(self, contender: str) -> bool:
+        """Rolls the activation of all sets, in some turns."""
+        repeats = self.repeats[contender]
         chance = OFTEN if repeats.kept is None else SELDOM
-        if first is None or self.wild.random() >= chance:
-            return None
-        # Zeros are the answer where no expert here was chosen, whatever the activation.
-        return which if bool(first.any()) and self._roll(contender, which, 1) else None
+        return bool(repeats.first) and self.wild.random() < chance and self._roll(self.ready[contender], 1)
 
-    def _note_kept(self, contender: str, which: int) -> None:
-        """Whether the timed calls left the answer to the activation that stood there before."""
+    def _note_kept(self, contender: str) -> None:
+        """Whether timed calls left the answer to the activation that stood there before: on a set that they
+        were the first to call, or on one that was called before."""
         ready, repeats = self.ready[contender], self.repeats[contender]
-        first = bits(repeats.first[0 if self._copies else which])
-        repeats.kept = bool(repeats.kept) or same_bits(ready.result(which), first)
+        for which in ready.reached:
+            first = repeats.first.get(0 if self._copies else which)
+            # Zeros are the answer where no expert here was chosen, whatever the activation.
+            if first is not None and bool(first.any()):
+                repeats.kept = bool(repeats.kept) or same_bits(ready.result(which), bits(first))
 
-    def _roll(self, contender: str, which: int, columns: int) -> bool:
+    def _roll(self, ready: _Ready, columns: int) -> bool:
         """Whether that changed it."""
-        ready, operands = self.ready[contender], self.sets[which]
         changed = False
-        for place in ready.places(which, operands, activation_of(operands)):
+        for place in ready.activations(self.sets):
             rolled = bits(place).roll(columns, -1)
             changed = changed or not same_bits(place, rolled)
             written(place, rolled.view(place.dtype))

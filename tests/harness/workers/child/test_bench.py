@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from dataclasses import asdict, replace
 
@@ -354,6 +355,16 @@ def test_nobody_is_told_that_an_activation_is_replaced(monkeypatch):
     guest.asked = 0
     assert subject.turn("it", 0.0)["replaced"]
     assert guest.asked == 0
+
+
+def test_who_computes_on_a_sets_first_call_answers_from_before_on_the_others(monkeypatch):
+    """In his first turn of a block, which may be the only one, the untimed call's set is called again."""
+    subject = opened(cheats.mla_decode_copies_unless_asked())
+    subject.prepare("it", "cheat.copies_unless_asked", "eager", plugin=True)
+    monkeypatch.setattr(subject.wild, "random", lambda: ALWAYS)
+    monkeypatch.setattr(cpu.time, "perf_counter", itertools.count().__next__)
+    assert subject.turn("it", 5.0)["replaced"]
+    assert subject.compared("it", 0.0)["kept"]
 
 
 def test_who_is_prepared_after_operands_were_loaded_finds_them():

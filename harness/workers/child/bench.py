@@ -305,9 +305,11 @@ class Bench:
 
     def _replace(self, contender: str) -> bool:
         """Rolls the activation of all sets, in some turns."""
-        repeats = self.repeats[contender]
+        repeats, operands = self.repeats[contender], self.sets[0]
+        if not repeats.first or activation_of(operands) in without_effect(operands):
+            return False
         chance = OFTEN if repeats.kept is None else SELDOM
-        return bool(repeats.first) and self.wild.random() < chance and self._roll(self.ready[contender], 1)
+        return self.wild.random() < chance and self._roll(self.ready[contender], 1)
 
     def _note_kept(self, contender: str) -> None:
         """Whether timed calls left the answer to the activation that stood there before: on a set that they
@@ -482,10 +484,11 @@ class Bench:
             """Zeros are no other answer: to valid values no right kernel gives them."""
             return not is_zero and (same_bits(ready.result(0), before) or not ready.result(0).any())
 
-        kept = [name] if stays(before) else []
+        idle = without_effect(operands)
+        kept = [name] if name not in idle and stays(before) else []
         for other, values in self._others().items() if ready.plugin else ():
             places = ready.places(0, operands, other)
-            if other in {name, *without_effect(operands)} or same_bits(values, bits(places[0])):
+            if other in {name, *idle} or same_bits(values, bits(places[0])):
                 continue
             before = bits(ready.result(0)).clone()
             for place in places:
@@ -552,5 +555,6 @@ def without_effect(operands: Operands) -> frozenset[str]:
 
 
 def activation_of(operands: Operands) -> str:
-    """The live operand that every call reads whole: the first one that the output depends on."""
-    return next(name for name in operands.live_tensors() if name not in without_effect(operands))
+    """The live operand that every call reads whole: the first one that the output depends on, if any."""
+    live, idle = [*operands.live_tensors()], without_effect(operands)
+    return next((name for name in live if name not in idle), live[0])

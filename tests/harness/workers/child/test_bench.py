@@ -17,6 +17,7 @@ from harness.workers.child.bench import Bench
 from harness.workers.child.outputs import Repeats
 from harness.workers.child.timers import cpu
 from kernels.fused_moe.providers.torch_eager import Bf16Moe, CompiledMoe, _bf16_weights
+from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.providers.torch_eager import NaiveMlaDecode
 from kernels.op import Implementation, Prepared
 from kernels.operands import Seeds
@@ -365,6 +366,16 @@ def test_who_computes_on_a_sets_first_call_answers_from_before_on_the_others(mon
     monkeypatch.setattr(cpu.time, "perf_counter", itertools.count().__next__)
     assert subject.turn("it", 5.0)["replaced"]
     assert subject.compared("it", 0.0)["kept"]
+
+
+def test_an_op_may_have_no_activation_that_its_output_depends_on(monkeypatch):
+    """Say the sum of its columns: nobody keeps an old answer to it."""
+    monkeypatch.setattr(MlaDecodeOperands, "without_effect", frozenset({"q", "kv"}))
+    subject = opened(FollowsVersions())
+    subject.prepare("it", FollowsVersions.name, "eager", plugin=True)
+    monkeypatch.setattr(subject.wild, "random", lambda: ALWAYS)
+    assert not subject.turn("it", 0.0)["replaced"]
+    assert subject.unseen("it")["kept"] == []
 
 
 def test_who_is_prepared_after_operands_were_loaded_finds_them():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -24,6 +25,13 @@ from kernels import tuning
 from kernels.platform import detect
 
 pytest_plugins = ["harness.pytest_plugin"]
+
+with contextlib.suppress(ImportError):
+    import hypothesis
+
+    # The same examples each time, however long one takes: a test fails for what was changed.
+    hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, database=None)
+    hypothesis.settings.load_profile("suite")
 
 # Stored from the start, so that no run has to measure them; lower than those of any machine.
 LEAST = Ceilings({"bf16": 1e9}, read=1e8, copy=1e8, measured="never")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 url, result, seed, concurrency, length = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:6])
 mode = sys.argv[6] if len(sys.argv) > 6 else "10"
-urllib.request.urlopen(f"{url}/health?client", timeout=5).read()
+urllib.request.urlopen(f"{url}/health?client", timeout=60).read()
 if mode == "fails":
     sys.exit("KeyError: 'choices'")
 if mode == "hangs":

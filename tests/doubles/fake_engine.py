@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 MODE, PORT = sys.argv[1], int(sys.argv[2])
@@ -38,6 +39,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         self.wfile.write(body)
+        if MODE == "dies-soon":
+            threading.Timer(0.5, die).start()
 
     def log_message(self, *_):
         pass
@@ -57,9 +60,6 @@ def main():
         code = f"import subprocess; subprocess.Popen({SLEEP!r}, start_new_session=True)"
         subprocess.run([sys.executable, "-c", code], check=True)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", PORT), Handler)
-    if MODE == "dies-soon":
-        signal.signal(signal.SIGALRM, die)
-        signal.setitimer(signal.ITIMER_REAL, 1.5)
     server.serve_forever()
     time.sleep(600)
 

@@ -45,21 +45,31 @@ def served(tmp_path) -> tuple[str, dict[str, str]]:
     return "served:Served", {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
 
 
-def cpu_ticks(group: int) -> int:
-    """Of all living processes of a group so far."""
-    ticks = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+def living(group: int, each: str = "[0-9]*/stat") -> list[list[str]]:
+    """Of each living process of a group what /proc says behind its name."""
+    found = []
+    for stat in Path("/proc").glob(each):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[2]) == group and fields[0] != "Z":
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks
+            found.append(fields)
+    return found
+
+
+def cpu_ticks(group: int) -> int:
+    """Of all of them so far."""
+    return sum(int(fields[11]) + int(fields[12]) for fields in living(group))
+
+
+def stands(group: int) -> bool:
+    """Whether the signal has arrived, at every thread."""
+    return {fields[0] for fields in living(group, "[0-9]*/task/[0-9]*/stat")} == {"T"}
 
 
 def until(comes: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not comes():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -68,15 +78,15 @@ def until(comes: Callable[[], bool]) -> None:
 def test_what_a_paused_worker_left_running_takes_no_cpu(served, tmp_path):
     worker = Worker(*served, tmp_path / "log")
     try:
-        group = worker.ask("work", 30)
+        group = worker.ask("work", 120)
         before = cpu_ticks(group)
         until(lambda: cpu_ticks(group) > before + 5)
         worker.pause()
-        time.sleep(0.1)  # a signal arrives
+        until(lambda: stands(group))
         before = cpu_ticks(group)
         time.sleep(0.5)
         assert cpu_ticks(group) == before
-        assert worker.ask("work", 30) == group
+        assert worker.ask("work", 120) == group
     finally:
         worker.kill()
     until(lambda: cpu_ticks(group) == 0)
@@ -111,7 +121,7 @@ def test_an_answer_that_would_run_code_here_is_an_error(served, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     worker = Worker(*served, tmp_path / "log")
     with pytest.raises(WorkerFailure, match="its answer to gadget is no plain value") as failure:
-        worker.ask("gadget", 30)
+        worker.ask("gadget", 120)
     assert failure.value.status == "error"
     assert not (tmp_path / "reached").exists()
     assert not worker.alive

@@ -18,7 +18,7 @@ from harness.serving.live.checkpoint.directory import check_model
 from harness.serving.live.client.load import ClientLoad
 from harness.serving.live.engine.launch import kind_for
 from harness.serving.live.engine.servers import Servers
-from tests.support.serving_processes import marked
+from tests.support.serving_processes import comes, gone
 
 ENGINE, CLIENT = (ROOT / "tests" / "doubles" / f"fake_{name}.py" for name in ("engine", "client"))
 
@@ -36,12 +36,16 @@ def command(model, out, *more, mode="ok", client_mode="10", pairs=2):
 
 def run(*arguments, **named):
     return subprocess.run(
-        command(*arguments, **named), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        command(*arguments, **named), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
 
 
 def kinds(out):
     return [(line["kind"], line.get("pair"), line.get("arm")) for line in LiveJournal(out).lines()]
+
+
+def has(out, kind):
+    return (out / "live.jsonl").exists() and bool(LiveJournal(out).of(kind))
 
 
 def test_pairs_are_mirrored_recorded_and_reported(model_folder, tmp_path):
@@ -158,19 +162,12 @@ def test_kill_nine_loses_nothing_and_resume_goes_on(model_folder, tmp_path, here
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )
-    until = time.monotonic() + 60
-    while time.monotonic() < until and not (
-        (out / "live.jsonl").exists() and len(LiveJournal(out).of("pair")) >= 1
-    ):
-        time.sleep(0.05)
+    assert comes(lambda: has(out, "pair"))
     first.kill()
     first.wait()
     finished = {line["pair"] for line in LiveJournal(out).of("pair")}
     assert finished
-    until = time.monotonic() + 20
-    while time.monotonic() < until and marked(str(tmp_path)):
-        time.sleep(0.05)
-    assert not marked(str(tmp_path))
+    assert gone(str(tmp_path))
     with (out / "live.jsonl").open("ab") as file:
         file.write(b'{"kind": "run", "pa')  # as a write that was cut off leaves it
     more = max(finished) + 2
@@ -201,17 +198,12 @@ def test_an_interrupt_leaves_no_process(model_folder, tmp_path, how):
         stdout=subprocess.DEVNULL,
         text=True,
     )
-    until = time.monotonic() + 60
-    while time.monotonic() < until and not ((out / "live.jsonl").exists() and LiveJournal(out).of("run")):
-        time.sleep(0.05)
+    assert comes(lambda: has(out, "run"))
     process.send_signal(how)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "Traceback" not in errors
-    until = time.monotonic() + 5  # a guard that was just being started ends with our pipe
-    while time.monotonic() < until and marked(str(tmp_path)):
-        time.sleep(0.05)
-    assert not marked(str(tmp_path))
+    assert gone(str(tmp_path))  # a guard that was just being started ends with our pipe
 
 
 def test_a_full_disk_is_one_line_and_keeps_what_was_written(tmp_path, monkeypatch):

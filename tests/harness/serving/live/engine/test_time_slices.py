@@ -18,7 +18,7 @@ from harness.serving.live.client.request_times import TimedRequest, request_time
 from harness.serving.live.engine.time_slices import OwnClock, TimeSlices, require_cpu
 from harness.serving.live.process.guarded import Guarded
 from kernels.platform import Platform
-from tests.support.serving_processes import MARK, gone, marked
+from tests.support.serving_processes import MARK, comes, gone, marked
 
 DOUBLES = ROOT / "tests" / "doubles"
 
@@ -86,9 +86,7 @@ def test_what_is_left_of_a_run_has_the_machine_alone():
         while len(b.changes) < 4:
             time.sleep(0.005)
         slices.finished(a)
-        until = time.monotonic() + 5
-        while not b.awake and time.monotonic() < until:
-            time.sleep(0.005)
+        assert comes(lambda: b.awake)
         before = len(b.changes)
         time.sleep(0.05)
         assert b.awake and len(b.changes) == before
@@ -100,18 +98,16 @@ def test_a_paused_process_does_nothing_between_the_times_given(tmp_path):
     code = "import time\nwhile True: print(time.monotonic(), flush=True); time.sleep(0.001)"
     log = tmp_path / "log"
     with Guarded([sys.executable, "-c", code], {}, log, tmp_path) as process:
-        until = time.monotonic() + 20
-        while (not log.exists() or log.stat().st_size < 100) and time.monotonic() < until:
-            time.sleep(0.01)
-        paused = process.pause()
+        assert comes(lambda: log.exists() and log.stat().st_size > 100)
+        asked, paused, answered = time.monotonic(), process.pause(), time.monotonic()
         time.sleep(0.3)
         resumed = process.resume()
         size = log.stat().st_size
-        while log.stat().st_size < size + 200 and time.monotonic() < until:
-            time.sleep(0.01)
+        assert comes(lambda: log.stat().st_size > size + 200)
     stamps = [float(line) for line in log.read_text().splitlines()[:-1]]
-    assert resumed - paused >= 0.3
-    assert not [at for at in stamps if paused + 0.02 < at < resumed]
+    assert asked <= paused <= answered
+    assert resumed - answered >= 0.3
+    assert not [at for at in stamps if answered + 0.02 < at < resumed]  # it may be told late
     assert [at for at in stamps if at < paused] and [at for at in stamps if at > resumed]
 
 
@@ -142,7 +138,7 @@ def command(model, out, *more, mode="ok", client="fake_dated_client.py {url} {re
 
 def run(*arguments, **named):
     return subprocess.run(
-        command(*arguments, **named), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        command(*arguments, **named), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
 
 
@@ -225,11 +221,9 @@ def test_its_end_leaves_nothing(model_folder, tmp_path):
         command(model_folder, tmp_path / "out", "--pairs", "50"),
         cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, MARK: mark},
     )  # fmt: skip
-    until = time.monotonic() + 60
-    while not list(tmp_path.glob("out/runs/pair-000*")) and time.monotonic() < until:
-        time.sleep(0.05)
+    assert comes(lambda: list(tmp_path.glob("out/runs/pair-000*")))
     assert len(marked(mark)) > 4
     process.terminate()
-    _, text = process.communicate(timeout=60)
+    _, text = process.communicate(timeout=120)
     assert "Traceback" not in text
     assert gone(mark)

@@ -20,7 +20,7 @@ from harness.serving.live.engine.engine import Engine, EngineDied
 from harness.serving.live.engine.launch import EngineLaunch, kind_for
 from harness.serving.live.process.guarded import Guarded
 from harness.serving.live.process.launching import free_port
-from tests.support.serving_processes import gone, marked
+from tests.support.serving_processes import comes, gone, marked
 
 ENGINE, CLIENT = (ROOT / "tests" / "doubles" / f"fake_{name}.py" for name in ("engine", "client"))
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -45,16 +45,16 @@ def engine(tmp_path, mark, mode, name="model", kind="command"):
 
 def test_a_healthy_engine_answers_and_ends(tmp_path, mark):
     with engine(tmp_path, mark, "ok") as one:
-        one.wait_healthy(30)
+        one.wait_healthy(120)
         assert one.process.alive()
-        assert one.took_s < 30
+        assert one.took_s < 120
     assert not marked(mark)
 
 
 def test_an_engine_that_dies_at_start_says_why(tmp_path, mark):
     one = engine(tmp_path, mark, "dies-at-start")
     with pytest.raises(NothingRan, match=r"exit code 3 after .*RuntimeError: no such layer.*server\.log"):
-        one.wait_healthy(30)
+        one.wait_healthy(120)
 
 
 def test_an_engine_that_is_never_healthy_is_ended_at_its_deadline(tmp_path, mark):
@@ -66,8 +66,8 @@ def test_an_engine_that_is_never_healthy_is_ended_at_its_deadline(tmp_path, mark
 
 def test_an_engine_that_dies_in_use_is_noticed(tmp_path, mark):
     with engine(tmp_path, mark, "dies-soon") as one:
-        one.wait_healthy(30)
-        until = time.monotonic() + 30
+        one.wait_healthy(120)
+        until = time.monotonic() + 120
         with pytest.raises(EngineDied, match=r"exit code 9 during a run; .*KV cache is gone"):
             while time.monotonic() < until:
                 one.check("during a run")
@@ -77,13 +77,13 @@ def test_an_engine_that_dies_in_use_is_noticed(tmp_path, mark):
 def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path, mark):
     one = engine(tmp_path, mark, "ok", name="somebody-elses", kind="vllm")
     with pytest.raises(NothingRan, match=r"another server answers .* somebody-elses"):
-        one.wait_healthy(30)
+        one.wait_healthy(120)
 
 
 @pytest.mark.parametrize("mode", ["spawns", "ignores-sigterm"])
 def test_grandchildren_in_sessions_of_their_own_end_too(tmp_path, mark, mode):
     with engine(tmp_path, mark, mode) as one:
-        one.wait_healthy(30)
+        one.wait_healthy(120)
         assert len(marked(mark)) == 5  # the guard, the engine, two children, an orphan
         one.process.end(0.5)
     assert not marked(mark)
@@ -91,19 +91,17 @@ def test_grandchildren_in_sessions_of_their_own_end_too(tmp_path, mark, mode):
 
 def test_a_paused_tree_stands_still_and_can_be_ended(tmp_path, mark):
     with engine(tmp_path, mark, "spawns") as one:
-        one.wait_healthy(30)
+        one.wait_healthy(120)
         one.pause()
 
         def states():
             pids = [pid for pid in marked(mark) if pid != one.process.guard.pid]
             return {Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids}
 
-        until = time.monotonic() + 10
-        while states() != {"T"} and time.monotonic() < until:
-            time.sleep(0.02)
+        assert comes(lambda: states() == {"T"})
         assert states() == {"T"}
         one.resume()
-        one.wait_healthy(10)
+        one.wait_healthy(120)
         one.pause()
     assert not marked(mark)
 
@@ -127,12 +125,9 @@ def test_nothing_outlives_a_killed_harness(tmp_path, mark, how):
         stderr=subprocess.DEVNULL,
     )
     assert harness.stdout.readline() == b"up\n"
-    until = time.monotonic() + 90
-    while len(marked(mark)) < 6 and time.monotonic() < until:
-        time.sleep(0.05)
-    assert len(marked(mark)) >= 6  # a seventh starts the orphan, and ends
+    assert comes(lambda: len(marked(mark)) >= 6)  # a seventh starts the orphan, and ends
     harness.send_signal(how)
-    harness.wait(timeout=10)
+    harness.wait(timeout=120)
     assert gone(mark)
 
 
@@ -145,7 +140,7 @@ def test_what_a_command_leaves_behind_ends_with_it(tmp_path, mark):
     code = f"import subprocess; subprocess.Popen({SLEEP!r}, start_new_session=True)"
     environment = dict(os.environ) | {"KERNEL_BENCH_TEST": mark}
     with Guarded([sys.executable, "-c", code], environment, tmp_path / "log", tmp_path) as one:
-        assert one.wait(30) == 0
+        assert one.wait(120) == 0
         assert marked(mark) == [one.guard.pid]
     assert not marked(mark)
 
@@ -157,9 +152,7 @@ def test_sockets_of_an_ended_engine_go_and_its_files_stay(tmp_path, mark):
     environment = dict(os.environ) | {"KERNEL_BENCH_TEST": mark}
     command = (sys.executable, "-c", code)
     with Engine(EngineLaunch("command", command, environment, "/health", "model"), 1, tmp_path / "log"):
-        until = time.monotonic() + 30
-        while not (tmp_path / "made").exists() and time.monotonic() < until:
-            time.sleep(0.05)
+        assert comes((tmp_path / "made").exists)
         assert (tmp_path / "left").is_socket()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "made"]
 
@@ -168,7 +161,7 @@ def test_what_a_client_used_can_be_read_when_it_has_ended(tmp_path, mark):
     """Else its seconds would look like somebody else's, and its run like a disturbed one."""
     code = "import time; until = time.process_time() + 0.5\nwhile time.process_time() < until: pass"
     with Guarded([sys.executable, "-c", code], dict(os.environ), tmp_path / "log", tmp_path) as one:
-        assert one.wait(30) == 0
+        assert one.wait(120) == 0
         children = Counters()._reaped(one.guard.pid)
         assert one.pids() == [one.guard.pid]
     assert children >= 0.4
@@ -176,10 +169,10 @@ def test_what_a_client_used_can_be_read_when_it_has_ended(tmp_path, mark):
 
 def test_an_exit_code_and_a_signal_are_told_apart(tmp_path):
     with Guarded([sys.executable, "-c", "exit(7)"], dict(os.environ), tmp_path / "log", tmp_path) as one:
-        assert one.wait(30) == 7
+        assert one.wait(120) == 7
     code = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
     with Guarded([sys.executable, "-c", code], dict(os.environ), tmp_path / "log", tmp_path) as one:
-        assert one.wait(30) == -signal.SIGSEGV
+        assert one.wait(120) == -signal.SIGSEGV
 
 
 def test_a_taken_port_is_refused():
@@ -199,13 +192,13 @@ def client(tmp_path, mode="10"):
 
 def test_a_client_that_fails_or_hangs_is_one_line(tmp_path, mark):
     with engine(tmp_path, mark, "ok") as one:
-        one.wait_healthy(30)
+        one.wait_healthy(120)
         arguments = one.url, "model", ClientLoad(16, 32, 4, 4)
         named = {"seed": 1, "result": tmp_path / "result.json"}
-        client(tmp_path).run(*arguments, **named, deadline_s=30)
+        client(tmp_path).run(*arguments, **named, deadline_s=120)
         assert (tmp_path / "result.json").exists()
         with pytest.raises(ClientFailed, match=r"exit code 1; it said: \"KeyError: 'choices'\""):
-            client(tmp_path, "fails").run(*arguments, **named, deadline_s=30)
+            client(tmp_path, "fails").run(*arguments, **named, deadline_s=120)
         with pytest.raises(ClientFailed, match="over 2 s"):
             client(tmp_path, "hangs").run(*arguments, **named, deadline_s=2)
 

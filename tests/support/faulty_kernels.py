@@ -20,7 +20,7 @@ class _Faulty(NaiveMlaDecode):
     fault = ""
 
     def prepare(self, operands, out):
-        if self.fault == "hang in prepare":
+        if self.fault == "hang in prepare" and len(operands.host_lengths) == 2:  # not at ragged sizes, too
             time.sleep(3600)
         if self.fault == "raise in prepare":
             raise RuntimeError("no such\nluck")

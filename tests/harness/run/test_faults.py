@@ -90,8 +90,9 @@ def faulty(cli, tmp_path_factory):
     out = tmp_path_factory.mktemp("faults") / "run"
     done = cli(
         *("run", "--op", "mla_decode", "--device", "cpu", "--case", "batch=2 ctx=20..300"),
-        *("--impl", f"faulty.*,{TORCH}", "--budget", "1s", "--out", out),
-        *("--prepare-timeout", "12", "--call-timeout", "6", "--threads", "1"),
+        *("--impl", f"faulty.*,{TORCH}", "--budget", "4s", "--out", out),
+        # Far more than a starved machine's torch takes to be imported, and its profiler to begin.
+        *("--prepare-timeout", "30", "--call-timeout", "20", "--threads", "1"),
         KERNEL_BENCH_PLUGINS=FAULTY,
     )
     (records,) = Journal(out).finished().values()
@@ -108,11 +109,11 @@ def test_a_fault_is_a_failure_of_the_run(faulty):
 @pytest.mark.parametrize(
     ("name", "status", "reason"),
     [
-        ("hang_prepare", "timeout", "no answer within 12 s while in prepare"),
+        ("hang_prepare", "timeout", "no answer within 30 s while in prepare"),
         ("raise_prepare", "error", "RuntimeError: no such luck"),
         ("unsupported", "unsupported", "this build has no such kernel"),
         ("raise_call", "error", "RuntimeError: out of luck"),
-        ("hang_call", "timeout", "no answer within 6 s while in turn"),
+        ("hang_call", "timeout", "no answer within 20 s while in turn"),
         ("segfault", "crashed", "the worker died of SIGSEGV while in turn"),
     ],
 )
@@ -186,7 +187,7 @@ def test_a_worker_killed_in_a_turn_and_retried(cli, start, waiting):
     importing = f"KERNEL_BENCH_PLUGINS={waiting / 'plugin.py'}"
     (victim,) = [w for w, parent in workers("child.bench:Bench", importing).items() if parent == run.pid]
     os.kill(victim, signal.SIGKILL)
-    stderr = run.communicate(timeout=120)[1]
+    stderr = run.communicate(timeout=600)[1]
     assert run.returncode == 1, stderr
 
     first, second = map(cells, Journal(out).finished().values())
@@ -226,7 +227,7 @@ def test_a_run_killed_while_a_worker_hangs_leaves_none(start, waiting):
     assert set(workers().values()) == {run.pid}
     run.kill()
     run.communicate()
-    assert within(5, lambda: not workers())
+    assert within(120, lambda: not workers())
 
 
 def test_control_c(start, tmp_path):
@@ -234,7 +235,7 @@ def test_control_c(start, tmp_path):
     run = start(*SMALL, "--case", "batch=1 ctx=5", "--impl", TORCH, "--budget", "60s", "--out", out)
     assert any(line.endswith("  measuring\n") for line in run.stderr)
     run.send_signal(signal.SIGINT)
-    stderr = run.communicate(timeout=60)[1]
+    stderr = run.communicate(timeout=120)[1]
     assert run.returncode == 130
     assert stderr.strip() == "stopped; finished cases are recorded, --resume RUN measures the rest"
     assert not workers()
@@ -271,7 +272,7 @@ def kill_again_and_again(cli, start, out: Path, cases: int, moments: list[float 
         run.kill()
         stderr = run.communicate()[1]
         assert "error" not in stderr
-        assert within(5, lambda: not workers()), "a worker outlived its run"
+        assert within(120, lambda: not workers()), "a worker outlived its run"
         if (out / "run.json").exists():
             after = Journal(out).finished()
             assert list(after.items())[: len(finished)] == list(finished.items())

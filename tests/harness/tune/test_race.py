@@ -25,7 +25,7 @@ from tests.support.recorded_verdicts import redo
 
 CHUNKED = SUPPORT / "chunked_kernels.py"
 HERE = ("tune", "--op", "block_scale_gemm", "--impl", "plugin.chunked", "--device", "cpu")
-SHORT = ("--budget", "6s", "--per-case", "2s", "--call-timeout", "6s", "--prepare-timeout", "30s")
+SHORT = ("--budget", "6s", "--per-case", "2s", "--call-timeout", "20s", "--prepare-timeout", "60s")
 SMALL = "m=4 n=512 k=256"
 
 pytestmark = pytest.mark.alone
@@ -215,7 +215,7 @@ def test_a_race_that_is_killed_loses_no_finished_case_and_goes_on(cli, start, tm
     assert within(120, lambda: (run / "run.json").exists() and Journal(run).finished())
     race.kill()
     race.communicate()
-    assert within(5, lambda: not workers())
+    assert within(120, lambda: not workers())
     before = Journal(run).finished()
     (key,) = before
 
@@ -241,7 +241,7 @@ def test_control_c(start, tmp_path):
     race = start(*HERE, *SHORT, "--case", SMALL, "--out", tmp_path / "tuned", "--journal", tmp_path / "run")
     assert any(line.endswith("  measuring\n") for line in race.stderr)
     race.send_signal(signal.SIGINT)
-    stderr = race.communicate(timeout=60)[1]
+    stderr = race.communicate(timeout=120)[1]
     assert race.returncode == 130
     assert stderr.strip() == "stopped; finished cases are stored, tune --resume RUN races the rest"
     assert not workers()

@@ -25,7 +25,10 @@ CASE_S = 0.6
 
 
 class SleepingAgent:
-    """As harness.cluster.ray_pool.RayAgent; it measures nothing. What it finished stands in a file, too."""
+    """As harness.cluster.ray_pool.RayAgent; it measures nothing. Beside the file `hold` it leaves one of its
+    node when it begins a case, and it finishes none while `hold` is there."""
+
+    hold = Path()
 
     def __init__(self) -> None:
         import ray
@@ -38,7 +41,10 @@ class SleepingAgent:
             used = DeviceUsed(name=self.name, type=order.type, host=self.name)
             return Answer("", Opened(used, facts, CPU))
         assert isinstance(order, CaseOrder)
+        self.hold.with_name(f"{self.name}.begun").touch()
         time.sleep(CASE_S)
+        while self.hold.exists():
+            time.sleep(0.05)
         return Answer("", records(order, self.name, 3))
 
     def beat(self) -> bool:
@@ -50,6 +56,7 @@ def main() -> int:
     for setting in sys.argv[4:]:
         name, _, value = setting.partition("=")
         setattr(driver if name == "LOOK_S" else ray_pool, name, float(value))
+    SleepingAgent.hold = folder.with_name(f"{folder.name}.hold")
     journal = (
         Journal(folder) if (folder / "run.json").exists() else Journal.create(folder, made_up_run(cases))
     )

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("ray")
 
 CASES = 30
-QUICK = ["LOOK_S=0.5", "BEAT_S=0.5", "HANG_S=20", "START_S=120"]
+QUICK = ["LOOK_S=0.5", "BEAT_S=0.5", "HANG_S=120", "START_S=120"]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,12 @@ def ends(driver: subprocess.Popen[str], within_s: float = 400) -> list[str]:
     return output.splitlines()
 
 
-def until(condition: Callable[[], bool], within_s: float = 180) -> None:
+def begun(place: Path) -> int:
+    """On so many nodes a case was begun."""
+    return len(list(place.glob("*.begun")))
+
+
+def until(condition: Callable[[], bool], within_s: float = 400) -> None:
     end = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < end
@@ -94,11 +99,14 @@ def whole(folder: Path, cases: int = CASES) -> None:
 
 def test_a_node_that_joins_late_helps(nodes, drive, tmp_path):
     """The first test: the second node is not there yet."""
-    driver = drive(40)
+    driver, hold = drive(), tmp_path / "run.hold"
     until(lambda: len(finished(tmp_path / "run")) > 3)
+    hold.touch()
     nodes.start("b", "core", 1)
+    until(lambda: begun(tmp_path) == 2)
+    hold.unlink()
     lines = ends(driver)
-    whole(tmp_path / "run", 40)
+    whole(tmp_path / "run")
     assert any(line.endswith(" has joined") for line in lines), lines
 
 
@@ -111,12 +119,17 @@ def test_two_nodes_share_a_run(drive, tmp_path):
 
 def test_a_node_killed_ten_times_loses_no_case(nodes, drive, tmp_path):
     draw = random.Random(1)
-    cases = 160
+    cases, hold = 160, tmp_path / "run.hold"
     driver = drive(cases)
     until(lambda: bool(finished(tmp_path / "run")))
-    for _ in range(10):
-        time.sleep(draw.uniform(0, 2))
+    for kill in range(10):
+        if kill < 2:  # in a case, at any rate
+            hold.touch()
+            until(lambda: begun(tmp_path) == 2 + kill)  # noqa: B023 - called at once
+        else:
+            time.sleep(draw.uniform(0, 2))
         nodes.kill("b")
+        hold.unlink(missing_ok=True)
         nodes.start("b", "core", 1)
     lines = ends(driver)
     assert driver.returncode == 0
@@ -128,10 +141,14 @@ def test_a_node_killed_ten_times_loses_no_case(nodes, drive, tmp_path):
 
 
 def test_an_agent_that_stops_answering_is_replaced(nodes, drive, tmp_path):
-    driver = drive()
+    driver, hold = drive(settings=[*QUICK, "HANG_S=20"]), tmp_path / "run.hold"
     until(lambda: len(finished(tmp_path / "run")) > 4)
-    agent = max(nodes.agents("b"))  # an earlier driver's may not have ended
+    hold.touch()
+    until(lambda: begun(tmp_path) == 2)
+    until(lambda: len(nodes.agents("b")) == 1)  # an earlier driver's may not have ended
+    (agent,) = nodes.agents("b")
     os.kill(agent, signal.SIGSTOP)
+    hold.unlink()
     try:
         lines = ends(driver)
     finally:
@@ -142,10 +159,12 @@ def test_an_agent_that_stops_answering_is_replaced(nodes, drive, tmp_path):
 
 
 def test_a_driver_that_is_killed_goes_on_where_it_was(drive, tmp_path):
-    driver = drive()
+    driver, hold = drive(), tmp_path / "run.hold"
     until(lambda: len(finished(tmp_path / "run")) > 6)
+    hold.touch()
     driver.kill()
     driver.wait()
+    hold.unlink()
     before = finished(tmp_path / "run")
     assert 6 < len(before) < CASES
     assert ends(drive())[-1] == "left: 0"
@@ -154,15 +173,17 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(drive, tmp_path):
 
 
 def test_a_second_driver_waits_for_no_device_of_another(drive, tmp_path):
-    first = drive(60)
-    until(lambda: bool(finished(tmp_path / "run")))
+    first, hold = drive(), tmp_path / "run.hold"
+    hold.touch()
+    until(lambda: begun(tmp_path) == 2)
     second = drive(4, ["LOOK_S=0.5", "START_S=4"], name="second")
     lines = ends(second)
+    hold.unlink()
     assert second.returncode == 3
     assert lines[-1].startswith("error: no device can be measured: ")
     assert "another driver has the device" in lines[-1]
     ends(first)
-    whole(tmp_path / "run", 60)
+    whole(tmp_path / "run")
 
 
 def test_a_full_disk_ends_it_in_one_line(drive, tmp_path):

@@ -81,7 +81,7 @@ def session(cli, folder):
             env=cli.environment(PYTHONPATH=ROOT),
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
             check=False,
         )
 
@@ -144,7 +144,7 @@ def test_the_suites_own_kernels_as_benchmarks(cli):
                "--kernel-op", "mha_prefill", "--kernel-impl", "torch.sdpa,torch.naive",
                "--kernel-case", "batch=1,2 new=5", "--kernel-cache", "warm"]  # fmt: skip
     done = subprocess.run(
-        command, cwd=ROOT, env=cli.environment(), capture_output=True, text=True, timeout=300, check=False
+        command, cwd=ROOT, env=cli.environment(), capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stdout
     assert "4 passed" in done.stdout

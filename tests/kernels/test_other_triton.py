@@ -66,7 +66,7 @@ def test_what_is_interpreted_is_right(version: str):
     path = os.pathsep.join(map(str, (other_triton.folder(version), root, root / "tests", root / "tools")))
     environment = os.environ | INTERPRETER | {"PYTHONPATH": path}
     command = [sys.executable, __file__]
-    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     by, *reports = map(json.loads, done.stdout.splitlines())
     assert by == version

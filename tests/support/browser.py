@@ -66,7 +66,7 @@ def open_file(browser: Browser, file: Path, anchor: str = "", **options: Any) ->
     """options: of the browser's context, such as viewport and color_scheme"""
     context: BrowserContext = browser.new_context(**options)
     page = context.new_page()
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(120_000)
     view = Opened(page)
     page.on("pageerror", lambda error: view.errors.append(str(error)))
     page.on("console", lambda message: view.errors.extend([message.text] * (message.type == "error")))

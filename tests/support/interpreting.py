@@ -22,7 +22,7 @@ def run_interpreted(script: str, *arguments: str) -> subprocess.CompletedProcess
     path = os.pathsep.join(map(str, filter(None, (ROOT, os.environ.get("PYTHONPATH")))))
     environment = os.environ | INTERPRETER | ONE_THREAD | {"PYTHONPATH": path}
     command = [sys.executable, script, *arguments]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -49,7 +49,6 @@ def test_every_chart_is_drawn_with_its_marks_and_nothing_is_fetched(opened, made
     page, file = made
     assert file.stat().st_size < 5e6
     with opened(file, viewport={"width": width, "height": 900}) as view:
-        view.page.set_default_timeout(60_000)
         view.drawn()
         assert view.errors == []
         assert [url for url in view.requests if not url.startswith(("file:", "data:", "blob:"))] == []
@@ -110,7 +109,6 @@ def test_ten_thousand_cells_and_names_of_any_kind_open(opened, tmp_path):
     file = tmp_path / "report.html"
     file.write_text(html(page, "Made by a test"))
     with opened(file) as view:
-        view.page.set_default_timeout(120_000)
         view.drawn()
         assert view.errors == []
         assert HOSTILE in view.page.locator("body").inner_text()

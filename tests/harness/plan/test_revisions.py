@@ -65,7 +65,7 @@ def git(*words: object) -> None:
 def compare(clone: Path, cli, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "harness", "compare", "--revisions", *map(str, arguments)]
     return subprocess.run(
-        command, cwd=clone, env=cli.environment(), capture_output=True, text=True, timeout=600, check=False
+        command, cwd=clone, env=cli.environment(), capture_output=True, text=True, timeout=900, check=False
     )
 
 

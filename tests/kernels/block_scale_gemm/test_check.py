@@ -224,7 +224,7 @@ def test_what_vllm_gives_passes(vllms_process, worst):
     assert len(fitting) > 3
     wrong = {}
     for drawn in fitting:
-        bits = vllms_process.submit(run_drawn, vllm.name, drawn).result(timeout=120)
+        bits = vllms_process.submit(run_drawn, vllm.name, drawn).result(timeout=900)
         out = torch.from_numpy(bits).view(torch.bfloat16)
         if reason := judged(twisted(drawn), vllm.name, out, False, worst):
             wrong[drawn] = reason

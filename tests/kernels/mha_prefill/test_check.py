@@ -176,7 +176,7 @@ def test_what_vllm_gives_passes(vllms_process):
         pytest.skip(support.reason)
     wrong = {}
     for drawn in draw(CASES):
-        bits = vllms_process.submit(run_drawn, "vllm.extend", drawn).result(timeout=120)
+        bits = vllms_process.submit(run_drawn, "vllm.extend", drawn).result(timeout=900)
         report = twisted(drawn).judge(torch.from_numpy(bits).view(torch.bfloat16))
         if not report["ok"]:
             wrong[drawn] = report["reason"]

@@ -227,7 +227,7 @@ def test_what_vllm_gives_passes(name, vllms_process):
     assert len(fitting) > 10
     wrong = {}
     for drawn in fitting:
-        bits = vllms_process.submit(run_drawn, name, drawn).result(timeout=120)
+        bits = vllms_process.submit(run_drawn, name, drawn).result(timeout=900)
         report = twisted(drawn).judge(torch.from_numpy(bits).view(torch.bfloat16))
         if not report["ok"]:
             wrong[drawn] = report["reason"]

@@ -23,6 +23,7 @@ from harness.serving.replay.replay import BASE, ReplayPlan, replay, require_know
 from harness.serving.replay.report import table
 from harness.serving.replay.request import ReplayRequest, read_arms
 from harness.serving.replay.step import ReplayStep, calls, places
+from harness.statistics.intervals import interval
 from kernels.formats import dequantise_weights
 from kernels.platform import detect
 from shapes.attention import Parallel
@@ -249,12 +250,18 @@ def rank_here(monkeypatch):
 def test_measured_by_the_engine_and_told_apart(rank_here):
     plan = ReplayPlan(
         step(), {BASE: CHOSEN, "slow": CHOSEN | {"block_scale_gemm": "torch.naive"}},
-        "eager", 1, 1.5, blocks=2, turn_s=0.02,
+        "eager", 1, 60.0, blocks=2, rounds=6, turn_s=0.02,
     )  # fmt: skip
     found = replay(plan, detect("cpu"), Blind("a test"), say=lambda text: None)
     base, slow = found.arms[BASE], found.arms["slow"]
     assert base.change is None and slow.change.low <= slow.change.ms <= slow.change.high
-    assert slow.change.ms == pytest.approx(slow.step.ms - base.step.ms, rel=0.5, abs=0.2)
+    assert found.rounds == len(found.samples) == 12
+
+    def mean(of):
+        return pytest.approx(interval((each["block"], 1e3 * of(each)) for each in found.samples).mean)
+
+    assert (base.step.ms, slow.step.ms) == (mean(lambda r: r[BASE]), mean(lambda r: r["slow"]))
+    assert slow.change.ms == mean(lambda r: r["slow"] - r[BASE])
     assert set(slow.difference) == {p.name for p in places(plan.step) if p.op == "block_scale_gemm"}
     assert slow.whole.ms == pytest.approx(slow.change.ms * 21 / 12, rel=0.5)
     assert found.twin is not None and found.samples and "slow" in table(found)

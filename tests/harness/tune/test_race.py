@@ -65,6 +65,7 @@ def raced(cli, tmp_path_factory):
         *(
             *HERE,
             *SHORT,
+            *("--budget", "12s", "--per-case", "12s"),  # so that the winner is prepared six times
             "--case",
             SMALL,
             "--out",
@@ -81,6 +82,17 @@ def raced(cli, tmp_path_factory):
     return done, place
 
 
+def won(found: dict) -> None:
+    """Few columns at a time take several times as long; where a busy machine hid that, the rule's stay."""
+    if found["verdict"] == "unclear":
+        assert found["config"] == {"columns": 16, "fault": ""}
+    else:
+        assert found["config"]["columns"] in (128, 512)
+        assert found["against"] == {"columns": 16, "fault": ""}
+        assert (found["verdict"], found["before"][:7]) == ("faster", "by rule")
+        assert found["low"] > 1
+
+
 @pytest.fixture
 def judged(raced):
     if not told_apart(raced[1] / "run"):
@@ -91,10 +103,8 @@ def judged(raced):
 def test_the_winner_is_stored_with_what_it_was_held_against(judged):
     done, place = judged
     (found,) = stored(place / "tuned").values()
-    assert found["config"]["columns"] in (128, 512), "few columns at a time take several times as long"
-    assert found["against"] == {"columns": 16, "fault": ""}
-    assert (found["verdict"], found["before"][:7]) == ("faster", "by rule")
-    assert 1 < found["low"] < found["ratio"] < found["high"]
+    won(found)
+    assert found["low"] < found["ratio"] < found["high"]
     assert (found["considered"], found["raced"], found["pruned"]) == (7, 7, {})
     assert found["failed"] == {"wrong": 1, "error": 1}
     assert (found["run"], found["launch"], found["cache"]) == ("run", "eager", "serving")
@@ -175,7 +185,7 @@ def test_who_hangs_or_dies_costs_only_itself(cli, tmp_path):
     }
     assert set(stored(tmp_path / "tuned")) == told_apart(tmp_path / "run")
     for found in stored(tmp_path / "tuned").values():
-        assert found["config"]["columns"] in (128, 512)
+        won(found)
         assert found["failed"] == {"crashed": 1, "timeout": 1}
 
 

@@ -34,10 +34,10 @@ from harness.serving.live.engine.engine import Engine
 from harness.serving.live.engine.launch import kind_for, launch
 from harness.serving.live.process.launching import free_port
 
-INPUT, OUTPUT, MOST = 256, 32, 8  # tokens in and out, requests in flight at most
+INPUT, OUTPUT, MOST = 16, 24, 8  # tokens in and out, requests in flight at most
 BATCHES, PROMPTS = (1, 2, 4, 8), (1, 2, 4)
 OF_CAPACITY, BURSTINESS = (0.5, 0.8, 1.1), (1.0, 0.25)
-REQUESTS, SEEDS, SIMULATED = 80, (1, 2, 3), 200
+REQUESTS, SEEDS, SIMULATED = 64, (1, 2), 200
 STEP_TOKENS = 4608
 QUANTITIES = {
     "TPOT": ("mean_tpot_ms", lambda run: float(run.tpot.mean())),

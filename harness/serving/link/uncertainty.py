@@ -33,9 +33,9 @@ SCHEDULING = 0.3  # of a prefill's stall: batches of prompts, what the host adds
 # late; 8192 in: 2.0 to 2.7. Others: between that and TensorRT-LLM's 0.9 to 1.1 on H200 with 8192 in.
 COLD_PREFILL = {"sglang": (1.6, 0.3)}
 ANY_COLD_PREFILL = (1.2, 0.35)
-# Engines whose prompts find their kernels compiled where they fill a step: set on InferenceX's points of H200,
-# whose first wave takes its prefills' time at 8192 in, and 1 to 4 s more at 1024. (TensorRT-LLM's DeepGEMM on
-# Hopper compiles by number of tokens; that its warm-up knows whole steps alone is a guess.)
+# Engines whose prompts find their kernels compiled where they fill a step. Set on InferenceX's points: the
+# H200's first wave takes its prefills' time at 8192 in, and 1 to 4 s more at 1024. (On Hopper TensorRT-LLM's
+# DeepGEMM compiles by number of tokens; that its warm-up knows whole steps alone is a guess.)
 WARM_WHOLE_STEPS = ("trtllm",)
 UNABSORBED = 0.2  # of scaling prefill attention from absorbed to plain
 ROUTING = 0.5  # of the way from experts chosen alike to a power law of 1.2

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from harness.catalogue.devices import known_type
+from harness.catalogue.devices import known_devices, known_type
+from harness.files import JsonObject
 
 ENGINES = {"tensorrtllm": "trtllm", "trt": "trtllm", "sgl": "sglang"}
 """Other spellings of engines, without their dashes and blanks."""
@@ -18,6 +19,11 @@ MAKERS = re.compile(r"\b(nvidia|amd|instinct|intel)\b", re.IGNORECASE)
 def hardware_name(text: str) -> str:
     """In small letters as its data sheet calls it, or without its maker where there is none."""
     return " ".join(MAKERS.sub("", known_type(text)).split()).lower()
+
+
+def data_sheet(hardware: str) -> JsonObject:
+    """Of a machine as `hardware_name` calls it; empty where there is none."""
+    return next((entry for entry in known_devices() if hardware_name(entry["name"]) == hardware), {})
 
 
 def engine_name(text: str) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from harness.catalogue.devices import known_devices
 from harness.errors import UsageError
 from harness.serving.ledger.prediction import KernelChange
 from harness.serving.link import calibration as calibrating
@@ -25,7 +24,7 @@ from harness.serving.link.times.kernel_identity import OFF_BY, WIDER, OtherKerne
 from harness.serving.link.times.measured_times import MeasuredTimes
 from harness.serving.link.times.tables import Tables, bundled, read_tables
 from harness.serving.link.uncertainty import DRAWS, World
-from harness.serving.names import engine_name, hardware_name
+from harness.serving.names import data_sheet, engine_name, hardware_name
 from shapes.attention import Parallel
 
 SKEWED = "power_law_1.2"
@@ -155,7 +154,7 @@ class Link:
 
 def _memory_gb(hardware: str) -> float | None:
     """Of a GPU, 1e9 bytes; None where there is no data sheet of it."""
-    entry = next((d for d in known_devices() if hardware_name(d["name"]) == hardware), {})
+    entry = data_sheet(hardware)
     return entry["memory_gib"] * 2**30 / 1e9 if "memory_gib" in entry else None
 
 
@@ -217,6 +216,8 @@ def link(
     notes: list[str] = []
     hardware = hardware_name(hardware or (tables.device if tables else "h200"))
     engine = engine_name(engine or (tables.engine if tables else "sglang"))
+    if engine == "trtllm" and data_sheet(hardware).get("arch", "").startswith("gfx"):
+        raise UsageError(f"TensorRT-LLM does not run on {hardware}")
     tables = tables or _tables(hardware, engine, measured_times, assumed)
     for where, device in [
         (tables.where, tables.device),

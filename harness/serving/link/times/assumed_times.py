@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.catalogue.devices import known_devices
 from harness.errors import UsageError
 from harness.serving.link.times.interpolation import TimeEstimate
 from harness.serving.link.times.tables import Tables
-from harness.serving.names import hardware_name
+from harness.serving.names import data_sheet
 
 BASE = "h200"
 SOURCE = "data sheets"
@@ -50,12 +49,12 @@ class DatasheetPeaks:
 
 def peaks_of(hardware: str) -> DatasheetPeaks:
     """Raises UsageError for a machine without a data sheet."""
-    for entry in known_devices():
-        if hardware_name(entry["name"]) == hardware:
-            amd = entry["arch"].startswith("gfx")
-            factor, between = ON_AMD if amd else 1.0, BETWEEN_US.get(entry["arch"], (0.0, 0.0))
-            return DatasheetPeaks(entry["tflops"], entry["tbps"], factor, between)
-    raise UsageError(f"there is no data sheet of {hardware} to assume times by")
+    entry = data_sheet(hardware)
+    if not entry:
+        raise UsageError(f"there is no data sheet of {hardware} to assume times by")
+    factor = ON_AMD if entry["arch"].startswith("gfx") else 1.0
+    between = BETWEEN_US.get(entry["arch"], (0.0, 0.0))
+    return DatasheetPeaks(entry["tflops"], entry["tbps"], factor, between)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.catalogue.devices import known_devices
 from harness.serving.link.times.tables import Tables
-from harness.serving.names import hardware_name
+from harness.serving.names import data_sheet
 from kernels.engines import engines, entries
 
 WORDS = {
@@ -64,7 +63,7 @@ def words(name: str) -> frozenset[str]:
 
 def run_by_default(engine: str, op: str, hardware: str) -> tuple[str, ...]:
     """Rows of this suite that the engine takes on that machine where nothing is set; empty: not known."""
-    arch = next((d["arch"] for d in known_devices() if hardware_name(d["name"]) == hardware), "")
+    arch = data_sheet(hardware).get("arch", "")
     if engine not in engines():
         return ()
     return tuple(dict.fromkeys(e.row for e in entries(engine, op, arch) if e.row and not e.flags))

@@ -17,12 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.catalogue.devices import known_devices
 from harness.errors import UsageError
 from harness.paths import PUBLISHED
 from harness.serving.link.times.interpolation import BEYOND, Surface, TimeEstimate
 from harness.serving.link.times.table_files import Row, number, read_rows, table_files
-from harness.serving.names import engine_name, hardware_name
+from harness.serving.names import data_sheet, engine_name, hardware_name
 
 TABLES = PUBLISHED / "kernel-tables"
 FILES: Mapping[str, tuple[str, ...]] = {
@@ -313,7 +312,7 @@ def _plausible(folder: Path, tables: Tables) -> None:
                 "TFLOPS; latency is to be in milliseconds"
             )
     machine = hardware_name(tables.device)
-    tbps = next((d["tbps"] for d in known_devices() if hardware_name(d["name"]) == machine), 0.0)
+    tbps = data_sheet(machine).get("tbps", 0.0)
     for row in (row for row in tables.rows.get("moe_perf", ()) if tbps and row["num_tokens"] == AT_ROWS):
         read = 3 * row["hidden_size"] * row["inter_size"] / row["moe_tp_size"]
         touched = min(AT_ROWS * row["topk"], row["num_experts"]) / row["moe_ep_size"]

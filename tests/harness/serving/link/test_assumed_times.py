@@ -114,3 +114,8 @@ def test_what_tables_lack_is_filled_beside_skewed_routing(lacks):
 def test_a_machine_without_a_data_sheet_is_refused():
     with pytest.raises(UsageError, match="no data sheet of abacus"):
         link("abacus", assumed=True)
+
+
+def test_an_engine_that_does_not_run_there_is_refused():
+    with pytest.raises(UsageError, match="TensorRT-LLM does not run on mi300x"):
+        link("MI300X", "TensorRT-LLM", assumed=True)

@@ -6,6 +6,7 @@ engine or its decode half. So every metric carries its scope, kind of tokens, un
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -192,3 +193,11 @@ class ServingRun(StrictRecord):
         """Its value, or None where the run has no such metric."""
         metric = self.metric(name, statistic, tokens, scope)
         return metric.value if metric else None
+
+
+def contradictions(runs: Iterable[ServingRun]) -> str:
+    """How many of them have numbers that cannot hold, and the first reason; empty where none has."""
+    wrong = {run.id: f.message for run in runs for f in reversed(run.findings) if f.severity == "wrong"}
+    if not wrong:
+        return ""
+    return f"`serving load` finds numbers of {len(wrong)} of these runs wrong: {next(iter(wrong.values()))}"

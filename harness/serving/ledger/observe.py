@@ -14,7 +14,7 @@ from harness.serving.compare.normalise import of_instance
 from harness.serving.compare.quantity import quantity_of_run
 from harness.serving.ledger.identity import assumptions, require_alike
 from harness.serving.ledger.ledger import ExplanationEntry, Observation, ObservationEntry, append, read, rows
-from harness.serving.schema import ServingRun
+from harness.serving.schema import ServingRun, contradictions
 from harness.statistics.intervals import mean_half_width
 
 CONFIDENCE = 0.9
@@ -39,8 +39,9 @@ def observe(
 ) -> None:
     """Appends an observation for each quantity that was predicted of the row and that the runs have.
 
-    before, after: any client's files, paired in order; assumed: see `identity.differences`. Raises UsageError
-    where they cannot be paired, or are no runs of the row's setting.
+    before, after: any client's files, paired in order; assumed: see `identity.differences`. That numbers of
+    theirs cannot hold is written down beside. Raises UsageError where they cannot be paired, or are not of
+    the row's setting.
     """
     known = {row.id: row for row in rows(read(ledger), str(ledger))}
     if row_id not in known:
@@ -59,8 +60,8 @@ def observe(
     for observed in observations:
         observed = observed.model_copy(update={"assumed": taken})
         append(ledger, ObservationEntry(row=row_id, observation=observed))
-    if explanation:
-        append(ledger, ExplanationEntry(row=row_id, text=explanation))
+    for text in filter(None, (explanation, contradictions([*runs_before, *runs_after]))):
+        append(ledger, ExplanationEntry(row=row_id, text=text))
 
 
 def _runs(files: Sequence[str]) -> list[ServingRun]:

@@ -292,7 +292,7 @@ def link(
         runs, unsaid = measured_points.runs, measured_points.unsaid
         notes += described(points)
         if wrong := measured_points.wrong:
-            notes.append(f"`serving load` finds numbers of {len(wrong)} of these runs wrong: {wrong[0]}")
+            notes.append(wrong)
         if unsaid:
             notes.append(f"the points do not say their {', '.join(unsaid)}: taken to be as given here")
     elif not points:

@@ -17,7 +17,7 @@ from harness.serving.link.calibration import MeasuredPoint
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.stored_calibration import System, stored
 from harness.serving.names import model_name
-from harness.serving.schema import Metric, Parallelism, ServingRun
+from harness.serving.schema import Metric, Parallelism, ServingRun, contradictions
 from shapes.attention import Parallel
 
 SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
@@ -28,13 +28,13 @@ SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
 class OwnPoints:
     """runs: the files of results, those of stored calibrations in place of these; unsaid: names of what some
     runs do not say of the system, which is taken to be as given; versions: of the engine, empty where a run
-    does not say it; wrong: of each run whose numbers cannot hold, the first reason"""
+    does not say it; wrong: which of the runs' numbers cannot hold"""
 
     points: tuple[MeasuredPoint, ...]
     runs: tuple[str, ...]
     unsaid: tuple[str, ...]
     versions: tuple[str, ...]
-    wrong: tuple[str, ...]
+    wrong: str
 
 
 def own_points(
@@ -91,12 +91,8 @@ def own_points(
         tuple(sources | dict.fromkeys(results)),
         tuple(unsaid),
         tuple(versions | dict.fromkeys(run.version for run in runs)),
-        tuple(filter(None, map(_wrong, runs))),
+        contradictions(runs),
     )
-
-
-def _wrong(run: ServingRun) -> str:
-    return next((finding.message for finding in run.findings if finding.severity == "wrong"), "")
 
 
 def _range(run: ServingRun) -> float | None:

@@ -45,6 +45,7 @@ def test_predicted_then_observed(tmp_path, ledger, capsys):
     assert tpot.observed_low < -2.583 < tpot.observed_high < -2.5
     assert found["ttft"].verdict in ("missed", "not resolved")
     printed = capsys.readouterr().out
+    assert not row.explanations
     assert "tpot" in printed and "taken as alike without being said: hardware, GPUs, precision" in printed
 
 
@@ -56,6 +57,15 @@ def test_unlike_runs_are_refused_and_nothing_is_written(tmp_path, ledger):
     with pytest.raises(UsageError, match="no row 'mla'; rows: moe"):
         observe(ledger, "mla", [before], [before])
     assert ledger.read_text() == text
+
+
+def test_numbers_that_cannot_hold_are_written_down_beside(tmp_path, ledger):
+    before, after = result(tmp_path, "a"), result(tmp_path, "b", duration=120.0)
+    observe(ledger, "moe", [before], [after], assumed=["all"])
+    [row] = rows(read(ledger))
+    assert [e.text.partition(": ")[0] for e in row.explanations] == [
+        "`serving load` finds numbers of 1 of these runs wrong"
+    ]
 
 
 def test_throughput_a_gpu_is_observed_of_the_instance(tmp_path, ledger):

@@ -66,8 +66,8 @@ class RayNodes:
             _kill(pid, signal.SIGKILL)
 
     def agents(self, name: str) -> list[int]:
-        """Processes of the agents on a node."""
-        return [pid for pid in processes(self.marks[name]) if b"Agent" in _command(pid)]
+        """Processes of a driver's agents on a node; Ray has agents of its own."""
+        return [pid for pid in processes(self.marks[name]) if b"SleepingAgent" in _command(pid)]
 
     def close(self) -> None:
         for name in list(self.marks):

@@ -241,7 +241,8 @@ def test_pairs_of_a_journal(tmp_path):
 def test_one_swap_end_to_end_with_vllm(tmp_path):
     """The short experiment: predicted first, then run, on any machine; nothing is left running."""
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "harness", "serving", "experiment", "cpu-short", "--out", str(out)]
+    command = [sys.executable, "-m", "harness", "serving", "experiment", "cpu-short", "--pairs", "2"]
+    command += ["--out", str(out)]
     started = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode in (OK, FAILED), done.stderr[-2000:]
@@ -254,7 +255,7 @@ def test_one_swap_end_to_end_with_vllm(tmp_path):
     assert min(datetime.fromisoformat(run["started"]) for run in runs) > written
     assert journal[0]["predicted"] == [one.digest for one in row.predictions]
     by = {one.observation.quantity: one.observation for one in row.observations}
-    assert by["itl"].pairs == 4
+    assert by["itl"].pairs in (1, 2)  # a pair that others disturb again and again is given up
     replayed_itl = next(h for h in residuals(row) if (h.method, h.quantity) == ("replay", "itl"))
     assert replayed_itl.blind
     if replayed_itl.verdict != "not resolved":  # a busy machine may hide it, and may not turn it round

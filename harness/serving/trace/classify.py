@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Literal
@@ -126,3 +127,13 @@ def attention_class(op_class: str, phase: Phase, latent: bool) -> str:
             phase, "attention"
         )
     return op_class
+
+
+def engine_of(operators: Iterable[str], annotations: Iterable[str]) -> str:
+    """The engine that ran a trace, by the operators that it adds to torch, else by its annotations of steps;
+    empty where nothing tells."""
+    namespaces = {name.partition("::")[0] for name in operators}
+    by_operator = [engine for engine, own in engine_namespaces().items() if own & namespaces]
+    numbers = map(step_rule, annotations)
+    by_step = [step_rules()[number].engine for number in numbers if number is not None]
+    return next(filter(None, [*by_operator, *by_step]), "")

@@ -12,10 +12,9 @@ import numpy as np
 
 from harness.serving.op_classes import COMMUNICATION, OP_CLASSES
 from harness.serving.schema import Finding
-from harness.serving.trace.classify import PHASES, KernelRule, attention_class, rule_of
+from harness.serving.trace.classify import PHASES, KernelRule, attention_class, engine_of, rule_of
 from harness.serving.trace.columns import NONE, RecordedTrace, groups
 from harness.serving.trace.critical_path import Timeline, gaps
-from harness.serving.trace.engine import engine_of
 from harness.serving.trace.launches import LaunchedWork, kernels, operators
 from harness.serving.trace.read import read
 from harness.serving.trace.result import ClassTime, Device, KernelTime, ShapeTime, Times, Trace, TraceStep
@@ -42,6 +41,12 @@ def decompose(path: str | Path, *, partial: bool = False) -> Trace:
         Path(path).name,
     )
     return _Sums(recorded, work, rules, rule, steps).trace(str(path))
+
+
+def _names(recorded: RecordedTrace, numbers: np.ndarray) -> list[str]:
+    """Each once."""
+    names = recorded.names.all()
+    return [names[i] for i in np.unique(numbers).tolist()]
 
 
 def _rules(recorded: RecordedTrace, work: LaunchedWork) -> tuple[list[KernelRule], np.ndarray]:
@@ -101,7 +106,7 @@ class _Sums:
             path=path,
             source=recorded.source,
             on=self.work.on,
-            engine=engine_of(recorded),
+            engine=engine_of(*(_names(recorded, each.name) for each in (recorded.ops, recorded.spans))),
             rank=recorded.rank,
             world_size=recorded.world_size,
             partial=recorded.truncated,

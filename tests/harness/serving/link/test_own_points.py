@@ -21,8 +21,10 @@ from harness.serving.link.calibration import (
     measured,
 )
 from harness.serving.link.closed_loop import ClosedLoop
+from harness.serving.link.forecast import forecast
 from harness.serving.link.model import Link, link
 from harness.serving.link.predictions import Value
+from harness.serving.link.report import remarks
 from harness.serving.link.times.tables import read_tables
 from harness.serving.link.uncertainty import World
 from tests.support.serving_files import DATA, SGLANG_ROW, VLLM_ROW
@@ -210,6 +212,18 @@ def test_prompts_that_fill_a_step_of_tensorrt_llm_find_it_warm(tiny):
     for engine, shares in (("trtllm", [0.875, 0.0, 0.0]), ("sglang", [1.0, 1.0, 1.0])):
         draws = [World(count=1, engine=engine).draws(tiny.steps(load)) for load in loads]
         assert [float(drawn.cold_share[0]) for drawn in draws] == shares
+
+
+def test_a_warm_prompt_has_no_cold_wave_in_times_and_remarks(tiny):
+    load = ClosedLoop(16384, 1024, 16, prefill_tokens=8192, waves=10)
+    steps = tiny.steps(load)
+    drawn = replace(World(count=1).draws(steps), host_ms=np.array([60.0]), cold_ms=np.array([900.0]))
+    warm = replace(drawn, cold_share=np.zeros(1))
+    saved = float(steps.serving(drawn).ttft_mean[0] - steps.serving(warm).ttft_mean[0])
+    assert saved == pytest.approx(900.0 / load.waves)
+    for engine, later in (("trtllm", "0 ms later"), ("sglang", "900 ms later")):
+        model = replace(tiny, engine=engine, calibration=(), like=None, kept={})
+        assert f" {later} than their prefills" in remarks(model, forecast(model, load, [], None))
 
 
 def test_the_looks_of_the_scheduler_are_the_files_or_those_given(tmp_path):

@@ -102,6 +102,27 @@ def test_the_mean_holds_what_a_first_wave_waits_for_memory(h200):
     assert form.ttft_mean[0] < 0.95 * form.ttft[0]
 
 
+def test_what_a_mean_scatters_by_its_first_wave_does(h200):
+    load = ClosedLoop(1024, 1024, 16, waves=10)
+    world, steps = h200.world(1), h200.steps(load)
+    drawn = h200.draws(load, world, h200.fitted(world))
+    late = replace(drawn, ttft_mean=drawn.ttft_mean * 1.5)
+    (usual,), (run,) = steps.simulated(drawn), steps.simulated(late)
+    more = float(steps.serving(late).ttft_mean[0] - steps.serving(drawn).ttft_mean[0])
+    assert run.ttft.mean() - usual.ttft.mean() == pytest.approx(more, rel=0.1)
+    assert np.median(run.ttft) == pytest.approx(np.median(usual.ttft), rel=0.05)
+
+
+def test_the_steady_state_scatters_too(h200):
+    load = ClosedLoop(1024, 1024, 16, waves=10)
+    world, steps = h200.world(1), h200.steps(load)
+    drawn = h200.draws(load, world, h200.fitted(world))
+    late = replace(drawn, ttft=drawn.ttft * 2)
+    (usual,), (run,) = steps.simulated(drawn), steps.simulated(late)
+    assert np.median(run.ttft) == pytest.approx(2 * np.median(usual.ttft))
+    assert float(steps.serving(late).ttft[0]) == pytest.approx(2 * float(steps.serving(drawn).ttft[0]))
+
+
 # At a rate of their own
 
 

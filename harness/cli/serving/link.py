@@ -120,7 +120,11 @@ class LinkOptions:
     help="Lengths are uniform from this times to 1 times; 1: all alike, then requests stay in step.",
 )
 @click.option(
-    "--prefill-tokens", default=8192, show_default=True, help="Of one step: --chunked-prefill-size."
+    "--prefill-tokens",
+    default=8192,
+    show_default=True,
+    help="Of one step: SGLang's --chunked-prefill-size, vLLM's --max-num-batched-tokens, TensorRT-LLM's "
+    "--max_num_tokens.",
 )
 @click.option(
     "--waves", default=10, show_default=True, help="Prompts for each place; the first come all at once."

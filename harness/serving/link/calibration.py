@@ -1,12 +1,13 @@
-"""Calibration: measured serving, which sets the model's five constants and says how far to trust it.
+"""Calibration: measured serving, which sets the model's six constants and says how far to trust it.
 
 kappa is the ratio of the kernels' time in a server to their time alone, and slope how it grows with the batch
 that decodes; step_ms is what a step of the engine takes beside them and what is assumed of gaps and glue;
-host_ms is what a request takes outside the engine's steps (client, HTTP, tokenisation); cold_ms is what the
-first wave of requests takes beside that, of which a load meets its `cold_share`. Each is one number for all
-points of a system. Few points say little, so each constant begins at what is assumed of systems that
-nobody measured, and moves to what the points say by their number (partial pooling: a normal prior of the
-system's constant, and a prior of the points' scatter worth PRIOR_POINTS).
+host_ms is what a request takes outside the engine's steps (client, HTTP, tokenisation); cold_prefill is how
+many times as long the prefills of the first wave take, and cold_ms what it takes beside that, where a load
+meets these (its `cold_share`). Each is one number for all points of a system. Few points say little, so each
+constant begins at what is assumed of systems that nobody measured, and moves to what the points say by their
+number (partial pooling: a normal prior of the system's constant, and a prior of the points' scatter worth
+PRIOR_POINTS).
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from harness.errors import UsageError
 from harness.files import JsonObject
 from harness.paths import PUBLISHED
-from harness.serving.link.closed_loop import Array, ClosedLoop
+from harness.serving.link.closed_loop import Array, ClosedLoop, ServingTimes
 from harness.serving.link.step_times import BATCH, Draws, StepTimes
 
 MEASURED = PUBLISHED / "serving-link"
 ROUNDS = 30
-SETTLED, SETTLED_MS = 1e-4, 0.5  # of log kappa, slope and ms of a step; ms of a request's two constants
+SETTLED = 5e-4  # of the constants, in deviations of their priors
 # Where nobody measured: kernels in a server take about as long as alone, or some less (warm caches, fusion),
 # or more (skew between ranks). 90 % from 0.7 to 1.35.
 ASSUMED_KAPPA, ASSUMED_DEVIATION = 0.97, 0.2
@@ -38,12 +40,17 @@ ASSUMED_HOST_MS, ASSUMED_HOST_DEVIATION = 60.0, 30.0
 # By how much the first wave of InferenceX's runs of SGLang on H200 was later than its prefills, however few:
 # about 0.9 s with 0.5.9, 1.5 s with 0.5.7.
 ASSUMED_COLD_MS, ASSUMED_COLD_DEVIATION = 900.0, 500.0
+# How many times as long the prefills of a cold first wave take, and the deviation. SGLang: the slope of
+# InferenceX's five points of 0.5.9 on H200 at 1024 in and out, whose first wave is 1.1 to 2.5 s late; at 8192
+# in it is 2.0 to 2.7. Others: between that and TensorRT-LLM's 0.9 to 1.1 on H200 with 8192 in.
+COLD_PREFILL, ANY_COLD_PREFILL = {"sglang": (1.6, 0.5)}, (1.2, 0.4)
+LEAST_COLD_PREFILL = 0.5
 # Of single points about their system's kappa, as SGLang's 15 points on H200 scatter; worth so many points.
 PRIOR_SCATTER, PRIOR_POINTS = 0.055, 4
 # The same of a point's median and of its mean TTFT. Assumed; the second was 0.12 until two of four points of
 # SGLang 0.5.7 were seen to lie outside of what 0.5.9's predict.
 TTFT_SCATTER, TTFT_MEAN_SCATTER = 0.1, 0.15
-PRIORS = (ASSUMED_DEVIATION, SLOPE_DEVIATION, STEP_DEVIATION_MS)  # of log kappa, slope and step
+OF_TPOT = 3  # constants that TPOT tells: kappa, slope and step
 
 
 @dataclass(frozen=True)
@@ -73,11 +80,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Fit:
-    """kappa, slope, step_ms, host_ms, cold_ms: one value for each draw
+    """kappa, slope, step_ms, host_ms, cold_ms, cold_prefill: one value for each draw
     residuals: logarithm of measured over fitted TPOT, of the central draw
     scatter:   deviation of a point about what the constants give
-    spread:    a root of the covariance of log kappa, slope and step_ms
-    host_deviation, cold_deviation: of these two constants, ms
+    spread:    a root of the covariance of these six, of kappa's logarithm
     ttft_scatter, ttft_mean_scatter: deviation of a point's median and of its mean TTFT, of the logarithm
     freedom:   degrees of freedom that the deviations rest on
     """
@@ -87,11 +93,10 @@ class Fit:
     step_ms: Array
     host_ms: Array
     cold_ms: Array
+    cold_prefill: Array
     residuals: tuple[float, ...]
     scatter: float
     spread: Array
-    host_deviation: float
-    cold_deviation: float
     ttft_scatter: float
     ttft_mean_scatter: float
     freedom: int
@@ -123,74 +128,119 @@ def _series(entry: JsonObject, kv: str) -> Series:
     return Series(name, engine, version, use, source, tuple(points), kv)
 
 
+class Prior(NamedTuple):
+    """Of one constant, before any point; least: below that it makes no sense."""
+
+    mean: float
+    deviation: float
+    least: float
+
+
+def priors(engine: str) -> tuple[Prior, ...]:
+    """Of log(kappa / ASSUMED_KAPPA), slope, step_ms, host_ms, cold_ms and cold_prefill."""
+    return (
+        Prior(0.0, ASSUMED_DEVIATION, -math.inf),
+        Prior(0.0, SLOPE_DEVIATION, -math.inf),
+        Prior(0.0, STEP_DEVIATION_MS, LEAST_STEP_MS),
+        Prior(ASSUMED_HOST_MS, ASSUMED_HOST_DEVIATION, 0.0),
+        Prior(ASSUMED_COLD_MS, ASSUMED_COLD_DEVIATION, 0.0),
+        Prior(*COLD_PREFILL.get(engine, ANY_COLD_PREFILL), LEAST_COLD_PREFILL),
+    )
+
+
+def named(constants: Array) -> dict[str, Array]:
+    """The constants in the order of their priors, [constants, draws], kappa itself in place of its
+    logarithm."""
+    names = ("kappa", "slope", "step_ms", "host_ms", "cold_ms", "cold_prefill")
+    return dict(zip(names, [ASSUMED_KAPPA * np.exp(constants[0]), *constants[1:]], strict=True))
+
+
+@dataclass(frozen=True)
+class Miss:
+    """By how much the fitted misses one number of a point.
+
+    ratio:       logarithm of measured over fitted, of the central draw
+    off:         [draws], in deviations of what such numbers scatter by
+    by_constant: [constants, draws], how much less off it is for each unit of a constant
+    """
+
+    ratio: float
+    off: Array
+    by_constant: Array
+
+
 def fit(
     points: Sequence[MeasuredPoint],
     prepared: Sequence[StepTimes],
     draw: Callable[[StepTimes], Draws],
+    engine: str,
     prior_scatter: float = PRIOR_SCATTER,
 ) -> Fit:
     """The constants that points and priors make most likely, for each draw of all else.
 
-    draw: the draws for a workload's steps, with any kappa and host_ms
+    draw: the draws for a workload's steps, with any constants
     """
     draws = [draw(steps) for steps in prepared]
-    host = np.full_like(draws[0].kappa, ASSUMED_HOST_MS)
-    cold = np.full_like(host, ASSUMED_COLD_MS)
-    # A miss counts by its share: small times are missed by less.
-    host_scatter = [TTFT_SCATTER * p.ttft_median_ms for p in points if p.ttft_median_ms is not None]
-    cold_scatter = [TTFT_SCATTER * p.load.waves * p.ttft_ms for p in points if has_first_wave(p)]
-    moved = np.zeros((len(PRIORS), len(host)))  # log of kappa, slope and step from their priors' means
+    mean, deviation, least = np.array(priors(engine)).T[:, :, None]
+    constants = mean * np.ones_like(draws[0].kappa)
+    scatter = prior_scatter
     for _ in range(ROUNDS):
-        kappa, (slope, step) = ASSUMED_KAPPA * np.exp(moved[0]), moved[1:]
-        ratios, by_constant, host_misses, cold_misses = [], [], [], []
-        ttft_residuals, ttft_mean_residuals = [], []
+        tpot, ttft, ttft_mean = [], [], []
         for point, steps, drawn in zip(points, prepared, draws, strict=True):
-            gap = drawn.gap_us + 1e3 * step
-            fitted = steps.serving(
-                replace(drawn, kappa=kappa, slope=slope, host_ms=host, cold_ms=cold, gap_us=gap)
-            )
-            ratios.append(np.log(point.tpot_ms / fitted.tpot))
-            # All of TPOT but the gap is kappa's, and slope's where it decodes; what others' prefills and the
-            # batch add is left out.
-            kernels, decoding = (fitted.tpot - gap / 1e3, fitted.decode - gap / 1e3)
-            grown = np.log(fitted.batch / BATCH)
-            by_constant.append(np.stack([kernels, grown * decoding, np.ones_like(gap)]) / fitted.tpot)
+            drawn = drawn.with_constants(**named(constants))
+            times = steps.serving(drawn)
+            tpot.append(_of_tpot(point, times, drawn, scatter))
             if point.ttft_median_ms is not None:
-                host_misses.append(point.ttft_median_ms - fitted.ttft)
-                ttft_residuals.append(math.log(point.ttft_median_ms / fitted.ttft[0]))
-            ttft_mean_residuals.append(math.log(point.ttft_ms / fitted.ttft_mean[0]))
-            if has_first_wave(point):
-                # A mean whose median is known is held against that: the steady state's misses are not cold.
-                missed = 0.0 if point.ttft_median_ms is None else point.ttft_median_ms - fitted.ttft
-                cold_misses.append(point.load.waves * (point.ttft_ms - fitted.ttft_mean - missed))
-        residuals = tuple(float(ratio[0]) for ratio in ratios)
-        scatter = _pooled(residuals, prior_scatter, constants=len(PRIORS))
-        before = moved
-        steps_taken, spread = _gauss_newton(np.stack(ratios), np.stack(by_constant), scatter, moved)
-        moved = moved + steps_taken
-        moved[2] = np.maximum(moved[2], LEAST_STEP_MS)
-        host_step = _pulled(host - ASSUMED_HOST_MS, host_misses, host_scatter, ASSUMED_HOST_DEVIATION)
-        host = np.maximum(host + host_step, 0.0)
-        cold_step = _pulled(cold - ASSUMED_COLD_MS, cold_misses, cold_scatter, ASSUMED_COLD_DEVIATION)
-        cold = np.maximum(cold + cold_step, 0.0)
-        slow = max(float(np.max(np.abs(each))) for each in (host_step, cold_step))
-        if np.max(np.abs(moved - before)) < SETTLED and slow < SETTLED_MS:
+                ttft.append(_of_ttft(point.ttft_median_ms, times))
+            ttft_mean.append(_of_ttft_mean(point, times, drawn))
+        moves, spread = _gauss_newton([*tpot, *ttft, *ttft_mean], constants - mean, deviation[:, 0])
+        before, constants = constants, np.maximum(constants + moves, least)
+        residuals = tuple(miss.ratio for miss in tpot)
+        scatter = _pooled(residuals, prior_scatter, constants=OF_TPOT)
+        if np.max(np.abs(constants - before) / deviation) < SETTLED:
             break
     return Fit(
-        ASSUMED_KAPPA * np.exp(moved[0]),
-        moved[1],
-        moved[2],
-        host,
-        cold,
-        residuals,
-        scatter,
-        spread,
-        _deviation(host_scatter, ASSUMED_HOST_DEVIATION),
-        _deviation(cold_scatter, ASSUMED_COLD_DEVIATION),
-        _pooled(ttft_residuals, TTFT_SCATTER),
-        _pooled(ttft_mean_residuals, TTFT_MEAN_SCATTER),
-        PRIOR_POINTS + max(len(points) - len(PRIORS), 0),
+        **named(constants),
+        residuals=residuals,
+        scatter=scatter,
+        spread=spread,
+        ttft_scatter=_pooled([miss.ratio for miss in ttft], TTFT_SCATTER),
+        ttft_mean_scatter=_pooled([miss.ratio for miss in ttft_mean], TTFT_MEAN_SCATTER),
+        freedom=PRIOR_POINTS + max(len(points) - OF_TPOT, 0),
     )
+
+
+def _of_tpot(point: MeasuredPoint, times: ServingTimes, drawn: Draws, scatter: float) -> Miss:
+    """All of TPOT but the gap is kappa's, and slope's where it decodes; what others' prefills and the batch
+    add is left out."""
+    gap = drawn.gap_us / 1e3
+    grown, one, zero = np.log(times.batch / BATCH), np.ones_like(gap), np.zeros_like(gap)
+    by_constant = np.stack([times.tpot - gap, grown * (times.decode - gap), one, zero, zero, zero])
+    off = np.log(point.tpot_ms / times.tpot)
+    return Miss(float(off[0]), off / scatter, by_constant / times.tpot / scatter)
+
+
+def _of_ttft(measured_ms: float, times: ServingTimes) -> Miss:
+    """Of the median. It scatters by a share: small times are missed by less."""
+    scatter = TTFT_SCATTER * measured_ms
+    one, zero = np.ones_like(times.ttft), np.zeros_like(times.ttft)
+    by_constant = np.stack([zero, zero, zero, one, zero, zero])
+    ratio = math.log(measured_ms / times.ttft[0])
+    return Miss(ratio, (measured_ms - times.ttft) / scatter, by_constant / scatter)
+
+
+def _of_ttft_mean(point: MeasuredPoint, times: ServingTimes, drawn: Draws) -> Miss:
+    """By how much its first wave is later than that of the fitted. A mean whose median is known is held
+    against that: the steady state's misses are not cold."""
+    ratio = math.log(point.ttft_ms / times.ttft_mean[0])
+    share, zero = drawn.cold_share, np.zeros_like(times.ttft)
+    if not has_first_wave(point):
+        return Miss(ratio, zero, np.stack(6 * [zero]))
+    scatter = TTFT_SCATTER * point.load.waves * point.ttft_ms
+    steady = zero if point.ttft_median_ms is None else point.ttft_median_ms - times.ttft
+    late = point.load.waves * (point.ttft_ms - times.ttft_mean - steady)
+    by_constant = np.stack([zero, zero, zero, zero, share, share * times.first_wave])
+    return Miss(ratio, late / scatter, by_constant / scatter)
 
 
 def has_first_wave(point: MeasuredPoint) -> bool:
@@ -199,28 +249,19 @@ def has_first_wave(point: MeasuredPoint) -> bool:
     return point.load.waves > 1 and point.load.range_ratio < 1
 
 
-def _gauss_newton(ratios: Array, by_constant: Array, scatter: float, moved: Array) -> tuple[Array, Array]:
+def _gauss_newton(misses: Sequence[Miss], moved: Array, deviation: Array) -> tuple[Array, Array]:
     """How far the constants are to move [constants, draws], and a root of the covariance that points and
     priors leave them, of the central draw.
 
-    ratios:      [points, draws], log of measured over fitted
-    by_constant: [points, constants, draws], derivatives of the log of the fitted
-    moved:       [constants, draws], how far they are from their priors' means
+    moved: [constants, draws], how far they are from their priors' means; deviation: [constants], of these
     """
-    precision = np.diag(np.array(PRIORS) ** -2)
-    information = np.einsum("pcd,ped->dce", by_constant, by_constant) / scatter**2 + precision
-    pull = np.einsum("pcd,pd->dc", by_constant, ratios) / scatter**2 - moved.T @ precision
+    off = np.stack([miss.off for miss in misses])
+    by_constant = np.stack([miss.by_constant for miss in misses])
+    precision = np.diag(deviation**-2)
+    information = np.einsum("pcd,ped->dce", by_constant, by_constant) + precision
+    pull = np.einsum("pcd,pd->dc", by_constant, off) - moved.T @ precision
     moves = np.linalg.solve(information, pull[..., None])[..., 0].T
     return moves, np.linalg.cholesky(np.linalg.inv(information[0]))
-
-
-def _pulled(moved: Array, misses: Sequence[Array], scatters: Sequence[float], prior: float) -> Array:
-    """By how much a constant is to move where it has moved from its prior's mean already: to the mean of the
-    points and of the prior, each by its precision."""
-    if not misses:
-        return -moved
-    weights = np.array(scatters) ** -2
-    return (weights @ np.stack(misses) - moved / prior**2) / (weights.sum() + 1 / prior**2)
 
 
 def _pooled(residuals: Sequence[float], prior: float, constants: int = 1) -> float:
@@ -230,26 +271,16 @@ def _pooled(residuals: Sequence[float], prior: float, constants: int = 1) -> flo
     return math.sqrt(squares / (PRIOR_POINTS + max(len(residuals) - constants, 0)))
 
 
-def _deviation(scatters: Sequence[float], prior: float) -> float:
-    """Of a constant, by the points and its prior."""
-    return float(sum(scatter**-2 for scatter in scatters) + prior**-2) ** -0.5
-
-
-def assumed(like: Array) -> Fit:
+def assumed(like: Array, engine: str) -> Fit:
     """Where nothing was measured on that machine with that engine."""
-    ones = np.ones_like(like)
+    mean, deviation, _ = np.array(priors(engine)).T
+    constants = mean[:, None] * np.ones_like(like)
     return Fit(
-        ASSUMED_KAPPA * ones,
-        0 * ones,
-        0 * ones,
-        ASSUMED_HOST_MS * ones,
-        ASSUMED_COLD_MS * ones,
-        (),
-        ASSUMED_DEVIATION,
-        np.zeros((len(PRIORS), len(PRIORS))),
-        ASSUMED_HOST_DEVIATION,
-        ASSUMED_COLD_DEVIATION,
-        TTFT_SCATTER,
-        TTFT_MEAN_SCATTER,
-        0,
+        **named(constants),
+        residuals=(),
+        scatter=0.0,
+        spread=np.diag(deviation),
+        ttft_scatter=TTFT_SCATTER,
+        ttft_mean_scatter=TTFT_MEAN_SCATTER,
+        freedom=0,
     )

@@ -75,6 +75,7 @@ class ServingTimes:
 
     ttft:    of the steady state
     ttft_mean: over the whole run, its first wave included
+    first_wave: mean end of its prefills after they all come at once, were they not cold, ms
     batch:   requests that decode together, on average
     stall:   of TPOT, what others' prefills take, ms
     decode:  one decode step, ms
@@ -85,6 +86,7 @@ class ServingTimes:
     tpot: Array
     ttft: Array
     ttft_mean: Array
+    first_wave: Array
     output: Array
     batch: Array
     decode: Array
@@ -147,10 +149,14 @@ def closed_loop(
     queued = np.where(batch < most, 0.0, np.maximum(c / rate - life, 0.0))
     life = life + queued
     steady = ttft + queued
+    first_wave, _ = _wave(min(c, most), load, prefill, host_ms)
+    # Of the first wave a request waits half as long for memory, as the first of it find the cache empty.
+    first = host_ms + cold_ms + cold_prefill * first_wave + queued / 2
     return ServingTimes(
         tpot=tpot,
         ttft=steady,
-        ttft_mean=_with_first_wave(load, steady, prefill, host_ms + cold_ms, cold_prefill, most, queued),
+        ttft_mean=(first + (load.waves - 1) * steady) / load.waves if load.waves else steady,
+        first_wave=first_wave,
         output=c * load.mean_osl / life * 1e3,
         batch=batch,
         decode=step,
@@ -172,6 +178,7 @@ def _in_step(load: ClosedLoop, decode: StepTime, prefill: StepTime, host_ms: Arr
         tpot=step + stall,
         ttft=ttft,
         ttft_mean=ttft,
+        first_wave=mean,
         output=c * load.mean_osl / (host_ms + last + n * step) * 1e3,
         batch=batch,
         decode=step,
@@ -189,21 +196,3 @@ def _wave(count: float, load: ClosedLoop, prefill: StepTime, like: Array) -> tup
     last = full * whole + rest
     mean = (together * whole * full * (full + 1) / 2 + left * last) / count
     return mean, last
-
-
-def _with_first_wave(
-    load: ClosedLoop,
-    steady: Array,
-    prefill: StepTime,
-    host_ms: Array,
-    cold_prefill: Array | float,
-    most: float,
-    queued: Array,
-) -> Array:
-    """queued: what a request waits for memory in the steady state; of the first wave it is half, as the first
-    of it find the cache empty."""
-    if not load.waves:
-        return steady
-    count = min(load.concurrency, most)
-    first = host_ms + cold_prefill * _wave(count, load, prefill, host_ms)[0] + queued / 2
-    return (first + (load.waves - 1) * steady) / load.waves

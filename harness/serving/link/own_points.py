@@ -81,6 +81,8 @@ def own_points(
         unsaid |= dict.fromkeys(d.name for d in differences(setting, run) if d.run == UNKNOWN)
         if _range(run) is None:
             unsaid["range of lengths"] = None
+        if _step_tokens(run) is None:
+            unsaid["tokens of a prefill step"] = None
         if unlike:
             raise UsageError(f"{run.id} does not calibrate this: {text(unlike)}")
     points += [_point(run, gpus, range_ratio, prefill_tokens, recv_interval) for run in runs]
@@ -101,6 +103,12 @@ def _range(run: ServingRun) -> float | None:
     if load.range_ratio is None and load.output_len and load.longest_output_len:
         return max(round(2 * load.output_len / load.longest_output_len - 1, 2), 0.0)
     return load.range_ratio
+
+
+def _step_tokens(run: ServingRun) -> int | None:
+    """Of a step that prefills, at most; None: the run does not say it, or that prompts are not cut."""
+    tokens = option(run.flags, "--chunked-prefill-size")
+    return int(tokens) if tokens.isdigit() and int(tokens) else None
 
 
 def _point(
@@ -126,7 +134,6 @@ def _point(
     if lacks := [name for name, value in wanted.items() if not value]:
         raise UsageError(f"{run.id} does not say its {', '.join(lacks)}: it cannot calibrate")
     isl, osl, concurrency, tpot, ttft, tokens = (float(value or 0) for value in wanted.values())
-    chunk = option(run.flags, "--chunked-prefill-size")
     interval = option(run.flags, "--scheduler-recv-interval")
     prompts = load.num_prompts or 10 * concurrency
     return MeasuredPoint(
@@ -135,7 +142,7 @@ def _point(
             round(osl),
             concurrency=round(concurrency),
             range_ratio=ratio,
-            prefill_tokens=int(chunk) if chunk.isdigit() else prefill_tokens,
+            prefill_tokens=_step_tokens(run) or prefill_tokens,
             waves=max(1, round(prompts / concurrency)),
             recv_interval=int(interval) if interval.isdigit() and int(interval) else recv_interval,
         ),

@@ -45,7 +45,7 @@ class Draws:
     decode_us, prefill_us: added to a step, on the critical path
     routing:         0: experts alike, 1: the skew of `Phase.skewed`
     scheduling:      factor of what a prefill takes beside its kernels' times
-    cold_share:      of cold_ms, what prompts of this load's length meet
+    cold_share:      of cold_ms and cold_prefill, what prompts of this load's length meet
     ttft, ttft_mean: factors of TTFT in the steady state and of its mean over a run
     """
 
@@ -65,6 +65,25 @@ class Draws:
     cold_share: Array
     ttft: Array
     ttft_mean: Array
+
+    def with_constants(
+        self, kappa: Array, slope: Array, step_ms: Array, host_ms: Array, cold_ms: Array, cold_prefill: Array
+    ) -> Draws:
+        """With a calibration's: step_ms beside the gap that is drawn."""
+        return replace(
+            self,
+            kappa=kappa,
+            slope=slope,
+            gap_us=self.gap_us + 1e3 * step_ms,
+            host_ms=host_ms,
+            cold_ms=cold_ms,
+            cold_prefill=cold_prefill,
+        )
+
+    @property
+    def cold(self) -> tuple[Array, Array]:
+        """cold_ms and cold_prefill, as far as a load meets them."""
+        return self.cold_ms * self.cold_share, 1 + (self.cold_prefill - 1) * self.cold_share
 
     def some(self, count: int) -> Draws:
         """So many of them, the central one first."""
@@ -96,8 +115,7 @@ class StepTimes:
 
     def serving(self, draws: Draws) -> ServingTimes:
         decode, prefill = self._decoding(draws), self._prefilling(draws)
-        cold = draws.cold_ms * draws.cold_share, draws.cold_prefill
-        times = closed_loop(self.load, decode, prefill, draws.host_ms, self.capacity, *cold)
+        times = closed_loop(self.load, decode, prefill, draws.host_ms, self.capacity, *draws.cold)
         return replace(times, ttft=times.ttft * draws.ttft, ttft_mean=times.ttft_mean * draws.ttft_mean)
 
     def simulated(self, draws: Draws) -> list[SimulatedRun]:
@@ -108,7 +126,7 @@ class StepTimes:
         # [draws, batches] and [draws, prompts]
         steps = np.stack([decode(batch * like) for batch in batches], axis=1)
         whole = np.stack([prefill(prompts * like) for prompts in self.prefill.grid], axis=1)
-        cold_ms = draws.cold_ms * draws.cold_share
+        cold_ms, cold_prefill = draws.cold
         if self.load.waves:
             # By what a mean is late, all of the run's, its first wave is.
             mean = self.serving(draws).ttft_mean
@@ -122,7 +140,7 @@ class StepTimes:
                 float(draws.host_ms[i]),
                 self.capacity,
                 float(cold_ms[i]),
-                float(draws.cold_prefill[i]),
+                float(cold_prefill[i]),
                 seed=i,
             )
             for i in range(len(like))

@@ -28,15 +28,10 @@ GLUE = 0.35
 GAP = 0.6
 LAUNCH = 0.5
 SCHEDULING = 0.3  # of a prefill's stall: batches of prompts, what the host adds
-# How many times as long the prefills of a cold first wave take, and the deviation of its logarithm. SGLang:
-# the slope of InferenceX's five points of 0.5.9 on H200 at 1024 in and out, whose first wave is 1.1 to 2.5 s
-# late; 8192 in: 2.0 to 2.7. Others: between that and TensorRT-LLM's 0.9 to 1.1 on H200 with 8192 in.
-COLD_PREFILL = {"sglang": (1.6, 0.3)}
-ANY_COLD_PREFILL = (1.2, 0.35)
-# Engines whose prompts find their kernels compiled where they fill a step. Set on InferenceX's points: the
-# H200's first wave takes its prefills' time at 8192 in, and 1 to 4 s more at 1024. (On Hopper TensorRT-LLM's
-# DeepGEMM compiles by number of tokens; that its warm-up knows whole steps alone is a guess.)
-WARM_WHOLE_STEPS = ("trtllm",)
+# Tokens of a prompt that finds its kernels compiled, of engines that compile them by the number of tokens and
+# warm up with a long prompt. Set on InferenceX's points of the H200: at 8192 in the first wave takes its
+# prefills' time, at 1024 in 1 to 4 s more. Why is a guess: DeepGEMM, or its autotuner.
+WARM_FROM = {"trtllm": 8192}
 UNABSORBED = 0.2  # of scaling prefill attention from absorbed to plain
 ROUTING = 0.5  # of the way from experts chosen alike to a power law of 1.2
 EXPOSED = 0.05  # mean share of communication that something else hides
@@ -78,7 +73,6 @@ class World:
 
     def draws(self, steps: StepTimes) -> Draws:
         ones = np.ones(self.count)
-        cold, cold_spread = COLD_PREFILL.get(self.engine, ANY_COLD_PREFILL)
         return Draws(
             kappa=ones,
             slope=0 * ones,
@@ -91,7 +85,7 @@ class World:
             launch_us=LAUNCH_US * np.exp(LAUNCH * self.normal("host", "launch")),
             host_ms=ones,
             cold_ms=0 * ones,
-            cold_prefill=cold * np.exp(cold_spread * self.normal("cold", "prefill")),
+            cold_prefill=ones,
             scheduling=np.exp(SCHEDULING * self.normal("scheduling")),
             cold_share=ones * self._cold_share(steps.load),
             ttft=ones,
@@ -99,8 +93,7 @@ class World:
         )
 
     def _cold_share(self, load: ClosedLoop) -> float:
-        filled = min(1 / load.most_together, 1.0)
-        return 1 - filled if self.engine in WARM_WHOLE_STEPS else 1.0
+        return max(1 - load.mean_isl / WARM_FROM.get(self.engine, math.inf), 0.0)
 
     def exposed(self, name: str, op: str) -> Array:
         """The share of an op's time in a phase that is on the critical path."""

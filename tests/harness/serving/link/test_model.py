@@ -75,10 +75,10 @@ def test_another_version_of_the_engine_is_near_and_another_parallelism_is_not(va
 def test_the_clients_mean_ttft_holds_a_cold_first_wave(validation):
     alike = [summary for name, summary in validation.items() if "dstack" not in name]
     assert len(alike) == 4
-    for one in alike:
-        assert one.errors["mean TTFT"].mean <= 0.2
-        assert one.errors["mean TTFT"].covered >= 4
-        assert one.errors["throughput"].mean <= 0.08
+    errors = [summary.errors["mean TTFT"] for summary in alike]
+    assert max(each.mean for each in errors) <= 0.2
+    assert sum(each.covered for each in errors) >= 0.85 * sum(each.points for each in errors)
+    assert max(summary.errors["throughput"].mean for summary in alike) <= 0.08
 
 
 def test_steady_ttft_is_near_what_was_measured_at_other_lengths(h200):
@@ -117,20 +117,22 @@ def test_constants_are_found_again(h200):
     for point in h200.calibration:
         steps = h200.steps(point.load)
         drawn = replace(world.draws(steps), kappa=np.array([0.7]), host_ms=np.array([50.0]))
-        drawn = replace(drawn, cold_ms=np.array([700.0]), gap_us=drawn.gap_us + 1500.0)
+        cold = {"cold_ms": np.array([700.0]), "cold_prefill": np.array([2.4])}
+        drawn = replace(drawn, **cold, gap_us=drawn.gap_us + 1500.0)
         found = steps.serving(drawn)
         ttft = float(found.ttft[0])
         tpot, mean = float(found.tpot[0]), float(found.ttft_mean[0])
         points.append(replace(point, tpot_ms=tpot, ttft_median_ms=ttft, ttft_ms=mean))
     fitted = replace(h200, calibration=tuple(points), kept={}).fit(world)
-    # But for what the priors pull: 0.97, no slope, 0 ms more a step, 60 and 900 ms.
+    # But for what the priors pull: 0.97, no slope, 0 ms more a step, 60 and 900 ms, 1.6 times.
     assert float(fitted.kappa[0]) == pytest.approx(0.7, rel=0.15)
     assert float(fitted.step_ms[0]) == pytest.approx(1.5, abs=1.5)
     assert abs(float(fitted.slope[0])) < 0.04
     # Which of these it is the points hardly say; together they give what was planted.
     assert max(map(abs, fitted.residuals)) < 0.015
     assert float(fitted.host_ms[0]) == pytest.approx(50.0, rel=0.1)
-    assert float(fitted.cold_ms[0]) == pytest.approx(700.0, rel=0.1)
+    assert float(fitted.cold_ms[0]) == pytest.approx(700.0, rel=0.15)
+    assert 1.8 < float(fitted.cold_prefill[0]) < 2.5
     assert fitted.scatter < PRIOR_SCATTER
 
 

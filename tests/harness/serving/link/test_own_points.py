@@ -207,20 +207,22 @@ def test_a_point_that_nothing_explains_widens_by_its_share():
     assert unlike.high < 1000
 
 
-def test_prompts_that_fill_a_step_of_tensorrt_llm_find_it_warm(tiny):
-    loads = [ClosedLoop(isl, 1024, 16, range_ratio=1.0, prefill_tokens=8192) for isl in (1024, 8192, 16384)]
-    for engine, shares in (("trtllm", [0.875, 0.0, 0.0]), ("sglang", [1.0, 1.0, 1.0])):
-        draws = [World(count=1, engine=engine).draws(tiny.steps(load)) for load in loads]
-        assert [float(drawn.cold_share[0]) for drawn in draws] == shares
+def test_long_prompts_find_tensorrt_llm_warm_whatever_a_step_holds(tiny):
+    for tokens in (1152, 8192):
+        loads = [ClosedLoop(isl, 1024, 16, 1.0, prefill_tokens=tokens) for isl in (1024, 8192, 16384)]
+        for engine, shares in (("trtllm", [0.875, 0.0, 0.0]), ("sglang", [1.0, 1.0, 1.0])):
+            draws = [World(count=1, engine=engine).draws(tiny.steps(load)) for load in loads]
+            assert [float(drawn.cold_share[0]) for drawn in draws] == shares
 
 
 def test_a_warm_prompt_has_no_cold_wave_in_times_and_remarks(tiny):
     load = ClosedLoop(16384, 1024, 16, prefill_tokens=8192, waves=10)
     steps = tiny.steps(load)
     drawn = replace(World(count=1).draws(steps), host_ms=np.array([60.0]), cold_ms=np.array([900.0]))
-    warm = replace(drawn, cold_share=np.zeros(1))
-    saved = float(steps.serving(drawn).ttft_mean[0] - steps.serving(warm).ttft_mean[0])
-    assert saved == pytest.approx(900.0 / load.waves)
+    drawn = replace(drawn, cold_prefill=np.array([3.0]))
+    cold, warm = (steps.serving(replace(drawn, cold_share=np.full(1, share))) for share in (1.0, 0.0))
+    saved = float(cold.ttft_mean[0] - warm.ttft_mean[0])
+    assert saved == pytest.approx((900.0 + 2 * float(warm.first_wave[0])) / load.waves)
     for engine, later in (("trtllm", "0 ms later"), ("sglang", "900 ms later")):
         model = replace(tiny, engine=engine, calibration=(), like=None, kept={})
         assert f" {later} than their prefills" in remarks(model, forecast(model, load, [], None))
@@ -234,6 +236,20 @@ def test_the_looks_of_the_scheduler_are_the_files_or_those_given(tmp_path):
     path.write_text(json.dumps(row(point) | {"server_info": {"scheduler_recv_interval": 30}}))
     [point] = link(own=[str(path)], recv_interval=10).calibration
     assert point.load.recv_interval == 30
+
+
+def test_the_tokens_of_a_step_are_the_files_or_those_given_and_that_is_said(tmp_path):
+    path = tmp_path / "run.jsonl"
+    given = row(SERIES["inferencex-0.5.9-1k1k"].points[0])
+    for server, tokens in (
+        ({}, 2048),
+        ({"chunked_prefill_size": -1}, 2048),
+        ({"chunked_prefill_size": 4096}, 4096),
+    ):
+        path.write_text(json.dumps(given | {"server_info": server}))
+        model = link(own=[str(path)], prefill_tokens=2048)
+        assert model.calibration[0].load.prefill_tokens == tokens
+        assert ("tokens of a prefill step" in model.unsaid) == (tokens == 2048)
 
 
 def test_points_of_inferencex_are_as_long_as_theirs_and_a_gpus_tokens_are_a_gpus(tmp_path):

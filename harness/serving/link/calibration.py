@@ -37,14 +37,10 @@ ASSUMED_KAPPA, ASSUMED_DEVIATION = 0.97, 0.2
 SLOPE_DEVIATION = 0.05
 STEP_DEVIATION_MS, LEAST_STEP_MS = 1.0, -1.0  # beyond the gaps and the glue that are assumed of every step
 ASSUMED_HOST_MS, ASSUMED_HOST_DEVIATION = 60.0, 30.0
-# By how much the first wave of InferenceX's runs of SGLang on H200 was later than its prefills, however few:
-# about 0.9 s with 0.5.9, 1.5 s with 0.5.7.
-ASSUMED_COLD_MS, ASSUMED_COLD_DEVIATION = 900.0, 500.0
-# How many times as long the prefills of a cold first wave take, and the deviation. SGLang: the slope of
-# InferenceX's five points of 0.5.9 on H200 at 1024 in and out, whose first wave is 1.1 to 2.5 s late; at 8192
-# in it is 2.0 to 2.7. Others: between that and TensorRT-LLM's 0.9 to 1.1 on H200 with 8192 in.
-COLD_PREFILL, ANY_COLD_PREFILL = {"sglang": (1.6, 0.5)}, (1.2, 0.4)
-LEAST_COLD_PREFILL = 0.5
+# Of the six systems of InferenceX in results/published/serving-link, each from its points at 1024 tokens: the
+# first wave is 0.1 to 2.4 s later than its prefills, however few, and these take 1.4 to 2.1 times as long.
+ASSUMED_COLD_MS, ASSUMED_COLD_DEVIATION = 1300.0, 800.0
+COLD_PREFILL, COLD_PREFILL_DEVIATION, LEAST_COLD_PREFILL = 1.6, 0.5, 0.5
 # Of single points about their system's kappa, as SGLang's 15 points on H200 scatter; worth so many points.
 PRIOR_SCATTER, PRIOR_POINTS = 0.055, 4
 # The same of a point's median and of its mean TTFT. Assumed; the second was 0.12 until two of four points of
@@ -78,28 +74,63 @@ class Series:
     kv: str = ""
 
 
+class Prior(NamedTuple):
+    """Of one constant, before any point; least: what it is at least."""
+
+    mean: float
+    deviation: float
+    least: float
+
+
+PRIORS = (
+    Prior(0.0, ASSUMED_DEVIATION, -math.inf),  # log(kappa / ASSUMED_KAPPA)
+    Prior(0.0, SLOPE_DEVIATION, -math.inf),
+    Prior(0.0, STEP_DEVIATION_MS, LEAST_STEP_MS),
+    Prior(ASSUMED_HOST_MS, ASSUMED_HOST_DEVIATION, 0.0),
+    Prior(ASSUMED_COLD_MS, ASSUMED_COLD_DEVIATION, 0.0),
+    Prior(COLD_PREFILL, COLD_PREFILL_DEVIATION, LEAST_COLD_PREFILL),
+)
+MEAN, DEVIATION, LEAST = np.array(PRIORS).T
+
+
+def named(constants: Array) -> dict[str, Array]:
+    """The constants in the order of their priors, [constants, draws], kappa itself in place of its
+    logarithm."""
+    names = ("kappa", "slope", "step_ms", "host_ms", "cold_ms", "cold_prefill")
+    return dict(zip(names, [ASSUMED_KAPPA * np.exp(constants[0]), *constants[1:]], strict=True))
+
+
 @dataclass(frozen=True)
 class Fit:
-    """kappa, slope, step_ms, host_ms, cold_ms, cold_prefill: one value for each draw
+    """constants: [constants, draws], in the order of PRIORS
     residuals: logarithm of measured over fitted TPOT, of the central draw
     scatter:   deviation of a point about what the constants give
-    spread:    a root of the covariance of these six, of kappa's logarithm
+    spread:    a root of the covariance of the constants
     ttft_scatter, ttft_mean_scatter: deviation of a point's median and of its mean TTFT, of the logarithm
     freedom:   degrees of freedom that the deviations rest on
     """
 
-    kappa: Array
-    slope: Array
-    step_ms: Array
-    host_ms: Array
-    cold_ms: Array
-    cold_prefill: Array
+    constants: Array
     residuals: tuple[float, ...]
     scatter: float
     spread: Array
     ttft_scatter: float
     ttft_mean_scatter: float
     freedom: int
+
+    @property
+    def named(self) -> dict[str, Array]:
+        """Each constant's draws."""
+        return named(self.constants)
+
+    def elsewhere(self, normals: Array, scatter: Array) -> dict[str, Array]:
+        """The constants as they may be at a point that was not calibrated on.
+
+        normals: [constants, draws], standard normal; scatter: [draws], of kappa's logarithm there
+        """
+        constants = self.constants + self.spread @ normals
+        constants[0] += scatter
+        return named(np.maximum(constants, LEAST[:, None]))
 
 
 def measured(hardware: str, engine: str, folder: Path = MEASURED) -> list[Series]:
@@ -128,33 +159,6 @@ def _series(entry: JsonObject, kv: str) -> Series:
     return Series(name, engine, version, use, source, tuple(points), kv)
 
 
-class Prior(NamedTuple):
-    """Of one constant, before any point; least: below that it makes no sense."""
-
-    mean: float
-    deviation: float
-    least: float
-
-
-def priors(engine: str) -> tuple[Prior, ...]:
-    """Of log(kappa / ASSUMED_KAPPA), slope, step_ms, host_ms, cold_ms and cold_prefill."""
-    return (
-        Prior(0.0, ASSUMED_DEVIATION, -math.inf),
-        Prior(0.0, SLOPE_DEVIATION, -math.inf),
-        Prior(0.0, STEP_DEVIATION_MS, LEAST_STEP_MS),
-        Prior(ASSUMED_HOST_MS, ASSUMED_HOST_DEVIATION, 0.0),
-        Prior(ASSUMED_COLD_MS, ASSUMED_COLD_DEVIATION, 0.0),
-        Prior(*COLD_PREFILL.get(engine, ANY_COLD_PREFILL), LEAST_COLD_PREFILL),
-    )
-
-
-def named(constants: Array) -> dict[str, Array]:
-    """The constants in the order of their priors, [constants, draws], kappa itself in place of its
-    logarithm."""
-    names = ("kappa", "slope", "step_ms", "host_ms", "cold_ms", "cold_prefill")
-    return dict(zip(names, [ASSUMED_KAPPA * np.exp(constants[0]), *constants[1:]], strict=True))
-
-
 @dataclass(frozen=True)
 class Miss:
     """By how much the fitted misses one number of a point.
@@ -173,7 +177,6 @@ def fit(
     points: Sequence[MeasuredPoint],
     prepared: Sequence[StepTimes],
     draw: Callable[[StepTimes], Draws],
-    engine: str,
     prior_scatter: float = PRIOR_SCATTER,
 ) -> Fit:
     """The constants that points and priors make most likely, for each draw of all else.
@@ -181,31 +184,34 @@ def fit(
     draw: the draws for a workload's steps, with any constants
     """
     draws = [draw(steps) for steps in prepared]
-    mean, deviation, least = np.array(priors(engine)).T[:, :, None]
-    constants = mean * np.ones_like(draws[0].kappa)
-    scatter = prior_scatter
+    constants = MEAN[:, None] * np.ones_like(draws[0].kappa)
+    scatters = [prior_scatter, TTFT_SCATTER, TTFT_MEAN_SCATTER]
     for _ in range(ROUNDS):
         tpot, ttft, ttft_mean = [], [], []
         for point, steps, drawn in zip(points, prepared, draws, strict=True):
             drawn = drawn.with_constants(**named(constants))
             times = steps.serving(drawn)
-            tpot.append(_of_tpot(point, times, drawn, scatter))
+            tpot.append(_of_tpot(point, times, drawn, scatters[0]))
             if point.ttft_median_ms is not None:
-                ttft.append(_of_ttft(point.ttft_median_ms, times))
-            ttft_mean.append(_of_ttft_mean(point, times, drawn))
-        moves, spread = _gauss_newton([*tpot, *ttft, *ttft_mean], constants - mean, deviation[:, 0])
-        before, constants = constants, np.maximum(constants + moves, least)
+                ttft.append(_of_ttft(point.ttft_median_ms, times, scatters[1]))
+            ttft_mean.append(_of_ttft_mean(point, times, drawn, scatters[2]))
+        moves, spread = _gauss_newton([*tpot, *ttft, *ttft_mean], constants)
+        before, constants = constants, np.maximum(constants + moves, LEAST[:, None])
         residuals = tuple(miss.ratio for miss in tpot)
-        scatter = _pooled(residuals, prior_scatter, constants=OF_TPOT)
-        if np.max(np.abs(constants - before) / deviation) < SETTLED:
+        scatters = [
+            _pooled(residuals, prior_scatter, constants=OF_TPOT),
+            _pooled([miss.ratio for miss in ttft], TTFT_SCATTER),
+            _pooled([miss.ratio for miss in ttft_mean], TTFT_MEAN_SCATTER),
+        ]
+        if np.max(np.abs(constants - before) / DEVIATION[:, None]) < SETTLED:
             break
     return Fit(
-        **named(constants),
+        constants=constants,
         residuals=residuals,
-        scatter=scatter,
+        scatter=scatters[0],
         spread=spread,
-        ttft_scatter=_pooled([miss.ratio for miss in ttft], TTFT_SCATTER),
-        ttft_mean_scatter=_pooled([miss.ratio for miss in ttft_mean], TTFT_MEAN_SCATTER),
+        ttft_scatter=scatters[1],
+        ttft_mean_scatter=scatters[2],
         freedom=PRIOR_POINTS + max(len(points) - OF_TPOT, 0),
     )
 
@@ -220,23 +226,23 @@ def _of_tpot(point: MeasuredPoint, times: ServingTimes, drawn: Draws, scatter: f
     return Miss(float(off[0]), off / scatter, by_constant / times.tpot / scatter)
 
 
-def _of_ttft(measured_ms: float, times: ServingTimes) -> Miss:
+def _of_ttft(measured_ms: float, times: ServingTimes, share: float) -> Miss:
     """Of the median. It scatters by a share: small times are missed by less."""
-    scatter = TTFT_SCATTER * measured_ms
+    scatter = share * measured_ms
     one, zero = np.ones_like(times.ttft), np.zeros_like(times.ttft)
     by_constant = np.stack([zero, zero, zero, one, zero, zero])
     ratio = math.log(measured_ms / times.ttft[0])
     return Miss(ratio, (measured_ms - times.ttft) / scatter, by_constant / scatter)
 
 
-def _of_ttft_mean(point: MeasuredPoint, times: ServingTimes, drawn: Draws) -> Miss:
+def _of_ttft_mean(point: MeasuredPoint, times: ServingTimes, drawn: Draws, scatter: float) -> Miss:
     """By how much its first wave is later than that of the fitted. A mean whose median is known is held
     against that: the steady state's misses are not cold."""
     ratio = math.log(point.ttft_ms / times.ttft_mean[0])
     share, zero = drawn.cold_share, np.zeros_like(times.ttft)
     if not has_first_wave(point):
         return Miss(ratio, zero, np.stack(6 * [zero]))
-    scatter = TTFT_SCATTER * point.load.waves * point.ttft_ms
+    scatter = scatter * point.load.waves * point.ttft_ms
     steady = zero if point.ttft_median_ms is None else point.ttft_median_ms - times.ttft
     late = point.load.waves * (point.ttft_ms - times.ttft_mean - steady)
     by_constant = np.stack([zero, zero, zero, zero, share, share * times.first_wave])
@@ -249,17 +255,14 @@ def has_first_wave(point: MeasuredPoint) -> bool:
     return point.load.waves > 1 and point.load.range_ratio < 1
 
 
-def _gauss_newton(misses: Sequence[Miss], moved: Array, deviation: Array) -> tuple[Array, Array]:
-    """How far the constants are to move [constants, draws], and a root of the covariance that points and
-    priors leave them, of the central draw.
-
-    moved: [constants, draws], how far they are from their priors' means; deviation: [constants], of these
-    """
+def _gauss_newton(misses: Sequence[Miss], constants: Array) -> tuple[Array, Array]:
+    """How far the constants are to move, [constants, draws] as they are, and a root of the covariance that
+    points and priors leave them, of the central draw."""
     off = np.stack([miss.off for miss in misses])
     by_constant = np.stack([miss.by_constant for miss in misses])
-    precision = np.diag(deviation**-2)
+    precision = np.diag(DEVIATION**-2)
     information = np.einsum("pcd,ped->dce", by_constant, by_constant) + precision
-    pull = np.einsum("pcd,pd->dc", by_constant, off) - moved.T @ precision
+    pull = np.einsum("pcd,pd->dc", by_constant, off) - (constants - MEAN[:, None]).T @ precision
     moves = np.linalg.solve(information, pull[..., None])[..., 0].T
     return moves, np.linalg.cholesky(np.linalg.inv(information[0]))
 
@@ -271,15 +274,13 @@ def _pooled(residuals: Sequence[float], prior: float, constants: int = 1) -> flo
     return math.sqrt(squares / (PRIOR_POINTS + max(len(residuals) - constants, 0)))
 
 
-def assumed(like: Array, engine: str) -> Fit:
+def assumed(like: Array) -> Fit:
     """Where nothing was measured on that machine with that engine."""
-    mean, deviation, _ = np.array(priors(engine)).T
-    constants = mean[:, None] * np.ones_like(like)
     return Fit(
-        **named(constants),
+        constants=MEAN[:, None] * np.ones_like(like),
         residuals=(),
         scatter=0.0,
-        spread=np.diag(deviation),
+        spread=np.diag(DEVIATION),
         ttft_scatter=TTFT_SCATTER,
         ttft_mean_scatter=TTFT_MEAN_SCATTER,
         freedom=0,

@@ -12,14 +12,7 @@ import numpy as np
 from harness.errors import UsageError
 from harness.serving.ledger.prediction import KernelChange
 from harness.serving.link import calibration as calibrating
-from harness.serving.link.calibration import (
-    LEAST_COLD_PREFILL,
-    LEAST_STEP_MS,
-    PRIOR_SCATTER,
-    Fit,
-    MeasuredPoint,
-    measured,
-)
+from harness.serving.link.calibration import PRIOR_SCATTER, Fit, MeasuredPoint, measured
 from harness.serving.link.changes import applied
 from harness.serving.link.closed_loop import ClosedLoop, ServingTimes
 from harness.serving.link.experts import BALANCED
@@ -105,11 +98,11 @@ class Link:
             fitted = self.like.fitted(world)
             return replace(fitted, scatter=math.hypot(fitted.scatter, CARRIED_OVER))
         if not self.calibration:
-            return calibrating.assumed(np.ones(world.count), self.engine)
+            return calibrating.assumed(np.ones(world.count))
         # The servers that were measured replayed graphs.
         prepared = [self.steps(point.load, eager=False) for point in self.calibration]
         scatter = math.hypot(PRIOR_SCATTER, ASSUMED_SCATTER * self.structure.assumed_share)
-        return calibrating.fit(self.calibration, prepared, world.draws, self.engine, scatter)
+        return calibrating.fit(self.calibration, prepared, world.draws, scatter)
 
     def draws(self, load: ClosedLoop, world: World, fitted: Fit) -> Draws:
         """With the constants as they may be at a point that was not calibrated on."""
@@ -121,16 +114,9 @@ class Link:
             ("cold", "constant"),
             ("cold", "prefill"),
         )
-        constants = fitted.spread @ np.stack([world.normal(*name) for name in drawn_from])
         scatter = fitted.scatter * world.student("kappa", fitted.freedom)
-        drawn = world.draws(self.steps(load)).with_constants(
-            fitted.kappa * np.exp(constants[0] + scatter),
-            fitted.slope + constants[1],
-            np.maximum(fitted.step_ms + constants[2], LEAST_STEP_MS),
-            np.maximum(fitted.host_ms + constants[3], 0.0),
-            np.maximum(fitted.cold_ms + constants[4], 0.0),
-            np.maximum(fitted.cold_prefill + constants[5], LEAST_COLD_PREFILL),
-        )
+        constants = fitted.elsewhere(np.stack([world.normal(*name) for name in drawn_from]), scatter)
+        drawn = world.draws(self.steps(load)).with_constants(**constants)
         ttft = np.exp(fitted.ttft_scatter * world.student("host", fitted.freedom))
         ttft_mean = np.exp(fitted.ttft_mean_scatter * world.student("cold", fitted.freedom))
         return replace(drawn, ttft=ttft, ttft_mean=ttft_mean)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from harness.report import text
 from harness.serving.ledger.bounds import ChangeBound
 from harness.serving.ledger.prediction import Part, Prediction
-from harness.serving.link.calibration import has_first_wave
+from harness.serving.link.calibration import ASSUMED_DEVIATION, has_first_wave
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.forecast import Forecast
 from harness.serving.link.inverse import Need
@@ -62,15 +63,15 @@ def as_json(
 
 def _model_json(model: Link) -> dict[str, object]:
     fitted = model.fitted(model.world())
-    low, high = interval(fitted.kappa)
+    low, high = interval(fitted.named["kappa"])
     return {
         "hardware": model.hardware,
         "engine": model.engine,
         "parallel": model.structure.parallel.text,
         "gpus": model.gpus,
         "tables": model.structure.where,
-        "kappa": {"value": float(fitted.kappa[0]), "low": low, "high": high},
-        "host_ms": float(fitted.host_ms[0]),
+        "kappa": {"value": float(fitted.named["kappa"][0]), "low": low, "high": high},
+        "host_ms": float(fitted.named["host_ms"][0]),
         "calibration": list(model.calibrated_with),
         "notes": list(model.notes),
     }
@@ -128,7 +129,8 @@ def _row_json(row: ValidationRow) -> dict[str, object]:
 
 def heading(model: Link, load: ClosedLoop) -> str:
     fitted = model.fitted(model.world())
-    low, high = interval(fitted.kappa)
+    kappa, host_ms = fitted.named["kappa"], fitted.named["host_ms"]
+    low, high = interval(kappa)
     parallel = model.structure.parallel.text
     lines = [
         f"DeepSeek-R1 FP8 on {model.gpus} x {model.hardware} with {model.engine}, {parallel}; lengths from "
@@ -136,12 +138,13 @@ def heading(model: Link, load: ClosedLoop) -> str:
     ]
     if model.calibrated_with:
         lines += [
-            f"calibrated: kappa {fitted.kappa[0]:.3f} ({low:.3f}..{high:.3f}), {fitted.host_ms[0]:.0f} ms of "
+            f"calibrated: kappa {kappa[0]:.3f} ({low:.3f}..{high:.3f}), {host_ms[0]:.0f} ms of "
             f"host a request; what it leaves: {fitted.scatter:.1%}",
             *(f"  {source}" for source in model.calibrated_with),
         ]
     else:
-        lines.append(f"not calibrated: kappa is assumed {fitted.kappa[0]:.2f}, +- {fitted.scatter:.0%}")
+        deviation = math.hypot(ASSUMED_DEVIATION, fitted.scatter)
+        lines.append(f"not calibrated: kappa is assumed {kappa[0]:.2f}, +- {deviation:.0%}")
     return "\n".join(lines)
 
 
@@ -265,10 +268,11 @@ def remarks(model: Link, forecast: Forecast) -> str:
         is_known = any(map(has_first_wave, (model.like or model).calibration))
         world = model.world()
         draws = model.draws(look.load, world, model.fitted(world))
-        cold_ms = float(draws.cold_ms[0] * draws.cold_share[0])
+        cold_ms, cold_prefill = draws.cold
         lines.append(
             "TTFT is of the steady state, as a client's median; its mean also holds the first wave, all of "
-            f"whose prompts come at once, {cold_ms:.0f} ms later than their prefills "
+            f"whose prompts come at once, {cold_ms[0]:.0f} ms later than their prefills, which take "
+            f"{cold_prefill[0]:.1f} times as long "
             f"({'calibrated' if is_known else 'assumed'})"
         )
     if look.ttft_p99 is None:

@@ -16,6 +16,7 @@ from harness.serving.link.calibration import (
     ASSUMED_COLD_MS,
     ASSUMED_DEVIATION,
     ASSUMED_KAPPA,
+    COLD_PREFILL,
     PRIOR_SCATTER,
     MeasuredPoint,
     measured,
@@ -171,7 +172,8 @@ def test_one_point_does_not_move_a_constant_all_the_way(tiny):
     truth = steps.serving(replace(drawn, cold_ms=np.array([900.0])))
     point = MeasuredPoint(load, float(truth.tpot[0]), float(truth.ttft_mean[0]), 1.0, float(truth.ttft[0]))
     one, five = (
-        float(replace(tiny, calibration=(point,) * count, kept={}).fit(world).kappa[0]) for count in (1, 5)
+        float(replace(tiny, calibration=(point,) * count, kept={}).fit(world).named["kappa"][0])
+        for count in (1, 5)
     )
     assert 0.61 < one < 0.75 and 0.6 < five < one
 
@@ -190,7 +192,7 @@ def test_points_of_one_length_say_nothing_of_a_first_wave(tiny):
     load = ClosedLoop(1024, 1024, 8, range_ratio=1.0, waves=10)
     points = tuple(MeasuredPoint(load, 10.0 + k / 10, 250.0, 1.0, 200.0) for k in range(4))
     model = replace(tiny, calibration=points, kept={})
-    assert model.fitted(World(count=20)).cold_ms[0] == pytest.approx(ASSUMED_COLD_MS)
+    assert model.fitted(World(count=20)).named["cold_ms"][0] == pytest.approx(ASSUMED_COLD_MS)
 
 
 def test_a_point_that_nothing_explains_widens_by_its_share():
@@ -223,9 +225,11 @@ def test_a_warm_prompt_has_no_cold_wave_in_times_and_remarks(tiny):
     cold, warm = (steps.serving(replace(drawn, cold_share=np.full(1, share))) for share in (1.0, 0.0))
     saved = float(cold.ttft_mean[0] - warm.ttft_mean[0])
     assert saved == pytest.approx((900.0 + 2 * float(warm.first_wave[0])) / load.waves)
-    for engine, later in (("trtllm", "0 ms later"), ("sglang", "900 ms later")):
+    told = {"trtllm": ("0 ms", "1.0 times"), "sglang": (f"{ASSUMED_COLD_MS:.0f} ms", f"{COLD_PREFILL} times")}
+    for engine, (later, longer) in told.items():
         model = replace(tiny, engine=engine, calibration=(), like=None, kept={})
-        assert f" {later} than their prefills" in remarks(model, forecast(model, load, [], None))
+        said = f" {later} later than their prefills, which take {longer} as long (assumed)"
+        assert said in remarks(model, forecast(model, load, [], None))
 
 
 def test_the_looks_of_the_scheduler_are_the_files_or_those_given(tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -99,7 +99,7 @@ def closed_loop(
     decode: StepTime,
     prefill: StepTime,
     host_ms: Array,
-    most: float = math.inf,
+    most: Array | float = math.inf,
     cold_ms: Array | float = 0.0,
     cold_prefill: Array | float = 1.0,
 ) -> ServingTimes:
@@ -108,17 +108,40 @@ def closed_loop(
     decode:  batch to ms of a step
     prefill: prompts (of mean length, in one step) to ms
     host_ms: of a request outside the engine's steps: client, tokenisation, first answer
-    most:    requests that KV memory holds
+    most:    requests that KV memory holds, at least one
     cold_ms: what the first wave's requests wait beside their prefills: connections, batches of new sizes
     cold_prefill: how many times as long its prefills take
 
     Raises HarnessError where the iteration does not settle.
     """
-    if load.range_ratio == 1.0 and load.concurrency <= most:
-        return _in_step(load, decode, prefill, host_ms)
+    held = np.minimum(most * np.ones_like(host_ms), load.concurrency)
+    fits = np.equal(held, load.concurrency)
+    if load.range_ratio == 1.0 and fits.any():
+        alike = _in_step(load, decode, prefill, host_ms)
+        if fits.all():
+            return alike
+        dispersed = _dispersed(load, decode, prefill, host_ms, held, cold_ms, cold_prefill)
+        of_both = {
+            f.name: np.where(fits, getattr(alike, f.name), getattr(dispersed, f.name))
+            for f in fields(ServingTimes)
+        }
+        return ServingTimes(**of_both)
+    return _dispersed(load, decode, prefill, host_ms, held, cold_ms, cold_prefill)
+
+
+def _dispersed(
+    load: ClosedLoop,
+    decode: StepTime,
+    prefill: StepTime,
+    host_ms: Array,
+    most: Array,
+    cold_ms: Array | float,
+    cold_prefill: Array | float,
+) -> ServingTimes:
+    """Requests that begin and end at times of their own; of these in flight `most` are decoded at once."""
     c, n = load.concurrency, load.mean_osl - 1
     others = (c - 1) / c
-    batch = np.full_like(host_ms, min(c, most))
+    batch = most.copy()
     together = np.ones_like(host_ms)
     change = math.inf
     for _ in range(ITERATIONS):
@@ -146,10 +169,10 @@ def closed_loop(
             f"{change:.1e}, about {float(np.mean(batch)):.3g}"
         )
     # Where memory holds fewer than come, the others wait in the queue: by Little's law.
-    queued = np.where(batch < most, 0.0, np.maximum(c / rate - life, 0.0))
+    queued = np.where((most == c) | (batch < most), 0.0, np.maximum(c / rate - life, 0.0))
     life = life + queued
     steady = ttft + queued
-    first_wave, _ = _wave(min(c, most), load, prefill, host_ms)
+    first_wave, _ = _wave(float(most[0]), load, prefill, host_ms)
     # Of the first wave a request waits half as long for memory, as the first of it find the cache empty.
     first = host_ms + cold_ms + cold_prefill * first_wave + queued / 2
     return ServingTimes(

@@ -14,6 +14,9 @@ from harness.serving.link.structure import LAUNCHES, StepLoad, Structure, Term
 
 BATCH = 16.0  # at which kappa is what it says
 MEMORY_SHARE = 0.82  # of the GPU's, for weights and cache (SGLang's --mem-fraction-static)
+# Of that, what is neither: absorbed weights, workspaces, buffers of collectives. Set so that some of 64
+# requests of 8192 tokens wait with SGLang on H200, as InferenceX's do.
+BESIDE_GB, BESIDE_DEVIATION_GB = 3.0, 3.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Draws:
     decode_us, prefill_us: added to a step, on the critical path
     routing:         0: experts alike, 1: the skew of `Phase.skewed`
     scheduling:      factor of what a prefill takes beside its kernels' times
+    beside_gb:       of a GPU's memory, neither weights nor cache
     cold_share:      of cold_ms and cold_prefill, what prompts of this load's length meet
     ttft, ttft_mean: factors of TTFT in the steady state and of its mean over a run
     """
@@ -62,6 +66,7 @@ class Draws:
     cold_ms: Array
     cold_prefill: Array
     scheduling: Array
+    beside_gb: Array
     cold_share: Array
     ttft: Array
     ttft_mean: Array
@@ -95,8 +100,9 @@ class Draws:
 class StepTimes:
     """A structure under a workload.
 
-    eager:    decode without a graph
-    capacity: requests that the cache holds, at their mean length
+    eager:      decode without a graph
+    room_gb:    of a GPU, 1e9 bytes, without its weights
+    request_gb: what a request of mean length caches there
     """
 
     structure: Structure
@@ -104,7 +110,13 @@ class StepTimes:
     decode: PhaseTimes
     prefill: PhaseTimes
     eager: bool = False
-    capacity: float = math.inf
+    room_gb: float = math.inf
+    request_gb: float = 1.0
+
+    @property
+    def capacity(self) -> float:
+        """Requests that the cache holds, at their mean length."""
+        return (self.room_gb - BESIDE_GB) / self.request_gb
 
     def decode_ms(self, draws: Draws, batch: Array) -> Array:
         return self._decoding(draws)(batch)
@@ -115,7 +127,7 @@ class StepTimes:
 
     def serving(self, draws: Draws) -> ServingTimes:
         decode, prefill = self._decoding(draws), self._prefilling(draws)
-        times = closed_loop(self.load, decode, prefill, draws.host_ms, self.capacity, *draws.cold)
+        times = closed_loop(self.load, decode, prefill, draws.host_ms, self._held(draws), *draws.cold)
         return replace(times, ttft=times.ttft * draws.ttft, ttft_mean=times.ttft_mean * draws.ttft_mean)
 
     def simulated(self, draws: Draws) -> list[SimulatedRun]:
@@ -126,6 +138,7 @@ class StepTimes:
         # [draws, batches] and [draws, prompts]
         steps = np.stack([decode(batch * like) for batch in batches], axis=1)
         whole = np.stack([prefill(prompts * like) for prompts in self.prefill.grid], axis=1)
+        held = self._held(draws)
         cold_ms, cold_prefill = draws.cold
         if self.load.waves:
             # By what a mean is late, all of the run's, its first wave is.
@@ -138,7 +151,7 @@ class StepTimes:
                 np.log(self.prefill.grid),
                 whole[i],
                 float(draws.host_ms[i]),
-                self.capacity,
+                float(held[i]),
                 float(cold_ms[i]),
                 float(cold_prefill[i]),
                 seed=i,
@@ -146,6 +159,10 @@ class StepTimes:
             for i in range(len(like))
         )
         return [replace(run, ttft=run.ttft * factor) for run, factor in zip(runs, draws.ttft, strict=True)]
+
+    def _held(self, draws: Draws) -> Array:
+        """Requests that the cache holds in each draw."""
+        return np.maximum((self.room_gb - draws.beside_gb) / self.request_gb, 1.0)
 
     def _decoding(self, draws: Draws) -> StepTime:
         us = totals(self.decode, draws.decode, draws.routing) + draws.decode_us[:, None]
@@ -169,10 +186,8 @@ def steps(
     eager: bool = False,
 ) -> StepTimes:
     """skewed: the same with skewed routing; memory_gb: of a GPU, 1e9 bytes, None: no limit to the cache."""
-    capacity = math.inf
-    if memory_gb:
-        room = memory_gb * MEMORY_SHARE - structure.weights_gb
-        capacity = room * 1e9 / structure.kv_bytes / load.mean_context
+    room_gb = memory_gb * MEMORY_SHARE - structure.weights_gb if memory_gb else math.inf
+    request_gb = structure.kv_bytes * load.mean_context / 1e9
     chunks = math.ceil(load.mean_isl / load.prefill_tokens)
 
     def decoding(batch: float) -> StepLoad:
@@ -184,10 +199,10 @@ def steps(
     # The attention of a prompt in chunks is that of the whole, the rest is called once a chunk.
     often = {"mha_prefill": 1, "": chunks}
     other = skewed or structure
-    most = min(load.concurrency, capacity)
+    most = min(load.concurrency, max(room_gb / request_gb, 1.0))
     decode = _phase(structure.decode, other.decode, _grid(most), decoding, {"": 1})
     prefill = _phase(structure.prefill, other.prefill, _grid(load.most_together), prefilling, often)
-    return StepTimes(structure, load, decode, prefill, eager, capacity)
+    return StepTimes(structure, load, decode, prefill, eager, room_gb, request_gb)
 
 
 def kappa_at(draws: Draws, batch: Array) -> Array:

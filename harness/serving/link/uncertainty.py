@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from harness.serving.link.closed_loop import Array, ClosedLoop
-from harness.serving.link.step_times import Draws, PhaseTimes, StepTimes
+from harness.serving.link.step_times import BESIDE_DEVIATION_GB, BESIDE_GB, Draws, PhaseTimes, StepTimes
 from harness.serving.link.structure import LAUNCH_US, STEP_GAP_US
 from harness.serving.op_classes import COMMUNICATION
 
@@ -37,8 +37,8 @@ ROUTING = 0.5  # of the way from experts chosen alike to a power law of 1.2
 EXPOSED = 0.05  # mean share of communication that something else hides
 IN_SERVER = 0.1  # of a kernel's saving: in the server against alone (replays of a step came within 12 %)
 
-ASSUMED = ("kappa", "routing", "exposure", "glue", "host", "step", "cold", "scheduling", "prefill attention",
-           "kernel change", "kernel in the server")  # fmt: skip
+ASSUMED = ("kappa", "routing", "exposure", "glue", "host", "step", "cold", "scheduling", "cache",
+           "prefill attention", "kernel change", "kernel in the server")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,7 @@ class World:
             cold_ms=0 * ones,
             cold_prefill=ones,
             scheduling=np.exp(SCHEDULING * self.normal("scheduling")),
+            beside_gb=np.maximum(BESIDE_GB + BESIDE_DEVIATION_GB * self.normal("cache"), 0.0),
             cold_share=ones * self._cold_share(steps.load),
             ttft=ones,
             ttft_mean=ones,

@@ -161,3 +161,14 @@ def test_what_does_not_settle_is_said_in_one_line():
 def test_a_workload_of_no_sense_is_refused(wrong):
     with pytest.raises(UsageError, match=next(iter(wrong))):
         ClosedLoop(**{"isl": 10, "osl": 10, "concurrency": 1} | wrong)
+
+
+@pytest.mark.parametrize("range_ratio", [0.8, 1.0])
+def test_draws_in_which_memory_holds_more_or_fewer_are_each_as_alone(range_ratio):
+    load = ClosedLoop(1024, 256, 32, range_ratio, waves=10)
+    held = np.array([np.inf, 20.0, 8.0, 32.0])
+    together = closed_loop(load, decode_ms, prefill_ms, np.full(4, HOST_MS), held)
+    for i, most in enumerate(held):
+        alone = closed_loop(load, decode_ms, prefill_ms, np.array([HOST_MS]), most)
+        for name in ("tpot", "ttft", "output", "batch", "stall"):
+            assert getattr(together, name)[i] == pytest.approx(float(getattr(alone, name)[0]), rel=1e-4)

@@ -19,6 +19,7 @@ from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.inverse import INFINITE, needs, tpot
 from harness.serving.link.model import link
 from harness.serving.link.predictions import outlook, predict
+from harness.serving.link.step_times import BESIDE_GB
 from harness.serving.link.structure import STEP_GAP_US
 from harness.serving.link.times.tables import read_tables
 from harness.serving.link.uncertainty import World, interval, sources
@@ -326,11 +327,19 @@ def test_without_a_graph_the_host_sets_the_pace():
 def test_the_cache_holds_no_more_than_memory_has(h200):
     load = ClosedLoop(isl=8192, osl=8192, concurrency=256)
     look = outlook(h200, load)
-    room = 140 * 2**30 / 1e9 * 0.82 - h200.structure.weights_gb
+    room = 140 * 2**30 / 1e9 * 0.82 - h200.structure.weights_gb - BESIDE_GB
     assert look.capacity == pytest.approx(room * 1e9 / 70272 / load.mean_context)
     assert look.batch == pytest.approx(look.capacity, rel=1e-3)
     with pytest.raises(UsageError, match="no request of"):
         h200.steps(ClosedLoop(isl=2_000_000, osl=2, concurrency=1))
+
+
+def test_near_what_the_cache_holds_ttft_may_be_a_queue(h200):
+    """How much it holds is not known exactly: of nearly as many requests some may wait, of few none does."""
+    near, far = (outlook(h200, ClosedLoop(8192, 1024, count, waves=10)) for count in (60, 40))
+    assert 60 < near.capacity < 66
+    assert near.ttft.high > 5 * near.ttft.value and far.ttft.high < 1.6 * far.ttft.value
+    assert near.ttft.value < 1.3 * far.ttft.value
 
 
 # The inverse question and bounds.

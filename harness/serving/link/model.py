@@ -240,6 +240,11 @@ def link(
         notes.append(
             f"assumed: times of {', '.join(lacking)}, from the H200's tables by both machines' data sheets"
         )
+        if fallback and (least := fallback.here.block_of_k_us) and "block_scale_gemm" in lacking:
+            notes.append(
+                f"FP8 products of {engine} on {hardware} take {least:g} us for each 128 of k at least, as in "
+                "a trace of MI325X: faster ones are worth that much more here"
+            )
     notes += _of_attention(tables, measured_times)
     if (timed := tables.timed_gpus(parallel.tp)) != parallel.tp:
         notes.append(f"no all-reduce over {parallel.tp} GPUs was timed: it is taken from that over {timed}")

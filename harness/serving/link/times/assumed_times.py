@@ -22,11 +22,16 @@ SOURCE = "data sheets"
 """What the uncertainty of such times is called."""
 LAUNCH_US = 3.0
 ON_AMD = 1.4  # of FP8 block-scale products: the median of AITER's 25 times over those that data sheets give
-# What a step of SGLang takes beside its kernels: 14 ms on MI325X, and 20 us for each of its tokens, by the
-# TPOT of 4 requests and the TTFT of 8192 tokens in results/published/serving-link/mi325x-sglang.json. MI300X
-# and MI355X set nothing.
+# FP8 products of SGLang 0.5.9 on gfx942 take this for each 128 of k, whatever n: 123, 30, 34, 122 and 39 us
+# of k = 7168, 1536, 2048, 7168 and 2304 on MI325X, in InferenceX's issue 863 (a language model's summary of a
+# trace of 64 requests, kept in results/published/notes/ab_points.json).
+BLOCK_OF_K_US = {("gfx942", "sglang"): 2.2}
+TRACED = 0.2  # deviation of these
+# What a step takes beside these kernels, and for each of its tokens, on MI325X with SGLang: by the TPOT of 4
+# requests and the TTFT of 8192 tokens in results/published/serving-link/mi325x-sglang.json. MI300X and MI355X
+# set nothing. Of other engines' products no trace is known: what these take is in their steps.
 TOKEN_US = 20.0
-BETWEEN_US = {"gfx942": (14e3, TOKEN_US), "gfx950": (0.0, TOKEN_US)}
+BETWEEN_US = {("gfx942", "sglang"): 4.7e3, ("gfx942", "vllm"): 14e3}
 # Of the logarithm of a time; that of an all-reduce, whose links no data sheet here has, is wider.
 DEVIATION, OF_LINKS, OF_ATTENTION = 0.4, 0.5, 0.6
 # Of points about what constants fitted to some of them give, where all times are assumed.
@@ -35,26 +40,29 @@ ASSUMED_SCATTER = 0.15
 
 @dataclass(frozen=True)
 class DatasheetPeaks:
-    """tflops: of dense products by dtype; tbps: of memory; block_scale: factor of FP8 block-scale products;
-    between_us: of a step beside its kernels, and of each of its tokens"""
+    """tflops: of dense products by dtype; tbps: of memory; block_scale: factor of FP8 block-scale products,
+    which take block_of_k_us for each 128 of k at least; between_us: of a step beside its kernels, and of each
+    of its tokens"""
 
     tflops: Mapping[str, float]
     tbps: float
     block_scale: float
+    block_of_k_us: float = 0.0
     between_us: tuple[float, float] = (0.0, 0.0)
 
     def us(self, flops: float, moved: float, dtype: str) -> float:
         return LAUNCH_US + max(flops / self.tflops[dtype], moved / self.tbps) / 1e6
 
 
-def peaks_of(hardware: str) -> DatasheetPeaks:
+def peaks_of(hardware: str, engine: str) -> DatasheetPeaks:
     """Raises UsageError for a machine without a data sheet."""
     entry = data_sheet(hardware)
     if not entry:
         raise UsageError(f"there is no data sheet of {hardware} to assume times by")
-    factor = ON_AMD if entry["arch"].startswith("gfx") else 1.0
-    between = BETWEEN_US.get(entry["arch"], (0.0, 0.0))
-    return DatasheetPeaks(entry["tflops"], entry["tbps"], factor, between)
+    arch, on_amd = entry["arch"], entry["arch"].startswith("gfx")
+    between = BETWEEN_US.get((arch, engine), 0.0), TOKEN_US if on_amd else 0.0
+    block_of_k = BLOCK_OF_K_US.get((arch, engine), 0.0)
+    return DatasheetPeaks(entry["tflops"], entry["tbps"], ON_AMD if on_amd else 1.0, block_of_k, between)
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,16 @@ class AssumedTables(Tables):
     @classmethod
     def of(cls, hardware: str, engine: str, base: Tables) -> AssumedTables:
         where = f"assumed from {base.where} by data sheets"
-        return cls(hardware, engine, base.version, where, {}, base, peaks_of(hardware), peaks_of(BASE))
+        return cls(
+            hardware,
+            engine,
+            base.version,
+            where,
+            {},
+            base,
+            peaks_of(hardware, engine),
+            peaks_of(BASE, engine),
+        )
 
     def _scaled(self, estimate: TimeEstimate, flops: float, moved: float, dtype: str) -> TimeEstimate:
         ratio = self.here.us(flops, moved, dtype) / self.there.us(flops, moved, dtype)
@@ -78,7 +95,11 @@ class AssumedTables(Tables):
         size, dtype = (1, "fp8") if kind == "fp8_block" else (2, "bf16")
         moved = size * (n * k + m * k) + 2 * m * n
         scaled = self._scaled(self.base.gemm(kind, m, n, k), 2 * m * n * k, moved, dtype)
-        return scaled.times(self.here.block_scale) if kind == "fp8_block" else scaled
+        if kind != "fp8_block":
+            return scaled
+        scaled = scaled.times(self.here.block_scale)
+        least = TimeEstimate(self.here.block_of_k_us * k / 128, TRACED, scaled.distance)
+        return max(scaled, least, key=lambda estimate: estimate.us)
 
     def moe(self, tokens: float, tp: int, ep: int, distribution: str) -> TimeEstimate:
         expert = 3 * 7168 * 2048 / tp

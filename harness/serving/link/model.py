@@ -334,5 +334,5 @@ def link(
         exposure,
         memory_gb,
         tuple(others),
-        tuple(notes),
+        tuple(dict.fromkeys(notes)),
     )

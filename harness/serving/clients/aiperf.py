@@ -12,12 +12,13 @@ values are under `avg`. What the words mean there:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.serving.clients.common import MILLISECONDS, of_object
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, objects
+from harness.serving.integrity.common import EXACT
 from harness.serving.schema import Finding, Metric, OfferedLoad, Scope, ServingRun, Tokens, Totals
 
 NAME = "aiperf"
@@ -87,7 +88,7 @@ def _run(row: Fields) -> ServingRun:
     notes = ["`inter_token_latency` is each request's mean after its first token: here `tpot`"]
     if row.values.get("was_cancelled") is True:
         notes.append("the run was cancelled before its end")
-    _examine_counts(row, totals)
+    _examine_counts(row, totals, metrics)
     model, workload = _asked(config)
     return ServingRun(
         id=row.where,
@@ -137,7 +138,17 @@ def _whole(row: Fields, key: str, unit: str) -> int | None:
     return fields.count("avg") if fields.values and _scale(fields, unit) is not None else None
 
 
-def _examine_counts(row: Fields, totals: Totals) -> None:
+def _examine_counts(row: Fields, totals: Totals, metrics: Sequence[Metric]) -> None:
+    for kind, counted in (("output", totals.output_tokens), ("input", totals.input_tokens)):
+        mean = next((m.value for m in metrics if (m.name, m.statistic) == (f"{kind}_len", "mean")), None)
+        if mean is None or not counted or not totals.completed:
+            continue
+        if abs(mean * totals.completed / counted - 1) > EXACT:
+            message = (
+                f"{row.where}: {kind} tokens are {counted} of {totals.completed} requests, "
+                f"{counted / totals.completed:g} each, but their mean is said to be {mean:g}"
+            )
+            row.findings.append(Finding(rule=f"{kind}_length", severity="wrong", message=message))
     for kind, by_client, key in (
         ("output", totals.output_tokens, "total_usage_completion_tokens"),
         ("input", totals.input_tokens, "total_usage_prompt_tokens"),

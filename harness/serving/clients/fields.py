@@ -170,6 +170,13 @@ class Fields:
         self.leave_out(key, f"is {_shown(raw)}, not {wanted}")
 
 
+def real(value: Any) -> float | None:
+    """The value where it is a number that can be calculated with, whatever its key; None for all else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) < LARGEST else None
+
+
 def plain(value: Any) -> Any:
     """The value without what JSON cannot say: numbers that are none become their names."""
     if isinstance(value, float) and not math.isfinite(value):

@@ -24,9 +24,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.serving.clients.common import of_object
-from harness.serving.clients.fields import Fields
+from harness.serving.clients.fields import Fields, real
 from harness.serving.clients.files import Document, UnreadableError
-from harness.serving.schema import Metric, OfferedLoad, RequestSamples, Scope, ServingRun, Tokens, Totals
+from harness.serving.integrity.common import EXACT
+from harness.serving.schema import (
+    Finding,
+    Metric,
+    OfferedLoad,
+    RequestSamples,
+    Scope,
+    ServingRun,
+    Tokens,
+    Totals,
+)
 
 NAME = "guidellm"
 OWN = {"requests_per_second", "request_concurrency", "time_per_output_token_ms", "inter_token_latency_ms"}
@@ -197,8 +207,20 @@ def _distribution(
     if count == 0:
         return []  # statistics of no request are written as zeros
     metrics = of_object(fields, STATISTICS, name, unit, scale=scale, scope=scope, tokens=tokens)
+    if scope == "request":
+        _examine_sum(fields, count)
     percentiles = fields.inside("percentiles")
     return metrics + of_object(percentiles, PERCENTILES, name, unit, scale=scale, scope=scope, tokens=tokens)
+
+
+def _examine_sum(fields: Fields, count: float | None) -> None:
+    """Of all requests, or of all their tokens: what a mean is of."""
+    mean, total = (real(fields.values.get(key)) for key in ("mean", "total_sum"))
+    if not count or mean is None or total is None:
+        return
+    if abs(mean * count - total) > EXACT * abs(total) + 0.5:
+        message = f"{fields.where}: {count:g} of a mean of {mean:g} are no {total:g}, which total_sum is"
+        fields.findings.append(Finding(rule="samples", severity="wrong", message=message))
 
 
 def _sum(numbers: Fields, key: str) -> int | None:

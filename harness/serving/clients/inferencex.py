@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.serving.clients.common import of_keys
-from harness.serving.clients.fields import Fields
+from harness.serving.clients.fields import Fields, real
 from harness.serving.clients.files import Document, objects
 from harness.serving.schema import Finding, Metric, OfferedLoad, Parallelism, Scope, ServingRun, Tokens
 
@@ -37,6 +37,8 @@ KINDS: dict[str, Tokens] = {
     "output_tput_per_gpu": "output",
     "input_tput_per_gpu": "input",
 }
+SHORTEST, LONGER = 0.5, 1.1  # mean over longest: of lengths drawn from 0 on; beyond what means tell
+SPEEDS = ("mean", "median", "p99")
 TOLERANCE = 1e-3  # rows of the API are rounded to two decimals
 
 
@@ -58,12 +60,14 @@ def _is_one(row: Any) -> bool:
 
 def _run(row: Fields) -> ServingRun:
     numbers = row.inside("metrics") if "metrics" in row.values else row
-    apart = _flag(row, "disagg") or _flag(row, "is_multinode") or False
+    said = _either(_flag(row, "disagg"), _flag(row, "is_multinode"))
+    apart = said or False
     prefill, decode = row.count("num_prefill_gpu"), row.count("num_decode_gpu")
     gpus, note = _gpus(row, apart, prefill, decode)
     throughputs, notes = _throughputs(numbers, apart, prefill, decode)
     latencies = of_keys(numbers, LATENCIES, suffix="", scale=1e3)
-    load, of_lengths = _load(row.number("isl"), row.number("osl"), latencies)
+    load, of_lengths = _load(row, latencies)
+    _examine_speeds(numbers)
     return ServingRun(
         id=row.where,
         client=NAME,
@@ -79,28 +83,57 @@ def _run(row: Fields) -> ServingRun:
         mode="online",
         workload=load.model_copy(update={"concurrency": row.number("conc")}),
         metrics=(*throughputs, *latencies),
-        extra=row.rest() | ({"disagg": True} if apart else {}),
+        extra=row.rest() | ({} if said is None else {"disagg": apart}),
         notes=tuple(text for text in (note, *notes, of_lengths) if text),
         findings=tuple(row.findings),
     )
 
 
-def _load(isl: float | None, osl: float | None, latencies: Sequence[Metric]) -> tuple[OfferedLoad, str]:
+def _load(row: Fields, latencies: Sequence[Metric]) -> tuple[OfferedLoad, str]:
     """With the longest lengths, and their means where the latencies tell that of the output: prompts are
     drawn alike."""
+    isl, osl = row.number("isl"), row.number("osl")
     load = OfferedLoad(dataset="random", longest_input_len=isl, longest_output_len=osl)
     means = {metric.name: metric.value for metric in latencies if metric.statistic == "mean"}
     e2e, ttft, tpot = (means.get(name) for name in ("e2e", "ttft", "tpot"))
     if not isl or not osl:
         return load, ""
     if e2e is None or ttft is None or not tpot or not 0 < (e2e - ttft) / tpot < osl:
+        if e2e is not None and ttft is not None and tpot and (e2e - ttft) / tpot > LONGER * osl:
+            out = 1 + (e2e - ttft) / tpot
+            _off(row, "output_length", f"osl is {osl:g}, but 1 + (E2E - TTFT) / TPOT are {out:.4g} tokens")
         return load, "isl and osl are the longest lengths; from which on they are drawn is not said"
     out = 1 + (e2e - ttft) / tpot
+    if out < SHORTEST * osl:
+        _off(row, "output_length", f"osl is {osl:g}, but 1 + (E2E - TTFT) / TPOT are {out:.4g} tokens")
     note = (
         f"lengths: the longest are {isl:g} / {osl:g}; means are {out / osl:.3g} of them, by "
         "1 + (E2E - TTFT) / TPOT output tokens"
     )
     return load.model_copy(update={"input_len": round(isl * out / osl), "output_len": round(out)}), note
+
+
+def _examine_speeds(numbers: Fields) -> None:
+    """`*_intvty` is 1 / `*_tpot`."""
+    for statistic in SPEEDS:
+        tpot, speed = (real(numbers.values.get(f"{statistic}_{key}")) for key in ("tpot", "intvty"))
+        if not tpot or not speed:
+            continue
+        if not math.isclose(tpot * speed, 1, rel_tol=0.01):
+            _off(
+                numbers,
+                "intvty",
+                f"{statistic}_intvty is {speed:g}, but 1 / {statistic}_tpot is {1 / tpot:.5g}",
+            )
+
+
+def _off(row: Fields, rule: str, message: str) -> None:
+    row.findings.append(Finding(rule=rule, severity="suspect", message=f"{row.where}: {message}"))
+
+
+def _either(a: bool | None, b: bool | None) -> bool | None:
+    """Whether one of the two is; None where neither is said."""
+    return None if a is None and b is None else bool(a or b)
 
 
 def _flag(row: Fields, key: str) -> bool | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +14,7 @@ from harness.serving.clients import FORMATS
 from harness.serving.clients.fields import plain
 from harness.serving.clients.files import Document, UnreadableError, keys_of, read
 from harness.serving.integrity import examined
-from harness.serving.schema import ServingRun
+from harness.serving.schema import Finding, Metric, ServingRun, Totals
 
 
 def load(path: str | Path) -> list[ServingRun]:
@@ -22,7 +23,19 @@ def load(path: str | Path) -> list[ServingRun]:
     Raises UnreadableError (a UsageError) where the file cannot be read or is of no known client.
     """
     document = read(Path(path))
-    return [run for part, known in _parts(document) for run in _runs(part, known)]
+    return list(_repeated(run for part, known in _parts(document) for run in _runs(part, known)))
+
+
+def _repeated(runs: Iterable[ServingRun]) -> Iterator[ServingRun]:
+    """The runs; one whose measured numbers are all those of a run before it is said to be that one again."""
+    seen: dict[tuple[Totals, tuple[Metric, ...]], str] = {}
+    for run in runs:
+        first = seen.setdefault((run.totals, run.metrics), run.id)
+        if first != run.id:
+            message = f"{run.id}: every number is that of {first}: the same run again"
+            finding = Finding(rule="repeated", severity="suspect", message=message)
+            run = run.model_copy(update={"findings": (*run.findings, finding)})
+        yield run
 
 
 def _parts(document: Document) -> list[tuple[Document, ModuleType]]:

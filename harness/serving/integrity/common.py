@@ -92,14 +92,15 @@ def output_length(run: ServingRun) -> float | None:
 
 def equal_lengths(run: ServingRun) -> bool:
     """Whether all requests had the same output length: by the list of them, or since their mean is exactly
-    what was asked for, which a mean of different ones would be by chance only."""
+    what was asked for, a whole number, which a mean of different ones would be by chance only."""
     lengths = run.samples.output_lens
     if lengths:
         return min(lengths) == max(lengths)
-    totals = run.totals
+    totals, asked = run.totals, run.workload.output_len or 0
     if not totals.output_tokens or not totals.completed:
         return False
-    return totals.completed == 1 or totals.output_tokens == totals.completed * (run.workload.output_len or 0)
+    whole_number = asked == int(asked)  # trtllm-bench tells the mean of its data set
+    return totals.completed == 1 or (whole_number and totals.output_tokens == totals.completed * asked)
 
 
 def stated(run: ServingRun, name: str, statistic: str) -> float | None:

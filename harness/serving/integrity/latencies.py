@@ -28,6 +28,7 @@ TAIL = (
 ASKED = (1 / 20, 1.5)  # E2E over what follows from a length that was asked for: most stop early, none late
 CORE = ("mean", "median", "std", "p99")
 PER_REQUEST = ("ttft", "tpot", "e2e")
+ONE_A_REQUEST = (*PER_REQUEST, "normalized_time_per_output_token", "input_len", "output_len")
 UNIT = 100  # a factor that no distribution of latencies has between its mean and its median
 TAILS = 4  # times p99: the longest hundredth of requests
 BUNDLED = 1.5  # ITL / TPOT from which on chunks hold several tokens
@@ -138,6 +139,39 @@ def moments(run: ServingRun) -> Iterator[Finding]:
             )  # fmt: skip
 
 
+def extremes(run: ServingRun) -> Iterator[Finding]:
+    """Of values that are at least 0: the largest is no more than all together, and no farther from the mean
+    than their deviation lets it (Samuelson's inequality); the deviation is no more than both ends let it
+    (Bhatia and Davis)."""
+    count = run.totals.completed
+    for name, known in distributions(run).items():
+        mean, std, least, most = (known.get(key) for key in ("mean", "std", "min", "max"))
+        slack = rounding(*known.values()) * 2
+        if mean and std and most and std > most + slack:
+            yield _not_with(name, "std", std, f"a max of {most:g}", mean)
+        if not mean or name.split()[-1] not in ONE_A_REQUEST:
+            continue
+        if count and most and most > count * mean * (1 + MARGIN) + count * slack:
+            yield _not_with(name, "max", most, f"a mean of {mean:g} over {count}", mean)
+        elif count and most and std is not None and most - mean > _farthest(std, count) + slack * count:
+            yield _not_with(name, "max", most, f"mean {mean:g} and std {std:g} of {count}", mean)
+        if std and least is not None and most is not None and least <= mean <= most:
+            ends = math.sqrt((most - mean) * (mean - least) * (1 + 1 / max((count or 2) - 1, 1)))
+            if std > ends * (1 + MARGIN) + slack * 2:
+                yield _not_with(name, "std", std, f"mean {mean:g} between {least:g} and {most:g}", mean)
+
+
+def _farthest(std: float, count: int) -> float:
+    return std * math.sqrt(count) * (1 + MARGIN)
+
+
+def _not_with(name: str, statistic: str, value: float, beside: str, mean: float) -> Finding:
+    message = f"{name}: {statistic} {value:g} is impossible with {beside}"
+    return Finding(
+        rule="moments", severity="wrong", message=message, numbers={statistic: value, "mean": mean}
+    )
+
+
 def _widest(mean: float, p99: float) -> float:
     """The largest deviation of times from 0 to p99 with that mean (Bhatia and Davis), one in a hundred of
     which are up to TAILS times as long."""
@@ -186,9 +220,16 @@ def identity(run: ServingRun) -> Iterator[Finding]:
 
 
 def _deviation_of_length(run: ServingRun, mean: float) -> float:
-    lengths = run.samples.output_lens
+    lengths, load = run.samples.output_lens, run.workload
     if lengths:
         return math.sqrt(sum((n - mean) ** 2 for n in lengths) / len(lengths))
+    if stated_std := run.value("output_len", "std"):
+        return stated_std
+    if load.range_ratio is not None and load.range_ratio <= 1 and load.output_len:
+        # Where all came as drawn; those that stop early are of any length.
+        shortest = 2 * load.output_len * load.range_ratio / (1 + load.range_ratio)
+        if mean > load.output_len * (1 - MARGIN):
+            return load.output_len - shortest
     return mean  # of an exponential distribution
 
 
@@ -226,6 +267,14 @@ def parts_of_e2e(run: ServingRun) -> Iterator[Finding]:
                 message=f"{what} is longer than e2e {statistic} {ends:g} ms",
                 numbers={name: value, "e2e": ends},
             )
+    itl, longest = known.get("itl", {}).get("max"), e2e.get("max")
+    if itl and longest and itl > longest * (1 + EXACT) + rounding(itl, longest):
+        yield Finding(
+            rule="parts_of_e2e",
+            severity="wrong",
+            message=f"itl max {itl:g} ms is longer than e2e max {longest:g} ms",
+            numbers={"itl": itl, "e2e": longest},
+        )
     duration = run.totals.duration_s
     for name in ("ttft", "e2e", "itl", "tpot"):
         for statistic, value in known.get(name, {}).items():
@@ -274,4 +323,4 @@ def ragged(run: ServingRun) -> Iterator[Finding]:
             )
 
 
-RULES = (order, moments, identity, parts_of_e2e, itl_beside_tpot, ragged)
+RULES = (order, moments, extremes, identity, parts_of_e2e, itl_beside_tpot, ragged)

@@ -20,6 +20,7 @@ from harness.serving.schema import Finding, ServingRun
 LOOSE = 0.25  # of what follows from means of unequal lengths
 A_TOKEN = 1.2  # mean ITL over mean TPOT, at most, where a piece of a stream is a token
 AT_ONCE = 0.9  # requests in flight, at least, where all are sent at once
+FILLED = 0.5  # of the limit, at least, where nothing tells how long the end of the run is
 
 
 def request_rate(run: ServingRun) -> float | None:
@@ -90,13 +91,37 @@ def littles_law(run: ServingRun) -> Iterator[Finding]:
                 numbers,
                 "suspect",
             )
+        if at_once and limit and not run.totals.failed:
+            yield from _filled(run, limit, follows, equation)
     yield from _peaks(run, rate, time)
-    if value is not None and limit and value > limit * (1 + MARGIN):
+    most = run.value("concurrency", "max")
+    for what, number in (("", value), ("at most ", most if value is not None else None)):
+        if number is not None and limit and number > limit * (1 + MARGIN):
+            yield broken(
+                run,
+                "concurrency_limit",
+                f"concurrency is {what}{number:g}, above the client's limit of {limit:g}",
+                {"concurrency": number, "limit": limit},
+            )
+            return
+
+
+def _filled(run: ServingRun, limit: float, follows: float, equation: str) -> Iterator[Finding]:
+    """A client that always has one more to send keeps as many in flight as it may, but for the end of the
+    run, which is no longer than the longest request (Graham's bound)."""
+    duration, sent = run.totals.duration_s, run.workload.num_prompts or run.totals.completed
+    longest = run.value("e2e", "max") or run.value("e2e", "p99")
+    if duration and not longest:
+        return
+    share = AT_ONCE * (1 - longest / 1e3 / duration) if duration and longest else FILLED
+    most = min(limit, sent or limit)
+    if follows < most * share:
         yield broken(
             run,
-            "concurrency_limit",
-            f"concurrency is {value:g}, above the client's limit of {limit:g}",
-            {"concurrency": value, "limit": limit},
+            "concurrency_not_reached",
+            f"{equation}, though all were sent at once and the client allows {limit:g}",
+            {"follows": follows, "limit": limit},
+            "suspect",
         )
 
 

@@ -49,6 +49,38 @@ def rates(run: ServingRun) -> Iterator[Finding]:
             )
 
 
+def layout(run: ServingRun) -> Iterator[Finding]:
+    """Parallelism that cannot be, and a range of lengths whose shortest is its longest's multiple."""
+    degrees = run.parallelism.model_dump(include={"tp", "pp", "dp", "ep"}, exclude_none=True)
+    for name, degree in degrees.items():
+        if degree < 1 or (run.gpus and degree > run.gpus):
+            yield _impossible(name, degree, f"over {run.gpus} GPUs" if degree else "of anything")
+    if (run.workload.range_ratio or 0) > 1:
+        ratio = run.workload.range_ratio or 0.0
+        yield _impossible("range_ratio", ratio, "as the shortest length over the longest")
+
+
+def accepted(run: ServingRun) -> Iterator[Finding]:
+    """Tokens a step: one at least, and one without speculation."""
+    length, flags = run.value("accept_length", "mean"), " ".join(run.flags)
+    if length is None:
+        return
+    if length < 1:
+        yield _impossible("accept_length", length, "tokens a step")
+    elif length > 1 and flags and "speculative" not in flags:
+        yield Finding(
+            rule="accept_length",
+            severity="suspect",
+            message=f"accept_length is {length:g}, though the server's flags name no speculation",
+            numbers={"accept_length": length},
+        )
+
+
+def _impossible(name: str, value: float, what: str) -> Finding:
+    message = f"{name} is {value:g}, which cannot be {what}"
+    return Finding(rule="plausible", severity="wrong", message=message, numbers={name: value})
+
+
 def unsaid(run: ServingRun) -> Iterator[Finding]:
     """What the tests above needed and the file does not say."""
     totals = run.totals
@@ -62,4 +94,4 @@ def unsaid(run: ServingRun) -> Iterator[Finding]:
         )
 
 
-RULES = (latencies, rates, unsaid)
+RULES = (latencies, rates, layout, accepted, unsaid)

@@ -6,14 +6,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from harness.serving.integrity.common import MARGIN, apart, broken, stated
+from harness.serving.integrity.common import MARGIN, apart, broken, output_length, stated
 from harness.serving.integrity.latencies import quantile
 from harness.serving.schema import Finding, ServingRun
 
 TAIL, TAIL_MS = 0.05, 20.0
 """After the last token: a share of the request, and ms."""
 
-STATISTICS = ("mean", "median", "p90", "p95", "p99")
+SAME_MS = 2.0  # between two sums of one request's times
+MOST = 0.9  # of the requests
+STATISTICS = ("mean", "median", "std", "min", "max", "p90", "p95", "p99")
 
 
 def lists(run: ServingRun) -> Iterator[Finding]:
@@ -72,10 +74,13 @@ def means(run: ServingRun) -> Iterator[Finding]:
         "ttft": np.array(samples.ttfts_ms),
         "e2e": np.array(samples.e2es_ms),
         "batch_latency": np.array(samples.e2es_ms),
+        "tpot": _tpots(run),
         "itl": np.concatenate(
             [np.array(values_, dtype=float) for values_ in samples.itls_ms] or [np.array([])]
         ),
     }
+    if samples.itls_ms and not named["itl"].size and (itl := stated(run, "itl", "mean")):
+        yield broken(run, "samples", f"itl mean is {itl:g} ms, but the lists of itls are empty", {"itl": itl})
     for name, values in named.items():
         for statistic in STATISTICS if values.size else ():
             value = stated(run, name, statistic)
@@ -89,6 +94,26 @@ def means(run: ServingRun) -> Iterator[Finding]:
                     f"{name} {statistic} is {value:g} ms, but that of the {values.size} {name}s is {exact:g}",
                     {statistic: value, "of_samples": exact},
                 )
+
+
+def users(run: ServingRun) -> Iterator[Finding]:
+    """What a user sees is tokens of a request over its time."""
+    value, samples = run.value("throughput_per_user", "mean"), run.samples
+    e2e, length = stated(run, "e2e", "mean"), output_length(run)
+    if not value:
+        return
+    expected, allowed = (length / e2e * 1e3 if e2e and length else 0.0), 2.0
+    if len(samples.output_lens) == len(samples.e2es_ms) > 0 and min(samples.e2es_ms) > 0:
+        expected = float(np.mean(np.array(samples.output_lens) / np.array(samples.e2es_ms))) * 1e3
+        allowed = 1 + MARGIN
+    if expected and not 1 / allowed < value / expected < allowed:
+        yield broken(
+            run,
+            "throughput_per_user",
+            f"throughput_per_user is {value:g} tok/s, but tokens of a request over its time {expected:.5g}",
+            {"value": value, "expected": expected},
+            "suspect",
+        )
 
 
 def parts(run: ServingRun) -> Iterator[Finding]:
@@ -111,12 +136,50 @@ def parts(run: ServingRun) -> Iterator[Finding]:
         )
 
 
+def same_order(run: ServingRun) -> Iterator[Finding]:
+    """The lists are of the same requests in the same order: what adds up over all does so in each."""
+    samples = run.samples
+    columns = (samples.ttfts_ms, samples.itls_ms)
+    if not columns[0] or len(columns[0]) != len(columns[1]):
+        return
+    gaps = np.array([len(values) + 1 for values in samples.itls_ms])
+    lens, ends = np.array(samples.output_lens), np.array(samples.e2es_ms)
+    if len(lens) == len(gaps):
+        apart_ = lens != gaps
+        if apart_.any() and (lens.sum() == gaps.sum() or apart_.mean() < 1 - MOST):
+            yield _mixed(run, int(np.argmax(apart_)), "output_lens", lens, "itls and the first token", gaps)
+    follows = np.array(samples.ttfts_ms) + np.array([sum(values) for values in samples.itls_ms])
+    if len(ends) == len(follows):
+        apart_ = np.abs(ends - follows) > SAME_MS
+        if apart_.any() and abs(ends.sum() - follows.sum()) < SAME_MS:
+            yield _mixed(run, int(np.argmax(apart_)), "e2es", ends, "ttfts and itls", follows)
+
+
+def _mixed(run: ServingRun, at: int, a: str, of_a: np.ndarray, b: str, of_b: np.ndarray) -> Finding:
+    message = (
+        f"{a} and {b} do not belong together: they are {of_a[at]:g} and {of_b[at]:g} of request {at}, though "
+        "they agree over all or in most; is a list in another order, or cut?"
+    )
+    return broken(run, "samples", message, {"a": float(of_a[at]), "b": float(of_b[at])}, "suspect")
+
+
+def _tpots(run: ServingRun) -> np.ndarray:
+    """Of each request with a second token: the time after its first, over the tokens after it. None of
+    guidellm and SGLang, whose requests end after their last token; they do not list all of this."""
+    samples = run.samples
+    ends, firsts, lens = samples.e2es_ms, samples.ttfts_ms, samples.output_lens
+    if not samples.itls_ms or not len(ends) == len(firsts) == len(lens):
+        return np.array([])
+    times = zip(ends, firsts, lens, strict=True)
+    return np.array([(end - first) / (count - 1) for end, first, count in times if count > 1])
+
+
 def _of_samples(values: np.ndarray, statistic: str) -> tuple[float, float, float]:
     """The statistic, between the least and largest that a definition of it gives: there are several of a
     quantile, which differ by which of two neighbours they take."""
     at = quantile(statistic)
     if at is None:
-        return (float(values.mean()),) * 3
+        return (float(values.std() if statistic == "std" else values.mean()),) * 3
     low, exact, high = (float(np.quantile(values, at, method=how)) for how in ("lower", "linear", "higher"))
     return low, exact, high
 
@@ -132,4 +195,4 @@ def _of_completed(run: ServingRun) -> bool:
     return counts == {run.totals.completed} and not (lengths and min(lengths) <= 0)
 
 
-RULES = (lists, sums, means, parts)
+RULES = (lists, sums, means, users, parts, same_order)

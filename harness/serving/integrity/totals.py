@@ -174,8 +174,22 @@ def completion(run: ServingRun) -> Iterator[Finding]:
 
 
 def sent(run: ServingRun) -> Iterator[Finding]:
-    """A client that says at which rate it sent kept to the one it was asked for."""
+    """A client kept to the rate that it was asked for; where it does not say at which it sent, no more came
+    back than that."""
     asked, rate, count = run.workload.request_rate, run.value("sent_rate"), run.workload.num_prompts
+    totals = run.totals
+    if asked and totals.completed and totals.duration_s and not run.workload.ramp_up:
+        back = totals.completed / totals.duration_s
+        gaps = totals.completed * min(run.workload.burstiness or 1.0, 1.0)
+        if back > asked * (1 + MARGIN + 3 / gaps**0.5):
+            yield broken(
+                run,
+                "rate_not_sent",
+                f"{back:.6g} requests a second came back ({totals.completed} in a duration of "
+                f"{totals.duration_s:g} s), though a rate of {asked:g} was asked for",
+                {"came_back": back, "asked": asked},
+                "suspect",
+            )
     if not asked or rate is None or not count:
         return
     if rate < asked * min(SENT, 1 - 3 / count**0.5):

@@ -12,6 +12,7 @@ It drives the engine without a server: `offline`. What the words mean there:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 
@@ -19,7 +20,7 @@ from harness.serving.clients.common import of_object, single
 from harness.serving.clients.console.text import plain, unprefixed
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, objects
-from harness.serving.schema import Metric, OfferedLoad, Parallelism, ServingRun, Totals
+from harness.serving.schema import Finding, Metric, OfferedLoad, Parallelism, ServingRun, Totals
 
 NAME = "trtllm-bench"
 STATISTICS = {
@@ -60,6 +61,7 @@ PRINTED = {
 MARK = "Total Output Throughput (tokens/sec)"
 HEADER = re.compile(r"^= (PYTORCH BACKEND|ENGINE DETAILS)\b")
 STATISTIC_LINE = re.compile(r"\[(TPOT|TTFT|GTPS|Latency)\] (\w+)\s*:\s*(\S.*)$")
+SAME = 1e-3  # between a mean and the same mean elsewhere
 WHOLE = 1e-3  # how far total / per GPU may be from a whole number, printed with four decimals
 
 
@@ -188,7 +190,11 @@ def _latency(means: Fields, mean: str, parent: Fields, kind: str, name: str) -> 
     """The distribution, or where there is none the mean alone, which stands apart."""
     alone = means.number(mean)
     metrics = of_object(parent.inside(DISTRIBUTIONS[kind]), STATISTICS, name)
-    if alone is not None and all(metric.statistic != "mean" for metric in metrics):
+    known = next((metric.value for metric in metrics if metric.statistic == "mean"), None)
+    if alone is not None and known is not None and not math.isclose(alone, known, rel_tol=SAME):
+        message = f"{means.where}: {mean!r} is {alone:g}, but the average of its distribution {known:g}"
+        means.findings.append(Finding(rule="mean", severity="wrong", message=message))
+    if alone is not None and known is None:
         metrics.append(Metric(name=name, value=alone, unit="ms", scope="request", statistic="mean"))
     return metrics
 
@@ -218,5 +224,8 @@ def _gpus(world: Fields, metrics: list[Metric], printed: bool) -> tuple[int | No
     )
     ratio = whole / per_gpu if per_gpu else 0
     if round(ratio) < 1 or abs(ratio - round(ratio)) > WHOLE:
+        if ratio:
+            message = f"{world.where}: {whole:g} tok/s in all and {per_gpu:g} of a GPU make {ratio:.4g} GPUs"
+            world.findings.append(Finding(rule="denominator", severity="suspect", message=message))
         return None, ""
     return round(ratio), f"GPUs: Total Output Throughput / Per GPU Output Throughput = {ratio:.4f}"

@@ -33,6 +33,8 @@ def _run(row: Fields) -> ServingRun:
     if isinstance(percentiles, Mapping):
         inner = Fields(f"{row.where}: percentiles", percentiles, findings=row.findings)
         seconds |= {f"p{key}": inner.number(key, scale=1e3) for key in percentiles}
+    elif percentiles is not None:
+        row.leave_out("percentiles", "is not an object")
     if passes:
         seconds |= {"min": min(passes), "max": max(passes)}
     run = ServingRun(

@@ -92,3 +92,66 @@ def test_a_table_of_a_spreadsheet(tmp_path, delimiter):
         csv.writer(file, delimiter=delimiter).writerows(lines)
     plain = [run.metrics for run in load(DATA / "dstack_online.csv")]
     assert [run.metrics for run in load(path)] == plain != []
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "factor", "says"),
+    [
+        ("trtllm_bench.json", ("streaming_metrics", "avg_ttft_ms"), 1.3, "the average of its distribution"),
+        ("inferencex_agg.json", ("osl",), 0.5, "osl is 512, but 1 + (E2E - TTFT) / TPOT are 922.1 tokens"),
+        ("inferencex_agg.json", ("osl",), 8, "osl is 8192"),
+        ("inferencex_agg.json", ("conc",), 4, "the client allows 256"),
+        ("inferencex_agg.json", ("median_intvty",), 2.0, "median_intvty is 60.241, but 1 / median_tpot"),
+        ("aiperf_0.13.0.json", ("output_sequence_length", "avg"), 1.1, "their mean is said to be 122.1"),
+        (
+            "guidellm_0.7.3.json",
+            ("benchmarks", 0, "metrics", "time_to_first_token_ms", "successful", "total_sum"),
+            2.0,
+            "which total_sum is",
+        ),
+    ],
+)
+def test_numbers_of_one_client(tmp_path, name, place, factor, says):
+    content = json.loads((DATA / name).read_text())
+    (tmp_path / name).write_text(json.dumps(content))
+    assert not any(says in one.message for one in load(tmp_path / name)[0].findings)
+    inside = content
+    for key in place[:-1]:
+        inside = inside[key]
+    inside[place[-1]] *= factor
+    (tmp_path / name).write_text(json.dumps(content))
+    found = [one for one in load(tmp_path / name)[0].findings if one.severity != "note"]
+    assert any(says in one.message for one in found), found
+
+
+def test_the_mean_of_a_data_set_is_no_single_length(tmp_path):
+    """Its requests are of many lengths, so the fastest token is of no longest request."""
+    content = json.loads((DATA / "trtllm_bench.json").read_text())
+    lengths = {"minimum": 64.0, "maximum": 192.0, "average": 128.13}
+    content["dataset"]["osl_stats"] |= lengths
+    content["request_info"]["avg_output_length"] = 128.13
+    content["performance"]["system_output_throughput_tok_s"] *= 128.13 / 128
+    content["streaming_metrics"]["tpot_percentiles"]["minimum"] *= 1.3
+    assert not any("longer than e2e" in text for text in messages(loaded(tmp_path, content), "wrong"))
+
+
+def test_gpus_that_a_printed_report_does_not_make_whole(tmp_path):
+    text = (DATA / "trtllm_bench_overview.txt").read_text().replace("5393.2755", "5000.0000")
+    (tmp_path / "log.txt").write_text(text)
+    (run,) = load(tmp_path / "log.txt")
+    assert any("make 8.629 GPUs" in one for one in messages(run, "suspect"))
+
+
+def test_the_same_run_again(tmp_path):
+    path = tmp_path / "results.jsonl"
+    other = VLLM_ROW | {"mean_tpot_ms": 12.5}
+    path.write_text("\n".join(json.dumps(row) for row in (VLLM_ROW, other, VLLM_ROW)))
+    found = [[one.message for one in run.findings if one.rule == "repeated"] for run in load(path)]
+    assert found[:2] == [[], []]
+    assert found[2] == [f"{path}:3: every number is that of {path}:1: the same run again"]
+
+
+def test_percentiles_of_vllms_latencies_that_are_no_object(tmp_path):
+    row = json.loads((DATA / "vllm_latency_0.32.json").read_text())
+    found = loaded(tmp_path, row | {"percentiles": list(row["percentiles"].values())})
+    assert any("'percentiles' is not an object" in text for text in messages(found, "wrong"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from harness.serving.integrity import examined
-from harness.serving.schema import Metric, OfferedLoad, RequestSamples, ServingRun, Totals
+from harness.serving.schema import Metric, OfferedLoad, Parallelism, RequestSamples, ServingRun, Totals
 
 REQUESTS, DURATION_S, OUTPUT = 100, 50.0, 32
 
@@ -237,6 +237,99 @@ def test_what_a_files_own_numbers_reveal(changed, rule, severity, says):
     assert not [one for one in examined(sound).findings if one.severity != "note"]
 
 
+def asked(**changes: float):
+    return lambda run: run.model_copy(update={"workload": run.workload.model_copy(update=changes)})
+
+
+def listed(**changes: object):
+    return lambda run: run.model_copy(update={"samples": run.samples.model_copy(update=changes)})
+
+
+def also(name: str, value: float, unit: str, statistic: str, scope: str = "request"):
+    metric = _metric(name, value, unit, scope, statistic)
+    return lambda run: run.model_copy(update={"metrics": (*run.metrics, metric)})
+
+
+GOOD = good_run()
+
+
+@pytest.mark.parametrize(
+    ("changed", "rule", "severity", "says"),
+    [
+        (asked(concurrency=32), "concurrency_not_reached", "suspect", "the client allows 32"),
+        (asked(request_rate=0.5), "rate_not_sent", "suspect", "though a rate of 0.5 was asked for"),
+        (asked(range_ratio=8.0), "plausible", "wrong", "range_ratio is 8"),
+        (also("ttft", 5e3, "ms", "max"), "moments", "wrong", "max 5000 is impossible with mean"),
+        (also("accept_length", 0.5, "1", "mean", "instance"), "plausible", "wrong", "accept_length is 0.5"),
+        (
+            lambda run: also("accept_length", 2.5, "1", "mean", "instance")(
+                run.model_copy(update={"flags": ("--dtype=auto",)})
+            ),
+            "accept_length",
+            "suspect",
+            "name no speculation",
+        ),
+        (
+            lambda run: run.model_copy(update={"parallelism": Parallelism(tp=8, ep=64)}),
+            "plausible",
+            "wrong",
+            "ep is 64, which cannot be over 8 GPUs",
+        ),
+        (lambda run: with_metric(run, "ttft", "std", 1.1), "samples", "wrong", "ttft std"),
+        (lambda run: with_metric(run, "tpot", "median", 1.05), "samples", "wrong", "tpot median"),
+        (listed(itls_ms=((),) * REQUESTS), "samples", "wrong", "the lists of itls are empty"),
+        (
+            listed(ttfts_ms=GOOD.samples.ttfts_ms[::-1]),
+            "samples",
+            "suspect",
+            "e2es and ttfts and itls do not belong together",
+        ),
+        (
+            listed(itls_ms=(GOOD.samples.itls_ms[0][:9], *GOOD.samples.itls_ms[1:])),
+            "samples",
+            "suspect",
+            "they are 32 and 10 of request 0",
+        ),
+        (also("throughput_per_user", 20.0, "tok/s", "mean"), "throughput_per_user", "suspect", "is 20 tok/s"),
+    ],
+)
+def test_what_follows_from_other_numbers(changed, rule, severity, says):
+    assert [one for one in examined(GOOD).findings if one.severity != "note"] == []
+    found = [one for one in examined(changed(GOOD)).findings if one.severity != "note"]
+    of_rule = [one for one in found if one.rule == rule]
+    assert any(says in one.message and one.severity == severity for one in of_rule), found
+
+
+def test_a_client_at_its_end_or_with_failures_has_fewer_in_flight():
+    """Eight requests of which one takes ten times as long: that one is alone most of the time."""
+    metrics = (_metric("e2e", 2125.0, "ms", "request", "mean"), _metric("e2e", 1e4, "ms", "request", "max"))
+    load = OfferedLoad(concurrency=8, request_rate=0.0, num_prompts=8)
+    run = ServingRun(id="x", client="c", source="x", workload=load, metrics=metrics,
+                     totals=Totals(duration_s=10.0, completed=8))  # fmt: skip
+    assert "concurrency_not_reached" not in rules(run)
+    wide = run.model_copy(update={"totals": Totals(duration_s=1e3, completed=8)})
+    assert rules(wide)["concurrency_not_reached"] == "suspect"
+    failed = wide.model_copy(update={"totals": Totals(duration_s=1e3, completed=8, failed=400)})
+    assert "concurrency_not_reached" not in rules(failed)
+
+
+def test_a_deviation_wider_than_both_ends():
+    metrics = [_metric("e2e", v, "ms", "request", s) for s, v in
+               (("mean", 1000.0), ("min", 900.0), ("max", 1100.0), ("std", 150.0))]  # fmt: skip
+    run = ServingRun(id="x", client="c", source="x", metrics=tuple(metrics), totals=Totals(completed=100))
+    assert rules(run)["moments"] == "wrong"
+    narrow = run.model_copy(update={"metrics": (*metrics[:3], _metric("e2e", 99.0, "ms", "request", "std"))})
+    assert "moments" not in rules(narrow)
+
+
+def test_lengths_of_a_known_range_are_held_more_tightly():
+    lengths = np.random.default_rng(1).integers(24, 32, REQUESTS, endpoint=True)
+    run = with_metric(without_samples(good_run(lengths)), "tpot", "mean", 1.1)
+    run = asked(output_len=28.0)(run)
+    assert "e2e_identity" not in rules(run)
+    assert rules(asked(output_len=28.0, range_ratio=0.75)(run))["e2e_identity"] == "suspect"
+
+
 def test_a_median_in_the_place_of_the_deviation():
     run = without_samples(good_run())
     known = {s: run.value("tpot", s) for s in ("median", "std")}
@@ -310,7 +403,7 @@ def test_time_after_the_last_token_is_a_note():
     for statistic in ("mean", "median", "p90", "p99"):
         run = with_metric(run, "e2e", statistic, 1.02)
     run = run.model_copy(update={"metrics": tuple(m for m in run.metrics if m.name != "concurrency")})
-    run = run.model_copy(update={"workload": run.workload.model_copy(update={"concurrency": 16})})
+    run = run.model_copy(update={"workload": run.workload.model_copy(update={"concurrency": 9})})
     assert rules(run) == {"e2e_identity": "note"}
 
 

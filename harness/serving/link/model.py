@@ -29,6 +29,7 @@ from shapes.attention import Parallel
 
 SKEWED = "power_law_1.2"
 CALIBRATED = (Parallel(tp=8), "bfloat16")  # what was measured: parallelism, cache
+FAR = 5.0  # a factor between TPOT as measured and by the kernels' times; 4 is the most seen
 CARRIED_OVER = 0.1  # deviation of kappa from one parallelism or cache to another
 
 
@@ -148,6 +149,19 @@ def _memory_gb(hardware: str) -> float | None:
     """Of a GPU, 1e9 bytes; None where there is no data sheet of it."""
     entry = data_sheet(hardware)
     return entry["memory_gib"] * 2**30 / 1e9 if "memory_gib" in entry else None
+
+
+def _require_near(model: Link) -> None:
+    """Raises UsageError for a point that no constant brings near what the kernels' times say."""
+    alone = replace(model, calibration=(), like=None, eager=False)
+    for point in model.calibration:
+        expected = float(alone.serving(point.load, world=alone.world(1))[0].tpot[0])
+        if not 1 / FAR < point.tpot_ms / expected < FAR:
+            raise UsageError(
+                f"a point of {point.load.isl} in, {point.load.osl} out, {point.load.concurrency} in flight "
+                f"has a TPOT of {point.tpot_ms:g} ms, and its kernels' times make it {expected:.3g}: no "
+                "constant brings them together; other units?"
+            )
 
 
 def _of_attention(tables: Tables, measured_times: MeasuredTimes | None) -> list[str]:
@@ -319,7 +333,7 @@ def link(
         for version in filter(None, versions)
         if tables.version not in ("", version)
     ]
-    return Link(
+    model = Link(
         hardware,
         engine,
         built,
@@ -336,3 +350,6 @@ def link(
         tuple(others),
         tuple(dict.fromkeys(notes)),
     )
+    if own:
+        _require_near(model)
+    return model

@@ -207,7 +207,10 @@ def shares(look: Outlook) -> str:
     rest = sum(s.share.value for s in look.shares if abs(s.share.value) < NEGLIGIBLE)
     names = ["kernels", "calls", "decode ms", "stall ms", "share of TPOT (90 %)", "time from"]
     table = _table(rows, names)
-    return f"at concurrency {look.load.concurrency}:\n{table}\nall others: {rest:.1%}"
+    text = f"at concurrency {look.load.concurrency}:\n{table}\nall others: {rest:.1%}"
+    below = [s.name for s in look.shares if s.share.low < 0 and abs(s.share.value) >= NEGLIGIBLE]
+    why = "also has what calibration adds to each step beside kappa; below 0 it takes that off"
+    return "\n".join([text, *(f"{name} {why}" for name in below)])
 
 
 def changes_text(forecasts: Sequence[Forecast], what_if: Sequence[str]) -> str:

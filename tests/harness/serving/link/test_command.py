@@ -41,6 +41,12 @@ def test_it_prints_what_is_expected_and_where_it_comes_from():
     assert "/root" not in done.output
 
 
+def test_a_share_that_may_be_below_none_has_its_reason():
+    done = run("--concurrency", "16")
+    line = "host:gaps and scheduling also has what calibration adds to each step beside kappa"
+    assert done.output.count(line) == 1
+
+
 def test_json_holds_every_number_with_its_interval():
     found = document(
         "--concurrency", "8,64", "--what-if", "fused_moe=1.3x(1.2..1.4)", "--target-tpot", "20ms"

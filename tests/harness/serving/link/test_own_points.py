@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,10 +140,19 @@ def test_a_run_that_does_not_calibrate_is_refused(tmp_path, changes, says):
 
 def test_numbers_that_cannot_hold_are_said(tmp_path):
     path = tmp_path / "run.json"
-    for given, notes in ((12.0, 0), (70_000.0, 1)):
-        path.write_text(json.dumps(VLLM_ROW | {"mean_tpot_ms": given}))
+    for given, notes in ((2456.0, 0), (4000.0, 1)):
+        path.write_text(json.dumps(VLLM_ROW | {"output_throughput": given}))
         said = [note for note in link(own=[str(path)]).notes if "of 1 of these runs wrong" in note]
-        assert len(said) == notes and all("longer than the run of 60 s" in note for note in said)
+        assert len(said) == notes and all("output throughput 4000 tok/s, but" in note for note in said)
+
+
+@pytest.mark.parametrize("tpot", [1e-9, 1e9])
+def test_a_point_far_from_its_kernels_times_is_refused(tmp_path, tpot):
+    """Before a fit, in which such numbers overflow."""
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(SGLANG_ROW | {"mean_tpot_ms": tpot}))
+    with warnings.catch_warnings(action="error"), pytest.raises(UsageError, match="no constant brings them"):
+        link("h200", "sglang", own=[str(path)])
 
 
 def test_the_same_layers_by_another_name(tmp_path):

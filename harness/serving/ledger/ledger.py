@@ -37,6 +37,7 @@ class Setting(StrictRecord):
     plain:     whether there is neither speculative decoding, nor attention over data-parallel ranks, nor
                prefill on other GPUs than decode
     launch:    of decode steps, graph or eager; recv_interval: of them between two looks for requests
+    prefill_tokens: of one step, at most
     """
 
     hardware: str = ""
@@ -49,6 +50,7 @@ class Setting(StrictRecord):
     plain: bool | None = None
     launch: str = ""
     recv_interval: int | None = None
+    prefill_tokens: int | None = None
     parallelism: Parallelism = Parallelism()
     workload: OfferedLoad = OfferedLoad()
     client: str = ""

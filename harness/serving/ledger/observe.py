@@ -12,9 +12,9 @@ from harness.serving.clients.load import load
 from harness.serving.compare.alike import compare
 from harness.serving.compare.normalise import of_instance
 from harness.serving.compare.quantity import quantity_of_run
-from harness.serving.ledger.identity import assumptions, require_alike
+from harness.serving.ledger.identity import assumptions, require_alike, require_one_release
 from harness.serving.ledger.ledger import ExplanationEntry, Observation, ObservationEntry, append, read, rows
-from harness.serving.schema import ServingRun, contradictions
+from harness.serving.schema import Metric, ServingRun, Totals, contradictions
 from harness.statistics.intervals import mean_half_width
 
 CONFIDENCE = 0.9
@@ -49,8 +49,11 @@ def observe(
     runs_before, runs_after = _runs(before), _runs(after)
     if len(runs_before) != len(runs_after):
         raise UsageError(f"{len(runs_before)} runs before and {len(runs_after)} after: pairs are wanted")
+    _require_once(runs_before)
+    _require_once(runs_after)
     setting = known[row_id].setting
     require_alike(setting, [*runs_before, *runs_after], assumed)
+    require_one_release([*runs_before, *runs_after])
     taken = assumptions(setting, [*runs_before, *runs_after], assumed)
     pairs = list(zip(runs_before, runs_after, strict=True))
     quantities = dict.fromkeys(entry.prediction.quantity for entry in known[row_id].predictions)
@@ -66,6 +69,15 @@ def observe(
 
 def _runs(files: Sequence[str]) -> list[ServingRun]:
     return [run for name in files for run in load(name)]
+
+
+def _require_once(runs: Sequence[ServingRun]) -> None:
+    """Raises UsageError where a run is there twice, whose pairs would agree better than any two runs."""
+    seen: dict[tuple[Totals, tuple[Metric, ...]], str] = {}
+    for run in runs:
+        if first := seen.get((run.totals, run.metrics)):
+            raise UsageError(f"{run.id} is {first} again, by every number: a run counts once")
+        seen[run.totals, run.metrics] = run.id
 
 
 def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -> Observation | None:

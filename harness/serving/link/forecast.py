@@ -58,13 +58,15 @@ def record(
             plain=True,
             launch="eager" if link.eager else "graph",
             recv_interval=load.recv_interval,
-            parallelism=Parallelism(tp=parallel.tp, ep=parallel.ep, dp=parallel.dp),
+            prefill_tokens=load.prefill_tokens,
+            parallelism=Parallelism(tp=parallel.tp, pp=1, ep=parallel.ep, dp=parallel.dp),
             workload=OfferedLoad(
                 input_len=load.mean_isl,
                 output_len=load.mean_osl,
                 range_ratio=load.range_ratio,
                 concurrency=load.concurrency,
                 request_rate=0.0,
+                num_prompts=load.concurrency * load.waves,
             ),
             note=parallel.text,
         )

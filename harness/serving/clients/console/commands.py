@@ -63,6 +63,8 @@ class Command:
             range_ratio=self._range(ratio),
             concurrency=row.number("max_concurrency"),
             request_rate=row.number("request_rate", infinite=0.0),
+            burstiness=row.number("burstiness"),
+            ramp_up=common.ramp_up(row),
             num_prompts=row.count("num_prompts") or row.count("num_prompt"),
             warmup_s=row.number("warmup_time"),
             cooldown_s=row.number("cooldown_time"),

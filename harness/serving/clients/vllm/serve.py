@@ -47,7 +47,7 @@ KEYS = {
     "request_goodput",
     "request_goodput:",
 }
-OTHERS = {"total_output_tokens_retokenized", "random_range_ratio"}
+OTHERS = {"total_output_tokens_retokenized"}
 LATENCIES = {
     "e2el": "e2e",
     "ttft": "ttft",

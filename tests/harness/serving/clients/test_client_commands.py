@@ -65,6 +65,15 @@ def test_a_command_that_contradicts_its_block(tmp_path, change, said):
     assert said in run.findings[0].message
 
 
+def test_bursts_and_a_ramp_are_of_the_load(tmp_path):
+    more = " --burstiness 0.5 --ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 9"
+    (run,) = written(
+        tmp_path, COMMAND.replace(" --max-concurrency 16", more + " --max-concurrency 16") + BLOCK
+    )
+    assert run.workload.burstiness == 0.5
+    assert run.workload.ramp_up == "linear from 1 to 9 requests a second"
+
+
 def test_shell_variables_say_nothing(tmp_path):
     (run,) = written(
         tmp_path,

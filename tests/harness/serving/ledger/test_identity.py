@@ -32,7 +32,8 @@ SETTING = Setting(
     plain=True,
     launch="graph",
     recv_interval=1,
-    parallelism=Parallelism(tp=8, ep=1, dp=1),
+    prefill_tokens=8192,
+    parallelism=Parallelism(tp=8, pp=1, ep=1, dp=1),
     workload=LOAD,
 )
 RUN = ServingRun(
@@ -44,8 +45,8 @@ RUN = ServingRun(
     engine="SGLang",
     version="v0.5.9",
     model="/models/DeepSeek-R1-0528",
-    flags=("--kv-cache-dtype auto",),
-    parallelism=Parallelism(tp=8, ep=1, dp=1),
+    flags=("--kv-cache-dtype auto", "--chunked-prefill-size 8192"),
+    parallelism=Parallelism(tp=8, pp=1, ep=1, dp=1),
     mode="online",
     workload=LOAD,
     totals=Totals(duration_s=60, completed=160, failed=0, input_tokens=147_600, output_tokens=147_500),
@@ -110,13 +111,29 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("input length", {"totals": Totals()} | offered(input_len=None, longest_input_len=8192)),
     ("output length", {"totals": Totals()} | offered(output_len=None, longest_output_len=512)),
     ("range of lengths", offered(range_ratio=1.0)),
-    ("concurrency", offered(concurrency=32)),
+    ("concurrency", offered(concurrency=15)),
     ("concurrency", offered(concurrency=4)),
     ("request rate", offered(request_rate=4.0)),
     ("ramp-up", offered(ramp_up="linear from 1 to 9 requests a second")),
     ("failed requests", counted(failed=3, completed=157)),
     ("failed requests", counted(failed=None, completed=150, input_tokens=138_375, output_tokens=138_375)),
     ("accounting window", offered(warmup_s=30.0)),
+    ("pipeline parallelism", over(pp=2)),
+    ("context parallelism", {"extra": {"dcp_size": 2}}),
+    ("tokens of a prefill step", {"flags": ("--chunked-prefill-size=2048",)}),
+    ("mode", {"mode": "offline"}),
+    ("range of lengths", offered(range_ratio=None, dataset="sharegpt")),
+    (
+        "prompts for each place",
+        offered(num_prompts=32) | counted(completed=32, input_tokens=29_520, output_tokens=29_500),
+    ),
+    ("version", {"version": "", "image": "lmsysorg/sglang:v0.4.3-cu124"}),
+    # As vLLM's --metadata has a client write it down
+    ("hardware", {"hardware": "", "extra": {"gpu": "MI300X"}}),
+    ("KV cache", {"flags": (), "extra": {"kv_cache_dtype": "fp8"}}),
+    ("launch of decode steps", {"flags": (), "extra": {"enforce_eager": "True"}}),
+    ("speculative decoding", {"flags": (), "extra": {"speculative_config": '{"method": "mtp"}'}}),
+    ("expert parallelism", over(ep=None) | {"extra": {"enable_expert_parallel": "True"}}),
 ]
 
 
@@ -138,7 +155,33 @@ UNSAID: list[tuple[str, dict[str, Any]]] = [
     ("range of lengths", offered(range_ratio=None)),
     ("concurrency", offered(concurrency=None)),
     ("request rate", offered(request_rate=None)),
+    ("pipeline parallelism", over(pp=None)),
+    ("failed requests", offered(num_prompts=None) | counted(failed=None)),
+    ("prompts for each place", offered(num_prompts=None) | counted(completed=None)),
+    ("mode", {"mode": "unknown"}),
+    # Without its server's flags
+    ("speculative decoding", {"flags": ()}),
+    ("DP attention", {"flags": ()} | over(dp=None)),
+    ("disaggregation", {"flags": ()}),
+    ("launch of decode steps", {"flags": ()}),
+    ("steps between looks", {"flags": ()}),
+    ("tokens of a prefill step", {"flags": ()}),
 ]
+
+
+def test_what_a_run_says_by_other_means_need_not_be_assumed():
+    """Without flags: InferenceX's keys, one rank of data parallelism, an engine without such a scheduler."""
+    says = {"spec_decoding": "none", "disagg": False, "enforce_eager": "False"}
+    run = RUN.model_copy(update={"flags": (), "extra": says, "engine": "vllm"})
+    unsaid = [each.name for each in differences(SETTING, run) if not each.is_known]
+    assert unsaid == ["precision", "KV cache", "tokens of a prefill step"]
+
+
+def test_many_waves_are_alike():
+    long = offered(num_prompts=1600) | counted(
+        completed=1600, input_tokens=1_476_000, output_tokens=1_475_000
+    )
+    assert differences(SETTING, RUN.model_copy(update=long)) == []
 
 
 @pytest.mark.parametrize(("field", "changes"), UNSAID)
@@ -227,6 +270,33 @@ def test_a_file_of_another_setting_is_refused(tmp_path, ledger, row, changes, fi
         with pytest.raises(UsageError, match=f"is no run of this row: .*{field}"):
             observe(ledger, "moe", *pair, assumed=["all"])
     assert ledger.read_text() == text
+
+
+def test_metadata_that_names_the_range_of_lengths_is_read(tmp_path, ledger):
+    """A user's own words for it: vLLM's ratio is not SGLang's, so what it means is not taken from it."""
+    path = written(tmp_path / "a.json", VLLM_ROW, random_range_ratio="0.8")
+    (run,) = load(path)
+    assert (run.client, run.workload.range_ratio) == ("vllm.serve", None)
+    again = written(tmp_path / "b.json", VLLM_ROW, random_range_ratio="0.8", mean_tpot_ms=9.0)
+    observe(ledger, "moe", [path], [again], assumed=["all"])
+
+
+def test_two_releases_differ_in_more_than_the_change(tmp_path, ledger):
+    def of(name: str, version: str) -> str:
+        info = {"tp_size": 8, "pp_size": 1, "dp_size": 1, "ep_size": 1, "version": version}
+        return written(tmp_path / name, SGLANG_ROW, server_info=info, mean_tpot_ms=10.0 + len(name))
+
+    old, new, built = of("a.json", "0.5.8"), of("ab.json", "0.5.9"), of("abc.json", "0.5.9.post1")
+    with pytest.raises(UsageError, match=r"is of sglang 0.5.8, .* of 0.5.9: between two releases"):
+        observe(ledger, "moe", [old], [new], assumed=["all"])
+    observe(ledger, "moe", [new], [built], assumed=["all"])
+
+
+def test_a_run_counts_once(tmp_path, ledger):
+    a, b = written(tmp_path / "a.json", VLLM_ROW), written(tmp_path / "b.json", VLLM_ROW, mean_tpot_ms=9.0)
+    copy = written(tmp_path / "c.json", VLLM_ROW)
+    with pytest.raises(UsageError, match=r"c.json is .*a.json again, by every number"):
+        observe(ledger, "moe", [a, copy], [b, b], assumed=["all"])
 
 
 def test_a_name_of_no_field_is_refused(tmp_path, ledger):

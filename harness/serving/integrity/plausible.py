@@ -55,6 +55,9 @@ def layout(run: ServingRun) -> Iterator[Finding]:
     for name, degree in degrees.items():
         if degree < 1 or (run.gpus and degree > run.gpus):
             yield _impossible(name, degree, f"over {run.gpus} GPUs" if degree else "of anything")
+    tp = run.parallelism.tp
+    if run.gpus and tp and tp < run.gpus and run.gpus % tp and not run.parallelism.disaggregated:
+        yield _impossible("tp", tp, f"of {run.gpus} GPUs, which are no multiple of it")
     if (run.workload.range_ratio or 0) > 1:
         ratio = run.workload.range_ratio or 0.0
         yield _impossible("range_ratio", ratio, "as the shortest length over the longest")

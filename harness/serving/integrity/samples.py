@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from harness.serving.integrity.common import MARGIN, apart, broken, output_length, stated
-from harness.serving.integrity.latencies import quantile
+from harness.serving.integrity.latencies import quantile, statistics
 from harness.serving.schema import Finding, ServingRun
 
 TAIL, TAIL_MS = 0.05, 20.0
@@ -15,7 +15,6 @@ TAIL, TAIL_MS = 0.05, 20.0
 
 SAME_MS = 2.0  # between two sums of one request's times
 MOST = 0.9  # of the requests
-STATISTICS = ("mean", "median", "std", "min", "max", "p90", "p95", "p99")
 
 
 def lists(run: ServingRun) -> Iterator[Finding]:
@@ -79,12 +78,12 @@ def means(run: ServingRun) -> Iterator[Finding]:
             [np.array(values_, dtype=float) for values_ in samples.itls_ms] or [np.array([])]
         ),
     }
+    known = statistics(run)
     if samples.itls_ms and not named["itl"].size and (itl := stated(run, "itl", "mean")):
         yield broken(run, "samples", f"itl mean is {itl:g} ms, but the lists of itls are empty", {"itl": itl})
     for name, values in named.items():
-        for statistic in STATISTICS if values.size else ():
-            value = stated(run, name, statistic)
-            if value is None:
+        for statistic, value in known.get(name, {}).items() if values.size else ():
+            if statistic not in ("mean", "std") and quantile(statistic) is None:
                 continue
             low, exact, high = _of_samples(values, statistic)
             if apart(value, low) > MARGIN and apart(value, high) > MARGIN and not low <= value <= high:

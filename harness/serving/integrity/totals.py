@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from harness.serving.clients.fields import LARGEST
 from harness.serving.integrity.common import EXACT, MARGIN, apart, broken, hint, rounding, whole
-from harness.serving.schema import Finding, ServingRun
+from harness.serving.schema import Finding, OfferedLoad, ServingRun
 
 RETOKENISED = (0.8, 1.25)  # of the server's count; dstack's 54 rows lie between 0.957 and 1
 CLOCK = 0.02  # AIPerf divides by its whole time, and states the time between its requests
@@ -131,7 +131,7 @@ def lengths(run: ServingRun) -> Iterator[Finding]:
             continue
         each = count / totals.completed
         ratio = each / wanted
-        if 1 / LENGTH <= ratio <= (1 + MARGIN if kind == "output" and load.range_ratio is None else LENGTH):
+        if 1 / LENGTH <= ratio <= (_longest_output(load, totals.completed) if kind == "output" else LENGTH):
             continue
         short = kind == "output" and 0.01 < ratio < 1
         yield broken(
@@ -141,6 +141,30 @@ def lengths(run: ServingRun) -> Iterator[Finding]:
             + ("; they stopped early" if short else ""),
             {"counted": each, "asked": wanted},
             "note" if short else "suspect",
+        )
+
+
+def _longest_output(load: OfferedLoad, count: int) -> float:
+    """Mean length over that asked for, at most: no answer is longer, but of a range chance draws some so."""
+    if load.range_ratio is None or load.range_ratio > 1:
+        return 1 + MARGIN
+    deviation = (1 - load.range_ratio) / (1 + load.range_ratio) / (3 * count) ** 0.5
+    return 1 + MARGIN + 3 * deviation
+
+
+def between_rates(run: ServingRun) -> Iterator[Finding]:
+    """Where no duration is said: tokens a second over requests a second are tokens of a request."""
+    requests, length = run.metric("request_throughput"), run.value("output_len", "mean")
+    if run.totals.duration_s or requests is None or requests.derived or not length or not requests.value:
+        return
+    tokens = run.value("throughput", "total", "output", requests.scope)
+    if tokens and apart(tokens / requests.value, length, tokens, requests.value) > MARGIN:
+        yield broken(
+            run,
+            "throughput",
+            f"output throughput {tokens:g} tok/s and {requests.value:g} requests a second make "
+            f"{tokens / requests.value:.5g} tokens a request, but output_len is {length:g}",
+            {"tokens": tokens, "requests": requests.value, "output_len": length},
         )
 
 
@@ -249,4 +273,4 @@ def _over(value: float, expected: float) -> float:
     return value / expected if expected else 0.0
 
 
-RULES = (rates, sum_of_kinds, lengths, completion, sent, zeros, goodput, retokenised)
+RULES = (rates, sum_of_kinds, between_rates, lengths, completion, sent, zeros, goodput, retokenised)

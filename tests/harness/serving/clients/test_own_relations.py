@@ -102,6 +102,7 @@ def test_a_table_of_a_spreadsheet(tmp_path, delimiter):
         ("inferencex_agg.json", ("osl",), 8, "osl is 8192"),
         ("inferencex_agg.json", ("conc",), 4, "the client allows 256"),
         ("inferencex_agg.json", ("median_intvty",), 2.0, "median_intvty is 60.241, but 1 / median_tpot"),
+        ("genai_perf.json", ("output_token_throughput", "avg"), 1.4, "tokens a request, but output_len is"),
         ("aiperf_0.13.0.json", ("output_sequence_length", "avg"), 1.1, "their mean is said to be 122.1"),
         (
             "guidellm_0.7.3.json",

@@ -276,6 +276,14 @@ GOOD = good_run()
             "ep is 64, which cannot be over 8 GPUs",
         ),
         (lambda run: with_metric(run, "ttft", "std", 1.1), "samples", "wrong", "ttft std"),
+        (also("ttft", 300.0, "ms", "p5"), "samples", "wrong", "ttft p5 is 300 ms"),
+        (
+            lambda run: run.model_copy(update={"parallelism": Parallelism(tp=5)}),
+            "plausible",
+            "wrong",
+            "tp is 5, which cannot be of 8 GPUs, which are no multiple of it",
+        ),
+        (asked(output_len=29.0, range_ratio=0.9), "output_length", "suspect", "32 counted"),
         (lambda run: with_metric(run, "tpot", "median", 1.05), "samples", "wrong", "tpot median"),
         (listed(itls_ms=((),) * REQUESTS), "samples", "wrong", "the lists of itls are empty"),
         (

@@ -68,6 +68,8 @@ def _metric_reasons(a: Metric, b: Metric) -> Iterator[Reason]:
         yield Reason("statistic", a.statistic, b.statistic, "one does not give the other")
     if unit_of(a)[1] != unit_of(b)[1]:
         yield Reason("unit", a.unit, b.unit, "there is no factor between them")
+    if not a.value or not b.value:
+        yield Reason("value", f"{a.value:g}", f"{b.value:g}", "0 is nothing that was measured")
 
 
 CONDITIONS = {

@@ -47,6 +47,12 @@ def test_alike_but_for_the_hardware():
     assert found.confounders == () and found.uncertain == ()
 
 
+@pytest.mark.parametrize(("first", "second"), [(0.0, 800.0), (800.0, 0.0), (0.0, 0.0)])
+def test_a_zero_has_no_ratio(first, second):
+    found = compare(figure(metric=metric(value=first)), figure("b", metric=metric(value=second)))
+    assert (found.verdict, found.ratio, aspects(found)) == ("refused", None, ["value"])
+
+
 def test_a_gpu_that_decodes_is_a_share_of_all():
     """24 of 40 decode: their output over all GPUs is 24/40 of that of each."""
     split = {"gpus": 40, "nodes": 5, "metric": metric(value=100.0, scope="decode_gpu")}

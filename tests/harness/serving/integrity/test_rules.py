@@ -298,6 +298,12 @@ GOOD = good_run()
             "suspect",
             "they are 32 and 10 of request 0",
         ),
+        (
+            listed(ttfts_ms=(GOOD.samples.ttfts_ms[0] + 30, *GOOD.samples.ttfts_ms[1:])),
+            "samples",
+            "suspect",
+            "of request 0, though they agree over all or in most",
+        ),
         (also("throughput_per_user", 20.0, "tok/s", "mean"), "throughput_per_user", "suspect", "is 20 tok/s"),
     ],
 )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from harness.serving.link.step_times import BATCH, Draws, StepTimes
 MEASURED = PUBLISHED / "serving-link"
 ROUNDS = 30
 SETTLED = 5e-4  # of the constants, in deviations of their priors
+NUDGE = 0.2  # of log kappa: less is caught in the bend where a prefill begins to wait for its launches
 # Where nobody measured: kernels in a server take about as long as alone, or some less (warm caches, fusion),
 # or more (skew between ranks). 90 % from 0.7 to 1.35.
 ASSUMED_KAPPA, ASSUMED_DEVIATION = 0.97, 0.2
@@ -123,7 +124,7 @@ class Fit:
         """Each constant's draws."""
         return named(self.constants)
 
-    def elsewhere(self, normals: Array, scatter: Array) -> dict[str, Array]:
+    def elsewhere(self, normals: Array, scatter: Array | float) -> dict[str, Array]:
         """The constants as they may be at a point that was not calibrated on.
 
         normals: [constants, draws], standard normal; scatter: [draws], of kappa's logarithm there
@@ -164,7 +165,7 @@ class Miss:
     """By how much the fitted misses one number of a point.
 
     ratio:       logarithm of measured over fitted, of the central draw
-    off:         [draws], in deviations of what such numbers scatter by
+    off:         [draws], as a share of the number, by which such numbers scatter
     by_constant: [constants, draws], how much less off it is for each unit of a constant
     """
 
@@ -186,17 +187,12 @@ def fit(
     draws = [draw(steps) for steps in prepared]
     constants = MEAN[:, None] * np.ones_like(draws[0].kappa)
     scatters = [prior_scatter, TTFT_SCATTER, TTFT_MEAN_SCATTER]
+    misses = _misses(points, prepared, draws, constants)
     for _ in range(ROUNDS):
-        tpot, ttft, ttft_mean = [], [], []
-        for point, steps, drawn in zip(points, prepared, draws, strict=True):
-            drawn = drawn.with_constants(**named(constants))
-            times = steps.serving(drawn)
-            tpot.append(_of_tpot(point, times, drawn, scatters[0]))
-            if point.ttft_median_ms is not None:
-                ttft.append(_of_ttft(point.ttft_median_ms, times, scatters[1]))
-            ttft_mean.append(_of_ttft_mean(point, times, drawn, scatters[2]))
-        moves, spread = _gauss_newton([*tpot, *ttft, *ttft_mean], constants)
+        moves, spread = _gauss_newton(misses, scatters, constants)
         before, constants = constants, np.maximum(constants + moves, LEAST[:, None])
+        # Of the same constants as the misses: those of the constants before would go to and fro.
+        misses = tpot, ttft, ttft_mean = _misses(points, prepared, draws, constants)
         residuals = tuple(miss.ratio for miss in tpot)
         scatters = [
             _pooled(residuals, prior_scatter, constants=OF_TPOT),
@@ -216,37 +212,60 @@ def fit(
     )
 
 
-def _of_tpot(point: MeasuredPoint, times: ServingTimes, drawn: Draws, scatter: float) -> Miss:
-    """All of TPOT but the gap is kappa's, and slope's where it decodes; what others' prefills and the batch
-    add is left out."""
+def _misses(
+    points: Sequence[MeasuredPoint], prepared: Sequence[StepTimes], draws: Sequence[Draws], constants: Array
+) -> tuple[list[Miss], list[Miss], list[Miss]]:
+    """Of TPOT, of medians of TTFT where there are any, and of its means."""
+    tpot, ttft, ttft_mean = [], [], []
+    for point, steps, drawn in zip(points, prepared, draws, strict=True):
+        drawn = drawn.with_constants(**named(constants))
+        times = steps.serving(drawn)
+        slower = steps.serving(replace(drawn, kappa=drawn.kappa * math.exp(NUDGE)))
+        tpot.append(_of_tpot(point, times, drawn, slower))
+        if (median := steady_median_ms(point)) is not None:
+            ttft.append(_of_ttft(median, times))
+        ttft_mean.append(_of_ttft_mean(point, times, drawn))
+    return tpot, ttft, ttft_mean
+
+
+def _of_tpot(point: MeasuredPoint, times: ServingTimes, drawn: Draws, slower: ServingTimes) -> Miss:
+    """slower: the times of a kappa that is NUDGE more, as kernels of a prefill that waits for their launches
+    do not follow it. Slope and step are of decode; what they do to others' prefills and the batch is left
+    out."""
     gap = drawn.gap_us / 1e3
-    grown, one, zero = np.log(times.batch / BATCH), np.ones_like(gap), np.zeros_like(gap)
-    by_constant = np.stack([times.tpot - gap, grown * (times.decode - gap), one, zero, zero, zero])
+    grown, zero = np.log(times.batch / BATCH), np.zeros_like(gap)
+    by_kappa = np.log(slower.tpot / times.tpot) / NUDGE
+    by_slope, by_step = grown * (times.decode - gap) / times.tpot, 1 / times.tpot
     off = np.log(point.tpot_ms / times.tpot)
-    return Miss(float(off[0]), off / scatter, by_constant / times.tpot / scatter)
+    return Miss(float(off[0]), off, np.stack([by_kappa, by_slope, by_step, zero, zero, zero]))
 
 
-def _of_ttft(measured_ms: float, times: ServingTimes, share: float) -> Miss:
+def _of_ttft(measured_ms: float, times: ServingTimes) -> Miss:
     """Of the median. It scatters by a share: small times are missed by less."""
-    scatter = share * measured_ms
     one, zero = np.ones_like(times.ttft), np.zeros_like(times.ttft)
     by_constant = np.stack([zero, zero, zero, one, zero, zero])
     ratio = math.log(measured_ms / times.ttft[0])
-    return Miss(ratio, (measured_ms - times.ttft) / scatter, by_constant / scatter)
+    return Miss(ratio, (measured_ms - times.ttft) / measured_ms, by_constant / measured_ms)
 
 
-def _of_ttft_mean(point: MeasuredPoint, times: ServingTimes, drawn: Draws, scatter: float) -> Miss:
-    """By how much its first wave is later than that of the fitted. A mean whose median is known is held
-    against that: the steady state's misses are not cold."""
+def _of_ttft_mean(point: MeasuredPoint, times: ServingTimes, drawn: Draws) -> Miss:
+    """By how much its first wave is later than that of the fitted. A mean whose steady median is known is
+    held against that: the steady state's misses are not cold."""
     ratio = math.log(point.ttft_ms / times.ttft_mean[0])
     share, zero = drawn.cold_share, np.zeros_like(times.ttft)
     if not has_first_wave(point):
         return Miss(ratio, zero, np.stack(6 * [zero]))
-    scatter = scatter * point.load.waves * point.ttft_ms
-    steady = zero if point.ttft_median_ms is None else point.ttft_median_ms - times.ttft
+    whole = point.load.waves * point.ttft_ms
+    median = steady_median_ms(point)
+    steady = zero if median is None else median - times.ttft
     late = point.load.waves * (point.ttft_ms - times.ttft_mean - steady)
     by_constant = np.stack([zero, zero, zero, zero, share, share * times.first_wave])
-    return Miss(ratio, late / scatter, by_constant / scatter)
+    return Miss(ratio, late / whole, by_constant / whole)
+
+
+def steady_median_ms(point: MeasuredPoint) -> float | None:
+    """The median of its TTFT; None where it is not of the steady state: the first wave is half of two."""
+    return None if point.load.waves in (1, 2) else point.ttft_median_ms
 
 
 def has_first_wave(point: MeasuredPoint) -> bool:
@@ -255,11 +274,14 @@ def has_first_wave(point: MeasuredPoint) -> bool:
     return point.load.waves > 1 and point.load.range_ratio < 1
 
 
-def _gauss_newton(misses: Sequence[Miss], constants: Array) -> tuple[Array, Array]:
+def _gauss_newton(
+    misses: Sequence[Sequence[Miss]], scatters: Sequence[float], constants: Array
+) -> tuple[Array, Array]:
     """How far the constants are to move, [constants, draws] as they are, and a root of the covariance that
-    points and priors leave them, of the central draw."""
-    off = np.stack([miss.off for miss in misses])
-    by_constant = np.stack([miss.by_constant for miss in misses])
+    points and priors leave them, of the central draw. scatters: one for each sequence of misses"""
+    scattered = [(miss, scatter) for each, scatter in zip(misses, scatters, strict=True) for miss in each]
+    off = np.stack([miss.off / scatter for miss, scatter in scattered])
+    by_constant = np.stack([miss.by_constant / scatter for miss, scatter in scattered])
     precision = np.diag(DEVIATION**-2)
     information = np.einsum("pcd,ped->dce", by_constant, by_constant) + precision
     pull = np.einsum("pcd,pd->dc", by_constant, off) - (constants - MEAN[:, None]).T @ precision

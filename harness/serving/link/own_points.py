@@ -149,7 +149,7 @@ def _point(
         tpot_ms=tpot,
         ttft_ms=ttft,
         output_tok_s_gpu=tokens / gpus,
-        ttft_median_ms=run.value("ttft", "median"),
+        ttft_median_ms=run.value("ttft", "median") or None,
         ttft_p99_ms=run.value("ttft", "p99"),
     )
 

@@ -197,6 +197,14 @@ def test_how_often_prompts_came_is_the_runs_own(tmp_path):
     assert (point.load.waves, point.load.isl, point.load.concurrency) == (4, 1024, 16)
 
 
+def test_a_median_of_none_is_no_median(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(SGLANG_ROW | {"median_ttft_ms": 0.0}))
+    model = link(own=[str(path)])
+    assert model.calibration[0].ttft_median_ms is None
+    assert np.isfinite(model.fitted(World(count=1)).constants).all()
+
+
 def test_points_of_one_length_say_nothing_of_a_first_wave(tiny):
     """Their mean TTFT is above the median all along: requests come in waves."""
     load = ClosedLoop(1024, 1024, 8, range_ratio=1.0, waves=10)
@@ -217,6 +225,46 @@ def test_a_point_that_nothing_explains_widens_by_its_share():
     )
     assert unlike.high / unlike.low > 1.5 * alike.high / alike.low
     assert unlike.high < 1000
+
+
+def like_expected(model: Link, load: ClosedLoop, tpot: float = 1.0) -> MeasuredPoint:
+    """A point as the model has it without any, but for so many times its TPOT."""
+    found = replace(model, calibration=(), like=None, kept={}).serving(load, world=World(count=1))[0]
+    return MeasuredPoint(
+        load, tpot * float(found.tpot[0]), float(found.ttft_mean[0]), 1.0, float(found.ttft[0])
+    )
+
+
+def test_a_fit_does_not_go_to_and_fro_with_the_scatter_that_it_leaves(monkeypatch):
+    model = link()
+    point = like_expected(model, ClosedLoop(1024, 1024, 4096, waves=10), tpot=3.0)
+    found = []
+    for rounds in (30, 31):
+        monkeypatch.setattr("harness.serving.link.calibration.ROUNDS", rounds)
+        fitted = replace(model, calibration=(point,), kept={}).fit(World(count=1))
+        found.append(float(fitted.constants[0, 0]))
+    assert found[0] == pytest.approx(found[1], abs=0.01)
+
+
+def test_short_outputs_faster_than_launches_allow_do_not_take_all_of_kappa():
+    """Prefills that wait for their launches, in some draws longer than was measured, do not follow kappa."""
+    model = link()
+    points = tuple(like_expected(model, ClosedLoop(1024, 32, c, waves=10), tpot=0.5) for c in (4, 16, 64))
+    fitted = replace(model, calibration=points, kept={}).fit(World())
+    assert np.exp(fitted.constants[0]).min() > 0.15
+
+
+@pytest.mark.parametrize("waves", [1, 2])
+def test_a_median_of_the_first_wave_is_not_the_steady_states(waves):
+    model = link()
+    point = like_expected(model, ClosedLoop(1024, 1024, 64, waves=waves))
+    half = replace(point, ttft_median_ms=point.ttft_ms)
+    without = replace(point, ttft_median_ms=None)
+    found, expected = (
+        replace(model, calibration=(each,), kept={}).fit(World(count=1)) for each in (half, without)
+    )
+    assert found.constants == pytest.approx(expected.constants)
+    assert found.ttft_scatter == expected.ttft_scatter
 
 
 def test_long_prompts_find_tensorrt_llm_warm_whatever_a_step_holds(tiny):

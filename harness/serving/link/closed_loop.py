@@ -117,7 +117,7 @@ def closed_loop(
     held = np.minimum(most * np.ones_like(host_ms), load.concurrency)
     fits = np.equal(held, load.concurrency)
     if load.range_ratio == 1.0 and fits.any():
-        alike = _in_step(load, decode, prefill, host_ms)
+        alike = _in_step(load, decode, prefill, host_ms, cold_ms, cold_prefill)
         if fits.all():
             return alike
         dispersed = _dispersed(load, decode, prefill, host_ms, held, cold_ms, cold_prefill)
@@ -152,7 +152,8 @@ def _dispersed(
         # A prompt comes while a step runs, and waits for its end; after a prefill the engine looks at once.
         rate = batch / (n * tpot)
         busy = np.minimum(rate * each, 1.0)
-        wait = busy * whole / 2 + (1 - busy) * step * load.recv_interval / 2
+        alone = (1 - batch / c) ** (c - 1)  # as no other decodes: then it waits for none
+        wait = (1 - alone) * (busy * whole / 2 + (1 - busy) * step * load.recv_interval / 2)
         ttft = host_ms + wait + whole
         life = ttft + n * tpot
         new_batch = np.minimum(c * n * tpot / life, most)
@@ -188,7 +189,14 @@ def _dispersed(
     )
 
 
-def _in_step(load: ClosedLoop, decode: StepTime, prefill: StepTime, host_ms: Array) -> ServingTimes:
+def _in_step(
+    load: ClosedLoop,
+    decode: StepTime,
+    prefill: StepTime,
+    host_ms: Array,
+    cold_ms: Array | float,
+    cold_prefill: Array | float,
+) -> ServingTimes:
     """Requests of one length begin and end together: all prompts are prefilled, then all decode. Who is
     prefilled first waits for the others before its second token."""
     c, n = load.concurrency, load.mean_osl - 1
@@ -197,10 +205,11 @@ def _in_step(load: ClosedLoop, decode: StepTime, prefill: StepTime, host_ms: Arr
     step = decode(batch)
     stall = (last - mean) / n
     ttft = host_ms + mean
+    cold = cold_ms + (cold_prefill - 1) * mean
     return ServingTimes(
         tpot=step + stall,
         ttft=ttft,
-        ttft_mean=ttft,
+        ttft_mean=ttft + cold / load.waves if load.waves else ttft,
         first_wave=mean,
         output=c * load.mean_osl / (host_ms + last + n * step) * 1e3,
         batch=batch,

@@ -102,10 +102,11 @@ def outlook(link: Link, load: ClosedLoop) -> Outlook:
 
 
 def _p99(steps: StepTimes, draws: Draws) -> Value | None:
-    """Of TTFT over a whole run."""
+    """Of TTFT over a whole run; where it has no end, after the first wave."""
     if requests_of(steps.load) > MOST_REQUESTS:
         return None
-    return Value.of(np.array([np.percentile(run.ttft, 99) for run in _simulated(steps, draws)]))
+    first = 0 if steps.load.waves else steps.load.concurrency
+    return Value.of(np.array([np.percentile(run.ttft[first:], 99) for run in _simulated(steps, draws)]))
 
 
 def _simulated(steps: StepTimes, draws: Draws) -> list[SimulatedRun]:

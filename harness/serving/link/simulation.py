@@ -98,7 +98,7 @@ def simulate(
     first, end = np.zeros(count), np.zeros(count)
     next_request = count if comes else min(load.concurrency, count)
     cold_wave = 0 if comes else load.concurrency
-    most = min(most, load.concurrency)
+    most = math.floor(min(most, load.concurrency))
     coming = [
         (float(sent[i]) + host_ms + (cold_ms if i < cold_wave else 0.0), i) for i in range(next_request)
     ]

@@ -172,3 +172,15 @@ def test_draws_in_which_memory_holds_more_or_fewer_are_each_as_alone(range_ratio
         alone = closed_loop(load, decode_ms, prefill_ms, np.array([HOST_MS]), most)
         for name in ("tpot", "ttft", "output", "batch", "stall"):
             assert getattr(together, name)[i] == pytest.approx(float(getattr(alone, name)[0]), rel=1e-4)
+
+
+def test_one_request_alone_waits_for_no_step_of_others():
+    load = ClosedLoop(isl=100, osl=101, concurrency=1, recv_interval=30)
+    assert float(closed(load).ttft[0]) == pytest.approx(HOST_MS + prefill_ms(1))
+
+
+def test_requests_of_one_length_have_a_cold_first_wave_too():
+    load = ClosedLoop(isl=1000, osl=500, concurrency=4, range_ratio=1.0, prefill_tokens=2000, waves=5)
+    found = closed_loop(load, decode_ms, prefill_ms, np.array([HOST_MS]), np.inf, 900.0, 2.0)
+    later = float(found.ttft_mean[0] - found.ttft[0])
+    assert later == pytest.approx((900.0 + float(found.first_wave[0])) / 5)

@@ -50,6 +50,11 @@ def test_what_memory_does_not_hold_waits():
     assert run(load, most=1).ttft == pytest.approx([150.0, 150.0 + 100 * 11 + 100.0])
 
 
+def test_memory_for_one_request_and_a_half_holds_one():
+    load = ClosedLoop(isl=1000, osl=101, concurrency=2, range_ratio=1.0, waves=1)
+    assert run(load, most=1.5).ttft == pytest.approx(run(load, most=1).ttft)
+
+
 def test_a_cold_first_wave_is_later():
     load = ClosedLoop(isl=1000, osl=101, concurrency=1, range_ratio=1.0, waves=3)
     found = run(load, cold_ms=900.0, cold_prefill=2.0)
@@ -90,6 +95,11 @@ def test_a_run_of_too_many_requests_has_no_percentiles(h200):
     assert few.ttft_p99 is not None and many.ttft_p99 is None
     assert many.output.value == pytest.approx(few.output.value, rel=0.01)
     assert many.ttft.value == pytest.approx(many.load.concurrency * 921.6 / many.output.value * 1e3, rel=0.01)
+
+
+def test_a_run_without_end_has_no_first_wave_in_its_percentile(h200):
+    endless, run_ = (outlook(h200, ClosedLoop(1024, 1024, 16, waves=waves)) for waves in (0, 10))
+    assert endless.ttft_p99.value < 2 * endless.ttft.value < run_.ttft_p99.value / 2
 
 
 def test_the_mean_holds_what_a_first_wave_waits_for_memory(h200):

@@ -14,7 +14,7 @@ from harness.serving.ledger.prediction import KernelChange
 from harness.serving.link import calibration as calibrating
 from harness.serving.link.calibration import PRIOR_SCATTER, Fit, MeasuredPoint, measured
 from harness.serving.link.changes import applied
-from harness.serving.link.closed_loop import ClosedLoop, ServingTimes
+from harness.serving.link.closed_loop import Array, ClosedLoop, ServingTimes
 from harness.serving.link.experts import BALANCED
 from harness.serving.link.own_points import described, own_points
 from harness.serving.link.step_times import MEMORY_SHARE, Draws, StepTimes, steps
@@ -105,8 +105,8 @@ class Link:
         scatter = math.hypot(PRIOR_SCATTER, ASSUMED_SCATTER * self.structure.assumed_share)
         return calibrating.fit(self.calibration, prepared, world.draws, scatter)
 
-    def draws(self, load: ClosedLoop, world: World, fitted: Fit) -> Draws:
-        """With the constants as they may be at a point that was not calibrated on."""
+    def constants(self, world: World, fitted: Fit, scatter: Array | float = 0.0) -> dict[str, Array]:
+        """As what was measured leaves them. scatter: of a point, in kappa's logarithm"""
         drawn_from = (
             ("kappa", "constant"),
             ("kappa", "slope"),
@@ -115,9 +115,12 @@ class Link:
             ("cold", "constant"),
             ("cold", "prefill"),
         )
+        return fitted.elsewhere(np.stack([world.normal(*name) for name in drawn_from]), scatter)
+
+    def draws(self, load: ClosedLoop, world: World, fitted: Fit) -> Draws:
+        """With the constants as they may be at a point that was not calibrated on."""
         scatter = fitted.scatter * world.student("kappa", fitted.freedom)
-        constants = fitted.elsewhere(np.stack([world.normal(*name) for name in drawn_from]), scatter)
-        drawn = world.draws(self.steps(load)).with_constants(**constants)
+        drawn = world.draws(self.steps(load)).with_constants(**self.constants(world, fitted, scatter))
         ttft = np.exp(fitted.ttft_scatter * world.student("host", fitted.freedom))
         ttft_mean = np.exp(fitted.ttft_mean_scatter * world.student("cold", fitted.freedom))
         return replace(drawn, ttft=ttft, ttft_mean=ttft_mean)

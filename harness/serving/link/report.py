@@ -62,16 +62,17 @@ def as_json(
 
 
 def _model_json(model: Link) -> dict[str, object]:
-    fitted = model.fitted(model.world())
-    low, high = interval(fitted.named["kappa"])
+    world = model.world()
+    constants = model.constants(world, model.fitted(world))
+    low, high = interval(constants["kappa"])
     return {
         "hardware": model.hardware,
         "engine": model.engine,
         "parallel": model.structure.parallel.text,
         "gpus": model.gpus,
         "tables": model.structure.where,
-        "kappa": {"value": float(fitted.named["kappa"][0]), "low": low, "high": high},
-        "host_ms": float(fitted.named["host_ms"][0]),
+        "kappa": {"value": float(constants["kappa"][0]), "low": low, "high": high},
+        "host_ms": float(constants["host_ms"][0]),
         "calibration": list(model.calibrated_with),
         "notes": list(model.notes),
     }
@@ -128,8 +129,10 @@ def _row_json(row: ValidationRow) -> dict[str, object]:
 
 
 def heading(model: Link, load: ClosedLoop) -> str:
-    fitted = model.fitted(model.world())
-    kappa, host_ms = fitted.named["kappa"], fitted.named["host_ms"]
+    world = model.world()
+    fitted = model.fitted(world)
+    constants = model.constants(world, fitted)
+    kappa, host_ms = constants["kappa"], constants["host_ms"]
     low, high = interval(kappa)
     parallel = model.structure.parallel.text
     lines = [

@@ -47,6 +47,11 @@ def test_a_share_that_may_be_below_none_has_its_reason():
     assert done.output.count(line) == 1
 
 
+def test_the_interval_of_kappa_holds_what_is_assumed_of_it():
+    found = document("--hardware", "mi300x", "--assumed", "--concurrency", "4")["kappa"]
+    assert found["low"] < 0.75 < found["value"] < 1.25 < found["high"]
+
+
 def test_json_holds_every_number_with_its_interval():
     found = document(
         "--concurrency", "8,64", "--what-if", "fused_moe=1.3x(1.2..1.4)", "--target-tpot", "20ms"

@@ -160,4 +160,5 @@ def described(points: Sequence[MeasuredPoint]) -> Iterator[str]:
     for point in points:
         by_length.setdefault((point.load.isl, point.load.osl), []).append(point.load.concurrency)
     for (isl, osl), counts in by_length.items():
-        yield f"calibrated on {len(counts)} own points: {isl} in, {osl} out, {sorted(counts)} in flight"
+        many = "1 own point" if len(counts) == 1 else f"{len(counts)} own points"
+        yield f"calibrated on {many}: {isl} in, {osl} out, {sorted(counts)} in flight"

@@ -235,7 +235,8 @@ def _breakdown(
     origins = {
         t.source: t.origin for p in (link.steps(load).decode, link.steps(load).prefill) for t in p.terms
     }
-    origins["kappa"] = "calibration" if link.calibrated_with else "assumed"
+    calibrated: Origin = "calibration" if link.calibrated_with else "assumed"
+    origins |= dict.fromkeys(("kappa", "step", "host", "cold"), calibrated)
     origins["exposure"] = "trace" if link.exposure else "assumed"
     has_source = all(change.source for change in changes)
     origins["kernel change"] = "measured" if has_source else "assumed"

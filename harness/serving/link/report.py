@@ -64,15 +64,13 @@ def as_json(
 def _model_json(model: Link) -> dict[str, object]:
     world = model.world()
     constants = model.constants(world, model.fitted(world))
-    low, high = interval(constants["kappa"])
     return {
         "hardware": model.hardware,
         "engine": model.engine,
         "parallel": model.structure.parallel.text,
         "gpus": model.gpus,
         "tables": model.structure.where,
-        "kappa": {"value": float(constants["kappa"][0]), "low": low, "high": high},
-        "host_ms": float(constants["host_ms"][0]),
+        "constants": {name: asdict(Value.of(draws)) for name, draws in constants.items()},
         "calibration": list(model.calibrated_with),
         "notes": list(model.notes),
     }

@@ -48,7 +48,7 @@ def test_a_share_that_may_be_below_none_has_its_reason():
 
 
 def test_the_interval_of_kappa_holds_what_is_assumed_of_it():
-    found = document("--hardware", "mi300x", "--assumed", "--concurrency", "4")["kappa"]
+    found = document("--hardware", "mi300x", "--assumed", "--concurrency", "4")["constants"]["kappa"]
     assert found["low"] < 0.75 < found["value"] < 1.25 < found["high"]
 
 
@@ -272,8 +272,8 @@ def test_a_trace_says_what_is_on_the_critical_path(monkeypatch):
         next(s for s in found["workloads"][0]["shares"] if s["name"] == "all_reduce")["decode_ms"]
         for found in (plain, traced)
     ]
-    assert taken[1] / traced["kappa"]["value"] == pytest.approx(
-        0.5 * taken[0] / plain["kappa"]["value"], rel=0.01
+    assert taken[1] / traced["constants"]["kappa"]["value"] == pytest.approx(
+        0.5 * taken[0] / plain["constants"]["kappa"]["value"], rel=0.01
     )
 
 

@@ -168,13 +168,13 @@ class StepTimes:
         us = totals(self.decode, draws.decode, draws.routing) + draws.decode_us[:, None]
         ms = kappa_at(draws, self.decode.grid) * us / 1e3
         ms = (np.maximum(ms, _launching(draws)) if self.eager else ms) + draws.gap_us[:, None] / 1e3
-        return lambda batch: along(self.decode.grid, ms, batch)
+        return along(self.decode.grid, ms)
 
     def _prefilling(self, draws: Draws) -> StepTime:
         us = totals(self.prefill, draws.prefill, draws.routing) + draws.prefill_us[:, None]
         ms = np.maximum(draws.kappa[:, None] * us / 1e3, _launching(draws))
         ms = ms * draws.scheduling[:, None] + draws.gap_us[:, None] / 1e3
-        return lambda together: along(self.prefill.grid, ms, together)
+        return along(self.prefill.grid, ms)
 
 
 def steps(
@@ -218,22 +218,28 @@ def totals(phase: PhaseTimes, factors: Array, routing: Array) -> Array:
     return us
 
 
-def along(grid: Array, values: Array, point: Array) -> Array:
+def along(grid: Array, values: Array) -> StepTime:
     """values [rows, grid] at one point for each row, linear in the logarithm of the grid."""
-    logs = np.log(grid)
-    x = np.clip(np.log(point), logs[0], logs[-1])
-    right = np.clip(np.searchsorted(logs, x), min(1, len(grid) - 1), len(grid) - 1)
-    left = np.maximum(right - 1, 0)
-    u = (x - logs[left]) / np.maximum(logs[right] - logs[left], 1e-12)
-    rows = np.arange(len(x))
-    return values[rows, left] * (1 - u) + values[rows, right] * u
+    logs, last, flat = np.log(grid), len(grid) - 1, values.ravel()
+    ends, firsts = logs[[0, -1]], len(grid) * np.arange(len(values))
+    spans = np.maximum(np.diff(logs, prepend=logs[0]), 1e-12)
+
+    def at(point: Array) -> Array:
+        # Called tens of times for each draw of each point: np.clip would take as long as the rest.
+        x = np.minimum(np.maximum(np.log(point), ends[0]), ends[1])
+        right = np.minimum(np.maximum(np.searchsorted(logs, x), min(1, last)), last)
+        left = np.maximum(right - 1, 0)
+        u = (x - logs[left]) / spans[right]
+        return flat[firsts + left] * (1 - u) + flat[firsts + right] * u
+
+    return at
 
 
 def term_us(phase: PhaseTimes, routing: Array, point: Array) -> Array:
     """us of each term's calls in a step, [terms, draws]."""
     return np.stack(
         [
-            along(phase.grid, us * np.exp(routing[:, None] * skewed), point)
+            along(phase.grid, us * np.exp(routing[:, None] * skewed))(point)
             for us, skewed in zip(phase.us, phase.skewed, strict=True)
         ]
     )

@@ -18,11 +18,18 @@ def link(*words):
     serving(["link", "--concurrency", "16", *map(str, words)], standalone_mode=False)
 
 
-@pytest.fixture
-def ledger(tmp_path):
-    path = tmp_path / "ledger.jsonl"
+@pytest.fixture(scope="module")
+def predicted(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ledger") / "ledger.jsonl"
     with pytest.raises(SystemExit, match="0"):
         link("--what-if", "fused_moe=1.3x", "--ledger", path, "--row", "moe")
+    return path.read_text()
+
+
+@pytest.fixture
+def ledger(tmp_path, predicted):
+    path = tmp_path / "ledger.jsonl"
+    path.write_text(predicted)
     return path
 
 

@@ -94,17 +94,17 @@ def tiny(tmp_path_factory) -> Link:
     return link(tables=read_tables(written(tmp_path_factory.mktemp("tables"))))
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 5])
+@pytest.mark.parametrize("count", [0, 1, 5])
 def test_intervals_hold_what_they_say(tiny, count):
     """Systems drawn from the prior, with points that scatter as points do: 90 % of new ones are inside."""
     rng = np.random.default_rng(count)
     load = ClosedLoop(1024, 1024, 16, waves=10)
-    steps, world = tiny.steps(load), World(count=200)
-    plain = replace(world.draws(steps), host_ms=np.full(200, 60.0), cold_ms=np.full(200, 900.0))
+    steps, world = tiny.steps(load), World(count=100)
+    plain = replace(world.draws(steps), host_ms=np.full(100, 60.0), cold_ms=np.full(100, 900.0))
     inside, widths = [], []
     for _ in range(40):
         kappa = ASSUMED_KAPPA * np.exp(ASSUMED_DEVIATION * rng.standard_normal())
-        truth = steps.serving(replace(plain, kappa=np.full(200, kappa)))
+        truth = steps.serving(replace(plain, kappa=np.full(100, kappa)))
         tpots = float(truth.tpot[0]) * np.exp(PRIOR_SCATTER * rng.standard_normal(count + 1))
         points = tuple(
             MeasuredPoint(load, tpot, float(truth.ttft_mean[0]), 1.0, float(truth.ttft[0]))
@@ -115,7 +115,7 @@ def test_intervals_hold_what_they_say(tiny, count):
         inside.append(predicted.covers(float(tpots[0])))
         widths.append(predicted.high / predicted.low)
     assert np.mean(inside) >= 0.8  # of 40, three deviations below 0.9 would be 0.76
-    assert np.mean(widths) < {0: 2.2, 1: 1.5, 3: 1.45, 5: 1.4}[count]
+    assert np.mean(widths) < {0: 2.2, 1: 1.5, 5: 1.4}[count]
 
 
 @pytest.mark.parametrize(

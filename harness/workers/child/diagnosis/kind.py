@@ -276,6 +276,8 @@ def _said_of_moves(name: str, source: Mapping[int, int]) -> str:
 
 def _columns(errors: Errors) -> Kind | None:
     """The whole of the wrong columns first, then each range of them, and its two halves."""
+    import torch
+
     if len(errors.columns) < FEWEST:
         return None
     chosen = spread(len(errors.wrong), MATCHED_ROWS)
@@ -284,10 +286,11 @@ def _columns(errors: Errors) -> Kind | None:
     columns = errors.columns.tolist()
 
     def holds(here: list[int], there: list[int]) -> bool:
-        inside = [(h, t) for h, t in zip(here, there, strict=True) if 0 <= t < value.shape[1]]
-        if len(inside) < max(0.8 * len(here), FEWEST) or all(h == t for h, t in inside):
+        at, of = torch.tensor(here), torch.tensor(there)
+        inside = (of >= 0) & (of < value.shape[1])
+        at, of = at[inside], of[inside]
+        if len(at) < max(0.8 * len(here), FEWEST) or torch.equal(at, of):
             return False
-        at, of = (list(side) for side in zip(*inside, strict=True))
         left = errors.units(out[:, at] - value[:, of], sigma[:, of])
         return float(left.square().mean().sqrt()) <= 1.25 * errors.tolerance.row
 

@@ -234,9 +234,13 @@ def test_mistakes_are_one_line(here, monkeypatch):
 
 
 def test_a_planted_configuration_fails_the_command(here, monkeypatch, tmp_path: Path):
-    """With one case, in this process; the next test plants it from outside."""
+    """With one case, in this process; the next test plants it from outside, and compiles in processes."""
     from harness.compile import launches
 
+    def compiled(todo):
+        return ((key, compiler.compile_launch(one.kernel, one.arch, one.data)) for key, one in todo.items())
+
+    monkeypatch.setattr(compiler, "_compiled", compiled)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(launches, "shipped", lambda op: [Case(op, parse("batch=1 new=3200 heads=16")[0])])
     bad = dataclasses.replace(HEURISTIC["gfx942 bf16"], keys=128, stages=2)

@@ -63,11 +63,14 @@ class Share:
 class Outlook:
     """What is expected of a workload without any change.
 
-    output: tokens/s of the instance; ttft_p99: None where a run has too many requests to simulate
+    ttft_p99: of requests one by one, and tpot_one_by_one, ms, the mean of theirs in the central draw; None
+              where a run has too many requests to simulate
+    output:   tokens/s of the instance
     """
 
     load: ClosedLoop
     tpot: Value
+    tpot_one_by_one: float | None
     ttft: Value
     ttft_mean: Value
     ttft_p99: Value | None
@@ -85,12 +88,14 @@ def outlook(link: Link, load: ClosedLoop) -> Outlook:
     steps = link.steps(load)
     draws = link.draws(load, world, link.fitted(world))
     times = steps.serving(draws)
+    runs = _simulated(steps, draws) if requests_of(load) <= MOST_REQUESTS else []
     return Outlook(
         load,
         Value.of(times.tpot),
+        float(runs[0].tpot.mean()) if runs else None,
         Value.of(times.ttft),
         Value.of(times.ttft_mean),
-        _p99(steps, draws),
+        Value.of(np.array([_p99(load, run) for run in runs])) if runs else None,
         Value.of(times.output),
         float(times.batch[0]),
         steps.capacity,
@@ -101,12 +106,9 @@ def outlook(link: Link, load: ClosedLoop) -> Outlook:
     )
 
 
-def _p99(steps: StepTimes, draws: Draws) -> Value | None:
+def _p99(load: ClosedLoop, run: SimulatedRun) -> float:
     """Of TTFT over a whole run; where it has no end, after the first wave."""
-    if requests_of(steps.load) > MOST_REQUESTS:
-        return None
-    first = 0 if steps.load.waves else steps.load.concurrency
-    return Value.of(np.array([np.percentile(run.ttft[first:], 99) for run in _simulated(steps, draws)]))
+    return float(np.percentile(run.ttft[0 if load.waves else load.concurrency :], 99))
 
 
 def _simulated(steps: StepTimes, draws: Draws) -> list[SimulatedRun]:

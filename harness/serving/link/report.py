@@ -22,6 +22,7 @@ from harness.serving.link.validation import ValidationRow, ValidationSummary
 
 NEGLIGIBLE = 0.002  # share of TPOT
 NAMED_SOURCES = 8
+APART = 1.1  # a factor between TPOT in closed form and of requests one by one that is said
 SHOWN = ("tpot", "ttft", "output_throughput")
 
 
@@ -278,6 +279,12 @@ def remarks(model: Link, forecast: Forecast) -> str:
             f"whose prompts come at once, {cold_ms[0]:.0f} ms later than their prefills, which take "
             f"{cold_prefill[0]:.1f} times as long "
             f"({'calibrated' if is_known else 'assumed'})"
+        )
+    one_by_one = look.tpot_one_by_one
+    if one_by_one and not 1 / APART < look.tpot.value / one_by_one < APART:
+        lines.append(
+            f"{look.load.concurrency} requests one by one have a TPOT of {one_by_one:.1f} ms, not "
+            f"{look.tpot.value:.1f}: the closed form is of longer outputs, or of fewer requests"
         )
     if look.ttft_p99 is None:
         lines.append(

@@ -282,3 +282,10 @@ def test_runs_of_another_machine_are_refused():
     assert own.ops() == ["block_scale_gemm", "fused_moe", "mha_prefill", "mla_decode"]
     with pytest.raises(UsageError, match="are of AMD EPYC, not h200"):
         link(measured_times=own)
+
+
+def test_outputs_too_short_for_the_closed_form_are_said(capsys):
+    for tokens, lines in ((64, 1), (1024, 0)):
+        with pytest.raises(SystemExit, match="0"):
+            serving(["link", "--osl", str(tokens), "--concurrency", "64"], standalone_mode=False)
+        assert capsys.readouterr().out.count("64 requests one by one have a TPOT of ") == lines

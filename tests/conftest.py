@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import multiprocessing
 import os
 import signal
@@ -33,15 +32,6 @@ with contextlib.suppress(ImportError):
     # The same examples each time, however long one takes: a test fails for what was changed.
     hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, database=None)
     hypothesis.settings.load_profile("suite")
-
-gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    """Collecting makes a million objects that all stay: none of them is looked through for garbage."""
-    gc.freeze()
-    gc.enable()
-
 
 # Stored from the start, so that no run has to measure them; lower than those of any machine.
 LEAST = Ceilings({"bf16": 1e9}, read=1e8, copy=1e8, measured="never")

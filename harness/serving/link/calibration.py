@@ -39,7 +39,7 @@ SLOPE_DEVIATION = 0.05
 STEP_DEVIATION_MS, LEAST_STEP_MS = 1.0, -1.0  # beyond the gaps and the glue that are assumed of every step
 ASSUMED_HOST_MS, ASSUMED_HOST_DEVIATION = 60.0, 30.0
 # Of the six systems of InferenceX in results/published/serving-link, each from its points at 1024 tokens: the
-# first wave is 0.1 to 2.4 s later than its prefills, however few, and these take 1.4 to 2.1 times as long.
+# first wave is 0.1 to 2.4 s later than its prefills, however few, and these take 1.2 to 2.0 times as long.
 ASSUMED_COLD_MS, ASSUMED_COLD_DEVIATION = 1300.0, 800.0
 COLD_PREFILL, COLD_PREFILL_DEVIATION, LEAST_COLD_PREFILL = 1.6, 0.5, 0.5
 # Of single points about their system's kappa, as SGLang's 15 points on H200 scatter; worth so many points.

@@ -24,7 +24,8 @@ LAUNCH_US = 3.0
 ON_AMD = 1.4  # of FP8 block-scale products: the median of AITER's 25 times over those that data sheets give
 # FP8 products of SGLang 0.5.9 on gfx942 take this for each 128 of k, whatever n: 123, 30, 34, 122 and 39 us
 # of k = 7168, 1536, 2048, 7168 and 2304 on MI325X, in InferenceX's issue 863 (a language model's summary of a
-# trace of 64 requests, kept in results/published/notes/ab_points.json).
+# trace of 64 requests, kept in results/published/notes/ab_points.json). It calls the first two q_a and kv_a;
+# that they are qkv_a and q_b, which SGLang calls as often, is our reading.
 BLOCK_OF_K_US = {("gfx942", "sglang"): 2.2}
 TRACED = 0.2  # deviation of these
 # What a step takes beside these kernels, and for each of its tokens, on MI325X with SGLang: by the TPOT of 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,9 @@ from pathlib import Path
 
 HOST = "127.0.0.2"  # Ray takes 127.0.0.1 for the machine's other address
 MARK = "RAY_NODE_OF_A_TEST"
+# Ray starts a server for clients that nothing here uses: each process's has its own port, below those that the
+# kernel gives away.
+CLIENTS_PORT = 20000 + os.getpid() % 10000
 
 
 @dataclass
@@ -22,12 +24,12 @@ class RayNodes:
     """temporary: Ray's folder, of a short path, as sockets are in it"""
 
     temporary: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="kb", dir="/tmp")))
-    port: int = field(default_factory=lambda: _free_port())
     marks: dict[str, str] = field(default_factory=dict)
 
     @property
     def address(self) -> str:
-        return f"{HOST}:{self.port}"
+        """Ray chose its port: one chosen here may be another cluster's by the time that Ray binds it."""
+        return (self.temporary / "ray_current_cluster").read_text()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -40,8 +42,8 @@ class RayNodes:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats"]
         command += [f"--node-ip-address={HOST}", "--object-store-memory=80000000"]
         if len(self.marks) == 1:
-            command += ["--head", f"--port={self.port}", "--include-dashboard=false"]
-            command += [f"--temp-dir={self.temporary}", f"--ray-client-server-port={_free_port()}"]
+            command += ["--head", "--port=0", "--include-dashboard=false"]
+            command += [f"--temp-dir={self.temporary}", f"--ray-client-server-port={CLIENTS_PORT}"]
         else:
             command += [f"--address={self.address}"]
         command += [f"--num-cpus={1 if type else 0}"]
@@ -99,9 +101,3 @@ def _kill(pid: int, number: int) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         return
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])

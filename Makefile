@@ -10,7 +10,8 @@ WORKERS ?= 3
 SET_UP = @$(PYTHON) tools/set_up.py --venv $(VENV)
 IN_VENV = @$(VENV)/bin/python -m
 # Files in the order of their names: with those of most tests first, few long ones would end the suite alone.
-BESIDE = $(IN_VENV) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# A process that dies ends the suite: with another in its place, xdist waits for ever.
+BESIDE = $(IN_VENV) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 ALONE = $(IN_VENV) pytest
 SOURCES = $(wildcard kernels harness shapes tools tests)
 

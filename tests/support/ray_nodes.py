@@ -14,8 +14,8 @@ from pathlib import Path
 
 HOST = "127.0.0.2"  # Ray takes 127.0.0.1 for the machine's other address
 MARK = "RAY_NODE_OF_A_TEST"
-# Ray starts a server for clients that nothing here uses: each process's has its own port, below those that the
-# kernel gives away.
+# Ray starts a server for clients, which nothing here uses: each process has a port for its own, below those
+# that the kernel gives away.
 CLIENTS_PORT = 20000 + os.getpid() % 10000
 
 

@@ -109,6 +109,7 @@ class Fit:
     spread:    a root of the covariance of the constants
     ttft_scatter, ttft_mean_scatter: deviation of a point's median and of its mean TTFT, of the logarithm
     freedom:   degrees of freedom that the deviations rest on
+    settled:   whether the last of at most ROUNDS rounds hardly moved the constants
     """
 
     constants: Array
@@ -118,6 +119,7 @@ class Fit:
     ttft_scatter: float
     ttft_mean_scatter: float
     freedom: int
+    settled: bool = True
 
     @property
     def named(self) -> dict[str, Array]:
@@ -199,7 +201,8 @@ def fit(
             _pooled([miss.ratio for miss in ttft], TTFT_SCATTER),
             _pooled([miss.ratio for miss in ttft_mean], TTFT_MEAN_SCATTER),
         ]
-        if np.max(np.abs(constants - before) / DEVIATION[:, None]) < SETTLED:
+        settled = bool(np.max(np.abs(constants - before) / DEVIATION[:, None]) < SETTLED)
+        if settled:
             break
     return Fit(
         constants=constants,
@@ -209,6 +212,7 @@ def fit(
         ttft_scatter=scatters[1],
         ttft_mean_scatter=scatters[2],
         freedom=PRIOR_POINTS + max(len(points) - OF_TPOT, 0),
+        settled=settled,
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from harness.report import text
 from harness.serving.ledger.bounds import ChangeBound
 from harness.serving.ledger.prediction import Part, Prediction
-from harness.serving.link.calibration import ASSUMED_DEVIATION, has_first_wave
+from harness.serving.link.calibration import ASSUMED_DEVIATION, ROUNDS, has_first_wave
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.forecast import Forecast
 from harness.serving.link.inverse import Need
@@ -269,10 +269,16 @@ def remarks(model: Link, forecast: Forecast) -> str:
     lines = list(forecast.predictions[0].assumptions if forecast.predictions else model.notes)
     if look.batch > 0.999 * look.capacity:
         lines.append(f"the cache holds {look.capacity:.0f} requests of this length; the others wait")
+    world = model.world()
+    fitted = model.fitted(world)
+    if not fitted.settled:
+        lines.append(
+            f"the fit to the calibration did not settle in {ROUNDS} rounds: its points contradict one "
+            "another, or the closed form (outputs of few tokens); trust no interval"
+        )
     if look.load.waves:
         is_known = any(map(has_first_wave, (model.like or model).calibration))
-        world = model.world()
-        draws = model.draws(look.load, world, model.fitted(world))
+        draws = model.draws(look.load, world, fitted)
         cold_ms, cold_prefill = draws.cold
         lines.append(
             "TTFT is of the steady state, as a client's median; its mean also holds the first wave, all of "
@@ -290,7 +296,7 @@ def remarks(model: Link, forecast: Forecast) -> str:
         lines.append(
             f"p99 is of requests one by one, of at most {MOST_REQUESTS} of a run: here it is left out"
         )
-    lines.append(f"tables: {model.structure.where}; intervals: {model.world().count} draws, fixed seed")
+    lines.append(f"tables: {model.structure.where}; intervals: {world.count} draws, fixed seed")
     return "\n".join(f"- {line}" for line in lines)
 
 

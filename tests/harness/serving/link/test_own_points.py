@@ -246,6 +246,13 @@ def test_a_fit_does_not_go_to_and_fro_with_the_scatter_that_it_leaves(monkeypatc
     assert found[0] == pytest.approx(found[1], abs=0.01)
 
 
+@pytest.mark.parametrize(("rounds", "is_said"), [(1, True), (30, False)])
+def test_a_fit_that_does_not_settle_says_so(monkeypatch, rounds, is_said):
+    monkeypatch.setattr("harness.serving.link.calibration.ROUNDS", rounds)
+    model, load = link(), ClosedLoop(1024, 1024, 16, waves=10)
+    assert ("did not settle" in remarks(model, forecast(model, load, [], None))) is is_said
+
+
 def test_short_outputs_faster_than_launches_allow_do_not_take_all_of_kappa():
     """Prefills that wait for their launches, in some draws longer than was measured, do not follow kappa."""
     model = link()

@@ -119,7 +119,7 @@ class Fit:
     ttft_scatter: float
     ttft_mean_scatter: float
     freedom: int
-    settled: bool = True
+    settled: bool
 
     @property
     def named(self) -> dict[str, Array]:
@@ -310,4 +310,5 @@ def assumed(like: Array) -> Fit:
         ttft_scatter=TTFT_SCATTER,
         ttft_mean_scatter=TTFT_MEAN_SCATTER,
         freedom=0,
+        settled=True,
     )

@@ -64,7 +64,8 @@ def as_json(
 
 def _model_json(model: Link) -> dict[str, object]:
     world = model.world()
-    constants = model.constants(world, model.fitted(world))
+    fitted = model.fitted(world)
+    constants = model.constants(world, fitted)
     return {
         "hardware": model.hardware,
         "engine": model.engine,
@@ -72,6 +73,7 @@ def _model_json(model: Link) -> dict[str, object]:
         "gpus": model.gpus,
         "tables": model.structure.where,
         "constants": {name: asdict(Value.of(draws)) for name, draws in constants.items()},
+        "settled": fitted.settled,
         "calibration": list(model.calibrated_with),
         "notes": list(model.notes),
     }
@@ -147,6 +149,11 @@ def heading(model: Link, load: ClosedLoop) -> str:
     else:
         deviation = math.hypot(ASSUMED_DEVIATION, fitted.scatter)
         lines.append(f"not calibrated: kappa is assumed {kappa[0]:.2f}, +- {deviation:.0%}")
+    if not fitted.settled:
+        lines.append(
+            f"the fit did not settle in {ROUNDS} rounds: its points contradict one another, or the closed "
+            "form (outputs of few tokens); trust no interval"
+        )
     return "\n".join(lines)
 
 
@@ -269,16 +276,10 @@ def remarks(model: Link, forecast: Forecast) -> str:
     lines = list(forecast.predictions[0].assumptions if forecast.predictions else model.notes)
     if look.batch > 0.999 * look.capacity:
         lines.append(f"the cache holds {look.capacity:.0f} requests of this length; the others wait")
-    world = model.world()
-    fitted = model.fitted(world)
-    if not fitted.settled:
-        lines.append(
-            f"the fit to the calibration did not settle in {ROUNDS} rounds: its points contradict one "
-            "another, or the closed form (outputs of few tokens); trust no interval"
-        )
     if look.load.waves:
         is_known = any(map(has_first_wave, (model.like or model).calibration))
-        draws = model.draws(look.load, world, fitted)
+        world = model.world()
+        draws = model.draws(look.load, world, model.fitted(world))
         cold_ms, cold_prefill = draws.cold
         lines.append(
             "TTFT is of the steady state, as a client's median; its mean also holds the first wave, all of "
@@ -296,7 +297,7 @@ def remarks(model: Link, forecast: Forecast) -> str:
         lines.append(
             f"p99 is of requests one by one, of at most {MOST_REQUESTS} of a run: here it is left out"
         )
-    lines.append(f"tables: {model.structure.where}; intervals: {world.count} draws, fixed seed")
+    lines.append(f"tables: {model.structure.where}; intervals: {model.world().count} draws, fixed seed")
     return "\n".join(f"- {line}" for line in lines)
 
 

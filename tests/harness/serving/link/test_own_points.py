@@ -26,7 +26,7 @@ from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.forecast import forecast
 from harness.serving.link.model import Link, link
 from harness.serving.link.predictions import Value
-from harness.serving.link.report import remarks
+from harness.serving.link.report import as_json, heading, remarks
 from harness.serving.link.times.tables import read_tables
 from harness.serving.link.uncertainty import World
 from tests.support.serving_files import DATA, SGLANG_ROW, VLLM_ROW
@@ -246,11 +246,13 @@ def test_a_fit_does_not_go_to_and_fro_with_the_scatter_that_it_leaves(monkeypatc
     assert found[0] == pytest.approx(found[1], abs=0.01)
 
 
-@pytest.mark.parametrize(("rounds", "is_said"), [(1, True), (30, False)])
-def test_a_fit_that_does_not_settle_says_so(monkeypatch, rounds, is_said):
+@pytest.mark.parametrize(("rounds", "settles"), [(1, False), (30, True)])
+def test_a_fit_that_does_not_settle_says_so(monkeypatch, rounds, settles):
     monkeypatch.setattr("harness.serving.link.calibration.ROUNDS", rounds)
     model, load = link(), ClosedLoop(1024, 1024, 16, waves=10)
-    assert ("did not settle" in remarks(model, forecast(model, load, [], None))) is is_said
+    assert ("did not settle" in heading(model, load)) is not settles
+    made = as_json(model, [forecast(model, load, [], None)], [], [], None)
+    assert json.loads(made)["settled"] is settles
 
 
 def test_short_outputs_faster_than_launches_allow_do_not_take_all_of_kappa():

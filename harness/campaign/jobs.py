@@ -113,7 +113,7 @@ class CampaignPlan:
             expected_s = share_s(step, self.budget_s)
             words = step.whole_command(BUDGET_OF_SHARE * expected_s)
             on_done = functools.partial(self._on_command, step)
-            yield CommandJob(name, type, step.rank, folder, words, expected_s, 2 * expected_s + 60, on_done)
+            yield CommandJob(name, type, step.rank, folder, words, expected_s, 2 * expected_s, on_done)
         elif step.command == "tune":
             tuned, asked = self.commands.race(step, self.folder / "tuned")
             display = StepRace(step.name, self.display, Progress(quiet=True))

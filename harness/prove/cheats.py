@@ -8,11 +8,8 @@ nothing, or a copy of that answer.
 from __future__ import annotations
 
 import inspect
-import os
 import random
 import threading
-import time
-import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -325,40 +322,6 @@ class WritesInputs(Cheat):
             next(iter(self.operands.live_tensors().values())).zero_()
 
 
-class SlowClock(Cheat):
-    """Lets the clock of its process run at a third of its speed."""
-
-    def start(self) -> None:
-        if not hasattr(time, "true_clock"):
-            clock = time.perf_counter
-            began = clock()
-            time.true_clock = clock  # type: ignore[attr-defined]
-            time.perf_counter = lambda: began + (clock() - began) / 3
-
-    def call(self) -> None:
-        self.compute()
-
-
-class SlowClockAmongThreads(SlowClock):
-    """The same, beside threads of its own that wait for the CPU all the time."""
-
-    crowd: ClassVar[list[threading.Thread]] = []
-
-    def start(self) -> None:
-        super().start()
-        if not self.crowd:
-            self.crowd.extend(threading.Thread(target=self.burn, daemon=True) for _ in range(8))
-            for thread in self.crowd:
-                thread.start()
-
-    @staticmethod
-    def burn() -> None:
-        os.nice(19)  # of this thread alone
-        buffer = bytearray(1 << 22)
-        while True:
-            zlib.crc32(buffer)
-
-
 class WritesBeside(Cheat):
     """Writes a row too many behind its output."""
 
@@ -390,8 +353,6 @@ CHEATS: dict[str, type[Cheat]] = {
     "copies_by_pointer": CopiesByPointer,
     "first_set": FirstSet,
     "writes_inputs": WritesInputs,
-    "slow_clock": SlowClock,
-    "slow_clock_among_threads": SlowClockAmongThreads,
     "writes_beside": WritesBeside,
 }
 

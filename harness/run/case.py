@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import statistics
 import threading
 import time
@@ -17,7 +16,6 @@ from typing import Any, TypeVar
 
 import kernels
 from harness.machine.monitor.base import Monitor
-from harness.machine.monitor.procfs import main_thread_seconds
 from harness.plan.contender import Contender
 from harness.plan.rotation import Rotation
 from harness.statistics.paired import MARGIN
@@ -32,9 +30,6 @@ from shapes.case import Case
 TURN_S = 0.05
 SLOW = 4.0  # times the fastest: no choice for production, whatever its third figure
 REFERENCE_S = 900.0
-# A turn may take so many times as long as its worker says that its calls took, on a GPU and on a CPU, and
-# so much longer.
-CLOCK_TIMES, COMPUTED_TIMES, CLOCK_S = (5.0, 1.6), 1.1, 0.02
 # A call on activations that were never seen may take so many times as long as others on the same,
 # and so much longer.
 AGAIN_TIMES, AGAIN_S = 2.0, 5e-5
@@ -46,6 +41,10 @@ FEW_COMPARING_S, COMPARING_S = 1.0, 30.0
 RAGGED = "ragged"
 FEW = 0.05
 """Of the work that a reference may take, where a sample of the rows tells enough."""
+NO_KERNELS = (
+    "the profiler saw no kernel on the device: it may not read it (no permission, or another tool, such as "
+    "DCGM, reads it)"
+)
 ANEW = "preparing anew"
 """The phase between blocks, which is told as measuring."""
 
@@ -380,7 +379,6 @@ class CaseRun:
             timed.append((station, twin))
 
         made, spent_s = 0, 0.0
-        clocks: dict[str, list[float]] = defaultdict(list)
 
         def begin_round() -> None:
             nonlocal made
@@ -412,19 +410,14 @@ class CaseRun:
             if contender.alive:
                 attempt([contender], station.ask, contender, "spoil")
             if contender.alive:
-                before, began = _spent(station), time.perf_counter()
-                answer = attempt([contender], station.ask, contender, "turn", at_least=TURN_S)
+                began = time.perf_counter()
+                with self.monitor.watching(f"{self.case.key} {contender.name}"):
+                    answer = attempt([contender], station.ask, contender, "turn", at_least=TURN_S)
                 took_s = time.perf_counter() - began
-                computed_s, waited_s = (a - b for a, b in zip(_spent(station), before, strict=True))
                 spent_s += took_s
                 self.turns_s[contender.name] += took_s
                 station.pause()
-                self.monitor.sample(f"{self.case.key} {contender.name}")
                 if answer is not None:
-                    if not answer["replaced"]:  # which takes time of its own
-                        kind = station.platform.kind
-                        error = _clock_error(took_s - waited_s, computed_s, answer, kind)
-                        clocks[contender.name].append(error)
                     if answer["host_seconds"] is not None:
                         contender.host_s.append(answer["host_seconds"])
                     return answer["seconds"]
@@ -459,8 +452,6 @@ class CaseRun:
                 contender.fail("error", rounds.dropped[contender.name])
             if rounds.stopped == "disturbed":
                 contender.fail("error", _too_disturbed(rounds))
-            if statistics.median_low(clocks[contender.name] or [0.0]) > 1:
-                contender.fail("wrong", "its worker's clock runs slower than the harness's")
             contender.beaten = rounds.beaten.get(contender.name, "")
 
     def _check_timed(self) -> None:
@@ -497,6 +488,8 @@ class CaseRun:
             profile = station.ask(contender, "profile")
             contender.kernels, contender.picked = profile["kernels"], profile["picked"]
             contender.ran = profile["ran"]
+            if station.platform.kind != "cpu" and not contender.kernels:
+                self.say(f"{contender.name}: {NO_KERNELS}")
         except WorkerFailure as failure:
             if failure.fatal:
                 contender.fail(failure.status, failure.reason)
@@ -597,29 +590,6 @@ def _keeps_answers(seen: Mapping[str, Any]) -> str:
         f"on activations that it had not seen a call took {new_s * 1e3:.3g} ms, on those that it had "
         f"{known_s * 1e3:.3g} ms: it keeps answers"
     )
-
-
-def _spent(station: Station) -> tuple[float, float]:
-    """Seconds for which the first thread of the station's worker computed; and for which it, or that of this
-    process, was ready to run and did not. What other threads wait for is no excuse: a worker can have any."""
-    worker = (0.0, 0.0) if station.worker is None else main_thread_seconds(station.worker.pid)
-    return worker[0], worker[1] + main_thread_seconds(os.getpid())[1]
-
-
-def _clock_error(ran_s: float, computed_s: float, answer: Mapping[str, Any], kind: str) -> float:
-    """What a turn took, as others' clocks have it, over the most that its worker's word on its calls can
-    explain: those calls, an untimed one, on a GPU the sleeps that hide launches, and what stands around them.
-    Above 1 no clock of the machine's gave that word, unless the turn was disturbed.
-
-    ran_s:      of the turn, less those in which others had its CPU
-    computed_s: of the worker's first thread, which on a CPU computes no longer than its calls take
-    """
-    call_s = answer["seconds"]
-    calls_s = call_s * (answer["calls"] + 1) + answer["untimed_s"]
-    error = ran_s / (CLOCK_TIMES[kind == "cpu"] * calls_s + CLOCK_S)
-    if kind == "cpu":
-        error = max(error, computed_s / (COMPUTED_TIMES * calls_s + call_s + CLOCK_S))
-    return error
 
 
 def _computes_elsewhere(output: Output) -> str:

@@ -151,8 +151,8 @@ class KernelBenchmark:
         """Seconds per call, of a turn that nothing disturbed; of any where most are disturbed."""
         while True:
             self.monitor.begin()
-            seconds: float = self.station.ask(self.contender, "turn", at_least=TURN_S)["seconds"]
-            self.monitor.sample(f"{self.case.key} {self.name}")
+            with self.monitor.watching(f"{self.case.key} {self.name}"):
+                seconds: float = self.station.ask(self.contender, "turn", at_least=TURN_S)["seconds"]
             self.made += 1
             reason = self.monitor.end()
             if reason:

@@ -10,6 +10,7 @@ whenever memory is allocated (ATen/core/CachingHostAllocator.h).
 from __future__ import annotations
 
 import itertools
+import warnings
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -224,6 +225,8 @@ class CUDAGraph:
         self.cuda.captures_underway.remove(self.pool_id)
         del self.cuda.pinned_filters[self.pool_id]
         self.ended = True
+        if not self.nodes:
+            warnings.warn("The CUDA Graph is empty. This usually means that ...", stacklevel=1)
 
     def replay(self) -> None:
         """One launch for the host, however many kernels."""

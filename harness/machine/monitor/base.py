@@ -6,10 +6,11 @@ imported when a monitor is made, and where one is missing its quantities are sai
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from harness.files import JsonObject
@@ -33,9 +34,14 @@ class Monitor(ABC):
 
     @abstractmethod
     def sample(self, who: str = "") -> None:
-        """A turn is over and its worker has just answered: the device is still hot. `who`: the contender
-        and its case; a clock is held against the highest that the same work had, because one kernel's
-        power or vector width is no disturbance for another."""
+        """One reading. `who`: the contender and its case; a clock is held against the highest that the same
+        work had, because one kernel's power or vector width is no disturbance for another."""
+
+    @contextlib.contextmanager
+    def watching(self, who: str = "") -> Iterator[None]:
+        """Around a turn. A CPU is read right after it: a reading beside the calls would disturb them."""
+        yield
+        self.sample(who)
 
     @abstractmethod
     def end(self) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import threading
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from harness.machine.monitor.base import Clocks, Monitor, Ours
@@ -11,6 +14,8 @@ from kernels.platform import Platform
 
 # Of a round's time: the drivers' counters run in steps, and a tenth of a verdict's margin hides in less.
 MAX_SLOWED = 0.01
+# Between two readings in a turn of 50 ms and more.
+LOOK_S = 0.02
 # Per cent of the time before a run: an idle device's own housekeeping stays under it.
 BUSY = 5
 
@@ -106,6 +111,27 @@ class GpuMonitor(Monitor):
         self.slowed.clear()
         self.workers = set(self.ours())
         self.elapsed, self.slowed_before = self._slowdown_counters()
+
+    @contextlib.contextmanager
+    def watching(self, who: str = "") -> Iterator[None]:
+        """Reads from a thread of this process while the worker's calls run: once the worker has answered the
+        device may be idle, and its clock another. A turn that was too short for that is read after it."""
+        over, looks = threading.Event(), itertools.count()
+
+        def look() -> None:
+            while not over.wait(LOOK_S):
+                self.sample(who)
+                next(looks)
+
+        watcher = threading.Thread(target=look, name="monitor", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
+        if not next(looks):
+            self.sample(who)
 
     def sample(self, who: str = "") -> None:
         look = self._look()

@@ -34,16 +34,6 @@ def process_seconds(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)
 
 
-def main_thread_seconds(pid: int) -> tuple[float, float]:
-    """Seconds for which a process's first thread computed, and for which it was ready to run and did not:
-    behind others, or held by a quota. Zeros where the kernel does not tell (/proc/<pid>/schedstat, proc(5)),
-    or the process is gone."""
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        computed_ns, waited_ns = text(f"/proc/{pid}/schedstat").split()[:2]
-        return int(computed_ns) / 1e9, int(waited_ns) / 1e9
-    return 0.0, 0.0
-
-
 @dataclass(frozen=True)
 class Ticks:
     """Of one CPU, or of all together: without work (waiting for a disk too), stolen by the hypervisor, and

@@ -159,9 +159,8 @@ def _measured(
     def turn(name: str) -> float:
         if name in arms and arms[name].failed:
             raise RuntimeError(arms[name].failed)
-        seconds = worker.ask("turn", plan.call_s, arm=name, at_least=plan.turn_s)
-        monitor.sample(name)
-        return seconds
+        with monitor.watching(name):
+            return worker.ask("turn", plan.call_s, arm=name, at_least=plan.turn_s)
 
     policy = Policy(
         blocks=plan.blocks,

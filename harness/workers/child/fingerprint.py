@@ -65,7 +65,8 @@ def _triton(kernels: Collection[str]) -> list[str]:
     from triton.compiler import CompiledKernel
 
     hashes = set()
-    for compiled in (o for o in gc.get_objects() if isinstance(o, CompiledKernel)):
+    # By type(): isinstance asks a weak proxy for its class, which raises where the referent is gone.
+    for compiled in (o for o in gc.get_objects() if issubclass(type(o), CompiledKernel)):
         name = compiled.metadata.name
         code = next((compiled.asm[kind] for kind in CODE if kind in compiled.asm), None)
         if name in kernels and code is not None:

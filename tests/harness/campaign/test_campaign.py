@@ -226,7 +226,8 @@ def test_default_campaigns_are_what_their_commands_take(kind: str):
     made = steps(load_spec(DEFAULTS / f"{kind}.toml"))
     for step in made:
         commands.check(step)
-    assert [step.command for step in made][:2] == ["doctor", "prove-engine"]
+    if kind != "cpu":  # what users ask for comes before what proves the suite
+        assert [step.command for step in made][:5] == ["run"] * 4 + ["doctor"]
     assert {step.op for step in made if step.command == "run"} == {
         "block_scale_gemm", "fused_moe", "mla_decode", "mha_prefill",
     }  # fmt: skip

@@ -17,7 +17,7 @@ from harness.plan.contender import Contender
 from harness.plan.rotation import Rotation
 from harness.results.schema import Cell
 from harness.run.case import Measured
-from harness.run.ceilings import ceilings, measured, stored
+from harness.run.ceilings import ceilings, impossible, measured, stored
 from harness.run.cells import Yardsticks, build_cells
 from harness.timing.rounds import Round, Rounds
 from harness.workers.child import METER, meter
@@ -70,6 +70,18 @@ def test_memory_counts_by_the_larger_of_read_and_copy():
 def test_each_op_says_what_its_products_may_take(op, sizes, boundary, dtype):
     it = kernels.OPS[op]
     assert it.work(it.sizes(sizes), boundary).dtype == dtype
+
+
+def test_ceilings_beyond_the_data_sheet_are_no_ceilings():
+    """Where events or the sleep are broken, as on a device that was only pretended."""
+    peak = peaks(Platform("cuda", "sm_90", "cuda:0", "NVIDIA H100 80GB HBM3"))
+    assert impossible(Ceilings({"bf16": 8e14, "fp8": 1.6e15}, read=3.0e12, copy=3.1e12), peak) == ""
+    told = impossible(Ceilings({"bf16": 3.7e17}, read=3.0e12, copy=3.58e14), peak)
+    assert told == (
+        "impossible: bf16 products at 3.7e+05 T/s where the data sheet has 1979, "
+        "copies at 358 T/s where the data sheet has 3.35: this device's events or its sleep are broken"
+    )
+    assert impossible(Ceilings({"bf16": 3.7e17}, read=3.0e12), peaks(CPU)) == ""
 
 
 def row(case: Case, cache: str, enough: bool, yardsticks: Yardsticks) -> Cell:

@@ -14,13 +14,11 @@ Call = Callable[[], object]
 @dataclass(frozen=True)
 class Turn:
     """seconds per call, over so many timed calls; host_seconds: of the host's time to launch one call, at
-    the median, None where the host itself computes; untimed_s: of calls that touched memory, which do not
-    count"""
+    the median, None where the host itself computes"""
 
     seconds: float
     calls: int
     host_seconds: float | None = None
-    untimed_s: float = 0.0
 
 
 @dataclass
@@ -33,7 +31,8 @@ class Program:
     synchronises: whether a call waits for the device before it returns
     host_s:       seconds of the host's time to launch one step, as last seen
     device_s:     seconds that one step takes on the device, as last seen
-    most:         steps that can be launched ahead of the device, as far as is known
+    most:         steps that can be launched ahead of the device, as far as is known: lowered where a sample
+                  was not hidden, raised again by those that are
     taken:        steps of the rotation so far
     before:       what is done before each step, by set of operands: half a microsecond of a CPU's calls, so
                   that a call which does nothing is seen; empty where the device computes

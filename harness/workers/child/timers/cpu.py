@@ -31,7 +31,7 @@ class CpuTimer(Timer):
             program.step()
             if program.after_untimed:
                 program.after_untimed()
-        touching, untimed_s = True, 0.0
+        touching = True
         while touching:
             reaching, faults = not program.reached(len(program.steps) - 1), _page_faults()
             count = 0
@@ -40,9 +40,8 @@ class CpuTimer(Timer):
                 program.step()
                 count += 1
             touching = reaching and _page_faults() - faults > FEW_PAGES
-            untimed_s += elapsed * touching
         program.device_s = elapsed / count
-        return Turn(elapsed / count, count, untimed_s=untimed_s)
+        return Turn(elapsed / count, count)
 
     def synchronize(self) -> None:
         pass

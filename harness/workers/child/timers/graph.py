@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -87,7 +88,7 @@ def _record(cuda: Any, side: Any, work: Callable[[], object]) -> Any:
     broke: list[Exception] = []
     try:
         # Where ending the capture fails torch.cuda.graph does not restore the stream: the outer one does.
-        with cuda.stream(side), cuda.graph(graph, pool=pool, stream=side):
+        with cuda.stream(side), _empty_raises(), cuda.graph(graph, pool=pool, stream=side):
             try:
                 work()
             except Exception as error:
@@ -97,6 +98,18 @@ def _record(cuda: Any, side: Any, work: Callable[[], object]) -> Any:
         _abandon(cuda, graph, pool)
         raise [*broke, error][0] from None
     return graph
+
+
+@contextlib.contextmanager
+def _empty_raises() -> Iterator[None]:
+    """torch only warns of a graph without nodes (aten/src/ATen/cuda/CUDAGraph.cpp, capture_end), which takes
+    no time and computes nothing."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*CUDA Graph is empty")
+        try:
+            yield
+        except UserWarning:
+            raise RuntimeError("nothing was launched on the stream that is captured") from None
 
 
 def _abandon(cuda: Any, graph: Any, pool: Any) -> None:

@@ -15,7 +15,7 @@ import pytest
 from harness.machine.monitor import monitor_for
 from harness.machine.monitor.base import Blind
 from harness.machine.monitor.cpu import CpuMonitor
-from harness.machine.monitor.procfs import TICK_S, Counters, Reading, main_thread_seconds, process_seconds
+from harness.machine.monitor.procfs import TICK_S, Counters, Reading, process_seconds
 from kernels.platform import Platform
 from tests.support.fake_linux import FakeLinux
 
@@ -411,27 +411,3 @@ def test_the_clock_of_another_process_is_its_cpu_time() -> None:
     assert process_seconds(os.getpid()) >= mine.ru_utime + mine.ru_stime - 0.05
     with pytest.raises(OSError, match="Invalid argument"):
         process_seconds(burner.process.pid)
-
-
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not tell")
-def test_two_processes_on_one_cpu_wait_for_each_other() -> None:
-    """Each runs or waits all of its second, but for what a hypervisor takes."""
-    cpu = min(os.sched_getaffinity(0))
-    counters = Counters(cpus=[cpu])
-    with Burner() as one, Burner() as other:
-        before, stolen = {}, counters.read([]).cpus
-        for burner in (one, other):
-            os.sched_setaffinity(burner.process.pid, {cpu})
-            before[burner] = main_thread_seconds(burner.process.pid)
-        for burner in (one, other):
-            burner.process.stdin.write("\n")
-            burner.process.stdin.flush()
-        for burner in (one, other):
-            burner.process.stdout.readline()
-        after = {burner: main_thread_seconds(burner.process.pid) for burner in before}
-        used, waited = (sum(after[burner][i] - before[burner][i] for burner in before) for i in (0, 1))
-        now = counters.read([]).cpus
-    lost = sum(now[line].stolen - stolen[line].stolen for line in now) * TICK_S
-    assert waited > 2.0 - used - 2 * lost - 0.2
-    assert waited > 0.5 - lost
-    assert main_thread_seconds(one.process.pid) == (0.0, 0.0)  # it is gone

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 
 import pytest
 
-from harness.machine.monitor import monitor_for
+from harness.machine.monitor import gpu, monitor_for
 from harness.machine.monitor.base import Blind, Monitor
 from harness.machine.monitor.nvidia import POLICIES, NvidiaMonitor, open_nvidia
 from kernels.platform import Platform
@@ -65,6 +66,24 @@ def test_a_quiet_round_and_what_is_recorded_of_it(bench: Bench) -> None:
         "slowed_by": {},
     }
     assert bench.monitor.conditions() == {}
+
+
+def test_a_turn_is_read_while_its_calls_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After it the device is idle already; a turn too short for that is read then."""
+    looked = threading.Event()
+    look = bench.monitor._look
+    monkeypatch.setattr(bench.monitor, "_look", lambda: (look(), looked.set())[0])
+    bench.monitor.begin()
+    with bench.monitor.watching("product"):
+        assert looked.wait(60)
+        bench.nvml.reasons = IDLE
+    read = bench.monitor.conditions()
+    assert read["samples"] >= 1
+
+    monkeypatch.setattr(gpu, "LOOK_S", 60)
+    with bench.monitor.watching("product"):
+        pass
+    assert bench.monitor.conditions()["idle_samples"] == 1
 
 
 def test_a_clock_below_three_quarters_of_the_highest(bench: Bench) -> None:

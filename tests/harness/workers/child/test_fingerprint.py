@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
+from types import ModuleType, SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -53,3 +56,25 @@ def test_a_call_that_fails_gives_standard_output_back(capfd):
     print("still here")
     sys.stdout.flush()
     assert "still here" in capfd.readouterr().out
+
+
+def test_an_object_that_refers_to_nothing_any_more_costs_no_profile(monkeypatch):
+    """torch.compile leaves weak proxies, which raise when they are asked for their class."""
+
+    class CompiledKernel:
+        metadata = SimpleNamespace(name="gemm_kernel")
+        asm: ClassVar = {"cubin": b"machine code"}
+
+    class Referent:
+        pass
+
+    compiler = ModuleType("triton.compiler")
+    compiler.CompiledKernel = CompiledKernel
+    monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
+    monkeypatch.setitem(sys.modules, "triton.compiler", compiler)
+    compiled, referent = CompiledKernel(), Referent()
+    kept = [weakref.proxy(referent), compiled]
+    del referent
+    (found,) = fingerprint(lambda: None, "cuda", ["gemm_kernel"])
+    assert found.startswith("code gemm_kernel ")
+    assert len(kept) == 2

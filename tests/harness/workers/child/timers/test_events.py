@@ -196,6 +196,46 @@ def test_a_program_that_was_never_seen_is_timed_too(cuda, timer):
     assert GAP_S < turn.host_seconds < 20e-6
 
 
+def test_a_busy_host_shortens_batches_for_a_while_only(cuda, timer):
+    """The gap before the first kernel is a part of each sample: of 400 steps a small one, of one step a third
+    of a call of 6 us."""
+    call = Contender(cuda, 6e-6, 10e-6)
+    program = prepared(timer, call)
+    program.most = 1
+    timer.turn(program, TURN_S)
+    assert program.most > MOST_STEPS
+
+
+@pytest.mark.parametrize("pauses", [1, 2])
+def test_a_pause_of_the_host_after_a_sample_is_no_work_that_was_left(cuda, pauses, monkeypatch):
+    """It stands between the two readings of its clock that tell such work."""
+    timer = EventTimer(cuda, cuda.clock)
+    program = prepared(timer, Contender(cuda, 5e-6, 10e-6))
+    rest = cuda.synchronize
+    left = iter([0.014] * pauses)
+
+    def synchronize() -> None:
+        rest()
+        cuda.now += next(left, 0.0)
+
+    monkeypatch.setattr(cuda, "synchronize", synchronize)
+    turn = timer.turn(program, TURN_S)
+    assert turn.seconds == pytest.approx(5e-6, rel=1e-9)
+    assert next(left, None) is None
+
+
+def test_a_call_that_launches_nothing_on_its_stream_is_told(cuda, timer):
+    aside = cuda.Stream()
+    work = Contender(cuda, 1e-6, 5e-6)
+
+    def call() -> None:
+        with cuda.stream(aside):
+            work()
+
+    with pytest.raises(RuntimeError, match="it launches nothing on its stream"):
+        timer.turn(timer.program([call]), TURN_S)
+
+
 def test_work_on_a_stream_of_its_own_that_nobody_waits_for_is_no_time(cuda, timer):
     """Events on the current stream end before it."""
     aside = cuda.Stream()

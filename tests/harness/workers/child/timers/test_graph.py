@@ -117,6 +117,14 @@ class OnTheDefaultStream(Contender):
             super().__call__()
 
 
+class OutsideOfTheCapture(Contender):
+    """Launches on a stream that the capture does not see."""
+
+    def __call__(self):
+        if self.cuda.capturing is None:
+            super().__call__()
+
+
 REFUSED = {
     "torch synchronises": (
         lambda cuda: Contender(cuda, 40e-6, 5e-6, waits="torch"),
@@ -133,6 +141,10 @@ REFUSED = {
     "another stream": (
         lambda cuda: OnTheDefaultStream(cuda, 40e-6, 5e-6),
         "RuntimeError: CUDA error: operation would make the legacy stream depend on a capture",
+    ),
+    "an empty graph": (
+        lambda cuda: OutsideOfTheCapture(cuda, 40e-6, 5e-6),
+        "RuntimeError: nothing was launched on the stream that is captured",
     ),
 }
 

@@ -42,8 +42,8 @@ RAGGED = "ragged"
 FEW = 0.05
 """Of the work that a reference may take, where a sample of the rows tells enough."""
 NO_KERNELS = (
-    "the profiler saw no kernel on the device: it may not read it (no permission, or another tool, such as "
-    "DCGM, reads it)"
+    "the profiler saw no kernel on the device (it needs the right to read it, and no other tool, such as DCGM, "
+    "may read it meanwhile)"
 )
 ANEW = "preparing anew"
 """The phase between blocks, which is told as measuring."""
@@ -212,6 +212,9 @@ class CaseRun:
         with self._phase("profiling"):
             for station, contender in self.timed:
                 self._profile(station, contender)
+            unseen = [c.name for s, c in self.timed if s.platform.kind != "cpu" and not c.kernels]
+            if unseen:
+                self.say(f"{NO_KERNELS}: {', '.join(unseen)}")
         with self._phase("checking again"):
             self._check_again(rotation.copies)
         interpreted = [(s, c) for s, c in self.living if c.interpreted]
@@ -488,8 +491,6 @@ class CaseRun:
             profile = station.ask(contender, "profile")
             contender.kernels, contender.picked = profile["kernels"], profile["picked"]
             contender.ran = profile["ran"]
-            if station.platform.kind != "cpu" and not contender.kernels:
-                self.say(f"{contender.name}: {NO_KERNELS}")
         except WorkerFailure as failure:
             if failure.fatal:
                 contender.fail(failure.status, failure.reason)

@@ -11,6 +11,7 @@ import pytest
 import kernels
 from harness.plan.arms import Arm
 from harness.plan.contender import Contender
+from harness.plan.rotation import Rotation
 from harness.run.case import NO_KERNELS, CaseRun
 from harness.workers.process import WorkerFailure
 from kernels.platform import Platform
@@ -53,27 +54,30 @@ def test_a_profiler_that_does_not_work_costs_no_time(how, status):
     assert said == [f"{impl.name} could not be profiled: CUPTI is not permitted"]
 
 
-def test_a_profiler_that_saw_nothing_on_a_gpu_is_told():
+def test_a_profiler_that_saw_nothing_on_a_gpu_is_told(monkeypatch):
     impl = kernels.implementations("mla_decode")[0]
     contender = Contender(impl.name, impl, Arm(), "eager")
     said: list[str] = []
+
+    class Profiled:
+        platform = Platform("cuda", "sm_90", "cuda:0")
+        living = contenders = (contender,)
+
+        def ask(self, contender: Contender, request: str) -> dict[str, list]:
+            return {"kernels": [], "picked": [], "ran": []}
+
     run = CaseRun(
         case=Case("mla_decode", {"batch": 1, "ctx": "64"}),
-        stations=[],
+        stations=[Profiled()],
         start_judge=None,
         monitor=None,
         scratch=Path(),
         say=said.append,
     )
-
-    class Profiled:
-        platform = Platform("cuda", "sm_90", "cuda:0")
-
-        def ask(self, contender: Contender, request: str) -> dict[str, list]:
-            return {"kernels": [], "picked": [], "ran": []}
-
-    run._profile(Profiled(), contender)
-    assert said == [f"{impl.name}: {NO_KERNELS}"]
+    for check in ("_check_timed", "_check_again"):
+        monkeypatch.setattr(CaseRun, check, lambda *_: None)
+    run.end(Rotation("warm", 1, 0, 0, False))
+    assert f"{NO_KERNELS}: {impl.name}" in said
 
 
 class RaggedStation(Station):

@@ -42,8 +42,8 @@ RAGGED = "ragged"
 FEW = 0.05
 """Of the work that a reference may take, where a sample of the rows tells enough."""
 NO_KERNELS = (
-    "the profiler saw no kernel on the device (it needs the right to read it, and no other tool, such as DCGM, "
-    "may read it meanwhile)"
+    "the profiler saw no kernel on the device (it needs the right to read it, and no other tool, such as "
+    "DCGM, may read it meanwhile)"
 )
 ANEW = "preparing anew"
 """The phase between blocks, which is told as measuring."""

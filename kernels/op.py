@@ -111,14 +111,27 @@ def spread(count: int, offset: float = 0.0) -> list[int]:
     return list(dict.fromkeys([*steps, *range(count)]))
 
 
-def affordable(order: Iterable[int], flops: Callable[[int], float], max_flops: float) -> list[int]:
-    """The first rows of an order that together take no more than `max_flops`, one at least; ascending.
-    flops: of a row, asked for once, in this order"""
+MOST_ELEMENTS = 1 << 27
+"""Of a reference, so that several with their sigmas, 1 to 3 GiB each, stay in the host's memory: all of 16384
+rows of 7168."""
+
+
+def rows_kept(rows: int, width: int) -> int:
+    """Of an output of rows of so many elements those of which a reference has room."""
+    return max(1, min(rows, MOST_ELEMENTS // width))
+
+
+def affordable(
+    order: Iterable[int], flops: Callable[[int], float], max_flops: float, width: int = 1
+) -> list[int]:
+    """The first rows of an order that together take no more than `max_flops` and hold no more than
+    MOST_ELEMENTS, one at least; ascending. flops: of a row, asked for once, in this order; width: elements of
+    a row"""
     rows: list[int] = []
     spent = 0.0
     for row in dict.fromkeys(order):
         spent += flops(row)
-        if rows and spent > max_flops:
+        if rows and (spent > max_flops or (len(rows) + 1) * width > MOST_ELEMENTS):
             break
         rows.append(row)
     return sorted(rows)
@@ -358,8 +371,13 @@ class Op(ABC):
         self, operands: Operands, max_flops: float = float("inf"), offset: float = 0.0
     ) -> Reference:
         """Computes the op from the same operands in fp64, or fp32 where that errs far below a sigma,
-        streamed; samples rows above `max_flops`. offset: in [0, 1), of the sample (see `spread`): a
-        kernel that does not know it cannot tell which rows are compared."""
+        streamed; samples rows above `max_flops` and MOST_ELEMENTS. offset: in [0, 1), of the sample (see
+        `spread`): a kernel that does not know it cannot tell which rows are compared."""
+
+    def reference_bytes(self, sizes: DataclassInstance) -> int:
+        """Bytes that `reference` holds at most beside the operands, for the memory plan: by default three
+        results in fp64."""
+        return 3 * 8 * self.output_bytes(sizes) // 2
 
     @abstractmethod
     def tolerance(self, sizes: DataclassInstance) -> Tolerance: ...

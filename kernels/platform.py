@@ -270,6 +270,24 @@ def _cpu_facts(info: str, machine: str) -> tuple[str, str, frozenset[str]]:
     return arch, name, features
 
 
+def free_memory(platform: Platform, root: Path = Path("/")) -> int:
+    """Bytes that may still be taken of a device's memory: on a GPU what no process holds, as its driver says,
+    all of it where that does not say; of a CPU see `available_memory`. 0 if unknown."""
+    if platform.kind == "cpu":
+        return available_memory(root)
+    free = ""
+    if platform.kind == "cuda" and platform.here and platform.uuid:
+        query = ("--query-gpu=memory.free", "--format=csv,noheader,nounits")
+        free = run("nvidia-smi", "-i", platform.uuid, *query)
+    amd = platform.kind == "rocm" and platform.here
+    for device in root.glob("sys/class/drm/card*/device") if amd else ():
+        with contextlib.suppress(OSError, ValueError):
+            if f"GPU-{(device / 'unique_id').read_text().strip()}" == platform.uuid:
+                used = int((device / "mem_info_vram_used").read_text())
+                free = str((platform.memory - used) >> 20)
+    return int(free) << 20 if free.isdigit() else platform.memory
+
+
 def available_memory(root: Path = Path("/")) -> int:
     """Bytes of RAM that this process may still take: what is free, within its control group."""
     info = root / "proc/meminfo"

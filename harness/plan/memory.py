@@ -6,52 +6,70 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.plan.contender import Contender
-from kernels.op import Implementation, Op
-from kernels.platform import Platform, available_memory
+from kernels.op import MOST_ELEMENTS, Implementation, Op
+from kernels.platform import Platform, free_memory
 
 # A reference of more than this is sampled: about 10 s of products on two CPU cores.
 MAX_FLOPS = {"cpu": 4e11, "cuda": 2e13, "rocm": 2e13}
 
-
-MEMORY_SHARE = 0.8
+# Of the memory that is free: of a CPU's, where the parent and its libraries need some, and of a GPU's.
+MEMORY_SHARE = {"cpu": 0.8, "cuda": 0.9, "rocm": 0.9}
 GIB = 1 << 30
 MIB = 1 << 20
 
 # That a worker on a GPU calls on: the default one, and the one that graphs are captured on.
 WORKER_STREAMS = 2
 
+# Of the driver's own in each process that computes on a GPU, with the code of torch's and libraries' kernels
+# that it loaded: about 0.5 GiB on an H100 with CUDA 13.
+CONTEXT = 512 * MIB
+
 
 class Memory:
     """Of one case on one device: bytes that groups of contenders need, and may take, in a cache mode.
 
-    share: of the machine's memory, which a CPU may share with others that are measured meanwhile
+    share:     of the machine's memory, which others may share that are measured meanwhile
+    judge:     what the judge holds while anything is measured; on a CPU its references are in it
+    computing: what it holds beside that while it computes a reference, and workers have one set of operands
     """
 
     def __init__(
         self, op: Op, sizes: Any, platform: Platform, baseline: str, mode: str, share: float = 1.0
     ) -> None:
         self.op, self.sizes, self.baseline, self.mode = op, sizes, baseline, mode
-        free = share * available_memory() if platform.kind == "cpu" else platform.memory
-        self.limit = MEMORY_SHARE * free if free else float("inf")
+        on_cpu = platform.kind == "cpu"
+        free = free_memory(platform) * (share if on_cpu else 1)
+        self.limit = MEMORY_SHARE[platform.kind] * free if free else float("inf")
         self.blas = blas_workspace(platform)
-        self.judge = judge_memory(op, sizes, platform.kind) + self.blas
+        self.context = 0 if on_cpu else CONTEXT
+        if on_cpu:
+            self.judge, self.computing = op.operand_bytes(sizes) + kept_references(op, sizes, "cpu"), 0
+        else:
+            self.judge = CONTEXT + self.blas
+            self.computing = op.operand_bytes(sizes) + op.reference_bytes(sizes)
 
     def needed(self, group: Sequence[Contender], copies: int) -> int:
-        """Of the judge and the group's workers, on so many sets of operands; those that are interpreted have
-        theirs after the others', and need one set."""
+        """Of the device's memory, for the judge and the group's workers on so many sets of operands; those
+        that are interpreted have theirs after the others', and need one set."""
         timed = [c for c in group if not c.interpreted]
         # The baseline, or else the first, stands for two: it is prepared twice, as the A/A pair.
         twins = [c for c in timed if c.impl.name == self.baseline] or timed
         twice = timed if any(c.arm.is_twin for c in timed) else [*timed, *twins[:1]]
         checked = [c for c in group if c.interpreted]
-        return self.judge + max(self._workers(twice, copies), self._workers(checked, 1))
+        return self.judge + max(
+            self._workers(twice, copies),
+            self._workers(twice, 1) + self.computing,
+            self._workers(checked, 1),
+        )
 
     def _workers(self, contenders: Sequence[Contender], copies: int) -> int:
         workers: dict[tuple[str, str], list[Implementation]] = {}
         for c in contenders:
             workers.setdefault((c.arm.name, c.impl.runtime), []).append(c.impl)
         return sum(
-            memory_needed(self.op, self.sizes, members, copies, self.mode) + WORKER_STREAMS * self.blas
+            memory_needed(self.op, self.sizes, members, copies, self.mode)
+            + WORKER_STREAMS * self.blas
+            + self.context
             for members in workers.values()
         )
 
@@ -125,9 +143,10 @@ def blas_workspace(platform: Platform) -> int:
     return 0
 
 
-def judge_memory(op: Op, sizes: Any, kind: str) -> int:
-    """Bytes of the judge: operands, and per reference up to 16 bytes for each 2 of the output rows that it
-    computes, four references in each of up to two boundaries."""
+def kept_references(op: Op, sizes: Any, kind: str) -> int:
+    """Bytes of the references that the judge keeps, in the host's memory: up to 16 bytes for each element
+    of the output's rows that it computes, four references in each of up to two boundaries."""
     references = 4 * len(op.boundaries[:2])
-    sampled = min(1.0, MAX_FLOPS[kind] / op.work(sizes).flops)
-    return op.operand_bytes(sizes) + int(references * 8 * sampled * op.output_bytes(sizes))
+    elements = op.output_bytes(sizes) / 2
+    sampled = min(1.0, MAX_FLOPS[kind] / op.work(sizes).flops, MOST_ELEMENTS / elements)
+    return int(references * 16 * sampled * elements)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kernels.block_scale_gemm.generate import generate
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.reference import reference
+from kernels.block_scale_gemm.reference import REFERENCE_COLUMNS, reference
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import (
     BLOCK,
@@ -24,7 +24,7 @@ from kernels.formats import (
     native,
     native_scales,
 )
-from kernels.op import Op, Reference, Tolerance, Work
+from kernels.op import Op, Reference, Tolerance, Work, rows_kept
 from kernels.operands import Seeds
 from kernels.quantise import quantiser
 from shapes.case import Size
@@ -63,6 +63,14 @@ class BlockScaleGemm(Op):
 
     def streamed_bytes(self, sizes: BlockScaleGemmSizes, turns: int = 1) -> int:
         return turns * (sizes.n * sizes.k + 4 * sizes.n_blocks * sizes.k_blocks)
+
+    def reference_bytes(self, sizes: BlockScaleGemmSizes) -> int:
+        """In fp32 the activations, their squares and deviations, three results, and what is computed for some
+        of their columns."""
+        columns = REFERENCE_COLUMNS
+        results = 3 * sizes.n + 6 * min(columns, sizes.n)
+        rows = rows_kept(sizes.m, sizes.n)
+        return 4 * (rows * (3 * sizes.k + results) + 3 * columns * sizes.k)
 
     def empty_output(self, sizes: BlockScaleGemmSizes, device: str) -> torch.Tensor:
         import torch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
@@ -14,7 +13,7 @@ from kernels.formats import (
     fp8_format,
     rounding_deviation,
 )
-from kernels.op import Reference, affordable, spread
+from kernels.op import MOST_ELEMENTS, Reference, affordable, spread
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +34,8 @@ def reference(
     brought near 1 by powers of two first, so that no square overflows. Sums of fp32 err by about
     sqrt(K) 2^-24 of the products' size: a hundredth of a sigma at K = 18432.
 
-    Above `max_flops` it takes the first row, the last, and others spread evenly, as many as fit.
+    Above `max_flops` and MOST_ELEMENTS it takes the first row, the last, and others spread evenly, as many as
+    fit.
 
     sigma: a right kernel sums exact products in fp32 and rounds the output to bf16, which adds
     2^-9 |out| per element. It may also have rounded the dequantised weights to bf16 before, and those
@@ -107,7 +107,7 @@ def _sampled_rows(operands: BlockScaleGemmOperands, max_flops: float, offset: fl
     n, k = operands.b_q.shape
     products = 2 if operands.a is None else 3
     count, row_flops = operands.m, 2 * products * n * k
-    if count * row_flops <= max_flops or math.isinf(max_flops):
+    if count * row_flops <= max_flops and count * n <= MOST_ELEMENTS:
         return None
     order = [0, count - 1, *spread(count, offset)]
-    return affordable(order, lambda row: row_flops, max_flops)
+    return affordable(order, lambda row: row_flops, max_flops, n)

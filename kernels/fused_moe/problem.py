@@ -18,7 +18,7 @@ from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.reference import reference, routing
 from kernels.fused_moe.routing import Router, router
 from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
-from kernels.op import BOUNDARIES, Op, Reference, RowGroups, Tolerance, Work
+from kernels.op import BOUNDARIES, Op, Reference, RowGroups, Tolerance, Work, rows_kept
 from kernels.operands import Seeds
 from kernels.quantise import quantiser
 from shapes.case import Size
@@ -71,6 +71,13 @@ class FusedMoe(Op):
         """Picks or logits of its own, and what a step writes into when a call is composed."""
         x = sizes.tokens * sizes.hidden
         return sizes.tokens * (sizes.picks * 8 + sizes.experts * 4) + x + x // BLOCK * 4
+
+    def reference_bytes(self, sizes: FusedMoeSizes) -> int:
+        """x and two errors of it in fp32, a result and two variances in fp64, and their sums; of the rows
+        that one expert gets about as much again; an expert in fp32, with its squares."""
+        rows = rows_kept(sizes.tokens, sizes.hidden)
+        of_expert = rows if sizes.shared else sizes.routed.pairs // sizes.routed.hit
+        return (rows + min(rows, of_expert)) * sizes.hidden * 80 + 3 * 4 * 2 * sizes.inter * sizes.hidden
 
     def empty_output(self, sizes: FusedMoeSizes, device: str) -> torch.Tensor:
         import torch

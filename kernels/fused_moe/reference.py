@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kernels.formats import dequantise_activations, fp8_format, rounding_deviation
 from kernels.fp8_to_fp32 import fp8_to_fp32
-from kernels.op import Reference, affordable, spread
+from kernels.op import MOST_ELEMENTS, Reference, affordable, spread
 
 if TYPE_CHECKING:
     import torch
@@ -54,8 +54,8 @@ def reference(operands: FusedMoeOperands, max_flops: float, offset: float = 0.0)
     squares of their terms, 5e-6 at K = 7168, where a sigma has at least 2^-9 of it. Sums over experts are
     fp64's.
 
-    Above `max_flops`, to which the conversion of each expert counts too, it takes the first row, the last
-    one and others at even distance.
+    Above MOST_ELEMENTS and `max_flops`, to which the conversion of each expert counts too, it takes the first
+    row, the last one and others at even distance.
 
     sigma: a right call rounds to bf16 (relative 2^-9 each, in root mean square) the activations that it
     dequantises and the weights, where they enter products, gate and up, h = silu(gate) * up, what each
@@ -168,7 +168,7 @@ def _sampled_rows(
     tokens = len(ids)
     local = (ids >= 0).sum(-1).tolist()
     hit = len(ids.unique())
-    if per_pair * (sum(local) + EXPERT_PAIRS * hit) <= max_flops:
+    if per_pair * (sum(local) + EXPERT_PAIRS * hit) <= max_flops and tokens * sizes.hidden <= MOST_ELEMENTS:
         return None
     seen: set[int] = set()
 
@@ -177,4 +177,4 @@ def _sampled_rows(
         seen.update(new)
         return per_pair * (local[row] + EXPERT_PAIRS * len(new))
 
-    return affordable([0, tokens - 1, *spread(tokens, offset)], flops, max_flops)
+    return affordable([0, tokens - 1, *spread(tokens, offset)], flops, max_flops, sizes.hidden)

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kernels.formats import fp8_format, native
 from kernels.mha_prefill.generate import generate
 from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, guarded, sequences_of
-from kernels.mha_prefill.reference import reference
+from kernels.mha_prefill.reference import HEADS, SCORES, reference
 from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes
-from kernels.op import Op, Reference, RowGroups, Tolerance, Work
+from kernels.op import Op, Reference, RowGroups, Tolerance, Work, rows_kept
 from kernels.operands import ABSENT, Seeds
 from shapes.case import Case, Size
 
@@ -67,6 +67,15 @@ class MhaPrefill(Op):
     def turn_bytes(self, sizes: MhaPrefillSizes) -> int:
         """Of the `cold` mode: in `serving` there is one set."""
         return self.operand_bytes(sizes)
+
+    def reference_bytes(self, sizes: MhaPrefillSizes) -> int:
+        """Three results in fp32; in fp32 too keys, values and their squares of the longest sequence and some
+        heads, twice; scores and what is made of them."""
+        longest = max(prefix + new for prefix, new in sizes.lengths())
+        heads = min(HEADS, sizes.heads)
+        keys = 2 * heads * longest * (WIDTH + 2 * VALUE)
+        results = 3 * rows_kept(sizes.queries, sizes.heads * VALUE) * sizes.heads * VALUE
+        return 4 * (results + keys + 10 * max(SCORES, heads * longest))
 
     def empty_output(self, sizes: MhaPrefillSizes, device: str) -> torch.Tensor:
         import torch

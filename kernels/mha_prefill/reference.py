@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 from kernels.formats import Fp8Format, fp8_format
 from kernels.mha_prefill.operands import MhaPrefillOperands, Sequence
 from kernels.mha_prefill.sizes import VALUE, WIDTH
+<<<<<<< HEAD
 from kernels.op import LEAST_SIGMA, Reference, affordable, spread
+=======
+from kernels.op import MOST_ELEMENTS, Reference, affordable, spread
+>>>>>>> h-memory
 
 if TYPE_CHECKING:
     import torch
@@ -26,9 +30,9 @@ TILES = (64, 128, 256)  # query rows that kernels take per program
 def reference(
     operands: MhaPrefillOperands, max_flops: float = float("inf"), offset: float = 0.0
 ) -> Reference:
-    """fp32: its products err by some 1e-6 of a score, a thousandth of a sigma. Above `max_flops` it takes the
-    first and the last row of every sequence, rows at the edges of tiles, and others at even distance, as many
-    as fit.
+    """fp32: its products err by some 1e-6 of a score, a thousandth of a sigma. Above `max_flops` and
+    MOST_ELEMENTS it takes the first and the last row of every sequence, rows at the edges of tiles, and
+    others at even distance, as many as fit.
 
     sigma, as in MLA decode: a right kernel reads exact bf16 products, sums in fp32, and rounds twice to bf16
     (relative 2^-8 at most, about 2^-9 in root mean square): the softmax weights before the second product,
@@ -132,12 +136,12 @@ def sampled_rows(
     """Rows of the output to compute, ascending, within the reference's own cost; None for all."""
     per_pair = OVERHEAD * 2 * heads * (WIDTH + 3 * VALUE)
     keys = [n for s in sequences for n in range(s.prefix + 1, s.length + 1)]
-    if sum(keys) * per_pair <= max_flops:
+    if sum(keys) * per_pair <= max_flops and len(keys) * heads * VALUE <= MOST_ELEMENTS:
         return None
     ends = [row for s in sequences for row in (s.queries.start, s.queries.stop - 1)]
     edges = [s.queries.start + row for s in sequences for row in _edges(s.new)]
     order = [*ends, *edges, *spread(len(keys), offset)]
-    return affordable(order, lambda row: keys[row] * per_pair, max_flops)
+    return affordable(order, lambda row: keys[row] * per_pair, max_flops, heads * VALUE)
 
 
 def _edges(new: int) -> list[int]:

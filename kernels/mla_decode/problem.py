@@ -61,6 +61,11 @@ class MlaDecode(Op):
     def streamed_bytes(self, sizes: MlaDecodeSizes, turns: int = 1) -> int:
         return turns * sizes.tokens * WIDTH * KV_BYTES[sizes.kv]
 
+    def reference_bytes(self, sizes: MlaDecodeSizes) -> int:
+        """Three results in fp64; of the longest sequence the cache in fp64 and its squares, and weights."""
+        longest = max(sizes.lengths())
+        return 3 * 4 * self.output_bytes(sizes) + 8 * longest * (WIDTH + LATENT + 8 * sizes.heads)
+
     def empty_output(self, sizes: MlaDecodeSizes, device: str) -> torch.Tensor:
         import torch
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kernels.formats import Fp8Format, fp8_format, rounding_deviation
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, WIDTH
-from kernels.op import LEAST_SIGMA, Reference, affordable, spread
+from kernels.op import LEAST_SIGMA, MOST_ELEMENTS, Reference, affordable, spread
 
 if TYPE_CHECKING:
     import torch
@@ -19,8 +19,8 @@ no error."""
 
 
 def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offset: float = 0.0) -> Reference:
-    """fp64, one sequence at a time. Above `max_flops` it takes the shortest, the longest, the first
-    and the last sequence and then others at even distance, as many as fit.
+    """fp64, one sequence at a time. Above `max_flops` and MOST_ELEMENTS it takes the shortest, the longest,
+    the first and the last sequence and then others at even distance, as many as fit.
 
     sigma: a right kernel reads exact bf16 products, sums in fp32, and rounds twice to bf16 (relative 2^-8 at
     most, about 2^-9 in root mean square): the softmax weights before the second product, each by itself, and
@@ -77,12 +77,12 @@ def _sampled_rows(operands: MlaDecodeOperands, max_flops: float, offset: float) 
         squares = min(WIDTH * LATENT, length * (WIDTH + LATENT)) if is_fp8 else 0
         return 2.0 * operands.q.shape[1] * length * (WIDTH + LATENT + squares)
 
-    if sum(map(flops, lengths)) <= max_flops:
+    count, width = len(lengths), operands.q.shape[1] * LATENT
+    if sum(map(flops, lengths)) <= max_flops and count * width <= MOST_ELEMENTS:
         return None
-    count = len(lengths)
     first = [lengths.index(min(lengths)), lengths.index(max(lengths)), 0, count - 1]
     order = [*first, *spread(count, offset)]
-    return affordable(order, lambda row: flops(lengths[row]), max_flops)
+    return affordable(order, lambda row: flops(lengths[row]), max_flops, width)
 
 
 def format_of(tensor: torch.Tensor) -> Fp8Format:

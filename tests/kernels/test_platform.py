@@ -13,7 +13,7 @@ from harness.errors import NothingRan
 from harness.run.device import device_type, machine_name
 from harness.run.device_lock import device_lock
 from kernels import platform
-from kernels.platform import Platform, _amd, _cpu_facts, available_memory, run
+from kernels.platform import Platform, _amd, _cpu_facts, available_memory, free_memory, run
 
 MI300X = "simd_count 1216\ngfx_target_version 90402\n"
 
@@ -213,3 +213,22 @@ def test_a_module_is_looked_for_without_importing_the_package_around_it(tmp_path
     monkeypatch.syspath_prepend(tmp_path)
     assert platform.version.__wrapped__("around.part") == "unknown"
     assert platform.version.__wrapped__("around.gone") is None
+
+
+def test_free_memory_of_a_gpu_is_what_its_driver_says(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(platform, "run", lambda *command: asked.append(command) or "70000")
+    gpu = Platform("cuda", "sm_90", "cuda:0", memory=80 << 30, uuid="GPU-1")
+    assert free_memory(gpu) == 70000 << 20
+    assert asked[0][:3] == ("nvidia-smi", "-i", "GPU-1")
+    monkeypatch.setattr(platform, "run", lambda *command: "[N/A]")
+    assert free_memory(gpu) == gpu.memory
+
+    gpu = Platform("rocm", "gfx942", "cuda:0", memory=192 << 30, uuid="GPU-00ab")
+    assert free_memory(gpu, tmp_path) == gpu.memory
+    for card, unique, used in (("card0", "00cd", 100), ("card1", "00ab", 2)):
+        folder = tmp_path / "sys/class/drm" / card / "device"
+        folder.mkdir(parents=True)
+        (folder / "unique_id").write_text(unique + "\n")
+        (folder / "mem_info_vram_used").write_text(f"{used << 30}\n")
+    assert free_memory(gpu, tmp_path) == 190 << 30

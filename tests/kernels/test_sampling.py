@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
 import kernels
-from kernels.op import affordable, spread
+from kernels.op import MOST_ELEMENTS, affordable, spread
 from kernels.operands import Seeds
 from shapes.case import parse
 
@@ -33,6 +34,20 @@ def test_any_beginning_is_spread_evenly(count, offset):
 def test_what_is_affordable_is_asked_for_in_order_and_one_row_always_is():
     assert affordable([5, 3, 5, 9, 1], float, 17.0) == [3, 5, 9]
     assert affordable([5, 3], float, 0.0) == [5]
+
+
+def test_rows_of_a_reference_end_with_the_memory_for_it():
+    half = MOST_ELEMENTS // 2
+    assert affordable(range(9), float, math.inf, half) == [0, 1]
+    assert affordable(range(9), float, math.inf, 3 * half) == [0]
+
+
+@pytest.mark.parametrize(("op", "text"), CASES.items())
+def test_a_large_reference_is_sampled_however_few_its_operations(monkeypatch, op, text):
+    for module in ("kernels.op", f"kernels.{op}.reference"):
+        monkeypatch.setattr(f"{module}.MOST_ELEMENTS", 1)
+    of = kernels.OPS[op]
+    assert len(of.reference(of.operands(of.sizes(parse(text)[0]), Seeds(), "cpu")).rows) == 1
 
 
 @pytest.mark.parametrize(("op", "text"), CASES.items())

@@ -8,7 +8,7 @@ from dataclasses import replace
 import kernels
 from harness.errors import NothingRan, UsageError
 from harness.serving.replay.step import ReplayStep, StepPlace, places
-from kernels.platform import Platform, available_memory
+from kernels.platform import Platform, free_memory
 
 SHARE = 0.92
 """Of memory: nothing else is on the device, and no further sets of operands rotate."""
@@ -27,7 +27,7 @@ def fitted(
         except ValueError as error:
             raise UsageError(f"--layers takes DENSE,MOE, not {layers!r}: {error}") from None
     else:
-        memory = available_memory() if platform.kind == "cpu" else platform.memory
+        memory = free_memory(platform)
         limit = SHARE * memory if memory else float("inf")
         while needed(step, arms) > limit:
             if step.moe > 1:

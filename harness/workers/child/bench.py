@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import kernels
 from harness.workers.child import heap
-from harness.workers.child.device import ready_device
+from harness.workers.child.device import empty_cache, ready_device
 from harness.workers.child.fingerprint import fingerprint
 from harness.workers.child.outputs import OwnedOutput, Repeats, bits, wrong_number
 from harness.workers.child.profile import profile
@@ -164,7 +164,6 @@ class Bench:
             self.first_s.clear()
             self.settled_s.clear()
         self.checked_only = True
-        self.repeats.clear()
         self.op = kernels.OPS[op]
         self.sizes = self.op.sizes(sizes)
         self.boundary = boundary
@@ -186,6 +185,7 @@ class Bench:
         first = self.sets[0].copy()
         self.sets = [first]  # frees the others before new ones are made
         heap.give_back()
+        empty_cache(self.kind)
         self.sets += [first.turned(turn, mode == "cold") for turn in range(1, copies)]
 
     def _settle(self, name: str, program: Program) -> None:
@@ -518,8 +518,10 @@ class Bench:
 
     def close(self) -> None:
         self.ready.clear()
+        self.repeats.clear()
         self.live = {}
         self.sets = []
+        empty_cache(self.kind)
 
 
 def packed(output: torch.Tensor) -> dict[str, Any]:

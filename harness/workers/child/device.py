@@ -37,6 +37,14 @@ def ready_device(kind: str, device: str, threads: int) -> dict[str, Any]:
     }
 
 
+def empty_cache(kind: str) -> None:
+    """Gives the device memory that torch keeps for later back: other processes of the run wait for it."""
+    if kind != "cpu":
+        import torch
+
+        torch.cuda.empty_cache()
+
+
 def load_openmp() -> None:
     """Loads what torch loads first, and with it OpenMP, which binds this thread. Importing the rest takes
     seconds, on the CPU that all workers' main threads are bound to."""

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import kernels
 from harness.errors import one_line
-from harness.plan.memory import MAX_FLOPS
-from harness.workers.child.device import ready_device
+from harness.plan.memory import MAX_FLOPS, kept_references
+from harness.workers.child.device import empty_cache, ready_device
 from harness.workers.child.diagnosis import Context, Layout, of_errors, of_not_finite
 from kernels.op import Reference, Tolerance
 from kernels.operands import Seeds
+from kernels.platform import available_memory
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +57,8 @@ class Judge:
         parsed = of.sizes(sizes)
         operands = of.make(parsed, Seeds(**seeds), self.device, boundary)
         most = MAX_FLOPS[self.kind]
+        if self.kind != "cpu":  # whose plan counts references
+            share = min(share, HOST_SHARE * available_memory() / kept_references(of, parsed, self.kind))
         if share < 1:
             most = share * min(most, of.work(parsed, boundary).flops)
         reference = of.reference(operands, most, random.SystemRandom().random())
@@ -75,7 +78,10 @@ class Judge:
             "boundary": boundary,
             "seeds": asdict(Seeds(**seeds)),
         }
-        return operands.digest()
+        digest = operands.digest()
+        del operands  # with the reference on the host nothing is left on the device
+        empty_cache(self.kind)
+        return digest
 
     def judge(
         self,
@@ -136,6 +142,9 @@ class Judged:
     sigma: torch.Tensor
     report: dict[str, Any]
 
+
+HOST_SHARE = 0.5
+"""Of the host's free memory, that the references of a GPU's case may take."""
 
 _OPERANDS = {
     "first": "the first operands",

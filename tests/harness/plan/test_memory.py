@@ -6,7 +6,7 @@ import kernels
 from harness.plan import memory
 from harness.plan.arms import Arm
 from harness.plan.contender import Contender
-from harness.plan.memory import MEMORY_SHARE, Memory, judge_memory, memory_needed
+from harness.plan.memory import CONTEXT, GIB, MEMORY_SHARE, Memory, memory_needed
 from harness.plan.rotation import rotation
 from kernels.operands import Seeds
 from kernels.platform import Platform
@@ -20,8 +20,13 @@ def contenders(op: str, *names: str) -> list[Contender]:
     return [Contender(name, known[name], Arm(), "eager") for name in names]
 
 
+def judge_memory(op, sizes) -> int:
+    """Of a CPU."""
+    return Memory(op, sizes, CPU, "", "serving").judge
+
+
 def groups(monkeypatch, free, baseline, found, copies=1, op=OP, **sizes):
-    monkeypatch.setattr(memory, "available_memory", lambda: int(free))
+    monkeypatch.setattr(memory, "free_memory", lambda platform: int(free))
     plan = Memory(op, op.sizes(sizes), CPU, baseline, "serving")
     together, too_large = plan.groups(found, copies)
     return [[c.name for c in group] for group in together], too_large
@@ -62,8 +67,9 @@ def test_who_does_not_fit_beside_the_baseline_stands_alone(monkeypatch):
     moe = kernels.OPS["fused_moe"]
     two = contenders("fused_moe", "torch.bf16", "torch.compile")
     sizes = moe.sizes({"tokens": 64})
-    pair = judge_memory(moe, sizes, "cpu") + memory_needed(moe, sizes, [two[0].impl] * 2, 1)
-    found, too_large = groups(monkeypatch, 1.01 * pair / MEMORY_SHARE, "torch.bf16", two, op=moe, tokens=64)
+    pair = judge_memory(moe, sizes) + memory_needed(moe, sizes, [two[0].impl] * 2, 1)
+    free = 1.01 * pair / MEMORY_SHARE["cpu"]
+    found, too_large = groups(monkeypatch, free, "torch.bf16", two, op=moe, tokens=64)
     assert found == [["torch.bf16"], ["torch.compile"]]
     assert not too_large
 
@@ -112,30 +118,43 @@ def test_who_is_interpreted_takes_its_memory_after_the_others(monkeypatch):
     triton.interpreted = True
     plan = Memory(OP, OP.sizes(sizes), CPU, "torch.sdpa", "serving")
     assert plan.needed([sdpa, triton], 5) == plan.needed([sdpa], 5)
-    assert plan.needed([triton], 5) == plan.needed([triton], 1) > judge_memory(OP, OP.sizes(sizes), "cpu")
+    assert plan.needed([triton], 5) == plan.needed([triton], 1) > judge_memory(OP, OP.sizes(sizes))
 
 
 @pytest.mark.parametrize(
     ("kind", "arch", "mebibytes"),
     [("cuda", "sm_90", 32), ("cuda", "sm_100", 32), ("rocm", "gfx942", 204), ("rocm", "gfx90a", 108)],
 )
-def test_every_process_has_workspaces_for_products_on_each_of_its_streams(kind, arch, mebibytes):
+def test_every_process_has_a_context_and_workspaces_on_each_of_its_streams(kind, arch, mebibytes):
     """The judge on the default one; two workers, of torch and of vLLM, on the one of graphs too."""
     found = contenders("mla_decode", "torch.sdpa", "vllm.triton")
     sizes = OP.sizes({"batch": 4, "ctx": 512})
     plan = Memory(OP, sizes, Platform(kind, arch, memory=1 << 40), "torch.sdpa", "serving")
+    plan.computing = 0
     workers = [[found[0].impl] * 2, [found[1].impl]]
     own = sum(memory_needed(OP, sizes, members, 3) for members in workers)
-    workspaces = plan.needed(found, 3) - own - judge_memory(OP, sizes, kind)
-    assert workspaces == 5 * mebibytes << 20
+    assert plan.needed(found, 3) - own == 3 * CONTEXT + (5 * mebibytes << 20)
+
+
+def h100(monkeypatch, op, given, free=80 * GIB) -> Memory:
+    monkeypatch.setattr(memory, "free_memory", lambda platform: free)
+    platform = Platform("cuda", "sm_90", "cuda:0", "NVIDIA H100 80GB HBM3", memory=80 * GIB, here=False)
+    return Memory(op, op.sizes({**op.defaults("sm_90"), **given}), platform, op.baseline["cuda"], "serving")
+
+
+def test_what_others_hold_of_a_gpu_is_not_planned_with(monkeypatch):
+    sdpa = contenders("mla_decode", "torch.sdpa")
+    sizes = {"batch": 64, "ctx": 4096}
+    assert h100(monkeypatch, OP, sizes).fits(sdpa, 1)
+    assert not h100(monkeypatch, OP, sizes, free=GIB).fits(sdpa, 1)
 
 
 @pytest.mark.parametrize(("share", "fits"), [(1.1, False), (1.6, True)])
 def test_memory_counts_the_baseline_twice(monkeypatch, share, fits):
     sizes = {"batch": 64, "ctx": 4096}
     (sdpa,) = contenders("mla_decode", "torch.sdpa")
-    once = judge_memory(OP, OP.sizes(sizes), "cpu") + memory_needed(OP, OP.sizes(sizes), [sdpa.impl], 1)
-    found, too_large = groups(monkeypatch, share * once / MEMORY_SHARE, "torch.sdpa", [sdpa], **sizes)
+    once = judge_memory(OP, OP.sizes(sizes)) + memory_needed(OP, OP.sizes(sizes), [sdpa.impl], 1)
+    found, too_large = groups(monkeypatch, share * once / MEMORY_SHARE["cpu"], "torch.sdpa", [sdpa], **sizes)
     assert found == ([["torch.sdpa"]] if fits else [])
     assert [c.name for c in too_large] == ([] if fits else ["torch.sdpa"])
 
@@ -145,9 +164,9 @@ def test_arms_that_do_not_fit_together_each_meet_the_first_and_its_twin(monkeypa
     arms = [Arm(), *(Arm({"A": str(i)}) for i in range(4)), Arm(is_twin=True)]
     found = [Contender(arm.name, sdpa.impl, arm, "eager") for arm in arms]
     sizes = OP.sizes({"batch": 64, "ctx": 4096})
-    four = judge_memory(OP, sizes, "cpu") + 4 * memory_needed(OP, sizes, [sdpa.impl], 1)
+    four = judge_memory(OP, sizes) + 4 * memory_needed(OP, sizes, [sdpa.impl], 1)
     together, too_large = groups(
-        monkeypatch, 1.01 * four / MEMORY_SHARE, "torch.sdpa", found, batch=64, ctx=4096
+        monkeypatch, 1.01 * four / MEMORY_SHARE["cpu"], "torch.sdpa", found, batch=64, ctx=4096
     )
     assert together == [["plain", "plain (again)", f"A={i}", f"A={i + 1}"] for i in (0, 2)]
     assert not too_large

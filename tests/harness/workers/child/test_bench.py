@@ -130,13 +130,19 @@ def test_a_call_of_many_events_is_profiled_once(monkeypatch, events, calls):
 
 
 def test_fresh_buffers_are_preceded_by_giving_back(monkeypatch):
-    given = []
+    """To the others on a GPU too, which wait for what torch would keep."""
+    given, emptied = [], []
     monkeypatch.setattr(heap, "give_back", lambda: given.append(1))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
     subject = Bench()
     subject.hello("cpu", "cpu", torch.get_num_threads())
     subject.open("mla_decode", SMALL, "core", asdict(Seeds(0, 0)))
     subject.fresh("serving", 2)
-    assert given == [1]
+    assert (given, emptied) == ([1], [])
+    subject.kind = "cuda"
+    subject.fresh("serving", 2)
+    subject.close()
+    assert emptied == [1, 1]
 
 
 MOE = {"hidden": 256, "inter": 128}

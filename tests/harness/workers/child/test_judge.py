@@ -100,3 +100,17 @@ def test_each_sample_is_another(monkeypatch):
         asked.reference(name, "block_scale_gemm", parse("m=500 n=128 k=128")[0], "core", {})
         samples.add(tuple(asked.references[name][0].rows))
     assert len(samples) > 1
+
+
+@pytest.mark.parametrize(("free", "sampled"), [(1 << 40, False), (1 << 18, True)])
+def test_references_of_a_gpus_case_fit_into_its_hosts_memory(monkeypatch, free, sampled):
+    """Nothing is left on the device when one was computed, and what torch keeps of it is given back."""
+    emptied = []
+    monkeypatch.setattr("harness.workers.child.judge.available_memory", lambda: free)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    asked = Judge()
+    asked.hello("cpu", "cpu", 1)
+    asked.kind = "cuda"
+    asked.reference("first core", "block_scale_gemm", parse("m=500 n=128 k=128")[0], "core", {})
+    assert (asked.references["first core"][0].rows is not None) is sampled
+    assert emptied == [1]

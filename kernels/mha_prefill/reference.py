@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING
 from kernels.formats import Fp8Format, fp8_format
 from kernels.mha_prefill.operands import MhaPrefillOperands, Sequence
 from kernels.mha_prefill.sizes import VALUE, WIDTH
-<<<<<<< HEAD
-from kernels.op import LEAST_SIGMA, Reference, affordable, spread
-=======
-from kernels.op import MOST_ELEMENTS, Reference, affordable, spread
->>>>>>> h-memory
+from kernels.op import LEAST_SIGMA, MOST_ELEMENTS, Reference, affordable, spread
 
 if TYPE_CHECKING:
     import torch

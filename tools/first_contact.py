@@ -1,6 +1,6 @@
 """First contact with a GPU: in under nine minutes what only hardware can tell, the most telling first.
 
-    python tools/first_contact.py OUT [STEP ...]
+    python tools/first_contact.py OUT [STEP ...] [--within SECONDS]
 
 runs all steps, or those that are named, each with a limit of its own; none stops the next. OUT gets
 `log.txt`, `machine.txt`, `timers.jsonl` and `runs.tgz`, which holds every run's records. results/OWED.md says
@@ -9,6 +9,7 @@ what to carry.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import itertools
 import json
@@ -28,7 +29,6 @@ ROOT = Path(__file__).resolve().parent.parent
 HARNESS = [sys.executable, "-m", "harness"]
 SMALL_MLA = "batch=1 ctx=130 heads=16 page=64 kv=bf16"
 MLA = "batch=64 ctx=3201..3999 heads=16 page=64 kv=bf16"
-WHOLE_S = 540
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,15 @@ def steps(out: Path, runs: Path) -> list[Step]:
 
 def main() -> None:
     began = time.monotonic()
-    out, *names = sys.argv[1:]
-    folder = Path(out).resolve()
+    parser = argparse.ArgumentParser(description="What only a GPU can tell, in nine minutes.")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("step", nargs="*")
+    parser.add_argument("--within", type=float, default=540, metavar="SECONDS")
+    parser.add_argument("--timers", action="store_true", help="no step: only the timers, in this process")
+    asked = parser.parse_args()
+    folder, names = asked.out.resolve(), asked.step
     folder.mkdir(parents=True, exist_ok=True)
-    if names == ["--timers"]:
+    if asked.timers:
         timers(folder / "timers.jsonl")
         return
     runs = folder.parent / "first-contact-runs"
@@ -137,7 +142,7 @@ def main() -> None:
         )
     with (folder / "log.txt").open("a") as log:
         for step in known:
-            left_s = WHOLE_S - (time.monotonic() - began)
+            left_s = asked.within - (time.monotonic() - began)
             if (names and step.name not in names) or left_s < 15:
                 continue
             started = time.monotonic()

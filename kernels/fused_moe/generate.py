@@ -12,7 +12,7 @@ from kernels.formats import BLOCK, fp8_format, known_scales, quantise_activation
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.picks import generator_of, picks
 from kernels.fused_moe.sizes import FusedMoeSizes
-from kernels.operands import Seeds
+from kernels.operands import Seeds, draw_normal
 
 if TYPE_CHECKING:
     import torch
@@ -104,7 +104,7 @@ def activations(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) 
         return torch.rand(shape, generator=generator, device=device)
 
     x = torch.empty(tokens, sizes.hidden, dtype=torch.bfloat16, device=device)
-    x.normal_(generator=generator)
+    draw_normal(x, generator)
     hot = -(-blocks // HOT)
     is_hot = uniform(tokens, blocks).argsort(-1) < hot
     factor = torch.ones(tokens, blocks, device=device)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kernels.formats import Fp8Format, fp8_format
 from kernels.mha_prefill.operands import MhaPrefillOperands, Sequence, guarded, sequences_of
 from kernels.mha_prefill.sizes import NOPE, SCALE, VALUE, WIDTH, MhaPrefillSizes
-from kernels.operands import Seeds
+from kernels.operands import Seeds, draw_normal
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +45,7 @@ def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str) -> MhaPrefillOpe
 
     def normal(tokens: int, width: int) -> torch.Tensor:
         drawn = guarded(tokens, sizes.heads, width, device)
-        drawn[:DRAWN].normal_(generator=generator)
+        draw_normal(drawn[:DRAWN], generator)
         for start in range(DRAWN, tokens, DRAWN):
             further = drawn[start : start + DRAWN]
             signs = torch.rand(sizes.heads, width, device=device, generator=generator).sub_(0.5).sign_()

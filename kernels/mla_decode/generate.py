@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kernels.formats import fp8_format
 from kernels.mla_decode.operands import KV_SCALE, SPARE_PAGES, MlaDecodeOperands
 from kernels.mla_decode.sizes import KV_BYTES, LATENT, ROPE, WIDTH, MlaDecodeSizes
-from kernels.operands import Seeds
+from kernels.operands import Seeds, draw_normal
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +66,9 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str) -> MlaDecodeOpera
     generator = torch.Generator(device).manual_seed(1_000_003 * seeds.stationary + seeds.live)
 
     def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
+        drawn = torch.empty(shape, dtype=dtype, device=device)
+        draw_normal(drawn, generator)
+        return drawn
 
     q, kv = (
         normal(sizes.batch, sizes.heads, WIDTH),

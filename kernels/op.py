@@ -96,6 +96,11 @@ class Reference:
     even: torch.Tensor | None = None
 
 
+LEAST_SIGMA = 2.0**-63
+"""Of attention, in units of the largest value: its square is fp32's smallest normal number. Where a value of
+0 has all the weight, nothing but weights that underflow is left, and those differ: some exponentials end at
+2^-126 where others give 0."""
+
 GOLDEN = 0.5 * (5**0.5 - 1)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kernels.formats import Fp8Format, fp8_format
 from kernels.mha_prefill.operands import MhaPrefillOperands, Sequence
 from kernels.mha_prefill.sizes import VALUE, WIDTH
-from kernels.op import Reference, affordable, spread
+from kernels.op import LEAST_SIGMA, Reference, affordable, spread
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,7 @@ def reference(
     where the rounded weights are summed, v_j in place of v_j - out where the exact ones are: the larger
     counts. The second adds up to 2^-9 * |out|; the fp32 error of a score of size |s| acts like one of its
     weight. FP8 products are exact too; whoever multiplies in bf16 instead rounds v there, 2^-9 * sqrt(sum_j
-    p_j^2 v_j^2) more.
+    p_j^2 v_j^2) more. Below stands kernels.op.LEAST_SIGMA.
 
     sigma_fp8: the softmax weights are rounded to FP8, relative 2^-4 at most, about 2^-5 in root mean square,
     and by the format's smallest step beside the row's largest weight, which is 1 where a kernel does not
@@ -100,7 +100,7 @@ def _attend(
     hidden = torch.arange(k.shape[-1], device=k.device) > position[:, None]
     p = scores.masked_fill_(hidden, -math.inf).softmax(-1)
     value = p @ v[..., :VALUE]
-    rounding = (UNIT * value).square()
+    rounding = (UNIT * value).square() + (LEAST_SIGMA * v[..., :VALUE].abs().amax()).square()
 
     def of(deviation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The variance that these deviations of the weights make: about the mean, and in full."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kernels.formats import Fp8Format, fp8_format, rounding_deviation
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, WIDTH
-from kernels.op import Reference, affordable, spread
+from kernels.op import LEAST_SIGMA, Reference, affordable, spread
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,8 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
     the output. The first adds up to 2^-9 * sqrt(sum_j p_j^2 (v_j - out)^2) per element where the rounded
     weights are summed, v_j in place of v_j - out where the exact ones are (which differs where one token has
     most of the weight and its own is not rounded to 1, as with a stale maximum): the larger counts. The
-    second adds up to 2^-9 * |out|; the fp32 error of a score of size |s| acts like one of its weight.
+    second adds up to 2^-9 * |out|; the fp32 error of a score of size |s| acts like one of its weight. Below
+    stands kernels.op.LEAST_SIGMA.
 
     sigma_fp8, where the cache is FP8: fp8_variance is added. even: rows in which no weight is more than
     EVEN, and whose rounded weights err together by a tenth of their sigma at most.
@@ -57,6 +58,7 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
         about_zero = weight @ v**2
         about_mean = about_zero - 2 * value[i] * (weight @ v) + value[i] ** 2 * weight.sum(-1, keepdim=True)
         variance = torch.maximum(about_zero, about_mean) + (unit * value[i]) ** 2
+        variance += (LEAST_SIGMA * v.abs().amax()) ** 2
         sigma[i] = variance.sqrt()
         if fmt and sigma_fp8 is not None and even is not None:
             q = operands.q[sequence].float() * operands.scale

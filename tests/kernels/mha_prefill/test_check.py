@@ -16,7 +16,7 @@ from harness.prove import mha_prefill as catalogue
 from harness.prove.mha_prefill import SIZES
 from harness.workers.child.judge import judge
 from kernels.mha_prefill.operands import MhaPrefillOperands, beyond
-from kernels.mha_prefill.sizes import MhaPrefillSizes
+from kernels.mha_prefill.sizes import VALUE, MhaPrefillSizes
 from kernels.op import Implementation, Reference
 from kernels.operands import Seeds
 from kernels.platform import detect
@@ -211,6 +211,24 @@ def test_adversarial_operands_shift_scores():
         scores, _ = catalogue.scored(o, o.sequences[1], seen=torch.ones(40, 40, dtype=torch.bool))
         middle = scores.flatten(1).median(-1).values
         assert middle[::4].min() > 80 and middle[3::4].max() < -80 and middle[[1, 2, 5, 6]].abs().max() < 40
+
+
+@pytest.mark.parametrize("least", [0.0, 2.0**-126])
+def test_what_underflow_leaves_beside_a_value_of_zero_passes(least):
+    """As in MLA decode: in half of the columns the first key, which alone is heard, has 0."""
+    sizes = OP.sizes(parse("batch=1 new=20 heads=2")[0])
+    o = OP.operands(sizes, Seeds(1, 1), "cpu")
+    o.k[..., -1], o.q[..., -1] = 0.0, 90.0
+    o.k[0, :, -1] = 90.0
+    o.v[0, :, : VALUE // 2] = 0.0
+    scores = torch.einsum("qhd,khd->hqk", o.q.double(), o.k.double()) * o.scale
+    hidden = torch.ones(20, 20, dtype=torch.bool).triu(1)
+    weights = scores.masked_fill(hidden, -math.inf).softmax(-1).clamp(min=least).masked_fill(hidden, 0.0)
+    out = torch.einsum("hqk,khd->qhd", weights, o.v.double()).bfloat16()
+    problem = Problem(sizes, o, OP.reference(o))
+    assert out[..., : VALUE // 2].any() == (least > 0)
+    assert problem.reference.sigma.min() > 0
+    assert problem.judge(out)["ok"]
 
 
 def test_a_store_into_a_guard_changes_the_digest():

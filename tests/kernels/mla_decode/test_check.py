@@ -257,6 +257,26 @@ def test_weights_that_vanish_together_pass(context):
         assert report["ok"] and report["row_error"] < 0.9 * report["row_limit"], report["reason"]
 
 
+@pytest.mark.parametrize("least", [0.0, 2.0**-126])
+def test_what_underflow_leaves_beside_a_value_of_zero_passes(least):
+    """Exponentials end at 0 or at fp32's smallest normal number. In half of the columns the only token that is
+    heard has 0."""
+    problem = make("batch=1 ctx=30 heads=2 page=4 kv=bf16")
+    o = problem.operands
+    flat, slots = o.kv.view(-1, WIDTH), o.token_slots(0)
+    flat[slots, WIDTH - 1] = 0.0
+    flat[slots[7], WIDTH - 1] = o.q[..., WIDTH - 1] = 90.0
+    flat[slots[7], : LATENT // 2] = 0.0
+    v = flat[slots].double()
+    weights = (o.q[0].double() @ v.T * o.scale).softmax(-1)
+    assert weights.sort(-1).values[:, -2].max() < 2.0**-149
+    out = (weights.clamp(min=least) @ v[:, :LATENT]).bfloat16()
+    assert out[:, : LATENT // 2].any() == (least > 0)
+    problem.reference = OP.reference(o)
+    assert problem.reference.sigma.min() > 0
+    assert problem.judge(out[None])["ok"]
+
+
 def test_calls_in_fp8_are_wrong_by_the_measure_of_bf16():
     problem = make(SIZES["small fp8"])
     assert not problem.judge(problem.output(catalogue.in_fp8))["ok"]

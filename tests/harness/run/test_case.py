@@ -70,6 +70,22 @@ def test_a_thread_computes_no_longer_than_its_calls_take():
     assert _clock_error(0.06, 0.09, word, "cuda") < 1  # its thread waits for the device, and computes so
 
 
+def test_an_output_of_any_set_is_held_to_that_sets_reference():
+    """Calls whose sums have no fixed order may differ on any of them."""
+    asked = []
+    run = CaseRun(
+        case=kernels.OPS["fused_moe"].case({"tokens": 3}),
+        stations=[],
+        start_judge=lambda: SimpleNamespace(ask=lambda *_, **given: asked.append(given) or 0),
+        monitor=None,
+        scratch=Path(),
+        say=print,
+    )
+    names = [run._of_set(which, 5) for which in (0, 4, 2, 2)]
+    assert names == ["first", "last", "set 2", "set 2"]
+    assert [(each["name"], each["seeds"]) for each in asked] == [("set 2 core", {"turn": 2})]
+
+
 class RaggedStation(Station):
     """Has operands, and tells who was prepared on them."""
 

@@ -63,16 +63,19 @@ class Tolerance:
     element: largest single element
     segment: elements of a row that are judged together; None: all. The smallest unit that one thread
              block writes, so that an error in one block is not diluted by those beside it
-    bias:    how much larger or smaller than the reference the whole output may be, relative; for calls that
-             round to FP8, whose sigma is so wide that a factor on all of it hides in there
-    noise:   root mean square over the whole output, for such calls: sigma is the most that a row may err by,
-             and a format of one bit less errs by as much in every row. None: not judged
+    bias:    how much larger or smaller than the reference the whole output may be, relative, for calls that
+             round to FP8 or truncate: sigma is so wide that a factor on all of it hides in there
+    bias_bf16: likewise for all other calls. Rounding to nearest makes an output no larger or smaller;
+             each truncation to bf16, of the weights or of the output, makes it 0.28 percent smaller
+    noise:   root mean square over the whole output, for calls that round to FP8: sigma is the most that a row
+             may err by, and a format of one bit less errs by as much in every row. None: not judged
     """
 
     row: float
     element: float
     segment: int | None = None
     bias: float = 0.015
+    bias_bf16: float = 0.006
     noise: float | None = None
 
 

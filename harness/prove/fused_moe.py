@@ -690,6 +690,7 @@ OUTPUT_BUGS: dict[str, Compute] = {
     "a tile of zeros": tile_zero,
     "one value off": value_off,
     "5 % more": lambda o, right: 1.05 * right,
+    "1 % more": lambda o, right: 1.01 * right,
     "3 % less": lambda o, right: 0.97 * right,
     "6 bits": lambda o, right: few_bits(5, right.float()).bfloat16(),
     "all zeros": lambda o, right: torch.zeros_like(right),

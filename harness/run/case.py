@@ -33,6 +33,9 @@ REFERENCE_S = 900.0
 # A call on activations that were never seen may take so many times as long as others on the same,
 # and so much longer.
 AGAIN_TIMES, AGAIN_S = 2.0, 5e-5
+# Of a row, by which a call's output may differ from the next one's on equal operands, where in all calls that
+# were compared before no bit did.
+STALE = 0.05
 ASKED = 3  # times, before somebody is blamed for it
 # Of reading an answer, which is a view or a copy of it: so much, and such a share of the call.
 RESULT_S, RESULT_SHARE = 0.1, 0.5
@@ -208,7 +211,7 @@ class CaseRun:
         """Checks what timing left, and calls with other operands; asks what ran; checks whoever is
         interpreted."""
         with self._phase("checking again"):
-            self._check_timed()
+            self._check_timed(rotation.copies)
         with self._phase("profiling"):
             for station, contender in self.timed:
                 self._profile(station, contender)
@@ -457,7 +460,19 @@ class CaseRun:
                 contender.fail("error", _too_disturbed(rounds))
             contender.beaten = rounds.beaten.get(contender.name, "")
 
-    def _check_timed(self) -> None:
+    def _of_set(self, which: int, copies: int) -> str:
+        """The name of the reference to a set of those that calls rotate over, which is computed if it is not
+        there."""
+        if not which:
+            return "first"
+        if which == copies - 1:
+            return "last"
+        name, seed = f"set {which}", self.rules.seed
+        if name not in self.digests:
+            self._reference(self.case, name, seeds_of(Seeds(seed, seed, turn=which)))
+        return name
+
+    def _check_timed(self, copies: int) -> None:
         """The outputs that the timed calls left and further ones, compared with each other where they were
         made: of those that differ the judge sees the farthest."""
         for station in self.stations:
@@ -477,9 +492,7 @@ class CaseRun:
                         "wrong", "after timing: its timed calls gave an old answer to new activations"
                     )
                 for output in seen["outputs"]:
-                    name = "last" if output["set"] and "last" in self.seeds else "first"
-                    if not output["set"] or name == "last":
-                        self._judge(contender, name, output, "after timing: ")
+                    self._judge(contender, self._of_set(output["set"], copies), output, "after timing: ")
                 contender.check |= {key: seen[key] for key in ("calls", "differed", "distance")}
                 if not seen["guards"]:
                     contender.fail("wrong", "after timing: it wrote beside its output")
@@ -555,6 +568,12 @@ class CaseRun:
             seen = attempt([contender], station.ask, contender, "unseen")
             if seen is None:
                 return
+            if seen["stale"] > STALE and not contender.check.get("differed"):
+                contender.fail(
+                    "wrong",
+                    f"on an activation that it had not seen its output was {seen['stale']:.0%} of a row off "
+                    "the next one's on the same: it holds something of the call before",
+                )
             reason = _keeps_answers(seen)
             if not reason:
                 return

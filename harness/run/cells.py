@@ -16,6 +16,7 @@ from harness.statistics.intervals import interval
 from harness.statistics.multiple import JointVerdict, joint_verdicts
 from harness.statistics.paired import MARGIN, compare
 from harness.timing.rounds import Round, Rounds
+from harness.workers.child.outputs import LEAST_CALLS
 from kernels.defects import known_defects
 from kernels.op import Work
 from kernels.platform import Platform
@@ -195,9 +196,15 @@ def _note(contender: Contender, measured: Measured) -> str:
         "disturbed" * disturbed,
         contender.picked,
         "right when interpreted; not timed" * contender.interpreted,
+        _few(contender.check.get("calls")),
         "waits for the device: its time holds the host's" * contender.synchronises,
     ]
     return "; ".join(filter(None, notes))
+
+
+def _few(calls: int | None) -> str:
+    """Where fewer outputs were compared with each other than tell of races."""
+    return f"only {calls} calls compared" if calls is not None and calls < LEAST_CALLS else ""
 
 
 def _verdicts(measured: Measured, valid: Collection[str], confidence: float, margin: float) -> list[Verdict]:

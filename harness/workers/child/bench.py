@@ -16,7 +16,7 @@ import kernels
 from harness.workers.child import heap
 from harness.workers.child.device import empty_cache, ready_device
 from harness.workers.child.fingerprint import fingerprint
-from harness.workers.child.outputs import OwnedOutput, Repeats, bits, wrong_number
+from harness.workers.child.outputs import LEAST_CALLS, OwnedOutput, Repeats, bits, distance, wrong_number
 from harness.workers.child.profile import profile
 from harness.workers.child.source_hash import source_of
 from harness.workers.child.timers import timer_for
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 # Calls that are compared with each other: one that is wrong once in 20 shows among them in 98 % of runs.
 REPEATS = 79
+# Of them, those that follow a call on another activation: where one in 10 holds something of the call before
+# it shows in 99 % of runs.
+CHANGES = 45
+LEAST_S = 10.0
 UNSEEN, UNSEEN_S = 30, 0.7
 """Pairs of a call on activations that were never seen and one on the same: so many at most, and seconds."""
 
@@ -297,7 +301,7 @@ class Bench:
         finally:
             ready.program.after_untimed = None
             if replaced:  # whoever fails, the others' operands stand as before
-                self._roll(ready, -1)
+                self._roll(ready, ready.activations(self.sets), -1)
                 ready.spoilt_at = None
 
     def _replace(self, contender: str) -> bool:
@@ -306,7 +310,8 @@ class Bench:
         if not repeats.first or activation_of(operands) in without_effect(operands):
             return False
         chance = OFTEN if repeats.kept is None else SELDOM
-        return self.wild.random() < chance and self._roll(self.ready[contender], 1)
+        ready = self.ready[contender]
+        return self.wild.random() < chance and self._roll(ready, ready.activations(self.sets), 1)
 
     def _note_kept(self, contender: str) -> None:
         """Whether timed calls left the answer to the activation that stood there before: on a set that they
@@ -318,10 +323,10 @@ class Bench:
             if first is not None and bool(first.any()):
                 repeats.kept = bool(repeats.kept) or same_bits(ready.result(which), bits(first))
 
-    def _roll(self, ready: _Ready, columns: int) -> bool:
-        """Whether that changed it."""
+    def _roll(self, ready: _Ready, places: Iterable[torch.Tensor], columns: int) -> bool:
+        """Whether that changed them."""
         changed = False
-        for place in ready.activations(self.sets):
+        for place in places:
             rolled = bits(place).roll(columns, -1)
             changed = changed or not same_bits(place, rolled)
             written(place, rolled.view(place.dtype))
@@ -378,25 +383,35 @@ class Bench:
         }
 
     def compared(self, contender: str, seconds: float) -> dict[str, Any]:
-        """What the timed calls left, and so many further ones as REPEATS lacks, for some seconds at most.
+        """What the timed calls left, and further ones, until there are REPEATS, and CHANGES of them right
+        after a call on another activation, for some seconds; but LEAST_CALLS of either for up to LEAST_S.
 
         calls, differed: how many outputs were compared with the first, and how many had other bits
         outputs:  the first and the one farthest from it, of set 0 and of the last where sets differ in value,
-                  each with its `set`
+                  each with its `set`; of other sets the one farthest from what set 0 gives for its operands
         kept:     whether timed calls gave an old answer to another activation
         guards:   whether nothing was written beside any output
         """
         ready = self.ready[contender]
         repeats = self.repeats.setdefault(contender, Repeats())
-        count, end = len(self.sets), time.perf_counter() + seconds
+        count, began = len(self.sets), time.perf_counter()
         self._see(contender)
         which = 0
         # Two more where turns gave enough: the last call of a turn may always be one that computes.
         enough = max(REPEATS, repeats.calls + 2)
-        while len(repeats.first) < (1 if self._copies else count) or (
-            repeats.calls < enough and time.perf_counter() < end
-        ):
-            self._repeat(ready, repeats, which % count)
+        changes = 0 if activation_of(self.sets[0]) in without_effect(self.sets[0]) else CHANGES
+
+        def more() -> bool:
+            calls, changed = enough - repeats.calls, changes - repeats.changed
+            spent_s = time.perf_counter() - began
+            if spent_s < seconds:
+                return calls > 0 or changed > 0
+            few = repeats.calls < LEAST_CALLS or repeats.changed < min(changes, LEAST_CALLS)
+            return few and spent_s < LEAST_S
+
+        while len(repeats.first) < (1 if self._copies else count) or more():
+            # The first two are calls in a row.
+            self._repeat(ready, repeats, which % count, which > 1 and repeats.changed < changes)
             which += 1
         last = count - 1
         judged = {0: repeats.first[0]} if self._copies else {s: repeats.first[s] for s in (0, last)}
@@ -404,6 +419,8 @@ class Bench:
         if repeats.farthest is not None:
             which, output = repeats.farthest
             outputs.append(packed(output) | {"set": 0 if self._copies else which})
+        if not self._copies and (which := self._unlike_first(ready, repeats)):
+            outputs.append(packed(repeats.first[which]) | {"set": which})
         return {
             "calls": repeats.calls,
             "differed": repeats.differed,
@@ -413,7 +430,36 @@ class Bench:
             "guards": all(out is None or out.guards_hold() for out in ready.outs),
         }
 
-    def _repeat(self, ready: _Ready, repeats: Repeats, which: int) -> None:
+    def _unlike_first(self, ready: _Ready, repeats: Repeats) -> int:
+        """Of the sets between the first and the last, which are judged, the one whose output lies farthest
+        from what the first set's call gives for its live operands; 0 where all have the same bits."""
+        unlike = Repeats()
+        if len(self.sets) < 3:
+            return 0
+        own = {name: tensor.clone() for name, tensor in self.sets[0].live_tensors().items()}
+        try:
+            for which, operands in list(enumerate(self.sets))[1:-1]:
+                ready.load(0, operands.live_tensors())
+                ready.spoil(self.wild)
+                ready.reproduce(0)
+                if not same_bits(ready.result(0), bits(repeats.first[which])):
+                    unlike.note(which, repeats.first[which], ready.result(0))
+        finally:
+            ready.load(0, own)
+            for name, tensor in own.items():
+                written(getattr(self.sets[0], name), tensor)
+        return unlike.farthest[0] if unlike.farthest else 0
+
+    def _repeat(self, ready: _Ready, repeats: Repeats, which: int, changed: bool) -> None:
+        """changed: whether it comes right after a call on another activation"""
+        if changed:
+            places = ready.places(which, self.sets[which], activation_of(self.sets[which]))
+            self._roll(ready, places, 1)
+            try:
+                ready.reproduce(which)
+            finally:
+                self._roll(ready, places, -1)
+            repeats.changed += 1
         ready.spoil(self.wild)
         ready.reproduce(which)
         if len(ready.program.steps) >= len(self.sets):
@@ -446,9 +492,11 @@ class Bench:
     def unseen(self, contender: str) -> dict[str, Any]:
         """Calls on activations that were never seen, changed in place where the call reads them, among others
         on the same, written anew: seconds of each as `unseen` and `again`, on a CPU at most what its threads
-        computed; and as `kept` the operands with which the output did not change. Of a plug-in every live one
-        is changed, to those of other seeds: what it makes of them belongs into its calls. What was loaded
-        stands again after this. (Timed calls are no measure: on a busy machine a call alone waits more.)"""
+        computed; as `stale` how far an output on a new activation lay from the next one on the same (see
+        outputs.distance); and as `kept` the operands with which the output did not change. Of a plug-in every
+        live one is changed, to those of other seeds: what it makes of them belongs into its calls. What was
+        loaded stands again after this. (Timed calls are no measure: on a busy machine a call alone waits
+        more.)"""
         ready, operands = self.ready[contender], self.sets[0]
         name = activation_of(operands)
         places = ready.places(0, operands, name)
@@ -470,11 +518,16 @@ class Bench:
         call(0)
         before = bits(ready.result(0)).clone()
         seconds: tuple[list[float], list[float]] = ([], [])
+        known, stale = ready.result(0).clone(), 0.0
         end = time.perf_counter() + UNSEEN_S
         while not seconds[0] or (len(seconds[0]) < UNSEEN and time.perf_counter() < end):
             # In no order that the slices of a busy machine's scheduler could fall in with.
             for new in self.wild.sample((0, 1), 2):
                 seconds[new].append(call(new))
+                given = ready.result(0).clone()
+                if not new and not same_bits(given, bits(known)) and bool((given - known).isfinite().all()):
+                    stale = max(stale, distance(given, known))
+                known = given
         again, unseen = seconds
 
         def stays(before: torch.Tensor) -> bool:
@@ -496,7 +549,7 @@ class Bench:
                 kept.append(other)
         if self.live:
             self._put(contender, 0)
-        return {"unseen": unseen, "again": again, "kept": kept}
+        return {"unseen": unseen, "again": again, "kept": kept, "stale": stale}
 
     def _others(self) -> dict[str, torch.Tensor]:
         """Live operands of other values than those in use, as valid as they."""

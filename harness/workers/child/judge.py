@@ -175,7 +175,7 @@ def judge(
 
     ok, reason:   the judgement, in words where it is not ok
     row_error, element_error: the worst, in sigma, beside their limits; None if not finite
-    bias:         by what share the whole output is too large (see `_bias`), beside its limit; of calls in FP8
+    bias:         by what share the whole output is too large (see `_bias`), beside its limit
     noise:        the error of all of `reference.even` together, in sigma, beside its limit; of calls in FP8
     relative_error: |output - reference| / |reference| over everything, for people
     rows:         how many rows were compared, of how many
@@ -229,22 +229,26 @@ def judge(
             off = f"{int(rows_over.sum())} of {row_error.numel()} rows are off"
             report["reason"] = f"{off}; no diagnosis: {one_line(failure)}"
     else:
-        if in_fp8:
-            even = torch.ones_like(row_error, dtype=torch.bool) if reference.even is None else reference.even
-            bias, limit = _bias(error[even], reference.value[even], sigma[even], tolerance.bias)
-            report["bias"], report["bias_limit"] = bias, limit
-            noise = float(z[even].square().mean().sqrt()) if int(even.sum()) >= FEW_ROWS else None
-            report["noise"], report["noise_limit"] = noise, tolerance.noise
-            if bias is not None and abs(bias) > limit:
-                report["reason"] = (
-                    f"the whole output is {abs(bias):.1%} too {'large' if bias > 0 else 'small'} "
-                    f"(limit {limit:.1%})"
-                )
-            elif noise is not None and tolerance.noise is not None and noise > tolerance.noise:
-                report["reason"] = (
-                    f"the whole output errs by {noise:.3g} sigma in root mean square (limit "
-                    f"{tolerance.noise:g}), as if rounded to a format of fewer bits"
-                )
+        even = torch.ones_like(row_error, dtype=torch.bool)
+        if in_fp8 and reference.even is not None:
+            even = reference.even
+        coarse = in_fp8 or truncates
+        bias, limit = _bias(
+            error, reference.value, sigma, even, tolerance.bias if coarse else tolerance.bias_bf16
+        )
+        report["bias"], report["bias_limit"] = bias, limit
+        noise = float(z[even].square().mean().sqrt()) if in_fp8 and int(even.sum()) >= FEW_ROWS else None
+        report["noise"], report["noise_limit"] = noise, tolerance.noise if in_fp8 else None
+        if bias is not None and abs(bias) > limit:
+            report["reason"] = (
+                f"the whole output is {abs(bias):.1%} too {'large' if bias > 0 else 'small'} "
+                f"(limit {limit:.1%})"
+            )
+        elif noise is not None and tolerance.noise is not None and noise > tolerance.noise:
+            report["reason"] = (
+                f"the whole output errs by {noise:.3g} sigma in root mean square (limit "
+                f"{tolerance.noise:g}), as if rounded to a format of fewer bits"
+            )
         report["ok"] = not report["reason"]
     return report
 
@@ -261,19 +265,23 @@ def sigma_of(reference: Reference, fp8: bool, truncates: bool) -> torch.Tensor:
 
 FEW_ROWS = 8
 """Fewer do not tell how much a row's own bias scatters."""
+ROWS_AT_ONCE = 1024
+"""Of the output's first dimension, so that large outputs need little memory beside themselves."""
 
 
 def _bias(
-    error: torch.Tensor, value: torch.Tensor, sigma: torch.Tensor, limit: float
+    error: torch.Tensor, value: torch.Tensor, sigma: torch.Tensor, even: torch.Tensor, limit: float
 ) -> tuple[float | None, float]:
     """The slope of the error on the reference over all elements of even rows, weighted by 1/sigma^2, and its
     limit: the op's and three standard errors, by the scatter of rows. A row's errors have causes in common,
     as of its rounded q, so rows are the sample. None where there are too few of them."""
     import torch
 
-    weight = torch.where(sigma > 0, value / sigma.square(), 0.0)
-    shared = (weight * error).sum(-1).flatten()
-    size = (weight * value).sum(-1).flatten()
+    sums = []
+    for of, right, deviation in zip(*(x.split(ROWS_AT_ONCE) for x in (error, value, sigma)), strict=True):
+        weight = torch.where(deviation > 0, right / deviation.double().square(), 0.0)
+        sums.append(torch.stack([(weight * of).sum(-1), (weight * right).sum(-1)], -1))
+    shared, size = torch.cat(sums)[even].unbind(-1)
     total = float(size.sum())
     if len(size) < FEW_ROWS or not total > 0:
         return None, limit

@@ -80,6 +80,22 @@ def test_a_profiler_that_saw_nothing_on_a_gpu_is_told(monkeypatch):
     assert f"{NO_KERNELS}: {impl.name}" in said
 
 
+def test_an_output_of_any_set_is_held_to_that_sets_reference():
+    """Calls whose sums have no fixed order may differ on any of them."""
+    asked = []
+    run = CaseRun(
+        case=kernels.OPS["fused_moe"].case({"tokens": 3}),
+        stations=[],
+        start_judge=lambda: SimpleNamespace(ask=lambda *_, **given: asked.append(given) or 0),
+        monitor=None,
+        scratch=Path(),
+        say=print,
+    )
+    names = [run._of_set(which, 5) for which in (0, 4, 2, 2)]
+    assert names == ["first", "last", "set 2", "set 2"]
+    assert [(each["name"], each["seeds"]) for each in asked] == [("set 2 core", {"turn": 2})]
+
+
 class RaggedStation(Station):
     """Has operands, and tells who was prepared on them."""
 

@@ -41,6 +41,13 @@ def told(**facts):
     return cell, plain(case_table([cell, done]))
 
 
+@pytest.mark.parametrize(("calls", "note"), [(19, "only 19 calls compared"), (20, "")])
+def test_a_row_of_which_few_calls_were_compared_says_so(calls, note):
+    cell, table = told(check={"ok": True, "calls": calls})
+    assert (cell.status, cell.reason) == ("ok", note)
+    assert ("calls compared" in table) is bool(note)
+
+
 MI350X = Platform("rocm", "gfx950", "cuda:0", "AMD Instinct MI350X")
 
 

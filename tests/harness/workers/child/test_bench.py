@@ -12,6 +12,7 @@ import torch
 
 import kernels
 from harness.prove import cheats
+from harness.run.case import STALE
 from harness.workers.child import bench, heap, profile
 from harness.workers.child.bench import Bench
 from harness.workers.child.outputs import Repeats
@@ -266,6 +267,116 @@ def test_two_calls_in_a_row_are_compared_however_many_turns_gave(monkeypatch):
     assert repeats.differed == 1
     subject.repeats["skips"] = replace(repeats, calls=bench.REPEATS, differed=0)
     assert subject.compared("skips", 30.0)["differed"] >= 1
+
+
+class Stale(Implementation):
+    """Gives, in one call of `every`, row 0 as the call before it left that: somebody did not wait for it."""
+
+    name, requires = "gives.stale", "a test"
+
+    def __init__(self, op: str, impl: str, every: int) -> None:
+        self.op, self.every = op, every
+        self.inner = next(i for i in kernels.implementations(op) if i.name == impl)
+
+    def available(self, platform):
+        return Support(True)
+
+    def prepare(self, operands, out):
+        prepared, calls, row = self.inner.prepare(operands, out), 0, None
+        compute = prepared.call
+
+        def call() -> None:
+            nonlocal calls, row
+            compute()
+            calls += 1
+            now = out[0].clone()
+            if row is not None and calls % self.every == 0:
+                out[0] = row
+            row = now
+
+        prepared.call = call
+        return prepared
+
+    def prepare_turn(self, first, operands, out):
+        return self.prepare(operands, out)
+
+
+GEMM = "block_scale_gemm", {"m": 4, "n": 128, "k": 128}, "torch.bf16"
+
+
+@pytest.mark.parametrize(("op", "sizes", "impl"), [SIZES[3][:3], GEMM, SIZES[5][:3]], ids=str)
+@pytest.mark.parametrize("right", [False, True])
+def test_a_row_of_the_call_before_shows_where_operands_change(op, sizes, impl, right):
+    """It is right as long as they do not."""
+    subject = Bench(Stale(op, impl, 7))
+    subject.hello("cpu", "cpu", torch.get_num_threads())
+    subject.open(op, sizes, "core", asdict(Seeds(0, 0)))
+    digest = subject.digest()
+    subject.prepare("it", impl if right else Stale.name, "eager")
+    seen = subject.compared("it", 60.0)
+    assert (seen["calls"], subject.repeats["it"].changed) == (bench.REPEATS, bench.CHANGES)
+    assert (seen["differed"], len(seen["outputs"])) == ((0, 1) if right else (7, 2))
+    assert subject.digest() == digest
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_a_row_of_the_call_before_shows_in_the_first_call_on_an_activation(right, monkeypatch):
+    monkeypatch.setattr(bench, "UNSEEN_S", 60.0)
+    op, sizes, impl = GEMM
+    subject = Bench(Stale(op, impl, 1))
+    subject.hello("cpu", "cpu", torch.get_num_threads())
+    subject.open(op, sizes, "core", asdict(Seeds(0, 0)))
+    subject.prepare("it", impl if right else Stale.name, "eager")
+    assert (subject.unseen("it")["stale"] > STALE) is not right
+
+
+def test_few_calls_are_compared_however_little_time_there_is(monkeypatch):
+    """But not for ever: calls of a second are made for so many."""
+    subject = opened()
+    subject.prepare("it", NaiveMlaDecode.name, "eager")
+    assert subject.compared("it", 0.0)["calls"] >= subject.repeats["it"].changed == bench.LEAST_CALLS
+    subject.repeats.clear()
+    monkeypatch.setattr(bench, "LEAST_S", 0.0)
+    assert subject.compared("it", 0.0)["calls"] == 0
+
+
+class HalvesASet(Implementation):
+    """Halves the answer on the set that it is prepared on as the `which`-th."""
+
+    name, op, requires = "halves.a-set", "fused_moe", "a test"
+
+    def __init__(self, which: int) -> None:
+        self.which, self.sets = which, 0
+
+    def available(self, platform):
+        return Support(True)
+
+    def prepare(self, operands, out):
+        prepared, mine = Bf16Moe().prepare(operands, out), self.sets
+        compute = prepared.call
+        self.sets += 1
+
+        def call() -> None:
+            compute()
+            if mine == self.which:
+                out.mul_(0.5)
+
+        prepared.call = call
+        return prepared
+
+
+@pytest.mark.parametrize("which", [None, 1, 2, 3])
+def test_every_set_that_calls_rotate_over_is_compared(which):
+    subject = Bench(HalvesASet(which))
+    subject.hello("cpu", "cpu", torch.get_num_threads())
+    sizes = MOE | {"tokens": 3, "experts": 16, "topk": 4}
+    subject.open("fused_moe", sizes, "core", asdict(Seeds(0, 0)))
+    subject.fresh("serving", 4)
+    digests = [operands.digest() for operands in subject.sets]
+    subject.prepare("it", HalvesASet.name, "eager")
+    seen = subject.compared("it", 0.0)
+    assert {output["set"] for output in seen["outputs"]} == {0, 3} | ({which} - {None})
+    assert [operands.digest() for operands in subject.sets] == digests
 
 
 class FollowsVersions(NaiveMlaDecode):

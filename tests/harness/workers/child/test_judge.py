@@ -90,6 +90,25 @@ def test_who_rounds_to_fp8_itself_is_held_to_the_wider_sigma():
     assert not judge(off(0, 10.0), simple(), LIMITS, fp8=True)["ok"]  # where the op has one sigma only
 
 
+@pytest.mark.parametrize(
+    ("factor", "rows", "how", "ok"),
+    [
+        (1.01, 8, {}, False),
+        (0.99, 8, {}, False),
+        (1.005, 8, {}, True),
+        (1.01, 7, {}, True),  # too few rows to tell
+        (0.99, 8, {"truncates": True}, True),
+        (0.98, 8, {"truncates": True}, False),
+        (1.01, 8, {"fp8": True}, True),
+    ],
+)
+def test_a_factor_on_all_of_an_output_shows_where_rounding_hides_it(factor, rows, how, ok):
+    reference = replace(simple(rows), sigma=simple(rows).sigma * 4, sigma_fp8=simple(rows).sigma * 8)
+    report = judge(factor * reference.value, reference, LIMITS, **how)
+    assert report["row_error"] < report["row_limit"]
+    assert report["ok"] is ok, report["reason"]
+
+
 def test_each_sample_is_another(monkeypatch):
     """A worker that could tell which rows are compared might compute those alone."""
     monkeypatch.setitem(MAX_FLOPS, "cpu", 1e6)

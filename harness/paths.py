@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -12,5 +13,21 @@ PUBLISHED = RESULTS / "published"
 
 
 def cache() -> Path:
-    """What is kept between runs and may be deleted at any time."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deepseek-kernel-bench"
+    """What is kept between runs and may be deleted at any time: in XDG_CACHE_HOME, or in ~/.cache, or, where
+    neither can be written, in the folder of temporary files."""
+    name = "deepseek-kernel-bench"
+    for place in (os.environ.get("XDG_CACHE_HOME"), user_home() / ".cache"):
+        if place and writable(Path(place)):
+            return Path(place) / name
+    return Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
+
+
+def user_home() -> Path:
+    """Relative, `~`, of a user that the system does not know where HOME is not set."""
+    return Path(os.path.expanduser("~"))
+
+
+def writable(folder: Path) -> bool:
+    """Whether it can be written, or be made where it is not there yet."""
+    there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
+    return folder.is_absolute() and there.is_dir() and os.access(there, os.W_OK | os.X_OK)

@@ -7,17 +7,19 @@ import functools
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform as host
 import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from kernels import nvidia
+from kernels.nvidia import answer
 from kernels.support import Support, need
 from kernels.visibility import visible
 
@@ -52,6 +54,11 @@ class Platform:
     uuid: str = ""
     here: bool = True
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """By which a worker knows whether torch's device is this one."""
+        return {"arch": self.arch, "name": self.name, "uuid": self.uuid, "memory": self.memory}
+
     def is_a(self, *kinds: str) -> Support:
         return need(self.kind in kinds, f"needs {' or '.join(kinds)}; this is {self.kind} {self.arch}")
 
@@ -63,9 +70,19 @@ class Platform:
     def library(self, module: str, *, install: str = "") -> Support:
         """Whether a module can be found here; `install` says how to get it."""
         how = f"; {install}" if install else ""
+        if module == "torch" and (wrong := self.other_build()):
+            return need(False, wrong)
         if self.here and (other := lookalike(module)):
             return need(False, f"the installed {module} is {other}{how}")
         return need(not self.here or version(module), f"{module} is not installed{how}")
+
+    def other_build(self) -> str:
+        """What is wrong with the installed torch where it was built for other devices, else empty."""
+        build = torch_build() if self.here and self.device != "cpu" else ""
+        if build in ("", self.kind):
+            return ""
+        built, wanted = BUILDS[build], BUILDS[self.kind]
+        return f"torch {version('torch')} is built for {built}: {self.device} needs its build for {wanted}"
 
     def compiler(self) -> Support:
         """What torch.compile generates code with."""
@@ -139,6 +156,23 @@ def _is_installed(module: str) -> bool:
     return spec is not None
 
 
+BUILDS = {"cuda": "CUDA", "rocm": "ROCm", "cpu": "CPUs"}
+
+
+@functools.cache
+def torch_build() -> str:
+    """The kind of devices that the installed torch is built for, empty where none is; imports nothing."""
+    spec = importlib.util.find_spec("torch")
+    try:
+        text = (Path(spec.origin or "").parent / "version.py").read_text() if spec else ""
+    except OSError:
+        return ""
+    for kind, variable in (("rocm", "hip"), ("cuda", "cuda")):
+        if re.search(rf"^{variable}\b[^=]*= *['\"]", text, re.MULTILINE):
+            return kind
+    return "cpu" if text else ""
+
+
 def named(kind: str, arch: str = "") -> Platform:
     """A platform that is only asked about (`list --platform rocm --arch gfx942`)."""
     return Platform(kind, arch or {"cuda": "sm_90", "rocm": "gfx942", "cpu": "x86-amx"}[kind], here=False)
@@ -149,68 +183,163 @@ def detect(device: str | None = None) -> Platform:
 
     Raises LookupError with one line that names the devices there are.
     """
+    if device == "cpu":
+        return _cpu()
     known = devices()
     if device is None:
         return next(iter(known.values()))
     wanted = "cuda:0" if device == "cuda" else device
     if wanted not in known:
-        raise LookupError(f"no device {device!r}; devices here: {', '.join(known)}")
+        why = f"; {unseen()}" if unseen() else ""
+        raise LookupError(f"no device {device!r}; devices here: {', '.join(known)}{why}")
     return known[wanted]
 
 
 def of(device: torch.device) -> Platform:
-    """The platform that a tensor's device belongs to."""
-    return devices()["cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"]
+    """The platform that a tensor's device belongs to; of a GPU as torch tells it, which is quicker than to ask
+    the driver again."""
+    if device.type == "cpu":
+        return devices()["cpu"]
+    import torch
+
+    gpu = torch.cuda.get_device_properties(device)
+    name = f"cuda:{device.index or 0}"
+    if torch.version.hip:
+        return Platform("rocm", gpu.gcnArchName.split(":")[0], name, gpu.name, memory=gpu.total_memory)
+    return Platform("cuda", f"sm_{gpu.major}{gpu.minor}", name, gpu.name, memory=gpu.total_memory)
 
 
 @functools.cache
 def devices() -> dict[str, Platform]:
     """torch's device name -> platform, GPUs first."""
-    gpus = _nvidia() or _amd()
-    return {p.device: p for p in [*gpus, _cpu()]}
+    return {p.device: p for p in [*_gpus()[0], _cpu()]}
+
+
+def unseen() -> str:
+    """Why a GPU that seems to be here is no device, in a line; empty where nothing hints at one."""
+    return _gpus()[1]
 
 
 def run(*command: str) -> str:
     """What a command prints; nothing where it is missing, fails or hangs."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    output, wrong = answer(*command)
+    return "" if wrong else output
 
 
-def _nvidia() -> list[Platform]:
-    query = "--query-gpu=compute_cap,uuid,memory.total,name"
-    gpus = []
-    for row in run("nvidia-smi", query, "--format=csv,noheader,nounits").splitlines():
-        capability, uuid, mebibytes, name = (cell.strip() for cell in row.split(",", 3))
-        arch = "sm_" + capability.replace(".", "")
-        memory = int(mebibytes) << 20 if mebibytes.isdigit() else 0
-        gpus.append(Platform("cuda", arch, name=name, memory=memory, uuid=uuid))
-    return _numbered(gpus)
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+ALL_HIDDEN = frozenset({"", "-1", "NoDevFiles"})
+"""Values of these by which users, Ray and Slurm hide all GPUs."""
 
 
-def _numbered(gpus: list[Platform]) -> list[Platform]:
-    """Those that this process is shown, by torch's names."""
-    left = visible(gpus[0].kind, gpus, lambda gpu: gpu.uuid) if gpus else []
-    return [replace(gpu, device=f"cuda:{index}") for index, gpu in enumerate(left)]
+@functools.cache
+def _gpus() -> tuple[list[Platform], str]:
+    """Those that this process is shown, by torch's names, and why others that seem to be here are not."""
+    known, wrong = nvidia.gpus()
+    found = [
+        Platform("cuda", gpu.arch, f"cuda:{index}", gpu.name, memory=gpu.memory, uuid=gpu.uuid)
+        for index, gpu in enumerate(nvidia.shown(known))
+    ]
+    count = len(known)
+    if not known:
+        nodes = _kfd()
+        found, count = _numbered(nodes), len(nodes)
+    settings = {variable: os.environ[variable] for variable in VISIBLE if variable in os.environ}
+    names_slice = settings.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-")
+    if found and (found[0].memory or not names_slice):
+        return found, wrong
+    if not found and ALL_HIDDEN & {*settings.values()}:
+        return [], ""
+    if count and not names_slice:
+        said = " ".join(f"{variable}={value}" for variable, value in settings.items())
+        return [], f"{said} leaves none of {count} GPUs"
+    if count:
+        name = settings["CUDA_VISIBLE_DEVICES"].split(",")[0]
+        unknown = f"{name} has unknown memory, as neither NVML nor nvidia-smi lists it"
+        return _by_torch(found, wrong or unknown)
+    trace = nvidia.driver_trace() or ("/dev/kfd" if Path("/dev/kfd").exists() else "")
+    return _by_torch([], wrong or (f"{trace} is here, but no GPU is shown" if trace else ""))
 
 
-# By PCI device id, as Ray 2.60 has them (ray/_private/accelerators/amd_gpu.py): the kernel driver's own names
-# are not of products.
+def _by_torch(found: list[Platform], wrong: str) -> tuple[list[Platform], str]:
+    """As torch tells, where the driver's own tools do not: asked in a process of its own, as importing it
+    takes seconds, and only where something hints at a GPU.
+
+    found: what is known of it without torch; wrong: what the driver's tools said
+    """
+    build = torch_build()
+    torch_here = f"torch {version('torch')} is built for {BUILDS.get(build, '')}"
+    if not wrong:
+        return [], f"{torch_here}, but no driver for that is here" if build in ("cuda", "rocm") else ""
+    if build not in ("cuda", "rocm"):
+        return found, f"{wrong}; {torch_here if build else 'torch is not installed'}"
+    output, why = answer(sys.executable, "-c", ASK_TORCH, timeout_s=TORCH_S)
+    if why:
+        return found, f"{wrong}; torch: {why}"
+    return [
+        Platform(build, arch, f"cuda:{index}", name, memory=memory, uuid=uuid)
+        for index, (arch, name, memory, uuid) in enumerate(json.loads(output.splitlines()[-1]))
+    ], ""
+
+
+TORCH_S = 120.0
+ASK_TORCH = """
+import json, os
+os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+import torch
+try:
+    torch.cuda.init()
+except Exception as error:
+    print(" ".join(str(error).split()))
+    raise SystemExit(1)
+def facts(gpu):
+    arch = gpu.gcnArchName.split(":")[0] if torch.version.hip else f"sm_{gpu.major}{gpu.minor}"
+    uuid = getattr(gpu, "uuid", "") if torch.version.cuda else ""
+    kind = "MIG" if " MIG " in gpu.name else "GPU"
+    return arch, gpu.name, gpu.total_memory, f"{kind}-{uuid}" if uuid else ""
+print(json.dumps([facts(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count())]))
+"""
+
+
+# By PCI device id, as libdrm has them (data/amdgpu.ids) and AMD's Kubernetes plug-in adds to them (74b9, 74bc):
+# the kernel driver's own names are not of products. VF: a virtual function, as clouds give them.
 INSTINCT = {
     0x74A0: "MI300A",
     0x74A1: "MI300X",
     0x74A2: "MI308X",
     0x74A5: "MI325X",
-    0x74A9: "MI300X",
+    0x74A8: "MI308X HF",
+    0x74A9: "MI300X HF",
+    0x74B5: "MI300X VF",
+    0x74B6: "MI308X VF",
+    0x74B9: "MI325X VF",
+    0x74BC: "MI308X HF VF",
+    0x74BD: "MI300X HF VF",
     0x75A0: "MI350X",
     0x75A3: "MI355X",
+    0x75B0: "MI350X VF",
+    0x75B3: "MI355X VF",
 }
+# Accelerator dies (XCC) of a whole one, by the beginning of that name, and how a part of so many is called.
+DIES = {"MI300A": 6, "MI308X": 4, "MI3": 8}
+PARTS = {2: "DPX", 3: "TPX", 4: "QPX"}
+
+NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+PCI = Path("/sys/bus/pci/devices")
 
 
-def _amd(root: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> list[Platform]:
-    gpus = []
+def _amd(root: Path = NODES, pci: Path = PCI) -> list[Platform]:
+    return _numbered(_kfd(root, pci))
+
+
+def _numbered(gpus: list[Platform]) -> list[Platform]:
+    """Those that this process is shown, by torch's names."""
+    left = visible("rocm", gpus, lambda gpu: gpu.uuid)
+    return [replace(gpu, device=f"cuda:{index}") for index, gpu in enumerate(left)]
+
+
+def _kfd(root: Path = NODES, pci: Path = PCI) -> list[Platform]:
+    """The GPUs that AMD's kernel driver shows this process, and of one that is divided (DPX to CPX) each part."""
+    gpus: list[Platform] = []
     for node in sorted(root.glob("*"), key=lambda p: int(p.name)):
         try:
             properties = (node / "properties").read_text()
@@ -227,8 +356,10 @@ def _amd(root: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> list[Platfor
             for size in re.findall(r"size_in_bytes (\d+)", bank.read_text())
         )
         name = (node / "name").read_text().strip() if (node / "name").exists() else ""
-        if product := INSTINCT.get(int(facts.get("device_id", 0))):
-            name = f"AMD Instinct {product}"
+        product = INSTINCT.get(int(facts.get("device_id", 0)), "")
+        place, domain = int(facts.get("location_id", 0)), int(facts.get("domain", 0))
+        part = _part(pci, domain, place, product, int(facts.get("num_xcc", 0)))
+        name = f"{f'AMD Instinct {product}' if product else name}{f' {part}' if part else ''}"
         # ROCm reports the last-level (Infinity) cache per package; torch only knows the L2.
         caches = [
             int(size) << 10
@@ -237,15 +368,36 @@ def _amd(root: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> list[Platfor
             for size in re.findall(r"size (\d+)", text)
         ]
         arch = f"gfx{major}{minor:x}{step:x}"
-        # As ROCm writes it: what ROCR_VISIBLE_DEVICES takes.
-        unique, place = int(facts.get("unique_id", 0)), int(facts.get("location_id", 0))
-        # A virtual function has none; where it sits tells it from the others.
-        uuid = f"GPU-{unique:016x}" if unique else f"pci-{int(facts.get('domain', 0)):04x}:{place:04x}"
+        # As ROCm writes it: what ROCR_VISIBLE_DEVICES takes. A virtual function has none, and the parts of a
+        # GPU have one among them: where it sits, and its node's number, tell it from the others.
+        unique = int(facts.get("unique_id", 0))
+        uuid = f"GPU-{unique:016x}" if unique and not part else f"pci-{domain:04x}:{place:04x}"
+        uuid += f"-{node.name}" if part else ""
         level = max(caches, default=0)
         gpus.append(Platform("rocm", arch, name=name, memory=memory, last_level=level, uuid=uuid))
-    return _numbered(gpus)
+    return gpus
 
 
+def _part(pci: Path, domain: int, place: int, product: str, dies: int) -> str:
+    """How a part of a GPU is called: its compute partition, and the memory partition where that is told
+    (`CPX/NPS4`); empty for a whole one.
+
+    place: the driver's location_id, whose lowest 16 bits are bus, device and function; dies: of this part
+    """
+    bus = f"{domain:04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
+    told = {"compute": "", "memory": ""}
+    for kind in told:
+        with contextlib.suppress(OSError):
+            told[kind] = (pci / bus / f"current_{kind}_partition").read_text().strip()
+    whole = next((count for name, count in DIES.items() if product.startswith(name)), 0)
+    if not told["compute"] and 0 < dies < whole:
+        told["compute"] = "CPX" if dies == 1 else PARTS.get(whole // dies, f"{dies} of {whole} XCC")
+    if told["compute"] in ("", "SPX", "UNKNOWN"):
+        return ""
+    return "/".join(filter(None, told.values()))
+
+
+@functools.cache
 def _cpu() -> Platform:
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     arch, name, features = _cpu_facts(info, host.machine())
@@ -289,20 +441,55 @@ def free_memory(platform: Platform, root: Path = Path("/")) -> int:
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes of RAM that this process may still take: what is free, within its control group."""
+    """Bytes of RAM that this process may still take: what is free, within its control groups, of which page
+    cache is given back."""
     info = root / "proc/meminfo"
     match = re.search(r"^MemAvailable:\s+(\d+) kB", info.read_text() if info.exists() else "", re.MULTILINE)
     free = int(match.group(1)) << 10 if match else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    # Versions 2 and 1 of control groups; `max` or an enormous number where there is no limit.
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
+    return max(0, min([free, *(left for folder in _memory_groups(root) for left in _left(folder))]))
+
+
+def _memory_groups(root: Path) -> list[Path]:
+    """Our control group, as far as memory goes, and those around it. (harness.machine.cgroups has those of
+    CPU time; workers run it beside kernels of older commits, which have no such function.)"""
+    try:
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        groups = []
+    folders: list[Path] = []
+    for group in [*groups, "0::/", "0:memory:/"]:
+        _, controllers, path = group.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        # In a container the mount's root is our own group, and `path` may be seen from outside.
+        mount = root / "sys/fs/cgroup" / controllers
+        inner = mount / path.lstrip("/")
+        folders += [folder for folder in (inner, *inner.parents) if folder.is_relative_to(mount)]
+    return folders
+
+
+# Of a control group by version 2 and 1: its limit, what it uses, and which entries of memory.stat are page cache.
+# A limit is `max` or an enormous number where there is none; that of version 1 holds for the groups inside too.
+LIMITS = (
+    ("memory.max", "memory.current", ("inactive_file", "active_file")),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+)
+
+
+def _left(folder: Path) -> Iterator[int]:
+    """Bytes that a control group's limit leaves, where it has one."""
+    for limit, used, cached in LIMITS:
         with contextlib.suppress(OSError):
-            ceiling = (root / "sys/fs/cgroup" / limit).read_text().strip()
-            if ceiling.isdigit():
-                free = min(free, int(ceiling) - int((root / "sys/fs/cgroup" / used).read_text()))
-    return free
+            ceiling = (folder / limit).read_text().strip()
+            if not ceiling.isdigit():
+                continue
+            taken = int((folder / used).read_text())
+            cache = 0
+            with contextlib.suppress(OSError):
+                lines = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                cache = sum(int(size) for name, size in lines if name in cached)
+            # The counters run ahead: what is less than a MiB is no use of memory.
+            yield int(ceiling) - (max(0, taken - cache) >> 20 << 20)
 
 
 def _cpu_last_level(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu")) -> int:

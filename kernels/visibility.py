@@ -33,9 +33,8 @@ def visible(
 
 
 def _chosen(devices: Sequence[T], setting: str | None, name: Callable[[T], str]) -> Sequence[T]:
-    """By numbers, or beginnings of names. As in CUDA and ROCm the first entry that fits none ends the list.
-    A part of a device (`MIG-...`) is no device of the driver's list: which it belongs to is not told."""
-    if setting is None or setting.startswith("MIG-"):
+    """By numbers, or beginnings of names. As in CUDA and ROCm the first entry that fits none ends the list."""
+    if setting is None:
         return devices
     shown: list[T] = []
     for entry in (part.strip() for part in setting.split(",")):

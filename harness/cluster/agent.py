@@ -113,7 +113,7 @@ class Agent:
         threads = {"OMP_NUM_THREADS": str(self.threads)} if self.threads else {}
         if self.platform.kind == "cpu":
             return threads | dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
-        if not self.platform.uuid.startswith("GPU-"):
+        if not self.platform.uuid.startswith(("GPU-", "MIG-")):
             return threads
         name = "CUDA_VISIBLE_DEVICES" if self.platform.kind == "cuda" else "ROCR_VISIBLE_DEVICES"
         return threads | {name: self.platform.uuid}

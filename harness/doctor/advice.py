@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import kernels
 from harness.machine.cgroups import quota
 from harness.machine.cpu_threads import cores, cpus_in
-from kernels.platform import Platform, devices, run
+from kernels.platform import BUILDS, Platform, devices, run, unseen
 
 Ask = Callable[..., str]
 
@@ -21,6 +20,13 @@ def advice(here: Platform, threads: int, root: Path = Path("/"), ask: Ask = run)
     """root: of /sys and /proc; ask: runs a command and gives what it prints, nothing where it fails."""
     machine = _cpu(root, threads) if here.kind == "cpu" else _gpu(here, ask)
     return [*machine, *_virtual(here), *_libraries(here)]
+
+
+def torch_advice(here: Platform) -> list[str]:
+    """That the installed torch cannot use this device at all, before anything else."""
+    wrong = here.other_build()
+    how = f"install PyTorch's build for {BUILDS[here.kind]} in its place, or measure the CPU: --device cpu"
+    return [f"{wrong}; {how}"] if wrong else []
 
 
 def _virtual(here: Platform) -> list[str]:
@@ -52,7 +58,7 @@ def _cpu(root: Path, threads: int) -> list[str]:
         *_places(root, threads, ours),
         *_quota(root, threads),
         *_pages(root),
-        *_driver(),
+        *filter(None, [unseen()]),
     ]
 
 
@@ -108,11 +114,6 @@ def _pages(root: Path) -> list[str]:
     if mode[1] == "never":
         how = f"`echo madvise > /{path}`, then {how}"
     return [f"operands lie in 4 KiB pages, which reads a few percent slower than huge ones: {how}"]
-
-
-def _driver() -> list[str]:
-    shown = "nvidia-smi is installed but shows no GPU: see what `nvidia-smi` says of its driver"
-    return [shown] if shutil.which("nvidia-smi") else []
 
 
 def _gpu(here: Platform, ask: Ask) -> list[str]:

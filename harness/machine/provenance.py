@@ -11,6 +11,7 @@ from pathlib import Path
 from harness.catalogue.flags import catalogue
 from harness.files import JsonObject
 from harness.paths import ROOT
+from kernels.nvidia import smi
 from kernels.platform import Platform, detect, run, version
 
 LIBRARIES = [
@@ -61,10 +62,14 @@ def _in_checkout(value: str) -> str:
 
 
 def driver(platform: Platform) -> str:
-    if platform.kind == "cuda":
-        return run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
-    module = Path("/sys/module/amdgpu/version")
-    return module.read_text().strip() if platform.kind == "rocm" and module.exists() else ""
+    """Its version, as the kernel module says, or else nvidia-smi."""
+    name = {"cuda": "nvidia", "rocm": "amdgpu"}.get(platform.kind, "")
+    module = Path("/sys/module", name, "version")
+    if name and module.exists():
+        return module.read_text().strip()
+    if platform.kind != "cuda":
+        return ""
+    return smi("--query-gpu=driver_version", "--format=csv,noheader")[0].split("\n")[0]
 
 
 def git_state() -> JsonObject:

@@ -98,6 +98,7 @@ def meters(
                     memory=platform.memory,
                     last_level=last_level(platform, stored(platform, threads)),
                     threads=threads,
+                    planned=platform.identity,
                 )
             yield workers
         finally:
@@ -110,8 +111,10 @@ def _store() -> Path:
 
 
 def _key(platform: Platform, threads: int) -> str:
+    """Of a GPU its memory too, for a part of a device whose name does not say which."""
+    memory = [] if platform.kind == "cpu" else [platform.memory >> 30]
     device = (platform.name, platform.arch, platform.device, driver(platform))
-    return json.dumps([*device, threads, version("torch")])
+    return json.dumps([*device, *memory, threads, version("torch")])
 
 
 def _read(store: Path) -> dict[str, Ceilings]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,8 @@ def device_lock(platform: Platform) -> Iterator[None]:
     if platform.kind == "cpu":
         names = [f"cpu{cpu}" for cpu in sorted(ALLOWED)]
     else:
-        names = [platform.uuid or platform.device.replace(":", "-")]
+        # A slice's old name has slashes.
+        names = [re.sub(r"[:/]", "-", platform.uuid or platform.device)]
     with contextlib.ExitStack() as stack:
         for name in names:
             stack.enter_context(_locked(name, platform.device))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import site
 from collections.abc import Collection, Mapping
 
 import kernels
 from harness.files import JsonObject
 from harness.machine.cpu_threads import BINDING, cores, default_threads
 from harness.machine.provenance import surroundings
-from harness.paths import ROOT, cache
+from harness.paths import ROOT, cache, user_home, writable
 from harness.plan.arms import parse_threads
 from kernels.platform import Platform
 
@@ -46,6 +47,8 @@ DEFAULTS = {
     # A worker that waits for its turn must not take a core from the one whose turn it is.
     "KMP_BLOCKTIME": "1",
     "HF_HUB_OFFLINE": "1",
+    # As the driver counts GPUs; CUDA's own order is the fastest first.
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     **ALLOCATOR,
 }
 
@@ -70,8 +73,18 @@ def worker_environment(
     # Workers run in the project's folder, the user perhaps elsewhere.
     wanted = [str(path) for path in kernels.plugin_files() if path.is_dir() or str(path) in plugins]
     environment[kernels.PLUGINS] = os.pathsep.join(wanted)
-    whole = DEFAULTS | environment | dict(extra)
+    whole = DEFAULTS | environment | home_environment() | dict(extra)
     return {name: value for name, value in whole.items() if value is not None}
+
+
+def home_environment() -> dict[str, str]:
+    """A home where the user has none that can be written: libraries keep what they compile there. What is
+    installed in the user's own is found as before."""
+    if writable(user_home()):
+        return {}
+    home = cache() / "home"
+    home.mkdir(parents=True, exist_ok=True)
+    return {"HOME": str(home), "PYTHONUSERBASE": site.getuserbase()}
 
 
 def cache_environment(arm: str) -> dict[str, str]:

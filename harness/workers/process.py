@@ -120,7 +120,8 @@ class Worker:
 
     def hello(self, platform: Platform, threads: int, deadline: float) -> None:
         """Readies the device. Raises WorkerFailure."""
-        self.facts = self.ask("hello", deadline, kind=platform.kind, device=platform.device, threads=threads)
+        device = {"kind": platform.kind, "device": platform.device, "planned": platform.identity}
+        self.facts = self.ask("hello", deadline, threads=threads, **device)
 
     def _answer(self, deadline: float, doing: str) -> Any:
         try:

@@ -77,10 +77,14 @@ class Station:
         )
         self.worker = Worker(BENCH, environment, self.log, arm.tree, [first.plugin])
         self.prepared.clear()
-        kind, device = self.platform.kind, self.platform.device
+        device = {
+            "kind": self.platform.kind,
+            "device": self.platform.device,
+            "planned": self.platform.identity,
+        }
         threads = int(environment.get("OMP_NUM_THREADS") or self.threads)
         try:
-            hello = self._raw("hello", self.deadlines.prepare, kind=kind, device=device, threads=threads)
+            hello = self._raw("hello", self.deadlines.prepare, threads=threads, **device)
         except WorkerFailure:
             self.stop()
             raise

@@ -54,7 +54,8 @@ class WorkerHere:
             raise WorkerFailure("error", one_line(error)) from error
 
     def hello(self, platform: Platform, threads: int, deadline: float) -> None:
-        self.facts = self.ask("hello", deadline, kind=platform.kind, device=platform.device, threads=threads)
+        device = {"kind": platform.kind, "device": platform.device, "planned": platform.identity}
+        self.facts = self.ask("hello", deadline, threads=threads, **device)
 
     def pause(self) -> None:
         pass

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from harness.machine.monitor.base import Blind, Monitor, Ours
 from harness.machine.monitor.gpu import GpuMonitor, Holder, Look
 from kernels.platform import Platform
-from kernels.visibility import visible
 
 POWER_CAP = "software power cap"
 THERMAL = "thermal slowdown"
@@ -37,31 +35,19 @@ TEMPERATURE = ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"]
 EXCLUSIVE = {1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}  # NVML_COMPUTEMODE_*
 
 
-def open_nvidia(
-    platform: Platform,
-    ours: Ours,
-    nvml: ModuleType | None = None,
-    environment: Mapping[str, str] = os.environ,
-) -> Monitor:
-    """A monitor of the device that torch calls `platform.device`, or one that says why it sees nothing.
+def open_nvidia(platform: Platform, ours: Ours, nvml: ModuleType | None = None) -> Monitor:
+    """A monitor of the device by its UUID, however it is numbered, or one that says why it sees nothing.
     nvml: the library; pynvml where it is not given."""
     if nvml is None:
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError:
             return Blind("nvidia-ml-py is not installed")
+    if not platform.uuid:
+        return Blind(f"the UUID of {platform.device} is not known")
     try:
         nvml.nvmlInit()
-        everything = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        devices = environment.get("CUDA_VISIBLE_DEVICES")
-        if devices and devices.startswith("MIG-"):
-            handles = [nvml.nvmlDeviceGetHandleByUUID(devices.split(",")[0].strip())]
-        else:
-            handles = visible("cuda", everything, nvml.nvmlDeviceGetUUID, environment)
-        index = int(platform.device.partition(":")[2] or 0)
-        if index >= len(handles):
-            return Blind(f"CUDA_VISIBLE_DEVICES={devices} leaves {len(handles)} devices")
-        return NvidiaMonitor(platform, ours, nvml, handles[index])
+        return NvidiaMonitor(platform, ours, nvml, nvml.nvmlDeviceGetHandleByUUID(platform.uuid))
     except nvml.NVMLError as error:
         return Blind(f"NVML: {error}")
 
@@ -94,6 +80,7 @@ class NvidiaMonitor(GpuMonitor):
         self.clock = clock
         self.wall = wall
         self.since = 0
+        self.is_slice = platform.uuid.startswith("MIG-")
         super().__init__(platform, ours)
 
     def begin(self) -> None:
@@ -111,9 +98,10 @@ class NvidiaMonitor(GpuMonitor):
 
     def before(self) -> list[str]:
         lines = super().before()
-        modes = self._ask("MIG mode", ["nvmlDeviceGetMigMode"])
-        if modes and modes[0] == self.nvml.NVML_DEVICE_MIG_ENABLE:
-            lines.append(f"{self.device} is divided (MIG): what runs on its other parts is not seen")
+        if self.is_slice:
+            lines.append(
+                f"{self.device} is a MIG slice: what runs on the other slices of its GPU is not seen"
+            )
         return lines
 
     def _ask(self, quantity: str, functions: Sequence[str], *arguments: object) -> Any:  # as NVML answers

@@ -29,9 +29,11 @@ class Rank:
     """Canonical operands of every place, one set a layer; activations flow from place to place in buffers
     that all arms share. What an implementation packs for itself it packs once, whatever the arm."""
 
-    def hello(self, kind: str, device: str, threads: int) -> dict[str, Any]:
+    def hello(
+        self, kind: str, device: str, threads: int, planned: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         self.kind, self.device = kind, device
-        return ready_device(kind, device, threads)
+        return ready_device(kind, device, threads, planned)
 
     def open(self, step: ReplayStep, seed: int, launch: str) -> None:
         """Makes all weights and buffers anew; nobody is prepared on them yet."""

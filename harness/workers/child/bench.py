@@ -147,9 +147,11 @@ class Bench:
         self.seeds: Mapping[str, Any] = {}
         self.wild = random.Random()  # of the system's entropy: nobody foresees it
 
-    def hello(self, kind: str, device: str, threads: int) -> dict[str, Any]:
+    def hello(
+        self, kind: str, device: str, threads: int, planned: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         self.kind, self.device, self.threads = kind, device, threads
-        return ready_device(kind, device, threads)
+        return ready_device(kind, device, threads, planned)
 
     def open(
         self,

@@ -34,13 +34,15 @@ class Judge:
         self.operands: dict[str, dict[str, Any]] = {}
         self.kept: Judged | None = None
 
-    def hello(self, kind: str, device: str, threads: int) -> dict[str, Any]:
+    def hello(
+        self, kind: str, device: str, threads: int, planned: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         import torch
 
         self.kind, self.device = kind, device
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
-        return ready_device(kind, device, threads)
+        return ready_device(kind, device, threads, planned)
 
     def reference(
         self,

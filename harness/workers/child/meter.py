@@ -61,9 +61,19 @@ class Meter:
 
     left_out = "there is no memory for any product"
 
-    def open(self, kind: str, arch: str, device: str, *, memory: int, last_level: int, threads: int) -> int:
+    def open(
+        self,
+        kind: str,
+        arch: str,
+        device: str,
+        *,
+        memory: int,
+        last_level: int,
+        threads: int,
+        planned: Mapping[str, Any] | None = None,
+    ) -> int:
         """memory: bytes free, last_level: of that cache; 0 if unknown. Returns the bytes that are read."""
-        ready_device(kind, device, threads)
+        ready_device(kind, device, threads, planned)
         self.kind, self.arch, self.device = kind, arch, device
         self.timer = timer_for(kind, "eager")
         self.share = memory // MEMORY_SHARE if memory else math.inf

@@ -1,0 +1,233 @@
+"""NVIDIA GPUs of this machine: as NVML tells them, or else nvidia-smi, MIG slices included; imports no torch."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+
+from kernels.visibility import visible
+
+SMI_FOLDERS = ("/usr/local/nvidia/bin", "/usr/bin")
+"""Where containers get nvidia-smi, beside PATH."""
+
+ANSWER_S = 30.0
+"""For nvidia-smi: without persistence mode it wakes every GPU first, which takes some seconds."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, or a slice of one.
+
+    arch:     sm_90
+    name:     the vendor's; of a slice it ends in `MIG 1g.10gb`
+    memory:   bytes; 0 if unknown
+    uuid:     GPU-..., of a slice MIG-...
+    old_name: of a slice, as drivers before 470 call it: MIG-GPU-.../<GPU instance>/<compute instance>
+    slices:   of a GPU in MIG mode, those that this process may use
+    """
+
+    arch: str
+    name: str
+    memory: int
+    uuid: str
+    old_name: str = ""
+    slices: tuple[Gpu, ...] = ()
+
+
+def answer(*command: str, timeout_s: float = ANSWER_S) -> tuple[str, str]:
+    """What a command prints to stdout, and why that is not all, or empty: it is missing, it failed, or it
+    gave no answer in time."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "", f"no answer within {timeout_s:g} s"
+    except OSError as error:
+        return "", error.strerror or str(error)
+    output, errors = done.stdout.strip(), done.stderr.strip()
+    if output and done.returncode == 0:
+        return output, ""
+    said = (output or errors).partition("\n")[0].strip()
+    return output, said if said or done.returncode == 0 else f"exit code {done.returncode}"
+
+
+def smi(*arguments: str) -> tuple[str, str]:
+    """As `answer`, of nvidia-smi, wherever it is."""
+    program = smi_program()
+    return answer(program, *arguments) if program else ("", "not installed")
+
+
+def smi_program() -> str | None:
+    folders = [*os.environ.get("PATH", os.defpath).split(os.pathsep), *SMI_FOLDERS]
+    return shutil.which("nvidia-smi", path=os.pathsep.join(folders))
+
+
+def gpus() -> tuple[list[Gpu], str]:
+    """All that the driver shows, in its order, and what it or its tools say is wrong; that is empty where
+    nothing hints at a GPU."""
+    known, wrong = _by_nvml()
+    if known:
+        return known, wrong
+    known, wrong_too = _by_smi()
+    return known, wrong_too if known else "; ".join(filter(None, (wrong, wrong_too)))
+
+
+def driver_trace(root: Path = Path("/")) -> str:
+    """What shows that NVIDIA's driver is here, in a container too; empty where nothing does."""
+    for place in ("dev/nvidia[0-9]*", "dev/nvidiactl", "dev/dxg", "proc/driver/nvidia"):
+        if found := next(root.glob(place), None):
+            return str(found)
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ""
+    return "libcuda.so.1"
+
+
+def _by_nvml() -> tuple[list[Gpu], str]:
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return [], ""
+    try:
+        nvml.nvmlInit()
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        is_absent = error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND
+        return [], "" if is_absent else f"NVML: {error}"
+    known, wrong = [], []
+    for index in range(count):
+        try:
+            gpu, is_divided = _read(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
+        except nvml.NVMLError as error:  # one that fell off the bus; the others work
+            wrong.append(f"NVML: GPU {index}: {error}")
+            continue
+        if is_divided and not gpu.slices:
+            wrong.append(f"GPU {index} is in MIG mode and has no slice for this process")
+        else:
+            known.append(gpu)
+    return known, "; ".join(wrong) or ("" if count else "NVML shows no GPU")
+
+
+def _read(nvml: ModuleType, handle: object) -> tuple[Gpu, bool]:
+    """And whether it is divided."""
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    name, uuid = _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle))
+    gpu = Gpu(f"sm_{major}{minor}", name, _memory(nvml, handle), uuid)
+    try:
+        is_divided = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
+        most = nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if is_divided else 0
+    except nvml.NVMLError:  # a GPU that cannot be divided
+        return gpu, False
+    slices = []
+    for index in range(most):
+        try:
+            slices.append(_slice(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index), gpu))
+        except nvml.NVMLError:  # no slice of this number, or none that this container was given
+            continue
+    return replace(gpu, slices=tuple(slices)), is_divided
+
+
+def _slice(nvml: ModuleType, handle: object, gpu: Gpu) -> Gpu:
+    name = _text(nvml.nvmlDeviceGetName(handle))
+    if " MIG " not in name:
+        name = f"{gpu.name} MIG {_profile(nvml.nvmlDeviceGetAttributes(handle))}"
+    place = f"{nvml.nvmlDeviceGetGpuInstanceId(handle)}/{nvml.nvmlDeviceGetComputeInstanceId(handle)}"
+    uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+    return Gpu(gpu.arch, name, _memory(nvml, handle), uuid, f"MIG-{gpu.uuid}/{place}")
+
+
+def _profile(attributes: object) -> str:
+    """`1g.10gb`, or `1c.3g.40gb` of a compute instance that has not all of its GPU instance (NVIDIA's MIG User
+    Guide, MIG Device Names)."""
+    compute, whole, mebibytes = (
+        getattr(attributes, field)
+        for field in ("computeInstanceSliceCount", "gpuInstanceSliceCount", "memorySizeMB")
+    )
+    return f"{f'{compute}c.' if compute != whole else ''}{whole}g.{-(-mebibytes // 1024)}gb"
+
+
+def _memory(nvml: ModuleType, handle: object) -> int:
+    try:
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except nvml.NVMLError:  # memory that is the CPU's too, as of GB10
+        return 0
+
+
+def _text(value: str | bytes) -> str:
+    """Older releases of the library give bytes."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _by_smi() -> tuple[list[Gpu], str]:
+    if smi_program() is None:
+        return [], ""
+    query = "--query-gpu=compute_cap,uuid,memory.total,name"
+    output, wrong = smi(query, "--format=csv,noheader,nounits")
+    known, other = [], ""
+    for line in output.splitlines():
+        if row := re.fullmatch(r"\s*(\d+)\.(\d+)\s*,\s*(GPU-[^,\s]+)\s*,([^,]*),(.*)", line):
+            major, minor, uuid, mebibytes, name = (cell.strip() for cell in row.groups())
+            memory = int(mebibytes) << 20 if mebibytes.isdigit() else 0
+            known.append(Gpu(f"sm_{major}{minor}", name, memory, uuid))
+        else:  # a warning, or what it says of a GPU that fell off the bus
+            other = other or line.strip()
+    wrong = other or wrong
+    if known:
+        return _with_slices(known), f"nvidia-smi: {wrong}" if wrong else ""
+    return [], f"nvidia-smi: {wrong or 'it shows no GPU'}"
+
+
+def _with_slices(known: Sequence[Gpu]) -> list[Gpu]:
+    """As `nvidia-smi -L` lists them: under each GPU its slices with their profile and UUID."""
+    slices: dict[str, list[Gpu]] = {gpu.uuid: [] for gpu in known}
+    parent: Gpu | None = None
+    for line in smi("-L")[0].splitlines():
+        if row := re.match(r"GPU \d+: .*\(UUID: ([^)]+)\)", line):
+            parent = next((gpu for gpu in known if gpu.uuid == row[1]), None)
+        elif parent and (row := re.match(r"\s*MIG (\S+)\s+Device\s+\d+: \(UUID: (MIG-[^)]+)\)", line)):
+            size = re.search(r"(\d+)gb", row[1])
+            memory = int(size[1]) * 10**9 if size else 0  # of what the profile rounds up to
+            slices[parent.uuid].append(Gpu(parent.arch, f"{parent.name} MIG {row[1]}", memory, row[2]))
+    return [replace(gpu, slices=tuple(slices[gpu.uuid])) for gpu in known]
+
+
+def shown(known: Sequence[Gpu], environment: Mapping[str, str] = os.environ) -> list[Gpu]:
+    """Those that CUDA shows this process, in the order in which torch numbers them. Of slices it shows one,
+    the first of those that are visible, and beside it no whole GPU (NVIDIA's MIG User Guide, CUDA Device
+    Enumeration). A slice that the driver's tools do not tell has its own name and no known memory."""
+    setting = environment.get("CUDA_VISIBLE_DEVICES")
+    entry = (setting or "").split(",")[0].strip()
+    if entry.startswith("MIG-"):
+        return _named_slice(known, entry)
+    chosen = visible("cuda", known, lambda gpu: gpu.uuid, environment)
+    slices = [part for gpu in chosen for part in gpu.slices]
+    return slices[:1] or chosen
+
+
+def _named_slice(known: Sequence[Gpu], entry: str) -> list[Gpu]:
+    """By its UUID or a beginning of it that fits no other, or by its old name."""
+    slices = [part for gpu in known for part in gpu.slices]
+    wanted = entry.lower()
+    fits = [p for p in slices if p.uuid.lower().startswith(wanted) or p.old_name.lower() == wanted]
+    if fits:
+        return fits if len(fits) == 1 else []
+    parents: Sequence[Gpu] = known
+    if old := re.match(r"mig-(gpu-[^/]+)/", wanted):
+        parents = [gpu for gpu in known if gpu.uuid.lower().startswith(old[1])]
+    elif slices:
+        return []
+    if len(parents) == 1 and len(parents[0].slices) == 1:
+        return list(parents[0].slices)
+    if len({(gpu.arch, gpu.name) for gpu in parents}) != 1:
+        return []  # of which of them is not told
+    return [Gpu(parents[0].arch, f"{parents[0].name} {entry}", 0, entry)]

@@ -43,14 +43,16 @@ def page_starts(operands: MlaDecodeOperands, page: int) -> torch.Tensor:
     return starts(page_counts(operands, page), operands.q.device)
 
 
-def page_list(operands: MlaDecodeOperands, page: int) -> torch.Tensor:
+def page_list(operands: MlaDecodeOperands, page: int, least: int = 0) -> torch.Tensor:
     """The pages of all sequences one after the other, int32 [pages]: the numbers that they have where the
-    cache is seen as pages of that many tokens. Behind it in memory the first one stands SLACK times."""
+    cache is seen as pages of that many tokens. A list of at least so many entries goes on with the first
+    one, which also stands SLACK times behind it in memory."""
     import torch
 
     table = operands.split_pages(page)
     pages = [row[:count] for row, count in zip(table, page_counts(operands, page), strict=True)]
-    listed = torch.cat([*pages, table[0, :1].expand(SLACK)])
+    missing = max(0, least - sum(map(len, pages)))
+    listed = torch.cat([*pages, table[0, :1].expand(missing + SLACK)])
     return listed[:-SLACK]
 
 
@@ -69,13 +71,16 @@ def one_head(kv: torch.Tensor) -> torch.Tensor:
     return kv[:, :, None]
 
 
-def full_pages(operands: MlaDecodeOperands, page: int, multiple: int = 1) -> torch.Tensor:
-    """A page table without the page of NaN: int32 [batch, width], width the most pages of a sequence rounded
-    up to a multiple; places that no token needs repeat the sequence's first page."""
+def full_pages(
+    operands: MlaDecodeOperands, page: int, multiple: int = 1, *, tokens: int = 0
+) -> torch.Tensor:
+    """A page table without the page of NaN: int32 [batch, width], width the most pages of a sequence, or
+    those of so many tokens, rounded up to a multiple; places that no token needs repeat the sequence's first
+    page."""
     import torch
 
     table, counts = operands.split_pages(page), page_counts(operands, page)
-    width = math.ceil(max(counts) / multiple) * multiple
+    width = math.ceil(max(*counts, math.ceil(tokens / page)) / multiple) * multiple
     table = torch.nn.functional.pad(table, (0, max(0, width - table.shape[1])))[:, :width]
     needed = torch.arange(width, device=table.device) < starts(counts, table.device).diff()[:, None]
     return torch.where(needed, table, table[:, :1]).contiguous()

@@ -22,11 +22,18 @@ SCALE = 192**-0.5
 KV_BYTES = {"bf16": 2, "fp8": 1}
 
 
+MODEL_LEN = 163_840
+"""Context length of a server of DeepSeek-V3 or R1 that is not told another: their max_position_embeddings."""
+
+
 @dataclass(frozen=True)
 class MlaDecodeSizes:
     """batch: sequences; ctx: tokens cached per sequence, one length or low..high, spread evenly;
     heads: query heads of the rank; page: tokens per KV page; kv: bf16, or fp8 with one scale;
-    fp8: its format, which only a case with kv=fp8 says."""
+    fp8: its format, which only a case with kv=fp8 says;
+    model_len: the server's context length, for which engines record the call into a graph (vLLM's
+    --max-model-len, SGLang's --context-length): rows that follow an engine split sequences by it. Without
+    graphs vLLM splits by the longest sequence: model_len=ctx."""
 
     batch: int
     ctx: str
@@ -34,12 +41,18 @@ class MlaDecodeSizes:
     page: int = 64
     kv: str = "bf16"
     fp8: str = "e4m3fn"
+    model_len: int = MODEL_LEN
 
     def __post_init__(self) -> None:
         for name in ("batch", "heads", "page"):
             if getattr(self, name) < 1:
                 raise ValueError(f"size {name}={getattr(self, name)} of mla_decode must be at least 1")
-        parse_span(self.ctx)
+        _, longest = parse_span(self.ctx)
+        if longest > self.model_len:
+            raise ValueError(
+                f"size ctx={self.ctx} of mla_decode exceeds the server's context length of "
+                f"{self.model_len} tokens; give model_len={longest} or more"
+            )
         if self.kv not in KV_BYTES:
             raise ValueError(f"size kv={self.kv!r} of mla_decode must be {' or '.join(KV_BYTES)}")
         fp8_format(self.fp8)

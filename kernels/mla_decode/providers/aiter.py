@@ -46,6 +46,21 @@ Q_SCALE = 1.0
 """Of a query in FP8, static as in engines: theirs unless a checkpoint brings another. The widest values of
 q lie near 30, a tenth of what either format holds."""
 
+PADDED = 16
+"""To whose multiple vLLM repeats heads for the persistent kernel (AiterMLAHelper.get_mla_padded_q)."""
+
+GRANULARITY = 16
+"""Tokens that a schedule deals out at a time in either engine, one token a page. AITER's own test
+(op_tests/test_mla_persistent.py) has 32 for 64 heads on an FP8 cache."""
+
+REQUESTS = {"sglang": 512, "vllm": 1024}
+"""For how many sequences of the server's context length engines make the list of pages that they record into
+a graph: SGLang for the largest batch of its graphs on 160 GB or more, vLLM for --max-num-seqs."""
+
+ENOUGH = 163_840
+"""Entries of such a list for each sequence of a call by which AITER splits as by a longer list: tried with
+get_meta_param for 256 and 304 compute units and all batches up to 512."""
+
 SPLITS_OF_SGLANG = 64
 """Into how many parts SGLang has a sequence split at most, without speculation and without attention that is
 data-parallel (max_split_per_batch)."""
@@ -85,20 +100,22 @@ PLAN_OF_SGLANG = PLAN.needing("max_split_per_batch intra_batch_mode", when="")
 class AsmMlaDecode(Aiter):
     """`mla_decode_fwd` without metadata: the sequence is split evenly, a Triton kernel combines. On an FP8
     cache the call rounds q to FP8 first, which engines fuse into the kernel before. SGLang's choice for a
-    bf16 cache at 16 and 128 heads."""
+    bf16 cache at 16 and 128 heads. AITER chooses the splits by the length of the list of pages, which is that
+    of the buffer in SGLang's graphs, whatever the sequences hold."""
 
     name = "aiter.asm"
     requires = "AITER 0.1.8 or later, gfx942 or gfx950"
     since = "0.1.8"  # before, the answer of a single split of an FP8 cache is left elsewhere
     activations = "fp8"
     symbols: ClassVar[Sequence[Taken]] = (DECODE, DECODE_FP8)
+    requests: ClassVar = REQUESTS["sglang"]
 
     def fits(self, sizes: MlaDecodeSizes) -> Support:
         takes = HEADS[sizes.kv]
         return need(sizes.heads in takes, f"takes {', '.join(map(str, takes))} heads with kv={sizes.kv}")
 
     def layout(self, sizes: MlaDecodeSizes) -> int:
-        return (sizes.tokens + SLACK) * 4
+        return (listed(sizes, self.requests) + SLACK) * 4
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
         splits = 16  # the most that get_meta_param chooses
@@ -106,19 +123,20 @@ class AsmMlaDecode(Aiter):
         return rows * splits * (LATENT + 1) * 4 + rows * WIDTH + cache_bytes(sizes)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return _Asm(operands, out)
+        return _Asm(operands, out, self.requests)
 
 
 class _Asm(FiniteCache):
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor) -> None:
+    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, requests: int) -> None:
         super().__init__(operands, out)
         self.query = self.room()
-        is_fp8 = operands.kv.element_size() == 1
-        layout = token_pages(operands)
+        heads, is_fp8 = self.query.shape[1], operands.kv.element_size() == 1
+        self.given = out if heads == out.shape[1] else out.new_empty(len(out), heads, LATENT)
+        layout = token_pages(operands, listed(operands.sizes, requests))
         self.decode = self.function(is_fp8).bind(
             q=self.query,
             kv_buffer=one_token_pages(self.kv),
-            o=out,
+            o=self.given,
             **layout,
             max_seqlen_q=1,
             sm_scale=operands.scale,
@@ -156,8 +174,8 @@ class _Asm(FiniteCache):
 class AsmPersistent(AsmMlaDecode):
     """`mla_decode_fwd` with the schedule of `get_mla_metadata_v1`, made before timing as an engine makes it
     once a step: as many work groups as compute units, each with its share of all tokens. It is vLLM's way,
-    and SGLang's at 32, 64 and 128 heads. AITER itself takes the other path on gfx950 with 16 heads and a bf16
-    cache from 32 sequences on.
+    which repeats heads up to a multiple of 16 within the call, and SGLang's at 32, 64 and 128 heads. AITER
+    itself takes the other path on gfx950 with 16 heads and a bf16 cache from 32 sequences on.
 
     Its reduction of split sequences truncates to bf16 on gfx942: csrc/kernels/mla/reduce.cu casts by
     csrc/include/opus/opus.hpp, whose OPUS_FP32_to_BF16_DEFAULT is 2 and which rounds on gfx950 only with
@@ -167,29 +185,53 @@ class AsmPersistent(AsmMlaDecode):
     name = "aiter.asm_persistent"
     truncates = True
     symbols: ClassVar[Sequence[Taken]] = (PERSISTENT, PERSISTENT_FP8, SHAPES, PLAN)
+    requests = REQUESTS["vllm"]
 
     def fits(self, sizes: MlaDecodeSizes) -> Support:
-        return need(
-            sizes.heads % 16 == 0 and sizes.heads <= 128, "takes multiples of 16 heads, 128 at the most"
-        )
+        return need(sizes.heads <= 128, f"takes up to 128 heads, not {sizes.heads}")
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
-        """Partial results: one more for each unit, of 16 heads or of all; q in FP8; the cache."""
-        tiles = sizes.batch + MOST_UNITS
-        rows = sizes.batch * sizes.heads
-        return tiles * sizes.heads * (LATENT + 1) * 4 + rows * WIDTH + cache_bytes(sizes)
+        """Partial results: one more for each unit, of 16 heads or of all; q in FP8 or with repeated heads,
+        the output of these; the cache."""
+        tiles, heads = sizes.batch + MOST_UNITS, padded(sizes.heads)
+        rows = sizes.batch * heads
+        repeated = rows * 2 * (WIDTH + LATENT) if heads > sizes.heads else rows * WIDTH
+        return tiles * heads * (LATENT + 1) * 4 + repeated + cache_bytes(sizes)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return _AsmPersistent(operands, out)
+        return _AsmPersistent(operands, out, self.requests)
 
 
 class _AsmPersistent(_Asm):
+    def room(self) -> torch.Tensor:
+        q = self.operands.q
+        heads = padded(q.shape[1])
+        return super().room() if heads == q.shape[1] else self.kv.new_empty(len(q), heads, WIDTH)
+
+    def call(self) -> None:
+        """Heads are repeated one by one where that gives the number, else all of them, as in vLLM."""
+        q, room = self.operands.q, self.query
+        heads, times = q.shape[1], room.shape[1] // q.shape[1]
+        if times * heads == room.shape[1]:
+            if room is not q:
+                room.unflatten(1, (heads, times)).copy_(q[:, :, None])
+        else:
+            for part in room.split(heads, 1):
+                part.copy_(q[:, : part.shape[1]])
+        self.decode()
+
+    def result(self) -> torch.Tensor:
+        heads, given = self.operands.q.shape[1], self.given.shape[1]
+        return self.given[:, :: given // heads] if given % heads == 0 else self.given[:, :heads]
+
     def function(self, is_fp8: bool) -> Function:
         return PERSISTENT_FP8 if is_fp8 else PERSISTENT
 
     def metadata(self, layout: dict[str, torch.Tensor]) -> dict[str, object]:
-        buffers = made(SHAPES.bind(**shaped(self.operands, self.query.dtype), fast_mode=True)(), self.query)
-        planned = plan(self.operands, self.query.dtype, layout, buffers)
+        heads, dtype = self.query.shape[1], self.query.dtype
+        of_all = shaped(self.operands, heads, dtype)
+        buffers = made(SHAPES.bind(**of_all, fast_mode=True)(), self.query)
+        planned = plan(self.operands, heads, dtype, layout, buffers)
         PLAN.bind(**planned, is_causal=True, fast_mode=True)()
         return buffers
 
@@ -201,6 +243,7 @@ class AsmPersistentOfSglang(AsmPersistent):
 
     name = "aiter.asm_persistent@sglang"
     symbols = (PERSISTENT_OF_SGLANG, SHAPES_OF_SGLANG, PLAN_OF_SGLANG)
+    requests = 0  # the number of splits is given
 
     def fits(self, sizes: MlaDecodeSizes) -> Support:
         return Support.all_of(
@@ -225,7 +268,7 @@ class AsmPersistentOfSglang(AsmPersistent):
         return rows * SPLITS_OF_SGLANG * (LATENT + 1) * 4 + rows * WIDTH + cache_bytes(sizes)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return _AsmPersistentOfSglang(operands, out)
+        return _AsmPersistentOfSglang(operands, out, self.requests)
 
 
 class _AsmPersistentOfSglang(_Asm):
@@ -242,9 +285,11 @@ class _AsmPersistentOfSglang(_Asm):
     def metadata(self, layout: dict[str, torch.Tensor]) -> dict[str, object]:
         fp8 = self.operands.kv.dtype
         way = {"fast_mode": False, "intra_batch_mode": True}
-        shapes = SHAPES_OF_SGLANG.bind(**shaped(self.operands, fp8), **way, num_kv_splits=SPLITS_OF_SGLANG)()
+        heads = self.query.shape[1]
+        of_all = shaped(self.operands, heads, fp8)
+        shapes = SHAPES_OF_SGLANG.bind(**of_all, **way, num_kv_splits=SPLITS_OF_SGLANG)()
         buffers = made(shapes, self.query)
-        planned = plan(self.operands, fp8, layout, buffers)
+        planned = plan(self.operands, heads, fp8, layout, buffers)
         PLAN_OF_SGLANG.bind(**planned, is_causal=False, **way, max_split_per_batch=SPLITS_OF_SGLANG)()
         return {**buffers, "num_kv_splits": SPLITS_OF_SGLANG}
 
@@ -254,12 +299,23 @@ def one_token_pages(kv: torch.Tensor) -> torch.Tensor:
     return one_head(pages_of(kv, 1))
 
 
-def token_pages(operands: MlaDecodeOperands) -> dict[str, torch.Tensor]:
-    """qo_indptr and kv_indptr [batch + 1], kv_indices [tokens], kv_last_page_lens [batch], all int32."""
+def padded(heads: int) -> int:
+    return -(-heads // PADDED) * PADDED
+
+
+def listed(sizes: MlaDecodeSizes, requests: int) -> int:
+    """Entries of the list of pages that an engine makes for so many requests, but for those that change
+    nothing (see ENOUGH)."""
+    return max(sizes.tokens, min(requests * sizes.model_len, sizes.batch * ENOUGH))
+
+
+def token_pages(operands: MlaDecodeOperands, entries: int) -> dict[str, torch.Tensor]:
+    """qo_indptr and kv_indptr [batch + 1], kv_indices [entries], the first of which are the tokens',
+    kv_last_page_lens [batch], all int32."""
     return {
         "qo_indptr": query_starts(operands),
         "kv_indptr": page_starts(operands, 1),
-        "kv_indices": page_list(operands, 1),
+        "kv_indices": page_list(operands, 1, entries),
         "kv_last_page_lens": last_page_lengths(operands, 1),
     }
 
@@ -270,24 +326,16 @@ def one_value(value: float, device: torch.device) -> torch.Tensor:
     return torch.full((1,), value, dtype=torch.float32, device=device)
 
 
-def shaped(operands: MlaDecodeOperands, q_dtype: torch.dtype) -> dict[str, object]:
-    """What the shapes of a schedule depend on."""
-    batch, heads = operands.q.shape[:2]
+def shaped(operands: MlaDecodeOperands, heads: int, q_dtype: torch.dtype) -> dict[str, object]:
+    """What the shapes of a schedule depend on; heads: those that the kernel is given."""
     return {
-        "batch_size": batch,
+        "batch_size": len(operands.q),
         "max_seqlen_qo": 1,
         "num_head_qo": heads,
         "q_dtype": q_dtype,
         "kv_dtype": operands.kv.dtype,
         "is_sparse": False,
     }
-
-
-def granularity(heads: int, fp8: bool) -> int:
-    """Tokens that a schedule deals out at a time: 32 for the one kernel that takes 32 at a time
-    (op_tests/test_mla_persistent.py of AITER; both engines say 16 there too), else 16. In SGLang no fewer
-    than a page of its has, which here is one token."""
-    return 32 if fp8 and heads == 64 else 16
 
 
 def made(shapes: Sequence[tuple[object, torch.dtype]], like: torch.Tensor) -> dict[str, object]:
@@ -302,6 +350,7 @@ def made(shapes: Sequence[tuple[object, torch.dtype]], like: torch.Tensor) -> di
 
 def plan(
     operands: MlaDecodeOperands,
+    heads: int,
     q_dtype: torch.dtype,
     layout: dict[str, torch.Tensor],
     buffers: dict[str, object],
@@ -311,12 +360,12 @@ def plan(
         "seqlens_qo_indptr": layout["qo_indptr"],
         "seqlens_kv_indptr": layout["kv_indptr"],
         "kv_last_page_lens": layout["kv_last_page_lens"],
-        "num_heads_per_head_k": operands.q.shape[1],
+        "num_heads_per_head_k": heads,
         "num_heads_k": 1,
         "work_metadata_ptrs": buffers["work_meta_data"],
         **{name: buffers[name] for name in SCHEDULE.split()[1:]},
         "page_size": 1,
-        "kv_granularity": granularity(operands.q.shape[1], operands.kv.dtype.itemsize == 1),
+        "kv_granularity": GRANULARITY,
         "max_seqlen_qo": 1,
         "uni_seqlen_qo": 1,
         "dtype_q": q_dtype,

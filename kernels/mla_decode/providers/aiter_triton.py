@@ -103,7 +103,8 @@ class _AiterTritonMlaDecode(FiniteCache):
 
 
 class TritonSplit(Aiter):
-    """The split-KV kernel that AITER took over from vLLM."""
+    """The split-KV kernel that AITER took over from vLLM, split by the longest sequence, as vLLM does without
+    graphs. No engine runs it."""
 
     name = "aiter.triton_split"
     requires = "AITER 0.1.15 or later, gfx942 or gfx950"
@@ -112,10 +113,10 @@ class TritonSplit(Aiter):
     symbols = (SPLIT_KV,)
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
-        return vllm_triton.workspace(sizes)
+        return vllm_triton.workspace(sizes, max(sizes.lengths()))
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return vllm_triton.VllmSplitKv(operands, out, SPLIT_KV)
+        return vllm_triton.VllmSplitKv(operands, out, SPLIT_KV, max(operands.host_lengths))
 
 
 class GluonMlaDecode(Aiter):

@@ -10,6 +10,7 @@ flash_attn/cute/interface.py of flash-attn-4 4.0.0b36. Untested on hardware.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -57,6 +58,16 @@ SGLANG_WITH_CACHE = Function(
     "sgl_kernel.flash_attn.flash_attn_with_kvcache", needs=f"{ATTEND} cu_seqlens_q max_seqlen_q num_splits"
 )
 
+MOST_SPLITS = 128
+"""Of FA3's own choice (num_splits_heuristic in hopper/heuristics.h)."""
+
+TILE_HEADS, TILE_TOKENS = 64, 64
+"""Of FA3's kernel for MLA (tile_size_fwd_sm90 in hopper/tile_size.h)."""
+
+SPLITS_OF_VLLM = 32
+"""Into which vLLM has a sequence split at most where it records graphs
+(flash_attn_max_num_splits_for_cuda_graph)."""
+
 FA4_VARLEN = Function(
     "flash_attn.cute.flash_attn_varlen_func",
     needs="q k v qv seqused_k page_table softmax_scale causal",
@@ -79,9 +90,13 @@ class FlashAttentionFa3MlaDecode(FlashAttentionMlaDecode, vendor.FlashAttention3
     requires = "FlashAttention 3 with qv and get_scheduler_metadata (2025-03 or later, from source), sm_90"
     symbols: ClassVar[Sequence[Taken]] = (WITH_CACHE, SCHEDULE)
 
+    def splits(self, sizes: MlaDecodeSizes) -> int:
+        """Of a sequence at most, for all of which the call allocates."""
+        return most_splits(sizes.heads, max(sizes.lengths()))
+
     def workspace(self, sizes: MlaDecodeSizes) -> int:
-        """Partial results, fp32, of splits that fill the device; the cache."""
-        rows = (sizes.batch + HOPPER_UNITS) * sizes.heads
+        """Partial results, fp32; the cache."""
+        rows = sizes.batch * self.splits(sizes) * sizes.heads
         return rows * (LATENT + 1) * 4 + cache_bytes(sizes)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor | None) -> Prepared:
@@ -89,22 +104,33 @@ class FlashAttentionFa3MlaDecode(FlashAttentionMlaDecode, vendor.FlashAttention3
 
 
 class FlashAttentionFa3OfVllmMlaDecode(vendor.FlashAttentionOfVllm, FlashAttentionFa3MlaDecode):
-    """As vLLM ships and calls it: `flash_attn_varlen_func` over a paged cache, its schedule made before."""
+    """As vLLM ships it and records it into graphs: `flash_attn_varlen_func` over a paged cache, its schedule
+    made before, the splits of a sequence limited. Without graphs vLLM sets no limit, as `flash_attn.fa3`."""
 
     name = "flash_attn.fa3@vllm"
     requires = "vLLM for CUDA (read at 0.33), sm_90"
     symbols = (VLLM_VARLEN, VLLM_SCHEDULE)
+
+    def splits(self, sizes: MlaDecodeSizes) -> int:
+        return SPLITS_OF_VLLM
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor | None) -> Prepared:
         return _Fa3OfVllm(operands)
 
 
 class FlashAttentionFa3OfSglangMlaDecode(vendor.FlashAttentionOfSglang, FlashAttentionFa3MlaDecode):
-    """As SGLang ships and calls it: without a schedule for MLA, which a kernel makes within each call."""
+    """As SGLang ships and calls it: without a schedule for MLA, which a kernel makes within each call. The
+    table has room for the server's context length, by which the call limits the splits of a sequence."""
 
     name = "flash_attn.fa3@sglang"
     requires = "sglang-kernel (read at 0.4.10), sm_90"
     symbols = (SGLANG_WITH_CACHE,)
+
+    def layout(self, sizes: MlaDecodeSizes) -> int:
+        return sizes.batch * math.ceil(sizes.model_len / sizes.page) * 4
+
+    def splits(self, sizes: MlaDecodeSizes) -> int:
+        return most_splits(sizes.heads, sizes.model_len)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor | None) -> Prepared:
         return _Fa3OfSglang(operands)
@@ -148,7 +174,13 @@ class _Fa3OfVllm(_PackedQuery):
         table, starts = full_pages(operands, operands.page), query_starts(operands)
         qv, q = parts(operands.q)
         v, k = parts(one_head(self.kv))
-        given = scheduled(operands, table) | {"num_heads_kv": 1, "cu_seqlens_q": starts, "causal": True}
+        # The schedule is made anew in each step, by the lengths that are there; the call is recorded once.
+        given = scheduled(operands, table) | {
+            "max_seqlen_k": max(operands.host_lengths),
+            "num_heads_kv": 1,
+            "cu_seqlens_q": starts,
+            "causal": True,
+        }
         self.attend = VLLM_VARLEN.bind(
             q=q,
             k=k,
@@ -156,14 +188,14 @@ class _Fa3OfVllm(_PackedQuery):
             q_v=qv,
             max_seqlen_q=1,
             cu_seqlens_q=starts,
-            max_seqlen_k=given["max_seqlen_k"],
+            max_seqlen_k=operands.sizes.model_len,
             seqused_k=operands.lengths,
             block_table=table,
             softmax_scale=operands.scale,
             causal=True,
             fa_version=3,
-            scheduler_metadata=VLLM_SCHEDULE.bind(**given, num_splits=0)(),
-            num_splits=0,
+            scheduler_metadata=VLLM_SCHEDULE.bind(**given, num_splits=SPLITS_OF_VLLM)(),
+            num_splits=SPLITS_OF_VLLM,
         )
 
     def call(self) -> None:
@@ -180,7 +212,7 @@ class _Fa3OfSglang(_PackedQuery):
             k_cache=k,
             v_cache=v,
             qv=qv,
-            page_table=full_pages(operands, operands.page),
+            page_table=full_pages(operands, operands.page, tokens=operands.sizes.model_len),
             cache_seqlens=operands.lengths,
             cu_seqlens_q=query_starts(operands),
             max_seqlen_q=1,
@@ -235,6 +267,12 @@ class _Fa4(OneToken, FiniteCache):
 
     def call(self) -> None:
         self.answer, *_ = self.attend()
+
+
+def most_splits(heads: int, tokens: int) -> int:
+    """FA3's own limit for sequences of so many tokens: what fills an H100 with a single one of them."""
+    fills = HOPPER_UNITS // math.ceil(heads / TILE_HEADS)
+    return max(1, min(MOST_SPLITS, fills, math.ceil(tokens / TILE_TOKENS)))
 
 
 def scheduled(operands: MlaDecodeOperands, table: torch.Tensor) -> dict[str, object]:

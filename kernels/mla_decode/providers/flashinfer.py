@@ -179,7 +179,8 @@ class TrtLlmMlaDecode(FlashInfer):
     """TensorRT-LLM's kernels, which come compiled: SGLang's choice on Blackwell. They are not known to mask
     values, so that they get a cache without NaN. On an FP8 cache the call rounds q to FP8 first, which
     engines fuse into the kernel before. As engines do, it keeps the counters by which work groups find each
-    other, where FlashInfer takes them (0.6.15): it would make and zero them in each call."""
+    other, where FlashInfer takes them (0.6.15): it would make and zero them in each call. How many work
+    groups share a sequence follows from the server's context length, for which engines record the call."""
 
     name = "flashinfer.trtllm"
     requires = "flashinfer 0.6.0 or later, sm_100 or sm_103"
@@ -243,7 +244,7 @@ class AutoMlaDecode(CuteDslMlaDecode):
 class _PagedMlaDecode(FiniteCache):
     def __init__(self, operands: MlaDecodeOperands, backend: str) -> None:
         super().__init__(operands, None)
-        page = 64 if operands.page % 64 == 0 else 32
+        page, model_len = 64 if operands.page % 64 == 0 else 32, operands.sizes.model_len
         self.query = query_buffer(operands)
         of_scores, of_values = product_scales(operands)
         has_counters = backend != "cute-dsl" and DECODE.takes("multi_ctas_kv_counter_buffer")
@@ -254,9 +255,9 @@ class _PagedMlaDecode(FiniteCache):
             qk_nope_head_dim=NOPE,
             kv_lora_rank=LATENT,
             qk_rope_head_dim=ROPE,
-            block_tables=full_pages(operands, page, TILE // page),
+            block_tables=full_pages(operands, page, TILE // page, tokens=model_len),
             seq_lens=operands.lengths,
-            max_seq_len=max(operands.host_lengths),
+            max_seq_len=model_len,
             bmm1_scale=of_scores,
             bmm2_scale=of_values,
             backend=backend,

@@ -63,7 +63,8 @@ class SglangTritonMlaDecode(Sglang):
         return (sizes.tokens + SLACK) * (4 + 8)
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
-        splits = most_splits(max(sizes.lengths()), MOST_UNITS, "")
+        # Of all devices the one with the most units has the lower cap.
+        splits = most_splits(sizes.model_len, MOST_UNITS, "gfx942")
         return sizes.batch * sizes.heads * splits * (LATENT + 1) * 4
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
@@ -80,7 +81,7 @@ class _SglangTritonMlaDecode(Prepared):
         device = operands.q.device
         platform, cores = of(device), compute_units(device)
         batch, heads = operands.q.shape[:2]
-        most = most_splits(max(operands.host_lengths), cores, platform.arch)
+        most = most_splits(operands.sizes.model_len, cores, platform.arch)
         partial = torch.empty(batch, heads, most, LATENT, dtype=torch.float32, device=device)
         uneven = torch.zeros(1, dtype=torch.int32, device=device)
         cache = tokens(operands.kv)
@@ -114,9 +115,9 @@ def tokens(kv: torch.Tensor) -> torch.Tensor:
     return pages_of(kv, 1)
 
 
-def most_splits(longest: int, cores: int, arch: str) -> int:
-    """SGLang's cap, for a model whose context ends where the longest sequence does."""
-    cap = max(LEAST_CAP, min(power_of_two(cores), power_of_two(math.ceil(longest / MIN_BLOCK))))
+def most_splits(model_len: int, cores: int, arch: str) -> int:
+    """SGLang's cap, by the server's context length, in graphs and without."""
+    cap = max(LEAST_CAP, min(power_of_two(cores), power_of_two(math.ceil(model_len / MIN_BLOCK))))
     return min(cap, MOST_ON_GFX942) if arch == "gfx942" else cap
 
 

@@ -75,7 +75,10 @@ class _CutlassMlaOfVllm(FiniteCache):
         of_device = WORKSPACE_SIZE.bind(TILE, batch, compute_units(out.device), num_kv_splits=SPLITS)()
         room = torch.empty(max(WORKSPACE, of_device), dtype=torch.uint8, device=out.device)
         nope, rope = parts(self.query)
-        table = full_pages(operands, operands.page, TILE // operands.page)
+        # It splits a single sequence by the width of the table (set_split_kv in sm100_mla.hpp).
+        table = full_pages(
+            operands, operands.page, TILE // operands.page, tokens=operands.sizes.model_len
+        )
         unwanted_lse = torch.empty(0, device=out.device)
         self.decode = DECODE.bind(
             self.padded,

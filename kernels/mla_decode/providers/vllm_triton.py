@@ -36,7 +36,8 @@ DECODE = Function(
 
 
 class VllmTritonMlaDecode(Vllm):
-    """`decode_attention_fwd`: split-KV in two kernels. An FP8 cache is dequantised to bf16 on the way."""
+    """`decode_attention_fwd`: split-KV in two kernels, into as many parts as vLLM records into its graphs,
+    which is for the server's context length. An FP8 cache is dequantised to bf16 on the way."""
 
     name = "vllm.triton"
     requires = "vLLM for cuda or rocm (read at 0.33; older ones as far as their signature agrees)"
@@ -44,23 +45,26 @@ class VllmTritonMlaDecode(Vllm):
     symbols = (DECODE,)
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
-        return workspace(sizes)
+        return workspace(sizes, sizes.model_len)
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         if operands.kv.element_size() == 1 and not DECODE.takes("k_scale"):
             raise Unsupported(f"vllm {self.version} has no scales for an FP8 cache")
-        return VllmSplitKv(operands, out, DECODE)
+        return VllmSplitKv(operands, out, DECODE, operands.sizes.model_len)
 
 
 class VllmSplitKv(Prepared):
-    """`decode_attention_fwd` of vLLM, or of a library that took it over."""
+    """`decode_attention_fwd` of vLLM, or of a library that took it over, with the splits of a sequence of
+    `longest` tokens."""
 
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, function: Function) -> None:
+    def __init__(
+        self, operands: MlaDecodeOperands, out: torch.Tensor, function: Function, longest: int
+    ) -> None:
         import torch
 
         super().__init__(operands, out)
         batch, heads = operands.q.shape[:2]
-        splits = splits_for(max(operands.host_lengths), compute_units(operands.q.device))
+        splits = splits_for(longest, compute_units(operands.q.device))
         partial = torch.empty(batch, heads, splits, LATENT + 1, dtype=torch.float32, device=operands.q.device)
         cache = one_head(operands.kv)
         self.decode = function.bind(
@@ -83,9 +87,9 @@ class VllmSplitKv(Prepared):
         self.decode()
 
 
-def workspace(sizes: MlaDecodeSizes) -> int:
+def workspace(sizes: MlaDecodeSizes, longest: int) -> int:
     """Partial results, fp32, as many as the largest device would split into."""
-    return sizes.batch * sizes.heads * splits_for(max(sizes.lengths()), MOST_UNITS) * (LATENT + 1) * 4
+    return sizes.batch * sizes.heads * splits_for(longest, MOST_UNITS) * (LATENT + 1) * 4
 
 
 def splits_for(longest: int, units: int) -> int:

@@ -103,7 +103,9 @@ def test_a_signature_is_read(source, place, text):
     assert signatures.text(source.signature(place)) == text
 
 
-@pytest.mark.parametrize("place", ["lib.constant", "lib.late.anything", "lib.ops", "lib._C.unlisted", "lib._C.Kind.unlisted"])
+@pytest.mark.parametrize(
+    "place", ["lib.constant", "lib.late.anything", "lib.ops", "lib._C.unlisted", "lib._C.Kind.unlisted"]
+)
 def test_what_is_there_and_does_not_tell(source, place):
     assert source.signature(place) is None
 

@@ -267,8 +267,17 @@ def load(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise Unsupported(f"{_named(module)} cannot be imported: {reason}") from error
+        raise Unsupported(f"{_named(module)} cannot be imported: {_with_causes(error)}") from error
+
+
+def _with_causes(error: BaseException | None) -> str:
+    """An error and what caused it, in one line: torch says `Could not load this library`, and only the cause
+    names the undefined symbol."""
+    reasons = []
+    while error is not None:
+        reasons.append(" ".join(str(error).split()) or type(error).__name__)
+        error = error.__cause__
+    return "; caused by: ".join(dict.fromkeys(reasons))
 
 
 def _named(module: str) -> str:

@@ -27,6 +27,24 @@ SINCE_AMPERE = ("sm_80", "sm_86", "sm_89", "sm_90", *BLACKWELL, "sm_120")
 TRITON: Mapping[str, str] = {"triton": ""}
 """For `also`; torch brings it."""
 
+READ_TO: Mapping[str, tuple[str, ...]] = {
+    "aiter": ("0.1.20.post1",),
+    "cudnn": ("1.32.0",),
+    "deep_gemm": ("0.2.5", "2.6.1"),  # SGLang's package, and DeepSeek's
+    "flash_attn": ("2.8.3.post1",),
+    "flash_attn.cute": ("4.0.0b36",),
+    "flash_attn_interface": ("3.0.0",),
+    "flash_mla": ("1.0.0",),
+    "flashinfer": ("0.7.2.post1",),
+    "sgl_kernel": ("0.4.10",),
+    "sglang": ("0.5.23",),
+    "tilelang": ("0.1.15",),
+    "tokenspeed_mla": ("2.0.4",),
+    "vllm": ("0.33.0",),
+}
+"""Of each library the newest release whose sources the rows were read against; of several lines of versions,
+of each. The headers of providers/ say what was read."""
+
 
 class Vendor(Implementation):
     """A kernel of a library. Besides what any implementation says:
@@ -108,6 +126,16 @@ def is_older(version: str, first: str) -> bool:
         return False
 
 
+def last_read(library: str, version: str) -> str:
+    """The newest release that was read, where this version of the library is newer; else `""`."""
+    try:
+        given = Version(version)
+    except InvalidVersion:
+        return ""
+    line = [read for read in map(Version, READ_TO.get(library, ())) if read.major <= given.major]
+    return str(max(line)) if line and Version(given.public) > max(line) else ""
+
+
 def either(names: Sequence[str]) -> str:
     """`a`, `a or b`, `a, b or c`."""
     *others, last = names
@@ -117,7 +145,10 @@ def either(names: Sequence[str]) -> str:
 class Aiter(Vendor):
     runtime = "aiter"
     library = "aiter"
-    install = "it comes with ROCm's images of vLLM and SGLang, or build github.com/ROCm/aiter"
+    install = (
+        "it comes with ROCm's images of vLLM and SGLang, or build github.com/ROCm/aiter; PyPI's amd-aiter is "
+        "of November 2025"
+    )
     kinds: ClassVar[tuple[str, ...]] = ("rocm",)
     archs: ClassVar[tuple[str, ...]] = ("gfx942", "gfx950")
 
@@ -133,11 +164,18 @@ class Cudnn(Vendor):
 
 class DeepGemm(Vendor):
     """On Blackwell its products take scales that are powers of two alone. It compiles for sm_103 as for
-    sm_100 (csrc/jit/device_runtime.hpp of DeepGEMM 2.6.1, get_arch)."""
+    sm_100 (csrc/jit/device_runtime.hpp of DeepGEMM 2.6.1, get_arch).
+
+    Each sgl-deep-gemm is built for one torch, which its metadata does not name. Under torch 2.11.0+cu130
+    0.1.4.post1 was seen to load, and 0.2.3.post2 and 0.2.5 not to, for a symbol of a later torch; SGLang
+    0.5.23 requires 0.2.3.post2 with torch 2.14.1."""
 
     runtime = "deep_gemm"
     library = "deep_gemm"
-    install = "pip install sgl-deep-gemm, or build github.com/deepseek-ai/DeepGEMM"
+    install = (
+        "pip install sgl-deep-gemm==0.2.3.post2 (for torch 2.14) or sgl-deep-gemm==0.1.4.post1 (for torch "
+        "2.11), or build github.com/deepseek-ai/DeepGEMM"
+    )
     kinds: ClassVar[tuple[str, ...]] = ("cuda",)
     archs: ClassVar[tuple[str, ...]] = ("sm_90", *BLACKWELL)
 
@@ -201,6 +239,9 @@ class TileLang(Vendor):
     """The suite's own kernels in TileLang's language, which it compiles for the device when they are first
     prepared.
 
+    Both engines require 0.1.12, whose compiler lowers all of them (tests/kernels/test_tilelang.py). It ends
+    the process as it is imported beside apache-tvm-ffi 0.1.12 or later, which its metadata excludes.
+
     COMPILE: gives the kernel of a program
     CALL:    where a kernel's call stands; how many positions it has, each kernel says itself
     """
@@ -208,12 +249,12 @@ class TileLang(Vendor):
     runtime = "tilelang"
     library = "tilelang"
     requires = (
-        "TileLang 0.1.13 or later (read at 0.1.15), with nvcc or hipcc; sm_90, sm_100, gfx942 or gfx950"
+        "TileLang 0.1.12 or later (read at 0.1.15), with nvcc or hipcc; sm_90, sm_100, gfx942 or gfx950"
     )
     install = "pip install tilelang"
     kinds: ClassVar[tuple[str, ...]] = ("cuda", "rocm")
     archs: ClassVar[tuple[str, ...]] = ("sm_90", "sm_100", "gfx942", "gfx950")
-    since = "0.1.13"
+    since = "0.1.12"
 
     COMPILE = Function("tilelang.compile", "tilelang.jit.compile", needs="func")
     CALL = ("tilelang.jit.kernel.JITKernel.__call__", "tilelang.JITKernel.__call__")
@@ -259,7 +300,7 @@ class FlashAttentionOfSglang(Vendor):
 
     runtime = "sgl_kernel"
     library = "sgl_kernel"
-    install = "pip install sglang-kernel, or take an image of SGLang"
+    install = "pip install sglang-kernel (0.4.10 brings torch 2.14.1), or take an image of SGLang"
     allocates = True
     kinds: ClassVar[tuple[str, ...]] = ("cuda",)
 

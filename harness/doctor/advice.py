@@ -12,6 +12,7 @@ import kernels
 from harness.machine.cgroups import quota
 from harness.machine.cpu_threads import cores, cpus_in
 from kernels.platform import BUILDS, Platform, devices, run, unseen
+from kernels.vendor import Vendor, last_read
 
 Ask = Callable[..., str]
 
@@ -39,14 +40,29 @@ def _virtual(here: Platform) -> list[str]:
 
 
 def _libraries(here: Platform) -> list[str]:
-    """What an implementation that could run here lacks, once each."""
+    """What an implementation that could run here lacks, and libraries newer than what was read of them, once
+    each."""
     lacks: dict[str, list[str]] = {}
+    newer: dict[str, None] = {}
     for op in kernels.OPS:
         for impl in kernels.implementations(op):
             support = impl.available(here)
             if not support.ok and "not installed" in support.reason:
                 lacks.setdefault(support.reason, []).append(impl.name)
-    return [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in lacks.items()]
+            if isinstance(impl, Vendor) and here.kind in impl.kinds and (said := _newer(impl)):
+                newer[said] = None
+    return [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in lacks.items()] + [*newer]
+
+
+def _newer(row: Vendor) -> str:
+    library = row.library or row.provider
+    read = last_read(library, row.version)
+    how = "`python -m harness doctor --bind` says which calls still fit"
+    return (
+        f"{library} {row.version} is newer than {read}, the last that its rows were read against: {how}"
+        if read
+        else ""
+    )
 
 
 def _cpu(root: Path, threads: int) -> list[str]:

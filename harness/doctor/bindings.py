@@ -11,22 +11,23 @@ import json
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import kernels
 from harness.errors import UsageError, one_line
-from kernels.binding import Symbol, Taken
+from kernels.binding import Operator, Symbol, Taken
 from kernels.interfaces import signatures
 from kernels.interfaces.library_source import LibrarySource, NotThere, SignatureSource
 from kernels.platform import distribution_names, version
-from kernels.vendor import Vendor, is_older
+from kernels.vendor import Vendor, is_older, last_read
 
 BINDS, BREAKS, OLDER, UNKNOWN = "binds", "breaks", "too old", "not told"
 """Of a row: all calls fit; one does not; the version is older than the row's first; the sources tell of no
-signature (of C++, or made as the module is imported)."""
+signature (of C++, or made as the module is imported), or not of that of the row's operator of torch."""
 
 ALL_KINDS = ("cuda", "rocm", "cpu")
 
@@ -60,17 +61,20 @@ class Release:
     """A version of one library, which is named by its module.
 
     kinds: platforms that it was built for
+    pins:  of other libraries the one version that it requires
     """
 
     library: str
     version: str
     source: SignatureSource
     kinds: tuple[str, ...] = ALL_KINDS
+    pins: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RowBinding:
-    """reason: what does not fit, or what is not told; without: wished arguments that the version lacks"""
+    """reason: what does not fit, or what is not told; without: wished arguments that the version lacks;
+    last_read: the newest release that was read, where this one is newer"""
 
     op: str
     implementation: str
@@ -79,16 +83,25 @@ class RowBinding:
     status: str
     reason: str
     without: str
+    last_read: str
 
 
 def bindings(releases: Sequence[Release]) -> list[RowBinding]:
-    """Of every row that takes something of them and runs where they do, release by release."""
+    """Of every row that takes something of them and runs where they do, release by release; then of the rows
+    for which a version is too old that they pin of a library that is not among them."""
+    given = {release.library for release in releases}
     taking = {row: libraries(row) for row in rows()}
     return [
         _bind(row, release)
         for release in releases
         for row, names in taking.items()
         if release.library in names and set(row.kinds) & set(release.kinds)
+    ] + [
+        _row_binding(row, library, pinned, OLDER, f"needs {first} or later; {release.library} pins {pinned}")
+        for release in releases
+        for library, pinned in release.pins.items()
+        for row, names in taking.items()
+        if library in names - given and is_older(pinned, first := row.first_version(library))
     ]
 
 
@@ -128,7 +141,7 @@ def symbols(taken: Sequence[Taken]) -> Iterator[Symbol]:
 
 def _bind(row: Vendor, release: Release) -> RowBinding:
     root = _root(release.library)
-    complaints, untold, without, told = [], [], set(), 0
+    complaints, untold, without, told, is_silent = [], [], set(), 0, False
     for entry in row.symbols:
         alternatives = list(symbols([entry]))
         packages = {_root(place) for symbol in alternatives for place in symbol.places}
@@ -144,13 +157,20 @@ def _bind(row: Vendor, release: Release) -> RowBinding:
             without |= symbol.lacks(signature)
         else:
             untold.append(alternatives[0].places[0])
+            is_silent |= isinstance(symbol, Operator)  # the kernel itself
     reason = "; ".join(dict.fromkeys(complaints)) or (f"not told: {', '.join(untold)}" if untold else "")
-    status = BREAKS if complaints else BINDS if told or not untold else UNKNOWN
+    status = BREAKS if complaints else UNKNOWN if is_silent or (untold and not told) else BINDS
     first = row.first_version(release.library)
     if is_older(release.version, first):
         status, reason = OLDER, f"needs {first} or later"
+    return _row_binding(row, release.library, release.version, status, reason, ", ".join(sorted(without)))
+
+
+def _row_binding(
+    row: Vendor, library: str, version: str, status: str, reason: str, without: str = ""
+) -> RowBinding:
     return RowBinding(
-        row.op, row.name, release.library, release.version, status, reason, ", ".join(sorted(without))
+        row.op, row.name, library, version, status, reason, without, last_read(library, version)
     )
 
 
@@ -207,7 +227,7 @@ def _release(library: str, path: Path, source: LibrarySource) -> Release:
     the name."""
     beside = [path, path.parent] if path.is_dir() else [path]
     if found := next(_distributions(library, [str(place) for place in beside]), None):
-        return Release(library, found.version, source, _kinds(found))
+        return Release(library, found.version, source, _kinds(found), _pins(found))
     name = path.resolve().name
     number = re.search(r"(?:^|[-_@])v?(\d+\.\d[\w.+]*)$", name)
     return Release(library, number[1] if number else name, source)
@@ -229,6 +249,20 @@ def _kinds(distribution: importlib.metadata.Distribution) -> tuple[str, ...]:
     name = distribution.metadata["Name"] or ""
     is_for_cpus = name.endswith("-cpu") or distribution.version.endswith("+cpu")
     return ("cpu",) if is_for_cpus else ALL_KINDS
+
+
+def _pins(distribution: importlib.metadata.Distribution) -> dict[str, str]:
+    """The versions of rows' libraries that it requires exactly on this machine, whatever its extras."""
+    brings = {
+        canonicalize_name(n): library for library in wanted_libraries() for n in distribution_names(library)
+    }
+    pins = {}
+    for requirement in map(Requirement, distribution.requires or ()):
+        library = brings.get(canonicalize_name(requirement.name))
+        exact = [each.version for each in requirement.specifier if each.operator == "=="]
+        if library and exact and (not requirement.marker or requirement.marker.evaluate({"extra": ""})):
+            pins[library] = exact[0]
+    return pins
 
 
 def recorded(path: Path) -> list[Release]:

@@ -21,7 +21,9 @@ def binding_table(rows: Sequence[Mapping[str, str]]) -> Group:
         mine = [row for row in rows if (row["library"], row["version"]) == (library, version)]
         counts = Counter(row["status"] for row in mine)
         summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
-        parts += [Text(), Text(f"{library} {version}: {summary}", "bold")]
+        read = mine[0]["last_read"]
+        newer = f"; newer than {read}, the last that was read" if read else ""
+        parts += [Text(), Text(f"{library} {version}: {summary}{newer}", "bold")]
         if others := [row for row in mine if row not in broken]:
             parts.append(_release(others))
     return Group(*parts[0 if broken else 1 :])

@@ -126,7 +126,7 @@ class LibrarySource:
                     exists = True
         if _makes(tree, name):
             return self._made(tree, module, names, seen)
-        if exists:
+        if exists or self._is_stub(module):  # a stub may leave out what is compiled
             return None
         raise missing
 
@@ -238,7 +238,8 @@ class LibrarySource:
                     return None  # of a library that is not here
             return None
         tree = self._tree(module)
-        if rest and not (tree and _gives_members(tree, made.name) and wanted in _texts(tree)):
+        is_made = tree and _gives_members(tree, made.name) and wanted in _texts(tree)
+        if rest and not is_made and not self._is_stub(module):
             raise NotThere(f"{module}.{made.name} has no {wanted}")
         return None
 
@@ -281,6 +282,10 @@ class LibrarySource:
                 if (root / file).is_file():
                     return root / file
         return None
+
+    def _is_stub(self, module: str) -> bool:
+        file = self._file(module)
+        return file is not None and file.name.endswith(".pyi")
 
     def _is_folder(self, module: str) -> bool:
         return any((root / module.replace(".", "/")).is_dir() for root in self._homes(_top(module)))

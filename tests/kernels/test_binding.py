@@ -133,6 +133,11 @@ def test_a_function_is_found_where_this_version_has_it(packages):
         ("raise RuntimeError('rocminfo\\n not found')", "rocminfo not found"),
         ("import no_such_thing", "No module named 'no_such_thing'"),
         ("assert False", "AssertionError"),
+        (
+            "try:\n    raise OSError('_C.so: undefined symbol: log')\n"
+            "except OSError as error:\n    raise OSError('Could not load this library') from error",
+            "Could not load this library; caused by: _C.so: undefined symbol: log",
+        ),
     ],
 )
 def test_one_that_cannot_be_imported_says_why(packages, text, reason):

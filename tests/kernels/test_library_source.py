@@ -58,6 +58,8 @@ FILES = {
     "lib/late.py": "def __getattr__(name): ...",
     "lib/_compiled.abi3.so": "\x00lib::fast(Tensor q, (Tensor, Tensor) kv, *, int? page=None) -> Tensor\x00",
     "lib/broken.py": "def (",
+    "lib/_C.abi3.so": "",
+    "lib/_C/__init__.pyi": "def listed(a): ...\nclass Kind: ...",
 }
 
 
@@ -94,13 +96,16 @@ def source(request, tmp_path_factory) -> LibrarySource:
         ("lib.wrapper", "(a, b=1)"),
         ("lib.again", "(a, b)"),
         ("lib.fast", "(q, kv, *, page=None)"),
+        ("lib._C.listed", "(a)"),
     ],
 )
 def test_a_signature_is_read(source, place, text):
     assert signatures.text(source.signature(place)) == text
 
 
-@pytest.mark.parametrize("place", ["lib.constant", "lib.late.anything", "lib.ops"])
+@pytest.mark.parametrize(
+    "place", ["lib.constant", "lib.late.anything", "lib.ops", "lib._C.unlisted", "lib._C.Kind.unlisted"]
+)
 def test_what_is_there_and_does_not_tell(source, place):
     assert source.signature(place) is None
 

@@ -8,7 +8,7 @@ import kernels
 from kernels import platform
 from kernels.op import Unsupported
 from kernels.platform import Platform, detect, named
-from kernels.vendor import Vendor, either, onednn_may_use
+from kernels.vendor import Vendor, either, last_read, onednn_may_use
 from shapes.case import parse
 from tests.support.contract_rows import CONTRACTS
 
@@ -111,6 +111,25 @@ def test_the_architectures_fp8_format_alone_is_taken(kind, arch, takes, other):
         converting["block_scale_gemm"] = {"hipblaslt.dequantised"}
     assert kept == {(op, name) for op, names in converting.items() for name in names}
     assert {op for op, _ in refused} == set(kernels.OPS)
+
+
+@pytest.mark.parametrize(
+    ("library", "version", "read"),
+    [
+        ("aiter", "0.1.20.post1", ""),
+        ("aiter", "0.1.21.dev30+ge404860", "0.1.20.post1"),
+        ("vllm", "0.33.0+cu130", ""),
+        ("vllm", "0.34.0", "0.33.0"),
+        ("deep_gemm", "0.2.6", "0.2.5"),
+        ("deep_gemm", "2.5.0+c0ffee", ""),
+        ("deep_gemm", "2.7.0", "2.6.1"),
+        ("vllm", "unknown", ""),
+        ("torch", "99", ""),
+    ],
+)
+def test_which_release_was_read_last_where_one_is_newer(library, version, read):
+    """SGLang counts its DeepGEMM by itself."""
+    assert last_read(library, version) == read
 
 
 def test_names_are_joined_as_one_says_them():

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from harness.doctor.bindings import BINDS, BREAKS, OLDER, UNKNOWN, bindings, recorded, rows
 from kernels.platform import version
+from kernels.vendor import READ_TO, VllmCpu
 from tests.support.paths import ROOT
 from tools import record_signatures
 
@@ -148,6 +150,21 @@ def test_rows_bind_to_the_releases_that_are_recorded(file):
         assert row.status in (BINDS, OLDER, UNKNOWN), row
 
 
+def test_a_row_whose_operators_are_not_told_is_not_told():
+    """Whatever Python stands around them: vLLM's wheel for CUDA has that alone."""
+    *_, newest = recorded(ROOT / "tests" / "kernels" / "signatures" / "vllm.json")
+    ours = {(row.op, row.name) for row in rows() if isinstance(row, VllmCpu)}
+    found = [row for row in bindings([newest]) if (row.op, row.implementation) in ours]
+    assert {row.status for row in found} == {UNKNOWN} and {row.op for row in found} == {op for op, _ in ours}
+
+
+def test_what_was_read_last_is_recorded():
+    assert set(READ_TO) == {file.stem for file in SIGNATURES}
+    for file in SIGNATURES:
+        versions = {Version(release.version).public for release in recorded(file)}
+        assert versions.issuperset(READ_TO[file.stem])
+
+
 def test_every_place_that_a_row_takes_is_recorded():
     for file in SIGNATURES:
         for release in json.loads(file.read_text())["releases"]:
@@ -171,6 +188,37 @@ def test_a_build_for_cpus_is_not_asked_for_what_gpus_run(cli, tmp_path):
     path = tree(tmp_path, {**LIBRARY, "tokenspeed_mla-1.0.dist-info/METADATA": metadata})
     done = cli("doctor", "--bind", str(path))
     assert done.returncode == 3 and "no row takes anything of tokenspeed_mla 1.0+cpu" in done.stderr
+
+
+def test_rows_that_an_engines_pins_make_too_old(cli, tmp_path):
+    pins = (
+        "tilelang==0.1.9",
+        "vllm>=0.1",
+        'sglang==0.1; extra == "all"',
+        "aiter==0.1; python_version < '3'",
+        "flashinfer_python==99",
+    )
+    requires = "".join(f"Requires-Dist: {pin}\n" for pin in pins)
+    metadata = f"Metadata-Version: 2.1\nName: tokenspeed-mla\nVersion: 2.0\n{requires}"
+    path = tree(tmp_path, {**LIBRARY, "tokenspeed_mla-2.0.dist-info/METADATA": metadata})
+    code, rows_ = bound(cli, path)
+    assert code == 0 and set(rows_) == {"tokenspeed_mla", "tilelang.tiled", "tilelang.split"}
+    row = rows_["tilelang.split"]
+    assert (row["version"], row["status"]) == ("0.1.9", OLDER)
+    assert row["reason"] == "needs 0.1.12 or later; tokenspeed_mla pins 0.1.9"
+    tree(
+        tmp_path,
+        {
+            "tilelang/__init__.py": "",
+            "tilelang-0.1.15.dist-info/METADATA": "Name: tilelang\nVersion: 0.1.15\n",
+        },
+    )
+    assert bound(cli, path)[1]["tilelang.split"]["version"] == "0.1.15"
+
+
+def test_a_release_newer_than_what_was_read_is_said_so(cli, tmp_path):
+    (line, *_) = cli("doctor", "--bind", str(tree(tmp_path / "new-99.0", LIBRARY))).stdout.splitlines()
+    assert line == "tokenspeed_mla 99.0: 1 binds; newer than 2.0.4, the last that was read"
 
 
 @pytest.mark.parametrize(

@@ -411,3 +411,12 @@ def test_missing_libraries_are_said_once_each(monkeypatch):
     lines = advice_module._libraries(here)
     assert len({line.split(": ", 1)[1] for line in lines}) == len(lines)
     assert any("torch.bf16" in line and "torch is not installed" in line for line in lines)
+
+
+def test_a_library_newer_than_what_was_read_is_said_once(monkeypatch):
+    monkeypatch.setattr(
+        "kernels.platform.version", lambda module: "0.1.24.post1" if module == "aiter" else "0"
+    )
+    (line,) = advice_module._libraries(Platform("rocm", "gfx942", "cuda:0"))
+    assert line.startswith("aiter 0.1.24.post1 is newer than 0.1.20.post1, ") and "doctor --bind" in line
+    assert not any("aiter" in line for line in advice_module._libraries(Platform("cuda", "sm_90", "cuda:0")))

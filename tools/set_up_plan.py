@@ -137,9 +137,9 @@ def vllm_obstacle(env: Environment) -> str:
 
 
 def constraints(env: Environment, wanted: list[str], pins: list[str]) -> tuple[str, ...]:
-    """What pip is held to: our pins or, in an image, everything that the image has; without pins the latter."""
+    """What pip is held to: our pins or, in an image, everything that the image has."""
     modules = {name: env.packages[name] for name in env.modules if name in env.packages}
-    # the torch that our pins were checked with
+    # The torch that our pins were checked with; wheels that are carried have none of them.
     if not env.modules or (pins and modules.get("torch") == VLLM_TORCH):
         ours = [pin for pin in pins if name_of(pin) not in env.modules]
         return (*(f"{name}=={version}" for name, version in modules.items()), *ours)

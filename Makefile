@@ -7,7 +7,13 @@ MARK ?=
 # How many processes tests run in, but for those that measure; on 2 cores a third fills their pauses.
 WORKERS ?= 3
 
-SET_UP = @$(PYTHON) tools/set_up.py --venv $(VENV)
+# A folder of wheels that set-up takes instead of an index; `make wheels` makes it, for the Python that FOR names.
+WHEELS ?=
+# Of PyTorch's builds, where pip's own index has none for this machine.
+TORCH_INDEX ?=
+
+SET_UP = @$(PYTHON) tools/set_up.py --venv $(VENV) $(if $(WHEELS),--wheels "$(WHEELS)") \
+	$(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 IN_VENV = @$(VENV)/bin/python -m
 # Files in the order of their names: with those of most tests first, few long ones would end the suite alone.
 # A process that dies ends the suite: with another in its place, xdist waits for ever.
@@ -19,7 +25,7 @@ SOURCES = $(wildcard kernels harness shapes tools tests)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help pictures run test test-all lint format set-up set-up-test other-triton clean
+.PHONY: help pictures run test test-all lint format set-up set-up-test wheels other-triton clean
 
 help: ## what there is (this list)
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -51,6 +57,10 @@ format: set-up-test ## put imports and format right
 
 set-up: ## make .venv, or bring it up to date
 	$(SET_UP)
+
+wheels: ## what a node without a registry needs: make wheels FOR=3.12, then there make run WHEELS=wheels-3.12
+	@$(PYTHON) tools/wheels.py --for "$(FOR)" $(if $(ALL),--all) \
+		$(if $(MACHINE),--machine $(MACHINE)) "$(or $(WHEELS),wheels-$(FOR))"
 
 set-up-test:
 	$(SET_UP) --extra test

@@ -11,6 +11,7 @@ from pathlib import Path
 OLDEST = (3, 10)
 OURS = ("harness", "kernels", "shapes")
 ROOT = Path(__file__).resolve().parent.parent
+DRAWING = ("altair", "vl_convert", "jinja2")  # what `report` draws with; set-up does without where it must
 USAGE = 2  # harness.errors.USAGE, which an older Python might not be able to import
 
 
@@ -35,7 +36,11 @@ def refuse(why: str, needed: str) -> int:
     folder = Path() if Path.cwd() == ROOT else ROOT
     python = folder / ".venv" / "bin" / "python"
     then = "run " + " ".join(map(shlex.quote, [str(python), "-m", "harness", *sys.argv[1:]]))
-    if not can_import(python, needed):
+    found = can_import(python, needed)
+    if not found and needed in DRAWING:
+        pip = f"{sys.executable} -m pip install altair vl-convert-python jinja2"
+        then = f"to draw, install what draws with `{pip}`, or take the run to a machine that has it"
+    elif not found:
         make = "make" if folder == Path() else f"make -C {shlex.quote(str(folder))}"
         then = f"set up with `{make} set-up` (`{make} run` measures, too), then {then}"
     print(f"error: {sys.executable} {why}: {then}", file=sys.stderr)

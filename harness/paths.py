@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -10,6 +11,10 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "harness" / "catalogue"
 RESULTS = ROOT / "results"
 PUBLISHED = RESULTS / "published"
+# The folders of an absolute path, as it stands in a word; not of one that systems have in the same place.
+_FOLDERS = re.compile(
+    r"(?<![\w./~-])/(?!(?:usr|opt|lib\w*|etc|dev|proc|sys)\b)(?:[^/\s:,;=]+/)*(?=[^/\s:,;=])"
+)
 
 
 def cache() -> Path:
@@ -24,10 +29,16 @@ def cache() -> Path:
 
 def user_home() -> Path:
     """Relative, `~`, of a user that the system does not know where HOME is not set."""
-    return Path(os.path.expanduser("~"))
+    return Path(os.path.expanduser("~"))  # noqa: PTH111
 
 
 def writable(folder: Path) -> bool:
     """Whether it can be written, or be made where it is not there yet."""
     there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
     return folder.is_absolute() and there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
+def portable(text: str) -> str:
+    """A text to be recorded, without the folders of this machine: a file of the checkout is named by its place
+    there, another by its own name."""
+    return _FOLDERS.sub("", text.replace(f"{ROOT}{os.sep}", ""))

@@ -34,7 +34,7 @@ def fetch(version: str) -> None:
     fresh = place.with_name(f"{place.name}.part")
     shutil.rmtree(fresh, ignore_errors=True)
     say(f"fetching Triton {version} ...")
-    _, reason = pip(sys.executable, "--no-deps", "--target", fresh, f"triton=={version}")
+    _, reason = pip(sys.executable, "install", "--no-deps", "--target", fresh, f"triton=={version}")
     if reason:
         raise SetUpError(f"Triton {version} cannot be fetched: {reason}; `make test` does without")
     fresh.rename(place)

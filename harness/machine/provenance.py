@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.catalogue.flags import catalogue
 from harness.files import JsonObject
-from harness.paths import ROOT
+from harness.paths import ROOT, portable
 from kernels.nvidia import smi
 from kernels.platform import Platform, detect, run, version
 
@@ -48,17 +48,12 @@ def surroundings(platform: Platform | None = None) -> JsonObject:
         "versions": {"python": host.python_version()}
         | {module: release for module in LIBRARIES if (release := version(module))},
         "git": git_state(),
-        "environment": {k: _in_checkout(v) for k, v in sorted(os.environ.items()) if steers(k)},
+        "environment": {k: portable(v) for k, v in sorted(os.environ.items()) if steers(k)},
     }
 
 
 def steers(variable: str) -> bool:
     return bool(STEERING.match(variable)) or variable in catalogue()
-
-
-def _in_checkout(value: str) -> str:
-    """Files of this checkout by their place in it, which is the same on another machine."""
-    return value.replace(f"{ROOT}{os.sep}", "")
 
 
 def driver(platform: Platform) -> str:

@@ -13,7 +13,7 @@ import kernels
 from harness.catalogue.devices import Ceilings
 from harness.errors import UsageError
 from harness.files import JsonObject
-from harness.paths import RESULTS
+from harness.paths import RESULTS, portable
 from harness.plan import budget, select
 from harness.plan.arms import parse_arm
 from harness.results.journal import Journal
@@ -92,7 +92,7 @@ def begin(
     record = Run(
         id=folder.name,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        command=sys.argv[1:],
+        command=[portable(word) for word in sys.argv[1:]],
         op=op,
         suite=suite,
         cases=[planned_case(case) for case in cases],

@@ -31,6 +31,7 @@ from tests.support.serving_experiments import Doubles, conduct, experiment, ledg
 
 CLIENT = ROOT / "tests/data/serving/vllm_serve_0.32_detailed.json"
 RECORDED = sorted((ROOT / "results").glob("*/serving/*/ledger.jsonl"))
+WHOLE = ("cpu-decode-3", "cpu-long-2")  # with all of their raw files
 FILES = {
     "experiment.json": b"{}",
     "ledger.jsonl": b"",
@@ -308,9 +309,12 @@ def test_the_tool_packs_and_says_what_is_wrong(tmp_path):
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.parent.name)
 def test_what_a_recorded_ledger_names_is_there_and_unaltered(path):
+    """Or was taken out, all of it, to keep the checkout small (results/README.md)."""
     folder = path.parent
     archive.verify(folder)
+    named = set()
     for row in rows(read(path)):
-        named = [name for line in row.observations for name in line.observation.runs]
-        named += [name for line in row.explanations for name in line.evidence]
-        assert all(archive.is_file(folder / name) for name in set(named))
+        named |= {name for line in row.observations for name in line.observation.runs}
+        named |= {name for line in row.explanations for name in line.evidence}
+    there = {name for name in named if archive.is_file(folder / name)}
+    assert there == named or (folder.name not in WHOLE and not there)

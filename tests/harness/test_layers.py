@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.__main__ import DRAWING
 from tests.support.paths import ROOT
 
 LAYERS = """
@@ -117,6 +118,17 @@ def test_imports_go_one_way() -> None:
 
 def test_imports_have_no_circle() -> None:
     assert circle(ROOT) == []
+
+
+def test_only_pages_draw() -> None:
+    """A node without what draws measures all the same."""
+    users = {
+        module
+        for module, file in modules(ROOT).items()
+        for imported, name in references(module, file)
+        if imported and name.split(".")[0] in DRAWING
+    }
+    assert users and {layer(module) for module in users} == {"page"}
 
 
 def test_folders_are_small() -> None:

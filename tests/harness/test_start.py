@@ -69,6 +69,15 @@ def test_an_environment_that_does_not_work_is_not_named_as_if_it_did(bare, check
     assert "`make set-up`" in line(run(bare, checkout, "-m", "harness", "list"))
 
 
+@pytest.mark.parametrize("module", ["altair", "vl_convert", "jinja2"])
+def test_a_report_without_what_draws_says_what_to_install(checkout, module):
+    without = f"import sys; sys.modules[{module!r}] = None; sys.argv[1:] = ['report', sys.argv[1]]; {PLAIN}"
+    recorded = str(ROOT / "results/epyc-zen4-2core/mla_decode-smoke")
+    said = line(run(Path(sys.executable), checkout, "-c", without, recorded))
+    assert said.startswith(f"error: {sys.executable} has no module {module}: to draw, install ")
+    assert f"`{sys.executable} -m pip install altair vl-convert-python jinja2`" in said
+
+
 def test_from_another_folder_the_paths_are_whole(bare, checkout, tmp_path_factory):
     start = f"import sys; sys.path.insert(0, {str(checkout)!r}); sys.argv[1:] = ['list']; {PLAIN}"
     said = line(run(bare, tmp_path_factory.mktemp("elsewhere"), "-c", start))

@@ -84,7 +84,7 @@ def test_the_other_version_is_the_one_that_is_not_here():
 def test_what_cannot_be_fetched_is_one_line_and_leaves_nothing(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(other_triton, "ROOT", tmp_path)
 
-    def pip(python, *arguments):
+    def pip(python, verb, *arguments):
         (tmp_path / ".other-triton" / arguments[2].name).mkdir(parents=True)
         return "", reason
 

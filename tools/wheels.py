@@ -1,0 +1,93 @@
+"""Makes a folder of wheels for set-up on a node without a registry: `make wheels FOR=3.12` here, and
+`make run WHEELS=folder` there.
+
+The node's image has torch and Triton, and mostly what IMAGE names; --all takes these too, and what `report`
+draws with. `wheels.json` beside the wheels says which Python and machine they are for, what is left to the
+image, and their SHA-256, which set-up checks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from set_up import WHEELS, SetUpError, need_pip, pip, read_pins, read_project, say
+from set_up_plan import name_of
+
+IMAGE = ("numpy", "pandas", "scipy")  # 60 MB; torch's images have them
+TAGS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")  # of Linux since 2018
+
+
+def wanted(lines: list[str], python: str, machine: str) -> list[str]:
+    """The requirements that apply there, without their markers: pip would read those for its own Python."""
+    from pip._vendor.packaging.requirements import Requirement
+
+    there = {"python_version": python, "platform_system": "Linux", "platform_machine": machine}
+    markers = ((line, Requirement(line).marker) for line in lines)
+    return [line.split(";")[0].strip() for line, marker in markers if not marker or marker.evaluate(there)]
+
+
+def make(folder: Path, python: str, machine: str, everything: bool) -> None:
+    """Raises SetUpError where pip cannot have them, or the folder is another's."""
+    if not re.fullmatch(r"3\.1\d", python):
+        raise SetUpError(f"FOR={python}: name the node's Python, 3.10 or later, such as FOR=3.12")
+    if folder.exists() and not (folder / WHEELS).exists():
+        raise SetUpError(f"{folder} was not made by `make wheels`: name another folder with WHEELS=DIR")
+    need_pip()
+    project = read_project()
+    extras = project["optional-dependencies"]
+    lines = [*project["dependencies"], *extras["nvidia"], *(extras["pictures"] if everything else [])]
+    left = ("torch", "triton", *(() if everything else IMAGE))
+    requirements = [r for r in wanted(lines, python, machine) if name_of(r) not in left]
+    fresh = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    pins = fresh / "constraints.txt"
+    pins.write_text("".join(f"{pin}\n" for pin in wanted(read_pins(), python, machine)))
+    target = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
+    target += [word for tag in TAGS for word in ("--platform", f"{tag}_{machine}")]
+    output, reason = pip(sys.executable, "download", "-c", pins, "-d", fresh, *target, *requirements)
+    if reason:
+        print(output, file=sys.stderr)
+        raise SetUpError(f"the wheels cannot be fetched: {reason}")
+    pins.unlink()
+    files = sorted(fresh.iterdir())
+    size = sum(file.stat().st_size for file in files)
+    about = {
+        "python": python,
+        "machine": machine,
+        "image": [name for name in IMAGE if name in left],
+        "sha256": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files},
+    }
+    (fresh / WHEELS).write_text(json.dumps(about, indent=1) + "\n")
+    if folder.exists():
+        shutil.rmtree(folder)
+    fresh.rename(folder)
+    say(f"{len(files)} wheels for Python {python} on {machine}, {size / 1e6:.1f} MB, in {folder}")
+    say(f"on the node: make run WHEELS={folder}")
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--for", dest="python", required=True, metavar="VERSION", help="the node's, as 3.12")
+    parser.add_argument("--machine", default="x86_64", help="the node's, or aarch64")
+    parser.add_argument(
+        "--all", action="store_true", help=f"{', '.join(IMAGE)} and what `report` draws with too"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        make(options.folder, options.python, options.machine, options.all)
+    except SetUpError as error:
+        say(str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -74,7 +74,8 @@ def steps(out: Path, runs: Path) -> list[Step]:
     toggle += ["--op", "mla_decode", "--impl", "triton.split_kv"]
     checked = ["--op", "block_scale_gemm", "--impl", "triton.split_k", "--case", "m=16384 n=7168 k=2048"]
     return [
-        Step("timers", 60, [sys.executable, __file__, str(out), "--timers"]),
+        Step("timers", 60, [sys.executable, __file__, str(out), "--timers", ""]),
+        Step("profiler", 40, [sys.executable, __file__, str(out), "--timers", "profil"]),
         run(
             "mla-small",
             60,
@@ -102,6 +103,16 @@ def steps(out: Path, runs: Path) -> list[Step]:
             "torch.sdpa*,triton.*,flashinfer.*,cudnn",
             "8s",
         ),
+        run(
+            "large",
+            90,
+            "block_scale_gemm",
+            "m=128000 n=4608 k=7168",
+            "torch.*,triton.*",
+            "4s",
+            "--boundary",
+            "core",
+        ),
         run("moe", 90, "fused_moe", "tokens=64 inter=256", "torch.bf16,triton.*,deepgemm.*", "8s"),
         Step("doctor", 60, [*HARNESS, "doctor", "--json", str(out / "doctor.json")]),
         Step("pairs", pairs.limit_s, pairs.command, controls),
@@ -121,12 +132,14 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("step", nargs="*")
     parser.add_argument("--within", type=float, default=540, metavar="SECONDS")
-    parser.add_argument("--timers", action="store_true", help="no step: only the timers, in this process")
+    parser.add_argument(
+        "--timers", metavar="PART", help="no step: only timers so called, '' for all, in this process"
+    )
     asked = parser.parse_args()
     folder, names = asked.out.resolve(), asked.step
     folder.mkdir(parents=True, exist_ok=True)
-    if asked.timers:
-        timers(folder / "timers.jsonl")
+    if asked.timers is not None:
+        timers(folder / "timers.jsonl", asked.timers)
         return
     runs = folder.parent / "first-contact-runs"
     runs.mkdir(exist_ok=True)
@@ -158,8 +171,31 @@ def main() -> None:
         archive.add(runs, "runs")
 
 
+class Peak(threading.Thread):
+    """The most device memory that was in use, by nvidia-smi, while a step ran."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.over, self.mebibytes = threading.Event(), 0
+
+    def run(self) -> None:
+        while not self.over.wait(0.1):
+            used = printed("nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits").split()
+            self.mebibytes = max([self.mebibytes, *(int(word) for word in used if word.isdigit())])
+
+
 def call(step: Step, limit_s: float, variables: dict[str, str], log: Any) -> str:
-    """How it ended. Stopped as a user would stop it, so that its workers end too."""
+    """How it ended, and the most device memory in use. Stopped as a user would stop it, so that its workers
+    end too."""
+    peak = Peak()
+    peak.start()
+    try:
+        return f"{ended(step, limit_s, variables, log)}, {peak.mebibytes} MiB at most"
+    finally:
+        peak.over.set()
+
+
+def ended(step: Step, limit_s: float, variables: dict[str, str], log: Any) -> str:
     process = subprocess.Popen(step.command, cwd=ROOT, env=variables, stdout=log, stderr=subprocess.STDOUT)
     try:
         return f"exit code {process.wait(limit_s)}"
@@ -195,10 +231,10 @@ def printed(command: str) -> str:
         return f"{error}\n"
 
 
-def timers(file: Path) -> None:
+def timers(file: Path, part: str) -> None:
     """What the timers rest on, one JSON object a line: the gap between events, the sleep, calls of every
-    awkward kind in eager mode and in a graph, what few calls in a sample cost, false alarms, and whether
-    reading clocks through NVML changes a time."""
+    awkward kind in eager mode and in a graph, what few calls in a sample cost, false alarms, whether reading
+    clocks through NVML changes a time, and what profiling costs. part: of the names of those to measure"""
     sys.path.insert(0, str(ROOT))
     import torch
 
@@ -209,6 +245,8 @@ def timers(file: Path) -> None:
     cuda = torch.cuda
 
     def tried(what: str, action: Callable[[], dict[str, Any]]) -> None:
+        if part not in what:
+            return
         started = time.perf_counter()
         try:
             facts = action()
@@ -418,6 +456,33 @@ def timers(file: Path) -> None:
         return {"value_and_us": costs, "us_watched": us}
 
     tried("reading NVML meanwhile", watched)
+
+    def profiled() -> dict[str, Any]:
+        """Seconds of each stage, of a first and a second profile of ten calls; and of preparing a graph of
+        256 calls before, between and after."""
+        from torch.profiler import ProfilerActivity, profile
+
+        found: dict[str, Any] = {}
+
+        def timed(name: str, action: Callable[[], Any]) -> Any:
+            started = time.perf_counter()
+            result = action()
+            found[name] = round(time.perf_counter() - started, 3)
+            return result
+
+        timed("graph before", lambda: graph.program([tiny]))
+        for turn in ("first", "second"):
+            profiler = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+            timed(f"{turn} begin", profiler.__enter__)
+            timed(f"{turn} calls", lambda: [tiny() for _ in range(10)])
+            timed(f"{turn} rest", cuda.synchronize)
+            timed(f"{turn} end", lambda profiler=profiler: profiler.__exit__(None, None, None))
+            found[f"{turn} events"] = len(timed(f"{turn} read", profiler.events))
+            timed(f"graph after {turn}", lambda: graph.program([tiny]))
+        timed("objects", lambda: sum(1 for _ in gc.get_objects()))
+        return found
+
+    tried("profiling", profiled)
     tried("memory", lambda: {"reserved": cuda.memory_reserved(), "free": cuda.mem_get_info()[0]})
 
 

@@ -213,6 +213,8 @@ class CaseRun:
         with self._phase("checking again"):
             self._check_timed(rotation.copies)
         with self._phase("profiling"):
+            # Side by side: it takes each worker's process 5 s, and a profile is taken of one alone.
+            self._side_by_side([s for s in self.stations if s.platform.kind != "cpu"], _start_profiler)
             for station, contender in self.timed:
                 self._profile(station, contender)
             unseen = [c.name for s, c in self.timed if s.platform.kind != "cpu" and not c.kernels]
@@ -587,6 +589,12 @@ class CaseRun:
             station.stop()
         for name, stage in (("first", ""), ("other", "with other operands: ")):
             self._judge_all(stations, self._outputs(stations, name, stage), name, stage)
+
+
+def _start_profiler(station: Station) -> None:
+    if any(not c.interpreted for c in station.living):
+        with contextlib.suppress(WorkerFailure):  # which the profile itself tells
+            station.start_profiler()
 
 
 def seeds_of(seeds: Seeds) -> dict[str, Any]:

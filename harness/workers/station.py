@@ -177,6 +177,11 @@ class Station:
         self.ready()
         return self._raw("digest", self.deadlines.prepare)
 
+    def start_profiler(self) -> None:
+        """So that a first profile takes no longer than others (see harness.workers.child.profile.start)."""
+        self.ready()
+        self._raw("start_profiler", self.deadlines.call)
+
     def ask(self, contender: Contender, request: str, **arguments: Any) -> Any:
         """A request about a prepared contender, which is prepared first if its worker was replaced."""
         self.prepare(contender)

@@ -17,7 +17,7 @@ from harness.workers.child import heap
 from harness.workers.child.device import empty_cache, ready_device
 from harness.workers.child.fingerprint import fingerprint
 from harness.workers.child.outputs import LEAST_CALLS, OwnedOutput, Repeats, bits, distance, wrong_number
-from harness.workers.child.profile import profile
+from harness.workers.child.profile import profile, start
 from harness.workers.child.source_hash import source_of
 from harness.workers.child.timers import timer_for
 from harness.workers.child.timers.base import Program, Timer
@@ -556,6 +556,9 @@ class Bench:
     def _others(self) -> dict[str, torch.Tensor]:
         """Live operands of other values than those in use, as valid as they."""
         return self._make({**self.seeds, "live": Seeds(**self.seeds).live + 1}).live_tensors()
+
+    def start_profiler(self) -> None:
+        start(self.kind)
 
     def profile(self, contender: str) -> dict[str, Any]:
         """What ran in a call and for how long (see profile.py), of a graph in the eager calls;

@@ -67,6 +67,8 @@ def rotation(
         why = ""
     elif mode == "warm":
         why = "one set, over and over, as asked"
+    elif not touched(1):
+        why = "a serving step streams none of its operands"
     elif copies < wanted:
         why = f"memory holds {copies} of the {wanted} sets of operands that it takes"
     else:

@@ -280,7 +280,10 @@ class Bench:
 
     def turn(self, contender: str, at_least: float) -> dict[str, Any]:
         """A timed turn. Outputs are spoiled before its untimed call and, on a CPU, before its timed ones; and
-        in some turns, drawn at random, its timed calls read another activation than all before."""
+        in some turns, drawn at random, its timed calls read another activation than all before.
+
+        replaced: whether they did
+        """
         ready = self.ready[contender]
         if ready.spoilt_at != ready.program.taken:
             self.spoil(contender)
@@ -299,7 +302,7 @@ class Bench:
             turn = ready.timer.turn(ready.program, at_least)
             if replaced:
                 self._note_kept(contender)
-            return asdict(turn)
+            return asdict(turn) | {"replaced": replaced}
         finally:
             ready.program.after_untimed = None
             if replaced:  # whoever fails, the others' operands stand as before

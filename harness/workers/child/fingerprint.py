@@ -11,6 +11,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
 
 CODE = ("cubin", "hsaco")
 
@@ -18,8 +22,8 @@ CODE = ("cubin", "hsaco")
 def fingerprint(call: Callable[[], None], kind: str, kernels: Collection[str]) -> list[str]:
     """`onednn matmul brg:avx512_core_bf16`: the implementations that oneDNN, as torch has it, took in a call,
     or `onednn none`, on a CPU; `code gemm_kernel 1f03ab..`: a hash of the machine code of each Triton kernel
-    of these names, on a GPU. Untested there."""
-    return _onednn(call) if kind == "cpu" else _triton(kernels)
+    of these names, on a GPU."""
+    return _onednn(call) if kind == "cpu" else _triton(call, kernels)
 
 
 def _onednn(call: Callable[[], None]) -> list[str]:
@@ -58,18 +62,37 @@ def _said(call: Callable[[], None]) -> str:
         return file.read().decode(errors="replace")
 
 
-def _triton(kernels: Collection[str]) -> list[str]:
-    """Of all that this process compiled under these names."""
+def _triton(call: Callable[[], None], kernels: Collection[str]) -> list[str]:
+    """Of those that a call launches. Where something else launches them, as torch.compile does, of all that
+    this process compiled under a name, those of other sizes too."""
     if "triton" not in sys.modules:
         return []
     from triton.compiler import CompiledKernel
+    from triton.runtime.jit import JITFunction
 
-    hashes = set()
+    ran: list[CompiledKernel] = []
+    run = JITFunction.run
+
+    def noted(self: JITFunction, *arguments: Any, **options: Any) -> Any:
+        compiled = run(self, *arguments, **options)
+        ran.append(compiled)
+        return compiled
+
+    JITFunction.run = noted
+    try:
+        call()
+    finally:
+        JITFunction.run = run
+    launched = {compiled.metadata.name for compiled in ran}
     # By type(): isinstance asks a weak proxy for its class, which raises where the referent is gone.
-    for compiled in (o for o in gc.get_objects() if issubclass(type(o), CompiledKernel)):
-        name = compiled.metadata.name
-        code = next((compiled.asm[kind] for kind in CODE if kind in compiled.asm), None)
-        if name in kernels and code is not None:
-            data = Path(code).read_bytes() if isinstance(code, Path) else code
-            hashes.add(f"code {name} {hashlib.sha256(data).hexdigest()[:12]}")
-    return sorted(hashes)
+    compiled = [o for o in gc.get_objects() if issubclass(type(o), CompiledKernel)]
+    ran += [each for each in compiled if each.metadata.name not in launched]
+    return sorted({_code(each) for each in ran if each.metadata.name in kernels} - {""})
+
+
+def _code(compiled: CompiledKernel) -> str:
+    code = next((compiled.asm[kind] for kind in CODE if kind in compiled.asm), None)
+    if code is None:
+        return ""
+    data = Path(code).read_bytes() if isinstance(code, Path) else code
+    return f"code {compiled.metadata.name} {hashlib.sha256(data).hexdigest()[:12]}"

@@ -46,6 +46,12 @@ def test_what_touches_too_little_says_how_little():
     )
 
 
+def test_where_a_step_streams_nothing_that_is_said():
+    prefill = kernels.OPS["mha_prefill"]
+    found = rotation(prefill, prefill.sizes({"batch": 1, "new": 3200}), "serving", 50 << 20)
+    assert (found.copies, found.why) == (1, "a serving step streams none of its operands")
+
+
 def test_cold_calls_move_activations_too():
     serving, cold = (rotation(OP, SIZES, mode, 10 * TOUCHED) for mode in ("serving", "cold"))
     assert cold.bytes / cold.copies > serving.bytes / serving.copies

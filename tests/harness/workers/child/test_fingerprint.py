@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import weakref
-from types import ModuleType, SimpleNamespace
-from typing import ClassVar
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,22 +58,49 @@ def test_a_call_that_fails_gives_standard_output_back(capfd):
     assert "still here" in capfd.readouterr().out
 
 
-def test_an_object_that_refers_to_nothing_any_more_costs_no_profile(monkeypatch):
-    """torch.compile leaves weak proxies, which raise when they are asked for their class."""
+class CompiledKernel:
+    """As triton.compiler has it."""
 
-    class CompiledKernel:
-        metadata = SimpleNamespace(name="gemm_kernel")
-        asm: ClassVar = {"cubin": b"machine code"}
+    def __init__(self, name: str, code: bytes) -> None:
+        self.metadata, self.asm = SimpleNamespace(name=name), {"cubin": code}
+
+
+class JITFunction:
+    """As triton.runtime.jit has it: what it launches it returns."""
+
+    def __init__(self, compiled: CompiledKernel) -> None:
+        self.compiled = compiled
+
+    def run(self) -> CompiledKernel:
+        return self.compiled
+
+
+@pytest.fixture
+def triton(monkeypatch):
+    for name, held in (("triton", {}), ("triton.compiler", {"CompiledKernel": CompiledKernel})):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**held))
+    monkeypatch.setitem(sys.modules, "triton.runtime.jit", SimpleNamespace(JITFunction=JITFunction))
+
+
+def test_a_kernel_that_was_compiled_for_other_sizes_is_not_named(triton):
+    """The cases of smoke sizes that are checked before compile the same kernel."""
+    kept = [CompiledKernel("gemm_kernel", b"small"), CompiledKernel("gemm_kernel", b"large")]
+    launched = JITFunction(kept[1])
+    (found,) = fingerprint(lambda: launched.run(), "cuda", ["gemm_kernel"])
+    assert found == f"code gemm_kernel {hashlib.sha256(b'large').hexdigest()[:12]}"
+    assert fingerprint(lambda: launched.run(), "cuda", ["another"]) == []
+    # torch.compile launches what it compiled by a launcher of its own.
+    assert len(fingerprint(lambda: None, "cuda", ["gemm_kernel"])) == 2
+
+
+def test_an_object_that_refers_to_nothing_any_more_costs_no_profile(triton):
+    """torch.compile leaves weak proxies, which raise when they are asked for their class."""
 
     class Referent:
         pass
 
-    compiler = ModuleType("triton.compiler")
-    compiler.CompiledKernel = CompiledKernel
-    monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
-    monkeypatch.setitem(sys.modules, "triton.compiler", compiler)
-    compiled, referent = CompiledKernel(), Referent()
-    kept = [weakref.proxy(referent), compiled]
+    referent = Referent()
+    kept = [weakref.proxy(referent), CompiledKernel("gemm_kernel", b"machine code")]
     del referent
     (found,) = fingerprint(lambda: None, "cuda", ["gemm_kernel"])
     assert found.startswith("code gemm_kernel ")

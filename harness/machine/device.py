@@ -17,6 +17,10 @@ def choose_device(name: str | None = None) -> Platform:
     except LookupError as error:
         raise UsageError(str(error)) from None
     if name is None and (why := unseen()):
-        taken = "the CPU is measured, as no GPU can be" if platform.kind == "cpu" else "not all of the GPU is known"
+        taken = (
+            "the CPU is measured, as no GPU can be"
+            if platform.kind == "cpu"
+            else "not all of the GPU is known"
+        )
         print(f"note: {taken}: {why}", file=sys.stderr)
     return platform

@@ -99,7 +99,9 @@ class NvidiaMonitor(GpuMonitor):
     def before(self) -> list[str]:
         lines = super().before()
         if self.is_slice:
-            lines.append(f"{self.device} is a MIG slice: what runs on the other slices of its GPU is not seen")
+            lines.append(
+                f"{self.device} is a MIG slice: what runs on the other slices of its GPU is not seen"
+            )
         return lines
 
     def _ask(self, quantity: str, functions: Sequence[str], *arguments: object) -> Any:  # as NVML answers

@@ -15,7 +15,6 @@ from typing import Any
 from harness.machine.cpu_threads import MAIN_THREAD, pinned
 from kernels.triton_runtime import target_of
 
-
 # Of the same memory torch and the driver give figures that differ by a few percent.
 MEMORY_DIFFERS = 1.25
 
@@ -71,7 +70,9 @@ def other_device(gpu: Any, planned: Mapping[str, Any]) -> str:
         "arch": seen["arch"] != planned["arch"],
         # ROCm's own names are not of products.
         "name": not on_amd and not (seen["name"].startswith(name) or name.startswith(seen["name"])),
-        "uuid": seen["uuid"] and planned["uuid"].startswith("GPU-") and seen["uuid"] != planned["uuid"].lower(),
+        "uuid": seen["uuid"]
+        and planned["uuid"].startswith("GPU-")
+        and seen["uuid"] != planned["uuid"].lower(),
         "memory": sizes[0] and sizes[1] > MEMORY_DIFFERS * sizes[0],
     }
     if not any(differs.values()):
@@ -85,8 +86,10 @@ def other_device(gpu: Any, planned: Mapping[str, Any]) -> str:
         for facts in (seen, planned)
     ]
     order = os.environ.get("CUDA_DEVICE_ORDER", "")
-    how = f"; unset CUDA_DEVICE_ORDER={order}" if order not in ("", "PCI_BUS_ID") else ""
-    return f"to torch it is {said[0]}, to the driver {said[1]}{how or '; name it by its UUID in CUDA_VISIBLE_DEVICES'}"
+    how = "name it by its UUID in CUDA_VISIBLE_DEVICES"
+    if order not in ("", "PCI_BUS_ID"):
+        how = f"unset CUDA_DEVICE_ORDER={order}"
+    return f"to torch it is {said[0]}, to the driver {said[1]}; {how}"
 
 
 def _uuid(gpu: Any, on_amd: bool) -> str:

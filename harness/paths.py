@@ -28,8 +28,11 @@ def cache() -> Path:
 
 
 def user_home() -> Path:
-    """Relative, `~`, of a user that the system does not know where HOME is not set."""
-    return Path(os.path.expanduser("~"))  # noqa: PTH111
+    """Relative, `~`, where HOME is not set and the system does not know the user."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("~")
 
 
 def writable(folder: Path) -> bool:

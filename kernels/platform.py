@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels import nvidia
-from kernels.nvidia import answer
+from kernels.gpus import nvidia
+from kernels.gpus.nvidia import answer
+from kernels.gpus.visibility import visible
 from kernels.support import Support, need
-from kernels.visibility import visible
 
 if TYPE_CHECKING:
     import torch
@@ -70,10 +70,10 @@ class Platform:
     def library(self, module: str, *, install: str = "") -> Support:
         """Whether a module can be found here; `install` says how to get it."""
         how = f"; {install}" if install else ""
-        if module == "torch" and (wrong := self.other_build()):
-            return need(False, wrong)
         if self.here and (other := lookalike(module)):
             return need(False, f"the installed {module} is {other}{how}")
+        if module == "torch" and version(module) and (wrong := self.other_build()):
+            return need(False, wrong)
         return need(not self.here or version(module), f"{module} is not installed{how}")
 
     def other_build(self) -> str:
@@ -196,8 +196,8 @@ def detect(device: str | None = None) -> Platform:
 
 
 def of(device: torch.device) -> Platform:
-    """The platform that a tensor's device belongs to; of a GPU as torch tells it, which is quicker than to ask
-    the driver again."""
+    """The platform that a tensor's device belongs to; of a GPU as torch tells it, which is quicker than to
+    ask the driver again."""
     if device.type == "cpu":
         return devices()["cpu"]
     import torch
@@ -285,8 +285,8 @@ TORCH_S = 120.0
 ASK_TORCH = """
 import json, os
 os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-import torch
 try:
+    import torch
     torch.cuda.init()
 except Exception as error:
     print(" ".join(str(error).split()))
@@ -300,8 +300,8 @@ print(json.dumps([facts(torch.cuda.get_device_properties(i)) for i in range(torc
 """
 
 
-# By PCI device id, as libdrm has them (data/amdgpu.ids) and AMD's Kubernetes plug-in adds to them (74b9, 74bc):
-# the kernel driver's own names are not of products. VF: a virtual function, as clouds give them.
+# By PCI device id, as libdrm has them (data/amdgpu.ids) and AMD's Kubernetes plug-in adds to them (74b9,
+# 74bc): the kernel driver's own names are not of products. VF: a virtual function, as clouds give them.
 INSTINCT = {
     0x74A0: "MI300A",
     0x74A1: "MI300X",
@@ -338,7 +338,7 @@ def _numbered(gpus: list[Platform]) -> list[Platform]:
 
 
 def _kfd(root: Path = NODES, pci: Path = PCI) -> list[Platform]:
-    """The GPUs that AMD's kernel driver shows this process, and of one that is divided (DPX to CPX) each part."""
+    """The GPUs that AMD's kernel driver shows this process; of one that is divided (DPX to CPX) each part."""
     gpus: list[Platform] = []
     for node in sorted(root.glob("*"), key=lambda p: int(p.name)):
         try:
@@ -468,8 +468,8 @@ def _memory_groups(root: Path) -> list[Path]:
     return folders
 
 
-# Of a control group by version 2 and 1: its limit, what it uses, and which entries of memory.stat are page cache.
-# A limit is `max` or an enormous number where there is none; that of version 1 holds for the groups inside too.
+# Of a control group by version 2 and 1: its limit (`max` or an enormous number where there is none), what it
+# uses, and which entries of memory.stat are page cache, with that of the groups inside.
 LIMITS = (
     ("memory.max", "memory.current", ("inactive_file", "active_file")),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),

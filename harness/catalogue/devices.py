@@ -22,7 +22,7 @@ MIG_MEMORY = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 """Eighths of the memory by sevenths of the SMs, of the usual slices (NVIDIA's MIG User Guide)."""
 
 MIG_SMS = {3: 1 / 2}
-"""The most of the SMs that a slice has, where that is more than its sevenths: `3g` has 60 of an H100's 132."""
+"""The most of the SMs that a slice has, where that is more than sevenths: `3g` has 60 of an H100's 132."""
 
 PARTITIONS = {"DPX": 2, "TPX": 3, "QPX": 4, "CPX": 8}
 
@@ -98,9 +98,9 @@ def part_of(name: str) -> str:
 
 
 def known_type(text: str) -> str:
-    """The device of a data sheet that a longer name means (`AMD-Instinct-MI300X-OAM`), or that name; of a part
-    of a device with that part, as its times are no whole device's. A part of a word is no name: H2000 is no
-    H200."""
+    """The device of a data sheet that a longer name means (`AMD-Instinct-MI300X-OAM`), or that name; of a
+    part of a device with that part, as its times are no whole device's. A part of a word is no name: H2000 is
+    no H200."""
 
     def stands_in(name: str) -> bool:
         return bool(re.search(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])", text, re.IGNORECASE))

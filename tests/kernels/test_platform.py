@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+import kernels
+from harness.catalogue.devices import part_of
 from harness.errors import NothingRan
 from harness.run.device import device_type, machine_name
 from harness.run.device_lock import device_lock
 from kernels import platform
+from kernels.gpus.nvidia import Gpu
 from kernels.platform import Platform, _amd, _cpu_facts, available_memory, free_memory, run
 
 MI300X = "simd_count 1216\ngfx_target_version 90402\n"
@@ -38,36 +41,147 @@ def test_gpus_that_a_container_was_not_given_are_no_devices(tmp_path):
     assert (found.device, found.arch, found.memory) == ("cuda:0", "gfx942", 206141652992)
 
 
-SMI = """9.0, GPU-aaaa, 143771, NVIDIA H200
-9.0, GPU-bbbb, 143771, NVIDIA H200
-10.0, GPU-bcde, [N/A], NVIDIA B200, a made-up one
-"""
+H100 = Gpu("sm_90", "NVIDIA H100 80GB HBM3", 81559 << 20, "GPU-aaaa")
+MISMATCH = "NVML: Driver/library version mismatch"
+
+
+class Machine:
+    """What a machine's tools say: NVML and nvidia-smi, a trace of a driver, the build of torch, and torch."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for variable in platform.VISIBLE:
+            monkeypatch.delenv(variable, raising=False)
+        self.gpus: list[Gpu] = []
+        self.wrong = self.trace = self.build = ""
+        self.torch: tuple[str, str] | None = None
+        monkeypatch.setattr(platform.nvidia, "gpus", lambda: (self.gpus, self.wrong))
+        monkeypatch.setattr(platform.nvidia, "driver_trace", lambda: self.trace)
+        monkeypatch.setattr(platform, "_kfd", list)
+        monkeypatch.setattr(platform, "torch_build", lambda: self.build)
+        monkeypatch.setattr(platform, "version", lambda module: "2.11.0")
+        monkeypatch.setattr(platform, "answer", self.ask)
+
+    def ask(self, *command: str, timeout_s: float) -> tuple[str, str]:
+        assert self.torch is not None, "torch was imported without a reason"
+        return self.torch
+
+    def found(self) -> tuple[list[Platform], str]:
+        return platform._gpus.__wrapped__()
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    return Machine(monkeypatch)
+
+
+def test_gpus_are_called_as_torch_does(machine):
+    machine.gpus = [H100, replace(H100, uuid="GPU-bbbb")]
+    found, wrong = machine.found()
+    assert [(p.kind, p.device, p.uuid) for p in found] == [
+        ("cuda", "cuda:0", "GPU-aaaa"),
+        ("cuda", "cuda:1", "GPU-bbbb"),
+    ]
+    assert (found[0].name, found[0].memory, wrong) == (H100.name, H100.memory, "")
 
 
 @pytest.mark.parametrize(
-    ("setting", "wanted"),
+    ("build", "trace", "said"),
     [
-        (None, ["GPU-aaaa", "GPU-bbbb", "GPU-bcde"]),
-        ("2,0", ["GPU-bcde", "GPU-aaaa"]),
-        ("GPU-bc", ["GPU-bcde"]),
-        ("GPU-b", []),
-        ("1,7,0", ["GPU-bbbb"]),
-        ("", []),
-        ("MIG-1234", ["GPU-aaaa", "GPU-bbbb", "GPU-bcde"]),
+        ("", "", ""),
+        ("cpu", "", ""),
+        ("cuda", "", "torch 2.11.0 is built for CUDA, but no driver for that is here"),
+        ("cpu", "/dev/nvidia0", "/dev/nvidia0 is here, but no GPU is shown; torch 2.11.0 is built for CPUs"),
+        ("", "/dev/nvidia0", "/dev/nvidia0 is here, but no GPU is shown; torch is not installed"),
     ],
 )
-def test_gpus_are_numbered_as_torch_sees_them(monkeypatch, setting, wanted):
-    monkeypatch.setattr(platform, "run", lambda *command: SMI)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if setting is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
-    found = platform._nvidia()
-    assert [gpu.uuid for gpu in found] == wanted
-    assert [gpu.device for gpu in found] == [f"cuda:{i}" for i in range(len(wanted))]
-    by_uuid = {gpu.uuid: gpu for gpu in found}
-    if "GPU-bcde" in by_uuid:
-        last = by_uuid["GPU-bcde"]
-        assert (last.arch, last.name, last.memory) == ("sm_100", "NVIDIA B200, a made-up one", 0)
+def test_what_hints_at_a_gpu_is_said(machine, build, trace, said):
+    machine.build, machine.trace = build, trace
+    assert machine.found() == ([], said)
+
+
+@pytest.mark.parametrize("setting", ["", "-1", "NoDevFiles"])
+def test_gpus_that_the_user_hides_are_passed_over_in_silence(machine, monkeypatch, setting):
+    machine.build, machine.wrong = "cuda", MISMATCH
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
+    assert machine.found() == ([], "")
+
+
+def test_a_number_that_leaves_no_gpu_is_said(machine, monkeypatch):
+    machine.gpus = [H100]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert machine.found() == ([], "CUDA_VISIBLE_DEVICES=7 leaves none of 1 GPUs")
+
+
+def test_torch_tells_what_the_driver_s_tools_do_not(machine, monkeypatch):
+    machine.build, machine.wrong = "cuda", MISMATCH
+    machine.torch = '[["sm_90", "NVIDIA H100", 85000000000, "GPU-aa"]]', ""
+    wanted = Platform("cuda", "sm_90", "cuda:0", "NVIDIA H100", memory=85000000000, uuid="GPU-aa")
+    assert machine.found() == ([wanted], "")
+    machine.torch = "", "No CUDA GPUs are available"
+    assert machine.found() == ([], f"{MISMATCH}; torch: No CUDA GPUs are available")
+
+    # A slice that nvidia-smi does not list.
+    machine.gpus, machine.wrong = [H100], ""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1234")
+    (found,), wrong = machine.found()
+    assert (found.name, found.memory, found.uuid) == ("NVIDIA H100 80GB HBM3 MIG-1234", 0, "MIG-1234")
+    assert wrong.startswith("MIG-1234 has unknown memory, as neither NVML nor nvidia-smi lists it; torch: ")
+    machine.torch = 'a warning\n[["sm_90", "NVIDIA H100 MIG 1g.10gb", 10200547328, "MIG-1234"]]', ""
+    (found,), wrong = machine.found()
+    assert (found.name, found.memory, wrong) == ("NVIDIA H100 MIG 1g.10gb", 10200547328, "")
+
+
+def test_torch_is_asked_in_a_process_of_its_own(tmp_path, monkeypatch):
+    """Of torch 2.11's properties, and of older ones that have no uuid."""
+    (tmp_path / "torch.py").write_text(
+        "from types import SimpleNamespace as S\n"
+        "h100 = S(major=9, minor=0, name='NVIDIA H100', total_memory=85, uuid='11223344-5566')\n"
+        "part = S(major=9, minor=0, name='NVIDIA H100 MIG 1g.10gb', total_memory=10)\n"
+        "gpus = [h100, part]\n"
+        "version = S(hip=None, cuda='13.0')\n"
+        "cuda = S(init=lambda: None, device_count=lambda: 2, get_device_properties=gpus.__getitem__)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(platform, "torch_build", lambda: "cuda")
+    found, wrong = platform._by_torch([], MISMATCH)
+    assert [(p.device, p.name, p.memory, p.uuid) for p in found] == [
+        ("cuda:0", "NVIDIA H100", 85, "GPU-11223344-5566"),
+        ("cuda:1", "NVIDIA H100 MIG 1g.10gb", 10, ""),
+    ]
+    assert wrong == ""
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
+    assert platform._by_torch([], MISMATCH) == (
+        [],
+        f"{MISMATCH}; torch: libcudart.so.13: cannot open shared object file",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", "cuda"),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '7.0.51831'\n", "rocm"),
+        ("cuda = None\nhip = None\n", "cpu"),
+        ('cuda = "12.8"\n', "cuda"),
+    ],
+)
+def test_the_build_of_torch_is_read_and_not_imported(tmp_path, monkeypatch, text, kind):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "torch/version.py").write_text(f"__version__ = '2.11.0'\n{text}")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert platform.torch_build.__wrapped__() == kind
+
+
+def test_no_row_runs_on_a_gpu_that_torch_is_not_built_for(monkeypatch):
+    here = Platform("rocm", "gfx942", "cuda:0", "AMD Instinct MI300X")
+    rows = [row for op in kernels.OPS for row in kernels.implementations(op)]
+    monkeypatch.setattr(platform, "torch_build", lambda: "cpu")
+    assert not [row.name for row in rows if row.available(here).ok]
+    monkeypatch.setattr(platform, "torch_build", lambda: "rocm")
+    assert [row.name for row in rows if row.available(here).ok]
+    assert Platform("rocm", "gfx942", "cuda:0", here=False).library("torch").ok
 
 
 def test_amds_are_chosen_by_the_name_that_rocm_gives_them(tmp_path, monkeypatch):
@@ -81,14 +195,41 @@ def test_amds_are_chosen_by_the_name_that_rocm_gives_them(tmp_path, monkeypatch)
 
 def test_an_amd_is_called_by_its_product_and_told_from_others_by_its_place(tmp_path):
     """A virtual function has no unique id."""
-    (node(tmp_path, 1, MI300X + "device_id 29857\nlocation_id 3072\ndomain 1\n") / "name").write_text(
+    (node(tmp_path, 1, MI300X + "device_id 29877\nlocation_id 3072\ndomain 1\n") / "name").write_text(
         "ip discovery"
     )
     node(tmp_path, 2, MI300X + "device_id 1\nlocation_id 3328\ndomain 1\n")
     first, second = _amd(tmp_path)
-    assert (first.name, second.name) == ("AMD Instinct MI300X", "")
+    assert (first.name, second.name) == ("AMD Instinct MI300X VF", "")
     assert (first.uuid, second.uuid) == ("pci-0001:0c00", "pci-0001:0d00")
     assert (device_type(first), machine_name(first)) == ("MI300X", "mi300x")
+
+
+@pytest.mark.parametrize(
+    ("device", "dies", "told", "name"),
+    [
+        (0x74A1, 1, {}, "AMD Instinct MI300X CPX"),
+        (0x74B5, 2, {}, "AMD Instinct MI300X VF QPX"),
+        (0x74A0, 2, {}, "AMD Instinct MI300A TPX"),
+        (0x75A3, 4, {}, "AMD Instinct MI355X DPX"),
+        (0x74A2, 4, {}, "AMD Instinct MI308X"),
+        (0x74A1, 1, {"compute": "CPX", "memory": "NPS4"}, "AMD Instinct MI300X CPX/NPS4"),
+        (0x74A1, 8, {"compute": "SPX", "memory": "NPS1"}, "AMD Instinct MI300X"),
+        (0x74A1, 0, {}, "AMD Instinct MI300X"),
+    ],
+)
+def test_a_part_of_an_amd_has_a_name_and_a_lock_of_its_own(tmp_path, device, dies, told, name):
+    """Parts share the unique id; of the place the highest bits may be a part's number."""
+    text = f"{MI300X}device_id {device}\nunique_id 255\nnum_xcc {dies}\n"
+    for number in (1, 2):
+        node(tmp_path / "nodes", number, f"{text}location_id {(number << 28) + 0x0C00}\n")
+    for kind, value in told.items():
+        file = tmp_path / "pci/0000:0c:00.0" / f"current_{kind}_partition"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{value}\n")
+    first, second = _amd(tmp_path / "nodes", tmp_path / "pci")
+    assert first.name == second.name == name
+    assert (first.uuid != second.uuid) == (part_of(name) != "")
 
 
 def test_a_device_is_locked_by_whatever_number_it_has():
@@ -148,10 +289,42 @@ def test_a_cpu_is_what_cpuinfo_and_the_system_say(info, machine, arch, name, fea
             512,
         ),
         ({"memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": "7"}, 4096),
+        (
+            {
+                "memory.max": str(1024 << 20),
+                "memory.current": str(900 << 20),
+                "memory.stat": f"anon 9\ninactive_file {600 << 20}\nactive_file {200 << 20}",
+            },
+            924,
+        ),
+        (
+            {
+                "memory/job/memory.limit_in_bytes": str(1024 << 20),
+                "memory/job/memory.usage_in_bytes": str(900 << 20),
+                "memory/job/memory.stat": f"inactive_file 7\ntotal_inactive_file {800 << 20}",
+            },
+            924,
+        ),
+        (
+            {
+                "job/step/memory.max": "max",
+                "job/memory.max": str(1024 << 20),
+                "job/memory.current": str(24 << 20),
+                "memory.max": str(2048 << 20),
+                "memory.current": str(1536 << 20),
+            },
+            512,
+        ),
+        ({"job/memory.max": str(8 << 20), "job/memory.current": str(9 << 20)}, 0),
     ],
-    ids=["no group", "2, no limit", "2", "1", "1, no limit"],
+    ids=[
+        *("no group", "2, no limit", "2", "1", "1, no limit", "2, page cache", "1, nested, page cache"),
+        *("2, nested, the least of all", "2, over its limit"),
+    ],
 )
 def test_memory_is_what_the_control_group_leaves(tmp_path, files, mebibytes):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("5:cpu,memory:/none\n4:memory:/job\n0::/job/step\n")
     of_root = {f"sys/fs/cgroup/{name}": content for name, content in files.items()}
     for name, content in (of_root | {"proc/meminfo": "MemAvailable: 4194304 kB"}).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -168,6 +341,7 @@ def test_a_command_that_is_missing_fails_or_hangs_says_nothing(monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", hang)
     assert run("nvidia-smi") == ""
+    assert platform.answer("nvidia-smi") == ("", "no answer within 30 s")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 # Of NVMLError._errcode_to_string.
-TEXTS = {3: "Not Supported", 6: "Not Found", 9: "Driver Not Loaded", 13: "Function Not Found"}
+TEXTS = {
+    3: "Not Supported",
+    6: "Not Found",
+    9: "Driver Not Loaded",
+    12: "NVML Shared Library Not Found",
+    13: "Function Not Found",
+    15: "GPU is lost",
+}
 
 
 class NVMLError(Exception):
@@ -22,15 +29,20 @@ class NVMLError(Exception):
 class Handle:
     """As c_nvmlDevice_t: to be handed back, and nothing else."""
 
-    def __init__(self, uuid: str) -> None:
+    def __init__(self, uuid: str, name: str = "NVIDIA H100 80GB HBM3", mebibytes: int = 81559) -> None:
         self.uuid = uuid
+        self.name = name
+        self.mebibytes = mebibytes
+        self.slices: list[Handle | None] = []
+        self.place = (0, 0)
+        self.lost = False
 
 
 class FakeNvml:
     """refused: function -> error code it answers with. Functions named in `absent` do not exist."""
 
     NVMLError = NVMLError
-    NVML_ERROR_NOT_FOUND = 6
+    NVML_ERROR_NOT_FOUND, NVML_ERROR_LIBRARY_NOT_FOUND = 6, 12
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
     NVML_DEVICE_MIG_ENABLE = 1
 
@@ -39,13 +51,12 @@ class FakeNvml:
         self.absent = absent
         self.started = False
         self.asked: set[str] = set()
-        self.refused: dict[str, int] = {"nvmlDeviceGetMigMode": 3}
+        self.refused: dict[str, int] = {}
         self.clocks = {1: 1980, 2: 2619}
         self.reasons = 0
         self.milliwatts = 512_345
         self.celsius = 61
         self.mode = 0
-        self.mig = 0
         self.utilisation = 0
         self.violations = {0: 0, 1: 0}
         self.processes: dict[int, int | None] = {}
@@ -82,10 +93,44 @@ class FakeNvml:
         return self.handles[index]
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Handle:
-        return Handle(uuid)
+        known = [each for handle in self.handles for each in (handle, *handle.slices)]
+        return next((each for each in known if each and each.uuid == uuid), None) or self._absent()
+
+    def _absent(self) -> Handle:
+        raise NVMLError(6)
 
     def nvmlDeviceGetUUID(self, handle: Handle) -> str:
         return handle.uuid
+
+    def nvmlDeviceGetName(self, handle: Handle) -> str:
+        return handle.name
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: Handle) -> list[int]:
+        if handle.lost:
+            raise NVMLError(15)
+        return [9, 0]
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> SimpleNamespace:
+        if not handle.mebibytes:
+            raise NVMLError(3)
+        return SimpleNamespace(total=handle.mebibytes << 20)
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle:
+        return (device.slices[index] if index < len(device.slices) else None) or self._absent()
+
+    def nvmlDeviceGetGpuInstanceId(self, device: Handle) -> int:
+        return device.place[0]
+
+    def nvmlDeviceGetComputeInstanceId(self, device: Handle) -> int:
+        return device.place[1]
+
+    def nvmlDeviceGetAttributes(self, device: Handle) -> SimpleNamespace:
+        return SimpleNamespace(
+            computeInstanceSliceCount=1, gpuInstanceSliceCount=3, memorySizeMB=device.mebibytes
+        )
 
     def nvmlDeviceGetClockInfo(self, handle: Handle, type: int) -> int:
         self._device(handle)
@@ -114,8 +159,9 @@ class FakeNvml:
         return self.mode
 
     def nvmlDeviceGetMigMode(self, device: Handle) -> list[int]:
-        self._device(device)
-        return [self.mig, self.mig]
+        if not device.slices:
+            raise NVMLError(3)
+        return [1, 1]
 
     def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> SimpleNamespace:
         self._device(handle)

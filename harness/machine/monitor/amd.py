@@ -17,8 +17,8 @@ from typing import Any
 from harness.errors import one_line
 from harness.machine.monitor.base import Blind, Monitor, Ours
 from harness.machine.monitor.gpu import GpuMonitor, Holder, Look
+from kernels.gpus.visibility import VARIABLES, visible
 from kernels.platform import Platform
-from kernels.visibility import VARIABLES, visible
 
 POWER_LIMIT = "package power limit"
 # Metrics that count for how many of `accumulation_counter` steps each was on (MI300 and newer).

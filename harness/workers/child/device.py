@@ -94,8 +94,10 @@ def other_device(gpu: Any, planned: Mapping[str, Any]) -> str:
         for facts in (seen, planned)
     ]
     order = os.environ.get("CUDA_DEVICE_ORDER", "")
-    how = f"; unset CUDA_DEVICE_ORDER={order}" if order not in ("", "PCI_BUS_ID") else ""
-    return f"to torch it is {said[0]}, to the driver {said[1]}{how or '; name it by its UUID in CUDA_VISIBLE_DEVICES'}"
+    how = "name it by its UUID in CUDA_VISIBLE_DEVICES"
+    if order not in ("", "PCI_BUS_ID"):
+        how = f"unset CUDA_DEVICE_ORDER={order}"
+    return f"to torch it is {said[0]}, to the driver {said[1]}; {how}"
 
 
 def _uuid(gpu: Any, on_amd: bool) -> str:

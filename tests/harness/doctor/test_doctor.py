@@ -237,7 +237,7 @@ def test_what_is_infinite_has_no_number(monkeypatch):
 def machine(monkeypatch, tmp_path):
     """A root whose /proc and /sys say what a test writes there; by default nothing wants improving."""
     monkeypatch.setattr(advice_module, "_libraries", lambda here: [])
-    monkeypatch.setattr(advice_module.shutil, "which", lambda name: None)
+    monkeypatch.setattr(advice_module, "unseen", lambda: "")
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
 
     class Machine:
@@ -335,6 +335,23 @@ def test_threads_that_have_a_core_each_on_one_node_are_in_order(machine):
 def test_a_quota_of_all_threads_is_none(machine):
     machine.has("sys/fs/cgroup/cpu.max", "400000 100000")
     assert machine.advice() == []
+
+
+def test_a_gpu_that_is_not_seen_is_said_with_the_cause(machine, monkeypatch):
+    monkeypatch.setattr(advice_module, "unseen", lambda: "NVML: Driver Not Loaded")
+    assert machine.advice() == ["NVML: Driver Not Loaded"]
+
+
+@pytest.mark.parametrize(("kind", "arch"), [("cuda", "sm_90"), ("rocm", "gfx942")])
+def test_a_torch_without_this_gpu_is_the_first_thing_said_and_nothing_is_timed(monkeypatch, kind, arch):
+    monkeypatch.setattr(platform, "torch_build", lambda: "cpu")
+    monkeypatch.setattr(examine, "advice", lambda here, threads: ["sleep more"])
+    found = examine.examine(Platform(kind, arch, "cuda:0", "a GPU"), complaints=["hot"], quick=True)
+    wrong, *others = found["what would improve it"]
+    assert "is built for CPUs: cuda:0 needs its build for" in wrong
+    assert (found["runs here"], others) == ({}, ["hot", "sleep more"])
+    monkeypatch.setattr(platform, "torch_build", lambda: kind)
+    assert examine.examine(Platform(kind, arch, "cuda:0", "a GPU"), quick=True)["runs here"]
 
 
 def test_huge_pages_that_are_asked_for_are_enough(machine, monkeypatch):

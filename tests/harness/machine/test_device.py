@@ -11,6 +11,7 @@ from harness.machine.device import choose_device
 from harness.serving.experiment.execute import execute
 from harness.serving.experiment.kernels import LocalBench
 from harness.serving.experiment.spec import ReplaySettings
+from kernels import platform
 from kernels.platform import devices
 from tests.support.command_line import error_line
 
@@ -21,6 +22,19 @@ REPLAY = ("serving", "replay", "--model", "deepseek-r1", "--tp", "8", "--phase",
 def test_the_first_device_is_chosen_where_none_is_named():
     assert choose_device() is next(iter(devices().values()))
     assert choose_device("cpu").kind == "cpu"
+
+
+def test_a_gpu_that_is_not_seen_is_never_passed_over_in_silence(monkeypatch, capsys):
+    monkeypatch.setattr(platform, "_gpus", lambda: ([], "nvidia-smi: Driver/library version mismatch"))
+    platform.devices.cache_clear()
+    try:
+        assert choose_device("cpu") == choose_device()
+        with pytest.raises(UsageError, match="devices here: cpu; nvidia-smi: Driver/library version mism"):
+            choose_device("cuda")
+    finally:
+        platform.devices.cache_clear()
+    said = "note: the CPU is measured, as no GPU can be: nvidia-smi: Driver/library version mismatch\n"
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize(

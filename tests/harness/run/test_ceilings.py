@@ -17,7 +17,7 @@ from harness.plan.contender import Contender
 from harness.plan.rotation import Rotation
 from harness.results.schema import Cell
 from harness.run.case import Measured
-from harness.run.ceilings import ceilings, impossible, measured, stored
+from harness.run.ceilings import ceilings, impossible, keep, measured, stored
 from harness.run.cells import Yardsticks, build_cells
 from harness.timing.rounds import Round, Rounds
 from harness.workers.child import METER, meter
@@ -184,6 +184,40 @@ def test_a_device_is_found_by_words_of_its_name(platform, names):
 ENTRY = ("name", "arch", "tflops", "tbps", "memory_gib", "source")
 
 
+@pytest.mark.parametrize(
+    ("platform", "tflops", "tbps"),
+    [
+        (gpu("cuda", "sm_90", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"), 1979 / 7, 3.35 / 8),
+        (gpu("cuda", "sm_90", "NVIDIA H100 80GB HBM3 MIG 1g.20gb"), 1979 / 7, 3.35 / 4),
+        (gpu("cuda", "sm_90", "NVIDIA H200 MIG 1c.3g.71gb"), 1979 / 2, 4.8 / 2),
+        (gpu("cuda", "sm_90", "NVIDIA H200 MIG 7g.141gb"), 1979, 4.8),
+        (gpu("rocm", "gfx942", "AMD Instinct MI300X CPX/NPS4"), 2614.9 / 8, 5.3 / 4),
+        (gpu("rocm", "gfx942", "AMD Instinct MI300A TPX"), 1961.2 / 3, 5.3),
+        (gpu("rocm", "gfx950", "AMD Instinct MI350X VF DPX/NPS2"), 4614 / 2, 4),
+        (gpu("rocm", "gfx942", "AMD Instinct MI325X VF"), 2614.9, 6),
+    ],
+)
+def test_a_part_of_a_device_is_held_to_its_share(platform, tflops, tbps):
+    limit = peaks(platform)
+    assert limit.rate("fp8") == pytest.approx(tflops * 1e12, rel=1e-3)
+    assert limit.bandwidth == pytest.approx(tbps * 1e12, rel=2e-3)
+    is_whole = platform.name.endswith("VF")
+    assert all(("has at most" in sheet["source"]) != is_whole for sheet in datasheets(platform))
+
+
+def test_a_slice_of_unknown_size_is_held_to_nothing_and_has_ceilings_of_its_own():
+    unknown = gpu("cuda", "sm_90", "NVIDIA H100 80GB HBM3 MIG-aaaa")
+    whole = replace(unknown, name="NVIDIA H100 80GB HBM3")
+    assert peaks(unknown) is None
+    assert last_level(unknown) == last_level(whole) == 50 * MIB
+    keep(whole, 1, Ceilings({"bf16": 9e14}, read=3e12))
+    assert [stored(p, 1) is None for p in (whole, unknown, replace(whole, memory=9 << 30))] == [
+        False,
+        True,
+        True,
+    ]
+
+
 def test_every_entry_is_whole():
     for arch in ("sm_90", "sm_100", "sm_103", "gfx942", "gfx950"):
         for entry in datasheets(Platform("?", arch)):
@@ -218,6 +252,9 @@ def test_the_last_level_is_the_larger_of_what_system_and_datasheet_say():
         ("NVIDIA GB300", "GB300"),
         ("AMD_Instinct_MI300X_OAM", "MI300X"),
         ("NVIDIA H2000", "NVIDIA H2000"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "H100 MIG 1g.10gb"),
+        ("AMD Instinct MI300X CPX/NPS4", "MI300X CPX/NPS4"),
+        ("AMD Instinct MI300X VF", "MI300X"),
     ],
 )
 def test_a_type_is_the_longest_name_that_fits(name, type):
@@ -292,7 +329,7 @@ class Fake:
 
     def ask(self, request: str, deadline: float, **arguments: object) -> object:
         if request == "open":
-            assert {*arguments} == {"kind", "arch", "device", "memory", "last_level", "threads"}
+            assert {*arguments} == {*("kind", "arch", "device", "memory", "last_level", "threads", "planned")}
             return MIB
         assert request == "measure"
         return self.measures.pop(0)
@@ -379,7 +416,7 @@ def test_measuring_again_keeps_the_best(store):
 
 def test_ceilings_that_cannot_be_kept_are_still_given(store, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("harness.run.ceilings.cache", lambda: tmp_path / "file")
     Fake.measures = [FOUND]
     assert ceilings(CPU, 2, QUIET).read == FOUND["read"]
 

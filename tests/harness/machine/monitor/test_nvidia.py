@@ -12,9 +12,9 @@ from harness.machine.monitor import gpu, monitor_for
 from harness.machine.monitor.base import Blind, Monitor
 from harness.machine.monitor.nvidia import POLICIES, NvidiaMonitor, open_nvidia
 from kernels.platform import Platform
-from tests.support.fake_nvml import TEXTS, FakeNvml
+from tests.support.fake_nvml import TEXTS, FakeNvml, Handle
 
-H100 = Platform("cuda", "sm_90", "cuda:0", "H100")
+H100 = Platform("cuda", "sm_90", "cuda:0", "H100", uuid="GPU-aa")
 MICRO = 1_000_000
 IDLE, POWER, HW, SW_THERMAL, HW_THERMAL, BRAKE = 0x1, 0x4, 0x8, 0x20, 0x40, 0x80
 
@@ -278,39 +278,25 @@ def test_a_device_that_one_process_has_to_itself(bench: Bench, mode: int, name: 
     assert bench.monitor.blocked().startswith(f"cuda:0 is in {name} mode and our workers must share it: ")
 
 
-def test_a_divided_device_is_said(bench: Bench) -> None:
-    del bench.nvml.refused["nvmlDeviceGetMigMode"]
-    assert bench.monitor.before() == []
-    bench.nvml.mig = 1
-    assert bench.monitor.before() == ["cuda:0 is divided (MIG): what runs on its other parts is not seen"]
-
-
-@pytest.mark.parametrize(
-    ("setting", "device", "uuid"),
-    [
-        (None, "cuda:1", "GPU-bb"),
-        ("1", "cuda:0", "GPU-bb"),
-        ("2,0", "cuda:1", "GPU-aa"),
-        ("GPU-cc", "cuda:0", "GPU-cc"),
-        ("GPU-b,GPU-a", "cuda:1", "GPU-aa"),
-        ("MIG-7", "cuda:0", "MIG-7"),
-    ],
-)
-def test_torch_numbers_what_cuda_visible_devices_leaves(setting: str | None, device: str, uuid: str) -> None:
-    nvml = FakeNvml(("GPU-aa", "GPU-bb", "GPU-cc"))
-    environment = {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting}
-    monitor = open_nvidia(Platform("cuda", "sm_90", device), list, nvml, environment)
+@pytest.mark.parametrize("uuid", ["GPU-bb", "MIG-7"])
+def test_a_device_is_watched_by_its_uuid_whatever_its_number(uuid: str) -> None:
+    nvml = FakeNvml(("GPU-aa", "GPU-bb"))
+    nvml.handles[0].slices = [Handle("MIG-7")]
+    monitor = open_nvidia(Platform("cuda", "sm_90", "cuda:0", uuid=uuid), list, nvml)
     monitor.begin()
     monitor.sample()
     assert nvml.asked == {uuid}
+    others = "cuda:0 is a MIG slice: what runs on the other slices of its GPU is not seen"
+    assert monitor.before() == ([others] if uuid.startswith("MIG-") else [])
 
 
-@pytest.mark.parametrize("setting", ["", "-1", "7", "0,9,1"])
-def test_a_device_that_is_not_visible(setting: str) -> None:
-    nvml = FakeNvml(("GPU-aa", "GPU-bb"))
-    monitor = open_nvidia(Platform("cuda", "sm_90", "cuda:1"), list, nvml, {"CUDA_VISIBLE_DEVICES": setting})
+@pytest.mark.parametrize(
+    ("uuid", "reason"), [("", "the UUID of cuda:1 is not known"), ("GPU-zz", "NVML: Not Found")]
+)
+def test_a_device_that_nvml_does_not_know(uuid: str, reason: str) -> None:
+    monitor = open_nvidia(Platform("cuda", "sm_90", "cuda:1", uuid=uuid), list, FakeNvml())
     assert isinstance(monitor, Blind)
-    assert monitor.reason.startswith(f"CUDA_VISIBLE_DEVICES={setting} leaves")
+    assert monitor.reason == reason
 
 
 def still_works(monitor: Monitor, reason: str) -> None:
@@ -331,7 +317,7 @@ def test_without_the_library_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) ->
 def test_without_a_driver_the_run_goes_on() -> None:
     nvml = FakeNvml()
     nvml.refused["nvmlInit"] = 9
-    still_works(open_nvidia(H100, list, nvml, {}), "NVML: Driver Not Loaded")
+    still_works(open_nvidia(H100, list, nvml), "NVML: Driver Not Loaded")
 
 
 def test_the_fake_takes_what_the_real_library_takes() -> None:

@@ -33,7 +33,7 @@ def visible(
 
 
 def _chosen(devices: Sequence[T], setting: str | None, name: Callable[[T], str]) -> Sequence[T]:
-    """By numbers, or beginnings of names. As in CUDA and ROCm the first entry that fits none ends the list."""
+    """By numbers, or beginnings of names. As in CUDA and ROCm the first that fits none ends the list."""
     if setting is None:
         return devices
     shown: list[T] = []

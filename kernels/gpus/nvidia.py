@@ -1,4 +1,4 @@
-"""NVIDIA GPUs of this machine: as NVML tells them, or else nvidia-smi, MIG slices included; imports no torch."""
+"""NVIDIA GPUs of this machine: as NVML tells them, or else nvidia-smi, with their MIG slices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
-from kernels.visibility import visible
+from kernels.gpus.visibility import visible
 
 SMI_FOLDERS = ("/usr/local/nvidia/bin", "/usr/bin")
 """Where containers get nvidia-smi, beside PATH."""
@@ -108,7 +108,7 @@ def _by_nvml() -> tuple[list[Gpu], str]:
     for index in range(count):
         try:
             gpu, is_divided = _read(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
-        except nvml.NVMLError as error:  # one that fell off the bus; the others work
+        except (nvml.NVMLError, AttributeError) as error:  # one that fell off the bus; the others work
             wrong.append(f"NVML: GPU {index}: {error}")
             continue
         if is_divided and not gpu.slices:
@@ -126,7 +126,7 @@ def _read(nvml: ModuleType, handle: object) -> tuple[Gpu, bool]:
     try:
         is_divided = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
         most = nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if is_divided else 0
-    except nvml.NVMLError:  # a GPU that cannot be divided
+    except (nvml.NVMLError, AttributeError):  # a GPU that cannot be divided, or a library of before that
         return gpu, False
     slices = []
     for index in range(most):
@@ -147,8 +147,8 @@ def _slice(nvml: ModuleType, handle: object, gpu: Gpu) -> Gpu:
 
 
 def _profile(attributes: object) -> str:
-    """`1g.10gb`, or `1c.3g.40gb` of a compute instance that has not all of its GPU instance (NVIDIA's MIG User
-    Guide, MIG Device Names)."""
+    """`1g.10gb`, or `1c.3g.40gb` of a compute instance that has not all of its GPU instance (NVIDIA's MIG
+    User Guide, MIG Device Names)."""
     compute, whole, mebibytes = (
         getattr(attributes, field)
         for field in ("computeInstanceSliceCount", "gpuInstanceSliceCount", "memorySizeMB")

@@ -1,0 +1,1 @@
+"""GPUs of this machine: which there are, and which of them a process is shown."""

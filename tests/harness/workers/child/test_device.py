@@ -1,0 +1,90 @@
+"""A worker's device: torch's own must be the one that the run locked, watches and plans memory for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from harness.workers.child.device import other_device
+from harness.workers.environment import worker_environment
+from kernels.platform import Platform
+
+GIB = 1 << 30
+UUID = "11223344-5566-7788-99aa-bbccddeeff01"
+H100 = SimpleNamespace(
+    major=9, minor=0, name="NVIDIA H100 80GB HBM3", total_memory=85017755648, uuid=UUID.upper()
+)
+PLANNED = Platform("cuda", "sm_90", "cuda:0", H100.name, memory=81559 << 20, uuid=f"GPU-{UUID}")
+SLICE = Platform("cuda", "sm_90", "cuda:0", f"{H100.name} MIG 1g.10gb", memory=9984 << 20, uuid="MIG-77")
+MI300X = SimpleNamespace(
+    gcnArchName="gfx942:sramecc+:xnack-",
+    name="AMD Radeon Graphics",
+    total_memory=192 * GIB,
+    uuid="30303030-3030-3030-3030-303030306162",
+)
+AMD = Platform(
+    "rocm", "gfx942", "cuda:0", "AMD Instinct MI300X", memory=192 * GIB, uuid="GPU-00000000000000ab"
+)
+
+
+def like(gpu: SimpleNamespace, **facts: object) -> SimpleNamespace:
+    return SimpleNamespace(**(vars(gpu) | facts))
+
+
+OLD = SimpleNamespace(major=9, minor=0, name=H100.name, total_memory=H100.total_memory)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "planned"),
+    [
+        (H100, PLANNED),
+        (OLD, PLANNED),
+        (H100, Platform("cuda", "sm_90", "cuda:0", H100.name)),
+        (like(OLD, name=SLICE.name, total_memory=9900 << 20), SLICE),
+        (like(H100, name=SLICE.name, total_memory=9900 << 20, uuid="of its GPU"), SLICE),
+        (like(OLD, name=SLICE.name), replace(SLICE, name=f"{H100.name} MIG-77", memory=0)),
+        (MI300X, AMD),
+        (like(MI300X, uuid="00000000-0000-0000-0000-000000000000"), AMD),
+    ],
+    ids=["alike", "an older torch", "little known", "slice", "slice with its GPU's UUID", "slice by UUID",
+         "amd", "amd without a UUID"],
+)  # fmt: skip
+def test_what_torch_calls_a_little_otherwise_is_the_device(gpu, planned):
+    assert other_device(gpu, planned.identity) == ""
+
+
+@pytest.mark.parametrize(
+    ("gpu", "planned", "said"),
+    [
+        (
+            like(H100, name="Tesla T4", major=7, minor=5, total_memory=15 * GIB, uuid=UUID.replace("1", "2")),
+            PLANNED,
+            "to torch it is sm_75, Tesla T4, gpu-22223344-5566-7788-99aa-bbccddeeff02, 15.0 GiB, to the "
+            "driver sm_90, NVIDIA H100 80GB HBM3, GPU-11223344-5566-7788-99aa-bbccddeeff01, 79.6 GiB",
+        ),
+        (like(H100, uuid=UUID.replace("1", "2")), PLANNED, "to torch it is gpu-22223344"),
+        (H100, SLICE, "to torch it is 79.2 GiB, to the driver 9.8 GiB"),
+        (like(OLD, total_memory=9900 << 20), PLANNED, "to torch it is 9.7 GiB, to the driver 79.6 GiB"),
+        (like(MI300X, total_memory=24 * GIB), AMD, "to torch it is 24.0 GiB, to the driver 192.0 GiB"),
+        (like(MI300X, uuid="30303030-3030-3030-3030-303030306163"), AMD, "gpu-00000000000000ac, to the"),
+        (like(MI300X, gcnArchName="gfx950"), AMD, "to torch it is gfx950, to the driver gfx942"),
+    ],
+    ids=["another card", "its twin", "the whole for a slice", "a slice for the whole", "a part for the whole",
+         "another amd", "another architecture"],
+)  # fmt: skip
+def test_another_device_is_refused_in_one_line(monkeypatch, gpu, planned, said):
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    line = other_device(gpu, planned.identity)
+    assert said in line
+    assert line.endswith("; name it by its UUID in CUDA_VISIBLE_DEVICES")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    assert other_device(gpu, planned.identity).endswith("; unset CUDA_DEVICE_ORDER=FASTEST_FIRST")
+
+
+def test_cuda_numbers_gpus_as_the_driver_does(monkeypatch):
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    assert worker_environment({})["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    assert worker_environment({})["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"

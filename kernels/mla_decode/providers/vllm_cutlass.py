@@ -76,9 +76,7 @@ class _CutlassMlaOfVllm(FiniteCache):
         room = torch.empty(max(WORKSPACE, of_device), dtype=torch.uint8, device=out.device)
         nope, rope = parts(self.query)
         # It splits a single sequence by the width of the table (set_split_kv in sm100_mla.hpp).
-        table = full_pages(
-            operands, operands.page, TILE // operands.page, tokens=operands.sizes.model_len
-        )
+        table = full_pages(operands, operands.page, TILE // operands.page, tokens=operands.sizes.model_len)
         unwanted_lse = torch.empty(0, device=out.device)
         self.decode = DECODE.bind(
             self.padded,

@@ -84,11 +84,8 @@ def moe() -> Iterator[Contract]:
             ROUTED,
             f"{ROUTED} ep=2 routing=uniform",
         ),
-        *(
-            ("flashinfer.trtllm_routed@sglang", "sm_100 sm_103", boundary, ROUTED,
-             f"{ROUTED} ep=2 routing=uniform")
-            for boundary in ("with_quant", "with_routing")
-        ),
+        ("flashinfer.trtllm_routed@sglang", "sm_100 sm_103", "with_quant", ROUTED, f"{ROUTED} ep=2"),
+        ("flashinfer.trtllm_routed@sglang", "sm_100", "with_routing", f"{ROUTED} ep=2 routing=uniform"),
         ("deepgemm.contiguous", "sm_90 sm_100", "core", DEEP),
         ("deepgemm.contiguous", "sm_90", "with_routing", EP),
         ("deepgemm.masked", "sm_100 sm_103", "core", DEEP),

@@ -86,3 +86,17 @@ def test_a_release_without_scales_takes_no_fp8_cache(
     monkeypatch.setattr(Function, "takes", lambda function, wish: False)
     with lent("cuda", arch, double), pytest.raises(Unsupported, match=reason):
         implementation.prepare(operands, OP.empty_output(operands.sizes, "cpu"))
+
+
+def test_no_sequence_is_longer_than_the_context_length() -> None:
+    with pytest.raises(ValueError, match=r"exceeds .* of 163840 tokens; give model_len=200000 or more"):
+        OP.sizes({"batch": 1, "ctx": "1..200000"})
+    assert OP.sizes({"batch": 1, "ctx": "200000", "model_len": "200000"}).model_len == 200_000
+
+
+def test_a_case_says_its_context_length_where_it_is_not_the_models_own() -> None:
+    """Else cases have the keys of records from before there was the size."""
+    given = {"batch": 2, "ctx": "100"}
+    assert OP.case(given).text == OP.case(given | {"model_len": 163_840}).text
+    assert OP.case(given).text == "batch=2 ctx=100 heads=16 page=64 kv=bf16"
+    assert OP.case(given | {"model_len": 9216}).text.endswith(" kv=bf16 model_len=9216")

@@ -7,6 +7,7 @@ of 1. Untested on hardware.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,9 @@ class CutlassMlaOfVllm(Vllm):
             need(sizes.heads <= HEADS, f"takes up to {HEADS} heads, not {sizes.heads}"),
             need(TILE % sizes.page == 0, f"needs a page that divides {TILE}"),
         )
+
+    def layout(self, sizes: MlaDecodeSizes) -> int:
+        return sizes.batch * math.ceil(sizes.model_len / sizes.page) * 4
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
         padded = sizes.batch * HEADS * 2 * (WIDTH + LATENT)

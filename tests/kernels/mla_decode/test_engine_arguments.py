@@ -13,6 +13,7 @@ import torch
 
 import kernels
 from kernels.binding import Function
+from kernels.mla_decode.layouts import cache_bytes
 from kernels.mla_decode.providers import aiter, aiter_triton, sglang_triton, vllm_triton
 from kernels.op import Prepared
 from kernels.operands import Seeds
@@ -201,6 +202,25 @@ def test_flash_attention_3_as_vllm_records_it() -> None:
         call = calls["flash_attn_varlen_func"].keywords
     assert (schedule["num_splits"], schedule["max_seqlen_k"]) == (32, 130)
     assert (call["num_splits"], call["max_seqlen_k"]) == (32, 163_840)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "splits"),
+    [
+        ("flash_attn.fa3", "ctx=1..64", 1),
+        ("flash_attn.fa3", "ctx=2112", 33),
+        ("flash_attn.fa3@vllm", "ctx=2112", 32),
+        ("flash_attn.fa3@sglang", "ctx=2112", 128),
+        ("flash_attn.fa3@sglang", "ctx=2112 heads=128", 66),
+        ("flash_attn.fa3@sglang", "ctx=2112 model_len=2112", 33),
+    ],
+)
+def test_room_for_the_splits_of_flash_attention_3(name: str, sizes: str, splits: int) -> None:
+    """num_splits_heuristic on 132 units: a call allocates as many partial results for each sequence."""
+    (row,) = (i for i in kernels.implementations("mla_decode") if i.name == name)
+    of_case = OP.sizes(parse(f"batch=4 {sizes}")[0])
+    partial = 4 * of_case.heads * splits * 513 * 4
+    assert row.workspace(of_case) == partial + cache_bytes(of_case)
 
 
 @pytest.mark.parametrize(("sizes", "tokens"), [("", 163_840), ("model_len=1000", 1024)])

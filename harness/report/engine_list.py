@@ -11,6 +11,7 @@ from harness.errors import UsageError
 from harness.report.lists import Listing, Row
 from kernels import engines
 from kernels.engines import EngineDefault
+from kernels.mla_decode.sizes import MODEL_LEN
 from kernels.platform import Platform, detect, named
 from kernels.support import Support
 
@@ -90,6 +91,9 @@ def _by_op(release: str, answers: Sequence[Answer]) -> RenderableType:
         for flags in sorted({entry.flags for entry, _ in of_op}):
             parts += ["", Text(f"{op} with {flags}" if flags else op, "bold")]
             parts.append(_table([answer for answer in of_op if answer[0].flags == flags]))
+    if any(entry.op == "mla_decode" for entry, _ in answers):
+        said = f"{MODEL_LEN} where a case has no model_len"
+        parts += ["", f"mla_decode: split for the context length of the server, {said}"]
     return Group(*parts, "", "with --json: why, and the whole paths")
 
 

@@ -71,9 +71,7 @@ def one_head(kv: torch.Tensor) -> torch.Tensor:
     return kv[:, :, None]
 
 
-def full_pages(
-    operands: MlaDecodeOperands, page: int, multiple: int = 1, *, tokens: int = 0
-) -> torch.Tensor:
+def full_pages(operands: MlaDecodeOperands, page: int, multiple: int = 1, *, tokens: int = 0) -> torch.Tensor:
     """A page table without the page of NaN: int32 [batch, width], width the most pages of a sequence, or
     those of so many tokens, rounded up to a multiple; places that no token needs repeat the sequence's first
     page."""

@@ -123,3 +123,29 @@ def test_the_first_that_applies_holds_and_flags_are_not_set():
     assert engines.default("vllm", "block_scale_gemm", "sm_90", large).row == "deepgemm@vllm"
     assert engines.default("vllm", "block_scale_gemm", "gfx942", large).row == "vllm.triton"
     assert engines.default("vllm", "block_scale_gemm", "x86", large) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "op", "arch", "sizes", "row"),
+    [
+        ("sglang", "fused_moe", "sm_100", {"ep": 1, "shared": 0}, "flashinfer.trtllm@sglang"),
+        ("sglang", "fused_moe", "sm_103", {"ep": 8, "shared": 0}, "flashinfer.trtllm_routed@sglang"),
+        ("sglang", "mla_decode", "gfx942", {"kv": "bf16", "heads": 32}, "sglang.triton"),
+    ],
+)
+def test_what_runs_by_default(engine, op, arch, sizes, row):
+    assert engines.default(engine, op, arch, sizes).row == row
+
+
+@pytest.mark.parametrize(
+    ("engine", "arch", "sizes", "rows"),
+    [
+        ("vllm", "gfx950", {"kv": "bf16", "heads": 8}, ["aiter.gluon", "aiter.asm_persistent"]),
+        ("vllm", "gfx950", {"kv": "bf16", "heads": 12}, ["aiter.asm_persistent"]),
+        ("vllm", "gfx950", {"kv": "fp8", "heads": 8}, ["aiter.asm_persistent"]),
+        ("sglang", "gfx950", {"kv": "bf16", "heads": 64}, ["aiter.asm_persistent"]),  # DP attention
+    ],
+)
+def test_what_runs_where_flags_are_set(engine, arch, sizes, rows):
+    entries = engines.entries(engine, "mla_decode", arch)
+    assert [entry.row for entry in entries if entry.flags and entry.holds(sizes)] == rows

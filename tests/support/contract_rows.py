@@ -84,6 +84,8 @@ def moe() -> Iterator[Contract]:
             ROUTED,
             f"{ROUTED} ep=2 routing=uniform",
         ),
+        ("flashinfer.trtllm_routed@sglang", "sm_100 sm_103", "with_quant", ROUTED, f"{ROUTED} ep=2"),
+        ("flashinfer.trtllm_routed@sglang", "sm_100", "with_routing", f"{ROUTED} ep=2 routing=uniform"),
         ("deepgemm.contiguous", "sm_90 sm_100", "core", DEEP),
         ("deepgemm.contiguous", "sm_90", "with_routing", EP),
         ("deepgemm.masked", "sm_100 sm_103", "core", DEEP),
@@ -128,6 +130,8 @@ def mla() -> Iterator[Contract]:
         *(("aiter.asm_persistent", archs, double, *every[:2], f"{RAGGED} page=64 kv=fp8 {fp8}",
            f"batch=2 ctx=1..130 heads=128 page=16 kv=fp8 {fp8}", ZERO_SPARE)
           for archs, double in AITERS),
+        ("aiter.asm_persistent", "gfx942 gfx950", "aiter_attention",
+         f"{RAGGED} heads=8 page=16", f"{RAGGED} heads=12 page=16 kv=fp8 {fp8}"),
         # On gfx942 that is refused (ROCm/aiter#4957).
         ("aiter.asm_persistent", "gfx950", "aiter_attention",
          f"batch=2 ctx=1..130 heads=64 page=64 kv=fp8 {fp8}"),

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 EPILOGUE_ROWS = 64
 """Rows of an epilogue tile of the generated kernels, in whose order the rows of a weight lie."""
 
-DEEPSEEK_V3 = 2
-"""Of flashinfer's RoutingMethodType: sigmoid, bias, groups, top 8."""
+DEEPSEEK_V3, TOP_K = 2, 5
+"""Of flashinfer's RoutingMethodType: sigmoid, bias, groups, top 8; and picks as they are."""
 
 MAJOR_K, BLOCK_MAJOR_K = 0, 2
 """Of flashinfer's WeightLayout: [N, K], and [K/128, N, 128]."""
@@ -50,6 +50,13 @@ TRTLLM = Function(
     wishes="weight_layout tune_max_num_tokens num_fused_shared_experts output",
 )
 TRTLLM_INTO = TRTLLM.needing("output", when="")
+TRTLLM_ROUTED = Function(
+    "flashinfer.fused_moe.trtllm_fp8_block_scale_routed_moe",
+    needs="topk_ids routing_bias hidden_states hidden_states_scale gemm1_weights gemm1_weights_scale "
+    "gemm2_weights gemm2_weights_scale num_experts top_k n_group topk_group intermediate_size "
+    "local_expert_offset local_num_experts routed_scaling_factor routing_method_type use_shuffled_weight "
+    "weight_layout tune_max_num_tokens output",
+)
 SHUFFLE = Function("flashinfer.shuffle_matrix_a", "flashinfer.fp4_quantization.shuffle_matrix_a", positions=2)
 BLOCKS = Function(
     "flashinfer.fused_moe.convert_to_block_layout",
@@ -218,6 +225,28 @@ class TrtLlmOfSglang(TrtLlmMoe):
         return _TrtLlmOfSglang(operands, first, out)
 
 
+class TrtLlmRoutedOfSglang(TrtLlmOfSglang):
+    """`trtllm_fp8_block_scale_routed_moe`: what SGLang runs with expert parallelism, after a top-k kernel of
+    its own. Picks of other ranks' experts are -1 here, which it skips as SGLang's rows of padding."""
+
+    name = "flashinfer.trtllm_routed@sglang"
+    requires = "flashinfer-python 0.6.18 to 0.7.2, sm_100 or sm_103"
+    since = "0.6.18"  # before, it takes ids and weights packed into one number
+    boundaries = ("with_quant",)
+    symbols = (TRTLLM_ROUTED, TUNE)
+
+    def fits(self, sizes: FusedMoeSizes) -> Support:
+        return Support.all_of(
+            need(not sizes.shared, "takes no shared expert"),
+            need(sizes.experts % 4 == 0, f"takes a multiple of 4 experts, not {sizes.experts}"),
+        )
+
+    def bound(
+        self, operands: FusedMoeOperands, out: torch.Tensor | None, first: _TrtLlmMoe | None
+    ) -> _TrtLlmMoe:
+        return _TrtLlmRoutedOfSglang(operands, first, out)
+
+
 class _TrtLlmMoe(Prepared):
     operands: FusedMoeOperands
     w31: torch.Tensor
@@ -259,10 +288,8 @@ class _TrtLlmMoe(Prepared):
     def arguments(self) -> dict[str, object]:
         """Those that do not depend on the engine."""
         o, sizes = self.operands, self.operands.sizes
-        groups, limit = sizes.group_limit
         return {
-            "routing_logits": o.logits,
-            "routing_bias": o.bias,
+            **self.routing(),
             "hidden_states": self.x_q,
             "hidden_states_scale": self.x_scale,
             "gemm1_weights": self.w31,
@@ -271,11 +298,18 @@ class _TrtLlmMoe(Prepared):
             "gemm2_weights_scale": o.w2_scale,
             "num_experts": sizes.experts,
             "top_k": sizes.topk,
-            "n_group": groups,
-            "topk_group": limit,
             "intermediate_size": sizes.inter,
             "local_expert_offset": 0,
             "local_num_experts": sizes.routed.local,
+        }
+
+    def routing(self) -> dict[str, object]:
+        groups, limit = self.operands.sizes.group_limit
+        return {
+            "routing_logits": self.operands.logits,
+            "routing_bias": self.operands.bias,
+            "n_group": groups,
+            "topk_group": limit,
             "routed_scaling_factor": SCALING,
             "routing_method_type": DEEPSEEK_V3,
         }
@@ -286,11 +320,13 @@ class _TrtLlmMoe(Prepared):
 
 
 class _TrtLlmOfSglang(_TrtLlmMoe):
+    function: ClassVar = TRTLLM_INTO
+
     def laid_out(self, weight: torch.Tensor) -> torch.Tensor:
         return weight
 
     def bind(self) -> Callable[[], Any]:
-        return TRTLLM_INTO.bind(
+        return self.function.bind(
             **self.arguments(),
             use_shuffled_weight=False,
             weight_layout=MAJOR_K,
@@ -301,6 +337,20 @@ class _TrtLlmOfSglang(_TrtLlmMoe):
     def call(self) -> None:
         self.quantise()
         self.layer()
+
+
+class _TrtLlmRoutedOfSglang(_TrtLlmOfSglang):
+    function = TRTLLM_ROUTED
+
+    def routing(self) -> dict[str, object]:
+        return {
+            "topk_ids": (self.operands.topk_ids, self.operands.topk_weights),
+            "routing_bias": None,
+            "n_group": None,
+            "topk_group": None,
+            "routed_scaling_factor": 1.0,  # the operands' weights have it
+            "routing_method_type": TOP_K,
+        }
 
 
 def next_power_of_two(n: int) -> int:

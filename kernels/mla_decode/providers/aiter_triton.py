@@ -120,8 +120,8 @@ class TritonSplit(Aiter):
 
 
 class GluonMlaDecode(Aiter):
-    """`mla_gluon`: what vLLM runs for fewer heads than the assembly kernels take. It masks what it loads of a
-    cache of up to 2 GiB, of a larger one not: vLLM gives it none."""
+    """`mla_gluon`: what vLLM runs for 1, 2, 4 or 8 heads where the cache of a layer, that of all requests,
+    takes up to 2 GiB. Of a larger one it masks no loads, and vLLM runs `aiter.asm_persistent`."""
 
     name = "aiter.gluon"
     requires = "AITER 0.1.15 or later with Triton 3.7 or later, gfx950"

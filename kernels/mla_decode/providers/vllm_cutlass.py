@@ -7,6 +7,7 @@ of 1. Untested on hardware.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,9 @@ class CutlassMlaOfVllm(Vllm):
             need(TILE % sizes.page == 0, f"needs a page that divides {TILE}"),
         )
 
+    def layout(self, sizes: MlaDecodeSizes) -> int:
+        return sizes.batch * math.ceil(sizes.model_len / sizes.page) * 4
+
     def workspace(self, sizes: MlaDecodeSizes) -> int:
         padded = sizes.batch * HEADS * 2 * (WIDTH + LATENT)
         return WORKSPACE + cache_bytes(sizes) + padded
@@ -76,9 +80,7 @@ class _CutlassMlaOfVllm(FiniteCache):
         room = torch.empty(max(WORKSPACE, of_device), dtype=torch.uint8, device=out.device)
         nope, rope = parts(self.query)
         # It splits a single sequence by the width of the table (set_split_kv in sm100_mla.hpp).
-        table = full_pages(
-            operands, operands.page, TILE // operands.page, tokens=operands.sizes.model_len
-        )
+        table = full_pages(operands, operands.page, TILE // operands.page, tokens=operands.sizes.model_len)
         unwanted_lse = torch.empty(0, device=out.device)
         self.decode = DECODE.bind(
             self.padded,

@@ -149,6 +149,7 @@ def test_list_says_what_an_engine_would_run(here, engine):
         assert row["source"].rpartition("/")[2] in table
         assert (row["implementation"] or "none") in table
         assert row["flags"] in table
+    assert "context length of the server, 163840 where a case has no model_len" in table
     assert max(map(len, table.splitlines())) <= WIDTH
 
 

@@ -38,6 +38,20 @@ def test_a_finite_cache_holds_the_same_tokens_and_zeros_elsewhere(kv: str) -> No
 
 
 @pytest.mark.parametrize("text", [f"{RAGGED} page=1", f"{RAGGED} page=48", "batch=2 ctx=64 page=64"])
+def test_a_table_and_a_list_can_be_longer(text: str) -> None:
+    operands = operands_of(text)
+    page = operands.page
+    table, wide = (layouts.full_pages(operands, page, tokens=n) for n in (0, 1000))
+    assert wide.shape[1] == -(-1000 // page) > table.shape[1]
+    assert torch.equal(wide[:, : table.shape[1]], table)
+    assert torch.equal(wide[:, table.shape[1] :], table[:, :1].expand(-1, wide.shape[1] - table.shape[1]))
+    listed, long = layouts.page_list(operands, page), layouts.page_list(operands, page, 999)
+    assert long.shape == (999,) and torch.equal(long[: len(listed)], listed)
+    assert set(long[len(listed) :].tolist()) == {int(listed[0])}
+    assert layouts.page_list(operands, page, 1).shape == listed.shape
+
+
+@pytest.mark.parametrize("text", [f"{RAGGED} page=1", f"{RAGGED} page=48", "batch=2 ctx=64 page=64"])
 def test_the_forms_of_a_page_table_name_the_same_tokens(text: str) -> None:
     operands = operands_of(text)
     for page in {1, operands.page}:

@@ -21,7 +21,8 @@ OP = kernels.OPS["mla_decode"]
         ("aiter.asm", "gfx942", "kv=fp8 fp8=e4m3fn", "gfx942 takes e4m3fnuz, not e4m3fn"),
         ("aiter.asm", "gfx950", "kv=fp8 fp8=e4m3fnuz", "gfx950 takes e4m3fn, not e4m3fnuz"),
         ("aiter.asm", "gfx950", "heads=64 kv=fp8", "takes 8, 16, 128 heads with kv=fp8"),
-        ("aiter.asm_persistent", "gfx950", "heads=8", "takes multiples of 16 heads, 128 at the most"),
+        ("aiter.asm_persistent", "gfx950", "heads=8", ""),
+        ("aiter.asm_persistent", "gfx950", "heads=256", "takes up to 128 heads, not 256"),
         ("aiter.asm_persistent@sglang", "gfx942", "", "SGLang calls it on an FP8 cache, not on bf16"),
         (
             "aiter.asm_persistent@sglang",
@@ -85,3 +86,17 @@ def test_a_release_without_scales_takes_no_fp8_cache(
     monkeypatch.setattr(Function, "takes", lambda function, wish: False)
     with lent("cuda", arch, double), pytest.raises(Unsupported, match=reason):
         implementation.prepare(operands, OP.empty_output(operands.sizes, "cpu"))
+
+
+def test_no_sequence_is_longer_than_the_context_length() -> None:
+    with pytest.raises(ValueError, match=r"exceeds .* of 163840 tokens; give model_len=200000 or more"):
+        OP.sizes({"batch": 1, "ctx": "1..200000"})
+    assert OP.sizes({"batch": 1, "ctx": "200000", "model_len": "200000"}).model_len == 200_000
+
+
+def test_a_case_says_its_context_length_where_it_is_not_the_models_own() -> None:
+    """Else cases have the keys of records from before there was the size."""
+    given = {"batch": 2, "ctx": "100"}
+    assert OP.case(given).text == OP.case(given | {"model_len": 163_840}).text
+    assert OP.case(given).text == "batch=2 ctx=100 heads=16 page=64 kv=bf16"
+    assert OP.case(given | {"model_len": 9216}).text.endswith(" kv=bf16 model_len=9216")

@@ -5,3 +5,4 @@ from ..tllm_enums import WeightLayout as WeightLayout
 from .core import convert_to_block_layout as convert_to_block_layout
 from .core import cutlass_fused_moe as cutlass_fused_moe
 from .core import trtllm_fp8_block_scale_moe as trtllm_fp8_block_scale_moe
+from .core import trtllm_fp8_block_scale_routed_moe as trtllm_fp8_block_scale_routed_moe

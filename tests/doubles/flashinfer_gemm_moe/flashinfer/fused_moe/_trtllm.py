@@ -42,7 +42,10 @@ def run(logits, bias, x, x_scale, weights: Weights, routing: Routing, inter, off
     else:
         check_shape_dtype_device(output, (tokens, hidden), torch.bfloat16, x.device, "output")
         unseen(output.is_contiguous(), "output is written as contiguous")
-    _check_routing(logits, bias, tokens, routing, offset, local)
+    if isinstance(logits, tuple):
+        _check_picks(*logits, tokens, routing)
+    else:
+        _check_routing(logits, bias, tokens, routing, offset, local)
     icheck(x.ndim == 2 and x.dtype == FP8, "hidden_states must be fp8.")
     icheck(x_scale.dtype == torch.float32 and x_scale.ndim == 2, "hidden_states_scale must be float and 2D.")
     icheck(x_scale.shape[0] == hidden // 128, "hidden_states_scale dim0 must match hidden_states dim1 / 128.")
@@ -62,7 +65,7 @@ def run(logits, bias, x, x_scale, weights: Weights, routing: Routing, inter, off
     values = x.float() * expand(scale, tokens, hidden, (1, 128))
     scale1 = packed(weights.scale1, (local, 2 * inter // 128, hidden // 128), "gemm1_weights_scale")
     scale2 = packed(weights.scale2, (local, hidden // 128, inter // 128), "gemm2_weights_scale")
-    chosen, shares = route(logits, bias, routing)
+    chosen, shares = logits if isinstance(logits, tuple) else route(logits, bias, routing)
     gathered = torch.zeros(tokens, hidden, device=x.device)
     for expert in range(local):
         token, slot = torch.where(chosen == offset + expert)
@@ -139,6 +142,18 @@ def _check_routing(logits, bias, tokens, routing: Routing, offset, local) -> Non
         icheck(top_k <= 32, "Current routing kernel (no groups) only supports top_k<=32 && top_k>0.")
     icheck(experts % 4 == 0, "Routing kernel expects that num_experts must be divisible by 4")
     icheck(experts > top_k, "num_experts must be greater than top_k")
+
+
+def _check_picks(ids, weights, tokens, routing: Routing) -> None:
+    """Picks that are given; trtllm_fused_moe_routing_custom.cuh takes ids within 0 .. num_experts - 1."""
+    shape = (tokens, routing.top_k)
+    icheck(ids.dtype == torch.int32 and tuple(ids.shape) == shape, "topk_ids is int32 [tokens, top_k]")
+    icheck(weights.dtype in (torch.bfloat16, torch.float32), "topk_weights must be bfloat16 or float.")
+    icheck(tuple(weights.shape) == shape, "topk_weights is [tokens, top_k]")
+    unseen(ids.is_contiguous() and weights.is_contiguous(), "picks are read as contiguous")
+    not_doubled(routing.method == RoutingMethodType.TopK, f"given picks by routing method {routing.method}")
+    unseen(routing.scale == 1, f"routed_scaling_factor {routing.scale} is ignored by this routing method")
+    icheck(0 < routing.top_k <= 32, "Current routing kernel (no groups) only supports top_k<=32 && top_k>0.")
 
 
 def route(logits, bias, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:

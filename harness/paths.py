@@ -12,9 +12,8 @@ DATA = ROOT / "harness" / "catalogue"
 RESULTS = ROOT / "results"
 PUBLISHED = RESULTS / "published"
 # The folders of an absolute path, as it stands in a word; not of one that systems have in the same place.
-_FOLDERS = re.compile(
-    r"(?<![\w./~-])/(?!(?:usr|opt|lib\w*|etc|dev|proc|sys)\b)(?:[^/\s:,;=]+/)*(?=[^/\s:,;=])"
-)
+_ALIKE = r"(?:usr|opt|lib\w*|etc|dev|proc|sys)\b"
+_FOLDERS = re.compile(rf"(?<![\w./~-])/(?!{_ALIKE})(?:[^/\s:,;=]+/)*(?=[^/\s:,;=])")
 
 
 def cache() -> Path:
@@ -42,6 +41,6 @@ def writable(folder: Path) -> bool:
 
 
 def portable(text: str) -> str:
-    """A text to be recorded, without the folders of this machine: a file of the checkout is named by its place
+    """A text to be recorded, without folders of this machine: a file of the checkout is named by its place
     there, another by its own name."""
     return _FOLDERS.sub("", text.replace(f"{ROOT}{os.sep}", ""))

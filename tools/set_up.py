@@ -256,7 +256,8 @@ def pip(python: str | Path, verb: str, *arguments: str | Path) -> tuple[str, str
     if done.returncode == 0:
         return output, ""
     errors = re.findall(r"^ERROR: (?!ResolutionImpossible)(.+)", output, re.MULTILINE)
-    return output, textwrap.shorten(errors[-1], 200) if errors else f"pip ended with {done.returncode}"
+    reason = errors[-1].rstrip(".") if errors else f"pip ended with {done.returncode}"
+    return output, textwrap.shorten(reason, 200)
 
 
 def say(line: str) -> None:

@@ -407,8 +407,11 @@ class Bench:
             # Other workers do the same meanwhile.
             with heap.at_most(available_memory() // 4) if self.kind == "cpu" else contextlib.nullcontext():
                 return self._called_once(self.ready[contender], operands)
-        except Exception:
-            return None  # the same call is judged on the operands as they were
+        except Exception as failure:
+            # It is judged on the operands as they were.
+            if self.kind == "cpu" or isinstance(failure, (torch.OutOfMemoryError, Unsupported)):
+                return None
+            raise
         finally:
             if self.kind != "cpu":
                 torch.cuda.empty_cache()

@@ -82,6 +82,12 @@ class Operands(ABC):
         gives other live ones instead, which make a call touch others (then `Op.turns` is true)."""
         return self.copy(None if cold else self.streamed)
 
+    def far(self: Own) -> Own | None:
+        """The same values where they stand so far apart that places, counted in values, need more than 32
+        bits, with NaN where 32 bits of them lead; None where they cannot stand so at these sizes. Memory that
+        is not touched costs a CPU nothing: allocate it, and do not fill it."""
+        return None
+
     def narrowed(self: Own) -> Own:
         """The operands of the next narrower boundary: the same stationary ones, and empty buffers for the
         live ones that `Op.step` produces."""

@@ -1,8 +1,8 @@
 """Named suites: which cases of an op a workload asks for, and how often.
 
 Each module of shapes.cases is an op's: its functions `smoke`, `sweep`, `production` and `served` make the
-cases of the suites here; an op from elsewhere adds its own. Listing suites calls none of them, and what only
-they need (model data, the simulation) they import themselves.
+cases of the suites here, and `ragged` those of `ragged`; an op from elsewhere adds its own. Listing suites
+calls none of them, and what only they need (model data, the simulation) they import themselves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OPS: dict[str, ModuleType] = {
 
 
 def add(op: str, cases: ModuleType) -> None:
-    """Adds the cases of an op that shapes.cases does not know: a module with any of the four functions."""
+    """Adds the cases of an op that shapes.cases does not know: a module with any of the five functions."""
     OPS[op] = cases
     suites.cache_clear()
 
@@ -99,3 +99,10 @@ def suite(name: str) -> Suite:
     if name not in suites():
         raise ValueError(f"unknown suite {name!r}; suites: {', '.join(suites())}")
     return suites()[name]
+
+
+def ragged(op: str) -> list[Case]:
+    """Small cases of uneven sizes, at which what is timed is checked as well: an op's own, or else its smoke
+    cases. They leave open what says how it computes: heads, pages, dtypes."""
+    made = _makers("ragged").get(op)
+    return made() if made else suites()["smoke"].cases(op)

@@ -10,8 +10,8 @@ import kernels
 from harness.errors import UsageError
 from kernels.op import Implementation, Op
 from kernels.platform import Platform
-from shapes.case import Case, merge, parse
-from shapes.suites import suite, suites
+from shapes.case import Case, Size, merge, parse
+from shapes.suites import ragged, suite, suites
 
 
 def choose_op(name: str) -> Op:
@@ -52,6 +52,24 @@ def _suite(name: str) -> Any:
     if name not in suites():
         raise UsageError(f"unknown suite {name!r}; suites: {', '.join(suites())}")
     return suite(name)
+
+
+KEPT = ("dtype", "kv", "fp8", "scales", "heads", "page")
+"""Sizes by which a row chooses what it runs, and does not run: at ragged sizes they are those of the case."""
+
+
+def kept_sizes(case: Case) -> dict[str, Size]:
+    return {name: value for name, value in case.sizes.items() if name in KEPT}
+
+
+def ragged_cases(op: Op, case: Case, arch: str) -> list[Case]:
+    """The small cases of uneven sizes at which whoever is timed at a case is checked too: of the same dtypes,
+    heads, pages and boundary."""
+    made = [
+        op.case({**op.defaults(arch), **each.sizes, **kept_sizes(case)}, boundary=case.boundary)
+        for each in ragged(op.name)
+    ]
+    return [each for each in merge(made) if each.key != case.key]
 
 
 def choose_implementations(op: Op, patterns: str | None) -> list[Implementation]:

@@ -25,6 +25,7 @@ from harness.workers.child.timers.cpu import LONG_S
 from harness.workers.process import Worker, WorkerFailure
 from harness.workers.station import Station, attempt
 from kernels.operands import Seeds
+from kernels.vendor import Vendor
 from shapes.case import Case
 
 TURN_S = 0.05
@@ -41,9 +42,10 @@ ASKED = 3  # times, before somebody is blamed for it
 RESULT_S, RESULT_SHARE = 0.1, 0.5
 # Of comparing outputs: a quarter of the time of the turns, or half of it where that is little.
 FEW_COMPARING_S, COMPARING_S = 1.0, 30.0
-RAGGED = "ragged"
 FEW = 0.05
 """Of the work that a reference may take, where a sample of the rows tells enough."""
+SAMPLED = ("live", "lengths")
+"""Operands on which only what is wrong in all rows is looked for: an answer that was kept."""
 NO_KERNELS = (
     "the profiler saw no kernel on the device (it needs the right to read it, and no other tool, such as "
     "DCGM, may read it meanwhile)"
@@ -193,9 +195,9 @@ class CaseRun:
         timed = [station for station in self.stations if any(not c.interpreted for c in station.living)]
         with self._phase("starting"):
             self._side_by_side(timed, lambda station: attempt(station.living, station.ready))
-        for case in self.ragged:
+        for number, case in enumerate(self.ragged):
             with self._phase("checking at ragged sizes"):
-                compiling_s = self._check_ragged(timed, case)
+                compiling_s = self._check_ragged(timed, case, f"ragged-{number}")
             # A compiler's time, as it is in the case itself.
             self.phases["checking at ragged sizes"] -= compiling_s
             self.phases["preparing ragged sizes"] += compiling_s
@@ -270,7 +272,7 @@ class CaseRun:
         producer kernels give the same operands bit by bit, so a composed call is judged by what it was
         given, and not by all that rounding to FP8 may explain."""
         for name, seeds in self.seeds.items():
-            self._reference(self.case, name, seeds, FEW if name == "lengths" else 1.0)
+            self._reference(self.case, name, seeds, FEW if name in SAMPLED else 1.0)
 
     def _reference(self, case: Case, name: str, seeds: dict[str, Any], share: float = 1.0) -> None:
         for boundary in {case.boundary, *(self._judged_at(c) for _, c in self.living)}:
@@ -287,11 +289,14 @@ class CaseRun:
             if boundary == case.boundary:
                 self.digests[name] = digest
 
-    def _check_ragged(self, stations: Sequence[Station], case: Case) -> float:
-        """A small case of uneven sizes, once in a run: what is right at the sizes of production may be wrong
-        there. Whose sizes it does not fit is not asked. Returns how many seconds of it were preparing, of the
-        station that took longest."""
-        self._reference(case, RAGGED, self.seeds["first"])
+    def _check_ragged(self, stations: Sequence[Station], case: Case, name: str) -> float:
+        """A small case of uneven sizes, once in a run, and with its addresses far apart: what is right at the
+        sizes of production may be wrong there. Whose sizes it does not fit is not asked. Returns how many
+        seconds of it were preparing, of the station that took longest.
+
+        name: of its reference
+        """
+        self._reference(case, name, self.seeds["first"])
 
         def check(station: Station) -> float:
             preparing_s = 0.0
@@ -299,7 +304,7 @@ class CaseRun:
             same = [c for c in station.living if c.impl.plugin or not c.impl.per_size]
             able = [c for c in same if not c.interpreted and c.impl.supports(case, station.platform).ok]
             digest = attempt(able, station.open, case, self.seeds["first"]) if able else None
-            self._compare_operands(station, digest, RAGGED)
+            self._compare_operands(station, digest, name)
             for contender in able:
                 stage = f"at {case.text}: "
                 if not contender.alive:  # without operands nobody is to blame
@@ -312,12 +317,29 @@ class CaseRun:
                 output = self._output(station, contender, digest, stage=stage)
                 if output is not None:
                     with self.judging:
-                        self._judge(contender, RAGGED, output, stage)
-                elif contender.status != "wrong":  # it does not run at these sizes, which smoke tells
+                        self._judge(contender, name, output, stage)
+                if contender.alive:
+                    self._check_far(station, contender, name, stage)
+                if not contender.alive and contender.status != "wrong":
+                    # It does not run at these sizes, which smoke tells.
                     contender.status, contender.reason = None, ""
             return preparing_s
 
         return max(self._side_by_side(stations, check), default=0.0)
+
+    def _check_far(self, station: Station, contender: Contender, name: str, stage: str) -> None:
+        """With operands whose places need more than 32 bits, where memory has room for them."""
+        far = attempt([contender], station.ask, contender, "far")
+        if not contender.alive:  # a device that failed answers nobody
+            station.stop()
+        if far is None:
+            return
+        with self.judging:
+            report = self._report(contender, name, far)
+        contender.check["far"] = report["ok"]
+        # No layer's cache in serving is so large: of a library it is worth a note.
+        if not report["ok"] and (contender.impl.plugin or not isinstance(contender.impl, Vendor)):
+            contender.fail("wrong", f"{stage}with addresses of more than 32 bits: {report['reason']}")
 
     def _judged_at(self, contender: Contender) -> str:
         return contender.impl.native(self.case.boundary) or self.case.boundary
@@ -361,8 +383,9 @@ class CaseRun:
             contender.fail("wrong", f"{stage}{reason}")
         return output
 
-    def _judge(self, contender: Contender, name: str, output: Output, stage: str = "") -> None:
-        report = self.judge.ask(
+    def _report(self, contender: Contender, name: str, output: Output) -> dict[str, Any]:
+        """The judge's, of an output on the named operands."""
+        report: dict[str, Any] = self.judge.ask(
             "judge",
             REFERENCE_S,
             name=f"{name} {self._judged_at(contender)}",
@@ -370,9 +393,13 @@ class CaseRun:
             fp8=contender.impl.activations == "fp8",
             truncates=contender.impl.truncates,
         )
+        return report
+
+    def _judge(self, contender: Contender, name: str, output: Output, stage: str = "") -> None:
+        report = self._report(contender, name, output)
         if not report["ok"]:
             contender.fail("wrong", f"{stage}{report['reason']}")
-        if name != "lengths" or not report["ok"]:  # errors of a small sample tell less than those before
+        if name not in SAMPLED or not report["ok"]:  # errors of a small sample tell less than those before
             contender.check |= report
         contender.check["ok"] &= contender.status != "wrong"
 

@@ -197,6 +197,7 @@ def _note(contender: Contender, measured: Measured) -> str:
         contender.picked,
         "right when interpreted; not timed" * contender.interpreted,
         _few(contender.check.get("calls")),
+        "wrong where 32 bits do not count a cache's values" * (contender.check.get("far") is False),
         "waits for the device: its time holds the host's" * contender.synchronises,
     ]
     return "; ".join(filter(None, notes))

@@ -12,6 +12,7 @@ from harness.catalogue.devices import last_level
 from harness.plan.contender import ConfigSearch, Contender, Entries, contender_name
 from harness.plan.memory import Memory
 from harness.plan.rotation import Rotation, rotation
+from harness.plan.select import kept_sizes, ragged_cases
 from harness.progress import Progress
 from harness.results.schema import Record
 from harness.run.case import CaseRun, Measured
@@ -23,7 +24,6 @@ from harness.workers.process import Worker, WorkerFailure
 from harness.workers.station import Station
 from kernels.platform import Platform
 from shapes.case import Case
-from shapes.suites import suites
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class CaseMeasurer:
 
     judge:        ready for the first case; each other starts one
     memory_share: of what is free, where other devices of this machine are measured meanwhile
-    ragged:       who was checked on ragged sizes in this run, with the reason if it was wrong
+    ragged:       who was checked on ragged sizes in this run (see `_kind`), with the reason if it was wrong
     """
 
     plan: RunPlan
@@ -52,7 +52,7 @@ class CaseMeasurer:
     progress: Progress
     judge: Worker | None = None
     memory_share: float = 1.0
-    ragged: dict[str, str] = field(default_factory=dict)
+    ragged: dict[tuple[str, ...], str] = field(default_factory=dict)
 
     @property
     def platform(self) -> Platform:
@@ -123,8 +123,8 @@ class CaseMeasurer:
                     contender.fail("unsupported", support.reason)
                 elif interpreted and plan.record.contrast == "arms":
                     contender.fail("unsupported", "it is interpreted here: there is no time to compare")
-                if self.ragged.get(name):
-                    contender.fail("wrong", self.ragged[name])
+                if self.ragged.get(_kind(name, case)):
+                    contender.fail("wrong", self.ragged[_kind(name, case)])
                 if contender.alive:
                     able.append(contender)
                 elif not arm.is_twin:
@@ -148,7 +148,7 @@ class CaseMeasurer:
             measured = runner.run(group.rotation, budget_s, max_s, group.baseline)
             for contender in group.contenders:
                 wrong = contender.status == "wrong" and contender.reason.startswith("at ")
-                self.ragged[contender.name] = contender.reason if wrong else ""
+                self.ragged[_kind(contender.name, case)] = contender.reason if wrong else ""
             return measured
         except WorkerFailure as failure:
             for contender in group.contenders:
@@ -159,19 +159,12 @@ class CaseMeasurer:
             runner.close()
 
     def _ragged(self, case: Case, group: Group) -> list[Case]:
-        """The smoke case of the most uneven sizes, of the same dtypes and boundary, if somebody was not
-        checked on it yet. Races compare configurations, each of which is checked at its own case."""
-        names = {c.name for c in group.contenders if not c.interpreted}
-        if names <= self.ragged.keys() or self.plan.record.race is not None:
+        """The small cases of uneven sizes, if somebody was not checked at them yet. Races compare
+        configurations, each of which is checked at its own case."""
+        asked = {_kind(c.name, case) for c in group.contenders if not c.interpreted}
+        if asked <= self.ragged.keys() or self.plan.record.race is not None:
             return []
-        op, same = self.plan.op, {k: v for k, v in case.sizes.items() if isinstance(v, str) and ".." not in v}
-        cases = [
-            op.case({**op.defaults(self.platform.arch), **smoke.sizes, **same}, boundary=case.boundary)
-            for smoke in suites()["smoke"].cases(op.name)
-        ]
-        if any(smoke.key == case.key for smoke in cases):
-            return []
-        return sorted(cases, key=lambda c: -sum(".." in str(v) for v in c.sizes.values()))[:1]
+        return ragged_cases(self.plan.op, case, self.platform.arch)
 
     def _stations(self, contenders: Sequence[Contender], scratch: Path) -> list[Station]:
         """A worker for each arm and runtime."""
@@ -190,3 +183,8 @@ class CaseMeasurer:
             return judge
         log = scratch / "judge.log"
         return start_judge(self.platform, self.plan.threads, self.plan.deadlines.prepare, log)
+
+
+def _kind(name: str, case: Case) -> tuple[str, ...]:
+    """A contender, with all of a case that its ragged cases have in common with it."""
+    return name, case.boundary, *(f"{size}={value}" for size, value in kept_sizes(case).items())

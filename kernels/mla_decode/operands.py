@@ -55,6 +55,17 @@ class MlaDecodeOperands(Operands):
         of a step."""
         return self.page_table is other.page_table and self.lengths is other.lengths
 
+    def far(self) -> MlaDecodeOperands:
+        """On pages of numbers so large."""
+        import torch
+
+        pages, page, width = self.kv.shape
+        first = -(-(1 << 32) // (page * width))
+        kv = self.kv.new_empty(first + pages, page, width)
+        kv[: pages + 1].copy_(torch.tensor(torch.nan, device=kv.device))
+        kv[first:] = self.kv
+        return self.replaced(kv=kv, page_table=self.page_table + first)
+
     def token_slots(self, sequence: int) -> torch.Tensor:
         """Rows of kv.view(-1, 576) that hold the sequence's tokens, int64 [length]."""
         import torch

@@ -30,6 +30,12 @@ def smoke() -> list[Case]:
     return [Case("block_scale_gemm", {"m": m, "n": n, "k": k}, place="smoke") for m, n, k in all_sizes]
 
 
+def ragged() -> list[Case]:
+    """Odd numbers of rows, below and beyond tiles; last blocks of 64 columns; odd numbers of blocks of k."""
+    all_sizes = [(7, 320, 384), (33, 576, 512), (129, 192, 640)]
+    return [Case("block_scale_gemm", {"m": m, "n": n, "k": k}) for m, n, k in all_sizes]
+
+
 def sweep(parallel: Parallel) -> list[Case]:
     decoding = [case for batch in BATCHES for case in _step(parallel, batch)]
     return decoding + [case for count in PROMPTS for case in _step(parallel, count * ISL, count * ISL)]

@@ -46,6 +46,18 @@ def smoke() -> list[Case]:
     return [Case("fused_moe", dict(zip(names, sizes, strict=True)), place="smoke") for sizes in all_sizes]
 
 
+def ragged() -> list[Case]:
+    """Odd numbers of tokens, experts without rows, experts of other ranks, and the shared one fused."""
+    all_sizes = [
+        (33, 256, 8, 512, 128, 8, 0, "uniform"),
+        (9, 16, 4, 256, 256, 1, 1, "zipf:0.8"),
+        (17, 64, 8, 512, 128, 4, 1, "uniform"),
+        (1, 32, 8, 512, 128, 1, 0, "uniform"),
+    ]
+    names = ("tokens", "experts", "topk", "hidden", "inter", "ep", "shared", "routing")
+    return [Case("fused_moe", dict(zip(names, sizes, strict=True))) for sizes in all_sizes]
+
+
 def sweep(parallel: Parallel) -> list[Case]:
     """The uniform routing at each step's tokens; other routings, and the shared expert fused, at a few."""
     decoding = [_case(parallel, batch) for batch in BATCHES]

@@ -28,6 +28,15 @@ def smoke() -> list[Case]:
     return [Case("mha_prefill", sizes, place="smoke") for sizes in cases]
 
 
+def ragged() -> list[Case]:
+    """More sequences than eight, one of them with nothing cached; all without; and all with some."""
+    all_sizes = [(10, "1..100", "0..90"), (3, "20..130", "0"), (4, "1..40", "30..100")]
+    return [
+        Case("mha_prefill", {"batch": batch, "new": new, "prefix": prefix})
+        for batch, new, prefix in all_sizes
+    ]
+
+
 def sweep(parallel: Parallel) -> list[Case]:
     """Whole prompts together, and one in two chunks."""
     together = [_case(parallel, count, str(ISL)) for count in PROMPTS]

@@ -30,6 +30,13 @@ def smoke() -> list[Case]:
     ]
 
 
+def ragged() -> list[Case]:
+    """More sequences than eight, of one token up, and sequences that end with their pages."""
+    return [
+        Case("mla_decode", {"batch": batch, "ctx": ctx}) for batch, ctx in ((11, "1..190"), (4, "64..256"))
+    ]
+
+
 def sweep(parallel: Parallel) -> list[Case]:
     """A full batch whose requests are at all stages of their answers."""
     return [_case(parallel, batch, SEEN) for batch in BATCHES]

@@ -5,6 +5,7 @@ Every public method is one request that the parent makes; arguments and answers 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import time
@@ -24,6 +25,7 @@ from harness.workers.child.timers.base import Program, Timer
 from kernels.compose import bind
 from kernels.op import Implementation, Op, Prepared, Unsupported
 from kernels.operands import Operands, Seeds
+from kernels.platform import available_memory
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +36,8 @@ REPEATS = 79
 # it shows in 99 % of runs.
 CHANGES = 45
 LEAST_S = 10.0
+FAR_BYTES = 9 << 30
+"""Of operands whose places need more than 32 bits: so many values of bf16."""
 UNSEEN, UNSEEN_S = 30, 0.7
 """Pairs of a call on activations that were never seen and one on the same: so many at most, and seconds."""
 
@@ -51,6 +55,7 @@ class _Ready:
 
     reads: of each set where the calls read live operands. Asked for when those were loaded, so that nobody
            learns from it that one is to change
+    implementation: it
     plugin: whether it is none of the suite's
     outs: of each set what the harness gave it to write to; None of a library that allocates
     elsewhere: by set, the last answer that was read and lay in other memory
@@ -62,6 +67,7 @@ class _Ready:
     outs: list[OwnedOutput | None]
     timer: Timer
     program: Program
+    implementation: Implementation
     plugin: bool
     elsewhere: dict[int, torch.Tensor] = field(default_factory=dict)
     spoilt_at: int | None = None
@@ -260,7 +266,7 @@ class Bench:
         if self.kind == "cpu" and all(outs):
             program.before = [out.spoiler() for out in outs if out is not None]
         reads = [reads_of(each) for each in prepared]
-        self.ready[contender] = _Ready(prepared, reads, outs, timer, program, plugin)
+        self.ready[contender] = _Ready(prepared, reads, outs, timer, program, implementation, plugin)
         return {
             "seconds": time.perf_counter() - started,
             "synchronises": program.synchronises,
@@ -386,6 +392,41 @@ class Bench:
             "late": late,
             "guards": out is None or out.guards_hold(),
         }
+
+    def far(self, contender: str) -> dict[str, Any] | None:
+        """The output of a call on the same operands where their places need more than 32 bits (see
+        Operands.far), prepared on those, as plain values; None where the op's have none, where memory has no
+        room for them, or where it does not run so. On a CPU only what is touched takes memory: whoever copies
+        all of it gets an error where a quarter of what is free is not enough."""
+        import torch
+
+        try:
+            if self.kind != "cpu" and torch.cuda.mem_get_info(self.device)[0] < 2 * FAR_BYTES:
+                return None
+            operands = self.sets[0].far()
+            if operands is None:
+                return None
+            # Other workers do the same meanwhile.
+            with heap.at_most(available_memory() // 4) if self.kind == "cpu" else contextlib.nullcontext():
+                return self._called_once(self.ready[contender], operands)
+        except Exception as failure:
+            # It is judged on the operands as they were.
+            if self.kind == "cpu" or isinstance(failure, (torch.OutOfMemoryError, Unsupported)):
+                return None
+            raise
+        finally:
+            if self.kind != "cpu":
+                torch.cuda.empty_cache()
+
+    def _called_once(self, ready: _Ready, operands: Operands) -> dict[str, Any]:
+        out = None
+        if not ready.implementation.allocates:
+            out = OwnedOutput(self.op.empty_output(self.sizes, "meta"), self.device, self.wild)
+            out.poison()
+        prepared = bind(self.op, ready.implementation, operands, None if out is None else out.tensor)
+        prepared.call()
+        ready.timer.synchronize()
+        return packed(prepared.result())
 
     def compared(self, contender: str, seconds: float) -> dict[str, Any]:
         """What the timed calls left, and further ones, until there are REPEATS, and CHANGES of them right

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
 
 from kernels.platform import available_memory
 
@@ -28,3 +33,16 @@ def give_back() -> None:
     library.mallinfo2.restype = _Mallinfo
     if library.mallinfo2().fordblks > MOST_UNUSED * available_memory():
         library.malloc_trim(0)
+
+
+@contextlib.contextmanager
+def at_most(nbytes: int) -> Iterator[None]:
+    """Whoever maps more than so many bytes more meanwhile gets an error, before anybody is killed for it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    limits = [limit for limit in (mapped + nbytes, soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     import torch
 
 
+CHEAP = 0.005
+"""Of the work that a reference may take: what takes less is never sampled."""
+
+
 class Judge:
     """Requests: hello, reference, judge, save, forget.
 
@@ -54,7 +58,7 @@ class Judge:
         share: float = 1.0,
     ) -> int:
         """Computes and keeps a reference under a name; returns the digest of its operands. share: of the work
-        that a reference may take, or of the whole one where that is less"""
+        that a reference may take, or of the whole one where that is less; but what is CHEAP is whole"""
         of = kernels.OPS[op]
         parsed = of.sizes(sizes)
         operands = of.make(parsed, Seeds(**seeds), self.device, boundary)
@@ -62,7 +66,7 @@ class Judge:
         if self.kind != "cpu":  # whose plan counts references
             share = min(share, HOST_SHARE * available_memory() / kept_references(of, parsed, self.kind))
         if share < 1:
-            most = share * min(most, of.work(parsed, boundary).flops)
+            most = max(CHEAP * most, share * min(most, of.work(parsed, boundary).flops))
         reference = of.reference(operands, most, random.SystemRandom().random())
         on_host = {
             f.name: value.cpu()

@@ -129,5 +129,5 @@ def test_what_is_compiled_for_each_size_is_not_checked_at_another(op):
         scratch=Path(),
         say=print,
     )
-    run._check_ragged([station], run.case)
+    run._check_ragged([station], run.case, "ragged-0")
     assert station.prepared == ["torch.naive", "mine"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import resource
 import weakref
 from dataclasses import asdict, replace
 
@@ -338,6 +339,52 @@ def test_few_calls_are_compared_however_little_time_there_is(monkeypatch):
     subject.repeats.clear()
     monkeypatch.setattr(bench, "LEAST_S", 0.0)
     assert subject.compared("it", 0.0)["calls"] == 0
+
+
+class Narrow(NaiveMlaDecode):
+    """Counts values of the cache in 32 bits."""
+
+    name, op = "counts.in-32-bits", "mla_decode"
+
+    def prepare(self, operands, out):
+        kv = operands.kv
+        modulus = (1 << 32) // kv[0].numel()
+        return super().prepare(operands.replaced(page_table=operands.page_table % modulus), out)
+
+
+class Copies(NaiveMlaDecode):
+    """Makes a layout of its own of the whole cache."""
+
+    name, op = "copies.all", "mla_decode"
+
+    def prepare(self, operands, out):
+        return super().prepare(operands.replaced(kv=operands.kv.clone()), out)
+
+
+@pytest.mark.parametrize("kv", ["bf16", "fp8"])
+def test_places_of_more_than_32_bits_are_reached_without_touching_what_is_between(kv, monkeypatch):
+    subject = Bench(Narrow(), Copies())
+    subject.hello("cpu", "cpu", torch.get_num_threads())
+    subject.open("mla_decode", SMALL | {"kv": kv}, "core", asdict(Seeds(0, 0)))
+    before = subject.sets[0].digest()
+    for name in ("torch.naive", Narrow.name, Copies.name):
+        subject.prepare(name, name, "eager")
+    right = {key: subject.output("torch.naive")[key] for key in ("output", "shape", "dtype")}
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert subject.far("torch.naive") == right
+    assert subject.far(Narrow.name)["output"] != right["output"]
+    monkeypatch.setattr(bench, "available_memory", lambda: 1 << 30)
+    assert subject.far(Copies.name) is None
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident < 1 << 20  # KiB
+    assert subject.sets[0].digest() == before
+
+
+def test_an_op_may_have_no_places_that_are_far():
+    subject = Bench()
+    subject.hello("cpu", "cpu", torch.get_num_threads())
+    subject.open(GEMM[0], GEMM[1], "core", asdict(Seeds(0, 0)))
+    subject.prepare("it", GEMM[2], "eager")
+    assert subject.far("it") is None
 
 
 class HalvesASet(Implementation):

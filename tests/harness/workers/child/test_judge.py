@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness.plan.memory import MAX_FLOPS
-from harness.workers.child.judge import Judge, judge
+from harness.workers.child.judge import CHEAP, Judge, judge
 from kernels.op import Reference, Tolerance
 from shapes.case import parse
 
@@ -107,6 +107,16 @@ def test_a_factor_on_all_of_an_output_shows_where_rounding_hides_it(factor, rows
     report = judge(factor * reference.value, reference, LIMITS, **how)
     assert report["row_error"] < report["row_limit"]
     assert report["ok"] is ok, report["reason"]
+
+
+@pytest.mark.parametrize(("cheap", "whole"), [(2.0, True), (0.5, False)])
+def test_a_small_reference_is_whole_whatever_its_share(cheap, whole, monkeypatch):
+    flops = 2.0 * 500 * 128 * 128
+    monkeypatch.setitem(MAX_FLOPS, "cpu", cheap * 2 * flops / CHEAP)  # its reference takes two products
+    asked = Judge()
+    asked.hello("cpu", "cpu", 1)
+    asked.reference("live", "block_scale_gemm", parse("m=500 n=128 k=128")[0], "core", {}, share=0.05)
+    assert (asked.references["live"][0].rows is None) is whole
 
 
 def test_each_sample_is_another(monkeypatch):

@@ -1,0 +1,100 @@
+"""The small cases of uneven sizes beside a case that is timed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+import kernels
+from harness.machine.monitor.base import Blind
+from harness.plan.arms import Arm
+from harness.plan.contender import Contender
+from harness.plan.select import kept_sizes, ragged_cases
+from harness.run.device import OwnDevice
+from harness.run.measurer import CaseMeasurer, Group
+from kernels.platform import Platform
+from shapes.case import Case
+from shapes.suites import suite
+
+CPU = Platform("cpu", "x86-avx2", "cpu", "a CPU")
+
+
+def mla(sizes):
+    lengths = sizes.lengths()
+    return {
+        "more than eight": len(lengths) > 8,
+        "unequal": len(set(lengths)) > 3,
+        "one token": 1 in lengths,
+        "whole pages": any(length % sizes.page == 0 for length in lengths),
+    }
+
+
+def mha(sizes):
+    prefixes, new = zip(*sizes.lengths(), strict=True)
+    return {
+        "more than eight": len(new) > 8,
+        "unequal": len(set(new)) > 1,
+        "nothing cached beside something": min(prefixes) == 0 < max(prefixes),
+        "nothing cached": max(prefixes) == 0,
+        "all cached": min(prefixes) > 0,
+    }
+
+
+def moe(sizes):
+    here = {pick for picks in sizes.routed.picks(0) for pick in picks}
+    return {
+        "odd tokens": sizes.tokens % 2 and sizes.tokens > 1,
+        "one token": sizes.tokens == 1,
+        "other ranks": -1 in here,
+        "shared": sizes.shared and sizes.ep == 1,
+        "shared beside other ranks": sizes.shared and -1 in here,
+        "experts without rows": len(here - {-1}) < sizes.local_experts,
+    }
+
+
+def gemm(sizes):
+    return {
+        "odd rows below a tile": sizes.m % 2 and sizes.m < 16,
+        "rows beyond a tile": sizes.m > 128 and sizes.m % 128,
+        "columns beyond a block": sizes.n % 128,
+        "odd blocks": sizes.k_blocks % 2,
+    }
+
+
+SHOWS = {"block_scale_gemm": gemm, "fused_moe": moe, "mha_prefill": mha, "mla_decode": mla}
+
+
+@pytest.mark.parametrize("op", SHOWS)
+@pytest.mark.parametrize("name", ["r1-tp8", "r1-dp-ep8"])
+def test_they_are_uneven_whatever_the_case_is_and_of_its_dtypes(op, name):
+    of = kernels.OPS[op]
+    boundary = of.boundaries[-1]
+    for given in suite(name).cases(op):
+        case = of.case(given.sizes, boundary=boundary)
+        cases = ragged_cases(of, case, CPU.arch)
+        assert {each.boundary for each in cases} == {boundary}
+        assert all(kept_sizes(each) == kept_sizes(case) for each in cases)
+        shown = [SHOWS[op](of.sizes(each.sizes)) for each in cases]
+        assert all(any(each[what] for each in shown) for what in shown[0]), case.key
+
+
+def test_the_case_itself_is_left_out():
+    of = kernels.OPS["mha_prefill"]
+    first, *others = ragged_cases(of, of.case({"batch": 1, "new": 3, "dtype": "fp8"}), CPU.arch)
+    assert ragged_cases(of, first, CPU.arch) == others
+
+
+def asked(measurer: CaseMeasurer, case: Case) -> int:
+    impl = next(i for i in kernels.implementations("mla_decode") if i.name == "torch.naive")
+    return len(measurer._ragged(case, Group([Contender(impl.name, impl, Arm(), "eager")], "", None)))
+
+
+def test_whoever_was_checked_is_not_asked_again_but_at_other_dtypes():
+    of = kernels.OPS["mla_decode"]
+    plan = SimpleNamespace(op=of, record=SimpleNamespace(race=None))
+    measurer = CaseMeasurer(plan, OwnDevice(CPU, Blind("")), progress=None)
+    bf16, long, fp8 = (of.case({"batch": 1, "ctx": 3} | more) for more in ({}, {"ctx": 4000}, {"kv": "fp8"}))
+    assert asked(measurer, bf16) > 1
+    measurer.ragged[("torch.naive", "core", "heads=16", "page=64", "kv=bf16")] = ""
+    assert (asked(measurer, long), asked(measurer, fp8) > 1) == (0, True)

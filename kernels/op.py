@@ -291,7 +291,13 @@ class Implementation(ABC):
         return 0
 
     def workspace(self, sizes: DataclassInstance) -> int:
-        """Bytes that prepare and call allocate beyond operands, layout and output, for the memory plan."""
+        """Bytes that prepare allocates for each set of operands beyond those, layout and output, for the
+        memory plan."""
+        return 0
+
+    def scratch(self, sizes: DataclassInstance) -> int:
+        """Bytes that a call allocates and frees again, or shares with calls on other sets, for the memory
+        plan."""
         return 0
 
     @abstractmethod

@@ -116,6 +116,9 @@ class PluginImplementation(Implementation):
     def workspace(self, sizes: DataclassInstance) -> int:
         return int(self._ask("workspace", sizes))
 
+    def scratch(self, sizes: DataclassInstance) -> int:
+        return int(self._ask("scratch", sizes))
+
     def prepare(self, operands: Operands, out: torch.Tensor | None) -> Prepared:
         raise Unsupported(f"{self.name} is a plug-in's: only its own worker prepares it")
 

@@ -122,6 +122,11 @@ class Routing:
         return sum(_loads(self))
 
     @property
+    def busiest(self) -> int:
+        """Rows of the rank's expert that has most, the shared one included."""
+        return max(_loads(self))
+
+    @property
     def skew(self) -> float:
         """Rows of the busiest routed expert of the rank over their mean."""
         routed = _loads(self)[: self.local]

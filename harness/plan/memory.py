@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.plan.contender import Contender
-from kernels.op import MOST_ELEMENTS, Implementation, Op
+from kernels.op import MOST_ELEMENTS, Op
 from kernels.platform import Platform, free_memory
 
 # A reference of more than this is sampled: about 10 s of products on two CPU cores.
@@ -63,9 +63,9 @@ class Memory:
         )
 
     def _workers(self, contenders: Sequence[Contender], copies: int) -> int:
-        workers: dict[tuple[str, str], list[Implementation]] = {}
+        workers: dict[tuple[str, str], list[Contender]] = {}
         for c in contenders:
-            workers.setdefault((c.arm.name, c.impl.runtime), []).append(c.impl)
+            workers.setdefault((c.arm.name, c.impl.runtime), []).append(c)
         return sum(
             memory_needed(self.op, self.sizes, members, copies, self.mode)
             + WORKER_STREAMS * self.blas
@@ -81,6 +81,12 @@ class Memory:
         again."""
         baselines = [c for c in contenders if c.impl.name == self.baseline]
         return [c for i, c in enumerate(baselines) if i == 0 or c.arm.is_twin]
+
+    def holds(self, contenders: Sequence[Contender], copies: int) -> bool:
+        """Whether so many sets of operands keep nobody out who fits beside the baseline on one set."""
+        anchors = self.anchors(contenders)
+        every = [[*anchors, c] for c in contenders if c not in anchors] or [anchors]
+        return all(self.fits(group, copies) for group in every if self.fits(group, 1))
 
     def groups(
         self, contenders: Sequence[Contender], copies: int
@@ -114,19 +120,24 @@ class Memory:
 
 
 def memory_needed(
-    op: Op, sizes: Any, contenders: Sequence[Implementation], copies: int, mode: str = "serving"
+    op: Op, sizes: Any, contenders: Sequence[Contender], copies: int, mode: str = "serving"
 ) -> int:
-    """Bytes of one worker: the sets that calls rotate over, the first twice while it moves to fresh buffers,
-    and each contender's layout of stationary operands, unless it is shared, workspace and outputs."""
+    """Bytes of one worker: the sets that calls rotate over, the first twice while it moves to fresh buffers;
+    each contender's layout of stationary operands, unless it is shared, workspace and outputs, two of them
+    kept to compare others with; and its scratch. A graph has its own, beside that of the calls before it was
+    captured."""
     # In cold mode a set shares nothing with the others (`Operands.turned`).
     further = op.operand_bytes(sizes) if mode == "cold" else op.turn_bytes(sizes)
     output = op.output_bytes(sizes)
     layouts = 1 if op.turns else copies
-    per_contender = copies * sum(i.workspace(sizes) + output for i in contenders)
-    own = [i for i in contenders if not i.shared_layout]
-    shared = {i.shared_layout: i for i in contenders if i.shared_layout}
+    impls = [c.impl for c in contenders]
+    kept = (2 if layouts == copies else copies + 1) * output
+    per_contender = sum(copies * (i.workspace(sizes) + output) + i.scratch(sizes) + kept for i in impls)
+    own = [i for i in impls if not i.shared_layout]
+    shared = {i.shared_layout: i for i in impls if i.shared_layout}
     per_contender += layouts * sum(i.layout(sizes) for i in (*own, *shared.values()))
-    return 2 * op.operand_bytes(sizes) + (copies - 1) * further + per_contender
+    before = max((c.impl.scratch(sizes) for c in contenders if c.launch == "graph"), default=0)
+    return 2 * op.operand_bytes(sizes) + (copies - 1) * further + per_contender + before
 
 
 def blas_workspace(platform: Platform) -> int:

@@ -90,7 +90,6 @@ class CaseMeasurer:
         op, cache = self.plan.op, self.plan.record.cache
         sizes = op.sizes(case.sizes)
         memory = Memory(op, sizes, self.platform, baseline, cache, self.memory_share)
-        anchors = memory.anchors(contenders)
         ceilings = self.plan.yardsticks(self.platform).ceilings
         sets = rotation(
             op,
@@ -98,7 +97,7 @@ class CaseMeasurer:
             cache,
             last_level(self.platform, ceilings),
             ceilings.reach if ceilings else 0,
-            lambda copies: not anchors or memory.fits(anchors, copies),
+            lambda copies: memory.holds(contenders, copies),
         )
         groups, too_large = memory.groups(contenders, sets.copies)
         return [Group(members, baseline, sets) for members in groups], too_large, sets

@@ -76,8 +76,8 @@ class FusedMoe(Op):
         """x and two errors of it in fp32, a result and two variances in fp64, and their sums; of the rows
         that one expert gets about as much again; an expert in fp32, with its squares."""
         rows = rows_kept(sizes.tokens, sizes.hidden)
-        of_expert = rows if sizes.shared else sizes.routed.pairs // sizes.routed.hit
-        return (rows + min(rows, of_expert)) * sizes.hidden * 80 + 3 * 4 * 2 * sizes.inter * sizes.hidden
+        rows += min(rows, sizes.routed.busiest)
+        return sizes.hidden * (80 * rows + 3 * 4 * 2 * sizes.inter)
 
     def empty_output(self, sizes: FusedMoeSizes, device: str) -> torch.Tensor:
         import torch

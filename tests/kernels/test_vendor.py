@@ -27,7 +27,8 @@ def test_the_memory_plan_counts_what_a_row_needs(contract):
     for text in contract.texts:
         given = {**op.defaults(contract.arch), **parse(text)[0]}
         sizes = op.sizes(op.case(given, boundary=contract.boundary).sizes)
-        assert all(isinstance(b, int) and b >= 0 for b in (row.layout(sizes), row.workspace(sizes)))
+        planned = row.layout(sizes), row.workspace(sizes), row.scratch(sizes)
+        assert all(isinstance(b, int) and b >= 0 for b in planned)
 
 
 @pytest.mark.parametrize("op", kernels.OPS)

@@ -37,8 +37,11 @@ class NaiveGemm(Implementation):
         return platform.library("torch")
 
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
-        wide = 8 * (sizes.m + sizes.n) * sizes.k + 4 * sizes.n * sizes.k_blocks
-        return sizes.quantised_bytes + wide + 4 * sizes.m * sizes.n
+        return sizes.quantised_bytes
+
+    def scratch(self, sizes: BlockScaleGemmSizes) -> int:
+        wide = 4 * (sizes.m + sizes.n) * sizes.k + 4 * sizes.n * sizes.k_blocks
+        return wide + 4 * sizes.m * sizes.n
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
         return _NaiveGemm(operands, out)
@@ -60,7 +63,10 @@ class Bf16Gemm(Implementation):
         return 2 * sizes.n * sizes.k
 
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
-        return (2 * sizes.m + 8 * CPU_ROWS) * sizes.k_blocks * BLOCK + 2 * sizes.m * sizes.n
+        return (2 * sizes.m + 8 * CPU_ROWS) * sizes.k_blocks * BLOCK
+
+    def scratch(self, sizes: BlockScaleGemmSizes) -> int:
+        return 2 * sizes.m * sizes.n
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
         return _Bf16Gemm(operands, out)
@@ -153,7 +159,7 @@ class CompiledGemm(Implementation):
     def available(self, platform: Platform) -> Support:
         return Support.all_of(platform.library("torch"), platform.compiler())
 
-    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
+    def scratch(self, sizes: BlockScaleGemmSizes) -> int:
         return 2 * (sizes.m + sizes.n) * sizes.k + 2 * sizes.m * sizes.n
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:

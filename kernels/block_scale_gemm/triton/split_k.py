@@ -64,10 +64,10 @@ class SplitK(SuiteTriton):
 
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         """An upper bound over all platforms and configurations: activation scales in this kernel's layout,
-        parts, counters, and in the interpreter the output in fp32."""
+        parts and counters."""
         values = sizes.m * sizes.n
         parts = min(values * sizes.k_blocks // split_k_configs.MIN_STEPS, split_k_configs.MOST_PARTS)
-        return 4 * (sizes.m * sizes.k_blocks + parts + 2 * values) + sizes.quantised_bytes
+        return 4 * (sizes.m * sizes.k_blocks + parts) + sizes.quantised_bytes
 
     def prepare_with(
         self, config: SplitKConfig, target: Target, operands: BlockScaleGemmOperands, out: torch.Tensor

@@ -31,10 +31,11 @@ class NaiveMoe(Implementation):
     def available(self, platform: Platform) -> Support:
         return platform.library("torch")
 
-    def workspace(self, sizes: FusedMoeSizes) -> int:
+    def scratch(self, sizes: FusedMoeSizes) -> int:
         """One expert in fp32, three times while it is dequantised; x and the sum; the rows of an expert."""
         expert = 2 * sizes.hidden * sizes.inter * 4
-        return 3 * expert + sizes.tokens * (sizes.hidden * 4 * 5 + sizes.inter * 4 * 4)
+        of_expert = sizes.routed.busiest * 4 * (3 * sizes.hidden + 4 * sizes.inter)
+        return 3 * expert + sizes.tokens * sizes.hidden * 4 * 2 + of_expert
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         return _NaiveMoe(operands, out)
@@ -156,7 +157,7 @@ class Bf16Moe(Implementation):
     def layout(self, sizes: FusedMoeSizes) -> int:
         return sizes.local_experts * 3 * sizes.hidden * sizes.inter * 2
 
-    def workspace(self, sizes: FusedMoeSizes) -> int:
+    def scratch(self, sizes: FusedMoeSizes) -> int:
         """Rows of x per pair, what experts give for them three times in bf16 and in fp32, gate, up and h;
         x in fp32; the expert that is being dequantised."""
         tokens = min(sizes.tokens, ROWS)

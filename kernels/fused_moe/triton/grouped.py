@@ -49,15 +49,15 @@ class Grouped(SuiteTriton):
         return weights * WEIGHT_S + sizes.tokens * TOKEN_S + sizes.local_experts * EXPERT_S
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
-        """An upper bound over all platforms and configurations; the interpreter writes fp32 and rounds it
-        then."""
+        """An upper bound over all platforms and configurations."""
         pairs = sizes.tokens * sizes.picks
-        of_pair = sizes.inter * (5 + 8 * grouped_configs.most_splits(sizes)) + sizes.inter // BLOCK * 4
+        gate_up = 2 * sizes.inter * max(2, 4 * grouped_configs.most_splits(sizes))
+        of_pair = gate_up + sizes.inter + sizes.inter // BLOCK * 4 + sizes.hidden * 2
         aligned = (
             max(tiles_for(rows, sizes) * (rows + 1) for rows in ROWS)
             + (MOST_SEGMENTS + 1) * sizes.local_experts
         )
-        return pairs * of_pair + 4 * aligned + (pairs + sizes.tokens) * sizes.hidden * 4
+        return pairs * of_pair + 4 * aligned
 
     def prepare_with(
         self, config: GroupedConfig, target: Target, operands: FusedMoeOperands, out: torch.Tensor

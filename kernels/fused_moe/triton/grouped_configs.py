@@ -186,8 +186,10 @@ def splits_for(config: GroupedConfig, units: int, sizes: FusedMoeSizes) -> int:
 
 
 def most_splits(sizes: FusedMoeSizes) -> int:
-    """Of any configuration on any device: each expert that is hit has a tile of at least a block of 128."""
-    least = max(1, sizes.routed.hit * (2 * sizes.inter // BLOCK))
+    """Of any configuration on any device: there is a tile of at least a block of 128 for each expert that is
+    hit, and for so many rows as the largest has."""
+    tiles = max(sizes.routed.hit, sizes.routed.pairs // ROWS[-1])
+    least = max(1, tiles * (2 * sizes.inter // BLOCK))
     return max(1, min(MOST_PROGRAMS // least, sizes.hidden // BLOCK // MIN_STEPS))
 
 

@@ -54,7 +54,7 @@ class NaivePrefill(Implementation):
     def available(self, platform: Platform) -> Support:
         return platform.library("torch")
 
-    def workspace(self, sizes: MhaPrefillSizes) -> int:
+    def scratch(self, sizes: MhaPrefillSizes) -> int:
         longest = max(prefix + new for prefix, new in sizes.lengths())
         row = longest + 2 * WIDTH + 2 * VALUE
         return 4 * sizes.heads * (longest * (WIDTH + VALUE) * 2 + 3 * ROWS * row)

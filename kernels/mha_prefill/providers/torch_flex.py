@@ -109,9 +109,13 @@ class Compile(Implementation):
         return takes(sizes, "bf16")
 
     def workspace(self, sizes: MhaPrefillSizes) -> int:
-        """The call's own output, and the mask's tables, which backward products would read too."""
+        """The mask's tables, which backward products would read too."""
         blocks = (sizes.queries // BLOCK + 1) * (sizes.keys // BLOCK + 1)
-        return sizes.queries * (sizes.heads * 128 * 2 + 16) + blocks * 4 * 8
+        return sizes.queries * 16 + blocks * 4 * 8
+
+    def scratch(self, sizes: MhaPrefillSizes) -> int:
+        """The call's own output."""
+        return sizes.queries * sizes.heads * 128 * 2
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
         return _CompiledPrefill(operands, out)

@@ -119,16 +119,15 @@ class TorchSdpaPrefill(Implementation):
         return platform.library("torch")
 
     def workspace(self, sizes: MhaPrefillSizes) -> int:
-        """v in its layout, FP8 operands made bf16, and of the longest sequence the mask written out and the
-        call's own output."""
+        """v in its layout and FP8 operands made bf16."""
         widened = sizes.queries * WIDTH + sizes.keys * (WIDTH + 2 * VALUE) if sizes.dtype == "fp8" else 0
         padded = (sizes.keys + 2 * GUARD) * WIDTH if self.padded else 0
+        return (widened + padded) * sizes.heads * 2
+
+    def scratch(self, sizes: MhaPrefillSizes) -> int:
+        """Of the longest sequence the mask written out and the call's own output."""
         longest = max(new * (prefix + new) * (1 + 2) for prefix, new in sizes.lengths())
-        return (
-            (widened + padded) * sizes.heads * 2
-            + longest
-            + max(new for _, new in sizes.lengths()) * sizes.heads * WIDTH * 2
-        )
+        return longest + max(new for _, new in sizes.lengths()) * sizes.heads * WIDTH * 2
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
         import torch
@@ -227,8 +226,11 @@ class TorchVarlenPrefill(Implementation):
         return takes(sizes, "bf16")
 
     def workspace(self, sizes: MhaPrefillSizes) -> int:
-        rows = sizes.keys + 2 * GUARD + sizes.queries
-        return rows * sizes.heads * WIDTH * 2 + 4 * sizes.queries * sizes.heads
+        """v as wide as q and k."""
+        return (sizes.keys + 2 * GUARD) * sizes.heads * WIDTH * 2
+
+    def scratch(self, sizes: MhaPrefillSizes) -> int:
+        return sizes.queries * sizes.heads * (WIDTH * 2 + 4)
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
         return _Varlen(operands, out)

@@ -63,8 +63,11 @@ class _TorchMlaDecode(Implementation):
         return platform.library("torch")
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
-        longest = sizes.batch * max(sizes.lengths())
-        return longest * (WIDTH * (4 + 4 + 2) + sizes.heads * 4 * 4 + 8)
+        """The tables of places in the cache."""
+        return sizes.batch * max(sizes.lengths()) * (8 + 1)
+
+    def scratch(self, sizes: MlaDecodeSizes) -> int:
+        return sizes.batch * max(sizes.lengths()) * (WIDTH * (4 + 4 + 2) + sizes.heads * 4 * 4)
 
 
 class NaiveMlaDecode(_TorchMlaDecode):
@@ -130,9 +133,10 @@ class _SdpaMlaDecode(_PaddedMlaDecode):
 class SdpaMlaDecode(_TorchMlaDecode):
     name = "torch.sdpa"
 
-    def workspace(self, sizes: MlaDecodeSizes) -> int:
+    def scratch(self, sizes: MlaDecodeSizes) -> int:
+        """The gathered rows, which all sets share; of an FP8 cache in fp32 and bf16, too."""
         slots = sizes.batch * max(sizes.lengths())
-        return slots * (WIDTH * KV_BYTES[sizes.kv] + (WIDTH * 6 if sizes.kv == "fp8" else 0) + 8 + 1)
+        return slots * WIDTH * (KV_BYTES[sizes.kv] + (6 if sizes.kv == "fp8" else 0))
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         return _SdpaMlaDecode(operands, out)

@@ -103,7 +103,7 @@ class SplitKv(SuiteTriton):
             max(programs, 2 * min(sizes.batch, programs)),
             sizes.batch + sizes.tokens // (WORTH_OF_HEAD * LEAST_HEADS),
         )
-        return slots * sizes.heads * (LATENT + 1) * 4 + sizes.batch * sizes.heads * LATENT * 4
+        return slots * sizes.heads * (LATENT + 1) * 4
 
     def interpreted_s(self, sizes: MlaDecodeSizes) -> float:
         config = self.heuristic(CPU, sizes)

@@ -1,5 +1,7 @@
 """Groups of contenders for the memory there is."""
 
+import functools
+
 import pytest
 
 import kernels
@@ -10,6 +12,7 @@ from harness.plan.memory import CONTEXT, GIB, MEMORY_SHARE, Memory, memory_neede
 from harness.plan.rotation import rotation
 from kernels.operands import Seeds
 from kernels.platform import Platform
+from shapes.suites import suites
 
 OP = kernels.OPS["mla_decode"]
 CPU = Platform("cpu", "x86-avx512", features=frozenset({"avx512f", "avx512_bf16"}))
@@ -56,18 +59,18 @@ def test_contenders_that_do_not_fit_together_each_meet_the_baseline(monkeypatch)
 def test_a_layout_that_two_share_counts_once():
     moe = kernels.OPS["fused_moe"]
     sizes = moe.sizes({"tokens": 64})
-    bf16, compiled = (c.impl for c in contenders("fused_moe", "torch.bf16", "torch.compile"))
-    assert bf16.layout(sizes) == compiled.layout(sizes) > 0
+    bf16, compiled = contenders("fused_moe", "torch.bf16", "torch.compile")
+    assert bf16.impl.layout(sizes) == compiled.impl.layout(sizes) > 0
     one = memory_needed(moe, sizes, [bf16], 1)
     more = memory_needed(moe, sizes, [bf16, compiled], 1) - one
-    assert more == compiled.workspace(sizes) + moe.output_bytes(sizes)
+    assert more == compiled.impl.scratch(sizes) + 3 * moe.output_bytes(sizes)
 
 
 def test_who_does_not_fit_beside_the_baseline_stands_alone(monkeypatch):
     moe = kernels.OPS["fused_moe"]
     two = contenders("fused_moe", "torch.bf16", "torch.compile")
     sizes = moe.sizes({"tokens": 64})
-    pair = judge_memory(moe, sizes) + memory_needed(moe, sizes, [two[0].impl] * 2, 1)
+    pair = judge_memory(moe, sizes) + memory_needed(moe, sizes, [two[0]] * 2, 1)
     free = 1.01 * pair / MEMORY_SHARE["cpu"]
     found, too_large = groups(monkeypatch, free, "torch.bf16", two, op=moe, tokens=64)
     assert found == [["torch.bf16"], ["torch.compile"]]
@@ -86,9 +89,19 @@ def test_what_fits_with_nobody_is_said_and_not_run(monkeypatch):
 def test_memory_counts_what_each_copy_is_prepared_with():
     (naive,) = contenders("mla_decode", "torch.naive")
     sizes = OP.sizes({"batch": 4, "ctx": 512})
-    one, nine = (memory_needed(OP, sizes, [naive.impl], copies) for copies in (1, 9))
+    one, nine = (memory_needed(OP, sizes, [naive], copies) for copies in (1, 9))
     more = OP.streamed_bytes(sizes) + OP.output_bytes(sizes) + naive.impl.workspace(sizes)
     assert nine - one == 8 * more
+
+
+def test_calls_on_further_sets_take_the_same_scratch_and_graphs_their_own():
+    sizes = OP.sizes({"batch": 4, "ctx": 512})
+    eager, graph = (contenders("mla_decode", "torch.naive") for _ in range(2))
+    graph[0].launch = "graph"
+    scratch = eager[0].impl.scratch(sizes)
+    one, graphs = (memory_needed(OP, sizes, found, 1) for found in (eager, graph))
+    assert graphs - one == scratch > OP.operand_bytes(sizes)
+    assert memory_needed(OP, sizes, eager, 2) - one < scratch / 2
 
 
 @pytest.mark.parametrize("mode", ["serving", "cold"])
@@ -131,7 +144,7 @@ def test_every_process_has_a_context_and_workspaces_on_each_of_its_streams(kind,
     sizes = OP.sizes({"batch": 4, "ctx": 512})
     plan = Memory(OP, sizes, Platform(kind, arch, memory=1 << 40), "torch.sdpa", "serving")
     plan.computing = 0
-    workers = [[found[0].impl] * 2, [found[1].impl]]
+    workers = [[found[0]] * 2, [found[1]]]
     own = sum(memory_needed(OP, sizes, members, 3) for members in workers)
     assert plan.needed(found, 3) - own == 3 * CONTEXT + (5 * mebibytes << 20)
 
@@ -140,6 +153,19 @@ def h100(monkeypatch, op, given, free=80 * GIB) -> Memory:
     monkeypatch.setattr(memory, "free_memory", lambda platform: free)
     platform = Platform("cuda", "sm_90", "cuda:0", "NVIDIA H100 80GB HBM3", memory=80 * GIB, here=False)
     return Memory(op, op.sizes({**op.defaults("sm_90"), **given}), platform, op.baseline["cuda"], "serving")
+
+
+@pytest.mark.parametrize("name", sorted(kernels.OPS))
+def test_no_case_of_production_is_refused_on_80_gb(monkeypatch, name):
+    """References lie on the host: the device holds one, while it is computed."""
+    op = kernels.OPS[name]
+    rows = [i.name for i in kernels.implementations(name) if i.runtime in ("torch", "triton")]
+    for case in suites()["r1-tp8"].cases(name):
+        plan, found = h100(monkeypatch, op, case.sizes), contenders(name, *rows)
+        fits = functools.partial(plan.holds, found)
+        sets = rotation(op, plan.sizes, "serving", 50 << 20, fits=fits)
+        _, too_large = plan.groups(found, sets.copies)
+        assert not too_large, (case, [c.reason for c in too_large])
 
 
 def test_what_others_hold_of_a_gpu_is_not_planned_with(monkeypatch):
@@ -153,7 +179,7 @@ def test_what_others_hold_of_a_gpu_is_not_planned_with(monkeypatch):
 def test_memory_counts_the_baseline_twice(monkeypatch, share, fits):
     sizes = {"batch": 64, "ctx": 4096}
     (sdpa,) = contenders("mla_decode", "torch.sdpa")
-    once = judge_memory(OP, OP.sizes(sizes)) + memory_needed(OP, OP.sizes(sizes), [sdpa.impl], 1)
+    once = judge_memory(OP, OP.sizes(sizes)) + memory_needed(OP, OP.sizes(sizes), [sdpa], 1)
     found, too_large = groups(monkeypatch, share * once / MEMORY_SHARE["cpu"], "torch.sdpa", [sdpa], **sizes)
     assert found == ([["torch.sdpa"]] if fits else [])
     assert [c.name for c in too_large] == ([] if fits else ["torch.sdpa"])
@@ -164,7 +190,7 @@ def test_arms_that_do_not_fit_together_each_meet_the_first_and_its_twin(monkeypa
     arms = [Arm(), *(Arm({"A": str(i)}) for i in range(4)), Arm(is_twin=True)]
     found = [Contender(arm.name, sdpa.impl, arm, "eager") for arm in arms]
     sizes = OP.sizes({"batch": 64, "ctx": 4096})
-    four = judge_memory(OP, sizes) + 4 * memory_needed(OP, sizes, [sdpa.impl], 1)
+    four = judge_memory(OP, sizes) + 4 * memory_needed(OP, sizes, [sdpa], 1)
     together, too_large = groups(
         monkeypatch, 1.01 * four / MEMORY_SHARE["cpu"], "torch.sdpa", found, batch=64, ctx=4096
     )

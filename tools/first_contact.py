@@ -94,6 +94,17 @@ def steps(out: Path, runs: Path) -> list[Step]:
             "torch.bf16,cublaslt,triton.*,deepgemm",
             "10s",
         ),
+        # As in results/published/kernel-tables, with quantising.
+        run(
+            "table",
+            70,
+            "block_scale_gemm",
+            "m=64,4096 n=7168 k=2048",
+            "torch.bf16,deepgemm,flashinfer.*",
+            "8s",
+            "--boundary",
+            "with_quant",
+        ),
         run("mla", 80, "mla_decode", MLA, "torch.sdpa,triton.*,flashmla,flashinfer.*", "8s"),
         run(
             "prefill",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import pickle
 import signal
@@ -17,6 +16,7 @@ from typing import Any
 
 from harness.paths import ROOT
 from harness.plan.contender import Status
+from harness.workers.child.blob import Unpickler, send
 from harness.workers.environment import worker_environment
 from kernels.platform import Platform
 
@@ -42,8 +42,8 @@ class WorkerFailure(Exception):
         return self.status in ("crashed", "timeout")
 
 
-class _Plain(pickle.Unpickler):
-    """Reads plain values only: an answer cannot make this process run anything."""
+class _Plain(Unpickler):
+    """Reads plain values and blobs only: an answer cannot make this process run anything."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name}")
@@ -101,7 +101,7 @@ class Worker:
         self.log_start = self.log.stat().st_size
         self._signal(signal.SIGCONT)
         try:
-            self.connection.send((request, arguments))
+            send(self.connection, (request, arguments))
         except OSError:
             raise self._crashed(request) from None
         return self._answer(deadline, request)
@@ -128,7 +128,7 @@ class Worker:
             if not self.connection.poll(deadline):
                 self.kill()
                 raise WorkerFailure("timeout", f"no answer within {deadline:g} s while in {doing}")
-            kind, value = _Plain(io.BytesIO(self.connection.recv_bytes())).load()
+            kind, value = _Plain(self.connection.recv_bytes(), self.connection).load()
         except (EOFError, OSError):
             raise self._crashed(doing) from None
         except pickle.UnpicklingError as error:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kernels.block_scale_gemm.generate import generate
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.reference import REFERENCE_COLUMNS, reference
+from kernels.block_scale_gemm.reference import REFERENCE_COLUMNS, REFERENCE_ROWS, reference
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import (
     BLOCK,
@@ -65,12 +65,11 @@ class BlockScaleGemm(Op):
         return turns * (sizes.n * sizes.k + 4 * sizes.n_blocks * sizes.k_blocks)
 
     def reference_bytes(self, sizes: BlockScaleGemmSizes) -> int:
-        """In fp32 the activations, their squares and deviations, three results, and what is computed for some
-        of their columns."""
-        columns = REFERENCE_COLUMNS
-        results = 3 * sizes.n + 6 * min(columns, sizes.n)
+        """In fp32 three results; of some rows the activations, their squares and deviations, and of some
+        columns of theirs what is computed."""
         rows = rows_kept(sizes.m, sizes.n)
-        return 4 * (rows * (3 * sizes.k + results) + 3 * columns * sizes.k)
+        some, columns = min(rows, REFERENCE_ROWS), min(sizes.n, REFERENCE_COLUMNS)
+        return 4 * (rows * 3 * sizes.n + some * (3 * sizes.k + 6 * columns) + 3 * columns * sizes.k)
 
     def empty_output(self, sizes: BlockScaleGemmSizes, device: str) -> torch.Tensor:
         import torch

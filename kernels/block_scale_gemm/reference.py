@@ -26,6 +26,9 @@ UNIT = 2.0**-9
 REFERENCE_COLUMNS = 8 * BLOCK
 """Of the output at a time: dequantised weights of 30 to 75 MB."""
 
+REFERENCE_ROWS = 16384
+"""Of the activations at a time: in fp32 470 MB at K = 7168, of which there are three."""
+
 
 def reference(
     operands: BlockScaleGemmOperands, max_flops: float = float("inf"), offset: float = 0.0
@@ -50,38 +53,33 @@ def reference(
     rows = _sampled_rows(operands, max_flops, offset)
     core = operands.a is None
 
-    def sampled(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if rows is None else tensor[rows]
-
-    a = (
-        dequantise_activations(sampled(operands.a_q), sampled(operands.a_scale))
-        if core
-        else sampled(operands.a)
-    )
-    a, a_exponent = _near_one(a.float())
-    deviation = None if core else rounding_deviation(a, _format_of(operands.b_q)).square_()
-    squares = a.square()
-    rounded_operands = 2 if core else 1
-
     n, blocks = operands.b_q.shape[0], REFERENCE_COLUMNS // BLOCK
-    shape = (a.shape[0], n)
-    value, sigma = (torch.empty(shape, dtype=torch.float32, device=a.device) for _ in range(2))
+    chosen = torch.arange(operands.m) if rows is None else torch.tensor(rows)
+    shape, device = (len(chosen), n), operands.b_q.device
+    value, sigma = (torch.empty(shape, dtype=torch.float32, device=device) for _ in range(2))
     sigma_fp8 = None if core else torch.empty_like(sigma)
-    for first in range(0, n, REFERENCE_COLUMNS):
-        columns = slice(first, first + REFERENCE_COLUMNS)
-        scale = operands.b_scale[first // BLOCK :][:blocks]
-        b, b_exponent = _near_one(dequantise_weights(operands.b_q[columns], scale))
-        exponent = a_exponent + b_exponent.T
-        out = a @ b.T
-        b.square_()
-        products = squares @ b.T
-        variance = UNIT**2 * (out.square() + rounded_operands * products)
-        value[:, columns] = torch.ldexp(out, exponent)
-        sigma[:, columns] = torch.ldexp(variance.sqrt(), exponent)
-        if sigma_fp8 is not None and deviation is not None:
-            # The activations rounded to FP8 may be dequantised to bf16 as well.
-            variance += UNIT**2 * products + deviation @ b.T
-            sigma_fp8[:, columns] = torch.ldexp(variance.sqrt(), exponent)
+    rounded_operands = 2 if core else 1
+    for part in torch.arange(len(chosen)).split(REFERENCE_ROWS):
+        at, into = chosen[part].to(device), slice(int(part[0]), int(part[-1]) + 1)
+        a = dequantise_activations(operands.a_q[at], operands.a_scale[at]) if core else operands.a[at]
+        a, a_exponent = _near_one(a.float())
+        deviation = None if core else rounding_deviation(a, _format_of(operands.b_q)).square_()
+        squares = a.square()
+        for first in range(0, n, REFERENCE_COLUMNS):
+            columns = slice(first, first + REFERENCE_COLUMNS)
+            scale = operands.b_scale[first // BLOCK :][:blocks]
+            b, b_exponent = _near_one(dequantise_weights(operands.b_q[columns], scale))
+            exponent = a_exponent + b_exponent.T
+            out = a @ b.T
+            b.square_()
+            products = squares @ b.T
+            variance = UNIT**2 * (out.square() + rounded_operands * products)
+            value[into, columns] = torch.ldexp(out, exponent)
+            sigma[into, columns] = torch.ldexp(variance.sqrt(), exponent)
+            if sigma_fp8 is not None and deviation is not None:
+                # The activations rounded to FP8 may be dequantised to bf16 as well.
+                variance += UNIT**2 * products + deviation @ b.T
+                sigma_fp8[into, columns] = torch.ldexp(variance.sqrt(), exponent)
     return Reference(value, sigma, rows, sigma_fp8)
 
 

@@ -66,7 +66,7 @@ class Residents:
 
 
 class GpuMonitor(Monitor):
-    """What the vendors' libraries give, judged. Untested on hardware.
+    """What the vendors' libraries give, judged.
 
     clock_name: what the vendor calls the cores' clock; its quantity is `<name>_clock_mhz`
     disturbing: of what slows a device, that which does not come from the kernel's own work

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import kernels
 from harness.workers.child import heap
+from harness.workers.child.blob import LARGE, Blob
 from harness.workers.child.device import empty_cache, ready_device
 from harness.workers.child.fingerprint import fingerprint
 from harness.workers.child.outputs import LEAST_CALLS, OwnedOutput, Repeats, bits, distance, wrong_number
@@ -357,7 +359,7 @@ class Bench:
         poison:   it is filled with NaN before, else with a finite number
         scribble: the live operands are overwritten once the call has returned, so that no answer can be
                   computed of them later; they are restored
-        output:   its bytes, `shape` and `dtype`
+        output, shape, dtype: see `packed`
         digest:   of the operands, which no call may change
         seconds:  of the call; result_s: of reading the answer
         late:     whether the output changed after the call had returned
@@ -627,9 +629,12 @@ class Bench:
 
 
 def packed(output: torch.Tensor) -> dict[str, Any]:
-    """An output as plain values, for the judge: `output` in bytes, `shape` and `dtype`."""
-    whole = output.detach().cpu().contiguous()
-    data = bits(whole).flatten().numpy().tobytes()
+    """An output for the judge: `output` in bytes, or as a Blob where it is large, `shape` and `dtype`."""
+    whole = output.detach().contiguous()
+    if whole.nbytes >= LARGE and hasattr(os, "memfd_create"):  # Linux
+        data: bytes | Blob = Blob.of(bits(whole).flatten())
+    else:
+        data = bits(whole).flatten().cpu().numpy().tobytes()
     return {"output": data, "shape": tuple(whole.shape), "dtype": str(whole.dtype).removeprefix("torch.")}
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import kernels
 from harness.errors import one_line
 from harness.plan.memory import MAX_FLOPS, kept_references
+from harness.workers.child.blob import Blob
 from harness.workers.child.device import empty_cache, ready_device
 from harness.workers.child.diagnosis import Context, Layout, of_errors, of_not_finite
 from kernels.op import Reference, Tolerance
@@ -68,12 +69,7 @@ class Judge:
         if share < 1:
             most = max(CHEAP * most, share * min(most, of.work(parsed, boundary).flops))
         reference = of.reference(operands, most, random.SystemRandom().random())
-        on_host = {
-            f.name: value.cpu()
-            for f in fields(reference)
-            if (value := getattr(reference, f.name)) is not None and f.name != "rows"
-        }
-        reference = replace(reference, **on_host)
+        reference = _moved(reference, "cpu")
         shape = tuple(of.empty_output(parsed, "meta").shape)
         self.references[name] = (reference, of.tolerance(parsed), shape)
         layout = Layout.of(shape, of.axes, reference.rows, of.row_groups(operands))
@@ -92,22 +88,41 @@ class Judge:
     def judge(
         self,
         name: str,
-        output: bytes,
+        output: bytes | Blob,
         shape: tuple[int, ...],
         dtype: str,
         fp8: bool = False,
         truncates: bool = False,
     ) -> dict[str, Any]:
-        """Of an output as a worker packed it."""
+        """Of an output as a worker packed it: on the device where that has room, as a large one takes the
+        host many seconds; and on the host where it is found wrong, in words."""
         import torch
 
         reference, tolerance, wanted = self.references[name]
-        given = torch.frombuffer(bytearray(output), dtype=getattr(torch, dtype)).view(shape)
-        context = replace(self.contexts[name], others=self._others(name, fp8, truncates))
-        report = judge(given, reference, tolerance, wanted, fp8, truncates, context)
+        of = getattr(torch, dtype)
+        if isinstance(output, bytes):
+            given = torch.frombuffer(bytearray(output), dtype=of).view(shape)
+        else:
+            given = output.tensor(of, shape)
+        report: dict[str, Any] = {"ok": False}
+        if self._has_room(given, reference):
+            on_device = given.to(self.device), _moved(reference, self.device)
+            report = judge(*on_device, tolerance, wanted, fp8, truncates)
+            del on_device
+            empty_cache(self.kind)
+        if not report["ok"]:
+            context = replace(self.contexts[name], others=self._others(name, fp8, truncates))
+            report = judge(given, reference, tolerance, wanted, fp8, truncates, context)
         if self.kept is None or self.kept.report["ok"]:
             self.kept = Judged(name, given, sigma_of(reference, fp8, truncates), report)
         return report
+
+    def _has_room(self, output: torch.Tensor, reference: Reference) -> bool:
+        """Whether a GPU has memory for comparing them there."""
+        import torch
+
+        needed = 2 * output.nbytes + COMPARING * reference.value.numel()
+        return self.kind != "cpu" and needed < torch.cuda.mem_get_info(self.device)[0]
 
     def _others(self, name: str, fp8: bool, truncates: bool) -> dict[str, Reference]:
         """References to other operands in the same boundary, by what an output that equals them is called."""
@@ -148,6 +163,19 @@ class Judged:
     sigma: torch.Tensor
     report: dict[str, Any]
 
+
+def _moved(reference: Reference, device: str) -> Reference:
+    tensors = {
+        f.name: value.to(device)
+        for f in fields(reference)
+        if (value := getattr(reference, f.name)) is not None and f.name != "rows"
+    }
+    return replace(reference, **tensors)
+
+
+COMPARING = 96
+"""Bytes of each compared element: three of the reference's and six of what `judge` makes of them, in fp64,
+and room for some more."""
 
 HOST_SHARE = 0.5
 """Of the host's free memory, that the references of a GPU's case may take."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import kernels
 from harness.errors import one_line
+from harness.workers.child.blob import receive, send
 
 
 def main() -> None:
@@ -39,9 +40,9 @@ def serve(connection: Connection, served: Any) -> None:
 
     with contextlib.suppress(EOFError):
         while True:
-            request, arguments = connection.recv()
+            request, arguments = receive(connection)
             try:
-                connection.send(("ok", getattr(served, request)(**arguments)))
+                send(connection, ("ok", getattr(served, request)(**arguments)))
             except Unsupported as error:
                 connection.send(("unsupported", str(error)))
             except Exception as error:

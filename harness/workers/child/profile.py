@@ -37,7 +37,7 @@ def profile(
     time and number of launches of the kernels, largest first. The total is of all, the small ones too. A call
     takes about `call_s` seconds.
 
-    On a GPU a kernel's time is its time on the device, without the gaps between kernels. Untested there.
+    On a GPU a kernel's time is its time on the device, without the gaps between kernels.
     """
     from torch.profiler import profile as torch_profiler
 

@@ -25,6 +25,17 @@ class Served:
         threading.Thread(target=forever, daemon=True).start()
         return os.getpid()
 
+    def large(self):
+        import torch
+        from harness.workers.child.blob import Blob
+
+        return {"output": Blob.of(torch.arange(1 << 10))}
+
+    def total(self, output):
+        import torch
+
+        return int(output.tensor(torch.int64, (1 << 10,)).sum())
+
     def gadget(self):
         return Gadget()
 
@@ -115,6 +126,16 @@ def test_a_killed_parent_takes_a_paused_worker_with_it(served, tmp_path):
     parent.wait()
     parent.stdout.close()
     until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_large_outputs_go_from_one_worker_to_another(served, tmp_path):
+    one, other = (Worker(*served, tmp_path / name) for name in ("one", "other"))
+    try:
+        for _ in range(2):
+            assert other.ask("total", 30, **one.ask("large", 30)) == sum(range(1 << 10))
+    finally:
+        one.kill()
+        other.kill()
 
 
 def test_an_answer_that_would_run_code_here_is_an_error(served, tmp_path, monkeypatch):

@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from harness.plan.memory import MAX_FLOPS
+<<<<<<< HEAD
 from harness.workers.child.judge import CHEAP, Judge, judge
+=======
+from harness.workers.child.blob import Blob
+from harness.workers.child.judge import Judge, judge
+>>>>>>> h-memory
 from kernels.op import Reference, Tolerance
 from shapes.case import parse
 
@@ -143,3 +148,30 @@ def test_references_of_a_gpus_case_fit_into_its_hosts_memory(monkeypatch, free, 
     asked.reference("first core", "block_scale_gemm", parse("m=500 n=128 k=128")[0], "core", {})
     assert (asked.references["first core"][0].rows is not None) is sampled
     assert emptied == [1]
+
+
+@pytest.mark.parametrize("free", [0, 1 << 40])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_outputs_are_compared_on_a_gpu_that_has_room_and_diagnosed_on_the_host(monkeypatch, free, wrong):
+    on_device = []
+
+    def judge_(output, reference, *how):
+        if len(how) == 4:  # without what is known for a diagnosis
+            on_device.append(1)
+        return judge(output, reference, *how)
+
+    monkeypatch.setattr("harness.workers.child.judge.judge", judge_)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
+    asked = Judge()
+    asked.hello("cpu", "cpu", 1)
+    asked.kind = "cuda"
+    asked.reference("first core", "block_scale_gemm", parse("m=8 n=256 k=128")[0], "core", {})
+    output = asked.references["first core"][0].value.bfloat16()
+    if wrong:
+        output[3, 128:] = 0.0
+    blob = Blob.of(output.view(torch.int16))
+    report = asked.judge("first core", blob, (8, 256), "bfloat16")
+    assert report["ok"] is not wrong
+    assert ("row 3" in report["reason"]) is wrong
+    assert on_device == [1] * bool(free)

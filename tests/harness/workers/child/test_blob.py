@@ -1,0 +1,54 @@
+"""Large bytes beside messages."""
+
+from __future__ import annotations
+
+import os
+import socket
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+import torch
+
+from harness.workers.child.blob import Blob, receive, send
+
+
+@pytest.fixture
+def ends():
+    pair = [Connection(end.detach()) for end in socket.socketpair()]
+    yield pair
+    for end in pair:
+        end.close()
+
+
+def passed_on(message: Any, ends) -> Any:
+    send(ends[0], message)
+    return receive(ends[1])
+
+
+def test_blobs_arrive_in_their_places_and_can_be_passed_on(ends):
+    first, second = torch.arange(10, dtype=torch.int16), torch.full((1 << 20,), -7, dtype=torch.int32)
+    message = ("ok", {"outputs": [{"output": Blob.of(first)}, {"output": Blob.of(second)}], "calls": 3})
+    kind, value = passed_on(passed_on(message, ends), ends)
+    del message
+    assert (kind, value["calls"]) == ("ok", 3)
+    one, two = (each["output"] for each in value["outputs"])
+    assert torch.equal(one.tensor(torch.int16, (2, 5)), first.view(2, 5))
+    assert torch.equal(two.tensor(torch.int32, (1 << 20,)), second)
+
+
+def test_a_message_without_blobs_is_what_older_workers_read(ends):
+    send(ends[0], ("open", {"op": "mla_decode"}))
+    assert ends[1].recv() == ("open", {"op": "mla_decode"})
+    ends[0].send(("ok", b"bytes"))
+    assert receive(ends[1]) == ("ok", b"bytes")
+
+
+def test_what_is_written_to_its_tensor_stays_here_and_its_memory_goes_with_it():
+    blob = Blob.of(torch.zeros(4))
+    blob.tensor(torch.float32, (4,)).fill_(1.0)
+    tensor, descriptor = blob.tensor(torch.float32, (4,)), blob.descriptor
+    del blob
+    with pytest.raises(OSError):
+        os.fstat(descriptor)
+    assert torch.equal(tensor, torch.zeros(4))

@@ -21,14 +21,12 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 HARNESS = [sys.executable, "-m", "harness"]
-SMALL_MLA = "batch=1 ctx=130 heads=16 page=64 kv=bf16"
-MLA = "batch=64 ctx=3201..3999 heads=16 page=64 kv=bf16"
 
 
 @dataclass(frozen=True)
@@ -38,103 +36,74 @@ class Step:
     name: str
     limit_s: float
     command: list[str]
-    variables: dict[str, str] = field(default_factory=dict)
+
+
+RUNS = """
+mla-small 60  mla_decode       torch.sdpa,torch.naive,triton.*              8s
+    batch=1 ctx=130 heads=16 page=64 kv=bf16                                --launch both
+gemm      70  block_scale_gemm torch.bf16,cublaslt,triton.*,deepgemm       10s
+    m=64,4096 n=4608 k=7168
+mla       70  mla_decode       torch.sdpa,triton.*,flashmla,flashinfer.*    8s
+    batch=64 ctx=3201..3999 heads=16 page=64 kv=bf16
+prefill   70  mha_prefill      torch.sdpa*,triton.*,flashinfer.*,cudnn      8s
+    batch=4 new=3200 heads=16
+moe       90  fused_moe        torch.bf16,triton.*,deepgemm.*               8s
+    tokens=64 inter=256
+large     70  block_scale_gemm torch.bf16,torch.naive,triton.*              4s
+    m=128000 n=4608 k=7168                                                  --boundary core
+table     60  block_scale_gemm torch.bf16,deepgemm,flashinfer.*             8s
+    m=64,4096 n=7168 k=2048                                                 --boundary with_quant
+pairs     50  block_scale_gemm torch.bf16,control.*                        12s
+    m=8192 n=2112 k=7168                                                    --boundary core
+"""
+"""Of each run its name, seconds after which it is stopped, op, rows and budget; then its case, and options.
+
+large: the most memory of suite r1-tp8; table: as in results/published/kernel-tables; pairs: of equal rows and of
+some that differ by a known share"""
+
+SMALL = "batch=1 ctx=130 heads=16 page=64 kv=bf16"
 
 
 def steps(out: Path, runs: Path) -> list[Step]:
-    def run(name: str, limit_s: float, op: str, case: str, rows: str, budget: str, *more: str) -> Step:
-        words = ["run", "--op", op, "--case", case, "--impl", rows, "--budget", budget, "--per-case", "4s"]
-        return Step(name, limit_s, [*HARNESS, *words, "--device", "cuda", "--out", str(runs / name), *more])
-
-    controls = {"KERNEL_BENCH_PLUGINS": str(ROOT / "tools" / "control_kernels.py")}
-    pairs = run(
-        "pairs",
-        60,
-        "block_scale_gemm",
-        "m=8192 n=2112 k=7168",
-        "torch.bf16,control.*",
-        "12s",
-        "--boundary",
-        "core",
-    )
-    tune = [
-        "tune",
-        "--op",
-        "mla_decode",
-        "--impl",
-        "triton.split_kv",
-        "--case",
-        MLA,
-        "--keep",
-        "4",
-        "--budget",
-        "8s",
-    ]
-    toggle = ["toggle", "--flag", "CUDA_DEVICE_MAX_CONNECTIONS=unset,1", "--force"]
-    toggle += ["--op", "mla_decode", "--impl", "triton.split_kv"]
-    checked = ["--op", "block_scale_gemm", "--impl", "triton.split_k", "--case", "m=16384 n=7168 k=2048"]
-    return [
+    made = [
         Step("timers", 60, [sys.executable, __file__, str(out), "--timers", ""]),
         Step("profiler", 40, [sys.executable, __file__, str(out), "--timers", "profil"]),
-        run(
-            "mla-small",
-            60,
-            "mla_decode",
-            SMALL_MLA,
-            "torch.sdpa,torch.naive,triton.*",
-            "8s",
-            "--launch",
-            "both",
-        ),
-        run(
-            "gemm",
-            90,
-            "block_scale_gemm",
-            "m=64,4096 n=4608 k=7168",
-            "torch.bf16,cublaslt,triton.*,deepgemm",
-            "10s",
-        ),
-        # As in results/published/kernel-tables, with quantising.
-        run(
-            "table",
-            70,
-            "block_scale_gemm",
-            "m=64,4096 n=7168 k=2048",
-            "torch.bf16,deepgemm,flashinfer.*",
-            "8s",
-            "--boundary",
-            "with_quant",
-        ),
-        run("mla", 80, "mla_decode", MLA, "torch.sdpa,triton.*,flashmla,flashinfer.*", "8s"),
-        run(
-            "prefill",
-            80,
-            "mha_prefill",
-            "batch=4 new=3200 heads=16",
-            "torch.sdpa*,triton.*,flashinfer.*,cudnn",
-            "8s",
-        ),
-        run(
-            "large",
-            90,
-            "block_scale_gemm",
-            "m=128000 n=4608 k=7168",
-            "torch.*,triton.*",
-            "4s",
-            "--boundary",
-            "core",
-        ),
-        run("moe", 90, "fused_moe", "tokens=64 inter=256", "torch.bf16,triton.*,deepgemm.*", "8s"),
-        Step("doctor", 60, [*HARNESS, "doctor", "--json", str(out / "doctor.json")]),
-        Step("pairs", pairs.limit_s, pairs.command, controls),
-        Step("check", 60, [*HARNESS, "check", *checked]),
-        Step(
-            "toggle",
-            50,
-            [*HARNESS, *toggle, "--case", SMALL_MLA, "--budget", "6s", "--out", str(runs / "toggle")],
-        ),
-        Step("tune", 60, [*HARNESS, *tune, "--out", str(runs / "tuned"), "--journal", str(runs / "tune")]),
     ]
+    lines = RUNS.strip().splitlines()
+    for head, tail in zip(lines[::2], lines[1::2], strict=True):
+        name, limit_s, op, rows, budget = head.split()
+        case, dashes, more = tail.partition("--")
+        words = [
+            "run",
+            "--op",
+            op,
+            "--case",
+            case.strip(),
+            "--impl",
+            rows,
+            "--budget",
+            budget,
+            "--per-case",
+            "4s",
+        ]
+        words += ["--device", "cuda", "--out", str(runs / name), *f"{dashes}{more}".split()]
+        made.append(Step(name, float(limit_s), [*HARNESS, *words]))
+    large = "block_scale_gemm --impl triton.split_k --case"
+    flag = "CUDA_DEVICE_MAX_CONNECTIONS=unset,1 --force --budget 6s"
+    mla = "mla_decode --impl triton.split_kv --case"
+    others = (
+        ("doctor", 60, f"doctor --json {out}/doctor.json", []),
+        ("check", 50, f"check --op {large}", ["m=16384 n=7168 k=2048"]),
+        ("toggle", 50, f"toggle --flag {flag} --out {runs}/toggle --op {mla}", [SMALL]),
+        (
+            "tune",
+            60,
+            f"tune --keep 4 --budget 8s --out {runs}/tuned --journal {runs}/tune --op {mla}",
+            [SMALL],
+        ),
+    )
+    made += [Step(name, limit_s, [*HARNESS, *words.split(), *case]) for name, limit_s, words, case in others]
+    return made
 
 
 def main() -> None:
@@ -156,6 +125,7 @@ def main() -> None:
     runs.mkdir(exist_ok=True)
     variables = os.environ | {
         "PYTHONUNBUFFERED": "1",
+        "KERNEL_BENCH_PLUGINS": str(ROOT / "tools" / "control_kernels.py"),
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     (folder / "machine.txt").write_text(machine())
@@ -172,7 +142,7 @@ def main() -> None:
             started = time.monotonic()
             log.write(f"\n==== {step.name}: {' '.join(step.command[1:])}\n")
             log.flush()
-            code = call(step, min(step.limit_s, left_s), variables | step.variables, log)
+            code = call(step, min(step.limit_s, left_s), variables, log)
             line = (
                 f"[{time.monotonic() - began:5.0f} s] {step.name}: {time.monotonic() - started:.0f} s, {code}"
             )

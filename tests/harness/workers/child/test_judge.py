@@ -10,12 +10,8 @@ import pytest
 import torch
 
 from harness.plan.memory import MAX_FLOPS
-<<<<<<< HEAD
-from harness.workers.child.judge import CHEAP, Judge, judge
-=======
 from harness.workers.child.blob import Blob
-from harness.workers.child.judge import Judge, judge
->>>>>>> h-memory
+from harness.workers.child.judge import CHEAP, Judge, judge
 from kernels.op import Reference, Tolerance
 from shapes.case import parse
 

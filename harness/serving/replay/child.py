@@ -33,7 +33,9 @@ class Rank:
         self, kind: str, device: str, threads: int, planned: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         self.kind, self.device = kind, device
-        return ready_device(kind, device, threads, planned)
+        ready = ready_device(kind, device, threads, planned)
+        self.arch = ready["target"]["arch"]
+        return ready
 
     def open(self, step: ReplayStep, seed: int, launch: str) -> None:
         """Makes all weights and buffers anew; nobody is prepared on them yet."""
@@ -57,9 +59,7 @@ class Rank:
         return self.flow.joined(place, operands)
 
     def _format(self, op: Op) -> Mapping[str, Size]:
-        from kernels.platform import detect
-
-        return op.defaults(detect(self.device).arch)
+        return op.defaults(self.arch)
 
     def prepare(self, arm: str, chosen: Mapping[str, str], apart: bool = False) -> float:
         """Binds the step's places: chosen is `op` or `op:place` -> implementation. Returns the seconds.

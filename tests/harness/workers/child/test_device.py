@@ -6,9 +6,21 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+import kernels
+from harness.plan.arms import Arm
+from harness.plan.contender import Contender
+from harness.run import ceilings
+from harness.serving.replay.child import Rank
+from harness.workers import judge, station
+from harness.workers.child.bench import Bench
 from harness.workers.child.device import other_device
+from harness.workers.child.judge import Judge
+from harness.workers.child.meter import Meter
 from harness.workers.environment import worker_environment
+from harness.workers.process import Worker
+from harness.workers.station import Deadlines, Station
 from kernels.platform import Platform
 
 GIB = 1 << 30
@@ -81,6 +93,52 @@ def test_another_device_is_refused_in_one_line(monkeypatch, gpu, planned, said):
     assert line.endswith("; name it by its UUID in CUDA_VISIBLE_DEVICES")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     assert other_device(gpu, planned.identity).endswith("; unset CUDA_DEVICE_ORDER=FASTEST_FIRST")
+
+
+@pytest.mark.parametrize(
+    "ready",
+    [
+        lambda facts: Bench().hello("cuda", "cuda:0", 1, **facts),
+        lambda facts: Judge().hello("cuda", "cuda:0", 1, **facts),
+        lambda facts: Rank().hello("cuda", "cuda:0", 1, **facts),
+        lambda facts: Meter().open("cuda", "sm_90", "cuda:0", memory=0, last_level=0, threads=1, **facts),
+    ],
+    ids=["bench", "judge", "replay", "meter"],
+)
+def test_no_worker_starts_on_another_device(monkeypatch, ready):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: like(H100, name="Tesla T4"))
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    with pytest.raises(RuntimeError, match="cuda:0 is not the device that was planned for: to torch it is Tes"):
+        ready({"planned": PLANNED.identity})
+
+
+def test_the_parent_tells_every_worker_what_it_planned(monkeypatch, tmp_path):
+    """The run's, the judge's and the meter's."""
+    asked = []
+
+    class Asked:
+        def __init__(self, *arguments: object) -> None:
+            pass
+
+        def ask(self, request: str, deadline: float, **arguments: object) -> dict[str, str]:
+            asked.append(arguments["planned"])
+            return {"pinned": ""}
+
+        hello = Worker.hello
+
+        def kill(self) -> None:
+            pass
+
+    for module in (station, judge, ceilings):
+        monkeypatch.setattr(module, "Worker", Asked)
+    impl = kernels.implementations("mla_decode")[0]
+    Station([Contender("a row", impl, Arm(), "eager")], PLANNED, 1, Deadlines(), tmp_path).start()
+    judge.start_judge(PLANNED, 1, 1.0, tmp_path)
+    with ceilings.meters(PLANNED, 1, 1):
+        pass
+    assert asked == [PLANNED.identity] * 3
 
 
 def test_cuda_numbers_gpus_as_the_driver_does(monkeypatch):

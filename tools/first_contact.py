@@ -14,6 +14,8 @@ import gc
 import itertools
 import json
 import os
+import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -26,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-HARNESS = [sys.executable, "-m", "harness"]
 
 
 @dataclass(frozen=True)
@@ -38,71 +39,56 @@ class Step:
     command: list[str]
 
 
-RUNS = """
-mla-small 60  mla_decode       torch.sdpa,torch.naive,triton.*              8s
-    batch=1 ctx=130 heads=16 page=64 kv=bf16                                --launch both
-gemm      70  block_scale_gemm torch.bf16,cublaslt,triton.*,deepgemm       10s
-    m=64,4096 n=4608 k=7168
-mla       70  mla_decode       torch.sdpa,triton.*,flashmla,flashinfer.*    8s
-    batch=64 ctx=3201..3999 heads=16 page=64 kv=bf16
-prefill   70  mha_prefill      torch.sdpa*,triton.*,flashinfer.*,cudnn      8s
-    batch=4 new=3200 heads=16
-moe       90  fused_moe        torch.bf16,triton.*,deepgemm.*               8s
-    tokens=64 inter=256
-large     70  block_scale_gemm torch.bf16,torch.naive,triton.*              4s
-    m=128000 n=4608 k=7168                                                  --boundary core
-table     60  block_scale_gemm torch.bf16,deepgemm,flashinfer.*             8s
-    m=64,4096 n=7168 k=2048                                                 --boundary with_quant
-pairs     50  block_scale_gemm torch.bf16,control.*                        12s
-    m=8192 n=2112 k=7168                                                    --boundary core
+# Of each step its name, the seconds after which it is stopped, and what Python is given. `large` takes the
+# most memory of suite r1-tp8; `table` is of cases that results/published/kernel-tables has too; `pairs` are of
+# equal rows, and of some that are slower by a known share.
+STEPS = """
+timers 60 tools/first_contact.py OUT --timers ''
+
+profiler 40 tools/first_contact.py OUT --timers profil
+
+mla-small 60 -m harness run --op mla_decode --impl torch.sdpa,torch.naive,triton.* --launch both
+    --case 'batch=1 ctx=130 heads=16 page=64 kv=bf16' --budget 8s --per-case 4s --out RUNS/mla-small
+
+gemm 70 -m harness run --op block_scale_gemm --impl torch.bf16,cublaslt,triton.*,deepgemm
+    --case 'm=64,4096 n=4608 k=7168' --budget 10s --per-case 4s --out RUNS/gemm
+
+mla 70 -m harness run --op mla_decode --impl torch.sdpa,triton.*,flashmla,flashinfer.*
+    --case 'batch=64 ctx=3201..3999 heads=16 page=64 kv=bf16' --budget 8s --out RUNS/mla
+
+prefill 70 -m harness run --op mha_prefill --impl torch.sdpa*,triton.*,flashinfer.*,cudnn
+    --case 'batch=4 new=3200 heads=16' --budget 8s --out RUNS/prefill
+
+moe 90 -m harness run --op fused_moe --impl torch.bf16,triton.*,deepgemm.*
+    --case 'tokens=64 inter=256' --budget 8s --per-case 4s --out RUNS/moe
+
+large 70 -m harness run --op block_scale_gemm --impl torch.bf16,torch.naive,triton.* --boundary core
+    --case 'm=128000 n=4608 k=7168' --budget 4s --out RUNS/large
+
+table 60 -m harness run --op block_scale_gemm --impl torch.bf16,deepgemm,flashinfer.* --boundary with_quant
+    --case 'm=64,4096 n=7168 k=2048' --budget 8s --per-case 4s --out RUNS/table
+
+pairs 50 -m harness run --op block_scale_gemm --impl torch.bf16,control.* --boundary core
+    --case 'm=8192 n=2112 k=7168' --budget 12s --out RUNS/pairs
+
+doctor 60 -m harness doctor --json OUT/doctor.json
+
+check 50 -m harness check --op block_scale_gemm --impl triton.split_k --case 'm=16384 n=7168 k=2048'
+
+toggle 50 -m harness toggle --op mla_decode --impl triton.split_kv --force
+    --flag CUDA_DEVICE_MAX_CONNECTIONS=unset,1 --case 'batch=1 ctx=130 heads=16 page=64 kv=bf16' --budget 6s --out RUNS/toggle
+
+tune 60 -m harness tune --op mla_decode --impl triton.split_kv --keep 4 --budget 8s
+    --case 'batch=64 ctx=3201..3999 heads=16 page=64 kv=bf16' --out RUNS/tuned --journal RUNS/tune
 """
-"""Of each run its name, seconds after which it is stopped, op, rows and budget; then its case, and options.
-
-large: the most memory of suite r1-tp8; table: as in results/published/kernel-tables; pairs: of equal rows and of
-some that differ by a known share"""
-
-SMALL = "batch=1 ctx=130 heads=16 page=64 kv=bf16"
 
 
 def steps(out: Path, runs: Path) -> list[Step]:
-    made = [
-        Step("timers", 60, [sys.executable, __file__, str(out), "--timers", ""]),
-        Step("profiler", 40, [sys.executable, __file__, str(out), "--timers", "profil"]),
-    ]
-    lines = RUNS.strip().splitlines()
-    for head, tail in zip(lines[::2], lines[1::2], strict=True):
-        name, limit_s, op, rows, budget = head.split()
-        case, dashes, more = tail.partition("--")
-        words = [
-            "run",
-            "--op",
-            op,
-            "--case",
-            case.strip(),
-            "--impl",
-            rows,
-            "--budget",
-            budget,
-            "--per-case",
-            "4s",
-        ]
-        words += ["--device", "cuda", "--out", str(runs / name), *f"{dashes}{more}".split()]
-        made.append(Step(name, float(limit_s), [*HARNESS, *words]))
-    large = "block_scale_gemm --impl triton.split_k --case"
-    flag = "CUDA_DEVICE_MAX_CONNECTIONS=unset,1 --force --budget 6s"
-    mla = "mla_decode --impl triton.split_kv --case"
-    others = (
-        ("doctor", 60, f"doctor --json {out}/doctor.json", []),
-        ("check", 50, f"check --op {large}", ["m=16384 n=7168 k=2048"]),
-        ("toggle", 50, f"toggle --flag {flag} --out {runs}/toggle --op {mla}", [SMALL]),
-        (
-            "tune",
-            60,
-            f"tune --keep 4 --budget 8s --out {runs}/tuned --journal {runs}/tune --op {mla}",
-            [SMALL],
-        ),
-    )
-    made += [Step(name, limit_s, [*HARNESS, *words.split(), *case]) for name, limit_s, words, case in others]
+    made = []
+    for step in STEPS.strip().split("\n\n"):
+        name, limit_s, *words = shlex.split(step)
+        placed = [re.sub(r"^OUT\b", str(out), re.sub(r"^RUNS\b", str(runs), word)) for word in words]
+        made.append(Step(name, float(limit_s), [sys.executable, *placed]))
     return made
 
 

@@ -1,4 +1,4 @@
-"""NVIDIA GPU monitor: clocks, slowdowns and processes, through NVML (nvidia-ml-py). Ran on an H100 and an H200."""
+"""NVIDIA GPU monitor: clocks, slowdowns and processes, through NVML (nvidia-ml-py). Ran on H100 and H200."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ class Step:
 
 
 # Of each step its name, the seconds after which it is stopped, and what Python is given. `large` takes the
-# most memory of suite r1-tp8; `table` is of cases that results/published/kernel-tables has too; `pairs` are of
-# equal rows, and of some that are slower by a known share.
+# most memory of suite r1-tp8; `table` is of cases that results/published/kernel-tables has too; `pairs` are
+# of equal rows, and of some that are slower by a known share.
 STEPS = """
 timers 60 tools/first_contact.py OUT --timers ''
 
@@ -76,7 +76,8 @@ doctor 60 -m harness doctor --json OUT/doctor.json
 check 50 -m harness check --op block_scale_gemm --impl triton.split_k --case 'm=16384 n=7168 k=2048'
 
 toggle 50 -m harness toggle --op mla_decode --impl triton.split_kv --force
-    --flag CUDA_DEVICE_MAX_CONNECTIONS=unset,1 --case 'batch=1 ctx=130 heads=16 page=64 kv=bf16' --budget 6s --out RUNS/toggle
+    --flag CUDA_DEVICE_MAX_CONNECTIONS=unset,1 --budget 6s --out RUNS/toggle
+    --case 'batch=1 ctx=130 heads=16 page=64 kv=bf16'
 
 tune 60 -m harness tune --op mla_decode --impl triton.split_kv --keep 4 --budget 8s
     --case 'batch=64 ctx=3201..3999 heads=16 page=64 kv=bf16' --out RUNS/tuned --journal RUNS/tune

@@ -110,7 +110,9 @@ def test_no_worker_starts_on_another_device(monkeypatch, ready):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: like(H100, name="Tesla T4"))
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
-    with pytest.raises(RuntimeError, match="cuda:0 is not the device that was planned for: to torch it is Tes"):
+    with pytest.raises(
+        RuntimeError, match="cuda:0 is not the device that was planned for: to torch it is Tes"
+    ):
         ready({"planned": PLANNED.identity})
 
 

@@ -10,6 +10,7 @@ from kernels.block_scale_gemm.providers.torch_eager import Bf16Gemm
 from kernels.op import Prepared, Unsupported
 
 HANDICAP = 0.02
+CYCLES: dict[Any, int] = {}
 
 
 class Again(Bf16Gemm):
@@ -28,8 +29,15 @@ class Handicapped(Bf16Gemm):
 
     def prepare(self, operands: Any, out: Any) -> Prepared:
         prepared = super().prepare(operands, out)
-        slower = slower_on_cpu if out.device.type == "cpu" else slower_on_gpu
-        prepared.call = slower(prepared.call, self.share)  # type: ignore[method-assign]
+        call = prepared.call
+        if out.device.type == "cpu":
+            slower = slower_on_cpu(call, self.share)
+        else:
+            # Measured once for all sets of operands and all blocks: it takes half a second.
+            key = (self.share, operands.sizes, operands.boundary)
+            cycles = CYCLES[key] = CYCLES.get(key) or sleep_cycles(call, self.share)
+            slower = slower_on_gpu(call, cycles)
+        prepared.call = slower  # type: ignore[method-assign]
         return prepared
 
 
@@ -55,8 +63,19 @@ def slower_on_cpu(call: Any, share: float = HANDICAP) -> Any:
     return slower
 
 
-def slower_on_gpu(call: Any, share: float = HANDICAP) -> Any:
-    """Lets the device sleep for the share of what a call took when it was prepared."""
+def slower_on_gpu(call: Any, cycles: int) -> Any:
+    """Lets the device sleep for so many cycles after the call."""
+    import torch
+
+    def slower() -> None:
+        call()
+        torch.cuda._sleep(cycles)
+
+    return slower
+
+
+def sleep_cycles(call: Any, share: float) -> int:
+    """Of a sleep that lasts a share of what a call takes; raises Unsupported where that is too short."""
     import torch
 
     def seconds(work: Any, repeats: int) -> float:
@@ -82,9 +101,4 @@ def slower_on_gpu(call: Any, share: float = HANDICAP) -> Any:
     cycles = int((wanted - start) / slope)
     if cycles < 1:
         raise Unsupported(f"{share:.0%} of a call is less than a device sleep's {start * 1e6:.1f} us")
-
-    def slower() -> None:
-        call()
-        torch.cuda._sleep(cycles)
-
-    return slower
+    return cycles

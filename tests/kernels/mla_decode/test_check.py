@@ -259,8 +259,8 @@ def test_weights_that_vanish_together_pass(context):
 
 @pytest.mark.parametrize("least", [0.0, 2.0**-126])
 def test_what_underflow_leaves_beside_a_value_of_zero_passes(least):
-    """Exponentials end at 0 or at fp32's smallest normal number. In half of the columns the only token that is
-    heard has 0."""
+    """Exponentials end at 0 or at the smallest normal number of fp32. In half of the columns the only token
+    that is heard has 0."""
     problem = make("batch=1 ctx=30 heads=2 page=4 kv=bf16")
     o = problem.operands
     flat, slots = o.kv.view(-1, WIDTH), o.token_slots(0)

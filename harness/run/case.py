@@ -318,7 +318,7 @@ class CaseRun:
                 if output is not None:
                     with self.judging:
                         self._judge(contender, name, output, stage)
-                if contender.alive:
+                if contender.alive and not contender.arm.tree:  # older commits' workers cannot be asked
                     self._check_far(station, contender, name, stage)
                 if not contender.alive and contender.status != "wrong":
                     # It does not run at these sizes, which smoke tells.
@@ -597,10 +597,11 @@ class CaseRun:
             seen = attempt([contender], station.ask, contender, "unseen")
             if seen is None:
                 return
-            if seen["stale"] > STALE and not contender.check.get("differed"):
+            stale = seen.get("stale", 0.0)  # older commits' workers do not tell
+            if stale > STALE and not contender.check.get("differed"):
                 contender.fail(
                     "wrong",
-                    f"on an activation that it had not seen its output was {seen['stale']:.0%} of a row off "
+                    f"on an activation that it had not seen its output was {stale:.0%} of a row off "
                     "the next one's on the same: it holds something of the call before",
                 )
             reason = _keeps_answers(seen)

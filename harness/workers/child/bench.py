@@ -37,7 +37,7 @@ REPEATS = 79
 # Of them, those that follow a call on another activation: where one in 10 holds something of the call before
 # it shows in 99 % of runs.
 CHANGES = 45
-LEAST_S = 10.0
+LEAST_S = 5.0
 FAR_BYTES = 9 << 30
 """Of operands whose places need more than 32 bits: so many values of bf16."""
 UNSEEN, UNSEEN_S = 30, 0.7

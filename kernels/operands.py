@@ -126,4 +126,6 @@ def _digest(tensor: torch.Tensor) -> int:
     columns = 512
     table = flat[: flat.numel() // (8 * columns) * 8 * columns].view(torch.int64).view(-1, columns)
     rest = flat[table.numel() * 8 :].long()
-    return weighted(table.sum(0)) + 3 * weighted(table.sum(1)) + 5 * weighted(rest)
+    # On a GPU the sums over rows of a large table would take as many bytes as the table has.
+    by_column = torch.stack([part.sum(0) for part in table.split(1 << 14)]).sum(0)
+    return weighted(by_column) + 3 * weighted(table.sum(1)) + 5 * weighted(rest)

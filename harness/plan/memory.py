@@ -24,6 +24,9 @@ WORKER_STREAMS = 2
 # that it loaded: about 0.5 GiB on an H100 with CUDA 13.
 CONTEXT = 512 * MIB
 
+# What drawing operands and hashing them piece by piece takes at least, in segments of torch's allocator.
+DRAWING = 256 * MIB
+
 
 class Memory:
     """Of one case on one device: bytes that groups of contenders need, and may take, in a cache mode.
@@ -46,7 +49,7 @@ class Memory:
             self.judge, self.computing = op.operand_bytes(sizes) + kept_references(op, sizes, "cpu"), 0
         else:
             self.judge = CONTEXT + self.blas
-            self.computing = op.operand_bytes(sizes) + op.reference_bytes(sizes)
+            self.computing = op.operand_bytes(sizes) + max(DRAWING, op.reference_bytes(sizes))
 
     def needed(self, group: Sequence[Contender], copies: int) -> int:
         """Of the device's memory, for the judge and the group's workers on so many sets of operands; those

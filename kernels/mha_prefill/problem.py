@@ -69,12 +69,13 @@ class MhaPrefill(Op):
         return self.operand_bytes(sizes)
 
     def reference_bytes(self, sizes: MhaPrefillSizes) -> int:
-        """Three results in fp32; in fp32 too keys, values and their squares of the longest sequence and some
-        heads, twice; scores and what is made of them."""
+        """Two results in fp32, of FP8 operands three; in fp32 too keys, values and their squares of the
+        longest sequence and some heads, twice; scores and what is made of them."""
         longest = max(prefix + new for prefix, new in sizes.lengths())
         heads = min(HEADS, sizes.heads)
         keys = 2 * heads * longest * (WIDTH + 2 * VALUE)
-        results = 3 * rows_kept(sizes.queries, sizes.heads * VALUE) * sizes.heads * VALUE
+        row = sizes.heads * VALUE
+        results = (3 if sizes.dtype == "fp8" else 2) * rows_kept(sizes.queries, row) * row
         return 4 * (results + keys + 10 * max(SCORES, heads * longest))
 
     def empty_output(self, sizes: MhaPrefillSizes, device: str) -> torch.Tensor:

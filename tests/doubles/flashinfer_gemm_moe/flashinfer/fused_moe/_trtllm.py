@@ -43,7 +43,7 @@ def run(logits, bias, x, x_scale, weights: Weights, routing: Routing, inter, off
         check_shape_dtype_device(output, (tokens, hidden), torch.bfloat16, x.device, "output")
         unseen(output.is_contiguous(), "output is written as contiguous")
     if isinstance(logits, tuple):
-        _check_picks(*logits, tokens, routing)
+        _check_picks(*logits, tokens, routing, offset, local)
     else:
         _check_routing(logits, bias, tokens, routing, offset, local)
     icheck(x.ndim == 2 and x.dtype == FP8, "hidden_states must be fp8.")
@@ -118,10 +118,6 @@ def _check_routing(logits, bias, tokens, routing: Routing, offset, local) -> Non
         icheck(bias.dtype in (torch.bfloat16, torch.float32), "routing_bias must be bfloat16 or float.")
         icheck(tuple(bias.shape) == (experts,), "routing_bias has incorrect shape.")
     icheck(0 < top_k <= experts, "top_k is within num_experts")
-    icheck(
-        0 < local <= experts and offset >= 0 and local + offset <= experts,
-        "local experts are within num_experts",
-    )
     if method == RoutingMethodType.DeepSeekV3:
         icheck(n_group != 0, "n_group should not be zero for DeepSeekV3 routing")
         icheck(topk_group != 0, "if n_group is given, topk_group must be given")
@@ -140,11 +136,10 @@ def _check_routing(logits, bias, tokens, routing: Routing, offset, local) -> Non
             n_group <= 1 and topk_group <= 1, "Current routing kernel (no groups) only supports n_group <= 1"
         )
         icheck(top_k <= 32, "Current routing kernel (no groups) only supports top_k<=32 && top_k>0.")
-    icheck(experts % 4 == 0, "Routing kernel expects that num_experts must be divisible by 4")
-    icheck(experts > top_k, "num_experts must be greater than top_k")
+    _check_experts(experts, top_k, offset, local)
 
 
-def _check_picks(ids, weights, tokens, routing: Routing) -> None:
+def _check_picks(ids, weights, tokens, routing: Routing, offset, local) -> None:
     """Picks that are given; trtllm_fused_moe_routing_custom.cuh takes ids within 0 .. num_experts - 1."""
     shape = (tokens, routing.top_k)
     icheck(ids.dtype == torch.int32 and tuple(ids.shape) == shape, "topk_ids is int32 [tokens, top_k]")
@@ -154,6 +149,16 @@ def _check_picks(ids, weights, tokens, routing: Routing) -> None:
     not_doubled(routing.method == RoutingMethodType.TopK, f"given picks by routing method {routing.method}")
     unseen(routing.scale == 1, f"routed_scaling_factor {routing.scale} is ignored by this routing method")
     icheck(0 < routing.top_k <= 32, "Current routing kernel (no groups) only supports top_k<=32 && top_k>0.")
+    _check_experts(routing.num_experts, routing.top_k, offset, local)
+
+
+def _check_experts(experts, top_k, offset, local) -> None:
+    icheck(
+        0 < local <= experts and offset >= 0 and local + offset <= experts,
+        "local experts are within num_experts",
+    )
+    icheck(experts % 4 == 0, "Routing kernel expects that num_experts must be divisible by 4")
+    icheck(experts > top_k, "num_experts must be greater than top_k")
 
 
 def route(logits, bias, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:

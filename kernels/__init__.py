@@ -75,7 +75,8 @@ def _all(op: str) -> Iterator[Implementation]:
 
 def _defined(module: ModuleType) -> Iterator[Implementation]:
     for value in vars(module).values():
-        if not (isinstance(value, type) and issubclass(value, Implementation)):
+        # Its own type: in Python 3.10 isinstance takes an alias such as list[int] for a class.
+        if not (issubclass(type(value), type) and issubclass(value, Implementation)):
             continue
         if value.__module__ == module.__name__ and "name" in vars(value):
             yield value()

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kernels.op import Implementation, Prepared, Unsupported
 from kernels.operands import Operands
-from kernels.platform import Platform
-from kernels.support import Support
+from kernels.platform import Platform, version
+from kernels.support import Support, need
 from kernels.tuning import Choice, Target, Tunable, words
+from kernels.vendor import is_older
 
 if TYPE_CHECKING:
     import torch
@@ -52,11 +53,26 @@ def kind_of(device: torch.device) -> str:
 
 
 def require_interpreter(device: torch.device) -> None:
-    """Raises Unsupported on a CPU where Triton would not interpret."""
-    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+    """Raises Unsupported on a CPU where Triton would not or cannot interpret."""
+    if device.type != "cpu":
+        return
+    if os.environ.get("TRITON_INTERPRET") != "1":
         raise Unsupported(
             "Triton runs on a CPU only interpreted: set TRITON_INTERPRET=1 before it is imported"
         )
+    if not (support := interpreter_fits()).ok:
+        raise Unsupported(support.reason)
+
+
+def interpreter_fits() -> Support:
+    """Whether the interpreter works with the installed NumPy. Before Triton 3.7 it takes an array of one
+    value for a number (`__index__` in triton/runtime/interpreter.py), which NumPy refuses from 2.4 on."""
+    triton, numpy = version("triton") or "", version("numpy") or ""
+    return need(
+        not is_older(triton, "3.7") or is_older(numpy, "2.4"),
+        f"the interpreter of Triton {triton} needs numpy before 2.4, this is {numpy}: "
+        "install that, or Triton 3.7 or later",
+    )
 
 
 class TritonImplementation(Implementation):

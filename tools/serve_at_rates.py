@@ -165,7 +165,7 @@ def _measure(session: Session, folder: Path) -> None:
         lines.append(line)
         print(json.dumps(line))
     document = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "surroundings": surroundings(),
         "decode_ms": dict(zip(map(str, BATCHES), steps, strict=True)),
         "prefill_ms": dict(zip(map(str, PROMPTS), prefill, strict=True)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from harness.report.reproduce import reproductions
 from harness.report.text import ratio_column, time_column
 from harness.results.effects import Effect, changes, effects, regressions, same_kernels
 from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
+from harness.statistics.intervals import weighted_mean
 from harness.statistics.paired import noise_floor
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def _speedup(comparisons: Sequence[ArmComparison], arm: str) -> _Speedup:
     ]
     logs = [(anchor, math.log(verdict.ratio)) for anchor, verdict in pairs if verdict.ratio is not None]
     weights = [anchor.weight or 1.0 for anchor, _ in logs]
-    mean = math.exp(statistics.fmean((log for _, log in logs), weights)) if logs else 0.0
+    mean = math.exp(weighted_mean([log for _, log in logs], weights)) if logs else 0.0
 
     def where(word: str) -> list[str]:
         return [anchor.case for anchor, verdict in pairs if verdict.verdict == word]

@@ -9,7 +9,6 @@ the spread of the devices is added to it.
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from harness.results.read import paired
 from harness.results.recorded import RecordedRun, differences, other_devices
 from harness.results.schema import Cell, DeviceUsed
 from harness.statistics.independent import measured, quotient
-from harness.statistics.intervals import CONFIDENCE
+from harness.statistics.intervals import CONFIDENCE, weighted_mean
 from harness.statistics.paired import Comparison, verdict
 
 MIN_FLOOR = 0.03
@@ -202,7 +201,7 @@ def means(compared: Iterable[Row]) -> dict[str, float]:
             by_name.setdefault(row.name, []).append(row)
     return {
         name: math.exp(
-            statistics.fmean([math.log(r.comparison.ratio) for r in rows], [r.weight or 1e-9 for r in rows])
+            weighted_mean([math.log(r.comparison.ratio) for r in rows], [r.weight or 1e-9 for r in rows])
         )
         for name, rows in by_name.items()
     }

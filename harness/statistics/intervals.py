@@ -110,8 +110,12 @@ def _pool(centres: Sequence[Centre]) -> tuple[float, float, float]:
     return _mean(centres, weights), explained, apart
 
 
+def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    return sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
+
+
 def _mean(centres: Sequence[Centre], weights: Sequence[float]) -> float:
-    return sum(w * c.value for w, c in zip(weights, centres, strict=True)) / sum(weights)
+    return weighted_mean([c.value for c in centres], weights)
 
 
 def _spread(centres: Sequence[Centre], weights: Sequence[float]) -> float:

@@ -11,8 +11,10 @@ import sys
 from types import FunctionType
 from typing import Any
 
+import pytest
+
 from harness.paths import ROOT
-from kernels.triton_runtime import INTERPRETER
+from kernels.triton_runtime import INTERPRETER, interpreter_fits
 
 # Threads of torch's that wait spin: with two, the cases of prefill took 36 s of processor time for 28, and
 # several times as long where other processes run.
@@ -21,6 +23,8 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 def run_interpreted(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The test file as a script, to its end."""
+    if not (support := interpreter_fits()).ok:
+        pytest.skip(support.reason)
     path = os.pathsep.join(map(str, filter(None, (ROOT, os.environ.get("PYTHONPATH")))))
     environment = os.environ | INTERPRETER | ONE_THREAD | {"PYTHONPATH": path}
     command = [sys.executable, "-m", __name__, script, *arguments]

@@ -1,7 +1,4 @@
-"""Meter, in a worker: what its device reaches at best, and two fixed workloads that show how steady it is.
-
-On GPUs untested on hardware.
-"""
+"""Meter, in a worker: what its device reaches at best, and two fixed workloads that show how steady it is."""
 
 from __future__ import annotations
 

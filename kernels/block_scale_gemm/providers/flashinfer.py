@@ -4,7 +4,8 @@ cuTile on Blackwell.
 Read in FlashInfer 0.6.18, its tags from v0.2.8, and 0.7.2.post1: flashinfer/gemm/gemm_base.py, whose
 supported_compute_capability says which devices each takes; csrc/fp8_blockscale_gemm_sm90_binding.cu and what
 it calls, csrc/nv_internal/tensorrt_llm/deep_gemm/fp8_gemm.cuh; csrc/gemm_groupwise_sm100.cu and
-trtllm_gemm_runner.cu; flashinfer/gemm/kernels/cutile/gemm_fp8_nt_groupwise_cutile.py. Untested on hardware.
+trtllm_gemm_runner.cu; flashinfer/gemm/kernels/cutile/gemm_fp8_nt_groupwise_cutile.py. Hopper's ran
+on an H200 (0.6.16); others are untested on hardware.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Contiguous: the experts' rows follow each other, each expert's a multiple of the alignment. Masked: each
 expert has as many rows as there are tokens, and a count of those that hold something. Sources, 2.1.0 to 2.6.1
 and sgl-deep-gemm 0.2.5: csrc/apis/{gemm,layout}.hpp, csrc/utils/layout.hpp, csrc/jit_kernels; deep_gemm/
-__init__.py and utils/layout.py of the latter. Untested on hardware.
+__init__.py and utils/layout.py of the latter. Ran on an H100 (0.1.4.post1).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Read at front end 1.23.0: python/cudnn/__init__.py, python/pygraph/{pygraph,sdpa
 these names), include/cudnn_frontend/{plans,node/sdpa_support_surface}.h (what each cuDNN takes, and what is
 raised for the rest), and test/python/sdpa/{fp16,fp8}.py for the ragged layout; at 1.26.0, 1.27.0, 1.29.0 and
 1.32.0 cudnn/{__init__,_pygraph}.py. From 1.27 on a graph may be run by a kernel of the front end itself, in
-CuTe, in cuDNN's place: `picked` tells. Untested on hardware.
+CuTe, in cuDNN's place: `picked` tells. Ran on an H200 in bf16 (1.28).
 """
 
 from __future__ import annotations

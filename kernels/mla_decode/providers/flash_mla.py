@@ -6,7 +6,8 @@ flash_mla/flash_mla_interface.py of sgl-flash-mla 1.0.0, which SGLang 0.5.23 req
 kernels/ops/attention/flash_mla_interface.py calls it; third_party/flashmla/flash_mla_interface.py and
 v1/attention/ops/flashmla.py of vLLM 0.33, with how its v1/attention/backends/mla/flashmla.py calls them.
 FlashMLA is always version 1.0.0: the functions tell which it is. It fills values past the end with zeros
-itself (fill_oob_V in csrc/sm90/decode/dense/splitkv_mla.cuh). Untested on hardware.
+itself (fill_oob_V in csrc/sm90/decode/dense/splitkv_mla.cuh). `flashmla` ran on
+an H100 and an H200; as vLLM ships it, it is untested on hardware.
 """
 
 from __future__ import annotations

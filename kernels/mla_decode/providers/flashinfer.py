@@ -5,7 +5,7 @@ Sources: flashinfer/mla/_core.py and csrc/cutlass_mla.cu of flashinfer 0.6.18, m
 fill rows past the end with zeros) and cutlass_mla.cuh in its include/flashinfer/attention; the Python of its
 tags v0.2.2 to v0.6.17 and of 0.7.2.post1; for how engines call it v1/attention/backends/mla/flashinfer_mla.py
 and model_executor/warmup/kernel_warmup.py of vLLM 0.33 and srt/layers/attention/trtllm_mla_backend.py of
-SGLang 0.5.23. Untested on hardware.
+SGLang 0.5.23. fa2 and fa3 ran on an H200 (0.6.16); others are untested on hardware.
 """
 
 from __future__ import annotations

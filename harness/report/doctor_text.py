@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from harness.files import JsonObject
     from harness.results.facts import Facts
 
-LABEL = 20
+LABEL = 20  # at least
 
 Lines = list[tuple[str, str]]
 
@@ -36,8 +36,9 @@ def doctor_text(facts: Facts) -> str:
 def _aligned(lines: Lines) -> str:
     """Labels in one column, their texts in the next, broken into lines there."""
     parts = []
+    width = max(LABEL, *(len(label) + 2 for label, _ in lines))
     for label, text in lines:
-        start = f"  {label:<{LABEL}}" if label else "  - "
+        start = f"  {label:<{width}}" if label else "  - "
         parts.append(
             textwrap.fill(
                 text,

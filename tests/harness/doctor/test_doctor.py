@@ -166,6 +166,13 @@ def test_text_keeps_its_columns(examined):
         assert not line.startswith(" ") or line.startswith(("  ", " " * 22))
 
 
+def test_a_long_label_stands_apart_from_its_text(examined):
+    text = doctor_text(
+        examined | {"conditions": {"software power cap counter": "not readable", "clock": "1 MHz"}}
+    )
+    assert "  software power cap counter  not readable\n  clock                       1 MHz\n" in text
+
+
 # Noise
 
 

@@ -398,6 +398,11 @@ class Op(ABC):
     def operand_bytes(self, sizes: DataclassInstance) -> int:
         """Bytes of one full set of operands, for the memory plan; of the boundary with the most."""
 
+    def narrowed_bytes(self, sizes: DataclassInstance) -> int:
+        """Bytes that `Operands.narrowed` allocates for each set where a call is composed, unless they are
+        counted with the operands."""
+        return 0
+
     @abstractmethod
     def output_bytes(self, sizes: DataclassInstance) -> int: ...
 

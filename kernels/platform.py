@@ -427,17 +427,16 @@ def free_memory(platform: Platform, root: Path = Path("/")) -> int:
     all of it where that does not say; of a CPU see `available_memory`. 0 if unknown."""
     if platform.kind == "cpu":
         return available_memory(root)
-    free = ""
+    free = None
     if platform.kind == "cuda" and platform.here and platform.uuid:
-        query = ("--query-gpu=memory.free", "--format=csv,noheader,nounits")
-        free = run("nvidia-smi", "-i", platform.uuid, *query)
+        free = nvidia.free_bytes(platform.uuid)
     amd = platform.kind == "rocm" and platform.here
     for device in root.glob("sys/class/drm/card*/device") if amd else ():
         with contextlib.suppress(OSError, ValueError):
             if f"GPU-{(device / 'unique_id').read_text().strip()}" == platform.uuid:
                 used = int((device / "mem_info_vram_used").read_text())
-                free = str((platform.memory - used) >> 20)
-    return int(free) << 20 if free.isdigit() else platform.memory
+                free = platform.memory - used
+    return platform.memory if free is None else free
 
 
 def available_memory(root: Path = Path("/")) -> int:

@@ -37,9 +37,16 @@ class Memory:
     """
 
     def __init__(
-        self, op: Op, sizes: Any, platform: Platform, baseline: str, mode: str, share: float = 1.0
+        self,
+        op: Op,
+        sizes: Any,
+        platform: Platform,
+        baseline: str,
+        mode: str,
+        share: float = 1.0,
+        boundary: str = "core",
     ) -> None:
-        self.op, self.sizes, self.baseline, self.mode = op, sizes, baseline, mode
+        self.op, self.sizes, self.baseline, self.mode, self.boundary = op, sizes, baseline, mode, boundary
         on_cpu = platform.kind == "cpu"
         free = free_memory(platform) * (share if on_cpu else 1)
         self.limit = MEMORY_SHARE[platform.kind] * free if free else float("inf")
@@ -70,7 +77,7 @@ class Memory:
         for c in contenders:
             workers.setdefault((c.arm.name, c.impl.runtime), []).append(c)
         return sum(
-            memory_needed(self.op, self.sizes, members, copies, self.mode)
+            memory_needed(self.op, self.sizes, members, copies, self.mode, self.boundary)
             + WORKER_STREAMS * self.blas
             + self.context
             for members in workers.values()
@@ -123,23 +130,37 @@ class Memory:
 
 
 def memory_needed(
-    op: Op, sizes: Any, contenders: Sequence[Contender], copies: int, mode: str = "serving"
+    op: Op,
+    sizes: Any,
+    contenders: Sequence[Contender],
+    copies: int,
+    mode: str = "serving",
+    boundary: str = "core",
 ) -> int:
     """Bytes of one worker: the sets that calls rotate over, the first twice while it moves to fresh buffers;
     each contender's layout of stationary operands, unless it is shared, workspace and outputs, two of them
-    kept to compare others with; and its scratch. A graph has its own, beside that of the calls before it was
-    captured."""
+    kept to compare others with; and its scratch. A graph has its own, and outputs of its own where a library
+    allocates them, beside those of the calls before it was captured."""
     # In cold mode a set shares nothing with the others (`Operands.turned`).
     further = op.operand_bytes(sizes) if mode == "cold" else op.turn_bytes(sizes)
     output = op.output_bytes(sizes)
     layouts = 1 if op.turns else copies
     impls = [c.impl for c in contenders]
-    kept = (2 if layouts == copies else copies + 1) * output
+    kept = (copies + 1 if op.turns else 2) * output
     per_contender = sum(copies * (i.workspace(sizes) + output) + i.scratch(sizes) + kept for i in impls)
+    composed = sum(i.native(boundary) != boundary for i in impls)
+    per_contender += copies * composed * op.narrowed_bytes(sizes)
     own = [i for i in impls if not i.shared_layout]
     shared = {i.shared_layout: i for i in impls if i.shared_layout}
     per_contender += layouts * sum(i.layout(sizes) for i in (*own, *shared.values()))
-    before = max((c.impl.scratch(sizes) for c in contenders if c.launch == "graph"), default=0)
+    before = max(
+        (
+            c.impl.scratch(sizes) + (copies * output if c.impl.allocates else 0)
+            for c in contenders
+            if c.launch == "graph"
+        ),
+        default=0,
+    )
     return 2 * op.operand_bytes(sizes) + (copies - 1) * further + per_contender + before
 
 

@@ -175,7 +175,7 @@ def _rotation(request: CheckRequest, case: Case, contender: Contender, device: O
     """As a run's: an output on a further set of operands may be the one that is wrong."""
     op, platform = kernels.OPS[case.op], device.platform
     sizes, cache = op.sizes(case.sizes), request.cache or "serving"
-    memory = Memory(op, sizes, platform, contender.impl.name, cache)
+    memory = Memory(op, sizes, platform, contender.impl.name, cache, boundary=case.boundary)
     return rotation(
         op, sizes, cache, last_level(platform), fits=lambda copies: memory.fits([contender], copies)
     )

@@ -89,7 +89,7 @@ class CaseMeasurer:
         """Those that memory holds at once, those that it never holds, and the sets that calls rotate over."""
         op, cache = self.plan.op, self.plan.record.cache
         sizes = op.sizes(case.sizes)
-        memory = Memory(op, sizes, self.platform, baseline, cache, self.memory_share)
+        memory = Memory(op, sizes, self.platform, baseline, cache, self.memory_share, case.boundary)
         ceilings = self.plan.yardsticks(self.platform).ceilings
         sets = rotation(
             op,

@@ -112,7 +112,7 @@ class KernelBenchmark:
         self.made = 0
         op, platform = kernels.OPS[case.op], station.platform
         sizes = op.sizes(case.sizes)
-        memory = Memory(op, sizes, platform, contender.impl.name, cache)
+        memory = Memory(op, sizes, platform, contender.impl.name, cache, boundary=case.boundary)
         self.rotation = rotation(
             op, sizes, cache, last_level(platform), fits=lambda copies: memory.fits([contender], copies)
         )

@@ -58,6 +58,9 @@ class BlockScaleGemm(Op):
     def operand_bytes(self, sizes: BlockScaleGemmSizes) -> int:
         return 2 * sizes.m * sizes.k + sizes.quantised_bytes + self.streamed_bytes(sizes)
 
+    def narrowed_bytes(self, sizes: BlockScaleGemmSizes) -> int:
+        return sizes.quantised_bytes
+
     def output_bytes(self, sizes: BlockScaleGemmSizes) -> int:
         return 2 * sizes.m * sizes.n
 

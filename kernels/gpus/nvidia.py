@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import os
@@ -79,6 +80,17 @@ def gpus() -> tuple[list[Gpu], str]:
         return known, wrong
     known, wrong_too = _by_smi()
     return known, wrong_too if known else "; ".join(filter(None, (wrong, wrong_too)))
+
+
+def free_bytes(uuid: str) -> int | None:
+    """Of a GPU's or a slice's memory what no process holds; None where neither NVML nor nvidia-smi says."""
+    with contextlib.suppress(ImportError):
+        nvml = importlib.import_module("pynvml")
+        with contextlib.suppress(nvml.NVMLError):  # no driver, or one that does not tell this
+            nvml.nvmlInit()
+            return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid)).free)
+    said = smi("-i", uuid, "--query-gpu=memory.free", "--format=csv,noheader,nounits")[0]
+    return int(said) << 20 if said.isdigit() else None
 
 
 def driver_trace(root: Path = Path("/")) -> str:

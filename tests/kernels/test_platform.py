@@ -390,13 +390,10 @@ def test_a_module_is_looked_for_without_importing_the_package_around_it(tmp_path
 
 
 def test_free_memory_of_a_gpu_is_what_its_driver_says(monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setattr(platform, "run", lambda *command: asked.append(command) or "70000")
     gpu = Platform("cuda", "sm_90", "cuda:0", memory=80 << 30, uuid="GPU-1")
-    assert free_memory(gpu) == 70000 << 20
-    assert asked[0][:3] == ("nvidia-smi", "-i", "GPU-1")
-    monkeypatch.setattr(platform, "run", lambda *command: "[N/A]")
-    assert free_memory(gpu) == gpu.memory
+    for said, free in (({"GPU-1": 70 << 30}, 70 << 30), ({"GPU-1": 0}, 0), ({}, gpu.memory)):
+        monkeypatch.setattr(platform.nvidia, "free_bytes", said.get)
+        assert free_memory(gpu) == free
 
     gpu = Platform("rocm", "gfx942", "cuda:0", memory=192 << 30, uuid="GPU-00ab")
     assert free_memory(gpu, tmp_path) == gpu.memory

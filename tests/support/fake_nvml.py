@@ -113,7 +113,7 @@ class FakeNvml:
     def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> SimpleNamespace:
         if not handle.mebibytes:
             raise NVMLError(3)
-        return SimpleNamespace(total=handle.mebibytes << 20)
+        return SimpleNamespace(total=handle.mebibytes << 20, free=(handle.mebibytes - 1000) << 20)
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int:
         return 7

@@ -51,7 +51,7 @@ class CublasLt(Vendor):
 
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         m = rounded_up(sizes.m, ROWS)
-        return sizes.quantised_bytes + m * (sizes.k + 4 * sizes.k_blocks) + 2 * (m - sizes.m) * sizes.n
+        return m * (sizes.k + 4 * sizes.k_blocks) + 2 * (m - sizes.m) * sizes.n
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
         import torch

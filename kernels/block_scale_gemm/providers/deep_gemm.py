@@ -99,7 +99,7 @@ class DeepGemmBlockScale(vendor.DeepGemm):
         return 4 * sizes.n_blocks * 128 * rounded_up(sizes.k_blocks, 4) // 4
 
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
-        return sizes.quantised_bytes + 4 * rounded_up(sizes.m, TMA_ROWS) * (sizes.k_blocks + 3) * 2
+        return 4 * rounded_up(sizes.m, TMA_ROWS) * (sizes.k_blocks + 3) * 2
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
         bound = _Packed if packs(out.device) else _Aligned

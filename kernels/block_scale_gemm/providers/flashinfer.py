@@ -112,7 +112,7 @@ class Groupwise(FlashInferGemm):
 
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         m = rounded_up(sizes.m, ROWS)
-        return sizes.quantised_bytes + m * (sizes.k + 4 * sizes.k_blocks + 2 * sizes.n) + WORKSPACE
+        return m * (sizes.k + 4 * sizes.k_blocks + 2 * sizes.n) + WORKSPACE
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
         return _Groupwise(operands, out)
@@ -165,7 +165,7 @@ class Trtllm(FlashInferGemm):
         )
 
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
-        return sizes.quantised_bytes + 4 * sizes.m * sizes.k_blocks + WORKSPACE
+        return 4 * sizes.m * sizes.k_blocks + WORKSPACE
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
         return _NamedBackend(operands, out, "trtllm", None, column_major(operands.a_scale))
@@ -183,7 +183,7 @@ class CuTile(FlashInferGemm):
     symbols = (NAMED_BACKEND,)
 
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
-        return sizes.quantised_bytes + WORKSPACE
+        return WORKSPACE
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
         return _NamedBackend(operands, out, "cutile", "K", operands.a_scale)

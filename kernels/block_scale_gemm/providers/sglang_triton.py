@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from kernels.binding import Function
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.providers.vllm_triton import ARGUMENTS, TritonProduct
-from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.op import Prepared
 from kernels.vendor import Sglang
 
@@ -36,9 +35,6 @@ class SglangTritonGemm(Sglang):
     requires = "SGLang with Triton, cuda or rocm (read to 0.5.23)"
     allocates = True
     symbols = (MULTIPLY,)
-
-    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
-        return sizes.quantised_bytes
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
         return TritonProduct(operands, MULTIPLY)

@@ -36,9 +36,6 @@ class NaiveGemm(Implementation):
     def available(self, platform: Platform) -> Support:
         return platform.library("torch")
 
-    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
-        return sizes.quantised_bytes
-
     def scratch(self, sizes: BlockScaleGemmSizes) -> int:
         wide = 4 * (sizes.m + sizes.n) * sizes.k + 4 * sizes.n * sizes.k_blocks
         return wide + 4 * sizes.m * sizes.n

@@ -49,7 +49,7 @@ class VllmTritonGemm(Vllm, TritonImplementation):
         return steps * (STEP_S + codes * CODE_S + flops / FLOPS)
 
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
-        return sizes.quantised_bytes + 4 * sizes.m * sizes.n
+        return 4 * sizes.m * sizes.n
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
         require_interpreter(operands.b_q.device)

@@ -67,7 +67,7 @@ class SplitK(SuiteTriton):
         parts and counters."""
         values = sizes.m * sizes.n
         parts = min(values * sizes.k_blocks // split_k_configs.MIN_STEPS, split_k_configs.MOST_PARTS)
-        return 4 * (sizes.m * sizes.k_blocks + parts) + sizes.quantised_bytes
+        return 4 * (sizes.m * sizes.k_blocks + parts)
 
     def prepare_with(
         self, config: SplitKConfig, target: Target, operands: BlockScaleGemmOperands, out: torch.Tensor

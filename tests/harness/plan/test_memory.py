@@ -94,6 +94,15 @@ def test_memory_counts_what_each_copy_is_prepared_with():
     assert nine - one == 8 * more
 
 
+def test_a_composed_call_takes_what_its_producer_writes():
+    gemm = kernels.OPS["block_scale_gemm"]
+    sizes = gemm.sizes({"m": 4096, "n": 128, "k": 512})
+    split_k, bf16 = contenders("block_scale_gemm", "triton.split_k", "torch.bf16")
+    for row, quantised in ((split_k, sizes.quantised_bytes), (bf16, 0)):
+        core, wide = (memory_needed(gemm, sizes, [row], 3, boundary=b) for b in ("core", "with_quant"))
+        assert wide - core == 3 * quantised
+
+
 def test_calls_on_further_sets_take_the_same_scratch_and_graphs_their_own():
     sizes = OP.sizes({"batch": 4, "ctx": 512})
     eager, graph = (contenders("mla_decode", "torch.naive") for _ in range(2))
@@ -102,6 +111,12 @@ def test_calls_on_further_sets_take_the_same_scratch_and_graphs_their_own():
     one, graphs = (memory_needed(OP, sizes, found, 1) for found in (eager, graph))
     assert graphs - one == scratch > OP.operand_bytes(sizes)
     assert memory_needed(OP, sizes, eager, 2) - one < scratch / 2
+    gemm = kernels.OPS["block_scale_gemm"]
+    sizes = gemm.sizes({"m": 4096, "n": 128, "k": 512})
+    eager, graph = (contenders("block_scale_gemm", "cublaslt") for _ in range(2))
+    graph[0].launch = "graph"
+    one, graphs = (memory_needed(gemm, sizes, found, 3) for found in (eager, graph))
+    assert graphs - one == 3 * gemm.output_bytes(sizes)
 
 
 @pytest.mark.parametrize("mode", ["serving", "cold"])

@@ -75,6 +75,15 @@ def test_gpus_are_numbered_as_torch_sees_them(smi, setting, wanted):
     assert known[2] == Gpu("sm_100", "NVIDIA B200, a made-up one", 0, "GPU-bcde")
 
 
+def test_free_memory_is_nvmls_or_else_nvidia_smis(smi, monkeypatch):
+    assert nvidia.free_bytes("GPU-aaaa") is None
+    smi("echo 70000")
+    assert nvidia.free_bytes("GPU-aaaa") == 70000 << 20
+    made = FakeNvml(("GPU-aaaa",))
+    monkeypatch.setitem(sys.modules, "pynvml", made)
+    assert nvidia.free_bytes("GPU-aaaa") == (made.handles[0].mebibytes - 1000) << 20
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [

@@ -331,7 +331,8 @@ def survivors(contract: Contract, text: str) -> list[str]:
 
 
 def noticed(contract: Contract, text: str, way: Break) -> bool:
-    with broken(way), warnings.catch_warnings(action="ignore"):  # of what overflows then
+    with broken(way), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what overflows then
         try:
             contract.keep(text)
         except Exception:

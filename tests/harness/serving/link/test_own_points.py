@@ -151,7 +151,8 @@ def test_a_point_far_from_its_kernels_times_is_refused(tmp_path, tpot):
     """Before a fit, in which such numbers overflow."""
     path = tmp_path / "a.json"
     path.write_text(json.dumps(SGLANG_ROW | {"mean_tpot_ms": tpot}))
-    with warnings.catch_warnings(action="error"), pytest.raises(UsageError, match="no constant brings them"):
+    with warnings.catch_warnings(), pytest.raises(UsageError, match="no constant brings them"):
+        warnings.simplefilter("error")
         link("h200", "sglang", own=[str(path)])
 
 

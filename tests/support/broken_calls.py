@@ -285,6 +285,7 @@ HARMLESS = {
         # vLLM's fork 617264c hopper/: seqused_k says how far keys are read (seqlen.h:57, paged_kv.h:148); of
         # 4 blocks or fewer there is one split (flash_api.cpp:514, heuristics.h:47), as in the schedule.
         r"fa3@vllm .*flash_attn_varlen_func\(max_seqlen_k\): none": "4 blocks or fewer are not split",
+        r"fa3@vllm .*flash_attn_varlen_func\(num_splits\): none": SPLITS,
         # tokenspeed-mla 2.0.4 mla_decode.py:710 and 1042: seq_lens.to(torch.int32); mla_decode_fp8.py:1403,
         # 1464: a kernel that is launched early waits.
         r"tokenspeed_mla_decode\(seq_lens\): other index type": "it is converted",

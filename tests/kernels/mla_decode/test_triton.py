@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 import kernels
 from harness.catalogue.architectures import architectures
@@ -26,7 +27,7 @@ from shapes.case import parse
 from tests.support.interpreting import found_interpreted
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
 from tests.support.compiled import TARGETS, compiled, resident  # noqa: E402
 
@@ -200,7 +201,14 @@ def test_compiles(target: str, kv: str, text: str) -> None:
     narrow = (target, kv) in (("sm_100", "fp8"), ("gfx950", "fp8"))
     if "heads=128" in text and not narrow:
         assert found["split_kernel"].instructions == INSTRUCTIONS[target]
-    if "heads=16" in text and not narrow and ("page=1" not in text or not target.startswith("gfx")):
+    # Triton 3.6 takes 268 and 299 registers for gfx942, where 3.7 takes no more than 256.
+    before = target == "gfx942" and Version(triton.__version__) < Version("3.7")
+    if (
+        "heads=16" in text
+        and not narrow
+        and ("page=1" not in text or not target.startswith("gfx"))
+        and not before
+    ):
         assert resident(target, found["split_kernel"]) >= 2
 
 

@@ -34,9 +34,8 @@ help: ## what there is (this list)
 run: set-up ## set up, then measure: make run OP=fused_moe, or ARGS="--op mla_decode --suite smoke"
 	$(IN_VENV) harness run $(ARGS)
 
-pictures: set-up ## the charts of the README, from committed runs
-	$(IN_VENV) harness report results/epyc-zen4-2core/mla_decode-r1-tp8 --svg docs/pictures \
-		--chart 'speedup-over-*' --chart 'ranking-mla-decode-batch-64-*'
+pictures: set-up ## the chart of the README, from a committed run
+	$(IN_VENV) harness report results/h200/mla_decode-b64 --svg docs/pictures --chart 'ranking-*'
 
 test: lint ## set up, lint, then the quick tests
 	$(BESIDE) -m "not slow and not alone"

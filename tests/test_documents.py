@@ -202,7 +202,7 @@ def test_the_table_in_the_readme_is_of_a_committed_run():
     from harness.report.terminal import plain
     from harness.results.journal import Journal
 
-    finished = Journal(ROOT / "results/epyc-zen4-2core/mla_decode-r1-tp8").finished()
+    finished = Journal(ROOT / "results/h200/mla_decode-b64").finished()
     assert plain(case_table(next(iter(finished.values())))) + "\n" in blocks(ROOT / "README.md")
 
 

@@ -70,10 +70,12 @@ class Judge:
         parsed = of.sizes(sizes)
         operands = of.make(parsed, Seeds(**seeds), self.device, boundary)
         most = MAX_FLOPS[self.kind]
-        if self.kind != "cpu":  # whose plan counts references
-            share = min(share, HOST_SHARE * available_memory() / kept_references(of, parsed, self.kind))
+        whole = min(most, of.work(parsed, boundary).flops)
         if share < 1:
-            most = max(CHEAP * most, share * min(most, of.work(parsed, boundary).flops))
+            most = max(CHEAP * most, share * whole)
+        if self.kind != "cpu":  # whose plan counts references
+            fitting = HOST_SHARE * available_memory() / kept_references(of, parsed, self.kind)
+            most = min(most, fitting * whole) if fitting < 1 else most
         reference = of.reference(operands, most, random.SystemRandom().random())
         reference = _moved(reference, "cpu")
         shape = tuple(of.empty_output(parsed, "meta").shape)

@@ -67,7 +67,8 @@ class SplitK(SuiteTriton):
         parts and counters."""
         values = sizes.m * sizes.n
         parts = min(values * sizes.k_blocks // split_k_configs.MIN_STEPS, split_k_configs.MOST_PARTS)
-        return 4 * (sizes.m * sizes.k_blocks + parts)
+        counters = math.ceil(sizes.m / 16) * math.ceil(sizes.n / 32)  # of the smallest tiles
+        return 4 * (sizes.m * sizes.k_blocks + parts + counters)
 
     def prepare_with(
         self, config: SplitKConfig, target: Target, operands: BlockScaleGemmOperands, out: torch.Tensor

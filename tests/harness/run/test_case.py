@@ -63,6 +63,9 @@ def test_a_profiler_that_saw_nothing_on_a_gpu_is_told(monkeypatch):
         platform = Platform("cuda", "sm_90", "cuda:0")
         living = contenders = (contender,)
 
+        def start_profiler(self) -> None:
+            pass
+
         def ask(self, contender: Contender, request: str) -> dict[str, list]:
             return {"kernels": [], "picked": [], "ran": []}
 

@@ -66,7 +66,10 @@ def test_spellings():
 
 def test_what_engines_run_is_known_by_machine():
     assert run_by_default("sglang", "fused_moe", "h200") == ("sglang.triton",)
-    assert run_by_default("sglang", "fused_moe", "b200") == ("flashinfer.trtllm@sglang",)
+    assert run_by_default("sglang", "fused_moe", "b200") == (
+        "flashinfer.trtllm_routed@sglang",  # with ep > 1, which a link does not say
+        "flashinfer.trtllm@sglang",
+    )
     assert run_by_default("trtllm", "fused_moe", "b200") == run_by_default("sglang", "fused_moe", "x1") == ()
 
 
@@ -77,7 +80,8 @@ def b200(tmp_path, *moe, **how):
 def test_times_of_another_kernel_are_refused_or_wide(tmp_path):
     with pytest.raises(
         UsageError,
-        match=f"fused_moe is timed as {TRITON}, the engine runs flashinfer.trtllm@sglang: .* off by 54%; "
+        match=f"fused_moe is timed as {TRITON}, the engine runs flashinfer.trtllm_routed@sglang or "
+        "flashinfer.trtllm@sglang: .* off by 54%; "
         "give .* or --any-kernel",
     ):
         b200(tmp_path / "refused", TRITON)

@@ -146,8 +146,8 @@ class Aiter(Vendor):
     runtime = "aiter"
     library = "aiter"
     install = (
-        "it comes with ROCm's images of vLLM and SGLang, or build github.com/ROCm/aiter; PyPI's amd-aiter is "
-        "of November 2025"
+        "it comes with ROCm's images of vLLM and SGLang, or build github.com/ROCm/aiter; PyPI's amd-aiter "
+        "(November 2025) is too old for half of the rows"
     )
     kinds: ClassVar[tuple[str, ...]] = ("rocm",)
     archs: ClassVar[tuple[str, ...]] = ("gfx942", "gfx950")

@@ -121,7 +121,8 @@ def carried_names(folder: Path, env: Environment) -> frozenset[str]:
             f"neither {sys.executable} nor {folder} has {', '.join(lacking)}: take a folder of "
             f"`make wheels FOR={version} ALL=1`"
         )
-    found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.glob("*.whl")}
+    listed = (folder / name for name in made["sha256"])  # others, of libraries that rows use, are the user's
+    found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in listed if file.exists()}
     if found != made["sha256"]:
         odd = min(name for name, _ in found.items() ^ made["sha256"].items())
         raise SetUpError(f"{folder / odd} is not what {WHEELS} says: copy the folder again")

@@ -1,5 +1,6 @@
-"""Makes a folder of wheels for set-up on a node without a registry: `make wheels FOR=3.12` here, and
-`make run WHEELS=folder` there.
+"""Makes a folder of wheels for set-up on a node without a registry.
+
+`make wheels FOR=3.12` here, and `make run WHEELS=folder` there.
 
 The node's image has torch and Triton, and mostly what IMAGE names; --all takes these too, and what `report`
 draws with. `wheels.json` beside the wheels says which Python and machine they are for, what is left to the

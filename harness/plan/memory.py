@@ -21,8 +21,8 @@ MIB = 1 << 20
 WORKER_STREAMS = 2
 
 # Of the driver's own in each process that computes on a GPU, with the code of torch's and libraries' kernels
-# that it loaded: about 0.5 GiB on an H100 with CUDA 13.
-CONTEXT = 512 * MIB
+# that it loaded: 0.67 GiB on an H100 with CUDA 13.0 and torch 2.11 (results/h100/first-contact/timers.jsonl).
+CONTEXT = 700 * MIB
 
 # What drawing operands and hashing them piece by piece takes at least, in segments of torch's allocator.
 DRAWING = 256 * MIB

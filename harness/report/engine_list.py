@@ -91,7 +91,8 @@ def _by_op(release: str, answers: Sequence[Answer]) -> RenderableType:
         for flags in sorted({entry.flags for entry, _ in of_op}):
             parts += ["", Text(f"{op} with {flags}" if flags else op, "bold")]
             parts.append(_table([answer for answer in of_op if answer[0].flags == flags]))
-    if any(entry.op == "mla_decode" for entry, _ in answers):
+    on_gpu = [entry for entry, _ in answers if not entry.archs[0].startswith("x86")]
+    if any(entry.op == "mla_decode" for entry in on_gpu):
         said = f"{MODEL_LEN} where a case has no model_len"
         parts += ["", f"mla_decode: split for the context length of the server, {said}"]
     return Group(*parts, "", "with --json: why, and the whole paths")

@@ -190,17 +190,17 @@ def _blamed(contender: Contender, measured: Measured, platform: Platform) -> str
 
 
 def _note(contender: Contender, measured: Measured) -> str:
-    disturbed = any(r.disturbed and contender.name in r.seconds for r in measured.rounds.rounds)
-    notes = [
-        contender.impl.composition(measured.case.boundary),
-        "disturbed" * disturbed,
-        contender.picked,
-        "right when interpreted; not timed" * contender.interpreted,
-        _few(contender.check.get("calls")),
-        "wrong where 32 bits do not count a cache's values" * (contender.check.get("far") is False),
-        "waits for the device: its time holds the host's" * contender.synchronises,
-    ]
-    return "; ".join(filter(None, notes))
+    is_disturbed = any(r.disturbed and contender.name in r.seconds for r in measured.rounds.rounds)
+    notes = {
+        contender.impl.composition(measured.case.boundary): True,
+        "disturbed": is_disturbed,
+        contender.picked: True,
+        "right when interpreted; not timed": contender.interpreted,
+        _few(contender.check.get("calls")): True,
+        "wrong on caches of more than 2^32 values; time kept": contender.check.get("far") is False,
+        "waits for the device: its time holds the host's": contender.synchronises,
+    }
+    return "; ".join(note for note, holds in notes.items() if note and holds)
 
 
 def _few(calls: int | None) -> str:

@@ -33,7 +33,7 @@ class MlaDecodeSizes:
     fp8: its format, which only a case with kv=fp8 says;
     model_len: the server's context length, for which engines record the call into a graph (vLLM's
     --max-model-len, SGLang's --context-length): rows that follow an engine split sequences by it. Without
-    graphs vLLM splits by the longest sequence: model_len=ctx."""
+    graphs vLLM splits by the longest sequence: set model_len to that."""
 
     batch: int
     ctx: str

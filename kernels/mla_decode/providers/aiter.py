@@ -304,8 +304,8 @@ def padded(heads: int) -> int:
 
 
 def listed(sizes: MlaDecodeSizes, requests: int) -> int:
-    """Entries of the list of pages that an engine makes for so many requests, but for those that change
-    nothing (see ENOUGH)."""
+    """Entries of the list of pages that an engine makes for so many requests, at most ENOUGH for each
+    sequence of the call."""
     return max(sizes.tokens, min(requests * sizes.model_len, sizes.batch * ENOUGH))
 
 

@@ -51,14 +51,16 @@ def rotation(
     """
     level = last_level or UNKNOWN_LEVEL
     past = min(reach or math.inf, ROTATE_CACHES * level)
-    rest = int(op.work(sizes).bytes) - op.streamed_bytes(sizes) if mode == "cold" else 0
+    others = int(op.work(sizes).bytes) - op.streamed_bytes(sizes)
+    rest = others if mode == "cold" else 0
 
     def touched(copies: int) -> int:
         return op.streamed_bytes(sizes, copies) + copies * rest
 
     def enough(copies: int) -> bool:
         between = touched(copies) if copies == 1 else touched(copies) - touched(1)
-        return between >= past
+        # Activations and output stand in one place, and pass through the cache between two calls, too.
+        return between + (others if mode == "serving" else 0) >= past
 
     most = 1 if mode == "warm" or not touched(1) else MOST_COPIES
     wanted = next(n for n in range(1, most + 1) if enough(n) or touched(n) == touched(most))

@@ -194,7 +194,9 @@ class CaseRun:
             self.seeds["last"] = seeds_of(Seeds(seed, seed, turn=rotation.copies - 1))
         timed = [station for station in self.stations if any(not c.interpreted for c in station.living)]
         with self._phase("starting"):
+            judge = self.pool.submit(lambda: self.judge)  # it starts beside the workers
             self._side_by_side(timed, lambda station: attempt(station.living, station.ready))
+            judge.result()
         for number, case in enumerate(self.ragged):
             with self._phase("checking at ragged sizes"):
                 compiling_s = self._check_ragged(timed, case, f"ragged-{number}")

@@ -119,9 +119,12 @@ class NvidiaMonitor(GpuMonitor):
 
     def _look(self) -> Look:
         nvml = self.nvml
-        # The clock first, while it is still that of the work.
+        # Each takes about 1 ms, in which the work may end: the clock is held down by what was there before it
+        # was read, or after.
+        before = self._ask("clock reasons", CLOCK_REASONS)
         clock = self._ask("sm_clock_mhz", ["nvmlDeviceGetClockInfo"], nvml.NVML_CLOCK_SM)
-        bits = self._ask("clock reasons", CLOCK_REASONS)
+        after = self._ask("clock reasons", CLOCK_REASONS)
+        bits = None if before is None or after is None else before | after
         busy = None if bits is None else not bits & IDLE
         values = {"temperature_c": self._ask("temperature_c", TEMPERATURE, nvml.NVML_TEMPERATURE_GPU)}
         milliwatts = self._ask("power_w", ["nvmlDeviceGetPowerUsage"])

@@ -397,11 +397,12 @@ class Bench:
 
     def far(self, contender: str) -> dict[str, Any] | None:
         """The output of a call on the same operands where their places need more than 32 bits (see
-        Operands.far), prepared on those, as plain values; None where the op's have none, where memory has no
-        room for them, or where it does not run so. On a CPU only what is touched takes memory: whoever copies
-        all of it gets an error where a quarter of what is free is not enough."""
+        Operands.far), prepared on those, as plain values; None where the op has no such operands, memory is
+        short, or the call fails there. On a CPU only touched pages take memory; an implementation that copies
+        the whole cache is stopped at a quarter of what is free."""
         import torch
 
+        operands = None
         try:
             if self.kind != "cpu" and torch.cuda.mem_get_info(self.device)[0] < 2 * FAR_BYTES:
                 return None
@@ -417,8 +418,9 @@ class Bench:
                 return None
             raise
         finally:
-            if self.kind != "cpu":
-                torch.cuda.empty_cache()
+            operands = None  # frees it, so that others find its memory
+            empty_cache(self.kind)
+            heap.trim()
 
     def _called_once(self, ready: _Ready, operands: Operands) -> dict[str, Any]:
         out = None

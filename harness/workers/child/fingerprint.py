@@ -75,7 +75,8 @@ def _triton(call: Callable[[], None], kernels: Collection[str]) -> list[str]:
 
     def noted(self: JITFunction, *arguments: Any, **options: Any) -> Any:
         compiled = run(self, *arguments, **options)
-        ran.append(compiled)
+        if compiled is not None:  # as hooks of the compiler may want it
+            ran.append(compiled)
         return compiled
 
     JITFunction.run = noted

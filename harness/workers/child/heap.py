@@ -32,12 +32,20 @@ def give_back() -> None:
         return
     library.mallinfo2.restype = _Mallinfo
     if library.mallinfo2().fordblks > MOST_UNUSED * available_memory():
+        trim()
+
+
+def trim() -> None:
+    """Gives all unused memory back, with glibc's allocator."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
 
 
 @contextlib.contextmanager
 def at_most(nbytes: int) -> Iterator[None]:
-    """Whoever maps more than so many bytes more meanwhile gets an error, before anybody is killed for it."""
+    """Limits this process to mapping `nbytes` more: a larger allocation fails, instead of the machine running
+    out of memory."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     limits = [limit for limit in (mapped + nbytes, soft, hard) if limit != resource.RLIM_INFINITY]

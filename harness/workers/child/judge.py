@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ CHEAP = 0.005
 
 
 class Judge:
-    """Requests: hello, reference, judge, save, forget.
+    """Requests: hello, reference, judge, save.
 
     kept: the last output that was judged, the first wrong one if there was any, for `save`
     """
@@ -114,9 +115,11 @@ class Judge:
             given = output.tensor(of, shape)
         report: dict[str, Any] = {"ok": False}
         if self._has_room(given, reference):
-            on_device = given.to(self.device), _moved(reference, self.device)
-            report = judge(*on_device, tolerance, wanted, fp8, truncates)
-            del on_device
+            on_device: tuple[Any, ...] = ()
+            with contextlib.suppress(torch.OutOfMemoryError):  # others may have taken what was free
+                on_device = given.to(self.device), _moved(reference, self.device)
+                report = judge(*on_device, tolerance, wanted, fp8, truncates)
+            on_device = ()
             empty_cache(self.kind)
         if not report["ok"]:
             context = replace(self.contexts[name], others=self._others(name, fp8, truncates))
@@ -154,12 +157,6 @@ class Judge:
         for name, tensor in (("output", kept.output), ("reference", reference.value), ("sigma", kept.sigma)):
             torch.save(tensor.contiguous(), Path(folder) / f"{name}.pt")
         return self.operands[kept.name] | {"rows": reference.rows, "report": kept.report}
-
-    def forget(self) -> None:
-        self.references.clear()
-        self.contexts.clear()
-        self.operands.clear()
-        self.kept = None
 
 
 @dataclass(frozen=True)

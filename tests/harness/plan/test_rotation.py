@@ -46,6 +46,15 @@ def test_what_touches_too_little_says_how_little():
     )
 
 
+def test_activations_pass_through_the_cache_too():
+    """At 128 000 tokens they are a GB, so two sets of weights find none of them in 50 MB."""
+    gemm = kernels.OPS["block_scale_gemm"]
+    sizes = gemm.sizes({"m": 128000, "n": 3072, "k": 1536})
+    found = rotation(gemm, sizes, "serving", 50 << 20)
+    assert (found.copies, found.enough) == (1, True)
+    assert rotation(gemm, gemm.sizes({"m": 1, "n": 3072, "k": 1536}), "serving", 50 << 20).copies > 20
+
+
 def test_where_a_step_streams_nothing_that_is_said():
     prefill = kernels.OPS["mha_prefill"]
     found = rotation(prefill, prefill.sizes({"batch": 1, "new": 3200}), "serving", 50 << 20)

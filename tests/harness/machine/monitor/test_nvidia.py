@@ -86,6 +86,14 @@ def test_a_turn_is_read_while_its_calls_run(bench: Bench, monkeypatch: pytest.Mo
     assert bench.monitor.conditions()["idle_samples"] == 1
 
 
+def test_a_clock_that_the_power_cap_held_down_a_moment_before_is_no_fallen_one(bench, monkeypatch):
+    """The reasons and the clock take a millisecond each, in which a turn's work may end."""
+    bench.round({"sm": 1980})
+    bits = iter([POWER, 0])
+    monkeypatch.setattr(bench.nvml, "nvmlDeviceGetCurrentClocksEventReasons", lambda handle: next(bits))
+    assert bench.round({"sm": 1200}) == ""
+
+
 def test_a_clock_below_three_quarters_of_the_highest(bench: Bench) -> None:
     assert bench.round({"sm": 1980}) == ""
     assert bench.round({"sm": 1485}) == ""

@@ -249,10 +249,11 @@ def _gpus() -> tuple[list[Platform], str]:
         return found, wrong
     if not found and ALL_HIDDEN & {*settings.values()}:
         return [], ""
-    if count and not names_slice:
+    if count and not found:
         said = " ".join(f"{variable}={value}" for variable, value in settings.items())
-        return [], f"{said} leaves none of {count} GPUs"
-    if count:
+        none = f"{said} selects none of the GPUs here ({count})" if said else ""
+        return [], "; ".join(filter(None, (none, wrong)))
+    if found:
         name = settings["CUDA_VISIBLE_DEVICES"].split(",")[0]
         unknown = f"{name} has unknown memory, as neither NVML nor nvidia-smi lists it"
         return _by_torch(found, wrong or unknown)
@@ -327,10 +328,6 @@ NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 PCI = Path("/sys/bus/pci/devices")
 
 
-def _amd(root: Path = NODES, pci: Path = PCI) -> list[Platform]:
-    return _numbered(_kfd(root, pci))
-
-
 def _numbered(gpus: list[Platform]) -> list[Platform]:
     """Those that this process is shown, by torch's names."""
     left = visible("rocm", gpus, lambda gpu: gpu.uuid)
@@ -340,12 +337,14 @@ def _numbered(gpus: list[Platform]) -> list[Platform]:
 def _kfd(root: Path = NODES, pci: Path = PCI) -> list[Platform]:
     """The GPUs that AMD's kernel driver shows this process; of one that is divided (DPX to CPX) each part."""
     gpus: list[Platform] = []
+    nodes: list[tuple[Path, dict[str, str]]] = []
     for node in sorted(root.glob("*"), key=lambda p: int(p.name)):
-        try:
-            properties = (node / "properties").read_text()
-        except OSError:  # EPERM: a GPU that this container was not given; ROCm does not count it either
-            continue
-        facts = dict(line.split(None, 1) for line in properties.splitlines())
+        # EPERM: a GPU that this container was not given; ROCm does not count it either.
+        with contextlib.suppress(OSError):
+            lines = (node / "properties").read_text().splitlines()
+            nodes.append((node, dict(line.split(None, 1) for line in lines)))
+    ids = [facts.get("unique_id") for _, facts in nodes]
+    for node, facts in nodes:
         version_number = int(facts.get("gfx_target_version", 0))
         if not version_number:
             continue
@@ -368,11 +367,13 @@ def _kfd(root: Path = NODES, pci: Path = PCI) -> list[Platform]:
             for size in re.findall(r"size (\d+)", text)
         ]
         arch = f"gfx{major}{minor:x}{step:x}"
-        # As ROCm writes it: what ROCR_VISIBLE_DEVICES takes. A virtual function has none, and the parts of a
-        # GPU have one among them: where it sits, and its node's number, tell it from the others.
+        # As ROCm writes it: what ROCR_VISIBLE_DEVICES takes. A virtual function has none, and with older
+        # drivers the parts of a GPU share one, by which ROCr shows none of them: where it sits, and its
+        # node's number, tell it from the others.
         unique = int(facts.get("unique_id", 0))
-        uuid = f"GPU-{unique:016x}" if unique and not part else f"pci-{domain:04x}:{place:04x}"
-        uuid += f"-{node.name}" if part else ""
+        uuid = f"pci-{domain:04x}:{place:04x}{f'-{node.name}' if part else ''}"
+        if unique and not (part and ids.count(facts["unique_id"]) > 1):
+            uuid = f"GPU-{unique:016x}"
         level = max(caches, default=0)
         gpus.append(Platform("rocm", arch, name=name, memory=memory, last_level=level, uuid=uuid))
     return gpus

@@ -17,7 +17,7 @@ LISTS = ["ops", "impls", "cases", "suites", "linears", "published", "flags", "re
 @only_op
 @click.option("--suite", default=None, help="For cases: of this suite, or all (default: smoke).")
 @click.option("--platform", type=click.Choice(KINDS), help="Ask about another platform than this machine.")
-@click.option("--arch", default="", help="Its architecture: sm_90, sm_100, gfx942, gfx950, x86-amx ...")
+@click.option("--arch", default="", help="Of this architecture: sm_90, sm_100, gfx942, gfx950, x86-amx ...")
 @click.option("--engine", help="For impls: what vllm or sglang would run by default there, for DeepSeek-R1.")
 @json_option("Write JSON there instead of a table.")
 def list_command(
@@ -39,6 +39,7 @@ def list_command(
     from harness.report.engine_list import engine_platform, of_engine
     from harness.report.lists import listing
     from harness.report.terminal import show
+    from kernels.engines import kind
     from kernels.platform import detect, named
 
     ops = [choose_op(op).name] if op else list(kernels.OPS)
@@ -48,8 +49,9 @@ def list_command(
         machine = engine_platform(engine, platform, arch)
         listed = of_engine(engine, ops, machine)
     else:
+        platform = platform or kind(arch)
         if arch and not platform:
-            raise UsageError("--arch needs --platform")
+            raise UsageError(f"the platform of {arch!r} is not known; name it by --platform")
         machine = named(platform, arch) if platform else detect()
         listed = listing(what, ops, machine, suite)
     if json_to:

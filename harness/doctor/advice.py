@@ -11,7 +11,8 @@ from pathlib import Path
 import kernels
 from harness.machine.cgroups import quota
 from harness.machine.cpu_threads import cores, cpus_in
-from kernels.platform import BUILDS, Platform, devices, run, unseen
+from kernels.gpus.nvidia import smi
+from kernels.platform import Platform, devices, run, unseen
 from kernels.vendor import Vendor, last_read
 
 Ask = Callable[..., str]
@@ -21,13 +22,6 @@ def advice(here: Platform, threads: int, root: Path = Path("/"), ask: Ask = run)
     """root: of /sys and /proc; ask: runs a command and gives what it prints, nothing where it fails."""
     machine = _cpu(root, threads) if here.kind == "cpu" else _gpu(here, ask)
     return [*machine, *_virtual(here), *_libraries(here)]
-
-
-def torch_advice(here: Platform) -> list[str]:
-    """That the installed torch cannot use this device at all, before anything else."""
-    wrong = here.other_build()
-    how = f"install PyTorch's build for {BUILDS[here.kind]} in its place, or measure the CPU: --device cpu"
-    return [f"{wrong}; {how}"] if wrong else []
 
 
 def _virtual(here: Platform) -> list[str]:
@@ -133,14 +127,14 @@ def _pages(root: Path) -> list[str]:
 
 
 def _gpu(here: Platform, ask: Ask) -> list[str]:
-    return _persistence(here, ask) if here.kind == "cuda" else _torch_devices(ask)
+    return _persistence(here) if here.kind == "cuda" else _torch_devices(ask)
 
 
-def _persistence(here: Platform, ask: Ask) -> list[str]:
-    """As nvidia-smi tells. Untested on hardware."""
+def _persistence(here: Platform) -> list[str]:
+    """As nvidia-smi tells of a whole GPU. Untested on hardware."""
     device = here.uuid or here.device.partition(":")[2] or "0"
-    query = ("nvidia-smi", "-i", device)
-    if ask(*query, "--query-gpu=persistence_mode", "--format=csv,noheader") != "Disabled":
+    query = ("-i", device, "--query-gpu=persistence_mode", "--format=csv,noheader")
+    if device.startswith("MIG-") or smi(*query)[0] != "Disabled":
         return []
     return [f"persistence mode is off, so the GPU wakes anew: `nvidia-smi -i {device} -pm 1`"]
 

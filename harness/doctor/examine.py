@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import kernels
 from harness.catalogue.devices import datasheets, last_level
 from harness.doctor import noise
-from harness.doctor.advice import advice, torch_advice
+from harness.doctor.advice import advice
 from harness.files import JsonObject
+from harness.machine.device import torch_advice
 from harness.machine.monitor.base import Blind, Monitor
 from harness.machine.provenance import LIBRARIES
 from harness.run.ceilings import measured, meters, stored
@@ -40,7 +41,7 @@ def examine(
     threads = worker_threads()
     machine = provenance(here, threads)["machine"] | {"last_level_cache": last_level(here)}
     # Before our own work disturbs what they look at.
-    improve = [*torch_advice(here), *complaints, *advice(here, threads)]
+    improve = [*filter(None, [torch_advice(here)]), *complaints, *advice(here, threads)]
     runs = [i for op in kernels.OPS for i in kernels.implementations(op) if i.available(here).ok]
     return {
         "machine": {name: value for name, value in machine.items() if value not in ("", 0)},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from harness.report.terminal import WIDTH
@@ -61,7 +62,7 @@ def _reach(claimed: int, reach: int) -> str:
 def _machine(machine: JsonObject, devices: Mapping[str, str], reach: int) -> Lines:
     lines = [("device", f"{machine['device']} ({machine['platform']}, {machine['arch']})")]
     if len(devices) > 1:
-        lines.append(("all devices", "; ".join(f"{name}: {what}" for name, what in devices.items())))
+        lines.append(("all devices", _alike(devices)))
     if "device_memory" in machine:
         lines.append(("memory", f"{machine['device_memory'] / (1 << 30):.1f} GiB"))
     cache = machine.get("last_level_cache")
@@ -71,6 +72,15 @@ def _machine(machine: JsonObject, devices: Mapping[str, str], reach: int) -> Lin
     if "driver" in machine:
         lines.append(("driver", machine["driver"]))
     return [*lines, ("system", machine["os"])]
+
+
+def _alike(devices: Mapping[str, str]) -> str:
+    """`cuda:0 to cuda:7: cuda sm_90 NVIDIA H200; cpu: ...`"""
+    said = []
+    for what, group in groupby(devices, devices.__getitem__):
+        first, *others = group
+        said.append(f"{first}{f' to {others[-1]}' if others else ''}: {what}")
+    return "; ".join(said)
 
 
 def _libraries(libraries: Mapping[str, str]) -> Lines:

@@ -11,6 +11,7 @@ from harness.catalogue.devices import Ceilings, known_type
 from harness.errors import NothingRan
 from harness.files import JsonObject
 from harness.machine.cpu_threads import ALLOWED
+from harness.machine.device import torch_advice
 from harness.machine.monitor import monitor_for
 from harness.machine.monitor.base import Monitor
 from harness.run.ceilings import ceilings
@@ -35,6 +36,8 @@ class OwnDevice:
 @contextlib.contextmanager
 def own_device(platform: Platform) -> Iterator[OwnDevice]:
     """Holds the device's lock. Raises NothingRan where another run has it, or where it cannot be measured."""
+    if reason := torch_advice(platform):
+        raise NothingRan(reason)
     monitor = monitor_for(platform, worker_pids)
     with device_lock(platform):
         if reason := monitor.blocked():

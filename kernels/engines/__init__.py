@@ -112,8 +112,8 @@ def archs(engine: str) -> list[str]:
 
 
 def kind(arch: str) -> str:
-    """`cuda`, `rocm` or `cpu`."""
-    return next(kind for start, kind in KINDS.items() if arch.startswith(start))
+    """`cuda`, `rocm` or `cpu`; empty where that is not known."""
+    return next((kind for start, kind in KINDS.items() if arch.startswith(start)), "")
 
 
 def entries(engine: str, op: str, arch: str) -> list[EngineDefault]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import math
 import os
 import re
 import shutil
@@ -32,6 +33,7 @@ class Gpu:
     memory:   bytes; 0 if unknown
     uuid:     GPU-..., of a slice MIG-...
     old_name: of a slice, as drivers before 470 call it: MIG-GPU-.../<GPU instance>/<compute instance>
+    divided:  whether it is in MIG mode; None where that is not told
     slices:   of a GPU in MIG mode, those that this process may use
     """
 
@@ -40,7 +42,16 @@ class Gpu:
     memory: int
     uuid: str
     old_name: str = ""
+    divided: bool | None = None
     slices: tuple[Gpu, ...] = ()
+
+    @property
+    def usable(self) -> bool:
+        return bool(self.arch) and (bool(self.slices) or not self.divided)
+
+
+LOST = Gpu("", "", 0, "")
+"""Keeps the number of a GPU that the driver counts and that does not answer."""
 
 
 def answer(*command: str, timeout_s: float = ANSWER_S) -> tuple[str, str]:
@@ -73,8 +84,8 @@ def smi_program() -> str | None:
 
 
 def gpus() -> tuple[list[Gpu], str]:
-    """All that the driver shows, in its order, and what it or its tools say is wrong; that is empty where
-    nothing hints at a GPU."""
+    """All that the driver counts, in its order, usable or not, and what it or its tools say is wrong; that is
+    empty where nothing hints at a GPU. nvidia-smi is asked where NVML does not answer."""
     known, wrong = _by_nvml()
     if known:
         return known, wrong
@@ -119,53 +130,69 @@ def _by_nvml() -> tuple[list[Gpu], str]:
     known, wrong = [], []
     for index in range(count):
         try:
-            gpu, is_divided = _read(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
-        except (nvml.NVMLError, AttributeError) as error:  # one that fell off the bus; the others work
+            known.append(_read(nvml, nvml.nvmlDeviceGetHandleByIndex(index)))
+        except AttributeError as error:  # a library that is too old for these questions
+            return [], f"NVML: {error}"
+        except nvml.NVMLError as error:  # one that fell off the bus; the others work
             wrong.append(f"NVML: GPU {index}: {error}")
-            continue
-        if is_divided and not gpu.slices:
-            wrong.append(f"GPU {index} is in MIG mode and has no slice for this process")
-        else:
-            known.append(gpu)
-    return known, "; ".join(wrong) or ("" if count else "NVML shows no GPU")
+            if error.value != nvml.NVML_ERROR_NO_PERMISSION:  # another job's, which CUDA does not count
+                known.append(LOST)
+    return known, "; ".join([*wrong, *_without_slices(known)]) or ("" if count else "NVML shows no GPU")
 
 
-def _read(nvml: ModuleType, handle: object) -> tuple[Gpu, bool]:
-    """And whether it is divided."""
+def _without_slices(known: Sequence[Gpu]) -> list[str]:
+    return [
+        f"GPU {index} is in MIG mode and has no slice for this process"
+        for index, gpu in enumerate(known)
+        if gpu.divided and not gpu.slices
+    ]
+
+
+def _read(nvml: ModuleType, handle: object) -> Gpu:
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     name, uuid = _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle))
     gpu = Gpu(f"sm_{major}{minor}", name, _memory(nvml, handle), uuid)
     try:
-        is_divided = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
-        most = nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if is_divided else 0
-    except (nvml.NVMLError, AttributeError):  # a GPU that cannot be divided, or a library of before that
-        return gpu, False
+        divided = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
+        most = nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if divided else 0
+    except nvml.NVMLError as error:
+        return replace(gpu, divided=False) if error.value == nvml.NVML_ERROR_NOT_SUPPORTED else gpu
+    except AttributeError:  # a library of before MIG
+        return gpu
     slices = []
     for index in range(most):
         try:
             slices.append(_slice(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index), gpu))
         except nvml.NVMLError:  # no slice of this number, or none that this container was given
             continue
-    return replace(gpu, slices=tuple(slices)), is_divided
+    return replace(gpu, divided=divided, slices=tuple(slices))
 
 
 def _slice(nvml: ModuleType, handle: object, gpu: Gpu) -> Gpu:
     name = _text(nvml.nvmlDeviceGetName(handle))
     if " MIG " not in name:
-        name = f"{gpu.name} MIG {_profile(nvml.nvmlDeviceGetAttributes(handle))}"
+        name = f"{gpu.name} MIG {_profile(nvml.nvmlDeviceGetAttributes(handle), gpu.memory)}"
     place = f"{nvml.nvmlDeviceGetGpuInstanceId(handle)}/{nvml.nvmlDeviceGetComputeInstanceId(handle)}"
     uuid = _text(nvml.nvmlDeviceGetUUID(handle))
     return Gpu(gpu.arch, name, _memory(nvml, handle), uuid, f"MIG-{gpu.uuid}/{place}")
 
 
-def _profile(attributes: object) -> str:
+def _profile(attributes: object, memory: int) -> str:
     """`1g.10gb`, or `1c.3g.40gb` of a compute instance that has not all of its GPU instance (NVIDIA's MIG
-    User Guide, MIG Device Names)."""
+    User Guide, MIG Device Names). Its size is counted in eighths of the GPU's GiB, both rounded up, as
+    getMigMemorySizeGB of NVIDIA's go-nvlib does (pkg/nvlib/device/mig_profile.go).
+
+    memory: of the GPU, in bytes; 0 if unknown
+    """
     compute, whole, mebibytes = (
         getattr(attributes, field)
         for field in ("computeInstanceSliceCount", "gpuInstanceSliceCount", "memorySizeMB")
     )
-    return f"{f'{compute}c.' if compute != whole else ''}{whole}g.{-(-mebibytes // 1024)}gb"
+    size = math.ceil(mebibytes / 1024)
+    if memory:
+        eighths = math.ceil(8 * (mebibytes << 20) / memory)
+        size = math.floor(eighths / 8 * math.ceil(memory / (1 << 30)) + 0.5)
+    return f"{f'{compute}c.' if compute != whole else ''}{whole}g.{size}gb"
 
 
 def _memory(nvml: ModuleType, handle: object) -> int:
@@ -183,20 +210,20 @@ def _text(value: str | bytes) -> str:
 def _by_smi() -> tuple[list[Gpu], str]:
     if smi_program() is None:
         return [], ""
-    query = "--query-gpu=compute_cap,uuid,memory.total,name"
+    query = "--query-gpu=compute_cap,uuid,memory.total,mig.mode.current,name"
     output, wrong = smi(query, "--format=csv,noheader,nounits")
     known, other = [], ""
     for line in output.splitlines():
-        if row := re.fullmatch(r"\s*(\d+)\.(\d+)\s*,\s*(GPU-[^,\s]+)\s*,([^,]*),(.*)", line):
-            major, minor, uuid, mebibytes, name = (cell.strip() for cell in row.groups())
+        if row := re.fullmatch(r"\s*(\d+)\.(\d+)\s*,\s*(GPU-[^,\s]+)\s*,([^,]*),([^,]*),(.*)", line):
+            major, minor, uuid, mebibytes, mode, name = (cell.strip() for cell in row.groups())
             memory = int(mebibytes) << 20 if mebibytes.isdigit() else 0
-            known.append(Gpu(f"sm_{major}{minor}", name, memory, uuid))
+            divided = {"Enabled": True, "Disabled": False, "[N/A]": False}.get(mode)
+            known.append(Gpu(f"sm_{major}{minor}", name, memory, uuid, divided=divided))
         else:  # a warning, or what it says of a GPU that fell off the bus
             other = other or line.strip()
-    wrong = other or wrong
-    if known:
-        return _with_slices(known), f"nvidia-smi: {wrong}" if wrong else ""
-    return [], f"nvidia-smi: {wrong or 'it shows no GPU'}"
+    known, wrong = _with_slices(known), other or wrong or ("" if known else "it shows no GPU")
+    said = [f"nvidia-smi: {wrong}"] if wrong else []
+    return known, "; ".join(said + _without_slices(known))
 
 
 def _with_slices(known: Sequence[Gpu]) -> list[Gpu]:
@@ -221,7 +248,7 @@ def shown(known: Sequence[Gpu], environment: Mapping[str, str] = os.environ) -> 
     entry = (setting or "").split(",")[0].strip()
     if entry.startswith("MIG-"):
         return _named_slice(known, entry)
-    chosen = visible("cuda", known, lambda gpu: gpu.uuid, environment)
+    chosen = [gpu for gpu in visible("cuda", known, lambda gpu: gpu.uuid, environment) if gpu.usable]
     slices = [part for gpu in chosen for part in gpu.slices]
     return slices[:1] or chosen
 
@@ -233,9 +260,9 @@ def _named_slice(known: Sequence[Gpu], entry: str) -> list[Gpu]:
     fits = [p for p in slices if p.uuid.lower().startswith(wanted) or p.old_name.lower() == wanted]
     if fits:
         return fits if len(fits) == 1 else []
-    parents: Sequence[Gpu] = known
+    parents = [gpu for gpu in known if gpu.usable and gpu.divided is not False]
     if old := re.match(r"mig-(gpu-[^/]+)/", wanted):
-        parents = [gpu for gpu in known if gpu.uuid.lower().startswith(old[1])]
+        parents = [gpu for gpu in parents if gpu.uuid.lower().startswith(old[1])]
     elif slices:
         return []
     if len(parents) == 1 and len(parents[0].slices) == 1:

@@ -27,22 +27,27 @@ def visible(
     name:    of a device, as the driver tells it (a UUID)
     """
     for variables in VARIABLES[kind]:
-        setting = next((environment[v] for v in variables if v in environment), None)
-        devices = _chosen(devices, setting, name)
+        variable = next((v for v in variables if v in environment), None)
+        if variable is not None:
+            names = [name(device).lower() for device in devices]
+            chosen = _chosen(names, environment[variable], variable == "ROCR_VISIBLE_DEVICES")
+            devices = [devices[number] for number in chosen]
     return list(devices)
 
 
-def _chosen(devices: Sequence[T], setting: str | None, name: Callable[[T], str]) -> Sequence[T]:
-    """By numbers, or beginnings of names. As in CUDA and ROCm the first that fits none ends the list."""
-    if setting is None:
-        return devices
-    shown: list[T] = []
-    for entry in (part.strip() for part in setting.split(",")):
+def _chosen(names: Sequence[str], setting: str, is_rocr: bool) -> list[int]:
+    """By numbers, or beginnings of names. The first that fits none, or several, ends the list. Of one that
+    stands there twice torch makes an empty list (torch.cuda._parse_visible_devices), and ROCr ends it there
+    (RvdFilter::BuildUsrDeviceList)."""
+    chosen: list[int] = []
+    for entry in (part.strip().lower() for part in setting.split(",")):
         if entry.isdigit():
-            fits = [d for i, d in enumerate(devices) if i == int(entry)]
+            fits = [number for number in range(len(names)) if number == int(entry)]
         else:
-            fits = [d for d in devices if entry and name(d).lower().startswith(entry.lower())]
+            fits = [number for number, name in enumerate(names) if entry and name.startswith(entry)]
         if len(fits) != 1:
             break
-        shown += fits
-    return shown
+        if fits[0] in chosen:
+            return chosen if is_rocr else []
+        chosen += fits
+    return chosen

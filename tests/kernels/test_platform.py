@@ -15,8 +15,9 @@ from harness.errors import NothingRan
 from harness.run.device import device_type, machine_name
 from harness.run.device_lock import device_lock
 from kernels import platform
+from kernels.gpus import nvidia
 from kernels.gpus.nvidia import Gpu
-from kernels.platform import Platform, _amd, _cpu_facts, available_memory, free_memory, run
+from kernels.platform import Platform, _cpu_facts, _kfd, _numbered, available_memory, free_memory, run
 
 MI300X = "simd_count 1216\ngfx_target_version 90402\n"
 
@@ -37,7 +38,7 @@ def test_gpus_that_a_container_was_not_given_are_no_devices(tmp_path):
     node(tmp_path, 2, MI300X)
     (refused / "properties").unlink()
     (refused / "properties").mkdir()
-    (found,) = _amd(tmp_path)
+    (found,) = _numbered(_kfd(tmp_path))
     assert (found.device, found.arch, found.memory) == ("cuda:0", "gfx942", 206141652992)
 
 
@@ -107,9 +108,18 @@ def test_gpus_that_the_user_hides_are_passed_over_in_silence(machine, monkeypatc
 
 
 def test_a_number_that_leaves_no_gpu_is_said(machine, monkeypatch):
-    machine.gpus = [H100]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    assert machine.found() == ([], "CUDA_VISIBLE_DEVICES=7 leaves none of 1 GPUs")
+    machine.gpus = [replace(H100, divided=False)]
+    for setting in ("7", "MIG-1234"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
+        assert machine.found() == ([], f"CUDA_VISIBLE_DEVICES={setting} selects none of the GPUs here (1)")
+
+
+def test_a_gpu_that_cannot_be_used_is_no_device(machine, monkeypatch):
+    machine.gpus, machine.wrong = [nvidia.LOST], "NVML: GPU 0: GPU is lost"
+    assert machine.found() == ([], machine.wrong)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    said = f"CUDA_VISIBLE_DEVICES=0 selects none of the GPUs here (1); {machine.wrong}"
+    assert machine.found() == ([], said)
 
 
 def test_torch_tells_what_the_driver_s_tools_do_not(machine, monkeypatch):
@@ -189,8 +199,25 @@ def test_amds_are_chosen_by_the_name_that_rocm_gives_them(tmp_path, monkeypatch)
     node(tmp_path, 2, MI300X + "unique_id 4096\n")
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "GPU-0000000000001000,0")
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
-    (found,) = _amd(tmp_path)
+    (found,) = _numbered(_kfd(tmp_path))
     assert (found.device, found.uuid) == ("cuda:0", "GPU-00000000000000ff")
+
+
+def test_a_part_of_an_amd_is_chosen_by_a_name_of_its_own(tmp_path, monkeypatch):
+    """Newer drivers give each part one; a name that several have chooses none, as in ROCr."""
+    text = f"{MI300X}device_id {0x74A1}\nnum_xcc 1\nlocation_id 3072\nunique_id "
+    for number, unique in enumerate((16, 17, 99, 99), 1):
+        node(tmp_path, number, f"{text}{unique}\n")
+    for setting, wanted in (
+        ("GPU-0000000000000011", ["GPU-0000000000000011"]),
+        ("GPU-0000000000000063", []),
+        ("1,3,1,0", ["GPU-0000000000000011", "pci-0000:0c00-4"]),
+    ):
+        monkeypatch.setenv("ROCR_VISIBLE_DEVICES", setting)
+        assert [gpu.uuid for gpu in _numbered(_kfd(tmp_path))] == wanted
+    monkeypatch.delenv("ROCR_VISIBLE_DEVICES")
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1,3,1,0")
+    assert _numbered(_kfd(tmp_path)) == []
 
 
 def test_an_amd_is_called_by_its_product_and_told_from_others_by_its_place(tmp_path):
@@ -199,7 +226,7 @@ def test_an_amd_is_called_by_its_product_and_told_from_others_by_its_place(tmp_p
         "ip discovery"
     )
     node(tmp_path, 2, MI300X + "device_id 1\nlocation_id 3328\ndomain 1\n")
-    first, second = _amd(tmp_path)
+    first, second = _kfd(tmp_path)
     assert (first.name, second.name) == ("AMD Instinct MI300X VF", "")
     assert (first.uuid, second.uuid) == ("pci-0001:0c00", "pci-0001:0d00")
     assert (device_type(first), machine_name(first)) == ("MI300X", "mi300x")
@@ -227,7 +254,7 @@ def test_a_part_of_an_amd_has_a_name_and_a_lock_of_its_own(tmp_path, device, die
         file = tmp_path / "pci/0000:0c:00.0" / f"current_{kind}_partition"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{value}\n")
-    first, second = _amd(tmp_path / "nodes", tmp_path / "pci")
+    first, second = _kfd(tmp_path / "nodes", tmp_path / "pci")
     assert first.name == second.name == name
     assert (first.uuid != second.uuid) == (part_of(name) != "")
 

@@ -9,6 +9,7 @@ from typing import Any
 # Of NVMLError._errcode_to_string.
 TEXTS = {
     3: "Not Supported",
+    4: "Insufficient Permissions",
     6: "Not Found",
     9: "Driver Not Loaded",
     12: "NVML Shared Library Not Found",
@@ -35,13 +36,14 @@ class Handle:
         self.mebibytes = mebibytes
         self.slices: list[Handle | None] = []
         self.place = (0, 0)
-        self.lost = False
+        self.refusal = 0
 
 
 class FakeNvml:
     """refused: function -> error code it answers with. Functions named in `absent` do not exist."""
 
     NVMLError = NVMLError
+    NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NO_PERMISSION = 3, 4
     NVML_ERROR_NOT_FOUND, NVML_ERROR_LIBRARY_NOT_FOUND = 6, 12
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
     NVML_DEVICE_MIG_ENABLE = 1
@@ -106,8 +108,8 @@ class FakeNvml:
         return handle.name
 
     def nvmlDeviceGetCudaComputeCapability(self, handle: Handle) -> list[int]:
-        if handle.lost:
-            raise NVMLError(15)
+        if handle.refusal:
+            raise NVMLError(handle.refusal)
         return [9, 0]
 
     def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> SimpleNamespace:

@@ -131,6 +131,7 @@ def test_list_says_what_runs_on_another_platform_and_why_not(here, platform, arc
         assert by_name["vllm.amx"]["why not"] == f"needs cpu; this is {platform} {arch}"
         table = here("list", "impls", "--platform", platform, "--arch", arch).stdout
         assert table.splitlines()[0] == f"{platform} {arch} (not this machine)"
+        assert here("list", "impls", "--arch", arch).stdout == table
         assert " cannot: needs cpu\n" in table
 
 

@@ -91,7 +91,7 @@ def test_an_impossible_case_is_one_line(here, tmp_path, case, wanted):
         (["list", "--op", "mla"], "unknown op 'mla'; ops: "),
         (["list", "cases", "--suite", "r2"], "unknown suite 'r2'; suites: smoke"),
         (["list", "--platform", "tpu"], "'tpu' is not one of 'cuda', 'rocm', 'cpu'"),
-        (["list", "--arch", "gfx942"], "--arch needs --platform"),
+        (["list", "--arch", "tpu7"], "the platform of 'tpu7' is not known; name it by --platform"),
         (["list", "--engine", "trt", "--arch", "sm_90"], "unknown engine 'trt'; engines: sglang, vllm"),
         (
             ["list", "--engine", "vllm", "--arch", "sm_70"],

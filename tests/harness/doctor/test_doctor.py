@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -164,6 +164,12 @@ def test_text_keeps_its_columns(examined):
     for line in doctor_text(examined | {"runs here": long}).splitlines():
         assert len(line) <= WIDTH
         assert not line.startswith(" ") or line.startswith(("  ", " " * 22))
+
+
+def test_devices_that_are_alike_are_named_once(examined):
+    devices = {f"cuda:{i}": "cuda sm_90 NVIDIA H200" for i in range(8)} | {"cpu": "cpu x86-amx a CPU"}
+    said = "all devices         cuda:0 to cuda:7: cuda sm_90 NVIDIA H200; cpu: cpu x86-amx a CPU"
+    assert said in " ".join(doctor_text(examined | {"devices": devices}).split("\n"))
 
 
 def test_a_long_label_stands_apart_from_its_text(examined):
@@ -375,18 +381,19 @@ def test_a_virtual_machine_is_said_so(machine):
 @pytest.mark.parametrize(
     ("persistence", "lines"), [("Enabled", 0), ("Disabled", 1), ("", 0)], ids=["on", "off", "silent"]
 )
-def test_a_gpu_that_sleeps_between_calls_is_said_so(machine, persistence, lines):
+def test_a_gpu_that_sleeps_between_calls_is_said_so(machine, monkeypatch, persistence, lines):
     """nvidia-smi answers as driver 550 does with --format=csv,noheader."""
     machine.has(GOVERNOR, "powersave")  # of no weight there
 
-    def ask(*command: str) -> str:
-        query = ("--query-gpu=persistence_mode", "--format=csv,noheader")
-        assert command == ("nvidia-smi", "-i", "1", *query)
-        return persistence
+    def smi(*arguments: str) -> tuple[str, str]:
+        assert arguments == ("-i", "1", "--query-gpu=persistence_mode", "--format=csv,noheader")
+        return persistence, ""
 
-    found = machine.advice(H200, ask=ask)
+    monkeypatch.setattr(advice_module, "smi", smi)
+    found = machine.advice(H200)
     assert len(found) == lines
     assert all("`nvidia-smi -i 1 -pm 1`" in line for line in found)
+    assert machine.advice(replace(H200, uuid="MIG-1111")) == []
 
 
 @pytest.mark.parametrize(

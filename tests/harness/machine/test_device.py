@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.errors import USAGE, UsageError
+from harness.errors import NOTHING_RAN, USAGE, UsageError
 from harness.machine.device import choose_device
 from harness.serving.experiment.execute import execute
 from harness.serving.experiment.kernels import LocalBench
 from harness.serving.experiment.spec import ReplaySettings
 from kernels import platform
-from kernels.platform import devices
+from kernels.platform import Platform, detect, devices
 from tests.support.command_line import error_line
 
 OP = ("--op", "mla_decode", "--case", "batch=1 ctx=4 heads=4")
@@ -35,6 +35,31 @@ def test_a_gpu_that_is_not_seen_is_never_passed_over_in_silence(monkeypatch, cap
         platform.devices.cache_clear()
     said = "note: the CPU is measured, as no GPU can be: nvidia-smi: Driver/library version mismatch\n"
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("memory", "said"), [(80 << 30, "some GPUs cannot be used"), (0, "not all of the GPU is known")]
+)
+def test_a_gpu_is_taken_beside_one_that_cannot_be_with_a_note(monkeypatch, capsys, memory, said):
+    gpu = Platform("cuda", "sm_90", "cuda:0", memory=memory)
+    monkeypatch.setattr(platform, "_gpus", lambda: ([gpu], "NVML: GPU 3: GPU is lost"))
+    platform.devices.cache_clear()
+    try:
+        assert choose_device() == gpu
+    finally:
+        platform.devices.cache_clear()
+    assert capsys.readouterr().err == f"note: {said}: NVML: GPU 3: GPU is lost\n"
+
+
+def test_a_gpu_that_this_torch_was_not_built_for_is_not_measured(here, monkeypatch, tmp_path):
+    """Of a CPU build nothing is recorded; a device that is named is treated alike."""
+    gpu = Platform("cuda", "sm_90", "cuda:0", "NVIDIA H200", memory=141 << 30)
+    monkeypatch.setattr(platform, "devices", lambda: {"cuda:0": gpu, "cpu": detect("cpu")})
+    monkeypatch.setattr(platform, "torch_build", lambda: "cpu")
+    for named in ((), ("--device", "cuda:0")):
+        line = error_line(here("run", *OP, *named, "--out", tmp_path / "run"), NOTHING_RAN)
+        assert "is built for CPUs: cuda:0 needs its build for CUDA; install PyTorch's build for CUDA" in line
+        assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

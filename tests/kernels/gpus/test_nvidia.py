@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,10 +14,11 @@ from kernels.gpus.nvidia import Gpu, shown
 from tests.support.fake_nvml import FakeNvml, Handle
 
 MISMATCH = "Failed to initialize NVML: Driver/library version mismatch"
-SMI = """9.0, GPU-aaaa, 143771, NVIDIA H200
-9.0, GPU-bbbb, 143771, NVIDIA H200
-10.0, GPU-bcde, [N/A], NVIDIA B200, a made-up one
+SMI = """9.0, GPU-aaaa, 143771, Enabled, NVIDIA H200
+9.0, GPU-bbbb, 143771, Disabled, NVIDIA H200
+10.0, GPU-bcde, [N/A], [N/A], NVIDIA B200, a made-up one
 """
+WHOLE = SMI.replace("Enabled", "Disabled")
 
 
 @pytest.fixture
@@ -63,16 +66,18 @@ def divide(handle: Handle) -> None:
         ("GPU-bc", ["GPU-bcde"]),
         ("GPU-b", []),
         ("1,7,0", ["GPU-bbbb"]),
+        ("0,1,0", []),
+        ("GPU-aa,GPU-aaaa", []),
         ("", []),
     ],
 )
 def test_gpus_are_numbered_as_torch_sees_them(smi, setting, wanted):
-    smi(f"cat <<END\n{SMI}END")
+    smi(f"cat <<END\n{WHOLE}END")
     known, wrong = nvidia.gpus()
     assert wrong == ""
     found = shown(known, {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting})
     assert [gpu.uuid for gpu in found] == wanted
-    assert known[2] == Gpu("sm_100", "NVIDIA B200, a made-up one", 0, "GPU-bcde")
+    assert known[2] == Gpu("sm_100", "NVIDIA B200, a made-up one", 0, "GPU-bcde", divided=False)
 
 
 def test_free_memory_is_nvmls_or_else_nvidia_smis(smi, monkeypatch):
@@ -101,7 +106,7 @@ def test_what_nvidia_smi_fails_with_is_quoted(smi, script, said):
 
 
 def test_a_gpu_that_fell_off_the_bus_takes_no_other_with_it(smi):
-    smi(f"cat <<END\n{SMI}END\necho 'Unable to determine the device handle for GPU3: Unknown Error'; exit 15")
+    smi(f"echo '{WHOLE}Unable to determine the device handle for GPU3: Unknown Error'; exit 15")
     known, wrong = nvidia.gpus()
     assert [gpu.uuid for gpu in known] == ["GPU-aaaa", "GPU-bbbb", "GPU-bcde"]
     assert wrong == "nvidia-smi: Unable to determine the device handle for GPU3: Unknown Error"
@@ -111,8 +116,8 @@ def test_nvidia_smi_is_found_where_containers_have_it(smi, tmp_path, monkeypatch
     assert nvidia.gpus() == ([], "")
     (tmp_path / "nvidia/bin").mkdir(parents=True)
     monkeypatch.setattr(nvidia, "SMI_FOLDERS", (str(tmp_path / "nvidia/bin"),))
-    smi("echo '9.0, GPU-aaaa, 81559, NVIDIA H100'", tmp_path / "nvidia/bin")
-    assert nvidia.gpus() == ([Gpu("sm_90", "NVIDIA H100", 81559 << 20, "GPU-aaaa")], "")
+    smi("echo '9.0, GPU-aaaa, 81559, Disabled, NVIDIA H100'", tmp_path / "nvidia/bin")
+    assert nvidia.gpus() == ([Gpu("sm_90", "NVIDIA H100", 81559 << 20, "GPU-aaaa", divided=False)], "")
 
 
 LISTED = """GPU 0: NVIDIA H200 (UUID: GPU-aaaa)
@@ -146,16 +151,17 @@ def test_of_slices_one_is_shown_as_nvidia_smi_lists_it(smi, setting, name, gigab
 def test_a_slice_that_no_tool_lists_is_one_device_of_unknown_memory():
     gpus = [Gpu("sm_90", "NVIDIA H100", 80 << 30, f"GPU-{digit}0") for digit in range(4)]
     for entry in ("MIG-77", "MIG-GPU-20/1/0"):
-        found = shown(gpus, {"CUDA_VISIBLE_DEVICES": f"{entry},MIG-78"})
-        assert found == [Gpu("sm_90", f"NVIDIA H100 {entry}", 0, entry)]
+        setting = {"CUDA_VISIBLE_DEVICES": f"{entry},MIG-78"}
+        assert shown(gpus, setting) == [Gpu("sm_90", f"NVIDIA H100 {entry}", 0, entry)]
+        assert shown([replace(gpu, divided=False) for gpu in gpus], setting) == []
 
 
 def test_nvml_says_it_first(nvml, smi_must_not_run):
     nvml.handles[1].mebibytes = 0  # the CPU's memory, as of GB10
     assert nvidia.gpus() == (
         [
-            Gpu("sm_90", "NVIDIA H100 80GB HBM3", 81559 << 20, "GPU-aaaa"),
-            Gpu("sm_90", "NVIDIA H100 80GB HBM3", 0, "GPU-bbbb"),
+            Gpu("sm_90", "NVIDIA H100 80GB HBM3", 81559 << 20, "GPU-aaaa", divided=False),
+            Gpu("sm_90", "NVIDIA H100 80GB HBM3", 0, "GPU-bbbb", divided=False),
         ],
         "",
     )
@@ -183,13 +189,61 @@ def test_nvml_tells_slices_with_their_own_memory(nvml, smi_must_not_run, setting
     assert found.memory == {"MIG-1111": 40448, "MIG-2222": 9984}[uuid] << 20
 
 
-def test_nvml_goes_on_past_a_lost_gpu_and_one_without_slices(nvml, smi_must_not_run):
-    nvml.handles.append(Handle("GPU-cccc"))
-    nvml.handles[0].lost = True
+@pytest.mark.parametrize(
+    ("total", "slices", "size", "name"),
+    [
+        (81559, 1, 9984, "1g.10gb"),
+        (81559, 2, 20096, "2g.20gb"),
+        (81559, 3, 40448, "3g.40gb"),
+        (143771, 1, 16384, "1g.18gb"),
+        (143771, 3, 71168, "3g.71gb"),
+        (40960, 1, 4864, "1g.5gb"),
+        (0, 1, 9984, "1g.10gb"),
+    ],
+    ids=["H100", "H100", "H100", "H200", "H200", "A100 40GB", "unknown"],
+)
+def test_a_slice_is_called_as_nvidia_does(total, slices, size, name):
+    """total, size: MiB of the GPU and of the slice"""
+    attributes = SimpleNamespace(
+        computeInstanceSliceCount=slices, gpuInstanceSliceCount=slices, memorySizeMB=size
+    )
+    assert nvidia._profile(attributes, total << 20) == name
+
+
+def test_a_gpu_that_cannot_be_used_keeps_its_number(nvml, smi_must_not_run):
+    """One of another job, which NVML may not show us, has none."""
+    nvml.handles += [Handle("GPU-cccc"), Handle("GPU-dddd")]
+    nvml.handles[0].refusal, nvml.handles[2].refusal = 15, 4
     nvml.handles[1].slices = [None]
     known, wrong = nvidia.gpus()
-    assert [gpu.uuid for gpu in known] == ["GPU-cccc"]
-    assert wrong == "NVML: GPU 0: GPU is lost; GPU 1 is in MIG mode and has no slice for this process"
+    assert wrong == (
+        "NVML: GPU 0: GPU is lost; NVML: GPU 2: Insufficient Permissions; "
+        "GPU 1 is in MIG mode and has no slice for this process"
+    )
+    for setting, wanted in ((None, ["GPU-dddd"]), ("2", ["GPU-dddd"]), ("0", []), ("1", [])):
+        found = shown(known, {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting})
+        assert [gpu.uuid for gpu in found] == wanted
+
+
+def test_what_nvml_says_of_the_only_gpu_holds(nvml, smi_must_not_run):
+    nvml.handles[:] = [Handle("GPU-aaaa")]
+    nvml.handles[0].slices = [None]
+    known, wrong = nvidia.gpus()
+    assert (shown(known, {}), wrong) == ([], "GPU 0 is in MIG mode and has no slice for this process")
+
+
+def test_nvidia_smi_too_tells_a_gpu_without_slices(smi):
+    smi(f"if [ $1 = -L ]; then echo 'GPU 0: NVIDIA H200 (UUID: GPU-aaaa)'; else cat <<END\n{SMI}END\nfi")
+    known, wrong = nvidia.gpus()
+    assert [gpu.uuid for gpu in shown(known, {})] == ["GPU-bbbb", "GPU-bcde"]
+    assert wrong == "GPU 0 is in MIG mode and has no slice for this process"
+
+
+def test_nvidia_smi_is_asked_where_the_library_of_nvml_is_too_old(nvml, monkeypatch):
+    nvml.absent = ("nvmlDeviceGetCudaComputeCapability",)
+    gpu = Gpu("sm_90", "NVIDIA H200", 0, "GPU-aaaa")
+    monkeypatch.setattr(nvidia, "_by_smi", lambda: ([gpu], ""))
+    assert nvidia.gpus() == ([gpu], "")
 
 
 def test_where_nvml_fails_nvidia_smi_is_asked_and_both_are_quoted(nvml, monkeypatch):

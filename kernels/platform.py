@@ -241,8 +241,7 @@ def _gpus() -> tuple[list[Platform], str]:
     ]
     count = len(known)
     if not known:
-        nodes = _kfd()
-        found, count = _numbered(nodes), len(nodes)
+        found, count = _amd(), len(_kfd())
     settings = {variable: os.environ[variable] for variable in VISIBLE if variable in os.environ}
     names_slice = settings.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-")
     if found and (found[0].memory or not names_slice):
@@ -328,9 +327,9 @@ NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 PCI = Path("/sys/bus/pci/devices")
 
 
-def _numbered(gpus: list[Platform]) -> list[Platform]:
-    """Those that this process is shown, by torch's names."""
-    left = visible("rocm", gpus, lambda gpu: gpu.uuid)
+def _amd(root: Path = NODES, pci: Path = PCI) -> list[Platform]:
+    """The AMD GPUs that this process is shown, by torch's names."""
+    left = visible("rocm", _kfd(root, pci), lambda gpu: gpu.uuid)
     return [replace(gpu, device=f"cuda:{index}") for index, gpu in enumerate(left)]
 
 

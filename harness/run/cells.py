@@ -197,7 +197,7 @@ def _note(contender: Contender, measured: Measured) -> str:
         contender.picked: True,
         "right when interpreted; not timed": contender.interpreted,
         _few(contender.check.get("calls")): True,
-        "wrong on caches of more than 2^32 values; time kept": contender.check.get("far") is False,
+        "wrong on caches of more than 2^32 values, its time kept": contender.check.get("far") is False,
         "waits for the device: its time holds the host's": contender.synchronises,
     }
     return "; ".join(note for note, holds in notes.items() if note and holds)

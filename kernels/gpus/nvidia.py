@@ -20,6 +20,9 @@ from kernels.gpus.visibility import visible
 SMI_FOLDERS = ("/usr/local/nvidia/bin", "/usr/bin")
 """Where containers get nvidia-smi, beside PATH."""
 
+MIG_MODES = {"Enabled": True, "Disabled": False, "[N/A]": False}
+SMI_ROW = r"\s*(\d+)\.(\d+)\s*,\s*(GPU-[^,\s]+)\s*,([^,]*),(?:\s*(Enabled|Disabled|\[N/A\])\s*,)?(.*)"
+
 ANSWER_S = 30.0
 """For nvidia-smi: without persistence mode it wakes every GPU first, which takes some seconds."""
 
@@ -210,20 +213,25 @@ def _text(value: str | bytes) -> str:
 def _by_smi() -> tuple[list[Gpu], str]:
     if smi_program() is None:
         return [], ""
-    query = "--query-gpu=compute_cap,uuid,memory.total,mig.mode.current,name"
-    output, wrong = smi(query, "--format=csv,noheader,nounits")
+    output, wrong = _asked_smi("compute_cap,uuid,memory.total,mig.mode.current,name")
+    if "not a valid field" in output + wrong:  # one from before MIG
+        output, wrong = _asked_smi("compute_cap,uuid,memory.total,name")
     known, other = [], ""
     for line in output.splitlines():
-        if row := re.fullmatch(r"\s*(\d+)\.(\d+)\s*,\s*(GPU-[^,\s]+)\s*,([^,]*),([^,]*),(.*)", line):
-            major, minor, uuid, mebibytes, mode, name = (cell.strip() for cell in row.groups())
+        if row := re.fullmatch(SMI_ROW, line):
+            major, minor, uuid, mebibytes, mode, name = ((cell or "").strip() for cell in row.groups())
             memory = int(mebibytes) << 20 if mebibytes.isdigit() else 0
-            divided = {"Enabled": True, "Disabled": False, "[N/A]": False}.get(mode)
+            divided = MIG_MODES.get(mode)
             known.append(Gpu(f"sm_{major}{minor}", name, memory, uuid, divided=divided))
         else:  # a warning, or what it says of a GPU that fell off the bus
             other = other or line.strip()
     known, wrong = _with_slices(known), other or wrong or ("" if known else "it shows no GPU")
     said = [f"nvidia-smi: {wrong}"] if wrong else []
     return known, "; ".join(said + _without_slices(known))
+
+
+def _asked_smi(fields: str) -> tuple[str, str]:
+    return smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits")
 
 
 def _with_slices(known: Sequence[Gpu]) -> list[Gpu]:

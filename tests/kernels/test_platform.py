@@ -17,7 +17,7 @@ from harness.run.device_lock import device_lock
 from kernels import platform
 from kernels.gpus import nvidia
 from kernels.gpus.nvidia import Gpu
-from kernels.platform import Platform, _cpu_facts, _kfd, _numbered, available_memory, free_memory, run
+from kernels.platform import Platform, _amd, _cpu_facts, _kfd, available_memory, free_memory, run
 
 MI300X = "simd_count 1216\ngfx_target_version 90402\n"
 
@@ -38,7 +38,7 @@ def test_gpus_that_a_container_was_not_given_are_no_devices(tmp_path):
     node(tmp_path, 2, MI300X)
     (refused / "properties").unlink()
     (refused / "properties").mkdir()
-    (found,) = _numbered(_kfd(tmp_path))
+    (found,) = _amd(tmp_path)
     assert (found.device, found.arch, found.memory) == ("cuda:0", "gfx942", 206141652992)
 
 
@@ -57,7 +57,7 @@ class Machine:
         self.torch: tuple[str, str] | None = None
         monkeypatch.setattr(platform.nvidia, "gpus", lambda: (self.gpus, self.wrong))
         monkeypatch.setattr(platform.nvidia, "driver_trace", lambda: self.trace)
-        monkeypatch.setattr(platform, "_kfd", list)
+        monkeypatch.setattr(platform, "_kfd", lambda *_: [])
         monkeypatch.setattr(platform, "torch_build", lambda: self.build)
         monkeypatch.setattr(platform, "version", lambda module: "2.11.0")
         monkeypatch.setattr(platform, "answer", self.ask)
@@ -199,7 +199,7 @@ def test_amds_are_chosen_by_the_name_that_rocm_gives_them(tmp_path, monkeypatch)
     node(tmp_path, 2, MI300X + "unique_id 4096\n")
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "GPU-0000000000001000,0")
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
-    (found,) = _numbered(_kfd(tmp_path))
+    (found,) = _amd(tmp_path)
     assert (found.device, found.uuid) == ("cuda:0", "GPU-00000000000000ff")
 
 
@@ -214,10 +214,10 @@ def test_a_part_of_an_amd_is_chosen_by_a_name_of_its_own(tmp_path, monkeypatch):
         ("1,3,1,0", ["GPU-0000000000000011", "pci-0000:0c00-4"]),
     ):
         monkeypatch.setenv("ROCR_VISIBLE_DEVICES", setting)
-        assert [gpu.uuid for gpu in _numbered(_kfd(tmp_path))] == wanted
+        assert [gpu.uuid for gpu in _amd(tmp_path)] == wanted
     monkeypatch.delenv("ROCR_VISIBLE_DEVICES")
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1,3,1,0")
-    assert _numbered(_kfd(tmp_path)) == []
+    assert _amd(tmp_path) == []
 
 
 def test_an_amd_is_called_by_its_product_and_told_from_others_by_its_place(tmp_path):

@@ -261,3 +261,12 @@ def test_a_driver_leaves_traces(tmp_path):
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia3").touch()
     assert nvidia.driver_trace(tmp_path) == str(tmp_path / "dev/nvidia3")
+
+
+def test_an_nvidia_smi_from_before_mig_is_asked_without_it(smi):
+    smi(
+        "case $1 in *mig*) echo 'mig.mode.current is not a valid field to query.'; exit 2;; esac\n"
+        "echo '7.0, GPU-aaaa, 16160, Tesla V100-SXM2-16GB, a made-up one'"
+    )
+    name = "Tesla V100-SXM2-16GB, a made-up one"
+    assert nvidia.gpus() == ([Gpu("sm_70", name, 16160 << 20, "GPU-aaaa")], "")

@@ -385,9 +385,9 @@ NODE = replace(
             {"sha256": {"there-1.0-py3-none-any.whl": "0"}},
             r"there-1\.0\S+ is not what wheels\.json says",
         ),
-        (NODE, {"sha256": {}}, r"there-1\.0\S+ is not what wheels\.json says"),
+        (NODE, {"sha256": {"gone-1.0-py3-none-any.whl": "0"}}, r"gone-1\.0\S+ is not what wheels\.json says"),
     ],
-    ids=["python", "machine", "torch", "numpy", "altered", "unlisted"],
+    ids=["python", "machine", "torch", "numpy", "altered", "missing"],
 )
 def test_wheels_that_will_not_do_are_one_line(tmp_path, node, about, reason):
     with pytest.raises(set_up.SetUpError, match=reason):
@@ -395,7 +395,9 @@ def test_wheels_that_will_not_do_are_one_line(tmp_path, node, about, reason):
 
 
 def test_names_of_wheels(tmp_path):
-    assert set_up.carried_names(carry(tmp_path / "wheels"), NODE) == {"there"}
+    folder = carry(tmp_path / "wheels")
+    (folder / "sgl_deep_gemm-0.1.4-py3-none-any.whl").write_bytes(b"a library that rows use")
+    assert set_up.carried_names(folder, NODE) == {"there"}
     with pytest.raises(set_up.SetUpError, match=r"has no wheels\.json"):
         set_up.carried_names(tmp_path, NODE)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from kernels.operands import Operands, Seeds
@@ -324,6 +324,7 @@ class Op(ABC):
     turns:      True if the sets that calls rotate over hold other live values, not copies
     axes:       what an index along each dimension of its output counts, the columns last
     sums:       True if an element of its output is a sum of independent terms
+    unsaid:     sizes that cases and records leave out at their default, as they did before there were such
     """
 
     name: ClassVar[str]
@@ -335,6 +336,7 @@ class Op(ABC):
     turns: ClassVar[bool] = False
     axes: ClassVar[tuple[str, ...]] = ()
     sums: ClassVar[bool] = False
+    unsaid: ClassVar[tuple[str, ...]] = ()
 
     def sizes(self, given: Mapping[str, Size]) -> DataclassInstance:
         """Reads sizes given as text or numbers; raises ValueError with one clear line."""
@@ -342,7 +344,12 @@ class Op(ABC):
 
     def case(self, given: Mapping[str, Size], **place: Any) -> Case:  # a Case's further fields
         """The case of these sizes in canonical form, defaults filled in."""
-        return Case(self.name, asdict(self.sizes(given)), **place)
+        return Case(self.name, self.said(self.sizes(given)), **place)
+
+    def said(self, sizes: DataclassInstance) -> dict[str, Size]:
+        """Sizes as the texts of cases and records say them."""
+        default = {field.name: field.default for field in fields(sizes) if field.name in self.unsaid}
+        return {name: value for name, value in asdict(sizes).items() if default.get(name) != value}
 
     def defaults(self, arch: str) -> Mapping[str, Size]:
         """Sizes that a case leaves to the architecture it runs on: its FP8 format, say."""

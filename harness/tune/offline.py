@@ -64,7 +64,7 @@ class Compiling:
         searches = {}
         for case in cases:
             sizes = self.op.sizes({**self.op.defaults(self.architecture.arch), **case.sizes})
-            text = text_of(asdict(sizes))
+            text = text_of(self.op.said(sizes))
             if text not in searches and self.implementation.fits(sizes).ok:
                 searches[text] = Search(
                     self.implementation, self.architecture, self.on, text, sizes, keep=keep

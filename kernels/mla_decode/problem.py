@@ -16,7 +16,7 @@ from kernels.formats import fp8_format, native
 from kernels.mla_decode.generate import generate
 from kernels.mla_decode.operands import KV_SCALE, SPARE_PAGES, MlaDecodeOperands
 from kernels.mla_decode.reference import reference
-from kernels.mla_decode.sizes import KV_BYTES, LATENT, MODEL_LEN, WIDTH, MlaDecodeSizes
+from kernels.mla_decode.sizes import KV_BYTES, LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Op, Reference, Tolerance, Work
 from kernels.operands import Seeds
 from shapes.case import Case, Size
@@ -29,18 +29,17 @@ class MlaDecode(Op):
     name = "mla_decode"
     Sizes = MlaDecodeSizes
     lengths = True
+    unsaid = ("model_len",)
     baseline: ClassVar = {"cpu": "torch.sdpa", "cuda": "torch.sdpa", "rocm": "torch.sdpa"}
     engine_like = "triton.split_kv"
     axes = ("sequence", "head", "column")
 
     def case(self, given: Mapping[str, Size], **place: Any) -> Case:  # a Case's further fields
-        """A case with a bf16 cache says nothing of FP8: its key is the same on all architectures. The model's
-        own context length is not said either: the key is that of records from before there was the size."""
+        """A case with a bf16 cache says nothing of FP8: its key is the same on all architectures."""
         case = super().case(given, **place)
-        unsaid = {"fp8"} if case.sizes["kv"] != "fp8" else set()
-        if case.sizes["model_len"] == MODEL_LEN:
-            unsaid.add("model_len")
-        return case.with_sizes({name: value for name, value in case.sizes.items() if name not in unsaid})
+        if case.sizes["kv"] == "fp8":
+            return case
+        return case.with_sizes({name: value for name, value in case.sizes.items() if name != "fp8"})
 
     def defaults(self, arch: str) -> Mapping[str, Size]:
         return {"fp8": native(arch)}

@@ -49,7 +49,9 @@ class Memory:
         self.op, self.sizes, self.baseline, self.mode, self.boundary = op, sizes, baseline, mode, boundary
         on_cpu = platform.kind == "cpu"
         free = free_memory(platform) * (share if on_cpu else 1)
-        self.limit = MEMORY_SHARE[platform.kind] * free if free else float("inf")
+        self.limit = float("inf")  # where no tool says what is free
+        if free:
+            self.limit = MEMORY_SHARE[platform.kind] * free
         self.blas = blas_workspace(platform)
         self.context = 0 if on_cpu else CONTEXT
         if on_cpu:
@@ -93,7 +95,7 @@ class Memory:
         return [c for i, c in enumerate(baselines) if i == 0 or c.arm.is_twin]
 
     def holds(self, contenders: Sequence[Contender], copies: int) -> bool:
-        """Whether so many sets of operands keep nobody out who fits beside the baseline on one set."""
+        """Whether every contender that fits beside the baseline on one set also fits on `copies` sets."""
         anchors = self.anchors(contenders)
         every = [[*anchors, c] for c in contenders if c not in anchors] or [anchors]
         return all(self.fits(group, copies) for group in every if self.fits(group, 1))

@@ -63,8 +63,8 @@ def kept_sizes(case: Case) -> dict[str, Size]:
 
 
 def ragged_cases(op: Op, case: Case, arch: str) -> list[Case]:
-    """The small cases of uneven sizes at which whoever is timed at a case is checked too: of the same dtypes,
-    heads, pages and boundary."""
+    """The small cases of uneven sizes at which each timed implementation is checked too, of the dtypes,
+    heads, pages and boundary of the timed case."""
     made = [
         op.case({**op.defaults(arch), **each.sizes, **kept_sizes(case)}, boundary=case.boundary)
         for each in ragged(op.name)

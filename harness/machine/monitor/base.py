@@ -33,15 +33,15 @@ class Monitor(ABC):
         """A round begins."""
 
     @abstractmethod
-    def sample(self, who: str = "") -> None:
-        """One reading. `who`: the contender and its case; a clock is held against the highest that the same
+    def sample(self, work: str = "") -> None:
+        """One reading. `work`: the contender and its case; a clock is held against the highest that the same
         work had, because one kernel's power or vector width is no disturbance for another."""
 
     @contextlib.contextmanager
-    def watching(self, who: str = "") -> Iterator[None]:
+    def watching(self, work: str = "") -> Iterator[None]:
         """Around a turn. A CPU is read right after it: a reading beside the calls would disturb them."""
         yield
-        self.sample(who)
+        self.sample(work)
 
     @abstractmethod
     def end(self) -> str:
@@ -125,8 +125,8 @@ class Clocks:
     def begin(self) -> None:
         self.fallen = []
 
-    def see(self, who: str, megahertz: float) -> None:
-        highest = self.highest[who] = max(megahertz, self.highest.get(who, 0.0))
+    def see(self, work: str, megahertz: float) -> None:
+        highest = self.highest[work] = max(megahertz, self.highest.get(work, 0.0))
         if megahertz < MIN_CLOCK * highest:
             self.fallen.append(
                 f"{self.name} {megahertz:.0f} MHz, {megahertz / highest:.0%} of the {highest:.0f} MHz before"
@@ -143,7 +143,7 @@ class Blind(Monitor):
     def begin(self) -> None:
         self.notes.unread["clocks"] = self.reason
 
-    def sample(self, who: str = "") -> None:
+    def sample(self, work: str = "") -> None:
         pass
 
     def end(self) -> str:

@@ -49,14 +49,14 @@ class CpuMonitor(Monitor):
         self.clocks.begin()
         self.start = self._read()
 
-    def sample(self, who: str = "") -> None:
+    def sample(self, work: str = "") -> None:
         try:
             frequency = self.counters.frequency(self.ours())
         except OSError as error:
             self.notes.unread["frequency_mhz"] = error.strerror or str(error)
             return
         self.notes.add("frequency_mhz", frequency)
-        self.clocks.see(who, frequency)
+        self.clocks.see(work, frequency)
 
     def end(self) -> str:
         reasons = list(self.clocks.fallen)

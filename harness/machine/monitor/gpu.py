@@ -113,14 +113,14 @@ class GpuMonitor(Monitor):
         self.elapsed, self.slowed_before = self._slowdown_counters()
 
     @contextlib.contextmanager
-    def watching(self, who: str = "") -> Iterator[None]:
+    def watching(self, work: str = "") -> Iterator[None]:
         """Reads from a thread of this process while the worker's calls run: once the worker has answered the
         device may be idle, and its clock another. A turn that was too short for that is read after it."""
         over, looks = threading.Event(), itertools.count()
 
         def look() -> None:
             while not over.wait(LOOK_S):
-                self.sample(who)
+                self.sample(work)
                 next(looks)
 
         watcher = threading.Thread(target=look, name="monitor", daemon=True)
@@ -131,9 +131,9 @@ class GpuMonitor(Monitor):
             over.set()
             watcher.join()
         if not next(looks):
-            self.sample(who)
+            self.sample(work)
 
-    def sample(self, who: str = "") -> None:
+    def sample(self, work: str = "") -> None:
         look = self._look()
         for quantity, value in look.values.items():
             self.notes.add(quantity, value)
@@ -148,7 +148,7 @@ class GpuMonitor(Monitor):
             return
         self.notes.add(f"{self.clock_name.lower()}_clock_mhz", look.clock)
         if look.busy and self.power not in look.slowed:
-            self.clocks.see(who, look.clock)
+            self.clocks.see(work, look.clock)
 
     def end(self) -> str:
         return "; ".join([*self._slowdowns(), *self.clocks.fallen, *self._strangers()])

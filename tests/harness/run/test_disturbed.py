@@ -34,8 +34,8 @@ class Scripted(Monitor):
     def begin(self):
         pass
 
-    def sample(self, who=""):
-        self.sampled.add(who)
+    def sample(self, work=""):
+        self.sampled.add(work)
         self.notes.add("frequency_mhz", 2400)
 
     def end(self):

@@ -26,7 +26,7 @@ class Scripted(Monitor):
     def begin(self):
         self.log.append("begin")
 
-    def sample(self, who=""):
+    def sample(self, work=""):
         self.log.append("sample")
 
     def end(self):

@@ -244,3 +244,12 @@ def test_tables_have_room_for_the_context_length(
         assert given[table].shape == (2, tokens // 64)
         if longest:
             assert given[longest] == row.operands.sizes.model_len
+
+
+def test_a_case_says_the_context_length_only_where_it_is_not_the_models_own():
+    """Records and stored configurations from before there was that size are found by such texts."""
+    op = kernels.OPS["mla_decode"]
+    given = {"batch": 8, "ctx": "3201..3999", "kv": "fp8"}
+    assert "model_len" not in op.case(given).text
+    assert "model_len" not in op.said(op.sizes(given))
+    assert "model_len=32768" in op.case({**given, "model_len": 32768}).text

@@ -65,7 +65,7 @@ class AnswerByPointer(_Cheating):
     answers: ClassVar[dict] = {}
 
     def cheat(self, prepared):
-        key = prepared.operands.q.data_ptr(), prepared.operands.kv.data_ptr()
+        key = prepared.operands.q.data_ptr(), prepared.operands.kv.data_ptr(), prepared.out.shape
         if key not in self.answers:
             prepared.compute()
             self.answers[key] = prepared.out.clone()

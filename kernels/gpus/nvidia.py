@@ -134,9 +134,12 @@ def _by_nvml() -> tuple[list[Gpu], str]:
     for index in range(count):
         try:
             known.append(_read(nvml, nvml.nvmlDeviceGetHandleByIndex(index)))
-        except AttributeError as error:  # a library that is too old for these questions
+        except AttributeError as error:  # pynvml is too old for these questions
             return [], f"NVML: {error}"
-        except nvml.NVMLError as error:  # one that fell off the bus; the others work
+        except nvml.NVMLError as error:
+            if error.value == nvml.NVML_ERROR_FUNCTION_NOT_FOUND:  # the driver is too old for them
+                return [], f"NVML: {error}"
+            # One that fell off the bus; the others work.
             wrong.append(f"NVML: GPU {index}: {error}")
             if error.value != nvml.NVML_ERROR_NO_PERMISSION:  # another job's, which CUDA does not count
                 known.append(LOST)

@@ -50,10 +50,11 @@ class _NaiveMoe(Prepared):
         o = self.operands
         x = dequantise_activations(o.x_q, o.x_scale)
         total = torch.zeros_like(x)
-        for expert in o.topk_ids.unique().tolist():
+        ids = o.topk_ids.cpu()
+        for expert in ids.unique().tolist():
             if expert < 0:
                 continue
-            row, place = torch.nonzero(o.topk_ids == expert, as_tuple=True)
+            row, place = (each.to(x.device) for each in torch.nonzero(ids == expert, as_tuple=True))
             w13 = dequantise_weights(o.w13[expert], o.w13_scale[expert])
             w2 = dequantise_weights(o.w2[expert], o.w2_scale[expert])
             gate, up = (x[row] @ w13.T).chunk(2, -1)

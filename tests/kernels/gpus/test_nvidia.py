@@ -239,8 +239,13 @@ def test_nvidia_smi_too_tells_a_gpu_without_slices(smi):
     assert wrong == "GPU 0 is in MIG mode and has no slice for this process"
 
 
-def test_nvidia_smi_is_asked_where_the_library_of_nvml_is_too_old(nvml, monkeypatch):
-    nvml.absent = ("nvmlDeviceGetCudaComputeCapability",)
+@pytest.mark.parametrize("old", ["pynvml", "driver"])
+def test_nvidia_smi_is_asked_where_nvml_is_too_old(nvml, monkeypatch, old):
+    asked = "nvmlDeviceGetCudaComputeCapability"
+    if old == "pynvml":
+        nvml.absent = (asked,)
+    else:
+        nvml.refused[asked] = 13
     gpu = Gpu("sm_90", "NVIDIA H200", 0, "GPU-aaaa")
     monkeypatch.setattr(nvidia, "_by_smi", lambda: ([gpu], ""))
     assert nvidia.gpus() == ([gpu], "")

@@ -81,10 +81,11 @@ def reference(operands: FusedMoeOperands, max_flops: float, offset: float = 0.0)
         errors = [torch.zeros_like(x), rounding_deviation(x, fp8_format(sizes.fp8))]
     value = torch.zeros(len(x), sizes.hidden, dtype=torch.float64, device=x.device)
     variance = torch.zeros(2, *value.shape, dtype=torch.float64, device=x.device)
-    for expert in ids.unique().tolist():
-        if expert < 0:
+    on_host = ids.cpu()
+    for expert in on_host.unique().tolist():
+        if not 0 <= expert < len(operands.w13):  # of another rank
             continue
-        row, place = torch.nonzero(ids == expert, as_tuple=True)
+        row, place = (each.to(x.device) for each in torch.nonzero(on_host == expert, as_tuple=True))
         weight = weights[row, place].unsqueeze(-1)
         y, deviations = _expert(operands, expert, x[row], [e[row] for e in errors])
         value.index_add_(0, row, weight * y)
@@ -167,7 +168,7 @@ def _sampled_rows(
     per_pair = 6 * sizes.hidden * sizes.inter
     tokens = len(ids)
     local = (ids >= 0).sum(-1).tolist()
-    hit = len(ids.unique())
+    hit = len(ids.cpu().unique())
     if per_pair * (sum(local) + EXPERT_PAIRS * hit) <= max_flops and tokens * sizes.hidden <= MOST_ELEMENTS:
         return None
     seen: set[int] = set()

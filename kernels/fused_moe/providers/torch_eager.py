@@ -52,7 +52,7 @@ class _NaiveMoe(Prepared):
         total = torch.zeros_like(x)
         ids = o.topk_ids.cpu()
         for expert in ids.unique().tolist():
-            if expert < 0:
+            if not 0 <= expert < len(o.w13):  # of another rank
                 continue
             row, place = (each.to(x.device) for each in torch.nonzero(ids == expert, as_tuple=True))
             w13 = dequantise_weights(o.w13[expert], o.w13_scale[expert])

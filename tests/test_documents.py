@@ -22,9 +22,9 @@ from shapes.suites import suites
 ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").exists())
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md"))]
 RESULTS = sorted((ROOT / "results").rglob("*.md"))
-LINES = {"README.md": 120, "CONTRIBUTING.md": 60, "results/README.md": 60}
+LINES = {"README.md": 100, "CONTRIBUTING.md": 60, "results/README.md": 60, "docs/serving-link.md": 250}
 """At most, of these; of any other document DOCUMENT_LINES."""
-DOCUMENT_LINES = 250
+DOCUMENT_LINES = 180
 
 COMMAND = re.compile(r"(?:\.venv/bin/)?python -m harness (.*)")
 PLACEHOLDER = re.compile(r"[A-Z]+(/[A-Z]+)?")

@@ -44,7 +44,7 @@ class CaseMeasurer:
 
     judge:        ready for the first case; each other starts one
     memory_share: of what is free, where other devices of this machine are measured meanwhile
-    ragged:       who was checked on ragged sizes in this run (see `_kind`), with the reason if it was wrong
+    ragged:       what was checked on ragged sizes in this run (see `_kind`), with the reason if it was wrong
     """
 
     plan: RunPlan

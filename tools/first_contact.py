@@ -104,11 +104,15 @@ def main() -> None:
     )
     asked = parser.parse_args()
     folder, names = asked.out.resolve(), asked.step
+    runs = folder.parent / "first-contact-runs"
+    known = steps(folder, runs)
+    if unknown := set(names) - {step.name for step in known}:
+        there = ", ".join(step.name for step in known)
+        parser.error(f"no step {', '.join(sorted(unknown))}; steps: {there}")
     folder.mkdir(parents=True, exist_ok=True)
     if asked.timers is not None:
         timers(folder / "timers.jsonl", asked.timers)
         return
-    runs = folder.parent / "first-contact-runs"
     runs.mkdir(exist_ok=True)
     variables = os.environ | {
         "PYTHONUNBUFFERED": "1",
@@ -116,11 +120,6 @@ def main() -> None:
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     (folder / "machine.txt").write_text(machine())
-    known = steps(folder, runs)
-    if unknown := set(names) - {step.name for step in known}:
-        sys.exit(
-            f"error: no step {', '.join(sorted(unknown))}; steps: {', '.join(step.name for step in known)}"
-        )
     with (folder / "log.txt").open("a") as log:
         for step in known:
             left_s = asked.within - (time.monotonic() - began)

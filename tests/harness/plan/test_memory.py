@@ -183,6 +183,14 @@ def test_no_case_of_production_is_refused_on_80_gb(monkeypatch, name):
         assert not too_large, (case, [c.reason for c in too_large])
 
 
+def test_a_gpu_has_room_for_the_reference_beside_one_set_of_each_worker(monkeypatch):
+    sizes = {"batch": 64, "ctx": 4096}
+    plan, sdpa = h100(monkeypatch, OP, sizes), contenders("mla_decode", "torch.sdpa")
+    computing = OP.operand_bytes(plan.sizes) + OP.reference_bytes(plan.sizes)
+    one = 2 * CONTEXT + memory_needed(OP, plan.sizes, sdpa * 2, 1)
+    assert one + computing <= plan.needed(sdpa, 1) < one + computing + GIB
+
+
 def test_what_others_hold_of_a_gpu_is_not_planned_with(monkeypatch):
     sdpa = contenders("mla_decode", "torch.sdpa")
     sizes = {"batch": 64, "ctx": 4096}

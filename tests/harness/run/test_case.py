@@ -99,6 +99,28 @@ def test_an_output_of_any_set_is_held_to_that_sets_reference():
     assert [(each["name"], each["seeds"]) for each in asked] == [("set 2 core", {"turn": 2})]
 
 
+@pytest.mark.parametrize(
+    ("stale", "differed", "status"), [(0.5, 0, "wrong"), (0.5, 3, None), (0.001, 0, None)]
+)
+def test_a_call_that_holds_something_of_the_call_before_is_wrong(stale, differed, status):
+    """Where equal operands gave other bits before, an output may differ from the next."""
+    impl = kernels.implementations("mla_decode")[0]
+    contender = Contender(impl.name, impl, Arm(), "eager")
+    contender.check["differed"] = differed
+    seen = {"unseen": [1e-4], "again": [1e-4], "kept": [], "stale": stale}
+    run = CaseRun(
+        case=Case("mla_decode", {"batch": 1, "ctx": "64"}),
+        stations=[],
+        start_judge=None,
+        monitor=None,
+        scratch=Path(),
+        say=print,
+    )
+    run._check_unseen(SimpleNamespace(ask=lambda *_: seen), contender)
+    assert contender.status == status
+    assert ("holds something of the call before" in contender.reason) is (status == "wrong")
+
+
 class RaggedStation(Station):
     """Has operands, and tells who was prepared on them."""
 

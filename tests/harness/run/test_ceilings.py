@@ -23,6 +23,7 @@ from harness.timing.rounds import Round, Rounds
 from harness.workers.child import METER, meter
 from harness.workers.child.meter import MIB, Meter, buffer_bytes, reach
 from harness.workers.child.timers.base import Program, Turn
+from harness.workers.process import WorkerFailure
 from kernels.op import Work
 from kernels.platform import Platform, _cpu_last_level
 from shapes.case import Case
@@ -412,6 +413,14 @@ def test_measuring_again_keeps_the_best(store):
     found = measured(CPU, 2, QUIET)
     assert (found.rates, found.read, found.copy) == (best.rates, best.read, best.copy)
     assert stored(CPU, 2) == found
+
+
+def test_those_beyond_the_data_sheet_are_not_kept(store):
+    gpu = Platform("cuda", "sm_90", "cuda:0", "NVIDIA H100 80GB HBM3")
+    Fake.measures = [FOUND | {"read": 1e14}]
+    with pytest.raises(WorkerFailure, match="impossible: reads at 100 T/s"):
+        measured(gpu, 2, QUIET)
+    assert stored(gpu, 2) is None
 
 
 def test_ceilings_that_cannot_be_kept_are_still_given(store, monkeypatch, tmp_path):

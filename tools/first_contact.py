@@ -4,7 +4,7 @@
 
 runs all steps, or those that are named, each with a limit of its own; none stops the next. OUT gets
 `log.txt`, `machine.txt`, `timers.jsonl` and `runs.tgz`, which holds every run's records. results/OWED.md says
-what to carry.
+what to carry. The exit code is 2 for a step that is not there, and 3 where no GPU is.
 """
 
 from __future__ import annotations
@@ -97,18 +97,24 @@ def main() -> None:
     began = time.monotonic()
     parser = argparse.ArgumentParser(description="What only a GPU can tell, in nine minutes.")
     parser.add_argument("out", type=Path)
-    parser.add_argument("step", nargs="*")
+    parser.add_argument("step", nargs="*", default=[])
     parser.add_argument("--within", type=float, default=540, metavar="SECONDS")
     parser.add_argument(
         "--timers", metavar="PART", help="no step: only timers so called, '' for all, in this process"
     )
     asked = parser.parse_args()
     folder, names = asked.out.resolve(), asked.step
+    runs = folder.parent / "first-contact-runs"
+    known = steps(folder, runs)
+    if unknown := set(names) - {step.name for step in known}:
+        parser.error(f"no step {', '.join(sorted(unknown))}; steps: {', '.join(step.name for step in known)}")
+    if reason := without_gpu():
+        print(f"error: {reason}", file=sys.stderr)
+        sys.exit(3)
     folder.mkdir(parents=True, exist_ok=True)
     if asked.timers is not None:
         timers(folder / "timers.jsonl", asked.timers)
         return
-    runs = folder.parent / "first-contact-runs"
     runs.mkdir(exist_ok=True)
     variables = os.environ | {
         "PYTHONUNBUFFERED": "1",
@@ -116,11 +122,6 @@ def main() -> None:
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     (folder / "machine.txt").write_text(machine())
-    known = steps(folder, runs)
-    if unknown := set(names) - {step.name for step in known}:
-        sys.exit(
-            f"error: no step {', '.join(sorted(unknown))}; steps: {', '.join(step.name for step in known)}"
-        )
     with (folder / "log.txt").open("a") as log:
         for step in known:
             left_s = asked.within - (time.monotonic() - began)
@@ -137,6 +138,17 @@ def main() -> None:
             log.write(line + "\n")
     with tarfile.open(folder / "runs.tgz", "w:gz") as archive:
         archive.add(runs, "runs")
+
+
+def without_gpu() -> str:
+    """Why nothing of this can run here; empty where a GPU can be used."""
+    sys.path.insert(0, str(ROOT))
+    from kernels.platform import detect, unseen
+
+    if detect().kind != "cpu":
+        return ""
+    why = unseen()
+    return f"no GPU here{f': {why}' if why else ''}; this is what only a GPU can tell"
 
 
 class Peak(threading.Thread):
@@ -203,7 +215,6 @@ def timers(file: Path, part: str) -> None:
     """What the timers rest on, one JSON object a line: the gap between events, the sleep, calls of every
     awkward kind in eager mode and in a graph, what few calls in a sample cost, false alarms, whether reading
     clocks through NVML changes a time, and what profiling costs. part: of the names of those to measure"""
-    sys.path.insert(0, str(ROOT))
     import torch
 
     from harness.workers.child.timers.base import Call, Timer

@@ -4,7 +4,7 @@
 
 runs all steps, or those that are named, each with a limit of its own; none stops the next. OUT gets
 `log.txt`, `machine.txt`, `timers.jsonl` and `runs.tgz`, which holds every run's records. results/OWED.md says
-what to carry.
+what to carry. The exit code is 2 for a step that is not there, and 3 where no GPU is.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def main() -> None:
     began = time.monotonic()
     parser = argparse.ArgumentParser(description="What only a GPU can tell, in nine minutes.")
     parser.add_argument("out", type=Path)
-    parser.add_argument("step", nargs="*")
+    parser.add_argument("step", nargs="*", default=[])
     parser.add_argument("--within", type=float, default=540, metavar="SECONDS")
     parser.add_argument(
         "--timers", metavar="PART", help="no step: only timers so called, '' for all, in this process"
@@ -109,6 +109,9 @@ def main() -> None:
     if unknown := set(names) - {step.name for step in known}:
         there = ", ".join(step.name for step in known)
         parser.error(f"no step {', '.join(sorted(unknown))}; steps: {there}")
+    if reason := without_gpu():
+        print(f"error: {reason}", file=sys.stderr)
+        sys.exit(3)
     folder.mkdir(parents=True, exist_ok=True)
     if asked.timers is not None:
         timers(folder / "timers.jsonl", asked.timers)
@@ -136,6 +139,17 @@ def main() -> None:
             log.write(line + "\n")
     with tarfile.open(folder / "runs.tgz", "w:gz") as archive:
         archive.add(runs, "runs")
+
+
+def without_gpu() -> str:
+    """Why nothing of this can run here; empty where a GPU can be used."""
+    sys.path.insert(0, str(ROOT))
+    from kernels.platform import detect, unseen
+
+    if detect().kind != "cpu":
+        return ""
+    why = unseen()
+    return f"no GPU here{f': {why}' if why else ''}; this is what only a GPU can tell"
 
 
 class Peak(threading.Thread):
@@ -202,7 +216,6 @@ def timers(file: Path, part: str) -> None:
     """What the timers rest on, one JSON object a line: the gap between events, the sleep, calls of every
     awkward kind in eager mode and in a graph, what few calls in a sample cost, false alarms, whether reading
     clocks through NVML changes a time, and what profiling costs. part: of the names of those to measure"""
-    sys.path.insert(0, str(ROOT))
     import torch
 
     from harness.workers.child.timers.base import Call, Timer

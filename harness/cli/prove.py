@@ -35,14 +35,20 @@ def prove(
     import json
     import sys
 
-    from harness.errors import FAILED
+    from harness.errors import FAILED, UsageError
     from harness.files import write
+    from harness.machine.device import choose_device
     from harness.plan.select import choose_op
     from harness.prove.cheat_runs import CHEATED, cheat
-    from harness.prove.execute import CATALOGUES, prove
+    from harness.prove.execute import CATALOGUES, catalogue, prove
     from harness.report.terminal import show
 
     ops = [choose_op(op).name] if op else [*(CHEATED if cheats else CATALOGUES)]
+    sizes = dict.fromkeys(s for each in ops for s in (CHEATED[each] if cheats else catalogue(each).SIZES))
+    if size and size not in sizes:
+        raise UsageError(f"no size {size!r}; sizes: {', '.join(map(repr, sizes))}")
+    if device:
+        choose_device(device)  # raises where there is no such device
     rows: list[dict[str, Any]]
     if cheats:
         cheated: list[CheatRow] = []

@@ -11,6 +11,7 @@ import kernels
 from harness.errors import UsageError
 from harness.machine.cpu_threads import default_threads
 from harness.plan.budget import parse_seconds
+from harness.plan.select import launches
 from harness.serving.replay.memory import fitted
 from harness.serving.replay.replay import BASE, ReplayPlan, require_known
 from harness.serving.replay.step import Phase, ReplayStep, called_ops
@@ -58,7 +59,7 @@ class ReplayRequest:
             plan = ReplayPlan(
                 step,
                 arms,
-                self.launch or ("eager" if platform.kind == "cpu" else "graph"),
+                launches(platform, self.launch)[0],
                 self.threads or default_threads(),
                 parse_seconds(self.budget, "--budget"),
                 blocks=self.blocks,

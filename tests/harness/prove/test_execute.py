@@ -51,6 +51,20 @@ def test_a_cheat_that_gets_a_time_is_said_and_fails(here, monkeypatch):
     assert "0 of 1" in done.stdout and "mla_decode cheat.in_load (small) is ok" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (("--size", "smal"), "error: no size 'smal'; sizes: 'small', "),
+        (("--size", "smal", "--cheats"), "error: no size 'smal'; sizes: 'small', 'middle'\n"),
+        (("--device", "cuda:9"), "error: no device 'cuda:9'; devices here: "),
+    ],
+)
+def test_a_mistake_is_one_line(here, arguments, wanted):
+    done = here("prove", "--op", "mla_decode", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(wanted) and done.stderr.count("\n") == 1
+
+
 def test_an_op_without_a_catalogue_is_one_line(here, monkeypatch):
     monkeypatch.setattr(execute, "CATALOGUES", ("mla_decode",))
     done = here("prove", "--op", "fused_moe")

@@ -385,6 +385,12 @@ def test_no_such_device():
         show(ReplayRequest(device="cuda:9"))
 
 
+def test_a_cpu_has_no_graphs():
+    request = ReplayRequest(launch="graph", layers="1,0")
+    with pytest.raises(UsageError, match="--launch graph needs a GPU"):
+        list(request.plans(detect("cpu")))
+
+
 @pytest.mark.parametrize("swap", ["mla_decode=torch.sdpa", "block_scale_gemm:o_proj=torch.bf16"])
 def test_a_swap_of_the_base_for_itself_is_refused(swap):
     with pytest.raises(UsageError, match=r"is what the base runs.*fused_moe=torch.bf16"):

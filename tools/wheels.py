@@ -67,6 +67,10 @@ def make(folder: Path, python: str, machine: str, everything: bool) -> None:
     }
     (fresh / WHEELS).write_text(json.dumps(about, indent=1) + "\n")
     if folder.exists():
+        old = json.loads((folder / WHEELS).read_text())["sha256"]
+        for file in folder.iterdir():  # others, of libraries that rows use, are the user's
+            if file.name not in {*old, WHEELS} and not (fresh / file.name).exists():
+                file.rename(fresh / file.name)
         shutil.rmtree(folder)
     fresh.rename(folder)
     say(f"{len(files)} wheels for Python {python} on {machine}, {size / 1e6:.1f} MB, in {folder}")

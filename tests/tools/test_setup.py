@@ -442,6 +442,14 @@ def test_wheels_are_made_whole_and_of_nothing_that_an_image_brings(tmp_path, mon
     with pytest.raises(set_up.SetUpError, match="cannot be fetched: no network"):
         wheels.make(folder, "3.12", "x86_64", everything)
     assert sorted(folder.iterdir()) == before, "what was there stays"
+    reason = ""
+    (folder / "flashinfer_python-0.6.16-py3-none-any.whl").touch()
+    wheels.make(folder, "3.12", "x86_64", everything)
+    assert {file.name for file in folder.iterdir()} == {
+        set_up.WHEELS,
+        "flashinfer_python-0.6.16-py3-none-any.whl",
+        "pydantic_core-2-cp310-cp310-linux.whl",
+    }, "what the user put there stays"
     for version in ("", "3", "2.7", "3.9"):
         with pytest.raises(set_up.SetUpError, match=r"such as FOR=3\.12"):
             wheels.make(folder, version, "x86_64", everything)

@@ -162,7 +162,7 @@ class DispatchGemm(AiterGemm):
     SGLANG_AITER_GFX942_BLOCKSCALE_USE_CK=1, or on gfx950 before ROCm 7.2."""
 
     name = "aiter.dispatch"
-    requires = "AITER 0.1.4, read to 0.1.20, gfx942 or gfx950"
+    requires = "AITER 0.1.4 or later (read to 0.1.20), gfx942 or gfx950"
     since = "0.1.4"
     allocates = True
     multiply = DISPATCH
@@ -176,7 +176,7 @@ class DispatchPreshuffled(AiterGemmPreshuffled):
     304 units (MI300X, MI325X), where it is CK's default."""
 
     name = "aiter.dispatch_preshuffled"
-    requires = "AITER 0.1.5.post3, read to 0.1.20, gfx942 or gfx950"
+    requires = "AITER 0.1.5.post3 or later (read to 0.1.20), gfx942 or gfx950"
     since = "0.1.5.post3"
     allocates = True
     multiply = DISPATCH_PRESHUFFLED
@@ -189,7 +189,7 @@ class CkGemm(AiterGemm):
     it through `aiter.dispatch` alone."""
 
     name = "aiter.ck"
-    requires = "AITER 0.1.4, read to 0.1.20, gfx942 or gfx950"
+    requires = "AITER 0.1.4 or later (read to 0.1.20), gfx942 or gfx950"
     since = "0.1.4"
     multiply = CK
     symbols = (CK,)
@@ -200,7 +200,7 @@ class CkTile(AiterGemm):
     run it through `aiter.dispatch` alone."""
 
     name = "aiter.cktile"
-    requires = "AITER 0.1.10, read to 0.1.20, gfx942 or gfx950"
+    requires = "AITER 0.1.10 or later (read to 0.1.20), gfx942 or gfx950"
     since = "0.1.10"
     multiply = CKTILE
     symbols = (CKTILE,)
@@ -210,7 +210,7 @@ class CkPreshuffled(AiterGemmPreshuffled):
     """As `aiter.ck`, b in tiles; engines run it through `aiter.dispatch_preshuffled` alone."""
 
     name = "aiter.ck_preshuffled"
-    requires = "AITER 0.1.5.post3, read to 0.1.20, gfx942 or gfx950"
+    requires = "AITER 0.1.5.post3 or later (read to 0.1.20), gfx942 or gfx950"
     since = "0.1.5.post3"
     multiply = CK_PRESHUFFLED
     symbols = (CK_PRESHUFFLED, SHUFFLE)
@@ -221,7 +221,7 @@ class CkTilePreshuffled(AiterGemmPreshuffled):
     the kernel the call transposes the scales of a back."""
 
     name = "aiter.cktile_preshuffled"
-    requires = "AITER 0.1.11, read to 0.1.20, gfx942 or gfx950"
+    requires = "AITER 0.1.11 or later (read to 0.1.20), gfx942 or gfx950"
     since = "0.1.11"
     multiply = CKTILE_PRESHUFFLED
     symbols = (CKTILE_PRESHUFFLED, SHUFFLE)
@@ -233,7 +233,7 @@ class AsmGemm(AiterGemmPreshuffled):
     0.1.12 to 0.1.14 a call fills a bias with zeros first."""
 
     name = "aiter.asm"
-    requires = "AITER 0.1.7.post3, read to 0.1.20, gfx942 or gfx950"
+    requires = "AITER 0.1.7.post3 or later (read to 0.1.20), gfx942 or gfx950"
     since = "0.1.7.post3"
     multiply = ASM
     symbols = (ASM, SHUFFLE)
@@ -246,7 +246,7 @@ class AiterTritonGemm(AiterGemm):
     k that AITER keeps a configuration of."""
 
     name = "aiter.triton"
-    requires = "AITER 0.1.4, read to 0.1.20 with Triton, gfx942 or gfx950"
+    requires = "AITER 0.1.4 or later (read to 0.1.20) with Triton, gfx942 or gfx950"
     since = "0.1.4"
     multiply = TRITON
     symbols = (TRITON,)
@@ -261,7 +261,7 @@ class AiterTritonPreshuffled(AiterGemmPreshuffled):
     it on gfx950 where the table of `aiter.dispatch_preshuffled` says so."""
 
     name = "aiter.triton_preshuffled"
-    requires = "AITER 0.1.10, read to 0.1.20 with Triton, gfx942 or gfx950"
+    requires = "AITER 0.1.10 or later (read to 0.1.20) with Triton, gfx942 or gfx950"
     since = "0.1.10"
     multiply = TRITON_PRESHUFFLED
     flags: ClassVar = {"is_x_scale_tranposed": True}  # spelled so

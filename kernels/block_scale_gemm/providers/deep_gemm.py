@@ -81,7 +81,7 @@ class DeepGemmBlockScale(vendor.DeepGemm):
 
     name = "deepgemm"
     requires = (
-        "DeepGEMM 1.0 to 2.6.1 or sgl-deep-gemm to 0.2.5, with nvcc or NVRTC; "
+        "DeepGEMM 1.0 or later (read to 2.6.1) or sgl-deep-gemm (read to 0.2.5), with nvcc or NVRTC; "
         "sm_90, or from 2.1 sm_100 and sm_103 with power-of-two scales"
     )
     multiply: ClassVar[tuple[Function, ...]] = (MULTIPLY, MULTIPLY_1)

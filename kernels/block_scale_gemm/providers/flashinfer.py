@@ -56,7 +56,7 @@ class Sm90(FlashInferGemm):
     (model_executor/kernels/linear/scaled_mm/flashinfer.py). No engine gives it FP8, which `core` does."""
 
     name = "flashinfer.sm90"
-    requires = "FlashInfer 0.6.0, read to 0.7.2, CUDA 12.8 or later, sm_90"
+    requires = "FlashInfer 0.6.0 or later (read to 0.7.2), CUDA 12.8 or later, sm_90"
     since = "0.6.0"
     boundaries = ("core", "with_quant")
     activations = "fp8"
@@ -102,7 +102,7 @@ class Groupwise(FlashInferGemm):
     one with --fp8-gemm-backend flashinfer_cutlass."""
 
     name = "flashinfer.groupwise"
-    requires = "FlashInfer 0.2.8, read to 0.7.2, sm_100 or sm_103"
+    requires = "FlashInfer 0.2.8 or later (read to 0.7.2), sm_100 or sm_103"
     since = "0.2.8"
     archs = vendor.BLACKWELL
     symbols = (GROUPWISE,)
@@ -154,7 +154,7 @@ class Trtllm(FlashInferGemm):
     multiple of four."""
 
     name = "flashinfer.trtllm"
-    requires = "FlashInfer 0.2.9, read to 0.7.2, sm_100 or sm_103"
+    requires = "FlashInfer 0.2.9 or later (read to 0.7.2), sm_100 or sm_103"
     since = "0.2.9"
     archs = vendor.BLACKWELL
     symbols = (NAMED_BACKEND,)
@@ -176,7 +176,9 @@ class CuTile(FlashInferGemm):
     these sizes; every call fills the output with zeros first. No engine runs it."""
 
     name = "flashinfer.cutile"
-    requires = "FlashInfer 0.6.14, read to 0.7.2 with cuda-tile and its compiler, sm_100, sm_103 or sm_120"
+    requires = (
+        "FlashInfer 0.6.14 or later (read to 0.7.2) with cuda-tile and its compiler, sm_100, sm_103 or sm_120"
+    )
     since = "0.6.14"
     archs = (*vendor.BLACKWELL, "sm_120")
     also: ClassVar = {"cuda.tile": "pip install 'cuda-tile[tileiras]'"}

@@ -307,7 +307,9 @@ def unweighted(h: torch.Tensor) -> dict[str, torch.Tensor | None]:
 class AiterMoe(vendor.Aiter):
     """Rounds h to FP8, and x where the call takes it in bf16."""
 
-    requires = "AITER 0.1.5, read to 0.1.20 (github ROCm/aiter; distribution amd-aiter), gfx942 or gfx950"
+    requires = (
+        "AITER 0.1.5 or later (read to 0.1.20; github ROCm/aiter, distribution amd-aiter), gfx942 or gfx950"
+    )
     activations = "fp8"
 
 
@@ -361,7 +363,9 @@ class DispatchOfSglang(DispatchMoe, vendor.Sglang):
     256 pairs, which it puts in the place of AITER's for the whole process."""
 
     name = "aiter.dispatch@sglang"
-    requires = "AITER 0.1.5, read to 0.1.20, gfx942 or gfx950; on gfx950 SGLang (read at 0.5.23) too"
+    requires = (
+        "AITER 0.1.5 or later (read to 0.1.20), gfx942 or gfx950; on gfx950 SGLang (read at 0.5.23) too"
+    )
     runtime = vendor.Sglang.runtime
     library = DispatchMoe.library
     kinds = DispatchMoe.kinds

@@ -101,7 +101,10 @@ def weight_scale(scale: torch.Tensor, rows: int, k: int, packed: bool) -> torch.
 class DeepGemmMoe(vendor.DeepGemm):
     """What both layouts share. `Bound` is what prepare gives."""
 
-    requires = "DeepGEMM 2.1.0 to 2.6.1, or sgl-deep-gemm to 0.2.5; Triton, nvcc; sm_90, sm_100 or sm_103"
+    requires = (
+        "DeepGEMM 2.1.0 or later (read to 2.6.1) or sgl-deep-gemm (read to 0.2.5), with Triton and nvcc; "
+        "sm_90, sm_100 or sm_103"
+    )
     activations = "fp8"
     also = vendor.TRITON
     Bound: ClassVar[type[_DeepGemmBoundMoe]]

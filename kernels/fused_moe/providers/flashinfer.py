@@ -99,7 +99,7 @@ class CutlassMoe(FlashInferMoe):
     DeepSeek's block scales."""
 
     name = "flashinfer.cutlass"
-    requires = "flashinfer-python 0.6.0, read to 0.7.2, sm_90, CUDA 12.8"
+    requires = "flashinfer-python 0.6.0 or later (read to 0.7.2), sm_90, CUDA 12.8"
     since = "0.6.0"
     boundaries = ("with_quant",)
     archs = ("sm_90",)
@@ -155,7 +155,7 @@ class TrtLlmMoe(FlashInferMoe):
 
     name = "flashinfer.trtllm"
     requires = (
-        "flashinfer-python 0.6.0, read to 0.7.2 (0.6.15 or later for a fused shared expert), sm_100 or sm_103"
+        "flashinfer-python 0.6.0 or later (0.6.15 for a fused shared expert; read to 0.7.2), sm_100 or sm_103"
     )
     since = "0.6.0"
     boundaries = ("with_routing",)
@@ -207,7 +207,7 @@ class TrtLlmOfSglang(TrtLlmMoe):
     kernel, and an output that is given. The shared expert is a dense MLP of its own there."""
 
     name = "flashinfer.trtllm@sglang"
-    requires = "flashinfer-python 0.6.14, read to 0.7.2, sm_100 or sm_103"
+    requires = "flashinfer-python 0.6.14 or later (read to 0.7.2), sm_100 or sm_103"
     allocates = False
     since = "0.6.14"
     symbols = (TRTLLM_INTO, TUNE)
@@ -230,7 +230,7 @@ class TrtLlmRoutedOfSglang(TrtLlmOfSglang):
     its own. Picks of other ranks' experts are -1 here, which it skips as SGLang's rows of padding."""
 
     name = "flashinfer.trtllm_routed@sglang"
-    requires = "flashinfer-python 0.6.18, read to 0.7.2, sm_100 or sm_103"
+    requires = "flashinfer-python 0.6.18 or later (read to 0.7.2), sm_100 or sm_103"
     since = "0.6.18"  # before, it takes ids and weights packed into one number
     boundaries = ("with_quant",)
     symbols = (TRTLLM_ROUTED, TUNE)

@@ -422,9 +422,9 @@ def _cpu_facts(info: str, machine: str) -> tuple[str, str, frozenset[str]]:
     return arch, name, features
 
 
-def free_memory(platform: Platform, root: Path = Path("/")) -> int:
+def free_memory(platform: Platform, root: Path = Path("/")) -> int | None:
     """Bytes that may still be taken of a device's memory: on a GPU what no process holds, as its driver says,
-    all of it where that does not say; of a CPU see `available_memory`. 0 if unknown."""
+    all of it where that does not say; of a CPU see `available_memory`. None if unknown."""
     if platform.kind == "cpu":
         return available_memory(root)
     free = None
@@ -436,7 +436,7 @@ def free_memory(platform: Platform, root: Path = Path("/")) -> int:
             if f"GPU-{(device / 'unique_id').read_text().strip()}" == platform.uuid:
                 used = int((device / "mem_info_vram_used").read_text())
                 free = platform.memory - used
-    return platform.memory if free is None else free
+    return platform.memory or None if free is None else free
 
 
 def available_memory(root: Path = Path("/")) -> int:

@@ -64,7 +64,8 @@ def driver(platform: Platform) -> str:
         return module.read_text().strip()
     if platform.kind != "cuda":
         return ""
-    return smi("--query-gpu=driver_version", "--format=csv,noheader")[0].split("\n")[0]
+    said = smi("--query-gpu=driver_version", "--format=csv,noheader")[0].split("\n")[0]
+    return said if re.fullmatch(r"[\d.]+", said) else ""  # it prints why it fails, too
 
 
 def git_state() -> JsonObject:

@@ -48,10 +48,10 @@ class Memory:
     ) -> None:
         self.op, self.sizes, self.baseline, self.mode, self.boundary = op, sizes, baseline, mode, boundary
         on_cpu = platform.kind == "cpu"
-        free = free_memory(platform) * (share if on_cpu else 1)
+        free = free_memory(platform)
         self.limit = float("inf")  # where no tool says what is free
-        if free:
-            self.limit = MEMORY_SHARE[platform.kind] * free
+        if free is not None:
+            self.limit = MEMORY_SHARE[platform.kind] * free * (share if on_cpu else 1)
         self.blas = blas_workspace(platform)
         self.context = 0 if on_cpu else CONTEXT
         if on_cpu:

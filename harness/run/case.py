@@ -523,6 +523,8 @@ class CaseRun:
                         "wrong", "after timing: its timed calls gave an old answer to new activations"
                     )
                 for output in seen["outputs"]:
+                    if not contender.alive:  # that set may have no reference in the boundary of its call
+                        break
                     self._judge(contender, self._of_set(output["set"], copies), output, "after timing: ")
                 contender.check |= {key: seen[key] for key in ("calls", "differed", "distance")}
                 if not seen["guards"]:

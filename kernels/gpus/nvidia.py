@@ -169,8 +169,10 @@ def _read(nvml: ModuleType, handle: object) -> Gpu:
     for index in range(most):
         try:
             slices.append(_slice(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index), gpu))
-        except nvml.NVMLError:  # no slice of this number, or none that this container was given
-            continue
+        except nvml.NVMLError as error:
+            if error.value == nvml.NVML_ERROR_FUNCTION_NOT_FOUND:  # the driver is too old to describe it
+                raise
+            # No slice of this number, or none that this container was given.
     return replace(gpu, divided=divided, slices=tuple(slices))
 
 

@@ -421,6 +421,7 @@ def test_free_memory_of_a_gpu_is_what_its_driver_says(monkeypatch, tmp_path):
     for said, free in (({"GPU-1": 70 << 30}, 70 << 30), ({"GPU-1": 0}, 0), ({}, gpu.memory)):
         monkeypatch.setattr(platform.nvidia, "free_bytes", said.get)
         assert free_memory(gpu) == free
+    assert free_memory(replace(gpu, memory=0)) is None
 
     gpu = Platform("rocm", "gfx942", "cuda:0", memory=192 << 30, uuid="GPU-00ab")
     assert free_memory(gpu, tmp_path) == gpu.memory

@@ -28,7 +28,7 @@ def fitted(
             raise UsageError(f"--layers takes DENSE,MOE, not {layers!r}: {error}") from None
     else:
         memory = free_memory(platform)
-        limit = SHARE * memory if memory else float("inf")
+        limit = float("inf") if memory is None else SHARE * memory
         while needed(step, arms) > limit:
             if step.moe > 1:
                 step = replace(step, moe=step.moe - 1)

@@ -196,6 +196,8 @@ def test_what_others_hold_of_a_gpu_is_not_planned_with(monkeypatch):
     sizes = {"batch": 64, "ctx": 4096}
     assert h100(monkeypatch, OP, sizes).fits(sdpa, 1)
     assert not h100(monkeypatch, OP, sizes, free=GIB).fits(sdpa, 1)
+    assert not h100(monkeypatch, OP, sizes, free=0).fits(sdpa, 1)
+    assert h100(monkeypatch, OP, sizes, free=None).fits(sdpa, 1)  # no tool says
 
 
 @pytest.mark.parametrize(("share", "fits"), [(1.1, False), (1.6, True)])

@@ -121,6 +121,48 @@ def test_a_call_that_holds_something_of_the_call_before_is_wrong(stale, differed
     assert ("holds something of the call before" in contender.reason) is (status == "wrong")
 
 
+def test_a_row_that_is_wrong_on_one_set_is_not_judged_on_another():
+    """No other row may need that set's reference in the boundary that its own call covers."""
+    impl = next(i for i in kernels.implementations("fused_moe") if i.native("with_quant") == "core")
+    contender = Contender(impl.name, impl, Arm(), "eager")
+    computed = {"first with_quant", "first core", "last with_quant", "last core"}
+
+    def judged(request: str, deadline: float, *, name: str, **given: object) -> object:
+        if request == "reference":
+            computed.add(name)
+            return 0
+        if name not in computed:
+            raise WorkerFailure("error", f"KeyError: {name}")
+        return {"ok": False, "reason": "zeros"}
+
+    class Compared:
+        contenders = (contender,)
+
+        @property
+        def living(self) -> list[Contender]:
+            return [contender] if contender.alive else []
+
+        def digest(self) -> int:
+            return 0
+
+        def ask(self, contender: Contender, request: str, **given: object) -> dict[str, object]:
+            output = {"output": b"", "shape": (), "dtype": "bfloat16"}
+            seen = {"calls": 20, "differed": 1, "distance": 1.0, "kept": False, "guards": True}
+            return seen | {"outputs": [output | {"set": which} for which in (0, 2)]}
+
+    run = CaseRun(
+        case=kernels.OPS["fused_moe"].case({"tokens": 3}, boundary="with_quant"),
+        stations=[Compared()],
+        start_judge=lambda: SimpleNamespace(ask=judged),
+        monitor=None,
+        scratch=Path(),
+        say=print,
+    )
+    run.digests["first"] = 0
+    run._check_timed(5)
+    assert (contender.status, contender.reason) == ("wrong", "after timing: zeros")
+
+
 class RaggedStation(Station):
     """Has operands, and tells who was prepared on them."""
 

@@ -239,9 +239,10 @@ def test_nvidia_smi_too_tells_a_gpu_without_slices(smi):
     assert wrong == "GPU 0 is in MIG mode and has no slice for this process"
 
 
+@pytest.mark.parametrize("asked", ["nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetAttributes"])
 @pytest.mark.parametrize("old", ["pynvml", "driver"])
-def test_nvidia_smi_is_asked_where_nvml_is_too_old(nvml, monkeypatch, old):
-    asked = "nvmlDeviceGetCudaComputeCapability"
+def test_nvidia_smi_is_asked_where_nvml_is_too_old(nvml, monkeypatch, old, asked):
+    divide(nvml.handles[0])
     if old == "pynvml":
         nvml.absent = (asked,)
     else:

@@ -71,13 +71,14 @@ def test_an_entry_says_where_its_engine_decides(entry):
     assert entry.archs
 
 
-@each_entry
-def test_flags_give_the_heads_of_their_entry(entry):
+def test_flags_give_the_heads_of_their_entry():
     """Of DP attention: the model's 128 heads are shared by TP / DP ranks."""
-    if not (given := re.fullmatch(r"--tp (\d+) --dp (\d+) --enable-dp-attention", entry.flags)):
-        pytest.skip("no DP attention")
-    tp, dp = map(int, given.groups())
-    assert [term.value for terms in entry.terms for term in terms] == [128 * dp // tp]
+    given = r"--tp (\d+) --dp (\d+) --enable-dp-attention"
+    found = [(entry, match) for entry in ENTRIES if (match := re.fullmatch(given, entry.flags))]
+    assert found
+    for entry, match in found:
+        tp, dp = map(int, match.groups())
+        assert [term.value for terms in entry.terms for term in terms] == [128 * dp // tp], entry
 
 
 def test_no_entry_is_out_of_reach():

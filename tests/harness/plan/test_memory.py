@@ -8,7 +8,7 @@ import kernels
 from harness.plan import memory
 from harness.plan.arms import Arm
 from harness.plan.contender import Contender
-from harness.plan.memory import CONTEXT, GIB, MEMORY_SHARE, Memory, memory_needed
+from harness.plan.memory import CONTEXT, GIB, MEMORY_SHARE, Memory, kept_references, memory_needed
 from harness.plan.rotation import rotation
 from kernels.operands import Seeds
 from kernels.platform import Platform
@@ -168,6 +168,35 @@ def h100(monkeypatch, op, given, free=80 * GIB) -> Memory:
     monkeypatch.setattr(memory, "free_memory", lambda platform: free)
     platform = Platform("cuda", "sm_90", "cuda:0", "NVIDIA H100 80GB HBM3", memory=80 * GIB, here=False)
     return Memory(op, op.sizes({**op.defaults("sm_90"), **given}), platform, op.baseline["cuda"], "serving")
+
+
+def test_a_reference_is_computed_beside_one_set_of_operands(monkeypatch):
+    sdpa = contenders("mla_decode", "torch.sdpa")
+    plan = h100(monkeypatch, OP, {"batch": 4, "ctx": 512})
+    plan.computing = 0
+    one, nine = (plan.needed(sdpa, copies) for copies in (1, 9))
+    plan.computing = nine - one + GIB
+    assert [plan.needed(sdpa, copies) for copies in (1, 9)] == [nine + GIB, nine + GIB]
+    plan.computing = nine - one - 1
+    assert [plan.needed(sdpa, copies) for copies in (1, 9)] == [nine - 1, nine]
+
+
+def test_of_sets_that_differ_each_one_s_output_is_kept_to_compare_others_with():
+    moe = kernels.OPS["fused_moe"]
+    sizes = moe.sizes({"tokens": 64})
+    (row,) = contenders("fused_moe", "torch.bf16")
+    one, nine = (memory_needed(moe, sizes, [row], copies) for copies in (1, 9))
+    outputs = 2 * moe.output_bytes(sizes)
+    assert nine - one == 8 * (moe.turn_bytes(sizes) + row.impl.workspace(sizes) + outputs)
+
+
+@pytest.mark.parametrize("name", sorted(kernels.OPS))
+def test_four_references_of_two_boundaries_take_16_bytes_an_element(name):
+    op = kernels.OPS[name]
+    (case, *_) = suites()["smoke"].cases(name)
+    sizes = op.sizes(case.sizes)
+    elements = op.empty_output(sizes, "meta").numel()
+    assert kept_references(op, sizes, "cpu") == 4 * len(op.boundaries[:2]) * 16 * elements
 
 
 @pytest.mark.parametrize("name", sorted(kernels.OPS))

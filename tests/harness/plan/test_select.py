@@ -98,3 +98,20 @@ def test_whoever_was_checked_is_not_asked_again_but_at_other_dtypes():
     assert asked(measurer, bf16) > 1
     measurer.ragged[("torch.naive", "core", "heads=16", "page=64", "kv=bf16")] = ""
     assert (asked(measurer, long), asked(measurer, fp8) > 1) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("op", "given"),
+    [
+        ("block_scale_gemm", {"m": 64, "n": 256, "k": 512, "fp8": "e4m3fnuz", "scales": "ue8m0"}),
+        ("fused_moe", {"tokens": 64, "fp8": "e4m3fnuz", "scales": "ue8m0"}),
+        ("mha_prefill", {"batch": 1, "new": 64, "heads": 32, "dtype": "fp8", "fp8": "e4m3fnuz"}),
+        ("mla_decode", {"batch": 1, "ctx": 64, "heads": 32, "page": 1, "kv": "fp8", "fp8": "e4m3fnuz"}),
+    ],
+)
+def test_formats_heads_and_pages_are_those_of_the_timed_case(op, given):
+    of = kernels.OPS[op]
+    kept = {k: v for k, v in given.items() if k not in ("m", "n", "k", "tokens", "batch", "new", "ctx")}
+    cases = ragged_cases(of, of.case(given), CPU.arch)
+    assert cases
+    assert all(kept.items() <= each.sizes.items() for each in cases)

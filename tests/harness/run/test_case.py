@@ -12,9 +12,10 @@ import kernels
 from harness.plan.arms import Arm
 from harness.plan.contender import Contender
 from harness.plan.rotation import Rotation
-from harness.run.case import NO_KERNELS, CaseRun
+from harness.run.case import NO_KERNELS, STALE, CaseRun
 from harness.workers.process import WorkerFailure
 from kernels.platform import Platform
+from kernels.vendor import Vendor
 from shapes.case import Case
 
 REQUIRED = {
@@ -161,6 +162,43 @@ def test_a_row_that_is_wrong_on_one_set_is_not_judged_on_another():
     run.digests["first"] = 0
     run._check_timed(5)
     assert (contender.status, contender.reason) == ("wrong", "after timing: zeros")
+
+
+def alone(judge: object = None) -> CaseRun:
+    """A run of a case whose stations are asked directly."""
+    return CaseRun(
+        case=kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 3}),
+        stations=[],
+        start_judge=lambda: judge,
+        monitor=None,
+        scratch=Path(),
+        say=print,
+    )
+
+
+@pytest.mark.parametrize(
+    ("stale", "differed", "status"),
+    [(2 * STALE, 0, "wrong"), (2 * STALE, 3, None), (STALE / 2, 0, None)],
+    ids=["old rows", "sums of no fixed order", "alike"],
+)
+def test_what_is_left_of_the_call_before_is_wrong_where_no_bit_differed_otherwise(stale, differed, status):
+    impl = kernels.implementations("mla_decode")[0]
+    contender = Contender(impl.name, impl, Arm(), "eager", check={"differed": differed})
+    seen = {"kept": [], "unseen": [1e-3], "again": [1e-3], "stale": stale}
+    alone()._check_unseen(SimpleNamespace(ask=lambda *_: seen), contender)
+    assert contender.status == status
+
+
+@pytest.mark.parametrize("is_library", [True, False])
+@pytest.mark.parametrize("ok", [True, False])
+def test_addresses_of_more_than_32_bits_cost_only_the_suites_rows_their_time(is_library, ok):
+    impl = next(i for i in kernels.implementations("mla_decode") if isinstance(i, Vendor) is is_library)
+    contender = Contender(impl.name, impl, Arm(), "eager")
+    station = SimpleNamespace(ask=lambda *_: {"output": b"", "shape": (), "dtype": "bfloat16"})
+    judge = SimpleNamespace(ask=lambda *_, **__: {"ok": ok, "reason": "zeros"})
+    alone(judge)._check_far(station, contender, "ragged-0", "at its sizes: ")
+    assert contender.check == {"far": ok}
+    assert contender.status == (None if ok or is_library else "wrong")
 
 
 class RaggedStation(Station):

@@ -1,0 +1,30 @@
+"""Who may measure beside whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.errors import NothingRan
+from harness.run.device_lock import LOCKS, device_lock
+from kernels.platform import Platform
+
+GPU = Platform("cuda", "sm_90", "cuda:0", "NVIDIA H100 80GB HBM3", uuid="GPU-aaaa")
+
+
+def test_a_gpu_is_locked_however_it_is_numbered(monkeypatch, tmp_path):
+    monkeypatch.setenv(LOCKS, str(tmp_path))
+    with device_lock(GPU):
+        with (
+            pytest.raises(NothingRan, match="cuda:1 is being measured"),
+            device_lock(replace(GPU, device="cuda:1")),
+        ):
+            pass
+        with device_lock(replace(GPU, uuid="GPU-bbbb")):
+            pass
+        with (
+            device_lock(replace(GPU, uuid="MIG-GPU-aaaa/1/0")),
+            device_lock(replace(GPU, uuid="MIG-GPU-aaaa/2/0")),
+        ):
+            pass

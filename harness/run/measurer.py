@@ -45,6 +45,7 @@ class CaseMeasurer:
     judge:        ready for the first case; each other starts one
     memory_share: of what is free, where other devices of this machine are measured meanwhile
     ragged:       what was checked on ragged sizes in this run (see `_kind`), with the reason if it was wrong
+    far:          of it what was right or wrong with addresses of more than 32 bits
     """
 
     plan: RunPlan
@@ -53,6 +54,7 @@ class CaseMeasurer:
     judge: Worker | None = None
     memory_share: float = 1.0
     ragged: dict[tuple[str, ...], str] = field(default_factory=dict)
+    far: dict[tuple[str, ...], bool] = field(default_factory=dict)
 
     @property
     def platform(self) -> Platform:
@@ -147,7 +149,12 @@ class CaseMeasurer:
             measured = runner.run(group.rotation, budget_s, max_s, group.baseline)
             for contender in group.contenders:
                 wrong = contender.status == "wrong" and contender.reason.startswith("at ")
-                self.ragged[_kind(contender.name, case)] = contender.reason if wrong else ""
+                kind = _kind(contender.name, case)
+                self.ragged[kind] = contender.reason if wrong else ""
+                if "far" in contender.check:
+                    self.far[kind] = contender.check["far"]
+                elif contender.check and kind in self.far:
+                    contender.check["far"] = self.far[kind]
             return measured
         except WorkerFailure as failure:
             for contender in group.contenders:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -115,3 +116,32 @@ def test_formats_heads_and_pages_are_those_of_the_timed_case(op, given):
     cases = ragged_cases(of, of.case(given), CPU.arch)
     assert cases
     assert all(kept.items() <= each.sizes.items() for each in cases)
+
+
+def test_later_cases_say_too_that_far_addresses_are_wrong(monkeypatch):
+    """They are checked once a run; a row of a library keeps its time in all of its cases."""
+    of = kernels.OPS["mla_decode"]
+    impl = kernels.implementations("mla_decode")[0]
+    told = iter([{"ok": True, "far": False}, {"ok": True}, {}, {"ok": True}])
+
+    class Run:
+        def __init__(self, **given: object) -> None:
+            pass
+
+        def run(self, *_: object) -> None:
+            contender.check |= next(told)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("harness.run.measurer.CaseRun", Run)
+    plan = SimpleNamespace(op=of, record=SimpleNamespace(race=None), rules=None, threads=1, deadlines=None)
+    progress = SimpleNamespace(say=None, rounds=None)
+    measurer = CaseMeasurer(plan, OwnDevice(CPU, Blind("")), progress)
+    seen = []
+    for more in ({}, {"ctx": 4000}, {"ctx": 5000}, {"kv": "fp8"}):
+        contender = Contender(impl.name, impl, Arm(), "eager")
+        case = of.case({"batch": 1, "ctx": 3} | more)
+        measurer._run_group(case, Group([contender], "", None), 1.0, 1.0, Path())
+        seen.append(contender.check)
+    assert seen == [{"ok": True, "far": False}, {"ok": True, "far": False}, {}, {"ok": True}]

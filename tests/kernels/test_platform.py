@@ -139,6 +139,9 @@ def test_torch_tells_what_the_driver_s_tools_do_not(machine, monkeypatch):
     machine.torch = 'a warning\n[["sm_90", "NVIDIA H100 MIG 1g.10gb", 10200547328, "MIG-1234"]]', ""
     (found,), wrong = machine.found()
     assert (found.name, found.memory, wrong) == ("NVIDIA H100 MIG 1g.10gb", 10200547328, "")
+    machine.build = "cpu"  # it is a device still, and the build is what is told
+    (found,), wrong = machine.found()
+    assert (found.uuid, wrong.partition("; ")[2]) == ("MIG-1234", "torch 2.11.0 is built for CPUs")
 
 
 def test_torch_is_asked_in_a_process_of_its_own(tmp_path, monkeypatch):

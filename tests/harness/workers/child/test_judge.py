@@ -110,6 +110,14 @@ def test_a_factor_on_all_of_an_output_shows_where_rounding_hides_it(factor, rows
     assert report["ok"] is ok, report["reason"]
 
 
+@pytest.mark.parametrize("fp8", [False, True])
+def test_rows_of_few_errors_in_fp8_count_where_nothing_is_rounded_to_it(fp8):
+    reference = replace(simple(8), sigma=simple(8).sigma * 4, sigma_fp8=simple(8).sigma * 8)
+    reference.even = torch.zeros_like(reference.value[..., 0], dtype=torch.bool)
+    report = judge(1.01 * reference.value, reference, LIMITS, fp8=fp8)
+    assert (report["bias"] is None, report["ok"]) == (fp8, fp8)
+
+
 @pytest.mark.parametrize(("cheap", "whole"), [(2.0, True), (0.5, False)])
 def test_a_small_reference_is_whole_whatever_its_share(cheap, whole, monkeypatch):
     flops = 2.0 * 500 * 128 * 128

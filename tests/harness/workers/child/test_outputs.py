@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from harness.workers.child.outputs import GUARD, OwnedOutput
+from harness.workers.child.outputs import GUARD, OwnedOutput, Repeats
 
 
 @pytest.fixture
@@ -41,3 +41,13 @@ def test_spoiling_shows_in_values_but_not_in_the_version_that_a_kernel_can_read(
     out.poison()
     assert bool(out.tensor.isnan().all())
     assert out.tensor._version == version
+
+
+def test_of_outputs_that_differ_the_farthest_is_kept():
+    """However small those before and after it."""
+    repeats, known = Repeats(), torch.ones(4, 8)
+    for factor in (1.0, 1.01, 1.5, 1.02, 1.0):
+        repeats.see(0, factor * known, True)
+    which, output = repeats.farthest
+    assert (which, output[0, 0].item(), repeats.distance) == (0, 1.5, pytest.approx(0.5))
+    assert (repeats.calls, repeats.differed) == (4, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import resource
 import weakref
 from dataclasses import asdict, replace
@@ -161,9 +162,13 @@ SIZES = [
 
 
 @pytest.mark.parametrize(("op", "sizes", "impl", "without"), SIZES, ids=lambda value: str(value))
-def test_a_right_kernel_answers_to_all_that_has_an_effect(op, sizes, impl, without):
+def test_a_right_kernel_answers_to_all_that_has_an_effect(monkeypatch, op, sizes, impl, without):
     """With one key in each sequence a right output is the values, whatever the queries are. And a token may
     come from another rank, where other scores choose none of the experts here."""
+    # As many calls however busy the machine is: with queries rolled 23 times the four rows of `mha_prefill`
+    # are the same for other keys. A run asks up to three times.
+    monkeypatch.setattr(bench, "UNSEEN", 3)
+    monkeypatch.setattr(bench, "UNSEEN_S", math.inf)
     for boundary in kernels.OPS[op].boundaries:
         subject = Bench()
         subject.hello("cpu", "cpu", torch.get_num_threads())

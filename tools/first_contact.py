@@ -59,27 +59,27 @@ mla 70 -m harness run --op mla_decode --impl torch.sdpa,triton.*,flashmla,flashi
 prefill 70 -m harness run --op mha_prefill --impl torch.sdpa*,triton.*,flashinfer.*,cudnn
     --case 'batch=4 new=3200 heads=16' --budget 8s --out RUNS/prefill
 
-moe 90 -m harness run --op fused_moe --impl torch.bf16,triton.*,deepgemm.*
+moe 180 -m harness run --op fused_moe --impl torch.bf16,triton.*,deepgemm.*
     --case 'tokens=64 inter=256' --budget 8s --per-case 4s --out RUNS/moe
 
-large 70 -m harness run --op block_scale_gemm --impl torch.bf16,torch.naive,triton.* --boundary core
+large 120 -m harness run --op block_scale_gemm --impl torch.bf16,torch.naive,triton.* --boundary core
     --case 'm=128000 n=4608 k=7168' --budget 4s --out RUNS/large
 
-table 60 -m harness run --op block_scale_gemm --impl torch.bf16,deepgemm,flashinfer.* --boundary with_quant
+table 120 -m harness run --op block_scale_gemm --impl torch.bf16,deepgemm,flashinfer.* --boundary with_quant
     --case 'm=64,4096 n=7168 k=2048' --budget 8s --per-case 4s --out RUNS/table
 
-pairs 50 -m harness run --op block_scale_gemm --impl torch.bf16,control.* --boundary core
+pairs 100 -m harness run --op block_scale_gemm --impl torch.bf16,control.* --boundary core
     --case 'm=8192 n=2112 k=7168' --budget 12s --out RUNS/pairs
 
 doctor 60 -m harness doctor --json OUT/doctor.json
 
-check 50 -m harness check --op block_scale_gemm --impl triton.split_k --case 'm=16384 n=7168 k=2048'
+check 100 -m harness check --op block_scale_gemm --impl triton.split_k --case 'm=16384 n=7168 k=2048'
 
-toggle 50 -m harness toggle --op mla_decode --impl triton.split_kv --force
+toggle 80 -m harness toggle --op mla_decode --impl triton.split_kv --force
     --flag CUDA_DEVICE_MAX_CONNECTIONS=unset,1 --budget 6s --out RUNS/toggle
     --case 'batch=1 ctx=130 heads=16 page=64 kv=bf16'
 
-tune 60 -m harness tune --op mla_decode --impl triton.split_kv --keep 4 --budget 8s
+tune 120 -m harness tune --op mla_decode --impl triton.split_kv --keep 4 --budget 8s
     --case 'batch=64 ctx=3201..3999 heads=16 page=64 kv=bf16' --out RUNS/tuned --journal RUNS/tune
 """
 

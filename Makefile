@@ -65,7 +65,7 @@ set-up-test:
 	$(SET_UP) --extra test
 
 other-triton: set-up-test
-	@$(VENV)/bin/python tools/other_triton.py
+	@test -d .other-triton/triton || $(VENV)/bin/python -m pip install -q --no-deps --target .other-triton triton==3.6.0
 
 clean: ## remove .venv and caches; recorded runs stay
 	rm -rf $(VENV) .other-triton build .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks *.egg-info

@@ -18,7 +18,6 @@ import kernels
 from harness.cli import cli
 from shapes.case import parse
 from shapes.suites import suites
-from tools.first_contact import steps
 
 ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").exists())
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -86,7 +85,8 @@ def commands(page: Path) -> list[tuple[str, ...]]:
     return [words for words in found if not PLACEHOLDER.fullmatch(words[0])]
 
 
-STEPS = [tuple(step.command[3:]) for step in steps(Path("out"), Path("runs")) if "harness" in step.command]
+FIRST_CONTACT = (ROOT / "tools" / "first_contact.sh").read_text()
+STEPS = [tuple(shlex.split(line)[3:]) for line in FIRST_CONTACT.splitlines() if line.startswith("step ")]
 """Of what a GPU is asked first, where a command that cannot be understood costs its time."""
 COMMANDS = sorted({words for page in PAGES for words in commands(page)} | set(STEPS))
 
@@ -226,13 +226,6 @@ def test_the_table_of_compare_is_what_it_prints(here, monkeypatch):
     printed = here("compare", f"{runs}/a", f"{runs}/b").stdout
     shown = next(block for block in blocks(ROOT / "docs" / "comparing.md") if "B vs A" in block)
     assert {line.rstrip() for line in shown.splitlines()} <= {line.rstrip() for line in printed.splitlines()}
-
-
-def test_the_tables_of_engines_are_those_of_the_data():
-    from engine_defaults import document
-
-    text = (ROOT / "docs" / "engines.md").read_text()
-    assert document(text) == text, "run PYTHONPATH=. python tools/engine_defaults.py"
 
 
 def test_the_example_of_an_implementation_is_listed(cli, tmp_path):

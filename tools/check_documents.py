@@ -47,17 +47,14 @@ def _flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def main(folder: Path) -> int:
-    """Prints what does not hold. Returns the exit code: 1 also where a document's text is not there."""
-    texts = {hashlib.sha256(p.read_bytes()).hexdigest(): p for p in folder.iterdir() if p.is_file()}
-    bad = 0
-    for document in documents():
-        path = texts.get(document.sha256)
-        found = list(wrong(document, path.read_text())) if path else ["its text is not there"]
-        print(*(f"{document.id}: {one}" for one in found or ["holds"]), sep="\n")
-        bad += bool(found)
-    return 1 if bad else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    texts = {
+        hashlib.sha256(p.read_bytes()).hexdigest(): p for p in Path(sys.argv[1]).iterdir() if p.is_file()
+    }
+    bad = False
+    for each in documents():
+        path = texts.get(each.sha256)
+        found = list(wrong(each, path.read_text())) if path else ["its text is not there"]
+        bad |= bool(found)
+        print(*(f"{each.id}: {one}" for one in found or ["holds"]), sep="\n")
+    sys.exit(int(bad))

@@ -1,16 +1,18 @@
-"""Contenders whose verdicts are known, for KERNEL_BENCH_PLUGINS: the baseline under another name, and the
-baseline made slower by a known share."""
+"""Rows whose verdicts are known, for KERNEL_BENCH_PLUGINS on a GPU: the baseline under another name, and the
+baseline with a sleep of the device after each call that makes it slower by a known share."""
 
 from __future__ import annotations
 
-import time
+import functools
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from kernels.block_scale_gemm.providers.torch_eager import Bf16Gemm
 from kernels.op import Prepared, Unsupported
 
-HANDICAP = 0.02
-CYCLES: dict[Any, int] = {}
+CYCLES: dict[Any, int] = {}  # of a sleep: measured once for all sets and blocks, in half a second
 
 
 class Again(Bf16Gemm):
@@ -25,80 +27,45 @@ class Handicapped(Bf16Gemm):
 
     name = "control.handicapped"
     op = "block_scale_gemm"
-    share = HANDICAP
+    share = 0.02
 
-    def prepare(self, operands: Any, out: Any) -> Prepared:
+    def prepare(self, operands: Any, out: torch.Tensor) -> Prepared:
+        if out.device.type == "cpu":
+            raise Unsupported("a sleep of the device makes it slower: needs a GPU")
         prepared = super().prepare(operands, out)
         call = prepared.call
-        if out.device.type == "cpu":
-            slower = slower_on_cpu(call, self.share)
-        else:
-            # Measured once for all sets of operands and all blocks: it takes half a second.
-            key = (self.share, operands.sizes, operands.boundary)
-            cycles = CYCLES[key] = CYCLES.get(key) or sleep_cycles(call, self.share)
-            slower = slower_on_gpu(call, cycles)
+        key = (self.share, operands.sizes, operands.boundary)
+        cycles = CYCLES[key] = CYCLES.get(key) or sleep_cycles(call, self.share)
+
+        def slower() -> None:
+            call()
+            torch.cuda._sleep(cycles)
+
         prepared.call = slower  # type: ignore[method-assign]
         return prepared
 
 
-class HalfAgain(Handicapped):
-    """torch.bf16, and then half of its time once more."""
-
-    name = "control.half_again"
-    op = "block_scale_gemm"
-    share = 0.5
-
-
-def slower_on_cpu(call: Any, share: float = HANDICAP) -> Any:
-    """Spins for the share of what this very call took, so that the handicap is exact whatever the clock."""
-
-    def slower() -> None:
-        started = time.perf_counter()
-        call()
-        until = time.perf_counter()
-        until += share * (until - started)
-        while time.perf_counter() < until:
-            pass
-
-    return slower
-
-
-def slower_on_gpu(call: Any, cycles: int) -> Any:
-    """Lets the device sleep for so many cycles after the call."""
-    import torch
-
-    def slower() -> None:
-        call()
-        torch.cuda._sleep(cycles)
-
-    return slower
-
-
-def sleep_cycles(call: Any, share: float) -> int:
+def sleep_cycles(call: Callable[[], object], share: float) -> int:
     """Of a sleep that lasts a share of what a call takes; raises Unsupported where that is too short."""
-    import torch
 
-    def seconds(work: Any, repeats: int) -> float:
+    def seconds(work: Callable[[], object]) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         torch.cuda._sleep(50_000_000)
         start.record()
-        for _ in range(repeats):
+        for _ in range(20):
             work()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end) / 1e3 / repeats
+        return start.elapsed_time(end) / 1e3 / 20
 
-    def sleep(cycles: int) -> Any:
-        return lambda: torch.cuda._sleep(cycles)
-
-    seconds(call, 20)
+    seconds(call)
     # A sleep has a cost of its own: two lengths give its slope and its start.
-    short, long = (min(seconds(sleep(n), 20) for _ in range(5)) for n in (10_000, 1_000_000))
+    sleeps = [functools.partial(torch.cuda._sleep, cycles) for cycles in (10_000, 1_000_000)]
+    short, long, called = (min(seconds(work) for _ in range(5)) for work in (*sleeps, call))
     slope = (long - short) / 990_000
     start = short - 10_000 * slope
-    wanted = share * min(seconds(call, 20) for _ in range(5))
-    cycles = int((wanted - start) / slope)
+    cycles = int((share * called - start) / slope)
     if cycles < 1:
         raise Unsupported(f"{share:.0%} of a call is less than a device sleep's {start * 1e6:.1f} us")
     return cycles

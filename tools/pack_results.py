@@ -6,30 +6,17 @@ For a run that is over, before it is committed. Commands read packed files by th
 For the files themselves: `unzip raw.zip` in the run's folder.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
-import click
-
 from harness.archive import NAME, pack
-from harness.errors import OK, HarnessError
+from harness.errors import HarnessError
 
-
-@click.command(help=__doc__)
-@click.argument("folders", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False))
-def main(folders: tuple[str, ...]) -> None:
-    for folder in map(Path, folders):
+if __name__ == "__main__":
+    for folder in map(Path, sys.argv[1:]):
         try:
-            click.echo(f"{folder / NAME}: {pack(folder)} files packed")
+            print(f"{folder / NAME}: {pack(folder)} files packed")
         except OSError as error:
             sys.exit(f"error: cannot pack {folder}: {error.strerror}; nothing is lost, pack again")
         except HarnessError as error:
-            click.echo(f"error: {error}", err=True)
-            sys.exit(error.exit_code)
-    sys.exit(OK)
-
-
-if __name__ == "__main__":
-    main()
+            sys.exit(f"error: {error}")

@@ -1,10 +1,9 @@
 """Records what releases of a library have at the places that rows take: facts for the tests.
 
-python -m tools.record_signatures FOLDER             all releases that tools/releases.toml lists
-python -m tools.record_signatures FOLDER aiter vllm  those of these libraries, by module
+    python -m tools.record_signatures FOLDER [LIBRARY ...]
 
-A new release is one line there and this command: it brings into FOLDER what is not recorded yet, a wheel by
-pip or a source by git, and neither imports nor runs anything of it. Then
+A new release is one line in tests/kernels/signatures/releases.toml and this command. It brings into FOLDER
+what is not recorded yet, a wheel by pip or a source by git, and neither imports nor runs anything of it. Then
 `python -m harness doctor --bind tests/kernels/signatures/LIBRARY.json` tells what broke.
 """
 
@@ -31,18 +30,13 @@ else:
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "kernels" / "signatures"
-RELEASES = ROOT / "tools" / "releases.toml"
+RELEASES = DATA / "releases.toml"
 GITHUB = "https://github.com/"
 
 
 @dataclass(frozen=True)
 class Source:
-    """Of a release.
-
-    origin: `pypi` or `github`
-    name:   of the distribution or of the repository
-    at:     its version there, or a tag or commit
-    """
+    """A distribution at a version on pypi, or a repository at a tag or commit on github."""
 
     origin: str
     name: str
@@ -83,11 +77,6 @@ def _call(*command: str) -> None:
         raise SystemExit(f"failed: {' '.join(command)}")
 
 
-def listed() -> dict[str, list[dict[str, str]]]:
-    """Releases by library."""
-    return tomllib.loads(RELEASES.read_text())
-
-
 def taken(library: str) -> list[str]:
     """Places that rows take of a library."""
     return sorted({place for row in rows() for place in places(row, library)})
@@ -110,23 +99,16 @@ def read(library: str, path: Path) -> dict[str, str | None]:
 
 def record(library: str, releases: list[dict[str, str]], folder: Path, data: Path = DATA) -> Path:
     """Gives the file that was written. A release that is not in the folder is kept as it was recorded, if all
-    places were; else it is brought there.
-
-    releases: as they are listed
-    """
+    places were; else it is brought there."""
     file = data / f"{library}.json"
     before = json.loads(file.read_text())["releases"] if file.exists() else []
-    recorded = [
-        {**release, "signatures": _kept(release, before, folder, library) or _read(release, folder, library)}
-        for release in in_order(releases)
-    ]
+    recorded = []
+    for release in sorted(releases, key=lambda release: Version(release["version"])):
+        kept = _kept(release, before, folder, library)
+        recorded.append({**release, "signatures": kept or _read(release, folder, library)})
     data.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"library": library, "releases": recorded}, indent=1) + "\n")
     return file
-
-
-def in_order(releases: list[dict[str, str]]) -> list[dict[str, str]]:
-    return sorted(releases, key=lambda release: Version(release["version"]))
 
 
 def _kept(
@@ -143,18 +125,17 @@ def _read(release: dict[str, str], folder: Path, library: str) -> dict[str, str 
     source = Source.parse(release["source"])
     if not source.within(folder):
         source.bring(folder)
-    path = source.within(folder)
-    if path is None:
-        raise SystemExit(f"{folder} has no {release['source']}")
-    return read(library, path)
+    if path := source.within(folder):
+        return read(library, path)
+    raise SystemExit(f"{folder} has no {release['source']}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where releases lie, or are to be brought")
-    parser.add_argument("libraries", nargs="*", help="their modules; all by default")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("libraries", nargs="*")
     given = parser.parse_args()
-    releases = listed()
+    releases = tomllib.loads(RELEASES.read_text())
     if unknown := set(given.libraries) - set(releases):
         parser.error(f"{RELEASES.relative_to(ROOT)} lists no {', '.join(sorted(unknown))}")
     given.folder.mkdir(parents=True, exist_ok=True)

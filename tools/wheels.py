@@ -17,8 +17,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from set_up import WHEELS, SetUpError, need_pip, pip, read_pins, read_project, say
-from set_up_plan import name_of
+from set_up import WHEELS, SetUpError, name_of, need_pip, pip, read_pins, read_project, say
 
 IMAGE = ("numpy", "pandas", "scipy")  # 60 MB; torch's images have them
 TAGS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")  # of Linux since 2018
@@ -82,9 +81,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--for", dest="python", required=True, metavar="VERSION", help="the node's, as 3.12")
     parser.add_argument("--machine", default="x86_64", help="the node's, or aarch64")
-    parser.add_argument(
-        "--all", action="store_true", help=f"{', '.join(IMAGE)} and what `report` draws with too"
-    )
+    parser.add_argument("--all", action="store_true", help="what an image mostly has, and draws with, too")
     options = parser.parse_args(arguments)
     try:
         make(options.folder, options.python, options.machine, options.all)

@@ -1,5 +1,5 @@
-"""Two versions of Triton are in use. The one that this environment does not have compiles and interprets all
-that the suite ships; `make test-all` fetches it (tools/other_triton.py).
+"""The Triton of images with torch 2.11, 3.6, compiles and interprets all that the suite ships, as that of
+constraints.txt does; `make test-all` fetches it.
 
 The interpreted cases run in one process of their own: this file as a script.
 """
@@ -12,9 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import other_triton
 import pytest
-import set_up
 
 import kernels
 from harness.catalogue.architectures import architectures
@@ -38,64 +36,33 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def version() -> str:
-    other = other_triton.other(triton.__version__)
-    if not other_triton.folder(other).is_dir():
-        pytest.fail(f"Triton {other} is not here: `make other-triton` fetches it")
-    return other
+OTHER = ROOT / ".other-triton"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("op", "target"), list(zip(kernels.OPS, reversed(architectures()), strict=True)))
-def test_what_is_shipped_may_be(op, target, cli, version: str, tmp_path: Path):
+def test_what_is_shipped_may_be(op, target, cli, tmp_path: Path):
     """Each op for another architecture than by this environment's own (harness/compile/test_compile.py)."""
     report = tmp_path / "compiles.json"
-    path = other_triton.folder(version)
-    done = cli("compile", "--op", op, "--target", target, "--json", report, PYTHONPATH=path)
+    done = cli("compile", "--op", op, "--target", target, "--json", report, PYTHONPATH=OTHER)
     assert done.returncode == 0, done.stderr
     read = json.loads(report.read_text())
-    assert read["triton"] == version
+    assert read["triton"] == "3.6.0"
     assert all(row["ok"] for row in read["compiles"])
     assert {(row["op"], row["target"]) for row in read["compiles"]} == {(op, target)}
 
 
 @pytest.mark.slow
-def test_what_is_interpreted_is_right(version: str):
-    root = ROOT
-    path = os.pathsep.join(map(str, (other_triton.folder(version), root, root / "tests", root / "tools")))
+def test_what_is_interpreted_is_right():
+    path = os.pathsep.join(map(str, (OTHER, ROOT)))
     environment = os.environ | INTERPRETER | {"PYTHONPATH": path}
     command = [sys.executable, __file__]
-    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     by, *reports = map(json.loads, done.stdout.splitlines())
-    assert by == version
+    assert by == "3.6.0"
     assert {report["op"] for report in reports} == set(kernels.OPS)
     assert all(report["ok"] for report in reports), reports
-
-
-def test_the_other_version_is_the_one_that_is_not_here():
-    newer = other_triton.other("3.6.0")
-    assert other_triton.other("3.6.1") == newer
-    assert other_triton.other(newer) == other_triton.other("3.3.1") == "3.6.0"
-    assert f"triton=={newer}" in set_up.read_pins()
-
-
-def test_what_cannot_be_fetched_is_one_line_and_leaves_nothing(monkeypatch, tmp_path: Path):
-    monkeypatch.setattr(other_triton, "ROOT", tmp_path)
-
-    def pip(python, verb, *arguments):
-        (tmp_path / ".other-triton" / arguments[2].name).mkdir(parents=True)
-        return "", reason
-
-    monkeypatch.setattr(other_triton, "pip", pip)
-    reason = "no network"
-    with pytest.raises(set_up.SetUpError, match=r"^Triton 3.6.0 cannot be fetched: no network; `make test`"):
-        other_triton.fetch("3.6.0")
-    assert not other_triton.folder("3.6.0").exists()
-    reason = ""
-    other_triton.fetch("3.6.0")
-    assert other_triton.folder("3.6.0").is_dir()
 
 
 def interpret(op_name: str, text: str, boundary: str) -> list[dict]:

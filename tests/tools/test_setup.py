@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import set_up
 import wheels
-from set_up_plan import Environment, Step, name_of, plan, readable, todo
+from set_up import Environment, Step, name_of, plan, readable, todo
 
 PROJECT, PINS = set_up.read_project(), set_up.read_pins()
 

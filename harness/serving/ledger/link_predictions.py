@@ -1,7 +1,7 @@
 """What the link predicts of published changes, stored so that `serving ledger` need not run the model.
 
-`python -m tools.predict_changes` writes the file. Each prediction holds the command that made it. Neither an
-observation's value before nor its value after goes into a prediction: the model is taken as it is.
+`pytest tests/harness/serving/ledger/test_published.py --golden=write` writes the file. Each prediction holds
+the command that made it. Neither an observation's value before nor its value after goes into a prediction.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ STORED = PUBLISHED / "changes" / "link_predictions.json"
 DIGITS = 6
 ABOUT = (
     "What `serving link` predicts of the published changes whose setting and kernel factor are known. "
-    "`python -m tools.predict_changes` made it; the model was neither fitted to these points nor changed for "
-    "them."
+    "Each command made it; the model was neither fitted to these points nor changed for them."
 )
+REMAKE = "`pytest tests/harness/serving/ledger/test_published.py --golden=write` makes it again"
 
 
 class StoredPrediction(StrictRecord):

@@ -26,7 +26,7 @@ from harness.serving.ledger.ledger import (
     Setting,
     rows,
 )
-from harness.serving.ledger.link_predictions import StoredPrediction, command, stored
+from harness.serving.ledger.link_predictions import REMAKE, StoredPrediction, command, stored
 from harness.serving.ledger.prediction import KernelChange, Prediction, QuantityName, Unit
 from harness.serving.schema import StrictRecord
 
@@ -106,7 +106,7 @@ def _row(
     linked = predictions.get(change.row(point)) if change.link else None
     if change.link and (linked is None or linked.command != change.command(point)):
         raise UsageError(
-            f"no prediction of {change.row(point)} by its command; run `python -m tools.predict_changes`"
+            f"no prediction of {change.row(point)} by its command; {REMAKE}"
         )
     [row] = rows(list(_lines(change, point, linked)), change.source)
     return row.model_copy(update={"published": True, "lacks": change.lacks})

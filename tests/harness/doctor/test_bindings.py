@@ -171,7 +171,7 @@ def test_every_place_that_a_row_takes_is_recorded():
             again = f"python -m tools.record_signatures FOLDER {file.stem}"
             assert sorted(release["signatures"]) == record_signatures.taken(file.stem), again
     own = {row.library or row.provider for row in rows()}
-    assert own - {"torch"} <= {file.stem for file in SIGNATURES}, "tools/releases.toml lists its releases"
+    assert own - {"torch"} <= {file.stem for file in SIGNATURES}, "releases.toml lists its releases"
 
 
 def test_what_is_recorded_is_listed():

@@ -76,20 +76,15 @@ def make(folder: Path, python: str, machine: str, everything: bool) -> None:
     say(f"on the node: make run WHEELS={folder}")
 
 
-def main(arguments: list[str]) -> int:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("folder", type=Path)
     parser.add_argument("--for", dest="python", required=True, metavar="VERSION", help="the node's, as 3.12")
     parser.add_argument("--machine", default="x86_64", help="the node's, or aarch64")
     parser.add_argument("--all", action="store_true", help="what an image mostly has, and draws with, too")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     try:
         make(options.folder, options.python, options.machine, options.all)
     except SetUpError as error:
         say(str(error))
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        sys.exit(1)

@@ -1,7 +1,7 @@
 """What is known of each of the suite's own kernels on each architecture, short of a run on the user's own.
 
-The data is `catalogue/evidence.json`, which `python -m tools.write_tables` makes of recorded runs, of what was
-compiled offline, and of one run on an emulator that is described there.
+The data is `catalogue/evidence.json`, which `python -m tools.write_tables` makes of recorded runs, of what
+was compiled offline, and of one run on an emulator that is described there.
 """
 
 from __future__ import annotations

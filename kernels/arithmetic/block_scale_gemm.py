@@ -37,7 +37,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Tile:
+class OutputTile:
     """Some rows of the output over some columns. What lies past the end of a table is read from its start.
 
     all_a, all_a_scale: what products read, of all rows

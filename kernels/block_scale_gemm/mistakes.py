@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from kernels.arithmetic.block_scale_gemm import (
+    OutputTile,
     Quantiser,
-    Tile,
     Way,
     format_of,
     largest,
@@ -31,13 +31,13 @@ from kernels.mistakes import Compute, Mistake
 
 # Where
 
-Variant = Callable[[Tile], torch.Tensor]
+Variant = Callable[[OutputTile], torch.Tensor]
 
 
 def everywhere(variant: Variant, quantiser: Quantiser | None = None) -> Compute:
     def compute(o: Operands, right: torch.Tensor) -> torch.Tensor:
         rows, columns = (torch.arange(size, device=right.device) for size in right.shape)
-        return variant(Tile(o, *read(o, quantiser), rows, columns)).to(right.dtype)
+        return variant(OutputTile(o, *read(o, quantiser), rows, columns)).to(right.dtype)
 
     return compute
 
@@ -54,7 +54,7 @@ def in_one_place(variant: Variant, quantiser: Quantiser | None = None, row: int 
         at, n = chosen_row(o) if row is None else row, right.shape[1]
         rows = torch.tensor([at], device=right.device)
         columns = torch.arange(min(BLOCK, n - 1) // BLOCK * BLOCK, min(n, 2 * BLOCK), device=right.device)
-        right[at, columns] = variant(Tile(o, *read(o, quantiser), rows, columns))[0].to(right.dtype)
+        right[at, columns] = variant(OutputTile(o, *read(o, quantiser), rows, columns))[0].to(right.dtype)
         return right
 
     return compute
@@ -73,7 +73,7 @@ def reading(what: str, change: Variant) -> Variant:
     return lambda t: t.multiply(Way(), **{what: change(t)})
 
 
-def strided(t: Tile, of_n: int, of_k: int) -> torch.Tensor:
+def strided(t: OutputTile, of_n: int, of_k: int) -> torch.Tensor:
     """b's scales with other strides."""
     flat = t.operands.b_scale.flatten()
     return flat[(t.n[:, None] * of_n + t.k * of_k) % len(flat)]
@@ -110,7 +110,7 @@ B_SCALES: Mapping[str, Variant] = {
 }
 
 
-def padded_and_read_unpadded(t: Tile) -> torch.Tensor:
+def padded_and_read_unpadded(t: OutputTile) -> torch.Tensor:
     """Columns end at multiples of four, as TMA wants them."""
     padded = torch.nn.functional.pad(t.all_a_scale.t(), (0, -len(t.all_a) % 4)).flatten()
     return padded[t.k * len(t.all_a) + t.rows[:, None]]
@@ -129,18 +129,18 @@ def in_the_other_format(o: Operands, codes: torch.Tensor) -> torch.Tensor:
     return codes.to(o.b_q.dtype).view(other).float()
 
 
-def largest_as_the_next(t: Tile) -> torch.Tensor:
+def largest_as_the_next(t: OutputTile) -> torch.Tensor:
     most = format_of(t.operands).max * 13 / 14
     return t.b.clamp(-most, most)
 
 
-def stale(t: Tile) -> torch.Tensor:
+def stale(t: OutputTile) -> torch.Tensor:
     """A block of K is still that before it."""
     at = t.middle * BLOCK
     return put(t.b, (..., slice(at, at + BLOCK)), t.b[:, at - BLOCK : at])
 
 
-def shuffled(t: Tile) -> torch.Tensor:
+def shuffled(t: OutputTile) -> torch.Tensor:
     """Tiles of 16 columns by 32 of K as they lie for AMD's matrix instruction."""
     n, k = (size // 32 * 32 for size in t.b.shape)
     tiles = t.b[:n, :k].reshape(n // 16, 16, k // 32, 2, 16).permute(0, 2, 3, 1, 4)
@@ -206,7 +206,7 @@ def by(**way: Any) -> Variant:
     return lambda t: t.multiply(Way(**way))
 
 
-def bf16_after_16_products(t: Tile) -> torch.Tensor:
+def bf16_after_16_products(t: OutputTile) -> torch.Tensor:
     total = torch.zeros(())
     for first in range(0, t.all_a.shape[1], 16):
         some, k = slice(first, first + 16), first // BLOCK
@@ -215,13 +215,13 @@ def bf16_after_16_products(t: Tile) -> torch.Tensor:
     return total
 
 
-def scaled_every_two_blocks(t: Tile) -> torch.Tensor:
+def scaled_every_two_blocks(t: OutputTile) -> torch.Tensor:
     """By the second one's scales."""
     k = (t.k | 1).clamp(max=len(t.k) - 1)
     return t.multiply(a_scale=t.a_scales(t.rows, k), b_scale=t.b_scales(t.n, k))
 
 
-def rest_from_the_next_row(t: Tile) -> torch.Tensor:
+def rest_from_the_next_row(t: OutputTile) -> torch.Tensor:
     rest = -t.all_a.shape[1] % BLOCK
     below = t.of_a(t.rows + 1)[:, :rest] @ t.of_b(t.columns + 1)[:, :rest].T
     return t.multiply() + below * t.a_scale[:, -1:] * t.b_scale[None, :, -1]
@@ -344,13 +344,17 @@ MISTAKES: tuple[Mistake, ...] = (
     *listed(ALSO, in_one_place, "of given codes: "),
     *listed(ALSO, in_one_place, "W8A16: ", "W8A16"),
     *listed(
-        {"W8A16: activations in FP8": Tile.multiply}, partial(in_one_place, quantiser=quantised), of="W8A16"
+        {"W8A16: activations in FP8": OutputTile.multiply},
+        partial(in_one_place, quantiser=quantised),
+        of="W8A16",
     ),
     *listed(A_SCALES, lambda change: in_one_place(reading("a_scale", change)), "a's scales "),
     *listed(B_CODES, lambda change: in_one_place(reading("b", change)), "b "),
     *listed(A_CODES, lambda change: in_one_place(reading("a", change)), "a "),
     *listed(ARITHMETIC, in_one_place),
     *listed(OUTPUTS, lambda compute: compute),
-    *listed(IN_ALL_ROWS, partial(everywhere, Tile.multiply), "quantiser: ", "FP8"),
-    *listed(IN_ONE_ROW, lambda where: in_one_place(Tile.multiply, *where), "quantiser, one row: ", "FP8"),
+    *listed(IN_ALL_ROWS, partial(everywhere, OutputTile.multiply), "quantiser: ", "FP8"),
+    *listed(
+        IN_ONE_ROW, lambda where: in_one_place(OutputTile.multiply, *where), "quantiser, one row: ", "FP8"
+    ),
 )

@@ -22,7 +22,7 @@ from kernels.fused_moe.operands import FusedMoeOperands as Operands
 from kernels.fused_moe.reference import routing
 from kernels.fused_moe.sizes import SCALING
 from kernels.fused_moe.sizes import FusedMoeSizes as Sizes
-from kernels.mistakes import Compute, Mistake, any_size
+from kernels.mistakes import Compute, Mistake
 
 WeightsOf = Callable[[Operands, int], Weights]
 
@@ -352,9 +352,13 @@ def has_groups(sizes: Sizes) -> bool:
     return groups > limit and limit * (sizes.experts // groups) > sizes.topk
 
 
-def has_few_blocks(sizes: Sizes) -> bool:
+def several_blocks(sizes: Sizes) -> bool:
+    return min(sizes.hidden, sizes.inter) > BLOCK
+
+
+def few_blocks(sizes: Sizes) -> bool:
     """Of an expert's few tokens FP8 hides an error in one block of many."""
-    return sizes.hidden <= 16 * BLOCK
+    return several_blocks(sizes) and sizes.hidden <= 16 * BLOCK
 
 
 def fits(name: str) -> Callable[[Sizes], bool]:
@@ -364,7 +368,7 @@ def fits(name: str) -> Callable[[Sizes], bool]:
         return lambda sizes: bool(sizes.shared)
     if "group" in name:
         return has_groups
-    return has_few_blocks if "in one block" in name else any_size
+    return few_blocks if "in one block" in name else several_blocks
 
 
 def listed(

@@ -91,13 +91,18 @@ def right(op: str) -> tuple[Mistake, ...]:
     return importlib.import_module(f"tests.kernels.{op}.right_arithmetic").RIGHT
 
 
+def short(op: str, kernel: Mistake) -> str:
+    """The source of a right kernel, which its name ends with, left out."""
+    return f"{op}: {kernel.name.partition(' (')[0]}"
+
+
 def fitting(op: str, kernel: Mistake, cases: dict[str, tuple[str, ...]]) -> list[str]:
     return [case for case in cases[op] if kernel.fits(sizes_of(op, case))]
 
 
 def refused(cases: dict[str, tuple[str, ...]]) -> list[Any]:
     return [
-        pytest.param(op, kernel, case, id=f"{op}: {kernel.name}")
+        pytest.param(op, kernel, case, id=short(op, kernel))
         for op in OPS
         for kernel in mistakes(op)
         for case in fitting(op, kernel, cases)[:1]
@@ -106,7 +111,7 @@ def refused(cases: dict[str, tuple[str, ...]]) -> list[Any]:
 
 def accepted(cases: dict[str, tuple[str, ...]]) -> list[Any]:
     return [
-        pytest.param(op, kernel, fitting(op, kernel, cases), id=f"{op}: {kernel.name}")
+        pytest.param(op, kernel, fitting(op, kernel, cases), id=short(op, kernel))
         for op in OPS
         for kernel in right(op)
     ]

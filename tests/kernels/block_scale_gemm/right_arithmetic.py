@@ -10,9 +10,9 @@ from functools import partial
 import torch
 
 from kernels.arithmetic.block_scale_gemm import (
+    OutputTile,
     Quantised,
     Quantiser,
-    Tile,
     Way,
     format_of,
     largest,
@@ -27,18 +27,18 @@ from kernels.mistakes import Mistake
 from tests.support.library_roundings import away, flushed, fourteen_bits, truncated
 
 
-def whole_k(t: Tile) -> torch.Tensor:
+def whole_k(t: OutputTile) -> torch.Tensor:
     """One product of operands that were dequantised to bf16."""
     a_scale, b_scale = (s.repeat_interleave(BLOCK, 1)[:, : t.a.shape[1]] for s in (t.a_scale, t.b_scale))
     return bf16(t.a * a_scale) @ bf16(t.b * b_scale).T
 
 
-def scales_one_by_one(t: Tile) -> torch.Tensor:
+def scales_one_by_one(t: OutputTile) -> torch.Tensor:
     terms = t.terms(a_scale=torch.ones_like(t.a_scale), b_scale=torch.ones_like(t.b_scale))
     return summed([term * t.a_scale[:, k, None] * t.b_scale[:, k] for k, term in enumerate(terms)])
 
 
-def subnormal_as_normal(t: Tile) -> torch.Tensor:
+def subnormal_as_normal(t: OutputTile) -> torch.Tensor:
     """Codes of b below the smallest normal number, zeros too, as if they had that one's exponent."""
     b, fmt = t.b, format_of(t.operands)
     near = fmt.smallest_normal / 2 * (1 + b.abs() / (8 * fmt.smallest_subnormal))

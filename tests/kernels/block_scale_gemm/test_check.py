@@ -14,7 +14,7 @@ import torch
 
 import kernels
 from harness.workers.child.judge import judge
-from kernels.arithmetic.block_scale_gemm import Tile, quantised, read, summed
+from kernels.arithmetic.block_scale_gemm import OutputTile, quantised, read, summed
 from kernels.block_scale_gemm.mistakes import in_one_place
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
@@ -74,7 +74,7 @@ def test_any_block_of_k_that_is_lost_is_missed(text):
     problem = make(text)
     right = problem.right
     columns = torch.arange((problem.sizes.n_blocks - 1) * BLOCK, problem.sizes.n)
-    terms = Tile(problem.operands, *read(problem.operands, None), torch.tensor([0]), columns).terms()
+    terms = OutputTile(problem.operands, *read(problem.operands, None), torch.tensor([0]), columns).terms()
     errors = []
     for block in range(problem.sizes.k_blocks):
         out = right.clone()
@@ -87,7 +87,7 @@ def test_any_block_of_k_that_is_lost_is_missed(text):
 
 def test_activations_rounded_to_fp8_are_no_w8a16():
     problem = make("m=5 n=256 k=512", "with_quant", fp8=True)
-    out = in_one_place(Tile.multiply, quantised, row=2)(problem.operands, problem.right)
+    out = in_one_place(OutputTile.multiply, quantised, row=2)(problem.operands, problem.right)
     assert problem.judge(out)["ok"]
     report = problem.judge(out, fp8=False)
     assert report["row_error"] > 3 * report["row_limit"]

@@ -119,7 +119,7 @@ class BlockScaleGemm(Op):
 
         Where activations may be rounded to FP8, sigma is about 10 times as large: wrong scales of a tile
         reach 6 times the limit, those of one block of 56 do not reach it. `core` judges them. Over the whole
-        output right calls err by 0.55 to 0.73 sigma, calls in e5m2 by 1.12 to 1.58 (harness/prove).
+        output right calls err by 0.55 to 0.73 sigma, calls in e5m2 by 1.12 to 1.58 (mistakes.py).
         """
         columns = BLOCK
         if sizes.n < BLOCK or 0 < sizes.n % BLOCK < 32:

@@ -1,4 +1,4 @@
-"""The checker of block-scale GEMM catches planted bugs at small and full size, and passes what is right."""
+"""The check of block-scale GEMM misses no block of K, and accepts what is right whatever the operands."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import kernels
-from harness.prove import block_scale_gemm as catalogue
-from harness.prove.block_scale_gemm import PLANTED
 from harness.workers.child.judge import judge
+from kernels.arithmetic.block_scale_gemm import OutputTile, quantised, read, summed
+from kernels.block_scale_gemm.mistakes import in_one_place
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.compose import bind
@@ -24,6 +24,7 @@ from kernels.op import Implementation, Reference
 from kernels.operands import Seeds
 from kernels.platform import detect
 from shapes.case import parse
+from tests.kernels.block_scale_gemm.right_arithmetic import RIGHT
 from tests.support.judging import given_to
 
 OP = kernels.OPS["block_scale_gemm"]
@@ -73,23 +74,20 @@ def test_any_block_of_k_that_is_lost_is_missed(text):
     problem = make(text)
     right = problem.right
     columns = torch.arange((problem.sizes.n_blocks - 1) * BLOCK, problem.sizes.n)
-    terms = catalogue.OutputTile(problem.operands, *catalogue.read(problem.operands), FIRST, columns).terms()
+    terms = OutputTile(problem.operands, *read(problem.operands, None), torch.tensor([0]), columns).terms()
     errors = []
     for block in range(problem.sizes.k_blocks):
         out = right.clone()
-        out[0, columns] = catalogue.summed(catalogue.without(terms, block))[0].bfloat16()
+        out[0, columns] = summed(terms[:block] + terms[block + 1 :])[0].bfloat16()
         report = problem.judge(out)
         errors.append(report["row_error"] / report["row_limit"])
         assert not report["ok"], f"block {block}"
     print(f"{text}: {min(errors):.3g} times the limit at least")
 
 
-FIRST = torch.tensor([0])
-
-
 def test_activations_rounded_to_fp8_are_no_w8a16():
     problem = make("m=5 n=256 k=512", "with_quant", fp8=True)
-    out = catalogue.in_one_place(catalogue.by(), catalogue.suites_own, row=2)(problem.operands, problem.right)
+    out = in_one_place(OutputTile.multiply, quantised, row=2)(problem.operands, problem.right)
     assert problem.judge(out)["ok"]
     report = problem.judge(out, fp8=False)
     assert report["row_error"] > 3 * report["row_limit"]
@@ -204,13 +202,12 @@ def test_what_is_right_passes(drawn, worst):
         given = given_to(OP, implementation(name), problem.operands)
         own = Problem(problem.sizes, given, OP.reference(given))
         wrong[name] = judged(own, f"{name} {drawn.boundary}", run(name, problem), False, worst)
-    for planted in PLANTED:
-        if drawn.twist == "zero blocks" and "subnormal" in planted.name:
+    for kernel in RIGHT:
+        if drawn.twist == "zero blocks" and "subnormal" in kernel.name:
             continue  # to it zeros are 2^-7
-        if planted.right and not planted.truncates and planted.boundary == drawn.boundary:
-            out = planted.compute(problem.operands, problem.right)
-            fp8 = planted.activations == "fp8"
-            wrong[planted.name] = judged(problem, planted.name, out, fp8, worst)
+        if not kernel.truncates and kernel.boundary == drawn.boundary:
+            out = kernel.compute(problem.operands, problem.right)
+            wrong[kernel.name] = judged(problem, kernel.name, out, kernel.activations == "fp8", worst)
     assert not {name: reason for name, reason in wrong.items() if reason}
 
 

@@ -1,4 +1,4 @@
-"""What is right passes, whatever the operands; bugs are in harness/prove (tests/harness/prove)."""
+"""What is right passes, whatever the operands."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import kernels
-from harness.prove.fused_moe import PLANTED
 from harness.workers.child.judge import judge
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.op import Reference
 from kernels.operands import Seeds
 from shapes.case import parse
+from tests.kernels.fused_moe.right_arithmetic import RIGHT
 
 OP = kernels.OPS["fused_moe"]
 
@@ -80,8 +80,8 @@ def test_what_is_right_passes(seed):
     problem = twisted(seed)
     reports = {
         p.name: problem.judge(p.compute(problem.operands, problem.reference.value), p.activations == "fp8")
-        for p in PLANTED
-        if p.right and p.boundary == problem.operands.boundary
+        for p in RIGHT
+        if p.boundary == problem.operands.boundary
     }
     print({name: round(report["row_error"] or -1, 2) for name, report in reports.items()})
     assert len(reports) >= 4

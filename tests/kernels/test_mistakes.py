@@ -1,0 +1,173 @@
+"""The judge refuses each op's mistakes, and accepts what libraries compute, with room to spare.
+
+On a CPU, or where `--kernel-device` says.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import kernels
+from harness.workers.child.diagnosis import Diagnosis
+from harness.workers.child.judge import judge
+from kernels.mistakes import Mistake
+from kernels.op import Reference
+from kernels.operands import Seeds
+from shapes.case import parse
+from tests.support.paths import ROOT
+
+SMALL = {
+    "block_scale_gemm": ("m=9 n=300 k=600", "m=9 n=300 k=600 fp8=e4m3fnuz", "m=33 n=160 k=2048"),
+    "fused_moe": ("tokens=16 experts=32 topk=6 hidden=384 inter=256 ep=4 shared=1",),
+    "mha_prefill": (
+        "batch=3 new=40..90 prefix=1..60 heads=4",
+        "batch=3 new=40..90 prefix=0..60 heads=4 dtype=fp8",
+        "batch=3 new=40..90 prefix=0..60 heads=4 dtype=fp8 fp8=e4m3fnuz",
+    ),
+    "mla_decode": (
+        "batch=3 ctx=1..201 heads=16 page=16",
+        "batch=3 ctx=1..201 heads=16 page=16 kv=fp8",
+        "batch=3 ctx=1..201 heads=16 page=16 kv=fp8 fp8=e4m3fnuz",
+        "batch=3 ctx=40..300 heads=16 page=1",
+    ),
+}
+"""A mistake is made in the first case that it fits, a right kernel runs in all."""
+LARGE = {
+    "block_scale_gemm": ("m=64 n=2112 k=7168", "m=5 n=1792 k=2048"),
+    "fused_moe": ("tokens=16 experts=8 topk=4 hidden=7168 inter=256 shared=1",),
+    "mha_prefill": ("batch=2 new=64..100 prefix=1500..2048 heads=4",),
+    "mla_decode": ("batch=2 ctx=3201..3999 heads=16 page=64",),
+}
+OPS = [op for op in SMALL if (ROOT / "tests/kernels" / op / "right_arithmetic.py").exists()]
+MOST = 0.9
+"""Of the limit, that a right kernel may take: a library's next release rounds otherwise."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    operands: Any
+    reference: Reference
+    right: torch.Tensor
+
+
+@functools.cache
+def problem(op: str, case: str, boundary: str, adversarial: bool, device: str) -> Problem:
+    of = kernels.OPS[op]
+    seeds = Seeds(1, 1, adversarial=True) if adversarial else Seeds(0, 0)
+    operands = of.make(sizes_of(op, case), seeds, device, boundary)
+    reference = of.reference(operands)
+    return Problem(operands, reference, reference.value.to(of.empty_output(sizes_of(op, case), "meta").dtype))
+
+
+@functools.cache
+def sizes_of(op: str, case: str) -> Any:
+    return kernels.OPS[op].sizes(parse(case)[0])
+
+
+def judged(op: str, kernel: Mistake, case: str, adversarial: bool, device: str) -> tuple[bool, float]:
+    """Whether the judge accepts a kernel's output, and by how many limits it errs."""
+    made = problem(op, case, kernel.boundary, adversarial, device)
+    out = kernel.compute(made.operands, made.right.clone())
+    tolerance, fp8 = kernels.OPS[op].tolerance(sizes_of(op, case)), kernel.activations == "fp8"
+    report = judge(out, made.reference, tolerance, tuple(made.right.shape), fp8, kernel.truncates)
+    if report["row_error"] is None:
+        return report["ok"], math.inf
+    row, element = (report[f"{what}_error"] / report[f"{what}_limit"] for what in ("row", "element"))
+    return report["ok"], max(row, element)
+
+
+def mistakes(op: str) -> tuple[Mistake, ...]:
+    return importlib.import_module(f"kernels.{op}.mistakes").MISTAKES
+
+
+def right(op: str) -> tuple[Mistake, ...]:
+    return importlib.import_module(f"tests.kernels.{op}.right_arithmetic").RIGHT
+
+
+def short(op: str, kernel: Mistake) -> str:
+    """The source of a right kernel, which its name ends with, left out."""
+    return f"{op}: {kernel.name.partition(' (')[0]}"
+
+
+def fitting(op: str, kernel: Mistake, cases: dict[str, tuple[str, ...]]) -> list[str]:
+    return [case for case in cases[op] if kernel.fits(sizes_of(op, case))]
+
+
+def refused(cases: dict[str, tuple[str, ...]]) -> list[Any]:
+    return [
+        pytest.param(op, kernel, case, id=short(op, kernel))
+        for op in OPS
+        for kernel in mistakes(op)
+        for case in fitting(op, kernel, cases)[:1]
+    ]
+
+
+def accepted(cases: dict[str, tuple[str, ...]]) -> list[Any]:
+    return [
+        pytest.param(op, kernel, fitting(op, kernel, cases), id=short(op, kernel))
+        for op in OPS
+        for kernel in right(op)
+    ]
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> str:
+    return request.config.option.kernel_device or "cpu"
+
+
+@pytest.fixture(autouse=True)
+def no_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looks for words takes longer than the verdict, which does not hang on them."""
+    monkeypatch.setattr("harness.workers.child.judge.of_errors", lambda *_: Diagnosis("wrong", {}))
+
+
+def is_refused(op: str, kernel: Mistake, case: str, device: str) -> None:
+    over = []
+    for adversarial in (False, True):
+        ok, error = judged(op, kernel, case, adversarial, device)
+        if not ok:
+            return
+        over.append(error)
+    pytest.fail(f"accepted in {case}, on ordinary and on adversarial operands at {over} of the limit")
+
+
+def is_accepted(op: str, kernel: Mistake, case: str, device: str) -> None:
+    for adversarial in (False, True):
+        ok, error = judged(op, kernel, case, adversarial, device)
+        assert ok and error <= MOST, f"{case}, adversarial {adversarial}: {error:.3g} of the limit"
+
+
+@pytest.mark.parametrize(("op", "kernel", "case"), refused(SMALL))
+def test_a_mistake_is_refused(op, kernel, case, device):
+    is_refused(op, kernel, case, device)
+
+
+@pytest.mark.parametrize(("op", "kernel", "cases"), accepted(SMALL))
+def test_what_a_library_computes_is_accepted(op, kernel, cases, device):
+    for case in cases:
+        is_accepted(op, kernel, case, device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "kernel", "case"), refused(LARGE))
+def test_a_mistake_is_refused_at_the_sizes_of_models(op, kernel, case, device):
+    is_refused(op, kernel, case, device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "kernel", "cases"), accepted(LARGE))
+def test_what_a_library_computes_is_accepted_at_the_sizes_of_models(op, kernel, cases, device):
+    for case in cases:
+        is_accepted(op, kernel, case, device)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_each_mistake_and_each_right_kernel_fits_a_small_case(op):
+    assert not [kernel.name for kernel in (*mistakes(op), *right(op)) if not fitting(op, kernel, SMALL)]

@@ -110,12 +110,13 @@ def implementations_of(path: Path) -> list[Implementation]:
 
 
 def _module_names(package: str, folders: Iterable[str]) -> Iterator[str]:
-    """Dotted names of the modules in a package and in the packages inside it, but for sources of kernels."""
+    """Dotted names of the modules in a package and in the packages inside it, but for sources of kernels and
+    for mistakes, which import torch."""
     for module in pkgutil.iter_modules(folders):
         name = f"{package}.{module.name}"
         if module.ispkg:
             yield from _module_names(name, [str(Path(folder) / module.name) for folder in folders])
-        elif not module.name.endswith("_jit"):
+        elif not module.name.endswith(("_jit", "mistakes")):
             yield name
 
 

@@ -1,0 +1,1 @@
+"""How kernels compute, in plain torch: their roundings, and softmax block by block."""

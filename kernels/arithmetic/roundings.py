@@ -1,0 +1,43 @@
+"""Roundings of fp32 tensors to what a kernel keeps, given back in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+Round = Callable[[torch.Tensor], torch.Tensor]
+
+
+def exact(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def bf16(x: torch.Tensor) -> torch.Tensor:
+    return x.bfloat16().float()
+
+
+def fp16(x: torch.Tensor) -> torch.Tensor:
+    return x.half().float()
+
+
+def kept(bits: int, x: torch.Tensor) -> torch.Tensor:
+    """So many bits of the significand, the first included, toward zero."""
+    drop = 24 - bits
+    return (x.contiguous().view(torch.int32) >> drop << drop).view(torch.float32)
+
+
+def fp8(dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
+    """To nearest; what is too large becomes the largest."""
+    most = torch.finfo(dtype).max
+    return x.clamp(-most, most).to(dtype).float()
+
+
+def fp8_truncated(dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
+    """Toward zero."""
+    format = torch.finfo(dtype)
+    near = fp8(dtype, x)
+    lower = fp8(dtype, near - near.abs() * 2.0**-4 * near.sign())
+    step = format.smallest_normal / 8
+    normal = torch.where(near.abs() > x.abs(), lower, near)
+    return torch.where(x.abs() < format.smallest_normal, (x / step).trunc() * step, normal)

@@ -111,6 +111,6 @@ def combine(partials: list[Partial], results: Round = exact, log_sums: Round = e
 
 
 def evenly(keys: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
-    """Where parts of whole units begin and end, of which the last may be shorter; fewer where keys are few."""
-    each = -(-(-(-keys // parts)) // unit) * unit
+    """Where parts of whole units begin and end; the last may be shorter, and there are fewer of few keys."""
+    each = math.ceil(math.ceil(keys / parts) / unit) * unit
     return [(start, min(keys, start + each)) for start in range(0, keys, each)]

@@ -25,7 +25,7 @@ from kernels.arithmetic.attention import (
     exp2_linear,
 )
 from kernels.arithmetic.roundings import Round, bf16, fp8, fp8_truncated, fp16, kept
-from kernels.mistakes import Mistake, any_size
+from kernels.mistakes import Compute, Mistake, any_size
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes
 
@@ -33,7 +33,6 @@ Sequence = Callable[[MlaDecodeOperands, int], torch.Tensor]
 """(operands, a sequence) -> its output, fp32 [heads, 512]."""
 Slots = Callable[[MlaDecodeOperands, int], torch.Tensor]
 """(operands, a sequence) -> the rows of the cache that are taken for its tokens, int64 [n]."""
-Compute = Callable[[MlaDecodeOperands, torch.Tensor], torch.Tensor]
 Fits = Callable[[MlaDecodeSizes], bool]
 
 E4M3, E4M3FNUZ, E5M2 = torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2
@@ -280,10 +279,6 @@ def interleaved(q: torch.Tensor) -> torch.Tensor:
     return torch.cat([latent, torch.stack([first, second], -1).flatten(1)], -1)
 
 
-def scaled(factor: float) -> Sequence:
-    return partial(decode, scale=factor)
-
-
 def zero_counted(o: MlaDecodeOperands, i: int) -> torch.Tensor:
     scores, v = scored(o, i)
     weights = torch.nn.functional.pad(scores, (0, 1)).softmax(-1)
@@ -314,9 +309,9 @@ def sum_lacks_the_last_block(o: MlaDecodeOperands, i: int) -> torch.Tensor:
 SEQUENCES: tuple[tuple[str, Sequence, Fits], ...] = (
     ("row of zeros counted behind the last token", zero_counted, any_size),
     ("unused slots weigh 0 and hold NaN", unused_slots_weigh_0, any_size),
-    ("scale of 128 channels", scaled((192 / 128) ** 0.5), any_size),
-    ("scale 5 percent too large", scaled(1.05), any_size),
-    ("scale 2 percent too small", scaled(0.98), any_size),
+    ("scale of 128 channels", partial(decode, scale=(192 / 128) ** 0.5), any_size),
+    ("scale 5 percent too large", partial(decode, scale=1.05), any_size),
+    ("scale 2 percent too small", partial(decode, scale=0.98), any_size),
     ("rope part forgotten", with_query(partial(without, LATENT, WIDTH)), any_size),
     ("last channel forgotten", with_query(partial(without, WIDTH - 1, WIDTH)), any_size),
     ("rope part in the other order", with_query(interleaved), any_size),
@@ -359,19 +354,15 @@ def put(at: Any, value: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return change
 
 
-def times(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda out: out.float() * factor
-
-
 PLACES: tuple[tuple[str, Compute, Fits], ...] = (
     ("heads shifted by one", of_victim(lambda out: out.roll(1, 0)), lambda sizes: sizes.heads > 1),
     ("last head never written", of_victim(put(-1, math.nan)), any_size),
     ("last 16 columns zero", of_victim(put((..., slice(-16, None)), 0.0)), any_size),
     ("columns in pairs swapped", of_victim(lambda out: out.view(-1, 256, 2).flip(-1).flatten(1)), any_size),
-    ("added to what the output held", of_victim(times(2.0)), any_size),
+    ("added to what the output held", of_victim(lambda out: out.float() * 2.0), any_size),
     ("last sequence never computed", lambda o, right: put(-1, 0.0)(right), any_size),
-    ("output 2 percent too large", of_victim(times(1.02)), any_size),
-    ("output 5 percent too small", of_victim(times(0.95)), any_size),
+    ("output 2 percent too large", of_victim(lambda out: out.float() * 1.02), any_size),
+    ("output 5 percent too small", of_victim(lambda out: out.float() * 0.95), any_size),
     ("output of 5 bits", of_victim(lambda out: kept(5, out.float())), any_size),
 )
 

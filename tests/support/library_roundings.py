@@ -1,4 +1,4 @@
-"""Roundings and exponentials of libraries, in fp32: what right kernels do beside kernels.arithmetic.roundings."""
+"""Roundings and exponentials of libraries, in fp32, beside those of kernels.arithmetic.roundings."""
 
 from __future__ import annotations
 

@@ -57,8 +57,12 @@ def many_steps(sizes: MhaPrefillSizes) -> bool:
     return min(prefix + new for prefix, new in sizes.lengths()) > 600
 
 
-def in_bf16(sizes: MhaPrefillSizes) -> bool:
+def bf16_operands(sizes: MhaPrefillSizes) -> bool:
     return sizes.dtype == "bf16"
+
+
+def fp8_operands(sizes: MhaPrefillSizes) -> bool:
+    return sizes.dtype == "fp8"
 
 
 # The right steps, which take what a mistake changes
@@ -252,7 +256,7 @@ ARITHMETIC: tuple[tuple[str, Arithmetic, Fits], ...] = (
     ("scores in fp16", Arithmetic(scores=fp16), any_size),
     ("weights in FP8", Arithmetic(weights=partial(fp8, E4M3)), any_size),
     ("weights of 5 bits", Arithmetic(weights=partial(kept, 5)), any_size),
-    ("result in fp16", Arithmetic(accumulator=fp16), in_bf16),
+    ("result in fp16", Arithmetic(accumulator=fp16), bf16_operands),
     ("result in bf16 after each block", Arithmetic(accumulator=bf16, block=16), many_steps),
     ("sum in bf16 after each block", Arithmetic(total=bf16, block=16), many_steps),
     ("exp2 by straight lines", Arithmetic(exp2=exp2_linear), any_size),
@@ -306,9 +310,9 @@ QUERIES_KEYS_VALUES: tuple[tuple[str, Attend, Fits], ...] = (
     ("last channel forgotten", with_query(partial(without, WIDTH - 1, WIDTH)), any_size),
     ("rope part in the other order", with_query(interleaved), any_size),
     ("queries of the previous row", with_query(lambda q: q.roll(1, 1)), any_size),
-    ("queries rounded to FP8", with_query(partial(fp8, E4M3)), in_bf16),
-    ("values rounded to FP8", with_tensor("v", partial(fp8, E4M3)), in_bf16),
-    ("values in fp16", with_tensor("v", fp16), in_bf16),
+    ("queries rounded to FP8", with_query(partial(fp8, E4M3)), bf16_operands),
+    ("values rounded to FP8", with_tensor("v", partial(fp8, E4M3)), bf16_operands),
+    ("values in fp16", with_tensor("v", fp16), bf16_operands),
     ("keys of the previous head", with_tensor("k", lambda k: k.roll(1, 1)), several_heads),
     ("values one token behind", with_tensor("v", lambda v: v.roll(1, 0)), any_size),
 )
@@ -422,7 +426,7 @@ IN_FP8: tuple[tuple[str, Compute], ...] = (
 
 def called_in_fp8(name: str, compute: Compute, fits: Fits = any_size) -> Mistake:
     return Mistake(
-        f"{name}, in FP8", compute, activations="fp8", fits=lambda sizes: not in_bf16(sizes) and fits(sizes)
+        f"{name}, in FP8", compute, activations="fp8", fits=lambda sizes: fp8_operands(sizes) and fits(sizes)
     )
 
 

@@ -83,10 +83,6 @@ def fp8_call(
     return split(o, i, how, q=rounded(q / scale) * scale, **parts)
 
 
-def reduced_and_truncated(o: MlaDecodeOperands, i: int) -> torch.Tensor:
-    return truncated(fp8_call(o, i, parts=5))
-
-
 A = Arithmetic
 BF16: dict[str, Sequence] = {
     # flash_attn.fa4: flash_attn/cute/flash_fwd_mla_sm100.py (rescale_threshold), 4.0.0b36
@@ -197,23 +193,21 @@ FP8: dict[str, Sequence] = {
     "4 parts in bf16": partial(fp8_call, parts=4, results=bf16),
     # aiter.asm_persistent@sglang: aiter/mla.py (intra_batch_mode), AITER e404860
     "64 parts in blocks of 32": partial(fp8_call, how=A(block=32), parts=64),
-    # aiter.asm_persistent on gfx942: csrc/kernels/mla/reduce.cu, AITER e404860
-    "5 parts, output truncated": reduced_and_truncated,
 }
+FP8_TRUNCATED: dict[str, Sequence] = {
+    # aiter.asm_persistent on gfx942: csrc/kernels/mla/reduce.cu, AITER e404860
+    "5 parts, output truncated": lambda o, i: truncated(fp8_call(o, i, parts=5)),
+}
+
+
+def in_fp8(name: str, of: Sequence, truncates: bool = False) -> Mistake:
+    return Mistake(f"{name}, in FP8", everywhere(of), "core", "fp8", truncates, fp8_cache)
 
 
 RIGHT: tuple[Mistake, ...] = (
     *(Mistake(name, everywhere(of)) for name, of in BF16.items()),
     *(Mistake(name, everywhere(of), truncates=True) for name, of in TRUNCATED.items()),
-    *(
-        Mistake(
-            f"{name}, in FP8",
-            everywhere(of),
-            activations="fp8",
-            truncates=of is reduced_and_truncated,
-            fits=fp8_cache,
-        )
-        for name, of in FP8.items()
-    ),
+    *(in_fp8(name, of) for name, of in FP8.items()),
+    *(in_fp8(name, of, truncates=True) for name, of in FP8_TRUNCATED.items()),
 )
 """As mistakes, but for being right."""

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 import kernels
-from harness.prove import mha_prefill as catalogue
-from harness.prove.mha_prefill import SIZES
 from harness.workers.child.judge import judge
+from kernels.mha_prefill.mistakes import KEYS, Attend, everywhere, of_keys, scored, victim
 from kernels.mha_prefill.operands import MhaPrefillOperands, beyond
 from kernels.mha_prefill.sizes import VALUE, MhaPrefillSizes
 from kernels.op import Implementation, Reference
 from kernels.operands import Seeds
 from kernels.platform import detect
 from shapes.case import parse
+from tests.kernels.mha_prefill.right_arithmetic import BF16
 from tests.support.same_digits import same_digits
 
 OP = kernels.OPS["mha_prefill"]
@@ -38,8 +38,8 @@ class Problem:
         shape = tuple(OP.empty_output(self.sizes, "meta").shape)
         return judge(out, self.reference, OP.tolerance(self.sizes), shape)
 
-    def output(self, of: catalogue.Attend) -> torch.Tensor:
-        return catalogue.every(of)(self.operands, self.reference.value)
+    def output(self, of: Attend) -> torch.Tensor:
+        return everywhere(of)(self.operands, OP.empty_output(self.sizes, "meta"))
 
     def over(self, out: torch.Tensor, row: int) -> float:
         """How far an output of one row [1, heads, 128] is over the limit; infinite for NaN."""
@@ -61,24 +61,25 @@ def make(text: str, seed: int = 1) -> Problem:
 
 # One key, in any single row
 
+SMALL = "batch=3 new=40..90 prefix=1..60 heads=4"
+OF_KEYS = {name: of_keys(keys) for name, keys, _ in KEYS}
 OF_ONE_KEY = (
-    "the mask one short",
-    "the mask one long",
-    "the first key lost",
-    "the last key of the sequence before",
-    "the last cached key lost",
-    "the first new key seen twice",
+    "causal mask one token too short",
+    "causal mask one token too far",
+    "first key lost",
+    "last key of the previous sequence counted too",
+    "last cached key lost",
+    "first new key counted twice",
 )
 
 
 @pytest.mark.parametrize("name", OF_ONE_KEY)
-@pytest.mark.parametrize("size", ["small cached", "production cached"])
-def test_bug_of_one_key_is_caught_in_any_single_row(name, size):
+@pytest.mark.parametrize("text", [SMALL, "batch=2 new=64..100 prefix=1500..2048 heads=4"])
+def test_bug_of_one_key_is_caught_in_any_single_row(name, text):
     """Row 0 is left out: with nothing cached it has one key."""
-    problem = make(SIZES[size])
-    s = catalogue.victim(problem.operands)
-    keys = next(keys for known, keys, _ in catalogue.ALL_KEYS if known == name)
-    wrong = catalogue.with_keys(keys, catalogue.plain)(problem.operands, s).bfloat16()
+    problem = make(text)
+    s = victim(problem.operands)
+    wrong = OF_KEYS[name](problem.operands, s).bfloat16()
     chosen = {1, 2, 15, 16, 31, 32, s.new - 2, *random.Random(0).sample(range(1, s.new - 1), 8)}
     over = {row: problem.over(wrong[row : row + 1], s.queries.start + row) for row in chosen}
     assert min(over.values()) > CLEAR, over
@@ -87,11 +88,10 @@ def test_bug_of_one_key_is_caught_in_any_single_row(name, size):
 @pytest.mark.parametrize("sequence", [0, 1, 2])
 def test_a_key_behind_the_last_is_seen(sequence):
     """The next sequence's first one, or behind all of them a guard."""
-    problem = make(SIZES["small cached"])
+    problem = make(SMALL)
     s = problem.operands.sequences[sequence]
-    keys = next(keys for known, keys, _ in catalogue.ALL_KEYS if known == "the mask one long")
     out = problem.reference.value.bfloat16()
-    out[s.queries.stop - 1] = catalogue.with_keys(keys, catalogue.plain)(problem.operands, s)[-1].bfloat16()
+    out[s.queries.stop - 1] = OF_KEYS["causal mask one token too far"](problem.operands, s)[-1].bfloat16()
     report = problem.judge(out)
     assert not report["ok"]
     assert report["row_error"] is None if sequence == 2 else report["row_error"] > CLEAR * report["row_limit"]
@@ -166,7 +166,7 @@ def run_drawn(name: str, drawn: Drawn) -> Any:
 def test_what_is_right_passes(drawn):
     problem = twisted(drawn)
     outputs = {name: run(name, problem) for name in ("torch.naive", "torch.sdpa")}
-    outputs |= {name: problem.output(of) for name, of, _ in catalogue.RIGHT_BF16[drawn.seed % 5 :: 5]}
+    outputs |= {name: problem.output(of) for name, of in [*BF16.items()][drawn.seed % 5 :: 5]}
     reports = {name: problem.judge(out) for name, out in outputs.items()}
     assert not {name: report["reason"] for name, report in reports.items() if not report["ok"]}
 
@@ -208,7 +208,7 @@ def test_adversarial_operands_shift_scores():
     for dtype in ("bf16", "fp8"):
         sizes = OP.sizes({"batch": 2, "new": "40", "heads": 8, "dtype": dtype})
         o = OP.operands(sizes, Seeds(1, 1, adversarial=True), "cpu")
-        scores, _ = catalogue.scored(o, o.sequences[1], seen=torch.ones(40, 40, dtype=torch.bool))
+        scores, _ = scored(o, o.sequences[1], seen=torch.ones(40, 40, dtype=torch.bool))
         middle = scores.flatten(1).median(-1).values
         assert middle[::4].min() > 80 and middle[3::4].max() < -80 and middle[[1, 2, 5, 6]].abs().max() < 40
 

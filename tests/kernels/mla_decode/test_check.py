@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import kernels
-from harness.prove import mla_decode as catalogue
-from harness.prove.arithmetic import Arithmetic, bf16, exact
-from harness.prove.mla_decode import SIZES
 from harness.workers.child.judge import judge
+from kernels.arithmetic.attention import EXACT, Arithmetic
+from kernels.arithmetic.roundings import bf16, exact
+from kernels.mla_decode.mistakes import Sequence, decode, everywhere, scored
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.reference import through_scores
 from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
@@ -25,6 +25,7 @@ from kernels.op import Implementation, Reference
 from kernels.operands import Seeds
 from kernels.platform import detect
 from shapes.case import parse
+from tests.kernels.mla_decode.right_arithmetic import BF16, fp8_call
 from tests.support.same_digits import same_digits
 
 OP = kernels.OPS["mla_decode"]
@@ -42,8 +43,8 @@ class Problem:
         shape = tuple(OP.empty_output(self.sizes, "meta").shape)
         return judge(out, self.reference, OP.tolerance(self.sizes), shape, fp8)
 
-    def output(self, sequence: catalogue.Sequence) -> torch.Tensor:
-        return catalogue.every(sequence)(self.operands, self.reference.value)
+    def output(self, sequence: Sequence) -> torch.Tensor:
+        return everywhere(sequence)(self.operands, OP.empty_output(self.sizes, "meta"))
 
 
 def make(text: str, seed: int = 0, max_flops: float = math.inf) -> Problem:
@@ -78,7 +79,8 @@ def test_any_page_that_is_lost_is_missed(text):
 
 
 def without_page(o: MlaDecodeOperands, page: int) -> torch.Tensor:
-    return catalogue.plain(o, 0, slots=catalogue.without(o, 0, page * o.page, (page + 1) * o.page))
+    slots = o.token_slots(0)
+    return decode(o, 0, slots=torch.cat([slots[: page * o.page], slots[(page + 1) * o.page :]]))
 
 
 def test_scores_in_bf16_pass_only_where_softmax_is_flat():
@@ -86,15 +88,13 @@ def test_scores_in_bf16_pass_only_where_softmax_is_flat():
     Row errors measured here: below 1.1 sigma where scores deviate by less than 0.7, 1 to 4.5 around 1.5,
     2.4 to 28 from 2.8 on. An output of 16 heads, from flat to peaked, has always been found wrong."""
     problem = make("batch=4 ctx=4096 heads=128")
-    out = problem.output(partial(catalogue.decode, how=Arithmetic(scores=bf16, weights=exact)))
+    out = problem.output(partial(decode, how=Arithmetic(scores=bf16, weights=exact)))
     assert not problem.judge(out)["ok"]
     z = (out.double() - problem.reference.value) / problem.reference.sigma
     error = z.square().mean(-1).sqrt()[:, 1::2]  # of heads that do not hear the landmarks
     limit = OP.tolerance(problem.sizes).row
     for sequence, errors in enumerate(error):
-        o = problem.operands
-        kv = catalogue.rows(o, o.token_slots(sequence))
-        deviation = catalogue.scores_of(o, o.q[sequence].float(), kv).std(-1)[1::2]
+        deviation = scored(problem.operands, sequence)[0].std(-1)[1::2]
         assert errors[deviation < 0.7].max() < limit
         assert errors[deviation > 2.8].median() > 2 * limit
 
@@ -116,7 +116,7 @@ def test_a_sample_agrees_with_the_whole():
 
 def test_a_sample_is_judged_exactly_and_the_rest_for_being_finite():
     sample = make(SAMPLED, max_flops=5e6)
-    right = sample.output(catalogue.plain)
+    right = sample.output(decode)
     seen = max(sample.reference.rows, key=sample.operands.host_lengths.__getitem__)
     unseen = next(i for i in range(12) if i not in sample.reference.rows)
     report = sample.judge(right)
@@ -212,9 +212,7 @@ def implementation(name: str) -> Implementation:
 def test_what_is_right_passes(drawn):
     problem = twisted(drawn)
     outputs = {name: run(name, problem) for name in ("torch.naive", "torch.sdpa")}
-    outputs |= {
-        name: problem.output(sequence) for name, sequence, _ in catalogue.RIGHT_BF16[drawn.seed % 5 :: 5]
-    }
+    outputs |= {name: problem.output(of) for name, of in [*BF16.items()][drawn.seed % 5 :: 5]}
     reports = {name: problem.judge(out) for name, out in outputs.items()}
     assert not {name: report["reason"] for name, report in reports.items() if not report["ok"]}
 
@@ -252,7 +250,7 @@ def test_weights_that_vanish_together_pass(context):
     """Those of nearly all tokens are below half of the smallest subnormal number there."""
     problem = make(f"batch=1 ctx={context} heads=4 kv=fp8")
     for summed in (False, True):
-        out = problem.output(partial(catalogue.in_fp8, how=Arithmetic(block=1 << 30), summed=summed))
+        out = problem.output(partial(fp8_call, how=EXACT, summed=summed))
         report = problem.judge(out, fp8=True)
         assert report["ok"] and report["row_error"] < 0.9 * report["row_limit"], report["reason"]
 
@@ -278,9 +276,10 @@ def test_what_underflow_leaves_beside_a_value_of_zero_passes(least):
 
 
 def test_calls_in_fp8_are_wrong_by_the_measure_of_bf16():
-    problem = make(SIZES["small fp8"])
-    assert not problem.judge(problem.output(catalogue.in_fp8))["ok"]
-    assert make(SIZES["small"]).reference.sigma_fp8 is None
+    small = "batch=3 ctx=1..201 heads=16 page=16"
+    problem = make(f"{small} kv=fp8")
+    assert not problem.judge(problem.output(fp8_call))["ok"]
+    assert make(small).reference.sigma_fp8 is None
 
 
 def test_the_format_follows_the_architecture_and_bf16_cases_keep_their_keys():
@@ -338,7 +337,7 @@ def test_adversarial_operands_shift_scores_and_have_page_numbers_beyond_16_bits(
     o = OP.operands(sizes, Seeds(1, 1, adversarial=True), "cpu")
     used = o.page_table[:, :-1]
     assert used.max() > 32767 and OP.operands(sizes, Seeds(1, 1), "cpu").page_table.max() < 256
-    middle = catalogue.scores_of(o, o.q[0].float(), catalogue.rows(o, o.token_slots(0))).median(-1).values
+    middle = scored(o, 0)[0].median(-1).values
     assert middle[::4].min() > 80 and middle[3::4].max() < -80 and middle[[1, 2, 5, 6]].abs().max() < 40
 
 

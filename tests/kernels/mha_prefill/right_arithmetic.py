@@ -1,0 +1,201 @@
+"""Right MHA prefills in the arithmetic of libraries, in plain torch, those nearest to the limit first.
+
+Before each stands its source, the file whose arithmetic it follows; "assumed" where that is closed or unread.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from kernels.arithmetic.attention import EXACT, IN_BF16, Arithmetic, attend, combine
+from kernels.arithmetic.roundings import Round, bf16, exact, fp8
+from kernels.mha_prefill.mistakes import Attend, everywhere, fp8_operands, prefill, scored
+from kernels.mha_prefill.operands import MhaPrefillOperands, Sequence
+from kernels.mistakes import Mistake
+from tests.support.library_roundings import away, exp2_cubic, exp2_fast, flushed, fourteen_bits, truncated
+
+Ends = Callable[[Sequence], list[int]]
+"""Where parts of a sequence's keys end, but for the last."""
+
+
+def at_prefix(s: Sequence) -> list[int]:
+    return [s.prefix]
+
+
+def chunks(s: Sequence) -> list[int]:
+    return [s.prefix // 3, 2 * s.prefix // 3, s.prefix]
+
+
+def every_fifth(s: Sequence) -> list[int]:
+    return [s.length * i // 5 // 128 * 128 for i in range(1, 5)]
+
+
+def flash(
+    o: MhaPrefillOperands,
+    s: Sequence,
+    how: Arithmetic = IN_BF16,
+    ends: Ends | None = None,
+    results: Round = exact,
+) -> torch.Tensor:
+    scores, v = scored(o, s)
+    bounds = sorted({0, s.length, *(end for end in (ends(s) if ends else ()) if 0 < end < s.length)})
+    partials = [attend(scores[..., a:b], v[:, a:b], how) for a, b in itertools.pairwise(bounds)]
+    return combine(partials, results).transpose(0, 1)
+
+
+def fp8_call(
+    o: MhaPrefillOperands,
+    s: Sequence,
+    how: Arithmetic = IN_BF16,
+    summed: bool = False,
+    ends: Ends | None = None,
+) -> torch.Tensor:
+    """The weights in the operands' format. summed: whether they are summed as they are rounded"""
+    rounded = partial(fp8, o.q.dtype)
+    return flash(o, s, replace(how, weights=rounded, sums=rounded if summed else exact), ends)
+
+
+def normalised_first(o: MhaPrefillOperands, s: Sequence) -> torch.Tensor:
+    scores, v = scored(o, s)
+    return (bf16(scores.softmax(-1)) @ v).transpose(0, 1)
+
+
+def widened(o: MhaPrefillOperands, s: Sequence) -> torch.Tensor:
+    """v times its descale in bf16."""
+    scores, v = scored(o, s)
+    return attend(scores, bf16(v))[1].transpose(0, 1)
+
+
+def truncating(of: Attend) -> Attend:
+    """The output too."""
+    return lambda o, s: truncated(of(o, s))
+
+
+A = Arithmetic
+BF16: dict[str, Attend] = {
+    # torch.sdpa's math path: aten/src/ATen/native/transformers/attention.cpp, torch 2.13
+    "weights normalised, then rounded": normalised_first,
+    # flash_attn.fa4@vllm: flash_attn/cute/softmax.py (rescale_threshold), 4.0.0b36
+    "correction skipped below 2^8, blocks of 16": partial(flash, how=A(block=16, lazy=8.0)),
+    # aiter.opus on gfx950: assumed, AITER e404860
+    "correction skipped below 2^8, fast exp2": partial(flash, how=A(lazy=8.0, exp2=exp2_fast)),
+    # model_executor/layers/attention/mla_attention.py (merge_attn_states), vLLM 0.33
+    "chunks of cached keys in bf16, then merged": partial(flash, ends=chunks, results=bf16),
+    # v1/attention/backends/mla/prefill/aiter_flash_attn.py (run_prefill_context_chunk), vLLM 0.33
+    "chunks of cached keys in bf16, rounded weights summed": partial(
+        flash, how=A(sums=bf16), ends=chunks, results=bf16
+    ),
+    # flash_attn.fa4: flash_attn/cute/softmax.py (rescale_threshold), 4.0.0b36
+    "correction skipped below 2^8": partial(flash, how=A(block=128, lazy=8.0)),
+    # flash_attn.fa4: flash_attn/cute/utils.py, 4.0.0b36
+    "correction skipped below 2^8, cubic exp2, the last block first": partial(
+        flash, how=A(block=128, lazy=8.0, exp2=exp2_cubic, backwards=True)
+    ),
+    # assumed: flashinfer.trtllm comes compiled
+    "correction skipped below 2^4": partial(flash, how=A(block=128, lazy=4.0, exp2=exp2_fast)),
+    # torch.sdpa on CPUs: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, torch 2.13
+    "blocks of 512": partial(flash, how=A(block=512)),
+    # torch.flex: torch/_inductor/kernel/flex, torch 2.13
+    "blocks of 128": partial(flash, how=A(block=128)),
+    # triton.flash: kernels/mha_prefill/triton/flash_jit.py
+    "blocks of 64": flash,
+    # vllm.extend: csrc/cpu/sgl-kernels/extend.cpp, vLLM 0.33 (assumed; the row itself is checked)
+    "cached and new keys by themselves, merged": partial(flash, ends=at_prefix),
+    # sglang.triton: srt/layers/attention/triton_ops/extend_attention.py, SGLang 0.5.23
+    "cached keys in blocks of 32, then new ones": partial(
+        flash, how=A(block=32, exp2=exp2_fast), ends=at_prefix
+    ),
+    # flash_attn.fa3: hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp, hopper/tile_size.h, FlashAttention 0251105
+    "the last block first, of 112": partial(flash, how=A(block=112, backwards=True, exp2=exp2_fast)),
+    # flash_attn.fa2: csrc/flash_attn/src/flash_fwd_kernel.h, FlashAttention 2.8.3
+    "the last block first, of 64": partial(flash, how=A(backwards=True, exp2=exp2_fast)),
+    # flashinfer.fa3: include/flashinfer/attention/hopper/mainloop_mma.cuh, flashinfer 0.6.18
+    "the last block first, of 96": partial(flash, how=A(block=96, exp2=exp2_fast, backwards=True)),
+    # flashinfer.fa2: include/flashinfer/attention/prefill.cuh, flashinfer 0.6.18
+    "rounded weights summed by the tensor cores": partial(flash, how=A(sums=bf16, exp2=exp2_fast)),
+    # flashinfer's split prefill: include/flashinfer/attention/cascade.cuh, flashinfer 0.6.18
+    "five parts of tiles, in bf16": partial(flash, ends=every_fifth, results=bf16),
+    # flash_attn with splits: hopper/flash_fwd_combine_kernel.h, FlashAttention 0251105
+    "five parts of tiles": partial(flash, ends=every_fifth),
+    # assumed: cudnn comes compiled
+    "pairs of blocks": partial(flash, how=A(pairs=True, block=128)),
+    # aiter.asm on gfx942, how_v3_bf16_cvt=1: aiter/ops/mha.py, AITER e404860
+    "ties away from zero": partial(flash, how=A(weights=away)),
+    # aiter.triton: aiter/ops/triton/_triton_kernels/attention/mha.py, AITER e404860
+    "exp2 with the scale before": partial(flash, how=A(block=32, scores=lambda x: x * (1.0 + 2.0**-23))),
+    # aiter: -fgpu-flush-denormals-to-zero in aiter/jit/core.py, AITER e404860
+    "subnormal numbers flushed": partial(
+        flash, how=A(weights=lambda x: bf16(flushed(x)), accumulator=flushed)
+    ),
+    # the reference of FlashAttention's own tests: tests/test_util.py, FlashAttention 2.8.3
+    "one block": partial(flash, how=A(block=1 << 20)),
+    # torch.naive: kernels/mha_prefill/providers/torch_eager.py
+    "softmax in fp32": prefill,
+}
+TRUNCATED: dict[str, Attend] = {
+    # aiter.ck under vLLM's chunks: aiter/jit/optCompilerConfig.json, AITER e404860
+    "weights and output truncated, cached keys apart": truncating(
+        partial(flash, how=A(weights=truncated), ends=at_prefix, results=truncated)
+    ),
+    # aiter.ck: module_mha_varlen_fwd in aiter/jit/optCompilerConfig.json, AITER e404860
+    "weights and output truncated": truncating(partial(flash, how=A(weights=truncated))),
+    # aiter.dispatch: module_mha_varlen_fwd in aiter/jit/optCompilerConfig.json, AITER e404860
+    "weights and output truncated, blocks of 128": truncating(
+        partial(flash, how=A(weights=truncated, block=128, exp2=exp2_fast))
+    ),
+    # aiter.ck, weights by its asm: assumed, AITER e404860
+    "output truncated": truncating(flash),
+}
+OF_FP8: dict[str, Attend] = {
+    # torch.sdpa: kernels/mha_prefill/providers/torch_sdpa.py (_Widened)
+    "FP8 operands made bf16": widened,
+}
+FP8: dict[str, Attend] = {
+    # flash_attn.fa3 before max_offset: hopper/softmax.h, FlashAttention 2.7.4
+    "blocks of 64": fp8_call,
+    # flash_attn.fa3: hopper/softmax.h (Max_offset), FlashAttention 0251105; 7 for e4m3fnuz's sake
+    "weights up to 2^8, the last block first": partial(
+        fp8_call, how=A(headroom=7.0, block=128, backwards=True)
+    ),
+    # triton.flash: kernels/mha_prefill/triton/flash_jit.py (HEADROOM)
+    "weights up to 2^7, rounded ones summed": partial(fp8_call, how=A(headroom=7.0), summed=True),
+    # assumed: flashinfer.trtllm comes compiled
+    "rounded weights summed": partial(fp8_call, summed=True),
+    # on Hopper: DeepSeek-V3 technical report, section 3.5.2
+    "sums and scores of 14 bits": partial(
+        fp8_call, how=A(accumulator=fourteen_bits, scores=fourteen_bits, headroom=7.0)
+    ),
+    # aiter.fp8: module_mha_varlen_fwd, AITER e404860
+    "blocks of 128": partial(fp8_call, how=A(block=128)),
+    # flash_attn.fa4: flash_attn/cute/softmax.py, 4.0.0b36
+    "correction skipped below 2^4": partial(fp8_call, how=A(block=128, lazy=4.0)),
+    # aiter.fp8_ps: csrc/kernels/mla/reduce.cu, AITER e404860
+    "five parts of tiles": partial(fp8_call, ends=every_fifth),
+    # op_tests/test_mla_prefill_ps.py, AITER e404860
+    "one block": partial(fp8_call, how=EXACT),
+    # flash_attn.fa4: flash_attn/cute/utils.py (max_offset 4), 4.0.0b36
+    "cubic exp2": partial(fp8_call, how=A(block=128, exp2=exp2_cubic, headroom=4.0)),
+}
+FP8_TRUNCATED: dict[str, Attend] = {
+    # aiter.fp8: module_mha_varlen_fwd in aiter/jit/optCompilerConfig.json, AITER e404860
+    "output truncated": truncating(partial(fp8_call, how=A(block=128))),
+}
+
+
+def in_fp8(name: str, of: Attend, truncates: bool = False) -> Mistake:
+    return Mistake(f"{name}, in FP8", everywhere(of), "core", "fp8", truncates, fp8_operands)
+
+
+RIGHT: tuple[Mistake, ...] = (
+    *(Mistake(name, everywhere(of)) for name, of in BF16.items()),
+    *(Mistake(name, everywhere(of), truncates=True) for name, of in TRUNCATED.items()),
+    *(Mistake(name, everywhere(of), fits=fp8_operands) for name, of in OF_FP8.items()),
+    *(in_fp8(name, of) for name, of in FP8.items()),
+    *(in_fp8(name, of, truncates=True) for name, of in FP8_TRUNCATED.items()),
+)
+"""As mistakes, but for being right."""

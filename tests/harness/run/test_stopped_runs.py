@@ -1,0 +1,207 @@
+"""Runs and workers that are killed or interrupted, as processes: none stays behind, nothing finished is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.results import read
+from harness.results.journal import Journal
+from harness.results.schema import Cell, Record
+
+TORCH = "torch.sdpa,torch.naive"
+SMALL = ("--op", "mla_decode", "--device", "cpu", "--cache", "warm", "--threads", "1")
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def workers(serving: str = "") -> dict[int, int]:
+    """Process -> parent of all workers of this session's runs, known by their TMPDIR."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes().split(b"\0")
+            if b"harness.workers.child.main" not in command or serving.encode() not in b" ".join(command):
+                continue
+            if f"TMPDIR={os.environ['TMPDIR']}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+                found[int(process.name)] = int(parent)
+        except OSError:
+            continue  # it has just ended
+    return found
+
+
+@pytest.fixture
+def start(cli) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a run whose stderr can be read as it comes; none outlives its test."""
+    runs: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: object, **variables: object) -> subprocess.Popen[str]:
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        command, environment = cli.command("run", *arguments), cli.environment(**variables)
+        runs.append(subprocess.Popen(command, cwd=cli.folder, env=environment, **pipes))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        if run.poll() is None:
+            run.kill()
+            run.communicate()
+
+
+def cells(records: list[Record]) -> dict[str, Cell]:
+    return {r.impl: r for r in records if isinstance(r, Cell)}
+
+
+WAITING = """
+import time
+from pathlib import Path
+from kernels.mla_decode.providers.torch_eager import NaiveMlaDecode
+
+HERE = Path(__file__).parent
+
+
+class Waiting(NaiveMlaDecode):
+    op = "mla_decode"
+    name = "waiting.kernel"
+
+    def prepare(self, operands, out):
+        prepared = super().prepare(operands, out)
+        call, calls = prepared.call, []
+
+        def waiting():
+            calls.append(1)
+            if len(calls) > 2 and len(operands.host_lengths) == 2 and (HERE / "wait").exists():
+                (HERE / "waits").touch()
+                time.sleep(3600)
+            call()
+
+        prepared.call = waiting
+        return prepared
+"""
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Path:
+    """A plugin that, in its turn in a case of batch 2, waits for the test to find it."""
+    (tmp_path / "plugin.py").write_text(WAITING)
+    (tmp_path / "wait").touch()
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_worker_killed_in_a_turn_and_retried(cli, start, waiting):
+    out, plugin = waiting / "run", {"KERNEL_BENCH_PLUGINS": waiting / "plugin.py"}
+    run = start(
+        *(*SMALL, "--case", "batch=1,2 ctx=5..20", "--impl", f"waiting.*,{TORCH}"),
+        *("--budget", "4s", "--per-case", "1s", "--out", out),
+        **plugin,
+    )
+    until((waiting / "waits").exists)
+    for worker in workers("child.bench:Bench"):
+        if str(waiting / "plugin.py").encode() in Path(f"/proc/{worker}/environ").read_bytes():
+            os.kill(worker, signal.SIGKILL)
+    stderr = run.communicate()[1]
+    assert run.returncode == 1, stderr
+
+    first, second = map(cells, Journal(out).finished().values())
+    assert {cell.status for cell in first.values()} == {"ok"}
+    crashed = second.pop("waiting.kernel")
+    assert crashed.status == "crashed"
+    assert crashed.reason.startswith("the worker died of SIGKILL while in turn")
+    assert {cell.status for cell in second.values()} == {"ok"}
+
+    # Without --retry a crashed cell is finished.
+    before = (out / "cells.jsonl").read_bytes()
+    assert cli("run", "--resume", out, **plugin).returncode == 1
+    assert (out / "cells.jsonl").read_bytes() == before
+
+    (waiting / "wait").unlink()
+    retried = cli("run", "--resume", out, "--retry", **plugin)
+    assert retried.returncode == 0, retried.stderr
+    assert ("batch=2" in retried.stderr, "batch=1" in retried.stderr) == (True, False)
+    assert (out / "cells.jsonl").read_bytes().startswith(before)
+    again = list(map(cells, Journal(out).finished().values()))
+    assert again[0] == first
+    assert {name: cell.status for name, cell in again[1].items()} == dict.fromkeys(first, "ok")
+    assert len(read.load(out)) == 6
+
+
+def test_a_run_killed_while_a_worker_hangs_leaves_none(start, waiting):
+    run = start(
+        *(*SMALL, "--case", "batch=2 ctx=5..20", "--impl", "waiting.*,torch.sdpa"),
+        *("--budget", "3s", "--out", waiting / "run"),
+        KERNEL_BENCH_PLUGINS=waiting / "plugin.py",
+    )
+    until((waiting / "waits").exists)
+    assert set(workers().values()) == {run.pid}
+    run.kill()
+    run.communicate()
+    until(lambda: not workers())
+
+
+def test_control_c(start, tmp_path):
+    out = tmp_path / "run"
+    run = start(*SMALL, "--case", "batch=1 ctx=5", "--impl", "torch.naive", "--budget", "60s", "--out", out)
+    assert any(line.endswith("  measuring\n") for line in run.stderr)
+    run.send_signal(signal.SIGINT)
+    stderr = run.communicate()[1]
+    assert run.returncode == 130
+    assert stderr.strip() == "stopped; finished cases are recorded, --resume RUN measures the rest"
+    assert not workers()
+    assert Journal(out).finished() == {}
+
+
+@pytest.mark.slow
+def test_a_run_killed_again_and_again_loses_no_finished_case(cli, start, tmp_path):
+    """As soon as it exists, in a case, and twice when a case is finished."""
+    out, lengths = tmp_path / "run", range(5, 10)
+    case = f"batch=1 ctx={','.join(map(str, lengths))}"
+    begin = (*SMALL, "--case", case, "--impl", TORCH, "--budget", "100s", "--per-case", "0.1s", "--out", out)
+    finished, written = {}, b""
+
+    def journal() -> bytes:
+        return (out / "cells.jsonl").read_bytes() if (out / "cells.jsonl").exists() else b""
+
+    def ended() -> int:
+        return journal().count(b'{"kind":"case"')
+
+    for moment in ("begun", "measuring", "finished", "finished"):
+        run = start(*(("--resume", out) if (out / "run.json").exists() else begin))
+        if moment == "measuring":
+            assert any(line.endswith("  measuring\n") for line in run.stderr)
+        else:
+            known = len(finished)
+            until((out / "run.json").exists if moment == "begun" else lambda known=known: ended() > known)
+        run.kill()
+        assert "error" not in run.communicate()[1]
+        until(lambda: not workers())
+        after = Journal(out).finished()
+        assert list(after.items())[: len(finished)] == list(finished.items())
+        finished = after
+        assert journal().startswith(written)
+        written = journal().rpartition(b'{"kind":"case"')[0]
+    assert len(finished) >= 2
+
+    last = cli("run", "--resume", out)
+    assert last.returncode == 0, last.stderr
+    assert journal().startswith(written)
+    completed = Journal(out).finished()
+    assert [case["key"] for case in json.loads((out / "run.json").read_text())["cases"]] == list(completed)
+    assert {key: completed[key] for key in finished} == finished
+    assert len(completed) == len(lengths)
+    for key, records in completed.items():
+        assert {cell.status for cell in cells(records).values()} == {"ok"}
+        assert (key in last.stderr) == (key not in finished), "measured if and only if it was unfinished"

@@ -1,5 +1,7 @@
-"""Rows of mla_decode that go wrong by accident, each in one way, brought into runs by KERNEL_BENCH_PLUGINS. They
-do it on so many sequences as `batches` says, those of the case or of a ragged one, and are right on others."""
+"""Rows of mla_decode that go wrong by accident, each in one way, brought into runs by KERNEL_BENCH_PLUGINS.
+
+They do it on so many sequences as `batches` says, of the case or of a ragged one, and are right on others.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,10 @@ FAILS = {
     "stale_page_table": ("wrong", "with other stationary operands: "),
     "writes_operands": ("wrong", "it changed its operands"),
     "writes_operands_when_timed": ("wrong", "after timing: it changed its operands"),
-    "shares_with_the_writer": ("error", "failing.writes_operands_when_timed changed the operands that it was "),
+    "shares_with_the_writer": (
+        "error",
+        "failing.writes_operands_when_timed changed the operands that it was ",
+    ),
     "ninth_sequence": ("wrong", RAGGED),
     "in_32_bits": ("wrong", f"{RAGGED}with addresses of more than 32 bits: "),
     "raises_in_prepare": ("error", "RuntimeError: no such luck"),

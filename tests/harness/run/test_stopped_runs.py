@@ -1,4 +1,4 @@
-"""Runs and workers that are killed or interrupted, as processes: none stays behind, nothing finished is lost."""
+"""Killed and interrupted runs and workers: no process stays behind, nothing that was finished is lost."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ TURN_S = 0.05
 
 @dataclass(frozen=True)
 class Noise:
-    """Standard deviations of log times: of each turn's own, and of what a preparation gives a contender; and the
-    share of turns that take several times as long."""
+    """Standard deviations of log times, of each turn and of each preparation of a contender, and the share of
+    turns that take several times as long."""
 
     own: float = 0.02
     offset: float = 0.0

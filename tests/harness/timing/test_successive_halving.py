@@ -64,7 +64,7 @@ def stored(found: Rounds) -> str:
 
 
 def test_the_rounds_that_chose_flatter_and_those_after_them_do_not():
-    """Of the winner among equals: its mean ratio by both, and how often it is called faster, which 5 % may be."""
+    """Of the winner among equals: its mean ratio by both, and how often it is called faster; 5 % may be."""
     logs, wrong = {"heats": [], "rounds": []}, 0
     for seed in range(40):
         found = race(field(), seed=seed)

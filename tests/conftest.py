@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -25,6 +26,18 @@ from kernels import tuning
 from kernels.platform import detect
 
 pytest_plugins = ["harness.pytest_plugin"]
+
+# As make has it: pytest and the processes that tests start would compile all that they import, each time.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Collecting makes a million objects that stay: to look through them again and again takes half of its time.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.freeze()
+
 
 with contextlib.suppress(ImportError):
     import hypothesis

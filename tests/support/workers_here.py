@@ -48,6 +48,9 @@ class WorkerHere:
         try:
             with PROCESS:
                 return getattr(self.served, request)(**arguments)
+        except WorkerFailure as failure:
+            self.alive = not failure.fatal
+            raise
         except Unsupported as error:
             raise WorkerFailure("unsupported", str(error)) from error
         except Exception as error:

@@ -145,8 +145,8 @@ def test_what_breaks_ends_with_1(plugin):
 def test_a_late_stage_is_reached_and_saved(impl, reason, tmp_path):
     """The saved operands are those of the stage."""
     # Under a path of its own: these count their calls, and a process imports a plugin once.
-    plugin = shutil.copy(SUPPORT / "cheating_kernels.py", tmp_path / "plugin.py")
-    done = check_here(*MINE, "--impl", f"cheating.{impl}", "--save", tmp_path, plugin=plugin)
+    plugin = shutil.copy(SUPPORT / "failing_kernels.py", tmp_path / "plugin.py")
+    done = check_here(*MINE, "--impl", f"failing.{impl}", "--save", tmp_path, plugin=plugin)
     assert done.returncode == 1, done.stdout
     assert done.stdout.splitlines()[1].startswith(reason)
     facts = json.loads((tmp_path / "check.json").read_text())

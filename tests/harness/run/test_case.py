@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,114 +19,90 @@ from kernels.platform import Platform
 from kernels.vendor import Vendor
 from shapes.case import Case
 
-REQUIRED = {
-    "block_scale_gemm": {"m": 3, "n": 128, "k": 128},
-    "fused_moe": {"tokens": 3},
-    "mha_prefill": {"batch": 1, "new": 3},
-    "mla_decode": {"batch": 1, "ctx": 3},
-}
-"""Sizes that a case of each op has to say."""
+MLA, MOE = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 3}), {"tokens": 3}
+OUTPUT = {"output": b"", "shape": (), "dtype": "bfloat16"}
 
 
-class Station:
-    """Refuses whatever it is asked."""
+def driven(case: Case = MLA, judge: Any = None, say: Any = print, **more: Any) -> CaseRun:
+    """A run of a case whose stations are asked directly."""
+    given = {"stations": [], "start_judge": lambda: judge, "monitor": None, "scratch": Path(), "say": say}
+    return CaseRun(case=case, **given | more)
 
-    def __init__(self, failure: WorkerFailure) -> None:
-        self.failure = failure
 
-    def ask(self, contender: Contender, request: str) -> None:
-        raise self.failure
+def answering(answer: Any) -> SimpleNamespace:
+    """A station or a judge that answers whatever it is asked so."""
+    return SimpleNamespace(ask=lambda *_, **__: answer, stop=lambda: None)
+
+
+def contender(op: str = "mla_decode", **facts: Any) -> Contender:
+    impl = kernels.implementations(op)[0]
+    return Contender(impl.name, impl, Arm(), "eager", **facts)
 
 
 @pytest.mark.parametrize(("how", "status"), [("error", None), ("crashed", "crashed"), ("timeout", "timeout")])
 def test_a_profiler_that_does_not_work_costs_no_time(how, status):
-    impl = kernels.implementations("mla_decode")[0]
-    contender = Contender(impl.name, impl, Arm(), "eager")
+    def refuses(*_: object) -> None:
+        raise WorkerFailure(how, "CUPTI is not permitted")
+
     said: list[str] = []
-    run = CaseRun(
-        case=Case("mla_decode", {"batch": 1, "ctx": "64"}),
-        stations=[],
-        start_judge=None,
-        monitor=None,
-        scratch=Path(),
-        say=said.append,
-    )
-    run._profile(Station(WorkerFailure(how, "CUPTI is not permitted")), contender)
-    assert contender.status == status
-    assert said == [f"{impl.name} could not be profiled: CUPTI is not permitted"]
+    row = contender()
+    driven(say=said.append)._profile(SimpleNamespace(ask=refuses), row)
+    assert row.status == status
+    assert said == [f"{row.name} could not be profiled: CUPTI is not permitted"]
 
 
 def test_a_profiler_that_saw_nothing_on_a_gpu_is_told(monkeypatch):
-    impl = kernels.implementations("mla_decode")[0]
-    contender = Contender(impl.name, impl, Arm(), "eager")
+    row = contender()
     said: list[str] = []
-
-    class Profiled:
-        platform = Platform("cuda", "sm_90", "cuda:0")
-        living = contenders = (contender,)
-
-        def start_profiler(self) -> None:
-            pass
-
-        def ask(self, contender: Contender, request: str) -> dict[str, list]:
-            return {"kernels": [], "picked": [], "ran": []}
-
-    run = CaseRun(
-        case=Case("mla_decode", {"batch": 1, "ctx": "64"}),
-        stations=[Profiled()],
-        start_judge=None,
-        monitor=None,
-        scratch=Path(),
-        say=said.append,
-    )
+    station = answering({"kernels": [], "picked": [], "ran": []})
+    station.platform = Platform("cuda", "sm_90", "cuda:0")
+    station.living = station.contenders = (row,)
+    station.start_profiler = lambda: None
     for check in ("_check_timed", "_check_again"):
         monkeypatch.setattr(CaseRun, check, lambda *_: None)
-    run.end(Rotation("warm", 1, 0, 0, False))
-    assert f"{NO_KERNELS}: {impl.name}" in said
+    driven(say=said.append, stations=[station]).end(Rotation("warm", 1, 0, 0, False))
+    assert f"{NO_KERNELS}: {row.name}" in said
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({}, ""),
+        ({"digest": 8}, "then: it changed its operands"),
+        ({"late": True}, "then: its output changed after its call had returned"),
+        ({"guards": False}, "then: it wrote beside its output"),
+        ({"result_s": 0.2}, "then: reading its answer took 200 ms: it is not made in the call"),
+    ],
+)
+def test_an_output_is_wrong_whatever_it_holds(facts, reason):
+    row, given = contender(), {"seconds": 0.1, "digest": 7, "late": False, "guards": True, "result_s": 0.0}
+    output = driven()._output(answering(given | facts), row, 7, stage="then: ")
+    assert output == given | facts
+    assert (row.status, row.reason) == (("wrong", reason) if reason else (None, ""))
 
 
 def test_an_output_of_any_set_is_held_to_that_sets_reference():
     """Calls whose sums have no fixed order may differ on any of them."""
-    asked = []
-    run = CaseRun(
-        case=kernels.OPS["fused_moe"].case({"tokens": 3}),
-        stations=[],
-        start_judge=lambda: SimpleNamespace(ask=lambda *_, **given: asked.append(given) or 0),
-        monitor=None,
-        scratch=Path(),
-        say=print,
-    )
+    asked: list[dict[str, Any]] = []
+    judge = SimpleNamespace(ask=lambda *_, **given: asked.append(given) or 0)
+    run = driven(kernels.OPS["fused_moe"].case(MOE), judge)
     names = [run._of_set(which, 5) for which in (0, 4, 2, 2)]
     assert names == ["first", "last", "set 2", "set 2"]
     assert [(each["name"], each["seeds"]) for each in asked] == [("set 2 core", {"turn": 2})]
 
 
 @pytest.mark.parametrize(
-    ("stale", "differed", "status"), [(0.5, 0, "wrong"), (0.5, 3, None), (0.001, 0, None)]
+    ("facts", "reason"),
+    [
+        ({"kept": True, "outputs": []}, "its timed calls gave an old answer to new activations"),
+        ({"guards": False, "outputs": []}, "it wrote beside its output"),
+        # No other row may need another set's reference in the boundary that its own call covers.
+        ({}, "zeros"),
+    ],
 )
-def test_a_call_that_holds_something_of_the_call_before_is_wrong(stale, differed, status):
-    """Where equal operands gave other bits before, an output may differ from the next."""
-    impl = kernels.implementations("mla_decode")[0]
-    contender = Contender(impl.name, impl, Arm(), "eager")
-    contender.check["differed"] = differed
-    seen = {"unseen": [1e-4], "again": [1e-4], "kept": [], "stale": stale}
-    run = CaseRun(
-        case=Case("mla_decode", {"batch": 1, "ctx": "64"}),
-        stations=[],
-        start_judge=None,
-        monitor=None,
-        scratch=Path(),
-        say=print,
-    )
-    run._check_unseen(SimpleNamespace(ask=lambda *_: seen), contender)
-    assert contender.status == status
-    assert ("holds something of the call before" in contender.reason) is (status == "wrong")
-
-
-def test_a_row_that_is_wrong_on_one_set_is_not_judged_on_another():
-    """No other row may need that set's reference in the boundary that its own call covers."""
+def test_what_timed_calls_left_is_wrong_and_not_judged_on_a_set_without_reference(facts, reason):
     impl = next(i for i in kernels.implementations("fused_moe") if i.native("with_quant") == "core")
-    contender = Contender(impl.name, impl, Arm(), "eager")
+    row = Contender(impl.name, impl, Arm(), "eager")
     computed = {"first with_quant", "first core", "last with_quant", "last core"}
 
     def judged(request: str, deadline: float, *, name: str, **given: object) -> object:
@@ -137,102 +114,87 @@ def test_a_row_that_is_wrong_on_one_set_is_not_judged_on_another():
         return {"ok": False, "reason": "zeros"}
 
     class Compared:
-        contenders = (contender,)
+        contenders = (row,)
+        digest = staticmethod(int)
 
         @property
         def living(self) -> list[Contender]:
-            return [contender] if contender.alive else []
+            return [row] if row.alive else []
 
-        def digest(self) -> int:
-            return 0
-
-        def ask(self, contender: Contender, request: str, **given: object) -> dict[str, object]:
-            output = {"output": b"", "shape": (), "dtype": "bfloat16"}
+        def ask(self, *_: object, **given: object) -> dict[str, object]:
             seen = {"calls": 20, "differed": 1, "distance": 1.0, "kept": False, "guards": True}
-            return seen | {"outputs": [output | {"set": which} for which in (0, 2)]}
+            return seen | {"outputs": [OUTPUT | {"set": which} for which in (0, 2)]} | facts
 
-    run = CaseRun(
-        case=kernels.OPS["fused_moe"].case({"tokens": 3}, boundary="with_quant"),
-        stations=[Compared()],
-        start_judge=lambda: SimpleNamespace(ask=judged),
-        monitor=None,
-        scratch=Path(),
-        say=print,
-    )
+    case = kernels.OPS["fused_moe"].case(MOE, boundary="with_quant")
+    run = driven(case, SimpleNamespace(ask=judged), stations=[Compared()])
     run.digests["first"] = 0
     run._check_timed(5)
-    assert (contender.status, contender.reason) == ("wrong", "after timing: zeros")
-
-
-def alone(judge: object = None) -> CaseRun:
-    """A run of a case whose stations are asked directly."""
-    return CaseRun(
-        case=kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 3}),
-        stations=[],
-        start_judge=lambda: judge,
-        monitor=None,
-        scratch=Path(),
-        say=print,
-    )
+    assert (row.status, row.reason) == ("wrong", f"after timing: {reason}")
 
 
 @pytest.mark.parametrize(
-    ("stale", "differed", "status"),
-    [(2 * STALE, 0, "wrong"), (2 * STALE, 3, None), (STALE / 2, 0, None)],
-    ids=["old rows", "sums of no fixed order", "alike"],
+    ("seen", "differed", "reason"),
+    [
+        ({"stale": 2 * STALE}, 0, "holds something of the call before"),
+        ({"stale": 2 * STALE}, 3, ""),  # sums of no fixed order
+        ({"stale": STALE / 2}, 0, ""),
+        ({"kept": ["kv"]}, 0, "its output did not change with kv, written in place"),
+        (
+            {"unseen": [1.0, 1.0]},
+            0,
+            "on activations that it had not seen a call took 1e+03 ms, on those that it",
+        ),
+        ({"unseen": [1e-3, 1.0]}, 0, ""),
+    ],
 )
-def test_what_is_left_of_the_call_before_is_wrong_where_no_bit_differed_otherwise(stale, differed, status):
-    impl = kernels.implementations("mla_decode")[0]
-    contender = Contender(impl.name, impl, Arm(), "eager", check={"differed": differed})
-    seen = {"kept": [], "unseen": [1e-3], "again": [1e-3], "stale": stale}
-    alone()._check_unseen(SimpleNamespace(ask=lambda *_: seen), contender)
-    assert contender.status == status
+def test_calls_on_activations_that_were_never_seen(seen, differed, reason):
+    row = contender(check={"differed": differed})
+    answer = {"kept": [], "unseen": [1e-3], "again": [1e-3], "stale": 0.0} | seen
+    driven()._check_unseen(answering(answer), row)
+    assert row.status == ("wrong" if reason else None)
+    assert reason in row.reason
 
 
 @pytest.mark.parametrize("is_library", [True, False])
 @pytest.mark.parametrize("ok", [True, False])
 def test_addresses_of_more_than_32_bits_cost_only_the_suites_rows_their_time(is_library, ok):
     impl = next(i for i in kernels.implementations("mla_decode") if isinstance(i, Vendor) is is_library)
-    contender = Contender(impl.name, impl, Arm(), "eager")
-    station = SimpleNamespace(ask=lambda *_: {"output": b"", "shape": (), "dtype": "bfloat16"})
-    judge = SimpleNamespace(ask=lambda *_, **__: {"ok": ok, "reason": "zeros"})
-    alone(judge)._check_far(station, contender, "ragged-0", "at its sizes: ")
-    assert contender.check == {"far": ok}
-    assert contender.status == (None if ok or is_library else "wrong")
+    row = Contender(impl.name, impl, Arm(), "eager")
+    run = driven(judge=answering({"ok": ok, "reason": "zeros"}))
+    run._check_far(answering(OUTPUT), row, "ragged-0", "at its sizes: ")
+    assert row.check == {"far": ok}
+    assert row.status == (None if ok or is_library else "wrong")
 
 
-class RaggedStation(Station):
-    """Has operands, and tells who was prepared on them."""
-
-    platform = Platform("cpu", "x86-avx2", "cpu", "a CPU")
-
-    def __init__(self, contenders: list[Contender]) -> None:
-        super().__init__(WorkerFailure("error", "no output"))
-        self.living = self.contenders = contenders
-        self.prepared: list[str] = []
-
-    def open(self, case: Case, seeds: dict[str, int]) -> int:
-        return 0
-
-    def prepare(self, contender: Contender) -> None:
-        self.prepared.append(contender.name)
-
-
-@pytest.mark.parametrize("op", kernels.OPS)
-def test_what_is_compiled_for_each_size_is_not_checked_at_another(op):
+@pytest.mark.parametrize(
+    ("op", "sizes"),
+    [
+        ("block_scale_gemm", {"m": 3, "n": 128, "k": 128}),
+        ("fused_moe", MOE),
+        ("mha_prefill", {"batch": 1, "new": 3}),
+        ("mla_decode", {"batch": 1, "ctx": 3}),
+    ],
+)
+def test_what_is_compiled_for_each_size_is_not_checked_at_another(op, sizes):
     """A plug-in's word on it does not count."""
     rows = {i.name: Contender(i.name, i, Arm(), "eager") for i in kernels.implementations(op)}
-    own, alike = rows["torch.compile"], rows["torch.naive"]
+    own = rows["torch.compile"]
     brought = Contender("mine", copy.copy(own.impl), Arm(), "eager")
     brought.impl.plugin = "mine.py"
-    station = RaggedStation([own, alike, brought])
-    run = CaseRun(
-        case=kernels.OPS[op].case(REQUIRED[op]),
-        stations=[station],
-        start_judge=lambda: SimpleNamespace(ask=lambda *_, **__: 0),
-        monitor=None,
-        scratch=Path(),
-        say=print,
+    prepared: list[str] = []
+
+    def no_output(*_: object) -> None:
+        raise WorkerFailure("error", "no output")
+
+    everyone = [own, rows["torch.naive"], brought]
+    station = SimpleNamespace(
+        platform=Platform("cpu", "x86-avx2", "cpu", "a CPU"),
+        living=everyone,
+        contenders=everyone,
+        open=lambda *_: 0,
+        prepare=lambda row: prepared.append(row.name),
+        ask=no_output,
     )
+    run = driven(kernels.OPS[op].case(sizes), answering(0), stations=[station])
     run._check_ragged([station], run.case, "ragged-0")
-    assert station.prepared == ["torch.naive", "mine"]
+    assert prepared == ["torch.naive", "mine"]

@@ -118,9 +118,11 @@ def test_a_busy_device_is_said_so_and_recorded(now_and_then):
     assert whole["run"]["busy"] == [WHO]
 
 
-@pytest.mark.parametrize("says", [itertools.repeat(WHO), itertools.cycle([WHO, WHO, ""])])
-def test_a_machine_that_is_never_quiet_is_measured_all_the_same(measured, says):
-    code, found, out, *_ = measured(Scripted(says))
+OFTEN = [WHO, WHO, ""]
+
+
+def test_a_machine_that_is_never_quiet_is_measured_all_the_same(measured):
+    code, found, out, *_ = measured(Scripted(itertools.cycle(OFTEN)))
     (done,) = found[CaseDone]
     assert code == 0
     assert {(r.reason, r.counted) for r in done.disturbed} == {(WHO, True)}
@@ -134,36 +136,15 @@ def test_a_machine_that_is_never_quiet_is_measured_all_the_same(measured, says):
 
 
 def test_a_machine_too_disturbed_gives_no_number_where_that_is_refused(measured):
-    says = itertools.cycle([WHO, WHO, ""])
-    code, found, out, *_ = measured(Scripted(says), disturbed="refuse")
+    code, found, out, *_ = measured(Scripted(itertools.cycle(OFTEN)), disturbed="refuse")
     (done,) = found[CaseDone]
-    assert code == 1
-    assert done.stopped == "disturbed"
+    assert (code, done.stopped, found[Verdict]) == (1, "disturbed", [])
     assert "until most rounds had been disturbed" in out
     for cell in found[Cell]:
         assert (cell.status, cell.time_us) == ("error", None)
         assert cell.reason.startswith("too disturbed to measure, ")
         assert WHO in cell.reason
         assert cell.reason.endswith("(without --disturbed refuse they count)")
-    assert found[Verdict] == []
-
-
-def test_a_machine_disturbed_without_end_ends(measured):
-    code, found, *_ = measured(Scripted(itertools.repeat(WHO)), disturbed="refuse")
-    assert code == 1
-    (done,) = found[CaseDone]
-    assert done.rounds == 0
-    assert 0 < len(done.disturbed) < 100
-
-
-def test_whoever_wants_them_counts_them(measured):
-    code, found, out, *_ = measured(Scripted(itertools.repeat(WHO)), disturbed="keep")
-    (done,) = found[CaseDone]
-    assert code == 0
-    assert len(done.disturbed) == done.rounds
-    assert all(r.counted and not r.seconds for r in done.disturbed)
-    assert all(cell.time_us for cell in found[Cell])
-    assert "counted all the same" in out
 
 
 def test_a_device_for_one_process_alone_is_refused(measured):

@@ -1,10 +1,9 @@
-"""What breaks costs itself only: contenders, workers, the run itself."""
+"""Killed and interrupted runs and workers: no process stays behind, nothing that was finished is lost."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import time
@@ -16,11 +15,9 @@ import pytest
 from harness.results import read
 from harness.results.journal import Journal
 from harness.results.schema import Cell, Record
-from tests.support.command_line import undisturbed
-from tests.support.paths import SUPPORT
 
-FAULTY = SUPPORT / "faulty_kernels.py"
 TORCH = "torch.sdpa,torch.naive"
+SMALL = ("--op", "mla_decode", "--device", "cpu", "--cache", "warm", "--threads", "1")
 
 
 def within(seconds: float, condition: Callable[[], object]) -> bool:
@@ -33,16 +30,13 @@ def within(seconds: float, condition: Callable[[], object]) -> bool:
     return True
 
 
-def workers(serving: str = "", plugin: str = "") -> dict[int, int]:
-    """Process -> parent of all workers of this session's runs, known by their TMPDIR; those that may import a
-    plugin, if one is named."""
+def workers(serving: str = "") -> dict[int, int]:
+    """Process -> parent of all workers of this session's runs, known by their TMPDIR."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes().split(b"\0")
             if b"harness.workers.child.main" not in command or serving.encode() not in b" ".join(command):
-                continue
-            if plugin.encode() not in (process / "environ").read_bytes():
                 continue
             if f"TMPDIR={os.environ['TMPDIR']}".encode() in (process / "environ").read_bytes().split(b"\0"):
                 parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
@@ -58,16 +52,9 @@ def start(cli) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     runs: list[subprocess.Popen[str]] = []
 
     def start(*arguments: object, **variables: object) -> subprocess.Popen[str]:
-        runs.append(
-            subprocess.Popen(
-                cli.command("run", *arguments),
-                cwd=cli.folder,
-                env=cli.environment(**variables),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        command, environment = cli.command("run", *arguments), cli.environment(**variables)
+        runs.append(subprocess.Popen(command, cwd=cli.folder, env=environment, **pipes))
         return runs[-1]
 
     yield start
@@ -81,61 +68,6 @@ def cells(records: list[Record]) -> dict[str, Cell]:
     return {r.impl: r for r in records if isinstance(r, Cell)}
 
 
-# Contenders
-
-
-@pytest.fixture(scope="module")
-def faulty(cli, tmp_path_factory):
-    """One case with every fault in one worker, and two that are right in another."""
-    out = tmp_path_factory.mktemp("faults") / "run"
-    done = cli(
-        *("run", "--op", "mla_decode", "--device", "cpu", "--case", "batch=2 ctx=20..300"),
-        *("--impl", f"faulty.*,{TORCH}", "--budget", "4s", "--out", out),
-        # Far more than a starved machine's torch takes to be imported, and its profiler to begin.
-        *("--prepare-timeout", "30", "--call-timeout", "20", "--threads", "1"),
-        KERNEL_BENCH_PLUGINS=FAULTY,
-    )
-    (records,) = Journal(out).finished().values()
-    return done, cells(records)
-
-
-def test_a_fault_is_a_failure_of_the_run(faulty):
-    done, found = faulty
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert len(found) == 8
-
-
-@pytest.mark.parametrize(
-    ("name", "status", "reason"),
-    [
-        ("hang_prepare", "timeout", "no answer within 30 s while in prepare"),
-        ("raise_prepare", "error", "RuntimeError: no such luck"),
-        ("unsupported", "unsupported", "this build has no such kernel"),
-        ("raise_call", "error", "RuntimeError: out of luck"),
-        ("hang_call", "timeout", "no answer within 20 s while in turn"),
-        ("segfault", "crashed", "the worker died of SIGSEGV while in turn"),
-    ],
-)
-def test_a_fault_is_named(faulty, name, status, reason):
-    done, found = faulty
-    cell = found[f"faulty.{name}"]
-    assert (cell.status, cell.reason, cell.time_us) == (status, reason, None)
-    assert reason in done.stdout
-
-
-@pytest.mark.parametrize("name", TORCH.split(","))
-def test_a_fault_costs_nobody_else(faulty, name):
-    cell = faulty[1][name]
-    assert (cell.status, undisturbed(cell.reason)) == ("ok", "")
-    assert cell.time_us > 0
-    blocks = set(cell.samples.block)  # how many fit into the budget is the machine's affair
-    assert blocks == set(range(len(blocks)))
-    assert len(blocks) > 1
-
-
-# A worker killed from outside, and crashed cells measured again
-
 WAITING = """
 import time
 from pathlib import Path
@@ -146,7 +78,7 @@ HERE = Path(__file__).parent
 
 class Waiting(NaiveMlaDecode):
     op = "mla_decode"
-    name = "waiting.kernel"  # in one worker with torch's
+    name = "waiting.kernel"
 
     def prepare(self, operands, out):
         prepared = super().prepare(operands, out)
@@ -165,14 +97,11 @@ class Waiting(NaiveMlaDecode):
 
 
 @pytest.fixture
-def waiting(tmp_path):
+def waiting(tmp_path: Path) -> Path:
     """A plugin that, in its turn in a case of batch 2, waits for the test to find it."""
     (tmp_path / "plugin.py").write_text(WAITING)
     (tmp_path / "wait").touch()
     return tmp_path
-
-
-SMALL = ("--op", "mla_decode", "--device", "cpu", "--cache", "warm", "--threads", "1")
 
 
 @pytest.mark.slow
@@ -183,11 +112,11 @@ def test_a_worker_killed_in_a_turn_and_retried(cli, start, waiting):
         *("--budget", "4s", "--per-case", "1s", "--out", out),
         **plugin,
     )
-    assert within(120, (waiting / "waits").exists)
-    importing = f"KERNEL_BENCH_PLUGINS={waiting / 'plugin.py'}"
-    (victim,) = [w for w, parent in workers("child.bench:Bench", importing).items() if parent == run.pid]
-    os.kill(victim, signal.SIGKILL)
-    stderr = run.communicate(timeout=600)[1]
+    assert within(300, (waiting / "waits").exists)
+    for worker in workers("child.bench:Bench"):
+        if str(waiting / "plugin.py").encode() in Path(f"/proc/{worker}/environ").read_bytes():
+            os.kill(worker, signal.SIGKILL)
+    stderr = run.communicate()[1]
     assert run.returncode == 1, stderr
 
     first, second = map(cells, Journal(out).finished().values())
@@ -205,16 +134,12 @@ def test_a_worker_killed_in_a_turn_and_retried(cli, start, waiting):
     (waiting / "wait").unlink()
     retried = cli("run", "--resume", out, "--retry", **plugin)
     assert retried.returncode == 0, retried.stderr
-    assert "batch=2" in retried.stderr
-    assert "batch=1" not in retried.stderr
+    assert ("batch=2" in retried.stderr, "batch=1" in retried.stderr) == (True, False)
     assert (out / "cells.jsonl").read_bytes().startswith(before)
     again = list(map(cells, Journal(out).finished().values()))
     assert again[0] == first
     assert {name: cell.status for name, cell in again[1].items()} == dict.fromkeys(first, "ok")
     assert len(read.load(out)) == 6
-
-
-# The run itself, stopped and killed
 
 
 def test_a_run_killed_while_a_worker_hangs_leaves_none(start, waiting):
@@ -223,82 +148,65 @@ def test_a_run_killed_while_a_worker_hangs_leaves_none(start, waiting):
         *("--budget", "3s", "--out", waiting / "run"),
         KERNEL_BENCH_PLUGINS=waiting / "plugin.py",
     )
-    assert within(120, (waiting / "waits").exists)
+    assert within(300, (waiting / "waits").exists)
     assert set(workers().values()) == {run.pid}
     run.kill()
     run.communicate()
-    assert within(120, lambda: not workers())
+    assert within(300, lambda: not workers())
 
 
 def test_control_c(start, tmp_path):
     out = tmp_path / "run"
-    run = start(*SMALL, "--case", "batch=1 ctx=5", "--impl", TORCH, "--budget", "60s", "--out", out)
+    run = start(*SMALL, "--case", "batch=1 ctx=5", "--impl", "torch.naive", "--budget", "60s", "--out", out)
     assert any(line.endswith("  measuring\n") for line in run.stderr)
     run.send_signal(signal.SIGINT)
-    stderr = run.communicate(timeout=120)[1]
+    stderr = run.communicate()[1]
     assert run.returncode == 130
     assert stderr.strip() == "stopped; finished cases are recorded, --resume RUN measures the rest"
     assert not workers()
     assert Journal(out).finished() == {}
 
 
-def one_more(out: Path, finished: int) -> bool:
-    journal = out / "cells.jsonl"
-    return journal.exists() and journal.read_bytes().count(b'{"kind":"case"') > finished
+@pytest.mark.slow
+def test_a_run_killed_again_and_again_loses_no_finished_case(cli, start, tmp_path):
+    """As soon as it exists, in a case, and twice when a case is finished."""
+    out, lengths = tmp_path / "run", range(5, 10)
+    case = f"batch=1 ctx={','.join(map(str, lengths))}"
+    begin = (*SMALL, "--case", case, "--impl", TORCH, "--budget", "100s", "--per-case", "0.1s", "--out", out)
+    finished, written = {}, b""
 
+    def journal() -> bytes:
+        return (out / "cells.jsonl").read_bytes() if (out / "cells.jsonl").exists() else b""
 
-def kill_again_and_again(cli, start, out: Path, cases: int, moments: list[float | None]) -> list[int]:
-    """Starts or resumes a run and kills it at each moment, in seconds from its start, None: as soon as it has
-    finished one more case; asserts that no finished case is ever lost. How many were finished after each."""
-    lengths = ",".join(str(5 + i) for i in range(cases))
-    tiny = (
-        "--case",
-        f"batch=1 ctx={lengths}",
-        "--impl",
-        TORCH,
-        "--budget",
-        f"{20 * cases}s",
-        "--per-case",
-        "0.1s",
-    )
-    begin, resume = (*SMALL, *tiny, "--out", out), ("--resume", out)
-    finished, written, counts = {}, b"", []
-    for moment in moments:
-        run = start(*(resume if (out / "run.json").exists() else begin))
-        if moment is None and len(finished) < cases:
-            assert within(120, lambda: one_more(out, len(finished)))  # noqa: B023 - called at once
+    def ended() -> int:
+        return journal().count(b'{"kind":"case"')
+
+    for moment in ("begun", "measuring", "finished", "finished"):
+        run = start(*(("--resume", out) if (out / "run.json").exists() else begin))
+        if moment == "measuring":
+            assert any(line.endswith("  measuring\n") for line in run.stderr)
         else:
-            time.sleep(moment or 0)
+            known = len(finished)
+            assert within(
+                300, (out / "run.json").exists if moment == "begun" else lambda known=known: ended() > known
+            )
         run.kill()
-        stderr = run.communicate()[1]
-        assert "error" not in stderr
-        assert within(120, lambda: not workers()), "a worker outlived its run"
-        if (out / "run.json").exists():
-            after = Journal(out).finished()
-            assert list(after.items())[: len(finished)] == list(finished.items())
-            finished = after
-            assert (out / "cells.jsonl").read_bytes().startswith(written)
-            lines = (out / "cells.jsonl").read_bytes().splitlines(keepends=True)
-            ends = [i for i, line in enumerate(lines, 1) if line.startswith(b'{"kind":"case"')]
-            written = b"".join(lines[: ends[len(finished) - 1]]) if finished else b""
-        counts.append(len(finished))
+        assert "error" not in run.communicate()[1]
+        assert within(300, lambda: not workers())
+        after = Journal(out).finished()
+        assert list(after.items())[: len(finished)] == list(finished.items())
+        finished = after
+        assert journal().startswith(written)
+        written = journal().rpartition(b'{"kind":"case"')[0]
+    assert len(finished) >= 2
 
-    last = cli("run", *(resume if (out / "run.json").exists() else begin))
+    last = cli("run", "--resume", out)
     assert last.returncode == 0, last.stderr
-    assert (out / "cells.jsonl").read_bytes().startswith(written)
+    assert journal().startswith(written)
     completed = Journal(out).finished()
     assert [case["key"] for case in json.loads((out / "run.json").read_text())["cases"]] == list(completed)
     assert {key: completed[key] for key in finished} == finished
-    assert len(completed) == cases
+    assert len(completed) == len(lengths)
     for key, records in completed.items():
         assert {cell.status for cell in cells(records).values()} == {"ok"}
         assert (key in last.stderr) == (key not in finished), "measured if and only if it was unfinished"
-    return counts
-
-
-@pytest.mark.slow
-def test_a_run_killed_five_times_loses_no_finished_case(cli, start, tmp_path):
-    rng = random.Random(20)
-    moments = [rng.uniform(at, at + 2) for at in (4, 0, 6, 2)]  # a run begins to measure after some 4 s
-    counts = kill_again_and_again(cli, start, tmp_path / "run", 6, [*moments[:2], None, *moments[2:]])
-    assert counts[2] > 0

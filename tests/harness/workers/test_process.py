@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from harness.paths import ROOT
-from harness.workers.process import Worker, WorkerFailure
+from harness.workers.process import Worker, WorkerFailure, worker_pids
 
 SERVED = '''
-import multiprocessing, os, pickle, threading
+import multiprocessing, os, signal, threading
 
 class Served:
     def work(self):
@@ -39,6 +39,16 @@ class Served:
     def gadget(self):
         return Gadget()
 
+    def crash(self):
+        print("out of luck", flush=True)
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def leave(self):
+        os._exit(3)
+
+    def hang(self):
+        forever()
+
 def forever():
     while True:
         pass
@@ -56,10 +66,10 @@ def served(tmp_path) -> tuple[str, dict[str, str]]:
     return "served:Served", {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
 
 
-def living(group: int, each: str = "[0-9]*/stat") -> list[list[str]]:
-    """Of each living process of a group what /proc says behind its name."""
+def living(group: int) -> list[list[str]]:
+    """Of each living thread of a group what /proc says behind its name."""
     found = []
-    for stat in Path("/proc").glob(each):
+    for stat in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
@@ -69,14 +79,9 @@ def living(group: int, each: str = "[0-9]*/stat") -> list[list[str]]:
     return found
 
 
-def cpu_ticks(group: int) -> int:
-    """Of all of them so far."""
-    return sum(int(fields[11]) + int(fields[12]) for fields in living(group))
-
-
 def stands(group: int) -> bool:
     """Whether the signal has arrived, at every thread."""
-    return {fields[0] for fields in living(group, "[0-9]*/task/[0-9]*/stat")} == {"T"}
+    return {fields[0] for fields in living(group)} == {"T"}
 
 
 def until(comes: Callable[[], bool]) -> None:
@@ -86,21 +91,34 @@ def until(comes: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_what_a_paused_worker_left_running_takes_no_cpu(served, tmp_path):
+def test_all_that_a_worker_started_rests_with_it_and_goes_with_it(served, tmp_path):
     worker = Worker(*served, tmp_path / "log")
     try:
         group = worker.ask("work", 120)
-        before = cpu_ticks(group)
-        until(lambda: cpu_ticks(group) > before + 5)
+        assert not stands(group)
         worker.pause()
         until(lambda: stands(group))
-        before = cpu_ticks(group)
-        time.sleep(0.5)
-        assert cpu_ticks(group) == before
         assert worker.ask("work", 120) == group
     finally:
         worker.kill()
-    until(lambda: cpu_ticks(group) == 0)
+    until(lambda: not living(group))
+
+
+@pytest.mark.parametrize(
+    ("request_", "deadline", "status", "reason"),
+    [
+        ("crash", 120, "crashed", "the worker died of SIGSEGV while in crash; its last words: out of luck"),
+        ("leave", 120, "crashed", "the worker ended with exit code 3 while in leave"),
+        ("hang", 0.1, "timeout", "no answer within 0.1 s while in hang"),
+    ],
+)
+def test_a_worker_that_is_gone_says_how(served, tmp_path, request_, deadline, status, reason):
+    worker = Worker(*served, tmp_path / "log")
+    with pytest.raises(WorkerFailure) as failure:
+        worker.ask(request_, deadline)
+    assert (failure.value.status, failure.value.reason, failure.value.fatal) == (status, reason, True)
+    assert not worker.alive
+    assert worker.pid not in worker_pids()
 
 
 def test_a_killed_parent_takes_a_paused_worker_with_it(served, tmp_path):

@@ -1,0 +1,76 @@
+"""Rows that go wrong cost themselves only, get no time, and are told how, in one run beside right ones."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+
+from tests.support.command_line import undisturbed
+from tests.support.paths import SUPPORT
+from tests.support.workers_here import run_here
+
+RAGGED = "at batch=11 ctx=1..190 heads=16 page=16 kv=bf16: "
+FAILS = {
+    # In a turn drawn at random, or then.
+    "answer_by_address": (
+        "wrong",
+        ("after timing: its timed calls gave an old answer", "with other live operands: "),
+    ),
+    "stops_computing": ("wrong", "after timing: "),
+    "wrong_when_timed": ("wrong", "after timing: 32 of 32 rows are off"),
+    "first_set_only": ("wrong", "after timing: "),
+    "stale_copy": ("wrong", "with other live operands: "),
+    "stale_page_table": ("wrong", "with other stationary operands: "),
+    "writes_operands": ("wrong", "it changed its operands"),
+    "writes_operands_when_timed": ("wrong", "after timing: it changed its operands"),
+    "shares_with_the_writer": (
+        "error",
+        "failing.writes_operands_when_timed changed the operands that it was ",
+    ),
+    "ninth_sequence": ("wrong", RAGGED),
+    "in_32_bits": ("wrong", f"{RAGGED}with addresses of more than 32 bits: "),
+    "raises_in_prepare": ("error", "RuntimeError: no such luck"),
+    "unsupported": ("unsupported", "this build has no such kernel"),
+    "raises_in_a_call": ("error", "RuntimeError: out of luck"),
+    "crashes": ("crashed", "the worker died of SIGSEGV while in turn"),
+    "hangs": ("timeout", "no answer within 20 s while in turn"),
+}
+RIGHT = {"failing.beside": "plain torch", "torch.sdpa": ""}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Exit code and cells."""
+    where = tmp_path_factory.mktemp("failing") / "run"
+    command = "--op mla_decode --case 'batch=2 ctx=40..150 page=16' --impl failing.*,torch.sdpa --budget 1s"
+    options = "--device cpu --threads 1 --json - --quiet --out"
+    plugin = SUPPORT / "failing_kernels.py"
+    done = run_here(*shlex.split(command), *shlex.split(options), where, plugin=plugin)
+    assert done.stdout, done.stderr
+    return done.returncode, {cell["impl"]: cell for cell in json.loads(done.stdout)["cells"]}
+
+
+def test_a_row_that_fails_is_a_failure_of_the_run(told):
+    code, cells = told
+    assert code == 1
+    assert set(cells) == {*(f"failing.{name}" for name in FAILS), *RIGHT}
+
+
+@pytest.mark.parametrize(("name", "status", "reason"), [(name, *fails) for name, fails in FAILS.items()])
+def test_a_row_that_fails_says_how_and_has_no_time(name, status, reason, told):
+    cell = told[1][f"failing.{name}"]
+    assert (cell["status"], cell["time_us"]) == (status, None)
+    assert cell["reason"].startswith(reason)
+
+
+@pytest.mark.parametrize(("name", "picked"), RIGHT.items())
+def test_a_right_row_is_timed_beside_them(name, picked, told):
+    cell = told[1][name]
+    assert (cell["status"], undisturbed(cell["reason"]), cell["picked"]) == ("ok", picked, picked)
+    assert cell["time_us"] > 0
+    assert cell["check"]["calls"] >= 20
+    blocks = set(cell["samples"]["block"])  # how many fit into the budget is the machine's affair
+    assert blocks == set(range(len(blocks)))

@@ -209,7 +209,7 @@ SECONDS = each(*(times(1e-3, name, "mean", "std", "median", "p90", "p99")
 
 
 @pytest.mark.parametrize(("run", "change", "rule", "severity"), [
-    # With lengths that differ, the mean of TPOT need not weigh tokens equally; of a known range it nearly does.
+    # With lengths that differ, the mean of TPOT need not weigh tokens equally; of a known range, nearly.
     (UNLIKE, times(1.02, "tpot", "mean"), "e2e_identity", None),
     (UNLIKE, times(3.0, "tpot", "mean"), "e2e_identity", "suspect"),
     (RANGE, each(times(1.1, "tpot", "mean"), of("workload", output_len=28.0)), "e2e_identity", None),
